@@ -1,0 +1,57 @@
+// The fused pass over one slice: reduce n weighted contributions in the order given, divide, and apply
+// the update rule; every byte is read once and written once.
+//
+// Contract: pure functions of their arguments. They lock nothing, allocate nothing and may run on
+// different slices at the same time. Pointers may have any alignment. All instruction sets give the same
+// bytes (but for the payload of a NaN). The arithmetic of an element is in csrc/rules/.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <span>
+
+#include "core/types.h"
+#include "rules/hyper.h"
+
+namespace psstore {
+
+// One worker's gradient for the slice: `num_elems` elements of `dtype`.
+struct Contribution {
+  const void* data = nullptr;
+  DType dtype = DType::kFloat32;
+  float weight = 1.0F;
+};
+
+// Whether a contribution in that encoding can be added to a tensor: when it widens without loss.
+constexpr bool accepts_contribution(DType tensor, DType contribution) {
+  return tensor == DType::kFloat64 || (tensor == DType::kFloat32 && contribution != DType::kFloat64);
+}
+
+struct SliceUpdate {
+  RuleKind rule = RuleKind::kAssign;
+  const Hyper* hyper = nullptr;  // not read by assign and add; may then be null
+  int64_t step = 1;              // number of this step for this slice: 1 for the first
+  DType dtype = DType::kFloat32;  // of value and state: kFloat32 or kFloat64
+  int64_t num_elems = 0;
+  std::span<const Contribution> contributions;  // in rank order; none at all counts as zero
+  double divisor = 1.0;                         // of the weighted sum
+  const void* value_in = nullptr;
+  void* value_out = nullptr;  // value_in itself (in place), or memory that does not overlap it
+  std::array<void*, kMaxStates> state{};  // by the slots of StateLayout; null where unused
+  uint32_t state_is_new = 0;  // bit i: state[i] is uninitialised; it starts as torch's does
+};
+
+// g = (w0*g0 + w1*g1 + ...) / divisor, each product, sum and quotient rounded once; then
+// (value_out, state) = rule(value_in, state, g).
+// REQUIRES: accepts_contribution() of each; state memory for each slot in state_layout().
+// Throws Error(INTERNAL) before it writes anything if the caller broke that; else does not fail.
+void reduce_update(const SliceUpdate& update);
+
+// `num_elems` elements of `from` at `source` to `to` at `destination`, rounded to nearest even as torch's
+// Tensor.to does (float64 to a half precision goes through float32). The ranges must not overlap.
+void convert(DType from, DType to, const void* source, void* destination, int64_t num_elems);
+
+// Whether no element is NaN or an infinity.
+bool all_finite(DType dtype, const void* data, int64_t num_elems);
+
+}  // namespace psstore
