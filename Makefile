@@ -1,0 +1,77 @@
+# make demo | make test | make develop | make lint | make clean
+#
+# All of it happens in .venv; `make test PYTHON=python3.12` chooses the Python that .venv is made of.
+# Stamps in .venv/stamps make a second run start at once; changed sources are built and installed again.
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMPS := $(VENV)/stamps
+# An existing .venv stays with its Python unless another one is asked for.
+PYTHON ?= $(firstword $(wildcard $(BIN)/python) python3)
+SAY_VERSION := -c 'import sys; print("%d.%d" % sys.version_info[:2])'
+PYTHON_VERSION := $(shell $(PYTHON) $(SAY_VERSION))
+ifeq ($(PYTHON_VERSION),)
+$(error $(PYTHON) does not run; choose a Python >= 3.10 with: make PYTHON=python3.12)
+endif
+
+# Build isolation reads the environment: PIP_CONSTRAINT before pip 25.3, PIP_BUILD_CONSTRAINT since.
+export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
+export PIP_BUILD_CONSTRAINT := $(PIP_CONSTRAINT)
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+PIP := $(BIN)/python -m pip install --quiet
+
+SOURCES := $(shell find csrc cmake python -type f -not -name '*.pyc' -not -name '*.so') \
+           CMakeLists.txt pyproject.toml README.md LICENSE
+MADE := $(STAMPS)/python-$(PYTHON_VERSION)
+
+.PHONY: demo test develop lint clean
+
+demo: $(STAMPS)/installed
+	$(BIN)/psstore demo $(DEMO_ARGS)
+
+test: $(STAMPS)/installed $(STAMPS)/test
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: $(STAMPS)/lint
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	find csrc -name '*.h' -o -name '*.cc' -o -name '*.cu' | xargs $(BIN)/clang-format --dry-run -Werror
+
+# For work on psstore itself: an editable install whose build tree is kept, so that only what changed is
+# compiled. Python edits need no rebuild. `make test` and `make demo` go back to an ordinary install.
+develop: $(STAMPS)/demo $(STAMPS)/test $(STAMPS)/develop
+	rm -f $(STAMPS)/installed
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(PIP) --no-build-isolation --no-deps --editable . \
+	    -C build-dir=build/develop -C cmake.define.PSSTORE_WERROR=ON
+
+clean:
+	rm -rf $(VENV) build
+
+$(MADE):
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "psstore needs Python >= 3.10")'
+	test "$$($(BIN)/python $(SAY_VERSION) 2>&1)" = $(PYTHON_VERSION) || $(PYTHON) -m venv --clear $(VENV)
+	mkdir -p $(STAMPS)
+	touch $@
+
+# torch is named first and alone, so that nothing else can choose its version.
+$(STAMPS)/demo: $(MADE) constraints.txt pyproject.toml
+	$(PIP) torch==$(shell sed -n 's/^torch==//p' constraints.txt)
+	$(PIP) msgspec numpy rich scikit-learn typer uvloop
+	touch $@
+
+$(STAMPS)/test: $(MADE) constraints.txt pyproject.toml
+	$(PIP) hypothesis psutil pytest pytest-timeout
+	touch $@
+
+$(STAMPS)/lint: $(MADE) constraints.txt pyproject.toml
+	$(PIP) clang-format mypy ruff
+	touch $@
+
+$(STAMPS)/develop: $(MADE) constraints.txt pyproject.toml
+	$(PIP) cmake ninja pybind11 scikit-build-core
+	touch $@
+
+$(STAMPS)/installed: $(STAMPS)/demo $(SOURCES)
+	$(PIP) --no-deps --force-reinstall .
+	touch $@
