@@ -1,0 +1,37 @@
+"""psstore: a fully sharded in-memory parameter store for PyTorch.
+
+>>> import psstore
+>>> store = psstore.connect("ps://127.0.0.1:5700")
+
+Names are loaded when they are first used: importing psstore imports neither torch nor numpy.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from psstore.client.connect import connect as connect
+    from psstore.client.local import LocalStore as LocalStore
+    from psstore.client.store import AsyncStore as AsyncStore
+    from psstore.client.store import Store as Store
+
+_HOMES = {
+    "connect": "psstore.client.connect",
+    "Store": "psstore.client.store",
+    "AsyncStore": "psstore.client.store",
+    "LocalStore": "psstore.client.local",
+}
+
+__all__ = ["AsyncStore", "LocalStore", "Store", "connect"]
+
+
+def __getattr__(name: str) -> object:
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    if name in ("torch", "cuda", "errors"):
+        return import_module(f"psstore.{name}")
+    raise AttributeError(f"module 'psstore' has no attribute {name!r}")

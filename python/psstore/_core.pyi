@@ -1,0 +1,275 @@
+"""The compiled core, as Python sees it. csrc/bindings implements exactly this; a test compares them.
+
+Every call that does work releases the GIL. Errors are `psstore.errors` classes, chosen by code.
+Nothing here waits, does I/O (but for `Heartbeat`, whose thread writes one small frame at intervals)
+or calls back.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol, final
+
+# Anything with the buffer protocol: bytes, memoryview, numpy array, Buffer.
+class _HasBuffer(Protocol):
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+
+# ---- constants ------------------------------------------------------------------------------------
+
+PROTOCOL_VERSION: int
+HEADER_BYTES: int  # 64
+SLICE_ENTRY_BYTES: int  # 32
+SLICE_INDEX_BITS: int  # 24
+MAX_SLICES: int  # descriptors in one frame
+MAX_BODY_BYTES: int  # control body of one frame
+MAX_PAYLOAD_BYTES: int  # payload of one frame
+PRE_AUTH_MAX_BYTES: int  # body of a frame before the handshake is over; payload must be 0
+FLAG_CHECKSUM: int  # header flag: payload_crc holds the payload's CRC-32C
+
+OPS: Mapping[str, int]  # operation name -> number on the wire
+ERROR_CODES: Mapping[str, int]  # error name -> number on the wire
+DTYPES: Mapping[str, int]  # "float32" | "float64" | "bfloat16" | "float16" -> number
+RULES: Mapping[str, int]  # "assign", "add", "sgd", "adam", "adamw", "adagrad", "rmsprop" -> number
+
+# ---- memory ---------------------------------------------------------------------------------------
+
+@final
+class Buffer:
+    """Reference-counted, 64-byte aligned memory from the pool. `memoryview(buffer)` keeps it alive.
+
+    Writable while it is being received into; read-only once it is a slot's value.
+    """
+
+    @property
+    def nbytes(self) -> int: ...
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+    def __len__(self) -> int: ...
+
+@final
+class Segments:
+    """A list of contiguous memory ranges owned by others: gathered from on a push, scattered into on a pull.
+
+    Holds a buffer-protocol reference on each range until it is collected.
+    """
+
+    def __init__(self, ranges: Sequence[_HasBuffer], *, writable: bool = False) -> None: ...
+    @property
+    def nbytes(self) -> int: ...
+    def __len__(self) -> int: ...
+    def pieces(self) -> list[memoryview]:
+        """The ranges as a list for `writelines`; runs of small ones are copied into one piece, now."""
+    def crc32c(self) -> int: ...
+
+def crc32c(data: _HasBuffer, seed: int = 0) -> int: ...
+
+# ---- wire -----------------------------------------------------------------------------------------
+
+@final
+class SliceTable:
+    """The slice descriptors of one frame, in payload order. Immutable from Python."""
+
+    def __init__(self, entries: Iterable[tuple[int, int, int]]) -> None:
+        """`entries`: (key, num_bytes, dtype number) each; versions and statuses are 0."""
+    def __len__(self) -> int: ...
+    def __bytes__(self) -> bytes: ...
+    @property
+    def payload_bytes(self) -> int:
+        """Sum of num_bytes."""
+    def keys(self) -> list[int]: ...
+    def versions(self) -> list[int]: ...
+    def num_bytes(self) -> list[int]: ...
+    def dtypes(self) -> list[int]: ...
+    def statuses(self) -> list[int]: ...
+    def first_failure(self) -> tuple[int, int] | None:
+        """(position, status) of the first entry whose status is neither OK nor NOT_MODIFIED."""
+    def with_versions(self, versions: Sequence[int]) -> SliceTable:
+        """A copy that asks 'only if newer than'."""
+    def select(self, positions: Sequence[int]) -> SliceTable: ...
+
+@final
+class Frame:
+    """One message. A frame with a payload is seen twice: first `complete=False`, then `True`."""
+
+    op: int
+    flags: int
+    request: int
+    round: int
+    rank: int
+    incarnation: int
+    sequence: int
+    payload_bytes: int
+    table: SliceTable
+    body: bytes
+    complete: bool
+    payload: Buffer | None
+    """What the payload was received into, if `accept` was given a Buffer."""
+
+def encode_frame(
+    op: int,
+    *,
+    flags: int = 0,
+    request: int = 0,
+    round: int = 0,
+    rank: int = 0,
+    incarnation: int = 0,
+    sequence: int = 0,
+    table: SliceTable | None = None,
+    body: bytes = b"",
+    payload_bytes: int = 0,
+    payload_crc: int | None = None,
+) -> bytes:
+    """Header, table and body as one bytes object; the payload follows it on the stream."""
+
+@final
+class FrameDecoder:
+    """Bytes in, frames out; no socket, no clock. Raises ProtocolError once, then stays broken.
+
+    >>> decoder.get_buffer(-1)      # where the kernel shall write next
+    >>> decoder.buffer_updated(n)   # it wrote n bytes there
+    >>> decoder.next_frame()        # a Frame, or None: more bytes are needed
+    A frame that returns incomplete must be answered by `accept` or `discard` before anything else.
+    """
+
+    def __init__(self, *, max_body_bytes: int = ..., max_payload_bytes: int = ...) -> None: ...
+    def set_limits(self, *, max_body_bytes: int, max_payload_bytes: int) -> None:
+        """Applies from the next header on (limits rise when the handshake is over)."""
+    def get_buffer(self, sizehint: int, /) -> memoryview: ...
+    def buffer_updated(self, num_bytes: int, /) -> None: ...
+    def feed(self, data: _HasBuffer, /) -> None:
+        """Copies `data` through get_buffer/buffer_updated while it can: for tests and transports that
+        own their bytes. Raises ValueError if a frame waits for accept/discard with bytes left over."""
+    def next_frame(self) -> Frame | None: ...
+    def accept(self, destination: Buffer | Segments, /) -> None:
+        """Receive the pending payload into `destination`; sizes are checked against the frame's table.
+
+        Segments: entry i of the table goes to range i, or nowhere if its num_bytes is 0."""
+    def discard(self) -> None: ...
+    @property
+    def mid_frame(self) -> bool:
+        """Bytes of an unfinished frame have arrived (EOF now is a truncated frame)."""
+
+# ---- table ----------------------------------------------------------------------------------------
+
+@final
+class Decision:
+    """What `Shard.advance` applies. Values are checked here, before any lock."""
+
+    def __init__(
+        self,
+        number: int,
+        *,
+        skip: bool,
+        divisor: float,
+        members: Sequence[tuple[int, int, int, float]],
+        hypers: Mapping[int, Mapping[str, float]],
+        absent: Mapping[int, Sequence[int]],
+    ) -> None:
+        """`members`: (rank, incarnation, round, weight), in rank order.
+        `hypers`: parameter group -> hyper-parameters by name (all that the rule needs).
+        `absent`: rank -> tensor ids that this member has no gradient for."""
+    number: int
+
+@final
+class Shard:
+    """All slices that one server process owns. Thread-safe: striped locks, shared decision lock."""
+
+    def __init__(self, *, index: int, num_stripes: int = 64, refuse_non_finite: bool = False) -> None: ...
+    @property
+    def version(self) -> int:
+        """Number of the last decision applied (possibly still lazily, slice by slice)."""
+    def set_version(self, version: int) -> None:
+        """Only for a shard that has no slots yet."""
+
+    # schema
+    def define(
+        self,
+        tensor_id: int,
+        *,
+        dtype: int,
+        rule: int,
+        group: int,
+        zeros: bool,
+        slices: Sequence[tuple[int, int]],
+    ) -> None:
+        """Creates the slots of this shard's slices: (key, num_elems) each. Idempotent.
+        `zeros`: the value is zero at once; else pulls say NOT_INITIALISED until `initialise`."""
+    def drop(self, tensor_id: int) -> None: ...
+
+    # writes: admit at the header, then one of stage / initialise / write when the payload is there
+    def admit(self, frame: Frame) -> Buffer | None:
+        """Checks every entry (key, dtype, size, rule) before allocating; None: nothing is acceptable,
+        discard the payload. Raises BAD_HEADER if sizes don't add up to payload_bytes."""
+    def stage(self, frame: Frame) -> SliceTable:
+        """A PUSH: stages the contribution of (rank, incarnation, round). Returns the reply's table."""
+    def initialise(self, frame: Frame) -> SliceTable:
+        """An INIT: sets value where there is none yet; acknowledged and ignored elsewhere."""
+    def write(self, frame: Frame, client: str) -> SliceTable:
+        """An ASSIGN or ADD on tensors of that rule, once per (client, frame.sequence)."""
+    def last_sequence(self, client: str) -> int:
+        """Last write of that client applied here; 0 if none is remembered."""
+
+    # decisions
+    def advance(self, decision: Decision) -> None:
+        """Applies a decision; a number already applied is ignored, a gap raises DECISION_GAP.
+        All contributions are checked first (MISSING_CONTRIBUTION leaves everything as it was)."""
+    def settle(self, max_slots: int = -1) -> bool:
+        """Carries out the lazy part of the last decision on up to `max_slots` slots; True: all done."""
+
+    # reads
+    def read(self, frame: Frame) -> tuple[SliceTable, list[memoryview]]:
+        """Answers a PULL: (table of the reply, pieces to write). Pieces hold references:
+        a later update goes out of place until they are gone."""
+    def state(self, key: int) -> dict[str, bytes]:
+        """Value and rule state of one slice as raw bytes by name ('value', 'momentum_buffer',
+        'exp_avg', ..., 'step' as 8-byte int): for tests and tools."""
+    def stats(self) -> dict[str, int]:
+        """Counters: slots, value_bytes, state_bytes, staged_bytes, pool_bytes, pushes, pulls, writes,
+        duplicates, applied_in_place, applied_out_of_place, ..."""
+
+# ---- liveness -------------------------------------------------------------------------------------
+
+@final
+class Heartbeat:
+    """Writes `frame` to `fd` every `interval_s` from a native thread, GIL or not, until stopped or broken.
+    Owns a duplicate of `fd`."""
+
+    def __init__(self, fd: int, frame: bytes, interval_s: float) -> None: ...
+    @property
+    def alive(self) -> bool: ...
+    def stop(self) -> None: ...
+
+# ---- kernels (for tests, benches and the parity table) --------------------------------------------
+
+def instruction_sets() -> list[str]:
+    """What this machine can run, best first: of 'avx512', 'avx2', 'plain'."""
+
+def reduce_update(
+    rule: int,
+    hyper: Mapping[str, float],
+    *,
+    step: int,
+    value: _HasBuffer,
+    state: Mapping[str, _HasBuffer],
+    contributions: Sequence[tuple[_HasBuffer, int, float]],
+    divisor: float,
+    dtype: int,
+    first: Mapping[str, bool] = ...,
+    instruction_set: str | None = None,
+) -> None:
+    """The fused pass over one slice, in place. `contributions`: (data, dtype number, weight)."""
+
+# ---- CUDA -----------------------------------------------------------------------------------------
+
+CUDA_COMPILED: bool
+
+def cuda_device_count() -> int:
+    """0 where there is no device, no driver or no CUDA in the build; never raises for those."""
+
+def cuda_reduce_sgd(
+    hyper: Mapping[str, float],
+    *,
+    value: _HasBuffer,
+    momentum_buffer: _HasBuffer | None,
+    contributions: Sequence[tuple[_HasBuffer, float]],
+    divisor: float,
+    first_step: bool,
+) -> None:
+    """Fused fp32 reduce + SGD on the device, from and to host memory (proof of the path, not of speed)."""

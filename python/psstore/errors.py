@@ -1,0 +1,199 @@
+"""Every exception psstore raises, by the error code that the core and the wire use for it.
+
+The list of codes lives in csrc/core/errors.h; a test holds this file against it.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class PsstoreError(Exception):
+    """Base of all. `code` is the wire's error number; `details` holds facts for programs."""
+
+    code: ClassVar[int] = 90
+
+    def __init__(self, message: str, **details: object) -> None:
+        super().__init__(message)
+        self.message = message
+        self.details = details
+
+
+class ProtocolError(PsstoreError):
+    """The peer sent what the protocol forbids. That connection is closed, nothing else."""
+
+
+class UsageError(PsstoreError):
+    """The caller asked for what can't be done. Nothing changed."""
+
+
+class AvailabilityError(PsstoreError):
+    """A peer died, is too slow or can't be reached. What was acknowledged is safe."""
+
+
+class InternalError(PsstoreError):
+    """psstore broke one of its own invariants. Please report it."""
+
+
+class BadMagic(ProtocolError):
+    code = 1
+
+
+class BadVersion(ProtocolError):
+    code = 2
+
+
+class BadHeader(ProtocolError):
+    code = 3
+
+
+class FrameTooLarge(ProtocolError):
+    code = 4
+
+
+class BadBody(ProtocolError):
+    code = 5
+
+
+class UnexpectedMessage(ProtocolError):
+    code = 6
+
+
+class AuthFailed(ProtocolError):
+    code = 7
+
+
+class HandshakeTimeout(ProtocolError):
+    code = 8
+
+
+class BadChecksum(ProtocolError):
+    code = 9
+
+
+class BadSignature(ProtocolError):
+    code = 10
+
+
+class UnknownTensor(UsageError):
+    code = 20
+
+
+class UnknownKey(UsageError):
+    code = 21
+
+
+class ShapeMismatch(UsageError):
+    code = 22
+
+
+class DTypeMismatch(UsageError):
+    code = 23
+
+
+class RuleMismatch(UsageError):
+    code = 24
+
+
+class TensorExists(UsageError):
+    code = 25
+
+
+class SizeMismatch(UsageError):
+    code = 26
+
+
+class RankTaken(UsageError):
+    code = 27
+
+
+class TooManyWorkers(UsageError):
+    code = 28
+
+
+class StaleIncarnation(UsageError):
+    code = 29
+
+
+class RoundOutOfOrder(UsageError):
+    code = 30
+
+
+class NonFinite(UsageError):
+    code = 31
+
+
+class NotAWorker(UsageError):
+    code = 32
+
+
+class BadHyper(UsageError):
+    code = 33
+
+
+class NotInitialised(UsageError):
+    code = 34
+
+
+class BadArgument(UsageError):
+    code = 35
+
+
+class WorkerLost(AvailabilityError):
+    """A worker that the round needs is lost. `details`: rank, round, last_seen_s."""
+
+    code = 50
+
+
+class DeadlineExceeded(AvailabilityError):
+    """A wait outlasted its deadline. `details`: peer, waited_s, and what is known of the cause."""
+
+    code = 51
+
+
+class StoreUnreachable(AvailabilityError):
+    """No connection to a shard in time. `details`: address, tried_s."""
+
+    code = 52
+
+
+class ShuttingDown(AvailabilityError):
+    code = 53
+
+
+class StoreClosed(AvailabilityError):
+    code = 54
+
+
+class Overloaded(AvailabilityError):
+    code = 55
+
+
+class MissingContribution(InternalError):
+    code = 91
+
+
+class DecisionGap(InternalError):
+    code = 92
+
+
+OK = 0
+NOT_MODIFIED = 40
+
+
+def _collect(cls: type[PsstoreError]) -> dict[int, type[PsstoreError]]:
+    found: dict[int, type[PsstoreError]] = {}
+    for sub in cls.__subclasses__():
+        if "code" in vars(sub):
+            found[sub.code] = sub
+        found.update(_collect(sub))
+    return found
+
+
+BY_CODE: dict[int, type[PsstoreError]] = {**_collect(PsstoreError), InternalError.code: InternalError}
+"""Wire number -> exception class, for every code that is an error."""
+
+
+def from_code(code: int, message: str, **details: object) -> PsstoreError:
+    """The exception that a peer's error reply stands for."""
+    return BY_CODE.get(code, InternalError)(message, **details)

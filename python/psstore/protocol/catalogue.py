@@ -1,0 +1,160 @@
+"""Which tensors exist, where their slices live, and who gives them their first value. Part of the coordinator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from psstore.errors import (
+    BadArgument,
+    DTypeMismatch,
+    RuleMismatch,
+    ShapeMismatch,
+    TensorExists,
+    UnknownTensor,
+)
+from psstore.partition.placement import place
+from psstore.partition.slicing import num_slices, slice_elems
+from psstore.protocol.signing import Signer
+from psstore.types import ITEM_BYTES, Tensor, TensorSpec, applies_by_decision
+from psstore.wire.messages import Create, Created, Described, DropFact, Dropped, Signed
+
+
+class Catalogue:
+    """Names to tensors. A definition never changes; an overwritten tensor gets a new id."""
+
+    def __init__(self, *, num_shards: int, signer: Signer) -> None:
+        self._signer = signer
+        self._tensors: dict[str, Tensor] = {}
+        self._signed: dict[str, Signed] = {}
+        self._groups: dict[int, str] = {}
+        self._loads_bytes = [0] * num_shards
+        self._next_id = 1
+        self._initialisers: dict[int, str | None] = {}
+        """Tensor id -> client that is to send its first value, until it says READY."""
+
+    def rule_of_group(self) -> Mapping[int, str]:
+        """The update rule of each parameter group that has tensors."""
+        return self._groups
+
+    @property
+    def loads_bytes(self) -> Sequence[int]:
+        return self._loads_bytes
+
+    def create(self, client: str, request: Create, *, is_gone: Callable[[str], bool]) -> Created:
+        """All of the tensors, or an error that names the first that can't be and nothing changed.
+
+        `is_gone` tells of a client whether it can still be expected to send first values.
+        """
+        groups = dict(self._groups)
+        names: set[str] = set()
+        for spec in request.specs:
+            if spec.name in names:
+                raise BadArgument(f"tensor {spec.name!r} is named twice in one request; names must be unique")
+            names.add(spec.name)
+            self._check(spec, request, groups)
+        dropped = []
+        if request.exist == "overwrite":
+            ids = tuple(self._forget(spec.name) for spec in request.specs if spec.name in self._tensors)
+            dropped = [self._signer.sign(DropFact(ids=ids))] if ids else []
+        new = {spec.name: spec for spec in request.specs if spec.name not in self._tensors}
+        self._add(list(new.values()))
+        tensors = [self._tensors[spec.name] for spec in request.specs]
+        mine = [t.id for t in tensors if request.offer and self._claim(t.id, client, is_gone)]
+        return Created(
+            tensors=tuple(self._signed[t.spec.name] for t in tensors), dropped=tuple(dropped), initialise=tuple(mine)
+        )
+
+    def ready(self, ids: Sequence[int]) -> None:
+        for tensor_id in ids:
+            self._initialisers.pop(tensor_id, None)
+
+    def describe(self, names: Sequence[str] | None) -> Described:
+        found = list(self._tensors) if names is None else [name for name in names if name in self._tensors]
+        return Described(names=tuple(found), tensors=tuple(self._signed[name] for name in found))
+
+    def names(self) -> Described:
+        return Described(names=tuple(self._tensors))
+
+    def drop(self, names: Sequence[str]) -> Dropped:
+        for name in names:
+            if name not in self._tensors:
+                raise UnknownTensor(f"no tensor is named {name!r}")
+        ids = tuple(self._forget(name) for name in dict.fromkeys(names))
+        return Dropped(facts=(self._signer.sign(DropFact(ids=ids)),) if ids else ())
+
+    # ---- how ----
+
+    def _check(self, spec: TensorSpec, request: Create, groups: dict[int, str]) -> None:
+        """`groups`: the rule of each group so far, this request's earlier tensors included."""
+        spec.check()
+        slice_elems(spec)
+        if applies_by_decision(spec.rule) and groups.setdefault(spec.group, spec.rule) != spec.rule:
+            raise RuleMismatch(
+                f"tensor {spec.name!r} has rule {spec.rule!r}, but parameter group {spec.group} has rule"
+                f" {groups[spec.group]!r}; use another group"
+            )
+        there = self._tensors.get(spec.name)
+        if there is None or request.exist == "overwrite":
+            return
+        if request.exist == "error":
+            raise TensorExists(f"tensor {spec.name!r} exists already; use exist='match' or exist='overwrite'")
+        advice = "use another name, or exist='overwrite'"
+        if there.spec.shape != spec.shape:
+            raise ShapeMismatch(
+                f"tensor {spec.name!r} has shape {there.spec.shape} in the store, not {spec.shape}; {advice}"
+            )
+        if there.spec.dtype != spec.dtype:
+            raise DTypeMismatch(
+                f"tensor {spec.name!r} has dtype {there.spec.dtype} in the store, not {spec.dtype}; {advice}"
+            )
+        if (there.spec.rule, there.spec.group) != (spec.rule, spec.group):
+            raise RuleMismatch(
+                f"tensor {spec.name!r} has rule {there.spec.rule!r} and group {there.spec.group} in the store,"
+                f" not {spec.rule!r} and {spec.group}; {advice}"
+            )
+
+    def _add(self, specs: Sequence[TensorSpec]) -> None:
+        cut = [slice_elems(spec) for spec in specs]
+        sizes: list[int] = []
+        for spec, elems in zip(specs, cut, strict=True):
+            item = ITEM_BYTES[spec.dtype]
+            whole, rest = divmod(spec.num_elems, elems)
+            sizes += [elems * item] * whole + ([rest * item] if rest else [])
+        owners = iter(place(sizes, self._loads_bytes))
+        for spec, elems in zip(specs, cut, strict=True):
+            shards = tuple(next(owners) for _ in range(num_slices(spec.num_elems, elems)))
+            tensor = Tensor(id=self._next_id, spec=spec, slice_elems=elems, shards=shards)
+            self._next_id += 1
+            self._tensors[spec.name] = tensor
+            if applies_by_decision(spec.rule):
+                self._groups[spec.group] = spec.rule
+            self._signed[spec.name] = self._signer.sign(tensor)
+            self._count(tensor, +1)
+            if not spec.zeros:
+                self._initialisers[tensor.id] = None
+
+    def _forget(self, name: str) -> int:
+        tensor = self._tensors.pop(name)
+        del self._signed[name]
+        self._initialisers.pop(tensor.id, None)
+        self._count(tensor, -1)
+        used = (t.spec.group for t in self._tensors.values() if applies_by_decision(t.spec.rule))
+        if tensor.spec.group not in used:
+            self._groups.pop(tensor.spec.group, None)
+        return tensor.id
+
+    def _count(self, tensor: Tensor, sign: int) -> None:
+        item = ITEM_BYTES[tensor.spec.dtype]
+        for index, shard in enumerate(tensor.shards):
+            begin, end = tensor.bounds(index)
+            self._loads_bytes[shard] += sign * (end - begin) * item
+
+    def _claim(self, tensor_id: int, client: str, is_gone: Callable[[str], bool]) -> bool:
+        """True if this client is to send the first value: nobody else is at it, or whoever was is gone."""
+        if tensor_id not in self._initialisers:
+            return False
+        at_it = self._initialisers[tensor_id]
+        if at_it is None or at_it == client or is_gone(at_it):
+            self._initialisers[tensor_id] = client
+            return True
+        return False

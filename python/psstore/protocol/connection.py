@@ -1,0 +1,95 @@
+"""The server's side of one connection: the handshake, and what the connection has proved about itself."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import Enum
+
+from psstore import _core
+from psstore.errors import AuthFailed, BadBody, UnexpectedMessage
+from psstore.protocol.auth import NONCE_BYTES, matches, proof
+from psstore.wire.messages import Auth, Challenge, Hello, TicketFact, decode_body
+
+HANDSHAKE_S = 10.0
+"""A connection that has not proved itself by then is closed: it holds a file descriptor and says nothing."""
+
+FEATURE_CHECKSUM = 1
+"""HELLO feature bit: payloads on this connection carry a CRC-32C, in both directions. TCP's 16-bit sum lets
+errors through at rates seen in the field (Stone & Partridge 2000, "When the CRC and TCP checksum disagree")."""
+
+_CLIENT_ID = re.compile(r"[0-9a-f]{32}")
+
+
+class Stage(Enum):
+    """HELLO → [AUTH →] OPEN."""
+
+    HELLO = "hello"
+    AUTH = "auth"
+    OPEN = "open"
+
+
+@dataclass(kw_only=True)
+class Connection:
+    """State of one accepted connection."""
+
+    id: int
+    opened_at: float
+    stage: Stage = Stage.HELLO
+    hello: Hello | None = None
+    nonce: bytes = b""
+    ticket: TicketFact | None = None
+    """The worker that it is, once attached."""
+
+    @property
+    def client(self) -> str:
+        return self.hello.client if self.hello else ""
+
+    @property
+    def wants_checksum(self) -> bool:
+        return self.hello is not None and bool(self.hello.features & FEATURE_CHECKSUM)
+
+    @property
+    def peer(self) -> str:
+        """For messages."""
+        if self.ticket:
+            return f"rank {self.ticket.rank}"
+        return f"client {self.client[:8]}" if self.client else "a client before its HELLO"
+
+    def greet(self, frame: _core.Frame, token: bytes | None, nonce: bytes) -> Challenge | None:
+        """Takes one handshake frame. Returns a challenge to send, or None: the connection is open.
+
+        `nonce`: fresh random bytes, used if a challenge is needed.
+        """
+        if self.stage is Stage.HELLO and frame.op == _core.OPS["HELLO"]:
+            self.hello = decode_body(Hello, frame.body)
+            if not _CLIENT_ID.fullmatch(self.hello.client):
+                raise BadBody("HELLO: client must be 32 hex digits, random per client")
+            if token is None:
+                self.stage = Stage.OPEN
+                return None
+            if len(self.hello.nonce) < NONCE_BYTES // 2:
+                raise AuthFailed("this store needs a token: connect with token= or PSSTORE_TOKEN_FILE")
+            self.nonce, self.stage = nonce, Stage.AUTH
+            return Challenge(nonce=nonce)
+        if self.stage is Stage.AUTH and frame.op == _core.OPS["AUTH"] and token is not None:
+            expected = self._proof(token, "client")
+            if not matches(expected, decode_body(Auth, frame.body).proof):
+                raise AuthFailed("the token proof is wrong: client and store have different tokens")
+            self.stage = Stage.OPEN
+            return None
+        raise UnexpectedMessage(f"operation {frame.op} before the handshake was over; the first frame must be HELLO")
+
+    def own_proof(self, token: bytes | None) -> bytes:
+        """The shard's proof for WELCOME: the client, too, wants to know whom it talks to."""
+        return self._proof(token, "shard") if token is not None else b""
+
+    def _proof(self, token: bytes, side: str) -> bytes:
+        assert self.hello is not None
+        return proof(
+            token,
+            "client" if side == "client" else "shard",
+            client=self.hello.client,
+            client_nonce=self.hello.nonce,
+            shard_nonce=self.nonce,
+        )

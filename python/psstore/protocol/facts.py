@@ -1,0 +1,49 @@
+"""The decisions that a client carries from the coordinator to the shards."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from psstore.wire.messages import Signed
+
+
+class Facts:
+    """A run of consecutive decisions, kept until every shard is known to have applied them."""
+
+    def __init__(self, num_shards: int = 1) -> None:
+        self.last = 0
+        """Number of the last decision known."""
+        self._first = 1
+        """Number of the oldest one kept."""
+        self._decisions: list[Signed] = []
+        self._versions = [0] * num_shards
+
+    def resize(self, num_shards: int) -> None:
+        """The number of shards became known."""
+        self._versions = [0] * num_shards
+
+    @property
+    def floor(self) -> int:
+        """Every shard is known to have applied this decision."""
+        return min(self._versions)
+
+    def learn(self, last: int, decisions: Sequence[Signed]) -> None:
+        """`decisions` are those up to `last`, in order; known ones among them are skipped."""
+        first = last - len(decisions) + 1
+        if first > self.last + 1 or not self._decisions:
+            self._decisions, self._first = list(decisions), first
+        elif last > self.last:
+            self._decisions += decisions[self.last + 1 - first :]
+        self.last = max(self.last, last)
+
+    def heard(self, shard: int, version: int) -> None:
+        """A shard told its version."""
+        self._versions[shard] = max(self._versions[shard], version)
+        spare = self.floor - self._first + 1
+        if spare > 0:
+            del self._decisions[:spare]
+            self._first += spare
+
+    def since(self, number: int) -> tuple[Signed, ...]:
+        """Every kept decision after `number`."""
+        return tuple(self._decisions[max(0, number + 1 - self._first) :])

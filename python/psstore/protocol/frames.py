@@ -1,0 +1,39 @@
+"""A frame on its way out: the pieces to write, in order. Shared by both sides."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from psstore import _core
+from psstore.errors import PsstoreError
+from psstore.wire.messages import Failure, encode_body
+
+Piece = bytes | memoryview
+"""What a transport's `writelines` takes: owned bytes, or a view that keeps its memory alive."""
+
+
+class Send(NamedTuple):
+    """Write these pieces to that connection."""
+
+    conn: int
+    pieces: Sequence[Piece]
+
+
+class Close(NamedTuple):
+    """Write nothing more and close, once what was sent is out."""
+
+    conn: int
+    reason: str
+
+
+Output = Send | Close
+
+
+def failure_frame(request: int, error: PsstoreError) -> bytes:
+    """The ERROR reply to `request`; to the whole connection if it is 0."""
+    details = {
+        name: value if isinstance(value, (int, float, str)) else str(value) for name, value in error.details.items()
+    }
+    body = encode_body(Failure(code=error.code, message=error.message, details=details))
+    return _core.encode_frame(_core.OPS["ERROR"], request=request, body=body)

@@ -1,0 +1,193 @@
+"""Who the workers are: ranks, incarnations, and who is live, lost or has left. Part of the coordinator."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from psstore.errors import BadArgument, NotAWorker, RankTaken, StaleIncarnation, TooManyWorkers
+
+
+class Life(Enum):
+    """LOST is a suspicion: a worker that speaks again before it is replaced is LIVE again."""
+
+    LIVE = "live"
+    LOST = "lost"
+    LEFT = "left"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Liveness:
+    """When silence becomes loss, in seconds."""
+
+    heartbeat_s: float = 1.0
+    """How often a worker's native thread says that it lives."""
+    silence_s: float = 10.0
+    """No word for so long: lost. Ten heartbeats, so that a scheduling hiccup is not a death."""
+    detached_s: float = 3.0
+    """All connections gone for so long: lost. Shorter, since a killed process closes its sockets at once,
+    and long enough for a client's first reconnects (0.05 s, doubling)."""
+
+
+@dataclass(kw_only=True)
+class Worker:
+    """One life of one rank."""
+
+    rank: int
+    incarnation: int
+    client: str
+    clock: int
+    """Last round that it committed."""
+    last_seen: float
+    life: Life = Life.LIVE
+    links: set[int] = field(default_factory=set)
+    """Connections it has to the coordinator, heartbeat included."""
+    detached_since: float | None = None
+
+
+class Membership:
+    """Issues ranks and incarnations, and notices who is gone."""
+
+    def __init__(self, *, num_workers: int, liveness: Liveness) -> None:
+        self.num_workers = num_workers
+        self.liveness = liveness
+        self.workers: dict[int, Worker] = {}
+        self._incarnations: dict[int, int] = {}
+
+    def join(
+        self, *, client: str, conn: int, rank: int | None, announced: int | None, clock: int, now: float
+    ) -> Worker:
+        """A new life for a rank, or the same one if this client has it already (a resend)."""
+        if announced is not None and announced != self.num_workers:
+            raise BadArgument(
+                f"this worker believes in {announced} workers, the store was started for {self.num_workers};"
+                " start the store with the same --workers"
+            )
+        if all(worker.life is Life.LEFT for worker in self.workers.values()):
+            self.workers.clear()  # the whole group is done: the next one starts afresh
+        for worker in self.workers.values():
+            if worker.client == client and worker.life is not Life.LEFT and rank in (None, worker.rank):
+                self.seen(worker, now)
+                self._attach(worker, conn)
+                return worker
+        chosen = self._free_rank(now) if rank is None else self._check_rank(rank, now)
+        incarnation = self._incarnations.get(chosen, 0) + 1
+        self._incarnations[chosen] = incarnation
+        worker = Worker(rank=chosen, incarnation=incarnation, client=client, clock=clock, last_seen=now)
+        self._attach(worker, conn)
+        self.workers[chosen] = worker
+        return worker
+
+    def worker_of(self, client: str) -> Worker:
+        """The current worker that this client is. Raises if it is none, or an older life."""
+        for worker in self.workers.values():
+            if worker.client == client:
+                if worker.life is Life.LEFT:
+                    raise NotAWorker(f"rank {worker.rank} has left; connect again to train on")
+                return worker
+        raise StaleIncarnation("this client is no worker here: it never joined, or a newer life took its rank")
+
+    def heartbeat(self, *, rank: int, incarnation: int, conn: int, now: float) -> None:
+        """Word from a worker's native thread. One from an older life is ignored."""
+        worker = self.workers.get(rank)
+        if worker is not None and worker.incarnation == incarnation and worker.life is not Life.LEFT:
+            self.seen(worker, now)
+            self._attach(worker, conn)
+
+    def seen(self, worker: Worker, now: float) -> None:
+        worker.last_seen = max(worker.last_seen, now)
+        if worker.life is Life.LOST:
+            worker.life = Life.LIVE
+
+    def attach(self, *, client: str, conn: int, now: float) -> None:
+        """A connection of this client to the coordinator is open (again)."""
+        for worker in self.workers.values():
+            if worker.client == client and worker.life is not Life.LEFT:
+                self.seen(worker, now)
+                self._attach(worker, conn)
+
+    def detach(self, conn: int, now: float) -> None:
+        """A connection is gone."""
+        for worker in self.workers.values():
+            if conn in worker.links:
+                worker.links.discard(conn)
+                if not worker.links:
+                    worker.detached_since = now
+
+    def leave(self, worker: Worker) -> None:
+        worker.life = Life.LEFT
+        worker.links.clear()
+
+    def sweep(self, now: float) -> list[Worker]:
+        """Those that became lost by now."""
+        lost = [worker for worker in self.workers.values() if worker.life is Life.LIVE and self._lost_at(worker) <= now]
+        for worker in lost:
+            worker.life = Life.LOST
+        return lost
+
+    def next_wake(self) -> float | None:
+        """When `sweep` may next find somebody."""
+        return min((self._lost_at(w) for w in self.workers.values() if w.life is Life.LIVE), default=None)
+
+    def expected(self) -> set[int]:
+        """Ranks that synchronous rounds wait for: all announced that have not left."""
+        gone = {worker.rank for worker in self.workers.values() if worker.life is Life.LEFT}
+        return set(range(self.num_workers)) - gone
+
+    def lost(self) -> list[Worker]:
+        return [worker for worker in self.workers.values() if worker.life is Life.LOST]
+
+    def clock(self, rank: int) -> int:
+        """One that was announced and has not joined yet stands at 0."""
+        return self.workers[rank].clock if rank in self.workers else 0
+
+    def slowest_clock(self) -> int:
+        """Smallest clock among the live."""
+        lost = {worker.rank for worker in self.lost()}
+        return min((self.clock(rank) for rank in self.expected() - lost), default=0)
+
+    def describe(self, rank: int, now: float) -> str:
+        """For messages: 'rank 1 (in round 7, last seen 0.3 s ago)'."""
+        worker = self.workers.get(rank)
+        if worker is None:
+            return f"rank {rank} (has not joined)"
+        return f"rank {rank} (in round {worker.clock + 1}, last seen {now - worker.last_seen:.1f} s ago)"
+
+    def _attach(self, worker: Worker, conn: int) -> None:
+        worker.links.add(conn)
+        worker.detached_since = None
+
+    def _lost_at(self, worker: Worker) -> float:
+        silent = worker.last_seen + self.liveness.silence_s
+        if worker.detached_since is None:
+            return silent
+        return min(silent, worker.detached_since + self.liveness.detached_s)
+
+    def _takeable(self, rank: int) -> bool:
+        worker = self.workers.get(rank)
+        return worker is None or worker.life is not Life.LIVE or worker.detached_since is not None
+
+    def _free_rank(self, now: float) -> int:
+        """A rank that nobody ever had before one whose worker is gone."""
+        ranks = sorted(range(self.num_workers), key=lambda r: (r in self.workers, r))
+        for rank in ranks:
+            if self._takeable(rank):
+                return rank
+        raise TooManyWorkers(
+            f"all {self.num_workers} ranks are taken by live workers; start the store with more --workers,"
+            " or connect with role='client' to read and write without training"
+        )
+
+    def _check_rank(self, rank: int, now: float) -> int:
+        if not 0 <= rank < self.num_workers:
+            raise BadArgument(
+                f"rank {rank} is not in [0, {self.num_workers}): the store was started for that many workers"
+            )
+        if not self._takeable(rank):
+            held = self.workers[rank]
+            raise RankTaken(
+                f"rank {rank} is held by client {held.client[:8]}, last seen {now - held.last_seen:.1f} s ago;"
+                " give each worker its own rank (RANK, or connect(rank=...))",
+                rank=rank,
+            )
+        return rank

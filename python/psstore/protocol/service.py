@@ -1,0 +1,259 @@
+"""What one shard process does with frames: the handshake, slices, and on shard 0 the coordinator.
+
+The driver calls `head` when a frame with a payload begins, `frame` when one is whole, `tick` when
+`next_wake` is reached, and carries the outputs out. One request's error never harms another's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from psstore import _core
+from psstore.errors import ProtocolError, PsstoreError, ShuttingDown, UnexpectedMessage
+from psstore.protocol.connection import HANDSHAKE_S, Connection, Stage
+from psstore.protocol.coordinator import Coordinator, Reply
+from psstore.protocol.frames import Close, Output, Send, failure_frame
+from psstore.protocol.signing import Signer
+from psstore.protocol.slices import OPS, WRITES, Slices
+from psstore.types import Consistency
+from psstore.wire import messages as m
+
+CONTROL: dict[int, type[m.Message] | None] = {
+    OPS["JOIN"]: m.Join,
+    OPS["CREATE"]: m.Create,
+    OPS["READY"]: m.Ready,
+    OPS["COMMIT"]: m.Commit,
+    OPS["DESCRIBE"]: m.Describe,
+    OPS["BARRIER"]: m.Barrier,
+    OPS["LEAVE"]: None,
+    OPS["DROP"]: m.Drop,
+}
+"""The coordinator's operations and their bodies."""
+
+SETTLE_SLOTS = 16
+"""Slots brought up to date per idle turn: at most 16 MiB of parameters, a few milliseconds."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Identity:
+    """What a shard says of itself at WELCOME."""
+
+    store: str
+    shard: int
+    addresses: tuple[tuple[str, ...], ...]
+    consistency: Consistency
+    heartbeat_s: float
+    token: bytes | None = None
+
+
+class ShardService:
+    """One per shard process. Single-threaded; every method returns at once."""
+
+    def __init__(
+        self,
+        *,
+        identity: Identity,
+        shard: _core.Shard,
+        signer: Signer,
+        coordinator: Coordinator | None,
+        make_nonce: Callable[[], bytes],
+    ) -> None:
+        self.identity = identity
+        self.shard = shard
+        self.coordinator = coordinator
+        self.draining = False
+        """True: requests are refused with SHUTTING_DOWN."""
+        self._slices = Slices(index=identity.shard, shard=shard, signer=signer)
+        self._make_nonce = make_nonce
+        self._connections: dict[int, Connection] = {}
+        self._head_errors: dict[int, PsstoreError] = {}
+        """Why the payload that a connection is sending now is discarded."""
+        self._owed: dict[tuple[int, int], int] = {}
+        """(connection, request) of an unanswered control request -> op of its reply."""
+
+    # ---- connections ----
+
+    def opened(self, conn: int, now: float) -> None:
+        self._connections[conn] = Connection(id=conn, opened_at=now)
+
+    def closed(self, conn: int, now: float) -> None:
+        """Forgets the connection. What it had staged stays: its client may come back."""
+        self._connections.pop(conn, None)
+        self._head_errors.pop(conn, None)
+        self._slices.forget(conn)
+        self._owed = {key: op for key, op in self._owed.items() if key[0] != conn}
+        if self.coordinator is not None:
+            self.coordinator.detached(conn, now)
+
+    def failed(self, conn: int, error: ProtocolError) -> list[Output]:
+        """The decoder, or `head`, found the peer at fault: say so, and close."""
+        return [Send(conn, [failure_frame(0, error)]), Close(conn, error.message)]
+
+    def is_open(self, conn: int) -> bool:
+        """True once the handshake is over: the decoder's limits may rise."""
+        connection = self._connections.get(conn)
+        return connection is not None and connection.stage is Stage.OPEN
+
+    def peer(self, conn: int) -> str:
+        """Who it is, for logs."""
+        connection = self._connections.get(conn)
+        return connection.peer if connection else "a closed connection"
+
+    # ---- events ----
+
+    def head(self, conn: int, frame: _core.Frame) -> _core.Buffer | None:
+        """A payload is about to come: where it goes, or None to discard it. Raises ProtocolError only."""
+        connection = self._connections[conn]
+        if connection.stage is not Stage.OPEN or frame.op not in WRITES:
+            raise UnexpectedMessage(f"operation {frame.op} from {connection.peer} can't have a payload")
+        try:
+            return self._slices.admit(connection, frame)
+        except ProtocolError:
+            raise
+        except PsstoreError as error:
+            self._head_errors[conn] = error
+            return None
+
+    def frame(self, conn: int, frame: _core.Frame, now: float) -> list[Output]:
+        """A whole frame: what to send now, to anybody."""
+        connection = self._connections[conn]
+        try:
+            if connection.stage is not Stage.OPEN:
+                return self._handshake(connection, frame, now)
+            if frame.op == OPS["HEARTBEAT"]:
+                return self._heartbeat(conn, frame, now)
+            outputs = self._dispatch(connection, frame, now)
+        except ProtocolError as error:
+            outputs = self.failed(conn, error)
+        except PsstoreError as error:
+            self._owed.pop((conn, frame.request), None)
+            outputs = [Send(conn, [failure_frame(frame.request, error)])]
+        return outputs + self._slices.wake(now)
+
+    def tick(self, now: float) -> list[Output]:
+        """What time alone brings: silent strangers, lost workers, ended waits."""
+        outputs: list[Output] = [
+            Close(connection.id, f"no handshake within {HANDSHAKE_S:g} s")
+            for connection in self._connections.values()
+            if connection.stage is not Stage.OPEN and now - connection.opened_at >= HANDSHAKE_S
+        ]
+        if self.coordinator is not None:
+            outputs += self._send_replies(self.coordinator.tick(now))
+        return outputs + self._slices.wake(now)
+
+    def next_wake(self) -> float | None:
+        """When `tick` may next do something."""
+        times = [c.opened_at + HANDSHAKE_S for c in self._connections.values() if c.stage is not Stage.OPEN]
+        times += [t for t in (self._slices.next_wake(), self._coordinator_wake()) if t is not None]
+        return min(times, default=None)
+
+    def settle(self) -> bool:
+        """Does a little of the work that the last decision left over; True: nothing is left."""
+        return self.shard.settle(SETTLE_SLOTS)
+
+    # ---- handshake and liveness ----
+
+    def _handshake(self, connection: Connection, frame: _core.Frame, now: float) -> list[Output]:
+        identity = self.identity
+        challenge = connection.greet(frame, identity.token, self._make_nonce())
+        if challenge is not None:
+            return [_answer(connection.id, frame, challenge, op=OPS["CHALLENGE"])]
+        hello = connection.hello
+        assert hello is not None, "greet returns None only after HELLO"
+        if self.coordinator is not None and hello.role != "heartbeat":
+            self.coordinator.attached(connection.id, hello.client, now)
+        welcome = m.Welcome(
+            store=identity.store,
+            shard=identity.shard,
+            addresses=identity.addresses,
+            num_workers=identity.consistency.num_workers,
+            quorum=identity.consistency.quorum,
+            staleness=identity.consistency.staleness,
+            version=self.shard.version,
+            last_sequence=self.shard.last_sequence(connection.client),
+            features=hello.features,
+            proof=connection.own_proof(identity.token),
+            heartbeat_s=identity.heartbeat_s,
+        )
+        return [_answer(connection.id, frame, welcome, op=OPS["WELCOME"])]
+
+    def _heartbeat(self, conn: int, frame: _core.Frame, now: float) -> list[Output]:
+        if self.coordinator is not None:
+            self.coordinator.heartbeat(conn, rank=frame.rank, incarnation=frame.incarnation, now=now)
+        return []
+
+    # ---- requests ----
+
+    def _dispatch(self, connection: Connection, frame: _core.Frame, now: float) -> list[Output]:
+        if self.draining:
+            raise ShuttingDown("the store is shutting down")
+        op = frame.op
+        if op in WRITES:
+            return self._write(connection, frame)
+        if op == OPS["PULL"]:
+            return self._slices.pull(connection, frame, now)
+        if op in CONTROL:
+            return self._control(connection, frame, now)
+        if op == OPS["DEFINE"]:
+            self._slices.define(m.decode_body(m.Define, frame.body).facts)
+            return [_answer(connection.id, frame, None)]
+        if op == OPS["ATTACH"]:
+            self._slices.attach(connection, m.decode_body(m.Attach, frame.body).ticket)
+            return [_answer(connection.id, frame, m.Attached(version=self.shard.version))]
+        if op == OPS["STATS"]:
+            return [_answer(connection.id, frame, m.Statistics(counters=self.counters()))]
+        raise UnexpectedMessage(f"operation {op} is not a request")
+
+    def _write(self, connection: Connection, frame: _core.Frame) -> list[Output]:
+        """The whole write is here. One without a payload was never seen by `head`."""
+        error = self._head_errors.pop(connection.id, None)
+        if error is not None:
+            raise error
+        if frame.payload_bytes == 0:
+            self._slices.admit(connection, frame)
+        return self._slices.write(connection, frame)
+
+    def _control(self, connection: Connection, frame: _core.Frame, now: float) -> list[Output]:
+        if self.coordinator is None:
+            raise UnexpectedMessage(
+                f"operation {frame.op} is the coordinator's; ask shard 0, this is {self.identity.shard}"
+            )
+        kind = CONTROL[frame.op]
+        message = m.decode_body(kind, frame.body) if kind is not None else None
+        self._owed[connection.id, frame.request] = frame.op + 1
+        replies = self.coordinator.handle(connection.id, frame.request, message, client=connection.client, now=now)
+        return self._send_replies(replies)
+
+    def _send_replies(self, replies: Sequence[Reply]) -> list[Output]:
+        """Replies to connections that are gone are dropped: whoever comes back asks again."""
+        outputs: list[Output] = []
+        for reply in replies:
+            op = self._owed.pop((reply.conn, reply.request), None)
+            if op is None:
+                continue
+            if isinstance(reply.result, PsstoreError):
+                outputs.append(Send(reply.conn, [failure_frame(reply.request, reply.result)]))
+            else:
+                body = m.encode_body(reply.result) if reply.result is not None else b""
+                outputs.append(Send(reply.conn, [_core.encode_frame(op, request=reply.request, body=body)]))
+        return outputs
+
+    def _coordinator_wake(self) -> float | None:
+        return self.coordinator.next_wake() if self.coordinator is not None else None
+
+    def counters(self) -> dict[str, int | float | str]:
+        """Everything STATS tells."""
+        counters: dict[str, int | float | str] = {
+            "shard": self.identity.shard,
+            "version": self.shard.version,
+            "connections": len(self._connections),
+            **self.shard.stats(),
+        }
+        return counters if self.coordinator is None else {**counters, **self.coordinator.counters()}
+
+
+def _answer(conn: int, frame: _core.Frame, body: m.Message | None, *, op: int | None = None) -> Send:
+    """The reply to a request: the next op number, unless the handshake says otherwise."""
+    encoded = m.encode_body(body) if body is not None else b""
+    return Send(conn, [_core.encode_frame(op if op is not None else frame.op + 1, request=frame.request, body=encoded)])

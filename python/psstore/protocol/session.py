@@ -1,0 +1,366 @@
+"""The client's link to one shard. It survives reconnects: what was not answered is sent again, in order.
+
+Every request is harmless to repeat (the shard knows staged rounds, sequences and commits), so that
+'connection lost' is nothing a caller ever sees, until the deadline of its request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, Protocol
+
+from psstore import _core
+from psstore.errors import (
+    AuthFailed,
+    BadChecksum,
+    DeadlineExceeded,
+    HandshakeTimeout,
+    Overloaded,
+    ProtocolError,
+    PsstoreError,
+    ShuttingDown,
+    StoreUnreachable,
+    UnexpectedMessage,
+    from_code,
+)
+from psstore.protocol import auth
+from psstore.protocol.facts import Facts
+from psstore.protocol.frames import Piece
+from psstore.wire import messages as m
+
+OPS = _core.OPS
+
+
+class Future(Protocol):
+    """What an awaiting caller holds: asyncio's future in production, the simulator's in tests."""
+
+    def __await__(self) -> Generator[Any, Any, Any]: ...
+    def set_result(self, result: Any, /) -> None: ...
+    def set_exception(self, error: BaseException, /) -> None: ...
+    def done(self) -> bool: ...
+
+
+@dataclass(kw_only=True)
+class Request:
+    """One request until its answer is there."""
+
+    id: int
+    op: int
+    future: Future
+    deadline: float
+    started: float
+    table: _core.SliceTable | None = None
+    body: m.Message | None = None
+    """A `Carry` is completed with decisions each time it is sent."""
+    payload: _core.Segments | None = None
+    """What to send; its memory must stay as it is until the answer."""
+    destination: _core.Segments | None = None
+    """Where the answer's payload goes."""
+    round: int = 0
+    sequence: int = 0
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a data request's future gets."""
+
+    table: _core.SliceTable
+    version: int
+    """Of the shard, when it answered."""
+
+
+class Link(Enum):
+    """DOWN → HELLO → [AUTH →] UP."""
+
+    DOWN = "down"
+    HELLO = "hello"
+    AUTH = "auth"
+    UP = "up"
+
+
+@dataclass(kw_only=True)
+class Identity:
+    """Who the client is, on every shard."""
+
+    client: str
+    role: m.Role
+    token: bytes | None = None
+    features: int = 0
+    rank: int = 0
+    incarnation: int = 0
+    ticket: m.Signed | None = None
+    """Set by JOIN; from then on every session attaches with it first."""
+
+
+@dataclass(kw_only=True)
+class Session:
+    """Sans-IO: the driver feeds frames in and writes `take_output()` out."""
+
+    identity: Identity
+    facts: Facts
+    make_nonce: Callable[[], bytes]
+    address: str
+    shard: int = 0
+    link: Link = Link.DOWN
+    welcome: m.Welcome | None = None
+    version: int = 0
+    """Of the shard, as last heard."""
+    last_heard: float = 0.0
+    failure: PsstoreError | None = None
+    """Why this link can't be again; every request gets it."""
+    _requests: dict[int, Request] = field(default_factory=dict)
+    _next_id: int = 1
+    _sequence: int = 0
+    _told: int = 0
+    """Last decision sent on this connection."""
+    _nonce: bytes = b""
+    _shard_nonce: bytes = b""
+    _out: list[list[Piece]] = field(default_factory=list)
+
+    # ---- what the driver calls ----
+
+    def connected(self, now: float) -> None:
+        """A connection stands: say hello. The fresh link answers nothing until WELCOME."""
+        self._out.clear()
+        self.link, self._nonce, self.last_heard = Link.HELLO, self.make_nonce(), now
+        who = self.identity
+        hello = m.Hello(client=who.client, role=who.role, nonce=self._nonce, features=who.features)
+        self._out.append([_core.encode_frame(OPS["HELLO"], body=m.encode_body(hello))])
+
+    def disconnected(self) -> None:
+        """The connection is gone. Requests stay, to be sent again on the next one."""
+        self.link = Link.DOWN
+        self._out.clear()
+
+    def take_output(self) -> list[list[Piece]]:
+        """Frames to write, oldest first."""
+        out, self._out = self._out, []
+        return out
+
+    def head(self, frame: _core.Frame) -> _core.Segments | None:
+        """Where the payload of this reply goes; None: its request has given up, discard."""
+        request = self._requests.get(frame.request)
+        if frame.op != OPS["PULLED"] or (request is not None and request.op != OPS["PULL"]):
+            raise UnexpectedMessage(f"shard {self.shard} sent a payload with operation {frame.op}")
+        return request.destination if request is not None else None
+
+    def frame(self, frame: _core.Frame, now: float) -> None:
+        """A whole reply. Raises PsstoreError if this connection can't go on: the driver closes it, and
+        reconnects or gives up (`is_final`)."""
+        self.last_heard = now
+        if self.link is not Link.UP:
+            self._handshake(frame)
+            return
+        request = self._requests.get(frame.request)
+        if frame.op == OPS["ERROR"]:
+            self._failed(frame.request, m.decode_body(m.Failure, frame.body))
+            return
+        if request is None:
+            return  # it gave up before the answer came
+        if frame.op != request.op + 1:
+            raise UnexpectedMessage(f"shard {self.shard} answered operation {request.op} with {frame.op}")
+        del self._requests[frame.request]
+        if frame.op in _BODIES:
+            body = _BODIES[frame.op]
+            self._finish(request, m.decode_body(body, frame.body) if body is not None else None)
+        else:
+            self.version = max(self.version, frame.sequence)
+            self.facts.heard(self.shard, self.version)
+            self._finish(request, Answer(frame.table, frame.sequence))
+
+    def tick(self, now: float) -> None:
+        """Ends the requests whose deadline is past."""
+        for request in [r for r in self._requests.values() if r.deadline <= now]:
+            del self._requests[request.id]
+            waited = now - request.started
+            if self.welcome is None or self.link is not Link.UP:
+                error: PsstoreError = StoreUnreachable(
+                    f"shard {self.shard} at {self.address} can't be reached; tried for {waited:.1f} s",
+                    address=self.address,
+                    tried_s=waited,
+                )
+            else:
+                error = DeadlineExceeded(
+                    f"shard {self.shard} at {self.address} did not answer within {waited:.1f} s;"
+                    f" last heard {now - self.last_heard:.1f} s ago",
+                    peer=self.address,
+                    waited_s=waited,
+                )
+            self._fail(request, error)
+
+    def next_wake(self) -> float | None:
+        return min((request.deadline for request in self._requests.values()), default=None)
+
+    def give_up(self, error: PsstoreError) -> None:
+        """This link can't be again: every request, now and later, fails with `error`."""
+        self.failure = error
+        requests, self._requests = list(self._requests.values()), {}
+        for request in requests:
+            self._fail(request, error)
+
+    @property
+    def idle(self) -> bool:
+        """Nothing is owed to anybody."""
+        return not self._requests
+
+    # ---- what the client calls ----
+
+    def request(
+        self,
+        op: str,
+        future: Future,
+        *,
+        now: float,
+        timeout_s: float,
+        table: _core.SliceTable | None = None,
+        body: m.Message | None = None,
+        payload: _core.Segments | None = None,
+        destination: _core.Segments | None = None,
+        round: int = 0,
+    ) -> None:
+        """Sends a request, now or when the link is up. `future` gets a message body, None, or an `Answer`."""
+        request = Request(
+            id=self._next_id,
+            op=OPS[op],
+            future=future,
+            deadline=now + timeout_s,
+            started=now,
+            table=table,
+            body=body,
+            payload=payload,
+            destination=destination,
+            round=round,
+        )
+        if self.failure is not None:
+            self._fail(request, self.failure)
+            return
+        self._next_id += 1
+        if op in ("ASSIGN", "ADD"):
+            self._sequence += 1
+            request.sequence = self._sequence
+        self._requests[request.id] = request
+        if self.link is Link.UP:
+            self._send(request)
+
+    def attach(self, timeout_s: float, *, now: float, future: Future) -> None:
+        """Presents the ticket on a link that was up before there was one."""
+        assert self.identity.ticket is not None, "join before attach"
+        self.request("ATTACH", future, body=m.Attach(ticket=self.identity.ticket), now=now, timeout_s=timeout_s)
+
+    # ---- how ----
+
+    def _send(self, request: Request) -> None:
+        body = request.body
+        if isinstance(body, m.Carry):
+            decisions = self.facts.since(self._told)
+            self._told = max(self._told, self.facts.last)
+            body = m.Carry(decisions=decisions, at_least=body.at_least, wait_s=body.wait_s)
+        payload = request.payload
+        checksum = payload is not None and self.identity.features
+        head = _core.encode_frame(
+            request.op,
+            request=request.id,
+            round=request.round,
+            rank=self.identity.rank,
+            incarnation=self.identity.incarnation,
+            sequence=request.sequence,
+            table=request.table,
+            body=m.encode_body(body) if body is not None else b"",
+            payload_bytes=payload.nbytes if payload is not None else 0,
+            payload_crc=payload.crc32c() if payload is not None and checksum else None,
+        )
+        self._out.append([head, *(payload.pieces() if payload is not None else ())])
+
+    def _handshake(self, frame: _core.Frame) -> None:
+        if frame.op == OPS["ERROR"]:
+            failure = m.decode_body(m.Failure, frame.body)
+            raise from_code(failure.code, failure.message, **failure.details)
+        if frame.op == OPS["CHALLENGE"] and self.link is Link.HELLO:
+            self._answer_challenge(m.decode_body(m.Challenge, frame.body))
+        elif frame.op == OPS["WELCOME"]:
+            self._welcomed(m.decode_body(m.Welcome, frame.body))
+        else:
+            raise UnexpectedMessage(f"shard {self.shard} sent operation {frame.op} during the handshake")
+
+    def _answer_challenge(self, challenge: m.Challenge) -> None:
+        token = self.identity.token
+        if token is None:
+            raise AuthFailed(
+                f"the store at {self.address} needs a token: connect with token=, or set PSSTORE_TOKEN_FILE"
+            )
+        self._shard_nonce = challenge.nonce
+        self.link = Link.AUTH
+        self._out.append(
+            [_core.encode_frame(OPS["AUTH"], body=m.encode_body(m.Auth(proof=self._proof(token, "client"))))]
+        )
+
+    def _proof(self, token: bytes, side: str) -> bytes:
+        return auth.proof(
+            token,
+            "client" if side == "client" else "shard",
+            client=self.identity.client,
+            client_nonce=self._nonce,
+            shard_nonce=self._shard_nonce,
+        )
+
+    def _welcomed(self, welcome: m.Welcome) -> None:
+        token = self.identity.token
+        if token is not None and (
+            self.link is not Link.AUTH or not auth.matches(self._proof(token, "shard"), welcome.proof)
+        ):
+            raise AuthFailed(f"the store at {self.address} did not prove that it has the token")
+        if self.welcome is not None and welcome.store != self.welcome.store:
+            raise StoreUnreachable(
+                f"the store at {self.address} was restarted and has lost what it held; connect again",
+                address=self.address,
+            )
+        self.welcome, self.shard, self.link = welcome, welcome.shard, Link.UP
+        self.version = self._told = welcome.version
+        self.facts.heard(self.shard, welcome.version)
+        if self.identity.ticket is not None:
+            body = m.encode_body(m.Attach(ticket=self.identity.ticket))
+            self._out.append([_core.encode_frame(OPS["ATTACH"], body=body)])
+        for request in list(self._requests.values()):
+            self._send(request)
+
+    def _failed(self, request_id: int, failure: m.Failure) -> None:
+        """Request 0 stands for the whole connection: the driver decides what becomes of it."""
+        error = from_code(failure.code, failure.message, **failure.details)
+        if request_id == 0 or isinstance(error, ProtocolError):
+            raise error
+        request = self._requests.pop(request_id, None)
+        if request is not None:
+            self._fail(request, error)
+
+    @staticmethod
+    def _finish(request: Request, result: object) -> None:
+        if not request.future.done():
+            request.future.set_result(result)
+
+    @staticmethod
+    def _fail(request: Request, error: PsstoreError) -> None:
+        if not request.future.done():
+            request.future.set_exception(error)
+
+
+def is_final(error: PsstoreError) -> bool:
+    """True if a new connection would meet the same end; else it is worth another try."""
+    return not isinstance(error, (BadChecksum, ShuttingDown, HandshakeTimeout, Overloaded))
+
+
+_BODIES: dict[int, type[m.Message] | None] = {
+    OPS["DEFINED"]: None,
+    OPS["ATTACHED"]: m.Attached,
+    OPS["JOINED"]: m.Joined,
+    OPS["CREATED"]: m.Created,
+    OPS["READIED"]: None,
+    OPS["COMMITTED"]: m.Committed,
+    OPS["DESCRIBED"]: m.Described,
+    OPS["PASSED"]: None,
+    OPS["LEFT"]: None,
+    OPS["DROPPED"]: m.Dropped,
+    OPS["STATISTICS"]: m.Statistics,
+}
+"""Replies that are control messages, and their bodies; the others are `Answer`s."""

@@ -1,0 +1,211 @@
+"""Plain values shared by every layer: tensors, placements, rules' hyper-parameters. No behaviour but checks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import msgspec
+
+from psstore import _core
+from psstore.errors import BadArgument, BadHyper
+
+ITEM_BYTES: Mapping[str, int] = {"float32": 4, "float64": 8, "bfloat16": 2, "float16": 2}
+"""Bytes per element of each dtype."""
+
+MASTER_DTYPES = ("float32", "float64")
+"""What a tensor may be stored as; the half precisions are for contributions and pulls."""
+
+MAX_NAME_BYTES = 1024
+"""Longest tensor name in UTF-8. torch's longest parameter names are about 150."""
+
+MAX_DIMS = 64
+"""Most dimensions of a shape: numpy 2's NPY_MAXDIMS."""
+
+MAX_TENSOR_ELEMS = 1 << 40
+"""More than 24 bits of slice index can address is refused earlier; this guards the multiplication."""
+
+
+class TensorSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """What a caller asks for when it creates a tensor."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str = "float32"
+    rule: str = "assign"
+    group: int = 0
+    zeros: bool = True
+    """True: zero from the start. False: whoever created it will send the value."""
+
+    @property
+    def num_elems(self) -> int:
+        return math.prod(self.shape)
+
+    def check(self) -> None:
+        """Raises BadArgument naming the field, what was expected and what came."""
+        encoded = self.name.encode("utf-8", "surrogatepass")
+        if not 0 < len(encoded) <= MAX_NAME_BYTES or not self.name.isprintable():
+            raise BadArgument(f"tensor name {self.name[:80]!r}: expected 1 to {MAX_NAME_BYTES} bytes of printable text")
+        if self.dtype not in MASTER_DTYPES:
+            raise BadArgument(
+                f"tensor {self.name!r}: dtype {self.dtype!r} can't be stored; use one of {', '.join(MASTER_DTYPES)}"
+                " (half precision is for pushes and pulls)"
+            )
+        if self.rule not in _core.RULES:
+            raise BadArgument(f"tensor {self.name!r}: rule {self.rule!r} is not one of {', '.join(_core.RULES)}")
+        if len(self.shape) > MAX_DIMS or any(dim < 0 for dim in self.shape):
+            raise BadArgument(f"tensor {self.name!r}: shape {self.shape} needs at most {MAX_DIMS} dims, none negative")
+        if self.num_elems > MAX_TENSOR_ELEMS:
+            raise BadArgument(f"tensor {self.name!r}: {self.num_elems} elements, at most {MAX_TENSOR_ELEMS}")
+        if not 0 <= self.group < 1 << 16:
+            raise BadArgument(f"tensor {self.name!r}: group {self.group} is not in [0, 65536)")
+
+
+class Tensor(msgspec.Struct, frozen=True, kw_only=True, tag="tensor"):
+    """A tensor that exists: its spec, its id and where each of its slices lives. On the wire it is signed."""
+
+    id: int
+    spec: TensorSpec
+    slice_elems: int
+    """Elements per slice; the last slice holds the rest. Depends on the tensor alone, never on shards."""
+    shards: tuple[int, ...]
+    """Shard that owns slice i."""
+
+    def key(self, index: int) -> int:
+        return self.id << _core.SLICE_INDEX_BITS | index
+
+    def bounds(self, index: int) -> tuple[int, int]:
+        """[begin, end) in elements of the flattened tensor."""
+        begin = index * self.slice_elems
+        return begin, min(begin + self.slice_elems, self.spec.num_elems)
+
+
+# ---- hyper-parameters -----------------------------------------------------------------------------
+
+HYPER_DEFAULTS: Mapping[str, Mapping[str, float]] = {
+    "assign": {},
+    "add": {},
+    "sgd": {
+        "lr": 1e-3,
+        "momentum": 0.0,
+        "dampening": 0.0,
+        "nesterov": 0.0,
+        "weight_decay": 0.0,
+        "maximize": 0.0,
+    },
+    "adam": {
+        "lr": 1e-3,
+        "beta1": 0.9,
+        "beta2": 0.999,
+        "eps": 1e-8,
+        "weight_decay": 0.0,
+        "amsgrad": 0.0,
+        "maximize": 0.0,
+    },
+    "adamw": {
+        "lr": 1e-3,
+        "beta1": 0.9,
+        "beta2": 0.999,
+        "eps": 1e-8,
+        "weight_decay": 1e-2,
+        "amsgrad": 0.0,
+        "maximize": 0.0,
+    },
+    "adagrad": {
+        "lr": 1e-2,
+        "lr_decay": 0.0,
+        "weight_decay": 0.0,
+        "initial_accumulator_value": 0.0,
+        "eps": 1e-10,
+        "maximize": 0.0,
+    },
+    "rmsprop": {
+        "lr": 1e-2,
+        "alpha": 0.99,
+        "eps": 1e-8,
+        "weight_decay": 0.0,
+        "momentum": 0.0,
+        "centered": 0.0,
+        "maximize": 0.0,
+    },
+}
+"""Names and defaults per rule: torch.optim's of the same class (flags are 0.0 or 1.0)."""
+
+
+def applies_by_decision(rule: str) -> bool:
+    """True for rules of training; 'assign' and 'add' apply on arrival."""
+    return rule not in ("assign", "add")
+
+
+def complete_hyper(rule: str, given: Mapping[str, float]) -> dict[str, float]:
+    """`given` with the rule's defaults filled in. Raises BadHyper for an unknown name or a value that
+    is not a finite number."""
+    known = HYPER_DEFAULTS[rule]
+    for name, value in given.items():
+        if name not in known:
+            raise BadHyper(f"rule {rule!r} has no hyper-parameter {name!r}; it has {', '.join(known) or 'none'}")
+        if not math.isfinite(value):
+            raise BadHyper(f"rule {rule!r}: {name} = {value!r} is not a finite number")
+    return {**known, **{name: float(value) for name, value in given.items()}}
+
+
+# ---- consistency ----------------------------------------------------------------------------------
+
+UNBOUNDED = -1
+"""Staleness without a bound."""
+
+
+class Consistency(msgspec.Struct, frozen=True, kw_only=True):
+    """The two integers that say every mode, and the number of workers that they are about."""
+
+    num_workers: int = 1
+    quorum: int = 1
+    """Commits that make a decision; num_workers means all that have not left."""
+    staleness: int = 0
+    """Rounds a worker may be ahead of the slowest; UNBOUNDED for asynchronous."""
+
+    @property
+    def lockstep(self) -> bool:
+        """A decision closes a round for everybody; else every commit is a decision of its own."""
+        return self.quorum > 1 or self.num_workers == 1
+
+    @property
+    def mode(self) -> str:
+        """'sync', 'backup', 'ssp' or 'async'."""
+        if self.quorum == self.num_workers:
+            return "sync"
+        if self.quorum > 1:
+            return "backup"
+        return "async" if self.staleness == UNBOUNDED else "ssp"
+
+    def check(self) -> None:
+        """Raises BadArgument for a combination that has no meaning."""
+        if self.num_workers < 1:
+            raise BadArgument(f"num_workers is {self.num_workers}; a store needs at least 1 worker")
+        if not 1 <= self.quorum <= self.num_workers:
+            raise BadArgument(
+                f"quorum is {self.quorum}; it must be between 1 and the number of workers, {self.num_workers}"
+            )
+        if self.staleness < UNBOUNDED:
+            raise BadArgument(f"staleness is {self.staleness}; it must be at least 0, or -1 for unbounded")
+        if self.lockstep and self.staleness != 0:
+            raise BadArgument(
+                f"quorum {self.quorum} with staleness {self.staleness}: a round that needs several workers closes for all"
+                " at once, so staleness must be 0; for bounded staleness use quorum 1"
+            )
+
+    @staticmethod
+    def of_mode(mode: str, *, num_workers: int, backups: int = 1, staleness: int = 2) -> Consistency:
+        """`backups`: how many late workers a round does without; `staleness`: for ssp."""
+        chosen = {
+            "sync": (num_workers, 0),
+            "backup": (max(1, num_workers - backups), 0),
+            "ssp": (1, staleness),
+            "async": (1, UNBOUNDED),
+        }
+        if mode not in chosen:
+            raise BadArgument(f"mode {mode!r} is not one of {', '.join(chosen)}")
+        quorum, bound = chosen[mode]
+        result = Consistency(num_workers=num_workers, quorum=quorum, staleness=0 if num_workers == 1 else bound)
+        result.check()
+        return result

@@ -1,0 +1,284 @@
+"""The MessagePack bodies of control messages: one struct per operation that has one.
+
+Bodies are maps by field name, so that a client in another language needs no schema compiler.
+Bytes that only the store's processes may write travel as `Signed`.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, TypeVar
+
+import msgspec
+
+from psstore.errors import BadBody
+from psstore.types import Tensor, TensorSpec
+
+Role = Literal["worker", "client", "heartbeat"]
+Exist = Literal["match", "error", "overwrite"]
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Base of all bodies."""
+
+
+class Signed(Message, frozen=True, kw_only=True):
+    """MessagePack of a fact, with the store's MAC: a client can carry it and cannot forge it."""
+
+    blob: bytes
+    mac: bytes
+
+
+# ---- facts: what is signed ------------------------------------------------------------------------
+
+
+class Member(Message, frozen=True, kw_only=True, array_like=True):
+    """One member of a decision."""
+
+    rank: int
+    incarnation: int
+    round: int
+    weight: float
+    absent: tuple[int, ...] = ()
+    """Ids of tensors that this member has no gradient for."""
+
+
+class DecisionFact(Message, frozen=True, kw_only=True, tag="decision"):
+    """The coordinator's record of one step; immutable. Members are in rank order."""
+
+    number: int
+    members: tuple[Member, ...]
+    divisor: float
+    skip: bool = False
+    hypers: dict[int, dict[str, float]]
+    """Parameter group -> all hyper-parameters of its rule."""
+
+
+class DropFact(Message, frozen=True, kw_only=True, tag="drop"):
+    """These tensor ids are no more; ids are never reused."""
+
+    ids: tuple[int, ...]
+
+
+class TicketFact(Message, frozen=True, kw_only=True, tag="ticket"):
+    """This client is this life of this rank."""
+
+    client: str
+    rank: int
+    incarnation: int
+
+
+# ---- handshake ------------------------------------------------------------------------------------
+
+
+class Hello(Message, frozen=True, kw_only=True):
+    client: str
+    """Random 128-bit hex id of the client; the same on every shard and after reconnects."""
+    role: Role = "client"
+    nonce: bytes = b""
+    """Random; the shard's proof covers it."""
+    features: int = 0
+
+
+class Challenge(Message, frozen=True, kw_only=True):
+    nonce: bytes
+
+
+class Auth(Message, frozen=True, kw_only=True):
+    proof: bytes
+
+
+class Welcome(Message, frozen=True, kw_only=True):
+    store: str
+    """Id of this run of the store; another one after a restart."""
+    shard: int
+    addresses: tuple[tuple[str, ...], ...]
+    """Per shard: the addresses it can be reached at, best first."""
+    num_workers: int
+    quorum: int
+    staleness: int
+    """-1: unbounded."""
+    version: int
+    last_sequence: int
+    """Last ASSIGN/ADD of this client that was applied here."""
+    features: int = 0
+    proof: bytes = b""
+    """The shard's own proof of the token."""
+    heartbeat_s: float = 1.0
+    """How often the store wants to hear from a worker."""
+
+
+# ---- data -----------------------------------------------------------------------------------------
+
+
+class Carry(Message, frozen=True, kw_only=True):
+    """Body of PUSH and PULL."""
+
+    decisions: tuple[Signed, ...] = ()
+    """Consecutive; those that the shard has already are skipped."""
+    at_least: int = 0
+    """PULL: wait until the shard's version is this."""
+    wait_s: float = 0.0
+    """PULL: how long to wait for `at_least`, and for values of tensors that are not initialised yet."""
+
+
+# ---- schema ---------------------------------------------------------------------------------------
+
+
+class Define(Message, frozen=True, kw_only=True):
+    facts: tuple[Signed, ...]
+    """Tensor or DropFact."""
+
+
+class Attach(Message, frozen=True, kw_only=True):
+    ticket: Signed
+
+
+class Attached(Message, frozen=True, kw_only=True):
+    version: int
+
+
+# ---- coordinator ----------------------------------------------------------------------------------
+
+
+class Join(Message, frozen=True, kw_only=True):
+    rank: int | None = None
+    """None: the lowest free one."""
+    num_workers: int | None = None
+    """What this worker believes; another number than the store's is refused."""
+
+
+class Joined(Message, frozen=True, kw_only=True):
+    rank: int
+    incarnation: int
+    round: int
+    """First round of this worker."""
+    decision: int
+    """Number of the last decision."""
+    decisions: tuple[Signed, ...]
+    """All that some shard may still lack."""
+    ticket: Signed
+
+
+class Create(Message, frozen=True, kw_only=True):
+    specs: tuple[TensorSpec, ...]
+    exist: Exist = "match"
+    offer: bool = True
+    """This client has values for those that are not `zeros`, should they need one."""
+
+
+class Created(Message, frozen=True, kw_only=True):
+    tensors: tuple[Signed, ...]
+    """The Tensor of each spec, in order."""
+    dropped: tuple[Signed, ...] = ()
+    """DropFact of what was overwritten."""
+    initialise: tuple[int, ...] = ()
+    """Ids whose value this client is to send (INIT to the shards, then READY)."""
+
+
+class Ready(Message, frozen=True, kw_only=True):
+    ids: tuple[int, ...]
+
+
+class Commit(Message, frozen=True, kw_only=True):
+    round: int
+    hypers: dict[int, dict[str, float]] = {}
+    """Parameter group -> hyper-parameters; what is not named keeps its last value, or the default."""
+    weight: float = 1.0
+    non_finite: bool = False
+    """True: this worker's gradients hold NaN or infinity; the round becomes a skip for all."""
+    absent: tuple[int, ...] = ()
+    average: bool = True
+    """Divide the sum by the sum of the weights; False: by 1."""
+    since: int = 0
+    """Last decision that the worker knows."""
+    floor: int = 0
+    """Every shard is known to have applied this decision; older ones need not be kept."""
+    wait_s: float = 300.0
+    """How long the coordinator may wait for other workers before it answers with DEADLINE_EXCEEDED."""
+
+
+class Committed(Message, frozen=True, kw_only=True):
+    round: int
+    decision: int
+    """Number of the decision that closed this round."""
+    late: bool = False
+    """The round was decided without this worker; its contribution does not count."""
+    next_round: int
+    decisions: tuple[Signed, ...]
+    """All after `since` that some shard may lack, in order, ending with `last`."""
+    last: int
+    """Number of the last decision."""
+    slowest: int = 0
+    """Smallest clock of the live workers, when this was sent."""
+
+
+class Describe(Message, frozen=True, kw_only=True):
+    names: tuple[str, ...] | None = None
+    """None: every tensor."""
+    names_only: bool = False
+
+
+class Described(Message, frozen=True, kw_only=True):
+    tensors: tuple[Signed, ...] = ()
+    names: tuple[str, ...] = ()
+    """With names_only: all; else: those asked for that exist, in the order of `tensors`."""
+
+
+class Barrier(Message, frozen=True, kw_only=True):
+    name: str = ""
+    count: int
+    """How often this worker has called it by that name: makes a resend harmless."""
+    wait_s: float = 300.0
+
+
+class Drop(Message, frozen=True, kw_only=True):
+    names: tuple[str, ...]
+
+
+class Dropped(Message, frozen=True, kw_only=True):
+    facts: tuple[Signed, ...]
+
+
+class Statistics(Message, frozen=True, kw_only=True):
+    counters: dict[str, int | float | str]
+
+
+class Failure(Message, frozen=True, kw_only=True):
+    code: int
+    message: str
+    details: dict[str, int | float | str] = {}
+
+
+# ---- encoding -------------------------------------------------------------------------------------
+
+M = TypeVar("M", bound=Message)
+_encoder = msgspec.msgpack.Encoder()
+_decoders: dict[object, msgspec.msgpack.Decoder[object]] = {}
+
+Fact = DecisionFact | Tensor | DropFact | TicketFact
+
+
+def encode_body(message: Message | Tensor) -> bytes:
+    return _encoder.encode(message)
+
+
+def decode_body(kind: type[M], body: bytes) -> M:
+    """Raises BadBody with the field that is wrong."""
+    decoder = _decoders.get(kind)
+    if decoder is None:
+        decoder = _decoders[kind] = msgspec.msgpack.Decoder(kind)
+    try:
+        return decoder.decode(body)  # type: ignore[return-value]
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise BadBody(f"body of {kind.__name__}: {error}") from None
+
+
+def decode_fact(blob: bytes) -> Fact:
+    """What a `Signed.blob` says. Check its MAC first (protocol/signing.py)."""
+    try:
+        return _fact_decoder.decode(blob)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise BadBody(f"signed fact: {error}") from None
+
+
+_fact_decoder: msgspec.msgpack.Decoder[Fact] = msgspec.msgpack.Decoder(Fact)
