@@ -32,7 +32,8 @@ demo: $(STAMPS)/installed
 test: $(STAMPS)/installed $(STAMPS)/test
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
-lint: $(STAMPS)/lint
+# mypy reads what the sources import, so that is installed too.
+lint: $(STAMPS)/demo $(STAMPS)/test $(STAMPS)/lint
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -65,7 +66,7 @@ $(STAMPS)/test: $(MADE) constraints.txt pyproject.toml
 	touch $@
 
 $(STAMPS)/lint: $(MADE) constraints.txt pyproject.toml
-	$(PIP) clang-format mypy ruff
+	$(PIP) clang-format mypy ruff types-psutil
 	touch $@
 
 $(STAMPS)/develop: $(MADE) constraints.txt pyproject.toml

@@ -1,0 +1,86 @@
+"""What every test stands on: the event loop under test, and that no test leaves a process behind."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+LOOPS = ("uvloop", "asyncio")
+
+SESSION_VARIABLE = "PSSTORE_TEST_SESSION"
+"""Inherited by every process that a test starts, so that orphans are recognised too."""
+
+EXIT_GRACE_S = 5.0
+"""How long a process that was told to end may take, once its test is over."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--loop",
+        choices=LOOPS,
+        default=LOOPS[0],
+        help="event loop of servers and clients under test",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    os.environ["PSSTORE_LOOP"] = config.getoption("--loop")
+    os.environ[SESSION_VARIABLE] = uuid.uuid4().hex
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    return f"event loop: {config.getoption('--loop')}"
+
+
+@pytest.fixture(scope="session")
+def loop_name(pytestconfig: pytest.Config) -> str:
+    """'uvloop' or 'asyncio': what servers and clients of this run use."""
+    return str(pytestconfig.getoption("--loop"))
+
+
+@pytest.fixture(scope="session")
+def repository() -> Path:
+    """Root of the source tree that the tests lie in."""
+    return Path(__file__).resolve().parent.parent
+
+
+def _started_by_tests() -> list[psutil.Process]:
+    session = os.environ[SESSION_VARIABLE]
+    return [process for process in psutil.process_iter() if _belongs(process, session)]
+
+
+def _belongs(process: psutil.Process, session: str) -> bool:
+    try:
+        return (
+            process.pid != os.getpid()
+            and process.environ().get(SESSION_VARIABLE) == session
+            and process.status() != psutil.STATUS_ZOMBIE
+            and "multiprocessing.resource_tracker" not in " ".join(process.cmdline())
+        )
+    except psutil.Error:  # it ended meanwhile, or is another user's
+        return False
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_process_left_behind() -> Iterator[None]:
+    """Fails the last test of a module if a process that the module started outlives it, and kills it."""
+    before = set(_started_by_tests())
+    yield
+    left = [process for process in _started_by_tests() if process not in before]
+    _, alive = psutil.wait_procs(left, timeout=EXIT_GRACE_S)
+    described = [_describe(process) for process in alive]
+    for process in alive:
+        process.kill()
+    assert not described, "processes left behind:\n" + "\n".join(described)
+
+
+def _describe(process: psutil.Process) -> str:
+    try:
+        return f"{process.pid}: {' '.join(process.cmdline())}"
+    except psutil.Error:
+        return f"{process.pid}: ended while it was looked at"

@@ -1,0 +1,164 @@
+"""The arrows of the source tree: which layer may use which, and what importing psstore may load.
+
+Read from the sources, so that a forbidden arrow fails here even if no test runs into it.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+# ---- Python: the layers of psstore, lowest first ----------------------------------------------------
+
+LEAVES = {"_core", "errors", "types", "config"}
+PURE = {"wire", "partition", "codec"}
+BELOW_NET = LEAVES | PURE | {"protocol"}
+BELOW_ENDS = BELOW_NET | {"net"}
+
+PYTHON_ARROWS: dict[str, set[str]] = {
+    "errors": set(),
+    "types": {"_core", "errors"},
+    "config": {"errors", "types"},
+    "cuda": LEAVES,
+    "wire": LEAVES,
+    "partition": LEAVES,
+    "codec": LEAVES,
+    "protocol": LEAVES | PURE,
+    "net": BELOW_NET,
+    "server": BELOW_ENDS,
+    "client": BELOW_ENDS,
+    "torch": BELOW_ENDS | {"client"},
+    "launch": BELOW_ENDS | {"client", "server"},
+    "cli": BELOW_ENDS | {"client", "server", "torch", "launch", "cuda"},
+    "__init__": {"client", "errors", "cuda", "torch"},
+}
+"""Top-level module or package of psstore -> those it may import, besides itself."""
+
+NO_IO_NO_CLOCK = {"asyncio", "uvloop", "socket", "select", "selectors", "threading", "time", "torch"}
+"""What sans-IO code does without: bytes and the time are its arguments."""
+
+FOREIGN_BANS: dict[str, set[str]] = {
+    "errors": NO_IO_NO_CLOCK,
+    "types": NO_IO_NO_CLOCK,
+    "wire": NO_IO_NO_CLOCK,
+    "partition": NO_IO_NO_CLOCK,
+    "codec": NO_IO_NO_CLOCK,
+    "protocol": NO_IO_NO_CLOCK,
+    "net": {"torch"},
+    "server": {"torch", "numpy"},
+    "__init__": {"torch", "numpy", "asyncio", "uvloop"},
+}
+"""Top-level module or package of psstore -> modules of others that it may not import, not even lazily."""
+
+
+class Arrow(NamedTuple):
+    """One import: where it stands, and the dotted name of what is imported."""
+
+    source: Path
+    line: int
+    target: str
+
+
+def imports_of(source: Path) -> Iterator[Arrow]:
+    """All imports of a file, those under TYPE_CHECKING and inside functions included."""
+    for node in ast.walk(ast.parse(source.read_text())):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield Arrow(source, node.lineno, alias.name)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{source}:{node.lineno}: relative import; name the package"
+            assert node.module is not None
+            for alias in node.names:
+                yield Arrow(source, node.lineno, f"{node.module}.{alias.name}")
+
+
+def python_arrows(repository: Path) -> Iterator[tuple[str, Arrow]]:
+    root = repository / "python" / "psstore"
+    for source in sorted(root.rglob("*.py")):
+        layer = source.relative_to(root).with_suffix("").parts[0]
+        for arrow in imports_of(source):
+            yield layer, arrow
+
+
+def test_python_layers_import_only_what_lies_below(repository: Path) -> None:
+    wrong = []
+    for layer, arrow in python_arrows(repository):
+        package, _, rest = arrow.target.partition(".")
+        target = rest.partition(".")[0]
+        if package == "psstore" and target != layer and target not in PYTHON_ARROWS[layer]:
+            wrong.append(f"{arrow.source}:{arrow.line}: {layer} may not import psstore.{target}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_python_layers_do_without_banned_modules(repository: Path) -> None:
+    wrong = []
+    for layer, arrow in python_arrows(repository):
+        module = arrow.target.partition(".")[0]
+        if module in FOREIGN_BANS.get(layer, set()):
+            wrong.append(f"{arrow.source}:{arrow.line}: {layer} may not import {module}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_python_layers_are_all_listed(repository: Path) -> None:
+    assert {layer for layer, _ in python_arrows(repository)} <= set(PYTHON_ARROWS)
+
+
+# ---- C++: the directories of csrc, lowest first -----------------------------------------------------
+
+CPP_ARROWS: dict[str, set[str]] = {
+    "core": set(),
+    "rules": {"core"},
+    "device": {"core"},
+    "kernels": {"core", "rules"},
+    "table": {"core", "rules", "kernels"},
+    "wire": {"core"},
+    "liveness": {"core"},
+    "shard": {"core", "rules", "kernels", "table", "wire"},
+    "bindings": {"core", "rules", "kernels", "table", "wire", "liveness", "shard"},
+}
+"""Directory of csrc (or csrc/shard.*) -> those whose headers it may include, besides its own."""
+
+INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
+
+
+def test_cpp_layers_include_only_what_lies_below(repository: Path) -> None:
+    root = repository / "csrc"
+    wrong = []
+    for source in sorted(root.rglob("*.*")):
+        layer = source.relative_to(root).with_suffix("").parts[0]
+        if layer == "tests" or source.suffix not in (".h", ".cc", ".cu", ".cuh"):
+            continue
+        allowed = CPP_ARROWS[layer] | {layer}
+        if source.name.endswith("_cuda.cu"):
+            allowed |= {"device"}
+        for include in INCLUDE.findall(source.read_text()):
+            if not (root / include).is_file():
+                wrong.append(f"{source}: {include!r} is not a path below csrc")
+            elif Path(include).with_suffix("").parts[0] not in allowed:
+                wrong.append(f"{source}: {layer} may not include {include}")
+    assert not wrong, "\n".join(wrong)
+
+
+# ---- what an import loads ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("module", "unwanted"),
+    [
+        ("psstore", {"torch", "numpy", "asyncio", "uvloop", "typer", "rich"}),
+        ("psstore.client", {"torch"}),
+        ("psstore.server", {"torch", "numpy", "rich"}),
+        ("psstore.cli.server", {"torch", "numpy"}),
+    ],
+)
+def test_import_loads_nothing_heavy(module: str, unwanted: set[str]) -> None:
+    program = f"import sys, {module}; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout.split()
+    assert not unwanted & set(loaded)
