@@ -1,0 +1,195 @@
+// Decision and Shard for Python: frames are unpacked into slice entries here, replies packed.
+//
+// Every call that does work lets go of the GIL. Frames belong to one connection and are handled by one
+// thread at a time (wire/frame.h), so reading them without the GIL is safe.
+#include <pybind11/stl.h>
+
+#include <memory>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "bindings/common.h"
+#include "shard.h"
+#include "wire/frame.h"
+#include "wire/limits.h"
+
+namespace psstore::bindings {
+namespace {
+
+using MemberTuple = std::tuple<uint32_t, uint32_t, uint64_t, double>;
+using AbsentTensors = std::map<uint32_t, std::vector<uint64_t>>;
+
+// ---- Decision -------------------------------------------------------------------------------------
+
+Decision make_decision(uint64_t number, bool skip, double divisor,
+                       const std::vector<MemberTuple>& members, GroupHypers hypers,
+                       AbsentTensors absent) {
+  std::vector<Member> made;
+  made.reserve(members.size());
+  for (const auto& [rank, incarnation, round, weight] : members) {
+    made.push_back({{rank, incarnation, round}, static_cast<float>(weight), {}});
+    const auto lacking = absent.find(rank);
+    if (lacking == absent.end()) continue;
+    made.back().absent = std::move(lacking->second);
+    absent.erase(lacking);
+  }
+  if (!absent.empty()) {
+    throw Error(ErrorCode::BAD_ARGUMENT, "decision " + std::to_string(number) + ": rank " +
+                                             std::to_string(absent.begin()->first) +
+                                             " lacks tensors, but is not a member");
+  }
+  return Decision(number, skip, divisor, std::move(made), std::move(hypers));
+}
+
+// ---- frames ---------------------------------------------------------------------------------------
+
+WriteKind write_kind(const Frame& frame) {
+  switch (frame.header.op) {
+    case Op::kPUSH: return WriteKind::kPush;
+    case Op::kINIT: return WriteKind::kInit;
+    case Op::kASSIGN: return WriteKind::kAssign;
+    case Op::kADD: return WriteKind::kAdd;
+    default:
+      throw Error(ErrorCode::BAD_ARGUMENT,
+                  "operation " + std::to_string(static_cast<int>(frame.header.op)) +
+                      " carries nothing to write; expected PUSH, INIT, ASSIGN or ADD");
+  }
+}
+
+void expect(bool fits, const Frame& frame, const char* expected) {
+  if (!fits) {
+    throw Error(ErrorCode::BAD_ARGUMENT, "expected " + std::string(expected) + ", got operation " +
+                                             std::to_string(static_cast<int>(frame.header.op)));
+  }
+  if (!frame.complete) {
+    throw Error(ErrorCode::BAD_ARGUMENT, "the payload of this frame has not arrived yet");
+  }
+}
+
+std::vector<SliceEntry> entries_of(const Frame& frame) {
+  return {frame.table.begin(), frame.table.end()};
+}
+
+py::bytes table_bytes(const std::vector<SliceEntry>& entries) {
+  return {reinterpret_cast<const char*>(entries.data()), entries.size() * sizeof(SliceEntry)};
+}
+
+// ---- Shard ----------------------------------------------------------------------------------------
+
+std::unique_ptr<Shard> make_shard(uint32_t index, size_t num_stripes, bool refuse_non_finite) {
+  return std::make_unique<Shard>(ShardOptions{index, num_stripes, refuse_non_finite});
+}
+
+void define(Shard& shard, uint64_t tensor_id, uint8_t dtype, uint8_t rule, uint32_t group,
+            bool zeros, const std::vector<std::pair<Key, uint64_t>>& slices) {
+  const py::gil_scoped_release no_gil;
+  TensorDefinition definition{
+      tensor_id, static_cast<DType>(dtype), static_cast<RuleKind>(rule), group, zeros, {}};
+  for (const auto& [key, num_elems] : slices) definition.slices.push_back({key, num_elems});
+  shard.define(definition);
+}
+
+py::object admit(Shard& shard, Frame& frame) {
+  const WriteKind kind = write_kind(frame);
+  std::vector<SliceEntry> entries = entries_of(frame);
+  BufferRef payload;
+  {
+    const py::gil_scoped_release no_gil;
+    payload = shard.admit(kind, entries, frame.header.payload_bytes);
+  }
+  frame.table = SliceTable(std::move(entries));
+  if (!payload) return py::none();
+  return wrap_buffer(std::move(payload), true);
+}
+
+py::bytes stage(Shard& shard, const Frame& frame) {
+  expect(frame.header.op == Op::kPUSH, frame, "PUSH");
+  std::vector<SliceEntry> entries = entries_of(frame);
+  {
+    const py::gil_scoped_release no_gil;
+    const Header& header = frame.header;
+    shard.stage({header.rank, header.incarnation, header.round}, entries, frame.payload);
+  }
+  return table_bytes(entries);
+}
+
+py::bytes initialise(Shard& shard, const Frame& frame) {
+  expect(frame.header.op == Op::kINIT, frame, "INIT");
+  std::vector<SliceEntry> entries = entries_of(frame);
+  {
+    const py::gil_scoped_release no_gil;
+    shard.initialise(entries, frame.payload);
+  }
+  return table_bytes(entries);
+}
+
+py::bytes write(Shard& shard, const Frame& frame, const std::string& client) {
+  const WriteKind kind = write_kind(frame);
+  expect(kind == WriteKind::kAssign || kind == WriteKind::kAdd, frame, "ASSIGN or ADD");
+  std::vector<SliceEntry> entries = entries_of(frame);
+  {
+    const py::gil_scoped_release no_gil;
+    shard.write(kind, client, frame.header.sequence, entries, frame.payload);
+  }
+  return table_bytes(entries);
+}
+
+py::tuple read(Shard& shard, const Frame& frame) {
+  expect(frame.header.op == Op::kPULL, frame, "PULL");
+  std::vector<SliceEntry> entries = entries_of(frame);
+  Shard::Reply reply;
+  {
+    const py::gil_scoped_release no_gil;
+    reply = shard.read(entries, kMaxPayloadBytes);
+  }
+  py::list pieces;
+  for (Piece& piece : reply.pieces) {
+    const std::span<const std::byte> bytes(piece.buffer->data(), piece.num_bytes);
+    pieces.append(make_readonly_view(std::move(piece.buffer), bytes));
+  }
+  return py::make_tuple(table_bytes(entries), reply.payload_bytes, std::move(pieces));
+}
+
+py::dict state(Shard& shard, Key key) {
+  std::vector<std::pair<std::string, std::string>> named;
+  {
+    const py::gil_scoped_release no_gil;
+    named = shard.state(key);
+  }
+  py::dict result;
+  for (const auto& [name, bytes] : named) result[py::str(name)] = py::bytes(bytes);
+  return result;
+}
+
+}  // namespace
+
+void bind_table(py::module_& m) {
+  const py::call_guard<py::gil_scoped_release> no_gil;
+
+  py::classh<Decision>(m, "Decision", py::is_final())
+      .def(py::init(&make_decision), py::arg("number"), py::kw_only(), py::arg("skip"),
+           py::arg("divisor"), py::arg("members"), py::arg("hypers"), py::arg("absent"))
+      .def_property_readonly("number", &Decision::number);
+
+  py::classh<Shard>(m, "Shard", py::is_final())
+      .def(py::init(&make_shard), py::kw_only(), py::arg("index"), py::arg("num_stripes") = 64,
+           py::arg("refuse_non_finite") = false)
+      .def_property_readonly("version", &Shard::version)
+      .def("set_version", &Shard::set_version, py::arg("version"), no_gil)
+      .def("define", &define, py::arg("tensor_id"), py::kw_only(), py::arg("dtype"),
+           py::arg("rule"), py::arg("group"), py::arg("zeros"), py::arg("slices"))
+      .def("drop", &Shard::drop, py::arg("tensor_id"), no_gil)
+      .def("admit", &admit, py::arg("frame"))
+      .def("stage", &stage, py::arg("frame"))
+      .def("initialise", &initialise, py::arg("frame"))
+      .def("write", &write, py::arg("frame"), py::arg("client"))
+      .def("last_sequence", &Shard::last_sequence, py::arg("client"), no_gil)
+      .def("advance", &Shard::advance, py::arg("decision"), no_gil)
+      .def("settle", &Shard::settle, py::arg("max_slots") = -1, no_gil)
+      .def("read", &read, py::arg("frame"))
+      .def("state", &state, py::arg("key"))
+      .def("stats", &Shard::stats, no_gil);
+}
+
+}  // namespace psstore::bindings

@@ -1,0 +1,294 @@
+#include "shard.h"
+
+#include <algorithm>
+
+#include "kernels/update.h"
+
+namespace psstore {
+namespace {
+
+// Freed memory that the pool keeps: four payloads of the largest size, so that a steady stream of
+// frames touches no new pages, and a burst does not stay resident for ever.
+constexpr size_t kMaxIdleBytes = 256u << 20;
+
+bool is_admitted(const SliceEntry& entry) {
+  return entry.status == ErrorCode::OK;
+}
+
+uint64_t sum_of_bytes(std::span<const SliceEntry> entries) {
+  uint64_t sum = 0;
+  for (const SliceEntry& entry : entries) sum += entry.num_bytes;
+  return sum;
+}
+
+void check_payload(std::span<const SliceEntry> entries, const BufferRef& payload) {
+  if (std::none_of(entries.begin(), entries.end(), is_admitted)) return;
+  const uint64_t expected = sum_of_bytes(entries);
+  const uint64_t present = payload ? payload->size() : 0;
+  if (present != expected) {
+    throw Error(ErrorCode::BAD_ARGUMENT, "the entries describe " + std::to_string(expected) +
+                                             " payload bytes, the buffer has " +
+                                             std::to_string(present));
+  }
+}
+
+ErrorCode status_of(Staged outcome) {
+  return outcome == Staged::kStale ? ErrorCode::STALE_INCARNATION : ErrorCode::OK;
+}
+
+}  // namespace
+
+Shard::Shard(const ShardOptions& options)
+    : options_(options),
+      pool_(BufferPool::create(kMaxIdleBytes)),
+      table_(options.num_stripes, pool_, counters_) {
+  if (options.num_stripes == 0) {
+    throw Error(ErrorCode::BAD_ARGUMENT, "num_stripes is 0; a shard needs at least one");
+  }
+}
+
+// ---- schema ---------------------------------------------------------------------------------------
+
+void Shard::define(const TensorDefinition& definition) {
+  definition.check();
+  const ExclusiveLock lock(table_.decision_mutex);
+  table_.define(definition);
+}
+
+void Shard::drop(uint64_t tensor_id) {
+  const ExclusiveLock lock(table_.decision_mutex);
+  table_.drop(tensor_id);
+}
+
+// ---- writes ---------------------------------------------------------------------------------------
+
+BufferRef Shard::admit(WriteKind kind, std::span<SliceEntry> entries, uint64_t payload_bytes) {
+  if (sum_of_bytes(entries) != payload_bytes) {
+    throw Error(ErrorCode::BAD_HEADER,
+                "the slices add up to " + std::to_string(sum_of_bytes(entries)) +
+                    " bytes, the header announces " + std::to_string(payload_bytes));
+  }
+  {
+    const SharedLock lock(table_.decision_mutex);
+    for (SliceEntry& entry : entries) {
+      Stripe& stripe = table_.stripe_of(entry.key);
+      const MutexLock stripe_lock(stripe.mutex);
+      const Slot* slot = stripe.find(entry.key);
+      entry.status = slot ? check_write(slot->spec(), kind, entry) : ErrorCode::UNKNOWN_KEY;
+    }
+  }
+  const bool any = std::any_of(entries.begin(), entries.end(), is_admitted);
+  return any ? pool_->allocate(payload_bytes) : BufferRef();
+}
+
+void Shard::stage(const Origin& origin, std::span<SliceEntry> entries, const BufferRef& payload) {
+  check_payload(entries, payload);
+  const SharedLock lock(table_.decision_mutex);
+  switch (ranks_.meet(origin)) {
+    case Standing::kStale: refuse(entries, ErrorCode::STALE_INCARNATION); break;
+    case Standing::kDecided: acknowledge(entries); break;
+    case Standing::kOpen: accept({WriteKind::kPush, origin, payload}, entries); break;
+  }
+}
+
+void Shard::initialise(std::span<SliceEntry> entries, const BufferRef& payload) {
+  check_payload(entries, payload);
+  const SharedLock lock(table_.decision_mutex);
+  accept({WriteKind::kInit, Origin{}, payload}, entries);
+}
+
+void Shard::write(WriteKind kind, const std::string& client_name, uint64_t sequence,
+                  std::span<SliceEntry> entries, const BufferRef& payload) {
+  check_payload(entries, payload);
+  const SharedLock lock(table_.decision_mutex);
+  const std::shared_ptr<WriteWindow::Client> client = window_.client(client_name);
+  const MutexLock client_lock(client->mutex);
+  if (client->take(sequence)) {
+    accept({kind, Origin{}, payload}, entries);
+  } else {
+    acknowledge(entries);
+  }
+}
+
+void Shard::acknowledge(std::span<SliceEntry> entries) {
+  for (SliceEntry& entry : entries) {
+    entry.num_bytes = 0;
+    if (!is_admitted(entry)) continue;
+    Stripe& stripe = table_.stripe_of(entry.key);
+    const MutexLock lock(stripe.mutex);
+    const Slot* slot = stripe.find(entry.key);
+    if (slot != nullptr) entry.version = slot->version();
+    counters_.duplicates.add();
+  }
+}
+
+void Shard::refuse(std::span<SliceEntry> entries, ErrorCode status) {
+  for (SliceEntry& entry : entries) {
+    if (is_admitted(entry)) entry.status = status;
+    entry.num_bytes = 0;
+    counters_.refused.add();
+  }
+}
+
+void Shard::accept(const Incoming& incoming, std::span<SliceEntry> entries) {
+  size_t offset = 0;
+  for (SliceEntry& entry : entries) {
+    const size_t num_bytes = entry.num_bytes;
+    if (is_admitted(entry)) entry.status = accept_slice(incoming, entry, offset);
+    if (!is_admitted(entry)) counters_.refused.add();
+    entry.num_bytes = 0;
+    offset += num_bytes;
+  }
+}
+
+// What was admitted is checked again: the tensor may be gone since, and the admission is cheap.
+ErrorCode Shard::accept_slice(const Incoming& incoming, SliceEntry& entry, size_t offset) {
+  PayloadSlice slice{incoming.payload, offset, entry.num_bytes, entry.dtype};
+  if (options_.refuse_non_finite && dtype_bytes(entry.dtype) != 0) {
+    const auto num_elems = static_cast<int64_t>(entry.num_bytes / dtype_bytes(entry.dtype));
+    if (!all_finite(entry.dtype, slice.data(), num_elems)) return ErrorCode::NON_FINITE;
+  }
+  Stripe& stripe = table_.stripe_of(entry.key);
+  const MutexLock lock(stripe.mutex);
+  Slot* slot = stripe.find(entry.key);
+  if (slot == nullptr) return ErrorCode::UNKNOWN_KEY;
+  const ErrorCode fits = check_write(slot->spec(), incoming.kind, entry);
+  if (fits != ErrorCode::OK) return fits;
+  table_.bring_up_to_date(stripe, *slot);
+  const ErrorCode status = change_slot(incoming, *slot, std::move(slice));
+  entry.version = slot->version();
+  return status;
+}
+
+ErrorCode Shard::change_slot(const Incoming& incoming, Slot& slot, PayloadSlice slice) {
+  switch (incoming.kind) {
+    case WriteKind::kPush: {
+      const Staged outcome = slot.staging().offer({incoming.origin, std::move(slice)});
+      if (outcome == Staged::kTaken) counters_.pushes.add();
+      if (outcome == Staged::kLate) counters_.duplicates.add();
+      return status_of(outcome);
+    }
+    case WriteKind::kInit:
+      if (slot.initialised()) {
+        counters_.duplicates.add();
+      } else {
+        slot.initialise(slice, *pool_);
+        counters_.initialised.add();
+      }
+      return ErrorCode::OK;
+    case WriteKind::kAssign:
+      counters_.count(slot.assign(slice, *pool_));
+      counters_.writes.add();
+      return ErrorCode::OK;
+    case WriteKind::kAdd:
+      if (!slot.initialised()) return ErrorCode::NOT_INITIALISED;
+      counters_.count(slot.add(slice, *pool_));
+      counters_.writes.add();
+      return ErrorCode::OK;
+  }
+  return ErrorCode::INTERNAL;
+}
+
+// ---- decisions ------------------------------------------------------------------------------------
+
+void Shard::set_version(uint64_t version) {
+  const ExclusiveLock lock(table_.decision_mutex);
+  table_.set_version(version);
+}
+
+void Shard::advance(const Decision& decision) {
+  if (decision.number() <= version()) return;
+  const ExclusiveLock lock(table_.decision_mutex);
+  if (!table_.advance(decision)) return;
+  ranks_.record(decision);
+  counters_.decisions.add();
+  if (decision.skip()) counters_.skipped.add();
+}
+
+bool Shard::settle(int64_t max_slots) {
+  const SharedLock lock(table_.decision_mutex);
+  return table_.settle(max_slots);
+}
+
+// ---- reads ----------------------------------------------------------------------------------------
+
+Shard::Reply Shard::read(std::span<SliceEntry> entries, uint64_t max_payload_bytes) {
+  std::vector<Finding> findings;
+  findings.reserve(entries.size());
+  {
+    const SharedLock lock(table_.decision_mutex);
+    for (SliceEntry& entry : entries) {
+      entry.num_bytes = 0;
+      entry.status = find(entry, findings);
+    }
+  }
+  counters_.pulls.add(entries.size());
+  Reply reply;
+  reply.payload_bytes = sum_of_bytes(entries);
+  if (reply.payload_bytes > max_payload_bytes) {
+    throw Error(ErrorCode::FRAME_TOO_LARGE,
+                "the slices asked for are " + std::to_string(reply.payload_bytes) +
+                    " bytes, one reply holds " + std::to_string(max_payload_bytes) +
+                    "; ask for fewer at a time");
+  }
+  reply.pieces = gather(findings, *pool_);
+  return reply;
+}
+
+ErrorCode Shard::find(SliceEntry& entry, std::vector<Finding>& findings) {
+  Stripe& stripe = table_.stripe_of(entry.key);
+  const MutexLock lock(stripe.mutex);
+  Slot* slot = stripe.find(entry.key);
+  if (slot == nullptr) return ErrorCode::UNKNOWN_KEY;
+  const SlotSpec& spec = slot->spec();
+  if (!travels_as(spec.dtype, entry.dtype)) return ErrorCode::DTYPE_MISMATCH;
+  table_.bring_up_to_date(stripe, *slot);
+  const uint64_t wanted_version = std::exchange(entry.version, slot->version());
+  if (!slot->initialised()) return ErrorCode::NOT_INITIALISED;
+  if (slot->version() < wanted_version) return ErrorCode::NOT_MODIFIED;
+  findings.push_back({slot->value(), spec.dtype, entry.dtype, spec.num_elems});
+  entry.num_bytes = static_cast<uint32_t>(findings.back().num_bytes());
+  return ErrorCode::OK;
+}
+
+std::vector<std::pair<std::string, std::string>> Shard::state(Key key) {
+  const SharedLock lock(table_.decision_mutex);
+  Stripe& stripe = table_.stripe_of(key);
+  const MutexLock stripe_lock(stripe.mutex);
+  Slot* slot = stripe.find(key);
+  if (slot == nullptr) {
+    throw Error(ErrorCode::UNKNOWN_KEY, "there is no slice of key " + std::to_string(key) +
+                                            " on shard " + std::to_string(options_.index));
+  }
+  table_.bring_up_to_date(stripe, *slot);
+  return slot->dump();
+}
+
+std::map<std::string, uint64_t> Shard::stats() {
+  TableSize size;
+  {
+    const SharedLock lock(table_.decision_mutex);
+    size = table_.size();
+  }
+  return {
+      {"version", version()},
+      {"slots", size.num_slots},
+      {"value_bytes", size.value_bytes},
+      {"state_bytes", size.state_bytes},
+      {"staged_bytes", size.staged_bytes},
+      {"pool_bytes", pool_->bytes_in_use() + pool_->bytes_idle()},
+      {"pool_idle_bytes", pool_->bytes_idle()},
+      {"pushes", counters_.pushes.value()},
+      {"pulls", counters_.pulls.value()},
+      {"writes", counters_.writes.value()},
+      {"initialised", counters_.initialised.value()},
+      {"duplicates", counters_.duplicates.value()},
+      {"refused", counters_.refused.value()},
+      {"decisions", counters_.decisions.value()},
+      {"skipped", counters_.skipped.value()},
+      {"applied_in_place", counters_.applied_in_place.value()},
+      {"applied_out_of_place", counters_.applied_out_of_place.value()},
+  };
+}
+
+}  // namespace psstore

@@ -1,0 +1,115 @@
+// All that one server process owns of a store: the one class that the bindings see.
+//
+// It speaks of slices and contributions, not of frames: a caller unpacks what arrived and packs what is to
+// be sent. Requests come as slice entries (core/types.h); answers are written into the same entries,
+// a status for each. What one entry asks for in vain never keeps the others from being served; only what
+// is wrong with a whole call is thrown, and then nothing has changed.
+//
+// Thread-safe: every call may run beside every other. Nothing waits but for locks, and those are held for
+// table work only. docs/table.md draws how it fits together.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "table/dense_table.h"
+#include "table/gather.h"
+#include "table/rank_book.h"
+#include "table/write_window.h"
+
+namespace psstore {
+
+struct ShardOptions {
+  uint32_t index = 0;
+  size_t num_stripes = 64;
+  bool refuse_non_finite = false;  // NaN and infinities in writes become NON_FINITE
+};
+
+class Shard {
+ public:
+  // Throws Error(BAD_ARGUMENT) without stripes.
+  explicit Shard(const ShardOptions& options);
+  Shard(const Shard&) = delete;
+  Shard& operator=(const Shard&) = delete;
+
+  uint32_t index() const { return options_.index; }
+
+  // ---- schema
+
+  void define(const TensorDefinition& definition);
+  void drop(uint64_t tensor_id);
+
+  // ---- writes: admit() before the payload is received, then the call for its kind
+
+  // Sets each entry's status to whether it may be written. Returns memory for the payload; empty if no
+  // entry is OK and the payload is not worth receiving.
+  // Throws Error(BAD_HEADER) if the entries do not add up to `payload_bytes`.
+  BufferRef admit(WriteKind kind, std::span<SliceEntry> entries, uint64_t payload_bytes);
+
+  // These act on the entries that are OK; `payload` may be empty if none is or all are of zero size.
+  // Entries come back as the reply's: status, version, num_bytes 0.
+
+  // Stages contributions. Pushed again before the decision they replace the first; after it they are
+  // acknowledged and ignored. Entries of an older life of the rank become STALE_INCARNATION.
+  void stage(const Origin& origin, std::span<SliceEntry> entries, const BufferRef& payload);
+  // Sets values where there are none; elsewhere the entry is acknowledged and ignored.
+  void initialise(std::span<SliceEntry> entries, const BufferRef& payload);
+  // ASSIGN or ADD, once per (client, sequence); call it even if no entry is OK, the sequence counts.
+  // Throws Error(UNEXPECTED_MESSAGE) if the client's writes before it are missing.
+  void write(WriteKind kind, const std::string& client, uint64_t sequence,
+             std::span<SliceEntry> entries, const BufferRef& payload);
+  uint64_t last_sequence(const std::string& client) { return window_.last_sequence(client); }
+
+  // ---- decisions
+
+  uint64_t version() const { return table_.version(); }
+  void set_version(uint64_t version);
+  void advance(const Decision& decision);
+  bool settle(int64_t max_slots);
+
+  // ---- reads
+
+  struct Reply {
+    std::vector<Piece> pieces;
+    uint64_t payload_bytes = 0;
+  };
+  // Throws Error(FRAME_TOO_LARGE) if the values are more than `max_payload_bytes` together.
+  Reply read(std::span<SliceEntry> entries, uint64_t max_payload_bytes);
+
+  // Raw bytes of value, rule state and step by name. Throws Error(UNKNOWN_KEY).
+  std::vector<std::pair<std::string, std::string>> state(Key key);
+  std::map<std::string, uint64_t> stats();
+
+ private:
+  // What a payload is, who sent it (pushes only) and where it lies.
+  struct Incoming {
+    WriteKind kind;
+    Origin origin;
+    const BufferRef& payload;
+  };
+
+  void accept(const Incoming& incoming, std::span<SliceEntry> entries)
+      REQUIRES_SHARED(table_.decision_mutex);
+  ErrorCode accept_slice(const Incoming& incoming, SliceEntry& entry, size_t offset)
+      REQUIRES_SHARED(table_.decision_mutex);
+  ErrorCode change_slot(const Incoming& incoming, Slot& slot, PayloadSlice slice);
+  // The answer to what was done before: OK and today's version.
+  void acknowledge(std::span<SliceEntry> entries) REQUIRES_SHARED(table_.decision_mutex);
+  void refuse(std::span<SliceEntry> entries, ErrorCode status);
+  ErrorCode find(SliceEntry& entry, std::vector<Finding>& findings)
+      REQUIRES_SHARED(table_.decision_mutex);
+
+  const ShardOptions options_;
+  const std::shared_ptr<BufferPool> pool_;
+  Counters counters_;
+  RankBook ranks_;
+  WriteWindow window_;
+  DenseTable table_;
+};
+
+}  // namespace psstore

@@ -1,0 +1,85 @@
+// All dense slices of a shard: which there are, and the decision that they are at.
+//
+// Applying a decision has two parts. advance() is short: it checks that every slot can take the step, and
+// notes the decision. The arithmetic comes slot by slot, when a slot is touched next (bring_up_to_date)
+// or when there is time (settle). At most one decision is pending: the next advance() first finishes it.
+// From outside, the step happens at once: whoever looks at a slot sees it done.
+//
+// Locks, in the order in which they are taken:
+//   decision_mutex   shared by whoever touches slots; exclusive for define, drop, advance, set_version
+//   Stripe::mutex    the slots behind it; one at a time
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <unordered_map>
+#include <unordered_set>
+#include <vector>
+
+#include "core/mutex.h"
+#include "table/counters.h"
+#include "table/stripe.h"
+
+namespace psstore {
+
+// Sums over the slots there are now.
+struct TableSize {
+  uint64_t num_slots = 0;
+  uint64_t value_bytes = 0;
+  uint64_t state_bytes = 0;
+  uint64_t staged_bytes = 0;
+};
+
+class DenseTable {
+ public:
+  DenseTable(size_t num_stripes, std::shared_ptr<BufferPool> pool, Counters& counters)
+      : pool_(std::move(pool)), counters_(counters), stripes_(num_stripes) {}
+
+  SharedMutex decision_mutex;
+
+  // Creates the slots of a tensor. The same definition again changes nothing, nor does one of a tensor
+  // that was dropped (ids are never reused: it is a late copy). Another definition for the same id
+  // throws Error(INTERNAL). `definition` has been checked.
+  void define(const TensorDefinition& definition) REQUIRES(decision_mutex);
+  // Forgets the slots; values that readers hold stay theirs. May come before the definition.
+  void drop(uint64_t tensor_id) REQUIRES(decision_mutex);
+
+  // Number of the last decision applied, be it pending.
+  uint64_t version() const { return version_.load(std::memory_order_acquire); }
+  // Throws Error(BAD_ARGUMENT) if there are slots.
+  void set_version(uint64_t version) REQUIRES(decision_mutex);
+
+  // Makes `decision` the pending one. False: it was applied before. Throws, with nothing changed:
+  // DECISION_GAP; MISSING_CONTRIBUTION; BAD_HYPER.
+  bool advance(const Decision& decision) REQUIRES(decision_mutex);
+  // Carries the pending decision out on up to `max_slots` more slots (negative: all). True: on all.
+  bool settle(int64_t max_slots) REQUIRES_SHARED(decision_mutex);
+
+  Stripe& stripe_of(Key key) REQUIRES_SHARED(decision_mutex) { return stripes_.of(key); }
+  // Carries the pending decision out on this slot, if it lacks it. Before anything else is done with it.
+  void bring_up_to_date(Stripe& stripe, Slot& slot) REQUIRES_SHARED(decision_mutex)
+      REQUIRES(stripe.mutex);
+
+  TableSize size() REQUIRES_SHARED(decision_mutex);
+
+ private:
+  void insert(const TensorDefinition& definition, const SliceSpec& slice) REQUIRES(decision_mutex);
+  PendingDecision check(const Decision& decision) REQUIRES(decision_mutex);
+
+  const std::shared_ptr<BufferPool> pool_;
+  Counters& counters_;
+
+  Stripes stripes_;
+  std::unordered_map<uint64_t, TensorDefinition> definitions_ GUARDED_BY(decision_mutex);
+  std::unordered_set<uint64_t> dropped_ GUARDED_BY(decision_mutex);
+  std::vector<Key> decided_keys_ GUARDED_BY(decision_mutex);  // of slots that decisions change
+
+  std::atomic<uint64_t> version_{0};  // written under the exclusive lock
+  std::optional<PendingDecision> pending_ GUARDED_BY(decision_mutex);  // its number is version_
+  std::atomic<size_t> num_unsettled_{0};   // slots that lack the pending decision
+  std::atomic<size_t> next_to_settle_{0};  // runs around decided_keys_
+};
+
+}  // namespace psstore

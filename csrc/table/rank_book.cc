@@ -1,0 +1,30 @@
+#include "table/rank_book.h"
+
+namespace psstore {
+
+RankBook::Life& RankBook::latest(const Origin& origin) {
+  Life& life = lives_.try_emplace(origin.rank, Life{origin.incarnation, {}}).first->second;
+  if (origin.incarnation > life.incarnation) life = Life{origin.incarnation, {}};
+  return life;
+}
+
+Standing RankBook::meet(const Origin& origin) {
+  const MutexLock lock(mutex_);
+  const Life& life = latest(origin);
+  if (origin.incarnation < life.incarnation) return Standing::kStale;
+  if (life.decided_round && origin.round <= *life.decided_round) return Standing::kDecided;
+  return Standing::kOpen;
+}
+
+void RankBook::record(const Decision& decision) {
+  const MutexLock lock(mutex_);
+  for (const Member& member : decision.members()) {
+    const Origin& origin = member.origin;
+    Life& life = latest(origin);
+    if (life.incarnation != origin.incarnation) continue;
+    if (!life.decided_round || *life.decided_round < origin.round)
+      life.decided_round = origin.round;
+  }
+}
+
+}  // namespace psstore

@@ -1,0 +1,66 @@
+#include "table/schema.h"
+
+#include <limits>
+#include <string>
+#include <unordered_set>
+
+namespace psstore {
+namespace {
+
+// A descriptor says a slice's bytes in 32 bits (SliceEntry::num_bytes).
+constexpr uint64_t kMaxSliceBytes = std::numeric_limits<uint32_t>::max();
+
+bool rule_allows(RuleKind rule, WriteKind kind) {
+  switch (kind) {
+    case WriteKind::kPush: return applies_by_decision(rule);
+    case WriteKind::kInit: return true;
+    case WriteKind::kAssign: return rule == RuleKind::kAssign;
+    case WriteKind::kAdd: return rule == RuleKind::kAssign || rule == RuleKind::kAdd;
+  }
+  return false;
+}
+
+[[noreturn]] void refuse(uint64_t tensor_id, const std::string& what) {
+  throw Error(ErrorCode::BAD_ARGUMENT, "tensor " + std::to_string(tensor_id) + ": " + what);
+}
+
+}  // namespace
+
+void TensorDefinition::check() const {
+  if (dtype != DType::kFloat32 && dtype != DType::kFloat64) {
+    refuse(tensor_id, "dtype " + std::to_string(static_cast<int>(dtype)) +
+                          " can't be stored; a value is float32 or float64");
+  }
+  if (rule < RuleKind::kAssign || rule > RuleKind::kRmsProp) {
+    refuse(tensor_id, "there is no update rule " + std::to_string(static_cast<int>(rule)));
+  }
+  const uint64_t max_elems = kMaxSliceBytes / dtype_bytes(dtype);
+  std::unordered_set<Key> keys;
+  for (const SliceSpec& slice : slices) {
+    if (tensor_of(slice.key) != tensor_id) {
+      refuse(tensor_id, "key " + std::to_string(slice.key) + " is a slice of tensor " +
+                            std::to_string(tensor_of(slice.key)));
+    }
+    if (!keys.insert(slice.key).second) {
+      refuse(tensor_id, "key " + std::to_string(slice.key) + " is there twice");
+    }
+    if (slice.num_elems > max_elems) {
+      refuse(tensor_id, "key " + std::to_string(slice.key) + " has " +
+                            std::to_string(slice.num_elems) + " elements, at most " +
+                            std::to_string(max_elems) + " fit a slice");
+    }
+  }
+}
+
+SlotSpec TensorDefinition::slot(const SliceSpec& slice) const {
+  return {slice.key, slice.num_elems, dtype, rule, group};
+}
+
+ErrorCode check_write(const SlotSpec& spec, WriteKind kind, const SliceEntry& entry) {
+  if (!rule_allows(spec.rule, kind)) return ErrorCode::RULE_MISMATCH;
+  if (!travels_as(spec.dtype, entry.dtype)) return ErrorCode::DTYPE_MISMATCH;
+  if (entry.num_bytes != spec.num_elems * dtype_bytes(entry.dtype)) return ErrorCode::SIZE_MISMATCH;
+  return ErrorCode::OK;
+}
+
+}  // namespace psstore

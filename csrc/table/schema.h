@@ -1,0 +1,66 @@
+// What a shard knows of a tensor before it has a byte of it, and which writes fit that.
+//
+// Definitions come from the coordinator through clients; everything is checked here, before memory is
+// allocated for it. Plain values: no locks, no buffers.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "core/types.h"
+
+namespace psstore {
+
+// The immutable part of a slot.
+struct SlotSpec {
+  Key key = 0;
+  uint64_t num_elems = 0;
+  DType dtype = DType::kFloat32;  // of value and state: kFloat32 or kFloat64
+  RuleKind rule = RuleKind::kAssign;
+  uint32_t group = 0;  // whose hyper-parameters it takes
+
+  size_t num_bytes() const { return num_elems * dtype_bytes(dtype); }
+};
+
+struct SliceSpec {
+  Key key = 0;
+  uint64_t num_elems = 0;
+
+  bool operator==(const SliceSpec&) const = default;
+};
+
+// A tensor as this shard has to know it: with the slices that live here, and no others.
+struct TensorDefinition {
+  uint64_t tensor_id = 0;
+  DType dtype = DType::kFloat32;
+  RuleKind rule = RuleKind::kAssign;
+  uint32_t group = 0;
+  bool zeros = true;  // zero from the start; else without value until someone initialises it
+  std::vector<SliceSpec> slices;
+
+  bool operator==(const TensorDefinition&) const = default;
+
+  // Throws Error(BAD_ARGUMENT) that names the field.
+  void check() const;
+  SlotSpec slot(const SliceSpec& slice) const;
+};
+
+// What the payload of a frame is for.
+enum class WriteKind : uint8_t {
+  kPush,    // contributions to a round
+  kInit,    // first values
+  kAssign,  // new values
+  kAdd,     // to be added to the values
+};
+
+// A slice travels in its own dtype; float32 also in either half precision.
+constexpr bool travels_as(DType master, DType encoding) {
+  return encoding == master || (master == DType::kFloat32 &&
+                                (encoding == DType::kBFloat16 || encoding == DType::kFloat16));
+}
+
+// Whether `entry` may be written to that slot: OK, RULE_MISMATCH, DTYPE_MISMATCH or SIZE_MISMATCH.
+ErrorCode check_write(const SlotSpec& spec, WriteKind kind, const SliceEntry& entry);
+
+}  // namespace psstore
