@@ -24,13 +24,14 @@ struct Contribution {
 
 // Whether a contribution in that encoding can be added to a tensor: when it widens without loss.
 constexpr bool accepts_contribution(DType tensor, DType contribution) {
-  return tensor == DType::kFloat64 || (tensor == DType::kFloat32 && contribution != DType::kFloat64);
+  return tensor == DType::kFloat64 ||
+         (tensor == DType::kFloat32 && contribution != DType::kFloat64);
 }
 
 struct SliceUpdate {
   RuleKind rule = RuleKind::kAssign;
-  const Hyper* hyper = nullptr;  // not read by assign and add; may then be null
-  int64_t step = 1;              // number of this step for this slice: 1 for the first
+  const Hyper* hyper = nullptr;   // not read by assign and add; may then be null
+  int64_t step = 1;               // number of this step for this slice: 1 for the first
   DType dtype = DType::kFloat32;  // of value and state: kFloat32 or kFloat64
   int64_t num_elems = 0;
   std::span<const Contribution> contributions;  // in rank order; none at all counts as zero

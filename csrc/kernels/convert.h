@@ -1,0 +1,80 @@
+// Conversions between encodings and the check for finite values.
+//
+// Included only by the .cc file of each instruction set: see loops.h for the unnamed namespace.
+#pragma once
+
+#include <type_traits>
+
+#include "kernels/elements.h"
+#include "kernels/update.h"
+
+namespace psstore {
+namespace {
+
+template <class From, class To>
+void convert_elements(const std::byte* source, std::byte* destination, int64_t count) {
+  for_each_index(count, [=](int64_t i) {
+    const From element = load<From>(source, i);
+    if constexpr (std::is_same_v<To, BFloat16>) {
+      store(destination, i, to_bfloat16(number<float>(element)));
+    } else if constexpr (std::is_same_v<To, Float16>) {
+      store(destination, i, to_float16(number<float>(element)));
+    } else {
+      store(destination, i, number<To>(element));
+    }
+  });
+}
+
+template <class From>
+void convert_from(DType to, const std::byte* source, std::byte* destination, int64_t count) {
+  switch (to) {
+    case DType::kFloat32: return convert_elements<From, float>(source, destination, count);
+    case DType::kFloat64: return convert_elements<From, double>(source, destination, count);
+    case DType::kBFloat16: return convert_elements<From, BFloat16>(source, destination, count);
+    case DType::kFloat16: return convert_elements<From, Float16>(source, destination, count);
+  }
+}
+
+void convert_loop(DType from, DType to, const void* source, void* destination, int64_t num_elems) {
+  const auto* in = static_cast<const std::byte*>(source);
+  auto* out = static_cast<std::byte*>(destination);
+  if (from == to) {
+    if (num_elems > 0) std::memcpy(out, in, dtype_bytes(from) * static_cast<size_t>(num_elems));
+    return;
+  }
+  switch (from) {
+    case DType::kFloat32: return convert_from<float>(to, in, out, num_elems);
+    case DType::kFloat64: return convert_from<double>(to, in, out, num_elems);
+    case DType::kBFloat16: return convert_from<BFloat16>(to, in, out, num_elems);
+    case DType::kFloat16: return convert_from<Float16>(to, in, out, num_elems);
+  }
+}
+
+// NaN and the infinities are the numbers whose exponent bits are all set.
+template <class Bits>
+bool exponents_below(const std::byte* data, int64_t count, Bits exponent) {
+  for (int64_t begin = 0; begin < count; begin += kBlockElems) {
+    const int64_t end = std::min(count, begin + kBlockElems);
+    Bits found = 0;
+#pragma omp simd reduction(| : found)
+    for (int64_t i = begin; i < end; ++i) {
+      found = static_cast<Bits>(found | ((load<Bits>(data, i) & exponent) == exponent ? 1 : 0));
+    }
+    if (found != 0) return false;
+  }
+  return true;
+}
+
+bool all_finite_loop(DType dtype, const void* data, int64_t num_elems) {
+  const auto* bytes = static_cast<const std::byte*>(data);
+  switch (dtype) {
+    case DType::kFloat32: return exponents_below<uint32_t>(bytes, num_elems, 0x7F800000U);
+    case DType::kFloat64: return exponents_below<uint64_t>(bytes, num_elems, 0x7FF0000000000000U);
+    case DType::kBFloat16: return exponents_below<uint16_t>(bytes, num_elems, 0x7F80U);
+    case DType::kFloat16: return exponents_below<uint16_t>(bytes, num_elems, 0x7C00U);
+  }
+  return true;
+}
+
+}  // namespace
+}  // namespace psstore

@@ -1,0 +1,34 @@
+// The kernels compiled for one instruction set, and which of them this machine can run.
+//
+// Every set gives the same bytes. Which sets exist is decided by the files that CMake compiles for the
+// target (kernels.cmake): x86/ on x86-64, portable/ elsewhere.
+#pragma once
+
+#include <span>
+#include <string_view>
+
+#include "kernels/update.h"
+
+namespace psstore {
+
+struct KernelSet {
+  const char* name;
+  void (*reduce_update)(const SliceUpdate& update);  // trusts its argument
+  void (*convert)(DType from, DType to, const void* source, void* destination, int64_t num_elems);
+  bool (*all_finite)(DType dtype, const void* data, int64_t num_elems);
+};
+
+// Compiled for the target's baseline; what the other sets are tested against.
+extern const KernelSet kPlainKernels;
+
+// What this machine can run, best first; the last one is kPlainKernels. Never empty.
+std::span<const KernelSet* const> runnable_kernels();
+
+// The best set, or the one of that name. Throws Error(BAD_ARGUMENT) for a name that can't run here.
+const KernelSet& best_kernels();
+const KernelSet& kernels_named(std::string_view name);
+
+// Throws Error(INTERNAL) if `update` breaks what reduce_update() requires.
+void check_update(const SliceUpdate& update);
+
+}  // namespace psstore

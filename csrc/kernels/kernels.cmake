@@ -1,0 +1,18 @@
+# Adds to psstore_core the kernels that the target's instruction sets allow, each file with its flags.
+#
+# -O3 in every build type: the vectoriser is what makes these fast, and inlining is what keeps one
+# instruction set's code out of another's. No errno and no trapping from sqrt and comparisons: neither
+# changes a result, both would keep loops from being vectorised. openmp-simd is the pragma alone.
+set(PSSTORE_KERNEL_FLAGS -O3 -fopenmp-simd -fno-math-errno -fno-trapping-math)
+
+set_source_files_properties(csrc/kernels/plain.cc PROPERTIES COMPILE_OPTIONS "${PSSTORE_KERNEL_FLAGS}")
+if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")
+  target_sources(psstore_core PRIVATE
+    csrc/kernels/x86/avx2.cc csrc/kernels/x86/avx512.cc csrc/kernels/x86/runnable.cc)
+  set_source_files_properties(csrc/kernels/x86/avx2.cc PROPERTIES COMPILE_OPTIONS
+    "${PSSTORE_KERNEL_FLAGS};-mavx2;-mfma")
+  set_source_files_properties(csrc/kernels/x86/avx512.cc PROPERTIES COMPILE_OPTIONS
+    "${PSSTORE_KERNEL_FLAGS};-mavx2;-mfma;-mavx512f;-mavx512bw;-mavx512dq;-mavx512vl;-mprefer-vector-width=512")
+else()
+  target_sources(psstore_core PRIVATE csrc/kernels/portable/runnable.cc)
+endif()

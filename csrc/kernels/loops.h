@@ -1,0 +1,146 @@
+// The loops over a slice: reduce a block, apply the rule to it, go on; conversions and checks.
+//
+// Included once by the .cc file of each instruction set, which is compiled with that set's flags; the
+// compiler's vectoriser does the rest, and correctly rounded operations give the same bytes at any
+// width. Everything is in an unnamed namespace so that each file keeps its own copy: of functions with
+// linkage the linker would keep one, and a plain machine could end up running AVX-512 code.
+//
+// A block at a time, because the cost is memory: the reduced gradient goes through the first-level
+// cache, while contributions, value and state pass once from memory and back.
+#pragma once
+
+#include <algorithm>
+
+#include "kernels/elements.h"
+#include "kernels/reduce.h"
+#include "kernels/update.h"
+#include "rules/adagrad.h"
+#include "rules/adam.h"
+#include "rules/rmsprop.h"
+#include "rules/sgd.h"
+
+namespace psstore {
+namespace {
+
+// value = step(value, gradient, states...) over one block; `states` point at the block's state.
+template <class T, class Step, class... State>
+void apply_to_block(int64_t count, const std::byte* value_in, std::byte* value_out,
+                    const std::byte* gradient, Step step, State*... states) {
+  for_each_index(count, [=](int64_t i) {
+    // A pack of locals: each state is loaded, updated in a register and stored.
+    [&](auto... local) {
+      store<T>(value_out, i, step(load<T>(value_in, i), load<T>(gradient, i), local...));
+      (store<T>(states, i, local), ...);
+    }(load<T>(states, i)...);
+  });
+}
+
+// The state of slot `slot` from element `begin` on; a new one is first given its initial content.
+template <class T>
+std::byte* state_block(const SliceUpdate& update, int slot, T initial, int64_t begin,
+                       int64_t count) {
+  auto* state = static_cast<std::byte*>(update.state[static_cast<size_t>(slot)]) +
+                begin * static_cast<int64_t>(sizeof(T));
+  if (update.state_is_new >> slot & 1U) fill(state, count, initial);
+  return state;
+}
+
+// Runs `step` over the slice with the state buffers of the given slots. A new one starts as `initial`.
+template <class T, int... kSlots, class Step>
+void run(const SliceUpdate& update, [[maybe_unused]] T initial, Step step) {
+  constexpr int64_t kBytes = sizeof(T);
+  alignas(64) T reduced[kBlockElems];
+  const std::byte* const sole = sole_gradient<T>(update);
+  const auto* value_in = static_cast<const std::byte*>(update.value_in);
+  auto* value_out = static_cast<std::byte*>(update.value_out);
+
+  for (int64_t begin = 0; begin < update.num_elems; begin += kBlockElems) {
+    const int64_t count = std::min(kBlockElems, update.num_elems - begin);
+    if (sole == nullptr) reduce_block(update, begin, count, reduced);
+    const std::byte* gradient =
+        sole == nullptr ? reinterpret_cast<const std::byte*>(reduced) : sole + begin * kBytes;
+    apply_to_block<T>(count, value_in + begin * kBytes, value_out + begin * kBytes, gradient, step,
+                      state_block(update, kSlots, initial, begin, count)...);
+  }
+}
+
+template <class T>
+void run_sgd(const SliceUpdate& update) {
+  const Sgd<T> sgd(*update.hyper);
+  if (update.hyper->momentum == 0) {
+    run<T>(update, T(0), [=](T value, T grad) { return sgd.step(value, grad); });
+  } else if (update.state_is_new & 1U) {
+    run<T, 0>(update, T(0), [=](T value, T grad, T& momentum_buffer) {
+      return sgd.first_step(value, grad, momentum_buffer);
+    });
+  } else {
+    run<T, 0>(update, T(0), [=](T value, T grad, T& momentum_buffer) {
+      return sgd.step(value, grad, momentum_buffer);
+    });
+  }
+}
+
+template <class T>
+void run_adam(const SliceUpdate& update) {
+  const Adam<T> adam(*update.hyper, update.step, update.rule == RuleKind::kAdamW);
+  if (update.hyper->amsgrad) {
+    run<T, 0, 1, 2>(update, T(0), [=](T value, T grad, T& exp_avg, T& exp_avg_sq, T& max) {
+      return adam.step_amsgrad(value, grad, exp_avg, exp_avg_sq, max);
+    });
+  } else {
+    run<T, 0, 1>(update, T(0), [=](T value, T grad, T& exp_avg, T& exp_avg_sq) {
+      return adam.step(value, grad, exp_avg, exp_avg_sq);
+    });
+  }
+}
+
+template <class T>
+void run_adagrad(const SliceUpdate& update) {
+  const Adagrad<T> adagrad(*update.hyper, update.step);
+  const T initial = static_cast<T>(update.hyper->initial_accumulator_value);
+  run<T, 0>(update, initial,
+            [=](T value, T grad, T& sum) { return adagrad.step(value, grad, sum); });
+}
+
+template <class T>
+void run_rmsprop(const SliceUpdate& update) {
+  const RmsProp<T> rmsprop(*update.hyper);
+  const bool momentum = update.hyper->momentum > 0;
+  if (momentum && update.hyper->centered) {
+    run<T, 0, 1, 2>(update, T(0), [=](T value, T grad, T& square, T& buffer, T& mean) {
+      return rmsprop.step_centered_momentum(value, grad, square, buffer, mean);
+    });
+  } else if (momentum) {
+    run<T, 0, 1>(update, T(0), [=](T value, T grad, T& square, T& buffer) {
+      return rmsprop.step_momentum(value, grad, square, buffer);
+    });
+  } else if (update.hyper->centered) {
+    run<T, 0, 2>(update, T(0), [=](T value, T grad, T& square, T& mean) {
+      return rmsprop.step_centered(value, grad, square, mean);
+    });
+  } else {
+    run<T, 0>(update, T(0),
+              [=](T value, T grad, T& square) { return rmsprop.step(value, grad, square); });
+  }
+}
+
+template <class T>
+void run_rule(const SliceUpdate& update) {
+  switch (update.rule) {
+    case RuleKind::kAssign: return run<T>(update, T(0), [](T, T grad) { return grad; });
+    case RuleKind::kAdd: return run<T>(update, T(0), [](T value, T grad) { return value + grad; });
+    case RuleKind::kSgd: return run_sgd<T>(update);
+    case RuleKind::kAdam:
+    case RuleKind::kAdamW: return run_adam<T>(update);
+    case RuleKind::kAdagrad: return run_adagrad<T>(update);
+    case RuleKind::kRmsProp: return run_rmsprop<T>(update);
+  }
+}
+
+void reduce_update_loop(const SliceUpdate& update) {
+  if (update.dtype == DType::kFloat64) return run_rule<double>(update);
+  run_rule<float>(update);
+}
+
+}  // namespace
+}  // namespace psstore

@@ -1,0 +1,10 @@
+// The kernels for the target's baseline: the reference that the other sets are tested against.
+#include "kernels/convert.h"
+#include "kernels/kernel_set.h"
+#include "kernels/loops.h"
+
+namespace psstore {
+
+const KernelSet kPlainKernels{"plain", reduce_update_loop, convert_loop, all_finite_loop};
+
+}  // namespace psstore

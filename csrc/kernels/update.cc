@@ -1,0 +1,67 @@
+// Checks an update and hands it to the best kernels that the machine can run.
+#include "kernels/update.h"
+
+#include <string>
+
+#include "kernels/kernel_set.h"
+
+namespace psstore {
+namespace {
+
+[[noreturn]] void broken(const std::string& what) {
+  throw Error(ErrorCode::INTERNAL, "reduce_update: " + what);
+}
+
+}  // namespace
+
+const KernelSet& best_kernels() {
+  return *runnable_kernels().front();
+}
+
+const KernelSet& kernels_named(std::string_view name) {
+  std::string known;
+  for (const KernelSet* kernels : runnable_kernels()) {
+    if (name == kernels->name) return *kernels;
+    known += std::string(known.empty() ? "" : ", ") + kernels->name;
+  }
+  throw Error(ErrorCode::BAD_ARGUMENT, "instruction set '" + std::string(name) +
+                                           "' can't run on this machine; it runs " + known);
+}
+
+void check_update(const SliceUpdate& update) {
+  if (update.dtype != DType::kFloat32 && update.dtype != DType::kFloat64) {
+    broken("a tensor is float32 or float64, not dtype " +
+           std::to_string(static_cast<int>(update.dtype)));
+  }
+  if (update.step < 1) broken("steps count from 1, not " + std::to_string(update.step));
+  for (const Contribution& contribution : update.contributions) {
+    if (dtype_bytes(contribution.dtype) == 0 ||
+        !accepts_contribution(update.dtype, contribution.dtype)) {
+      broken("a contribution of dtype " + std::to_string(static_cast<int>(contribution.dtype)) +
+             " does not fit a tensor of dtype " + std::to_string(static_cast<int>(update.dtype)));
+    }
+  }
+  if (!applies_by_decision(update.rule)) return;
+  if (update.hyper == nullptr) broken("the rule needs hyper-parameters");
+  const StateLayout layout = state_layout(update.rule, *update.hyper);
+  for (int slot = 0; slot < kMaxStates; ++slot) {
+    if (layout.uses(slot) && update.state[static_cast<size_t>(slot)] == nullptr) {
+      broken(std::string("state '") + layout.names[static_cast<size_t>(slot)] + "' has no memory");
+    }
+  }
+}
+
+void reduce_update(const SliceUpdate& update) {
+  check_update(update);
+  best_kernels().reduce_update(update);
+}
+
+void convert(DType from, DType to, const void* source, void* destination, int64_t num_elems) {
+  best_kernels().convert(from, to, source, destination, num_elems);
+}
+
+bool all_finite(DType dtype, const void* data, int64_t num_elems) {
+  return best_kernels().all_finite(dtype, data, num_elems);
+}
+
+}  // namespace psstore

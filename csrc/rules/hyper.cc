@@ -1,0 +1,148 @@
+#include "rules/hyper.h"
+
+#include <cmath>
+#include <span>
+#include <string_view>
+
+namespace psstore {
+namespace {
+
+using Numbers = std::map<std::string, double>;
+
+// How one name reaches its field.
+struct NumberField {
+  const char* name;
+  double Hyper::* field;
+};
+struct FlagField {
+  const char* name;
+  bool Hyper::* field;
+};
+
+constexpr NumberField kLr{"lr", &Hyper::lr};
+constexpr NumberField kEps{"eps", &Hyper::eps};
+constexpr NumberField kMomentum{"momentum", &Hyper::momentum};
+constexpr NumberField kWeightDecay{"weight_decay", &Hyper::weight_decay};
+constexpr FlagField kMaximize{"maximize", &Hyper::maximize};
+
+constexpr NumberField kSgdNumbers[] = {
+    kLr, kMomentum, {"dampening", &Hyper::dampening}, kWeightDecay};
+constexpr FlagField kSgdFlags[] = {{"nesterov", &Hyper::nesterov}, kMaximize};
+
+constexpr NumberField kAdamNumbers[] = {
+    kLr, {"beta1", &Hyper::beta1}, {"beta2", &Hyper::beta2}, kEps, kWeightDecay};
+constexpr FlagField kAdamFlags[] = {{"amsgrad", &Hyper::amsgrad}, kMaximize};
+
+constexpr NumberField kAdagradNumbers[] = {
+    kLr,
+    {"lr_decay", &Hyper::lr_decay},
+    kWeightDecay,
+    {"initial_accumulator_value", &Hyper::initial_accumulator_value},
+    kEps};
+constexpr FlagField kAdagradFlags[] = {kMaximize};
+
+constexpr NumberField kRmsPropNumbers[] = {
+    kLr, {"alpha", &Hyper::alpha}, kEps, kWeightDecay, kMomentum};
+constexpr FlagField kRmsPropFlags[] = {{"centered", &Hyper::centered}, kMaximize};
+
+struct Schema {
+  const char* rule;
+  std::span<const NumberField> numbers;
+  std::span<const FlagField> flags;
+};
+
+Schema schema_of(RuleKind rule) {
+  switch (rule) {
+    case RuleKind::kAssign: return {"assign", {}, {}};
+    case RuleKind::kAdd: return {"add", {}, {}};
+    case RuleKind::kSgd: return {"sgd", kSgdNumbers, kSgdFlags};
+    case RuleKind::kAdam: return {"adam", kAdamNumbers, kAdamFlags};
+    case RuleKind::kAdamW: return {"adamw", kAdamNumbers, kAdamFlags};
+    case RuleKind::kAdagrad: return {"adagrad", kAdagradNumbers, kAdagradFlags};
+    case RuleKind::kRmsProp: return {"rmsprop", kRmsPropNumbers, kRmsPropFlags};
+  }
+  throw Error(ErrorCode::BAD_HYPER,
+              "no update rule has the number " + std::to_string(static_cast<int>(rule)));
+}
+
+[[noreturn]] void refuse(const Schema& schema, std::string_view name, std::string_view problem) {
+  throw Error(ErrorCode::BAD_HYPER, "rule '" + std::string(schema.rule) + "': hyper-parameter '" +
+                                        std::string(name) + "' " + std::string(problem));
+}
+
+double number_named(const Schema& schema, const Numbers& given, const char* name) {
+  const auto found = given.find(name);
+  if (found == given.end()) refuse(schema, name, "is missing");
+  if (!std::isfinite(found->second)) refuse(schema, name, "is not a finite number");
+  return found->second;
+}
+
+bool flag_named(const Schema& schema, const Numbers& given, const char* name) {
+  const double value = number_named(schema, given, name);
+  if (value != 0.0 && value != 1.0) {
+    refuse(schema, name, "is a flag: expected 0 or 1, got " + std::to_string(value));
+  }
+  return value == 1.0;
+}
+
+bool has_name(const Schema& schema, std::string_view name) {
+  for (const NumberField& number : schema.numbers) {
+    if (name == number.name) return true;
+  }
+  for (const FlagField& flag : schema.flags) {
+    if (name == flag.name) return true;
+  }
+  return false;
+}
+
+// The checks of torch.optim's constructors: only SGD's dampening may be negative.
+void check_ranges(const Schema& schema, RuleKind rule, const Hyper& hyper) {
+  for (const NumberField& number : schema.numbers) {
+    const double value = hyper.*number.field;
+    if (value < 0 && number.field != &Hyper::dampening) {
+      refuse(schema, number.name, "is negative: " + std::to_string(value));
+    }
+  }
+  if (hyper.beta1 >= 1) refuse(schema, "beta1", "is not below 1: " + std::to_string(hyper.beta1));
+  if (hyper.beta2 >= 1) refuse(schema, "beta2", "is not below 1: " + std::to_string(hyper.beta2));
+  if (rule == RuleKind::kSgd && hyper.nesterov && (hyper.momentum <= 0 || hyper.dampening != 0)) {
+    refuse(schema, "nesterov", "needs a momentum above 0 and no dampening");
+  }
+}
+
+}  // namespace
+
+Hyper parse_hyper(RuleKind rule, const Numbers& given) {
+  const Schema schema = schema_of(rule);
+  for (const auto& [name, value] : given) {
+    if (!has_name(schema, name)) refuse(schema, name, "is unknown");
+  }
+  Hyper hyper;
+  for (const NumberField& number : schema.numbers) {
+    hyper.*number.field = number_named(schema, given, number.name);
+  }
+  for (const FlagField& flag : schema.flags) {
+    hyper.*flag.field = flag_named(schema, given, flag.name);
+  }
+  check_ranges(schema, rule, hyper);
+  return hyper;
+}
+
+// Which option asks for which buffer: the conditions of the torch functions that the rules cite.
+StateLayout state_layout(RuleKind rule, const Hyper& hyper) {
+  switch (rule) {
+    case RuleKind::kAssign:
+    case RuleKind::kAdd: return {};
+    case RuleKind::kSgd: return {{hyper.momentum != 0 ? "momentum_buffer" : nullptr}};
+    case RuleKind::kAdam:
+    case RuleKind::kAdamW:
+      return {{"exp_avg", "exp_avg_sq", hyper.amsgrad ? "max_exp_avg_sq" : nullptr}};
+    case RuleKind::kAdagrad: return {{"sum"}};
+    case RuleKind::kRmsProp:
+      return {{"square_avg", hyper.momentum > 0 ? "momentum_buffer" : nullptr,
+               hyper.centered ? "grad_avg" : nullptr}};
+  }
+  return {};
+}
+
+}  // namespace psstore
