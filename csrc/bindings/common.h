@@ -16,10 +16,13 @@ namespace psstore::bindings {
 namespace py = pybind11;
 
 // One per file of this folder; module.cc calls them in this order.
-void bind_memory(py::module_& m);  // Buffer, Segments, crc32c
-void bind_wire(py::module_& m);    // constants, SliceTable, Frame, FrameDecoder, Heartbeat
-void bind_table(py::module_& m);   // Decision, Shard
-void bind_kernels(py::module_& m);  // instruction_sets, reduce_update, CUDA
+void bind_constants(py::module_& m);  // limits, OPS, ERROR_CODES, DTYPES, RULES
+void bind_memory(py::module_& m);     // Buffer, Segments, crc32c
+void bind_wire(py::module_& m);       // SliceTable, Frame, encode_frame
+void bind_decoder(py::module_& m);    // FrameDecoder
+void bind_liveness(py::module_& m);   // Heartbeat
+void bind_table(py::module_& m);      // Decision, Shard
+void bind_kernels(py::module_& m);    // instruction_sets, reduce_update, CUDA
 
 // psstore::Error becomes the class of its code in psstore.errors.
 void register_error_translation();

@@ -77,7 +77,4 @@ Header parse_header(std::span<const std::byte> bytes);
 // The CRC-32C that belongs into `header.header_crc`.
 uint32_t compute_header_crc(const Header& header);
 
-// "PUSH" for 10; "op 77" for a number that is none.
-const char* op_name(Op op);
-
 }  // namespace psstore

@@ -1,0 +1,74 @@
+// The numbers that C++ and Python share: sizes, limits, and the lists of ops, errors, dtypes and rules.
+#include "bindings/common.h"
+#include "core/types.h"
+#include "wire/header.h"
+#include "wire/limits.h"
+
+namespace psstore::bindings {
+namespace {
+
+py::object read_only(const py::dict& names) {
+  return py::module_::import("types").attr("MappingProxyType")(names);
+}
+
+template <typename Enum>
+int number(Enum value) {
+  return static_cast<int>(value);
+}
+
+py::dict ops() {
+  py::dict names;
+#define PSSTORE_X(name, value, body, meaning) names[#name] = value;
+  PSSTORE_OPS(PSSTORE_X)
+#undef PSSTORE_X
+  return names;
+}
+
+py::dict error_codes() {
+  py::dict names;
+#define PSSTORE_X(name, value, meaning) names[#name] = value;
+  PSSTORE_ERROR_CODES(PSSTORE_X)
+#undef PSSTORE_X
+  return names;
+}
+
+py::dict dtypes() {
+  py::dict names;
+  names["float32"] = number(DType::kFloat32);
+  names["float64"] = number(DType::kFloat64);
+  names["bfloat16"] = number(DType::kBFloat16);
+  names["float16"] = number(DType::kFloat16);
+  return names;
+}
+
+py::dict rules() {
+  py::dict names;
+  names["assign"] = number(RuleKind::kAssign);
+  names["add"] = number(RuleKind::kAdd);
+  names["sgd"] = number(RuleKind::kSgd);
+  names["adam"] = number(RuleKind::kAdam);
+  names["adamw"] = number(RuleKind::kAdamW);
+  names["adagrad"] = number(RuleKind::kAdagrad);
+  names["rmsprop"] = number(RuleKind::kRmsProp);
+  return names;
+}
+
+}  // namespace
+
+void bind_constants(py::module_& m) {
+  m.attr("PROTOCOL_VERSION") = kProtocolVersion;
+  m.attr("HEADER_BYTES") = kHeaderBytes;
+  m.attr("SLICE_ENTRY_BYTES") = sizeof(SliceEntry);
+  m.attr("SLICE_INDEX_BITS") = kSliceIndexBits;
+  m.attr("MAX_SLICES") = kMaxSlices;
+  m.attr("MAX_BODY_BYTES") = kMaxBodyBytes;
+  m.attr("MAX_PAYLOAD_BYTES") = kMaxPayloadBytes;
+  m.attr("PRE_AUTH_MAX_BYTES") = kPreAuthMaxBytes;
+  m.attr("FLAG_CHECKSUM") = kFlagChecksum;
+  m.attr("OPS") = read_only(ops());
+  m.attr("ERROR_CODES") = read_only(error_codes());
+  m.attr("DTYPES") = read_only(dtypes());
+  m.attr("RULES") = read_only(rules());
+}
+
+}  // namespace psstore::bindings

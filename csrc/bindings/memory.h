@@ -1,0 +1,54 @@
+// The Python objects that payloads lie in: Buffer (the pool's memory) and Segments (other people's).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "bindings/common.h"
+
+namespace psstore::bindings {
+
+// Behind Python's `Buffer`.
+class PyBuffer {
+ public:
+  PyBuffer(BufferRef ref, bool writable) : ref_(std::move(ref)), writable_(writable) {}
+
+  const BufferRef& ref() const { return ref_; }
+  bool writable() const { return writable_; }
+  // What it holds is received: views made from now on are read-only.
+  void seal() { writable_ = false; }
+
+ private:
+  BufferRef ref_;
+  bool writable_;
+};
+
+// Behind Python's `Segments`.
+class Segments {
+ public:
+  Segments(const py::sequence& ranges, bool writable);
+
+  size_t size() const { return ranges_.size(); }
+  size_t num_bytes() const { return num_bytes_; }
+  bool writable() const { return writable_; }
+
+  // The ranges as destinations. REQUIRES: writable().
+  std::vector<std::span<std::byte>> destinations() const;
+  // Needs no GIL.
+  uint32_t checksum() const;
+  // `self` is the Python object of this: views of large ranges keep it alive.
+  py::list pieces(const py::object& self) const;
+
+ private:
+  std::vector<PyBytesRange> ranges_;
+  size_t num_bytes_ = 0;
+  bool writable_;
+};
+
+// Must run before the first view is made.
+void create_memory_owner_type(const py::module_& m);
+
+}  // namespace psstore::bindings

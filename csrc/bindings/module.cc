@@ -1,0 +1,15 @@
+// The extension psstore._core: one call per file of this folder.
+#include "bindings/common.h"
+
+PYBIND11_MODULE(_core, m) {
+  namespace bindings = psstore::bindings;
+  m.doc() = "The compiled core of psstore; psstore/_core.pyi says what is in it.";
+  bindings::register_error_translation();
+  bindings::bind_constants(m);
+  bindings::bind_memory(m);
+  bindings::bind_wire(m);
+  bindings::bind_decoder(m);
+  bindings::bind_liveness(m);
+  bindings::bind_table(m);
+  bindings::bind_kernels(m);
+}

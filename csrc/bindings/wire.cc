@@ -1,0 +1,170 @@
+// SliceTable, Frame and encode_frame for Python.
+#include <pybind11/stl.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "bindings/common.h"
+#include "wire/encoder.h"
+#include "wire/frame.h"
+
+namespace psstore::bindings {
+namespace {
+
+// ---- SliceTable -------------------------------------------------------------------------------------
+
+SliceTable make_table(const py::iterable& rows) {
+  std::vector<SliceEntry> entries;
+  for (const py::handle row : rows) {
+    const auto [key, num_bytes, dtype] = row.cast<std::tuple<Key, uint32_t, uint8_t>>();
+    if (dtype_bytes(DType{dtype}) == 0) {
+      throw Error(ErrorCode::BAD_ARGUMENT, "slice of key " + std::to_string(key) + ": " +
+                                               std::to_string(dtype) + " is not a dtype's number");
+    }
+    entries.push_back({.key = key, .num_bytes = num_bytes, .dtype = DType{dtype}});
+  }
+  return SliceTable(std::move(entries));
+}
+
+// One column of the table as a Python list.
+template <typename Get>
+py::list column(const SliceTable& table, Get get) {
+  py::list values(table.size());
+  for (size_t i = 0; i < table.size(); ++i) values[i] = get(table[i]);
+  return values;
+}
+
+std::optional<std::pair<size_t, int>> first_failure(const SliceTable& table) {
+  for (size_t i = 0; i < table.size(); ++i) {
+    const ErrorCode status = table[i].status;
+    if (status != ErrorCode::OK && status != ErrorCode::NOT_MODIFIED) return {{i, int{uint8_t(status)}}};
+  }
+  return std::nullopt;
+}
+
+SliceTable with_versions(const SliceTable& table, const std::vector<uint64_t>& versions) {
+  if (versions.size() != table.size()) {
+    throw std::invalid_argument(std::to_string(versions.size()) + " versions for " +
+                                std::to_string(table.size()) + " slices");
+  }
+  std::vector<SliceEntry> entries(table.begin(), table.end());
+  for (size_t i = 0; i < entries.size(); ++i) entries[i].version = versions[i];
+  return SliceTable(std::move(entries));
+}
+
+SliceTable select(const SliceTable& table, const std::vector<size_t>& positions) {
+  std::vector<SliceEntry> entries;
+  entries.reserve(positions.size());
+  for (const size_t position : positions) {
+    if (position >= table.size()) {
+      throw py::index_error("position " + std::to_string(position) + " of a table of " +
+                            std::to_string(table.size()));
+    }
+    entries.push_back(table[position]);
+  }
+  return SliceTable(std::move(entries));
+}
+
+void bind_slice_table(py::module_& m) {
+  py::class_<SliceTable>(m, "SliceTable", py::is_final())
+      .def(py::init(&make_table), py::arg("entries"))
+      .def("__len__", &SliceTable::size)
+      .def("__bytes__", [](const SliceTable& self) { return py::bytes(self.wire_bytes()); })
+      .def_property_readonly("payload_bytes", &SliceTable::payload_bytes)
+      .def("keys", [](const SliceTable& self) { return column(self, [](auto& e) { return e.key; }); })
+      .def("versions",
+           [](const SliceTable& self) { return column(self, [](auto& e) { return e.version; }); })
+      .def("num_bytes",
+           [](const SliceTable& self) { return column(self, [](auto& e) { return e.num_bytes; }); })
+      .def("dtypes",
+           [](const SliceTable& self) { return column(self, [](auto& e) { return int(e.dtype); }); })
+      .def("statuses",
+           [](const SliceTable& self) { return column(self, [](auto& e) { return int(e.status); }); })
+      .def("first_failure", &first_failure)
+      .def("with_versions", &with_versions, py::arg("versions"))
+      .def("select", &select, py::arg("positions"));
+}
+
+// ---- Frame ------------------------------------------------------------------------------------------
+
+py::object payload_of(const Frame& frame) {
+  if (!frame.payload) return py::none();
+  return wrap_buffer(frame.payload, /*writable=*/false);
+}
+
+// A read-only property for a field of the header.
+template <typename Field>
+auto header_field(Field Header::* field) {
+  return [field](const Frame& frame) { return frame.header.*field; };
+}
+
+void bind_frame(py::module_& m) {
+  py::class_<Frame, std::shared_ptr<Frame>>(m, "Frame", py::is_final())
+      .def_property_readonly("op", [](const Frame& self) { return int(self.header.op); })
+      .def_property_readonly("flags", header_field(&Header::flags))
+      .def_property_readonly("request", header_field(&Header::request))
+      .def_property_readonly("round", header_field(&Header::round))
+      .def_property_readonly("rank", header_field(&Header::rank))
+      .def_property_readonly("incarnation", header_field(&Header::incarnation))
+      .def_property_readonly("sequence", header_field(&Header::sequence))
+      .def_property_readonly("payload_bytes", header_field(&Header::payload_bytes))
+      .def_readonly("table", &Frame::table)
+      .def_property_readonly("body", [](const Frame& self) { return py::bytes(self.body); })
+      .def_readonly("complete", &Frame::complete)
+      .def_property_readonly("payload", &payload_of);
+}
+
+// ---- encode_frame -----------------------------------------------------------------------------------
+
+std::span<const std::byte> table_bytes(const SliceTable& table) {
+  return std::as_bytes(table.entries());
+}
+
+py::bytes encode(uint8_t op, uint16_t flags, uint64_t request, uint64_t round, uint32_t rank,
+                 uint32_t incarnation, uint64_t sequence, const py::object& table,
+                 const py::object& body, uint64_t payload_bytes, std::optional<uint32_t> payload_crc) {
+  const PyBytesRange body_range(body);
+  std::optional<PyBytesRange> raw_table;  // the entries as a shard's reply has them
+  FrameParts parts{.op = Op{op},
+                   .request = request,
+                   .round = round,
+                   .rank = rank,
+                   .incarnation = incarnation,
+                   .sequence = sequence,
+                   .table = {},
+                   .body = body_range.bytes(),
+                   .payload_bytes = payload_bytes,
+                   .payload_crc = payload_crc};
+  if (py::isinstance<SliceTable>(table)) {
+    parts.table = table_bytes(table.cast<const SliceTable&>());
+  } else if (!table.is_none()) {
+    parts.table = raw_table.emplace(table).bytes();
+  }
+  if ((flags & ~kFlagChecksum) != 0 || ((flags & kFlagChecksum) != 0 && !payload_crc)) {
+    throw Error(ErrorCode::BAD_ARGUMENT, "flags " + std::to_string(flags) +
+                                             ": only FLAG_CHECKSUM exists, and it needs payload_crc");
+  }
+  check_parts(parts);
+  const auto size = static_cast<Py_ssize_t>(parts.encoded_bytes());
+  auto encoded = py::reinterpret_steal<py::bytes>(PyBytes_FromStringAndSize(nullptr, size));
+  if (!encoded) throw py::error_already_set();
+  encode_frame(parts, reinterpret_cast<std::byte*>(PyBytes_AS_STRING(encoded.ptr())));
+  return encoded;
+}
+
+}  // namespace
+
+void bind_wire(py::module_& m) {
+  bind_slice_table(m);
+  bind_frame(m);
+  m.def("encode_frame", &encode, py::arg("op"), py::kw_only(), py::arg("flags") = 0,
+        py::arg("request") = 0, py::arg("round") = 0, py::arg("rank") = 0, py::arg("incarnation") = 0,
+        py::arg("sequence") = 0, py::arg("table") = py::none(), py::arg("body") = py::bytes(),
+        py::arg("payload_bytes") = 0, py::arg("payload_crc") = py::none());
+}
+
+}  // namespace psstore::bindings

@@ -1,0 +1,166 @@
+// The pool. A block is one allocation: the Buffer's own fields, padded to the alignment, then its bytes.
+//
+// Size classes step by a quarter of a power of two (256, 320, 384, 448, 512, 640, …): a block is at
+// most 25 % larger than what was asked for, and a freed one fits the next frame of nearly its size.
+#include "core/buffer.h"
+
+#include <array>
+#include <bit>
+#include <cstring>
+#include <memory>
+#include <new>
+
+#include "core/mutex.h"
+
+namespace psstore {
+namespace {
+
+constexpr size_t kSmallestClassBytes = 256;
+constexpr size_t kStepsPerDoubling = 4;
+constexpr int kSmallestExponent = std::countr_zero(kSmallestClassBytes);
+constexpr int kLargestExponent = 47;  // an x86-64 or aarch64 process can address no more
+constexpr size_t kNumClasses = kStepsPerDoubling * (kLargestExponent - kSmallestExponent) + 1;
+static_assert(kSmallestClassBytes / kStepsPerDoubling % kBufferAlignment == 0);
+
+struct SizeClass {
+  size_t index;
+  size_t capacity;
+};
+
+SizeClass size_class_of(size_t size) {
+  if (size <= kSmallestClassBytes) return {0, kSmallestClassBytes};
+  if (size > size_t{1} << kLargestExponent) throw std::bad_alloc();
+  // 2^exponent < size <= 2^(exponent + 1)
+  const auto exponent = static_cast<int>(std::bit_width(size - 1)) - 1;
+  const size_t step = (size_t{1} << exponent) / kStepsPerDoubling;
+  const size_t steps = (size + step - 1) / step;  // 5 to 8
+  const auto doublings = static_cast<size_t>(exponent - kSmallestExponent);
+  return {doublings * kStepsPerDoubling + steps - kStepsPerDoubling, steps * step};
+}
+
+constexpr size_t kBlockHeaderBytes =
+    (sizeof(Buffer) + kBufferAlignment - 1) / kBufferAlignment * kBufferAlignment;
+
+void free_block(Buffer* buffer) noexcept {
+  std::destroy_at(buffer);
+  ::operator delete(static_cast<void*>(buffer), std::align_val_t{kBufferAlignment});
+}
+
+}  // namespace
+
+// ---- BufferRef --------------------------------------------------------------------------------------
+
+BufferRef::BufferRef(const BufferRef& other) : buffer_(other.buffer_) {
+  // Relaxed: whoever copies holds a reference already, so the count can't reach zero meanwhile.
+  if (buffer_ != nullptr) buffer_->references_.fetch_add(1, std::memory_order_relaxed);
+}
+
+BufferRef::~BufferRef() {
+  if (buffer_ == nullptr) return;
+  if (buffer_->references_.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
+  const std::shared_ptr<BufferPool> pool = std::move(buffer_->pool_);  // lives until release is over
+  pool->release(buffer_);
+}
+
+bool BufferRef::unique() const {
+  return buffer_ != nullptr && buffer_->references_.load(std::memory_order_acquire) == 1;
+}
+
+// ---- BufferPool -------------------------------------------------------------------------------------
+
+struct BufferPool::State {
+  const size_t max_idle_bytes;
+  std::atomic<size_t> bytes_in_use{0};
+
+  mutable Mutex mutex;
+  // Last in, first out per class, so that what is handed out next is likely still in the cache. The
+  // link to the next idle block lies in the block's own bytes: giving memory back never allocates.
+  std::array<Buffer*, kNumClasses> idle GUARDED_BY(mutex){};
+  size_t bytes_idle GUARDED_BY(mutex) = 0;
+
+  explicit State(size_t max_idle) : max_idle_bytes(max_idle) {}
+
+  Buffer* take_idle(const SizeClass& size_class);
+  // False if so much is idle already that the block should go back to the system.
+  bool keep_idle(Buffer* buffer, const SizeClass& size_class) noexcept;
+};
+
+Buffer* BufferPool::State::take_idle(const SizeClass& size_class) {
+  const MutexLock lock(mutex);
+  Buffer*& head = idle[size_class.index];
+  Buffer* const taken = head;
+  if (taken == nullptr) return nullptr;
+  std::memcpy(&head, taken->data(), sizeof head);
+  bytes_idle -= size_class.capacity;
+  return taken;
+}
+
+bool BufferPool::State::keep_idle(Buffer* buffer, const SizeClass& size_class) noexcept {
+  const MutexLock lock(mutex);
+  if (size_class.capacity > max_idle_bytes - bytes_idle) return false;
+  Buffer*& head = idle[size_class.index];
+  std::memcpy(buffer->data(), &head, sizeof head);
+  head = buffer;
+  bytes_idle += size_class.capacity;
+  return true;
+}
+
+BufferPool::BufferPool(size_t max_idle_bytes) : state_(std::make_unique<State>(max_idle_bytes)) {}
+
+std::shared_ptr<BufferPool> BufferPool::create(size_t max_idle_bytes) {
+  return std::shared_ptr<BufferPool>(new BufferPool(max_idle_bytes));
+}
+
+BufferPool::~BufferPool() {
+  for (Buffer* buffer : state_->idle) {
+    while (buffer != nullptr) {
+      Buffer* next;
+      std::memcpy(&next, buffer->data(), sizeof next);
+      free_block(buffer);
+      buffer = next;
+    }
+  }
+}
+
+Buffer* BufferPool::allocate_block(size_t capacity) {
+  constexpr std::align_val_t alignment{kBufferAlignment};
+  void* const block = ::operator new(kBlockHeaderBytes + capacity, alignment);
+  auto* const buffer = new (block) Buffer();
+  buffer->data_ = static_cast<std::byte*>(block) + kBlockHeaderBytes;
+  buffer->capacity_ = capacity;
+  return buffer;
+}
+
+BufferRef BufferPool::allocate(size_t size) {
+  const SizeClass size_class = size_class_of(size);
+  Buffer* buffer = state_->take_idle(size_class);
+  if (buffer == nullptr) buffer = allocate_block(size_class.capacity);
+  buffer->size_ = size;
+  buffer->pool_ = shared_from_this();
+  buffer->references_.store(1, std::memory_order_relaxed);
+  state_->bytes_in_use.fetch_add(size_class.capacity, std::memory_order_relaxed);
+  return BufferRef(buffer);
+}
+
+BufferRef BufferPool::allocate_zeroed(size_t size) {
+  BufferRef buffer = allocate(size);
+  std::memset(buffer->data(), 0, size);
+  return buffer;
+}
+
+void BufferPool::release(Buffer* buffer) noexcept {
+  const SizeClass size_class = size_class_of(buffer->capacity_);
+  state_->bytes_in_use.fetch_sub(size_class.capacity, std::memory_order_relaxed);
+  if (!state_->keep_idle(buffer, size_class)) free_block(buffer);
+}
+
+size_t BufferPool::bytes_in_use() const {
+  return state_->bytes_in_use.load(std::memory_order_relaxed);
+}
+
+size_t BufferPool::bytes_idle() const {
+  const MutexLock lock(state_->mutex);
+  return state_->bytes_idle;
+}
+
+}  // namespace psstore

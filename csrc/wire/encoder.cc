@@ -1,0 +1,69 @@
+#include "wire/encoder.h"
+
+#include <cstring>
+#include <string>
+
+#include "wire/limits.h"
+
+namespace psstore {
+namespace {
+
+void check_limit(const char* what, uint64_t value, uint64_t limit) {
+  if (value <= limit) return;
+  throw Error(ErrorCode::BAD_ARGUMENT, std::string("a frame of ") + std::to_string(value) + ' ' + what +
+                                           ": at most " + std::to_string(limit) + " fit in one");
+}
+
+uint64_t sum_of_sizes(std::span<const std::byte> table) {
+  uint64_t sum = 0;
+  for (; !table.empty(); table = table.subspan(sizeof(SliceEntry))) {
+    SliceEntry entry;  // copied: the table's bytes may lie at any address
+    std::memcpy(&entry, table.data(), sizeof entry);
+    sum += entry.num_bytes;
+  }
+  return sum;
+}
+
+// memcpy's arguments must not be null, which an empty span's may be.
+std::byte* append(std::byte* out, std::span<const std::byte> bytes) {
+  if (!bytes.empty()) std::memcpy(out, bytes.data(), bytes.size());
+  return out + bytes.size();
+}
+
+}  // namespace
+
+void check_parts(const FrameParts& parts) {
+  if (parts.table.size() % sizeof(SliceEntry) != 0) {
+    throw Error(ErrorCode::BAD_ARGUMENT, "a slice table of " + std::to_string(parts.table.size()) +
+                                             " bytes: entries have 32 bytes each");
+  }
+  check_limit("slices", parts.table.size() / sizeof(SliceEntry), kMaxSlices);
+  check_limit("body bytes", parts.body.size(), kMaxBodyBytes);
+  check_limit("payload bytes", parts.payload_bytes, kMaxPayloadBytes);
+  if (!parts.table.empty() && sum_of_sizes(parts.table) != parts.payload_bytes) {
+    throw Error(ErrorCode::BAD_ARGUMENT,
+                "a payload of " + std::to_string(parts.payload_bytes) + " bytes with a table that says " +
+                    std::to_string(sum_of_sizes(parts.table)));
+  }
+}
+
+void encode_frame(const FrameParts& parts, std::byte* out) {
+  Header header;
+  header.op = parts.op;
+  header.flags = parts.payload_crc ? kFlagChecksum : uint16_t{0};
+  header.num_slices = static_cast<uint32_t>(parts.table.size() / sizeof(SliceEntry));
+  header.body_bytes = static_cast<uint32_t>(parts.body.size());
+  header.payload_bytes = parts.payload_bytes;
+  header.request = parts.request;
+  header.round = parts.round;
+  header.rank = parts.rank;
+  header.incarnation = parts.incarnation;
+  header.sequence = parts.sequence;
+  header.payload_crc = parts.payload_crc.value_or(0);
+  header.header_crc = compute_header_crc(header);
+  out = append(out, std::as_bytes(std::span(&header, 1)));
+  out = append(out, parts.table);
+  append(out, parts.body);
+}
+
+}  // namespace psstore
