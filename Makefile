@@ -43,7 +43,7 @@ lint: $(STAMPS)/demo $(STAMPS)/test $(STAMPS)/lint
 # compiled. Python edits need no rebuild. `make test` and `make demo` go back to an ordinary install.
 develop: $(STAMPS)/demo $(STAMPS)/test $(STAMPS)/develop
 	rm -f $(STAMPS)/installed
-	PATH="$(CURDIR)/$(BIN):$$PATH" $(PIP) --no-build-isolation --no-deps --editable . \
+	env -u PIP_BUILD_CONSTRAINT PATH="$(CURDIR)/$(BIN):$$PATH" $(PIP) --no-build-isolation --no-deps --editable . \
 	    -C build-dir=build/develop -C cmake.define.PSSTORE_WERROR=ON
 
 clean:
