@@ -1,0 +1,368 @@
+// A shard as the server drives it: admission, exactly-once, decisions, reads.
+#include "shard.h"
+
+#include <limits>
+
+#include "shard_support.h"
+
+namespace psstore::testing {
+namespace {
+
+constexpr Key kA = make_key(1, 0);
+constexpr Key kB = make_key(2, 0);
+constexpr Key kUnknown = make_key(99, 0);
+constexpr Origin kFirst{0, 1, 1};  // rank 0, incarnation 1, round 1
+using Statuses = std::vector<ErrorCode>;
+
+// ---- schema
+
+TEST_F(ShardTest, DefinesTheSameTensorTwiceWithoutEffect) {
+  define(1, RuleKind::kAssign, 1);
+  write(WriteKind::kAssign, 1, {{kA, {5}}});
+  define(1, RuleKind::kAssign, 1);
+  EXPECT_EQ(value(kA), (Floats{5}));
+  error_of(ErrorCode::INTERNAL, [&] { define(1, RuleKind::kAssign, 2); });
+  EXPECT_EQ(value(kA), (Floats{5}));
+}
+
+TEST_F(ShardTest, ForgetsADroppedTensorAndIgnoresItsLateDefinition) {
+  define(1, RuleKind::kSgd, 1);
+  shard.drop(1);
+  define(1, RuleKind::kSgd, 1);
+  EXPECT_EQ(look(kA).status, ErrorCode::UNKNOWN_KEY);
+  EXPECT_EQ(shard.stats().at("slots"), 0U);
+  shard.advance(decision(1, {member(0, 1)}));  // counts on nothing of it
+}
+
+TEST_F(ShardTest, TakesAVersionOnlyBeforeItsFirstTensor) {
+  shard.set_version(41);
+  define(1, RuleKind::kSgd, 1);
+  error_of(ErrorCode::BAD_ARGUMENT, [&] { shard.set_version(50); });
+  push(kFirst, {{kA, {1}}});
+  shard.advance(decision(42, {member(0, 1)}));
+  EXPECT_EQ(shard.version(), 42U);
+  EXPECT_EQ(value(kA), (Floats{-1}));
+}
+
+TEST_F(ShardTest, NeedsAStripe) {
+  error_of(ErrorCode::BAD_ARGUMENT, [] { const Shard none(ShardOptions{0, 0, false}); });
+}
+
+// ---- admission
+
+TEST_F(ShardTest, AdmitsSliceBySliceAndServesTheGoodOnes) {
+  define(1, RuleKind::kSgd, 2);
+  define(2, RuleKind::kAssign, 1);
+  const auto entries = push(kFirst, {{kUnknown, {1}}, {kB, {1}}, {kA, {3, 4}}, {kA, {1}}});
+  EXPECT_EQ(statuses_of(entries), (Statuses{ErrorCode::UNKNOWN_KEY, ErrorCode::RULE_MISMATCH,
+                                            ErrorCode::OK, ErrorCode::SIZE_MISMATCH}));
+  shard.advance(decision(1, {member(0, 1)}));
+  EXPECT_EQ(value(kA), (Floats{-3, -4}));
+}
+
+TEST_F(ShardTest, AllocatesNothingWhenNothingIsAdmitted) {
+  auto entries = entries_for({{kUnknown, {1, 2}}});
+  EXPECT_FALSE(shard.admit(WriteKind::kPush, entries, 8));
+  EXPECT_EQ(shard.stats().at("pool_bytes"), 0U);
+}
+
+TEST_F(ShardTest, RefusesSizesThatDoNotAddUp) {
+  auto entries = entries_for({{kA, {1, 2}}});
+  error_of(ErrorCode::BAD_HEADER, [&] { shard.admit(WriteKind::kPush, entries, 9); });
+}
+
+TEST_F(ShardTest, RefusesAPayloadOfAnotherSizeThanWasAdmitted) {
+  define(1, RuleKind::kSgd, 2);
+  const auto pool = make_pool();
+  auto entries = entries_for({{kA, {1, 2}}});
+  error_of(ErrorCode::BAD_ARGUMENT, [&] { shard.stage(kFirst, entries, BufferRef()); });
+  error_of(ErrorCode::BAD_ARGUMENT, [&] { shard.stage(kFirst, entries, pool->allocate(4)); });
+}
+
+TEST_F(ShardTest, SaysUnknownIfTheTensorWasDroppedWhileThePayloadCame) {
+  define(1, RuleKind::kSgd, 1);
+  std::vector<SliceEntry> entries;
+  const BufferRef payload = receive(WriteKind::kPush, {{kA, {1}}}, entries);
+  ASSERT_TRUE(payload);
+  shard.drop(1);
+  shard.stage(kFirst, entries, payload);
+  EXPECT_EQ(entries[0].status, ErrorCode::UNKNOWN_KEY);
+}
+
+TEST_F(ShardTest, RefusesNonFiniteValuesIfToldTo) {
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  const float infinity = std::numeric_limits<float>::infinity();
+  Shard strict(ShardOptions{0, 4, true});
+  strict.define({1, DType::kFloat32, RuleKind::kAssign, 0, true, {{kA, 2}}});
+  const auto pool = make_pool();
+  auto entries = entries_for({{kA, {1, nan}}, {kA, {infinity, 1}}, {kA, {1, 2}}});
+  const BufferRef payload = buffer_of(*pool, Floats{1, nan, infinity, 1, 1, 2});
+  strict.write(WriteKind::kAssign, "client", 1, entries, payload);
+  EXPECT_EQ(statuses_of(entries),
+            (Statuses{ErrorCode::NON_FINITE, ErrorCode::NON_FINITE, ErrorCode::OK}));
+  EXPECT_EQ(entries[2].version, 1U);
+}
+
+// ---- contributions
+
+TEST_F(ShardTest, ReplacesAContributionThatIsPushedAgainBeforeItsDecision) {
+  define(1, RuleKind::kSgd, 1);
+  push(kFirst, {{kA, {1}}});
+  push(kFirst, {{kA, {2}}});
+  shard.advance(decision(1, {member(0, 1)}));
+  EXPECT_EQ(value(kA), (Floats{-2}));
+}
+
+TEST_F(ShardTest, IgnoresAContributionThatIsPushedAgainAfterItsDecision) {
+  define(1, RuleKind::kSgd, 1);
+  push(kFirst, {{kA, {1}}});
+  shard.advance(decision(1, {member(0, 1)}));
+  const auto entries = push(kFirst, {{kA, {100}}});
+  EXPECT_EQ(entries[0].status, ErrorCode::OK);
+  EXPECT_EQ(shard.stats().at("duplicates"), 1U);
+  EXPECT_EQ(shard.stats().at("staged_bytes"), sizeof(float));  // still lazily pending, of round 1
+  EXPECT_EQ(value(kA), (Floats{-1}));
+  EXPECT_EQ(shard.stats().at("staged_bytes"), 0U);
+}
+
+TEST_F(ShardTest, RefusesAnEarlierLifeOfARank) {
+  define(1, RuleKind::kSgd, 1);
+  push({0, 2, 1}, {{kA, {1}}});
+  EXPECT_EQ(push({0, 1, 1}, {{kA, {1}}})[0].status, ErrorCode::STALE_INCARNATION);
+  push({1, 1, 1}, {{kA, {1}}});
+  shard.advance(
+      Decision(1, false, 1.0, {{{0, 2, 1}, 1.0F, {}}, {{1, 1, 1}, 1.0F, {}}}, {{0, sgd(1.0)}}));
+  EXPECT_EQ(value(kA), (Floats{-2}));
+}
+
+TEST_F(ShardTest, CarriesThePendingDecisionOutBeforeItStagesTheNextRound) {
+  define(1, RuleKind::kSgd, 1);
+  push(kFirst, {{kA, {1}}});
+  shard.advance(decision(1, {member(0, 1)}));
+  EXPECT_EQ(push({0, 1, 2}, {{kA, {10}}})[0].version, 1U);
+  shard.advance(decision(2, {member(0, 2)}));
+  EXPECT_EQ(value(kA), (Floats{-11}));
+}
+
+// ---- decisions
+
+TEST_F(ShardTest, AppliesDecisionsInTheirOrderAndEachOnce) {
+  define(1, RuleKind::kSgd, 1);
+  push(kFirst, {{kA, {1}}});
+  error_of(ErrorCode::DECISION_GAP, [&] { shard.advance(decision(2, {member(0, 1)})); });
+  shard.advance(decision(1, {member(0, 1)}));
+  shard.advance(decision(1, {member(0, 1)}));
+  EXPECT_EQ(shard.version(), 1U);
+  EXPECT_EQ(value(kA), (Floats{-1}));
+}
+
+TEST_F(ShardTest, ChangesNothingWhenAContributionIsMissing) {
+  define(1, RuleKind::kSgd, 1);
+  define(2, RuleKind::kSgd, 1);
+  push(kFirst, {{kA, {1}}});
+  error_of(ErrorCode::MISSING_CONTRIBUTION, [&] { shard.advance(decision(1, {member(0, 1)})); });
+  EXPECT_EQ(shard.version(), 0U);
+  EXPECT_EQ(value(kA), (Floats{0}));
+  push(kFirst, {{kB, {1}}});
+  shard.advance(decision(1, {member(0, 1)}));
+  EXPECT_EQ(value(kA), (Floats{-1}));
+  EXPECT_EQ(value(kB), (Floats{-1}));
+}
+
+TEST_F(ShardTest, NeedsHyperParametersForGroupsThatTakeTheStepOnly) {
+  define(1, RuleKind::kSgd, 1);
+  const auto without_hypers = [](std::vector<Member> members) {
+    return Decision(1, false, 1.0, std::move(members), {});
+  };
+  push(kFirst, {{kA, {1}}});
+  error_of(ErrorCode::BAD_HYPER, [&] { shard.advance(without_hypers({member(0, 1)})); });
+  EXPECT_EQ(shard.version(), 0U);
+  shard.advance(without_hypers({member(0, 1, {1})}));
+  EXPECT_EQ(shard.version(), 1U);
+}
+
+TEST_F(ShardTest, SkipsADecisionThatSaysSkipWhateverWasPushed) {
+  define(1, RuleKind::kSgd, 1);
+  push(kFirst, {{kA, {1}}});
+  shard.advance(decision(1, {member(0, 1), member(1, 1)}, /*skip=*/true));
+  EXPECT_TRUE(shard.settle(-1));
+  EXPECT_EQ(value(kA), (Floats{0}));
+  EXPECT_EQ(look(kA).version, 0U);
+  EXPECT_EQ(shard.stats().at("staged_bytes"), 0U);
+  EXPECT_EQ(shard.stats().at("skipped"), 1U);
+}
+
+TEST_F(ShardTest, SettlesSoManySlotsAtATimeAndSaysWhenItIsDone) {
+  Values gradients;
+  for (uint64_t tensor = 1; tensor <= 3; ++tensor) {
+    define(tensor, RuleKind::kSgd, 1);
+    gradients.push_back({make_key(tensor, 0), {1}});
+  }
+  push(kFirst, gradients);
+  EXPECT_TRUE(shard.settle(-1));
+  shard.advance(decision(1, {member(0, 1)}));
+  EXPECT_FALSE(shard.settle(1));
+  EXPECT_EQ(shard.stats().at("applied_in_place"), 1U);
+  EXPECT_FALSE(shard.settle(1));
+  EXPECT_TRUE(shard.settle(1));
+  EXPECT_EQ(shard.stats().at("applied_in_place"), 3U);
+}
+
+TEST_F(ShardTest, KnowsThatTouchingTheLastSlotFinishedTheDecision) {
+  define(1, RuleKind::kSgd, 1);
+  define(2, RuleKind::kSgd, 1);
+  push(kFirst, {{kA, {1}}, {kB, {1}}});
+  shard.advance(decision(1, {member(0, 1)}));
+  value(kA);
+  EXPECT_FALSE(shard.settle(0));
+  value(kB);
+  EXPECT_TRUE(shard.settle(0));
+}
+
+TEST_F(ShardTest, FinishesADecisionBeforeTheNextOneAndBeforeADrop) {
+  define(1, RuleKind::kSgd, 1);
+  define(2, RuleKind::kSgd, 1);
+  push(kFirst, {{kA, {1}}, {kB, {1}}});
+  shard.advance(decision(1, {member(0, 1)}));
+  shard.advance(decision(2, {member(0, 2, {1, 2})}));
+  EXPECT_EQ(look(kA).version, 1U);
+  EXPECT_EQ(value(kA), (Floats{-1}));
+  shard.drop(1);
+  EXPECT_TRUE(shard.settle(0));
+  EXPECT_EQ(value(kB), (Floats{-1}));
+}
+
+TEST_F(ShardTest, LeavesTensorsDefinedAfterADecisionOutOfIt) {
+  shard.advance(decision(1, {member(0, 1)}));
+  define(1, RuleKind::kSgd, 1);
+  EXPECT_TRUE(shard.settle(-1));
+  push({0, 1, 2}, {{kA, {1}}});
+  shard.advance(decision(2, {member(0, 2)}));
+  EXPECT_EQ(value(kA), (Floats{-1}));
+}
+
+// ---- first values and plain writes
+
+TEST_F(ShardTest, InitialisesOnce) {
+  define(1, RuleKind::kSgd, 1, /*zeros=*/false);
+  EXPECT_EQ(look(kA).status, ErrorCode::NOT_INITIALISED);
+  initialise({{kA, {3}}});
+  initialise({{kA, {4}}});
+  EXPECT_EQ(value(kA), (Floats{3}));
+  EXPECT_EQ(look(kA).version, 0U);
+}
+
+TEST_F(ShardTest, AssignsAndAddsOncePerSequence) {
+  define(1, RuleKind::kAssign, 2);
+  write(WriteKind::kAssign, 1, {{kA, {1, 2}}});
+  EXPECT_EQ(write(WriteKind::kAdd, 2, {{kA, {1, 1}}})[0].version, 2U);
+  EXPECT_EQ(write(WriteKind::kAdd, 2, {{kA, {1, 1}}})[0].version, 2U);
+  EXPECT_EQ(value(kA), (Floats{2, 3}));
+  EXPECT_EQ(shard.last_sequence("client"), 2U);
+  EXPECT_EQ(shard.stats().at("duplicates"), 1U);
+}
+
+TEST_F(ShardTest, RefusesAWriteThatLacksThoseBeforeIt) {
+  define(1, RuleKind::kAdd, 1);
+  error_of(ErrorCode::UNEXPECTED_MESSAGE, [&] { write(WriteKind::kAdd, 2, {{kA, {1}}}); });
+  EXPECT_EQ(value(kA), (Floats{0}));
+}
+
+TEST_F(ShardTest, CountsTheSequenceOfAWriteThatWasRefusedWhole) {
+  define(1, RuleKind::kAdd, 1);
+  EXPECT_EQ(write(WriteKind::kAdd, 1, {{kUnknown, {1}}})[0].status, ErrorCode::UNKNOWN_KEY);
+  EXPECT_EQ(write(WriteKind::kAdd, 2, {{kA, {1}}})[0].status, ErrorCode::OK);
+}
+
+TEST_F(ShardTest, AssignsToWhatHasNoValueButDoesNotAddToIt) {
+  define(1, RuleKind::kAssign, 1, /*zeros=*/false);
+  EXPECT_EQ(write(WriteKind::kAdd, 1, {{kA, {1}}})[0].status, ErrorCode::NOT_INITIALISED);
+  EXPECT_EQ(write(WriteKind::kAssign, 2, {{kA, {1}}})[0].status, ErrorCode::OK);
+  EXPECT_EQ(value(kA), (Floats{1}));
+}
+
+TEST_F(ShardTest, ServesSlicesOfZeroElementsWithoutAPayload) {
+  define(1, RuleKind::kSgd, 0);
+  auto entries = entries_for({{kA, {}}});
+  shard.stage(kFirst, entries, BufferRef());
+  EXPECT_EQ(entries[0].status, ErrorCode::OK);
+  shard.advance(decision(1, {member(0, 1)}));
+  EXPECT_EQ(value(kA), (Floats{}));
+  EXPECT_EQ(look(kA).version, 1U);
+}
+
+// ---- reads
+
+TEST_F(ShardTest, AnswersEachSliceOfAPull) {
+  define(1, RuleKind::kAssign, 2);
+  define(2, RuleKind::kSgd, 1, /*zeros=*/false);
+  write(WriteKind::kAssign, 1, {{kA, {1, 2}}});
+  std::vector<SliceEntry> entries = entries_for({{kA, {}}, {kUnknown, {}}, {kB, {}}, {kA, {}}});
+  entries[3].dtype = DType::kFloat64;
+  const Shard::Reply reply = read(entries);
+  EXPECT_EQ(statuses_of(entries),
+            (Statuses{ErrorCode::OK, ErrorCode::UNKNOWN_KEY, ErrorCode::NOT_INITIALISED,
+                      ErrorCode::DTYPE_MISMATCH}));
+  EXPECT_EQ(entries[0].num_bytes, 8U);
+  EXPECT_EQ(entries[0].version, 1U);
+  EXPECT_EQ(reply.payload_bytes, 8U);
+  EXPECT_EQ(reply.pieces.size(), 1U);
+}
+
+TEST_F(ShardTest, SendsOnlyValuesAsNewAsAskedFor) {
+  define(1, RuleKind::kAssign, 1);
+  write(WriteKind::kAssign, 1, {{kA, {1}}});
+  EXPECT_EQ(look(kA, 0).status, ErrorCode::OK);
+  EXPECT_EQ(look(kA, 1).status, ErrorCode::OK);
+  const SliceEntry newer = look(kA, 2);
+  EXPECT_EQ(newer.status, ErrorCode::NOT_MODIFIED);
+  EXPECT_EQ(newer.version, 1U);
+  EXPECT_EQ(newer.num_bytes, 0U);
+}
+
+TEST_F(ShardTest, ConvertsAPullToHalfPrecision) {
+  define(1, RuleKind::kAssign, 2);
+  write(WriteKind::kAssign, 1, {{kA, {1, 2}}});
+  std::vector<SliceEntry> entries = entries_for({{kA, {}}});
+  entries[0].dtype = DType::kBFloat16;
+  const Shard::Reply reply = read(entries);
+  ASSERT_EQ(reply.payload_bytes, 4U);
+  EXPECT_EQ(elements_of<uint16_t>(reply.pieces[0].buffer->data(), 4),
+            (std::vector<uint16_t>{0x3F80, 0x4000}));
+}
+
+TEST_F(ShardTest, KeepsWhatAReaderHoldsWhileUpdatesGoOn) {
+  const size_t num_elems = kSharedValueBytes / sizeof(float);
+  define(1, RuleKind::kSgd, num_elems);
+  std::vector<SliceEntry> entries = entries_for({{kA, {}}});
+  const Shard::Reply held = read(entries);
+  for (uint64_t round = 1; round <= 3; ++round) {
+    push({0, 1, round}, {{kA, Floats(num_elems, 1)}});
+    shard.advance(decision(round, {member(0, round)}));
+    EXPECT_EQ(value(kA), Floats(num_elems, -static_cast<float>(round)));
+  }
+  EXPECT_EQ(floats_of(held.pieces[0].buffer), Floats(num_elems, 0));
+  EXPECT_EQ(shard.stats().at("applied_out_of_place"), 1U);
+  EXPECT_EQ(shard.stats().at("applied_in_place"), 2U);
+}
+
+TEST_F(ShardTest, RefusesAPullThatOneReplyCannotHold) {
+  define(1, RuleKind::kAssign, 2);
+  std::vector<SliceEntry> entries = entries_for({{kA, {}}, {kA, {}}});
+  error_of(ErrorCode::FRAME_TOO_LARGE, [&] { shard.read(entries, 15); });
+  EXPECT_EQ(shard.read(entries, 16).payload_bytes, 16U);
+}
+
+TEST_F(ShardTest, ShowsTheStateOfASlice) {
+  define(1, RuleKind::kSgd, 1);
+  push(kFirst, {{kA, {1}}});
+  shard.advance(Decision(1, false, 1.0, {member(0, 1)}, {{0, sgd(1.0, 0.9)}}));
+  std::vector<std::string> names;
+  for (const auto& [name, bytes] : shard.state(kA)) names.push_back(name);
+  EXPECT_EQ(names, (std::vector<std::string>{"value", "momentum_buffer", "step"}));
+  EXPECT_EQ(shard.stats().at("state_bytes"), sizeof(float));
+  error_of(ErrorCode::UNKNOWN_KEY, [&] { shard.state(kUnknown); });
+}
+
+}  // namespace
+}  // namespace psstore::testing

@@ -1,0 +1,256 @@
+// A slot by itself: where values live, what a step does to them, who may still count.
+#include "table/slot.h"
+
+#include "table_support.h"
+
+namespace psstore::testing {
+namespace {
+
+constexpr uint64_t kTensor = 7;
+constexpr Key kKey = make_key(kTensor, 0);
+
+class SlotTest : public ::testing::Test {
+ protected:
+  Slot make_slot(RuleKind rule, const Floats& values) {
+    Slot slot({kKey, values.size(), DType::kFloat32, rule, 0}, 0);
+    slot.initialise(slice_of(*pool, values), *pool);
+    return slot;
+  }
+  Slot make_sgd_slot(const Floats& values) { return make_slot(RuleKind::kSgd, values); }
+
+  void stage(Slot& slot, uint32_t rank, uint64_t round, const Floats& gradient) {
+    slot.staging().offer({{rank, 1, round}, slice_of(*pool, gradient)});
+  }
+
+  Change settle(Slot& slot, const Decision& decision) {
+    PendingDecision pending(decision);
+    if (!decision.skip() && slot.check(decision)) pending.require_hyper(slot.spec());
+    return slot.settle(pending, *pool);
+  }
+
+  std::shared_ptr<BufferPool> pool = make_pool();
+};
+
+int64_t step_of(const Slot& slot) {
+  int64_t step = -1;
+  for (const auto& [name, bytes] : slot.dump()) {
+    if (name == "step") std::memcpy(&step, bytes.data(), sizeof step);
+  }
+  return step;
+}
+
+// ---- where the value lives
+
+TEST_F(SlotTest, HasNoValueUntilItIsInitialised) {
+  const Slot slot({kKey, 2, DType::kFloat32, RuleKind::kSgd, 0}, 0);
+  EXPECT_FALSE(slot.initialised());
+  EXPECT_FALSE(slot.value());
+}
+
+TEST_F(SlotTest, UpdatesInPlaceWhenNobodyReads) {
+  Slot slot = make_sgd_slot({5, 5});
+  const Buffer* before = slot.value().get();
+  stage(slot, 0, 1, {1, 2});
+  EXPECT_EQ(settle(slot, decision(1, {member(0, 1)})), Change::kInPlace);
+  EXPECT_EQ(slot.value().get(), before);
+  EXPECT_EQ(floats_of(slot.value()), (Floats{4, 3}));
+}
+
+TEST_F(SlotTest, UpdatesOutOfPlaceWhileSomebodyReads) {
+  Slot slot = make_sgd_slot({5, 5});
+  const BufferRef reader = slot.value();
+  stage(slot, 0, 1, {1, 2});
+  EXPECT_EQ(settle(slot, decision(1, {member(0, 1)})), Change::kOutOfPlace);
+  EXPECT_EQ(floats_of(reader), (Floats{5, 5}));
+  EXPECT_EQ(floats_of(slot.value()), (Floats{4, 3}));
+}
+
+TEST_F(SlotTest, AssignsAndAddsOutOfPlaceWhileSomebodyReads) {
+  Slot slot = make_slot(RuleKind::kAssign, {1, 1});
+  const BufferRef first = slot.value();
+  EXPECT_EQ(slot.add(slice_of(*pool, {1, 2}), *pool), Change::kOutOfPlace);
+  const BufferRef second = slot.value();
+  EXPECT_EQ(slot.assign(slice_of(*pool, {9, 9}), *pool), Change::kOutOfPlace);
+  EXPECT_EQ(floats_of(first), (Floats{1, 1}));
+  EXPECT_EQ(floats_of(second), (Floats{2, 3}));
+  EXPECT_EQ(floats_of(slot.value()), (Floats{9, 9}));
+}
+
+TEST_F(SlotTest, ConvertsHalfPrecisionWrites) {
+  const std::vector<uint16_t> one_and_two{0x3F80, 0x4000};  // bfloat16
+  Slot slot = make_slot(RuleKind::kAssign, {0, 0});
+  const PayloadSlice halves{buffer_of(*pool, one_and_two), 0, 4, DType::kBFloat16};
+  slot.assign(halves, *pool);
+  EXPECT_EQ(floats_of(slot.value()), (Floats{1, 2}));
+  slot.add(halves, *pool);
+  EXPECT_EQ(floats_of(slot.value()), (Floats{2, 4}));
+}
+
+TEST_F(SlotTest, AcceptsPayloadsOfAnyAlignment) {
+  BufferRef payload = pool->allocate(9);
+  const Floats values{3, 4};
+  std::memcpy(payload->data() + 1, values.data(), 8);
+  Slot slot = make_sgd_slot({5, 5});
+  slot.staging().offer({{0, 1, 1}, {payload, 1, 8, DType::kFloat32}});
+  settle(slot, decision(1, {member(0, 1)}));
+  EXPECT_EQ(floats_of(slot.value()), (Floats{2, 1}));
+}
+
+TEST_F(SlotTest, OfZeroElementsLivesLikeAnyOther) {
+  Slot slot = make_sgd_slot({});
+  slot.staging().offer({{0, 1, 1}, {}});
+  settle(slot, decision(1, {member(0, 1)}));
+  EXPECT_EQ(slot.version(), 1U);
+  EXPECT_EQ(slot.value()->size(), 0U);
+}
+
+// ---- steps
+
+TEST_F(SlotTest, ReducesInRankOrderWhateverTheOrderOfArrival) {
+  // (1e8 + 1) - 1e8 is 0 in float32, 1e8 - 1e8 + 1 is 1: the order shows.
+  const Floats by_rank{1e8F, 1, -1e8F};
+  for (const std::vector<uint32_t>& arrival :
+       {std::vector<uint32_t>{0, 1, 2}, {2, 1, 0}, {1, 2, 0}}) {
+    Slot slot = make_sgd_slot({0});
+    for (const uint32_t rank : arrival) stage(slot, rank, 1, {by_rank[rank]});
+    settle(slot, decision(1, {member(0, 1), member(1, 1), member(2, 1)}));
+    EXPECT_EQ(floats_of(slot.value()), (Floats{0}));
+  }
+}
+
+TEST_F(SlotTest, WeighsMembersAndDividesTheirSum) {
+  Slot slot = make_sgd_slot({0});
+  stage(slot, 0, 1, {1});
+  stage(slot, 1, 1, {5});
+  settle(slot,
+         Decision(1, false, 4.0, {{{0, 1, 1}, 1.0F, {}}, {{1, 1, 1}, 3.0F, {}}}, {{0, sgd(1.0)}}));
+  EXPECT_EQ(floats_of(slot.value()), (Floats{-4}));
+}
+
+TEST_F(SlotTest, CountsAnAbsentMemberAsZeroWithTheDivisorUnchanged) {
+  Slot slot = make_sgd_slot({0});
+  stage(slot, 0, 1, {4});
+  settle(slot, Decision(1, false, 2.0, {member(0, 1), member(1, 1, {kTensor})}, {{0, sgd(1.0)}}));
+  EXPECT_EQ(floats_of(slot.value()), (Floats{-2}));
+}
+
+TEST_F(SlotTest, IsLeftAloneWhenAllMembersAreAbsent) {
+  Slot slot = make_sgd_slot({3});
+  settle(slot, decision(1, {member(0, 1, {kTensor}), member(1, 1, {2, kTensor})}));
+  EXPECT_EQ(floats_of(slot.value()), (Floats{3}));
+  EXPECT_EQ(slot.version(), 0U);
+  EXPECT_EQ(slot.state_bytes(), 0U);
+  EXPECT_EQ(step_of(slot), 0);
+}
+
+TEST_F(SlotTest, IgnoresWhatAMemberPushedAndThenCalledAbsent) {
+  Slot slot = make_sgd_slot({3});
+  stage(slot, 0, 1, {1});
+  settle(slot, decision(1, {member(0, 1, {kTensor})}));
+  EXPECT_EQ(floats_of(slot.value()), (Floats{3}));
+  EXPECT_EQ(slot.staging().num_bytes(), 0U);
+}
+
+TEST_F(SlotTest, ReleasesContributionsButDoesNothingElseOnASkip) {
+  Slot slot = make_sgd_slot({3});
+  stage(slot, 0, 1, {1});
+  stage(slot, 1, 2, {1});  // of a round to come
+  settle(slot, decision(1, {member(0, 1), member(1, 1)}, /*skip=*/true));
+  EXPECT_EQ(floats_of(slot.value()), (Floats{3}));
+  EXPECT_EQ(slot.version(), 0U);
+  EXPECT_EQ(step_of(slot), 0);
+  EXPECT_EQ(slot.staging().num_bytes(), sizeof(float));
+}
+
+TEST_F(SlotTest, KeepsStateFromTheFirstStepThatNeedsIt) {
+  Slot slot = make_sgd_slot({0});
+  stage(slot, 0, 1, {1});
+  settle(slot, decision(1, {member(0, 1)}));
+  EXPECT_EQ(slot.state_bytes(), 0U);
+  for (uint64_t round = 2; round <= 3; ++round) {
+    stage(slot, 0, round, {1});
+    settle(slot, Decision(round, false, 1.0, {member(0, round)}, {{0, sgd(1.0, 0.5)}}));
+  }
+  // momentum 1, then 0.5 + 1
+  EXPECT_EQ(floats_of(slot.value()), (Floats{-3.5F}));
+  EXPECT_EQ(slot.state_bytes(), sizeof(float));
+  EXPECT_EQ(slot.dump()[1].first, "momentum_buffer");
+  EXPECT_EQ(step_of(slot), 3);
+}
+
+TEST_F(SlotTest, SaysWhoseContributionIsMissing) {
+  Slot slot = make_sgd_slot({0});
+  stage(slot, 0, 1, {1});
+  stage(slot, 1, 1, {1});
+  const std::string message = error_of(ErrorCode::MISSING_CONTRIBUTION, [&] {
+    slot.check(decision(1, {member(0, 1), member(1, 2)}));
+  });
+  EXPECT_NE(message.find("tensor 7"), std::string::npos) << message;
+  EXPECT_NE(message.find("key " + std::to_string(kKey)), std::string::npos) << message;
+  EXPECT_NE(message.find("rank 1"), std::string::npos) << message;
+  EXPECT_NE(message.find("round 2"), std::string::npos) << message;
+}
+
+TEST_F(SlotTest, WithoutValueMustBeAbsentForAll) {
+  Slot slot({kKey, 1, DType::kFloat32, RuleKind::kSgd, 0}, 0);
+  stage(slot, 0, 1, {1});
+  EXPECT_FALSE(slot.check(decision(1, {member(0, 1, {kTensor})})));
+  error_of(ErrorCode::MISSING_CONTRIBUTION, [&] { slot.check(decision(1, {member(0, 1)})); });
+}
+
+// ---- staging
+
+class StagingTest : public ::testing::Test {
+ protected:
+  Staged offer(const Origin& origin) { return staging.offer({origin, slice_of(*pool, {1})}); }
+
+  std::shared_ptr<BufferPool> pool = make_pool();
+  Staging staging;
+};
+
+TEST_F(StagingTest, ReplacesTheSameAndOlderRounds) {
+  EXPECT_EQ(offer({3, 1, 5}), Staged::kTaken);
+  EXPECT_EQ(offer({3, 1, 5}), Staged::kTaken);
+  EXPECT_EQ(offer({3, 1, 6}), Staged::kTaken);
+  EXPECT_EQ(staging.find({3, 1, 5}), nullptr);
+  EXPECT_NE(staging.find({3, 1, 6}), nullptr);
+  EXPECT_EQ(staging.num_bytes(), sizeof(float));
+}
+
+TEST_F(StagingTest, IgnoresALateResend) {
+  offer({3, 1, 6});
+  EXPECT_EQ(offer({3, 1, 5}), Staged::kLate);
+  EXPECT_NE(staging.find({3, 1, 6}), nullptr);
+}
+
+TEST_F(StagingTest, PutsALaterLifeInPlaceOfAnEarlierOne) {
+  offer({3, 1, 6});
+  EXPECT_EQ(offer({3, 2, 1}), Staged::kTaken);
+  EXPECT_EQ(offer({3, 1, 7}), Staged::kStale);
+  EXPECT_NE(staging.find({3, 2, 1}), nullptr);
+}
+
+TEST_F(StagingTest, ReleasesWhatWasDecidedAndKeepsWhatIsToCome) {
+  offer({0, 1, 4});
+  offer({1, 1, 5});
+  offer({2, 1, 4});
+  staging.release(std::vector<Member>{member(0, 4), member(1, 4)});
+  EXPECT_EQ(staging.find({0, 1, 4}), nullptr);
+  EXPECT_NE(staging.find({1, 1, 5}), nullptr);
+  EXPECT_NE(staging.find({2, 1, 4}), nullptr);
+}
+
+TEST_F(StagingTest, ReturnsThePayloadOnceItsLastSliceIsReleased) {
+  const BufferRef payload = buffer_of(*pool, Floats{1, 2});
+  Staging other;
+  staging.offer({{0, 1, 1}, {payload, 0, 4, DType::kFloat32}});
+  other.offer({{0, 1, 1}, {payload, 4, 4, DType::kFloat32}});
+  EXPECT_FALSE(payload.unique());
+  staging.release(std::vector<Member>{member(0, 1)});
+  EXPECT_FALSE(payload.unique());
+  other.release(std::vector<Member>{member(0, 1)});
+  EXPECT_TRUE(payload.unique());
+}
+
+}  // namespace
+}  // namespace psstore::testing

@@ -1,0 +1,73 @@
+// Short ways to say what table tests say often: payloads, slices of them, decisions, errors.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <functional>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/buffer.h"
+#include "table/decision.h"
+#include "table/staging.h"
+
+namespace psstore::testing {
+
+using Floats = std::vector<float>;
+
+inline std::shared_ptr<BufferPool> make_pool() {
+  return BufferPool::create(1 << 20);
+}
+
+template <typename T>
+BufferRef buffer_of(BufferPool& pool, const std::vector<T>& values) {
+  BufferRef buffer = pool.allocate(values.size() * sizeof(T));
+  if (!values.empty()) std::memcpy(buffer->data(), values.data(), buffer->size());
+  return buffer;
+}
+
+inline PayloadSlice slice_of(BufferPool& pool, const Floats& values) {
+  return {buffer_of(pool, values), 0, values.size() * sizeof(float), DType::kFloat32};
+}
+
+template <typename T = float>
+std::vector<T> elements_of(const void* data, size_t num_bytes) {
+  std::vector<T> values(num_bytes / sizeof(T));
+  if (!values.empty()) std::memcpy(values.data(), data, num_bytes);
+  return values;
+}
+
+inline Floats floats_of(const BufferRef& buffer) {
+  return elements_of(buffer->data(), buffer->size());
+}
+
+inline std::map<std::string, double> sgd(double lr, double momentum = 0) {
+  return {{"lr", lr},      {"momentum", momentum}, {"dampening", 0},
+          {"nesterov", 0}, {"weight_decay", 0},    {"maximize", 0}};
+}
+
+inline Member member(uint32_t rank, uint64_t round, std::vector<uint64_t> absent = {}) {
+  return {{rank, 1, round}, 1.0F, std::move(absent)};
+}
+
+// Plain SGD with lr 1 in group 0: what is staged is subtracted.
+inline Decision decision(uint64_t number, std::vector<Member> members, bool skip = false) {
+  return Decision(number, skip, 1.0, std::move(members), {{0, sgd(1.0)}});
+}
+
+// The message of the Error that `call` has to throw.
+inline std::string error_of(ErrorCode expected, const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), expected) << error.what();
+    return error.what();
+  }
+  ADD_FAILURE() << "nothing was thrown";
+  return "";
+}
+
+}  // namespace psstore::testing

@@ -1,0 +1,187 @@
+// The parts of a table around its slots: definitions, decisions, ranks, the write window, gathering.
+#include <limits>
+
+#include "table/dense_table.h"
+#include "table/gather.h"
+#include "table/rank_book.h"
+#include "table/write_window.h"
+#include "table_support.h"
+
+namespace psstore::testing {
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+// ---- definitions
+
+TEST(TensorDefinitionTest, RefusesWhatCannotBeStored) {
+  const auto refused = [](const TensorDefinition& definition) {
+    return error_of(ErrorCode::BAD_ARGUMENT, [&] { definition.check(); });
+  };
+  const Key key = make_key(1, 0);
+  refused({1, DType::kBFloat16, RuleKind::kSgd, 0, true, {}});
+  refused({1, static_cast<DType>(9), RuleKind::kSgd, 0, true, {}});
+  refused({1, DType::kFloat32, static_cast<RuleKind>(0), 0, true, {}});
+  refused({1, DType::kFloat32, static_cast<RuleKind>(8), 0, true, {}});
+  refused({1, DType::kFloat32, RuleKind::kSgd, 0, true, {{make_key(2, 0), 1}}});
+  refused({1, DType::kFloat32, RuleKind::kSgd, 0, true, {{key, 1}, {key, 1}}});
+  refused({1, DType::kFloat64, RuleKind::kSgd, 0, true, {{key, uint64_t{1} << 29}}});
+}
+
+TEST(TensorDefinitionTest, SaysWhichWritesFit) {
+  const SlotSpec single{make_key(1, 0), 2, DType::kFloat32, RuleKind::kSgd, 0};
+  const SlotSpec twice{make_key(2, 0), 2, DType::kFloat64, RuleKind::kAssign, 0};
+  const auto entry = [](uint32_t num_bytes, DType dtype) {
+    SliceEntry made;
+    made.num_bytes = num_bytes;
+    made.dtype = dtype;
+    return made;
+  };
+  const auto push = WriteKind::kPush;
+  EXPECT_EQ(check_write(single, push, entry(8, DType::kFloat32)), ErrorCode::OK);
+  EXPECT_EQ(check_write(single, push, entry(4, DType::kBFloat16)), ErrorCode::OK);
+  EXPECT_EQ(check_write(single, push, entry(4, DType::kFloat16)), ErrorCode::OK);
+  EXPECT_EQ(check_write(single, push, entry(16, DType::kFloat64)), ErrorCode::DTYPE_MISMATCH);
+  EXPECT_EQ(check_write(single, push, entry(0, DType{})), ErrorCode::DTYPE_MISMATCH);
+  EXPECT_EQ(check_write(single, push, entry(4, DType::kFloat32)), ErrorCode::SIZE_MISMATCH);
+  EXPECT_EQ(check_write(twice, WriteKind::kAdd, entry(16, DType::kFloat64)), ErrorCode::OK);
+  EXPECT_EQ(check_write(twice, WriteKind::kAdd, entry(8, DType::kFloat32)),
+            ErrorCode::DTYPE_MISMATCH);
+}
+
+TEST(TensorDefinitionTest, SaysWhichRulesTakeWhichWrites) {
+  SliceEntry entry;
+  entry.num_bytes = 4;
+  const auto takes = [&](RuleKind rule, WriteKind kind) {
+    const SlotSpec spec{make_key(1, 0), 1, DType::kFloat32, rule, 0};
+    return check_write(spec, kind, entry) == ErrorCode::OK;
+  };
+  EXPECT_TRUE(takes(RuleKind::kSgd, WriteKind::kPush));
+  EXPECT_TRUE(takes(RuleKind::kSgd, WriteKind::kInit));
+  EXPECT_FALSE(takes(RuleKind::kSgd, WriteKind::kAssign));
+  EXPECT_FALSE(takes(RuleKind::kSgd, WriteKind::kAdd));
+  EXPECT_FALSE(takes(RuleKind::kAssign, WriteKind::kPush));
+  EXPECT_TRUE(takes(RuleKind::kAssign, WriteKind::kAssign));
+  EXPECT_TRUE(takes(RuleKind::kAssign, WriteKind::kAdd));
+  EXPECT_FALSE(takes(RuleKind::kAdd, WriteKind::kAssign));
+  EXPECT_TRUE(takes(RuleKind::kAdd, WriteKind::kAdd));
+}
+
+// ---- decisions
+
+TEST(DecisionTest, RefusesWhatCannotBeApplied) {
+  const auto refused = [](uint64_t number, double divisor, const std::vector<Member>& members) {
+    error_of(ErrorCode::BAD_ARGUMENT, [&] { Decision(number, false, divisor, members, {}); });
+  };
+  refused(0, 1.0, {});
+  refused(1, 0.0, {});
+  refused(1, kInfinity, {});
+  refused(1, 1.0, {member(1, 1), member(0, 1)});
+  refused(1, 1.0, {member(1, 1), member(1, 1)});
+  refused(1, 1.0, {{{0, 1, 1}, static_cast<float>(kInfinity), {}}});
+}
+
+TEST(DecisionTest, FindsAbsentTensorsInWhateverOrderTheyCame) {
+  const Decision made = decision(1, {member(0, 1, {9, 3, 5})});
+  EXPECT_TRUE(made.members()[0].lacks(3));
+  EXPECT_TRUE(made.members()[0].lacks(9));
+  EXPECT_FALSE(made.members()[0].lacks(4));
+}
+
+// ---- ranks
+
+TEST(RankBookTest, RefusesEarlierLivesOfARankOnly) {
+  RankBook book;
+  EXPECT_EQ(book.meet({0, 2, 1}), Standing::kOpen);
+  EXPECT_EQ(book.meet({0, 1, 9}), Standing::kStale);
+  EXPECT_EQ(book.meet({1, 1, 9}), Standing::kOpen);
+}
+
+TEST(RankBookTest, KnowsDecidedRoundsOfTheLatestLife) {
+  RankBook book;
+  book.record(decision(1, {member(0, 5)}));
+  EXPECT_EQ(book.meet({0, 1, 5}), Standing::kDecided);
+  EXPECT_EQ(book.meet({0, 1, 6}), Standing::kOpen);
+  EXPECT_EQ(book.meet({0, 2, 5}), Standing::kOpen);
+}
+
+TEST(RankBookTest, LearnsOfALifeFromADecision) {
+  RankBook book;
+  book.meet({0, 1, 1});
+  book.record(Decision(1, false, 1.0, {{{0, 2, 3}, 1.0F, {}}}, {}));
+  EXPECT_EQ(book.meet({0, 1, 4}), Standing::kStale);
+  EXPECT_EQ(book.meet({0, 2, 3}), Standing::kDecided);
+}
+
+// ---- the write window
+
+bool take(WriteWindow& window, const std::string& name, uint64_t sequence) {
+  const auto client = window.client(name);
+  const MutexLock lock(client->mutex);
+  return client->take(sequence);
+}
+
+TEST(WriteWindowTest, TakesEachSequenceOnce) {
+  WriteWindow window;
+  EXPECT_TRUE(take(window, "a", 1));
+  EXPECT_FALSE(take(window, "a", 1));
+  EXPECT_TRUE(take(window, "a", 2));
+  EXPECT_FALSE(take(window, "a", 1));
+  EXPECT_TRUE(take(window, "b", 1));
+  EXPECT_EQ(window.last_sequence("a"), 2U);
+  EXPECT_EQ(window.last_sequence("nobody"), 0U);
+}
+
+TEST(WriteWindowTest, RefusesGapsAndZero) {
+  WriteWindow window;
+  error_of(ErrorCode::UNEXPECTED_MESSAGE, [&] { take(window, "a", 2); });
+  error_of(ErrorCode::UNEXPECTED_MESSAGE, [&] { take(window, "a", 0); });
+  EXPECT_TRUE(take(window, "a", 1));
+}
+
+TEST(WriteWindowTest, ForgetsWhoWroteLongestAgo) {
+  WriteWindow window(2);
+  take(window, "a", 1);
+  take(window, "b", 1);
+  take(window, "a", 2);
+  take(window, "c", 1);
+  EXPECT_EQ(window.last_sequence("a"), 2U);
+  EXPECT_EQ(window.last_sequence("b"), 0U);
+  EXPECT_EQ(window.last_sequence("c"), 1U);
+}
+
+// ---- gathering
+
+Finding found(BufferPool& pool, size_t num_elems, float value, DType wanted = DType::kFloat32) {
+  return {buffer_of(pool, Floats(num_elems, value)), DType::kFloat32, wanted, num_elems};
+}
+
+TEST(GatherTest, SharesLargeValuesAndCopiesRunsOfSmallOnes) {
+  const auto pool = make_pool();
+  const size_t large = kSharedValueBytes / sizeof(float);
+  const std::vector<Finding> findings{found(*pool, large, 1), found(*pool, 2, 2),
+                                      found(*pool, 1, 3), found(*pool, large, 4)};
+  const std::vector<Piece> pieces = gather(findings, *pool);
+  ASSERT_EQ(pieces.size(), 3U);
+  EXPECT_EQ(pieces[0].buffer.get(), findings[0].value.get());
+  EXPECT_EQ(floats_of(pieces[1].buffer), (Floats{2, 2, 3}));
+  EXPECT_EQ(pieces[2].buffer.get(), findings[3].value.get());
+}
+
+TEST(GatherTest, ConvertsToTheEncodingThatIsWanted) {
+  const auto pool = make_pool();
+  const std::vector<Piece> pieces =
+      gather({found(*pool, 2, 1, DType::kBFloat16), found(*pool, 1, 2, DType::kFloat16)}, *pool);
+  ASSERT_EQ(pieces.size(), 1U);
+  EXPECT_EQ(elements_of<uint16_t>(pieces[0].buffer->data(), pieces[0].num_bytes),
+            (std::vector<uint16_t>{0x3F80, 0x3F80, 0x4000}));
+}
+
+TEST(GatherTest, MakesNoPieceOfNothing) {
+  const auto pool = make_pool();
+  EXPECT_TRUE(gather({}, *pool).empty());
+  EXPECT_TRUE(gather({found(*pool, 0, 0)}, *pool).empty());
+}
+
+}  // namespace
+}  // namespace psstore::testing
