@@ -18,6 +18,8 @@ class Send(NamedTuple):
 
     conn: int
     pieces: Sequence[Piece]
+    error: PsstoreError | None = None
+    """What the frame says if it is an ERROR, for logs."""
 
 
 class Close(NamedTuple):
@@ -28,6 +30,10 @@ class Close(NamedTuple):
 
 
 Output = Send | Close
+
+
+def failure(conn: int, request: int, error: PsstoreError) -> Send:
+    return Send(conn, [failure_frame(request, error)], error)
 
 
 def failure_frame(request: int, error: PsstoreError) -> bytes:

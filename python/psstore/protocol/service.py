@@ -13,7 +13,7 @@ from psstore import _core
 from psstore.errors import ProtocolError, PsstoreError, ShuttingDown, UnexpectedMessage
 from psstore.protocol.connection import HANDSHAKE_S, Connection, Stage
 from psstore.protocol.coordinator import Coordinator, Reply
-from psstore.protocol.frames import Close, Output, Send, failure_frame
+from psstore.protocol.frames import Close, Output, Send, failure
 from psstore.protocol.signing import Signer
 from psstore.protocol.slices import OPS, WRITES, Slices
 from psstore.types import Consistency
@@ -88,7 +88,7 @@ class ShardService:
 
     def failed(self, conn: int, error: ProtocolError) -> list[Output]:
         """The decoder, or `head`, found the peer at fault: say so, and close."""
-        return [Send(conn, [failure_frame(0, error)]), Close(conn, error.message)]
+        return [failure(conn, 0, error), Close(conn, error.message)]
 
     def is_open(self, conn: int) -> bool:
         """True once the handshake is over: the decoder's limits may rise."""
@@ -128,7 +128,7 @@ class ShardService:
             outputs = self.failed(conn, error)
         except PsstoreError as error:
             self._owed.pop((conn, frame.request), None)
-            outputs = [Send(conn, [failure_frame(frame.request, error)])]
+            outputs = [failure(conn, frame.request, error)]
         return outputs + self._slices.wake(now)
 
     def tick(self, now: float) -> list[Output]:
@@ -233,7 +233,7 @@ class ShardService:
             if op is None:
                 continue
             if isinstance(reply.result, PsstoreError):
-                outputs.append(Send(reply.conn, [failure_frame(reply.request, reply.result)]))
+                outputs.append(failure(reply.conn, reply.request, reply.result))
             else:
                 body = m.encode_body(reply.result) if reply.result is not None else b""
                 outputs.append(Send(reply.conn, [_core.encode_frame(op, request=reply.request, body=body)]))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from psstore import _core
 from psstore.errors import BadSignature, DeadlineExceeded, NotAWorker, PsstoreError, StaleIncarnation
 from psstore.protocol.connection import Connection
-from psstore.protocol.frames import Output, Piece, Send, failure_frame
+from psstore.protocol.frames import Output, Piece, Send, failure
 from psstore.protocol.signing import Signer
 from psstore.types import Tensor
 from psstore.wire import messages as m
@@ -158,7 +158,7 @@ class Slices:
             try:
                 answer = self._read(parked, patient=parked.until > now)
             except PsstoreError as error:
-                answer = Send(parked.connection.id, [failure_frame(parked.frame.request, error)])
+                answer = failure(parked.connection.id, parked.frame.request, error)
             if answer is None:
                 still.append(parked)
             else:
