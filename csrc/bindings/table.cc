@@ -71,10 +71,6 @@ std::vector<SliceEntry> entries_of(const Frame& frame) {
   return {frame.table.begin(), frame.table.end()};
 }
 
-py::bytes table_bytes(const std::vector<SliceEntry>& entries) {
-  return {reinterpret_cast<const char*>(entries.data()), entries.size() * sizeof(SliceEntry)};
-}
-
 // ---- Shard ----------------------------------------------------------------------------------------
 
 std::unique_ptr<Shard> make_shard(uint32_t index, size_t num_stripes, bool refuse_non_finite) {
@@ -103,7 +99,7 @@ py::object admit(Shard& shard, Frame& frame) {
   return wrap_buffer(std::move(payload), true);
 }
 
-py::bytes stage(Shard& shard, const Frame& frame) {
+SliceTable stage(Shard& shard, const Frame& frame) {
   expect(frame.header.op == Op::kPUSH, frame, "PUSH");
   std::vector<SliceEntry> entries = entries_of(frame);
   {
@@ -111,20 +107,20 @@ py::bytes stage(Shard& shard, const Frame& frame) {
     const Header& header = frame.header;
     shard.stage({header.rank, header.incarnation, header.round}, entries, frame.payload);
   }
-  return table_bytes(entries);
+  return SliceTable(std::move(entries));
 }
 
-py::bytes initialise(Shard& shard, const Frame& frame) {
+SliceTable initialise(Shard& shard, const Frame& frame) {
   expect(frame.header.op == Op::kINIT, frame, "INIT");
   std::vector<SliceEntry> entries = entries_of(frame);
   {
     const py::gil_scoped_release no_gil;
     shard.initialise(entries, frame.payload);
   }
-  return table_bytes(entries);
+  return SliceTable(std::move(entries));
 }
 
-py::bytes write(Shard& shard, const Frame& frame, const std::string& client) {
+SliceTable write(Shard& shard, const Frame& frame, const std::string& client) {
   const WriteKind kind = write_kind(frame);
   expect(kind == WriteKind::kAssign || kind == WriteKind::kAdd, frame, "ASSIGN or ADD");
   std::vector<SliceEntry> entries = entries_of(frame);
@@ -132,7 +128,7 @@ py::bytes write(Shard& shard, const Frame& frame, const std::string& client) {
     const py::gil_scoped_release no_gil;
     shard.write(kind, client, frame.header.sequence, entries, frame.payload);
   }
-  return table_bytes(entries);
+  return SliceTable(std::move(entries));
 }
 
 py::tuple read(Shard& shard, const Frame& frame) {
@@ -148,7 +144,7 @@ py::tuple read(Shard& shard, const Frame& frame) {
     const std::span<const std::byte> bytes(piece.buffer->data(), piece.num_bytes);
     pieces.append(make_readonly_view(std::move(piece.buffer), bytes));
   }
-  return py::make_tuple(table_bytes(entries), reply.payload_bytes, std::move(pieces));
+  return py::make_tuple(SliceTable(std::move(entries)), std::move(pieces));
 }
 
 py::dict state(Shard& shard, Key key) {

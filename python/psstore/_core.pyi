@@ -256,6 +256,19 @@ def reduce_update(
 ) -> None:
     """The fused pass over one slice, in place. `contributions`: (data, dtype number, weight)."""
 
+def convert(
+    source: _HasBuffer,
+    from_dtype: int,
+    destination: _HasBuffer,
+    to_dtype: int,
+    *,
+    instruction_set: str | None = None,
+) -> None:
+    """Elements of one dtype to another, rounded to nearest even as torch's Tensor.to."""
+
+def all_finite(data: _HasBuffer, dtype: int, *, instruction_set: str | None = None) -> bool:
+    """Whether no element is NaN or an infinity."""
+
 # ---- CUDA -----------------------------------------------------------------------------------------
 
 CUDA_COMPILED: bool
