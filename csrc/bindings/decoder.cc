@@ -96,8 +96,9 @@ void bind_decoder(py::module_& m) {
            "max_payload_bytes"_a = kMaxPayloadBytes)
       .def("set_limits", &PyDecoder::set_limits, py::kw_only(), "max_body_bytes"_a,
            "max_payload_bytes"_a)
-      .def("get_buffer", [](PyDecoder& self, py::ssize_t) { return self.get_buffer(); }, "sizehint"_a,
-           py::pos_only())
+      .def(
+          "get_buffer", [](PyDecoder& self, py::ssize_t) { return self.get_buffer(); },
+          "sizehint"_a, py::pos_only())
       .def("buffer_updated", &PyDecoder::buffer_updated, "num_bytes"_a, py::pos_only())
       .def("feed", &PyDecoder::feed, "data"_a, py::pos_only())
       .def("next_frame", &PyDecoder::next_frame)

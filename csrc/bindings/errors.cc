@@ -7,9 +7,8 @@ namespace {
 // psstore.errors is imported at the first error: it imports nothing of ours, but it lies in the package
 // whose import loads this extension.
 void set_python_error(const Error& error) {
-  const py::object exception =
-      py::module_::import("psstore.errors")
-          .attr("from_code")(static_cast<int>(error.code()), error.what());
+  const py::object exception = py::module_::import("psstore.errors")
+                                   .attr("from_code")(static_cast<int>(error.code()), error.what());
   PyErr_SetObject(py::type::handle_of(exception).ptr(), exception.ptr());
 }
 

@@ -76,7 +76,8 @@ py::list Segments::pieces(const py::object& self) const {
   size_t run_bytes = 0;
   const auto end_run = [&](size_t end) {
     if (run_bytes > 0) {
-      pieces.append(copy_together(std::span(ranges_).subspan(run_begin, end - run_begin), run_bytes));
+      pieces.append(
+          copy_together(std::span(ranges_).subspan(run_begin, end - run_begin), run_bytes));
     }
     run_begin = end + 1;
     run_bytes = 0;
@@ -116,7 +117,8 @@ void bind_memory(py::module_& m) {
            py::arg("writable") = false)
       .def_property_readonly("nbytes", &Segments::num_bytes)
       .def("__len__", &Segments::size)
-      .def("pieces", [](const py::object& self) { return self.cast<const Segments&>().pieces(self); })
+      .def("pieces",
+           [](const py::object& self) { return self.cast<const Segments&>().pieces(self); })
       .def("crc32c", &Segments::checksum, py::call_guard<py::gil_scoped_release>());
 
   m.def("crc32c", &checksum_of, py::arg("data"), py::arg("seed") = 0);

@@ -2,6 +2,7 @@
 // the C API: a pybind11 class would also be entered into and found in its registry of instances.
 #include <memory>
 #include <new>
+#include <utility>
 
 #include "bindings/memory.h"
 
@@ -10,7 +11,7 @@ namespace {
 
 // Exports one range of bytes and keeps its owner alive; Python sees it as `memoryview.obj` only.
 struct MemoryOwner {
-  PyObject_HEAD
+  PyObject header;
   ViewOwner owner;
   std::byte* data;
   size_t size;

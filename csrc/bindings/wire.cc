@@ -30,18 +30,19 @@ SliceTable make_table(const py::iterable& rows) {
   return SliceTable(std::move(entries));
 }
 
-// One column of the table as a Python list.
-template <typename Get>
-py::list column(const SliceTable& table, Get get) {
+// One field of every entry, as a Python list of numbers.
+template <auto field>
+py::list column(const SliceTable& table) {
   py::list values(table.size());
-  for (size_t i = 0; i < table.size(); ++i) values[i] = get(table[i]);
+  for (size_t i = 0; i < table.size(); ++i) values[i] = static_cast<uint64_t>(table[i].*field);
   return values;
 }
 
 std::optional<std::pair<size_t, int>> first_failure(const SliceTable& table) {
   for (size_t i = 0; i < table.size(); ++i) {
     const ErrorCode status = table[i].status;
-    if (status != ErrorCode::OK && status != ErrorCode::NOT_MODIFIED) return {{i, int{uint8_t(status)}}};
+    if (status == ErrorCode::OK || status == ErrorCode::NOT_MODIFIED) continue;
+    return std::pair{i, static_cast<int>(status)};
   }
   return std::nullopt;
 }
@@ -75,15 +76,11 @@ void bind_slice_table(py::module_& m) {
       .def("__len__", &SliceTable::size)
       .def("__bytes__", [](const SliceTable& self) { return py::bytes(self.wire_bytes()); })
       .def_property_readonly("payload_bytes", &SliceTable::payload_bytes)
-      .def("keys", [](const SliceTable& self) { return column(self, [](auto& e) { return e.key; }); })
-      .def("versions",
-           [](const SliceTable& self) { return column(self, [](auto& e) { return e.version; }); })
-      .def("num_bytes",
-           [](const SliceTable& self) { return column(self, [](auto& e) { return e.num_bytes; }); })
-      .def("dtypes",
-           [](const SliceTable& self) { return column(self, [](auto& e) { return int(e.dtype); }); })
-      .def("statuses",
-           [](const SliceTable& self) { return column(self, [](auto& e) { return int(e.status); }); })
+      .def("keys", &column<&SliceEntry::key>)
+      .def("versions", &column<&SliceEntry::version>)
+      .def("num_bytes", &column<&SliceEntry::num_bytes>)
+      .def("dtypes", &column<&SliceEntry::dtype>)
+      .def("statuses", &column<&SliceEntry::status>)
       .def("first_failure", &first_failure)
       .def("with_versions", &with_versions, py::arg("versions"))
       .def("select", &select, py::arg("positions"));
@@ -120,13 +117,10 @@ void bind_frame(py::module_& m) {
 
 // ---- encode_frame -----------------------------------------------------------------------------------
 
-std::span<const std::byte> table_bytes(const SliceTable& table) {
-  return std::as_bytes(table.entries());
-}
-
 py::bytes encode(uint8_t op, uint16_t flags, uint64_t request, uint64_t round, uint32_t rank,
                  uint32_t incarnation, uint64_t sequence, const py::object& table,
-                 const py::object& body, uint64_t payload_bytes, std::optional<uint32_t> payload_crc) {
+                 const py::object& body, uint64_t payload_bytes,
+                 std::optional<uint32_t> payload_crc) {
   const PyBytesRange body_range(body);
   std::optional<PyBytesRange> raw_table;  // the entries as a shard's reply has them
   FrameParts parts{.op = Op{op},
@@ -140,13 +134,14 @@ py::bytes encode(uint8_t op, uint16_t flags, uint64_t request, uint64_t round, u
                    .payload_bytes = payload_bytes,
                    .payload_crc = payload_crc};
   if (py::isinstance<SliceTable>(table)) {
-    parts.table = table_bytes(table.cast<const SliceTable&>());
+    parts.table = std::as_bytes(table.cast<const SliceTable&>().entries());
   } else if (!table.is_none()) {
     parts.table = raw_table.emplace(table).bytes();
   }
   if ((flags & ~kFlagChecksum) != 0 || ((flags & kFlagChecksum) != 0 && !payload_crc)) {
-    throw Error(ErrorCode::BAD_ARGUMENT, "flags " + std::to_string(flags) +
-                                             ": only FLAG_CHECKSUM exists, and it needs payload_crc");
+    throw Error(
+        ErrorCode::BAD_ARGUMENT,
+        "flags " + std::to_string(flags) + ": only FLAG_CHECKSUM exists, and it needs payload_crc");
   }
   check_parts(parts);
   const auto size = static_cast<Py_ssize_t>(parts.encoded_bytes());
@@ -162,9 +157,10 @@ void bind_wire(py::module_& m) {
   bind_slice_table(m);
   bind_frame(m);
   m.def("encode_frame", &encode, py::arg("op"), py::kw_only(), py::arg("flags") = 0,
-        py::arg("request") = 0, py::arg("round") = 0, py::arg("rank") = 0, py::arg("incarnation") = 0,
-        py::arg("sequence") = 0, py::arg("table") = py::none(), py::arg("body") = py::bytes(),
-        py::arg("payload_bytes") = 0, py::arg("payload_crc") = py::none());
+        py::arg("request") = 0, py::arg("round") = 0, py::arg("rank") = 0,
+        py::arg("incarnation") = 0, py::arg("sequence") = 0, py::arg("table") = py::none(),
+        py::arg("body") = py::bytes(), py::arg("payload_bytes") = 0,
+        py::arg("payload_crc") = py::none());
 }
 
 }  // namespace psstore::bindings

@@ -58,7 +58,8 @@ BufferRef::BufferRef(const BufferRef& other) : buffer_(other.buffer_) {
 BufferRef::~BufferRef() {
   if (buffer_ == nullptr) return;
   if (buffer_->references_.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
-  const std::shared_ptr<BufferPool> pool = std::move(buffer_->pool_);  // lives until release is over
+  const std::shared_ptr<BufferPool> pool =
+      std::move(buffer_->pool_);  // lives until release is over
   pool->release(buffer_);
 }
 

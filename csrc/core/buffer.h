@@ -31,8 +31,8 @@ class Buffer {
 
   std::atomic<uint32_t> references_{0};
   std::byte* data_ = nullptr;
-  size_t size_ = 0;      // bytes asked for
-  size_t capacity_ = 0;  // bytes there are: those of the pool's size class
+  size_t size_ = 0;                   // bytes asked for
+  size_t capacity_ = 0;               // bytes there are: those of the pool's size class
   std::shared_ptr<BufferPool> pool_;  // keeps the pool alive as long as its memory is out
 };
 

@@ -88,7 +88,8 @@ using ShiftTables = std::array<std::array<uint32_t, 256>, 4>;
 // Table k maps byte k of a state to its share of the state kLaneBytes zero bytes later.
 constexpr ShiftTables make_shift_tables() {
   uint32_t power = 1u << 31 >> 1;  // x; squared until it is x^(8 kLaneBytes)
-  for (size_t exponent = 1; exponent < 8 * kLaneBytes; exponent *= 2) power = multiply(power, power);
+  for (size_t exponent = 1; exponent < 8 * kLaneBytes; exponent *= 2)
+    power = multiply(power, power);
   ShiftTables tables{};
   for (size_t k = 0; k < 4; ++k) {
     for (uint32_t byte = 0; byte < 256; ++byte) tables[k][byte] = multiply(byte << (8 * k), power);

@@ -37,7 +37,8 @@ std::chrono::steady_clock::duration checked_interval(double seconds) {
     throw Error(ErrorCode::BAD_ARGUMENT, "heartbeat: an interval of " + std::to_string(seconds) +
                                              " s, expected more than 0 and at most 3600");
   }
-  return std::chrono::ceil<std::chrono::steady_clock::duration>(std::chrono::duration<double>(seconds));
+  return std::chrono::ceil<std::chrono::steady_clock::duration>(
+      std::chrono::duration<double>(seconds));
 }
 
 // Blocks every signal while it lives. A thread started meanwhile inherits that for good: signals are for
@@ -64,9 +65,7 @@ void Heartbeat::Descriptor::close() {
 }
 
 Heartbeat::Heartbeat(int fd, std::string frame, double interval_s)
-    : owner_(::getpid()),
-      frame_(std::move(frame)),
-      interval_(checked_interval(interval_s)) {
+    : owner_(::getpid()), frame_(std::move(frame)), interval_(checked_interval(interval_s)) {
   check_socket(fd);
   if (frame_.empty()) throw Error(ErrorCode::BAD_ARGUMENT, "heartbeat: the frame is empty");
   socket_.open(::fcntl(fd, F_DUPFD_CLOEXEC, 0));
@@ -79,7 +78,9 @@ Heartbeat::Heartbeat(int fd, std::string frame, double interval_s)
   thread_ = std::make_unique<std::thread>([this] { beat_until_stopped(); });
 }
 
-bool Heartbeat::alive() const { return alive_.load() && ::getpid() == owner_; }
+bool Heartbeat::alive() const {
+  return alive_.load() && ::getpid() == owner_;
+}
 
 void Heartbeat::stop() {
   if (::getpid() == owner_) {
@@ -114,8 +115,8 @@ void Heartbeat::beat_until_stopped() {
 }
 
 bool Heartbeat::send_some(size_t& sent) const {
-  const ssize_t written =
-      ::send(socket_.get(), frame_.data() + sent, frame_.size() - sent, MSG_NOSIGNAL | MSG_DONTWAIT);
+  const ssize_t written = ::send(socket_.get(), frame_.data() + sent, frame_.size() - sent,
+                                 MSG_NOSIGNAL | MSG_DONTWAIT);
   if (written >= 0) {
     sent += static_cast<size_t>(written);
     return true;

@@ -236,7 +236,8 @@ void FrameDecoder::discard() {
   start_payload({});
 }
 
-FrameDecoder::Ranges FrameDecoder::match_ranges(std::span<const std::span<std::byte>> ranges) const {
+FrameDecoder::Ranges FrameDecoder::match_ranges(
+    std::span<const std::span<std::byte>> ranges) const {
   const SliceTable& table = frame_->table;
   if (ranges.size() != table.size()) {
     throw Error(ErrorCode::BAD_HEADER, "a payload of " + std::to_string(table.size()) +
@@ -248,10 +249,10 @@ FrameDecoder::Ranges FrameDecoder::match_ranges(std::span<const std::span<std::b
   for (size_t i = 0; i < ranges.size(); ++i) {
     if (table[i].num_bytes == 0) continue;
     if (table[i].num_bytes != ranges[i].size()) {
-      throw Error(ErrorCode::BAD_HEADER, "slice " + std::to_string(i) + " of key " +
-                                             std::to_string(table[i].key) + " came with " +
-                                             std::to_string(table[i].num_bytes) + " bytes, expected " +
-                                             std::to_string(ranges[i].size()));
+      throw Error(ErrorCode::BAD_HEADER,
+                  "slice " + std::to_string(i) + " of key " + std::to_string(table[i].key) +
+                      " came with " + std::to_string(table[i].num_bytes) + " bytes, expected " +
+                      std::to_string(ranges[i].size()));
     }
     matched.push_back(ranges[i]);
   }

@@ -10,8 +10,9 @@ namespace {
 
 void check_limit(const char* what, uint64_t value, uint64_t limit) {
   if (value <= limit) return;
-  throw Error(ErrorCode::BAD_ARGUMENT, std::string("a frame of ") + std::to_string(value) + ' ' + what +
-                                           ": at most " + std::to_string(limit) + " fit in one");
+  throw Error(ErrorCode::BAD_ARGUMENT, std::string("a frame of ") + std::to_string(value) + ' ' +
+                                           what + ": at most " + std::to_string(limit) +
+                                           " fit in one");
 }
 
 uint64_t sum_of_sizes(std::span<const std::byte> table) {
@@ -41,9 +42,9 @@ void check_parts(const FrameParts& parts) {
   check_limit("body bytes", parts.body.size(), kMaxBodyBytes);
   check_limit("payload bytes", parts.payload_bytes, kMaxPayloadBytes);
   if (!parts.table.empty() && sum_of_sizes(parts.table) != parts.payload_bytes) {
-    throw Error(ErrorCode::BAD_ARGUMENT,
-                "a payload of " + std::to_string(parts.payload_bytes) + " bytes with a table that says " +
-                    std::to_string(sum_of_sizes(parts.table)));
+    throw Error(ErrorCode::BAD_ARGUMENT, "a payload of " + std::to_string(parts.payload_bytes) +
+                                             " bytes with a table that says " +
+                                             std::to_string(sum_of_sizes(parts.table)));
   }
 }
 

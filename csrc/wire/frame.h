@@ -16,8 +16,8 @@ namespace psstore {
 
 struct Frame {
   Header header;
-  SliceTable table;   // checked: its sizes add up to header.payload_bytes unless it is empty
-  std::string body;   // MessagePack, not decoded here
+  SliceTable table;  // checked: its sizes add up to header.payload_bytes unless it is empty
+  std::string body;  // MessagePack, not decoded here
   bool complete = false;
   BufferRef payload;  // set if the payload was accepted into a Buffer
 };

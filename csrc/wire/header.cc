@@ -41,18 +41,18 @@ std::string printable(std::span<const std::byte> bytes) {
 void check_preamble(std::span<const std::byte> prefix) {
   const size_t num_magic_bytes = std::min(prefix.size(), sizeof kMagic);
   if (std::memcmp(prefix.data(), &kMagic, num_magic_bytes) != 0) {
-    throw Error(ErrorCode::BAD_MAGIC,
-                "expected a frame that starts with 'PSS1', got '" +
-                    printable(prefix.first(num_magic_bytes)) +
-                    "': the peer does not speak psstore's protocol");
+    throw Error(ErrorCode::BAD_MAGIC, "expected a frame that starts with 'PSS1', got '" +
+                                          printable(prefix.first(num_magic_bytes)) +
+                                          "': the peer does not speak psstore's protocol");
   }
   constexpr size_t kVersionOffset = offsetof(Header, version);
   if (prefix.size() <= kVersionOffset) return;
   const auto version = std::to_integer<uint8_t>(prefix[kVersionOffset]);
   if (version != kProtocolVersion) {
-    throw Error(ErrorCode::BAD_VERSION,
-                "the peer speaks protocol version " + std::to_string(version) + ", this is version " +
-                    std::to_string(kProtocolVersion) + ": install the same psstore on both sides");
+    throw Error(ErrorCode::BAD_VERSION, "the peer speaks protocol version " +
+                                            std::to_string(version) + ", this is version " +
+                                            std::to_string(kProtocolVersion) +
+                                            ": install the same psstore on both sides");
   }
 }
 

@@ -9,51 +9,51 @@
 namespace psstore {
 
 // X(name, number, body, what it does)
-#define PSSTORE_OPS(X)                                                                      \
-  /* handshake: the only ops before WELCOME */                                              \
-  X(HELLO, 2, "Hello", "client opens a session with a shard")                               \
-  X(CHALLENGE, 3, "Challenge", "shard asks for proof of the token")                         \
-  X(AUTH, 4, "Auth", "client proves that it has the token")                                 \
-  X(WELCOME, 5, "Welcome", "the session is open; the shard map")                            \
-  /* data: slice table, and where noted decisions in the body and a payload */              \
-  X(PUSH, 10, "Carry", "stage contributions for a round (payload)")                         \
-  X(PUSHED, 11, "", "their statuses")                                                       \
-  X(PULL, 12, "Carry", "apply the carried decisions, then read slices")                     \
-  X(PULLED, 13, "", "slices' statuses, versions and values (payload)")                      \
-  X(ASSIGN, 14, "", "set values, once per sequence number (payload)")                       \
-  X(ASSIGNED, 15, "", "their statuses")                                                     \
-  X(ADD, 16, "", "add to values, once per sequence number (payload)")                       \
-  X(ADDED, 17, "", "their statuses")                                                        \
-  X(INIT, 18, "", "set values where there are none yet (payload)")                          \
-  X(INITIALISED, 19, "", "their statuses")                                                  \
-  /* schema: answered by every shard */                                                     \
-  X(DEFINE, 30, "Define", "signed tensor definitions, carried by the client")               \
-  X(DEFINED, 31, "", "every definition is known here")                                      \
-  X(ATTACH, 32, "Attach", "signed membership, carried by the worker")                       \
-  X(ATTACHED, 33, "Attached", "pushes of that incarnation are accepted here")               \
-  /* coordinator: answered by shard 0 only */                                               \
-  X(JOIN, 50, "Join", "become a worker")                                                    \
-  X(JOINED, 51, "Joined", "rank, incarnation, round, last decisions")                       \
-  X(CREATE, 52, "Create", "create or match tensors")                                        \
-  X(CREATED, 53, "Created", "their signed definitions")                                     \
-  X(READY, 54, "Ready", "the initial values of these tensors are in place")                 \
-  X(READIED, 55, "", "noted")                                                               \
-  X(COMMIT, 56, "Commit", "end a worker's round")                                           \
-  X(COMMITTED, 57, "Committed", "decisions since the worker's last one")                    \
-  X(DESCRIBE, 58, "Describe", "look tensors up")                                            \
-  X(DESCRIBED, 59, "Described", "their signed definitions, names only if asked")            \
-  X(BARRIER, 60, "Barrier", "wait for every worker")                                        \
-  X(PASSED, 61, "", "all are here")                                                         \
-  X(LEAVE, 62, "", "this worker is done")                                                   \
-  X(LEFT, 63, "", "noted")                                                                  \
-  X(DROP, 64, "Drop", "forget tensors")                                                     \
-  X(DROPPED, 65, "Dropped", "their signed removal, to be carried to the shards")            \
-  /* any shard */                                                                           \
-  X(STATS, 70, "", "counters")                                                              \
-  X(STATISTICS, 71, "Statistics", "the counters")                                           \
-  /* liveness: header only, no reply, on a connection of its own */                         \
-  X(HEARTBEAT, 80, "", "rank and incarnation in the header are alive")                      \
-  /* any direction */                                                                       \
+#define PSSTORE_OPS(X)                                                           \
+  /* handshake: the only ops before WELCOME */                                   \
+  X(HELLO, 2, "Hello", "client opens a session with a shard")                    \
+  X(CHALLENGE, 3, "Challenge", "shard asks for proof of the token")              \
+  X(AUTH, 4, "Auth", "client proves that it has the token")                      \
+  X(WELCOME, 5, "Welcome", "the session is open; the shard map")                 \
+  /* data: slice table, and where noted decisions in the body and a payload */   \
+  X(PUSH, 10, "Carry", "stage contributions for a round (payload)")              \
+  X(PUSHED, 11, "", "their statuses")                                            \
+  X(PULL, 12, "Carry", "apply the carried decisions, then read slices")          \
+  X(PULLED, 13, "", "slices' statuses, versions and values (payload)")           \
+  X(ASSIGN, 14, "", "set values, once per sequence number (payload)")            \
+  X(ASSIGNED, 15, "", "their statuses")                                          \
+  X(ADD, 16, "", "add to values, once per sequence number (payload)")            \
+  X(ADDED, 17, "", "their statuses")                                             \
+  X(INIT, 18, "", "set values where there are none yet (payload)")               \
+  X(INITIALISED, 19, "", "their statuses")                                       \
+  /* schema: answered by every shard */                                          \
+  X(DEFINE, 30, "Define", "signed tensor definitions, carried by the client")    \
+  X(DEFINED, 31, "", "every definition is known here")                           \
+  X(ATTACH, 32, "Attach", "signed membership, carried by the worker")            \
+  X(ATTACHED, 33, "Attached", "pushes of that incarnation are accepted here")    \
+  /* coordinator: answered by shard 0 only */                                    \
+  X(JOIN, 50, "Join", "become a worker")                                         \
+  X(JOINED, 51, "Joined", "rank, incarnation, round, last decisions")            \
+  X(CREATE, 52, "Create", "create or match tensors")                             \
+  X(CREATED, 53, "Created", "their signed definitions")                          \
+  X(READY, 54, "Ready", "the initial values of these tensors are in place")      \
+  X(READIED, 55, "", "noted")                                                    \
+  X(COMMIT, 56, "Commit", "end a worker's round")                                \
+  X(COMMITTED, 57, "Committed", "decisions since the worker's last one")         \
+  X(DESCRIBE, 58, "Describe", "look tensors up")                                 \
+  X(DESCRIBED, 59, "Described", "their signed definitions, names only if asked") \
+  X(BARRIER, 60, "Barrier", "wait for every worker")                             \
+  X(PASSED, 61, "", "all are here")                                              \
+  X(LEAVE, 62, "", "this worker is done")                                        \
+  X(LEFT, 63, "", "noted")                                                       \
+  X(DROP, 64, "Drop", "forget tensors")                                          \
+  X(DROPPED, 65, "Dropped", "their signed removal, to be carried to the shards") \
+  /* any shard */                                                                \
+  X(STATS, 70, "", "counters")                                                   \
+  X(STATISTICS, 71, "Statistics", "the counters")                                \
+  /* liveness: header only, no reply, on a connection of its own */              \
+  X(HEARTBEAT, 80, "", "rank and incarnation in the header are alive")           \
+  /* any direction */                                                            \
   X(ERROR, 255, "Failure", "a request failed; connection-wide if request is 0")
 
 enum class Op : uint8_t {

@@ -1,0 +1,121 @@
+// BufferPool: alignment, sharing, reuse within its bound, and lifetime of the pool.
+#include "core/buffer.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <new>
+#include <thread>
+#include <vector>
+
+namespace psstore::testing {
+namespace {
+
+constexpr size_t kMiB = 1u << 20;
+
+TEST(BufferPool, EverySizeIsAlignedAndWritable) {
+  const auto pool = BufferPool::create(kMiB);
+  for (const size_t size :
+       {0u, 1u, 63u, 64u, 255u, 256u, 257u, 320u, 321u, 4095u, 65536u, 1000003u}) {
+    const BufferRef buffer = pool->allocate(size);
+    EXPECT_EQ(buffer->size(), size);
+    EXPECT_EQ(reinterpret_cast<uintptr_t>(buffer->data()) % kBufferAlignment, 0u);
+    std::memset(buffer->data(), 0xab, size);
+  }
+}
+
+TEST(BufferPool, MemoryIsAtMostAQuarterMoreThanAskedFor) {
+  const auto pool = BufferPool::create(0);
+  for (size_t size = 256; size < 100'000; size += 37) {
+    const BufferRef buffer = pool->allocate(size);
+    EXPECT_GE(pool->bytes_in_use(), size);
+    EXPECT_LE(pool->bytes_in_use(), size + size / 4 + 1);
+  }
+}
+
+TEST(BufferPool, ZeroedMemoryIsZeroEvenIfReused) {
+  const auto pool = BufferPool::create(kMiB);
+  std::memset(pool->allocate(1000)->data(), 0xff, 1000);
+  const BufferRef zeroed = pool->allocate_zeroed(1000);
+  EXPECT_TRUE(std::all_of(zeroed->data(), zeroed->data() + 1000,
+                          [](std::byte value) { return value == std::byte{0}; }));
+}
+
+TEST(BufferPool, FreedMemoryIsHandedOutAgain) {
+  const auto pool = BufferPool::create(kMiB);
+  BufferRef first = pool->allocate(5000);
+  const std::byte* const data = first->data();
+  first = {};
+  EXPECT_GT(pool->bytes_idle(), 0u);
+  EXPECT_EQ(pool->allocate(4900)->data(), data);
+}
+
+TEST(BufferPool, IdleMemoryStaysWithinItsBound) {
+  const auto pool = BufferPool::create(kMiB);
+  std::vector<BufferRef> buffers;
+  for (int i = 0; i < 10; ++i) buffers.push_back(pool->allocate(300'000));
+  buffers.clear();
+  EXPECT_EQ(pool->bytes_in_use(), 0u);
+  EXPECT_GT(pool->bytes_idle(), 0u);
+  EXPECT_LE(pool->bytes_idle(), kMiB);
+}
+
+TEST(BufferPool, ImpossibleSizesAreBadAlloc) {
+  const auto pool = BufferPool::create(0);
+  EXPECT_THROW(pool->allocate(SIZE_MAX), std::bad_alloc);
+  EXPECT_THROW(pool->allocate((size_t{1} << 47) + 1), std::bad_alloc);
+  EXPECT_EQ(pool->bytes_in_use(), 0u);
+}
+
+TEST(BufferRef, CopiesShareAndTheLastOneFrees) {
+  const auto pool = BufferPool::create(0);
+  BufferRef first = pool->allocate(100);
+  EXPECT_TRUE(first.unique());
+  BufferRef second = first;
+  EXPECT_EQ(first.get(), second.get());
+  EXPECT_FALSE(first.unique());
+  first = BufferRef();
+  EXPECT_TRUE(second.unique());
+  EXPECT_GT(pool->bytes_in_use(), 0u);
+  second = BufferRef();
+  EXPECT_EQ(pool->bytes_in_use(), 0u);
+}
+
+TEST(BufferRef, MovingLeavesNothingBehind) {
+  const auto pool = BufferPool::create(0);
+  BufferRef first = pool->allocate(100);
+  const BufferRef second = std::move(first);
+  EXPECT_TRUE(second.unique());
+  EXPECT_FALSE(BufferRef().unique());
+}
+
+TEST(BufferRef, OutlivesThePoolThatMadeIt) {
+  BufferRef buffer = BufferPool::create(kMiB)->allocate(1000);
+  std::memset(buffer->data(), 1, 1000);
+  buffer = BufferRef();
+}
+
+TEST(BufferPool, ThreadsShareItAndItsBuffers) {
+  const auto pool = BufferPool::create(kMiB);
+  const BufferRef shared = pool->allocate_zeroed(64);
+  std::vector<std::thread> threads;
+  for (int seed = 0; seed < 4; ++seed) {
+    threads.emplace_back([&, seed] {
+      for (size_t i = 0; i < 2000; ++i) {
+        const BufferRef copy = shared;
+        const BufferRef own = pool->allocate((i * 131 + static_cast<size_t>(seed) * 977) % 20'000);
+        std::memset(own->data(), seed, own->size());
+        EXPECT_TRUE(std::all_of(own->data(), own->data() + own->size(), [&](std::byte value) {
+          return value == static_cast<std::byte>(seed);
+        }));
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_TRUE(shared.unique());
+}
+
+}  // namespace
+}  // namespace psstore::testing
