@@ -18,6 +18,7 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -27,7 +28,7 @@ import torch
 from psstore import _core
 from psstore.types import HYPER_DEFAULTS
 
-Array = npt.NDArray[np.generic]
+Array = npt.NDArray[Any]
 Options = Mapping[str, float]
 
 DTYPES: Mapping[str, torch.dtype] = {"float32": torch.float32, "float64": torch.float64}
@@ -137,9 +138,9 @@ class CoreOptimizer:
             _core.RULES[self._case.rule],
             self._case.hyper,
             step=self._step,
-            value=self.value,
-            state=self.state,
-            contributions=[(grad, dtype, 1.0)],
+            value=self.value.data,
+            state={name: buffer.data for name, buffer in self.state.items()},
+            contributions=[(grad.data, dtype, 1.0)],
             divisor=1.0,
             dtype=dtype,
             first=first,
