@@ -50,7 +50,8 @@ constexpr uint64_t tensor_of(Key key) { return key >> kSliceIndexBits; }
 //   0        8          16           20     21      22     24         32
 //   | key    | version  | num_bytes  | dtype| status| zero | reserved |
 //
-// version    request: "only if newer than"; reply: the slot's version
+// version    pull request: "only if the slot's version is at least this", so whoever has v asks for
+//            v + 1; 0: in any case. Reply: the slot's version
 // num_bytes  of this slice in the payload; 0 in a pull request and in a reply without value
 // dtype      encoding of the payload; in a pull request the encoding wanted
 // status     an ErrorCode; 0 in requests

@@ -81,7 +81,7 @@ class SliceTable:
     def first_failure(self) -> tuple[int, int] | None:
         """(position, status) of the first entry whose status is neither OK nor NOT_MODIFIED."""
     def with_versions(self, versions: Sequence[int]) -> SliceTable:
-        """A copy that asks 'only if newer than'."""
+        """A copy that asks 'only if the version is at least this'; 0: in any case. Who has v asks for v + 1."""
     def select(self, positions: Sequence[int]) -> SliceTable: ...
 
 @final
@@ -202,7 +202,8 @@ class Shard:
     def initialise(self, frame: Frame) -> SliceTable:
         """An INIT: sets value where there is none yet; acknowledged and ignored elsewhere."""
     def write(self, frame: Frame, client: str) -> SliceTable:
-        """An ASSIGN or ADD on tensors of that rule, once per (client, frame.sequence)."""
+        """An ASSIGN or ADD on tensors of that rule, once per (client, frame.sequence). Call it after a
+        discarded payload too: the sequence counts. Raises UNEXPECTED_MESSAGE if one before it is missing."""
     def last_sequence(self, client: str) -> int:
         """Last write of that client applied here; 0 if none is remembered."""
 

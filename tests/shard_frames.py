@@ -1,0 +1,156 @@
+"""Drives a `_core.Shard` as the server does, with real frames and no sockets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from psstore import _core
+from psstore.types import complete_hyper
+
+Array = npt.NDArray[np.float32]
+
+SGD: Mapping[int, Mapping[str, float]] = {0: complete_hyper("sgd", {"lr": 1.0})}
+"""Group 0 takes plain steps of lr 1: what is staged is subtracted."""
+
+
+def key_of(tensor_id: int, index: int = 0) -> int:
+    return tensor_id << _core.SLICE_INDEX_BITS | index
+
+
+def define(
+    shard: _core.Shard,
+    tensor_id: int,
+    num_elems: int | Sequence[int],
+    *,
+    rule: str = "sgd",
+    dtype: str = "float32",
+    zeros: bool = True,
+) -> None:
+    """A tensor with one slice of each size, in group 0."""
+    sizes = [num_elems] if isinstance(num_elems, int) else num_elems
+    slices = [(key_of(tensor_id, index), size) for index, size in enumerate(sizes)]
+    shard.define(tensor_id, dtype=_core.DTYPES[dtype], rule=_core.RULES[rule], group=0, zeros=zeros, slices=slices)
+
+
+def decision(
+    number: int,
+    members: Sequence[tuple[int, int, int, float]],
+    *,
+    skip: bool = False,
+    divisor: float = 1.0,
+    hypers: Mapping[int, Mapping[str, float]] = SGD,
+    absent: Mapping[int, Sequence[int]] | None = None,
+) -> _core.Decision:
+    return _core.Decision(number, skip=skip, divisor=divisor, members=members, hypers=hypers, absent=absent or {})
+
+
+def receive(shard: _core.Shard, head: bytes, payload: bytes) -> _core.Frame:
+    """Feeds one frame to a decoder and lets the shard choose where its payload goes."""
+    decoder = _core.FrameDecoder()
+    decoder.feed(head)
+    frame = decoder.next_frame()
+    assert frame is not None
+    if frame.complete:
+        shard.admit(frame)
+        return frame
+    destination = shard.admit(frame)
+    if destination is None:
+        decoder.discard()
+    else:
+        decoder.accept(destination)
+    decoder.feed(payload)
+    complete = decoder.next_frame()
+    assert complete is not None
+    assert complete.complete
+    return complete
+
+
+class Answer(NamedTuple):
+    """One slice of a reply's table."""
+
+    status: int
+    version: int
+    num_bytes: int
+
+
+def answers(table: _core.SliceTable) -> list[Answer]:
+    return [Answer(*row) for row in zip(table.statuses(), table.versions(), table.num_bytes(), strict=True)]
+
+
+def _frame(
+    shard: _core.Shard,
+    op: str,
+    values: Mapping[int, Array],
+    *,
+    rank: int = 0,
+    incarnation: int = 0,
+    round: int = 0,  # noqa: A002 - the protocol's word
+    sequence: int = 0,
+) -> _core.Frame:
+    number = _core.DTYPES["float32"]
+    table = _core.SliceTable((key, value.nbytes, number) for key, value in values.items())
+    head = _core.encode_frame(
+        _core.OPS[op],
+        round=round,
+        rank=rank,
+        incarnation=incarnation,
+        sequence=sequence,
+        table=table,
+        payload_bytes=table.payload_bytes,
+    )
+    return receive(shard, head, b"".join(value.tobytes() for value in values.values()))
+
+
+def push(
+    shard: _core.Shard,
+    values: Mapping[int, Array],
+    *,
+    rank: int = 0,
+    incarnation: int = 1,
+    round: int = 1,  # noqa: A002 - the protocol's word
+) -> list[Answer]:
+    frame = _frame(shard, "PUSH", values, rank=rank, incarnation=incarnation, round=round)
+    return answers(shard.stage(frame))
+
+
+def initialise(shard: _core.Shard, values: Mapping[int, Array]) -> list[Answer]:
+    return answers(shard.initialise(_frame(shard, "INIT", values)))
+
+
+def write(
+    shard: _core.Shard, op: str, values: Mapping[int, Array], *, sequence: int, client: str = "client"
+) -> list[Answer]:
+    return answers(shard.write(_frame(shard, op, values, sequence=sequence), client))
+
+
+class Pulled(NamedTuple):
+    answers: list[Answer]
+    payload_bytes: int
+    pieces: list[memoryview]
+
+
+def pull(
+    shard: _core.Shard, keys: Sequence[int], *, versions: Sequence[int] | None = None, dtype: str = "float32"
+) -> Pulled:
+    wanted = _core.SliceTable((key, 0, _core.DTYPES[dtype]) for key in keys)
+    if versions is not None:
+        wanted = wanted.with_versions(versions)
+    decoder = _core.FrameDecoder()
+    decoder.feed(_core.encode_frame(_core.OPS["PULL"], table=wanted))
+    frame = decoder.next_frame()
+    assert frame is not None
+    table, pieces = shard.read(frame)
+    return Pulled(answers(table), table.payload_bytes, pieces)
+
+
+def value(shard: _core.Shard, key: int) -> list[float]:
+    payload = b"".join(pull(shard, [key]).pieces)
+    return [float(element) for element in np.frombuffer(payload, np.float32)]
+
+
+def floats(*elements: float) -> Array:
+    return np.array(elements, np.float32)
