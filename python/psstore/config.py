@@ -1,10 +1,12 @@
-"""The only place that reads environment variables."""
+"""Settings from outside: the only place that reads environment variables, and the order in which sources count."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
@@ -22,6 +24,8 @@ class WorkerEnvironment(msgspec.Struct, frozen=True, kw_only=True):
     """WORLD_SIZE."""
     token: bytes | None = None
     """Content of the file that PSSTORE_TOKEN_FILE names."""
+    loop: str = "auto"
+    """PSSTORE_LOOP: event loop of the client's thread, one of 'auto', 'uvloop', 'asyncio'."""
 
 
 def worker_environment(environ: Mapping[str, str] = os.environ) -> WorkerEnvironment:
@@ -32,6 +36,7 @@ def worker_environment(environ: Mapping[str, str] = os.environ) -> WorkerEnviron
         rank=_integer(environ, "RANK"),
         num_workers=_integer(environ, "WORLD_SIZE"),
         token=read_token(Path(path)) if path else None,
+        loop=environ.get("PSSTORE_LOOP") or "auto",
     )
 
 
@@ -47,6 +52,102 @@ def read_token(path: Path) -> bytes:
             " python -c 'import secrets; print(secrets.token_hex(32))' > FILE"
         )
     return token
+
+
+# ---- layers: flag > environment variable > config file > default ---------------------------------
+
+PREFIX = "PSSTORE_"
+"""Of every environment variable that holds a setting: `log_level` is PSSTORE_LOG_LEVEL."""
+
+S = TypeVar("S", bound=msgspec.Struct)
+
+
+@dataclass(frozen=True)
+class Resolved(Generic[S]):
+    """All settings of a program, and where each came from."""
+
+    settings: S
+    sources: Mapping[str, str]
+
+    def is_default(self, name: str) -> bool:
+        return self.sources[name] == DEFAULT
+
+    def __str__(self) -> str:
+        """A line per setting: name, value, source."""
+        rows = [(name, _shown(getattr(self.settings, name)), source) for name, source in self.sources.items()]
+        widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
+        return "\n".join(f"{name:{widths[0]}}  {value:{widths[1]}}  {source}" for name, value, source in rows)
+
+
+DEFAULT = "default"
+
+
+def flag_of(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def resolve(
+    kind: type[S], *, flags: Mapping[str, object], file: Path | None, environ: Mapping[str, str] = os.environ
+) -> Resolved[S]:
+    """Fills each field of `kind` from the first source that has it; text is converted to the field's type.
+
+    `flags`: by field name; None stands for a flag that was not given. `file`: TOML, one key per field.
+    Raises BadArgument naming the setting, where it came from and what was expected.
+    """
+    in_file = _read_file(file, known={field.name for field in msgspec.structs.fields(kind)}) if file else {}
+    values: dict[str, Any] = {}
+    sources: dict[str, str] = {}
+    for field in msgspec.structs.fields(kind):
+        sources[field.name] = DEFAULT
+        for source, value in _candidates(field.name, flags, environ, in_file):
+            if value is not None:
+                values[field.name] = _convert(value, field.type, f"{field.name} ({source})")
+                sources[field.name] = source
+                break
+    return Resolved(kind(**values), sources)
+
+
+def _candidates(
+    name: str, flags: Mapping[str, object], environ: Mapping[str, str], in_file: Mapping[str, object]
+) -> Iterator[tuple[str, object]]:
+    variable = PREFIX + name.upper()
+    yield flag_of(name), flags.get(name)
+    yield variable, environ.get(variable) or None
+    yield "config file", in_file.get(name)
+
+
+def _convert(value: object, kind: type, what: str) -> object:
+    try:
+        return msgspec.convert(value, kind, strict=False)
+    except msgspec.ValidationError as error:
+        raise BadArgument(f"{what} is {value!r}: {error}") from None
+
+
+def _read_file(path: Path, known: set[str]) -> dict[str, object]:
+    try:
+        found = msgspec.toml.decode(path.read_bytes(), type=dict[str, object])
+    except OSError as error:
+        raise BadArgument(f"config file {path}: {error.strerror}") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise BadArgument(f"config file {path}: {error}") from None
+    unknown = sorted(found.keys() - known)
+    if unknown:
+        raise BadArgument(
+            f"config file {path}: no setting is named {unknown[0]!r}; there are {', '.join(sorted(known))}"
+        )
+    return found
+
+
+def config_path(flag: str | None, environ: Mapping[str, str] = os.environ) -> Path | None:
+    """The config file: of the flag, else of PSSTORE_CONFIG, else none."""
+    path = flag or environ.get(PREFIX + "CONFIG")
+    return Path(path) if path else None
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return "-" if value is None else str(value)
 
 
 def _integer(environ: Mapping[str, str], name: str) -> int | None:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from psstore import _core
-from psstore.errors import BadSignature, DeadlineExceeded, NotAWorker, PsstoreError, StaleIncarnation
+from psstore.errors import BadSignature, DeadlineExceeded, NotAWorker, Overloaded, PsstoreError, StaleIncarnation
 from psstore.protocol.connection import Connection
 from psstore.protocol.frames import Output, Piece, Send, failure
 from psstore.protocol.signing import Signer
@@ -20,6 +20,10 @@ from psstore.wire import messages as m
 OPS = _core.OPS
 WRITES = frozenset((OPS["PUSH"], OPS["ASSIGN"], OPS["ADD"], OPS["INIT"]))
 """Requests with a payload."""
+
+MAX_PARKED = 1024
+"""Pulls of one connection that may wait at a time: each holds its table, and a client that never asks for less
+than 4 MiB per frame has 4 GiB under way by then."""
 
 NOT_INITIALISED = _core.ERROR_CODES["NOT_INITIALISED"]
 
@@ -141,10 +145,12 @@ class Slices:
         self._advance(carry.decisions)
         parked = Parked(connection, frame, carry, now)
         answer = self._read(parked, patient=carry.wait_s > 0)
-        if answer is None:
-            self._parked.append(parked)
-            return []
-        return [answer]
+        if answer is not None:
+            return [answer]
+        if sum(other.connection is connection for other in self._parked) >= MAX_PARKED:
+            raise Overloaded(f"{MAX_PARKED} pulls of this connection wait already; await some before asking for more")
+        self._parked.append(parked)
+        return []
 
     def wake(self, now: float) -> list[Output]:
         """Answers the parked pulls whose wait is over, by news or by time. Call after every event."""

@@ -1,0 +1,1 @@
+"""The only sockets of psstore: the event loop, addresses, and the drivers of the sans-IO machines."""

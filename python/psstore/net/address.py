@@ -1,0 +1,65 @@
+"""The addresses of shards as text: `ps://host:port` and `unix:///path`."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from typing import NamedTuple
+
+from psstore.errors import BadArgument
+
+DEFAULT_PORT = 5700
+
+
+class TcpAddress(NamedTuple):
+    """A TCP endpoint; `host` is a name or an IP address without brackets."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"ps://[{self.host}]:{self.port}" if ":" in self.host else f"ps://{self.host}:{self.port}"
+
+
+class UnixAddress(NamedTuple):
+    """A unix stream socket in the file system."""
+
+    path: str
+
+    def __str__(self) -> str:
+        return f"unix://{self.path}"
+
+
+Address = TcpAddress | UnixAddress
+
+
+def parse_address(text: str) -> Address:
+    """Raises BadArgument saying which forms there are."""
+    scheme, separator, rest = text.partition("://")
+    if separator and scheme == "unix" and rest.startswith("/"):
+        return UnixAddress(rest)
+    if separator and scheme == "ps":
+        address = _parse_tcp(rest.rstrip("/"))
+        if address is not None:
+            return address
+    raise BadArgument(f"address {text!r}: expected ps://host:port or unix:///absolute/path")
+
+
+_TCP = re.compile(r"(?:\[(?P<ipv6>[^\]]+)\]|(?P<host>[^:\[\]]+))(?::(?P<port>[0-9]{1,5}))?")
+
+
+def _parse_tcp(rest: str) -> TcpAddress | None:
+    """`host`, `host:port` or `[ipv6]:port`; None if it is none of them."""
+    match = _TCP.fullmatch(rest)
+    if match is None:
+        return None
+    port = int(match["port"] or DEFAULT_PORT)
+    return TcpAddress(match["ipv6"] or match["host"], port) if port < 1 << 16 else None
+
+
+def is_loopback(host: str) -> bool:
+    """True if only this machine can reach it. A name other than localhost is looked up by nobody: False."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,1 @@
+"""The store's processes: a supervisor, and one process per shard."""

@@ -1,0 +1,40 @@
+"""Logs what becomes of the workers, by comparing the coordinator's members with what they were last."""
+
+from __future__ import annotations
+
+import logging
+
+from psstore.protocol.membership import Life, Membership, Worker
+
+_log = logging.getLogger("psstore.server")
+
+
+class Journal:
+    """Watches one membership. It changes in few turns of the loop, and has few members: looking is cheap."""
+
+    def __init__(self, membership: Membership) -> None:
+        self._membership = membership
+        self._known: dict[int, tuple[int, Life]] = {}
+
+    def update(self, now: float) -> None:
+        """Logs the changes since the last call."""
+        for rank, worker in self._membership.workers.items():
+            before, after = self._known.get(rank), (worker.incarnation, worker.life)
+            if before != after:
+                self._known[rank] = after
+                level, message = _describe(worker, before, now)
+                _log.log(level, message, extra={"peer": f"client {worker.client[:8]}"})
+
+
+def _describe(worker: Worker, before: tuple[int, Life] | None, now: float) -> tuple[int, str]:
+    who = f"rank {worker.rank} (incarnation {worker.incarnation})"
+    if worker.life is Life.LOST:
+        return (
+            logging.WARNING,
+            f"{who} is lost in round {worker.clock + 1}: last seen {now - worker.last_seen:.1f} s ago",
+        )
+    if worker.life is Life.LEFT:
+        return logging.INFO, f"{who} has left after round {worker.clock}"
+    if before == (worker.incarnation, Life.LOST):
+        return logging.WARNING, f"{who} is back"
+    return logging.INFO, f"{who} has joined"

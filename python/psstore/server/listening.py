@@ -1,0 +1,138 @@
+"""The bound sockets of all shards, made before any shard runs: what is in the way is known at once.
+
+Also what goes with them: addresses to tell clients, stale unix sockets, and who holds a port.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import socket
+import stat
+from dataclasses import dataclass, field
+
+from psstore.errors import BadArgument
+from psstore.net.address import Address, TcpAddress, UnixAddress, is_loopback
+from psstore.net.limits import BACKLOG
+from psstore.server.port_owner import describe_owner
+
+PROBE_S = 1.0
+"""How long a unix socket that exists already may take to accept a connection before it counts as stale."""
+
+
+@dataclass
+class Endpoint:
+    """Where one shard is reached. Owns its sockets."""
+
+    sockets: list[socket.socket] = field(default_factory=list)
+    addresses: list[Address] = field(default_factory=list)
+    _files: dict[str, int] = field(default_factory=dict)
+    """Inode of each unix socket: another server may bind the path when ours is done."""
+
+    def add_unix(self, path: str) -> None:
+        self.sockets.append(_bind_unix(path))
+        self.addresses.append(UnixAddress(path))
+        self._files[path] = os.stat(path).st_ino
+
+    def add_tcp(self, host: str, port: int, advertise: str) -> None:
+        sock = _bind_tcp(host, port)
+        self.sockets.append(sock)
+        self.addresses.append(TcpAddress(advertise, sock.getsockname()[1]))
+
+    def close(self) -> None:
+        """The shard's process has the sockets now."""
+        for sock in self.sockets:
+            sock.close()
+        self.sockets.clear()
+
+    def remove_files(self) -> None:
+        """Those that are still ours; the shards remove their own when they drain."""
+        for path, inode in self._files.items():
+            with contextlib.suppress(FileNotFoundError):
+                if os.stat(path).st_ino == inode:
+                    os.unlink(path)
+
+
+def bind_shards(num_shards: int, *, tcp: TcpAddress | None, uds: str | None, advertise: str | None) -> list[Endpoint]:
+    """One endpoint per shard; unix sockets come first in its addresses. Raises BadArgument, with nothing left bound."""
+    endpoints = [Endpoint() for _ in range(num_shards)]
+    try:
+        for index, endpoint in enumerate(endpoints):
+            if uds is not None:
+                endpoint.add_unix(os.path.abspath(uds if index == 0 else f"{uds}.{index}"))
+            if tcp is not None:
+                port = tcp.port + index if tcp.port else 0
+                endpoint.add_tcp(tcp.host, port, advertise or _reachable(tcp.host))
+    except BaseException:
+        for endpoint in endpoints:
+            endpoint.close()
+            endpoint.remove_files()
+        raise
+    return endpoints
+
+
+def _bind_tcp(host: str, port: int) -> socket.socket:
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except OSError as error:
+        raise BadArgument(f"host {host!r}: {error.strerror}") from None
+    family, kind, protocol, _, address = found[0]
+    sock = socket.socket(family, kind, protocol)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(address)
+        sock.listen(BACKLOG)
+    except OSError as error:
+        sock.close()
+        if error.errno == errno.EADDRINUSE:
+            raise BadArgument(f"port {port} is taken by {describe_owner(port)}; use --port 0") from None
+        raise BadArgument(f"can't listen on {host} port {port}: {error.strerror}") from None
+    return sock
+
+
+def _bind_unix(path: str) -> socket.socket:
+    """Readable and writable for this user only: a unix socket needs no token."""
+    _remove_stale(path)
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    mask = os.umask(0o177)
+    try:
+        sock.bind(path)
+        sock.listen(BACKLOG)
+    except OSError as error:
+        sock.close()
+        raise BadArgument(f"can't listen on unix socket {path}: {error.strerror or error}") from None
+    finally:
+        os.umask(mask)
+    return sock
+
+
+def _remove_stale(path: str) -> None:
+    """Removes a socket that nobody listens on any more; anything else in the way is an error."""
+    try:
+        if not stat.S_ISSOCK(os.stat(path).st_mode):
+            raise BadArgument(f"{path} exists and is no socket; choose another --uds")
+    except FileNotFoundError:
+        return
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(PROBE_S)
+        try:
+            probe.connect(path)
+        except ConnectionRefusedError:
+            os.unlink(path)
+            return
+        except OSError as error:
+            raise BadArgument(f"unix socket {path} is in the way: {error.strerror or error}") from None
+    raise BadArgument(f"unix socket {path} is taken by a server that runs; choose another --uds")
+
+
+def _reachable(host: str) -> str:
+    """What a client on another machine connects to, when we listen on `host`."""
+    if host not in ("", "0.0.0.0", "::"):
+        return host
+    name = socket.gethostname()
+    with contextlib.suppress(OSError):
+        found = socket.gethostbyname(name)
+        if not is_loopback(found):
+            return found
+    return name

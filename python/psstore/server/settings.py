@@ -1,0 +1,111 @@
+"""What `psstore-server` can be told, and what of it each shard process is told."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from psstore.errors import BadArgument
+from psstore.net.address import DEFAULT_PORT
+from psstore.types import UNBOUNDED, Consistency
+
+LogLevel = Literal["debug", "info", "warning", "error"]
+LogFormat = Literal["text", "json"]
+Loop = Literal["auto", "uvloop", "asyncio"]
+Seconds = Annotated[float, Meta(gt=0)]
+
+
+READY = "ready"
+"""What a shard reports when it serves; anything else is why it can't."""
+
+
+def _text(description: str) -> Meta:
+    return Meta(description=description)
+
+
+class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """One field per flag, variable and config key; psstore.config says which of them counts."""
+
+    shards: Annotated[int, Meta(ge=1, le=1024), _text("shard processes")] = 1
+    host: Annotated[str, _text("address to listen on; off loopback a token is needed")] = "127.0.0.1"
+    port: Annotated[int, Meta(ge=0, le=65535), _text("port of shard 0, shard i is at port+i; 0: any free ports")] = (
+        DEFAULT_PORT
+    )
+    uds: Annotated[
+        str | None, _text("unix socket of shard 0, shard i is at UDS.i; no TCP unless that is asked for")
+    ] = None
+    advertise: Annotated[
+        str | None, _text("host name that clients are told to connect to, if not the one of --host")
+    ] = None
+    workers: Annotated[int, Meta(ge=1), _text("training workers that a synchronous round waits for")] = 1
+    mode: Annotated[
+        Literal["sync", "backup", "ssp", "async"] | None, _text("a name for usual choices of quorum and staleness")
+    ] = None
+    quorum: Annotated[int | None, _text("commits that make a decision (default: all workers)")] = None
+    staleness: Annotated[
+        Annotated[int, Meta(ge=0)] | Literal["unbounded"] | None,
+        _text("rounds that a worker may be ahead of the slowest: a number or 'unbounded' (default: 0)"),
+    ] = None
+    token_file: Annotated[str | None, _text("file with the secret that clients must have")] = None
+    refuse_non_finite: Annotated[bool, _text("refuse pushes that hold NaN or infinity")] = False
+    heartbeat_s: Annotated[Seconds, _text("how often workers say that they live")] = 1.0
+    silence_s: Annotated[Seconds, _text("a worker that said nothing for so long is lost")] = 10.0
+    max_connections: Annotated[int, Meta(ge=1), _text("connections that one shard takes")] = 4096
+    loop: Annotated[Loop, _text("event loop: auto takes uvloop if it is installed")] = "auto"
+    log_level: Annotated[LogLevel, _text("least important messages to log")] = "info"
+    log_format: Annotated[LogFormat, _text("text or one JSON object per line")] = "text"
+
+    def check(self) -> None:
+        """Raises BadArgument for settings that don't go together."""
+        self.consistency().check()
+        if self.silence_s < 2 * self.heartbeat_s:
+            raise BadArgument(
+                f"silence_s is {self.silence_s:g}, heartbeat_s {self.heartbeat_s:g}: one late heartbeat would be a"
+                " death; make silence_s at least twice heartbeat_s"
+            )
+        if self.port and self.port + self.shards > 65536:
+            raise BadArgument(f"{self.shards} shards from port {self.port} on go beyond port 65535; use --port 0")
+
+    def consistency(self) -> Consistency:
+        """What mode, quorum and staleness say together: the mode fills in what is not given."""
+        bound = UNBOUNDED if self.staleness == "unbounded" else self.staleness
+        if self.workers == 1:
+            return Consistency(num_workers=1, quorum=self.quorum or 1)  # alone, nobody is ahead of anybody
+        mode = self.mode or ("ssp" if bound and self.quorum is None else "sync")
+        usual = Consistency.of_mode(mode, num_workers=self.workers)
+        chosen = Consistency(
+            num_workers=self.workers,
+            quorum=usual.quorum if self.quorum is None else self.quorum,
+            staleness=usual.staleness if bound is None else bound,
+        )
+        chosen.check()
+        if self.mode and chosen != usual and chosen.mode != self.mode:
+            raise BadArgument(
+                f"mode {self.mode!r} does not go with quorum {chosen.quorum} of {self.workers} workers and staleness"
+                f" {self.staleness}: that is {chosen.mode!r}; leave out one of them"
+            )
+        return chosen
+
+
+class ShardSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What the supervisor tells one shard process through its stdin: secrets never stand on a command line."""
+
+    index: int
+    store: str
+    """Id of this run of the store."""
+    signing_key: bytes
+    token: bytes | None
+    addresses: tuple[tuple[str, ...], ...]
+    """Of every shard."""
+    sockets: tuple[int, ...]
+    """Inherited file descriptors of this shard's bound sockets."""
+    consistency: Consistency
+    heartbeat_s: float
+    silence_s: float
+    refuse_non_finite: bool
+    max_connections: int
+    loop: Loop
+    log_level: LogLevel
+    log_format: LogFormat

@@ -1,0 +1,113 @@
+"""One shard's process: `python -m psstore.server.shard`, started by the supervisor and bound to it by two pipes.
+
+stdin brings the settings as one line of JSON and then stays open: its end is the supervisor's death, and ours.
+stdout carries the line `ready`, or what went wrong at the start. SIGTERM asks to drain and end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import sys
+
+import msgspec
+
+from psstore import _core
+from psstore.errors import PsstoreError
+from psstore.net import loops
+from psstore.net.limits import ServerLimits
+from psstore.net.server import Server
+from psstore.protocol.auth import NONCE_BYTES
+from psstore.protocol.coordinator import Coordinator
+from psstore.protocol.membership import Liveness
+from psstore.protocol.service import Identity, ShardService
+from psstore.protocol.signing import Signer
+from psstore.server import logs
+from psstore.server.journal import Journal
+from psstore.server.settings import READY, ShardSettings
+
+_log = logging.getLogger("psstore.server")
+
+
+def main() -> None:
+    """Exits with 0 after a drain, with 1 if it can't start."""
+    settings = msgspec.json.decode(sys.stdin.buffer.readline(), type=ShardSettings)
+    logs.configure(who=f"shard {settings.index}", level=settings.log_level, form=settings.log_format)
+    try:
+        loops.run(serve(settings), settings.loop)
+    except (OSError, ImportError, PsstoreError) as error:
+        _log.debug("can't start", exc_info=True)
+        print(f"shard {settings.index} can't start: {error}", flush=True)
+        sys.exit(1)
+
+
+async def serve(settings: ShardSettings) -> None:
+    """Serves until SIGTERM or the supervisor's end."""
+    loop = asyncio.get_running_loop()
+    stopped = asyncio.Event()
+    loop.add_signal_handler(signal.SIGTERM, stopped.set)
+    loop.add_reader(sys.stdin.fileno(), _on_supervisor, stopped)
+    coordinator = make_coordinator(settings) if settings.index == 0 else None
+    service = make_service(settings, coordinator)
+    server = Server(service, loop=loop, limits=ServerLimits(max_connections=settings.max_connections))
+    if coordinator is not None:
+        server.on_turn = Journal(coordinator.membership).update
+    sockets = [socket.socket(fileno=descriptor) for descriptor in settings.sockets]
+    unix_paths = [sock.getsockname() for sock in sockets if sock.family == socket.AF_UNIX]
+    for sock in sockets:
+        await server.listen(sock)
+    print(READY, flush=True)
+    await stopped.wait()
+    loop.remove_reader(sys.stdin.fileno())
+    for path in unix_paths:  # before others can bind it: from here on it might be theirs
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+    await server.drain()
+
+
+def make_service(settings: ShardSettings, coordinator: Coordinator | None) -> ShardService:
+    identity = Identity(
+        store=settings.store,
+        shard=settings.index,
+        addresses=settings.addresses,
+        consistency=settings.consistency,
+        heartbeat_s=settings.heartbeat_s,
+        token=settings.token,
+    )
+    return ShardService(
+        identity=identity,
+        shard=_core.Shard(index=settings.index, refuse_non_finite=settings.refuse_non_finite),
+        signer=Signer(settings.signing_key),
+        coordinator=coordinator,
+        make_nonce=lambda: os.urandom(NONCE_BYTES),
+    )
+
+
+def make_coordinator(settings: ShardSettings) -> Coordinator:
+    usual = Liveness()
+    return Coordinator(
+        consistency=settings.consistency,
+        liveness=Liveness(
+            heartbeat_s=settings.heartbeat_s,
+            silence_s=settings.silence_s,
+            detached_s=min(usual.detached_s, settings.silence_s),
+        ),
+        num_shards=len(settings.addresses),
+        signer=Signer(settings.signing_key),
+    )
+
+
+def _on_supervisor(stopped: asyncio.Event) -> None:
+    """It says nothing more: what can be read is the end of the pipe."""
+    if not os.read(sys.stdin.fileno(), 1):
+        asyncio.get_running_loop().remove_reader(sys.stdin.fileno())
+        _log.warning("the supervisor is gone; shutting down")
+        stopped.set()
+
+
+if __name__ == "__main__":
+    main()
