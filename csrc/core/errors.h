@@ -11,48 +11,48 @@
 namespace psstore {
 
 // X(name, number, what it means)
-#define PSSTORE_ERROR_CODES(X)                                                             \
-  X(OK, 0, "no error")                                                                     \
-  /* ProtocolError: the peer erred; its connection is closed. */                           \
-  X(BAD_MAGIC, 1, "the first four bytes are not psstore's")                                \
-  X(BAD_VERSION, 2, "another protocol version")                                            \
-  X(BAD_HEADER, 3, "a header field is out of range or its checksum is wrong")              \
-  X(FRAME_TOO_LARGE, 4, "a length exceeds its limit")                                      \
-  X(BAD_BODY, 5, "a control body does not decode as its operation's message")              \
-  X(UNEXPECTED_MESSAGE, 6, "the operation is not allowed in this state")                   \
-  X(AUTH_FAILED, 7, "the token proof is wrong or missing")                                 \
-  X(HANDSHAKE_TIMEOUT, 8, "the handshake or a started frame did not end in time")          \
-  X(BAD_CHECKSUM, 9, "the payload's checksum is wrong")                                    \
-  X(BAD_SIGNATURE, 10, "a decision, definition or ticket was not signed by this store")    \
-  /* UsageError: the caller erred; nothing changed. */                                     \
-  X(UNKNOWN_TENSOR, 20, "no tensor of that name")                                          \
-  X(UNKNOWN_KEY, 21, "no slice of that key on this shard")                                 \
-  X(SHAPE_MISMATCH, 22, "the tensor exists with another shape")                            \
+#define PSSTORE_ERROR_CODES(X)                                                              \
+  X(OK, 0, "no error")                                                                      \
+  /* ProtocolError: the peer erred; its connection is closed. */                            \
+  X(BAD_MAGIC, 1, "the first four bytes are not psstore's")                                 \
+  X(BAD_VERSION, 2, "another protocol version")                                             \
+  X(BAD_HEADER, 3, "a header field is out of range or its checksum is wrong")               \
+  X(FRAME_TOO_LARGE, 4, "a length exceeds its limit")                                       \
+  X(BAD_BODY, 5, "a control body does not decode as its operation's message")               \
+  X(UNEXPECTED_MESSAGE, 6, "the operation is not allowed in this state")                    \
+  X(AUTH_FAILED, 7, "the token proof is wrong or missing")                                  \
+  X(HANDSHAKE_TIMEOUT, 8, "the handshake or a started frame did not end in time")           \
+  X(BAD_CHECKSUM, 9, "the payload's checksum is wrong")                                     \
+  X(BAD_SIGNATURE, 10, "a decision, definition or ticket was not signed by this store")     \
+  /* UsageError: the caller erred; nothing changed. */                                      \
+  X(UNKNOWN_TENSOR, 20, "no tensor of that name")                                           \
+  X(UNKNOWN_KEY, 21, "no slice of that key on this shard")                                  \
+  X(SHAPE_MISMATCH, 22, "the tensor exists with another shape")                             \
   X(DTYPE_MISMATCH, 23, "the tensor exists with another dtype, or the dtype can't be used") \
-  X(RULE_MISMATCH, 24, "the operation does not fit the tensor's update rule")              \
-  X(TENSOR_EXISTS, 25, "a tensor of that name exists already")                             \
-  X(SIZE_MISMATCH, 26, "a slice's bytes do not match its definition")                      \
-  X(RANK_TAKEN, 27, "the rank is held by a live worker")                                   \
-  X(TOO_MANY_WORKERS, 28, "every announced rank is taken")                                 \
-  X(STALE_INCARNATION, 29, "a newer life of this worker has joined")                       \
-  X(ROUND_OUT_OF_ORDER, 30, "the round is not the one this worker is in")                  \
-  X(NON_FINITE, 31, "the values contain NaN or infinity and the store refuses them")       \
-  X(NOT_A_WORKER, 32, "the operation needs a worker that has joined")                      \
-  X(BAD_HYPER, 33, "a hyper-parameter is unknown, missing or out of range")                \
-  X(NOT_INITIALISED, 34, "the tensor has no value yet")                                    \
-  X(BAD_ARGUMENT, 35, "an argument is out of range")                                       \
-  /* Information in a reply, per slice. */                                                 \
-  X(NOT_MODIFIED, 40, "nothing newer than the version asked about")                        \
-  /* AvailabilityError: somebody died, is slow or is gone. */                              \
-  X(WORKER_LOST, 50, "a worker that this round needs is lost")                             \
-  X(DEADLINE_EXCEEDED, 51, "a wait on a peer took longer than its deadline")               \
-  X(STORE_UNREACHABLE, 52, "no connection to a shard could be made in time")               \
-  X(SHUTTING_DOWN, 53, "the store is draining")                                            \
-  X(STORE_CLOSED, 54, "this client is closed")                                             \
-  X(OVERLOADED, 55, "a limit on connections or on clients is reached")                     \
-  /* InternalError: we erred. */                                                           \
-  X(INTERNAL, 90, "an invariant of psstore was violated")                                  \
-  X(MISSING_CONTRIBUTION, 91, "a decision names a contribution that the shard lacks")      \
+  X(RULE_MISMATCH, 24, "the operation does not fit the tensor's update rule")               \
+  X(TENSOR_EXISTS, 25, "a tensor of that name exists already")                              \
+  X(SIZE_MISMATCH, 26, "a slice's bytes do not match its definition")                       \
+  X(RANK_TAKEN, 27, "the rank is held by a live worker")                                    \
+  X(TOO_MANY_WORKERS, 28, "every announced rank is taken")                                  \
+  X(STALE_INCARNATION, 29, "a newer life of this worker has joined")                        \
+  X(ROUND_OUT_OF_ORDER, 30, "the round is not the one this worker is in")                   \
+  X(NON_FINITE, 31, "the values contain NaN or infinity and the store refuses them")        \
+  X(NOT_A_WORKER, 32, "the operation needs a worker that has joined")                       \
+  X(BAD_HYPER, 33, "a hyper-parameter is unknown, missing or out of range")                 \
+  X(NOT_INITIALISED, 34, "the tensor has no value yet")                                     \
+  X(BAD_ARGUMENT, 35, "an argument is out of range")                                        \
+  /* Information in a reply, per slice. */                                                  \
+  X(NOT_MODIFIED, 40, "nothing newer than the version asked about")                         \
+  /* AvailabilityError: somebody died, is slow or is gone. */                               \
+  X(WORKER_LOST, 50, "a worker that this round needs is lost")                              \
+  X(DEADLINE_EXCEEDED, 51, "a wait on a peer took longer than its deadline")                \
+  X(STORE_UNREACHABLE, 52, "no connection to a shard could be made in time")                \
+  X(SHUTTING_DOWN, 53, "the store is draining")                                             \
+  X(STORE_CLOSED, 54, "this client is closed")                                              \
+  X(OVERLOADED, 55, "a limit on connections or on clients is reached")                      \
+  /* InternalError: we erred. */                                                            \
+  X(INTERNAL, 90, "an invariant of psstore was violated")                                   \
+  X(MISSING_CONTRIBUTION, 91, "a decision names a contribution that the shard lacks")       \
   X(DECISION_GAP, 92, "a decision came before one that precedes it")
 
 enum class ErrorCode : uint8_t {

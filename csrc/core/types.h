@@ -35,7 +35,9 @@ enum class RuleKind : uint8_t {
   kRmsProp = 7,
 };
 
-constexpr bool applies_by_decision(RuleKind kind) { return kind >= RuleKind::kSgd; }
+constexpr bool applies_by_decision(RuleKind kind) {
+  return kind >= RuleKind::kSgd;
+}
 
 // The id of a slice: tensor id in the high 40 bits, index of the slice in the low 24.
 using Key = uint64_t;
@@ -43,7 +45,9 @@ constexpr int kSliceIndexBits = 24;
 constexpr Key make_key(uint64_t tensor_id, uint64_t slice_index) {
   return tensor_id << kSliceIndexBits | slice_index;
 }
-constexpr uint64_t tensor_of(Key key) { return key >> kSliceIndexBits; }
+constexpr uint64_t tensor_of(Key key) {
+  return key >> kSliceIndexBits;
+}
 
 // One slice in a frame's table. Its memory layout is its wire layout (little-endian hosts only).
 //
