@@ -15,18 +15,20 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from psstore.client.connect import connect as connect
+    from psstore.client.connect import connect_async as connect_async
     from psstore.client.local import LocalStore as LocalStore
     from psstore.client.store import AsyncStore as AsyncStore
     from psstore.client.store import Store as Store
 
 _HOMES = {
     "connect": "psstore.client.connect",
+    "connect_async": "psstore.client.connect",
     "Store": "psstore.client.store",
     "AsyncStore": "psstore.client.store",
     "LocalStore": "psstore.client.local",
 }
 
-__all__ = ["AsyncStore", "LocalStore", "Store", "connect"]
+__all__ = ["AsyncStore", "LocalStore", "Store", "connect", "connect_async"]
 
 
 def __getattr__(name: str) -> object:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 import msgspec
 
@@ -24,7 +24,7 @@ class WorkerEnvironment(msgspec.Struct, frozen=True, kw_only=True):
     """WORLD_SIZE."""
     token: bytes | None = None
     """Content of the file that PSSTORE_TOKEN_FILE names."""
-    loop: str = "auto"
+    loop: Literal["auto", "uvloop", "asyncio"] = "auto"
     """PSSTORE_LOOP: event loop of the client's thread, one of 'auto', 'uvloop', 'asyncio'."""
 
 
@@ -36,7 +36,7 @@ def worker_environment(environ: Mapping[str, str] = os.environ) -> WorkerEnviron
         rank=_integer(environ, "RANK"),
         num_workers=_integer(environ, "WORLD_SIZE"),
         token=read_token(Path(path)) if path else None,
-        loop=environ.get("PSSTORE_LOOP") or "auto",
+        loop=_loop(environ),
     )
 
 
@@ -148,6 +148,14 @@ def _shown(value: object) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     return "-" if value is None else str(value)
+
+
+def _loop(environ: Mapping[str, str]) -> Literal["auto", "uvloop", "asyncio"]:
+    match environ.get("PSSTORE_LOOP") or "auto":
+        case "auto" | "uvloop" | "asyncio" as name:
+            return name
+        case other:
+            raise BadArgument(f"environment variable PSSTORE_LOOP is {other!r}; expected auto, uvloop or asyncio")
 
 
 def _integer(environ: Mapping[str, str], name: str) -> int | None:

@@ -65,6 +65,11 @@ class Client:
     def joined(self) -> bool:
         return self.identity.ticket is not None
 
+    @property
+    def version(self) -> int:
+        """Number of the last decision that this client knows, or that every shard has told it of."""
+        return max(self._facts.last, self._facts.floor)
+
     # ---- membership ----
 
     async def join(self, *, rank: int | None, num_workers: int | None) -> None:

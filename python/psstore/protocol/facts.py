@@ -20,7 +20,7 @@ class Facts:
 
     def resize(self, num_shards: int) -> None:
         """The number of shards became known."""
-        self._versions = [0] * num_shards
+        self._versions += [0] * (num_shards - len(self._versions))
 
     @property
     def floor(self) -> int:

@@ -144,7 +144,7 @@ class Session:
         request = self._requests.get(frame.request)
         if frame.op != OPS["PULLED"] or (request is not None and request.op != OPS["PULL"]):
             raise UnexpectedMessage(f"shard {self.shard} sent a payload with operation {frame.op}")
-        return request.destination if request is not None else None
+        return request.destination if request is not None and not request.future.done() else None
 
     def frame(self, frame: _core.Frame, now: float) -> None:
         """A whole reply. Raises PsstoreError if this connection can't go on: the driver closes it, and
@@ -318,6 +318,7 @@ class Session:
             )
         self.welcome, self.shard, self.link = welcome, welcome.shard, Link.UP
         self.version = self._told = welcome.version
+        self.facts.resize(len(welcome.addresses))
         self.facts.heard(self.shard, welcome.version)
         if self.identity.ticket is not None:
             body = m.encode_body(m.Attach(ticket=self.identity.ticket))

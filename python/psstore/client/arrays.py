@@ -1,0 +1,119 @@
+"""Callers' arrays as flat memory: numpy, torch (only if the caller uses it), or numbers and lists.
+
+A contiguous array in main memory is used where it lies. Everything else costs one copy, made here.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from psstore import _core
+from psstore.errors import BadArgument, DTypeMismatch
+from psstore.types import ITEM_BYTES
+
+Array = Any
+"""A numpy array, a torch tensor, a number or a (nested) list of numbers."""
+
+
+class Source(NamedTuple):
+    """Values to send."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    data: memoryview
+    """Their bytes, flat."""
+
+
+class Target(NamedTuple):
+    """Memory to receive into."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    data: memoryview
+    result: Array
+    """What the caller gets."""
+    finish: Callable[[], None] | None
+    """Call it when all is received: copies to where `data` could not lie."""
+
+
+def source(value: Array, *, dtype: str) -> Source:
+    """`value`'s bytes, by reference where it is possible. Numbers and lists become `dtype`."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.Tensor):
+        tensor = value.detach().cpu().contiguous()
+        return Source(tuple(value.shape), _torch_dtype(tensor), _torch_bytes(tensor))
+    array = value if isinstance(value, np.ndarray) else np.asarray(value, dtype=_numpy_dtype_for(value, dtype))
+    return Source(array.shape, _numpy_dtype(array), _numpy_bytes(np.ascontiguousarray(array)))
+
+
+def target(out: Array) -> Target:
+    """`out`'s memory; a temporary one if it is not contiguous or not in main memory."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(out, torch.Tensor):
+        tensor = out.detach()
+        if tensor.is_contiguous() and tensor.device.type == "cpu":
+            return Target(tuple(out.shape), _torch_dtype(tensor), _torch_bytes(tensor), out, None)
+        aside = torch.empty(tensor.shape, dtype=tensor.dtype)
+        return Target(
+            tuple(out.shape), _torch_dtype(aside), _torch_bytes(aside), out, lambda: tensor.copy_(aside) and None
+        )
+    if not isinstance(out, np.ndarray):
+        raise BadArgument(f"out= takes numpy arrays and torch tensors, not {type(out).__name__}")
+    if not out.flags.writeable:
+        raise BadArgument("out= is a read-only array; give one that can be written to")
+    dtype = _numpy_dtype(out)
+    if out.flags.c_contiguous and out.dtype.isnative:
+        return Target(out.shape, dtype, _numpy_bytes(out), out, None)
+    temporary = np.empty(out.shape, dtype=out.dtype.newbyteorder("="))
+    return Target(out.shape, dtype, _numpy_bytes(temporary), out, lambda: np.copyto(out, temporary))
+
+
+def fresh(shape: tuple[int, ...], dtype: str) -> Target:
+    """A new numpy array."""
+    if dtype == "bfloat16":
+        raise BadArgument("numpy has no bfloat16; pull it into a torch tensor with out=, or pull float32")
+    array = np.empty(shape, dtype=dtype)
+    return Target(shape, dtype, _numpy_bytes(array), array, None)
+
+
+# ---- numpy ----------------------------------------------------------------------------------------
+
+
+def _numpy_dtype_for(value: Array, dtype: str) -> str | None:
+    """What to make of something that is no array. What has a dtype of its own keeps it."""
+    return None if hasattr(value, "dtype") or hasattr(value, "__array__") else dtype
+
+
+def _numpy_dtype(array: np.ndarray[Any, Any]) -> str:
+    name: str = array.dtype.name
+    if name not in ITEM_BYTES:
+        raise DTypeMismatch(
+            f"an array of dtype {name} can't be stored or sent; use one of {', '.join(_core.DTYPES)} (array.astype)"
+        )
+    return name
+
+
+def _numpy_bytes(array: np.ndarray[Any, Any]) -> memoryview:
+    native = array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+    return memoryview(native.reshape(-1).view(np.uint8))
+
+
+# ---- torch ----------------------------------------------------------------------------------------
+
+
+def _torch_dtype(tensor: Any) -> str:
+    name = str(tensor.dtype).removeprefix("torch.")
+    if name not in ITEM_BYTES:
+        raise DTypeMismatch(
+            f"a tensor of dtype {name} can't be stored or sent; use one of {', '.join(_core.DTYPES)} (tensor.to)"
+        )
+    return name
+
+
+def _torch_bytes(tensor: Any) -> memoryview:
+    """By way of uint8, since numpy has no bfloat16. The view keeps the tensor's memory alive."""
+    return memoryview(tensor.view(-1).view(sys.modules["torch"].uint8).numpy())

@@ -1,0 +1,110 @@
+"""`psstore.connect`: from a URL to a store."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TypeVar
+
+from psstore.client.local import LocalStore, parse_local
+from psstore.client.loop_thread import LoopThread
+from psstore.client.operations import Operations
+from psstore.client.options import Options
+from psstore.client.remote import Remote
+from psstore.client.store import AsyncStore, Store
+from psstore.config import worker_environment
+from psstore.errors import BadArgument
+from psstore.net.address import parse_address
+from psstore.wire.messages import Role
+
+S = TypeVar("S", Store, AsyncStore)
+
+
+def connect(
+    url: str | None = None,
+    *,
+    role: Role = "worker",
+    rank: int | None = None,
+    num_workers: int | None = None,
+    token: bytes | str | None = None,
+    timeout_s: float = 30.0,
+    wait_s: float = 300.0,
+    connect_timeout_s: float = 10.0,
+) -> Store:
+    """Connects to a store and, as a worker, joins it. Blocks.
+
+    `url`: `ps://host:port` or `unix:///path` of any shard, or `local://?shards=2` for a store inside this process
+    (default: PSSTORE_URL).
+    `role`: 'worker' trains and is waited for; 'client' reads, and writes plain tensors.
+    `rank`, `num_workers`: of this worker (default: RANK and WORLD_SIZE, else the lowest free rank).
+    `token`: the store's secret, if it has one (default: what is in the file that PSSTORE_TOKEN_FILE names).
+    `timeout_s`: how long the store may take to answer. `wait_s`: how long to wait for other workers in commits,
+    pulls and barriers. `connect_timeout_s`: how long to try to reach the store.
+
+    Raises StoreUnreachable, AuthFailed, RankTaken, TooManyWorkers, BadArgument.
+    """
+    return _connect(Store, url, _options(role, rank, num_workers, token, timeout_s, wait_s, connect_timeout_s))
+
+
+async def connect_async(
+    url: str | None = None,
+    *,
+    role: Role = "worker",
+    rank: int | None = None,
+    num_workers: int | None = None,
+    token: bytes | str | None = None,
+    timeout_s: float = 30.0,
+    wait_s: float = 300.0,
+    connect_timeout_s: float = 10.0,
+) -> AsyncStore:
+    """`connect` for asyncio: the same arguments, and a store whose calls are awaited."""
+    options = _options(role, rank, num_workers, token, timeout_s, wait_s, connect_timeout_s)
+    return await asyncio.to_thread(_connect, AsyncStore, url, options)
+
+
+def _options(
+    role: Role,
+    rank: int | None,
+    num_workers: int | None,
+    token: bytes | str | None,
+    timeout_s: float,
+    wait_s: float,
+    connect_timeout_s: float,
+) -> Options:
+    told = worker_environment()
+    if role not in ("worker", "client"):
+        raise BadArgument(f"role is {role!r}; expected 'worker' or 'client'")
+    for name, seconds in (("timeout_s", timeout_s), ("wait_s", wait_s), ("connect_timeout_s", connect_timeout_s)):
+        if not seconds > 0:
+            raise BadArgument(f"{name} is {seconds}; expected a positive number of seconds")
+    return Options(
+        role=role,
+        rank=told.rank if rank is None else rank,
+        num_workers=told.num_workers if num_workers is None else num_workers,
+        token=told.token if token is None else token.encode() if isinstance(token, str) else token,
+        timeout_s=timeout_s,
+        wait_s=wait_s,
+        connect_timeout_s=connect_timeout_s,
+    )
+
+
+def _connect(face: type[S], url: str | None, options: Options) -> S:
+    chosen = url or worker_environment().url
+    if chosen is None:
+        raise BadArgument(
+            "no store to connect to: give a URL or set PSSTORE_URL. `psstore-server --shards 1` starts a store at"
+            " ps://127.0.0.1:5700, `psstore run` starts one with its workers, and local:// is one inside this process"
+        )
+    if chosen.startswith("local:"):
+        return LocalStore(**parse_local(chosen)).open(face, options, private=True)
+    seed = parse_address(chosen)
+    thread = LoopThread(worker_environment().loop)
+    remote = Remote(thread)
+    opening = thread.submit(remote.open(seed, options))
+    try:
+        operations: Operations = opening.result()
+    except BaseException:
+        opening.cancel()
+        thread.submit(remote.close()).result()
+        thread.stop()
+        raise
+    return face(operations, remote, chosen)

@@ -1,0 +1,234 @@
+"""The inside of a LocalStore: shards, and the wires between them and the clients of this process.
+
+Everything here runs on one event loop, which orders it as locks would.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import secrets
+from collections.abc import Callable, Sequence
+
+from psstore import _core
+from psstore.client.loop_thread import LoopThread
+from psstore.client.operations import Operations
+from psstore.client.options import Options
+from psstore.errors import ProtocolError, PsstoreError, StoreClosed
+from psstore.net.alarm import Alarm
+from psstore.net.client import quiet_future
+from psstore.protocol.client import Client
+from psstore.protocol.coordinator import Coordinator
+from psstore.protocol.facts import Facts
+from psstore.protocol.frames import Output, Piece, Send
+from psstore.protocol.membership import Liveness
+from psstore.protocol.service import Identity as ShardIdentity
+from psstore.protocol.service import ShardService
+from psstore.protocol.session import Future, Identity, Session
+from psstore.protocol.signing import MAC_BYTES, Signer
+from psstore.types import Consistency
+
+LIVENESS = Liveness(silence_s=math.inf, detached_s=0.0)
+"""A worker of this process lives as long as its store is open: there is no network to doubt."""
+
+
+class Hub:
+    """The shards of a LocalStore."""
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, num_shards: int, consistency: Consistency, *, refuse_non_finite: bool
+    ) -> None:
+        self.loop = loop
+        self.consistency = consistency
+        signer = Signer(secrets.token_bytes(2 * MAC_BYTES))
+        coordinator = Coordinator(consistency=consistency, liveness=LIVENESS, num_shards=num_shards, signer=signer)
+        store = secrets.token_hex(16)
+        self.hosts = [
+            ShardHost(
+                ShardService(
+                    identity=ShardIdentity(
+                        store=store,
+                        shard=index,
+                        addresses=(("local://",),) * num_shards,
+                        consistency=consistency,
+                        heartbeat_s=LIVENESS.heartbeat_s,
+                    ),
+                    shard=_core.Shard(index=index, refuse_non_finite=refuse_non_finite),
+                    signer=signer,
+                    coordinator=coordinator if index == 0 else None,
+                    make_nonce=lambda: b"",
+                ),
+                loop,
+            )
+            for index in range(num_shards)
+        ]
+
+    async def close(self) -> None:
+        for host in self.hosts:
+            host.close()
+
+
+class ShardHost:
+    """Drives one shard's service: carries its outputs out, gives it its time."""
+
+    def __init__(self, service: ShardService, loop: asyncio.AbstractEventLoop) -> None:
+        self._service = service
+        self._loop = loop
+        self._wires: dict[int, Wire] = {}
+        self._next_conn = 1
+        self._alarm = Alarm(loop, next_wake=service.next_wake, tick=self._tick)
+        self._settling = False
+
+    def open(self, wire: Wire) -> int:
+        """Returns the wire's number."""
+        conn = self._next_conn
+        self._next_conn += 1
+        self._wires[conn] = wire
+        self._service.opened(conn, self._loop.time())
+        return conn
+
+    def hang_up(self, conn: int) -> None:
+        if self._wires.pop(conn, None) is not None:
+            self._service.closed(conn, self._loop.time())
+            self._alarm.update()
+
+    def receive(self, conn: int, decoder: _core.FrameDecoder) -> None:
+        """Takes the frames that have arrived."""
+        try:
+            while (frame := decoder.next_frame()) is not None:
+                if frame.complete:
+                    self._carry(self._service.frame(conn, frame, self._loop.time()))
+                elif (destination := self._service.head(conn, frame)) is not None:
+                    decoder.accept(destination)
+                else:
+                    decoder.discard()
+        except ProtocolError as error:
+            self._carry(self._service.failed(conn, error))
+        self._alarm.update()
+        if not self._settling:
+            self._settling = True
+            self._loop.call_soon(self._settle)
+
+    def close(self) -> None:
+        self._alarm.cancel()
+        for wire in list(self._wires.values()):
+            wire.session.give_up(StoreClosed("its LocalStore was closed; make another"))
+            wire.close()
+
+    def _carry(self, outputs: Sequence[Output]) -> None:
+        for output in outputs:
+            wire = self._wires.get(output.conn)
+            if wire is None:
+                continue
+            if isinstance(output, Send):
+                wire.to_client(output.pieces)
+            else:
+                wire.close()
+
+    def _tick(self, now: float) -> None:
+        self._carry(self._service.tick(now))
+
+    def _settle(self) -> None:
+        """Does what the last decision left over, between other things."""
+        self._settling = not self._service.settle()
+        if self._settling:
+            self._loop.call_soon(self._settle)
+
+
+class Wire:
+    """One session and one shard, joined: each decodes what the other says."""
+
+    def __init__(self, session: Session, host: ShardHost, loop: asyncio.AbstractEventLoop) -> None:
+        self.session = session
+        self._host = host
+        self._loop = loop
+        self._to_shard = _core.FrameDecoder()
+        self._to_client = _core.FrameDecoder()
+        self._alarm = Alarm(loop, next_wake=session.next_wake, tick=session.tick)
+        self._pumping = False
+        self._conn = host.open(self)
+        session.connected(loop.time())
+        self._pump()
+
+    def flush(self) -> None:
+        """The session has something to say: soon, after what the caller is at."""
+        self._alarm.update()
+        if not self._pumping:
+            self._pumping = True
+            self._loop.call_soon(self._pump)
+
+    def to_client(self, pieces: Sequence[Piece]) -> None:
+        session = self.session
+        try:
+            for piece in pieces:
+                self._to_client.feed(piece)
+                while (frame := self._to_client.next_frame()) is not None:
+                    if frame.complete:
+                        session.frame(frame, self._loop.time())
+                    elif (destination := session.head(frame)) is not None:
+                        self._to_client.accept(destination)
+                    else:
+                        self._to_client.discard()
+        except PsstoreError as error:
+            session.give_up(error)
+        self.flush()
+
+    def close(self) -> None:
+        self._alarm.cancel()
+        self.session.disconnected()
+        self._host.hang_up(self._conn)
+
+    def _pump(self) -> None:
+        self._pumping = False
+        for pieces in self.session.take_output():
+            for piece in pieces:
+                self._to_shard.feed(piece)
+                self._host.receive(self._conn, self._to_shard)
+
+
+class LocalLine:
+    """The backend and the driver of one client of a LocalStore."""
+
+    def __init__(self, hub: Hub, thread: LoopThread, *, on_released: Callable[[], None] | None) -> None:
+        self.thread = thread
+        self._hub = hub
+        self._wires: list[Wire] = []
+        self._on_released = on_released
+
+    async def open(self, options: Options) -> Operations:
+        """Connects to every shard and, as a worker, joins. Raises RankTaken, TooManyWorkers, BadArgument."""
+        identity = Identity(client=secrets.token_hex(16), role=options.role)
+        facts = Facts(len(self._hub.hosts))
+        sessions = [
+            Session(identity=identity, facts=facts, make_nonce=lambda: b"", address="local://", shard=shard)
+            for shard in range(len(self._hub.hosts))
+        ]
+        self._wires = [
+            Wire(session, host, self._hub.loop) for session, host in zip(sessions, self._hub.hosts, strict=True)
+        ]
+        client = Client(driver=self, identity=identity, facts=facts, sessions=sessions, timeout_s=options.timeout_s)
+        client.num_workers = self._hub.consistency.num_workers
+        if options.role == "worker":
+            await client.join(rank=options.rank, num_workers=options.num_workers)
+        return Operations(client, wait_s=options.wait_s)
+
+    def now(self) -> float:
+        return self._hub.loop.time()
+
+    def future(self) -> Future:
+        return quiet_future(self._hub.loop)
+
+    def flush(self, session: Session) -> None:
+        self._wires[session.shard].flush()
+
+    async def close(self) -> None:
+        for wire in self._wires:
+            wire.session.give_up(StoreClosed("this store is closed; connect again"))
+            wire.close()
+
+    def release(self) -> None:
+        if self._on_released is not None:
+            self._on_released()
+
+    def abandon(self) -> None:
+        """In a forked child: there are no sockets to let go of, and no thread any more."""

@@ -1,0 +1,85 @@
+"""Which bytes of which tensor go into which frame: worked out once per list of tensors, used every round."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from psstore import _core
+from psstore.partition.packing import pack
+from psstore.protocol.client import Transfer
+from psstore.types import ITEM_BYTES, Tensor
+
+MAX_LAYOUTS = 256
+"""Layouts remembered. A training loop has two; one that pushes parameter by parameter has two for each."""
+
+
+class Range(NamedTuple):
+    """Bytes [begin, end) of the tensor at `position`."""
+
+    position: int
+    begin: int
+    end: int
+
+
+class Frame(NamedTuple):
+    """One frame to or from one shard."""
+
+    shard: int
+    table: _core.SliceTable
+    ranges: tuple[Range, ...]
+
+    def memory(self, memories: Sequence[memoryview], *, writable: bool) -> _core.Segments:
+        return _core.Segments([memories[i][begin:end] for i, begin, end in self.ranges], writable=writable)
+
+
+class Layout:
+    """The frames of one list of tensors in given dtypes, in one direction."""
+
+    def __init__(self, tensors: Sequence[Tensor], dtypes: Sequence[str], *, num_shards: int, pull: bool) -> None:
+        self.tensors = tuple(tensors)
+        self.num_bytes = sum(t.spec.num_elems * ITEM_BYTES[d] for t, d in zip(tensors, dtypes, strict=True))
+        self._pull = pull
+        self.frames: list[Frame] = []
+        for packed in pack(tensors, num_shards=num_shards):
+            entries = []
+            ranges = []
+            for ref in packed.slices:
+                dtype = dtypes[ref.position]
+                item = ITEM_BYTES[dtype]
+                size = (ref.end - ref.begin) * item
+                entries.append((ref.key, 0 if pull else size, _core.DTYPES[dtype]))
+                ranges.append(Range(ref.position, ref.begin * item, ref.end * item))
+            self.frames.append(Frame(packed.shard, _core.SliceTable(entries), tuple(ranges)))
+
+    def transfers(self, memories: Sequence[memoryview], *, newer_than: int | None = None) -> list[Transfer]:
+        """`memories`: each tensor's bytes. They stay as they are until the transfers are answered."""
+        return [
+            Transfer(frame.shard, _asking(frame.table, newer_than), frame.memory(memories, writable=self._pull))
+            for frame in self.frames
+        ]
+
+
+def _asking(table: _core.SliceTable, newer_than: int | None) -> _core.SliceTable:
+    """A shard leaves out what is older than the version asked for: one more than what we have."""
+    return table if newer_than is None else table.with_versions([newer_than + 1] * len(table))
+
+
+class Layouts:
+    """The layouts used of late."""
+
+    def __init__(self, num_shards: int) -> None:
+        self._num_shards = num_shards
+        self._known: OrderedDict[tuple[object, ...], Layout] = OrderedDict()
+
+    def of(self, tensors: Sequence[Tensor], dtypes: Sequence[str], *, pull: bool) -> Layout:
+        key = (pull, *[tensor.id for tensor in tensors], *dtypes)
+        layout = self._known.get(key)
+        if layout is None:
+            layout = self._known[key] = Layout(tensors, dtypes, num_shards=self._num_shards, pull=pull)
+            if len(self._known) > MAX_LAYOUTS:
+                self._known.popitem(last=False)
+        else:
+            self._known.move_to_end(key)
+        return layout

@@ -1,0 +1,366 @@
+"""Every call of a store, written once: coroutines on the store's loop. Store waits for them, AsyncStore awaits them.
+
+What can be checked against the tensors' definitions is checked before anything is sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import msgspec
+
+from psstore.client.arrays import Array, Source, Target, fresh, source, target
+from psstore.client.layout import Layout, Layouts
+from psstore.client.schema import Hypers, Schema, as_source, check_fit, per_group, spec_for, travels_as
+from psstore.errors import NOT_MODIFIED, BadArgument, DTypeMismatch, RuleMismatch, UnknownKey
+from psstore.protocol.client import Client
+from psstore.protocol.session import Answer
+from psstore.types import Tensor, TensorSpec, applies_by_decision
+from psstore.wire.messages import Exist
+
+
+@dataclass(frozen=True)
+class Commit:
+    """How a round ended."""
+
+    round: int
+    decision: int
+    """Number of the decision that closed it."""
+    late: bool
+    """It was decided without this worker, whose gradients don't count. Pull, and go on with `store.round`."""
+
+
+class Operations:
+    """The calls of one store. Runs on the loop of `client`'s driver, and nowhere else."""
+
+    def __init__(self, client: Client, *, wait_s: float) -> None:
+        self.client = client
+        self.bytes_pushed = 0
+        self.bytes_pulled = 0
+        self._wait_s = wait_s
+        self._schema = Schema(client)
+        self._layouts = Layouts(len(client.sessions))
+        self._pushed: set[int] = set()
+        """Ids of the tensors that were pushed in this round."""
+        self._pushing = 0
+        """Pushes under way."""
+        self._pulled: dict[str, tuple[Layout, list[Answer]]] = {}
+        """By name: the last pull."""
+
+    # ---- tensors ----
+
+    async def create(
+        self,
+        name: str,
+        value: Array | None = None,
+        *,
+        shape: Sequence[int] | None = None,
+        dtype: str | None = None,
+        rule: str = "assign",
+        group: int = 0,
+        exist: Exist = "match",
+    ) -> None:
+        """Creates a tensor with this first value, or of this shape with zeros.
+
+        `dtype`: what it is stored as, 'float32' or 'float64' (default: the value's, float32 for half precision).
+        `rule`: 'assign' or 'add' for plain storage, an update rule ('sgd', 'adam', …) for training.
+        `group`: parameter group, whose hyper-parameters a commit names.
+        `exist`: for a tensor of that name that is there already: 'match' keeps it and its value if shape, dtype,
+        rule and group are the same; 'error' raises TensorExists; 'overwrite' replaces it.
+
+        Raises ShapeMismatch, DTypeMismatch, RuleMismatch, TensorExists, BadArgument; nothing is created then.
+        """
+        given = None if value is None else source(value, dtype=dtype or "float32")
+        spec = spec_for(name, given, shape=shape, dtype=dtype, rule=rule, group=group)
+        await self._create([spec], [given], exist=exist, offer=True)
+
+    async def create_many(
+        self,
+        specs: Sequence[TensorSpec],
+        values: Sequence[Array | None] | None = None,
+        *,
+        exist: Exist = "match",
+        offer: bool = True,
+    ) -> None:
+        """Creates many tensors in one round trip; all or, if one can't be, none.
+
+        `values`: the first value of each spec; None: zeros, as its `zeros` must say then.
+        `offer`: False: the values are somebody else's to send. A later pull waits for them.
+        """
+        given: list[Array | None] = [None] * len(specs) if values is None else list(values)
+        if len(given) != len(specs):
+            raise BadArgument(f"create_many: {len(specs)} specs and {len(given)} values; give one for each, or None")
+        for spec in specs:
+            spec.check()
+        sources = [
+            None if value is None else as_source("create", spec, value)
+            for spec, value in zip(specs, given, strict=True)
+        ]
+        asked = [
+            spec if value is None else msgspec.structs.replace(spec, zeros=False)
+            for spec, value in zip(specs, given, strict=True)
+        ]
+        if offer:
+            for spec, value in zip(asked, sources, strict=True):
+                if value is None and not spec.zeros:
+                    raise BadArgument(
+                        f"create {spec.name!r}: zeros=False needs a value (or offer=False, if others send it)"
+                    )
+        await self._create(asked, sources, exist=exist, offer=offer)
+
+    async def describe(self, name: str) -> Tensor:
+        """The tensor's shape, dtype, rule and group (`.spec`) and where its slices live. Raises UnknownTensor."""
+        return await self._schema.refresh(name)
+
+    async def keys(self) -> list[str]:
+        """Names of all tensors."""
+        return await self.client.keys()
+
+    async def drop(self, name: str) -> None:
+        """Forgets a tensor, on every shard. Raises UnknownTensor."""
+        await self.client.drop([name])
+        self._schema.forget(name)
+
+    # ---- writing ----
+
+    async def push(self, name: str, value: Array, *, op: str | None = None) -> None:
+        """Sends `value` to the tensor; returns when the store has it.
+
+        A tensor with a training rule takes it as this worker's gradient for the current round: it counts when the
+        round is committed, and pushing again before that replaces it. A plain tensor changes at once and exactly
+        once: 'assign' tensors are set, 'add' tensors are added to; `op='add'` adds to an 'assign' tensor.
+
+        `value`: an array of the tensor's shape, of its dtype or, for float32 tensors, of half precision; numbers and
+        lists are converted. It must stay as it is until the call returns. One that is contiguous and in main memory
+        is not copied.
+
+        Raises UnknownTensor, ShapeMismatch, DTypeMismatch, RuleMismatch before anything is sent.
+        """
+        await self.push_many([(name, value)], op=op)
+
+    async def push_many(
+        self, items: Mapping[str, Array] | Iterable[tuple[str, Array]], *, op: str | None = None
+    ) -> None:
+        """`push` for many tensors, packed into few frames. All are checked before anything is sent."""
+        pairs = list(items.items() if isinstance(items, Mapping) else items)
+        tensors = await self._schema.find([name for name, _ in pairs])
+        chosen: dict[str, tuple[list[Tensor], list[Source]]] = {}
+        for tensor, (_, value) in zip(tensors, pairs, strict=True):
+            of_op = chosen.setdefault(_write_op(tensor.spec, op), ([], []))
+            of_op[0].append(tensor)
+            of_op[1].append(as_source("push", tensor.spec, value))
+        for wire_op, (written, sources) in chosen.items():
+            await self._write(wire_op, written, sources)
+
+    async def commit(
+        self,
+        hypers: Hypers | None = None,
+        *,
+        weight: float = 1.0,
+        non_finite: bool = False,
+        absent: Iterable[str] = (),
+        average: bool = True,
+        wait_s: float | None = None,
+    ) -> Commit:
+        """Ends this worker's round; returns when the store has decided it and its staleness lets this worker go on.
+
+        `hypers`: hyper-parameters, {'lr': 0.1} for all parameter groups or {group: {'lr': 0.1}}. What is not named
+        keeps its last value, or torch's default. In a round of several workers the lowest rank's count.
+        `weight`: this worker's share, such as its number of samples. `average`: divide by the sum of the weights.
+        `non_finite`: the gradients hold NaN or infinity: the round is skipped for all.
+        `absent`: names without a gradient although they were pushed; what was not pushed is absent anyway, and counts
+        as zero.
+        `wait_s`: how long to wait for other workers (default: the store's).
+
+        Raises WorkerLost, naming who, or DeadlineExceeded: the commit stands, and committing again waits on.
+        Raises BadHyper, BadArgument; nothing is committed then.
+        """
+        if self._pushing:
+            raise BadArgument(f"commit while {self._pushing} pushes are under way; await them first")
+        named = {tensor.id for tensor in await self._schema.find(list(absent))}
+        committed = await self.client.commit(
+            hypers=per_group(hypers, self._schema.groups()),
+            weight=weight,
+            non_finite=non_finite,
+            absent=sorted((set(self._schema.trained_ids) - self._pushed) | named),
+            average=average,
+            wait_s=self._wait_s if wait_s is None else wait_s,
+        )
+        self._pushed.clear()
+        return Commit(round=committed.round, decision=committed.decision, late=committed.late)
+
+    # ---- reading ----
+
+    async def pull(
+        self,
+        name: str,
+        *,
+        out: Array | None = None,
+        if_newer_than: int | None = None,
+        dtype: str | None = None,
+        wait_s: float | None = None,
+    ) -> Array | None:
+        """The tensor's value, with at least this worker's last round in it; waits for a first value if there is none.
+
+        `out`: a numpy array or torch tensor of the tensor's shape to receive into, and to return. Contiguous memory
+        is written straight from the socket. Else the result is a new numpy array.
+        `dtype`: a float32 tensor may travel as 'float16' or 'bfloat16' (default: what `out` is, or as stored).
+        `if_newer_than`: a version, as `version_of(name)` gave it: None is returned if the value is no newer, and
+        none of its bytes are sent.
+        `wait_s`: how long to wait (default: the store's).
+
+        Raises UnknownTensor, ShapeMismatch, DTypeMismatch before anything is sent; NotInitialised, DeadlineExceeded,
+        which leave `out` undefined.
+        """
+        return (
+            await self.pull_many(
+                [name],
+                out=None if out is None else [out],
+                if_newer_than=if_newer_than,
+                dtype=dtype,
+                wait_s=wait_s,
+            )
+        )[0]
+
+    async def pull_many(
+        self,
+        names: Sequence[str],
+        *,
+        out: Sequence[Array] | None = None,
+        if_newer_than: int | None = None,
+        dtype: str | None = None,
+        wait_s: float | None = None,
+    ) -> list[Array | None]:
+        """`pull` for many tensors, in few frames. The results are in the order of `names`."""
+        tensors = await self._schema.find(names)
+        if out is not None and len(out) != len(names):
+            raise BadArgument(f"pull_many: {len(names)} names and {len(out)} arrays in out=; give one for each")
+        targets = [_target(tensor.spec, None if out is None else out[i], dtype) for i, tensor in enumerate(tensors)]
+        layout, answers = await self._pull(tensors, targets, if_newer_than, wait_s)
+        unchanged, torn = _unchanged(layout, answers) if if_newer_than is not None else (set(), [])
+        if torn:
+            await self._pull([tensors[i] for i in torn], [targets[i] for i in torn], None, wait_s)
+        for i, receiver in enumerate(targets):
+            if receiver.finish is not None and i not in unchanged:
+                receiver.finish()
+        return [None if i in unchanged else receiver.result for i, receiver in enumerate(targets)]
+
+    def version_of(self, name: str) -> int:
+        """The version of the tensor as it was last pulled here; 0 if it was not. For training rules the number of
+        the decision that changed it last, else a count of its changes."""
+        if name not in self._pulled:
+            return 0
+        layout, answers = self._pulled[name]
+        found = [0]
+        for frame, answer in zip(layout.frames, answers, strict=True):
+            for piece, version in zip(frame.ranges, answer.table.versions(), strict=True):
+                if layout.tensors[piece.position].spec.name == name:
+                    found.append(version)
+        return max(found)
+
+    # ---- the group ----
+
+    async def barrier(self, name: str = "", *, wait_s: float | None = None) -> None:
+        """Returns when every worker has called it with this name. Raises WorkerLost, DeadlineExceeded."""
+        await self.client.barrier(name, wait_s=self._wait_s if wait_s is None else wait_s)
+
+    async def leave(self) -> None:
+        """This worker is done: the others no longer wait for it. Reading and plain writing still work."""
+        await self.client.leave()
+
+    async def stats(self) -> list[dict[str, int | float | str]]:
+        """Counters of each shard, in their order."""
+        return await self.client.stats()
+
+    # ---- how ----
+
+    async def _create(
+        self, specs: Sequence[TensorSpec], sources: Sequence[Source | None], *, exist: Exist, offer: bool
+    ) -> None:
+        tensors, ours = await self.client.create(specs, exist=exist, offer=offer)
+        self._schema.learn(tensors)
+        initial = [(tensor, value) for tensor, value in zip(tensors, sources, strict=True) if tensor.id in ours]
+        if initial:
+            await self._write("INIT", [t for t, _ in initial], [value for _, value in initial if value is not None])
+            await self.client.ready([tensor.id for tensor, _ in initial])
+
+    async def _write(self, op: str, tensors: Sequence[Tensor], sources: Sequence[Source]) -> None:
+        layout = self._layouts.of(tensors, [value.dtype for value in sources], pull=False)
+        transfers = layout.transfers([value.data for value in sources])
+        with self._forgetting_unknown(tensors):
+            if op == "PUSH":
+                self._pushing += 1
+                try:
+                    await self.client.push(transfers)
+                finally:
+                    self._pushing -= 1
+                self._pushed.update(tensor.id for tensor in tensors)
+            else:
+                await self.client.write(op, transfers)
+        self.bytes_pushed += layout.num_bytes
+
+    async def _pull(
+        self, tensors: Sequence[Tensor], targets: Sequence[Target], newer_than: int | None, wait_s: float | None
+    ) -> tuple[Layout, list[Answer]]:
+        layout = self._layouts.of(tensors, [receiver.dtype for receiver in targets], pull=True)
+        transfers = layout.transfers([receiver.data for receiver in targets], newer_than=newer_than)
+        with self._forgetting_unknown(tensors):
+            answers = await self.client.pull(transfers, wait_s=self._wait_s if wait_s is None else wait_s)
+        self.bytes_pulled += sum(answer.table.payload_bytes for answer in answers)
+        self._pulled.update(dict.fromkeys((tensor.spec.name for tensor in tensors), (layout, answers)))
+        return layout, answers
+
+    @contextmanager
+    def _forgetting_unknown(self, tensors: Sequence[Tensor]) -> Iterator[None]:
+        """A shard that does not know a slice: somebody dropped or overwrote the tensor. It is looked up next time."""
+        try:
+            yield
+        except UnknownKey:
+            for tensor in tensors:
+                self._schema.forget(tensor.spec.name)
+            raise
+
+
+def _write_op(spec: TensorSpec, op: str | None) -> str:
+    """The wire operation of a push. Raises RuleMismatch if the tensor does not take it."""
+    if applies_by_decision(spec.rule):
+        if op is not None:
+            raise RuleMismatch(
+                f"push {spec.name!r}: rule {spec.rule!r} takes gradients; op={op!r} is for plain tensors"
+            )
+        return "PUSH"
+    chosen = spec.rule if op is None else op
+    if chosen not in ("assign", "add"):
+        raise BadArgument(f"push {spec.name!r}: op is {op!r}; expected 'assign' or 'add'")
+    if chosen == "assign" and spec.rule == "add":
+        raise RuleMismatch(
+            f"push {spec.name!r}: its rule is 'add', so it can't be assigned; create it with rule='assign'"
+        )
+    return chosen.upper()
+
+
+def _target(spec: TensorSpec, out: Array | None, dtype: str | None) -> Target:
+    if out is None:
+        wanted = spec.dtype if dtype is None else dtype
+        if not travels_as(spec.dtype, wanted):
+            raise DTypeMismatch(
+                f"pull {spec.name!r}: it is {spec.dtype} and can't be had as {wanted!r}", name=spec.name
+            )
+        return fresh(spec.shape, wanted)
+    receiver = target(out)
+    if dtype is not None and receiver.dtype != dtype:
+        raise DTypeMismatch(f"pull {spec.name!r}: out= is {receiver.dtype}, dtype= says {dtype!r}", name=spec.name)
+    check_fit("pull", spec, receiver)
+    return receiver
+
+
+def _unchanged(layout: Layout, answers: Sequence[Answer]) -> tuple[set[int], list[int]]:
+    """Positions of the tensors of which no slice came, and of those of which some came and some did not."""
+    came: set[int] = set()
+    missing: set[int] = set()
+    for frame, answer in zip(layout.frames, answers, strict=True):
+        for piece, status in zip(frame.ranges, answer.table.statuses(), strict=True):
+            (missing if status == NOT_MODIFIED else came).add(piece.position)
+    return set(range(len(layout.tensors))) - came, sorted(missing & came)

@@ -1,0 +1,124 @@
+"""Opens a store that lives in other processes: asks one shard for the map, then keeps a connection to each."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Sequence
+from pathlib import Path
+
+from psstore.client.heartbeat import Heartbeats
+from psstore.client.loop_thread import LoopThread
+from psstore.client.operations import Operations
+from psstore.client.options import Options
+from psstore.errors import BadArgument
+from psstore.net.address import Address, TcpAddress, UnixAddress, is_loopback, parse_address
+from psstore.net.client import SocketDriver, Tether
+from psstore.protocol.auth import NONCE_BYTES
+from psstore.protocol.client import Client
+from psstore.protocol.connection import FEATURE_CHECKSUM
+from psstore.protocol.facts import Facts
+from psstore.protocol.session import Identity, Session
+from psstore.wire.messages import Welcome
+
+
+class Remote:
+    """The backend of a store behind sockets: owns its thread, its connections and its heartbeats."""
+
+    def __init__(self, thread: LoopThread) -> None:
+        self.thread = thread
+        self._driver: SocketDriver | None = None
+        self._heartbeats: Heartbeats | None = None
+
+    async def open(self, seed: Address, options: Options) -> Operations:
+        """Connects to every shard and, as a worker, joins. Raises StoreUnreachable, AuthFailed, RankTaken, …;
+        call `close` then, too."""
+        identity = Identity(client=secrets.token_hex(16), role=options.role, token=options.token)
+        welcome = await self._discover(seed, identity, options)
+        routes = [_usable(addresses) for addresses in welcome.addresses]
+        identity.features = 0 if all(_is_local(route[0]) for route in routes) else FEATURE_CHECKSUM
+        facts = Facts(len(routes))
+        sessions = [
+            Session(
+                identity=identity,
+                facts=facts,
+                make_nonce=_nonce,
+                address=str(route[0]),
+                shard=shard,
+                welcome=welcome if shard == welcome.shard else None,
+            )
+            for shard, route in enumerate(routes)
+        ]
+        self._driver = self._tie(sessions, routes, options)
+        await asyncio.gather(*[asyncio.shield(tether.first_up) for tether in self._driver.tethers.values()])
+        client = Client(
+            driver=self._driver, identity=identity, facts=facts, sessions=sessions, timeout_s=options.timeout_s
+        )
+        client.num_workers = welcome.num_workers
+        if options.role == "worker":
+            await client.join(rank=options.rank, num_workers=options.num_workers)
+            coordinator = sessions[0]
+            assert coordinator.welcome is not None, "it has answered JOIN"
+            self._heartbeats = Heartbeats(identity, coordinator.welcome, coordinator.address, self.thread.loop)
+        return Operations(client, wait_s=options.wait_s)
+
+    async def close(self) -> None:
+        if self._heartbeats is not None:
+            await self._heartbeats.close()
+        if self._driver is not None:
+            await self._driver.close()
+
+    def release(self) -> None:
+        self.thread.stop()
+
+    def abandon(self) -> None:
+        if self._heartbeats is not None:
+            self._heartbeats.abandon()
+        if self._driver is not None:
+            self._driver.abandon()
+
+    # ---- how ----
+
+    async def _discover(self, seed: Address, identity: Identity, options: Options) -> Welcome:
+        """What any shard says of the whole store."""
+        session = Session(identity=identity, facts=Facts(), make_nonce=_nonce, address=str(seed))
+        tether = Tether(session, [seed], loop=self.thread.loop, patience_s=options.connect_timeout_s)
+        tether.start()
+        try:
+            await asyncio.shield(tether.first_up)
+        finally:
+            await tether.close()
+        assert session.welcome is not None, "it was up"
+        return session.welcome
+
+    def _tie(self, sessions: Sequence[Session], routes: Sequence[Sequence[Address]], options: Options) -> SocketDriver:
+        tethers = [
+            Tether(session, route, loop=self.thread.loop, patience_s=max(options.timeout_s, options.connect_timeout_s))
+            for session, route in zip(sessions, routes, strict=True)
+        ]
+        for tether in tethers:
+            tether.start()
+        return SocketDriver(self.thread.loop, tethers)
+
+
+def _nonce() -> bytes:
+    return secrets.token_bytes(NONCE_BYTES)
+
+
+def _usable(addresses: Sequence[str]) -> list[Address]:
+    """Those that can be tried from here, best first: unix sockets that exist on this host, then TCP."""
+    unix: list[Address] = []
+    tcp: list[Address] = []
+    for address in map(parse_address, addresses):
+        if isinstance(address, TcpAddress):
+            tcp.append(address)
+        elif Path(address.path).is_socket():
+            unix.append(address)
+    if not unix and not tcp:
+        raise BadArgument(f"the store can be reached at {', '.join(addresses)} only, and that is not on this host")
+    return unix + tcp
+
+
+def _is_local(address: Address) -> bool:
+    """No wire in between: memory checks its own bits."""
+    return isinstance(address, UnixAddress) or is_loopback(address.host)

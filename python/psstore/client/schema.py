@@ -1,0 +1,128 @@
+"""What this client knows of the store's tensors, so that mistakes are found before anything is sent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from psstore.client.arrays import Array, Source, Target, source
+from psstore.errors import BadArgument, DTypeMismatch, ShapeMismatch
+from psstore.protocol.client import Client
+from psstore.types import Tensor, TensorSpec, applies_by_decision
+
+Hypers = Mapping[str, float] | Mapping[int, Mapping[str, float]]
+"""Hyper-parameters by name for all parameter groups, or by group."""
+
+HALVES = ("bfloat16", "float16")
+"""What float32 tensors also travel as."""
+
+
+class Schema:
+    """Definitions by name, learned when they are first needed. They never change; a tensor that was dropped or
+    overwritten is learned anew."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._tensors: dict[str, Tensor] = {}
+        self._trained: dict[int, Tensor] = {}
+
+    def learn(self, tensors: Iterable[Tensor]) -> None:
+        for tensor in tensors:
+            self.forget(tensor.spec.name)
+            self._tensors[tensor.spec.name] = tensor
+            if applies_by_decision(tensor.spec.rule):
+                self._trained[tensor.id] = tensor
+
+    def forget(self, name: str) -> None:
+        tensor = self._tensors.pop(name, None)
+        if tensor is not None:
+            self._trained.pop(tensor.id, None)
+
+    async def find(self, names: Sequence[str]) -> list[Tensor]:
+        """Asks the store for those that are not known here. Raises UnknownTensor naming the first that is not there."""
+        unknown = list(dict.fromkeys(name for name in names if name not in self._tensors))
+        if unknown:
+            self.learn(await self._client.describe(unknown))
+        return [self._tensors[name] for name in names]
+
+    async def refresh(self, name: str) -> Tensor:
+        self.forget(name)
+        return (await self.find([name]))[0]
+
+    @property
+    def trained_ids(self) -> Iterable[int]:
+        """Tensors that commits are about."""
+        return self._trained.keys()
+
+    def groups(self) -> set[int]:
+        """Parameter groups of the tensors that are trained."""
+        return {tensor.spec.group for tensor in self._trained.values()}
+
+
+def spec_for(
+    name: str,
+    value: Source | None,
+    *,
+    shape: Sequence[int] | None,
+    dtype: str | None,
+    rule: str,
+    group: int,
+) -> TensorSpec:
+    """The spec that `create` asks for: shape and dtype come from the value, unless they are given."""
+    if shape is None:
+        if value is None:
+            raise BadArgument(f"create {name!r}: give a value, or a shape for zeros")
+        shape = value.shape
+    if dtype is None:
+        dtype = "float32" if value is None or value.dtype in HALVES else value.dtype
+    spec = TensorSpec(
+        name=name, shape=tuple(int(dim) for dim in shape), dtype=dtype, rule=rule, group=group, zeros=value is None
+    )
+    spec.check()
+    if value is not None:
+        check_fit("create", spec, value)
+    return spec
+
+
+def as_source(what: str, spec: TensorSpec, value: Array) -> Source:
+    """The value's bytes, if it fits the tensor. Raises ShapeMismatch, DTypeMismatch."""
+    found = source(value, dtype=spec.dtype)
+    check_fit(what, spec, found)
+    return found
+
+
+def check_fit(what: str, spec: TensorSpec, array: Source | Target) -> None:
+    """Raises ShapeMismatch or DTypeMismatch with what was expected and what came."""
+    if tuple(array.shape) != spec.shape:
+        raise ShapeMismatch(
+            f"{what} {spec.name!r}: expected shape {spec.shape}, got {tuple(array.shape)}; reshape it",
+            name=spec.name,
+        )
+    if not travels_as(spec.dtype, array.dtype):
+        allowed = (spec.dtype, *HALVES) if spec.dtype == "float32" else (spec.dtype,)
+        raise DTypeMismatch(
+            f"{what} {spec.name!r}: expected dtype {' or '.join(allowed)}, got {array.dtype}; convert it first",
+            name=spec.name,
+        )
+
+
+def travels_as(master: str, encoding: str) -> bool:
+    """A tensor travels in its own dtype, float32 also in half precision (as csrc/table/schema.h has it)."""
+    return encoding == master or (master == "float32" and encoding in HALVES)
+
+
+def per_group(hypers: Hypers | None, groups: set[int]) -> dict[int, dict[str, float]]:
+    """`hypers` as the wire has them: by parameter group. One set of them is for every group."""
+    if not hypers:
+        return {}
+    by_group: dict[int, dict[str, float]] = {}
+    common: dict[str, float] = {}
+    for key, value in hypers.items():
+        if isinstance(key, int) and isinstance(value, Mapping):
+            by_group[key] = {name: float(number) for name, number in value.items()}
+        elif isinstance(key, str) and not isinstance(value, Mapping):
+            common[key] = float(value)
+        else:
+            raise BadArgument(f"hypers: expected {{'lr': 0.1}} or {{group: {{'lr': 0.1}}}}, got {key!r}: {value!r}")
+    if common and by_group:
+        raise BadArgument("hypers: name hyper-parameters for all groups or by group, not both")
+    return by_group or {group: dict(common) for group in sorted(groups)}

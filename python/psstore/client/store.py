@@ -1,0 +1,252 @@
+"""The two faces of a store: `Store` blocks, `AsyncStore` is awaited. What they do is in operations.py."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import functools
+import weakref
+from collections.abc import Callable, Coroutine
+from types import TracebackType
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+
+from psstore.client import fork
+from psstore.client.loop_thread import LoopThread
+from psstore.client.operations import Operations
+from psstore.errors import PsstoreError, StoreClosed
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_CLOSED = "this store is closed; connect again"
+
+LEAVE_S = 5.0
+"""How long closing may take to say good-bye."""
+
+
+class Backend(Protocol):
+    """What carries a store's frames, and ends with it."""
+
+    thread: LoopThread
+
+    async def close(self) -> None:
+        """Ends the connections. Runs on the thread's loop."""
+
+    def release(self) -> None:
+        """After `close`, from another thread: ends the thread, if it is this store's own."""
+
+    def abandon(self) -> None:
+        """In a forked child: lets go of the sockets."""
+
+
+class _Face:
+    """State and properties that both faces share. Made by psstore.connect."""
+
+    def __init__(self, operations: Operations, backend: Backend, url: str) -> None:
+        self._operations = operations
+        self._backend = backend
+        self._url = url
+        self._closed: str | None = None
+        """Why it can't be used any more."""
+        self._finalizer = weakref.finalize(self, _end, operations, backend, False)
+        fork.watch(self)
+
+    @property
+    def rank(self) -> int | None:
+        """This worker's rank; None for a store that is not a worker, or has left."""
+        client = self._operations.client
+        return client.identity.rank if client.joined else None
+
+    @property
+    def num_workers(self) -> int:
+        """Workers that the store was started for."""
+        return self._operations.client.num_workers
+
+    @property
+    def num_shards(self) -> int:
+        return len(self._operations.client.sessions)
+
+    @property
+    def round(self) -> int:
+        """The round that pushes belong to now, from 1 on; 0 for one that never joined."""
+        return self._operations.client.round
+
+    @property
+    def version(self) -> int:
+        """Number of the last decision that is known here: the version of the whole model."""
+        return self._operations.client.version
+
+    @property
+    def staleness(self) -> int:
+        """Rounds that this worker was ahead of the slowest when its last commit was answered."""
+        return self._operations.client.staleness
+
+    @property
+    def bytes_pushed(self) -> int:
+        """Payload bytes sent so far."""
+        return self._operations.bytes_pushed
+
+    @property
+    def bytes_pulled(self) -> int:
+        """Payload bytes received so far."""
+        return self._operations.bytes_pulled
+
+    @property
+    def closed(self) -> bool:
+        return self._closed is not None
+
+    def version_of(self, name: str) -> int:
+        return self._operations.version_of(name)
+
+    version_of.__doc__ = Operations.version_of.__doc__
+
+    def abandon(self) -> None:
+        """Called in a forked child, see fork.py."""
+        self._closed = (
+            "this store was connected before the process forked, and sockets do not survive a fork; connect again in"
+            " the child, or use the store in the parent only"
+        )
+        self._finalizer.detach()
+        self._backend.abandon()
+
+    def __repr__(self) -> str:
+        who = "client" if self.rank is None else f"rank {self.rank} of {self.num_workers}"
+        where = f"{who}, {self.num_shards} shards, round {self.round}, version {self.version}"
+        return f"<{type(self).__name__} {self._url}: {'closed' if self.closed else where}>"
+
+    def _submit(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
+        if self._closed is not None:
+            work.close()
+            raise StoreClosed(self._closed)
+        return self._backend.thread.submit(work)
+
+    def _end(self, *, leave: bool) -> None:
+        """Blocks for at most LEAVE_S and a little."""
+        if self._closed is None:
+            self._closed = _CLOSED
+            self._finalizer.detach()
+            _end(self._operations, self._backend, leave)
+
+
+def _end(operations: Operations, backend: Backend, leave: bool) -> None:
+    """Waits until all is ended, but not on the loop's own thread, where a garbage collection may have led here."""
+    ending = backend.thread.submit(_take_leave(operations, backend, leave))
+    if backend.thread.is_current():
+        ending.add_done_callback(lambda _: backend.release())
+    else:
+        ending.result()
+        backend.release()
+
+
+async def _take_leave(operations: Operations, backend: Backend, leave: bool) -> None:
+    try:
+        if leave:
+            await asyncio.wait_for(operations.leave(), LEAVE_S)
+    except (PsstoreError, asyncio.TimeoutError):
+        pass  # whoever can't be told will notice that the connection is gone
+    finally:
+        await backend.close()
+
+
+Operation = Callable[Concatenate[Operations, P], Coroutine[Any, Any, T]]
+
+
+def _blocking(operation: Operation[P, T]) -> Callable[Concatenate[Store, P], T]:
+    """The operation as a method that waits. Ctrl-C ends the wait and the operation; the store stays usable."""
+
+    @functools.wraps(operation)
+    def call(self: Store, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        future = self._submit(operation(self._operations, *args, **kwargs))
+        try:
+            return future.result()
+        except concurrent.futures.CancelledError:
+            raise StoreClosed(_CLOSED) from None
+        except BaseException:
+            future.cancel()
+            raise
+
+    return call
+
+
+def _awaited(operation: Operation[P, T]) -> Callable[Concatenate[AsyncStore, P], Coroutine[Any, Any, T]]:
+    """The operation for the caller's event loop. Cancelling ends the operation; the store stays usable."""
+
+    @functools.wraps(operation)
+    async def call(self: AsyncStore, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await asyncio.wrap_future(self._submit(operation(self._operations, *args, **kwargs)))
+
+    return call
+
+
+class Store(_Face):
+    """A connection to a store, for one process. Calls block; any thread may make them.
+
+    >>> with psstore.connect("ps://127.0.0.1:5700") as store:
+    ...     store.create("w", np.zeros(4, dtype=np.float32), rule="sgd")
+    ...     store.push("w", np.ones(4, dtype=np.float32))
+    ...     store.commit({"lr": 0.1})
+    ...     w = store.pull("w")
+
+    Left by `with`, or closed, a worker leaves: the others no longer wait for it. With an exception it does not: they
+    are told that it is lost.
+    """
+
+    create = _blocking(Operations.create)
+    create_many = _blocking(Operations.create_many)
+    describe = _blocking(Operations.describe)
+    keys = _blocking(Operations.keys)
+    drop = _blocking(Operations.drop)
+    push = _blocking(Operations.push)
+    push_many = _blocking(Operations.push_many)
+    commit = _blocking(Operations.commit)
+    pull = _blocking(Operations.pull)
+    pull_many = _blocking(Operations.pull_many)
+    barrier = _blocking(Operations.barrier)
+    leave = _blocking(Operations.leave)
+    stats = _blocking(Operations.stats)
+
+    def close(self) -> None:
+        """Leaves, if it is a worker, and disconnects. Does nothing the second time."""
+        self._end(leave=True)
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._end(leave=kind is None)
+
+
+class AsyncStore(_Face):
+    """A connection to a store, for one process. Calls are awaited, in any event loop; several may be under way.
+
+    >>> async with await psstore.connect_async("ps://127.0.0.1:5700") as store:
+    ...     weights = await store.pull("w")
+    """
+
+    create = _awaited(Operations.create)
+    create_many = _awaited(Operations.create_many)
+    describe = _awaited(Operations.describe)
+    keys = _awaited(Operations.keys)
+    drop = _awaited(Operations.drop)
+    push = _awaited(Operations.push)
+    push_many = _awaited(Operations.push_many)
+    commit = _awaited(Operations.commit)
+    pull = _awaited(Operations.pull)
+    pull_many = _awaited(Operations.pull_many)
+    barrier = _awaited(Operations.barrier)
+    leave = _awaited(Operations.leave)
+    stats = _awaited(Operations.stats)
+
+    async def close(self) -> None:
+        """Leaves, if it is a worker, and disconnects. Does nothing the second time."""
+        await asyncio.to_thread(self._end, leave=True)
+
+    async def __aenter__(self) -> AsyncStore:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await asyncio.to_thread(self._end, leave=kind is None)

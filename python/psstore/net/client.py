@@ -1,0 +1,271 @@
+"""The client's sockets: keeps each session connected and carries its frames. What is said is protocol/session.py's."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+
+from psstore import _core
+from psstore.errors import InternalError, PsstoreError, StoreClosed, StoreUnreachable
+from psstore.net.address import Address, TcpAddress
+from psstore.net.alarm import Alarm
+from psstore.net.limits import WRITE_HIGH_BYTES
+from psstore.net.sockets import tune
+from psstore.protocol.connection import HANDSHAKE_S
+from psstore.protocol.frames import Piece
+from psstore.protocol.session import Future, Link, Session, is_final
+
+FIRST_BACKOFF_S = 0.05
+LAST_BACKOFF_S = 2.0
+"""Pause before a reconnect: doubles from the first to the last, and each is cut by up to half at random, so that
+a fleet does not come back in the same instant."""
+
+DIAL_S = 5.0
+"""How long one attempt to connect may take: two lost SYNs (1 s and 2 s, RFC 6298) and a slow answer."""
+
+
+class Connection(asyncio.BufferedProtocol):
+    """One connection of a session: large payloads are received where they belong, what is sent is never copied."""
+
+    def __init__(self, session: Session, loop: asyncio.AbstractEventLoop) -> None:
+        self.session = session
+        self.up: asyncio.Future[None] = loop.create_future()
+        """Done when the handshake is over."""
+        self.lost: asyncio.Future[None] = loop.create_future()
+        self._loop = loop
+        self._decoder = _core.FrameDecoder()
+        self._transport: asyncio.Transport | None = None
+        self._unsent: deque[Sequence[Piece]] = deque()
+        self._writable = True
+
+    # ---- what the event loop calls ----
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        transport.set_write_buffer_limits(high=WRITE_HIGH_BYTES)
+        tune(transport.get_extra_info("socket"))
+        self.session.connected(self._loop.time())
+        self.flush()
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._decoder.get_buffer(sizehint)
+
+    def buffer_updated(self, nbytes: int) -> None:
+        try:
+            self._decoder.buffer_updated(nbytes)
+            self._take_frames()
+        except PsstoreError as error:
+            self._fail(error)
+        except Exception as error:  # ours, whatever it is: requests end with it, the program goes on
+            self._fail(InternalError(f"while reading from {self.session.address}: {error!r}"))
+        else:
+            self.flush()
+
+    def pause_writing(self) -> None:
+        self._writable = False
+
+    def resume_writing(self) -> None:
+        self._writable = True
+        self.flush()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._unsent.clear()
+        self.session.disconnected()
+        if not self.lost.done():
+            self.lost.set_result(None)
+
+    # ---- what the link calls ----
+
+    def flush(self) -> None:
+        """Writes what the session has to say, in order; a frame at a time while the kernel takes it."""
+        self._unsent.extend(self.session.take_output())
+        if self._transport is None or self._transport.is_closing():
+            return
+        while self._unsent and self._writable:
+            self._transport.writelines(self._unsent.popleft())
+
+    def abort(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+    def fileno(self) -> int:
+        assert self._transport is not None
+        fd: int = self._transport.get_extra_info("socket").fileno()
+        return fd
+
+    # ---- how ----
+
+    def _take_frames(self) -> None:
+        while (frame := self._decoder.next_frame()) is not None:
+            if frame.complete:
+                self.session.frame(frame, self._loop.time())
+            elif (destination := self.session.head(frame)) is not None:
+                self._decoder.accept(destination)
+            else:
+                self._decoder.discard()
+        if self.session.link is Link.UP and not self.up.done():
+            self.up.set_result(None)
+
+    def _fail(self, error: PsstoreError) -> None:
+        if is_final(error):
+            self.session.give_up(error)
+        self.abort()
+
+
+class Tether:
+    """Keeps one session connected, from `start` to `close`: the first address that answers, again and again."""
+
+    def __init__(
+        self,
+        session: Session,
+        addresses: Sequence[Address],
+        *,
+        loop: asyncio.AbstractEventLoop,
+        patience_s: float,
+        on_up: Callable[[Connection], None] | None = None,
+    ) -> None:
+        """`patience_s`: a shard that can't be reached for so long is gone, and with it what it held."""
+        self.session = session
+        self.first_up: asyncio.Future[None] = loop.create_future()
+        """Done when the session was up once; failed if it never can be."""
+        self.trouble: OSError | None = None
+        """Why the last attempt to connect failed."""
+        self._addresses = addresses
+        self._loop = loop
+        self._patience_s = patience_s
+        self._on_up = on_up
+        self._connection: Connection | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._alarm = Alarm(loop, next_wake=session.next_wake, tick=session.tick)
+
+    def start(self) -> None:
+        self._task = self._loop.create_task(self._stay_connected())
+
+    def flush(self) -> None:
+        """The session has a new request, perhaps with a nearer deadline."""
+        if self._connection is not None:
+            self._connection.flush()
+        self._alarm.update()
+
+    async def close(self) -> None:
+        """Ends what is still asked for with StoreClosed, and the connection."""
+        self.session.give_up(StoreClosed("this store is closed; connect again"))
+        self._alarm.cancel()
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+        if self._connection is not None:
+            self._connection.abort()
+            await self._connection.lost
+        if self.first_up.done() and not self.first_up.cancelled():
+            self.first_up.exception()  # seen
+
+    def abandon(self) -> None:
+        """In a forked child: lets go of the socket without a word, and without its event loop.
+
+        The descriptor becomes /dev/null rather than free: whoever still holds its number can't harm another file.
+        """
+        if self._connection is not None and not self._connection.lost.done():
+            null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+            os.dup2(null, self._connection.fileno(), inheritable=False)
+            os.close(null)
+
+    # ---- how ----
+
+    async def _stay_connected(self) -> None:
+        backoff_s, down_since = FIRST_BACKOFF_S, self._loop.time()
+        while self.session.failure is None:
+            if await self._connect_once():
+                backoff_s, down_since = FIRST_BACKOFF_S, self._loop.time()
+            down_s = self._loop.time() - down_since
+            if down_s >= self._patience_s and self.session.failure is None:
+                self.session.give_up(self._unreachable(down_s))
+            if self.session.failure is None:
+                await asyncio.sleep(min(backoff_s * random.uniform(0.5, 1.0), max(0.0, self._patience_s - down_s)))
+                backoff_s = min(2 * backoff_s, LAST_BACKOFF_S)
+        if not self.first_up.done():
+            self.first_up.set_exception(self.session.failure)
+
+    def _unreachable(self, tried_s: float) -> StoreUnreachable:
+        return StoreUnreachable(
+            f"no connection to the store at {self.session.address} in {tried_s:.1f} s ({self.trouble}); is it running?"
+            " `psstore-server --shards 1` starts one",
+            address=self.session.address,
+            tried_s=tried_s,
+        )
+
+    async def _connect_once(self) -> bool:
+        """Connects and stays until the connection is lost. True: the handshake succeeded."""
+        connection = await self._dial()
+        if connection is None:
+            return False
+        self._connection = connection
+        await asyncio.wait((connection.up, connection.lost), timeout=HANDSHAKE_S, return_when="FIRST_COMPLETED")
+        if not connection.up.done():
+            connection.abort()
+        else:
+            if not self.first_up.done():
+                self.first_up.set_result(None)
+            if self._on_up is not None:
+                self._on_up(connection)
+        await asyncio.wait((connection.lost,))  # not `await lost`: our end must not be taken for its end
+        self._connection = None
+        return connection.up.done()
+
+    async def _dial(self) -> Connection | None:
+        for address in self._addresses:
+            self.session.address = str(address)
+            try:
+                return await asyncio.wait_for(_open(self._loop, self.session, address), DIAL_S)
+            except asyncio.TimeoutError:
+                self.trouble = TimeoutError(f"no answer within {DIAL_S:g} s")
+            except OSError as error:
+                self.trouble = error
+        return None
+
+
+class SocketDriver:
+    """The `protocol.client.Driver` of a store whose shards are behind sockets: one tether per shard."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, tethers: Iterable[Tether]) -> None:
+        self.tethers = {tether.session.shard: tether for tether in tethers}
+        self._loop = loop
+
+    def now(self) -> float:
+        return self._loop.time()
+
+    def future(self) -> Future:
+        return quiet_future(self._loop)
+
+    def flush(self, session: Session) -> None:
+        self.tethers[session.shard].flush()
+
+    async def close(self) -> None:
+        for tether in self.tethers.values():
+            await tether.close()
+
+    def abandon(self) -> None:
+        for tether in self.tethers.values():
+            tether.abandon()
+
+
+def quiet_future(loop: asyncio.AbstractEventLoop) -> asyncio.Future[object]:
+    """One whose failure nobody has to collect: its caller may have been interrupted."""
+    future: asyncio.Future[object] = loop.create_future()
+    future.add_done_callback(lambda done: done.cancelled() or done.exception())
+    return future
+
+
+async def _open(loop: asyncio.AbstractEventLoop, session: Session, address: Address) -> Connection:
+    def make() -> Connection:
+        return Connection(session, loop)
+
+    if isinstance(address, TcpAddress):
+        _, connection = await loop.create_connection(make, address.host, address.port)
+    else:
+        _, connection = await loop.create_unix_connection(make, address.path)
+    return connection
