@@ -15,17 +15,22 @@ void DenseTable::define(const TensorDefinition& definition) {
     throw Error(ErrorCode::INTERNAL, "tensor " + std::to_string(definition.tensor_id) +
                                          " is defined here already, and differently");
   }
+  std::vector<Slot> slots;  // made first: if memory runs out, nothing has changed
+  slots.reserve(definition.slices.size());
+  for (const SliceSpec& slice : definition.slices) {
+    slots.emplace_back(definition.slot(slice), version());
+    if (definition.zeros) slots.back().initialise_with_zeros(*pool_);
+  }
   definitions_.emplace(definition.tensor_id, definition);
-  for (const SliceSpec& slice : definition.slices) insert(definition, slice);
+  for (Slot& slot : slots) insert(std::move(slot));
 }
 
-void DenseTable::insert(const TensorDefinition& definition, const SliceSpec& slice) {
-  Slot slot(definition.slot(slice), version());
-  if (definition.zeros) slot.initialise_with_zeros(*pool_);
-  if (applies_by_decision(definition.rule)) decided_keys_.push_back(slice.key);
-  Stripe& stripe = stripe_of(slice.key);
+void DenseTable::insert(Slot slot) {
+  const Key key = slot.spec().key;
+  if (applies_by_decision(slot.spec().rule)) decided_keys_.push_back(key);
+  Stripe& stripe = stripe_of(key);
   const MutexLock lock(stripe.mutex);
-  stripe.slots.emplace(slice.key, std::move(slot));
+  stripe.slots.emplace(key, std::move(slot));
 }
 
 void DenseTable::drop(uint64_t tensor_id) {

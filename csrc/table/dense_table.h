@@ -65,7 +65,7 @@ class DenseTable {
   TableSize size() REQUIRES_SHARED(decision_mutex);
 
  private:
-  void insert(const TensorDefinition& definition, const SliceSpec& slice) REQUIRES(decision_mutex);
+  void insert(Slot slot) REQUIRES(decision_mutex);
   PendingDecision check(const Decision& decision) REQUIRES(decision_mutex);
 
   const std::shared_ptr<BufferPool> pool_;
