@@ -88,7 +88,7 @@ def _frame(
     *,
     rank: int = 0,
     incarnation: int = 0,
-    round: int = 0,  # noqa: A002 - the protocol's word
+    round: int = 0,
     sequence: int = 0,
 ) -> _core.Frame:
     number = _core.DTYPES["float32"]
@@ -111,7 +111,7 @@ def push(
     *,
     rank: int = 0,
     incarnation: int = 1,
-    round: int = 1,  # noqa: A002 - the protocol's word
+    round: int = 1,
 ) -> list[Answer]:
     frame = _frame(shard, "PUSH", values, rank=rank, incarnation=incarnation, round=round)
     return answers(shard.stage(frame))
