@@ -7,6 +7,7 @@ import os
 import random
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from typing import cast
 
 from psstore import _core
 from psstore.errors import InternalError, PsstoreError, StoreClosed, StoreUnreachable
@@ -44,9 +45,8 @@ class Connection(asyncio.BufferedProtocol):
     # ---- what the event loop calls ----
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-        transport.set_write_buffer_limits(high=WRITE_HIGH_BYTES)
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but name
+        self._transport.set_write_buffer_limits(high=WRITE_HIGH_BYTES)
         tune(transport.get_extra_info("socket"))
         self.session.connected(self._loop.time())
         self.flush()
