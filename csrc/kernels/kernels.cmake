@@ -4,10 +4,6 @@
 # instruction set's code out of another's. No errno and no trapping from sqrt and comparisons: neither
 # changes a result, both would keep loops from being vectorised. openmp-simd is the pragma alone.
 set(PSSTORE_KERNEL_FLAGS -O3 -fopenmp-simd -fno-math-errno -fno-trapping-math)
-if(PSSTORE_SANITIZE AND CMAKE_CXX_COMPILER_ID MATCHES "Clang")
-  # A loop full of a sanitizer's checks is not vectorised, and clang says so of every simd pragma.
-  list(APPEND PSSTORE_KERNEL_FLAGS -Wno-pass-failed)
-endif()
 
 set_source_files_properties(csrc/kernels/plain.cc PROPERTIES COMPILE_OPTIONS "${PSSTORE_KERNEL_FLAGS}")
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")
@@ -15,8 +11,10 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")
     csrc/kernels/x86/avx2.cc csrc/kernels/x86/avx512.cc csrc/kernels/x86/runnable.cc)
   set_source_files_properties(csrc/kernels/x86/avx2.cc PROPERTIES COMPILE_OPTIONS
     "${PSSTORE_KERNEL_FLAGS};-mavx2;-mfma")
+  # 256 bits at a time: as fast from memory as 512 on aligned data, and 1.6 times as fast on unaligned data
+  # (measured on Zen 5, SGD), where every 512-bit access would cross a cache line.
   set_source_files_properties(csrc/kernels/x86/avx512.cc PROPERTIES COMPILE_OPTIONS
-    "${PSSTORE_KERNEL_FLAGS};-mavx2;-mfma;-mavx512f;-mavx512bw;-mavx512dq;-mavx512vl;-mprefer-vector-width=512")
+    "${PSSTORE_KERNEL_FLAGS};-mavx2;-mfma;-mavx512f;-mavx512bw;-mavx512dq;-mavx512vl;-mprefer-vector-width=256")
 else()
   target_sources(psstore_core PRIVATE csrc/kernels/portable/runnable.cc)
 endif()

@@ -51,8 +51,7 @@ __global__ void reduce_sgd(DeviceUpdate update, Sgd<float> sgd) {
 
 __global__ void reduce_sgd_first_momentum(DeviceUpdate update, Sgd<float> sgd) {
   for_each_element(update.num_elems, [&](int64_t i) {
-    update.value[i] =
-        sgd.first_step(update.value[i], reduce(update, i), update.momentum_buffer[i]);
+    update.value[i] = sgd.first_step(update.value[i], reduce(update, i), update.momentum_buffer[i]);
   });
 }
 
@@ -72,7 +71,8 @@ void launch_async(const DeviceUpdate& update, const Sgd<float>& sgd, bool first_
   auto* kernel = update.momentum_buffer == nullptr ? reduce_sgd
                  : first_step                      ? reduce_sgd_first_momentum
                                                    : reduce_sgd_momentum;
-  kernel<<<static_cast<unsigned>(blocks), static_cast<unsigned>(kThreads), 0, stream>>>(update, sgd);
+  kernel<<<static_cast<unsigned>(blocks), static_cast<unsigned>(kThreads), 0, stream>>>(update,
+                                                                                        sgd);
   device::check(cudaGetLastError(), "launch of reduce_sgd");
 }
 

@@ -16,9 +16,8 @@ struct Adam {
   // and not `sqrt` for the root, because Python's ** 0.5 is pow.
   Adam(const Hyper& hyper, int64_t step, bool decoupled_decay)
       : decayed(hyper.maximize, decoupled_decay ? 0.0 : hyper.weight_decay),
-        shrinks(decoupled_decay && hyper.weight_decay != 0),
-        shrink(static_cast<T>(1 - hyper.lr * hyper.weight_decay)),
-        first_moment(1 - hyper.beta1),
+        shrink(static_cast<T>(decoupled_decay ? 1 - hyper.lr * hyper.weight_decay : 1)),
+        first_moment(static_cast<T>(1 - hyper.beta1)),
         beta2(static_cast<T>(hyper.beta2)),
         square_share(static_cast<T>(1 - hyper.beta2)),
         root_correction(static_cast<T>(::pow(bias_correction(hyper.beta2, step), 0.5))),
@@ -36,13 +35,13 @@ struct Adam {
     return descend(shrunk, exp_avg, max_exp_avg_sq);
   }
 
-  // Returns the value after decoupled decay.
+  // Returns the value after decoupled decay; a shrink of 1 leaves every value as it is.
   PSSTORE_HD T update_moments(T value, T grad, T& exp_avg, T& exp_avg_sq) const {
     const T direction = decayed(value, grad);
     exp_avg = first_moment(exp_avg, direction);
     const T kept = exp_avg_sq * beta2;
     exp_avg_sq = multiply_add(square_share * direction, direction, kept);
-    return shrinks ? value * shrink : value;
+    return value * shrink;
   }
 
   PSSTORE_HD T descend(T value, T exp_avg, T second_moment) const {
@@ -55,7 +54,6 @@ struct Adam {
   }
 
   DecayedGradient<T> decayed;
-  bool shrinks;
   T shrink;
   Lerp<T> first_moment;
   T beta2;

@@ -7,6 +7,9 @@
 
 #include <math.h>
 
+#include <cstdint>
+#include <type_traits>
+
 // Always inlined on the host: each instruction set's file must keep its own copy of the arithmetic, and
 // the linker must not find one compiled for AVX-512 when it looks for the plain one.
 #ifdef __CUDACC__
@@ -38,40 +41,62 @@ PSSTORE_HD T maximum(T a, T b) {
   return (a > b || a != a) ? a : b;
 }
 
+// A choice that is the same for every element of a slice. By masks and not by a branch, because a branch
+// on a loop's constant keeps GCC 12 from vectorising the loop (six times slower for Adam), and one copy
+// of the loop per combination of options would be hundreds.
+template <class T>
+class Option {
+ public:
+  explicit Option(bool on) : mask_(on ? ~Bits{0} : Bits{0}) {}
+
+  PSSTORE_HD T choose(T if_on, T if_off) const {
+    const Bits on = __builtin_bit_cast(Bits, if_on) & mask_;
+    const Bits off = __builtin_bit_cast(Bits, if_off) & ~mask_;
+    return __builtin_bit_cast(T, on | off);
+  }
+
+ private:
+  using Bits = std::conditional_t<sizeof(T) == sizeof(uint32_t), uint32_t, uint64_t>;
+  Bits mask_;
+};
+
 // start + weight * (end - start) from whichever end is nearer, so that weight 1 gives `end` exactly.
 // Source: torch.lerp with a scalar weight (ATen/native/Lerp.h).
 template <class T>
-struct Lerp {
-  explicit Lerp(double weight_in_double)
-      : weight(static_cast<T>(weight_in_double)),
-        from_start(::fabs(static_cast<double>(weight)) < 0.5) {}
+class Lerp {
+ public:
+  explicit Lerp(T weight) : Lerp(weight, weight < T(0.5) && weight > T(-0.5)) {}
 
   PSSTORE_HD T operator()(T start, T end) const {
-    const T coefficient = from_start ? weight : weight - T(1);
-    const T base = from_start ? start : end;
-    return multiply_add(coefficient, end - start, base);
+    return multiply_add(coefficient_, end - start, from_start_.choose(start, end));
   }
 
-  T weight;
-  bool from_start;
+ private:
+  Lerp(T weight, bool from_start)
+      : coefficient_(from_start ? weight : weight - T(1)), from_start_(from_start) {}
+
+  T coefficient_;
+  Option<T> from_start_;
 };
 
 // What SGD, Adam, Adagrad and RMSprop all do to a gradient first: ascend if asked to, then L2 decay.
-// The flag and not a zero decay decides, since 0 * inf would be NaN.
+// Without decay nothing is added, not 0 * value: that would be NaN for an infinite value.
 template <class T>
-struct DecayedGradient {
+class DecayedGradient {
+ public:
   DecayedGradient(bool maximize, double weight_decay)
-      : ascends(maximize), decays(weight_decay != 0), decay(static_cast<T>(weight_decay)) {}
+      : ascends_(maximize), decays_(weight_decay != 0), decay_(static_cast<T>(weight_decay)) {}
 
   PSSTORE_HD T operator()(T value, T grad) const {
-    const T direction = ascends ? -grad : grad;
-    return decays ? multiply_add(value, decay, direction)
-                  : direction;  // grad.add(param, alpha=decay)
+    const T direction = ascends_.choose(-grad, grad);
+    const T decayed = multiply_add(value, decay_, direction);  // grad.add(param, alpha=decay)
+    return decays_.choose(decayed, direction);
   }
 
-  bool ascends;
-  bool decays;
-  T decay;
+ private:
+  Option<T> ascends_;
+  Option<T> decays_;
+  T decay_;
 };
 
 }  // namespace psstore

@@ -15,7 +15,7 @@ struct RmsProp {
       : decayed(hyper.maximize, hyper.weight_decay),
         alpha(static_cast<T>(hyper.alpha)),
         square_share(static_cast<T>(1 - hyper.alpha)),
-        mean(1 - hyper.alpha),
+        mean(static_cast<T>(1 - hyper.alpha)),
         eps(static_cast<T>(hyper.eps)),
         momentum(static_cast<T>(hyper.momentum)),
         negative_lr(static_cast<T>(-hyper.lr)) {}

@@ -36,7 +36,7 @@ struct Sgd {
 
   PSSTORE_HD T follow(T value, T direction, T momentum_buffer) const {
     const T ahead = multiply_add(momentum_buffer, momentum, direction);
-    return descend(value, nesterov ? ahead : momentum_buffer);
+    return descend(value, nesterov.choose(ahead, momentum_buffer));
   }
 
   PSSTORE_HD T descend(T value, T direction) const {
@@ -47,7 +47,7 @@ struct Sgd {
   T negative_lr;
   T momentum;
   T grad_share;
-  bool nesterov;
+  Option<T> nesterov;
 };
 
 }  // namespace psstore

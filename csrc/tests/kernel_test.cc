@@ -1,0 +1,186 @@
+// The fused pass where Python can't reach it: out of place, at odd addresses, with a caller that errs.
+// That the numbers are right is held against torch by tests/test_update_rules.py.
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <random>
+#include <vector>
+
+#include "kernels/kernel_set.h"
+
+namespace psstore {
+namespace {
+
+constexpr int64_t kElems = 4099;  // two blocks and a rest that fills no register
+
+using Floats = std::vector<float>;
+
+Floats random_floats(uint32_t seed) {
+  std::mt19937 engine(seed);
+  std::normal_distribution<float> normal;
+  Floats floats(kElems);
+  for (float& element : floats) element = normal(engine);
+  return floats;
+}
+
+Hyper hyper_of(RuleKind rule) {
+  Hyper hyper;
+  hyper.lr = 0.01;
+  hyper.momentum = rule == RuleKind::kSgd || rule == RuleKind::kRmsProp ? 0.9 : 0;
+  hyper.weight_decay = 0.03;
+  hyper.beta1 = 0.9;
+  hyper.beta2 = 0.999;
+  hyper.eps = 1e-8;
+  hyper.alpha = 0.99;
+  hyper.amsgrad = true;
+  hyper.centered = true;
+  return hyper;
+}
+
+constexpr RuleKind kRules[] = {RuleKind::kAssign, RuleKind::kAdd,   RuleKind::kSgd,
+                               RuleKind::kAdam,   RuleKind::kAdamW, RuleKind::kAdagrad,
+                               RuleKind::kRmsProp};
+
+// One slice of a rule, as a table would own it.
+struct Slice {
+  explicit Slice(RuleKind kind) : rule(kind), hyper(hyper_of(kind)), value(random_floats(1)) {
+    for (Floats& buffer : state) buffer.assign(kElems, std::numeric_limits<float>::quiet_NaN());
+  }
+
+  SliceUpdate update(int64_t step, std::span<const Contribution> contributions) {
+    SliceUpdate update;
+    update.rule = rule;
+    update.hyper = &hyper;
+    update.step = step;
+    update.num_elems = kElems;
+    update.contributions = contributions;
+    update.divisor = 2;
+    update.value_in = update.value_out = value.data();
+    for (size_t slot = 0; slot < kMaxStates; ++slot) update.state[slot] = state[slot].data();
+    update.state_is_new = step == 1 ? 0b111 : 0;
+    return update;
+  }
+
+  bool equals(const Slice& other) const {
+    bool same = same_bytes(value, other.value);
+    const StateLayout layout = state_layout(rule, hyper);
+    for (int slot = 0; slot < kMaxStates; ++slot) {
+      const auto index = static_cast<size_t>(slot);
+      if (layout.uses(slot)) same = same && same_bytes(state[index], other.state[index]);
+    }
+    return same;
+  }
+
+  static bool same_bytes(const Floats& left, const Floats& right) {
+    return std::memcmp(left.data(), right.data(), left.size() * sizeof(float)) == 0;
+  }
+
+  RuleKind rule;
+  Hyper hyper;
+  Floats value;
+  std::array<Floats, kMaxStates> state;
+};
+
+class KernelTest : public testing::Test {
+ protected:
+  const Floats grads_[2] = {random_floats(2), random_floats(3)};
+  const Contribution contributions_[2] = {{grads_[0].data(), DType::kFloat32, 0.5F},
+                                          {grads_[1].data(), DType::kFloat32, 1.0F}};
+};
+
+TEST_F(KernelTest, EveryInstructionSetGivesTheSameBytes) {
+  for (const RuleKind rule : kRules) {
+    Slice plain(rule);
+    for (int64_t step = 1; step <= 3; ++step) {
+      kPlainKernels.reduce_update(plain.update(step, contributions_));
+    }
+    for (const KernelSet* kernels : runnable_kernels()) {
+      Slice slice(rule);
+      for (int64_t step = 1; step <= 3; ++step) {
+        kernels->reduce_update(slice.update(step, contributions_));
+      }
+      EXPECT_TRUE(slice.equals(plain)) << kernels->name << ", rule " << static_cast<int>(rule);
+    }
+  }
+}
+
+TEST_F(KernelTest, OutOfPlaceGivesTheBytesOfInPlaceAndLeavesItsInput) {
+  for (const RuleKind rule : kRules) {
+    Slice in_place(rule);
+    Slice out_of_place(rule);
+    for (int64_t step = 1; step <= 3; ++step) {
+      reduce_update(in_place.update(step, contributions_));
+      const Floats before = out_of_place.value;
+      Floats after(kElems);
+      SliceUpdate update = out_of_place.update(step, contributions_);
+      update.value_out = after.data();
+      reduce_update(update);
+      EXPECT_TRUE(Slice::same_bytes(before, out_of_place.value));
+      out_of_place.value = after;
+    }
+    EXPECT_TRUE(out_of_place.equals(in_place)) << "rule " << static_cast<int>(rule);
+  }
+}
+
+TEST_F(KernelTest, ContributionsMayLieAtOddAddresses) {
+  Slice aligned(RuleKind::kSgd);
+  reduce_update(aligned.update(1, contributions_));
+  std::vector<std::byte> memory(kElems * sizeof(float) + 1);
+  std::memcpy(memory.data() + 1, grads_[0].data(), kElems * sizeof(float));
+  const Contribution shifted[] = {{memory.data() + 1, DType::kFloat32, 0.5F}, contributions_[1]};
+  for (const KernelSet* kernels : runnable_kernels()) {
+    Slice slice(RuleKind::kSgd);
+    kernels->reduce_update(slice.update(1, shifted));
+    EXPECT_TRUE(slice.equals(aligned)) << kernels->name;
+  }
+}
+
+TEST_F(KernelTest, NothingIsWrittenPastTheSlice) {
+  constexpr float kGuard = 12345.0F;
+  for (const KernelSet* kernels : runnable_kernels()) {
+    for (int64_t num_elems = 0; num_elems <= 70; ++num_elems) {
+      Slice slice(RuleKind::kAssign);
+      slice.value.assign(kElems, kGuard);
+      SliceUpdate update = slice.update(1, contributions_);
+      update.num_elems = num_elems;
+      kernels->reduce_update(update);
+      for (size_t i = static_cast<size_t>(num_elems); i < 140; ++i) {
+        ASSERT_EQ(slice.value[i], kGuard) << kernels->name << ", " << num_elems << " elements";
+      }
+    }
+  }
+}
+
+TEST_F(KernelTest, AnUpdateThatBreaksTheContractIsRefusedBeforeAnythingIsWritten) {
+  Slice slice(RuleKind::kAdam);
+  const Floats before = slice.value;
+  SliceUpdate without_state = slice.update(1, contributions_);
+  without_state.state[1] = nullptr;
+  SliceUpdate without_hyper = slice.update(1, contributions_);
+  without_hyper.hyper = nullptr;
+  SliceUpdate half_value = slice.update(1, contributions_);
+  half_value.dtype = DType::kBFloat16;
+  const Contribution wide[] = {{grads_[0].data(), DType::kFloat64, 1.0F}};
+  const SliceUpdate narrowing = slice.update(1, wide);
+  const SliceUpdate step_zero = slice.update(0, contributions_);
+  for (const SliceUpdate& update :
+       {without_state, without_hyper, half_value, narrowing, step_zero}) {
+    EXPECT_THROW(reduce_update(update), Error);
+  }
+  EXPECT_TRUE(Slice::same_bytes(before, slice.value));
+}
+
+TEST(StateLayoutTest, FollowsTheOptionsThatAskForABuffer) {
+  Hyper hyper;
+  EXPECT_FALSE(state_layout(RuleKind::kSgd, hyper).uses(0));
+  hyper.momentum = 0.9;
+  EXPECT_STREQ(state_layout(RuleKind::kSgd, hyper).names[0], "momentum_buffer");
+  EXPECT_STREQ(state_layout(RuleKind::kRmsProp, hyper).names[1], "momentum_buffer");
+  EXPECT_FALSE(state_layout(RuleKind::kRmsProp, hyper).uses(2));
+  EXPECT_FALSE(state_layout(RuleKind::kAdam, hyper).uses(2));
+  hyper.amsgrad = true;
+  EXPECT_STREQ(state_layout(RuleKind::kAdam, hyper).names[2], "max_exp_avg_sq");
+}
+
+}  // namespace
+}  // namespace psstore
