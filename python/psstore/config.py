@@ -99,7 +99,7 @@ def resolve(
     sources: dict[str, str] = {}
     for field in msgspec.structs.fields(kind):
         sources[field.name] = DEFAULT
-        for source, value in _candidates(field.name, flags, environ, in_file):
+        for source, value in _candidates(field.name, flags, environ, in_file, file):
             if value is not None:
                 values[field.name] = _convert(value, field.type, f"{field.name} ({source})")
                 sources[field.name] = source
@@ -108,12 +108,13 @@ def resolve(
 
 
 def _candidates(
-    name: str, flags: Mapping[str, object], environ: Mapping[str, str], in_file: Mapping[str, object]
+    name: str, flags: Mapping[str, object], environ: Mapping[str, str], in_file: Mapping[str, object], file: Path | None
 ) -> Iterator[tuple[str, object]]:
+    """(source, value) from the strongest source to the weakest; the value is None if it has none."""
     variable = PREFIX + name.upper()
     yield flag_of(name), flags.get(name)
     yield variable, environ.get(variable) or None
-    yield "config file", in_file.get(name)
+    yield f"config file {file}", in_file.get(name)
 
 
 def _convert(value: object, kind: type, what: str) -> object:

@@ -1,0 +1,129 @@
+"""`psstore-server` as a process under test: started, waited for, ended, and asked what it wrote."""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import psutil
+
+START_S = 60.0
+END_S = 30.0
+"""How long a start and an end may take on a machine that does much else."""
+
+POLL_S = 0.02
+
+
+class StoreProcess:
+    """One run of `psstore-server`. `with StoreProcess("--shards", "2") as store:` is a store that is ready."""
+
+    def __init__(self, *flags: str, port: int | None = 0, environ: Mapping[str, str] | None = None) -> None:
+        """`port`: None leaves the flag out."""
+        read_fd, write_fd = os.pipe()
+        self._ready_pipe = os.fdopen(read_fd, "rb")
+        self._stderr = tempfile.TemporaryFile("w+")  # noqa: SIM115 (lives as long as this object; `end` closes it)
+        ports = () if port is None else ("--port", str(port))
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "psstore.cli.server", *ports, *flags, "--ready-fd", str(write_fd)],
+            stdout=subprocess.PIPE,
+            stderr=self._stderr,
+            pass_fds=[write_fd],
+            env={**os.environ, **(environ or {})},
+            text=True,
+        )
+        os.close(write_fd)
+        self.ready: dict[str, Any] = {}
+
+    def __enter__(self) -> StoreProcess:
+        if not self.wait_ready():
+            status = self.wait()
+            raise AssertionError(f"the server ended with status {status} before it was ready:\n{self.log()}")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+    def wait_ready(self) -> bool:
+        """False if it ended instead."""
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._ready_pipe, selectors.EVENT_READ)
+            assert selector.select(START_S), f"not ready within {START_S} s:\n{self.log()}"
+        line = self._ready_pipe.readline()
+        self.ready = json.loads(line) if line else {}
+        return bool(line)
+
+    @property
+    def url(self) -> str:
+        return str(self.ready["url"])
+
+    @property
+    def addresses(self) -> list[str]:
+        """The first address of each shard."""
+        return [shard[0] for shard in self.ready["shards"]]
+
+    def shards(self) -> list[psutil.Process]:
+        """The shard processes, in no order."""
+        return psutil.Process(self.process.pid).children(recursive=True)
+
+    def signal(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def wait(self) -> int:
+        """Its exit status."""
+        return self.process.wait(END_S)
+
+    def stop(self) -> int:
+        """Asks it to drain; returns its exit status."""
+        self.signal(signal.SIGTERM)
+        return self.wait()
+
+    def log(self) -> str:
+        """What it and its shards wrote to stderr."""
+        self._stderr.seek(0)
+        return self._stderr.read()
+
+    def output(self) -> str:
+        """What it wrote to stdout; it has ended."""
+        assert self.process.stdout is not None
+        return self.process.stdout.read()
+
+    def end(self) -> None:
+        """Whatever state it is in: gone."""
+        if self.process.poll() is None:
+            self.process.terminate()
+            try:
+                self.process.wait(END_S)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+        for pipe in (self._ready_pipe, self.process.stdout, self._stderr):
+            if pipe is not None:
+                pipe.close()
+
+
+def failed_start(*flags: str, port: int | None = 0, environ: Mapping[str, str] | None = None) -> tuple[int, str]:
+    """(exit status, stderr) of a server that is not to start."""
+    server = StoreProcess(*flags, port=port, environ=environ)
+    try:
+        assert not server.wait_ready(), "it started"
+        return server.wait(), server.log()
+    finally:
+        server.end()
+
+
+def eventually(holds: Callable[[], bool], timeout_s: float = END_S) -> bool:
+    """Whether it came true in time. For what has no event to wait on: processes of others, counters."""
+    deadline = time.monotonic() + timeout_s
+    while not holds():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(POLL_S)
+    return True
