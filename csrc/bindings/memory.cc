@@ -11,8 +11,9 @@
 namespace psstore::bindings {
 namespace {
 
-// Ranges smaller than this are copied together into one piece: below it a memcpy costs less than the two
-// Python objects and the iovec that a piece of its own needs (bench/pieces.py measures it).
+// Ranges smaller than this are copied together into one piece: a piece of its own costs two Python
+// objects, a look at its buffer and an iovec. Measured with sendmsg on a unix socket, in µs per range,
+// own piece / copied: 4 KiB 0.90 / 0.64, 8 KiB 1.8 / 1.4, 16 KiB 3.1 / 3.4, 64 KiB 10 / 45.
 constexpr size_t kOwnPieceBytes = 16u << 10;
 
 // Work of fewer bytes keeps the GIL: giving it up and getting it back costs more than the work.

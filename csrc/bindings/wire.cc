@@ -17,16 +17,23 @@ namespace {
 
 // ---- SliceTable -------------------------------------------------------------------------------------
 
+SliceEntry make_entry(py::handle row) {
+  try {
+    const auto [key, num_bytes, dtype] = row.cast<std::tuple<Key, uint32_t, uint8_t>>();
+    if (dtype_bytes(DType{dtype}) != 0) {
+      return {.key = key, .num_bytes = num_bytes, .dtype = DType{dtype}};
+    }
+  } catch (const py::cast_error&) {
+    // Said below, with the row.
+  }
+  throw Error(ErrorCode::BAD_ARGUMENT,
+              "a slice is (key in 64 bits, num_bytes in 32, dtype number), not " +
+                  py::repr(row).cast<std::string>());
+}
+
 SliceTable make_table(const py::iterable& rows) {
   std::vector<SliceEntry> entries;
-  for (const py::handle row : rows) {
-    const auto [key, num_bytes, dtype] = row.cast<std::tuple<Key, uint32_t, uint8_t>>();
-    if (dtype_bytes(DType{dtype}) == 0) {
-      throw Error(ErrorCode::BAD_ARGUMENT, "slice of key " + std::to_string(key) + ": " +
-                                               std::to_string(dtype) + " is not a dtype's number");
-    }
-    entries.push_back({.key = key, .num_bytes = num_bytes, .dtype = DType{dtype}});
-  }
+  for (const py::handle row : rows) entries.push_back(make_entry(row));
   return SliceTable(std::move(entries));
 }
 
@@ -118,11 +125,10 @@ void bind_frame(py::module_& m) {
 // ---- encode_frame -----------------------------------------------------------------------------------
 
 py::bytes encode(uint8_t op, uint16_t flags, uint64_t request, uint64_t round, uint32_t rank,
-                 uint32_t incarnation, uint64_t sequence, const py::object& table,
+                 uint32_t incarnation, uint64_t sequence, const SliceTable* table,
                  const py::object& body, uint64_t payload_bytes,
                  std::optional<uint32_t> payload_crc) {
   const PyBytesRange body_range(body);
-  std::optional<PyBytesRange> raw_table;  // the entries as a shard's reply has them
   FrameParts parts{.op = Op{op},
                    .request = request,
                    .round = round,
@@ -133,11 +139,7 @@ py::bytes encode(uint8_t op, uint16_t flags, uint64_t request, uint64_t round, u
                    .body = body_range.bytes(),
                    .payload_bytes = payload_bytes,
                    .payload_crc = payload_crc};
-  if (py::isinstance<SliceTable>(table)) {
-    parts.table = std::as_bytes(table.cast<const SliceTable&>().entries());
-  } else if (!table.is_none()) {
-    parts.table = raw_table.emplace(table).bytes();
-  }
+  if (table != nullptr) parts.table = table->entries();
   if ((flags & ~kFlagChecksum) != 0 || ((flags & kFlagChecksum) != 0 && !payload_crc)) {
     throw Error(
         ErrorCode::BAD_ARGUMENT,

@@ -61,7 +61,7 @@ TEST(Header, LiesOnTheWireAsDrawn) {
                               .rank = 10,
                               .incarnation = 11,
                               .sequence = 12,
-                              .table = std::as_bytes(std::span(&entry, 1)),
+                              .table = std::span(&entry, 1),
                               .body = body});
   const auto at = [&](size_t offset) { return std::to_integer<int>(bytes[offset]); };
   EXPECT_EQ(std::string(reinterpret_cast<const char*>(bytes.data()), 4), "PSS1");
@@ -124,14 +124,13 @@ TEST(Header, OpsFlagsAndChecksumsOutOfRangeAreBadHeader) {
 
 TEST(Encoder, RefusesWhatAPeerWouldRefuse) {
   const SliceEntry entry{.num_bytes = 8};
-  const auto table = std::as_bytes(std::span(&entry, 1));
+  const std::span table(&entry, 1);
   const std::vector<SliceEntry> many(kMaxSlices + 1);
   const Bytes long_body(kMaxBodyBytes + 1);
   const auto code = [](const FrameParts& parts) { return code_of([&] { check_parts(parts); }); };
   EXPECT_EQ(code({.table = table, .payload_bytes = 8}), ErrorCode::OK);
   EXPECT_EQ(code({.table = table, .payload_bytes = 7}), ErrorCode::BAD_ARGUMENT);
-  EXPECT_EQ(code({.table = table.first(31)}), ErrorCode::BAD_ARGUMENT);
-  EXPECT_EQ(code({.table = std::as_bytes(std::span(many))}), ErrorCode::BAD_ARGUMENT);
+  EXPECT_EQ(code({.table = many}), ErrorCode::BAD_ARGUMENT);
   EXPECT_EQ(code({.body = long_body}), ErrorCode::BAD_ARGUMENT);
   EXPECT_EQ(code({.payload_bytes = kMaxPayloadBytes + 1}), ErrorCode::BAD_ARGUMENT);
 }

@@ -51,10 +51,7 @@ struct TestFrame {
   Bytes wire() const {
     std::vector<SliceEntry> table;
     for (const uint32_t size : sizes) table.push_back({.key = table.size(), .num_bytes = size});
-    FrameParts parts{.op = op,
-                     .table = std::as_bytes(std::span(table)),
-                     .body = body,
-                     .payload_bytes = payload.size()};
+    FrameParts parts{.op = op, .table = table, .body = body, .payload_bytes = payload.size()};
     if (checksum) parts.payload_crc = crc32c(payload);
     Bytes bytes(parts.encoded_bytes());
     encode_frame(parts, bytes.data());

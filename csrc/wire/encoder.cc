@@ -4,6 +4,7 @@
 #include <string>
 
 #include "wire/limits.h"
+#include "wire/slice_table.h"
 
 namespace psstore {
 namespace {
@@ -15,16 +16,6 @@ void check_limit(const char* what, uint64_t value, uint64_t limit) {
                                            " fit in one");
 }
 
-uint64_t sum_of_sizes(std::span<const std::byte> table) {
-  uint64_t sum = 0;
-  for (; !table.empty(); table = table.subspan(sizeof(SliceEntry))) {
-    SliceEntry entry;  // copied: the table's bytes may lie at any address
-    std::memcpy(&entry, table.data(), sizeof entry);
-    sum += entry.num_bytes;
-  }
-  return sum;
-}
-
 // memcpy's arguments must not be null, which an empty span's may be.
 std::byte* append(std::byte* out, std::span<const std::byte> bytes) {
   if (!bytes.empty()) std::memcpy(out, bytes.data(), bytes.size());
@@ -34,17 +25,13 @@ std::byte* append(std::byte* out, std::span<const std::byte> bytes) {
 }  // namespace
 
 void check_parts(const FrameParts& parts) {
-  if (parts.table.size() % sizeof(SliceEntry) != 0) {
-    throw Error(ErrorCode::BAD_ARGUMENT, "a slice table of " + std::to_string(parts.table.size()) +
-                                             " bytes: entries have 32 bytes each");
-  }
-  check_limit("slices", parts.table.size() / sizeof(SliceEntry), kMaxSlices);
+  check_limit("slices", parts.table.size(), kMaxSlices);
   check_limit("body bytes", parts.body.size(), kMaxBodyBytes);
   check_limit("payload bytes", parts.payload_bytes, kMaxPayloadBytes);
-  if (!parts.table.empty() && sum_of_sizes(parts.table) != parts.payload_bytes) {
+  if (!parts.table.empty() && total_bytes(parts.table) != parts.payload_bytes) {
     throw Error(ErrorCode::BAD_ARGUMENT, "a payload of " + std::to_string(parts.payload_bytes) +
                                              " bytes with a table that says " +
-                                             std::to_string(sum_of_sizes(parts.table)));
+                                             std::to_string(total_bytes(parts.table)));
   }
 }
 
@@ -52,7 +39,7 @@ void encode_frame(const FrameParts& parts, std::byte* out) {
   Header header;
   header.op = parts.op;
   header.flags = parts.payload_crc ? kFlagChecksum : uint16_t{0};
-  header.num_slices = static_cast<uint32_t>(parts.table.size() / sizeof(SliceEntry));
+  header.num_slices = static_cast<uint32_t>(parts.table.size());
   header.body_bytes = static_cast<uint32_t>(parts.body.size());
   header.payload_bytes = parts.payload_bytes;
   header.request = parts.request;
@@ -63,7 +50,7 @@ void encode_frame(const FrameParts& parts, std::byte* out) {
   header.payload_crc = parts.payload_crc.value_or(0);
   header.header_crc = compute_header_crc(header);
   out = append(out, std::as_bytes(std::span(&header, 1)));
-  out = append(out, parts.table);
+  out = append(out, std::as_bytes(parts.table));
   append(out, parts.body);
 }
 

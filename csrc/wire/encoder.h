@@ -18,12 +18,12 @@ struct FrameParts {
   uint32_t rank = 0;
   uint32_t incarnation = 0;
   uint64_t sequence = 0;
-  std::span<const std::byte> table;  // whole SliceEntries
+  std::span<const SliceEntry> table;
   std::span<const std::byte> body;
   uint64_t payload_bytes = 0;
   std::optional<uint32_t> payload_crc;
 
-  size_t encoded_bytes() const { return kHeaderBytes + table.size() + body.size(); }
+  size_t encoded_bytes() const { return kHeaderBytes + table.size_bytes() + body.size(); }
 };
 
 // Throws BAD_ARGUMENT if a peer would refuse the frame: a limit exceeded, or a table whose sizes do

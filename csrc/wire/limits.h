@@ -13,8 +13,8 @@ namespace psstore {
 // GPT-2 XL (580) fit in one frame many times over, and what a header can make us allocate stays small.
 inline constexpr uint32_t kMaxSlices = 4096;
 
-// Bytes of one control body. CREATE is the largest: about 130 bytes per tensor, so 16 MiB are over
-// 100,000 tensors in one call.
+// Bytes of one control body. CREATED is the largest: about 210 bytes per tensor of 16 slices, so 16 MiB
+// are over 70,000 tensors in one call.
 inline constexpr uint32_t kMaxBodyBytes = 16u << 20;
 
 // Bytes of one payload. A frame is received, checked and applied as a whole: 64 MiB hold a link of

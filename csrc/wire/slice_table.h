@@ -12,6 +12,13 @@
 
 namespace psstore {
 
+// Sum of num_bytes: 4096 × 4 GiB can't overflow it.
+inline uint64_t total_bytes(std::span<const SliceEntry> entries) {
+  uint64_t sum = 0;
+  for (const SliceEntry& entry : entries) sum += entry.num_bytes;
+  return sum;
+}
+
 class SliceTable {
  public:
   SliceTable() = default;
@@ -24,12 +31,7 @@ class SliceTable {
   auto begin() const { return entries_.begin(); }
   auto end() const { return entries_.end(); }
 
-  // Sum of num_bytes: 4096 × 4 GiB can't overflow it.
-  uint64_t payload_bytes() const {
-    uint64_t sum = 0;
-    for (const SliceEntry& entry : entries_) sum += entry.num_bytes;
-    return sum;
-  }
+  uint64_t payload_bytes() const { return total_bytes(entries_); }
 
   // The table as it goes on the wire.
   std::string_view wire_bytes() const {
