@@ -43,9 +43,12 @@ def decision(
     skip: bool = False,
     divisor: float = 1.0,
     hypers: Mapping[int, Mapping[str, float]] = SGD,
-    absent: Mapping[int, Sequence[int]] | None = None,
+    present: Mapping[int, Sequence[tuple[int, int]]] | None = None,
 ) -> _core.Decision:
-    return _core.Decision(number, skip=skip, divisor=divisor, members=members, hypers=hypers, absent=absent or {})
+    """`present`: rank -> ranges of tensor ids (default: every member has a gradient for every tensor)."""
+    everything = {member[0]: [(0, 1 << 40)] for member in members}
+    chosen = everything if present is None else present
+    return _core.Decision(number, skip=skip, divisor=divisor, members=members, hypers=hypers, present=chosen)
 
 
 def receive(shard: _core.Shard, head: bytes, payload: bytes) -> _core.Frame:

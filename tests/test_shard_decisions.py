@@ -33,8 +33,15 @@ def test_a_missing_contribution_is_named_and_nothing_changes(shard: _core.Shard)
         shard.advance(decision(1, [(0, 1, 1, 1.0)]))
     assert shard.version == 0
     assert value(shard, A) == [0]
-    shard.advance(decision(1, [(0, 1, 1, 1.0)], absent={0: [2]}))
+    shard.advance(decision(1, [(0, 1, 1, 1.0)], present={0: [(1, 1)]}))
     assert (value(shard, A), value(shard, B)) == ([-1], [0])
+
+
+def test_a_tensor_that_came_while_the_decision_was_on_its_way_is_left_alone(shard: _core.Shard) -> None:
+    push(shard, {A: floats(1), B: floats(1)})
+    define(shard, 3, 1)
+    shard.advance(decision(1, [(0, 1, 1, 1.0)], present={0: [(1, 2)]}))
+    assert (value(shard, A), value(shard, key_of(3))) == ([-1], [0])
 
 
 def test_missing_hyper_parameters_are_named_and_nothing_changes(shard: _core.Shard) -> None:
@@ -62,7 +69,7 @@ def test_settling_goes_on_where_it_stopped(shard: _core.Shard) -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "divisor", "members", "absent"),
+    ("number", "divisor", "members", "present"),
     [
         (0, 1.0, [], {}),
         (1, 0.0, [], {}),
@@ -70,14 +77,15 @@ def test_settling_goes_on_where_it_stopped(shard: _core.Shard) -> None:
         (1, 1.0, [(1, 1, 1, 1.0), (0, 1, 1, 1.0)], {}),
         (1, 1.0, [(0, 1, 1, math.inf)], {}),
         (1, 1.0, [(0, 1, 1, 1e300)], {}),
-        (1, 1.0, [(0, 1, 1, 1.0)], {1: [1]}),
+        (1, 1.0, [(0, 1, 1, 1.0)], {1: [(1, 1)]}),
+        (1, 1.0, [(0, 1, 1, 1.0)], {0: [(2, 1)]}),
     ],
 )
 def test_a_decision_that_makes_no_sense_is_refused_when_it_is_made(
-    number: int, divisor: float, members: list[tuple[int, int, int, float]], absent: dict[int, list[int]]
+    number: int, divisor: float, members: list[tuple[int, int, int, float]], present: dict[int, list[tuple[int, int]]]
 ) -> None:
     with pytest.raises(errors.BadArgument):
-        decision(number, members, divisor=divisor, absent=absent)
+        decision(number, members, divisor=divisor, present=present)
 
 
 def test_applying_lets_other_python_threads_run() -> None:

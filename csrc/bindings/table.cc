@@ -18,26 +18,26 @@ namespace psstore::bindings {
 namespace {
 
 using MemberTuple = std::tuple<uint32_t, uint32_t, uint64_t, double>;
-using AbsentTensors = std::map<uint32_t, std::vector<uint64_t>>;
+using PresentTensors = std::map<uint32_t, std::vector<std::pair<uint64_t, uint64_t>>>;
 
 // ---- Decision -------------------------------------------------------------------------------------
 
 Decision make_decision(uint64_t number, bool skip, double divisor,
                        const std::vector<MemberTuple>& members, GroupHypers hypers,
-                       AbsentTensors absent) {
+                       PresentTensors present) {
   std::vector<Member> made;
   made.reserve(members.size());
   for (const auto& [rank, incarnation, round, weight] : members) {
     made.push_back({{rank, incarnation, round}, static_cast<float>(weight), {}});
-    const auto lacking = absent.find(rank);
-    if (lacking == absent.end()) continue;
-    made.back().absent = std::move(lacking->second);
-    absent.erase(lacking);
+    const auto pushed = present.find(rank);
+    if (pushed == present.end()) continue;
+    made.back().present = std::move(pushed->second);
+    present.erase(pushed);
   }
-  if (!absent.empty()) {
+  if (!present.empty()) {
     throw Error(ErrorCode::BAD_ARGUMENT, "decision " + std::to_string(number) + ": rank " +
-                                             std::to_string(absent.begin()->first) +
-                                             " lacks tensors, but is not a member");
+                                             std::to_string(present.begin()->first) +
+                                             " has gradients, but is not a member");
   }
   return Decision(number, skip, divisor, std::move(made), std::move(hypers));
 }
@@ -165,7 +165,7 @@ void bind_table(py::module_& m) {
 
   py::classh<Decision>(m, "Decision", py::is_final())
       .def(py::init(&make_decision), py::arg("number"), py::kw_only(), py::arg("skip"),
-           py::arg("divisor"), py::arg("members"), py::arg("hypers"), py::arg("absent"))
+           py::arg("divisor"), py::arg("members"), py::arg("hypers"), py::arg("present"))
       .def_property_readonly("number", &Decision::number);
 
   py::classh<Shard>(m, "Shard", py::is_final())

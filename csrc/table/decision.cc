@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 
 namespace psstore {
 namespace {
@@ -10,10 +11,21 @@ namespace {
   throw Error(ErrorCode::BAD_ARGUMENT, "decision " + std::to_string(number) + ": " + what);
 }
 
+bool is_ascending(const std::vector<std::pair<uint64_t, uint64_t>>& ranges) {
+  for (size_t i = 0; i < ranges.size(); ++i) {
+    if (ranges[i].second < ranges[i].first) return false;
+    if (i > 0 && ranges[i].first <= ranges[i - 1].second) return false;
+  }
+  return true;
+}
+
 }  // namespace
 
-bool Member::lacks(uint64_t tensor_id) const {
-  return std::binary_search(absent.begin(), absent.end(), tensor_id);
+bool Member::has(uint64_t tensor_id) const {
+  const auto after = std::upper_bound(
+      present.begin(), present.end(), tensor_id,
+      [](uint64_t id, const std::pair<uint64_t, uint64_t>& range) { return id < range.first; });
+  return after != present.begin() && tensor_id <= std::prev(after)->second;
 }
 
 Decision::Decision(uint64_t number, bool skip, double divisor, std::vector<Member> members,
@@ -28,7 +40,7 @@ Decision::Decision(uint64_t number, bool skip, double divisor, std::vector<Membe
     refuse(number_, "can't divide by " + std::to_string(divisor_));
   }
   for (size_t i = 0; i < members_.size(); ++i) {
-    Member& member = members_[i];
+    const Member& member = members_[i];
     if (i > 0 && members_[i - 1].origin.rank >= member.origin.rank) {
       refuse(number_, "rank " + std::to_string(member.origin.rank) + " comes after rank " +
                           std::to_string(members_[i - 1].origin.rank));
@@ -37,7 +49,10 @@ Decision::Decision(uint64_t number, bool skip, double divisor, std::vector<Membe
       refuse(number_,
              "the weight of rank " + std::to_string(member.origin.rank) + " is not finite");
     }
-    std::sort(member.absent.begin(), member.absent.end());
+    if (!is_ascending(member.present)) {
+      refuse(number_, "the ranges of rank " + std::to_string(member.origin.rank) +
+                          " are not ascending and disjoint");
+    }
   }
 }
 

@@ -27,9 +27,10 @@ struct Origin {
 struct Member {
   Origin origin;
   float weight = 1.0F;
-  std::vector<uint64_t> absent;  // ids of tensors that it has no gradient for, ascending
+  // Tensors that it has a gradient for: inclusive ranges of ids, ascending and disjoint.
+  std::vector<std::pair<uint64_t, uint64_t>> present;
 
-  bool lacks(uint64_t tensor_id) const;
+  bool has(uint64_t tensor_id) const;
 };
 
 // Hyper-parameters by name, per parameter group.
@@ -37,8 +38,8 @@ using GroupHypers = std::map<uint32_t, std::map<std::string, double>>;
 
 class Decision {
  public:
-  // `members` in ascending rank order, their `absent` in any order. Throws Error(BAD_ARGUMENT) for a
-  // number of 0, members out of order, a weight that is not finite, a divisor that can't divide.
+  // `members` in ascending rank order. Throws Error(BAD_ARGUMENT) for a number of 0, members or ranges
+  // out of order, a weight that is not finite, a divisor that can't divide.
   Decision(uint64_t number, bool skip, double divisor, std::vector<Member> members,
            GroupHypers hypers);
 

@@ -5,10 +5,10 @@
 namespace psstore {
 namespace {
 
-// Whether this member's contribution counts in the slot. What a commit calls absent does not, even if
+// Whether this member's contribution counts in the slot. What a commit does not name does not, even if
 // slices of it have arrived.
 bool contributes(const Member& member, const SlotSpec& spec) {
-  return !member.lacks(tensor_of(spec.key));
+  return member.has(tensor_of(spec.key));
 }
 
 void copy_elements(const PayloadSlice& from, const SlotSpec& spec, void* to) {

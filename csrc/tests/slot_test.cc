@@ -127,14 +127,14 @@ TEST_F(SlotTest, WeighsMembersAndDividesTheirSum) {
   EXPECT_EQ(floats_of(slot.value()), (Floats{-4}));
 }
 
-TEST_F(SlotTest, CountsAnAbsentMemberAsZeroWithTheDivisorUnchanged) {
+TEST_F(SlotTest, CountsAMemberThatDoesNotNameItAsZeroWithTheDivisorUnchanged) {
   Slot slot = make_sgd_slot({0});
   stage(slot, 0, 1, {4});
   settle(slot, Decision(1, false, 2.0, {member(0, 1), member(1, 1, {kTensor})}, {{0, sgd(1.0)}}));
   EXPECT_EQ(floats_of(slot.value()), (Floats{-2}));
 }
 
-TEST_F(SlotTest, IsLeftAloneWhenAllMembersAreAbsent) {
+TEST_F(SlotTest, IsLeftAloneWhenNoMemberNamesIt) {
   Slot slot = make_sgd_slot({3});
   settle(slot, decision(1, {member(0, 1, {kTensor}), member(1, 1, {2, kTensor})}));
   EXPECT_EQ(floats_of(slot.value()), (Floats{3}));
@@ -143,7 +143,7 @@ TEST_F(SlotTest, IsLeftAloneWhenAllMembersAreAbsent) {
   EXPECT_EQ(step_of(slot), 0);
 }
 
-TEST_F(SlotTest, IgnoresWhatAMemberPushedAndThenCalledAbsent) {
+TEST_F(SlotTest, IgnoresWhatAMemberPushedAndDidNotName) {
   Slot slot = make_sgd_slot({3});
   stage(slot, 0, 1, {1});
   settle(slot, decision(1, {member(0, 1, {kTensor})}));
@@ -191,7 +191,7 @@ TEST_F(SlotTest, SaysWhoseContributionIsMissing) {
   EXPECT_NE(message.find("round 2"), std::string::npos) << message;
 }
 
-TEST_F(SlotTest, WithoutValueMustBeAbsentForAll) {
+TEST_F(SlotTest, WithoutValueMustBeNamedByNobody) {
   Slot slot({kKey, 1, DType::kFloat32, RuleKind::kSgd, 0}, 0);
   stage(slot, 0, 1, {1});
   EXPECT_FALSE(slot.check(decision(1, {member(0, 1, {kTensor})})));

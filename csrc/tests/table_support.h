@@ -5,6 +5,7 @@
 
 #include <cstring>
 #include <functional>
+#include <limits>
 #include <map>
 #include <string>
 #include <utility>
@@ -49,8 +50,16 @@ inline std::map<std::string, double> sgd(double lr, double momentum = 0) {
           {"nesterov", 0}, {"weight_decay", 0},    {"maximize", 0}};
 }
 
-inline Member member(uint32_t rank, uint64_t round, std::vector<uint64_t> absent = {}) {
-  return {{rank, 1, round}, 1.0F, std::move(absent)};
+// A member with a gradient for every tensor but those in `lacking`, which is ascending.
+inline Member member(uint32_t rank, uint64_t round, const std::vector<uint64_t>& lacking = {}) {
+  std::vector<std::pair<uint64_t, uint64_t>> present;
+  uint64_t next = 0;
+  for (const uint64_t id : lacking) {
+    if (id > next) present.emplace_back(next, id - 1);
+    next = id + 1;
+  }
+  present.emplace_back(next, std::numeric_limits<uint64_t>::max());
+  return {{rank, 1, round}, 1.0F, std::move(present)};
 }
 
 // Plain SGD with lr 1 in group 0: what is staged is subtracted.

@@ -81,11 +81,21 @@ TEST(DecisionTest, RefusesWhatCannotBeApplied) {
   refused(1, 1.0, {{{0, 1, 1}, static_cast<float>(kInfinity), {}}});
 }
 
-TEST(DecisionTest, FindsAbsentTensorsInWhateverOrderTheyCame) {
-  const Decision made = decision(1, {member(0, 1, {9, 3, 5})});
-  EXPECT_TRUE(made.members()[0].lacks(3));
-  EXPECT_TRUE(made.members()[0].lacks(9));
-  EXPECT_FALSE(made.members()[0].lacks(4));
+TEST(DecisionTest, RefusesRangesThatAreNotAscendingAndDisjoint) {
+  const auto refused = [](std::vector<std::pair<uint64_t, uint64_t>> present) {
+    const Member odd{{0, 1, 1}, 1.0F, std::move(present)};
+    error_of(ErrorCode::BAD_ARGUMENT, [&] { Decision(1, false, 1.0, {odd}, {}); });
+  };
+  refused({{2, 1}});
+  refused({{5, 6}, {1, 2}});
+  refused({{1, 5}, {5, 6}});
+}
+
+TEST(DecisionTest, KnowsWhichTensorsAMemberHas) {
+  const Member some{{0, 1, 1}, 1.0F, {{3, 5}, {9, 9}}};
+  for (const uint64_t id : {3u, 4u, 5u, 9u}) EXPECT_TRUE(some.has(id)) << id;
+  for (const uint64_t id : {0u, 2u, 6u, 8u, 10u}) EXPECT_FALSE(some.has(id)) << id;
+  EXPECT_FALSE(Member{}.has(0));
 }
 
 // ---- ranks

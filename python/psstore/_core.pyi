@@ -160,11 +160,11 @@ class Decision:
         divisor: float,
         members: Sequence[tuple[int, int, int, float]],
         hypers: Mapping[int, Mapping[str, float]],
-        absent: Mapping[int, Sequence[int]],
+        present: Mapping[int, Sequence[tuple[int, int]]],
     ) -> None:
         """`members`: (rank, incarnation, round, weight), in rank order.
         `hypers`: parameter group -> hyper-parameters by name (all that the rule needs).
-        `absent`: rank -> tensor ids that this member has no gradient for."""
+        `present`: rank -> ids of the tensors that it has a gradient for, as ascending ranges (first, last)."""
     number: int
 
 @final

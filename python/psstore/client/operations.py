@@ -184,7 +184,7 @@ class Operations:
             hypers=per_group(hypers, self._schema.groups()),
             weight=weight,
             non_finite=non_finite,
-            absent=sorted((set(self._schema.trained_ids) - self._pushed) | named),
+            present=self._pushed - named,
             average=average,
             wait_s=self._wait_s if wait_s is None else wait_s,
         )

@@ -15,6 +15,7 @@ from psstore.protocol.facts import Facts
 from psstore.protocol.session import Answer, Future, Identity, Session
 from psstore.types import Tensor, TensorSpec
 from psstore.wire import messages as m
+from psstore.wire.ranges import to_ranges
 
 T = TypeVar("T")
 
@@ -148,15 +149,16 @@ class Client:
     async def commit(
         self,
         *,
+        present: Iterable[int],
         hypers: Mapping[int, Mapping[str, float]],
         weight: float = 1.0,
         non_finite: bool = False,
-        absent: Sequence[int] = (),
         average: bool = True,
         wait_s: float,
     ) -> m.Committed:
         """Ends the round, once every push is acknowledged; returns when it is decided and staleness allows.
 
+        `present`: ids of the tensors that were pushed in this round.
         Raises WorkerLost or DeadlineExceeded; the commit stands then, and may be waited for again.
         """
         self._need_worker("commit")
@@ -165,7 +167,7 @@ class Client:
             hypers={group: dict(hyper) for group, hyper in hypers.items()},
             weight=weight,
             non_finite=non_finite,
-            absent=tuple(absent),
+            present=to_ranges(present),
             average=average,
             since=self._facts.last,
             floor=self._facts.floor,

@@ -56,6 +56,14 @@ class Connection:
             return f"rank {self.ticket.rank}"
         return f"client {self.client[:8]}" if self.client else "a client before its HELLO"
 
+    def is_of(self, hello: Hello) -> bool:
+        """It speaks for that client, in that role."""
+        return self.hello is not None and (self.hello.client, self.hello.role) == (hello.client, hello.role)
+
+    def is_overdue(self, now: float) -> bool:
+        """It had its time for the handshake."""
+        return self.stage is not Stage.OPEN and now - self.opened_at >= HANDSHAKE_S
+
     def greet(self, frame: _core.Frame, token: bytes | None, nonce: bytes) -> Challenge | None:
         """Takes one handshake frame. Returns a challenge to send, or None: the connection is open.
 

@@ -59,7 +59,7 @@ class Coordinator:
             consistency=consistency,
             membership=self.membership,
             signer=signer,
-            rule_of_group=self.catalogue.rule_of_group,
+            catalogue=self.catalogue,
         )
         self._signer = signer
         self._clients: dict[str, float | None] = {}

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from psstore import _core
-from psstore.errors import ProtocolError, PsstoreError, ShuttingDown, UnexpectedMessage
+from psstore.errors import HandshakeTimeout, ProtocolError, PsstoreError, ShuttingDown, UnexpectedMessage
 from psstore.protocol.connection import HANDSHAKE_S, Connection, Stage
 from psstore.protocol.coordinator import Coordinator, Reply
 from psstore.protocol.frames import Close, Output, Send, failure
@@ -75,6 +75,7 @@ class ShardService:
     # ---- connections ----
 
     def opened(self, conn: int, now: float) -> None:
+        """`conn`: a number of the driver's, larger than all before it."""
         self._connections[conn] = Connection(id=conn, opened_at=now)
 
     def closed(self, conn: int, now: float) -> None:
@@ -104,7 +105,9 @@ class ShardService:
 
     def head(self, conn: int, frame: _core.Frame) -> _core.Buffer | None:
         """A payload is about to come: where it goes, or None to discard it. Raises ProtocolError only."""
-        connection = self._connections[conn]
+        connection = self._connections.get(conn)
+        if connection is None:
+            return None  # closed by what came before in the same read
         if connection.stage is not Stage.OPEN or frame.op not in WRITES:
             raise UnexpectedMessage(f"operation {frame.op} from {connection.peer} can't have a payload")
         try:
@@ -117,7 +120,9 @@ class ShardService:
 
     def frame(self, conn: int, frame: _core.Frame, now: float) -> list[Output]:
         """A whole frame: what to send now, to anybody."""
-        connection = self._connections[conn]
+        connection = self._connections.get(conn)
+        if connection is None:
+            return []
         try:
             if connection.stage is not Stage.OPEN:
                 return self._handshake(connection, frame, now)
@@ -133,11 +138,10 @@ class ShardService:
 
     def tick(self, now: float) -> list[Output]:
         """What time alone brings: silent strangers, lost workers, ended waits."""
-        outputs: list[Output] = [
-            Close(connection.id, f"no handshake within {HANDSHAKE_S:g} s")
-            for connection in self._connections.values()
-            if connection.stage is not Stage.OPEN and now - connection.opened_at >= HANDSHAKE_S
-        ]
+        outputs: list[Output] = []
+        for connection in self._connections.values():
+            if connection.is_overdue(now):
+                outputs += self.failed(connection.id, HandshakeTimeout(f"no handshake within {HANDSHAKE_S:g} s"))
         if self.coordinator is not None:
             outputs += self._send_replies(self.coordinator.tick(now))
         return outputs + self._slices.wake(now)
@@ -161,6 +165,9 @@ class ShardService:
             return [_answer(connection.id, frame, challenge, op=OPS["CHALLENGE"])]
         hello = connection.hello
         assert hello is not None, "greet returns None only after HELLO"
+        older, newer = self._siblings(connection, hello)
+        if newer:
+            return [Close(connection.id, "its client has a newer connection")]
         if self.coordinator is not None and hello.role != "heartbeat":
             self.coordinator.attached(connection.id, hello.client, now)
         welcome = m.Welcome(
@@ -176,7 +183,21 @@ class ShardService:
             proof=connection.own_proof(identity.token),
             heartbeat_s=identity.heartbeat_s,
         )
-        return [_answer(connection.id, frame, welcome, op=OPS["WELCOME"])]
+        closing = [Close(conn, "its client has a newer connection") for conn in older]
+        return [*closing, _answer(connection.id, frame, welcome, op=OPS["WELCOME"])]
+
+    def _siblings(self, connection: Connection, hello: m.Hello) -> tuple[list[int], list[int]]:
+        """Open connections of the same client in the same role, accepted before and after this one.
+
+        Only the newest may speak: all that was unanswered is sent again on it, and what an older one still brings
+        would come out of order, and take answers to where nobody listens.
+        """
+        others = [
+            other.id
+            for other in self._connections.values()
+            if other is not connection and other.stage is Stage.OPEN and other.is_of(hello)
+        ]
+        return [id for id in others if id < connection.id], [id for id in others if id > connection.id]
 
     def _heartbeat(self, conn: int, frame: _core.Frame, now: float) -> list[Output]:
         if self.coordinator is not None:

@@ -12,6 +12,7 @@ import msgspec
 
 from psstore.errors import BadBody
 from psstore.types import Tensor, TensorSpec
+from psstore.wire.ranges import Ranges
 
 Role = Literal["worker", "client", "heartbeat"]
 Exist = Literal["match", "error", "overwrite"]
@@ -38,8 +39,9 @@ class Member(Message, frozen=True, kw_only=True, array_like=True):
     incarnation: int
     round: int
     weight: float
-    absent: tuple[int, ...] = ()
-    """Ids of tensors that this member has no gradient for."""
+    present: Ranges = ()
+    """Tensors that this member has a gradient for. Naming these, not the absent ones, keeps a decision valid for
+    tensors that are created while it is on its way."""
 
 
 class DecisionFact(Message, frozen=True, kw_only=True, tag="decision"):
@@ -48,6 +50,8 @@ class DecisionFact(Message, frozen=True, kw_only=True, tag="decision"):
     number: int
     members: tuple[Member, ...]
     divisor: float
+    newest: int = 0
+    """Highest tensor id when it was made: no member has a gradient for what came later."""
     skip: bool = False
     hypers: dict[int, dict[str, float]]
     """Parameter group -> all hyper-parameters of its rule."""
@@ -186,7 +190,8 @@ class Commit(Message, frozen=True, kw_only=True):
     weight: float = 1.0
     non_finite: bool = False
     """True: this worker's gradients hold NaN or infinity; the round becomes a skip for all."""
-    absent: tuple[int, ...] = ()
+    present: Ranges = ()
+    """Tensors that this worker has pushed; it has no gradient for the others."""
     average: bool = True
     """Divide the sum by the sum of the weights; False: by 1."""
     since: int = 0

@@ -1,0 +1,33 @@
+"""Sets of tensor ids as inclusive ranges: a model's tensors are created together, so that one range says them all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+Ranges = tuple[tuple[int, int], ...]
+"""Ascending, disjoint, not touching; each (first, last)."""
+
+
+def to_ranges(ids: Iterable[int]) -> Ranges:
+    """The ranges of these ids, in any order, repeated or not."""
+    made: list[tuple[int, int]] = []
+    for tensor_id in sorted(set(ids)):
+        if made and made[-1][1] + 1 == tensor_id:
+            made[-1] = (made[-1][0], tensor_id)
+        else:
+            made.append((tensor_id, tensor_id))
+    return tuple(made)
+
+
+def contains(ranges: Ranges, tensor_id: int) -> bool:
+    return any(first <= tensor_id <= last for first, last in ranges)
+
+
+def well_formed(ranges: Ranges) -> bool:
+    """True if they are as `to_ranges` makes them: what comes from a client is checked by this."""
+    previous = -1
+    for first, last in ranges:
+        if not previous + 1 < first <= last:
+            return False
+        previous = last
+    return True
