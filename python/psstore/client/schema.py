@@ -23,19 +23,13 @@ class Schema:
     def __init__(self, client: Client) -> None:
         self._client = client
         self._tensors: dict[str, Tensor] = {}
-        self._trained: dict[int, Tensor] = {}
 
     def learn(self, tensors: Iterable[Tensor]) -> None:
         for tensor in tensors:
-            self.forget(tensor.spec.name)
             self._tensors[tensor.spec.name] = tensor
-            if applies_by_decision(tensor.spec.rule):
-                self._trained[tensor.id] = tensor
 
     def forget(self, name: str) -> None:
-        tensor = self._tensors.pop(name, None)
-        if tensor is not None:
-            self._trained.pop(tensor.id, None)
+        self._tensors.pop(name, None)
 
     async def find(self, names: Sequence[str]) -> list[Tensor]:
         """Asks the store for those that are not known here. Raises UnknownTensor naming the first that is not there."""
@@ -48,14 +42,9 @@ class Schema:
         self.forget(name)
         return (await self.find([name]))[0]
 
-    @property
-    def trained_ids(self) -> Iterable[int]:
-        """Tensors that commits are about."""
-        return self._trained.keys()
-
     def groups(self) -> set[int]:
         """Parameter groups of the tensors that are trained."""
-        return {tensor.spec.group for tensor in self._trained.values()}
+        return {tensor.spec.group for tensor in self._tensors.values() if applies_by_decision(tensor.spec.rule)}
 
 
 def spec_for(

@@ -37,15 +37,6 @@ class Catalogue:
         return self._groups
 
     @property
-    def newest(self) -> int:
-        """Highest tensor id given out."""
-        return self._next_id - 1
-
-    def trained(self) -> set[int]:
-        """Ids of the tensors that decisions are about."""
-        return {tensor.id for tensor in self._tensors.values() if applies_by_decision(tensor.spec.rule)}
-
-    @property
     def loads_bytes(self) -> Sequence[int]:
         return self._loads_bytes
 

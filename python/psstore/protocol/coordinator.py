@@ -59,7 +59,7 @@ class Coordinator:
             consistency=consistency,
             membership=self.membership,
             signer=signer,
-            catalogue=self.catalogue,
+            rule_of_group=self.catalogue.rule_of_group,
         )
         self._signer = signer
         self._clients: dict[str, float | None] = {}

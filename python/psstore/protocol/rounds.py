@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from psstore.errors import BadArgument, DeadlineExceeded, PsstoreError, RoundOutOfOrder, WorkerLost
-from psstore.protocol.catalogue import Catalogue
 from psstore.protocol.membership import Membership, Worker
 from psstore.protocol.signing import Signer
 from psstore.types import UNBOUNDED, Consistency, complete_hyper
@@ -57,7 +57,7 @@ class Rounds:
         consistency: Consistency,
         membership: Membership,
         signer: Signer,
-        catalogue: Catalogue,
+        rule_of_group: Callable[[], Mapping[int, str]],
     ) -> None:
         self.consistency = consistency
         self.decided = 0
@@ -66,7 +66,7 @@ class Rounds:
         """Largest lead over the slowest live worker with which a worker was let go."""
         self._membership = membership
         self._signer = signer
-        self._catalogue = catalogue
+        self._rule_of_group = rule_of_group
         self._log: deque[tuple[int, Signed]] = deque()
         self._staged: dict[int, Waiting] = {}
         """By rank: commits that no decision holds yet."""
@@ -154,7 +154,7 @@ class Rounds:
     # ---- how ----
 
     def _check(self, commit: Commit) -> None:
-        rules = self._catalogue.rule_of_group()
+        rules = self._rule_of_group()
         for group, hyper in commit.hypers.items():
             if group not in rules:
                 raise BadArgument(f"commit names parameter group {group}, and no tensor belongs to it")
@@ -175,7 +175,7 @@ class Rounds:
         ranks = sorted(self._staged)
         commits = [self._staged[rank].commit for rank in ranks]
         first = commits[0]
-        for group, rule in self._catalogue.rule_of_group().items():
+        for group, rule in self._rule_of_group().items():
             self._hypers[group] = complete_hyper(rule, {**self._hypers.get(group, {}), **first.hypers.get(group, {})})
         number = self.decided + 1
         workers = [self._membership.workers[rank] for rank in ranks]
@@ -192,7 +192,6 @@ class Rounds:
                 for worker, commit in zip(workers, commits, strict=True)
             ),
             divisor=sum(commit.weight for commit in commits) if first.average else 1.0,
-            newest=self._catalogue.newest,
             skip=any(commit.non_finite for commit in commits),
             hypers=dict(self._hypers),
         )
@@ -202,12 +201,6 @@ class Rounds:
             worker.clock = commit.round
             self._closed[worker.rank] = Closed(worker.incarnation, commit.round, number, late=False)
             self._owed[worker.rank] = self._staged.pop(worker.rank)
-
-    def _absent(self, commit: Commit) -> tuple[int, ...]:
-        """A worker can't name what it never heard of, such as a tensor that another one has just created."""
-        if commit.pushed is None:
-            return commit.absent
-        return tuple(sorted(self._catalogue.trained() - set(commit.pushed)))
 
     def _again(self, worker: Worker, waiting: Waiting) -> list[Answer]:
         """A commit for a round that is closed: a resend, or one that came too late."""

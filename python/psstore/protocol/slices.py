@@ -14,7 +14,7 @@ from psstore.errors import BadSignature, DeadlineExceeded, NotAWorker, Overloade
 from psstore.protocol.connection import Connection
 from psstore.protocol.frames import Output, Piece, Send, failure
 from psstore.protocol.signing import Signer
-from psstore.types import Tensor, applies_by_decision
+from psstore.types import Tensor
 from psstore.wire import messages as m
 
 OPS = _core.OPS
@@ -52,8 +52,6 @@ class Slices:
         self._parked: list[Parked] = []
         self._incarnations: dict[int, int] = {}
         """Rank -> newest life that attached here."""
-        self._trained: set[int] = set()
-        """Ids of the tensors here that decisions are about."""
         self._news = False
         """Something changed that a parked pull may wait for."""
 
@@ -67,7 +65,6 @@ class Slices:
             elif isinstance(fact, m.DropFact):
                 for tensor_id in fact.ids:
                     self.shard.drop(tensor_id)
-                self._trained -= set(fact.ids)
             else:
                 raise BadSignature("DEFINE carries a fact that is no definition")
 
@@ -86,8 +83,6 @@ class Slices:
             zeros=spec.zeros,
             slices=mine,
         )
-        if mine and applies_by_decision(spec.rule):
-            self._trained.add(tensor.id)
 
     def attach(self, connection: Connection, ticket: m.Signed) -> None:
         """Lets the connection push as the worker that its ticket names."""
@@ -116,7 +111,7 @@ class Slices:
             fact = self._signer.open(signed)
             if not isinstance(fact, m.DecisionFact):
                 raise BadSignature("a fact that is no decision was carried as one")
-            self.shard.advance(_to_core(fact, [i for i in self._trained if i > fact.newest]))
+            self.shard.advance(_to_core(fact))
             self._news = True
 
     # ---- writes ----
@@ -217,8 +212,7 @@ def _checksum(pieces: Sequence[Piece]) -> int:
     return crc
 
 
-def _to_core(fact: m.DecisionFact, later: Sequence[int]) -> _core.Decision:
-    """`later`: tensors of this shard that came after the decision: it was made elsewhere before, and arrives late."""
+def _to_core(fact: m.DecisionFact) -> _core.Decision:
     return _core.Decision(
         fact.number,
         skip=fact.skip,

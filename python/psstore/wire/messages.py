@@ -50,8 +50,6 @@ class DecisionFact(Message, frozen=True, kw_only=True, tag="decision"):
     number: int
     members: tuple[Member, ...]
     divisor: float
-    newest: int = 0
-    """Highest tensor id when it was made: no member has a gradient for what came later."""
     skip: bool = False
     hypers: dict[int, dict[str, float]]
     """Parameter group -> all hyper-parameters of its rule."""
