@@ -174,6 +174,23 @@ TEST_F(Windows, LargeRangesAreReceivedInPlace) {
   EXPECT_FALSE(decoder_.writable().in_destination);  // less than 64 KiB are missing
 }
 
+TEST_F(Windows, SlicesSideBySideAreReceivedInOneGo) {
+  const TestFrame frame = TestFrame::with_slices({40'000, 0, 40'000, 40'000});
+  announce(frame);
+  Bytes memory(120'000);
+  Bytes unused(7);
+  const std::span<std::byte> all(memory);
+  const std::vector<std::span<std::byte>> ranges{all.first(40'000), unused,
+                                                 all.subspan(40'000, 40'000), all.last(40'000)};
+  decoder_.accept(ranges);
+  const FrameDecoder::Window window = decoder_.writable();
+  EXPECT_EQ(window.bytes.data(), memory.data());
+  EXPECT_EQ(window.bytes.size(), memory.size());
+  decoder_.feed(frame.payload);
+  EXPECT_TRUE(decoder_.next_frame()->complete);
+  EXPECT_EQ(memory, frame.payload);
+}
+
 TEST_F(Windows, AreNeverEmptyAndAFullHeadSaysSo) {
   announce(TestFrame::with_slices({100'000}));
   for (size_t room = kHeadBufferBytes; room > 0; room -= 1024) {

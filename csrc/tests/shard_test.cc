@@ -130,8 +130,9 @@ TEST_F(ShardTest, RefusesAnEarlierLifeOfARank) {
   push({0, 2, 1}, {{kA, {1}}});
   EXPECT_EQ(push({0, 1, 1}, {{kA, {1}}})[0].status, ErrorCode::STALE_INCARNATION);
   push({1, 1, 1}, {{kA, {1}}});
-  shard.advance(
-      Decision(1, false, 1.0, {{{0, 2, 1}, 1.0F, {}}, {{1, 1, 1}, 1.0F, {}}}, {{0, sgd(1.0)}}));
+  Member second_life = member(0, 1);
+  second_life.origin.incarnation = 2;
+  shard.advance(decision(1, {second_life, member(1, 1)}));
   EXPECT_EQ(value(kA), (Floats{-2}));
 }
 

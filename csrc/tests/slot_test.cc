@@ -122,8 +122,9 @@ TEST_F(SlotTest, WeighsMembersAndDividesTheirSum) {
   Slot slot = make_sgd_slot({0});
   stage(slot, 0, 1, {1});
   stage(slot, 1, 1, {5});
-  settle(slot,
-         Decision(1, false, 4.0, {{{0, 1, 1}, 1.0F, {}}, {{1, 1, 1}, 3.0F, {}}}, {{0, sgd(1.0)}}));
+  Member heavy = member(1, 1);
+  heavy.weight = 3.0F;
+  settle(slot, Decision(1, false, 4.0, {member(0, 1), heavy}, {{0, sgd(1.0)}}));
   EXPECT_EQ(floats_of(slot.value()), (Floats{-4}));
 }
 
