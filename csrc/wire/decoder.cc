@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <memory>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -84,24 +85,28 @@ void FrameDecoder::feed(std::span<const std::byte> bytes) {
   if (!aside_.empty()) {
     throw std::invalid_argument("bytes fed before still wait for next_frame, accept or discard");
   }
+  while (const size_t num_bytes = place(bytes)) bytes = bytes.subspan(num_bytes);
   aside_.assign(bytes.begin(), bytes.end());
-  while (take_aside()) {
-  }
+}
+
+size_t FrameDecoder::place(std::span<const std::byte> bytes) {
+  const Window window = next_window();
+  const size_t num_bytes = std::min(window.bytes.size(), bytes.size());
+  if (num_bytes == 0) return 0;
+  std::memcpy(window.bytes.data(), bytes.data(), num_bytes);
+  received(window, num_bytes);
+  return num_bytes;
 }
 
 bool FrameDecoder::take_aside() {
   if (aside_.empty()) return false;
-  const Window window = next_window();
-  const size_t num_bytes = std::min(window.bytes.size(), aside_.size() - aside_begin_);
-  if (num_bytes == 0) return false;
-  std::memcpy(window.bytes.data(), aside_.data() + aside_begin_, num_bytes);
-  received(window, num_bytes);
+  const size_t num_bytes = place(std::span(aside_).subspan(aside_begin_));
   aside_begin_ += num_bytes;
   if (aside_begin_ == aside_.size()) {
-    aside_ = {};
+    aside_ = {};  // its memory too: it may be large
     aside_begin_ = 0;
   }
-  return true;
+  return num_bytes > 0;
 }
 
 // ---- frames leave -----------------------------------------------------------------------------------
@@ -254,7 +259,14 @@ FrameDecoder::Ranges FrameDecoder::match_ranges(
                       " came with " + std::to_string(table[i].num_bytes) + " bytes, expected " +
                       std::to_string(ranges[i].size()));
     }
-    matched.push_back(ranges[i]);
+    // Slices of one tensor lie side by side in the caller's memory: one range, received in one go.
+    const bool continues =
+        !matched.empty() && std::to_address(matched.back().end()) == ranges[i].data();
+    if (continues) {
+      matched.back() = {matched.back().data(), matched.back().size() + ranges[i].size()};
+    } else {
+      matched.push_back(ranges[i]);
+    }
   }
   return matched;
 }

@@ -70,7 +70,8 @@ class FrameDecoder {
   // Receive the announced payload into `destination`, which the frame then shares, or scatter it: slice
   // i of the table to ranges[i], or nowhere if it has no bytes. The memory of `ranges` must live until
   // the frame is complete or the decoder is gone. Ranges of other sizes than the table says are a
-  // BAD_HEADER: the peer sent what was not asked for. A Buffer of another size is a BAD_ARGUMENT.
+  // BAD_HEADER: the peer sent what was not asked for. A Buffer of another size is refused, and another
+  // may be tried.
   void accept(BufferRef destination);
   void accept(std::span<const std::span<std::byte>> ranges);
   // Let the announced payload pass by.
@@ -95,6 +96,8 @@ class FrameDecoder {
 
   Window next_window();
   void received(const Window& window, size_t num_bytes);
+  // Copies what fits from the start of `bytes` to where the next bytes go; returns how many did.
+  size_t place(std::span<const std::byte> bytes);
   // Moves what feed kept aside to where there is room; false: nothing moved.
   bool take_aside();
 
