@@ -1,0 +1,41 @@
+"""Runs seeds by hand: one with a trace, or a range."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+import traceback
+
+from .checks import run_and_check
+from .plan import MODES, plan_of
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.sim", description=__doc__)
+    which = parser.add_mutually_exclusive_group(required=True)
+    which.add_argument("--seed", type=int, help="one seed")
+    which.add_argument("--seeds", metavar="A:B", help="every seed from A to B - 1")
+    parser.add_argument("--mode", choices=MODES, help="instead of the seed's own")
+    parser.add_argument("--verbose", action="store_true", help="print the plan and everything that happens")
+    given = parser.parse_args()
+    begin, end = (given.seed, given.seed + 1) if given.seed is not None else map(int, given.seeds.split(":"))
+    failed = []
+    started = time.monotonic()
+    for seed in range(begin, end):
+        plan = plan_of(seed, given.mode)
+        if given.verbose:
+            print(plan)
+        try:
+            run_and_check(plan, trace=print if given.verbose else None)
+        except Exception as error:
+            failed.append(seed)
+            if given.verbose:
+                traceback.print_exc()
+            print(f"seed {seed} ({plan.mode}): {type(error).__name__}: {error}", file=sys.stderr)
+    print(f"{end - begin} seeds, {len(failed)} failed, {time.monotonic() - started:.1f} s")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,281 @@
+"""What runs on the machines: workers that train, clients that write key-value tensors, readers that follow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+import numpy as np
+
+from psstore import _core
+from psstore.errors import (
+    AvailabilityError,
+    DeadlineExceeded,
+    NotInitialised,
+    PsstoreError,
+    RankTaken,
+    TooManyWorkers,
+    UnknownTensor,
+    WorkerLost,
+)
+from psstore.protocol.client import GRACE_S
+from psstore.types import Tensor, TensorSpec
+from psstore.wire.messages import Committed
+
+from . import model
+from .history import History, Read, Wait, Writes
+from .machine import TIMEOUT_S, Machine
+from .model import Array
+from .plan import Plan
+
+T = TypeVar("T")
+
+COMMIT_WAIT_S = 20.0
+PULL_WAIT_S = 15.0
+BARRIER_WAIT_S = 60.0
+PATIENCE = 20
+"""How often a worker asks again before it believes that somebody is lost for good."""
+PAUSE_S = 2.0
+NUM_WRITES = 6
+OK, NOT_MODIFIED = 0, _core.ERROR_CODES["NOT_MODIFIED"]
+
+
+class Actor:
+    """Calls the client, and notes how long each call took."""
+
+    def __init__(self, plan: Plan, machine: Machine, history: History) -> None:
+        self.plan = plan
+        self.machine = machine
+        self.client = machine.client
+        self.history = history
+        self.num_shards = len(self.client.sessions)
+
+    async def run(self) -> None:
+        try:
+            await self.act()
+            self.history.outcomes[self.machine.name] = "finished"
+        except PsstoreError as error:
+            self.history.outcomes[self.machine.name] = f"{type(error).__name__}: {error}"
+        self.machine.world.say(f"{self.machine.name}: {self.history.outcomes[self.machine.name]}")
+        self.machine.close()
+
+    async def act(self) -> None:
+        raise NotImplementedError
+
+    async def call(self, what: str, coroutine: Coroutine[Any, Any, T], limit_s: float = TIMEOUT_S) -> T:
+        world = self.machine.world
+        wait = Wait(self.machine.name, what, world.now, limit_s)
+        self.history.waits.append(wait)
+        world.say(f"{self.machine.name} {what}")
+        try:
+            return await coroutine
+        finally:
+            wait.ended = world.now
+
+
+class Worker(Actor):
+    """Joins, creates, initialises if asked, then trains to the last round. Counts on nobody."""
+
+    def __init__(
+        self, plan: Plan, machine: Machine, history: History, *, rank: int, observe: Callable[[int], None]
+    ) -> None:
+        super().__init__(plan, machine, history)
+        self.rank = rank
+        self.observe = observe
+        """Called when a commit is answered."""
+        self.specs = model.specs(plan)
+        self.values: list[Array] = [np.empty(spec.num_elems, np.float32) for spec in self.specs]
+        self.tensors: list[Tensor] = []
+
+    @property
+    def life(self) -> int:
+        return self.client.identity.incarnation
+
+    async def act(self) -> None:
+        await self.join()
+        await self.create()
+        await self.pull_first()
+        last_round = dict(self.plan.leaves).get(self.rank, self.plan.rounds)
+        while self.client.round <= last_round:
+            await self.train_one_round()
+        if last_round == self.plan.rounds:
+            await self.meet()
+        await self.call("leave", self.client.leave())
+
+    async def join(self) -> None:
+        """A new life may have to wait until the store believes in the death of the old one."""
+        for _ in range(3 * PATIENCE):
+            try:
+                await self.call("join", self.client.join(rank=self.rank, num_workers=self.plan.num_workers))
+                return
+            except (RankTaken, TooManyWorkers):
+                await self.machine.world.sleep(0.5)
+        raise RankTaken(f"rank {self.rank} was never free")
+
+    async def create(self) -> None:
+        self.tensors, mine = await self.call(
+            "create", self.client.create(self.specs, exist="match", offer=True), 2 * TIMEOUT_S
+        )
+        if not mine:
+            return
+        chosen = [tensor for tensor in self.tensors if tensor.id in mine]
+        first = [model.noise(tensor.spec.name, size=tensor.spec.num_elems) for tensor in chosen]
+        sent = model.transfers(chosen, first, num_shards=self.num_shards)
+        await self.call("init", self.client.write("INIT", sent))
+        await self.call("ready", self.client.ready(mine))
+
+    async def pull_first(self) -> None:
+        """Who is to send the first values may have died: then we are asked to."""
+        for _ in range(PATIENCE):
+            try:
+                await self.pull()
+                return
+            except NotInitialised:
+                await self.create()
+        raise NotInitialised("the tensors never got a value")
+
+    async def pull(self) -> None:
+        asked = model.transfers(self.tensors, self.values, num_shards=self.num_shards, into=True)
+        await self.call("pull", self.client.pull(asked, wait_s=PULL_WAIT_S), PULL_WAIT_S + GRACE_S)
+
+    async def train_one_round(self) -> None:
+        world, round = self.machine.world, self.client.round
+        await world.sleep(world.rng.expovariate(1.0 / self.plan.compute_s[self.rank]))
+        absent = [
+            tensor.id for tensor in self.tensors if model.is_absent(self.plan, tensor.spec, rank=self.rank, round=round)
+        ]
+        present = [i for i, tensor in enumerate(self.tensors) if tensor.id not in absent]
+        gradients = [
+            model.gradient(self.plan, self.tensors[i].spec, self.values[i], rank=self.rank, life=self.life, round=round)
+            for i in present
+        ]
+        self.history.pushed.add((self.rank, self.life, round))
+        sent = model.transfers([self.tensors[i] for i in present], gradients, num_shards=self.num_shards)
+        await self.call(f"push {round}", self.client.push(sent))
+        for gradient in gradients:
+            gradient.fill(np.nan)  # acknowledged, so the memory is ours again: whoever still reads it is caught
+        self.history.asked_at[self.rank, self.life, round] = world.now
+        committed = await self.commit([self.tensors[i].id for i in present])
+        self.history.commits[self.rank, self.life, round] = committed
+        self.history.answered_at[self.rank, self.life, round] = world.now
+        self.observe(self.rank)
+        await self.pull()
+
+    async def commit(self, present: list[int]) -> Committed:
+        """Asks again after an error that says 'not yet'; the commit stands meanwhile."""
+        round = self.client.round
+        for _ in range(PATIENCE):
+            try:
+                return await self.call(
+                    f"commit {round}",
+                    self.client.commit(
+                        hypers=model.HYPERS,
+                        weight=model.weight_of(self.rank),
+                        non_finite=model.is_non_finite(self.plan, rank=self.rank, round=round),
+                        present=present,
+                        average=False,
+                        wait_s=COMMIT_WAIT_S,
+                    ),
+                    COMMIT_WAIT_S + GRACE_S,
+                )
+            except (WorkerLost, DeadlineExceeded) as error:
+                self.machine.world.say(f"{self.machine.name}: {error}")
+                last = error
+                await self.machine.world.sleep(PAUSE_S)
+        raise last
+
+    async def meet(self) -> None:
+        """Before leaving, all meet; whoever is lost by then is not waited for."""
+        self.history.barriers_entered[self.rank] = self.machine.world.now
+        try:
+            await self.call("barrier", self.client.barrier("end", wait_s=BARRIER_WAIT_S), BARRIER_WAIT_S + GRACE_S)
+            self.history.barriers_passed[self.rank] = self.machine.world.now
+        except (WorkerLost, DeadlineExceeded) as error:
+            self.machine.world.say(f"{self.machine.name}: {error}")
+
+
+class Writer(Actor):
+    """ADDs 1 to its own part of a shared tensor, and ASSIGNs a count to one of its own."""
+
+    ELEMS = 40
+
+    def __init__(self, plan: Plan, machine: Machine, history: History, *, index: int) -> None:
+        super().__init__(plan, machine, history)
+        self.index = index
+
+    async def act(self) -> None:
+        specs = [
+            TensorSpec(name="tally", shape=(self.plan.num_writers, self.ELEMS), rule="add"),
+            TensorSpec(name=f"note{self.index}", shape=(self.ELEMS,), rule="assign"),
+        ]
+        (tally, note), _ = await self.call(
+            "create", self.client.create(specs, exist="match", offer=False), 2 * TIMEOUT_S
+        )
+        mine = np.zeros((self.plan.num_writers, self.ELEMS), np.float32)
+        mine[self.index] = 1.0
+        for count in range(1, NUM_WRITES + 1):
+            await self.machine.world.sleep(self.machine.world.rng.expovariate(4.0))
+            await self.write("ADD", tally, mine.ravel())
+            await self.write("ASSIGN", note, np.full(self.ELEMS, count, np.float32))
+
+    async def write(self, op: str, tensor: Tensor, values: Array) -> None:
+        writes = self.history.writes.setdefault(f"{op} {self.index}", Writes())
+        writes.begun += 1
+        sent = model.transfers([tensor], [values], num_shards=self.num_shards)
+        await self.call(op, self.client.write(op, sent))
+        writes.acknowledged += 1
+
+
+class Reader(Actor):
+    """Pulls everything, again and again, asking only for what is newer than what it has."""
+
+    def __init__(self, plan: Plan, machine: Machine, history: History) -> None:
+        super().__init__(plan, machine, history)
+        self.stopped = False
+
+    async def act(self) -> None:
+        versions: dict[int, int] = {}
+        while not self.stopped:
+            await self.machine.world.sleep(self.machine.world.rng.expovariate(3.0))
+            try:
+                tensors = await self.call("describe", self.client.describe(None), 2 * TIMEOUT_S)
+                await self.read([t for t in tensors if model.is_counter(t.spec)], versions)
+            except (NotInitialised, UnknownTensor, AvailabilityError) as error:
+                self.machine.world.say(f"{self.machine.name}: {error}")
+
+    async def read(self, tensors: list[Tensor], versions: dict[int, int]) -> None:
+        arrays: list[Array] = [np.full(tensor.spec.num_elems, np.nan, np.float32) for tensor in tensors]
+        asked = []
+        for transfer in model.transfers(tensors, arrays, num_shards=self.num_shards, into=True):
+            newer = [versions.get(key, 0) for key in transfer.table.keys()]  # noqa: SIM118, it is no dict
+            asked.append(transfer._replace(table=transfer.table.with_versions(newer)))
+        answers = await self.call("pull", self.client.pull(asked, wait_s=0.0), TIMEOUT_S)
+        by_id = {tensor.id: (tensor, array) for tensor, array in zip(tensors, arrays, strict=True)}
+        for answer in answers:
+            table = answer.table
+            for key, version, status in zip(table.keys(), table.versions(), table.statuses(), strict=True):
+                if status == OK:
+                    assert version + 1 >= versions.get(key, 0), "a slice went back in time"
+                    versions[key] = version + 1
+                    tensor, array = by_id[key >> _core.SLICE_INDEX_BITS]
+                    begin, end = tensor.bounds(key & (1 << _core.SLICE_INDEX_BITS) - 1)
+                    data = array[begin:end].tobytes()
+                    self.history.reads.append(Read(self.machine.name, tensor.spec.name, begin, end, version, data))
+                else:
+                    assert status == NOT_MODIFIED, f"status {status} of key {key}"
+
+
+class Auditor(Worker):
+    """Joins when all is over and carries what the last workers could not: then every shard is at the end.
+
+    It does not leave: that might let the last commits of dead workers become a decision."""
+
+    async def act(self) -> None:
+        await self.join()
+        tensors = await self.call("describe", self.client.describe(None), 2 * TIMEOUT_S)
+        self.history.tensors = {tensor.spec.name: tensor for tensor in tensors}
+        ready = [tensor for tensor in tensors if tensor.spec.zeros]
+        arrays = [np.empty(tensor.spec.num_elems, np.float32) for tensor in ready]
+        asked = model.transfers(ready, arrays, num_shards=self.num_shards, into=True)
+        last = self.client.sessions[0].facts.last
+        await self.call("pull", self.client.pull(asked, at_least=last, wait_s=PULL_WAIT_S), PULL_WAIT_S + GRACE_S)

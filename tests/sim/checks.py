@@ -1,0 +1,171 @@
+"""What must hold after a run, whatever went wrong in it. Each check raises AssertionError with what it found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+
+import numpy as np
+
+from psstore.errors import InternalError, ProtocolError
+
+from . import model
+from .actors import NUM_WRITES, Writer
+from .history import History, Writes
+from .plan import Plan
+from .scenario import Scenario
+
+SLACK_S = 1e-6
+
+PROMPT_S = 8.0
+"""A pause between two commits, and a few reconnects."""
+
+
+def everybody_comes_to_an_end(plan: Plan, history: History) -> None:
+    assert not history.unfinished, f"still waiting: {history.unfinished}"
+    for wait in history.waits:
+        if wait.ended is not None:
+            assert wait.ended - wait.began <= wait.limit_s + SLACK_S, f"{wait.who} waited too long: {wait}"
+
+
+def decisions_are_told_promptly(plan: Plan, history: History) -> None:
+    """In lockstep whoever committed waits for the decision and no longer, however often its connection breaks."""
+    if not plan.consistency.lockstep:
+        return
+    for cell, committed in history.commits.items():
+        if plan.partition is None or cell[0] != plan.partition[0]:
+            asked_at, answered_at = history.asked_at[cell], history.answered_at[cell]
+            waited_s = answered_at - max(asked_at, history.decided_at[committed.decision])
+            assert waited_s <= PROMPT_S, f"{cell} heard of decision {committed.decision} {waited_s:.1f} s after it"
+
+
+def errors_are_the_right_ones(plan: Plan, history: History) -> None:
+    never = tuple(cls.__name__ for base in (ProtocolError, InternalError) for cls in (base, *base.__subclasses__()))
+    for who, outcome in history.outcomes.items():
+        assert not outcome.startswith(never), f"{who} met {outcome}"
+        if not plan.disturbed and plan.partition is None:
+            assert outcome == "finished", f"nobody died, and yet {who} met {outcome}"
+
+
+def shards_apply_the_same_decisions_in_order(plan: Plan, history: History) -> None:
+    numbers = [decision.number for decision in history.decisions]
+    assert numbers == list(range(1, len(numbers) + 1)), f"decisions are numbered {numbers}"
+    for shard, applied in enumerate(history.applied):
+        assert applied == numbers, f"shard {shard} applied {applied} of {numbers}"
+
+
+def decisions_count_each_round_once(plan: Plan, history: History) -> None:
+    cells = [(m.rank, m.incarnation, m.round) for decision in history.decisions for m in decision.members]
+    assert len(cells) == len(set(cells)), "a contribution is in two decisions"
+    assert set(cells) <= history.pushed, "a decision counts on a round that was never pushed"
+    for decision in history.decisions:
+        ranks = [member.rank for member in decision.members]
+        assert ranks == sorted(set(ranks)), f"decision {decision.number} has members {ranks}"
+
+
+def workers_are_told_the_truth(plan: Plan, history: History) -> None:
+    """An answered commit is in the decision that the answer names, or in none if it says late."""
+    decision_of = {
+        (m.rank, m.incarnation, m.round): decision.number for decision in history.decisions for m in decision.members
+    }
+    for cell, committed in history.commits.items():
+        told = None if committed.late else committed.decision
+        assert decision_of.get(cell) == told, f"{cell} was told {committed}, it is in {decision_of.get(cell)}"
+        assert committed.next_round > cell[2], f"{cell} was told to do round {committed.next_round} next"
+        assert not committed.late or plan.mode == "backup", f"{cell} was late in mode {plan.mode}"
+
+
+def values_are_what_the_decisions_say(plan: Plan, history: History) -> None:
+    expected = model.counters_after(plan, history.tensors, history.decisions)
+    for name, value in expected.items():
+        found = np.frombuffer(history.values[name], np.float32)
+        assert np.array_equal(found, value), f"{name} is {found}, the decisions say {value}"
+
+
+def reads_are_never_torn(plan: Plan, history: History) -> None:
+    by_version: dict[int, dict[str, model.Array]] = {}
+    for read in history.reads:
+        if read.version not in by_version:
+            by_version[read.version] = model.counters_after(plan, history.tensors, history.decisions[: read.version])
+        expected = by_version[read.version][read.tensor][read.begin : read.end]
+        found = np.frombuffer(read.data, np.float32)
+        assert np.array_equal(found, expected), f"{read.reader} read {found} as version {read.version}: {expected}"
+
+
+def plain_writes_count_once(plan: Plan, history: History) -> None:
+    for index in range(plan.num_writers):
+        adds, assigns = history.writes.get(f"ADD {index}"), history.writes.get(f"ASSIGN {index}")
+        if adds is None or "tally" not in history.values:
+            continue
+        tally = np.frombuffer(history.values["tally"], np.float32).reshape(plan.num_writers, Writer.ELEMS)[index]
+        assert tally.min() >= adds.acknowledged, f"writer {index}: {adds}, and the store has {tally}"
+        assert tally.max() <= adds.begun, f"writer {index}: {adds}, and the store has {tally}"
+        if history.outcomes[f"writer {index}"] == "finished":
+            assert assigns == Writes(NUM_WRITES, NUM_WRITES), f"writer {index} finished with {assigns}"
+            note = np.frombuffer(history.values[f"note{index}"], np.float32)
+            assert (note == NUM_WRITES).all(), f"the last assigned value was {NUM_WRITES}, the store has {note}"
+
+
+def staleness_keeps_its_bound(plan: Plan, history: History) -> None:
+    if plan.mode != "ssp" or plan.num_workers == 1:
+        return
+    for cell, committed in history.commits.items():
+        lead = committed.next_round - 1 - committed.slowest
+        assert lead <= plan.staleness, f"{cell} was let go {lead} rounds ahead, the bound is {plan.staleness}"
+    assert all(lead <= plan.staleness for lead in history.leads), f"leads {history.leads}, bound {plan.staleness}"
+
+
+def barriers_let_nobody_through_early(plan: Plan, history: History) -> None:
+    if plan.disturbed or plan.partition is not None or plan.mute_heartbeats:
+        return  # somebody may be missing, or be taken for lost
+    assert len(history.barriers_passed) == plan.num_workers, f"only {history.barriers_passed} passed"
+    last_in, first_out = max(history.barriers_entered.values()), min(history.barriers_passed.values())
+    assert first_out >= last_in, f"somebody passed at {first_out}, the last one came at {last_in}"
+
+
+def synchronous_bytes_are_the_undisturbed_ones(plan: Plan, history: History) -> None:
+    if plan.consistency.mode != "sync" or plan.disturbed:
+        return
+    if any(outcome != "finished" for outcome in history.outcomes.values()):
+        return  # cut off for so long that the others gave up
+    expected = undisturbed(plan.undisturbed())
+    for spec in model.specs(plan):
+        assert history.values[spec.name] == expected.values[spec.name], f"{spec.name} differs from the calm run's"
+        assert history.states[spec.name] == expected.states[spec.name], f"{spec.name}'s state differs"
+
+
+@lru_cache(maxsize=512)
+def undisturbed(plan: Plan) -> History:
+    """The calm run to compare with; many seeds share one."""
+    return Scenario(plan).run()
+
+
+CHECKS: tuple[Callable[[Plan, History], None], ...] = (
+    everybody_comes_to_an_end,
+    decisions_are_told_promptly,
+    errors_are_the_right_ones,
+    shards_apply_the_same_decisions_in_order,
+    decisions_count_each_round_once,
+    workers_are_told_the_truth,
+    values_are_what_the_decisions_say,
+    reads_are_never_torn,
+    plain_writes_count_once,
+    staleness_keeps_its_bound,
+    barriers_let_nobody_through_early,
+    synchronous_bytes_are_the_undisturbed_ones,
+)
+
+
+def check(plan: Plan, history: History) -> None:
+    """Raises AssertionError that names the check and what it found."""
+    for one in CHECKS:
+        try:
+            one(plan, history)
+        except AssertionError as error:
+            raise AssertionError(f"{one.__name__}: {error}") from error
+
+
+def run_and_check(plan: Plan, trace: Callable[[str], None] | None = None) -> History:
+    history = Scenario(plan, trace=trace).run()
+    check(plan, history)
+    return history

@@ -1,0 +1,85 @@
+"""What the actors of a run did and saw, for the checks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from psstore.types import Tensor
+from psstore.wire.messages import Committed, DecisionFact
+
+Cell = tuple[int, int, int]
+"""(rank, life, round): what is counted once or not at all."""
+
+
+@dataclass(frozen=True)
+class Read:
+    """One slice that somebody pulled."""
+
+    reader: str
+    tensor: str
+    begin: int
+    end: int
+    version: int
+    data: bytes
+
+
+@dataclass
+class Writes:
+    """Plain writes of one writer: how many it began, and how many were acknowledged."""
+
+    begun: int = 0
+    acknowledged: int = 0
+
+
+@dataclass
+class Wait:
+    """One call of an actor. A dead actor's is never finished."""
+
+    who: str
+    what: str
+    began: float
+    limit_s: float
+    ended: float | None = None
+
+
+@dataclass
+class History:
+    """Everything that checks need, beside the plan."""
+
+    pushed: set[Cell] = field(default_factory=set)
+    """Of which at least one push began."""
+    commits: dict[Cell, Committed] = field(default_factory=dict)
+    """Answers that workers got."""
+    asked_at: dict[Cell, float] = field(default_factory=dict)
+    answered_at: dict[Cell, float] = field(default_factory=dict)
+    reads: list[Read] = field(default_factory=list)
+    writes: dict[str, Writes] = field(default_factory=dict)
+    waits: list[Wait] = field(default_factory=list)
+    outcomes: dict[str, str] = field(default_factory=dict)
+    """Actor -> 'finished', or the error that it ended with. The killed are not here."""
+    barriers_entered: dict[int, float] = field(default_factory=dict)
+    barriers_passed: dict[int, float] = field(default_factory=dict)
+    leads: list[int] = field(default_factory=list)
+    """Rounds that a worker was ahead of the slowest steady one when it was let go."""
+
+    done: set[int] = field(default_factory=set)
+    """Ranks that have left."""
+
+    # ---- the end of the run ----
+
+    decisions: list[DecisionFact] = field(default_factory=list)
+    decided_at: dict[int, float] = field(default_factory=dict)
+    """Decision -> when it was made."""
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    applied: list[list[int]] = field(default_factory=list)
+    """Per shard: numbers of the decisions, as it applied them."""
+    values: dict[str, bytes] = field(default_factory=dict)
+    """Bytes of every tensor."""
+    states: dict[str, tuple[bytes, ...]] = field(default_factory=dict)
+    """Bytes of rule state, per tensor."""
+    unfinished: list[str] = field(default_factory=list)
+    """Actors that came to no end."""
+    duration_s: float = 0.0
+    num_duplicates: int = 0
+    """Slices that shards acknowledged and ignored: the disturbances did bite."""
+    max_staleness: int = 0

@@ -1,0 +1,220 @@
+"""One client process: the real Client and Sessions over simulated connections. It can be killed at any point."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from psstore import _core
+from psstore.errors import PsstoreError
+from psstore.protocol.client import Client
+from psstore.protocol.facts import Facts
+from psstore.protocol.session import Identity, Link, Session, is_final
+from psstore.wire.messages import Role
+
+from .network import Connection, Network
+from .server import Server
+from .world import Action, Future
+
+FIRST_BACKOFF_S = 0.05
+MAX_BACKOFF_S = 2.0
+
+TIMEOUT_S = 40.0
+"""Per request that waits for nobody: longer than any run of breaks that a plan makes."""
+
+
+class SessionLink:
+    """Keeps one session connected, as the driver of the real client does."""
+
+    def __init__(self, machine: Machine, session: Session, server: Server) -> None:
+        self.session = session
+        self.connection: Connection | None = None
+        self._machine = machine
+        self._server = server
+        self._world = machine.world
+        self._decoder = _core.FrameDecoder()
+        self._backoff_s = FIRST_BACKOFF_S
+        self._armed = float("inf")
+
+    def connect(self) -> None:
+        if self._machine.dead or self.session.failure is not None:
+            return
+        if self._world.now < self._machine.partitioned_until:
+            self._retry()
+            return
+        end = self._server.accept()
+        self._decoder = _core.FrameDecoder()
+        incoming = Incoming(self)
+        self.connection = end.connection = Connection(self._machine.network, client=incoming, server=end)
+        self._machine.connections.append(self.connection)
+        self.session.connected(self._world.now)
+        self.flush()
+
+    def flush(self) -> None:
+        if self.connection is not None:
+            for pieces in self.session.take_output():
+                self._machine.sent()
+                if self._machine.dead:
+                    return
+                # Copied now, as the kernel does: the caller may change its memory once it is answered.
+                self.connection.to_server.write([b"".join(pieces)])
+        self._arm()
+
+    def received(self, data: bytes) -> None:
+        self._decoder.feed(data)
+        try:
+            while self.connection is not None and (frame := self._decoder.next_frame()) is not None:
+                if frame.complete:
+                    self.session.frame(frame, self._world.now)
+                    if self.session.link is Link.UP:
+                        self._backoff_s = FIRST_BACKOFF_S
+                    self.flush()
+                    continue
+                destination = self.session.head(frame)
+                if destination is None:
+                    self._decoder.discard()
+                else:
+                    self._decoder.accept(destination)
+        except PsstoreError as error:
+            self._world.say(f"{self._machine.name} shard {self.session.shard}: {type(error).__name__}: {error}")
+            self.drop()
+            if is_final(error):
+                self.session.give_up(error)
+            else:
+                self._retry()
+
+    def lost(self) -> None:
+        self.drop()
+        self._retry()
+
+    def drop(self, *, killed: bool = False) -> None:
+        """Closes the connection, if there is one."""
+        if self.connection is not None:
+            self.connection.close_from_client(killed=killed)
+            self._machine.connections.remove(self.connection)
+            self.connection = None
+            self.session.disconnected()
+
+    def _retry(self) -> None:
+        rng = self._world.rng
+        self._world.after(self._backoff_s * rng.uniform(0.5, 1.5), self.connect)
+        self._backoff_s = min(MAX_BACKOFF_S, 2 * self._backoff_s)
+
+    def _arm(self) -> None:
+        wake = self.session.next_wake()
+        if wake is not None and wake < self._armed:
+            self._armed = wake
+            self._world.at(wake, self._tick)
+
+    def _tick(self) -> None:
+        self._armed = float("inf")
+        if not self._machine.dead:
+            self.session.tick(self._world.now)
+            self._arm()
+
+
+class Incoming:
+    """The client's end of one connection: what an earlier connection still brings is nobody's."""
+
+    def __init__(self, link: SessionLink) -> None:
+        self._link = link
+
+    def received(self, data: bytes) -> None:
+        self._link.received(data)
+
+    def lost(self) -> None:
+        self._link.lost()
+
+
+class Machine:
+    """A process with a Client in it. Also the client's `Driver`."""
+
+    def __init__(
+        self, network: Network, servers: Sequence[Server], *, name: str, role: Role, token: bytes | None
+    ) -> None:
+        self.network = network
+        self.world = network.world
+        self.name = name
+        self.dead = False
+        self.partitioned_until = 0.0
+        """New connections fail until then."""
+        self.connections: list[Connection] = []
+        self.when_killed: Action = lambda: None
+        self.frames_to_live: int | None = None
+        """Dies when it has sent so many frames more."""
+        self.identity = Identity(client=f"{self.world.rng.getrandbits(128):032x}", role=role, token=token)
+        facts = Facts(len(servers))
+        self.links = [
+            SessionLink(self, self._session(self.identity, facts, shard), server)
+            for shard, server in enumerate(servers)
+        ]
+        self.client = Client(
+            driver=self,
+            identity=self.identity,
+            facts=facts,
+            sessions=[link.session for link in self.links],
+            timeout_s=TIMEOUT_S,
+        )
+        for link in self.links:
+            link.connect()
+
+    def _session(self, identity: Identity, facts: Facts, shard: int) -> Session:
+        nonce = self.world.rng.randbytes
+        return Session(
+            identity=identity, facts=facts, make_nonce=lambda: nonce(32), address=f"sim://{shard}", shard=shard
+        )
+
+    # ---- the driver ----
+
+    def now(self) -> float:
+        return self.world.now
+
+    def future(self) -> Future:
+        return self.world.future()
+
+    def flush(self, session: Session) -> None:
+        self.links[session.shard].flush()
+
+    # ---- its life ----
+
+    def start_heartbeats(self, server: Server, interval_s: float) -> None:
+        """On a connection of its own, as the native thread has one."""
+        identity = Identity(client=self.identity.client, role="heartbeat", token=self.identity.token)
+        link = SessionLink(self, self._session(identity, Facts(), 0), server)
+        link.connect()
+        self.links.append(link)
+
+        def beat() -> None:
+            if self.dead:
+                return
+            self.world.after(interval_s, beat)
+            if link.session.link is Link.UP and link.connection is not None:
+                frame = _core.encode_frame(
+                    _core.OPS["HEARTBEAT"], rank=self.identity.rank, incarnation=self.identity.incarnation
+                )
+                link.connection.to_server.write([frame])
+
+        beat()
+
+    def sent(self) -> None:
+        """A frame is about to leave."""
+        if self.frames_to_live is not None:
+            self.frames_to_live -= 1
+            if self.frames_to_live < 0:
+                self.kill()
+
+    def kill(self) -> None:
+        """kill -9: whatever it was doing, in the middle of a frame too."""
+        if not self.dead:
+            self.world.say(f"{self.name} is killed")
+            self._end(killed=True)
+            self.when_killed()
+
+    def close(self) -> None:
+        """An orderly exit."""
+        if not self.dead:
+            self._end(killed=False)
+
+    def _end(self, *, killed: bool) -> None:
+        self.dead = True
+        for link in self.links:
+            link.drop(killed=killed)

@@ -1,0 +1,121 @@
+"""Gradients that tell who contributed, and the values that a list of decisions must lead to.
+
+A counter tensor has one element for each (rank, round). The contribution of that rank in that round
+is 16^(life - 1) there and 0 elsewhere, and SGD with a rate of 1 subtracts it: in the value, hexadecimal
+digit by digit, stands how often each life's contribution was counted. All of it is exact in float32.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from psstore import _core
+from psstore.partition.packing import pack
+from psstore.protocol.client import Transfer
+from psstore.types import Tensor, TensorSpec
+from psstore.wire.messages import DecisionFact
+from psstore.wire.ranges import contains
+
+from .plan import Plan
+
+Array = npt.NDArray[np.float32]
+
+F32 = _core.DTYPES["float32"]
+NUM_COUNTERS = 3
+DIGIT = 16
+"""A weight is at most 3, so that a digit never overflows even if something is counted five times."""
+
+SLICE_BYTES = 64
+"""Of slices in simulations: tiny tensors, several slices each."""
+
+FRAME_BYTES = 160
+"""Of frames in simulations: several per shard and round."""
+
+COUNTERS, FLOATS, MOMENTS = 0, 1, 2
+"""Parameter groups."""
+
+HYPERS: Mapping[int, Mapping[str, float]] = {
+    COUNTERS: {"lr": 1.0},
+    FLOATS: {"lr": 0.125, "momentum": 0.9},
+    MOMENTS: {"lr": 0.01},
+}
+
+
+def is_counter(spec: TensorSpec) -> bool:
+    return spec.rule == "sgd" and spec.group == COUNTERS
+
+
+def weight_of(rank: int) -> float:
+    return float(1 + rank % 3)
+
+
+def specs(plan: Plan) -> list[TensorSpec]:
+    """What the workers train."""
+    num_cells = plan.num_workers * plan.rounds
+    counters = [
+        TensorSpec(name=f"count{i}", shape=(num_cells,), rule="sgd", group=COUNTERS) for i in range(NUM_COUNTERS)
+    ]
+    return [
+        *counters,
+        TensorSpec(name="first", shape=(5, 7), rule="sgd", group=FLOATS, zeros=False),
+        TensorSpec(name="second", shape=(3,), rule="sgd", group=FLOATS, zeros=False),
+        TensorSpec(name="third", shape=(20,), rule="adam", group=MOMENTS, zeros=False),
+        TensorSpec(name="scalar", shape=(), rule="adam", group=MOMENTS, zeros=False),
+        TensorSpec(name="empty", shape=(0, 4), rule="sgd", group=FLOATS, zeros=False),
+    ]
+
+
+def noise(name: str, *numbers: int, size: int) -> Array:
+    """The same for the same arguments, everywhere."""
+    seed = [zlib.crc32(name.encode()), *numbers]
+    return np.random.default_rng(seed).standard_normal(size, dtype=np.float32)
+
+
+def gradient(plan: Plan, spec: TensorSpec, value: Array, *, rank: int, life: int, round: int) -> Array:
+    """That of a counter tells who and when; that of others depends on what was pulled, as in training."""
+    if is_counter(spec):
+        counts = np.zeros(spec.num_elems, np.float32)
+        counts[rank * plan.rounds + round - 1] = DIGIT ** (life - 1)
+        return counts
+    return value * np.float32(0.25) + noise(spec.name, rank, round, size=spec.num_elems)
+
+
+def is_absent(plan: Plan, spec: TensorSpec, *, rank: int, round: int) -> bool:
+    """In some flavours, workers have no gradient for some tensors in some rounds."""
+    return zlib.crc32(f"{plan.flavour}{spec.name}{rank}.{round}".encode()) % 11 == 0 and plan.flavour % 2 == 1
+
+
+def is_non_finite(plan: Plan, *, rank: int, round: int) -> bool:
+    return zlib.crc32(f"{plan.flavour}:{rank}:{round}".encode()) % 17 == 0 and plan.flavour % 3 == 1
+
+
+def counters_after(plan: Plan, tensors: Mapping[str, Tensor], decisions: Sequence[DecisionFact]) -> dict[str, Array]:
+    """The value of each counter tensor after these decisions, by arithmetic of our own."""
+    values = {
+        name: np.zeros(tensor.spec.num_elems, np.float32) for name, tensor in tensors.items() if is_counter(tensor.spec)
+    }
+    for decision in decisions:
+        if decision.skip:
+            continue
+        for member in decision.members:
+            for name, value in values.items():
+                if contains(member.present, tensors[name].id):
+                    cell = member.rank * plan.rounds + member.round - 1
+                    value[cell] -= member.weight * DIGIT ** (member.incarnation - 1) / decision.divisor
+    return values
+
+
+def transfers(
+    tensors: Sequence[Tensor], arrays: Sequence[Array], *, num_shards: int, into: bool = False
+) -> list[Transfer]:
+    """Frames that bring `arrays` to the tensors; `into`: that ask for their values."""
+    made = []
+    for layout in pack(tensors, num_shards=num_shards):
+        ranges = [arrays[s.position][s.begin : s.end] for s in layout.slices]
+        table = _core.SliceTable([(s.key, 0 if into else 4 * (s.end - s.begin), F32) for s in layout.slices])
+        made.append(Transfer(layout.shard, table, _core.Segments(ranges, writable=into)))
+    return made

@@ -1,0 +1,120 @@
+"""What a seed means: the sizes of a run, its mode, and what goes wrong in it."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, replace
+
+from psstore.types import Consistency
+
+MODES = ("sync", "backup", "ssp", "async")
+
+
+@dataclass(frozen=True)
+class Death:
+    """One life of a worker ends when it has sent `after_frames`, and the next begins `replaced_after_s` later."""
+
+    rank: int
+    after_frames: int
+    replaced_after_s: float | None
+    """None: never."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One run. Equal plans give equal runs."""
+
+    seed: int
+    flavour: int
+    """Which rounds lack gradients or are not finite; part of the training, not of what goes wrong."""
+    mode: str
+    num_workers: int
+    num_shards: int
+    rounds: int
+    staleness: int
+    latency_s: float
+    compute_s: tuple[float, ...]
+    """Mean time of a step, per rank: one may be slow."""
+    break_chance: float
+    """That a frame breaks its connection."""
+    late_s: float
+    """How late the last bytes of a broken connection may be."""
+    deaths: tuple[Death, ...]
+    leaves: tuple[tuple[int, int], ...]
+    """(rank, round): that worker is content before the end."""
+    partition: tuple[int, float] | None
+    """(rank, for how long): that worker loses every connection and gets no new one for so long."""
+    mute_heartbeats: bool
+    with_token: bool
+    lazy_shards: bool
+    num_writers: int
+    num_readers: int
+
+    @property
+    def consistency(self) -> Consistency:
+        return Consistency.of_mode(self.mode, num_workers=self.num_workers, staleness=self.staleness)
+
+    @property
+    def disturbed(self) -> bool:
+        """Who takes part differs from the fault-free run, so that values may differ too."""
+        return bool(self.deaths or self.leaves)
+
+    def undisturbed(self) -> Plan:
+        """The same training, with nothing going wrong, on one shard."""
+        return replace(
+            self,
+            seed=0,
+            num_shards=1,
+            latency_s=0.001,
+            compute_s=(0.1,) * self.num_workers,
+            break_chance=0.0,
+            deaths=(),
+            leaves=(),
+            partition=None,
+            mute_heartbeats=False,
+            with_token=False,
+            lazy_shards=False,
+            num_writers=0,
+            num_readers=0,
+        )
+
+
+def plan_of(seed: int, mode: str | None = None) -> Plan:
+    """The plan that a seed stands for. Modes take turns unless one is named."""
+    rng = random.Random(f"plan {seed}")
+    chosen = mode or MODES[seed % len(MODES)]
+    num_workers = rng.choice((1, 2, 2, 3, 3, 4)) if chosen != "backup" else rng.choice((3, 4))
+    compute_s = [rng.choice((0.01, 0.1, 0.4))] * num_workers
+    if rng.random() < 0.5:
+        compute_s[rng.randrange(num_workers)] *= 10.0
+    deaths = tuple(_death(rng, num_workers) for _ in range(rng.choice((0, 0, 1, 1, 2))))
+    leaver, rounds = rng.randrange(num_workers), rng.randint(3, 8)
+    return Plan(
+        seed=seed,
+        flavour=rng.randrange(6),
+        mode=chosen,
+        num_workers=num_workers,
+        num_shards=rng.choice((1, 2, 3, 5)),
+        rounds=rounds,
+        staleness=rng.randint(0, 3),
+        latency_s=rng.choice((0.0005, 0.005, 0.05)),
+        compute_s=tuple(compute_s),
+        break_chance=rng.choice((0.0, 0.01, 0.03, 0.08)),
+        late_s=rng.choice((0.0, 0.5, 4.0)),
+        deaths=deaths,
+        leaves=((leaver, rng.randrange(1, rounds)),) if rng.random() < 0.15 else (),
+        partition=(rng.randrange(num_workers), rng.choice((1.0, 5.0, 15.0))) if rng.random() < 0.3 else None,
+        mute_heartbeats=rng.random() < 0.2,
+        with_token=rng.random() < 0.5,
+        lazy_shards=rng.random() < 0.5,
+        num_writers=rng.randint(0, 2),
+        num_readers=rng.randint(0, 2),
+    )
+
+
+def _death(rng: random.Random, num_workers: int) -> Death:
+    return Death(
+        rank=rng.randrange(num_workers),
+        after_frames=rng.randint(0, 80),
+        replaced_after_s=rng.choice((0.1, 1.0, 6.0, None)),
+    )

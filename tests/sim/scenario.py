@@ -1,0 +1,205 @@
+"""One run: servers, machines and actors from a plan, and the disturbances that it asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from unittest import mock
+
+from psstore.partition import packing, slicing
+from psstore.protocol.coordinator import Coordinator
+from psstore.protocol.membership import Liveness
+from psstore.protocol.service import Identity
+from psstore.protocol.signing import Signer
+from psstore.wire.messages import Role
+
+from . import model
+from .actors import Actor, Auditor, Reader, Worker, Writer
+from .history import History
+from .machine import Machine
+from .network import Network
+from .plan import Plan
+from .server import Notary, Server
+from .world import Task, World
+
+LIMIT_S = 900.0
+"""Virtual time after which somebody must be waiting for ever."""
+
+SIGNING_KEY = b"simulated signing key"
+TOKEN = b"a token of a simulated store"
+LIVENESS = Liveness()
+
+
+class Scenario:
+    """Build, then `run()`."""
+
+    def __init__(self, plan: Plan, *, trace: Callable[[str], None] | None = None) -> None:
+        self.plan = plan
+        self.world = World(("run", plan.seed))
+        self.world.trace = trace
+        self.network = Network(self.world, plan.latency_s, break_chance=plan.break_chance, late_s=plan.late_s)
+        self.history = History()
+        self.notary = Notary(self.world, SIGNING_KEY)
+        self.token = TOKEN if plan.with_token else None
+        self.coordinator = Coordinator(
+            consistency=plan.consistency, liveness=LIVENESS, num_shards=plan.num_shards, signer=self.notary
+        )
+        self.servers = [self._server(shard) for shard in range(plan.num_shards)]
+        self.machines: dict[int, Machine] = {}
+        """The machine of each rank's present life."""
+        self.actors: list[Actor] = []
+        self.pending: set[str] = set()
+        """Actors that are to come to an end by themselves."""
+
+    def _server(self, shard: int) -> Server:
+        identity = Identity(
+            store="simulated",
+            shard=shard,
+            addresses=tuple((f"sim://{i}",) for i in range(self.plan.num_shards)),
+            consistency=self.plan.consistency,
+            heartbeat_s=LIVENESS.heartbeat_s,
+            token=self.token,
+        )
+        return Server(
+            self.world,
+            identity=identity,
+            signer=self.notary if shard == 0 else Signer(SIGNING_KEY),
+            coordinator=self.coordinator if shard == 0 else None,
+            lazy=self.plan.lazy_shards,
+        )
+
+    # ---- the run ----
+
+    def run(self) -> History:
+        """The history, ready to be checked."""
+        plan = self.plan
+        with (
+            mock.patch.object(slicing, "SLICE_BYTES", model.SLICE_BYTES),
+            mock.patch.object(packing, "FRAME_BYTES", model.FRAME_BYTES),
+        ):
+            for rank in range(plan.num_workers):
+                self._start_worker(rank, life=1)
+            for index in range(plan.num_writers):
+                machine = self._machine(f"writer {index}", "client")
+                self._start(Writer(plan, machine, self.history, index=index))
+            readers = [
+                Reader(plan, self._machine(f"reader {index}", "client"), self.history)
+                for index in range(plan.num_readers)
+            ]
+            for reader in readers:
+                self._start(reader)
+            self._schedule_partition()
+            following = {reader.machine.name for reader in readers}
+            self.world.run(until=lambda: self._watch() or self.pending <= following, limit_s=LIMIT_S)
+            self.network.break_chance = 0.0
+            for reader in readers:
+                reader.stopped = True
+            self._start_auditor()
+            self.world.run(until=lambda: not self.pending, limit_s=2 * LIMIT_S)
+        self._record()
+        return self.history
+
+    def _watch(self) -> bool:
+        """Looked at after every event."""
+        if self.plan.mode == "async":
+            assert self.coordinator.rounds.next_wake() is None, "asynchronous, and yet a commit waits"
+        return False
+
+    def _start_auditor(self) -> None:
+        """The network is calm from now on."""
+        machine = self._machine("auditor", "worker")
+        machine.start_heartbeats(self.servers[0], LIVENESS.heartbeat_s)
+        self._start(Auditor(self.plan, machine, self.history, rank=0, observe=self._observe_lead))
+
+    def _record(self) -> None:
+        history = self.history
+        history.duration_s = self.world.now
+        history.unfinished = sorted(self.pending)
+        history.decisions = self.notary.decisions
+        history.decided_at = self.notary.decided_at
+        history.applied = [server.shard.applied for server in self.servers]
+        history.max_staleness = self.coordinator.rounds.max_staleness
+        history.num_duplicates = sum(server.shard.core.stats()["duplicates"] for server in self.servers)
+        for tensor in history.tensors.values():
+            states = [
+                self.servers[shard].shard.core.state(tensor.key(index)) for index, shard in enumerate(tensor.shards)
+            ]
+            history.values[tensor.spec.name] = b"".join(state.get("value", b"") for state in states)
+            history.states[tensor.spec.name] = tuple(
+                part for state in states for name, part in sorted(state.items()) if name != "value"
+            )
+
+    # ---- who takes part ----
+
+    def _machine(self, name: str, role: Role) -> Machine:
+        return Machine(self.network, self.servers, name=name, role=role, token=self.token)
+
+    def _start(self, actor: Actor) -> Task:
+        name = actor.machine.name
+        self.actors.append(actor)
+        self.pending.add(name)
+
+        async def act() -> None:
+            await actor.run()
+            self.pending.discard(name)
+
+        task = self.world.spawn(name, act())
+
+        def died() -> None:
+            task.kill()
+            self.pending.discard(name)
+
+        actor.machine.when_killed = died
+        return task
+
+    def _start_worker(self, rank: int, *, life: int) -> None:
+        machine = self._machine(f"worker {rank}.{life}", "worker")
+        self.machines[rank] = machine
+        if not self.plan.mute_heartbeats:
+            machine.start_heartbeats(self.servers[0], LIVENESS.heartbeat_s)
+        self._start(Worker(self.plan, machine, self.history, rank=rank, observe=self._observe_lead))
+        deaths = [death for death in self.plan.deaths if death.rank == rank]
+        if life > len(deaths):
+            return
+        death = deaths[life - 1]
+        machine.frames_to_live = death.after_frames
+        if death.replaced_after_s is not None:
+            after_s = death.replaced_after_s
+            died = machine.when_killed
+            name = f"worker {rank}.{life + 1}"
+
+            def replace() -> None:
+                self.pending.add(name)
+                died()
+                self.world.after(after_s, lambda: self._start_worker(rank, life=life + 1))
+
+            machine.when_killed = replace
+
+    # ---- what is seen from above ----
+
+    def _observe_lead(self, rank: int) -> None:
+        """A worker was let go: how far is it from the slowest of those that were there all the time?"""
+        disturbed = {death.rank for death in self.plan.deaths} | {r for r, _ in self.plan.leaves}
+        if self.plan.partition is not None:
+            disturbed.add(self.plan.partition[0])
+        steady = [r for r in range(self.plan.num_workers) if r not in disturbed and r not in self.history.done]
+        if steady and not self.plan.mute_heartbeats:
+            slowest = min(self._clock(r) for r in steady)
+            self.history.leads.append(self._clock(rank) - slowest)
+
+    def _clock(self, rank: int) -> int:
+        rounds = [m.round for decision in self.notary.decisions for m in decision.members if m.rank == rank]
+        return rounds[-1] if rounds else 0
+
+    # ---- what goes wrong ----
+
+    def _schedule_partition(self) -> None:
+        if self.plan.partition is not None:
+            rank, for_s = self.plan.partition
+            self.world.after(self.world.rng.uniform(0.0, 3.0), lambda: self._partition(rank, for_s))
+
+    def _partition(self, rank: int, for_s: float) -> None:
+        machine = self.machines[rank]
+        self.world.say(f"{machine.name} is cut off for {for_s:g} s")
+        machine.partitioned_until = self.world.now + for_s
+        for connection in list(machine.connections):
+            connection.break_off()

@@ -1,0 +1,154 @@
+"""One shard process: the real service, its real table, and the bytes between them and the network."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+from psstore import _core
+from psstore.errors import ProtocolError
+from psstore.protocol.coordinator import Coordinator
+from psstore.protocol.frames import Output, Send
+from psstore.protocol.service import Identity, ShardService
+from psstore.protocol.signing import Signer
+from psstore.wire.messages import DecisionFact, Fact, Signed
+
+from .network import Connection
+from .world import World
+
+MAX_IDLE_TICKS = 100
+"""Ticks at one instant after which a server is taken to spin: each should end a wait, or not be asked for."""
+
+
+class Notary(Signer):
+    """The coordinator's signer. Keeps every decision that was ever made: the truth that checks compare with."""
+
+    def __init__(self, world: World, key: bytes) -> None:
+        super().__init__(key)
+        self.decisions: list[DecisionFact] = []
+        self.decided_at: dict[int, float] = {}
+        self._world = world
+
+    def sign(self, fact: Fact) -> Signed:
+        if isinstance(fact, DecisionFact):
+            self.decisions.append(fact)
+            self.decided_at[fact.number] = self._world.now
+        return super().sign(fact)
+
+
+class ObservedShard:
+    """The compiled shard; notes which decisions it was told to apply, and which changed its version."""
+
+    def __init__(self, index: int) -> None:
+        self.core = _core.Shard(index=index)
+        self.applied: list[int] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.core, name)
+
+    def advance(self, decision: _core.Decision) -> None:
+        before = self.core.version
+        self.core.advance(decision)
+        if self.core.version != before:
+            self.applied.append(decision.number)
+
+
+class Server:
+    """Accepts connections and carries the service's outputs out."""
+
+    def __init__(
+        self, world: World, *, identity: Identity, signer: Signer, coordinator: Coordinator | None, lazy: bool
+    ) -> None:
+        self.world = world
+        self.shard = ObservedShard(identity.shard)
+        self.service = ShardService(
+            identity=identity,
+            shard=self.shard,  # type: ignore[arg-type]  # everything that a Shard has
+            signer=signer,
+            coordinator=coordinator,
+            make_nonce=lambda: world.rng.randbytes(32),
+        )
+        self.ends: dict[int, ServerEnd] = {}
+        self._ids = itertools.count(1)
+        self._lazy = lazy
+        """Never settles on its own: every slot is brought up to date by whoever touches it."""
+        self._armed = float("inf")
+        self._idle_ticks = 0
+
+    def accept(self) -> ServerEnd:
+        end = ServerEnd(self, next(self._ids))
+        self.ends[end.id] = end
+        self.service.opened(end.id, self.world.now)
+        self.arm()
+        return end
+
+    def carry_out(self, outputs: list[Output]) -> None:
+        for output in outputs:
+            end = self.ends.get(output.conn)
+            if end is None:
+                continue
+            if isinstance(output, Send):
+                end.connection.to_client.write(output.pieces)
+            else:
+                self.world.say(f"shard {self.service.identity.shard} closes {output.conn}: {output.reason}")
+                end.close()
+        if not self._lazy and self.world.rng.random() < 0.2:
+            self.service.settle()
+        self.arm()
+
+    def arm(self) -> None:
+        wake = self.service.next_wake()
+        if wake is not None and wake < self._armed:
+            self._armed = wake
+            self.world.at(wake, self._tick)
+
+    def _tick(self) -> None:
+        self._armed = float("inf")
+        outputs = self.service.tick(self.world.now)
+        self.carry_out(outputs)
+        self._idle_ticks = 0 if outputs or self._armed > self.world.now else self._idle_ticks + 1
+        assert self._idle_ticks < MAX_IDLE_TICKS, "next_wake asks for a tick again and again, and tick does nothing"
+
+
+class ServerEnd:
+    """The server's end of one connection."""
+
+    connection: Connection
+
+    def __init__(self, server: Server, conn: int) -> None:
+        self.id = conn
+        self._server = server
+        self._decoder = _core.FrameDecoder(max_body_bytes=_core.PRE_AUTH_MAX_BYTES, max_payload_bytes=0)
+
+    def received(self, data: bytes) -> None:
+        service = self._server.service
+        self._decoder.feed(data)
+        try:
+            while self.id in self._server.ends and (frame := self._decoder.next_frame()) is not None:
+                if not frame.complete:
+                    destination = service.head(self.id, frame)
+                    if destination is None:
+                        self._decoder.discard()
+                    else:
+                        self._decoder.accept(destination)
+                    self._server.arm()
+                    continue
+                self._server.carry_out(service.frame(self.id, frame, self._server.world.now))
+                if service.is_open(self.id):
+                    self._decoder.set_limits(
+                        max_body_bytes=_core.MAX_BODY_BYTES, max_payload_bytes=_core.MAX_PAYLOAD_BYTES
+                    )
+        except ProtocolError as error:
+            self._server.carry_out(service.failed(self.id, error))
+
+    def lost(self) -> None:
+        self._forget()
+
+    def close(self) -> None:
+        self.connection.close_from_server()
+        self._forget()
+
+    def _forget(self) -> None:
+        if self._server.ends.pop(self.id, None) is not None:
+            self._server.service.closed(self.id, self._server.world.now)
+            self._server.arm()
