@@ -50,6 +50,11 @@ class Connection:
         return self.hello is not None and bool(self.hello.features & FEATURE_CHECKSUM)
 
     @property
+    def only_beats(self) -> bool:
+        """It is a worker's second connection, which the native thread writes to."""
+        return self.hello is not None and self.hello.role == "heartbeat"
+
+    @property
     def peer(self) -> str:
         """For messages."""
         if self.ticket:
@@ -59,10 +64,6 @@ class Connection:
     def is_of(self, hello: Hello) -> bool:
         """It speaks for that client, in that role."""
         return self.hello is not None and (self.hello.client, self.hello.role) == (hello.client, hello.role)
-
-    def is_overdue(self, now: float) -> bool:
-        """It had its time for the handshake."""
-        return self.stage is not Stage.OPEN and now - self.opened_at >= HANDSHAKE_S
 
     def greet(self, frame: _core.Frame, token: bytes | None, nonce: bytes) -> Challenge | None:
         """Takes one handshake frame. Returns a challenge to send, or None: the connection is open.

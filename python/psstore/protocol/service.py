@@ -108,7 +108,7 @@ class ShardService:
         connection = self._connections.get(conn)
         if connection is None:
             return None  # closed by what came before in the same read
-        if connection.stage is not Stage.OPEN or frame.op not in WRITES:
+        if connection.stage is not Stage.OPEN or frame.op not in WRITES or connection.only_beats:
             raise UnexpectedMessage(f"operation {frame.op} from {connection.peer} can't have a payload")
         try:
             return self._slices.admit(connection, frame)
@@ -140,7 +140,7 @@ class ShardService:
         """What time alone brings: silent strangers, lost workers, ended waits."""
         outputs: list[Output] = []
         for connection in self._connections.values():
-            if connection.is_overdue(now):
+            if connection.stage is not Stage.OPEN and now - connection.opened_at >= HANDSHAKE_S:
                 outputs += self.failed(connection.id, HandshakeTimeout(f"no handshake within {HANDSHAKE_S:g} s"))
         if self.coordinator is not None:
             outputs += self._send_replies(self.coordinator.tick(now))
@@ -168,7 +168,7 @@ class ShardService:
         older, newer = self._siblings(connection, hello)
         if newer:
             return [Close(connection.id, "its client has a newer connection")]
-        if self.coordinator is not None and hello.role != "heartbeat":
+        if self.coordinator is not None and not connection.only_beats:
             self.coordinator.attached(connection.id, hello.client, now)
         welcome = m.Welcome(
             store=identity.store,
@@ -197,7 +197,7 @@ class ShardService:
             for other in self._connections.values()
             if other is not connection and other.stage is Stage.OPEN and other.is_of(hello)
         ]
-        return [id for id in others if id < connection.id], [id for id in others if id > connection.id]
+        return [conn for conn in others if conn < connection.id], [conn for conn in others if conn > connection.id]
 
     def _heartbeat(self, conn: int, frame: _core.Frame, now: float) -> list[Output]:
         if self.coordinator is not None:
@@ -210,6 +210,8 @@ class ShardService:
         if self.draining:
             raise ShuttingDown("the store is shutting down")
         op = frame.op
+        if connection.only_beats:
+            raise UnexpectedMessage(f"operation {op} on a heartbeat connection; it is for heartbeats alone")
         if op in WRITES:
             return self._write(connection, frame)
         if op == OPS["PULL"]:
