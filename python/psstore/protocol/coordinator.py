@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from psstore.errors import DeadlineExceeded, PsstoreError, UnexpectedMessage, WorkerLost
 from psstore.protocol.catalogue import Catalogue
+from psstore.protocol.clients import Clients
 from psstore.protocol.membership import Liveness, Membership, Worker
 from psstore.protocol.rounds import Answer, Rounds, Waiting
 from psstore.protocol.signing import Signer
@@ -62,9 +64,7 @@ class Coordinator:
             rule_of_group=self.catalogue.rule_of_group,
         )
         self._signer = signer
-        self._clients: dict[str, float | None] = {}
-        """Client -> when its last connection was lost; None while one is open."""
-        self._client_of: dict[int, str] = {}
+        self._clients = Clients()
         self._barriers: dict[str, dict[int, AtBarrier]] = {}
         self._passed: dict[tuple[str, int], tuple[int, int]] = {}
         """(barrier, rank) -> (incarnation, count) that it last passed."""
@@ -72,14 +72,11 @@ class Coordinator:
     # ---- connections ----
 
     def attached(self, conn: int, client: str, now: float) -> None:
-        self._client_of[conn] = client
-        self._clients[client] = None
+        self._clients.attached(conn, client)
         self.membership.attach(client=client, conn=conn, now=now)
 
     def detached(self, conn: int, now: float) -> None:
-        client = self._client_of.pop(conn, None)
-        if client is not None and client not in self._client_of.values():
-            self._clients[client] = now
+        self._clients.detached(conn, now)
         self.membership.detach(conn, now)
 
     def heartbeat(self, conn: int, *, rank: int, incarnation: int, now: float) -> None:
@@ -100,7 +97,8 @@ class Coordinator:
             case None:
                 return [Reply(conn, request, None), *self._leave(client)]
             case Create():
-                return [Reply(conn, request, self.catalogue.create(client, message, is_gone=self._is_gone(now)))]
+                create = partial(self.catalogue.create, client, message, is_gone=self._is_gone(now))
+                return [Reply(conn, request, self._clients.once(client, request, create))]
             case Ready():
                 self.catalogue.ready(message.ids)
                 return [Reply(conn, request, None)]
@@ -108,7 +106,8 @@ class Coordinator:
                 found = self.catalogue.names() if message.names_only else self.catalogue.describe(message.names)
                 return [Reply(conn, request, found)]
             case Drop():
-                return [Reply(conn, request, self.catalogue.drop(message.names))]
+                drop = partial(self.catalogue.drop, message.names)
+                return [Reply(conn, request, self._clients.once(client, request, drop))]
         raise UnexpectedMessage(f"the coordinator has no answer to {type(message).__name__}")
 
     def tick(self, now: float) -> list[Reply]:
@@ -146,6 +145,7 @@ class Coordinator:
         )
         if before.get(worker.rank) != worker.incarnation:
             self.rounds.replaced(worker.rank)
+            self._leave_barriers(worker.rank)
         ticket = TicketFact(client=client, rank=worker.rank, incarnation=worker.incarnation)
         return Joined(
             rank=worker.rank,
@@ -165,13 +165,7 @@ class Coordinator:
         return []
 
     def _is_gone(self, now: float) -> Callable[[str], bool]:
-        def gone(client: str) -> bool:
-            if client not in self._clients:
-                return True
-            lost_at = self._clients[client]
-            return lost_at is not None and now - lost_at > self.membership.liveness.detached_s
-
-        return gone
+        return partial(self._clients.is_gone, now=now, patience_s=self.membership.liveness.detached_s)
 
     @staticmethod
     def _replies(answers: Sequence[Answer]) -> list[Reply]:
@@ -186,6 +180,11 @@ class Coordinator:
         at = AtBarrier(conn, request, worker.incarnation, barrier, now)
         self._barriers.setdefault(barrier.name, {})[worker.rank] = at
         return self._pass_barriers(now)
+
+    def _leave_barriers(self, rank: int) -> None:
+        """A rank starts a new life: it was the old one that had come to a barrier."""
+        for waits in self._barriers.values():
+            waits.pop(rank, None)
 
     def _pass_barriers(self, now: float | None) -> list[Reply]:
         """Opens every barrier at which all expected workers are, and tells those who wait for a lost one."""

@@ -63,10 +63,16 @@ class Membership:
                 f"this worker believes in {announced} workers, the store was started for {self.num_workers};"
                 " start the store with the same --workers"
             )
+        if rank is not None and not 0 <= rank < self.num_workers:
+            raise BadArgument(
+                f"rank {rank} is not in [0, {self.num_workers}): the store was started for that many workers"
+            )
         if all(worker.life is Life.LEFT for worker in self.workers.values()):
             self.workers.clear()  # the whole group is done: the next one starts afresh
         for worker in self.workers.values():
-            if worker.client == client and worker.life is not Life.LEFT and rank in (None, worker.rank):
+            if worker.client == client and worker.life is not Life.LEFT:
+                if rank not in (None, worker.rank):
+                    raise BadArgument(f"this client is rank {worker.rank} already; it can't be rank {rank} as well")
                 self.seen(worker, now)
                 self._attach(worker, conn)
                 return worker
@@ -179,10 +185,6 @@ class Membership:
         )
 
     def _check_rank(self, rank: int, now: float) -> int:
-        if not 0 <= rank < self.num_workers:
-            raise BadArgument(
-                f"rank {rank} is not in [0, {self.num_workers}): the store was started for that many workers"
-            )
         if not self._takeable(rank):
             held = self.workers[rank]
             raise RankTaken(

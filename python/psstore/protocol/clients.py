@@ -1,0 +1,74 @@
+"""Which clients are connected, and what each was answered of late. Part of the coordinator."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from psstore.wire.messages import Message
+
+MAX_ANSWERS = 64
+"""Answers kept per client. Only what is still unanswered is ever asked again, and few of a client's requests
+that change something are under way at once."""
+
+MAX_AWAY = 4096
+"""Clients remembered after they went, as many as a shard remembers for plain writes (table/write_window.h)."""
+
+
+@dataclass
+class Known:
+    """One client."""
+
+    connections: set[int] = field(default_factory=set)
+    lost_at: float = 0.0
+    """When the last connection was lost."""
+    answers: OrderedDict[int, Message] = field(default_factory=OrderedDict)
+    """By request number."""
+
+
+class Clients:
+    """Tells of a client whether it is gone, and answers what it asks again as it was answered before."""
+
+    def __init__(self) -> None:
+        self._present: dict[str, Known] = {}
+        self._away: OrderedDict[str, Known] = OrderedDict()
+        """In the order in which they went."""
+        self._client_of: dict[int, str] = {}
+
+    def attached(self, conn: int, client: str) -> None:
+        self._client_of[conn] = client
+        if client not in self._present:
+            self._present[client] = self._away.pop(client, Known())
+        self._present[client].connections.add(conn)
+
+    def detached(self, conn: int, now: float) -> None:
+        client = self._client_of.pop(conn, None)
+        if client is None:
+            return
+        known = self._present[client]
+        known.connections.discard(conn)
+        if known.connections:
+            return
+        known.lost_at = now
+        self._away[client] = self._present.pop(client)
+        if len(self._away) > MAX_AWAY:
+            self._away.popitem(last=False)
+
+    def is_gone(self, client: str, *, now: float, patience_s: float) -> bool:
+        """It has had no connection for so long, or never had one."""
+        if client in self._present:
+            return False
+        return client not in self._away or now - self._away[client].lost_at > patience_s
+
+    def once(self, client: str, request: int, answer: Callable[[], Message]) -> Message:
+        """`answer()`, or what it returned when this client's request of that number came first.
+
+        For requests that change something each time: a client that lost the answer asks again by the same number.
+        """
+        answers = self._present[client].answers
+        if request not in answers:
+            answers[request] = answer()
+            if len(answers) > MAX_ANSWERS:
+                answers.popitem(last=False)
+        return answers[request]
