@@ -202,8 +202,7 @@ class Client:
             )
             for transfer in transfers
         ]
-        answers = await collect(futures)
-        await collect(told)
+        answers = (await collect([*told, *futures]))[len(told) :]
         self._check(answers)
         return answers
 

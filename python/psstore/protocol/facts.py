@@ -29,12 +29,14 @@ class Facts:
 
     def learn(self, last: int, decisions: Sequence[Signed]) -> None:
         """`decisions` are those up to `last`, in order; known ones among them are skipped."""
+        if last <= self.last:
+            return
         first = last - len(decisions) + 1
         if first > self.last + 1 or not self._decisions:
             self._decisions, self._first = list(decisions), first
-        elif last > self.last:
+        else:
             self._decisions += decisions[self.last + 1 - first :]
-        self.last = max(self.last, last)
+        self.last = last
 
     def heard(self, shard: int, version: int) -> None:
         """A shard told its version."""

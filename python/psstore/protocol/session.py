@@ -320,11 +320,22 @@ class Session:
         self.version = self._told = welcome.version
         self.facts.resize(len(welcome.addresses))
         self.facts.heard(self.shard, welcome.version)
+        self._renumber_writes(welcome.last_sequence)
         if self.identity.ticket is not None:
             body = m.encode_body(m.Attach(ticket=self.identity.ticket))
             self._out.append([_core.encode_frame(OPS["ATTACH"], body=body)])
         for request in list(self._requests.values()):
             self._send(request)
+
+    def _renumber_writes(self, last_applied: int) -> None:
+        """Closes the gaps of writes that gave up before they arrived: a shard takes no number out of turn.
+
+        Safe here only: the shard reads nothing more from the connections before this one.
+        """
+        waiting = [request for request in self._requests.values() if request.sequence > last_applied]
+        for sequence, request in enumerate(waiting, start=last_applied + 1):
+            request.sequence = sequence
+        self._sequence = last_applied + len(waiting)
 
     def _failed(self, request_id: int, failure: m.Failure) -> None:
         """Request 0 stands for the whole connection: the driver decides what becomes of it."""

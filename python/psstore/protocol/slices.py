@@ -65,6 +65,7 @@ class Slices:
             elif isinstance(fact, m.DropFact):
                 for tensor_id in fact.ids:
                     self.shard.drop(tensor_id)
+                self._news = True
             else:
                 raise BadSignature("DEFINE carries a fact that is no definition")
 
@@ -177,6 +178,9 @@ class Slices:
         self._parked = [parked for parked in self._parked if parked.connection.id != conn]
 
     def next_wake(self) -> float | None:
+        """When `wake` may next do something: at once if a write whose payload is still on its way brought news."""
+        if self._news and self._parked:
+            return 0.0
         return min((parked.until for parked in self._parked), default=None)
 
     def _read(self, parked: Parked, *, patient: bool) -> Send | None:
