@@ -1,0 +1,36 @@
+"""Options and errors that several commands share."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import NoReturn
+
+import typer
+
+from psstore.errors import PsstoreError
+from psstore.types import Consistency
+
+EXIT_USAGE = 2
+"""As for an unknown flag."""
+
+
+class Mode(str, Enum):
+    """How consistent training is (docs/consistency.md)."""
+
+    sync = "sync"
+    backup = "backup"
+    ssp = "ssp"
+    async_ = "async"
+
+
+def consistency_of(mode: Mode, *, workers: int, backups: int, staleness: int) -> Consistency:
+    """Ends the command with a sentence for numbers that don't go together."""
+    try:
+        return Consistency.of_mode(mode.value, num_workers=workers, backups=backups, staleness=staleness)
+    except PsstoreError as error:
+        fail(error.message)
+
+
+def fail(message: str, *, exit_code: int = EXIT_USAGE) -> NoReturn:
+    typer.echo(f"psstore: {message}", err=True)
+    raise typer.Exit(exit_code)

@@ -1,0 +1,134 @@
+"""`psstore demo`: the command. It starts a store and workers, shows how they train, and checks the result."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import tempfile
+import time
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+import typer
+
+from psstore.cli.choices import Mode, consistency_of, fail
+from psstore.cli.demo.settings import DEFAULT_EPOCHS, MNIST_EPOCHS, Settings
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from psstore.cli.demo.display import Display
+    from psstore.launch.job import Job
+    from psstore.types import Consistency
+
+EXIT_MISSING = 3
+
+
+def demo(
+    mode: Annotated[Mode, typer.Option(help="Consistency.")] = Mode.sync,
+    shards: Annotated[int, typer.Option(min=1, help="Shard processes of the store.")] = 2,
+    workers: Annotated[int, typer.Option(min=1, help="Worker processes.")] = 2,
+    staleness: Annotated[int, typer.Option(min=0, help="ssp: rounds a worker may be ahead of the slowest.")] = 2,
+    backups: Annotated[int, typer.Option(min=0, help="backup: late workers that a round does without.")] = 1,
+    epochs: Annotated[
+        int | None, typer.Option(min=1, help=f"Passes over the data. [default: {DEFAULT_EPOCHS}, MNIST {MNIST_EPOCHS}]")
+    ] = None,
+    data_dir: Annotated[
+        Path | None,
+        typer.Option(exists=True, file_okay=False, help="Directory with MNIST's four IDX files, gzipped or not."),
+    ] = None,
+    compare: Annotated[bool, typer.Option("--compare", help="Also train in one process; compare the weights.")] = False,
+    seed: Annotated[int, typer.Option(help="Of the first weights and the order of the images.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON, in the last line.")] = False,
+) -> None:
+    """Train a small network on real handwritten digits, through a real store, here and now."""
+    from rich.console import Console
+
+    from psstore.cli.demo.display import Display, summary
+    from psstore.cli.demo.report import report_of
+
+    _need_packages(digits=data_dir is None)
+    consistency = consistency_of(mode, workers=workers, backups=backups, staleness=staleness)
+    chosen = epochs or (DEFAULT_EPOCHS if data_dir is None else MNIST_EPOCHS)
+    console = Console(stderr=as_json)
+    began = time.perf_counter()
+    with tempfile.TemporaryDirectory(prefix="psstore-demo-") as directory:
+        settings = Settings(
+            num_workers=workers,
+            epochs=chosen,
+            seed=seed,
+            data_dir=None if data_dir is None else str(data_dir.resolve()),
+            weights_path=str(Path(directory) / "weights.npz"),
+        )
+        display = Display(console, mode=mode.value, num_shards=shards, num_workers=workers, dataset=_dataset(data_dir))
+        _train(_job(settings, shards, consistency), display)
+        seconds = time.perf_counter() - began
+        difference = _compare(console, settings) if compare else None
+    report = report_of(
+        display.finished.values(),
+        mode=mode.value,
+        num_shards=shards,
+        epochs=chosen,
+        seed=seed,
+        seconds=seconds,
+        max_abs_weight_diff=difference,
+    )
+    console.print(summary(report))
+    if as_json:
+        typer.echo(msgspec.json.encode(report).decode())
+
+
+def _need_packages(*, digits: bool) -> None:
+    """Before anything is started: a store without workers helps nobody."""
+    needed = {"torch": "torch", **({"sklearn": "scikit-learn"} if digits else {})}
+    missing = [package for module, package in needed.items() if find_spec(module) is None]
+    if missing:
+        fail(
+            f"the demo needs {' and '.join(missing)}: {sys.executable} -m pip install {' '.join(missing)}",
+            exit_code=EXIT_MISSING,
+        )
+
+
+def _dataset(data_dir: Path | None) -> str:
+    return "scikit-learn's handwritten digits" if data_dir is None else f"MNIST in {data_dir}"
+
+
+def _job(settings: Settings, shards: int, consistency: Consistency) -> Job:
+    """One CPU thread per worker: they are as many as the user wants cores for."""
+    from psstore.launch.environment import find_gpus
+    from psstore.launch.job import Job
+
+    described = msgspec.json.encode(settings).decode()
+    return Job(
+        command=[sys.executable, "-u", "-m", "psstore.cli.demo.worker", described],
+        num_shards=shards,
+        consistency=consistency,
+        environ=os.environ,
+        gpus=find_gpus(os.environ),
+    )
+
+
+def _train(job: Job, display: Display) -> None:
+    """Ends the command if the training fails."""
+    from psstore.launch.job import run_job
+
+    with display:
+        outcome = asyncio.run(run_job(job, deliver=display.deliver))
+    if outcome.exit_code != 0:
+        fail(f"{outcome.reason}; everything was stopped", exit_code=outcome.exit_code)
+
+
+def _compare(console: Console, settings: Settings) -> float:
+    """The largest difference of any weight to those of plain PyTorch in this process."""
+    with console.status("the same with plain PyTorch in one process …"):
+        import numpy as np
+
+        from psstore.cli.demo.reference import train_in_one_process
+
+        expected = train_in_one_process(settings)
+        assert settings.weights_path is not None
+        with np.load(settings.weights_path) as trained:
+            return max(float(np.abs(value.numpy() - trained[name]).max()) for name, value in expected.items())

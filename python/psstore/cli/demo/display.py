@@ -1,0 +1,141 @@
+"""Shows the demo while it runs and when it is done: live in a terminal, line by line elsewhere."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from types import TracebackType
+
+from rich.console import Console
+from rich.panel import Panel
+from rich.progress import BarColumn, Progress, TaskID, TextColumn
+from rich.table import Table
+from rich.text import Text
+
+from psstore.cli.demo import events
+from psstore.cli.demo.report import Report
+from psstore.launch.lines import Line
+
+SPARKS = "▁▂▃▄▅▆▇█"
+SPARK_WIDTH = 16
+
+
+def sparkline(values: Sequence[float]) -> str:
+    """A curve of block characters, from the smallest value to the largest."""
+    if not values:
+        return ""
+    low, high = min(values), max(values)
+    scale = (len(SPARKS) - 1) / (high - low) if high > low else 0.0
+    return "".join(SPARKS[round((value - low) * scale)] for value in values)
+
+
+class Curve:
+    """Losses over the whole training, averaged into as many points as fit."""
+
+    def __init__(self) -> None:
+        self._points: dict[int, deque[float]] = {}
+
+    def add(self, done: float, loss: float) -> None:
+        """`done`: how much of the training, from 0 to 1."""
+        place = min(int(done * SPARK_WIDTH), SPARK_WIDTH - 1)
+        self._points.setdefault(place, deque(maxlen=32)).append(loss)
+
+    def __str__(self) -> str:
+        return sparkline([sum(point) / len(point) for _, point in sorted(self._points.items())])
+
+
+class Display:
+    """A context manager; `deliver` takes every line that the launcher reads."""
+
+    def __init__(self, console: Console, *, mode: str, num_shards: int, num_workers: int, dataset: str) -> None:
+        self.finished: dict[int, events.Finished] = {}
+        self._console = console
+        self._title = (
+            f"[bold]psstore demo[/] · {mode} · {_count(num_shards, 'shard')} · {_count(num_workers, 'worker')}"
+        )
+        self._dataset = dataset
+        self._curves = [Curve() for _ in range(num_workers)]
+        self._epoch = 0
+        self._progress = Progress(
+            TextColumn("[bold cyan]{task.description}"),
+            BarColumn(bar_width=24),
+            TextColumn("{task.fields[status]}"),
+            console=console,
+            disable=not console.is_terminal,
+        )
+        self._tasks: list[TaskID] = [
+            self._progress.add_task(f"worker {rank}", total=None, status="[dim]starting …")
+            for rank in range(num_workers)
+        ]
+
+    def __enter__(self) -> Display:
+        self._console.print(f"{self._title} · {self._dataset}")
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._progress.stop()
+
+    def deliver(self, line: Line) -> None:
+        event = None if line.is_error else events.parse(line.text)
+        match event:
+            case events.Progress():
+                self._show(event)
+            case events.Finished():
+                self.finished[event.rank] = event
+            case None if line.is_error or line.source != "store":
+                self._console.print(Text.assemble((f"[{line.source}] ", "dim"), line.text.decode(errors="replace")))
+
+    def _show(self, event: events.Progress) -> None:
+        curve = self._curves[event.rank]
+        curve.add(event.round / event.rounds, event.loss)
+        self._progress.update(
+            self._tasks[event.rank],
+            total=event.rounds,
+            completed=event.round,
+            status=(
+                f"epoch {event.epoch:>2}/{event.epochs}  loss {event.loss:.3f} [green]{curve!s:<{SPARK_WIDTH}}[/]"
+                f" {event.images_per_s:>6,.0f} img/s  staleness {event.staleness}"
+            ),
+        )
+        if not self._console.is_terminal and event.rank == 0 and event.epoch > self._epoch:
+            self._epoch = event.epoch
+            self._console.print(
+                f"epoch {event.epoch}/{event.epochs}  loss {event.loss:.3f}  staleness {event.staleness}"
+                f"  {event.images_per_s:,.0f} images/s per worker",
+                highlight=False,
+            )
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def summary(report: Report) -> Panel:
+    """The result, in a frame."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="bold")
+    table.add_column()
+    good = "green" if report.accuracy >= 0.97 else "yellow"
+    table.add_row(
+        "test accuracy", f"[bold {good}]{report.accuracy:.2%}[/] of {report.test_images:,} images not trained on"
+    )
+    table.add_row("images/s", f"{report.images_per_s:,.0f} over all workers")
+    table.add_row("pushed, pulled", f"{_megabytes(report.bytes_pushed)}, {_megabytes(report.bytes_pulled)}")
+    table.add_row("staleness seen", f"at most {_count(report.max_staleness, 'round')}")
+    table.add_row("time", f"{report.seconds:.1f} s")
+    if report.max_abs_weight_diff is not None:
+        table.add_row("one process", _comparison(report.max_abs_weight_diff))
+    return Panel(table, title="done", title_align="left", border_style=good, expand=False)
+
+
+def _comparison(difference: float) -> str:
+    if difference == 0.0:
+        return "[bold green]identical[/]: plain PyTorch on the same batches has the same weights, bit for bit"
+    return f"weights differ from plain PyTorch's on the same batches by at most {difference:.3g}"
+
+
+def _megabytes(num_bytes: int) -> str:
+    return f"{num_bytes / 1e6:,.1f} MB"

@@ -1,0 +1,63 @@
+"""`psstore`: the command line of everything but the server, which has its own (`psstore-server`).
+
+Each command is a module that is imported when it is called, so that `psstore version` does not wait for rich.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from psstore.cli.demo.command import demo
+from psstore.cli.plan import plan
+from psstore.cli.run import run
+
+app = typer.Typer(
+    name="psstore",
+    help="A fully sharded in-memory parameter store for PyTorch.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+)
+
+AS_IS = {"allow_extra_args": True, "ignore_unknown_options": True}
+"""What follows belongs to another program."""
+
+app.command(context_settings={"allow_interspersed_args": False})(run)
+app.command()(demo)
+app.command()(plan)
+
+
+@app.command(context_settings={**AS_IS, "help_option_names": []}, add_help_option=False)
+def server(context: typer.Context) -> None:
+    """Start a store: the same as [bold]psstore-server[/]."""
+    from psstore.cli import server as program
+
+    raise typer.Exit(program.run(context.args))
+
+
+@app.command()
+def version(
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Also Python, CPU kernels, CUDA.")] = False,
+) -> None:
+    """Say which psstore this is."""
+    import psstore
+
+    typer.echo(f"psstore {psstore.__version__}")
+    if verbose:
+        from psstore import _core
+
+        typer.echo(f"python {sys.version.split()[0]}")
+        typer.echo(f"instruction sets {', '.join(_core.instruction_sets())}")
+        typer.echo(f"cuda {'built in' if _core.CUDA_COMPILED else 'not built in'}, {_core.cuda_device_count()} devices")
+
+
+def main() -> None:
+    app()
+
+
+if __name__ == "__main__":
+    main()

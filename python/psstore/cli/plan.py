@@ -1,0 +1,147 @@
+"""`psstore plan`: how a model's tensors would lie on N shards. Nothing is started."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+import typer
+
+from psstore.cli.choices import fail
+from psstore.cli.model_shapes import MODELS, Shape
+from psstore.errors import PsstoreError
+
+if TYPE_CHECKING:
+    from psstore.types import TensorSpec
+
+
+class ShardPlan(msgspec.Struct, frozen=True, kw_only=True):
+    bytes: int
+    slices: int
+    tensors: int
+    """That have at least one slice here."""
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """What `--json` prints."""
+
+    tensors: int
+    parameters: int
+    bytes: int
+    slices: int
+    largest_over_mean: float
+    """Bytes of the largest shard over the mean: how much longer it takes than with perfect balance."""
+    shards: tuple[ShardPlan, ...]
+
+
+def plan_of(specs: Sequence[TensorSpec], num_shards: int) -> Plan:
+    """What a store of so many shards does with these tensors, created in one call. Raises BadArgument."""
+    from psstore.partition.placement import place
+    from psstore.partition.slicing import num_slices, slice_elems
+    from psstore.types import ITEM_BYTES
+
+    sizes: list[int] = []
+    tensor_of: list[int] = []
+    for index, spec in enumerate(specs):
+        spec.check()
+        elems = slice_elems(spec)
+        for begin in range(0, num_slices(spec.num_elems, elems) * elems, elems):
+            sizes.append(min(elems, spec.num_elems - begin) * ITEM_BYTES[spec.dtype])
+            tensor_of.append(index)
+    owners = place(sizes, [0] * num_shards)
+    loads = [sum(size for size, owner in zip(sizes, owners, strict=True) if owner == n) for n in range(num_shards)]
+    return Plan(
+        tensors=len(specs),
+        parameters=sum(spec.num_elems for spec in specs),
+        bytes=sum(sizes),
+        slices=len(sizes),
+        largest_over_mean=max(loads) * num_shards / sum(loads) if sum(loads) else 1.0,
+        shards=tuple(
+            ShardPlan(
+                bytes=loads[n],
+                slices=owners.count(n),
+                tensors=len({tensor for tensor, owner in zip(tensor_of, owners, strict=True) if owner == n}),
+            )
+            for n in range(num_shards)
+        ),
+    )
+
+
+def shapes_in(content: Any) -> dict[str, Shape]:
+    """From {"name": [2, 3], ...}. Raises ValueError with what is wrong."""
+    if not isinstance(content, dict) or not content:
+        raise ValueError('expected an object of shapes by name: {"fc.weight": [10, 128], "fc.bias": [10]}')
+    for name, shape in content.items():
+        if not isinstance(shape, list) or not all(type(dim) is int for dim in shape):
+            raise ValueError(f"shape of {name!r} is {shape!r}; expected a list of integers")
+    return {name: tuple(shape) for name, shape in content.items()}
+
+
+def plan(
+    shards: Annotated[int, typer.Option(min=1, max=1024, help="Shard processes.")],
+    shapes: Annotated[Path | None, typer.Option(help='JSON file: {"name": [2, 3], ...}.')] = None,
+    model: Annotated[str | None, typer.Option(help=f"A built-in list of shapes: {', '.join(MODELS)}.")] = None,
+    dtype: Annotated[str, typer.Option(help="float32 or float64.")] = "float32",
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Show how a model's tensors are cut into slices and placed on shards."""
+    from psstore.types import TensorSpec
+
+    chosen = _choose(shapes, model)
+    try:
+        specs = [TensorSpec(name=name, shape=shape, dtype=dtype) for name, shape in chosen.items()]
+        planned = plan_of(specs, shards)
+    except PsstoreError as error:
+        fail(error.message)
+    if as_json:
+        typer.echo(msgspec.json.encode(planned).decode())
+    else:
+        _show(planned, str(model or shapes), dtype)
+
+
+def _choose(shapes: Path | None, model: str | None) -> Mapping[str, Shape]:
+    if (shapes is None) == (model is None):
+        fail(f"plan needs either --shapes FILE or --model, which is one of {', '.join(MODELS)}")
+    if model is not None:
+        if model not in MODELS:
+            fail(f"model {model!r} is not one of {', '.join(MODELS)}; give other models' shapes with --shapes FILE")
+        return MODELS[model]()
+    assert shapes is not None
+    try:
+        return shapes_in(json.loads(shapes.read_text()))
+    except (OSError, ValueError) as error:
+        fail(f"{shapes}: {error}")
+
+
+BAR_WIDTH = 30
+
+
+def _show(planned: Plan, title: str, dtype: str) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(
+        title=f"{title}: {planned.parameters:,} {dtype} parameters in {planned.tensors} tensors and"
+        f" {planned.slices} slices on {len(planned.shards)} shards",
+        title_justify="left",
+        caption=f"largest shard / mean: {planned.largest_over_mean:.4f}",
+        caption_justify="left",
+    )
+    for heading in ("shard", "bytes", "MB", "slices", "tensors"):
+        table.add_column(heading, justify="right")
+    table.add_column("load")
+    largest = max(shard.bytes for shard in planned.shards) or 1
+    for number, shard in enumerate(planned.shards):
+        bar = "█" * round(BAR_WIDTH * shard.bytes / largest)
+        table.add_row(
+            str(number),
+            f"{shard.bytes:,}",
+            f"{shard.bytes / 1e6:,.1f}",
+            str(shard.slices),
+            str(shard.tensors),
+            f"[cyan]{bar}[/]",
+        )
+    Console().print(table)

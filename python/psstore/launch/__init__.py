@@ -1,0 +1,1 @@
+"""Starts a store and its workers together, and ends them together, whatever happens."""

@@ -1,0 +1,53 @@
+"""What a worker process is told through its environment: pure functions of what the launcher found."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+NVIDIA_GPUS = Path("/proc/driver/nvidia/gpus")
+"""One directory per GPU, made by NVIDIA's kernel driver."""
+
+
+def worker_environ(
+    base: Mapping[str, str], *, url: str, rank: int, num_workers: int, gpus: Sequence[str]
+) -> dict[str, str]:
+    """`base` and what makes this process worker `rank`; with more workers than GPUs, they take turns.
+
+    OMP_NUM_THREADS is 1 unless the user chose it, as under torchrun: several processes that each use every
+    core are slower than one.
+    """
+    told = {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(num_workers),
+        "LOCAL_RANK": str(rank),
+        "LOCAL_WORLD_SIZE": str(num_workers),
+        "PSSTORE_URL": url,
+    }
+    if gpus:
+        told["CUDA_VISIBLE_DEVICES"] = gpus[rank % len(gpus)]
+    if num_workers > 1 and "OMP_NUM_THREADS" not in base:
+        told["OMP_NUM_THREADS"] = "1"
+    return {**base, **told}
+
+
+def find_gpus(environ: Mapping[str, str], *, proc: Path = NVIDIA_GPUS) -> list[str]:
+    """Names for CUDA_VISIBLE_DEVICES, one per GPU that the launcher itself may use; [] where there is none.
+
+    Without torch, which would take seconds and memory on every GPU to say the same.
+    """
+    chosen = environ.get("CUDA_VISIBLE_DEVICES")
+    if chosen is not None:
+        return [gpu.strip() for gpu in chosen.split(",") if gpu.strip() not in ("", "-1", "NoDevFiles")]
+    return [str(index) for index in range(_count_gpus(environ, proc))]
+
+
+def _count_gpus(environ: Mapping[str, str], proc: Path) -> int:
+    try:
+        listed = subprocess.run(
+            ["nvidia-smi", "-L"], env=dict(environ), capture_output=True, text=True, timeout=10, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return len(list(proc.iterdir())) if proc.is_dir() else 0
+    return sum(line.startswith("GPU ") for line in listed.stdout.splitlines())

@@ -1,0 +1,178 @@
+"""One run: a store and its workers, from start to end.
+
+    store starts ─► ready ─► workers start ─► all end with 0          ─► store ends, exit code 0
+                                          └─► one fails, or a signal  ─► all end, that one is named
+
+The first process to fail is the cause; the others fail because of it, and are not reported.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from psstore.errors import PsstoreError
+from psstore.launch.environment import worker_environ
+from psstore.launch.group import ProcessGroup, end
+from psstore.launch.lines import Deliver, pump
+from psstore.launch.store import StoreProcess
+from psstore.types import Consistency
+
+WORKER_GRACE_S = 5.0
+"""For a worker that is told to end; enough to write what it wants to keep."""
+
+STORE_GRACE_S = 5.0
+"""For the store to drain. No worker is connected any more, so it has little to do."""
+
+END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+EXIT_STORE_FAILED = 3
+"""As psstore-server's own exit code for a failed start."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What to run."""
+
+    command: Sequence[str]
+    """Of each worker."""
+    num_shards: int
+    consistency: Consistency
+    environ: Mapping[str, str]
+    gpus: Sequence[str] = ()
+
+    @property
+    def num_workers(self) -> int:
+        return self.consistency.num_workers
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How it ended."""
+
+    exit_code: int
+    reason: str | None = None
+    """A sentence about what failed; None if nothing did."""
+
+
+@dataclass
+class _Processes:
+    """Those that run, by the name under which they are reported."""
+
+    store: StoreProcess
+    workers: dict[str, asyncio.subprocess.Process] = field(default_factory=dict)
+
+
+async def run_job(job: Job, *, deliver: Deliver) -> Outcome:
+    """Runs to the end. `deliver` gets every line of output; the reason for a failure is in the outcome.
+
+    SIGINT, SIGTERM and SIGHUP end the run; the exit code is then 128 + the signal's number, as in a shell.
+    """
+    told_to_end = _on_signals()
+    pumps: list[asyncio.Task[None]] = []
+    try:
+        with ProcessGroup() as group:
+            store = await StoreProcess.start(
+                group, num_shards=job.num_shards, consistency=job.consistency, environ=job.environ
+            )
+            running = _Processes(store)
+            pumps += _pumps(store.process, "store", deliver)
+            work = asyncio.create_task(_work(job, group, running, pumps, deliver))
+            await _either(work, told_to_end)
+            work.cancel()
+            await asyncio.wait([work])
+            await end(list(running.workers.values()), grace_s=WORKER_GRACE_S)
+            await end([store.process], grace_s=STORE_GRACE_S)
+        await asyncio.gather(*pumps)
+    finally:
+        _restore_signals()
+    return _interrupted(told_to_end.result()) if work.cancelled() else work.result()
+
+
+async def _either(one: asyncio.Future[Outcome], other: asyncio.Future[int]) -> None:
+    """Until one of them is done."""
+    futures: list[asyncio.Future[Outcome] | asyncio.Future[int]] = [one, other]
+    await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
+
+
+async def _work(
+    job: Job, group: ProcessGroup, running: _Processes, pumps: list[asyncio.Task[None]], deliver: Deliver
+) -> Outcome:
+    """Until every worker has ended well, or something failed."""
+    try:
+        url = await running.store.url()
+    except PsstoreError as error:
+        return Outcome(EXIT_STORE_FAILED, error.message)
+    for rank in range(job.num_workers):
+        environ = worker_environ(job.environ, url=url, rank=rank, num_workers=job.num_workers, gpus=job.gpus)
+        try:
+            worker = await group.spawn(job.command, environ=environ)
+        except OSError as error:
+            return Outcome(127, f"can't start {job.command[0]!r}: {error.strerror}")
+        running.workers[f"rank {rank}"] = worker
+        pumps += _pumps(worker, f"rank {rank}", deliver)
+    return await _first_failure(running)
+
+
+async def _first_failure(running: _Processes) -> Outcome:
+    names = {asyncio.create_task(worker.wait()): name for name, worker in running.workers.items()}
+    store = asyncio.create_task(running.store.process.wait())
+    waiting = {store, *names}
+    try:
+        while waiting != {store}:
+            done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            for one in sorted(done & names.keys(), key=lambda one: names[one]):
+                if one.result() != 0:
+                    return Outcome(_exit_code(one.result()), f"{names[one]} {_ending(one.result())}")
+            if store in done:
+                return Outcome(_exit_code(store.result()) or 1, f"the store {_ending(store.result())}")
+        return Outcome(0)
+    finally:
+        for one in waiting:
+            one.cancel()
+
+
+def _pumps(process: asyncio.subprocess.Process, source: str, deliver: Deliver) -> list[asyncio.Task[None]]:
+    assert process.stdout is not None
+    assert process.stderr is not None
+    return [
+        asyncio.create_task(pump(process.stdout, source=source, is_error=False, deliver=deliver)),
+        asyncio.create_task(pump(process.stderr, source=source, is_error=True, deliver=deliver)),
+    ]
+
+
+def _exit_code(returncode: int) -> int:
+    """As a shell says it: 128 + the signal's number for one that was killed."""
+    return returncode if returncode >= 0 else 128 - returncode
+
+
+def _ending(returncode: int) -> str:
+    if returncode < 0:
+        return f"was killed by {signal.Signals(-returncode).name}"
+    return f"ended with exit code {returncode}"
+
+
+def _interrupted(signum: int) -> Outcome:
+    return Outcome(128 + signum, f"interrupted by {signal.Signals(signum).name}")
+
+
+def _on_signals() -> asyncio.Future[int]:
+    """Done with the number of the first signal to end that comes."""
+    loop = asyncio.get_running_loop()
+    came: asyncio.Future[int] = loop.create_future()
+
+    def on_signal(signum: int) -> None:
+        if not came.done():
+            came.set_result(signum)
+
+    for signum in END_SIGNALS:
+        loop.add_signal_handler(signum, on_signal, signum)
+    return came
+
+
+def _restore_signals() -> None:
+    loop = asyncio.get_running_loop()
+    for signum in END_SIGNALS:
+        loop.remove_signal_handler(signum)

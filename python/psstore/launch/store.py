@@ -1,0 +1,79 @@
+"""Starts psstore-server as a child and learns its address."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Mapping
+
+import msgspec
+
+from psstore.errors import StoreUnreachable
+from psstore.launch.group import ProcessGroup
+from psstore.types import UNBOUNDED, Consistency
+
+READY_S = 60.0
+"""How long the store may take to be ready. It takes about a second; a loaded machine takes longer."""
+
+
+class Ready(msgspec.Struct):
+    """The line that psstore-server writes to --ready-fd."""
+
+    url: str
+
+
+def server_command(*, num_shards: int, consistency: Consistency, ready_fd: int) -> list[str]:
+    """On a port that is free, so that any number of stores run side by side."""
+    options = {
+        "--shards": num_shards,
+        "--workers": consistency.num_workers,
+        "--quorum": consistency.quorum,
+        "--staleness": "unbounded" if consistency.staleness == UNBOUNDED else consistency.staleness,
+        "--host": "127.0.0.1",
+        "--port": 0,
+        "--ready-fd": ready_fd,
+        "--log-level": "warning",
+    }
+    spelled = [text for name, value in options.items() for text in (name, str(value))]
+    return [sys.executable, "-m", "psstore.cli.server", *spelled]
+
+
+class StoreProcess:
+    """A running psstore-server."""
+
+    def __init__(self, process: asyncio.subprocess.Process, ready: asyncio.StreamReader) -> None:
+        self.process = process
+        self._ready = ready
+
+    @classmethod
+    async def start(
+        cls, group: ProcessGroup, *, num_shards: int, consistency: Consistency, environ: Mapping[str, str]
+    ) -> StoreProcess:
+        """Returns at once; `url` waits until it serves."""
+        read_fd, write_fd = os.pipe()
+        reader = await _reader(read_fd)
+        command = server_command(num_shards=num_shards, consistency=consistency, ready_fd=write_fd)
+        try:
+            process = await group.spawn(command, environ=environ, pass_fds=[write_fd])
+        finally:
+            os.close(write_fd)
+        return cls(process, reader)
+
+    async def url(self) -> str:
+        """Raises StoreUnreachable if the store ends before it is ready, or takes too long."""
+        try:
+            line = await asyncio.wait_for(self._ready.readline(), READY_S)
+        except asyncio.TimeoutError:
+            raise StoreUnreachable(f"the store was not ready after {READY_S:g} s", tried_s=READY_S) from None
+        if not line:
+            code = await self.process.wait()
+            raise StoreUnreachable(f"the store ended with exit code {code} before it was ready; its output says why")
+        return msgspec.json.decode(line, type=Ready).url
+
+
+async def _reader(fd: int) -> asyncio.StreamReader:
+    reader = asyncio.StreamReader()
+    pipe = os.fdopen(fd, "rb", buffering=0)
+    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), pipe)
+    return reader
