@@ -135,7 +135,6 @@ py::bytes encode(uint8_t op, uint16_t flags, uint64_t request, uint64_t round, u
                    .rank = rank,
                    .incarnation = incarnation,
                    .sequence = sequence,
-                   .table = {},
                    .body = body_range.bytes(),
                    .payload_bytes = payload_bytes,
                    .payload_crc = payload_crc};

@@ -138,9 +138,9 @@ const Case kCases[] = {
 INSTANTIATE_TEST_SUITE_P(Reads, Frames,
                          ::testing::Combine(::testing::ValuesIn(kCases),
                                             ::testing::Values(1, 63, 4096, 1u << 30)),
-                         [](const auto& info) {
-                           return std::string(std::get<0>(info.param).name) + "By" +
-                                  std::to_string(std::get<1>(info.param));
+                         [](const auto& tested) {
+                           return std::string(std::get<0>(tested.param).name) + "By" +
+                                  std::to_string(std::get<1>(tested.param));
                          });
 
 // ---- where the kernel writes ------------------------------------------------------------------------

@@ -33,9 +33,9 @@ inline void append(Bytes& bytes, std::span<const std::byte> more) {
 // A whole frame, without the encoder's checks. `sizes`: bytes of each slice, which make the payload.
 struct TestFrame {
   Op op = Op::kPUSH;
-  std::vector<uint32_t> sizes;
-  Bytes body;
-  Bytes payload;
+  std::vector<uint32_t> sizes = {};
+  Bytes body = {};
+  Bytes payload = {};
   bool checksum = true;
   std::function<void(Header&)> forge = [](Header&) {};
 

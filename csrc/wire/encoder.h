@@ -18,10 +18,10 @@ struct FrameParts {
   uint32_t rank = 0;
   uint32_t incarnation = 0;
   uint64_t sequence = 0;
-  std::span<const SliceEntry> table;
-  std::span<const std::byte> body;
+  std::span<const SliceEntry> table = {};
+  std::span<const std::byte> body = {};
   uint64_t payload_bytes = 0;
-  std::optional<uint32_t> payload_crc;
+  std::optional<uint32_t> payload_crc = {};
 
   size_t encoded_bytes() const { return kHeaderBytes + table.size_bytes() + body.size(); }
 };
