@@ -101,6 +101,10 @@ Contribution hold_contribution(HeldRanges& held, const std::tuple<py::object, in
           weight};
 }
 
+void check_hyper(int rule, const HyperByName& hyper) {
+  parse_hyper(static_cast<RuleKind>(rule), hyper);
+}
+
 void reduce_update_by_name(int rule, const HyperByName& hyper_by_name, int64_t step,
                            const py::object& value, const StateByName& state,
                            const std::vector<std::tuple<py::object, int, float>>& contributions,
@@ -189,6 +193,7 @@ void cuda_reduce_sgd_by_name(const HyperByName& hyper_by_name, const py::object&
 
 void bind_kernels(py::module_& m) {
   m.def("instruction_sets", &instruction_sets);
+  m.def("check_hyper", &check_hyper, py::arg("rule"), py::arg("hyper"));
   m.def("reduce_update", &reduce_update_by_name, py::arg("rule"), py::arg("hyper"), py::kw_only(),
         py::arg("step"), py::arg("value"), py::arg("state"), py::arg("contributions"),
         py::arg("divisor"), py::arg("dtype"), py::arg("first") = std::map<std::string, bool>(),

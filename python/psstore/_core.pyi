@@ -242,6 +242,9 @@ class Heartbeat:
 def instruction_sets() -> list[str]:
     """What this machine can run, best first: of 'avx512', 'avx2', 'plain'."""
 
+def check_hyper(rule: int, hyper: Mapping[str, float]) -> None:
+    """Raises BadHyper unless a shard would apply a decision with these hyper-parameters."""
+
 def reduce_update(
     rule: int,
     hyper: Mapping[str, float],

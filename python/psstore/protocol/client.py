@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from psstore import _core
-from psstore.errors import BadBody, NotAWorker, PsstoreError, UnknownTensor, from_code
+from psstore.errors import BadArgument, BadBody, NotAWorker, PsstoreError, UnknownTensor, from_code
 from psstore.protocol.facts import Facts
 from psstore.protocol.session import Answer, Future, Identity, Session
 from psstore.types import Tensor, TensorSpec
@@ -92,6 +92,7 @@ class Client:
     async def barrier(self, name: str, *, wait_s: float) -> None:
         """Returns when every expected worker has called it with this name. Raises WorkerLost, DeadlineExceeded."""
         self._need_worker("barrier")
+        _check_wait(wait_s)
         count = self._barriers[name] = self._barriers.get(name, 0) + 1
         body = m.Barrier(name=name, count=count, wait_s=wait_s)
         await self._request(self.sessions[0], "BARRIER", body=body, timeout_s=wait_s + GRACE_S)
@@ -162,6 +163,7 @@ class Client:
         Raises WorkerLost or DeadlineExceeded; the commit stands then, and may be waited for again.
         """
         self._need_worker("commit")
+        _check_wait(wait_s)
         body = m.Commit(
             round=self.round,
             hypers={group: dict(hyper) for group, hyper in hypers.items()},
@@ -186,6 +188,7 @@ class Client:
         Carries the decisions to every shard, also to those from which nothing is read. Answers are in the order
         of the transfers; NOT_MODIFIED is no failure.
         """
+        _check_wait(wait_s)
         carry = m.Carry(at_least=self.decision if at_least is None else at_least, wait_s=wait_s)
         transfers = list(transfers)
         asked = {transfer.shard for transfer in transfers}
@@ -264,6 +267,11 @@ class Client:
     def _need_worker(self, what: str) -> None:
         if not self.joined:
             raise NotAWorker(f"{what} needs a worker: connect with role='worker' (the default), and before leave()")
+
+
+def _check_wait(wait_s: float) -> None:
+    if not 0.0 <= wait_s <= m.MAX_WAIT_S:
+        raise BadArgument(f"wait_s is {wait_s}; it must be from 0 to {m.MAX_WAIT_S:g} seconds")
 
 
 async def collect(futures: Sequence[Future]) -> list[Any]:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from psstore.errors import BadArgument, DeadlineExceeded, PsstoreError, RoundOutOfOrder, WorkerLost
+from psstore.protocol.hypers import Chosen, Hypers
 from psstore.protocol.membership import Membership, Worker
 from psstore.protocol.signing import Signer
-from psstore.types import UNBOUNDED, Consistency, complete_hyper
+from psstore.types import UNBOUNDED, Consistency
 from psstore.wire.messages import Commit, Committed, DecisionFact, Member, Signed
 from psstore.wire.ranges import well_formed
+
+MIN_WEIGHT, MAX_WEIGHT = 1e-18, 1e18
+"""Of one contribution: shards multiply in float32, and a sum of many must be a finite divisor there."""
 
 
 @dataclass(frozen=True)
@@ -23,6 +27,8 @@ class Waiting:
     request: int
     since: float
     """When the wait began."""
+    hypers: Mapping[int, Chosen] = field(default_factory=dict)
+    """What it names, completed and checked."""
 
     @property
     def until(self) -> float:
@@ -66,14 +72,13 @@ class Rounds:
         """Largest lead over the slowest live worker with which a worker was let go."""
         self._membership = membership
         self._signer = signer
-        self._rule_of_group = rule_of_group
         self._log: deque[tuple[int, Signed]] = deque()
         self._staged: dict[int, Waiting] = {}
         """By rank: commits that no decision holds yet."""
         self._owed: dict[int, Waiting] = {}
         """By rank: decided commits whose reply waits for slower workers."""
         self._closed: dict[int, Closed] = {}
-        self._hypers: dict[int, dict[str, float]] = {}
+        self._hypers = Hypers(rule_of_group)
 
     # ---- what the log holds ----
 
@@ -99,17 +104,18 @@ class Rounds:
     def commit(self, worker: Worker, waiting: Waiting) -> list[Answer]:
         """A worker ends a round. Raises before anything changes; else returns all that became answerable."""
         commit = waiting.commit
-        self._check(commit)
-        self.forget(min(commit.floor, self.decided))
-        if commit.round <= worker.clock or (self.consistency.lockstep and commit.round <= self.decided):
+        lockstep = self.consistency.lockstep
+        if commit.round <= worker.clock or (lockstep and commit.round <= self.decided):
             return self._again(worker, waiting)
-        expected = self.decided + 1 if self.consistency.lockstep else worker.clock + 1
+        expected = self.decided + 1 if lockstep else worker.clock + 1
         if commit.round != expected:
             raise RoundOutOfOrder(
                 f"rank {worker.rank} commits round {commit.round}, but it is in round {expected}", rank=worker.rank
             )
-        self._staged[worker.rank] = waiting
-        if not self.consistency.lockstep:
+        self._check(commit)
+        self._staged[worker.rank] = replace(waiting, hypers=self._hypers.complete(commit.hypers))
+        self.forget(min(commit.floor, self.decided))
+        if not lockstep:
             self._decide()
             return self.settle()
         return self.settle() + self._complain(waiting.since)
@@ -129,7 +135,7 @@ class Rounds:
         answers = []
         for waits in (self._staged, self._owed):
             for rank, waiting in waits.items():
-                if waiting.until <= now and waiting.commit.wait_s > 0:
+                if waiting.until <= now:
                     answers.append(Answer(waiting.conn, waiting.request, self._too_late(rank, waiting, now)))
                     waits[rank] = replace(waiting, since=float("inf"))
         return answers
@@ -137,7 +143,7 @@ class Rounds:
     def next_wake(self) -> float | None:
         """When `expire` may next find something."""
         waits = (*self._staged.values(), *self._owed.values())
-        return min((waiting.until for waiting in waits), default=None)
+        return min((waiting.until for waiting in waits if waiting.until < float("inf")), default=None)
 
     def replaced(self, rank: int) -> None:
         """A rank starts a new life: nothing is owed to the old one. A staged commit of the old life is void,
@@ -153,16 +159,12 @@ class Rounds:
 
     # ---- how ----
 
-    def _check(self, commit: Commit) -> None:
-        rules = self._rule_of_group()
-        for group, hyper in commit.hypers.items():
-            if group not in rules:
-                raise BadArgument(f"commit names parameter group {group}, and no tensor belongs to it")
-            complete_hyper(rules[group], hyper)
+    @staticmethod
+    def _check(commit: Commit) -> None:
         if not well_formed(commit.present):
             raise BadArgument("commit.present must be ascending, disjoint ranges (first, last) that don't touch")
-        if not 0.0 < commit.weight < float("inf"):
-            raise BadArgument(f"commit weight is {commit.weight}; it must be positive and finite")
+        if not MIN_WEIGHT <= commit.weight <= MAX_WEIGHT:
+            raise BadArgument(f"commit weight is {commit.weight}; it must be from {MIN_WEIGHT:g} to {MAX_WEIGHT:g}")
 
     def _needed(self) -> int:
         expected = len(self._membership.expected())
@@ -175,8 +177,7 @@ class Rounds:
         ranks = sorted(self._staged)
         commits = [self._staged[rank].commit for rank in ranks]
         first = commits[0]
-        for group, rule in self._rule_of_group().items():
-            self._hypers[group] = complete_hyper(rule, {**self._hypers.get(group, {}), **first.hypers.get(group, {})})
+        hypers = self._hypers.decide(self._staged[ranks[0]].hypers)
         number = self.decided + 1
         workers = [self._membership.workers[rank] for rank in ranks]
         fact = DecisionFact(
@@ -193,7 +194,7 @@ class Rounds:
             ),
             divisor=sum(commit.weight for commit in commits) if first.average else 1.0,
             skip=any(commit.non_finite for commit in commits),
-            hypers=dict(self._hypers),
+            hypers=hypers,
         )
         self._log.append((number, self._signer.sign(fact)))
         self.decided = number
@@ -209,8 +210,11 @@ class Rounds:
         if closed is not None and closed.incarnation == worker.incarnation and closed.round == round:
             self._owed[worker.rank] = waiting
             return self._release()
-        if not self.consistency.lockstep:
-            raise RoundOutOfOrder(f"rank {worker.rank} commits round {round}, and has committed {worker.clock}")
+        passed = closed is not None and closed.incarnation == worker.incarnation and closed.round > round
+        if passed or not self.consistency.lockstep:
+            raise RoundOutOfOrder(
+                f"rank {worker.rank} commits round {round}, but it is in round {worker.clock + 1}", rank=worker.rank
+            )
         worker.clock = self.decided
         self._closed[worker.rank] = Closed(worker.incarnation, round, round, late=True)
         self._owed[worker.rank] = waiting

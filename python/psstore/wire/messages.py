@@ -6,7 +6,7 @@ Bytes that only the store's processes may write travel as `Signed`.
 
 from __future__ import annotations
 
-from typing import Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 import msgspec
 
@@ -16,6 +16,12 @@ from psstore.wire.ranges import Ranges
 
 Role = Literal["worker", "client", "heartbeat"]
 Exist = Literal["match", "error", "overwrite"]
+
+MAX_WAIT_S = 30 * 86400.0
+"""Nobody waits longer for a peer; and it is a number that clocks can be added to."""
+
+Seconds = Annotated[float, msgspec.Meta(ge=0.0, le=MAX_WAIT_S)]
+"""How long to wait; no NaN, no infinity."""
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -119,7 +125,7 @@ class Carry(Message, frozen=True, kw_only=True):
     """Consecutive; those that the shard has already are skipped."""
     at_least: int = 0
     """PULL: wait until the shard's version is this."""
-    wait_s: float = 0.0
+    wait_s: Seconds = 0.0
     """PULL: how long to wait for `at_least`, and for values of tensors that are not initialised yet."""
 
 
@@ -196,7 +202,7 @@ class Commit(Message, frozen=True, kw_only=True):
     """Last decision that the worker knows."""
     floor: int = 0
     """Every shard is known to have applied this decision; older ones need not be kept."""
-    wait_s: float = 300.0
+    wait_s: Seconds = 300.0
     """How long the coordinator may wait for other workers before it answers with DEADLINE_EXCEEDED."""
 
 
@@ -231,7 +237,7 @@ class Barrier(Message, frozen=True, kw_only=True):
     name: str = ""
     count: int
     """How often this worker has called it by that name: makes a resend harmless."""
-    wait_s: float = 300.0
+    wait_s: Seconds = 300.0
 
 
 class Drop(Message, frozen=True, kw_only=True):

@@ -1,0 +1,56 @@
+"""Which hyper-parameters the next decision names, for each parameter group. Part of the coordinator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from psstore import _core
+from psstore.errors import BadArgument
+from psstore.types import complete_hyper
+
+
+class Chosen(NamedTuple):
+    """All hyper-parameters of one group, and the rule that they are for."""
+
+    rule: str
+    values: dict[str, float]
+
+
+class Hypers:
+    """What a commit does not name keeps its last value, or the rule's default."""
+
+    def __init__(self, rule_of_group: Callable[[], Mapping[int, str]]) -> None:
+        self._rule_of_group = rule_of_group
+        self._last: dict[int, Chosen] = {}
+
+    def complete(self, given: Mapping[int, Mapping[str, float]]) -> dict[int, Chosen]:
+        """What the groups in `given` would have next. Raises BadArgument, BadHyper: everything that a shard would
+        refuse is refused here, while the round can still be committed with something better."""
+        rules = self._rule_of_group()
+        chosen = {}
+        for group, hyper in given.items():
+            if group not in rules:
+                raise BadArgument(f"commit names parameter group {group}, and no tensor belongs to it")
+            rule = rules[group]
+            values = complete_hyper(rule, {**self._kept(group, rule), **hyper})
+            _core.check_hyper(_core.RULES[rule], values)
+            chosen[group] = Chosen(rule, values)
+        return chosen
+
+    def decide(self, chosen: Mapping[int, Chosen]) -> dict[int, dict[str, float]]:
+        """Those of every group, for a decision; they are the last ones from now on.
+
+        `chosen`: by `complete`. Meanwhile a group may have got another rule: then what was chosen is void.
+        """
+        self._last = {
+            group: chosen[group]
+            if group in chosen and chosen[group].rule == rule
+            else Chosen(rule, complete_hyper(rule, self._kept(group, rule)))
+            for group, rule in self._rule_of_group().items()
+        }
+        return {group: dict(last.values) for group, last in self._last.items()}
+
+    def _kept(self, group: int, rule: str) -> Mapping[str, float]:
+        last = self._last.get(group)
+        return last.values if last is not None and last.rule == rule else {}
