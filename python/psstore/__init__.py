@@ -14,6 +14,9 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from psstore import cuda as cuda
+    from psstore import errors as errors
+    from psstore import torch as torch
     from psstore.client.connect import connect as connect
     from psstore.client.connect import connect_async as connect_async
     from psstore.client.local import LocalStore as LocalStore

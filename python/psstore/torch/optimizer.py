@@ -87,6 +87,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._store.push_many(gradients)
         self._commit()
         self._pull()
+        self.optimizer._opt_called = True  # type: ignore[attr-defined]  # torch's schedulers of the wrapped one ask
         return loss
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:

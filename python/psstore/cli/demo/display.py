@@ -17,7 +17,11 @@ from psstore.cli.demo.report import Report
 from psstore.launch.lines import Line
 
 SPARKS = "▁▂▃▄▅▆▇█"
-SPARK_WIDTH = 16
+SPARK_WIDTH = 12
+
+BAR_WIDTH = 24
+STATUS_WIDTH = 73
+"""Columns that a worker's line takes beside its bar, which gets what is left, up to BAR_WIDTH."""
 
 
 def sparkline(values: Sequence[float]) -> str:
@@ -58,7 +62,7 @@ class Display:
         self._epoch = 0
         self._progress = Progress(
             TextColumn("[bold cyan]{task.description}"),
-            BarColumn(bar_width=24),
+            BarColumn(bar_width=max(4, min(BAR_WIDTH, console.width - STATUS_WIDTH))),
             TextColumn("{task.fields[status]}"),
             console=console,
             disable=not console.is_terminal,

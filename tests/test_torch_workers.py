@@ -1,0 +1,123 @@
+"""Several workers: the first one's values count, synchronous rounds are exact, and no gradient is no hang."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+from torch.optim import SGD
+from torch_support import Odd, assert_same_bits, backward, batches, distributed, in_threads, on_each_worker
+
+import psstore
+
+STEPS = 12
+
+MOMENTUM = partial(SGD, lr=0.1, momentum=0.9, weight_decay=0.01, foreach=False)
+
+
+def one_process(num_workers: int, *, average: bool = True) -> Odd:
+    """Each round: the micro-batches of all ranks, in rank order, summed and divided."""
+    model = Odd(seed=0)
+    optimizer = MOMENTUM(model.parameters())
+    streams = [batches(STEPS, seed=100 + rank) for rank in range(num_workers)]
+    for number in range(STEPS):
+        optimizer.zero_grad()
+        for rank, stream in enumerate(streams):
+            backward(model, next(stream), use_all=uses_all(number, rank))
+        for parameter in model.parameters():
+            if parameter.grad is not None and average:
+                parameter.grad /= num_workers
+        optimizer.step()
+    return model
+
+
+def uses_all(number: int, rank: int) -> bool:
+    """In some rounds one worker has no gradient for one parameter, in some rounds no worker has."""
+    return number % 4 != 3 and (number + rank) % 3 != 0
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+@pytest.mark.parametrize("num_workers", [2, 3])
+def test_synchronous_workers_equal_one_process_bit_for_bit(num_workers: int, shards: int) -> None:
+    models = [Odd(seed=rank) for rank in range(num_workers)]
+
+    def work(store: psstore.Store, rank: int) -> None:
+        optimizer = distributed(models[rank], store, MOMENTUM)
+        for number, inputs in enumerate(batches(STEPS, seed=100 + rank)):
+            optimizer.zero_grad()
+            backward(models[rank], inputs, use_all=uses_all(number, rank))
+            optimizer.step()
+
+    on_each_worker(num_workers, work, shards=shards)
+    expected = one_process(num_workers)
+    for model in models:
+        assert_same_bits(model, expected)
+
+
+def test_average_can_be_left_out() -> None:
+    models = [Odd(seed=rank) for rank in range(2)]
+
+    def work(store: psstore.Store, rank: int) -> None:
+        optimizer = psstore.torch.DistributedOptimizer(
+            MOMENTUM(models[rank].parameters()),
+            store,
+            named_parameters=models[rank].named_parameters(),
+            average=False,
+        )
+        for number, inputs in enumerate(batches(STEPS, seed=100 + rank)):
+            optimizer.zero_grad()
+            backward(models[rank], inputs, use_all=uses_all(number, rank))
+            optimizer.step()
+
+    on_each_worker(2, work)
+    assert_same_bits(models[1], one_process(2, average=False))
+
+
+def test_every_worker_starts_with_the_values_of_rank_0() -> None:
+    models = [Odd(seed=rank) for rank in range(3)]
+
+    def work(store: psstore.Store, rank: int) -> None:
+        distributed(models[rank], store, MOMENTUM)
+
+    on_each_worker(3, work, shards=2)
+    for model in models:
+        assert_same_bits(model, Odd(seed=0))
+
+
+def test_a_late_backup_worker_only_catches_up() -> None:
+    """Its gradients, though pushed, change nothing; it then has what the others have."""
+    models = [Odd(seed=0) for _ in range(3)]
+    with psstore.LocalStore(shards=2, workers=3, mode="backup") as local:
+        stores = [local.connect(rank=rank) for rank in range(3)]
+        optimizers = [distributed(model, store, MOMENTUM) for model, store in zip(models, stores, strict=True)]
+        inputs = next(batches(1))
+        for model in models:
+            backward(model, inputs)
+        in_threads([optimizers[0].step, optimizers[1].step])
+        late = models[2]
+        for parameter in late.parameters():
+            assert parameter.grad is not None
+            parameter.grad.fill_(1e6)
+        optimizers[2].step()
+        assert stores[2].round == stores[0].round == 2
+        for store in stores:
+            store.close()
+    assert_same_bits(models[0], late)
+
+
+@pytest.mark.parametrize("mode", ["ssp", "async"])
+def test_asynchronous_workers_train(mode: str) -> None:
+    losses: list[list[float]] = [[], []]
+
+    def work(store: psstore.Store, rank: int) -> None:
+        model = Odd(seed=rank)
+        optimizer = distributed(model, store, partial(SGD, lr=0.05))
+        inputs = next(batches(1))
+        for _ in range(40):
+            optimizer.zero_grad()
+            losses[rank].append(backward(model, inputs))
+            optimizer.step()
+
+    on_each_worker(2, work, mode=mode)
+    for seen in losses:
+        assert seen[-1] < 0.5 * seen[0]
