@@ -5,13 +5,19 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from sim.checks import run_and_check
-from sim.plan import MODES, Plan, plan_of
+from sim.checks import check, run_and_check
+from sim.mutants import MUTANTS
+from sim.plan import plan_of
+from sim.scenario import Scenario
+
+from psstore.errors import PsstoreError
 
 NUM_SEEDS = 300
 """About 30 s. `python -m tests.sim --seeds 0:10000` runs more."""
 
 BATCH = 25
+
+MAX_SEEDS_TO_NOTICE = 250
 
 
 @pytest.mark.parametrize("first", range(0, NUM_SEEDS, BATCH))
@@ -28,3 +34,50 @@ def test_same_seed_gives_the_same_run() -> None:
     for trace in traces:
         run_and_check(plan_of(11), trace=trace.append)
     assert traces[0] == traces[1]
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_simulator_notices_that(name: str) -> None:
+    mode, broken = MUTANTS[name]
+    for seed in range(MAX_SEEDS_TO_NOTICE):
+        plan = plan_of(seed, mode)
+        try:
+            with broken():
+                history = Scenario(plan).run()
+            check(plan, history)
+        except (AssertionError, PsstoreError):
+            return
+    pytest.fail(f"{MAX_SEEDS_TO_NOTICE} seeds found nothing wrong")
+
+
+def test_ssp_goes_to_its_bound_and_not_beyond() -> None:
+    plan = replace(
+        plan_of(0, "ssp").undisturbed(), num_workers=3, rounds=8, staleness=2, compute_s=(0.01, 0.01, 1.0), num_shards=2
+    )
+    history = run_and_check(plan)
+    assert max(history.leads) == history.max_staleness == 2
+
+
+@pytest.mark.parametrize("num_shards", [1, 2, 3, 5])
+def test_synchronous_bytes_do_not_depend_on_the_number_of_shards(num_shards: int) -> None:
+    plan = replace(plan_of(0, "sync"), num_workers=3, deaths=(), leaves=(), break_chance=0.05, num_shards=num_shards)
+    run_and_check(plan)  # compares with one shard
+
+
+def test_late_worker_is_told_so_and_catches_up() -> None:
+    calm = plan_of(0, "backup").undisturbed()
+    plan = replace(calm, num_workers=3, rounds=6, compute_s=(0.1, 0.1, 2.0), num_shards=2)
+    history = run_and_check(plan)
+    late = [cell for cell, committed in history.commits.items() if committed.late]
+    assert late
+    assert {rank for rank, _, _ in late} == {2}
+    assert history.outcomes["worker 2.1"] == "finished"
+
+
+def test_disturbances_do_happen() -> None:
+    """Seeds that never lose an answer or a worker would prove nothing."""
+    histories = [run_and_check(plan_of(seed)) for seed in range(40)]
+    assert sum(history.num_duplicates for history in histories) > 20
+    assert any(committed.late for history in histories for committed in history.commits.values())
+    assert any(m.incarnation > 1 for history in histories for d in history.decisions for m in d.members)
+    assert any(decision.skip for history in histories for decision in history.decisions)

@@ -20,7 +20,7 @@ from psstore.errors import (
 )
 from psstore.protocol.client import GRACE_S
 from psstore.types import Tensor, TensorSpec
-from psstore.wire.messages import Committed
+from psstore.wire.messages import Committed, Exist
 
 from . import model
 from .history import History, Read, Wait, Writes
@@ -37,6 +37,8 @@ PATIENCE = 20
 """How often a worker asks again before it believes that somebody is lost for good."""
 PAUSE_S = 2.0
 NUM_WRITES = 6
+NUM_SCRATCHES = 4
+HASTY_S = 0.3
 OK, NOT_MODIFIED = 0, _core.ERROR_CODES["NOT_MODIFIED"]
 
 
@@ -159,7 +161,8 @@ class Worker(Actor):
         self.history.commits[self.rank, self.life, round] = committed
         self.history.answered_at[self.rank, self.life, round] = world.now
         self.observe(self.rank)
-        await self.pull()
+        if model.pulls_after(self.plan, round):
+            await self.pull()
 
     async def commit(self, present: list[int]) -> Committed:
         """Asks again after an error that says 'not yet'; the commit stands meanwhile."""
@@ -195,7 +198,10 @@ class Worker(Actor):
 
 
 class Writer(Actor):
-    """ADDs 1 to its own part of a shared tensor, and ASSIGNs a count to one of its own."""
+    """ADDs 1 to its own part of a shared tensor, and ASSIGNs a count to one of its own.
+
+    A hasty one gives up soon, and goes on: what it gave up may count or not, but never twice.
+    """
 
     ELEMS = 40
 
@@ -211,6 +217,8 @@ class Writer(Actor):
         (tally, note), _ = await self.call(
             "create", self.client.create(specs, exist="match", offer=False), 2 * TIMEOUT_S
         )
+        if self.plan.hasty_writers:
+            self.client.timeout_s = HASTY_S
         mine = np.zeros((self.plan.num_writers, self.ELEMS), np.float32)
         mine[self.index] = 1.0
         for count in range(1, NUM_WRITES + 1):
@@ -222,8 +230,29 @@ class Writer(Actor):
         writes = self.history.writes.setdefault(f"{op} {self.index}", Writes())
         writes.begun += 1
         sent = model.transfers([tensor], [values], num_shards=self.num_shards)
-        await self.call(op, self.client.write(op, sent))
-        writes.acknowledged += 1
+        try:
+            await self.call(op, self.client.write(op, sent), self.client.timeout_s)
+        except AvailabilityError:
+            assert self.plan.hasty_writers, "a patient writer always gets through"
+        else:
+            writes.acknowledged += 1
+            writes.last = writes.begun
+
+
+class Curator(Actor):
+    """Creates, overwrites and drops tensors of its own. Each request changes something, so none may happen twice."""
+
+    async def act(self) -> None:
+        for index in range(NUM_SCRATCHES):
+            await self.machine.world.sleep(self.machine.world.rng.expovariate(4.0))
+            name = f"scratch{index}"
+            await self.create(TensorSpec(name=name, shape=(30,), rule="sgd"), "error")
+            await self.create(TensorSpec(name=name, shape=(50,), rule="sgd"), "overwrite")
+            if index % 2:
+                await self.call("drop", self.client.drop([name]), 2 * TIMEOUT_S)
+
+    async def create(self, spec: TensorSpec, exist: Exist) -> None:
+        await self.call("create", self.client.create([spec], exist=exist, offer=False), 2 * TIMEOUT_S)
 
 
 class Reader(Actor):
@@ -247,7 +276,7 @@ class Reader(Actor):
         arrays: list[Array] = [np.full(tensor.spec.num_elems, np.nan, np.float32) for tensor in tensors]
         asked = []
         for transfer in model.transfers(tensors, arrays, num_shards=self.num_shards, into=True):
-            newer = [versions.get(key, 0) for key in transfer.table.keys()]  # noqa: SIM118, it is no dict
+            newer = [versions.get(key, 0) for key in transfer.table.keys()]
             asked.append(transfer._replace(table=transfer.table.with_versions(newer)))
         answers = await self.call("pull", self.client.pull(asked, wait_s=0.0), TIMEOUT_S)
         by_id = {tensor.id: (tensor, array) for tensor, array in zip(tensors, arrays, strict=True)}

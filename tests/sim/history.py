@@ -29,6 +29,8 @@ class Writes:
 
     begun: int = 0
     acknowledged: int = 0
+    last: int = 0
+    """The last one that was acknowledged."""
 
 
 @dataclass
@@ -83,3 +85,5 @@ class History:
     num_duplicates: int = 0
     """Slices that shards acknowledged and ignored: the disturbances did bite."""
     max_staleness: int = 0
+    num_slots: int = 0
+    """Slices that the shards hold, all together."""

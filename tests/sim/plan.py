@@ -26,7 +26,7 @@ class Plan:
 
     seed: int
     flavour: int
-    """Which rounds lack gradients or are not finite; part of the training, not of what goes wrong."""
+    """Which rounds lack gradients, are not finite or end without a pull: the training's own, not what goes wrong."""
     mode: str
     num_workers: int
     num_shards: int
@@ -48,6 +48,8 @@ class Plan:
     with_token: bool
     lazy_shards: bool
     num_writers: int
+    hasty_writers: bool
+    with_curator: bool
     num_readers: int
 
     @property
@@ -75,6 +77,8 @@ class Plan:
             with_token=False,
             lazy_shards=False,
             num_writers=0,
+            hasty_writers=False,
+            with_curator=False,
             num_readers=0,
         )
 
@@ -99,7 +103,7 @@ def plan_of(seed: int, mode: str | None = None) -> Plan:
         staleness=rng.randint(0, 3),
         latency_s=rng.choice((0.0005, 0.005, 0.05)),
         compute_s=tuple(compute_s),
-        break_chance=rng.choice((0.0, 0.01, 0.03, 0.08)),
+        break_chance=rng.choice((0.0, 0.02, 0.05, 0.1)),
         late_s=rng.choice((0.0, 0.5, 4.0)),
         deaths=deaths,
         leaves=((leaver, rng.randrange(1, rounds)),) if rng.random() < 0.15 else (),
@@ -108,6 +112,8 @@ def plan_of(seed: int, mode: str | None = None) -> Plan:
         with_token=rng.random() < 0.5,
         lazy_shards=rng.random() < 0.5,
         num_writers=rng.randint(0, 2),
+        hasty_writers=rng.random() < 0.5,
+        with_curator=rng.random() < 0.5,
         num_readers=rng.randint(0, 2),
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from unittest import mock
 
 from psstore.partition import packing, slicing
@@ -13,7 +14,7 @@ from psstore.protocol.signing import Signer
 from psstore.wire.messages import Role
 
 from . import model
-from .actors import Actor, Auditor, Reader, Worker, Writer
+from .actors import HASTY_S, Actor, Auditor, Curator, Reader, Worker, Writer
 from .history import History
 from .machine import Machine
 from .network import Network
@@ -81,13 +82,15 @@ class Scenario:
             for index in range(plan.num_writers):
                 machine = self._machine(f"writer {index}", "client")
                 self._start(Writer(plan, machine, self.history, index=index))
+            if plan.with_curator:
+                self._start(Curator(plan, self._machine("curator", "client"), self.history))
             readers = [
                 Reader(plan, self._machine(f"reader {index}", "client"), self.history)
                 for index in range(plan.num_readers)
             ]
             for reader in readers:
                 self._start(reader)
-            self._schedule_partition()
+            self._schedule_partitions()
             following = {reader.machine.name for reader in readers}
             self.world.run(until=lambda: self._watch() or self.pending <= following, limit_s=LIMIT_S)
             self.network.break_chance = 0.0
@@ -118,6 +121,7 @@ class Scenario:
         history.decided_at = self.notary.decided_at
         history.applied = [server.shard.applied for server in self.servers]
         history.max_staleness = self.coordinator.rounds.max_staleness
+        history.num_slots = sum(server.shard.core.stats()["slots"] for server in self.servers)
         history.num_duplicates = sum(server.shard.core.stats()["duplicates"] for server in self.servers)
         for tensor in history.tensors.values():
             states = [
@@ -192,13 +196,19 @@ class Scenario:
 
     # ---- what goes wrong ----
 
-    def _schedule_partition(self) -> None:
+    def _schedule_partitions(self) -> None:
+        rng = self.world.rng
         if self.plan.partition is not None:
             rank, for_s = self.plan.partition
-            self.world.after(self.world.rng.uniform(0.0, 3.0), lambda: self._partition(rank, for_s))
+            self.world.after(rng.uniform(0.0, 3.0), lambda: self._cut_off(self.machines[rank], for_s))
+        if self.plan.hasty_writers:
+            for actor in self.actors:
+                if isinstance(actor, Writer):
+                    cut_off = partial(self._cut_off, actor.machine, 4 * HASTY_S)
+                    self.world.after(rng.uniform(0.0, 2.0), cut_off)
 
-    def _partition(self, rank: int, for_s: float) -> None:
-        machine = self.machines[rank]
+    def _cut_off(self, machine: Machine, for_s: float) -> None:
+        """Every connection breaks, and for so long there is no new one."""
         self.world.say(f"{machine.name} is cut off for {for_s:g} s")
         machine.partitioned_until = self.world.now + for_s
         for connection in list(machine.connections):

@@ -1,0 +1,168 @@
+"""Protocols broken on purpose, each in one place. A simulator that finds nothing wrong in them is worthless."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+from unittest import mock
+
+from msgspec.structs import replace
+
+from psstore.protocol import rounds, slices
+from psstore.protocol.clients import Clients
+from psstore.protocol.coordinator import Coordinator
+from psstore.protocol.facts import Facts
+from psstore.protocol.membership import Membership
+from psstore.protocol.rounds import Answer, Rounds
+from psstore.protocol.service import ShardService
+from psstore.protocol.session import Session
+from psstore.protocol.slices import Slices
+from psstore.wire.messages import Carry, Committed, Signed
+
+Mutant = Callable[[], AbstractContextManager[Any]]
+
+
+def _method(owner: type, name: str, replacement: Callable[..., Any]) -> Mutant:
+    return lambda: mock.patch.object(owner, name, replacement)
+
+
+# ---- the client ----
+
+
+@contextmanager
+def nothing_is_sent_again() -> Iterator[None]:
+    welcomed = Session._welcomed
+
+    def forgetful(self: Session, welcome: Any) -> None:
+        requests, self._requests = self._requests, {}
+        welcomed(self, welcome)
+        self._requests = requests
+
+    with mock.patch.object(Session, "_welcomed", forgetful):
+        yield
+
+
+def applied_writes_are_renumbered(self: Session, last_applied: int) -> None:
+    waiting = [request for request in self._requests.values() if request.sequence > 0]
+    for sequence, request in enumerate(waiting, start=last_applied + 1):
+        request.sequence = sequence
+    self._sequence = last_applied + len(waiting)
+
+
+def decisions_are_carried_backwards(self: Facts, number: int) -> tuple[Signed, ...]:
+    return tuple(reversed(self._decisions[max(0, number + 1 - self._first) :]))
+
+
+# ---- the shards ----
+
+
+@contextmanager
+def pushes_overtake_decisions() -> Iterator[None]:
+    admit = Slices.admit
+
+    def hasty(self: Slices, connection: Any, frame: Any) -> Any:
+        with mock.patch("psstore.protocol.slices.m.decode_body", return_value=Carry()):
+            return admit(self, connection, frame)
+
+    with mock.patch.object(Slices, "admit", hasty):
+        yield
+
+
+@contextmanager
+def skips_are_applied() -> Iterator[None]:
+    to_core = slices._to_core
+    with mock.patch.object(slices, "_to_core", lambda fact: to_core(replace(fact, skip=False))):
+        yield
+
+
+# ---- the coordinator ----
+
+
+@contextmanager
+def late_workers_are_told_that_they_count() -> Iterator[None]:
+    answer = Rounds._answer
+
+    def flattering(self: Rounds, *args: Any) -> Answer:
+        told = answer(self, *args)
+        assert isinstance(told.result, Committed)
+        return Answer(told.conn, told.request, replace(told.result, late=False))
+
+    with mock.patch.object(Rounds, "_answer", flattering):
+        yield
+
+
+@contextmanager
+def closed_rounds_are_forgotten() -> Iterator[None]:
+    again = Rounds._again
+
+    def forgetful(self: Rounds, worker: Any, waiting: Any) -> list[Answer]:
+        self._closed.clear()
+        return again(self, worker, waiting)
+
+    with mock.patch.object(Rounds, "_again", forgetful):
+        yield
+
+
+@contextmanager
+def staleness_is_one_too_many() -> Iterator[None]:
+    slowest = Membership.slowest_clock
+    with mock.patch.object(Membership, "slowest_clock", lambda self: slowest(self) + 1):
+        yield
+
+
+@contextmanager
+def quorum_is_one_too_few() -> Iterator[None]:
+    needed = Rounds._needed
+    with mock.patch.object(Rounds, "_needed", lambda self: max(1, needed(self) - 1)):
+        yield
+
+
+@contextmanager
+def barriers_open_for_the_first() -> Iterator[None]:
+    passing = Coordinator._pass_barriers
+
+    def eager(self: Coordinator, now: float | None) -> Any:
+        here = {rank for waits in self._barriers.values() for rank in waits}
+        with mock.patch.object(self.membership, "expected", return_value=here):
+            return passing(self, now)
+
+    with mock.patch.object(Coordinator, "_pass_barriers", eager):
+        yield
+
+
+def decisions_are_forgotten_too_early(self: Rounds, floor: int) -> None:
+    while len(self._log) > 1:
+        self._log.popleft()
+
+
+MUTANTS: dict[str, tuple[str, Mutant]] = {
+    "nothing is sent again after a reconnect": ("sync", nothing_is_sent_again),
+    "writes that were applied get a new number": (
+        "async",
+        _method(Session, "_renumber_writes", applied_writes_are_renumbered),
+    ),
+    "abandoned writes leave a gap": ("async", _method(Session, "_renumber_writes", lambda self, last: None)),
+    "decisions are carried backwards": ("async", _method(Facts, "since", decisions_are_carried_backwards)),
+    "a client carries no decisions": ("sync", _method(Facts, "since", lambda self, number: ())),
+    "pushes overtake decisions": ("async", pushes_overtake_decisions),
+    "skipped rounds are applied": ("sync", skips_are_applied),
+    "parked pulls are never woken": ("sync", _method(Slices, "wake", lambda self, now: [])),
+    "older connections still speak": ("backup", _method(ShardService, "_siblings", lambda self, c, h: ([], []))),
+    "late workers are told that they count": ("backup", late_workers_are_told_that_they_count),
+    "closed rounds are forgotten": ("async", closed_rounds_are_forgotten),
+    "staleness is one too many": ("ssp", staleness_is_one_too_many),
+    "asynchronous commits wait": ("async", lambda: mock.patch.object(rounds, "UNBOUNDED", -2)),
+    "quorum is one too few": ("sync", quorum_is_one_too_few),
+    "members are in the order of arrival": ("sync", lambda: mock.patch.object(rounds, "sorted", list, create=True)),
+    "the dead are never noticed": ("sync", _method(Membership, "sweep", lambda self, now: [])),
+    "a new life inherits the old one's commit": ("sync", _method(Rounds, "replaced", lambda self, rank: None)),
+    "decisions are forgotten too early": ("async", _method(Rounds, "forget", decisions_are_forgotten_too_early)),
+    "a repeated CREATE is carried out again": (
+        "async",
+        _method(Clients, "once", lambda self, client, request, answer: answer()),
+    ),
+    "a dead initialiser is waited for": ("sync", _method(Clients, "is_gone", lambda self, client, **when: False)),
+    "barriers open for the first": ("sync", barriers_open_for_the_first),
+}
+"""What is broken -> the mode in which it shows soonest, and how it is broken."""
