@@ -20,6 +20,7 @@ from psstore.protocol.frames import Output
 from psstore.protocol.service import ShardService
 from psstore.types import Tensor
 from psstore.wire import messages as m
+from psstore.wire.ranges import to_ranges
 
 pytestmark = pytest.mark.sockets
 
@@ -189,7 +190,9 @@ def test_decision_is_carried_out_when_there_is_time() -> None:
             worker = {"round": 1, "rank": joined.rank, "incarnation": joined.incarnation}
             client.send("PUSH", table=part, body=m.Carry(), payload=[bytes(part.payload_bytes)], **worker)
             client.reply("PUSHED")
-        committed = m.decode_body(m.Committed, client.ask("COMMIT", "COMMITTED", body=m.Commit(round=1)).body)
+        committed = m.decode_body(
+            m.Committed, client.ask("COMMIT", "COMMITTED", body=m.Commit(round=1, present=to_ranges([tensor.id]))).body
+        )
         client.ask("PULL", "PULLED", body=m.Carry(decisions=committed.decisions, at_least=1))
         assert eventually(lambda: client.stats()["applied_in_place"] == len(table))
         assert client.stats()["staged_bytes"] == 0

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
+import resource
 import socket
 import struct
 from collections.abc import Callable, Iterator
 
+import psutil
 import pytest
 from raw_client import RawClient, connect_socket, failure_of, slice_table
 from server_process import StoreProcess
@@ -226,6 +228,14 @@ def test_connections_over_the_limit_are_refused_and_those_there_stay() -> None:
             client.stats()
             client.close()
         assert "refused: there are too many connections already" in small.log()
+
+
+def test_connections_are_limited_by_what_the_system_allows() -> None:
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    with StoreProcess("--max-connections", str(hard)) as store:
+        (shard,) = store.shards()
+        assert shard.rlimit(psutil.RLIMIT_NOFILE) == (hard, hard)
+        assert f"the system allows {hard} open files: connections are limited to" in store.log()
 
 
 def test_raw_socket_that_says_nothing_is_harmless(store: StoreProcess) -> None:

@@ -12,10 +12,6 @@ references to values, no copies, and exceeds this by one reply at most."""
 WRITE_LOW_BYTES = WRITE_HIGH_BYTES // 4
 """Unsent bytes at which it goes on: early enough that the socket does not run dry meanwhile."""
 
-UNIX_BUFFER_BYTES = 1 << 20
-"""Kernel buffers of a unix socket, each way (Linux gives 208 KiB unasked, and has no autotuning for them).
-TCP is left to the kernel's autotuning, which a size set by hand would switch off (tcp(7), SO_RCVBUF)."""
-
 BACKLOG = 1024
 """Connections that wait to be accepted: a whole fleet may connect in the same instant."""
 

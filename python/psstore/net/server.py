@@ -162,10 +162,10 @@ class Server:
 
     def _end_turn(self) -> None:
         self._turn_is_due = False
-        if self.on_turn is not None:
-            self.on_turn(self.now())
         self._set_timer(self._service.next_wake())
         self.loop.call_soon(self._settle, self._events)
+        if self.on_turn is not None:
+            self.on_turn(self.now())
 
     def _settle(self, events: int) -> None:
         """A step of the work that the last decision left over, unless frames came: they have their own turn."""

@@ -6,6 +6,7 @@ The driver calls `head` when a frame with a payload begins, `frame` when one is 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -67,6 +68,9 @@ class ShardService:
         self._slices = Slices(index=identity.shard, shard=shard, signer=signer)
         self._make_nonce = make_nonce
         self._connections: dict[int, Connection] = {}
+        self._strangers: dict[int, Connection] = {}
+        """Those of them that have not proved themselves, oldest first: time is looked at in every turn, and there
+        may be thousands of the others."""
         self._head_errors: dict[int, PsstoreError] = {}
         """Why the payload that a connection is sending now is discarded."""
         self._owed: dict[tuple[int, int], int] = {}
@@ -76,11 +80,12 @@ class ShardService:
 
     def opened(self, conn: int, now: float) -> None:
         """`conn`: a number of the driver's, larger than all before it."""
-        self._connections[conn] = Connection(id=conn, opened_at=now)
+        self._connections[conn] = self._strangers[conn] = Connection(id=conn, opened_at=now)
 
     def closed(self, conn: int, now: float) -> None:
         """Forgets the connection. What it had staged stays: its client may come back."""
         self._connections.pop(conn, None)
+        self._strangers.pop(conn, None)
         self._head_errors.pop(conn, None)
         self._slices.forget(conn)
         self._owed = {key: op for key, op in self._owed.items() if key[0] != conn}
@@ -139,8 +144,8 @@ class ShardService:
     def tick(self, now: float) -> list[Output]:
         """What time alone brings: silent strangers, lost workers, ended waits."""
         outputs: list[Output] = []
-        for connection in self._connections.values():
-            if connection.stage is not Stage.OPEN and now - connection.opened_at >= HANDSHAKE_S:
+        for connection in self._strangers.values():
+            if now - connection.opened_at >= HANDSHAKE_S:
                 outputs += self.failed(connection.id, HandshakeTimeout(f"no handshake within {HANDSHAKE_S:g} s"))
         if self.coordinator is not None:
             outputs += self._send_replies(self.coordinator.tick(now))
@@ -148,7 +153,7 @@ class ShardService:
 
     def next_wake(self) -> float | None:
         """When `tick` may next do something."""
-        times = [c.opened_at + HANDSHAKE_S for c in self._connections.values() if c.stage is not Stage.OPEN]
+        times = [stranger.opened_at + HANDSHAKE_S for stranger in itertools.islice(self._strangers.values(), 1)]
         times += [t for t in (self._slices.next_wake(), self._coordinator_wake()) if t is not None]
         return min(times, default=None)
 
@@ -163,6 +168,7 @@ class ShardService:
         challenge = connection.greet(frame, identity.token, self._make_nonce())
         if challenge is not None:
             return [_answer(connection.id, frame, challenge, op=OPS["CHALLENGE"])]
+        self._strangers.pop(connection.id, None)
         hello = connection.hello
         assert hello is not None, "greet returns None only after HELLO"
         older, newer = self._siblings(connection, hello)

@@ -22,8 +22,8 @@ WRITES = frozenset((OPS["PUSH"], OPS["ASSIGN"], OPS["ADD"], OPS["INIT"]))
 """Requests with a payload."""
 
 MAX_PARKED = 1024
-"""Pulls of one connection that may wait at a time: each holds its table, and a client that never asks for less
-than 4 MiB per frame has 4 GiB under way by then."""
+"""Pulls of one connection that may wait at a time, since each holds its table and its body. In frames of 4 MiB
+they ask for 4 GiB."""
 
 NOT_INITIALISED = _core.ERROR_CODES["NOT_INITIALISED"]
 

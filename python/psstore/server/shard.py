@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import resource
 import signal
 import socket
 import sys
@@ -29,6 +30,9 @@ from psstore.protocol.signing import Signer
 from psstore.server import logs
 from psstore.server.journal import Journal
 from psstore.server.settings import READY, ShardSettings
+
+OTHER_FILES = 128
+"""Open files of a shard that are no connections it serves: the loop's own, and refusals under way."""
 
 _log = logging.getLogger("psstore.server")
 
@@ -53,7 +57,7 @@ async def serve(settings: ShardSettings) -> None:
     loop.add_reader(sys.stdin.fileno(), _on_supervisor, stopped)
     coordinator = make_coordinator(settings) if settings.index == 0 else None
     service = make_service(settings, coordinator)
-    server = Server(service, loop=loop, limits=ServerLimits(max_connections=settings.max_connections))
+    server = Server(service, loop=loop, limits=ServerLimits(max_connections=make_room(settings.max_connections)))
     if coordinator is not None:
         server.on_turn = Journal(coordinator.membership).update
     sockets = [socket.socket(fileno=descriptor) for descriptor in settings.sockets]
@@ -67,6 +71,17 @@ async def serve(settings: ShardSettings) -> None:
         with contextlib.suppress(OSError):
             os.unlink(path)
     await server.drain()
+
+
+def make_room(num_connections: int) -> int:
+    """Raises this process's limit on open files as far as it may; returns for how many connections it is enough."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = num_connections + OTHER_FILES
+    allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+    if allowed < wanted:
+        _log.warning("the system allows %d open files: connections are limited to %d", hard, allowed - OTHER_FILES)
+    return allowed - OTHER_FILES
 
 
 def make_service(settings: ShardSettings, coordinator: Coordinator | None) -> ShardService:
