@@ -44,7 +44,10 @@ def source(value: Array, *, dtype: str) -> Source:
     """`value`'s bytes, by reference where it is possible. Numbers and lists become `dtype`."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
-        tensor = value.detach().cpu().contiguous()
+        tensor = value.detach()
+        if tensor.device.type != "cpu":
+            _wait_for_device(tensor)
+        tensor = tensor.cpu().contiguous()
         return Source(tuple(value.shape), _torch_dtype(tensor), _torch_bytes(tensor))
     array = value if isinstance(value, np.ndarray) else np.asarray(value, dtype=_numpy_dtype_for(value, dtype))
     return Source(array.shape, _numpy_dtype(array), _numpy_bytes(np.ascontiguousarray(array)))
@@ -58,9 +61,7 @@ def target(out: Array) -> Target:
         if tensor.is_contiguous() and tensor.device.type == "cpu":
             return Target(tuple(out.shape), _torch_dtype(tensor), _torch_bytes(tensor), out, None)
         aside = torch.empty(tensor.shape, dtype=tensor.dtype)
-        return Target(
-            tuple(out.shape), _torch_dtype(aside), _torch_bytes(aside), out, lambda: tensor.copy_(aside) and None
-        )
+        return Target(tuple(out.shape), _torch_dtype(aside), _torch_bytes(aside), out, lambda: _copy(aside, tensor))
     if not isinstance(out, np.ndarray):
         raise BadArgument(f"out= takes numpy arrays and torch tensors, not {type(out).__name__}")
     if not out.flags.writeable:
@@ -112,6 +113,20 @@ def _torch_dtype(tensor: Any) -> str:
             f"a tensor of dtype {name} can't be stored or sent; use one of {', '.join(_core.DTYPES)} (tensor.to)"
         )
     return name
+
+
+def _copy(aside: Any, tensor: Any) -> None:
+    """Before and after whatever else the caller has queued on the tensor's device."""
+    if tensor.device.type != "cpu":
+        _wait_for_device(tensor)
+    tensor.copy_(aside)
+    if tensor.device.type != "cpu":
+        _wait_for_device(tensor)
+
+
+def _wait_for_device(tensor: Any) -> None:
+    """For all its streams: the caller's current one is not known on this thread."""
+    getattr(sys.modules["torch"], tensor.device.type).synchronize(tensor.device)
 
 
 def _torch_bytes(tensor: Any) -> memoryview:

@@ -201,7 +201,7 @@ class Operations:
         if_newer_than: int | None = None,
         dtype: str | None = None,
         wait_s: float | None = None,
-    ) -> Array | None:
+    ) -> Array:
         """The tensor's value, with at least this worker's last round in it; waits for a first value if there is none.
 
         `out`: a numpy array or torch tensor of the tensor's shape to receive into, and to return. Contiguous memory
@@ -232,7 +232,7 @@ class Operations:
         if_newer_than: int | None = None,
         dtype: str | None = None,
         wait_s: float | None = None,
-    ) -> list[Array | None]:
+    ) -> list[Array]:
         """`pull` for many tensors, in few frames. The results are in the order of `names`."""
         tensors = await self._schema.find(names)
         if out is not None and len(out) != len(names):

@@ -1,0 +1,88 @@
+"""A TCP proxy that cuts connections: after so many bytes, or when told to. Its clients are to notice nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import selectors
+import socket
+import threading
+from collections.abc import Iterator
+
+READ_BYTES = 64 << 10
+
+
+class Proxy:
+    """Forwards every connection to `target`, until it has carried its allowance of bytes."""
+
+    def __init__(self, target: tuple[str, int], allowances: Iterator[int]) -> None:
+        """`allowances`: bytes, in both directions together, that each connection may carry; then it is cut. When they
+        run out, connections live on."""
+        self._target = target
+        self._allowances = allowances
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address: tuple[str, int] = self._listener.getsockname()[:2]
+        self.num_cut = 0
+        self.refusing = False
+        """True: whoever connects is hung up on at once."""
+        self._open: set[socket.socket] = set()
+        self._lock = threading.Lock()
+        self._threads = [threading.Thread(target=self._accept, daemon=True)]
+        self._threads[0].start()
+
+    def cut(self) -> None:
+        """Cuts every connection that is open now."""
+        with self._lock:
+            for sock in self._open:
+                _shut(sock)
+
+    def close(self) -> None:
+        _shut(self._listener)
+        self._listener.close()
+        self.cut()
+        for thread in self._threads:
+            thread.join()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            if self.refusing:
+                client.close()
+                continue
+            thread = threading.Thread(target=self._forward, args=(client, next(self._allowances, None)), daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def _forward(self, client: socket.socket, allowance: int | None) -> None:
+        with client, socket.create_connection(self._target) as server:
+            with self._lock:
+                self._open |= {client, server}
+            with contextlib.suppress(OSError):
+                self._carry({client: server, server: client}, allowance)
+            with self._lock:
+                self._open -= {client, server}
+
+    def _carry(self, other: dict[socket.socket, socket.socket], allowance: int | None) -> None:
+        with selectors.DefaultSelector() as selector:
+            for sock in other:
+                selector.register(sock, selectors.EVENT_READ)
+            while True:
+                for key, _ in selector.select():
+                    assert isinstance(key.fileobj, socket.socket)
+                    sender: socket.socket = key.fileobj
+                    data = sender.recv(READ_BYTES if allowance is None else min(READ_BYTES, allowance))
+                    if not data:
+                        return
+                    other[sender].sendall(data)
+                    if allowance is not None:
+                        allowance -= len(data)
+                        if allowance <= 0:
+                            self.num_cut += 1
+                            return
+
+
+def _shut(sock: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        sock.shutdown(socket.SHUT_RDWR)

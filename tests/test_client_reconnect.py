@@ -1,0 +1,133 @@
+"""Connections that are cut, anywhere: nothing is lost, nothing counts twice, nobody notices but the clock."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import cast
+
+import numpy as np
+import pytest
+from cluster import PATIENCE_S, at_once, clusters
+from numpy.testing import assert_array_equal
+from proxy import Proxy
+
+import psstore
+from psstore.client.store import Store
+from psstore.errors import StoreUnreachable
+from psstore.net.address import TcpAddress, parse_address
+
+pytestmark = pytest.mark.sockets
+
+F32 = np.float32
+NUM_ELEMS = 300_000
+"""1.2 MB: two slices, so that a cut falls in the middle of a payload more often than not."""
+
+
+def proxied(url: str, allowances: Iterator[int]) -> Proxy:
+    address = parse_address(url)
+    assert isinstance(address, TcpAddress)
+    return Proxy((address.host, address.port), allowances)
+
+
+def cuts(seed: int, count: int) -> Iterator[int]:
+    """Bytes until each cut: some within the handshake, most within a payload."""
+    chance = random.Random(seed)
+    return iter([int(10 ** chance.uniform(1.5, 6.5)) for _ in range(count)])
+
+
+@pytest.fixture
+def behind_proxy(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Proxy]]:
+    """Lets clients take the store's addresses for those of proxies, which the test puts into the list."""
+    import psstore.client.remote as remote
+
+    proxies: list[Proxy] = []
+    usable = remote._usable
+
+    def detour(addresses: tuple[str, ...]) -> list[TcpAddress]:
+        (address,) = (cast(TcpAddress, one) for one in usable(addresses))
+        for proxy in proxies:
+            if proxy._target == (address.host, address.port):
+                return [TcpAddress(*proxy.address)]
+        return [address]
+
+    monkeypatch.setattr(remote, "_usable", detour)
+    yield proxies
+    for proxy in proxies:
+        proxy.close()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_additions_count_once_whatever_is_cut(seed: int, behind_proxy: list[Proxy]) -> None:
+    with clusters("tcp") as start:
+        cluster = start(shards=2)
+        assert cluster.process is not None
+        behind_proxy += [
+            proxied(address, cuts(2 * seed + i, 12)) for i, address in enumerate(cluster.process.addresses)
+        ]
+        with psstore.connect(cluster.url, role="client") as store:
+            store.create("sum", shape=(NUM_ELEMS,), rule="add")
+            for step in range(20):
+                store.push("sum", np.full(NUM_ELEMS, step, F32))
+            assert_array_equal(store.pull("sum"), np.full(NUM_ELEMS, sum(range(20)), F32))
+        assert sum(proxy.num_cut for proxy in behind_proxy) > 5
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_training_gives_the_same_bytes_whatever_is_cut(seed: int, behind_proxy: list[Proxy]) -> None:
+    rounds = 10
+    with clusters("tcp") as start:
+        cluster = start(shards=2, workers=2)
+        assert cluster.process is not None
+        behind_proxy += [
+            proxied(address, cuts(2 * seed + i, 12)) for i, address in enumerate(cluster.process.addresses)
+        ]
+        stores = at_once(*[lambda rank=rank: psstore.connect(cluster.url, rank=rank) for rank in range(2)])
+
+        def train(store: Store) -> object:
+            store.create("w", shape=(NUM_ELEMS,), rule="sgd")
+            for step in range(rounds):
+                assert store.rank is not None
+                store.push("w", np.full(NUM_ELEMS, (store.rank + 1) * 2.0**step, F32))
+                assert not store.commit({"lr": 1.0}).late
+                last = store.pull("w")
+            return last
+
+        results = at_once(*[lambda store=store: train(store) for store in stores])
+        for result in results:
+            assert_array_equal(result, np.full(NUM_ELEMS, -1.5 * (2**rounds - 1), F32))
+        assert sum(proxy.num_cut for proxy in behind_proxy) > 5
+        for store in stores:
+            store.close()
+
+
+def test_store_that_stays_away_is_reported_with_its_address(behind_proxy: list[Proxy]) -> None:
+    with clusters("tcp") as start:
+        cluster = start()
+        proxy = proxied(cluster.url, iter(()))
+        behind_proxy.append(proxy)
+        store = psstore.connect(cluster.url, role="client", timeout_s=0.5, connect_timeout_s=0.5)
+        store.create("a", [1.0])
+        proxy.refusing = True
+        proxy.cut()
+        with pytest.raises(StoreUnreachable) as caught:
+            store.push("a", [2.0])
+        assert float(str(caught.value.details["tried_s"])) < PATIENCE_S
+        assert str(TcpAddress(*proxy.address)) in caught.value.message
+        store.close()
+
+
+def test_restarted_store_is_not_taken_for_the_old_one() -> None:
+    with clusters("tcp") as start:
+        first = start()
+        address = parse_address(first.url)
+        assert isinstance(address, TcpAddress)
+        store = psstore.connect(first.url, role="client")
+        store.create("a", [1.0])
+        assert first.process is not None
+        first.process.stop()
+        with clusters("unix") as start_other:
+            start_other("--port", str(address.port))
+            with pytest.raises(StoreUnreachable, match="was restarted and has lost what it held; connect again"):
+                store.pull("a")
+        store.close()
