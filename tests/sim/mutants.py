@@ -94,13 +94,13 @@ def late_workers_are_told_that_they_count() -> Iterator[None]:
 
 @contextmanager
 def closed_rounds_are_forgotten() -> Iterator[None]:
-    again = Rounds._again
+    commit = Rounds.commit
 
     def forgetful(self: Rounds, worker: Any, waiting: Any) -> list[Answer]:
         self._closed.clear()
-        return again(self, worker, waiting)
+        return commit(self, worker, waiting)
 
-    with mock.patch.object(Rounds, "_again", forgetful):
+    with mock.patch.object(Rounds, "commit", forgetful):
         yield
 
 

@@ -104,14 +104,18 @@ class Rounds:
     def commit(self, worker: Worker, waiting: Waiting) -> list[Answer]:
         """A worker ends a round. Raises before anything changes; else returns all that became answerable."""
         commit = waiting.commit
-        lockstep = self.consistency.lockstep
-        if commit.round <= worker.clock or (lockstep and commit.round <= self.decided):
-            return self._again(worker, waiting)
-        expected = self.decided + 1 if lockstep else worker.clock + 1
-        if commit.round != expected:
+        closed = self._closed.get(worker.rank)
+        if closed is not None and (closed.incarnation, closed.round) == (worker.incarnation, commit.round):
+            self._owed[worker.rank] = waiting  # asked again
+            return self._release()
+        if commit.round != worker.clock + 1:
             raise RoundOutOfOrder(
-                f"rank {worker.rank} commits round {commit.round}, but it is in round {expected}", rank=worker.rank
+                f"rank {worker.rank} commits round {commit.round}, but it is in round {worker.clock + 1}",
+                rank=worker.rank,
             )
+        lockstep = self.consistency.lockstep
+        if lockstep and commit.round <= self.decided:
+            return self._late(worker, waiting)
         self._check(commit)
         self._staged[worker.rank] = replace(waiting, hypers=self._hypers.complete(commit.hypers))
         self.forget(min(commit.floor, self.decided))
@@ -203,20 +207,11 @@ class Rounds:
             self._closed[worker.rank] = Closed(worker.incarnation, commit.round, number, late=False)
             self._owed[worker.rank] = self._staged.pop(worker.rank)
 
-    def _again(self, worker: Worker, waiting: Waiting) -> list[Answer]:
-        """A commit for a round that is closed: a resend, or one that came too late."""
-        closed = self._closed.get(worker.rank)
+    def _late(self, worker: Worker, waiting: Waiting) -> list[Answer]:
+        """The round was decided without this worker: it goes on with the open one."""
         round = waiting.commit.round
-        if closed is not None and closed.incarnation == worker.incarnation and closed.round == round:
-            self._owed[worker.rank] = waiting
-            return self._release()
-        passed = closed is not None and closed.incarnation == worker.incarnation and closed.round > round
-        if passed or not self.consistency.lockstep:
-            raise RoundOutOfOrder(
-                f"rank {worker.rank} commits round {round}, but it is in round {worker.clock + 1}", rank=worker.rank
-            )
         worker.clock = self.decided
-        self._closed[worker.rank] = Closed(worker.incarnation, round, round, late=True)
+        self._closed[worker.rank] = Closed(worker.incarnation, round, decision=round, late=True)
         self._owed[worker.rank] = waiting
         return self._release()
 
