@@ -19,57 +19,87 @@ from types import TracebackType
 from psstore.launch import guard
 
 
+class Child:
+    """One process of the group, with pipes for its output."""
+
+    def __init__(self, process: subprocess.Popen[bytes], ended: asyncio.Future[int]) -> None:
+        self.process = process
+        self.ended = ended
+        """Its exit code, or minus the signal that killed it. Done when the process itself is gone, though a child of
+        its own may still hold its pipes: that is what asyncio's subprocesses would wait for."""
+
+    def check(self) -> None:
+        """Notices if it has ended."""
+        code = self.process.poll()
+        if code is not None and not self.ended.done():
+            self.ended.set_result(code)
+
+
 class ProcessGroup:
-    """A context manager: on exit, whatever still runs in the group is killed."""
+    """An async context manager: on exit, whatever still runs in the group is killed. One per process at a time."""
 
     def __init__(self) -> None:
         self._guard: subprocess.Popen[bytes] | None = None
+        self._children: list[Child] = []
 
-    def __enter__(self) -> ProcessGroup:
-        self._guard = subprocess.Popen(
-            [sys.executable, "-IS", guard.__file__], stdin=subprocess.PIPE, preexec_fn=os.setpgrp
-        )
+    async def __aenter__(self) -> ProcessGroup:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, self._check_children)
+        self._guard = _start_guard()
         return self
 
-    def __exit__(
+    async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         leader = self._leader()
         os.killpg(leader.pid, signal.SIGKILL)
         leader.communicate()
+        for child in self._children:
+            child.process.wait()
+            child.check()
+        asyncio.get_running_loop().remove_signal_handler(signal.SIGCHLD)
 
-    async def spawn(
-        self, command: Sequence[str], *, environ: Mapping[str, str], pass_fds: Sequence[int] = ()
-    ) -> asyncio.subprocess.Process:
-        """A child in the group, with pipes for its output. Raises OSError if the command can't be run.
+    def spawn(self, command: Sequence[str], *, environ: Mapping[str, str], pass_fds: Sequence[int] = ()) -> Child:
+        """A child in the group. Raises OSError if the command can't be run.
 
         `preexec_fn` and not `process_group`, which Python has only since 3.11; setpgid is safe after a fork.
         """
-        return await asyncio.create_subprocess_exec(
-            *command,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             env=dict(environ),
             pass_fds=tuple(pass_fds),
             preexec_fn=partial(os.setpgid, 0, self._leader().pid),
         )
+        child = Child(process, asyncio.get_running_loop().create_future())
+        self._children.append(child)
+        child.check()
+        return child
+
+    def _check_children(self) -> None:
+        for child in self._children:
+            child.check()
 
     def _leader(self) -> subprocess.Popen[bytes]:
         assert self._guard is not None, "a ProcessGroup is used as a context manager"
         return self._guard
 
 
-async def end(processes: Sequence[asyncio.subprocess.Process], *, grace_s: float) -> None:
+def _start_guard() -> subprocess.Popen[bytes]:
+    """It leads a new group; that is so before it runs, and so before this returns."""
+    return subprocess.Popen([sys.executable, "-IS", guard.__file__], stdin=subprocess.PIPE, preexec_fn=os.setpgrp)
+
+
+async def end(children: Sequence[Child], *, grace_s: float) -> None:
     """Asks each to end, and kills those that have not within `grace_s`. Returns when all have ended."""
-    running = [process for process in processes if process.returncode is None]
+    running = [child for child in children if not child.ended.done()]
     if not running:
         return
-    for process in running:
-        process.terminate()
-    waits = [asyncio.ensure_future(process.wait()) for process in running]
-    await asyncio.wait(waits, timeout=grace_s)
-    for process in running:
-        if process.returncode is None:
-            process.kill()
-    await asyncio.wait(waits)
+    for child in running:
+        child.process.terminate()
+    _, stubborn = await asyncio.wait([child.ended for child in running], timeout=grace_s)
+    for child in running:
+        if child.ended in stubborn:
+            child.process.kill()
+    await asyncio.wait([child.ended for child in running])

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from psstore.errors import PsstoreError
 from psstore.launch.environment import worker_environ
-from psstore.launch.group import ProcessGroup, end
+from psstore.launch.group import Child, ProcessGroup, end
 from psstore.launch.lines import Deliver, pump
 from psstore.launch.store import StoreProcess
 from psstore.types import Consistency
@@ -23,8 +23,11 @@ from psstore.types import Consistency
 WORKER_GRACE_S = 5.0
 """For a worker that is told to end; enough to write what it wants to keep."""
 
-STORE_GRACE_S = 5.0
-"""For the store to drain. No worker is connected any more, so it has little to do."""
+STORE_GRACE_S = 10.0
+"""For the store to drain: longer than it gives its own shards (psstore.server.supervisor.STOP_S)."""
+
+DRAIN_S = 2.0
+"""For the last output, when all processes are gone: it is in pipes of 64 KiB."""
 
 END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -62,7 +65,7 @@ class _Processes:
     """Those that run, by the name under which they are reported."""
 
     store: StoreProcess
-    workers: dict[str, asyncio.subprocess.Process] = field(default_factory=dict)
+    workers: dict[str, Child] = field(default_factory=dict)
 
 
 async def run_job(job: Job, *, deliver: Deliver) -> Outcome:
@@ -73,19 +76,19 @@ async def run_job(job: Job, *, deliver: Deliver) -> Outcome:
     told_to_end = _on_signals()
     pumps: list[asyncio.Task[None]] = []
     try:
-        with ProcessGroup() as group:
+        async with ProcessGroup() as group:
             store = await StoreProcess.start(
                 group, num_shards=job.num_shards, consistency=job.consistency, environ=job.environ
             )
             running = _Processes(store)
-            pumps += _pumps(store.process, "store", deliver)
+            pumps += _pumps(store.child, "store", deliver)
             work = asyncio.create_task(_work(job, group, running, pumps, deliver))
             await _either(work, told_to_end)
             work.cancel()
             await asyncio.wait([work])
             await end(list(running.workers.values()), grace_s=WORKER_GRACE_S)
-            await end([store.process], grace_s=STORE_GRACE_S)
-        await asyncio.gather(*pumps)
+            await end([store.child], grace_s=STORE_GRACE_S)
+        await _drain(pumps)
     finally:
         _restore_signals()
     return _interrupted(told_to_end.result()) if work.cancelled() else work.result()
@@ -108,7 +111,7 @@ async def _work(
     for rank in range(job.num_workers):
         environ = worker_environ(job.environ, url=url, rank=rank, num_workers=job.num_workers, gpus=job.gpus)
         try:
-            worker = await group.spawn(job.command, environ=environ)
+            worker = group.spawn(job.command, environ=environ)
         except OSError as error:
             return Outcome(127, f"can't start {job.command[0]!r}: {error.strerror}")
         running.workers[f"rank {rank}"] = worker
@@ -117,30 +120,33 @@ async def _work(
 
 
 async def _first_failure(running: _Processes) -> Outcome:
-    names = {asyncio.create_task(worker.wait()): name for name, worker in running.workers.items()}
-    store = asyncio.create_task(running.store.process.wait())
+    names = {worker.ended: name for name, worker in running.workers.items()}
+    store = running.store.child.ended
     waiting = {store, *names}
-    try:
-        while waiting != {store}:
-            done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-            for one in sorted(done & names.keys(), key=lambda one: names[one]):
-                if one.result() != 0:
-                    return Outcome(_exit_code(one.result()), f"{names[one]} {_ending(one.result())}")
-            if store in done:
-                return Outcome(_exit_code(store.result()) or 1, f"the store {_ending(store.result())}")
-        return Outcome(0)
-    finally:
-        for one in waiting:
-            one.cancel()
+    while waiting != {store}:
+        done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        for one in sorted(done & names.keys(), key=lambda one: names[one]):
+            if one.result() != 0:
+                return Outcome(_exit_code(one.result()), f"{names[one]} {_ending(one.result())}")
+        if store in done:
+            return Outcome(_exit_code(store.result()) or 1, f"the store {_ending(store.result())}")
+    return Outcome(0)
 
 
-def _pumps(process: asyncio.subprocess.Process, source: str, deliver: Deliver) -> list[asyncio.Task[None]]:
-    assert process.stdout is not None
-    assert process.stderr is not None
+def _pumps(child: Child, source: str, deliver: Deliver) -> list[asyncio.Task[None]]:
+    pipes = ((child.process.stdout, False), (child.process.stderr, True))
     return [
-        asyncio.create_task(pump(process.stdout, source=source, is_error=False, deliver=deliver)),
-        asyncio.create_task(pump(process.stderr, source=source, is_error=True, deliver=deliver)),
+        asyncio.create_task(pump(pipe, source=source, is_error=is_error, deliver=deliver))
+        for pipe, is_error in pipes
+        if pipe is not None
     ]
+
+
+async def _drain(pumps: Sequence[asyncio.Task[None]]) -> None:
+    """Until all output is delivered, or only a process that left the group holds a pipe open."""
+    _, held_open = await asyncio.wait(pumps, timeout=DRAIN_S)
+    for one in held_open:
+        one.cancel()
 
 
 def _exit_code(returncode: int) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import BinaryIO, NamedTuple
+from typing import IO, BinaryIO, NamedTuple
 
 CHUNK_BYTES = 1 << 16
 """Read at once; a pipe holds as much."""
@@ -50,9 +50,17 @@ def visible(line: bytes) -> bytes:
     return line.rstrip(b"\r").rpartition(b"\r")[2]
 
 
-async def pump(stream: asyncio.StreamReader, *, source: str, is_error: bool, deliver: Deliver) -> None:
-    """Delivers a stream line by line until its end."""
+async def read_pipe(pipe: IO[bytes]) -> asyncio.StreamReader:
+    """The pipe's reading end, for await; it is closed at its end."""
+    reader = asyncio.StreamReader()
+    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), pipe)
+    return reader
+
+
+async def pump(pipe: IO[bytes], *, source: str, is_error: bool, deliver: Deliver) -> None:
+    """Delivers what comes through a pipe, line by line, until its end."""
     cutter = LineCutter()
+    stream = await read_pipe(pipe)
     while data := await stream.read(CHUNK_BYTES):
         for text in cutter.feed(data):
             deliver(Line(source, is_error, text))

@@ -10,7 +10,8 @@ from collections.abc import Mapping
 import msgspec
 
 from psstore.errors import StoreUnreachable
-from psstore.launch.group import ProcessGroup
+from psstore.launch.group import Child, ProcessGroup
+from psstore.launch.lines import read_pipe
 from psstore.types import UNBOUNDED, Consistency
 
 READY_S = 60.0
@@ -42,8 +43,8 @@ def server_command(*, num_shards: int, consistency: Consistency, ready_fd: int) 
 class StoreProcess:
     """A running psstore-server."""
 
-    def __init__(self, process: asyncio.subprocess.Process, ready: asyncio.StreamReader) -> None:
-        self.process = process
+    def __init__(self, child: Child, ready: asyncio.StreamReader) -> None:
+        self.child = child
         self._ready = ready
 
     @classmethod
@@ -52,13 +53,13 @@ class StoreProcess:
     ) -> StoreProcess:
         """Returns at once; `url` waits until it serves."""
         read_fd, write_fd = os.pipe()
-        reader = await _reader(read_fd)
+        reader = await read_pipe(os.fdopen(read_fd, "rb", buffering=0))
         command = server_command(num_shards=num_shards, consistency=consistency, ready_fd=write_fd)
         try:
-            process = await group.spawn(command, environ=environ, pass_fds=[write_fd])
+            child = group.spawn(command, environ=environ, pass_fds=[write_fd])
         finally:
             os.close(write_fd)
-        return cls(process, reader)
+        return cls(child, reader)
 
     async def url(self) -> str:
         """Raises StoreUnreachable if the store ends before it is ready, or takes too long."""
@@ -67,13 +68,6 @@ class StoreProcess:
         except asyncio.TimeoutError:
             raise StoreUnreachable(f"the store was not ready after {READY_S:g} s", tried_s=READY_S) from None
         if not line:
-            code = await self.process.wait()
+            code = await self.child.ended
             raise StoreUnreachable(f"the store ended with exit code {code} before it was ready; its output says why")
         return msgspec.json.decode(line, type=Ready).url
-
-
-async def _reader(fd: int) -> asyncio.StreamReader:
-    reader = asyncio.StreamReader()
-    pipe = os.fdopen(fd, "rb", buffering=0)
-    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), pipe)
-    return reader

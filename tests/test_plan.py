@@ -1,0 +1,95 @@
+"""`psstore plan` and the shapes that it knows: published totals, balance, files, mistakes."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from psstore.cli.main import app
+from psstore.cli.model_shapes import MODELS
+from psstore.cli.plan import plan_of
+from psstore.types import TensorSpec
+
+
+def plan(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["plan", *arguments])
+
+
+@pytest.mark.parametrize(
+    ("model", "parameters", "tensors"),
+    [("resnet50", 25_557_032, 161), ("vgg16", 138_357_544, 32), ("gpt2", 124_439_808, 148)],
+)
+def test_built_in_shapes_have_the_published_totals(model: str, parameters: int, tensors: int) -> None:
+    """torchvision's documentation of ResNet50_Weights and VGG16_Weights; OpenAI's released GPT-2 small."""
+    shapes = MODELS[model]()
+    assert len(shapes) == tensors
+    assert sum(math.prod(shape) for shape in shapes.values()) == parameters
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("shards", range(1, 9))
+def test_the_largest_shard_is_at_most_one_percent_above_the_mean(model: str, shards: int) -> None:
+    specs = [TensorSpec(name=name, shape=shape) for name, shape in MODELS[model]().items()]
+    planned = plan_of(specs, shards)
+    assert planned.largest_over_mean <= 1.01
+    assert sum(shard.bytes for shard in planned.shards) == planned.bytes == 4 * planned.parameters
+    assert sum(shard.slices for shard in planned.shards) == planned.slices
+
+
+def test_json_is_one_object_with_every_shard() -> None:
+    planned = json.loads(plan("--shards", "3", "--model", "vgg16", "--json").stdout)
+    assert len(planned["shards"]) == 3
+    assert planned["tensors"] == 32
+    assert planned["bytes"] == 4 * 138_357_544
+
+
+def test_the_table_shows_each_shard_and_the_balance() -> None:
+    result = plan("--shards", "2", "--model", "resnet50")
+    assert result.exit_code == 0
+    assert "25,557,032 float32 parameters" in result.stdout
+    assert "largest shard / mean: 1.0000" in result.stdout
+
+
+def test_shapes_come_from_a_file_and_may_be_empty_or_0_d(tmp_path: Path) -> None:
+    file = tmp_path / "shapes.json"
+    file.write_text('{"weight": [1000, 1000], "scale": [], "empty": [0, 5]}')
+    planned = json.loads(plan("--shards", "4", "--shapes", str(file), "--dtype", "float64", "--json").stdout)
+    assert planned["parameters"] == 1_000_001
+    assert planned["bytes"] == 8 * 1_000_001
+    assert [shard["tensors"] for shard in planned["shards"]].count(0) == 0
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        ("[1, 2]", "expected an object of shapes by name"),
+        ('{"weight": [2, "3"]}', "shape of 'weight'"),
+        ('{"weight": [2, -3]}', "none negative"),
+        ("{", "Expecting property name"),
+    ],
+)
+def test_a_file_that_holds_no_shapes_is_refused_with_the_reason(tmp_path: Path, content: str, sentence: str) -> None:
+    file = tmp_path / "shapes.json"
+    file.write_text(content)
+    result = plan("--shards", "2", "--shapes", str(file))
+    assert result.exit_code == 2
+    assert sentence in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ((), "needs either --shapes FILE or --model"),
+        (("--model", "alexnet"), "'alexnet' is not one of resnet50, vgg16, gpt2"),
+        (("--shapes", "/nowhere.json"), "No such file"),
+        (("--model", "gpt2", "--dtype", "int8"), "can't be stored"),
+    ],
+)
+def test_mistakes_are_answered_with_what_there_is(arguments: tuple[str, ...], sentence: str) -> None:
+    result = plan("--shards", "2", *arguments)
+    assert result.exit_code == 2
+    assert sentence in result.stderr

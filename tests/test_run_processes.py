@@ -1,0 +1,205 @@
+"""`psstore run` with real processes: what workers get, how a run ends, and that nothing is left of it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+pytestmark = pytest.mark.sockets
+
+RUN_S = 60.0
+"""How long a run may take on a machine that does much else."""
+
+SLEEPER = """
+    import os, subprocess, sys, time
+    import psstore
+    store = psstore.connect()
+    store.barrier()
+    subprocess.Popen(["sleep", "600"])
+    print("asleep", flush=True)
+    time.sleep(600)
+"""
+"""A worker with a child of its own, as data loaders have."""
+
+
+def script(directory: Path, text: str, name: str = "work.py") -> str:
+    path = directory / name
+    path.write_text(textwrap.dedent(text))
+    return str(path)
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "psstore.cli.main", "run", *arguments]
+
+
+def run(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command(*arguments), capture_output=True, text=True, timeout=RUN_S, cwd=cwd)
+
+
+@pytest.fixture
+def asleep(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """A run whose two workers sleep."""
+    with subprocess.Popen(
+        command("--shards", "2", script(tmp_path, SLEEPER)), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as launcher:
+        assert launcher.stdout is not None
+        ready = 0
+        while ready < 2:
+            line = launcher.stdout.readline()
+            assert line, "the run ended before its workers slept"
+            ready += line.endswith("asleep\n")
+        yield launcher
+        launcher.kill()
+
+
+def assert_all_gone(processes: list[psutil.Process]) -> None:
+    """2 workers, their 2 children, 2 shards, their supervisor and the guard."""
+    assert len(processes) >= 8, processes
+    _, alive = psutil.wait_procs(processes, timeout=RUN_S / 4)
+    assert not alive
+
+
+# ---- what workers get ----
+
+
+def test_workers_find_their_store_rank_and_arguments(tmp_path: Path) -> None:
+    work = script(
+        tmp_path,
+        """
+        import os, sys
+        import psstore
+        with psstore.connect() as store:
+            assert (store.rank, store.num_workers) == (int(os.environ["RANK"]), 3)
+            store.barrier()
+            print(store.rank, os.environ["LOCAL_RANK"], store.num_shards, *sys.argv[1:])
+        """,
+    )
+    result = run("--shards", "2", "--workers", "3", work, "--lr", "0.1", "--workers", "9")
+    assert result.returncode == 0, result.stderr
+    expected = [f"[rank {rank}] {rank} {rank} 2 --lr 0.1 --workers 9" for rank in range(3)]
+    assert sorted(line for line in result.stdout.splitlines() if line.startswith("[rank")) == expected
+
+
+def test_a_module_runs_as_with_python_m(tmp_path: Path) -> None:
+    script(tmp_path, "import sys; print(__name__, *sys.argv[1:])", name="trainer.py")
+    result = run("--workers", "1", "-m", "trainer", "-x", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert "[rank 0] __main__ -x" in result.stdout.splitlines()
+
+
+@pytest.mark.parametrize("mode", ["sync", "backup", "ssp", "async"])
+def test_modes_reach_the_store(tmp_path: Path, mode: str) -> None:
+    """The store says so in its ready line."""
+    result = run("--mode", mode, "--workers", "3", script(tmp_path, ""))
+    assert result.returncode == 0, result.stderr
+    ready = next(line for line in result.stdout.splitlines() if line.startswith("[store]"))
+    assert ready.endswith(f"; {mode}, 3 workers)")
+
+
+# ---- how it ends ----
+
+
+def test_a_failing_worker_ends_all_and_is_named(tmp_path: Path) -> None:
+    work = script(
+        tmp_path,
+        """
+        import os, sys, time
+        import psstore
+        store = psstore.connect()
+        store.barrier()
+        if store.rank == 1:
+            sys.exit(7)
+        time.sleep(600)
+        """,
+    )
+    result = run(work)
+    assert result.returncode == 7
+    assert result.stderr.splitlines()[-1] == "psstore: rank 1 ended with exit code 7; everything was stopped"
+
+
+def test_a_traceback_is_shown_before_the_verdict(tmp_path: Path) -> None:
+    result = run("--workers", "1", script(tmp_path, "raise RuntimeError('out of luck')"))
+    *above, verdict = result.stderr.splitlines()
+    assert above[-1] == "[rank 0] RuntimeError: out of luck"
+    assert verdict == "psstore: rank 0 ended with exit code 1; everything was stopped"
+
+
+def test_a_killed_worker_is_named_with_its_signal(asleep: subprocess.Popen[str]) -> None:
+    everyone = psutil.Process(asleep.pid).children(recursive=True)
+    victim = next(p for p in everyone if p.environ().get("RANK") == "1" and "work.py" in " ".join(p.cmdline()))
+    victim.kill()
+    _, stderr = asleep.communicate(timeout=RUN_S)
+    assert stderr.splitlines()[-1] == "psstore: rank 1 was killed by SIGKILL; everything was stopped"
+    assert asleep.returncode == 128 + signal.SIGKILL
+    assert_all_gone(everyone)
+
+
+def test_a_store_that_dies_ends_the_run(asleep: subprocess.Popen[str]) -> None:
+    everyone = psutil.Process(asleep.pid).children(recursive=True)
+    supervisor = next(p for p in everyone if "psstore.cli.server" in p.cmdline())
+    supervisor.kill()
+    _, stderr = asleep.communicate(timeout=RUN_S)
+    assert stderr.splitlines()[-1] == "psstore: the store was killed by SIGKILL; everything was stopped"
+    assert_all_gone(everyone)
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_everything_in_order(asleep: subprocess.Popen[str], signum: signal.Signals) -> None:
+    everyone = psutil.Process(asleep.pid).children(recursive=True)
+    asleep.send_signal(signum)
+    _, stderr = asleep.communicate(timeout=RUN_S)
+    assert asleep.returncode == 128 + signum
+    assert stderr.splitlines()[-1] == f"psstore: interrupted by {signum.name}; everything was stopped"
+    assert_all_gone(everyone)
+
+
+def test_nothing_outlives_a_launcher_that_is_killed(asleep: subprocess.Popen[str]) -> None:
+    everyone = psutil.Process(asleep.pid).children(recursive=True)
+    asleep.kill()
+    assert_all_gone(everyone)
+
+
+def test_a_worker_that_ignores_the_request_to_end_is_killed(tmp_path: Path) -> None:
+    work = script(
+        tmp_path,
+        """
+        import os, signal, sys, time
+        import psstore
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        store = psstore.connect()
+        store.barrier()
+        if store.rank == 0:
+            os._exit(5)
+        time.sleep(600)
+        """,
+    )
+    began = time.monotonic()
+    assert run(work).returncode == 5
+    assert time.monotonic() - began < RUN_S / 2
+
+
+# ---- what it refuses ----
+
+
+def test_a_script_that_is_not_there_is_said_before_anything_starts() -> None:
+    result = run("nowhere.py")
+    assert result.returncode == 2
+    assert "there is no script 'nowhere.py'" in result.stderr
+
+
+def test_a_store_that_cant_start_is_the_reason(tmp_path: Path) -> None:
+    """Here because of a token file that is not there; the server's own sentence is shown too."""
+    environ = {**os.environ, "PSSTORE_TOKEN_FILE": str(tmp_path / "nothing")}
+    result = subprocess.run(command(script(tmp_path, "")), capture_output=True, text=True, timeout=RUN_S, env=environ)
+    assert result.returncode == 3
+    assert "[store] psstore-server: token file" in result.stderr
+    assert "before it was ready" in result.stderr.splitlines()[-1]
