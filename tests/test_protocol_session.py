@@ -1,0 +1,323 @@
+"""The client's link to one shard: what it says, what it believes, and what it sends again."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any
+
+import numpy as np
+import pytest
+from protocol_support import F32, NONCE, OPS, SIGNER
+
+from psstore import _core, errors
+from psstore.protocol import auth
+from psstore.protocol.facts import Facts
+from psstore.protocol.session import Answer, Identity, Link, Session, is_final
+from psstore.wire import messages as m
+
+CLIENT = "c" * 32
+TOKEN = b"the token of the store"
+SHARD_NONCE = b"s" * auth.NONCE_BYTES
+
+
+class Promise:
+    """A future that nobody awaits."""
+
+    def __init__(self) -> None:
+        self.result: Any = None
+        self.error: BaseException | None = None
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        raise NotImplementedError
+        yield
+
+    def done(self) -> bool:
+        return self.result is not None or self.error is not None
+
+    def set_result(self, result: Any, /) -> None:
+        self.result = result if result is not None else "done"
+
+    def set_exception(self, error: BaseException, /) -> None:
+        self.error = error
+
+
+class Far:
+    """The far end of a session: reads what it sends, and answers."""
+
+    def __init__(self, *, token: bytes | None = None, ticket: m.Signed | None = None) -> None:
+        identity = Identity(client=CLIENT, role="worker", token=token, ticket=ticket)
+        self.session = Session(identity=identity, facts=Facts(), make_nonce=lambda: NONCE, address="fake://0")
+
+    def sent(self) -> list[_core.Frame]:
+        decoder, frames = _core.FrameDecoder(), []
+        for pieces in self.session.take_output():
+            decoder.feed(b"".join(bytes(piece) for piece in pieces))
+            while (frame := decoder.next_frame()) is not None:
+                if frame.complete:
+                    frames.append(frame)
+                else:
+                    decoder.discard()
+        return frames
+
+    def answer(self, op: str, body: m.Message | None = None, *, now: float = 0.0, **header: Any) -> None:
+        decoder = _core.FrameDecoder()
+        decoder.feed(_core.encode_frame(OPS[op], body=m.encode_body(body) if body else b"", **header))
+        frame = decoder.next_frame()
+        assert frame is not None
+        self.session.frame(frame, now)
+
+    def welcome(self, *, store: str = "a store", **fields: Any) -> None:
+        known = {"shard": 0, "addresses": (("fake://0",),), "num_workers": 1, "quorum": 1, "staleness": 0}
+        self.answer("WELCOME", m.Welcome(**{**known, "version": 0, "last_sequence": 0, "store": store, **fields}))
+
+    def connect(self, **fields: Any) -> None:
+        self.session.connected(0.0)
+        self.sent()
+        self.welcome(**fields)
+
+    def request(self, op: str, **parts: Any) -> Promise:
+        promise = Promise()
+        self.session.request(op, promise, now=0.0, timeout_s=parts.pop("timeout_s", 10.0), **parts)
+        return promise
+
+
+def decision(number: int) -> m.Signed:
+    return SIGNER.sign(m.DecisionFact(number=number, members=(), divisor=1.0, hypers={}))
+
+
+def one_value() -> dict[str, Any]:
+    return {
+        "table": _core.SliceTable([(1 << _core.SLICE_INDEX_BITS, 4, F32)]),
+        "payload": _core.Segments([np.ones(1, np.float32)]),
+    }
+
+
+# ---- the handshake ----
+
+
+def test_token_is_proved_and_the_shards_proof_is_checked() -> None:
+    far = Far(token=TOKEN)
+    far.session.connected(0.0)
+    far.sent()
+    far.answer("CHALLENGE", m.Challenge(nonce=SHARD_NONCE))
+    (frame,) = far.sent()
+    sides = {"client": CLIENT, "client_nonce": NONCE, "shard_nonce": SHARD_NONCE}
+    assert m.decode_body(m.Auth, frame.body).proof == auth.proof(TOKEN, "client", **sides)  # type: ignore[arg-type]
+    far.welcome(proof=auth.proof(TOKEN, "shard", **sides))  # type: ignore[arg-type]
+    assert far.session.link is Link.UP
+
+
+@pytest.mark.parametrize("proof", [b"", b"x" * 32])
+def test_store_that_does_not_prove_the_token_is_refused(proof: bytes) -> None:
+    far = Far(token=TOKEN)
+    far.session.connected(0.0)
+    far.answer("CHALLENGE", m.Challenge(nonce=SHARD_NONCE))
+    with pytest.raises(errors.AuthFailed, match="did not prove that it has the token") as caught:
+        far.welcome(proof=proof)
+    assert is_final(caught.value)
+
+
+def test_store_that_asks_for_no_proof_is_refused_by_a_client_with_a_token() -> None:
+    far = Far(token=TOKEN)
+    far.session.connected(0.0)
+    with pytest.raises(errors.AuthFailed):
+        far.welcome()
+
+
+def test_client_without_a_token_says_how_to_give_one() -> None:
+    far = Far()
+    far.session.connected(0.0)
+    with pytest.raises(errors.AuthFailed, match="PSSTORE_TOKEN_FILE"):
+        far.answer("CHALLENGE", m.Challenge(nonce=SHARD_NONCE))
+
+
+def test_restarted_store_has_lost_everything_and_is_not_used() -> None:
+    far = Far()
+    far.connect()
+    far.session.disconnected()
+    far.session.connected(0.0)
+    with pytest.raises(errors.StoreUnreachable, match="was restarted") as caught:
+        far.welcome(store="another run")
+    assert is_final(caught.value)
+
+
+def test_error_in_the_handshake_is_raised_as_what_it_is() -> None:
+    far = Far()
+    far.session.connected(0.0)
+    with pytest.raises(errors.Overloaded, match="too many") as caught:
+        far.answer("ERROR", m.Failure(code=errors.Overloaded.code, message="too many"))
+    assert not is_final(caught.value)
+
+
+def test_worker_attaches_before_anything_else_on_a_new_connection() -> None:
+    far = Far(ticket=decision(1))
+    far.request("STATS")
+    far.connect()
+    assert [frame.op for frame in far.sent()] == [OPS["ATTACH"], OPS["STATS"]]
+
+
+# ---- what is sent, and sent again ----
+
+
+def test_request_waits_for_the_link() -> None:
+    far = Far()
+    far.request("STATS")
+    assert far.sent() == []
+    far.connect()
+    assert [frame.op for frame in far.sent()] == [OPS["STATS"]]
+
+
+def test_what_was_not_answered_is_sent_again_in_order_and_nothing_else() -> None:
+    far = Far()
+    far.connect()
+    first, second, third = (far.request("STATS") for _ in range(3))
+    far.sent()
+    far.answer("STATISTICS", m.Statistics(counters={}), request=2)
+    far.session.disconnected()
+    far.connect()
+    assert [frame.request for frame in far.sent()] == [1, 3]
+    assert (first.done(), second.done(), third.done()) == (False, True, False)
+
+
+def test_decisions_are_carried_once_per_connection() -> None:
+    far = Far()
+    far.connect()
+    far.session.facts.learn(2, [decision(1), decision(2)])
+    for expected in (2, 0):
+        far.request("PULL", body=m.Carry())
+        (frame,) = far.sent()
+        assert len(m.decode_body(m.Carry, frame.body).decisions) == expected
+    far.session.disconnected()
+    far.connect(version=1)
+    carried = [len(m.decode_body(m.Carry, frame.body).decisions) for frame in far.sent()]
+    assert carried == [1, 0]  # decision 2 again: the shard said that it has 1
+
+
+def test_writes_are_numbered_and_keep_their_numbers() -> None:
+    far = Far()
+    far.connect()
+    for op in ("ASSIGN", "ADD"):
+        far.request(op, **one_value())
+    assert [frame.sequence for frame in far.sent()] == [1, 2]
+    far.session.disconnected()
+    far.connect(last_sequence=1)
+    assert [frame.sequence for frame in far.sent()] == [1, 2]
+
+
+def test_write_that_gave_up_before_it_arrived_leaves_no_gap() -> None:
+    far = Far()
+    far.connect()
+    given_up = far.request("ADD", **one_value(), timeout_s=1.0)
+    far.session.disconnected()
+    far.session.tick(2.0)
+    assert given_up.error is not None
+    far.request("ADD", **one_value())
+    far.connect(last_sequence=0)
+    assert [frame.sequence for frame in far.sent()] == [1]
+
+
+# ---- how waits end ----
+
+
+def test_request_that_is_not_answered_says_who_was_silent() -> None:
+    far = Far()
+    far.connect()
+    promise = far.request("STATS", timeout_s=3.0)
+    assert far.session.next_wake() == 3.0
+    far.session.tick(3.0)
+    assert isinstance(promise.error, errors.DeadlineExceeded)
+    assert "shard 0 at fake://0 did not answer within 3.0 s" in str(promise.error)
+    assert far.session.idle
+
+
+def test_store_that_is_not_there_is_unreachable() -> None:
+    far = Far()
+    promise = far.request("STATS", timeout_s=3.0)
+    far.session.tick(3.0)
+    assert isinstance(promise.error, errors.StoreUnreachable)
+    assert promise.error.details == {"address": "fake://0", "tried_s": 3.0}
+
+
+def test_late_answer_to_a_request_that_gave_up_is_ignored() -> None:
+    far = Far()
+    far.connect()
+    far.request("STATS", timeout_s=3.0)
+    far.session.tick(3.0)
+    far.answer("STATISTICS", m.Statistics(counters={}), request=1)
+    assert far.session.link is Link.UP
+
+
+def test_error_for_one_request_leaves_the_others_alone() -> None:
+    far = Far()
+    far.connect()
+    first, second = far.request("STATS"), far.request("STATS")
+    far.answer("ERROR", m.Failure(code=errors.BadArgument.code, message="no", details={"rank": 1}), request=1)
+    assert isinstance(first.error, errors.BadArgument)
+    assert first.error.details == {"rank": 1}
+    assert not second.done()
+
+
+def test_error_for_the_connection_is_raised() -> None:
+    far = Far()
+    far.connect()
+    with pytest.raises(errors.StaleIncarnation):
+        far.answer("ERROR", m.Failure(code=errors.StaleIncarnation.code, message="replaced"))
+
+
+def test_session_that_was_given_up_fails_every_request() -> None:
+    far = Far()
+    before = far.request("STATS")
+    far.session.give_up(errors.StoreClosed("closed"))
+    after = far.request("STATS")
+    assert isinstance(before.error, errors.StoreClosed)
+    assert isinstance(after.error, errors.StoreClosed)
+
+
+def test_answer_of_another_operation_is_unexpected() -> None:
+    far = Far()
+    far.connect()
+    far.request("STATS")
+    with pytest.raises(errors.UnexpectedMessage):
+        far.answer("DEFINED", request=1)
+
+
+def test_version_of_the_shard_is_learnt_from_its_answers() -> None:
+    far = Far()
+    far.connect()
+    promise = far.request("PULL", body=m.Carry())
+    far.answer("PULLED", request=1, sequence=7)
+    assert isinstance(promise.result, Answer)
+    assert (promise.result.version, far.session.version, far.session.facts.floor) == (7, 7, 7)
+
+
+# ---- facts ----
+
+
+def test_facts_are_kept_until_every_shard_has_them() -> None:
+    facts = Facts(2)
+    signed = [decision(number) for number in range(1, 5)]
+    facts.learn(3, signed[:3])
+    facts.learn(4, signed[1:])
+    facts.heard(0, 4)
+    facts.heard(1, 2)
+    assert (facts.floor, facts.last) == (2, 4)
+    assert facts.since(2) == tuple(signed[2:])
+    assert facts.since(0) == tuple(signed[2:])
+
+
+def test_older_answer_takes_nothing_back() -> None:
+    facts = Facts(1)
+    signed = [decision(number) for number in range(1, 5)]
+    facts.learn(3, signed[:3])
+    facts.heard(0, 3)
+    facts.learn(2, signed[:2])
+    facts.learn(4, signed[3:])
+    assert facts.since(3) == (signed[3],)
+
+
+def test_decisions_that_every_shard_has_may_be_missing_in_between() -> None:
+    facts = Facts(1)
+    facts.learn(1, [decision(1)])
+    later = decision(9)
+    facts.learn(9, [later])
+    assert facts.since(8) == (later,)
