@@ -202,18 +202,20 @@ def test_ssp_holds_the_fast_worker_at_the_bound_and_not_before() -> None:
 
 
 def test_ssp_does_not_wait_for_the_lost() -> None:
-    store = FakeStore(num_workers=2, quorum=1, staleness=0)
+    store = FakeStore(num_workers=2, quorum=1, staleness=1)
     fast, dead = workers(store, 2)
     dead.hang_up()
-    held = fast.commit(1)
+    fast.committed(fast.commit(1))
+    held = fast.commit(2)
     store.pass_time(LIVENESS.detached_s + 1)
-    assert fast.committed(held).decision == 1
+    assert fast.committed(held).decision == 2
 
 
 def test_ssp_deadline_names_the_slowest() -> None:
-    store = FakeStore(num_workers=2, quorum=1, staleness=0)
+    store = FakeStore(num_workers=2, quorum=1, staleness=1)
     fast, _ = workers(store, 2)
-    held = fast.commit(1, wait_s=2.0)
+    fast.committed(fast.commit(1))
+    held = fast.commit(2, wait_s=2.0)
     store.pass_time(2.5)
     error = failure_of(fast, held)
     assert "for rank 1 (in round 1, last seen 2.0 s ago)" in str(error)

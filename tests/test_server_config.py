@@ -107,6 +107,7 @@ def test_help_names_every_setting() -> None:
         ({"mode": "backup"}, 3, 0, "backup"),
         ({"mode": "backup", "quorum": 2}, 2, 0, "backup"),
         ({"quorum": 2}, 2, 0, "backup"),
+        ({"quorum": 1}, 1, 0, "backup"),
         ({"mode": "ssp"}, 1, 2, "ssp"),
         ({"mode": "ssp", "staleness": 5}, 1, 5, "ssp"),
         ({"staleness": 5}, 1, 5, "ssp"),
@@ -137,6 +138,7 @@ def test_every_mode_goes_with_one_worker_and_with_two(mode: str) -> None:
         {"mode": "ssp", "staleness": "unbounded"},
         {"quorum": 5},
         {"quorum": 3, "staleness": 1},
+        {"mode": "ssp", "staleness": 0},
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(given: dict[str, str | int]) -> None:

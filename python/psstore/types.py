@@ -162,20 +162,18 @@ class Consistency(msgspec.Struct, frozen=True, kw_only=True):
     quorum: int = 1
     """Commits that make a decision; num_workers means all that have not left."""
     staleness: int = 0
-    """Rounds a worker may be ahead of the slowest; UNBOUNDED for asynchronous."""
+    """Rounds a worker may be ahead of the slowest; UNBOUNDED for asynchronous. With 0, nobody is ahead of anybody."""
 
     @property
     def lockstep(self) -> bool:
         """A decision closes a round for everybody; else every commit is a decision of its own."""
-        return self.quorum > 1 or self.num_workers == 1
+        return self.staleness == 0
 
     @property
     def mode(self) -> str:
         """'sync', 'backup', 'ssp' or 'async'."""
-        if self.quorum == self.num_workers:
-            return "sync"
-        if self.quorum > 1:
-            return "backup"
+        if self.lockstep:
+            return "sync" if self.quorum == self.num_workers else "backup"
         return "async" if self.staleness == UNBOUNDED else "ssp"
 
     def check(self) -> None:
@@ -188,7 +186,7 @@ class Consistency(msgspec.Struct, frozen=True, kw_only=True):
             )
         if self.staleness < UNBOUNDED:
             raise BadArgument(f"staleness is {self.staleness}; it must be at least 0, or -1 for unbounded")
-        if self.lockstep and self.staleness != 0:
+        if self.quorum > 1 and self.staleness != 0:
             raise BadArgument(
                 f"quorum {self.quorum} with staleness {self.staleness}: a round that needs several workers closes for all"
                 " at once, so staleness must be 0; for bounded staleness use quorum 1"
@@ -196,7 +194,8 @@ class Consistency(msgspec.Struct, frozen=True, kw_only=True):
 
     @staticmethod
     def of_mode(mode: str, *, num_workers: int, backups: int = 1, staleness: int = 2) -> Consistency:
-        """`backups`: how many late workers a round does without; `staleness`: for ssp."""
+        """`backups`: how many late workers a round does without; `staleness`: for ssp, at least 1. A worker alone is
+        ahead of nobody, whatever the mode."""
         chosen = {
             "sync": (num_workers, 0),
             "backup": (max(1, num_workers - backups), 0),
@@ -205,6 +204,8 @@ class Consistency(msgspec.Struct, frozen=True, kw_only=True):
         }
         if mode not in chosen:
             raise BadArgument(f"mode {mode!r} is not one of {', '.join(chosen)}")
+        if mode == "ssp" and staleness == 0:
+            raise BadArgument("mode 'ssp' with staleness 0: nobody may be ahead of anybody; that is mode 'sync'")
         quorum, bound = chosen[mode]
         result = Consistency(num_workers=num_workers, quorum=quorum, staleness=0 if num_workers == 1 else bound)
         result.check()
