@@ -59,6 +59,7 @@ def demo(
         settings = Settings(
             num_workers=workers,
             epochs=chosen,
+            lockstep=consistency.lockstep,
             seed=seed,
             data_dir=None if data_dir is None else str(data_dir.resolve()),
             weights_path=str(Path(directory) / "weights.npz"),

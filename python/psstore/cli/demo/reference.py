@@ -14,7 +14,7 @@ def train_in_one_process(settings: Settings) -> dict[str, torch.Tensor]:
     torch.set_num_threads(1)
     digits = load(settings.data_dir)
     model = seeded_model(digits, settings.seed)
-    optimizer = plain_optimizer(model)
+    optimizer = plain_optimizer(model, settings)
     parts = [Batches(digits, settings, rank=rank) for rank in range(settings.num_workers)]
     schedule = cosine(optimizer, settings.epochs * len(parts[0]))
     for epoch in range(settings.epochs):

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import msgspec
 
-BATCH_IMAGES = 32
-"""Per worker and round."""
+ROUND_IMAGES = 64
+"""In a round of all workers together, so that an epoch has as many rounds whatever their number."""
+
+MIN_BATCH_IMAGES = 8
 
 LEARNING_RATE = 0.05
-"""At the start; a cosine takes it to zero at the end."""
+"""Of a round of all workers, at the start; a cosine takes it to zero at the end."""
 
 MOMENTUM = 0.9
 
@@ -24,11 +26,23 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     num_workers: int
     epochs: int
+    lockstep: bool = True
+    """Rounds are decided together; else each worker's gradients are a step of their own."""
     seed: int = 0
     data_dir: str | None = None
     """Directory with MNIST's IDX files; None: scikit-learn's digits."""
     weights_path: str | None = None
     """Where rank 0 writes the final weights, for comparison."""
+
+    @property
+    def batch_images(self) -> int:
+        """Per worker and round."""
+        return max(MIN_BATCH_IMAGES, ROUND_IMAGES // self.num_workers)
+
+    @property
+    def learning_rate(self) -> float:
+        """Out of lockstep there are as many steps per round as workers, so each is as much smaller."""
+        return LEARNING_RATE if self.lockstep else LEARNING_RATE / self.num_workers
 
 
 MNIST_EPOCHS = 2

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
 from psstore.cli.demo.data import NUM_CLASSES, Digits
-from psstore.cli.demo.settings import BATCH_IMAGES, LABEL_SMOOTHING, LEARNING_RATE, MOMENTUM, Settings
+from psstore.cli.demo.settings import LABEL_SMOOTHING, MOMENTUM, Settings
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 
@@ -34,10 +34,12 @@ def seeded_model(digits: Digits, seed: int) -> nn.Module:
     )
 
 
-def plain_optimizer(model: nn.Module) -> torch.optim.Optimizer:
+def plain_optimizer(model: nn.Module, settings: Settings) -> torch.optim.Optimizer:
     """SGD, which the store takes bit for bit as torch does (docs/update_rules.md). `foreach=False`: one tensor at a
     time, which is the arithmetic that it follows."""
-    return torch.optim.SGD(model.parameters(), lr=LEARNING_RATE, momentum=MOMENTUM, nesterov=True, foreach=False)
+    return torch.optim.SGD(
+        model.parameters(), lr=settings.learning_rate, momentum=MOMENTUM, nesterov=True, foreach=False
+    )
 
 
 def cosine(optimizer: torch.optim.Optimizer, num_rounds: int) -> torch.optim.lr_scheduler.LRScheduler:
@@ -52,7 +54,7 @@ class Batches:
         self._sampler: DistributedSampler[tuple[torch.Tensor, ...]] = DistributedSampler(
             dataset, num_replicas=settings.num_workers, rank=rank, seed=settings.seed, drop_last=True
         )
-        self._loader = DataLoader(dataset, batch_size=BATCH_IMAGES, sampler=self._sampler, drop_last=True)
+        self._loader = DataLoader(dataset, batch_size=settings.batch_images, sampler=self._sampler, drop_last=True)
 
     def __len__(self) -> int:
         """Batches per epoch."""

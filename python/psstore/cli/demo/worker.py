@@ -17,7 +17,7 @@ import torch
 import psstore
 from psstore.cli.demo.data import load
 from psstore.cli.demo.events import Finished, Progress, emit
-from psstore.cli.demo.settings import BATCH_IMAGES, Settings
+from psstore.cli.demo.settings import Settings
 from psstore.cli.demo.training import Batch, Batches, accuracy, backward, cosine, plain_optimizer, seeded_model
 from psstore.torch import DistributedOptimizer
 
@@ -28,13 +28,14 @@ REPORT_S = 0.1
 class Reporter:
     """Tells the command how this worker is doing, but not too often."""
 
-    def __init__(self, store: psstore.Store, *, rank: int, rounds: int, epochs: int) -> None:
+    def __init__(self, store: psstore.Store, settings: Settings, *, rank: int, rounds: int) -> None:
         self.images = 0
         self.max_staleness = 0
         self._store = store
         self._rank = rank
         self._rounds = rounds
-        self._epochs = epochs
+        self._epochs = settings.epochs
+        self._batch_images = settings.batch_images
         self._pushed_before, self._pulled_before = store.bytes_pushed, store.bytes_pulled
         self._began = time.perf_counter()
         self._reported = self._began
@@ -49,7 +50,7 @@ class Reporter:
         return self._store.bytes_pushed - self._pushed_before, self._store.bytes_pulled - self._pulled_before
 
     def stepped(self, round: int, loss: float) -> None:
-        self.images += BATCH_IMAGES
+        self.images += self._batch_images
         self.max_staleness = max(self.max_staleness, self._store.staleness)
         now = time.perf_counter()
         if now - self._reported < REPORT_S and round < self._rounds:
@@ -81,12 +82,12 @@ def train(settings: Settings, store: psstore.Store, rank: int) -> None:
     worker that was late catch up."""
     digits = load(settings.data_dir)
     model = seeded_model(digits, settings.seed + rank)  # rank 0's values are what everybody gets
-    optimizer = DistributedOptimizer(plain_optimizer(model), store, named_parameters=model.named_parameters())
+    optimizer = DistributedOptimizer(plain_optimizer(model, settings), store, named_parameters=model.named_parameters())
     batches = Batches(digits, settings, rank=rank)
     rounds = settings.epochs * len(batches)
     schedule = cosine(optimizer, rounds)
     store.barrier("start")
-    reporter = Reporter(store, rank=rank, rounds=rounds, epochs=settings.epochs)
+    reporter = Reporter(store, settings, rank=rank, rounds=rounds)
     stream = endless(batches)
     while (round := store.round) <= rounds:
         optimizer.zero_grad()

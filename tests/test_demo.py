@@ -1,0 +1,224 @@
+"""`psstore demo`: it learns, in every mode; synchronous training equals one process; its parts."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+from typer.testing import CliRunner
+
+from psstore.cli.demo import command, data
+from psstore.cli.demo.display import Curve, Display, sparkline, summary
+from psstore.cli.demo.events import RECORD_SEPARATOR, Finished, Progress, parse
+from psstore.cli.demo.report import report_of
+from psstore.cli.demo.settings import Settings
+from psstore.cli.demo.training import Batches, seeded_model
+from psstore.cli.main import app
+from psstore.errors import BadArgument
+from psstore.launch.lines import Line
+
+DEMO_S = 110.0
+"""How long one demo may take on a machine that does much else."""
+
+
+def demo(*arguments: str) -> dict[str, Any]:
+    result = subprocess.run(
+        [sys.executable, "-m", "psstore.cli.main", "demo", "--json", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=DEMO_S,
+    )
+    assert result.returncode == 0, result.stderr
+    found: dict[str, Any] = json.loads(result.stdout.splitlines()[-1])
+    return found
+
+
+# ---- the whole ----
+
+
+@pytest.mark.sockets
+@pytest.mark.parametrize(("shards", "workers"), [(2, 2), (3, 1)])
+def test_synchronous_training_learns_and_equals_one_process(shards: int, workers: int) -> None:
+    found = demo("--compare", "--shards", str(shards), "--workers", str(workers))
+    assert found["accuracy"] >= 0.97
+    assert found["max_abs_weight_diff"] == 0.0
+    assert found["max_staleness"] == 0
+    assert (found["mode"], found["shards"], found["workers"]) == ("sync", shards, workers)
+
+
+@pytest.mark.sockets
+@pytest.mark.parametrize(("mode", "workers"), [("backup", 3), ("backup", 2), ("ssp", 2), ("async", 2)])
+def test_every_mode_learns(mode: str, workers: int) -> None:
+    found = demo("--mode", mode, "--workers", str(workers), "--epochs", "12", "--staleness", "3")
+    assert found["accuracy"] >= 0.97
+    assert found["images_per_s"] > 0
+    assert found["seconds"] > 0
+    assert mode != "ssp" or found["max_staleness"] <= 3
+
+
+@pytest.mark.sockets
+def test_bytes_moved_are_every_workers_gradients_and_parameters() -> None:
+    found = demo("--epochs", "1")
+    parameters = sum(p.numel() for p in seeded_model(data.scikit_learn_digits(), seed=0).parameters())
+    rounds = 1438 // 2 // 32
+    assert found["bytes_pushed"] == found["bytes_pulled"] == 2 * rounds * 4 * parameters
+
+
+def test_missing_packages_are_named_with_the_command_that_installs_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "find_spec", lambda name: None)
+    result = CliRunner().invoke(app, ["demo"])
+    assert result.exit_code == command.EXIT_MISSING
+    assert "the demo needs torch and scikit-learn" in result.stderr
+    assert "-m pip install torch scikit-learn" in result.stderr
+
+
+# ---- the data ----
+
+
+def write_idx(path: Path, array: np.ndarray[Any, np.dtype[np.uint8]]) -> None:
+    header = bytes((0, 0, 8, array.ndim)) + b"".join(size.to_bytes(4, "big") for size in array.shape)
+    content = header + array.tobytes()
+    path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
+
+
+@pytest.fixture
+def mnist(tmp_path: Path) -> Path:
+    """A few images in MNIST's format, under each of the names that are in use."""
+    generator = np.random.default_rng(0)
+    for name, count in (("train-images-idx3-ubyte", 80), ("t10k-images.idx3-ubyte.gz", 10)):
+        write_idx(tmp_path / name, generator.integers(0, 256, (count, 28, 28), dtype=np.uint8))
+    for name, count in (("train-labels-idx1-ubyte.gz", 80), ("t10k-labels.idx1-ubyte", 10)):
+        write_idx(tmp_path / name, generator.integers(0, 10, count, dtype=np.uint8))
+    return tmp_path
+
+
+def test_digits_are_split_and_scaled() -> None:
+    digits = data.load(None)
+    assert digits.train_images.shape == (1437, 1, 8, 8)
+    assert digits.test_images.shape == (360, 1, 8, 8)
+    assert digits.train_images.dtype == torch.float32
+    assert (float(digits.train_images.min()), float(digits.train_images.max())) == (0.0, 1.0)
+    assert set(digits.test_labels.tolist()) == set(range(10))
+
+
+def test_mnist_files_are_read_gzipped_or_not(mnist: Path) -> None:
+    digits = data.load(str(mnist))
+    assert digits.train_images.shape == (80, 1, 28, 28)
+    assert digits.test_labels.shape == (10,)
+    assert float(digits.train_images.max()) == 1.0
+
+
+def test_mnist_files_are_checked(mnist: Path) -> None:
+    images = mnist / "train-images-idx3-ubyte"
+    whole = images.read_bytes()
+    for content, sentence in (
+        (whole[:-1], "its header says"),
+        (b"PNG" + whole[3:], "no IDX file"),
+        (b"", "no IDX file"),
+    ):
+        images.write_bytes(content)
+        with pytest.raises(BadArgument, match=sentence):
+            data.load(str(mnist))
+    images.unlink()
+    with pytest.raises(BadArgument, match="train-images-idx3-ubyte"):
+        data.load(str(mnist))
+
+
+@pytest.mark.sockets
+def test_the_demo_trains_on_mnist_files(mnist: Path) -> None:
+    found = demo("--data-dir", str(mnist), "--epochs", "1", "--compare")
+    assert found["dataset"] == "MNIST"
+    assert found["max_abs_weight_diff"] == 0.0
+
+
+def test_workers_have_parts_that_do_not_overlap() -> None:
+    digits = data.load(None)
+    marked = digits._replace(train_labels=torch.arange(len(digits.train_labels)))
+    parts = [
+        {
+            int(label)
+            for _, labels in Batches(marked, Settings(num_workers=3, epochs=1), rank=rank).epoch(0)
+            for label in labels
+        }
+        for rank in range(3)
+    ]
+    assert all(len(part) == 22 * 21 for part in parts)
+    assert len(set.union(*parts)) == 3 * 22 * 21
+
+
+# ---- the display ----
+
+PROGRESS = Progress(rank=0, round=11, rounds=22, epoch=1, epochs=2, loss=0.5, images_per_s=1234.0, staleness=1)
+FINISHED = Finished(
+    rank=0, images=6400, seconds=2.0, bytes_pushed=10, bytes_pulled=20, max_staleness=1, accuracy=0.99, test_images=360,
+    dataset="digits",
+)  # fmt: skip
+
+
+def test_a_sparkline_spans_from_lowest_to_highest() -> None:
+    assert sparkline([2.0, 1.0, 0.0]) == "█▅▁"
+    assert sparkline([1.0]) == "▁"
+    assert sparkline([]) == ""
+
+
+def test_a_curve_averages_what_falls_on_one_point() -> None:
+    curve = Curve()
+    for done, loss in ((0.01, 2.0), (0.02, 4.0), (0.99, 0.0), (1.0, 0.0)):
+        curve.add(done, loss)
+    assert str(curve) == "█▁"
+
+
+def record(event: Progress | Finished) -> Line:
+    import msgspec
+
+    return Line("rank 0", False, RECORD_SEPARATOR + msgspec.json.encode(event))
+
+
+def shown(*lines: Line, terminal: bool) -> tuple[str, Display]:
+    console = Console(record=True, force_terminal=terminal, width=120, file=open("/dev/null", "w"))  # noqa: SIM115
+    with Display(console, mode="ssp", num_shards=1, num_workers=2, dataset="digits") as display:
+        for line in lines:
+            display.deliver(line)
+    return console.export_text(), display
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_the_display_shows_progress_and_passes_other_output_on(terminal: bool) -> None:
+    text, display = shown(
+        record(PROGRESS),
+        Line("rank 1", True, b"a [warning]"),
+        Line("store", False, b"ready"),
+        record(FINISHED),
+        terminal=terminal,
+    )
+    assert "ssp · 1 shard · 2 workers · digits" in text
+    assert "loss 0.500" in text
+    assert "[rank 1] a [warning]" in text
+    assert "ready" not in text
+    assert display.finished == {0: FINISHED}
+
+
+def test_events_are_told_from_output() -> None:
+    assert parse(record(PROGRESS).text) == PROGRESS
+    assert parse(b"hello") is None
+
+
+@pytest.mark.parametrize(("difference", "words"), [(0.0, "identical"), (0.25, "at most 0.25"), (None, "99.00%")])
+def test_the_summary_says_how_training_compares(difference: float | None, words: str) -> None:
+    report = report_of(
+        [FINISHED], mode="sync", num_shards=2, epochs=2, seed=0, seconds=3.0, max_abs_weight_diff=difference
+    )
+    console = Console(record=True, width=120, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(summary(report))
+    text = console.export_text()
+    assert words in text
+    assert "3,200 over all workers" in text
+    assert ("one process" in text) == (difference is not None)

@@ -1,0 +1,98 @@
+"""The examples run as their README says, and the lines that change are the ones it lists."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from server_process import StoreProcess
+
+RUN_S = 100.0
+
+MOST_CHANGED_LINES = 10
+"""So few that they are worth showing."""
+
+
+@pytest.fixture
+def examples(repository: Path) -> Path:
+    return repository / "examples"
+
+
+def code_of(path: Path) -> list[str]:
+    """Without the docstring and empty lines."""
+    _, _, code = path.read_text().partition('"""\n')
+    return [line for line in code.splitlines() if line]
+
+
+def accuracies(output: str) -> list[float]:
+    return [float(found) for found in re.findall(r"([\d.]+)%", output)]
+
+
+def run_on_store(script: Path, *arguments: str) -> str:
+    command = [
+        sys.executable,
+        "-m",
+        "psstore.cli.main",
+        "run",
+        "--shards",
+        "2",
+        "--workers",
+        "2",
+        str(script),
+        *arguments,
+    ]
+    return subprocess.run(command, capture_output=True, text=True, timeout=RUN_S, check=True).stdout
+
+
+def test_the_lines_that_change_are_few_and_are_those_in_the_readme(examples: Path) -> None:
+    before, after = code_of(examples / "mnist_local.py"), code_of(examples / "mnist_psstore.py")
+    changed = [line for line in difflib.ndiff(before, after) if line[:2] in ("- ", "+ ")]
+    listed = re.search(r"```diff\n(.*?)```", (examples / "README.md").read_text(), re.DOTALL)
+    assert listed is not None
+    assert [line[0] + line[2:] for line in changed] == listed[1].splitlines()
+    assert sum(line.startswith("+") for line in changed) <= MOST_CHANGED_LINES
+
+
+def test_the_local_example_learns(examples: Path) -> None:
+    command = [sys.executable, str(examples / "mnist_local.py")]
+    output = subprocess.run(command, capture_output=True, text=True, timeout=RUN_S, check=True).stdout
+    assert accuracies(output)[-1] > 93
+
+
+@pytest.mark.sockets
+def test_the_distributed_example_learns_and_its_workers_agree(examples: Path) -> None:
+    found = accuracies(run_on_store(examples / "mnist_psstore.py"))
+    assert len(found) == 2
+    assert found[0] == found[1] > 93
+
+
+@pytest.mark.sockets
+def test_the_tutorial_learns_and_its_workers_agree(examples: Path) -> None:
+    output = run_on_store(examples / "tutorial_kv.py")
+    found = accuracies(output)
+    assert len(found) == 2
+    assert found[0] == found[1] > 88
+    assert output.count("version 200") == 2
+
+
+@pytest.mark.sockets
+def test_workers_of_another_launcher_need_only_the_url(examples: Path) -> None:
+    """The variables that torchrun sets, and PSSTORE_URL."""
+    with StoreProcess("--shards", "2", "--workers", "2") as store:
+        workers = [
+            subprocess.Popen(
+                [sys.executable, str(examples / "mnist_psstore.py"), "--epochs", "1"],
+                env={**os.environ, "PSSTORE_URL": store.ready["url"], "RANK": str(rank), "WORLD_SIZE": "2"},
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for rank in range(2)
+        ]
+        outputs = [worker.communicate(timeout=RUN_S)[0] for worker in workers]
+    assert [worker.returncode for worker in workers] == [0, 0]
+    assert accuracies(outputs[0]) == accuracies(outputs[1])
