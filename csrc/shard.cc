@@ -163,6 +163,8 @@ ErrorCode Shard::accept_slice(const Incoming& incoming, SliceEntry& entry, size_
 ErrorCode Shard::change_slot(const Incoming& incoming, Slot& slot, PayloadSlice slice) {
   switch (incoming.kind) {
     case WriteKind::kPush: {
+      // A decision that counts on it could not be carried out.
+      if (!slot.initialised()) return ErrorCode::NOT_INITIALISED;
       const Staged outcome = slot.staging().offer({incoming.origin, std::move(slice)});
       if (outcome == Staged::kTaken) counters_.pushes.add();
       if (outcome == Staged::kLate) counters_.duplicates.add();

@@ -175,6 +175,15 @@ def test_pull_waits_for_the_first_value() -> None:
     assert reader.answer(waiting).table.first_failure() is None
 
 
+def test_gradient_for_a_tensor_without_a_value_is_refused() -> None:
+    """Once committed it would be in a decision that no shard can carry out."""
+    worker = FakeStore().worker(0)
+    tensor = tensor_of(worker.create(sgd("w", zeros=False)).tensors[0])
+    assert worker.push(tensor, [1.0] * 4, round=1).first_failure() == (0, errors.NotInitialised.code)
+    initialise(worker, tensor)
+    assert worker.push(tensor, [1.0] * 4, round=1).first_failure() is None
+
+
 def test_pull_that_waited_in_vain_says_not_initialised() -> None:
     store = FakeStore()
     peer = store.connect()
