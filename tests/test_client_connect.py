@@ -294,11 +294,11 @@ os.kill(os.getpid(), signal.SIGKILL)
     with clusters("tcp") as start:
         cluster = start()
         with cluster.connect(role="client") as observer:
-            before = observer.stats()[0]["connections"]
+            before = int(observer.stats()[0]["connections"])
             ended = in_child(cluster, "import signal\nstore = psstore.connect(store._url)\n" + program)
             child = psutil.Process(int(ended.stdout))
             try:
-                assert eventually(lambda: observer.stats()[0]["connections"] == before)
+                assert eventually(lambda: int(observer.stats()[0]["connections"]) <= before)
                 assert child.is_running()
             finally:
                 child.kill()

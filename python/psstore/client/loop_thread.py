@@ -50,6 +50,7 @@ class LoopThread:
             for task in left:
                 task.cancel()
             self.loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+            self.loop.run_until_complete(self.loop.shutdown_default_executor())
         finally:
             asyncio.set_event_loop(None)
             self.loop.close()

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import functools
 import os
 import random
+import socket
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import cast
+from typing import Any, cast
 
 from psstore import _core
 from psstore.errors import InternalError, PsstoreError, StoreClosed, StoreUnreachable
@@ -139,6 +142,7 @@ class Tether:
         self._patience_s = patience_s
         self._on_up = on_up
         self._connection: Connection | None = None
+        self._socket: socket.socket | None = None
         self._task: asyncio.Task[None] | None = None
         self._alarm = Alarm(loop, next_wake=session.next_wake, tick=session.tick)
 
@@ -169,9 +173,9 @@ class Tether:
 
         The descriptor becomes /dev/null rather than free: whoever still holds its number can't harm another file.
         """
-        if self._connection is not None and not self._connection.lost.done():
+        if self._socket is not None and self._socket.fileno() >= 0:
             null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
-            os.dup2(null, self._connection.fileno(), inheritable=False)
+            os.dup2(null, self._socket.fileno(), inheritable=False)
             os.close(null)
 
     # ---- how ----
@@ -203,6 +207,9 @@ class Tether:
         connection = await self._dial()
         if connection is None:
             return False
+        if self.session.failure is not None:  # closed meanwhile: wait_for may prefer its result to a cancellation
+            connection.abort()
+            return False
         self._connection = connection
         await asyncio.wait((connection.up, connection.lost), timeout=HANDSHAKE_S, return_when="FIRST_COMPLETED")
         if not connection.up.done():
@@ -217,15 +224,46 @@ class Tether:
         return connection.up.done()
 
     async def _dial(self) -> Connection | None:
+        """Tries every place that the addresses stand for once, in order."""
         for address in self._addresses:
             self.session.address = str(address)
+            for family, where in await self._endpoints(address):
+                try:
+                    return await asyncio.wait_for(self._open(family, where), DIAL_S)
+                except asyncio.TimeoutError:
+                    self.trouble = TimeoutError(f"no answer within {DIAL_S:g} s")
+                except OSError as error:
+                    self.trouble = error
+        return None
+
+    async def _endpoints(self, address: Address) -> list[tuple[int, Any]]:
+        """(family, what to connect to) of each."""
+        if not isinstance(address, TcpAddress):
+            return [(socket.AF_UNIX, address.path)]
+        resolve = functools.partial(socket.getaddrinfo, address.host, address.port, type=socket.SOCK_STREAM)
+        try:
+            found = resolve(flags=socket.AI_NUMERICHOST)
+        except OSError:  # a name: ask, on a thread of Python's, as libuv's own crash forked children when they exit
             try:
-                return await asyncio.wait_for(_open(self._loop, self.session, address), DIAL_S)
-            except asyncio.TimeoutError:
-                self.trouble = TimeoutError(f"no answer within {DIAL_S:g} s")
+                found = await asyncio.to_thread(resolve)
             except OSError as error:
                 self.trouble = error
-        return None
+                return []
+        return [(family, where) for family, _, _, _, where in found]
+
+    async def _open(self, family: int, where: Any) -> Connection:
+        """Our own socket from its first moment on, so that a fork in the middle of connecting finds it."""
+        sock = self._socket = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            sock.setblocking(False)
+            await _connect(self._loop, sock, where)
+            make = functools.partial(Connection, self.session, self._loop)
+            if family == socket.AF_UNIX:
+                return (await self._loop.create_unix_connection(make, sock=sock))[1]
+            return (await self._loop.create_connection(make, sock=sock))[1]
+        except BaseException:
+            sock.close()
+            raise
 
 
 class SocketDriver:
@@ -260,12 +298,16 @@ def quiet_future(loop: asyncio.AbstractEventLoop) -> asyncio.Future[object]:
     return future
 
 
-async def _open(loop: asyncio.AbstractEventLoop, session: Session, address: Address) -> Connection:
-    def make() -> Connection:
-        return Connection(session, loop)
-
-    if isinstance(address, TcpAddress):
-        _, connection = await loop.create_connection(make, address.host, address.port)
-    else:
-        _, connection = await loop.create_unix_connection(make, address.path)
-    return connection
+async def _connect(loop: asyncio.AbstractEventLoop, sock: socket.socket, where: Any) -> None:
+    """`loop.sock_connect`, but that uvloop's starts libuv's threads to resolve even an IP address."""
+    code = sock.connect_ex(where)
+    if code == errno.EINPROGRESS:
+        ready: asyncio.Future[None] = loop.create_future()
+        loop.add_writer(sock, lambda: None if ready.done() else ready.set_result(None))
+        try:
+            await ready
+        finally:
+            loop.remove_writer(sock)
+        code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+    if code:
+        raise OSError(code, os.strerror(code))
