@@ -47,7 +47,7 @@ def demo(*arguments: str) -> dict[str, Any]:
 @pytest.mark.sockets
 @pytest.mark.parametrize(("shards", "workers"), [(2, 2), (3, 1)])
 def test_synchronous_training_learns_and_equals_one_process(shards: int, workers: int) -> None:
-    found = demo("--compare", "--shards", str(shards), "--workers", str(workers))
+    found = demo("--compare", "--shards", str(shards), "--workers", str(workers), "--epochs", "12")
     assert found["accuracy"] >= 0.97
     assert found["max_abs_weight_diff"] == 0.0
     assert found["max_staleness"] == 0
@@ -55,7 +55,7 @@ def test_synchronous_training_learns_and_equals_one_process(shards: int, workers
 
 
 @pytest.mark.sockets
-@pytest.mark.parametrize(("mode", "workers"), [("backup", 3), ("backup", 2), ("ssp", 2), ("async", 2)])
+@pytest.mark.parametrize(("mode", "workers"), [("backup", 2), ("ssp", 2), ("async", 3)])
 def test_every_mode_learns(mode: str, workers: int) -> None:
     found = demo("--mode", mode, "--workers", str(workers), "--epochs", "12", "--staleness", "3")
     assert found["accuracy"] >= 0.97

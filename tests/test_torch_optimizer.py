@@ -13,7 +13,7 @@ from torch.optim import SGD, AdamW
 from torch_support import Odd, assert_same_bits, backward, batches, distributed
 
 import psstore
-from psstore.errors import StoreClosed, UsageError
+from psstore.errors import NotAWorker, StoreClosed, UsageError
 from psstore.torch import DistributedOptimizer
 
 
@@ -198,6 +198,16 @@ def test_implementation_flags_are_ignored_and_differentiable_is_not(store: pssto
     wrap(AdamW(model.parameters(), fused=True), store, model)
     with pytest.raises(UsageError, match="differentiable=True"):
         wrap(AdamW(model.parameters(), differentiable=True), store, model)
+
+
+def test_a_store_that_is_no_worker_cant_train() -> None:
+    model = linear()
+    with (
+        psstore.LocalStore() as local,
+        local.connect(role="client") as reader,
+        pytest.raises(NotAWorker, match="role='worker'"),
+    ):
+        distributed(model, reader, partial(SGD, lr=0.1))
 
 
 def test_wrapping_twice_is_refused(store: psstore.Store) -> None:

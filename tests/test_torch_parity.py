@@ -100,3 +100,24 @@ def test_tensor_learning_rates_are_read_at_each_step() -> None:
                 backward(model, inputs)
                 one.step()
     assert_same_bits(plain, stored)
+
+
+def test_two_optimizers_of_one_class_share_a_store() -> None:
+    """As a generator's and a discriminator's do: each step is a round of its own."""
+    factories = (partial(SGD, lr=0.1, momentum=0.9, foreach=False), partial(SGD, lr=0.01, foreach=False))
+    plain, stored = (Odd(0), Odd(1)), (Odd(0), Odd(1))
+    with psstore.connect("local://?shards=2") as store:
+        inner = [factory(model.parameters()) for factory, model in zip(factories, plain, strict=True)]
+        outer = [
+            psstore.torch.DistributedOptimizer(
+                factory(model.parameters()), store, named_parameters=model.named_parameters(prefix=prefix)
+            )
+            for prefix, factory, model in zip("ab", factories, stored, strict=True)
+        ]
+        for number, inputs in enumerate(batches(10)):
+            for models, optimizers in ((plain, inner), (stored, outer)):
+                optimizers[number % 2].zero_grad()
+                backward(models[number % 2], inputs)
+                optimizers[number % 2].step()
+    for one, other in zip(plain, stored, strict=True):
+        assert_same_bits(one, other)

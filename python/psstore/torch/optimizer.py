@@ -12,7 +12,7 @@ from typing import Any, overload
 import torch
 
 from psstore.client.store import Store
-from psstore.errors import UsageError
+from psstore.errors import NotAWorker, UsageError
 from psstore.torch.parameters import STORED_AS, trained_parameters
 from psstore.torch.rules import hyper_of, rule_of
 from psstore.types import TensorSpec
@@ -35,11 +35,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     Args:
         optimizer: whose class says the update rule, and whose groups say the hyper-parameters.
-        store: a connected worker's `psstore.Store`; it trains for one optimizer.
+        store: a connected worker's `psstore.Store`. Optimizers of one class may share it: each step is a round.
         named_parameters: `model.named_parameters()`; must cover every parameter that requires a gradient.
         average: divide the sum of the gradients by the number of workers in the round; False: don't.
 
-    Raises UsageError for what can't be trained, before anything is created; the store's own errors otherwise.
+    Raises UsageError for what can't be trained, NotAWorker for a client's store, before anything is created; the
+    store's own errors otherwise.
     """
 
     def __init__(
@@ -52,6 +53,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
     ) -> None:
         if isinstance(optimizer, DistributedOptimizer):
             raise UsageError("this optimizer is distributed already; wrap the torch.optim optimizer itself, once")
+        if store.rank is None:
+            raise NotAWorker(
+                "only a worker's store can train: connect with role='worker' (the default), before leave()"
+            )
         self._rules = [rule_of(optimizer, group) for group in optimizer.param_groups]
         self._trained = trained_parameters(optimizer.param_groups, named_parameters)
         self._frozen = [p for group in optimizer.param_groups for p in group["params"] if not p.requires_grad]
