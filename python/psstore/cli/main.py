@@ -19,7 +19,7 @@ app = typer.Typer(
     help="A fully sharded in-memory parameter store for PyTorch.",
     no_args_is_help=True,
     add_completion=False,
-    rich_markup_mode="rich",
+    rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
 )
 
@@ -33,7 +33,7 @@ app.command()(plan)
 
 @app.command(context_settings={**AS_IS, "help_option_names": []}, add_help_option=False)
 def server(context: typer.Context) -> None:
-    """Start a store: the same as [bold]psstore-server[/]."""
+    """Start a store: the same as `psstore-server`."""
     from psstore.cli import server as program
 
     raise typer.Exit(program.run(context.args))

@@ -13,9 +13,7 @@ from psstore.cli.choices import Mode, consistency_of, fail
 
 
 def run(
-    command: Annotated[
-        list[str], typer.Argument(metavar="SCRIPT [ARGS]...", help="Training script and its arguments.")
-    ],
+    command: Annotated[list[str], typer.Argument(metavar="SCRIPT [ARGS]", help="Training script and its arguments.")],
     shards: Annotated[int, typer.Option(min=1, help="Shard processes of the store.")] = 2,
     workers: Annotated[int, typer.Option(min=1, help="Worker processes.")] = 2,
     mode: Annotated[Mode, typer.Option(help="Consistency.")] = Mode.sync,
