@@ -188,8 +188,8 @@ class Consistency(msgspec.Struct, frozen=True, kw_only=True):
             raise BadArgument(f"staleness is {self.staleness}; it must be at least 0, or -1 for unbounded")
         if self.quorum > 1 and self.staleness != 0:
             raise BadArgument(
-                f"quorum {self.quorum} with staleness {self.staleness}: a round that needs several workers closes for all"
-                " at once, so staleness must be 0; for bounded staleness use quorum 1"
+                f"quorum {self.quorum} with staleness {self.staleness}: a round that needs several workers closes for"
+                " all at once, so staleness must be 0; for bounded staleness use quorum 1"
             )
 
     @staticmethod
