@@ -53,6 +53,7 @@ def train(store: Store, turn: Callable[[int, int], None], hypers: dict[str, floa
     specs = [TensorSpec(name=name, shape=shape, rule=rule, zeros=False) for name, shape in SHAPES.items()]
     store.create_many(specs, list(draw(0).values()) if rank == 0 else None, offer=rank == 0)
     store.pull_many(list(SHAPES))  # waits until rank 0 has sent the values: before that no gradient is taken
+    store.pull_many(list(SHAPES))  # the others wait for the first values here
     for round_ in range(1, NUM_ROUNDS + 1):
         assert store.round == round_
         turn(rank, round_)

@@ -11,7 +11,8 @@ import secrets
 
 from psstore import _core
 from psstore.net.address import parse_address
-from psstore.net.client import Connection, Tether
+from psstore.net.client import Tether
+from psstore.net.client_connection import Connection
 from psstore.protocol.facts import Facts
 from psstore.protocol.session import Identity, Session
 from psstore.wire.messages import Welcome

@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from psstore import _core
+from psstore.errors import NOT_MODIFIED
 from psstore.partition.packing import pack
 from psstore.protocol.client import Transfer
+from psstore.protocol.session import Answer
 from psstore.types import ITEM_BYTES, Tensor
 
 MAX_LAYOUTS = 256
@@ -59,6 +61,27 @@ class Layout:
             Transfer(frame.shard, _asking(frame.table, newer_than), frame.memory(memories, writable=self._pull))
             for frame in self.frames
         ]
+
+    def unchanged(self, answers: Sequence[Answer]) -> tuple[set[int], list[int]]:
+        """Positions of the tensors of which nothing came, and of those of which only some slices came."""
+        came: set[int] = set()
+        missing: set[int] = set()
+        for frame, answer in zip(self.frames, answers, strict=True):
+            for piece, status in zip(frame.ranges, answer.table.statuses(), strict=True):
+                (missing if status == NOT_MODIFIED else came).add(piece.position)
+        return set(range(len(self.tensors))) - came, sorted(missing & came)
+
+    def version(self, answers: Sequence[Answer], name: str) -> int:
+        """Of that tensor's newest slice, as answered."""
+        return max(
+            (
+                version
+                for frame, answer in zip(self.frames, answers, strict=True)
+                for piece, version in zip(frame.ranges, answer.table.versions(), strict=True)
+                if self.tensors[piece.position].spec.name == name
+            ),
+            default=0,
+        )
 
 
 def _asking(table: _core.SliceTable, newer_than: int | None) -> _core.SliceTable:

@@ -19,6 +19,9 @@ class LoopThread:
 
     def __init__(self, loop_name: LoopName) -> None:
         self.loop = new_event_loop(loop_name)
+        self._lock = threading.RLock()
+        """Orders `submit` and `stop`. Reentrant: a garbage collection inside `submit` may end another store here."""
+        self._stopping = False
         self._thread = threading.Thread(target=self._run, name="psstore", daemon=True)
         self._thread.start()
 
@@ -27,10 +30,12 @@ class LoopThread:
 
         Raises StoreClosed if the thread has ended, or stayed behind in the process that this one was forked from.
         """
-        if not self._thread.is_alive():
-            work.close()
-            raise StoreClosed("this store is closed; connect again")
-        return asyncio.run_coroutine_threadsafe(work, self.loop)
+        if self._thread.is_alive():
+            with self._lock:
+                if not self._stopping:
+                    return asyncio.run_coroutine_threadsafe(work, self.loop)
+        work.close()
+        raise StoreClosed("this store is closed; connect again")
 
     def is_current(self) -> bool:
         return threading.current_thread() is self._thread
@@ -38,7 +43,10 @@ class LoopThread:
     def stop(self) -> None:
         """Ends the thread and closes the loop; work under way is cancelled. Does nothing the second time."""
         if self._thread.is_alive():
-            self.loop.call_soon_threadsafe(self.loop.stop)
+            with self._lock:
+                if not self._stopping:
+                    self._stopping = True
+                    self.loop.call_soon_threadsafe(self.loop.stop)
             if not self.is_current():
                 self._thread.join()
 

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 
 import msgspec
 
-from psstore.client.arrays import Array, Source, Target, fresh, source, target
+from psstore.client.arrays import Array, Source, Target, source
 from psstore.client.layout import Layout, Layouts
-from psstore.client.schema import Hypers, Schema, as_source, check_fit, per_group, spec_for, travels_as
-from psstore.errors import NOT_MODIFIED, BadArgument, DTypeMismatch, RuleMismatch, UnknownKey
+from psstore.client.schema import Hypers, Schema, as_source, as_target, per_group, spec_for, write_op
+from psstore.errors import BadArgument, UnknownKey
 from psstore.protocol.client import Client
 from psstore.protocol.session import Answer
-from psstore.types import Tensor, TensorSpec, applies_by_decision
+from psstore.types import Tensor, TensorSpec
 from psstore.wire.messages import Exist
 
 
@@ -148,7 +148,7 @@ class Operations:
         tensors = await self._schema.find([name for name, _ in pairs])
         chosen: dict[str, tuple[list[Tensor], list[Source]]] = {}
         for tensor, (_, value) in zip(tensors, pairs, strict=True):
-            of_op = chosen.setdefault(_write_op(tensor.spec, op), ([], []))
+            of_op = chosen.setdefault(write_op(tensor.spec, op), ([], []))
             of_op[0].append(tensor)
             of_op[1].append(as_source("push", tensor.spec, value))
         for wire_op, (written, sources) in chosen.items():
@@ -237,9 +237,9 @@ class Operations:
         tensors = await self._schema.find(names)
         if out is not None and len(out) != len(names):
             raise BadArgument(f"pull_many: {len(names)} names and {len(out)} arrays in out=; give one for each")
-        targets = [_target(tensor.spec, None if out is None else out[i], dtype) for i, tensor in enumerate(tensors)]
+        targets = [as_target(tensor.spec, None if out is None else out[i], dtype) for i, tensor in enumerate(tensors)]
         layout, answers = await self._pull(tensors, targets, if_newer_than, wait_s)
-        unchanged, torn = _unchanged(layout, answers) if if_newer_than is not None else (set(), [])
+        unchanged, torn = layout.unchanged(answers) if if_newer_than is not None else (set(), [])
         if torn:
             await self._pull([tensors[i] for i in torn], [targets[i] for i in torn], None, wait_s)
         for i, receiver in enumerate(targets):
@@ -253,12 +253,7 @@ class Operations:
         if name not in self._pulled:
             return 0
         layout, answers = self._pulled[name]
-        found = [0]
-        for frame, answer in zip(layout.frames, answers, strict=True):
-            for piece, version in zip(frame.ranges, answer.table.versions(), strict=True):
-                if layout.tensors[piece.position].spec.name == name:
-                    found.append(version)
-        return max(found)
+        return layout.version(answers, name)
 
     # ---- the group ----
 
@@ -321,46 +316,3 @@ class Operations:
             for tensor in tensors:
                 self._schema.forget(tensor.spec.name)
             raise
-
-
-def _write_op(spec: TensorSpec, op: str | None) -> str:
-    """The wire operation of a push. Raises RuleMismatch if the tensor does not take it."""
-    if applies_by_decision(spec.rule):
-        if op is not None:
-            raise RuleMismatch(
-                f"push {spec.name!r}: rule {spec.rule!r} takes gradients; op={op!r} is for plain tensors"
-            )
-        return "PUSH"
-    chosen = spec.rule if op is None else op
-    if chosen not in ("assign", "add"):
-        raise BadArgument(f"push {spec.name!r}: op is {op!r}; expected 'assign' or 'add'")
-    if chosen == "assign" and spec.rule == "add":
-        raise RuleMismatch(
-            f"push {spec.name!r}: its rule is 'add', so it can't be assigned; create it with rule='assign'"
-        )
-    return chosen.upper()
-
-
-def _target(spec: TensorSpec, out: Array | None, dtype: str | None) -> Target:
-    if out is None:
-        wanted = spec.dtype if dtype is None else dtype
-        if not travels_as(spec.dtype, wanted):
-            raise DTypeMismatch(
-                f"pull {spec.name!r}: it is {spec.dtype} and can't be had as {wanted!r}", name=spec.name
-            )
-        return fresh(spec.shape, wanted)
-    receiver = target(out)
-    if dtype is not None and receiver.dtype != dtype:
-        raise DTypeMismatch(f"pull {spec.name!r}: out= is {receiver.dtype}, dtype= says {dtype!r}", name=spec.name)
-    check_fit("pull", spec, receiver)
-    return receiver
-
-
-def _unchanged(layout: Layout, answers: Sequence[Answer]) -> tuple[set[int], list[int]]:
-    """Positions of the tensors of which no slice came, and of those of which some came and some did not."""
-    came: set[int] = set()
-    missing: set[int] = set()
-    for frame, answer in zip(layout.frames, answers, strict=True):
-        for piece, status in zip(frame.ranges, answer.table.statuses(), strict=True):
-            (missing if status == NOT_MODIFIED else came).add(piece.position)
-    return set(range(len(layout.tensors))) - came, sorted(missing & came)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from psstore.client.arrays import Array, Source, Target, source
-from psstore.errors import BadArgument, DTypeMismatch, ShapeMismatch
+from psstore.client.arrays import Array, Source, Target, fresh, source, target
+from psstore.errors import BadArgument, DTypeMismatch, RuleMismatch, ShapeMismatch
 from psstore.protocol.client import Client
 from psstore.types import Tensor, TensorSpec, applies_by_decision
 
@@ -79,6 +79,22 @@ def as_source(what: str, spec: TensorSpec, value: Array) -> Source:
     return found
 
 
+def as_target(spec: TensorSpec, out: Array | None, dtype: str | None) -> Target:
+    """Where a pull of the tensor goes: `out` if it fits, else new memory. Raises ShapeMismatch, DTypeMismatch."""
+    if out is None:
+        wanted = spec.dtype if dtype is None else dtype
+        if not travels_as(spec.dtype, wanted):
+            raise DTypeMismatch(
+                f"pull {spec.name!r}: it is {spec.dtype} and can't be had as {wanted!r}", name=spec.name
+            )
+        return fresh(spec.shape, wanted)
+    receiver = target(out)
+    if dtype is not None and receiver.dtype != dtype:
+        raise DTypeMismatch(f"pull {spec.name!r}: out= is {receiver.dtype}, dtype= says {dtype!r}", name=spec.name)
+    check_fit("pull", spec, receiver)
+    return receiver
+
+
 def check_fit(what: str, spec: TensorSpec, array: Source | Target) -> None:
     """Raises ShapeMismatch or DTypeMismatch with what was expected and what came."""
     if tuple(array.shape) != spec.shape:
@@ -97,6 +113,24 @@ def check_fit(what: str, spec: TensorSpec, array: Source | Target) -> None:
 def travels_as(master: str, encoding: str) -> bool:
     """A tensor travels in its own dtype, float32 also in half precision (as csrc/table/schema.h has it)."""
     return encoding == master or (master == "float32" and encoding in HALVES)
+
+
+def write_op(spec: TensorSpec, op: str | None) -> str:
+    """The wire operation of a push. Raises RuleMismatch if the tensor does not take it."""
+    if applies_by_decision(spec.rule):
+        if op is not None:
+            raise RuleMismatch(
+                f"push {spec.name!r}: rule {spec.rule!r} takes gradients; op={op!r} is for plain tensors"
+            )
+        return "PUSH"
+    chosen = spec.rule if op is None else op
+    if chosen not in ("assign", "add"):
+        raise BadArgument(f"push {spec.name!r}: op is {op!r}; expected 'assign' or 'add'")
+    if chosen == "assign" and spec.rule == "add":
+        raise RuleMismatch(
+            f"push {spec.name!r}: its rule is 'add', so it can't be assigned; create it with rule='assign'"
+        )
+    return chosen.upper()
 
 
 def per_group(hypers: Hypers | None, groups: set[int]) -> dict[int, dict[str, float]]:

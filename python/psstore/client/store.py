@@ -130,7 +130,10 @@ class _Face:
 
 def _end(operations: Operations, backend: Backend, leave: bool) -> None:
     """Waits until all is ended, but not on the loop's own thread, where a garbage collection may have led here."""
-    ending = backend.thread.submit(_take_leave(operations, backend, leave))
+    try:
+        ending = backend.thread.submit(_take_leave(operations, backend, leave))
+    except StoreClosed:
+        return  # its LocalStore was closed before it
     if backend.thread.is_current():
         ending.add_done_callback(lambda _: backend.release())
     else:

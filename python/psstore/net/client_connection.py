@@ -1,0 +1,106 @@
+"""One connection of a client to a shard: bytes to frames for the session, the session's frames to bytes.
+
+Large payloads are received where they are to live; what is sent is never copied.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from typing import cast
+
+from psstore import _core
+from psstore.errors import InternalError, PsstoreError
+from psstore.net.limits import WRITE_HIGH_BYTES
+from psstore.net.sockets import tune
+from psstore.protocol.frames import Piece
+from psstore.protocol.session import Link, Session, is_final
+
+
+class Connection(asyncio.BufferedProtocol):
+    """What the event loop calls as bytes come and go. Its session outlives it."""
+
+    def __init__(self, session: Session, loop: asyncio.AbstractEventLoop) -> None:
+        self.session = session
+        self.up: asyncio.Future[None] = loop.create_future()
+        """Done when the handshake is over."""
+        self.lost: asyncio.Future[None] = loop.create_future()
+        self._loop = loop
+        self._decoder = _core.FrameDecoder()
+        self._transport: asyncio.Transport | None = None
+        self._unsent: deque[Sequence[Piece]] = deque()
+        self._writable = True
+
+    # ---- what the event loop calls ----
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but name
+        self._transport.set_write_buffer_limits(high=WRITE_HIGH_BYTES)
+        tune(transport.get_extra_info("socket"))
+        self.session.connected(self._loop.time())
+        self.flush()
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._decoder.get_buffer(sizehint)
+
+    def buffer_updated(self, nbytes: int) -> None:
+        try:
+            self._decoder.buffer_updated(nbytes)
+            self._take_frames()
+        except PsstoreError as error:
+            self._fail(error)
+        except Exception as error:  # ours, whatever it is: requests end with it, the program goes on
+            self._fail(InternalError(f"while reading from {self.session.address}: {error!r}"))
+        else:
+            self.flush()
+
+    def pause_writing(self) -> None:
+        self._writable = False
+
+    def resume_writing(self) -> None:
+        self._writable = True
+        self.flush()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._unsent.clear()
+        self.session.disconnected()
+        if not self.lost.done():
+            self.lost.set_result(None)
+
+    # ---- what the link calls ----
+
+    def flush(self) -> None:
+        """Writes what the session has to say, in order; a frame at a time while the kernel takes it."""
+        self._unsent.extend(self.session.take_output())
+        if self._transport is None or self._transport.is_closing():
+            return
+        while self._unsent and self._writable:
+            self._transport.writelines(self._unsent.popleft())
+
+    def abort(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+    def fileno(self) -> int:
+        assert self._transport is not None
+        fd: int = self._transport.get_extra_info("socket").fileno()
+        return fd
+
+    # ---- how ----
+
+    def _take_frames(self) -> None:
+        while (frame := self._decoder.next_frame()) is not None:
+            if frame.complete:
+                self.session.frame(frame, self._loop.time())
+            elif (destination := self.session.head(frame)) is not None:
+                self._decoder.accept(destination)
+            else:
+                self._decoder.discard()
+        if self.session.link is Link.UP and not self.up.done():
+            self.up.set_result(None)
+
+    def _fail(self, error: PsstoreError) -> None:
+        if is_final(error):
+            self.session.give_up(error)
+        self.abort()
