@@ -58,7 +58,7 @@ $(MADE):
 # torch is named first and alone, so that nothing else can choose its version.
 $(STAMPS)/demo: $(MADE) constraints.txt pyproject.toml
 	$(PIP) torch==$(shell sed -n 's/^torch==//p' constraints.txt)
-	$(PIP) msgspec numpy rich scikit-learn typer uvloop
+	$(PIP) msgspec numpy rich scikit-learn 'tomli; python_version < "3.11"' typer uvloop
 	touch $@
 
 $(STAMPS)/test: $(MADE) constraints.txt pyproject.toml
