@@ -302,3 +302,28 @@ os.kill(os.getpid(), signal.SIGKILL)
                 assert child.is_running()
             finally:
                 child.kill()
+
+
+@pytest.mark.sockets
+def test_interrupt_while_connecting_leaves_nothing_behind() -> None:
+    threads = threading.active_count()
+    timer = threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        psstore.connect(f"ps://127.0.0.1:{free_port()}", connect_timeout_s=PATIENCE_S)
+    timer.join()
+    assert threading.active_count() == threads
+
+
+def test_interrupted_commit_may_be_made_again(cluster: Cluster) -> None:
+    with cluster.connect(rank=0) as store, cluster.connect(rank=1) as other:
+        store.create("w", [1.0], rule="sgd", exist="overwrite")
+        store.push("w", [1.0])
+        timer = threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGINT))
+        timer.start()
+        with pytest.raises(KeyboardInterrupt):
+            store.commit({"lr": 1.0}, average=False)
+        timer.join()
+        other.commit({"lr": 1.0}, average=False)
+        store.commit({"lr": 1.0}, average=False)
+        assert store.pull("w") == 0.0
