@@ -66,9 +66,11 @@ class Far:
         assert frame is not None
         self.session.frame(frame, now)
 
-    def welcome(self, *, store: str = "a store", **fields: Any) -> None:
+    def welcome(self, *, store: str = "a store", now: float = 0.0, **fields: Any) -> None:
         known = {"shard": 0, "addresses": (("fake://0",),), "num_workers": 1, "quorum": 1, "staleness": 0}
-        self.answer("WELCOME", m.Welcome(**{**known, "version": 0, "last_sequence": 0, "store": store, **fields}))
+        self.answer(
+            "WELCOME", m.Welcome(**{**known, "version": 0, "last_sequence": 0, "store": store, **fields}), now=now
+        )
 
     def connect(self, **fields: Any) -> None:
         self.session.connected(0.0)
@@ -191,6 +193,19 @@ def test_decisions_are_carried_once_per_connection() -> None:
     far.connect(version=1)
     carried = [len(m.decode_body(m.Carry, frame.body).decisions) for frame in far.sent()]
     assert carried == [1, 0]  # decision 2 again: the shard said that it has 1
+
+
+def test_wait_at_the_store_began_with_ours_however_often_it_is_asked() -> None:
+    far = Far()
+    far.connect()
+    far.request("BARRIER", body=m.Barrier(count=1, wait_s=20.0), timeout_s=25.0)
+    far.sent()
+    far.session.disconnected()
+    far.session.connected(15.0)
+    far.sent()
+    far.welcome(now=15.0)
+    (frame,) = far.sent()
+    assert m.decode_body(m.Barrier, frame.body).wait_s == 5.0
 
 
 def test_writes_are_numbered_and_keep_their_numbers() -> None:

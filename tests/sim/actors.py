@@ -31,7 +31,7 @@ from .plan import Plan
 T = TypeVar("T")
 
 COMMIT_WAIT_S = 20.0
-PULL_WAIT_S = 15.0
+PULL_WAIT_S = 30.0
 BARRIER_WAIT_S = 60.0
 PATIENCE = 20
 """How often a worker asks again before it believes that somebody is lost for good."""

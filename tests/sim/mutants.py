@@ -34,9 +34,9 @@ def _method(owner: type, name: str, replacement: Callable[..., Any]) -> Mutant:
 def nothing_is_sent_again() -> Iterator[None]:
     welcomed = Session._welcomed
 
-    def forgetful(self: Session, welcome: Any) -> None:
+    def forgetful(self: Session, welcome: Any, now: float) -> None:
         requests, self._requests = self._requests, {}
-        welcomed(self, welcome)
+        welcomed(self, welcome, now)
         self._requests = requests
 
     with mock.patch.object(Session, "_welcomed", forgetful):
@@ -148,7 +148,7 @@ MUTANTS: dict[str, tuple[str, Mutant]] = {
     "pushes overtake decisions": ("async", pushes_overtake_decisions),
     "skipped rounds are applied": ("sync", skips_are_applied),
     "parked pulls are never woken": ("sync", _method(Slices, "wake", lambda self, now: [])),
-    "older connections still speak": ("backup", _method(ShardService, "_siblings", lambda self, c, h: ([], []))),
+    "older connections still speak": ("sync", _method(ShardService, "_siblings", lambda self, c, h: ([], []))),
     "late workers are told that they count": ("backup", late_workers_are_told_that_they_count),
     "closed rounds are forgotten": ("async", closed_rounds_are_forgotten),
     "staleness is one too many": ("ssp", staleness_is_one_too_many),

@@ -103,7 +103,7 @@ def plan_of(seed: int, mode: str | None = None) -> Plan:
         staleness=rng.randint(1, 3),
         latency_s=rng.choice((0.0005, 0.005, 0.05)),
         compute_s=tuple(compute_s),
-        break_chance=rng.choice((0.0, 0.02, 0.05, 0.1)),
+        break_chance=rng.choice((0.0, 0.02, 0.05, 0.08)),
         late_s=rng.choice((0.0, 0.5, 4.0)),
         deaths=deaths,
         leaves=((leaver, rng.randrange(1, rounds)),) if rng.random() < 0.15 else (),
@@ -121,6 +121,6 @@ def plan_of(seed: int, mode: str | None = None) -> Plan:
 def _death(rng: random.Random, num_workers: int) -> Death:
     return Death(
         rank=rng.randrange(num_workers),
-        after_frames=rng.randint(0, 80),
+        after_frames=rng.randint(0, rng.choice((30, 80))),
         replaced_after_s=rng.choice((0.1, 1.0, 6.0, None)),
     )

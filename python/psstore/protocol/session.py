@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Protocol
 
+from msgspec.structs import replace
+
 from psstore import _core
 from psstore.errors import (
     AuthFailed,
@@ -151,7 +153,7 @@ class Session:
         reconnects or gives up (`is_final`)."""
         self.last_heard = now
         if self.link is not Link.UP:
-            self._handshake(frame)
+            self._handshake(frame, now)
             return
         request = self._requests.get(frame.request)
         if frame.op == OPS["ERROR"]:
@@ -242,7 +244,7 @@ class Session:
             request.sequence = self._sequence
         self._requests[request.id] = request
         if self.link is Link.UP:
-            self._send(request)
+            self._send(request, now)
 
     def attach(self, timeout_s: float, *, now: float, future: Future) -> None:
         """Presents the ticket on a link that was up before there was one."""
@@ -251,12 +253,14 @@ class Session:
 
     # ---- how ----
 
-    def _send(self, request: Request) -> None:
+    def _send(self, request: Request, now: float) -> None:
         body = request.body
+        if isinstance(body, m.Commit | m.Barrier | m.Carry):
+            # The shard's wait began with ours, however often it is asked: its error says more, and must come first.
+            body = replace(body, wait_s=max(0.0, body.wait_s - (now - request.started)))
         if isinstance(body, m.Carry):
-            decisions = self.facts.since(self._told)
+            body = replace(body, decisions=self.facts.since(self._told))
             self._told = max(self._told, self.facts.last)
-            body = m.Carry(decisions=decisions, at_least=body.at_least, wait_s=body.wait_s)
         payload = request.payload
         checksum = payload is not None and self.identity.features
         head = _core.encode_frame(
@@ -273,14 +277,14 @@ class Session:
         )
         self._out.append([head, *(payload.pieces() if payload is not None else ())])
 
-    def _handshake(self, frame: _core.Frame) -> None:
+    def _handshake(self, frame: _core.Frame, now: float) -> None:
         if frame.op == OPS["ERROR"]:
             failure = m.decode_body(m.Failure, frame.body)
             raise from_code(failure.code, failure.message, **failure.details)
         if frame.op == OPS["CHALLENGE"] and self.link is Link.HELLO:
             self._answer_challenge(m.decode_body(m.Challenge, frame.body))
         elif frame.op == OPS["WELCOME"]:
-            self._welcomed(m.decode_body(m.Welcome, frame.body))
+            self._welcomed(m.decode_body(m.Welcome, frame.body), now)
         else:
             raise UnexpectedMessage(f"shard {self.shard} sent operation {frame.op} during the handshake")
 
@@ -305,7 +309,7 @@ class Session:
             shard_nonce=self._shard_nonce,
         )
 
-    def _welcomed(self, welcome: m.Welcome) -> None:
+    def _welcomed(self, welcome: m.Welcome, now: float) -> None:
         token = self.identity.token
         if token is not None and (
             self.link is not Link.AUTH or not auth.matches(self._proof(token, "shard"), welcome.proof)
@@ -325,7 +329,7 @@ class Session:
             body = m.encode_body(m.Attach(ticket=self.identity.ticket))
             self._out.append([_core.encode_frame(OPS["ATTACH"], body=body)])
         for request in list(self._requests.values()):
-            self._send(request)
+            self._send(request, now)
 
     def _renumber_writes(self, last_applied: int) -> None:
         """Closes the gaps of writes that gave up before they arrived: a shard takes no number out of turn.
