@@ -1,0 +1,120 @@
+"""docs/wire.md in plain Python: frames, slice entries, CRC-32C. Written from that page alone, for docs_client.py."""
+
+from __future__ import annotations
+
+import enum
+import socket
+import struct
+from typing import Any, NamedTuple
+
+import msgspec
+
+Body = dict[str, Any]
+
+HEADER = struct.Struct("<4sBBHIIQQQIIQI")  # up to header_crc
+ENTRY = struct.Struct("<QQIBBHQ")
+CHECKSUM = 1  # bit 0 of flags
+DTYPES = {"float32": (1, 4), "float64": (2, 8)}  # number, bytes per element
+
+
+class Op(enum.IntEnum):
+    """What a client may ask; the reply has the next odd number."""
+
+    HELLO, CHALLENGE, AUTH, WELCOME = 2, 3, 4, 5
+    PUSH, PULL, ASSIGN, ADD, INIT = 10, 12, 14, 16, 18
+    DEFINE, ATTACH = 30, 32
+    JOIN, CREATE, READY, COMMIT, DESCRIBE, LEAVE = 50, 52, 54, 56, 58, 62
+    STATS, HEARTBEAT, ERROR = 70, 80, 255
+
+
+DATA_REPLIES = range(Op.PUSH + 1, Op.INIT + 2, 2)
+
+
+class Violation(Exception):
+    """The peer does not keep to the protocol, or is not who it should be."""
+
+
+def require(holds: bool, otherwise: str) -> None:
+    if not holds:
+        raise Violation(otherwise)
+
+
+class Slice(NamedTuple):
+    """An entry of the slice table."""
+
+    key: int
+    version: int = 0
+    num_bytes: int = 0
+    dtype: int = 0
+    status: int = 0
+
+
+class Frame(NamedTuple):
+    """The lengths and checksums of its header are made and checked on the way."""
+
+    op: int
+    request: int = 0
+    body: Body | None = None
+    slices: tuple[Slice, ...] = ()
+    payload: bytes = b""
+    round: int = 0
+    rank: int = 0
+    incarnation: int = 0
+    sequence: int = 0
+
+    @property
+    def fields(self) -> Body:
+        return self.body or {}
+
+
+def send(stream: socket.socket, frame: Frame) -> None:
+    table = b"".join(ENTRY.pack(*entry, 0, 0) for entry in frame.slices)
+    body = b"" if frame.body is None else msgspec.msgpack.encode(frame.body)
+    flags, payload_crc = (CHECKSUM, crc32c(frame.payload)) if frame.payload else (0, 0)
+    lengths = (len(frame.slices), len(body), len(frame.payload))
+    numbers = (frame.request, frame.round, frame.rank, frame.incarnation, frame.sequence)
+    header = HEADER.pack(b"PSS1", 1, frame.op, flags, *lengths, *numbers, payload_crc)
+    stream.sendall(header + struct.pack("<I", crc32c(header)) + table + body + frame.payload)
+
+
+def receive(stream: socket.socket) -> Frame:
+    header = _exactly(stream, HEADER.size)
+    (header_crc,) = struct.unpack("<I", _exactly(stream, 4))
+    magic, version, op, flags, *lengths, request, round, rank, incarnation, sequence, payload_crc = HEADER.unpack(
+        header
+    )
+    require((magic, version, header_crc) == (b"PSS1", 1, crc32c(header)), "not a frame of this protocol")
+    num_slices, body_bytes, payload_bytes = lengths
+    table = _exactly(stream, num_slices * ENTRY.size)
+    body = _exactly(stream, body_bytes)
+    payload = _exactly(stream, payload_bytes)
+    require(not flags & CHECKSUM or payload_crc == crc32c(payload), "the payload was damaged on its way")
+    slices = tuple(Slice(*entry[:5]) for entry in ENTRY.iter_unpack(table))
+    decoded = msgspec.msgpack.decode(body) if body else None
+    return Frame(op, request, decoded, slices, payload, round, rank, incarnation, sequence)
+
+
+def _exactly(stream: socket.socket, num_bytes: int) -> bytes:
+    received = bytearray()
+    while len(received) < num_bytes:
+        part = stream.recv(num_bytes - len(received))
+        if not part:
+            raise ConnectionError("the shard closed the connection")
+        received += part
+    return bytes(received)
+
+
+def _remainder(byte: int) -> int:
+    for _ in range(8):
+        byte = byte >> 1 ^ (0x82F63B78 if byte & 1 else 0)
+    return byte
+
+
+CRC_TABLE = [_remainder(byte) for byte in range(256)]
+
+
+def crc32c(data: bytes) -> int:
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc = crc >> 8 ^ CRC_TABLE[(crc ^ byte) & 0xFF]
+    return crc ^ 0xFFFFFFFF
