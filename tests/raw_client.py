@@ -1,4 +1,4 @@
-"""A client written from docs/protocol.md alone: a blocking socket, `encode_frame` and `FrameDecoder`."""
+"""A blocking client for tests that say exactly which frames go out: `encode_frame`, a socket, `FrameDecoder`."""
 
 from __future__ import annotations
 
