@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import tempfile
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -101,4 +101,6 @@ def at_once(*calls: Callable[[], T]) -> list[T]:
     """Runs each call on a thread of its own; returns their results, or raises the first failure."""
     with ThreadPoolExecutor(len(calls)) as pool:
         futures = [pool.submit(call) for call in calls]
-        return [future.result(PATIENCE_S) for future in futures]
+        for ended in as_completed(futures, PATIENCE_S):
+            ended.result()  # the first failure, before the others wait for whoever failed
+        return [future.result() for future in futures]
