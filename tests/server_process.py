@@ -87,8 +87,8 @@ class StoreProcess:
 
     def log(self) -> str:
         """What it and its shards wrote to stderr."""
-        self._stderr.seek(0)
-        return self._stderr.read()
+        file = self._stderr.fileno()  # read in place: the server writes at the position that a seek would move
+        return os.pread(file, os.fstat(file).st_size, 0).decode()
 
     def output(self) -> str:
         """What it wrote to stdout; it has ended."""
