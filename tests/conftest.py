@@ -9,6 +9,9 @@ from pathlib import Path
 
 import psutil
 import pytest
+from cluster import TRANSPORTS, Cluster, clusters
+
+from psstore.client.store import Store
 
 LOOPS = ("uvloop", "asyncio")
 
@@ -84,3 +87,19 @@ def _describe(process: psutil.Process) -> str:
         return f"{process.pid}: {' '.join(process.cmdline())}"
     except psutil.Error:
         return f"{process.pid}: ended while it was looked at"
+
+
+@pytest.fixture(scope="module", params=TRANSPORTS)
+def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    """Two shards and one worker's place, over each transport."""
+    with clusters(request.param) as start:
+        yield start(shards=2)
+
+
+@pytest.fixture
+def store(cluster: Cluster) -> Iterator[Store]:
+    """A worker of a store whose tensors are gone after the test."""
+    with cluster.connect(rank=0) as store:
+        yield store
+        for name in store.keys():
+            store.drop(name)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from cluster import TRANSPORTS, Cluster, clusters
+from cluster import Cluster
 from numpy.testing import assert_array_equal
 
 from psstore.client.store import AsyncStore, Store
@@ -16,12 +15,6 @@ from psstore.errors import StoreClosed
 from psstore.types import TensorSpec
 
 F32 = np.float32
-
-
-@pytest.fixture(scope="module", params=TRANSPORTS)
-def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
-    with clusters(request.param) as start:
-        yield start(shards=2)
 
 
 def test_both_faces_have_the_same_calls_and_docstrings() -> None:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 import torch
-from cluster import TRANSPORTS, Cluster, clusters
+from cluster import Cluster
 from numpy.testing import assert_array_equal
 
 from psstore.client.store import Store
@@ -17,20 +15,6 @@ from psstore.types import TensorSpec
 F32 = np.float32
 LARGE = 700_000
 """Elements: three slices, on both shards, received in place."""
-
-
-@pytest.fixture(scope="module", params=TRANSPORTS)
-def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
-    with clusters(request.param) as start:
-        yield start(shards=2)
-
-
-@pytest.fixture
-def store(cluster: Cluster) -> Iterator[Store]:
-    with cluster.connect(rank=0) as store:
-        yield store
-        for name in store.keys():
-            store.drop(name)
 
 
 def values(num_elems: int) -> np.ndarray[tuple[int], np.dtype[np.float32]]:

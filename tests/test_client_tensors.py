@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from cluster import TRANSPORTS, Cluster, clusters
+from cluster import Cluster
 from numpy.testing import assert_array_equal
 
 from psstore.client.store import Store
@@ -24,21 +23,6 @@ from psstore.errors import (
 from psstore.types import TensorSpec
 
 F32 = np.float32
-
-
-@pytest.fixture(scope="module", params=TRANSPORTS)
-def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
-    with clusters(request.param) as start:
-        yield start(shards=2)
-
-
-@pytest.fixture
-def store(cluster: Cluster) -> Iterator[Store]:
-    """A worker of a store whose tensors are gone after the test."""
-    with cluster.connect(rank=0) as store:
-        yield store
-        for name in store.keys():
-            store.drop(name)
 
 
 def pulled(store: Store, name: str, **how: Any) -> np.ndarray[Any, Any]:
