@@ -6,7 +6,7 @@ import pytest
 
 from psstore import _core, errors
 
-INFORMATION = {"OK", "NOT_MODIFIED"}
+INFORMATION = {"OK", "NOT_MODIFIED", "NOT_APPLIED", "NO_STATE"}
 """Statuses of a slice that are no exception."""
 
 FAMILIES = {
@@ -27,6 +27,8 @@ def test_every_code_has_one_exception_class_and_no_class_is_without_a_code() -> 
     assert {name: _core.ERROR_CODES[name] for name in INFORMATION} == {
         "OK": errors.OK,
         "NOT_MODIFIED": errors.NOT_MODIFIED,
+        "NOT_APPLIED": errors.NOT_APPLIED,
+        "NO_STATE": errors.NO_STATE,
     }
     assert len(set(_core.ERROR_CODES.values())) == len(_core.ERROR_CODES)
 

@@ -43,6 +43,8 @@ namespace psstore {
   X(BAD_ARGUMENT, 35, "an argument is out of range")                                        \
   /* Information in a reply, per slice. */                                                  \
   X(NOT_MODIFIED, 40, "nothing newer than the version asked about")                         \
+  X(NOT_APPLIED, 41, "the decision on it still lacks contributions or its scale")           \
+  X(NO_STATE, 42, "the update rule has not made this state yet")                            \
   /* AvailabilityError: somebody died, is slow or is gone. */                               \
   X(WORKER_LOST, 50, "a worker that this round needs is lost")                              \
   X(DEADLINE_EXCEEDED, 51, "a wait on a peer took longer than its deadline")                \
@@ -50,6 +52,7 @@ namespace psstore {
   X(SHUTTING_DOWN, 53, "the store is draining")                                             \
   X(STORE_CLOSED, 54, "this client is closed")                                              \
   X(OVERLOADED, 55, "a limit on connections or on clients is reached")                      \
+  X(TORN_ROUND, 56, "a worker was lost after an early commit, before all was pushed")       \
   /* InternalError: we erred. */                                                            \
   X(INTERNAL, 90, "an invariant of psstore was violated")                                   \
   X(MISSING_CONTRIBUTION, 91, "a decision names a contribution that the shard lacks")       \

@@ -33,6 +33,7 @@ enum class RuleKind : uint8_t {
   kAdamW = 5,
   kAdagrad = 6,
   kRmsProp = 7,
+  kReduce = 8,  // the value becomes the reduced contributions themselves
 };
 
 constexpr bool applies_by_decision(RuleKind kind) {
@@ -52,20 +53,22 @@ constexpr uint64_t tensor_of(Key key) {
 // One slice in a frame's table. Its memory layout is its wire layout (little-endian hosts only).
 //
 //   0        8          16           20     21      22     24         32
-//   | key    | version  | num_bytes  | dtype| status| zero | reserved |
+//   | key    | version  | num_bytes  | dtype| status| part | reserved |
 //
 // version    pull request: "only if the slot's version is at least this", so whoever has v asks for
 //            v + 1; 0: in any case. Reply: the slot's version
 // num_bytes  of this slice in the payload; 0 in a pull request and in a reply without value
 // dtype      encoding of the payload; in a pull request the encoding wanted
 // status     an ErrorCode; 0 in requests
+// part       of the slot: 0 its value, i its state buffer i - 1 (StateLayout, rules/hyper.h); other
+//            than 0 in PULL and RESTORE only. Of a state buffer, `version` is the number of steps taken
 struct SliceEntry {
   Key key = 0;
   uint64_t version = 0;
   uint32_t num_bytes = 0;
   DType dtype = DType::kFloat32;
   ErrorCode status = ErrorCode::OK;
-  uint16_t zero = 0;
+  uint16_t part = 0;
   uint64_t reserved = 0;
 };
 static_assert(sizeof(SliceEntry) == 32);

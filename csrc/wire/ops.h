@@ -26,6 +26,10 @@ namespace psstore {
   X(ADDED, 17, "", "their statuses")                                             \
   X(INIT, 18, "", "set values where there are none yet (payload)")               \
   X(INITIALISED, 19, "", "their statuses")                                       \
+  X(RESTORE, 20, "", "set values and rule state, once per sequence (payload)")   \
+  X(RESTORED, 21, "", "their statuses")                                          \
+  X(NORM, 22, "Carry", "apply the carried decisions, then sum squares by slice") \
+  X(NORMED, 23, "", "a float64 for each slice (payload)")                        \
   /* schema: answered by every shard */                                          \
   X(DEFINE, 30, "Define", "signed tensor definitions, carried by the client")    \
   X(DEFINED, 31, "", "every definition is known here")                           \
@@ -48,6 +52,8 @@ namespace psstore {
   X(LEFT, 63, "", "noted")                                                       \
   X(DROP, 64, "Drop", "forget tensors")                                          \
   X(DROPPED, 65, "Dropped", "their signed removal, to be carried to the shards") \
+  X(FINISH, 66, "Finish", "every contribution to an early decision is staged")   \
+  X(FINISHED, 67, "Finished", "so are those of all its members")                 \
   /* any shard */                                                                \
   X(STATS, 70, "", "counters")                                                   \
   X(STATISTICS, 71, "Statistics", "the counters")                                \

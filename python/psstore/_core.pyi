@@ -27,7 +27,8 @@ FLAG_CHECKSUM: int  # header flag: payload_crc holds the payload's CRC-32C
 OPS: Mapping[str, int]  # operation name -> number on the wire
 ERROR_CODES: Mapping[str, int]  # error name -> number on the wire
 DTYPES: Mapping[str, int]  # "float32" | "float64" | "bfloat16" | "float16" -> number
-RULES: Mapping[str, int]  # "assign", "add", "sgd", "adam", "adamw", "adagrad", "rmsprop" -> number
+RULES: Mapping[str, int]  # "assign", "add", "sgd", "adam", "adamw", "adagrad", "rmsprop", "reduce" -> number
+STATES: Mapping[str, tuple[str | None, ...]]  # rule name -> names of its state buffers by slot (part = slot + 1)
 
 # ---- memory ---------------------------------------------------------------------------------------
 
@@ -79,9 +80,13 @@ class SliceTable:
     def dtypes(self) -> list[int]: ...
     def statuses(self) -> list[int]: ...
     def first_failure(self) -> tuple[int, int] | None:
-        """(position, status) of the first entry whose status is neither OK nor NOT_MODIFIED."""
+        """(position, status) of the first entry whose status is none of OK, NOT_MODIFIED, NO_STATE."""
     def with_versions(self, versions: Sequence[int]) -> SliceTable:
-        """A copy that asks 'only if the version is at least this'; 0: in any case. Who has v asks for v + 1."""
+        """A copy that asks 'only if the version is at least this'; 0: in any case. Who has v asks for v + 1.
+        In a RESTORE: the number of steps, for parts that are state."""
+    def with_parts(self, parts: Sequence[int]) -> SliceTable:
+        """A copy about these parts of the slots: 0 the value, i the state buffer i - 1 of `STATES`."""
+    def parts(self) -> list[int]: ...
     def select(self, positions: Sequence[int]) -> SliceTable: ...
 
 @final
@@ -161,10 +166,14 @@ class Decision:
         members: Sequence[tuple[int, int, int, float]],
         hypers: Mapping[int, Mapping[str, float]],
         present: Mapping[int, Sequence[tuple[int, int]]],
+        early: bool = False,
+        needs_scale: bool = False,
     ) -> None:
         """`members`: (rank, incarnation, round, weight), in rank order.
         `hypers`: parameter group -> hyper-parameters by name (all that the rule needs).
-        `present`: rank -> ids of the tensors that it has a gradient for, as ascending ranges (first, last)."""
+        `present`: rank -> ids of the tensors that it has a gradient for, as ascending ranges (first, last).
+        `early`: contributions may come after it; each slice takes the step when its last one is there.
+        `needs_scale`: slices take the step once `Shard.set_scale` was called."""
     number: int
 
 @final
@@ -204,6 +213,11 @@ class Shard:
     def write(self, frame: Frame, client: str) -> SliceTable:
         """An ASSIGN or ADD on tensors of that rule, once per (client, frame.sequence). Call it after a
         discarded payload too: the sequence counts. Raises UNEXPECTED_MESSAGE if one before it is missing."""
+    def restore(self, frame: Frame, client: str) -> SliceTable:
+        """A RESTORE on tensors with a training rule: sets the value (part 0) or a state buffer and the number of
+        steps (part > 0; no bytes: the buffer is as if it had never been made), once per (client, frame.sequence),
+        as `write`. A slot whose decision still waits for contributions or scale answers NOT_APPLIED, unchanged.
+        The slot's version becomes one more than the shard's: whoever pulled before sees that it is newer."""
     def last_sequence(self, client: str) -> int:
         """Last write of that client applied here; 0 if none is remembered."""
 
@@ -211,13 +225,22 @@ class Shard:
     def advance(self, decision: Decision) -> None:
         """Applies a decision; a number already applied is ignored, a gap raises DECISION_GAP.
         All contributions are checked first (MISSING_CONTRIBUTION leaves everything as it was)."""
+    def set_scale(self, number: int, factor: float | None) -> None:
+        """The scale that decision `number` waits for; None makes it a skip. Ignored if that decision is not the last,
+        does not need one or has one."""
     def settle(self, max_slots: int = -1) -> bool:
         """Carries out the lazy part of the last decision on up to `max_slots` slots; True: all done."""
 
     # reads
     def read(self, frame: Frame) -> tuple[SliceTable, list[memoryview]]:
         """Answers a PULL: (table of the reply, pieces to write). Pieces hold references:
-        a later update goes out of place until they are gone."""
+        a later update goes out of place until they are gone. A slice that the last decision waits on answers
+        NOT_APPLIED. Parts > 0 are rule state, as stored: version is the number of steps, NO_STATE if there is none."""
+    def norms(self, frame: Frame) -> tuple[SliceTable, bytes]:
+        """Answers a NORM about the last decision, which `needs_scale`: (table of the reply, one float64 per entry
+        that is OK): the sum of squares of the reduced gradient, before any scale; the same however often and
+        whenever it is asked, until the next decision. Slices in which no member has a gradient, and all for a
+        decision without scale, answer NOT_MODIFIED with no bytes."""
     def state(self, key: int) -> dict[str, bytes]:
         """Value and rule state of one slice as raw bytes by name ('value', 'momentum_buffer',
         'exp_avg', ..., 'step' as 8-byte int): for tests and tools."""
@@ -256,9 +279,21 @@ def reduce_update(
     divisor: float,
     dtype: int,
     first: Mapping[str, bool] = ...,
+    scale: float = 1.0,
     instruction_set: str | None = None,
 ) -> None:
-    """The fused pass over one slice, in place. `contributions`: (data, dtype number, weight)."""
+    """The fused pass over one slice, in place. `contributions`: (data, dtype number, weight). `scale`: multiplies
+    the reduced gradient, with a rounding of its own."""
+
+def reduced_squares(
+    *,
+    num_elems: int,
+    contributions: Sequence[tuple[_HasBuffer, int, float]],
+    divisor: float,
+    dtype: int,
+    instruction_set: str | None = None,
+) -> float:
+    """Sum of squares of the reduced gradient in float64: the same bits on every instruction set."""
 
 def convert(
     source: _HasBuffer,

@@ -169,6 +169,13 @@ class Overloaded(AvailabilityError):
     code = 55
 
 
+class TornRound(AvailabilityError):
+    """A worker was lost after its early commit, before all that it had promised was pushed: the round can be neither
+    finished nor undone. `details`: rank, round."""
+
+    code = 56
+
+
 class MissingContribution(InternalError):
     code = 91
 
@@ -179,6 +186,8 @@ class DecisionGap(InternalError):
 
 OK = 0
 NOT_MODIFIED = 40
+NOT_APPLIED = 41
+NO_STATE = 42
 
 
 def _collect(cls: type[PsstoreError]) -> dict[int, type[PsstoreError]]:

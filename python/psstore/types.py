@@ -57,8 +57,8 @@ class TensorSpec(msgspec.Struct, frozen=True, kw_only=True):
             raise BadArgument(f"tensor {self.name!r}: shape {self.shape} needs at most {MAX_DIMS} dims, none negative")
         if self.num_elems > MAX_TENSOR_ELEMS:
             raise BadArgument(f"tensor {self.name!r}: {self.num_elems} elements, at most {MAX_TENSOR_ELEMS}")
-        if not 0 <= self.group < 1 << 16:
-            raise BadArgument(f"tensor {self.name!r}: group {self.group} is not in [0, 65536)")
+        if not 0 <= self.group < 1 << 32:
+            raise BadArgument(f"tensor {self.name!r}: group {self.group} is not in [0, 4294967296)")
 
 
 class Tensor(msgspec.Struct, frozen=True, kw_only=True, tag="tensor"):
@@ -128,6 +128,7 @@ HYPER_DEFAULTS: Mapping[str, Mapping[str, float]] = {
         "centered": 0.0,
         "maximize": 0.0,
     },
+    "reduce": {},
 }
 """Names and defaults per rule: torch.optim's of the same class (flags are 0.0 or 1.0)."""
 

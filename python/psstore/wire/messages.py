@@ -59,6 +59,20 @@ class DecisionFact(Message, frozen=True, kw_only=True, tag="decision"):
     skip: bool = False
     hypers: dict[int, dict[str, float]]
     """Parameter group -> all hyper-parameters of its rule."""
+    early: bool = False
+    """Made before its contributions were: a slice takes the step when its last contribution arrives."""
+    max_norm: float | None = None
+    """Slices take the step once the `Scale` of this decision is known: it clips the global norm of the reduced
+    gradient to this."""
+
+
+class Scale(Message, frozen=True, kw_only=True, array_like=True):
+    """What the reduced gradient of a decision with `max_norm` is multiplied by. Every client that asks the shards
+    for the norm finds the same one, so that it needs no signature to be right."""
+
+    decision: int
+    factor: Annotated[float, msgspec.Meta(ge=0.0, le=1.0)] | None
+    """None: the norm is not finite, and the decision is a skip."""
 
 
 class DropFact(Message, frozen=True, kw_only=True, tag="drop"):
@@ -126,7 +140,10 @@ class Carry(Message, frozen=True, kw_only=True):
     at_least: int = 0
     """PULL: wait until the shard's version is this."""
     wait_s: Seconds = 0.0
-    """PULL: how long to wait for `at_least`, and for values of tensors that are not initialised yet."""
+    """PULL and NORM: how long to wait for `at_least`, for values of tensors that are not initialised yet, and for
+    decisions that lack contributions or their scale."""
+    scale: Scale | None = None
+    """Of the last of `decisions`, or of the one that the shard is at."""
 
 
 # ---- schema ---------------------------------------------------------------------------------------
@@ -198,6 +215,13 @@ class Commit(Message, frozen=True, kw_only=True):
     """Tensors that this worker has pushed; it has no gradient for the others."""
     average: bool = True
     """Divide the sum by the sum of the weights; False: by 1."""
+    loss_scale: float = 1.0
+    """The pushed gradients are so many times the real ones (mixed precision): the weight of this worker in the sum,
+    not in the divisor, is divided by it."""
+    early: bool = False
+    """`present` is a promise: these tensors will be pushed, and FINISH says when they are. Needs quorum = all."""
+    max_norm: float | None = None
+    """Clip the global norm of the reduced gradient to this. Needs quorum = all; not together with `early`."""
     since: int = 0
     """Last decision that the worker knows."""
     floor: int = 0
@@ -219,6 +243,19 @@ class Committed(Message, frozen=True, kw_only=True):
     """Number of the last decision."""
     slowest: int = 0
     """Smallest clock of the live workers, when this was sent."""
+    skip: bool = False
+    """`decision` is a skip: a member's gradients were not finite."""
+
+
+class Finish(Message, frozen=True, kw_only=True):
+    round: int
+    """All that the early commit of this round promised is acknowledged."""
+    wait_s: Seconds = 300.0
+    """How long the coordinator may wait for the other members."""
+
+
+class Finished(Message, frozen=True, kw_only=True):
+    next_round: int
 
 
 class Describe(Message, frozen=True, kw_only=True):
