@@ -166,7 +166,7 @@ def test_tensor_that_was_not_pushed_is_left_alone(store: Store) -> None:
 def test_absent_name_is_left_alone_although_pushed(store: Store) -> None:
     store.create("w", [7.0], rule="sgd")
     store.push("w", [1.0])
-    store.commit({"lr": 1.0}, absent=["w"])
+    store.commit({"lr": 1.0}, present=[])
     assert_array_equal(pulled(store, "w"), np.array([7], F32))
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from psstore import _core
-from psstore.errors import NOT_MODIFIED
+from psstore.errors import NO_STATE, NOT_MODIFIED
 from psstore.partition.packing import pack
 from psstore.protocol.client import Transfer
 from psstore.protocol.session import Answer
@@ -37,9 +37,12 @@ class Frame(NamedTuple):
 
 
 class Layout:
-    """The frames of one list of tensors in given dtypes, in one direction."""
+    """The frames of one list of tensors in given dtypes, in one direction. `part`: 0 for the values, i for a buffer
+    of rule state."""
 
-    def __init__(self, tensors: Sequence[Tensor], dtypes: Sequence[str], *, num_shards: int, pull: bool) -> None:
+    def __init__(
+        self, tensors: Sequence[Tensor], dtypes: Sequence[str], *, num_shards: int, pull: bool, part: int = 0
+    ) -> None:
         self.tensors = tuple(tensors)
         self.num_bytes = sum(t.spec.num_elems * ITEM_BYTES[d] for t, d in zip(tensors, dtypes, strict=True))
         self._pull = pull
@@ -53,7 +56,10 @@ class Layout:
                 size = (ref.end - ref.begin) * item
                 entries.append((ref.key, 0 if pull else size, _core.DTYPES[dtype]))
                 ranges.append(Range(ref.position, ref.begin * item, ref.end * item))
-            self.frames.append(Frame(packed.shard, _core.SliceTable(entries), tuple(ranges)))
+            table = _core.SliceTable(entries)
+            if part:
+                table = table.with_parts([part] * len(entries))
+            self.frames.append(Frame(packed.shard, table, tuple(ranges)))
 
     def transfers(self, memories: Sequence[memoryview], *, newer_than: int | None = None) -> list[Transfer]:
         """`memories`: each tensor's bytes. They stay as they are until the transfers are answered."""
@@ -61,6 +67,15 @@ class Layout:
             Transfer(frame.shard, _asking(frame.table, newer_than), frame.memory(memories, writable=self._pull))
             for frame in self.frames
         ]
+
+    def absent(self, answers: Sequence[Answer]) -> set[int]:
+        """Positions of the tensors of which some slice has no such rule state."""
+        return {
+            piece.position
+            for frame, answer in zip(self.frames, answers, strict=True)
+            for piece, status in zip(frame.ranges, answer.table.statuses(), strict=True)
+            if status == NO_STATE
+        }
 
     def unchanged(self, answers: Sequence[Answer]) -> tuple[set[int], list[int]]:
         """Positions of the tensors of which nothing came, and of those of which only some slices came."""

@@ -11,14 +11,16 @@ from dataclasses import dataclass
 
 import msgspec
 
-from psstore.client.arrays import Array, Source, Target, source
+from psstore.client.arrays import Array, Source, Target, fresh, source
 from psstore.client.layout import Layout, Layouts
+from psstore.client.norms import SquareSums, clip_factor
+from psstore.client.rule_state import Restored, RuleState, parts, restoring, state_name
 from psstore.client.schema import Hypers, Schema, as_source, as_target, per_group, spec_for, write_op
 from psstore.errors import BadArgument, UnknownKey
-from psstore.protocol.client import Client
+from psstore.protocol.client import Client, Transfer
 from psstore.protocol.session import Answer
 from psstore.types import Tensor, TensorSpec
-from psstore.wire.messages import Exist
+from psstore.wire.messages import Exist, Scale
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,8 @@ class Commit:
     """Number of the decision that closed it."""
     late: bool
     """It was decided without this worker, whose gradients don't count. Pull, and go on with `store.round`."""
+    skipped: bool
+    """A worker's gradients were not finite: nothing changes in this round."""
 
 
 class Operations:
@@ -159,9 +163,12 @@ class Operations:
         hypers: Hypers | None = None,
         *,
         weight: float = 1.0,
+        loss_scale: float = 1.0,
         non_finite: bool = False,
-        absent: Iterable[str] = (),
+        present: Iterable[str] | None = None,
         average: bool = True,
+        early: bool = False,
+        max_norm: float | None = None,
         wait_s: float | None = None,
     ) -> Commit:
         """Ends this worker's round; returns when the store has decided it and its staleness lets this worker go on.
@@ -169,27 +176,62 @@ class Operations:
         `hypers`: hyper-parameters, {'lr': 0.1} for all parameter groups or {group: {'lr': 0.1}}. What is not named
         keeps its last value, or torch's default. In a round of several workers the lowest rank's count.
         `weight`: this worker's share, such as its number of samples. `average`: divide by the sum of the weights.
+        `loss_scale`: the pushed gradients are so many times the real ones, as in mixed precision; the store divides.
         `non_finite`: the gradients hold NaN or infinity: the round is skipped for all.
-        `absent`: names without a gradient although they were pushed; what was not pushed is absent anyway, and counts
-        as zero.
+        `present`: the tensors whose contributions count (default: all that were pushed in this round). The others
+        count as zero; one that nobody has stays as it is.
+        `early`: the commit goes before the pushes of `present`, which is a promise then, and `finish` ends the round.
+        Each slice takes the step when its last contribution arrives. The price: should a worker be lost before its
+        `finish`, the round can be neither done nor undone, and everybody gets TornRound. Needs mode 'sync'.
+        `max_norm`: clip the global norm of the reduced gradient to this: the step is taken once `global_norm` was
+        called, which a pull does if need be. Needs mode 'sync'.
         `wait_s`: how long to wait for other workers (default: the store's).
 
         Raises WorkerLost, naming who, or DeadlineExceeded: the commit stands, and committing again waits on.
         Raises BadHyper, BadArgument; nothing is committed then.
         """
-        if self._pushing:
+        if early and present is None:
+            raise BadArgument("an early commit promises its pushes: name them with present=")
+        if self._pushing and not early:
             raise BadArgument(f"commit while {self._pushing} pushes are under way; await them first")
-        named = {tensor.id for tensor in await self._schema.find(list(absent))}
         committed = await self.client.commit(
             hypers=per_group(hypers, self._schema.groups()),
             weight=weight,
+            loss_scale=loss_scale,
             non_finite=non_finite,
-            present=self._pushed - named,
+            present=self._pushed if present is None else await self._counted(present, promised=early),
             average=average,
-            wait_s=self._wait_s if wait_s is None else wait_s,
+            early=early,
+            max_norm=max_norm,
+            wait_s=self._wait(wait_s),
         )
+        if not early:
+            self._pushed.clear()
+        return Commit(round=committed.round, decision=committed.decision, late=committed.late, skipped=committed.skip)
+
+    async def finish(self, *, wait_s: float | None = None) -> None:
+        """Ends a round that was committed early, after its pushes; returns when every worker has pushed all that it
+        promised. Raises TornRound if one can't any more, DeadlineExceeded: calling it again waits on."""
+        if self._pushing:
+            raise BadArgument(f"finish while {self._pushing} pushes are under way; await them first")
+        await self.client.finish(wait_s=self._wait(wait_s))
         self._pushed.clear()
-        return Commit(round=committed.round, decision=committed.decision, late=committed.late)
+
+    async def global_norm(self, *, wait_s: float | None = None) -> float:
+        """After a commit with `max_norm`: the 2-norm of the reduced gradient over all its tensors, before it is
+        clipped. One round trip to the shards. If it is not finite, the round is skipped.
+
+        Each slice's sum of squares is float64, and they are added in the order of their keys: every worker gets the
+        same bits, whatever the number of shards."""
+        decision = self.client.unscaled
+        if decision is None or decision.max_norm is None:
+            raise BadArgument("there is no norm to ask for: commit with max_norm= first, and ask once")
+        tensors = await self._schema.within(member.present for member in decision.members)
+        sums = SquareSums(tensors, num_shards=len(self.client.sessions))
+        await self.client.norm(sums.transfers(), wait_s=self._wait(wait_s))
+        norm = sums.norm()
+        self.client.set_scale(Scale(decision=decision.number, factor=clip_factor(norm, decision.max_norm)))
+        return norm
 
     # ---- reading ----
 
@@ -255,11 +297,48 @@ class Operations:
         layout, answers = self._pulled[name]
         return layout.version(answers, name)
 
+    # ---- rule state ----
+
+    async def pull_state(self, names: Sequence[str], *, wait_s: float | None = None) -> list[RuleState]:
+        """What the update rules keep for these tensors: momenta and the like, and the number of steps taken."""
+        tensors = await self._schema.find(names)
+        found: list[RuleState] = [RuleState(0, {}) for _ in tensors]
+        for part, positions in parts(tensors):
+            chosen = [tensors[i] for i in positions]
+            targets = [fresh(tensor.spec.shape, tensor.spec.dtype) for tensor in chosen]
+            layout = Layout(
+                chosen,
+                [tensor.spec.dtype for tensor in chosen],
+                num_shards=len(self.client.sessions),
+                pull=True,
+                part=part,
+            )
+            answers = await self._read(layout.transfers([one.data for one in targets]), wait_s)
+            missing = layout.absent(answers)
+            for position, i in enumerate(positions):
+                name = state_name(tensors[i], part)
+                held = {} if position in missing else {name: targets[position].result}
+                steps = layout.version(answers, tensors[i].spec.name)
+                found[i] = RuleState(max(steps, found[i].steps), {**found[i].buffers, **held})
+        return found
+
+    async def restore(self, items: Mapping[str, Restored]) -> None:
+        """Sets values and rule state of tensors that are trained, at once and exactly once, as from a checkpoint.
+
+        Not a step: in a round, contributions that wait go on waiting. Raises ShapeMismatch, DTypeMismatch,
+        RuleMismatch, BadArgument before anything is sent.
+        """
+        tensors = await self._schema.find(list(items))
+        transfers = list(restoring(tensors, list(items.values()), num_shards=len(self.client.sessions)))
+        with self._forgetting_unknown(tensors):
+            await self.client.write("RESTORE", transfers)
+        self.bytes_pushed += sum(transfer.table.payload_bytes for transfer in transfers)
+
     # ---- the group ----
 
     async def barrier(self, name: str = "", *, wait_s: float | None = None) -> None:
         """Returns when every worker has called it with this name. Raises WorkerLost, DeadlineExceeded."""
-        await self.client.barrier(name, wait_s=self._wait_s if wait_s is None else wait_s)
+        await self.client.barrier(name, wait_s=self._wait(wait_s))
 
     async def leave(self) -> None:
         """This worker is done: the others no longer wait for it. Reading and plain writing still work."""
@@ -302,10 +381,25 @@ class Operations:
         layout = self._layouts.of(tensors, [receiver.dtype for receiver in targets], pull=True)
         transfers = layout.transfers([receiver.data for receiver in targets], newer_than=newer_than)
         with self._forgetting_unknown(tensors):
-            answers = await self.client.pull(transfers, wait_s=self._wait_s if wait_s is None else wait_s)
-        self.bytes_pulled += sum(answer.table.payload_bytes for answer in answers)
+            answers = await self._read(transfers, wait_s)
         self._pulled.update(dict.fromkeys((tensor.spec.name for tensor in tensors), (layout, answers)))
         return layout, answers
+
+    async def _read(self, transfers: Sequence[Transfer], wait_s: float | None) -> list[Answer]:
+        answers = await self.client.pull(transfers, wait_s=self._wait(wait_s))
+        self.bytes_pulled += sum(answer.table.payload_bytes for answer in answers)
+        return answers
+
+    async def _counted(self, names: Iterable[str], *, promised: bool) -> set[int]:
+        """Ids of the tensors that a commit counts."""
+        tensors = await self._schema.find(list(names))
+        for tensor in tensors:
+            if not promised and tensor.id not in self._pushed:
+                raise BadArgument(f"commit counts on {tensor.spec.name!r}, which was not pushed in this round")
+        return {tensor.id for tensor in tensors}
+
+    def _wait(self, wait_s: float | None) -> float:
+        return self._wait_s if wait_s is None else wait_s
 
     @contextmanager
     def _forgetting_unknown(self, tensors: Sequence[Tensor]) -> Iterator[None]:

@@ -8,6 +8,7 @@ from psstore.client.arrays import Array, Source, Target, fresh, source, target
 from psstore.errors import BadArgument, DTypeMismatch, RuleMismatch, ShapeMismatch
 from psstore.protocol.client import Client
 from psstore.types import Tensor, TensorSpec, applies_by_decision
+from psstore.wire.ranges import Ranges
 
 Hypers = Mapping[str, float] | Mapping[int, Mapping[str, float]]
 """Hyper-parameters by name for all parameter groups, or by group."""
@@ -41,6 +42,14 @@ class Schema:
     async def refresh(self, name: str) -> Tensor:
         self.forget(name)
         return (await self.find([name]))[0]
+
+    async def within(self, ranges: Iterable[Ranges]) -> list[Tensor]:
+        """The tensors whose ids are in any of these ranges, by id."""
+        ids = {number for one in ranges for first, last in one for number in range(first, last + 1)}
+        known = {tensor.id for tensor in self._tensors.values()}
+        if not ids <= known:
+            self.learn(await self._client.describe(None))
+        return sorted((t for t in self._tensors.values() if t.id in ids), key=lambda tensor: tensor.id)
 
     def groups(self) -> set[int]:
         """Parameter groups of the tensors that are trained."""

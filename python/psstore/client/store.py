@@ -171,6 +171,17 @@ def _blocking(operation: Operation[P, T]) -> Callable[Concatenate[Store, P], T]:
     return call
 
 
+def _started(operation: Operation[P, T]) -> Callable[Concatenate[Store, P], concurrent.futures.Future[T]]:
+    """The operation as a method that does not wait: it is under way when the call returns, after those started before
+    it. Arrays must stay alive and as they are until the future is done."""
+
+    @functools.wraps(operation)
+    def call(self: Store, /, *args: P.args, **kwargs: P.kwargs) -> concurrent.futures.Future[T]:
+        return self._submit(operation(self._operations, *args, **kwargs))
+
+    return call
+
+
 def _awaited(operation: Operation[P, T]) -> Callable[Concatenate[AsyncStore, P], Coroutine[Any, Any, T]]:
     """The operation for the caller's event loop. Cancelling ends the operation; the store stays usable."""
 
@@ -206,7 +217,16 @@ class Store(_Face):
     pull_many = _blocking(Operations.pull_many)
     barrier = _blocking(Operations.barrier)
     leave = _blocking(Operations.leave)
+    global_norm = _blocking(Operations.global_norm)
+    finish = _blocking(Operations.finish)
+    pull_state = _blocking(Operations.pull_state)
+    restore = _blocking(Operations.restore)
     stats = _blocking(Operations.stats)
+
+    start_push_many = _started(Operations.push_many)
+    start_commit = _started(Operations.commit)
+    start_pull_many = _started(Operations.pull_many)
+    start_finish = _started(Operations.finish)
 
     def close(self) -> None:
         """Leaves, if it is a worker, and disconnects. Does nothing the second time."""
@@ -240,6 +260,10 @@ class AsyncStore(_Face):
     pull_many = _awaited(Operations.pull_many)
     barrier = _awaited(Operations.barrier)
     leave = _awaited(Operations.leave)
+    global_norm = _awaited(Operations.global_norm)
+    finish = _awaited(Operations.finish)
+    pull_state = _awaited(Operations.pull_state)
+    restore = _awaited(Operations.restore)
     stats = _awaited(Operations.stats)
 
     async def close(self) -> None:

@@ -1,0 +1,50 @@
+"""The global norm of a reduced gradient, from what the shards say of each slice."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from psstore import _core
+from psstore.partition.packing import pack
+from psstore.protocol.client import Transfer
+from psstore.types import Tensor
+
+NORM_EPS = 1e-6
+"""Added to the norm before dividing by it. Source: torch.nn.utils.clip_grads_with_norm_."""
+
+
+class SquareSums:
+    """Sums of squares, one float64 per slice of these tensors; a slice without a gradient has 0."""
+
+    def __init__(self, tensors: Sequence[Tensor], *, num_shards: int) -> None:
+        self._frames = pack(tensors, num_shards=num_shards)
+        self._sums = [np.zeros(len(frame.slices)) for frame in self._frames]
+
+    def transfers(self) -> list[Transfer]:
+        """Requests whose answers bring the sums."""
+        float64 = _core.DTYPES["float64"]
+        return [
+            Transfer(
+                frame.shard,
+                _core.SliceTable([(piece.key, 0, float64) for piece in frame.slices]),
+                _core.Segments([memoryview(sums[i : i + 1]) for i in range(len(sums))], writable=True),
+            )
+            for frame, sums in zip(self._frames, self._sums, strict=True)
+        ]
+
+    def norm(self) -> float:
+        """Added in the order of the keys, so that everybody gets the same bits, however the slices are placed."""
+        by_key = sorted(
+            (piece.key, value)
+            for frame, sums in zip(self._frames, self._sums, strict=True)
+            for piece, value in zip(frame.slices, sums.tolist(), strict=True)
+        )
+        return math.sqrt(sum(value for _, value in by_key))
+
+
+def clip_factor(norm: float, max_norm: float) -> float | None:
+    """What the gradient is multiplied by, so that its norm is at most `max_norm`. None: the norm is not finite."""
+    return min(1.0, max_norm / (norm + NORM_EPS)) if math.isfinite(norm) else None
