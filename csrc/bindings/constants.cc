@@ -1,6 +1,7 @@
 // The numbers that C++ and Python share: sizes, limits, and the lists of ops, errors, dtypes and rules.
 #include "bindings/common.h"
 #include "core/types.h"
+#include "rules/hyper.h"
 #include "wire/header.h"
 #include "wire/limits.h"
 
@@ -50,7 +51,28 @@ py::dict rules() {
   names["adamw"] = number(RuleKind::kAdamW);
   names["adagrad"] = number(RuleKind::kAdagrad);
   names["rmsprop"] = number(RuleKind::kRmsProp);
+  names["reduce"] = number(RuleKind::kReduce);
   return names;
+}
+
+// The names up to the last slot that the rule uses.
+py::tuple state_names(RuleKind rule) {
+  const StateLayout layout = largest_state_layout(rule);
+  int num_slots = kMaxStates;
+  while (num_slots > 0 && !layout.uses(num_slots - 1)) --num_slots;
+  py::list names;
+  for (int slot = 0; slot < num_slots; ++slot) {
+    names.append(layout.names[static_cast<size_t>(slot)]);  // None for a null
+  }
+  return names;
+}
+
+py::dict states() {
+  py::dict by_rule;
+  for (const auto& [name, rule] : rules()) {
+    by_rule[name] = state_names(static_cast<RuleKind>(rule.cast<int>()));
+  }
+  return by_rule;
 }
 
 }  // namespace
@@ -69,6 +91,7 @@ void bind_constants(py::module_& m) {
   m.attr("ERROR_CODES") = read_only(error_codes());
   m.attr("DTYPES") = read_only(dtypes());
   m.attr("RULES") = read_only(rules());
+  m.attr("STATES") = read_only(states());
 }
 
 }  // namespace psstore::bindings

@@ -17,6 +17,7 @@ namespace {
 
 using HyperByName = std::map<std::string, double>;
 using StateByName = std::map<std::string, py::object>;
+using GivenContribution = std::tuple<py::object, int, float>;  // (data, dtype, weight)
 using Access = PyBytesRange::Access;
 
 std::vector<std::string> instruction_sets() {
@@ -90,8 +91,8 @@ void hold_state(SliceUpdate& update, HeldRanges& held, const StateByName& state,
   }
 }
 
-Contribution hold_contribution(HeldRanges& held, const std::tuple<py::object, int, float>& given,
-                               DType tensor_dtype, size_t num_elems) {
+Contribution hold_contribution(HeldRanges& held, const GivenContribution& given, DType tensor_dtype,
+                               size_t num_elems) {
   const auto& [data, dtype_number, weight] = given;
   const DType dtype = checked_dtype(dtype_number);
   if (!accepts_contribution(tensor_dtype, dtype)) {
@@ -101,14 +102,24 @@ Contribution hold_contribution(HeldRanges& held, const std::tuple<py::object, in
           weight};
 }
 
+std::vector<Contribution> hold_contributions(HeldRanges& held,
+                                             const std::vector<GivenContribution>& given,
+                                             DType tensor_dtype, size_t num_elems) {
+  std::vector<Contribution> contributions;
+  for (const GivenContribution& one : given) {
+    contributions.push_back(hold_contribution(held, one, tensor_dtype, num_elems));
+  }
+  return contributions;
+}
+
 void check_hyper(int rule, const HyperByName& hyper) {
   parse_hyper(static_cast<RuleKind>(rule), hyper);
 }
 
 void reduce_update_by_name(int rule, const HyperByName& hyper_by_name, int64_t step,
                            const py::object& value, const StateByName& state,
-                           const std::vector<std::tuple<py::object, int, float>>& contributions,
-                           double divisor, int dtype, const std::map<std::string, bool>& first,
+                           const std::vector<GivenContribution>& contributions, double divisor,
+                           int dtype, const std::map<std::string, bool>& first, double scale,
                            const std::optional<std::string>& instruction_set) {
   const auto kind = static_cast<RuleKind>(rule);
   const Hyper hyper = parse_hyper(kind, hyper_by_name);
@@ -125,15 +136,34 @@ void reduce_update_by_name(int rule, const HyperByName& hyper_by_name, int64_t s
   update.value_out = held.hold(value, Access::kWrite, num_bytes, "value");
   update.value_in = update.value_out;
   hold_state(update, held, state, first, num_bytes);
-  std::vector<Contribution> held_contributions;
-  for (const auto& given : contributions) {
-    held_contributions.push_back(hold_contribution(held, given, update.dtype, num_elems));
-  }
+  const auto held_contributions = hold_contributions(held, contributions, update.dtype, num_elems);
   update.contributions = held_contributions;
   update.divisor = divisor;
+  update.scale = scale;
   check_update(update);
   const py::gil_scoped_release release;
   kernels.reduce_update(update);
+}
+
+double reduced_squares_of(int64_t num_elems, const std::vector<GivenContribution>& contributions,
+                          double divisor, int dtype,
+                          const std::optional<std::string>& instruction_set) {
+  if (num_elems < 0) {
+    throw Error(ErrorCode::BAD_ARGUMENT,
+                "num_elems: expected 0 or more, got " + std::to_string(num_elems));
+  }
+  const KernelSet& kernels = kernels_or_best(instruction_set);
+  HeldRanges held;
+  SliceUpdate update;
+  update.dtype = checked_master_dtype(dtype);
+  update.num_elems = num_elems;
+  const auto held_contributions =
+      hold_contributions(held, contributions, update.dtype, static_cast<size_t>(num_elems));
+  update.contributions = held_contributions;
+  update.divisor = divisor;
+  check_reduction(update);
+  const py::gil_scoped_release release;
+  return kernels.reduced_squares(update);
 }
 
 void convert_ranges(const py::object& source, int from, const py::object& destination, int to,
@@ -197,6 +227,9 @@ void bind_kernels(py::module_& m) {
   m.def("reduce_update", &reduce_update_by_name, py::arg("rule"), py::arg("hyper"), py::kw_only(),
         py::arg("step"), py::arg("value"), py::arg("state"), py::arg("contributions"),
         py::arg("divisor"), py::arg("dtype"), py::arg("first") = std::map<std::string, bool>(),
+        py::arg("scale") = 1.0, py::arg("instruction_set") = py::none());
+  m.def("reduced_squares", &reduced_squares_of, py::kw_only(), py::arg("num_elems"),
+        py::arg("contributions"), py::arg("divisor"), py::arg("dtype"),
         py::arg("instruction_set") = py::none());
   m.def("convert", &convert_ranges, py::arg("source"), py::arg("from_dtype"),
         py::arg("destination"), py::arg("to_dtype"), py::kw_only(),

@@ -13,7 +13,8 @@ namespace psstore {
 
 struct KernelSet {
   const char* name;
-  void (*reduce_update)(const SliceUpdate& update);  // trusts its argument
+  void (*reduce_update)(const SliceUpdate& update);      // trusts its argument
+  double (*reduced_squares)(const SliceUpdate& update);  // trusts its argument
   void (*convert)(DType from, DType to, const void* source, void* destination, int64_t num_elems);
   bool (*all_finite)(DType dtype, const void* data, int64_t num_elems);
 };
@@ -30,5 +31,7 @@ const KernelSet& kernels_named(std::string_view name);
 
 // Throws Error(INTERNAL) if `update` breaks what reduce_update() requires.
 void check_update(const SliceUpdate& update);
+// The same for what reduced_squares() requires.
+void check_reduction(const SliceUpdate& update);
 
 }  // namespace psstore

@@ -49,17 +49,14 @@ std::byte* state_block(const SliceUpdate& update, int slot, T initial, int64_t b
 template <class T, int... kSlots, class Step>
 void run(const SliceUpdate& update, [[maybe_unused]] T initial, Step step) {
   constexpr int64_t kBytes = sizeof(T);
-  alignas(64) T reduced[kBlockElems];
-  const std::byte* const sole = sole_gradient<T>(update);
+  BlockGradient<T> gradient(update, update.scale);
   const auto* value_in = static_cast<const std::byte*>(update.value_in);
   auto* value_out = static_cast<std::byte*>(update.value_out);
 
   for (int64_t begin = 0; begin < update.num_elems; begin += kBlockElems) {
     const int64_t count = std::min(kBlockElems, update.num_elems - begin);
-    if (sole == nullptr) reduce_block(update, begin, count, reduced);
-    const std::byte* gradient =
-        sole == nullptr ? reinterpret_cast<const std::byte*>(reduced) : sole + begin * kBytes;
-    apply_to_block<T>(count, value_in + begin * kBytes, value_out + begin * kBytes, gradient, step,
+    apply_to_block<T>(count, value_in + begin * kBytes, value_out + begin * kBytes,
+                      gradient.block(begin, count), step,
                       state_block(update, kSlots, initial, begin, count)...);
   }
 }
@@ -127,7 +124,8 @@ void run_rmsprop(const SliceUpdate& update) {
 template <class T>
 void run_rule(const SliceUpdate& update) {
   switch (update.rule) {
-    case RuleKind::kAssign: return run<T>(update, T(0), [](T, T grad) { return grad; });
+    case RuleKind::kAssign:
+    case RuleKind::kReduce: return run<T>(update, T(0), [](T, T grad) { return grad; });
     case RuleKind::kAdd: return run<T>(update, T(0), [](T value, T grad) { return value + grad; });
     case RuleKind::kSgd: return run_sgd<T>(update);
     case RuleKind::kAdam:

@@ -2,9 +2,11 @@
 #include "kernels/convert.h"
 #include "kernels/kernel_set.h"
 #include "kernels/loops.h"
+#include "kernels/squares.h"
 
 namespace psstore {
 
-const KernelSet kPlainKernels{"plain", reduce_update_loop, convert_loop, all_finite_loop};
+const KernelSet kPlainKernels{"plain", reduce_update_loop, reduced_squares_loop, convert_loop,
+                              all_finite_loop};
 
 }  // namespace psstore

@@ -1,6 +1,7 @@
-// The weighted sum of the contributions to one block of a slice, in rank order.
+// The gradient of one block of a slice: the weighted sum of the contributions in rank order, divided
+// and scaled.
 //
-// Included only by loops.h: see there why everything is in an unnamed namespace.
+// Included only by loops.h and squares.h: see loops.h for why everything is in an unnamed namespace.
 #pragma once
 
 #include <span>
@@ -86,6 +87,12 @@ void reduce_block(const SliceUpdate& update, int64_t begin, int64_t count, T* gr
   }
 }
 
+// One rounding of its own, after the division's: what torch does that scales a gradient in place.
+template <class T>
+void scale_block(T* gradient, int64_t count, T scale) {
+  for_each_index(count, [=](int64_t i) { gradient[i] = gradient[i] * scale; });
+}
+
 // Where the gradient of the slice can be read as it came, without a sum.
 template <class T>
 const std::byte* sole_gradient(const SliceUpdate& update) {
@@ -94,6 +101,28 @@ const std::byte* sole_gradient(const SliceUpdate& update) {
   if (sole.dtype != update.dtype || sole.weight != 1.0F) return nullptr;
   return static_cast<const std::byte*>(sole.data);
 }
+
+// The gradient of a slice, times `scale`, a block at a time.
+template <class T>
+class BlockGradient {
+ public:
+  BlockGradient(const SliceUpdate& update, double scale)
+      : update_(update), scale_(scale), sole_(scale == 1.0 ? sole_gradient<T>(update) : nullptr) {}
+
+  // The elements from `begin` on, at most kBlockElems; valid until the next call.
+  const std::byte* block(int64_t begin, int64_t count) {
+    if (sole_ != nullptr) return sole_ + begin * static_cast<int64_t>(sizeof(T));
+    reduce_block(update_, begin, count, reduced_);
+    if (scale_ != 1.0) scale_block(reduced_, count, static_cast<T>(scale_));
+    return reinterpret_cast<const std::byte*>(reduced_);
+  }
+
+ private:
+  const SliceUpdate& update_;
+  const double scale_;
+  const std::byte* const sole_;
+  alignas(64) T reduced_[kBlockElems];
+};
 
 }  // namespace
 }  // namespace psstore

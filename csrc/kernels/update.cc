@@ -9,7 +9,7 @@ namespace psstore {
 namespace {
 
 [[noreturn]] void broken(const std::string& what) {
-  throw Error(ErrorCode::INTERNAL, "reduce_update: " + what);
+  throw Error(ErrorCode::INTERNAL, "slice update: " + what);
 }
 
 }  // namespace
@@ -28,12 +28,11 @@ const KernelSet& kernels_named(std::string_view name) {
                                            "' can't run on this machine; it runs " + known);
 }
 
-void check_update(const SliceUpdate& update) {
+void check_reduction(const SliceUpdate& update) {
   if (update.dtype != DType::kFloat32 && update.dtype != DType::kFloat64) {
     broken("a tensor is float32 or float64, not dtype " +
            std::to_string(static_cast<int>(update.dtype)));
   }
-  if (update.step < 1) broken("steps count from 1, not " + std::to_string(update.step));
   for (const Contribution& contribution : update.contributions) {
     if (dtype_bytes(contribution.dtype) == 0 ||
         !accepts_contribution(update.dtype, contribution.dtype)) {
@@ -41,6 +40,11 @@ void check_update(const SliceUpdate& update) {
              " does not fit a tensor of dtype " + std::to_string(static_cast<int>(update.dtype)));
     }
   }
+}
+
+void check_update(const SliceUpdate& update) {
+  check_reduction(update);
+  if (update.step < 1) broken("steps count from 1, not " + std::to_string(update.step));
   if (!applies_by_decision(update.rule)) return;
   if (update.hyper == nullptr) broken("the rule needs hyper-parameters");
   const StateLayout layout = state_layout(update.rule, *update.hyper);
@@ -54,6 +58,11 @@ void check_update(const SliceUpdate& update) {
 void reduce_update(const SliceUpdate& update) {
   check_update(update);
   best_kernels().reduce_update(update);
+}
+
+double reduced_squares(const SliceUpdate& update) {
+  check_reduction(update);
+  return best_kernels().reduced_squares(update);
 }
 
 void convert(DType from, DType to, const void* source, void* destination, int64_t num_elems) {

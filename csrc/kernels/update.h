@@ -36,17 +36,27 @@ struct SliceUpdate {
   int64_t num_elems = 0;
   std::span<const Contribution> contributions;  // in rank order; none at all counts as zero
   double divisor = 1.0;                         // of the weighted sum
+  // Multiplies the reduced gradient after the division, with one rounding of its own; 1 leaves it
+  // untouched bit for bit. Where clipping asks for less than the whole gradient.
+  double scale = 1.0;
   const void* value_in = nullptr;
   void* value_out = nullptr;  // value_in itself (in place), or memory that does not overlap it
   std::array<void*, kMaxStates> state{};  // by the slots of StateLayout; null where unused
   uint32_t state_is_new = 0;  // bit i: state[i] is uninitialised; it starts as torch's does
 };
 
-// g = (w0*g0 + w1*g1 + ...) / divisor, each product, sum and quotient rounded once; then
+// g = (w0*g0 + w1*g1 + ...) / divisor * scale, each product, sum and quotient rounded once; then
 // (value_out, state) = rule(value_in, state, g).
 // REQUIRES: accepts_contribution() of each; state memory for each slot in state_layout().
 // Throws Error(INTERNAL) before it writes anything if the caller broke that; else does not fail.
 void reduce_update(const SliceUpdate& update);
+
+// The sum of the squares of (w0*g0 + w1*g1 + ...) / divisor, that is of the gradient as reduce_update()
+// has it before the scale, rounded to the tensor's dtype; squared and summed in float64. Not finite if
+// one of the elements is not, or if the sum is too large for float64. Reads dtype, num_elems,
+// contributions and divisor of `update` and nothing else.
+// REQUIRES and throws: what reduce_update() does of these four.
+double reduced_squares(const SliceUpdate& update);
 
 // `num_elems` elements of `from` at `source` to `to` at `destination`, rounded to nearest even as torch's
 // Tensor.to does (float64 to a half precision goes through float32). The ranges must not overlap.

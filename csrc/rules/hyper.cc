@@ -60,6 +60,7 @@ Schema schema_of(RuleKind rule) {
     case RuleKind::kAdamW: return {"adamw", kAdamNumbers, kAdamFlags};
     case RuleKind::kAdagrad: return {"adagrad", kAdagradNumbers, kAdagradFlags};
     case RuleKind::kRmsProp: return {"rmsprop", kRmsPropNumbers, kRmsPropFlags};
+    case RuleKind::kReduce: return {"reduce", {}, {}};
   }
   throw Error(ErrorCode::BAD_HYPER,
               "no update rule has the number " + std::to_string(static_cast<int>(rule)));
@@ -132,7 +133,8 @@ Hyper parse_hyper(RuleKind rule, const Numbers& given) {
 StateLayout state_layout(RuleKind rule, const Hyper& hyper) {
   switch (rule) {
     case RuleKind::kAssign:
-    case RuleKind::kAdd: return {};
+    case RuleKind::kAdd:
+    case RuleKind::kReduce: return {};
     case RuleKind::kSgd: return {{hyper.momentum != 0 ? "momentum_buffer" : nullptr}};
     case RuleKind::kAdam:
     case RuleKind::kAdamW:
@@ -143,6 +145,14 @@ StateLayout state_layout(RuleKind rule, const Hyper& hyper) {
                hyper.centered ? "grad_avg" : nullptr}};
   }
   return {};
+}
+
+StateLayout largest_state_layout(RuleKind rule) {
+  Hyper everything;
+  everything.momentum = 1;
+  everything.amsgrad = true;
+  everything.centered = true;
+  return state_layout(rule, everything);
 }
 
 }  // namespace psstore

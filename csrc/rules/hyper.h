@@ -46,6 +46,7 @@ inline constexpr int kMaxStates = 3;
 //   adam, adamw  exp_avg          exp_avg_sq       max_exp_avg_sq
 //   adagrad      sum
 //   rmsprop      square_avg       momentum_buffer  grad_avg
+//   reduce
 struct StateLayout {
   std::array<const char*, kMaxStates> names{};
 
@@ -54,5 +55,8 @@ struct StateLayout {
 
 // May grow from one step to the next, when a schedule turns momentum on: the buffer is then new.
 StateLayout state_layout(RuleKind rule, const Hyper& hyper);
+
+// With every buffer that the rule uses under some hyper-parameters.
+StateLayout largest_state_layout(RuleKind rule);
 
 }  // namespace psstore

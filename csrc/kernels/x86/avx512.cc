@@ -1,10 +1,12 @@
 // The kernels for AVX-512 F, BW, DQ and VL (Skylake-SP, Zen 4 and later).
 #include "kernels/convert.h"
 #include "kernels/loops.h"
+#include "kernels/squares.h"
 #include "kernels/x86/sets.h"
 
 namespace psstore {
 
-const KernelSet kAvx512Kernels{"avx512", reduce_update_loop, convert_loop, all_finite_loop};
+const KernelSet kAvx512Kernels{"avx512", reduce_update_loop, reduced_squares_loop, convert_loop,
+                               all_finite_loop};
 
 }  // namespace psstore
