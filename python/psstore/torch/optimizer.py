@@ -1,21 +1,22 @@
-"""DistributedOptimizer: a torch optimizer whose step is taken by the store.
+"""DistributedOptimizer: the face of a torch optimizer, for a step that is taken with a store.
 
-A step has three moves, each a method of its own: push this round's gradients, commit the round with the
-hyper-parameters of now, pull the new values into the parameters' own memory.
+What torch.optim promises is here: groups, state dicts, closures, hooks. How a step is taken is in stepping.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any, overload
 
 import torch
 
 from psstore.client.store import Store
 from psstore.errors import NotAWorker, UsageError
-from psstore.torch.parameters import STORED_AS, trained_parameters
-from psstore.torch.rules import hyper_of, rule_of
-from psstore.types import TensorSpec
+from psstore.torch.parameters import trained_parameters
+from psstore.torch.rules import rule_of
+from psstore.torch.stepping import Overflow, Training, Way
+from psstore.torch.store_step import StoreStep
 
 
 class DistributedOptimizer(torch.optim.Optimizer):
@@ -43,6 +44,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
     store's own errors otherwise.
     """
 
+    _step_supports_amp_scaling = True
+    """Tells a GradScaler to call step() in any case, with what it found: every round has all its workers."""
+
     def __init__(
         self,
         optimizer: torch.optim.Optimizer,
@@ -57,16 +61,20 @@ class DistributedOptimizer(torch.optim.Optimizer):
             raise NotAWorker(
                 "only a worker's store can train: connect with role='worker' (the default), before leave()"
             )
-        self._rules = [rule_of(optimizer, group) for group in optimizer.param_groups]
-        self._trained = trained_parameters(optimizer.param_groups, named_parameters)
+        for group in optimizer.param_groups:
+            rule_of(optimizer, group)
+        trained = trained_parameters(optimizer.param_groups, named_parameters)
         self._frozen = [p for group in optimizer.param_groups for p in group["params"] if not p.requires_grad]
-        self._store = store
-        self._average = average
         self._in_store = False
         super().__init__(optimizer.param_groups, optimizer.defaults)
         self.optimizer = optimizer
         self.param_groups = optimizer.param_groups
-        self._initialise()
+        self.skipped = False
+        """The last step changed nothing: gradients of some worker were not finite."""
+        self._training = Training(optimizer, store, average)
+        self._way: Way = StoreStep(self._training)
+        self._way.add(trained)
+        self._training.trained += trained
         self._in_store = True
 
     @overload
@@ -88,12 +96,23 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        gradients = self._gradients()
-        self._store.push_many(gradients)
-        self._commit()
-        self._pull()
+        self._refuse_unfrozen()
+        self.skipped = not self._way.step(Overflow())
         self.optimizer._opt_called = True  # type: ignore[attr-defined]  # torch's schedulers of the wrapped one ask
         return loss
+
+    def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
+        """Clips the 2-norm of the reduced gradient, over all parameters and workers, in the step that follows: what
+        clip_grad_norm_ does under DDP. Returns the norm before, a 0-d tensor. One round trip more."""
+        return self._way.clip(max_norm)
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        """Backward passes inside it only accumulate gradients; nothing is sent."""
+        return self._way.no_sync()
+
+    def publish(self) -> None:
+        """Makes rank 0's parameters, as they are here now, everybody's: after editing weights by hand."""
+        self._way.publish()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Only during construction: later, the other workers would not know of it."""
@@ -109,59 +128,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
         Raises UsageError for one that does have state, such as a plain torch optimizer's after a step.
         """
-        if state_dict["state"]:
-            raise UsageError(
-                "this state_dict holds optimizer state (momenta and the like) of a plain torch optimizer; the store"
-                " keeps that state itself and can't take it over: start from the model's weights, or clear"
-                " state_dict['state'] to load the hyper-parameters only"
-            )
+        self._way.load_state(state_dict["state"])
         super().load_state_dict(dict(state_dict))
         self.optimizer.param_groups = self.param_groups
 
-    # ---- the three moves ----
-
-    def _gradients(self) -> dict[str, torch.Tensor]:
-        """By name, those that are there."""
-        found = {}
-        for name, parameter, _ in self._trained:
-            gradient = parameter.grad
-            if gradient is not None:
-                if gradient.layout is not torch.strided:
-                    raise UsageError(
-                        f"the gradient of {name!r} has layout {gradient.layout}; the store trains dense gradients: make"
-                        " the embedding with sparse=False"
-                    )
-                found[name] = gradient
-        self._refuse_unfrozen()
-        return found
-
-    def _commit(self) -> None:
-        groups = sorted({trained.group for trained in self._trained})
-        hypers = {group: hyper_of(self._rules[group], self.param_groups[group]) for group in groups}
-        self._store.commit(hypers, average=self._average)
-
-    def _pull(self) -> None:
-        names = [name for name, _, _ in self._trained]
-        self._store.pull_many(names, out=[parameter.detach() for _, parameter, _ in self._trained])
-
     # ---- how ----
-
-    def _initialise(self) -> None:
-        specs = [
-            TensorSpec(
-                name=name,
-                shape=tuple(parameter.shape),
-                dtype=STORED_AS[parameter.dtype],
-                rule=self._rules[group],
-                group=group,
-                zeros=False,
-            )
-            for name, parameter, group in self._trained
-        ]
-        first = self._store.rank == 0
-        values = [parameter.detach() for _, parameter, _ in self._trained] if first else None
-        self._store.create_many(specs, values, offer=first)
-        self._pull()
 
     def _refuse_unfrozen(self) -> None:
         for parameter in self._frozen:
