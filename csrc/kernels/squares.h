@@ -12,8 +12,9 @@ namespace psstore {
 namespace {
 
 // Element i is added to partial sum i modulo kLanes, so that the order of the additions is the same at any
-// vector width. 16 doubles are four AVX registers: as many additions in flight as one takes cycles.
-constexpr int64_t kLanes = 16;
+// vector width. 32 doubles are eight AVX registers: additions of four cycles each have to overlap
+// (measured in the first-level cache with AVX2 and GCC: 8.5 GB/s with 8 lanes, 15 with 16, 23 with 32).
+constexpr int64_t kLanes = 32;
 static_assert(kBlockElems % kLanes == 0, "a block begins with lane 0");
 
 // Exact for a float: the square of 24 bits fits the 53 of a double.
@@ -23,20 +24,23 @@ template <class T>
   return element * element;
 }
 
+// The loops over lanes have a constant count: unrolled, the local copy is in registers all along.
 template <class T>
 void add_squares(double* lanes, const std::byte* data, int64_t count) {
+  double sums[kLanes];
+  for (int64_t lane = 0; lane < kLanes; ++lane) sums[lane] = lanes[lane];
   int64_t begin = 0;
   for (; begin + kLanes <= count; begin += kLanes) {
-    for_each_index(kLanes, [=](int64_t lane) { lanes[lane] += square<T>(data, begin + lane); });
+    for (int64_t lane = 0; lane < kLanes; ++lane) sums[lane] += square<T>(data, begin + lane);
   }
-  for (int64_t i = begin; i < count; ++i) lanes[i - begin] += square<T>(data, i);
+  for (int64_t i = begin; i < count; ++i) sums[i - begin] += square<T>(data, i);
+  for (int64_t lane = 0; lane < kLanes; ++lane) lanes[lane] = sums[lane];
 }
 
-// Neighbours in pairs, then neighbouring pairs, and so on.
+// The upper half onto the lower half, until one is left.
 inline double sum_of_lanes(double* lanes) {
   for (int64_t width = kLanes / 2; width > 0; width /= 2) {
-    for (int64_t lane = 0; lane < width; ++lane)
-      lanes[lane] = lanes[2 * lane] + lanes[2 * lane + 1];
+    for (int64_t lane = 0; lane < width; ++lane) lanes[lane] += lanes[lane + width];
   }
   return lanes[0];
 }
