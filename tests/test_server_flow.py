@@ -97,12 +97,12 @@ def test_reader_that_goes_away_while_it_is_waited_for_is_forgotten() -> None:
 
 
 def test_pulls_that_wait_are_limited_per_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("psstore.protocol.slices.MAX_PARKED", 3)
+    monkeypatch.setattr("psstore.protocol.parking.MAX_PARKED", 3)
     with serving(make_service()) as address, RawClient(address) as client:
         client.hello()
         for _ in range(4):
             client.send("PULL", body=m.Carry(at_least=1, wait_s=60.0), table=_core.SliceTable([]))
-        with pytest.raises(errors.Overloaded, match="3 pulls of this connection wait already"):
+        with pytest.raises(errors.Overloaded, match="3 reads of this connection wait already"):
             client.reply("PULLED")
         client.stats()
 

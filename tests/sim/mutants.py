@@ -10,11 +10,12 @@ from unittest import mock
 from msgspec.structs import replace
 
 from psstore.protocol import rounds, slices
+from psstore.protocol.barriers import Barriers
 from psstore.protocol.clients import Clients
-from psstore.protocol.coordinator import Coordinator
 from psstore.protocol.facts import Facts
 from psstore.protocol.membership import Membership
-from psstore.protocol.rounds import Answer, Rounds
+from psstore.protocol.replies import Reply
+from psstore.protocol.rounds import Rounds
 from psstore.protocol.service import ShardService
 from psstore.protocol.session import Session
 from psstore.protocol.slices import Slices
@@ -83,10 +84,10 @@ def skips_are_applied() -> Iterator[None]:
 def late_workers_are_told_that_they_count() -> Iterator[None]:
     answer = Rounds._answer
 
-    def flattering(self: Rounds, *args: Any) -> Answer:
+    def flattering(self: Rounds, *args: Any) -> Reply:
         told = answer(self, *args)
         assert isinstance(told.result, Committed)
-        return Answer(told.conn, told.request, replace(told.result, late=False))
+        return Reply(told.conn, told.request, replace(told.result, late=False))
 
     with mock.patch.object(Rounds, "_answer", flattering):
         yield
@@ -96,7 +97,7 @@ def late_workers_are_told_that_they_count() -> Iterator[None]:
 def closed_rounds_are_forgotten() -> Iterator[None]:
     commit = Rounds.commit
 
-    def forgetful(self: Rounds, worker: Any, waiting: Any) -> list[Answer]:
+    def forgetful(self: Rounds, worker: Any, waiting: Any) -> list[Reply]:
         self._closed.clear()
         return commit(self, worker, waiting)
 
@@ -120,14 +121,14 @@ def quorum_is_one_too_few() -> Iterator[None]:
 
 @contextmanager
 def barriers_open_for_the_first() -> Iterator[None]:
-    passing = Coordinator._pass_barriers
+    opening = Barriers.open
 
-    def eager(self: Coordinator, now: float | None) -> Any:
-        here = {rank for waits in self._barriers.values() for rank in waits}
-        with mock.patch.object(self.membership, "expected", return_value=here):
-            return passing(self, now)
+    def eager(self: Barriers, now: float | None) -> Any:
+        here = {rank for waits in self._waits.values() for rank in waits}
+        with mock.patch.object(self._membership, "expected", return_value=here):
+            return opening(self, now)
 
-    with mock.patch.object(Coordinator, "_pass_barriers", eager):
+    with mock.patch.object(Barriers, "open", eager):
         yield
 
 
@@ -156,7 +157,7 @@ MUTANTS: dict[str, tuple[str, Mutant]] = {
     "quorum is one too few": ("sync", quorum_is_one_too_few),
     "members are in the order of arrival": ("sync", lambda: mock.patch.object(rounds, "sorted", list, create=True)),
     "the dead are never noticed": ("sync", _method(Membership, "sweep", lambda self, now: [])),
-    "a new life inherits the old one's commit": ("sync", _method(Rounds, "replaced", lambda self, rank: None)),
+    "a new life inherits the old one's commit": ("sync", _method(Rounds, "replaced", lambda self, rank: [])),
     "decisions are forgotten too early": ("async", _method(Rounds, "forget", decisions_are_forgotten_too_early)),
     "a repeated CREATE is carried out again": (
         "async",

@@ -10,7 +10,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from psstore import _core
-from psstore.errors import BadArgument, BadBody, NotAWorker, PsstoreError, UnknownTensor, from_code
+from psstore.errors import (
+    NOT_APPLIED,
+    BadArgument,
+    BadBody,
+    DeadlineExceeded,
+    NotAWorker,
+    PsstoreError,
+    TornRound,
+    UnknownTensor,
+    from_code,
+)
 from psstore.protocol.facts import Facts
 from psstore.protocol.session import Answer, Future, Identity, Session
 from psstore.types import Tensor, TensorSpec
@@ -57,6 +67,8 @@ class Client:
         """The decision that closed this worker's last round."""
         self.staleness = 0
         """Rounds that this worker was ahead of the slowest when its last commit was answered."""
+        self._unfinished = False
+        """The current round was committed early: its pushes go on until `finish`."""
         self._driver = driver
         self._facts = facts
         self._names: dict[int, str] = {}
@@ -71,6 +83,13 @@ class Client:
         """Number of the last decision that this client knows, or that every shard has told it of."""
         return max(self._facts.last, self._facts.floor)
 
+    @property
+    def unscaled(self) -> m.DecisionFact | None:
+        """The last decision, if it clips and its scale is not known here: somebody has to ask for the `norm` and
+        `set_scale`, and every worker of the round does, whatever became of the others. Also true of a decision that
+        was made before this client joined."""
+        return self._facts.unscaled
+
     # ---- membership ----
 
     async def join(self, *, rank: int | None, num_workers: int | None) -> None:
@@ -78,7 +97,7 @@ class Client:
         joined = await self._control("JOIN", m.Join(rank=rank, num_workers=num_workers), m.Joined)
         self.identity.rank, self.identity.incarnation = joined.rank, joined.incarnation
         self.identity.ticket = joined.ticket
-        self.round, self.decision = joined.round, joined.decision
+        self.round, self.decision, self._unfinished = joined.round, joined.decision, False
         self._facts.learn(joined.decision, joined.decisions)
         attach = m.Attach(ticket=joined.ticket)
         await collect([self._request(session, "ATTACH", body=attach) for session in self.sessions])
@@ -95,7 +114,7 @@ class Client:
         _check_wait(wait_s)
         count = self._barriers[name] = self._barriers.get(name, 0) + 1
         body = m.Barrier(name=name, count=count, wait_s=wait_s)
-        await self._request(self.sessions[0], "BARRIER", body=body, timeout_s=wait_s + GRACE_S)
+        await self._coordinate("BARRIER", body, wait_s=wait_s)
 
     # ---- tensors ----
 
@@ -139,12 +158,15 @@ class Client:
     # ---- data ----
 
     async def write(self, op: str, transfers: Iterable[Transfer]) -> None:
-        """ASSIGN, ADD or INIT. Returns when all is applied. Raises the first failure."""
+        """ASSIGN, ADD, RESTORE or INIT. Returns when all is applied. Raises the first failure."""
         await self._send(op, transfers, body=None)
 
     async def push(self, transfers: Iterable[Transfer]) -> None:
-        """Stages contributions for the current round. Returns when every one is acknowledged."""
+        """Stages contributions for the current round. Returns when every one is acknowledged.
+
+        Raises BadArgument while the last round is `unscaled`: shards still need what was pushed for it."""
         self._need_worker("push")
+        self._need_scale("push")
         await self._send("PUSH", transfers, body=m.Carry())
 
     async def commit(
@@ -163,10 +185,17 @@ class Client:
         """Ends the round, once every push is acknowledged; returns when it is decided and staleness allows.
 
         `present`: ids of the tensors that were pushed in this round.
-        Raises WorkerLost or DeadlineExceeded; the commit stands then, and may be waited for again.
+        `early`: they may be pushed later; the round goes on until `finish`.
+        `max_norm`: the decision is then `unscaled`, and no slice takes its step before that is settled.
+        Raises WorkerLost or DeadlineExceeded; the commit stands then, and may be waited for again. Raises BadArgument
+        if the last round is unfinished or unscaled, TornRound if there can't be another one.
         """
         self._need_worker("commit")
+        self._need_scale("commit")
+        if self._unfinished:
+            raise BadArgument(f"commit: round {self.round} was committed early; push what it promised, then finish()")
         _check_wait(wait_s)
+        await self._tell_scale()
         body = m.Commit(
             round=self.round,
             hypers={group: dict(hyper) for group, hyper in hypers.items()},
@@ -181,39 +210,44 @@ class Client:
             floor=self._facts.floor,
             wait_s=wait_s,
         )
-        committed = await self._control("COMMIT", body, m.Committed, timeout_s=wait_s + GRACE_S)
+        committed = _expect(m.Committed, await self._coordinate("COMMIT", body, wait_s=wait_s))
         self._facts.learn(committed.last, committed.decisions)
         self.decision = committed.decision
         self.staleness = max(0, committed.next_round - 1 - committed.slowest)
-        self.round = committed.next_round
+        self._unfinished = early
+        if not early:
+            self.round = committed.next_round
         return committed
+
+    async def finish(self, *, wait_s: float) -> None:
+        """Ends an early committed round, once every push is acknowledged; returns when all members have.
+
+        Raises DeadlineExceeded: it may be called again. Raises TornRound if a member is gone that had not finished:
+        reads under way fail with it, too, for what they wait for will not come."""
+        self._need_worker("finish")
+        if not self._unfinished:
+            raise BadArgument(f"finish: round {self.round} was not committed early")
+        _check_wait(wait_s)
+        body = m.Finish(round=self.round, wait_s=wait_s)
+        finished = _expect(m.Finished, await self._coordinate("FINISH", body, wait_s=wait_s))
+        self.round, self._unfinished = finished.next_round, False
+
+    def set_scale(self, scale: m.Scale) -> None:
+        """What the gradients of the last decision are multiplied by: carried to the shards from now on."""
+        self._facts.set_scale(scale)
+
+    async def norm(self, transfers: Iterable[Transfer], *, wait_s: float) -> list[Answer]:
+        """Reads a float64 per slice into the transfers' memory: the sum of squares of the gradient that the last
+        decision reduced. NOT_MODIFIED, without a value: no member has a gradient there."""
+        return await self._read("NORM", transfers, at_least=self._facts.last, wait_s=wait_s)
 
     async def pull(self, transfers: Iterable[Transfer], *, at_least: int | None = None, wait_s: float) -> list[Answer]:
         """Reads slices into their memory, each shard at `at_least` or later (default: this worker's last round).
 
         Carries the decisions to every shard, also to those from which nothing is read. Answers are in the order
-        of the transfers; NOT_MODIFIED is no failure.
+        of the transfers; NOT_MODIFIED and NO_STATE are no failures.
         """
-        _check_wait(wait_s)
-        carry = m.Carry(at_least=self.decision if at_least is None else at_least, wait_s=wait_s)
-        transfers = list(transfers)
-        asked = {transfer.shard for transfer in transfers}
-        behind = [s for s in self.sessions if s.shard not in asked and s.version < self._facts.last]
-        told = [self._request(s, "PULL", body=m.Carry(), timeout_s=wait_s + GRACE_S) for s in behind]
-        futures = [
-            self._request(
-                self.sessions[transfer.shard],
-                "PULL",
-                table=transfer.table,
-                body=carry,
-                destination=transfer.memory,
-                timeout_s=wait_s + GRACE_S,
-            )
-            for transfer in transfers
-        ]
-        answers = (await collect([*told, *futures]))[len(told) :]
-        self._check(answers)
-        return answers
+        return await self._read("PULL", transfers, at_least=at_least, wait_s=wait_s)
 
     # ---- how ----
 
@@ -231,16 +265,61 @@ class Client:
         ]
         self._check(await collect(futures))
 
+    async def _read(
+        self, op: str, transfers: Iterable[Transfer], *, at_least: int | None, wait_s: float
+    ) -> list[Answer]:
+        _check_wait(wait_s)
+        carry = m.Carry(at_least=self.decision if at_least is None else at_least, wait_s=wait_s)
+        transfers = list(transfers)
+        asked = {transfer.shard for transfer in transfers}
+        told = self._tell([s for s in self._behind() if s.shard not in asked], timeout_s=wait_s + GRACE_S)
+        futures = [
+            self._request(
+                self.sessions[transfer.shard],
+                op,
+                table=transfer.table,
+                body=carry,
+                destination=transfer.memory,
+                timeout_s=wait_s + GRACE_S,
+            )
+            for transfer in transfers
+        ]
+        answers = (await collect([*told, *futures]))[len(told) :]
+        self._check(answers)
+        return answers
+
+    def _behind(self) -> list[Session]:
+        """Those whose shard may lack the last decision, or its scale."""
+        scaled = self._facts.scale.decision if self._facts.scale is not None else 0
+        return [s for s in self.sessions if s.version < self._facts.last or s.scaled < scaled]
+
+    def _tell(self, sessions: Sequence[Session], *, timeout_s: float | None = None) -> list[Future]:
+        """A PULL of nothing carries what is known."""
+        return [self._request(s, "PULL", body=m.Carry(), timeout_s=timeout_s) for s in sessions]
+
+    async def _tell_scale(self) -> None:
+        """Before a round is committed every shard has to have the scale of the last one: with the next decision
+        comes the scale of that, and nobody would bring the old one any more."""
+        if self._facts.scale is not None:
+            await collect(self._tell(self._behind()))
+
     async def _define(self, facts: Sequence[m.Signed]) -> None:
         if facts:
             body = m.Define(facts=tuple(facts))
             await collect([self._request(session, "DEFINE", body=body) for session in self.sessions])
 
-    async def _control(self, op: str, body: m.Message, kind: type[T], *, timeout_s: float | None = None) -> T:
-        reply = await self._request(self.sessions[0], op, body=body, timeout_s=timeout_s)
-        if not isinstance(reply, kind):
-            raise BadBody(f"the coordinator answered {op} with {type(reply).__name__}")
-        return reply
+    async def _control(self, op: str, body: m.Message, kind: type[T]) -> T:
+        return _expect(kind, await self._request(self.sessions[0], op, body=body))
+
+    async def _coordinate(self, op: str, body: m.Message, *, wait_s: float) -> object:
+        """A request that waits for other workers. If there is nothing to wait for any more, reads end with it."""
+        try:
+            return await self._request(self.sessions[0], op, body=body, timeout_s=wait_s + GRACE_S)
+        except TornRound as torn:
+            for session in self.sessions:
+                session.abandon_reads(torn)
+                self._driver.flush(session)
+            raise
 
     def _request(self, session: Session, op: str, *, timeout_s: float | None = None, **parts: Any) -> Future:
         future = self._driver.future()
@@ -268,16 +347,29 @@ class Client:
                 key = answer.table.keys()[position]
                 name = self._names.get(key >> _core.SLICE_INDEX_BITS, f"of key {key}")
                 meaning = _MEANINGS.get(status, "the shard refused it")
-                raise from_code(status, f"tensor {name!r}: {meaning}", name=name)
+                message = f"tensor {name!r}: {meaning}"
+                raise DeadlineExceeded(message) if status == NOT_APPLIED else from_code(status, message, name=name)
 
     def _need_worker(self, what: str) -> None:
         if not self.joined:
             raise NotAWorker(f"{what} needs a worker: connect with role='worker' (the default), and before leave()")
 
+    def _need_scale(self, what: str) -> None:
+        if self.unscaled is not None:
+            raise BadArgument(
+                f"{what}: round {self.unscaled.number} is clipped, and its norm was not asked for; do that first"
+            )
+
 
 def _check_wait(wait_s: float) -> None:
     if not 0.0 <= wait_s <= m.MAX_WAIT_S:
         raise BadArgument(f"wait_s is {wait_s}; it must be from 0 to {m.MAX_WAIT_S:g} seconds")
+
+
+def _expect(kind: type[T], reply: object) -> T:
+    if not isinstance(reply, kind):
+        raise BadBody(f"the coordinator answered with {type(reply).__name__}, not {kind.__name__}")
+    return reply
 
 
 async def collect(futures: Sequence[Future]) -> list[Any]:
@@ -302,6 +394,7 @@ _MEANINGS = {
     " (push and commit are for training rules, assign and add for tensors of those rules)",
     _core.ERROR_CODES["STALE_INCARNATION"]: "a newer life of this worker has joined; this one was replaced",
     _core.ERROR_CODES["NON_FINITE"]: "the values contain NaN or infinity, which this store refuses",
+    NOT_APPLIED: "its last decision is not applied: contributions or the scale are missing and did not come in time",
     _core.ERROR_CODES["NOT_INITIALISED"]: "it has no value yet: the client that created it did not send one in time",
 }
 """What a slice's status means to a caller."""

@@ -6,16 +6,18 @@ that comes again gets the answer that the first one got.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import partial
 
-from psstore.errors import DeadlineExceeded, PsstoreError, UnexpectedMessage, WorkerLost
+from psstore.errors import UnexpectedMessage
+from psstore.protocol.barriers import Barriers
 from psstore.protocol.catalogue import Catalogue
 from psstore.protocol.clients import Clients
 from psstore.protocol.membership import Liveness, Membership, Worker
-from psstore.protocol.rounds import Answer, Rounds, Waiting
+from psstore.protocol.replies import Reply
+from psstore.protocol.rounds import Rounds, Waiting
 from psstore.protocol.signing import Signer
+from psstore.protocol.unfinished import Finishing
 from psstore.types import Consistency
 from psstore.wire.messages import (
     Barrier,
@@ -23,30 +25,13 @@ from psstore.wire.messages import (
     Create,
     Describe,
     Drop,
+    Finish,
     Join,
     Joined,
     Message,
     Ready,
     TicketFact,
 )
-
-
-@dataclass(frozen=True)
-class Reply:
-    """The answer to one request. `result`: a body, None for an empty one, or the error."""
-
-    conn: int
-    request: int
-    result: Message | PsstoreError | None
-
-
-@dataclass(frozen=True)
-class AtBarrier:
-    conn: int
-    request: int
-    incarnation: int
-    barrier: Barrier
-    since: float
 
 
 class Coordinator:
@@ -65,9 +50,7 @@ class Coordinator:
         )
         self._signer = signer
         self._clients = Clients()
-        self._barriers: dict[str, dict[int, AtBarrier]] = {}
-        self._passed: dict[tuple[str, int], tuple[int, int]] = {}
-        """(barrier, rank) -> (incarnation, count) that it last passed."""
+        self._barriers = Barriers(self.membership)
 
     # ---- connections ----
 
@@ -86,14 +69,18 @@ class Coordinator:
 
     def handle(self, conn: int, request: int, message: Message | None, *, client: str, now: float) -> list[Reply]:
         """`message`: a decoded body; None stands for LEAVE, which has none. Raises PsstoreError for this request."""
+        if isinstance(message, Commit | Finish | Barrier | Join):
+            self.rounds.refuse_if_torn()
         match message:
             case Commit():
-                worker = self._worker(client, now)
-                return self._replies(self.rounds.commit(worker, Waiting(message, conn, request, now)))
+                return self.rounds.commit(self._worker(client, now), Waiting(message, conn, request, now))
+            case Finish():
+                return self.rounds.finish(self._worker(client, now), Finishing(message, conn, request, now))
             case Barrier():
-                return self._barrier(conn, request, message, self._worker(client, now), now)
+                worker = self._worker(client, now)
+                return self._barriers.enter(worker, message, conn=conn, request=request, now=now)
             case Join():
-                return [Reply(conn, request, self._join(conn, message, client, now))]
+                return self._join(conn, request, message, client, now)
             case None:
                 return [Reply(conn, request, None), *self._leave(client)]
             case Create():
@@ -113,18 +100,16 @@ class Coordinator:
     def tick(self, now: float) -> list[Reply]:
         """What time alone brings: lost workers and ended waits."""
         replies: list[Reply] = []
-        if self.membership.sweep(now):
-            replies += self._replies(self.rounds.lost(now))
-            replies += self._pass_barriers(now)
-        replies += self._replies(self.rounds.expire(now))
-        replies += self._expire_barriers(now)
-        return replies
+        lost = self.membership.sweep(now)
+        if lost:
+            replies += self.rounds.lost(lost, now)
+            replies += self._move_barriers(now)
+        return replies + self.rounds.expire(now) + self._barriers.expire(now)
 
     def next_wake(self) -> float | None:
         """When `tick` may next do something."""
-        ends = [at.since + at.barrier.wait_s for waits in self._barriers.values() for at in waits.values()]
-        times = [t for t in (self.membership.next_wake(), self.rounds.next_wake(), *ends) if t is not None]
-        return min(times, default=None)
+        times = (self.membership.next_wake(), self.rounds.next_wake(), self._barriers.next_wake())
+        return min((t for t in times if t is not None), default=None)
 
     # ---- membership ----
 
@@ -133,7 +118,7 @@ class Coordinator:
         self.membership.seen(worker, now)
         return worker
 
-    def _join(self, conn: int, join: Join, client: str, now: float) -> Joined:
+    def _join(self, conn: int, request: int, join: Join, client: str, now: float) -> list[Reply]:
         before = {worker.rank: worker.incarnation for worker in self.membership.workers.values()}
         worker = self.membership.join(
             client=client,
@@ -143,11 +128,14 @@ class Coordinator:
             clock=self.rounds.first_clock(),
             now=now,
         )
+        told: list[Reply] = []
         if before.get(worker.rank) != worker.incarnation:
-            self.rounds.replaced(worker.rank)
-            self._leave_barriers(worker.rank)
+            self._barriers.forget(worker.rank)
+            told = self.rounds.replaced(worker.rank)
+        if self.rounds.torn is not None:  # by this one's taking the rank over
+            return [*told, *self._move_barriers(now), Reply(conn, request, self.rounds.torn)]
         ticket = TicketFact(client=client, rank=worker.rank, incarnation=worker.incarnation)
-        return Joined(
+        joined = Joined(
             rank=worker.rank,
             incarnation=worker.incarnation,
             round=worker.clock + 1,
@@ -155,81 +143,36 @@ class Coordinator:
             decisions=self.rounds.since(0),
             ticket=self._signer.sign(ticket),
         )
+        return [Reply(conn, request, joined), *told]
 
     def _leave(self, client: str) -> list[Reply]:
         """Leaving twice, or without having joined, is no error: the caller wants to be gone and is."""
         for worker in self.membership.workers.values():
             if worker.client == client:
                 self.membership.leave(worker)
-                return self._replies(self.rounds.leave(worker)) + self._pass_barriers(None)
+                return self.rounds.leave(worker) + self._move_barriers(None)
         return []
+
+    def _move_barriers(self, now: float | None) -> list[Reply]:
+        """Somebody is gone. `now`: None if nobody was lost by it."""
+        return self._barriers.open(now) if self.rounds.torn is None else self._barriers.fail(self.rounds.torn)
 
     def _is_gone(self, now: float) -> Callable[[str], bool]:
         return partial(self._clients.is_gone, now=now, patience_s=self.membership.liveness.detached_s)
 
-    @staticmethod
-    def _replies(answers: Sequence[Answer]) -> list[Reply]:
-        return [Reply(answer.conn, answer.request, answer.result) for answer in answers]
-
-    # ---- barriers ----
-
-    def _barrier(self, conn: int, request: int, barrier: Barrier, worker: Worker, now: float) -> list[Reply]:
-        incarnation, count = self._passed.get((barrier.name, worker.rank), (0, 0))
-        if incarnation == worker.incarnation and barrier.count <= count:
-            return [Reply(conn, request, None)]
-        at = AtBarrier(conn, request, worker.incarnation, barrier, now)
-        self._barriers.setdefault(barrier.name, {})[worker.rank] = at
-        return self._pass_barriers(now)
-
-    def _leave_barriers(self, rank: int) -> None:
-        """A rank starts a new life: it was the old one that had come to a barrier."""
-        for waits in self._barriers.values():
-            waits.pop(rank, None)
-
-    def _pass_barriers(self, now: float | None) -> list[Reply]:
-        """Opens every barrier at which all expected workers are, and tells those who wait for a lost one."""
-        replies = []
-        expected = self.membership.expected()
-        lost = {worker.rank: worker for worker in self.membership.lost()}
-        for name, waits in list(self._barriers.items()):
-            missing = expected - set(waits)
-            if not missing:
-                for rank, at in waits.items():
-                    self._passed[name, rank] = (at.incarnation, at.barrier.count)
-                    replies.append(Reply(at.conn, at.request, None))
-                del self._barriers[name]
-            elif now is not None and missing & lost.keys():
-                rank = min(missing & lost.keys())
-                error = WorkerLost(
-                    f"barrier {name!r} needs {self.membership.describe(rank, now)}, which is lost",
-                    rank=rank,
-                    last_seen_s=now - lost[rank].last_seen,
-                )
-                replies += [Reply(at.conn, at.request, error) for at in waits.values()]
-                del self._barriers[name]
-        return replies
-
-    def _expire_barriers(self, now: float) -> list[Reply]:
-        replies = []
-        for name, waits in list(self._barriers.items()):
-            missing = sorted(self.membership.expected() - set(waits))
-            who = ", ".join(self.membership.describe(rank, now) for rank in missing)
-            for rank, at in list(waits.items()):
-                if at.since + at.barrier.wait_s <= now:
-                    text = f"rank {rank} waited {at.barrier.wait_s:g} s at barrier {name!r} for {who}"
-                    replies.append(Reply(at.conn, at.request, DeadlineExceeded(text, waited_s=at.barrier.wait_s)))
-                    del waits[rank]
-            if not waits:
-                del self._barriers[name]
-        return replies
-
     def counters(self) -> dict[str, int | float | str]:
-        """For STATS."""
+        """For STATS. Ranks are listed as text: '0,2'."""
         workers = list(self.membership.workers.values())
-        return {
+        live, lost = ([w.rank for w in workers if w.life.value == life] for life in ("live", "lost"))
+        counters: dict[str, int | float | str] = {
             "decisions": self.rounds.decided,
             "decision_log": self.rounds.log_length,
             "max_staleness": self.rounds.max_staleness,
-            "workers_live": sum(worker.life.value == "live" for worker in workers),
-            "workers_lost": sum(worker.life.value == "lost" for worker in workers),
+            "tensors": len(self.catalogue.names().names),
+            "workers_live": len(live),
+            "workers_lost": len(lost),
+            "ranks_live": ",".join(map(str, sorted(live))),
+            "ranks_lost": ",".join(map(str, sorted(lost))),
+            "ranks_left": ",".join(map(str, sorted(self.membership.left))),
         }
+        return counters if self.rounds.torn is None else {**counters, "torn": self.rounds.torn.message}

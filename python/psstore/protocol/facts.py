@@ -1,10 +1,10 @@
-"""The decisions that a client carries from the coordinator to the shards."""
+"""The decisions that a client carries from the coordinator to the shards, and the scale of the last one."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from psstore.wire.messages import Signed
+from psstore.wire.messages import DecisionFact, Scale, Signed, decode_fact
 
 
 class Facts:
@@ -13,6 +13,10 @@ class Facts:
     def __init__(self, num_shards: int = 1) -> None:
         self.last = 0
         """Number of the last decision known."""
+        self.scale: Scale | None = None
+        """Of the last decision, once it is known here."""
+        self._latest: DecisionFact | None = None
+        """The last decision, if it was told and not only its number."""
         self._first = 1
         """Number of the oldest one kept."""
         self._decisions: list[Signed] = []
@@ -36,7 +40,20 @@ class Facts:
             self._decisions, self._first = list(decisions), first
         else:
             self._decisions += decisions[self.last + 1 - first :]
-        self.last = last
+        self.last, self.scale = last, None
+        latest = decode_fact(decisions[-1].blob) if decisions else None
+        self._latest = latest if isinstance(latest, DecisionFact) else None
+
+    @property
+    def unscaled(self) -> DecisionFact | None:
+        """The last decision, if the shards wait for a scale that is not known here."""
+        waits = self._latest is not None and self._latest.max_norm is not None and self.scale is None
+        return self._latest if waits else None
+
+    def set_scale(self, scale: Scale) -> None:
+        """Ignored if it is of an earlier decision: that one every shard has applied."""
+        if scale.decision == self.last:
+            self.scale = scale
 
     def heard(self, shard: int, version: int) -> None:
         """A shard told its version."""

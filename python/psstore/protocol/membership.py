@@ -52,6 +52,10 @@ class Membership:
         self.num_workers = num_workers
         self.liveness = liveness
         self.workers: dict[int, Worker] = {}
+        self.left: set[int] = set()
+        """Ranks whose last life has left, those of a group included that `workers` has forgotten for the next one."""
+        self.reserved: frozenset[int] = frozenset()
+        """Ranks that no new life may have yet: slots still hold what the present one pushed."""
         self._incarnations: dict[int, int] = {}
 
     def join(
@@ -82,6 +86,7 @@ class Membership:
         worker = Worker(rank=chosen, incarnation=incarnation, client=client, clock=clock, last_seen=now)
         self._attach(worker, conn)
         self.workers[chosen] = worker
+        self.left.discard(chosen)
         return worker
 
     def worker_of(self, client: str) -> Worker:
@@ -123,6 +128,7 @@ class Membership:
     def leave(self, worker: Worker) -> None:
         worker.life = Life.LEFT
         worker.links.clear()
+        self.left.add(worker.rank)
 
     def sweep(self, now: float) -> list[Worker]:
         """Those that became lost by now."""
@@ -152,12 +158,13 @@ class Membership:
         lost = {worker.rank for worker in self.lost()}
         return min((self.clock(rank) for rank in self.expected() - lost), default=0)
 
-    def describe(self, rank: int, now: float) -> str:
-        """For messages: 'rank 1 (in round 7, last seen 0.3 s ago)'."""
+    def describe(self, rank: int, now: float, *, round: int | None = None) -> str:
+        """For messages: 'rank 1 (in round 7, last seen 0.3 s ago)'. `round`: if it is not the one after its clock."""
         worker = self.workers.get(rank)
         if worker is None:
             return f"rank {rank} (has not joined)"
-        return f"rank {rank} (in round {worker.clock + 1}, last seen {now - worker.last_seen:.1f} s ago)"
+        where = worker.clock + 1 if round is None else round
+        return f"rank {rank} (in round {where}, last seen {now - worker.last_seen:.1f} s ago)"
 
     def _attach(self, worker: Worker, conn: int) -> None:
         worker.links.add(conn)
@@ -170,6 +177,8 @@ class Membership:
         return min(silent, worker.detached_since + self.liveness.detached_s)
 
     def _takeable(self, rank: int) -> bool:
+        if rank in self.reserved:
+            return False
         worker = self.workers.get(rank)
         return worker is None or worker.life is not Life.LIVE or worker.detached_since is not None
 
@@ -185,6 +194,10 @@ class Membership:
         )
 
     def _check_rank(self, rank: int, now: float) -> int:
+        if rank in self.reserved:
+            raise RankTaken(
+                f"rank {rank} has finished a round that others have not; join again when they have", rank=rank
+            )
         if not self._takeable(rank):
             held = self.workers[rank]
             raise RankTaken(

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from psstore.errors import BadArgument, DeadlineExceeded, PsstoreError, RoundOutOfOrder, WorkerLost
+from psstore.errors import BadArgument, DeadlineExceeded, PsstoreError, RoundOutOfOrder, TornRound, WorkerLost
+from psstore.protocol import decisions
 from psstore.protocol.hypers import Chosen, Hypers
 from psstore.protocol.membership import Membership, Worker
+from psstore.protocol.replies import Reply
 from psstore.protocol.signing import Signer
+from psstore.protocol.unfinished import Finishing, Unfinished
 from psstore.types import UNBOUNDED, Consistency
-from psstore.wire.messages import Commit, Committed, DecisionFact, Member, Signed
-from psstore.wire.ranges import well_formed
-
-MIN_WEIGHT, MAX_WEIGHT = 1e-18, 1e18
-"""Of one contribution: shards multiply in float32, and a sum of many must be a finite divisor there."""
+from psstore.wire.messages import Commit, Committed, Signed
 
 
 @dataclass(frozen=True)
@@ -34,6 +33,9 @@ class Waiting:
     def until(self) -> float:
         return self.since + self.commit.wait_s
 
+    def reply(self, result: Committed | PsstoreError) -> Reply:
+        return Reply(self.conn, self.request, result)
+
 
 @dataclass(frozen=True)
 class Closed:
@@ -42,16 +44,8 @@ class Closed:
     incarnation: int
     round: int
     decision: int
-    late: bool
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What is owed to a commit now."""
-
-    conn: int
-    request: int
-    result: Committed | PsstoreError
+    late: bool = False
+    skip: bool = False
 
 
 class Rounds:
@@ -70,6 +64,8 @@ class Rounds:
         """Number of the last decision."""
         self.max_staleness = 0
         """Largest lead over the slowest live worker with which a worker was let go."""
+        self.torn: TornRound | None = None
+        """Why there will be no other decision."""
         self._membership = membership
         self._signer = signer
         self._log: deque[tuple[int, Signed]] = deque()
@@ -78,6 +74,7 @@ class Rounds:
         self._owed: dict[int, Waiting] = {}
         """By rank: decided commits whose reply waits for slower workers."""
         self._closed: dict[int, Closed] = {}
+        self._unfinished = Unfinished(membership)
         self._hypers = Hypers(rule_of_group)
 
     # ---- what the log holds ----
@@ -101,22 +98,23 @@ class Rounds:
 
     # ---- events ----
 
-    def commit(self, worker: Worker, waiting: Waiting) -> list[Answer]:
+    def refuse_if_torn(self) -> None:
+        """Raises TornRound once a round is: what comes after it would stand on half a step."""
+        if self.torn is not None:
+            raise TornRound(self.torn.message, **self.torn.details)
+
+    def commit(self, worker: Worker, waiting: Waiting) -> list[Reply]:
         """A worker ends a round. Raises before anything changes; else returns all that became answerable."""
         commit = waiting.commit
-        closed = self._closed.get(worker.rank)
-        if closed is not None and (closed.incarnation, closed.round) == (worker.incarnation, commit.round):
+        if self._has_closed(worker, commit.round):
             self._owed[worker.rank] = waiting  # asked again
-            return self._release()
-        if commit.round != worker.clock + 1:
-            raise RoundOutOfOrder(
-                f"rank {worker.rank} commits round {commit.round}, but it is in round {worker.clock + 1}",
-                rank=worker.rank,
-            )
+            return ([] if commit.early else self._unfinished.finished(worker.rank)) + self._release()
+        self._check_round(worker, commit)
+        decisions.check(commit, self.consistency)
         lockstep = self.consistency.lockstep
         if lockstep and commit.round <= self.decided:
             return self._late(worker, waiting)
-        self._check(commit)
+        self._check_agreement(worker.rank, commit)
         self._staged[worker.rank] = replace(waiting, hypers=self._hypers.complete(commit.hypers))
         self.forget(min(commit.floor, self.decided))
         if not lockstep:
@@ -124,51 +122,89 @@ class Rounds:
             return self.settle()
         return self.settle() + self._complain(waiting.since)
 
-    def settle(self) -> list[Answer]:
+    def finish(self, worker: Worker, finishing: Finishing) -> list[Reply]:
+        """All that a worker's early commit promised is staged."""
+        round = finishing.finish.round
+        if not self._has_closed(worker, round):
+            raise RoundOutOfOrder(
+                f"rank {worker.rank} finishes round {round}, but that is not the last round of its that was decided",
+                rank=worker.rank,
+            )
+        return self._unfinished.wait(worker, finishing) + self._release()
+
+    def settle(self) -> list[Reply]:
         """Decides what can be decided and answers what waited for it: after a commit, a leave or a loss."""
         while self.consistency.lockstep and self._staged and len(self._staged) >= self._needed():
             self._decide()
         return self._release()
 
-    def lost(self, now: float) -> list[Answer]:
+    def lost(self, workers: Sequence[Worker], now: float) -> list[Reply]:
         """Workers were lost: who can't go on without them hears so."""
-        return self.settle() + self._complain(now)
+        replies = []
+        for worker in workers:
+            replies += self._tear(worker.rank, "was lost") + self._void_promise(worker, now)
+        return replies + self.settle() + self._complain(now)
 
-    def expire(self, now: float) -> list[Answer]:
+    def expire(self, now: float) -> list[Reply]:
         """Ends the waits whose time is up. The commits stay: only the waiting is over."""
-        answers = []
+        replies = self._unfinished.expire(now)
         for waits in (self._staged, self._owed):
             for rank, waiting in waits.items():
                 if waiting.until <= now:
-                    answers.append(Answer(waiting.conn, waiting.request, self._too_late(rank, waiting, now)))
+                    replies.append(waiting.reply(self._too_late(rank, waiting, now)))
                     waits[rank] = replace(waiting, since=float("inf"))
-        return answers
+        return replies
 
     def next_wake(self) -> float | None:
         """When `expire` may next find something."""
         waits = (*self._staged.values(), *self._owed.values())
-        return min((waiting.until for waiting in waits if waiting.until < float("inf")), default=None)
+        times = [waiting.until for waiting in waits if waiting.until < float("inf")]
+        return min((t for t in (self._unfinished.next_wake(), *times) if t is not None), default=None)
 
-    def replaced(self, rank: int) -> None:
+    def replaced(self, rank: int) -> list[Reply]:
         """A rank starts a new life: nothing is owed to the old one. A staged commit of the old life is void,
         since the new life will do that round again."""
         self._staged.pop(rank, None)
         self._owed.pop(rank, None)
         self._closed.pop(rank, None)
+        self._unfinished.forget(rank)
+        return self._tear(rank, "was replaced by a new life")
 
-    def leave(self, worker: Worker) -> list[Answer]:
+    def leave(self, worker: Worker) -> list[Reply]:
         self._staged.pop(worker.rank, None)
         self._owed.pop(worker.rank, None)
-        return self.settle()
+        self._unfinished.forget(worker.rank)
+        return self._tear(worker.rank, "left") + self.settle()
 
     # ---- how ----
 
-    @staticmethod
-    def _check(commit: Commit) -> None:
-        if not well_formed(commit.present):
-            raise BadArgument("commit.present must be ascending, disjoint ranges (first, last) that don't touch")
-        if not MIN_WEIGHT <= commit.weight <= MAX_WEIGHT:
-            raise BadArgument(f"commit weight is {commit.weight}; it must be from {MIN_WEIGHT:g} to {MAX_WEIGHT:g}")
+    def _has_closed(self, worker: Worker, round: int) -> bool:
+        """That round is the last of this life of the worker that was decided."""
+        closed = self._closed.get(worker.rank)
+        return closed is not None and (closed.incarnation, closed.round) == (worker.incarnation, round)
+
+    def _check_round(self, worker: Worker, commit: Commit) -> None:
+        if self._unfinished.owes(worker.rank):
+            raise RoundOutOfOrder(
+                f"rank {worker.rank} commits round {commit.round}, but has not finished round {worker.clock}, which it"
+                " committed early",
+                rank=worker.rank,
+            )
+        if commit.round != worker.clock + 1:
+            raise RoundOutOfOrder(
+                f"rank {worker.rank} commits round {commit.round}, but it is in round {worker.clock + 1}",
+                rank=worker.rank,
+            )
+
+    def _check_agreement(self, rank: int, commit: Commit) -> None:
+        """Early and clipped don't go together in one round either."""
+        for other, waiting in self._staged.items():
+            both = (commit, waiting.commit)
+            if other != rank and any(c.early for c in both) and any(c.max_norm is not None for c in both):
+                raise BadArgument(
+                    f"round {commit.round}: one of ranks {rank} and {other} commits early, the other with max_norm;"
+                    " no decision can be both, let all workers do the same"
+                )
 
     def _needed(self) -> int:
         expected = len(self._membership.expected())
@@ -180,34 +216,21 @@ class Rounds:
         """The staged commits become the next decision. Members are in rank order: that is the order of reduction."""
         ranks = sorted(self._staged)
         commits = [self._staged[rank].commit for rank in ranks]
-        first = commits[0]
         hypers = self._hypers.decide(self._staged[ranks[0]].hypers)
         number = self.decided + 1
         workers = [self._membership.workers[rank] for rank in ranks]
-        fact = DecisionFact(
-            number=number,
-            members=tuple(
-                Member(
-                    rank=worker.rank,
-                    incarnation=worker.incarnation,
-                    round=commit.round,
-                    weight=commit.weight,
-                    present=commit.present,
-                )
-                for worker, commit in zip(workers, commits, strict=True)
-            ),
-            divisor=sum(commit.weight for commit in commits) if first.average else 1.0,
-            skip=any(commit.non_finite for commit in commits),
-            hypers=hypers,
-        )
+        fact = decisions.make(number, workers, commits, hypers)
         self._log.append((number, self._signer.sign(fact)))
         self.decided = number
         for worker, commit in zip(workers, commits, strict=True):
             worker.clock = commit.round
-            self._closed[worker.rank] = Closed(worker.incarnation, commit.round, number, late=False)
+            self._closed[worker.rank] = Closed(worker.incarnation, commit.round, number, skip=fact.skip)
             self._owed[worker.rank] = self._staged.pop(worker.rank)
+        if fact.early:
+            promising = [rank for rank, commit in zip(ranks, commits, strict=True) if commit.early]
+            self._unfinished.begin(commits[0].round, members=ranks, owing=promising)
 
-    def _late(self, worker: Worker, waiting: Waiting) -> list[Answer]:
+    def _late(self, worker: Worker, waiting: Waiting) -> list[Reply]:
         """The round was decided without this worker: it goes on with the open one."""
         round = waiting.commit.round
         worker.clock = self.decided
@@ -215,21 +238,24 @@ class Rounds:
         self._owed[worker.rank] = waiting
         return self._release()
 
-    def _release(self) -> list[Answer]:
-        """Answers every decided commit that staleness lets go."""
+    def _release(self) -> list[Reply]:
+        """Answers every decided commit that staleness lets go. One that was not early and is in a decision that is
+        waits until the round is done: what its worker pushes next would come in place of what slots still need."""
         slowest = self._membership.slowest_clock()
         bound = self.consistency.staleness
         answers = []
         for rank in sorted(self._owed):
             worker = self._membership.workers[rank]
             lead = worker.clock - slowest
+            if self._unfinished.pending and not self._owed[rank].commit.early:
+                continue
             if not self.consistency.lockstep and bound != UNBOUNDED and lead > bound:
                 continue
             self.max_staleness = max(self.max_staleness, lead)
             answers.append(self._answer(worker, self._owed.pop(rank), slowest))
         return answers
 
-    def _answer(self, worker: Worker, waiting: Waiting, slowest: int) -> Answer:
+    def _answer(self, worker: Worker, waiting: Waiting, slowest: int) -> Reply:
         closed = self._closed[worker.rank]
         committed = Committed(
             round=closed.round,
@@ -239,10 +265,11 @@ class Rounds:
             decisions=self.since(waiting.commit.since),
             last=self.decided,
             slowest=slowest,
+            skip=closed.skip,
         )
-        return Answer(waiting.conn, waiting.request, committed)
+        return waiting.reply(committed)
 
-    def _complain(self, now: float) -> list[Answer]:
+    def _complain(self, now: float) -> list[Reply]:
         """In lockstep, tells those who wait if the round can't close for want of lost workers. Their commits
         stay: if the lost one's next life joins and commits, the round closes with them."""
         lost = [w for w in self._membership.lost() if w.rank not in self._staged]
@@ -258,11 +285,38 @@ class Rounds:
             round=round,
             last_seen_s=now - missing.last_seen,
         )
-        return [Answer(w.conn, w.request, error) for w in self._staged.values()]
+        return [waiting.reply(error) for waiting in self._staged.values()]
+
+    def _void_promise(self, worker: Worker, now: float) -> list[Reply]:
+        """Nobody may count on pushes that a lost worker promised. Should it be there after all, it commits again."""
+        waiting = self._staged.get(worker.rank)
+        if waiting is None or not waiting.commit.early:
+            return []
+        del self._staged[worker.rank]
+        error = WorkerLost(
+            f"rank {worker.rank} was taken for lost, last seen {now - worker.last_seen:.1f} s ago, and its early commit"
+            f" of round {waiting.commit.round} is void; commit again",
+            rank=worker.rank,
+            round=waiting.commit.round,
+            last_seen_s=now - worker.last_seen,
+        )
+        return [waiting.reply(error)]
+
+    def _tear(self, rank: int, why: str) -> list[Reply]:
+        """`rank` is gone. If it owed pushes, nobody waits for anything any more."""
+        if not self._unfinished.owes(rank):
+            return []
+        self.torn = self._unfinished.tear(rank, why)
+        waits = [*self._staged.values(), *self._owed.values()]
+        self._staged.clear()
+        self._owed.clear()
+        return self._unfinished.fail(self.torn) + [waiting.reply(self.torn) for waiting in waits]
 
     def _too_late(self, rank: int, waiting: Waiting, now: float) -> DeadlineExceeded:
-        """Names who was waited for: in lockstep those without a commit, else the slowest."""
-        if self.consistency.lockstep:
+        """Names who was waited for: who has not finished, in lockstep who has no commit, or the slowest."""
+        if self._unfinished.pending and rank in self._owed:
+            missing = self._unfinished.owing
+        elif self.consistency.lockstep:
             missing = sorted(self._membership.expected() - set(self._staged))
         else:
             slowest = self._membership.slowest_clock()

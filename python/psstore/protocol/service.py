@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from psstore import _core
 from psstore.errors import HandshakeTimeout, ProtocolError, PsstoreError, ShuttingDown, UnexpectedMessage
 from psstore.protocol.connection import HANDSHAKE_S, Connection, Stage
-from psstore.protocol.coordinator import Coordinator, Reply
+from psstore.protocol.coordinator import Coordinator
 from psstore.protocol.frames import Close, Output, Send, failure
+from psstore.protocol.replies import Reply
 from psstore.protocol.signing import Signer
-from psstore.protocol.slices import OPS, WRITES, Slices
+from psstore.protocol.slices import OPS, READS, WRITES, Slices
 from psstore.types import Consistency
 from psstore.wire import messages as m
 
@@ -25,6 +26,7 @@ CONTROL: dict[int, type[m.Message] | None] = {
     OPS["CREATE"]: m.Create,
     OPS["READY"]: m.Ready,
     OPS["COMMIT"]: m.Commit,
+    OPS["FINISH"]: m.Finish,
     OPS["DESCRIBE"]: m.Describe,
     OPS["BARRIER"]: m.Barrier,
     OPS["LEAVE"]: None,
@@ -220,8 +222,8 @@ class ShardService:
             raise UnexpectedMessage(f"operation {op} on a heartbeat connection; it is for heartbeats alone")
         if op in WRITES:
             return self._write(connection, frame)
-        if op == OPS["PULL"]:
-            return self._slices.pull(connection, frame, now)
+        if op in READS:
+            return self._slices.read(connection, frame, now)
         if op in CONTROL:
             return self._control(connection, frame, now)
         if op == OPS["DEFINE"]:

@@ -34,6 +34,12 @@ from psstore.wire import messages as m
 
 OPS = _core.OPS
 
+NUMBERED = ("ASSIGN", "ADD", "RESTORE")
+"""Writes that the shard takes in the order of their sequence, each once."""
+
+READS = (OPS["PULL"], OPS["NORM"])
+"""Requests whose reply has a payload."""
+
 
 class Future(Protocol):
     """What an awaiting caller holds: asyncio's future in production, the simulator's in tests."""
@@ -62,6 +68,8 @@ class Request:
     """Where the answer's payload goes."""
     round: int = 0
     sequence: int = 0
+    scaled: int = 0
+    """The decision whose scale it carried when it was last sent; 0: none."""
 
 
 @dataclass(frozen=True)
@@ -109,6 +117,8 @@ class Session:
     welcome: m.Welcome | None = None
     version: int = 0
     """Of the shard, as last heard."""
+    scaled: int = 0
+    """The last decision whose scale the shard is known to have been told by us."""
     last_heard: float = 0.0
     failure: PsstoreError | None = None
     """Why this link can't be again; every request gets it."""
@@ -144,7 +154,8 @@ class Session:
     def head(self, frame: _core.Frame) -> _core.Segments | None:
         """Where the payload of this reply goes; None: its request has given up, discard."""
         request = self._requests.get(frame.request)
-        if frame.op != OPS["PULLED"] or (request is not None and request.op != OPS["PULL"]):
+        asked = frame.op - 1 if request is None else request.op
+        if asked not in READS or frame.op != asked + 1:
             raise UnexpectedMessage(f"shard {self.shard} sent a payload with operation {frame.op}")
         return request.destination if request is not None and not request.future.done() else None
 
@@ -169,6 +180,7 @@ class Session:
             self._finish(request, m.decode_body(body, frame.body) if body is not None else None)
         else:
             self.version = max(self.version, frame.sequence)
+            self.scaled = max(self.scaled, request.scaled)
             self.facts.heard(self.shard, self.version)
             self._finish(request, Answer(frame.table, frame.sequence))
 
@@ -200,6 +212,12 @@ class Session:
         self.failure = error
         requests, self._requests = list(self._requests.values()), {}
         for request in requests:
+            self._fail(request, error)
+
+    def abandon_reads(self, error: PsstoreError) -> None:
+        """What is being read will never be there: those requests fail with `error` now."""
+        for request in [r for r in self._requests.values() if r.op in READS]:
+            del self._requests[request.id]
             self._fail(request, error)
 
     @property
@@ -239,7 +257,7 @@ class Session:
             self._fail(request, self.failure)
             return
         self._next_id += 1
-        if op in ("ASSIGN", "ADD"):
+        if op in NUMBERED:
             self._sequence += 1
             request.sequence = self._sequence
         self._requests[request.id] = request
@@ -255,12 +273,14 @@ class Session:
 
     def _send(self, request: Request, now: float) -> None:
         body = request.body
-        if isinstance(body, m.Commit | m.Barrier | m.Carry):
+        if isinstance(body, m.Commit | m.Finish | m.Barrier | m.Carry):
             # The shard's wait began with ours, however often it is asked: its error says more, and must come first.
             body = replace(body, wait_s=max(0.0, body.wait_s - (now - request.started)))
         if isinstance(body, m.Carry):
-            body = replace(body, decisions=self.facts.since(self._told))
+            scale = self.facts.scale
+            body = replace(body, decisions=self.facts.since(self._told), scale=scale)
             self._told = max(self._told, self.facts.last)
+            request.scaled = scale.decision if scale is not None else 0
         payload = request.payload
         checksum = payload is not None and self.identity.features
         head = _core.encode_frame(
@@ -373,6 +393,7 @@ _BODIES: dict[int, type[m.Message] | None] = {
     OPS["CREATED"]: m.Created,
     OPS["READIED"]: None,
     OPS["COMMITTED"]: m.Committed,
+    OPS["FINISHED"]: m.Finished,
     OPS["DESCRIBED"]: m.Described,
     OPS["PASSED"]: None,
     OPS["LEFT"]: None,

@@ -7,39 +7,25 @@ overtake the decision on its last one.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from psstore import _core
-from psstore.errors import BadSignature, DeadlineExceeded, NotAWorker, Overloaded, PsstoreError, StaleIncarnation
+from psstore.errors import NOT_APPLIED, BadSignature, DeadlineExceeded, NotAWorker, PsstoreError, StaleIncarnation
 from psstore.protocol.connection import Connection
 from psstore.protocol.frames import Output, Piece, Send, failure
+from psstore.protocol.parking import Parked, Parking, Touched, Version
 from psstore.protocol.signing import Signer
 from psstore.types import Tensor
 from psstore.wire import messages as m
 
 OPS = _core.OPS
-WRITES = frozenset((OPS["PUSH"], OPS["ASSIGN"], OPS["ADD"], OPS["INIT"]))
+WRITES = frozenset((OPS["PUSH"], OPS["ASSIGN"], OPS["ADD"], OPS["INIT"], OPS["RESTORE"]))
 """Requests with a payload."""
 
-MAX_PARKED = 1024
-"""Pulls of one connection that may wait at a time, since each holds its table and its body. In frames of 4 MiB
-they ask for 4 GiB."""
+READS = frozenset((OPS["PULL"], OPS["NORM"]))
+"""Requests whose reply has one."""
 
-NOT_INITIALISED = _core.ERROR_CODES["NOT_INITIALISED"]
-
-
-@dataclass(frozen=True)
-class Parked:
-    """A PULL that waits for a decision or for a first value."""
-
-    connection: Connection
-    frame: _core.Frame
-    carry: m.Carry
-    since: float
-
-    @property
-    def until(self) -> float:
-        return self.since + self.carry.wait_s
+NOT_YET = (_core.ERROR_CODES["NOT_INITIALISED"], NOT_APPLIED)
+"""What a read may wait for, slice by slice."""
 
 
 class Slices:
@@ -49,11 +35,11 @@ class Slices:
         self.shard = shard
         self._index = index
         self._signer = signer
-        self._parked: list[Parked] = []
+        self._parking = Parking()
         self._incarnations: dict[int, int] = {}
         """Rank -> newest life that attached here."""
-        self._news = False
-        """Something changed that a parked pull may wait for."""
+        self._scaled = 0
+        """The last decision whose scale was told here: it is, with every read and push from then on."""
 
     # ---- facts that clients carry ----
 
@@ -65,7 +51,7 @@ class Slices:
             elif isinstance(fact, m.DropFact):
                 for tensor_id in fact.ids:
                     self.shard.drop(tensor_id)
-                self._news = True
+                self._parking.touched_all()
             else:
                 raise BadSignature("DEFINE carries a fact that is no definition")
 
@@ -103,9 +89,11 @@ class Slices:
                 rank=ticket.rank,
             )
 
-    def _advance(self, decisions: Sequence[m.Signed]) -> None:
-        """Applies the carried decisions that are new here, in order."""
-        for signed in decisions:
+    def _learn(self, connection: Connection, carry: m.Carry) -> None:
+        """Applies the carried decisions that are new here, in order, then the scale that the last may need.
+
+        Who is no worker has no say in the scale: nothing else vouches for it."""
+        for signed in carry.decisions:
             fact = m.decode_fact(signed.blob)
             if isinstance(fact, m.DecisionFact) and fact.number <= self.shard.version:
                 continue  # known: nothing to verify, nothing to do
@@ -113,7 +101,15 @@ class Slices:
             if not isinstance(fact, m.DecisionFact):
                 raise BadSignature("a fact that is no decision was carried as one")
             self.shard.advance(_to_core(fact))
-            self._news = True
+            self._parking.reached(self.shard.version)
+        if carry.scale is not None and connection.ticket is not None:
+            self._set_scale(carry.scale)
+
+    def _set_scale(self, scale: m.Scale) -> None:
+        if self._scaled < scale.decision == self.shard.version:
+            self.shard.set_scale(scale.decision, scale.factor)
+            self._scaled = scale.decision
+            self._parking.touched_all()
 
     # ---- writes ----
 
@@ -124,89 +120,82 @@ class Slices:
             if ticket is None or (frame.rank, frame.incarnation) != (ticket.rank, ticket.incarnation):
                 raise NotAWorker(f"PUSH as rank {frame.rank} needs ATTACH with its ticket on this connection first")
             self._check_life(ticket)
-            self._advance(m.decode_body(m.Carry, frame.body).decisions)
+            self._learn(connection, m.decode_body(m.Carry, frame.body))
         return self.shard.admit(frame)
 
     def write(self, connection: Connection, frame: _core.Frame) -> list[Output]:
         """The payload of an admitted write is in."""
         if frame.op == OPS["PUSH"]:
             table = self.shard.stage(frame)
+        elif frame.op == OPS["INIT"]:
+            table = self.shard.initialise(frame)
+        elif frame.op == OPS["RESTORE"]:
+            table = self.shard.restore(frame, connection.client)
         else:
-            initial = frame.op == OPS["INIT"]
-            table = self.shard.initialise(frame) if initial else self.shard.write(frame, connection.client)
-            self._news = True
+            table = self.shard.write(frame, connection.client)
+        if self._parking.awaits_keys:
+            self._parking.touched(frame.table.keys())
         head = _core.encode_frame(frame.op + 1, request=frame.request, sequence=self.shard.version, table=table)
         return [Send(connection.id, [head])]
 
     # ---- reads ----
 
-    def pull(self, connection: Connection, frame: _core.Frame, now: float) -> list[Output]:
-        """Reads at once if it can, else parks the pull until what it waits for is there."""
+    def read(self, connection: Connection, frame: _core.Frame, now: float) -> list[Output]:
+        """Answers a PULL or NORM at once if it can, else parks it until what it waits for is there."""
         carry = m.decode_body(m.Carry, frame.body) if frame.body else m.Carry()
-        self._advance(carry.decisions)
-        parked = Parked(connection, frame, carry, now)
-        answer = self._read(parked, patient=carry.wait_s > 0)
-        if answer is not None:
-            return [answer]
-        if sum(other.connection is connection for other in self._parked) >= MAX_PARKED:
-            raise Overloaded(f"{MAX_PARKED} pulls of this connection wait already; await some before asking for more")
-        self._parked.append(parked)
-        return []
+        self._learn(connection, carry)
+        return self._answer(Parked(connection, frame, carry, now), patient=carry.wait_s > 0)
 
     def wake(self, now: float) -> list[Output]:
-        """Answers the parked pulls whose wait is over, by news or by time. Call after every event."""
-        if not self._parked or not (self._news or any(parked.until <= now for parked in self._parked)):
-            self._news = False
-            return []
-        self._news = False
+        """Answers the parked reads whose wait is over, by what happened or by time. Call after every event."""
         outputs: list[Output] = []
-        still = []
-        for parked in self._parked:
+        for parked in self._parking.take_due(now):
             try:
-                answer = self._read(parked, patient=parked.until > now)
+                outputs += self._answer(parked, patient=parked.until > now)
             except PsstoreError as error:
-                answer = failure(parked.connection.id, parked.frame.request, error)
-            if answer is None:
-                still.append(parked)
-            else:
-                outputs.append(answer)
-        self._parked = still
+                outputs.append(failure(parked.connection.id, parked.frame.request, error))
         return outputs
 
     def forget(self, conn: int) -> None:
         """The connection is gone: nobody waits there."""
-        self._parked = [parked for parked in self._parked if parked.connection.id != conn]
+        self._parking.forget(conn)
 
     def next_wake(self) -> float | None:
         """When `wake` may next do something: at once if a write whose payload is still on its way brought news."""
-        if self._news and self._parked:
-            return 0.0
-        return min((parked.until for parked in self._parked), default=None)
+        return self._parking.next_wake()
 
-    def _read(self, parked: Parked, *, patient: bool) -> Send | None:
-        """The reply; None if it has to wait and `patient` says that it may."""
+    def _answer(self, parked: Parked, *, patient: bool) -> list[Output]:
+        """The reply; nothing if it has to wait, and `patient` says that it may: then it is parked."""
         frame, carry = parked.frame, parked.carry
         if self.shard.version < carry.at_least:
             if patient:
-                return None
+                self._parking.park(parked, Version(carry.at_least))
+                return []
             raise DeadlineExceeded(
                 f"shard {self._index} is at version {self.shard.version}; version {carry.at_least} did not come within"
                 f" {carry.wait_s:g} s",
                 waited_s=carry.wait_s,
             )
-        table, pieces = self.shard.read(frame)
-        failure = table.first_failure()
-        if patient and failure is not None and failure[1] == NOT_INITIALISED:
-            return None
+        table, pieces = self._read(frame)
+        missing = table.first_failure()
+        if patient and missing is not None and missing[1] in NOT_YET:
+            self._parking.park(parked, Touched(table.keys()[missing[0]]))
+            return []
         head = _core.encode_frame(
-            OPS["PULLED"],
+            frame.op + 1,
             request=frame.request,
             sequence=self.shard.version,
             table=table,
             payload_bytes=table.payload_bytes,
             payload_crc=_checksum(pieces) if parked.connection.wants_checksum else None,
         )
-        return Send(parked.connection.id, [head, *pieces])
+        return [Send(parked.connection.id, [head, *pieces])]
+
+    def _read(self, frame: _core.Frame) -> tuple[_core.SliceTable, Sequence[Piece]]:
+        if frame.op == OPS["PULL"]:
+            return self.shard.read(frame)
+        table, sums = self.shard.norms(frame)
+        return table, [sums] if sums else []
 
 
 def _checksum(pieces: Sequence[Piece]) -> int:
@@ -224,4 +213,6 @@ def _to_core(fact: m.DecisionFact) -> _core.Decision:
         members=[(member.rank, member.incarnation, member.round, member.weight) for member in fact.members],
         hypers=fact.hypers,
         present={member.rank: member.present for member in fact.members},
+        early=fact.early,
+        needs_scale=fact.max_norm is not None,
     )

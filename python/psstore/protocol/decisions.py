@@ -1,0 +1,73 @@
+"""What a decision says: from the commits of a round to its record. Part of the coordinator."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from psstore.errors import BadArgument
+from psstore.protocol.membership import Worker
+from psstore.types import Consistency
+from psstore.wire.messages import Commit, DecisionFact, Member
+from psstore.wire.ranges import well_formed
+
+MIN_WEIGHT, MAX_WEIGHT = 1e-18, 1e18
+"""Of one contribution: shards multiply in float32, and a sum of many must be a finite divisor there."""
+
+
+def check(commit: Commit, consistency: Consistency) -> None:
+    """Raises BadArgument for what no decision may say: it is immutable, and shards could not apply it."""
+    if not well_formed(commit.present):
+        raise BadArgument("commit.present must be ascending, disjoint ranges (first, last) that don't touch")
+    if not MIN_WEIGHT <= commit.weight <= MAX_WEIGHT:
+        raise BadArgument(f"commit weight is {commit.weight}; it must be from {MIN_WEIGHT:g} to {MAX_WEIGHT:g}")
+    if not (commit.loss_scale > 0.0 and MIN_WEIGHT <= weight_of(commit) <= MAX_WEIGHT):
+        raise BadArgument(
+            f"commit loss_scale is {commit.loss_scale}; it must be positive, and weight / loss_scale"
+            f" from {MIN_WEIGHT:g} to {MAX_WEIGHT:g}"
+        )
+    if commit.max_norm is not None and not 0.0 <= commit.max_norm < math.inf:
+        raise BadArgument(f"commit max_norm is {commit.max_norm}; it must be finite and not negative")
+    if commit.early and commit.max_norm is not None:
+        raise BadArgument("an early commit can't have max_norm: the norm needs every gradient; give up one of them")
+    if (commit.early or commit.max_norm is not None) and not waits_for_all(consistency):
+        raise BadArgument(
+            f"{'an early commit' if commit.early else 'max_norm'} needs every worker in every round: start the store"
+            f" with --mode sync (its quorum is {consistency.quorum} of {consistency.num_workers} workers, its staleness"
+            f" {consistency.staleness})"
+        )
+
+
+def waits_for_all(consistency: Consistency) -> bool:
+    return consistency.lockstep and consistency.quorum == consistency.num_workers
+
+
+def weight_of(commit: Commit) -> float:
+    """Of a contribution in the sum."""
+    return commit.weight / commit.loss_scale
+
+
+def make(
+    number: int, workers: Sequence[Worker], commits: Sequence[Commit], hypers: Mapping[int, dict[str, float]]
+) -> DecisionFact:
+    """The record of a round. Workers and their commits are in rank order, which is the order of reduction; what is
+    said once for all is said by the first."""
+    skip = any(commit.non_finite for commit in commits)
+    return DecisionFact(
+        number=number,
+        members=tuple(
+            Member(
+                rank=worker.rank,
+                incarnation=worker.incarnation,
+                round=commit.round,
+                weight=weight_of(commit),
+                present=commit.present,
+            )
+            for worker, commit in zip(workers, commits, strict=True)
+        ),
+        divisor=sum(commit.weight for commit in commits) if commits[0].average else 1.0,
+        skip=skip,
+        hypers=dict(hypers),
+        early=any(commit.early for commit in commits),
+        max_norm=None if skip else commits[0].max_norm,
+    )

@@ -1,0 +1,17 @@
+"""What the coordinator owes to a request. Shared by its parts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from psstore.errors import PsstoreError
+from psstore.wire.messages import Message
+
+
+@dataclass(frozen=True)
+class Reply:
+    """The answer to one request. `result`: a body, None for an empty one, or the error."""
+
+    conn: int
+    request: int
+    result: Message | PsstoreError | None

@@ -1,0 +1,124 @@
+"""Between an early decision and the next one: who has still to push, and who waits for that. Part of the coordinator.
+
+A worker that has finished may be gone: its contributions are staged. One that has not can't be: what it promised
+will never come, and what others pushed may be part of a step already. That tears the round, and the store with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from psstore.errors import DeadlineExceeded, PsstoreError, TornRound
+from psstore.protocol.membership import Membership, Worker
+from psstore.protocol.replies import Reply
+from psstore.wire.messages import Finish, Finished
+
+
+@dataclass(frozen=True)
+class Finishing:
+    """A FINISH whose reply is owed."""
+
+    finish: Finish
+    conn: int
+    request: int
+    since: float
+
+    @property
+    def until(self) -> float:
+        return self.since + self.finish.wait_s
+
+    def reply(self, result: Finished | PsstoreError) -> Reply:
+        return Reply(self.conn, self.request, result)
+
+
+class Unfinished:
+    """At most one round is: the next decision needs the commits of all its members."""
+
+    def __init__(self, membership: Membership) -> None:
+        self._membership = membership
+        self._round = 0
+        self._members: frozenset[int] = frozenset()
+        self._owing: set[int] = set()
+        """Ranks of members that have not finished."""
+        self._waits: dict[int, Finishing] = {}
+
+    @property
+    def pending(self) -> bool:
+        return bool(self._owing)
+
+    @property
+    def owing(self) -> list[int]:
+        return sorted(self._owing)
+
+    def owes(self, rank: int) -> bool:
+        """It promised pushes and has not said that they are done."""
+        return rank in self._owing
+
+    # ---- events ----
+
+    def begin(self, round: int, *, members: Iterable[int], owing: Iterable[int]) -> None:
+        """A round was decided early. Members that do not owe had pushed everything before they committed."""
+        self._round, self._members, self._owing = round, frozenset(members), set(owing)
+        self._reserve()
+
+    def wait(self, worker: Worker, finishing: Finishing) -> list[Reply]:
+        """A worker has finished, and wants to hear when all have. One that asks late is told at once."""
+        self._waits[worker.rank] = finishing
+        return self.finished(worker.rank)
+
+    def finished(self, rank: int) -> list[Reply]:
+        """Everything that this rank promised is pushed."""
+        self._owing.discard(rank)
+        self._reserve()
+        if self._owing:
+            return []
+        waits, self._waits = self._waits, {}
+        clocks = self._membership.workers
+        return [one.reply(Finished(next_round=clocks[rank].clock + 1)) for rank, one in sorted(waits.items())]
+
+    def forget(self, rank: int) -> None:
+        """Nobody listens for this rank any more."""
+        self._waits.pop(rank, None)
+
+    def tear(self, rank: int, why: str) -> TornRound:
+        """`rank`, which owes, is gone."""
+        self._owing.clear()
+        self._reserve()
+        return TornRound(
+            f"round {self._round} is torn: rank {rank} {why} after its early commit, before it had pushed all that it"
+            " promised; the store can't go on: start it anew from a checkpoint",
+            rank=rank,
+            round=self._round,
+        )
+
+    def fail(self, error: TornRound) -> list[Reply]:
+        waits, self._waits = self._waits, {}
+        return [one.reply(error) for _, one in sorted(waits.items())]
+
+    def expire(self, now: float) -> list[Reply]:
+        """Ends the waits whose time is up; FINISH may be sent again."""
+        replies = []
+        for rank, one in self._waits.items():
+            if one.until <= now:
+                replies.append(one.reply(self._too_late(rank, one, now)))
+                self._waits[rank] = replace(one, since=float("inf"))
+        return replies
+
+    def next_wake(self) -> float | None:
+        return min((one.until for one in self._waits.values() if one.until < float("inf")), default=None)
+
+    # ---- how ----
+
+    def _reserve(self) -> None:
+        """A new life would push in place of what slots hold of the old one until the round is done."""
+        self._membership.reserved = self._members - self._owing if self._owing else frozenset()
+
+    def _too_late(self, rank: int, one: Finishing, now: float) -> DeadlineExceeded:
+        who = ", ".join(self._membership.describe(other, now, round=self._round) for other in self.owing)
+        return DeadlineExceeded(
+            f"rank {rank} waited {one.finish.wait_s:g} s for the pushes that {who} promised for round {self._round}",
+            round=self._round,
+            waited_s=one.finish.wait_s,
+            rank=self.owing[0],
+        )
