@@ -107,6 +107,12 @@ def test_no_url_says_how_to_get_one(monkeypatch: pytest.MonkeyPatch) -> None:
         psstore.connect()
 
 
+@pytest.mark.parametrize("mode", ["sync", "backup", "ssp", "async"])
+def test_a_store_says_in_which_mode_it_is(mode: str) -> None:
+    with psstore.LocalStore(workers=3, mode=mode) as server, server.connect() as store:
+        assert store.consistency.mode == mode
+
+
 def test_url_rank_and_size_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PSSTORE_URL", "local://?workers=3")
     monkeypatch.setenv("RANK", "2")

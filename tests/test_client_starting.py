@@ -37,6 +37,13 @@ def test_of_two_pushes_started_one_after_the_other_the_later_counts(store: Store
     assert_array_equal(store.pull("w"), -second)
 
 
+def test_settle_waits_for_every_push_that_was_started(store: Store) -> None:
+    store.create("w", np.zeros(ELEMS, F32), rule="sgd")
+    started = [store.start_push_many({"w": np.full(ELEMS, i, F32)}) for i in range(5)]
+    store.settle()
+    assert all(future.done() for future in started)
+
+
 def test_a_call_that_was_started_tells_its_error_when_it_is_asked(store: Store) -> None:
     started = store.start_push_many({"unheard": np.ones(1, F32)})
     with pytest.raises(UnknownTensor, match="'unheard'"):

@@ -5,6 +5,7 @@ What can be checked against the tensors' definitions is checked before anything 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -50,6 +51,9 @@ class Operations:
         """Ids of the tensors that were pushed in this round."""
         self._pushing = 0
         """Pushes under way."""
+        self._quiet = asyncio.Event()
+        """Set while there are none."""
+        self._quiet.set()
         self._pulled: dict[str, tuple[Layout, list[Answer]]] = {}
         """By name: the last pull."""
 
@@ -157,6 +161,11 @@ class Operations:
             of_op[1].append(as_source("push", tensor.spec, value))
         for wire_op, (written, sources) in chosen.items():
             await self._write(wire_op, written, sources)
+
+    async def settle(self) -> None:
+        """Returns when no push is under way, whoever started it. The futures of those that were started tell how they
+        ended."""
+        await self._quiet.wait()
 
     async def commit(
         self,
@@ -366,10 +375,13 @@ class Operations:
         with self._forgetting_unknown(tensors):
             if op == "PUSH":
                 self._pushing += 1
+                self._quiet.clear()
                 try:
                     await self.client.push(transfers)
                 finally:
                     self._pushing -= 1
+                    if not self._pushing:
+                        self._quiet.set()
                 self._pushed.update(tensor.id for tensor in tensors)
             else:
                 await self.client.write(op, transfers)

@@ -14,6 +14,7 @@ from psstore.client import fork
 from psstore.client.loop_thread import LoopThread
 from psstore.client.operations import Operations
 from psstore.errors import PsstoreError, StoreClosed
+from psstore.types import Consistency
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -61,6 +62,13 @@ class _Face:
     def num_workers(self) -> int:
         """Workers that the store was started for."""
         return self._operations.client.num_workers
+
+    @property
+    def consistency(self) -> Consistency:
+        """The mode that the store was started in: `.mode` names it."""
+        welcome = self._operations.client.sessions[0].welcome
+        assert welcome is not None, "a store has been connected"
+        return Consistency(num_workers=welcome.num_workers, quorum=welcome.quorum, staleness=welcome.staleness)
 
     @property
     def num_shards(self) -> int:
@@ -212,6 +220,7 @@ class Store(_Face):
     drop = _blocking(Operations.drop)
     push = _blocking(Operations.push)
     push_many = _blocking(Operations.push_many)
+    settle = _blocking(Operations.settle)
     commit = _blocking(Operations.commit)
     pull = _blocking(Operations.pull)
     pull_many = _blocking(Operations.pull_many)
@@ -255,6 +264,7 @@ class AsyncStore(_Face):
     drop = _awaited(Operations.drop)
     push = _awaited(Operations.push)
     push_many = _awaited(Operations.push_many)
+    settle = _awaited(Operations.settle)
     commit = _awaited(Operations.commit)
     pull = _awaited(Operations.pull)
     pull_many = _awaited(Operations.pull_many)
