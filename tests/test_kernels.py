@@ -2,40 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import pytest
 import torch
 from bench.parity import Array
+from kernel_support import INSTRUCTION_SETS, Contributions, as_given, random, reference_sum, same_bits
 
 from psstore import _core, errors
-
-INSTRUCTION_SETS = _core.instruction_sets()
-
-TORCH_DTYPES = {
-    "float32": torch.float32,
-    "float64": torch.float64,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}
-
-Contributions = Sequence[tuple[torch.Tensor, float]]
-
-
-def random(num_elems: int, dtype: str, *, seed: int = 0) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(num_elems, generator=generator, dtype=torch.float64).to(TORCH_DTYPES[dtype])
-
-
-def data(tensor: torch.Tensor) -> memoryview:
-    """The bytes of a tensor; numpy has no bfloat16."""
-    view: memoryview = tensor.view(torch.uint8).numpy().data
-    return view
-
-
-def name_of(tensor: torch.Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")
 
 
 def apply(
@@ -54,7 +27,7 @@ def apply(
         step=1,
         value=after.data,
         state={},
-        contributions=[(data(grad), _core.DTYPES[name_of(grad)], weight) for grad, weight in contributions],
+        contributions=as_given(contributions),
         divisor=divisor,
         dtype=_core.DTYPES[str(value.dtype)],
         instruction_set=instruction_set,
@@ -62,26 +35,12 @@ def apply(
     return after
 
 
-def reference_sum(dtype: str, contributions: Contributions, divisor: float) -> Array:
-    """Each product, sum and quotient rounded by itself, in the order given. Weights are floats."""
-    kind = np.dtype(dtype).type
-    total: Array | None = None
-    for grad, weight in contributions:
-        product: Array = kind(np.float32(weight)) * grad.to(TORCH_DTYPES[dtype]).numpy()
-        total = product if total is None else total + product
-    assert total is not None
-    return total if divisor == 1.0 else total / kind(divisor)
-
-
-def same_bits(left: Array, right: Array) -> bool:
-    return left.dtype == right.dtype and left.tobytes() == right.tobytes()
-
-
 @pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
 @pytest.mark.parametrize("num_workers", [1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("rule", ["assign", "reduce"])
 def test_contributions_are_summed_in_order_with_each_step_rounded(
-    dtype: str, num_workers: int, instruction_set: str
+    rule: str, dtype: str, num_workers: int, instruction_set: str
 ) -> None:
     encodings = ["float32", "bfloat16", "float16", dtype]
     for num_elems in (1, 17, 2049):
@@ -91,7 +50,7 @@ def test_contributions_are_summed_in_order_with_each_step_rounded(
         ]
         for divisor in (1.0, 3.0):
             after = apply(
-                "assign",
+                rule,
                 np.full(num_elems, np.nan, dtype),
                 contributions,
                 divisor=divisor,

@@ -5,19 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from kernel_support import INSTRUCTION_SETS, TORCH_DTYPES, data, name_of
 
 from psstore import _core
-
-INSTRUCTION_SETS = _core.instruction_sets()
-
-DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 HALVES = ("bfloat16", "float16")
 
 
 def convert(tensor: torch.Tensor, to: str, instruction_set: str) -> torch.Tensor:
-    out = torch.empty_like(tensor, dtype=DTYPES[to])
-    source = _core.DTYPES[str(tensor.dtype).removeprefix("torch.")]
+    out = torch.empty_like(tensor, dtype=TORCH_DTYPES[to])
+    source = _core.DTYPES[name_of(tensor)]
     _core.convert(
         data(tensor),
         source,
@@ -26,12 +23,6 @@ def convert(tensor: torch.Tensor, to: str, instruction_set: str) -> torch.Tensor
         instruction_set=instruction_set,
     )
     return out
-
-
-def data(tensor: torch.Tensor) -> memoryview:
-    """The bytes of a tensor; numpy has no bfloat16."""
-    view: memoryview = tensor.view(torch.uint8).numpy().data
-    return view
 
 
 def assert_same(left: torch.Tensor, right: torch.Tensor) -> None:
@@ -43,7 +34,7 @@ def assert_same(left: torch.Tensor, right: torch.Tensor) -> None:
 
 
 def every_half(dtype: str) -> torch.Tensor:
-    return torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(DTYPES[dtype])
+    return torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(TORCH_DTYPES[dtype])
 
 
 @pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
@@ -51,7 +42,7 @@ def every_half(dtype: str) -> torch.Tensor:
 @pytest.mark.parametrize("half", HALVES)
 def test_widening_is_exact_for_every_pattern(half: str, wide: str, instruction_set: str) -> None:
     every = every_half(half)
-    assert_same(convert(every, wide, instruction_set), every.to(DTYPES[wide]))
+    assert_same(convert(every, wide, instruction_set), every.to(TORCH_DTYPES[wide]))
 
 
 @pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
@@ -64,7 +55,7 @@ def test_rounding_is_to_nearest_even_around_every_half(half: str, instruction_se
     points = torch.cat([exact, midpoints, beyond.reshape(1), -beyond.reshape(1)])
     below, above = (points.nextafter(torch.tensor(end)) for end in (-torch.inf, torch.inf))
     numbers = torch.cat([points, below, above, torch.tensor([torch.nan, torch.inf, -torch.inf])])
-    assert_same(convert(numbers, half, instruction_set), numbers.to(DTYPES[half]))
+    assert_same(convert(numbers, half, instruction_set), numbers.to(TORCH_DTYPES[half]))
 
 
 @pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
@@ -72,16 +63,16 @@ def test_rounding_is_to_nearest_even_around_every_half(half: str, instruction_se
 def test_rounding_is_torchs_for_random_patterns(half: str, instruction_set: str) -> None:
     patterns = np.random.default_rng(0).integers(0, 1 << 32, 1 << 20, dtype=np.uint32)
     numbers = torch.from_numpy(patterns.view(np.float32))
-    assert_same(convert(numbers, half, instruction_set), numbers.to(DTYPES[half]))
+    assert_same(convert(numbers, half, instruction_set), numbers.to(TORCH_DTYPES[half]))
     doubles = torch.randn(1 << 16, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    assert_same(convert(doubles, half, instruction_set), doubles.to(DTYPES[half]))
+    assert_same(convert(doubles, half, instruction_set), doubles.to(TORCH_DTYPES[half]))
 
 
 @pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", TORCH_DTYPES)
 def test_one_bad_number_anywhere_is_found(dtype: str, instruction_set: str) -> None:
     for num_elems in (0, 1, 17, 2048, 4099):
-        numbers = torch.full((num_elems,), torch.finfo(DTYPES[dtype]).max, dtype=DTYPES[dtype])
+        numbers = torch.full((num_elems,), torch.finfo(TORCH_DTYPES[dtype]).max, dtype=TORCH_DTYPES[dtype])
         assert all_finite(numbers, instruction_set)
         for bad in (torch.nan, torch.inf, -torch.inf):
             for position in {0, num_elems // 2, num_elems - 1} & set(range(num_elems)):
@@ -91,5 +82,5 @@ def test_one_bad_number_anywhere_is_found(dtype: str, instruction_set: str) -> N
 
 
 def all_finite(tensor: torch.Tensor, instruction_set: str) -> bool:
-    dtype = _core.DTYPES[str(tensor.dtype).removeprefix("torch.")]
+    dtype = _core.DTYPES[name_of(tensor)]
     return _core.all_finite(data(tensor), dtype, instruction_set=instruction_set)

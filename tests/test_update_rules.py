@@ -11,7 +11,17 @@ import platform
 import numpy as np
 import pytest
 import torch
-from bench.parity import Array, Case, CoreOptimizer, all_cases, distances, exact_square_root, gradients
+from bench.parity import (
+    Array,
+    Case,
+    CoreOptimizer,
+    all_cases,
+    distances,
+    exact_square_root,
+    gradients,
+    state_names,
+    torch_optimizer,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -116,6 +126,28 @@ def test_momentum_that_a_schedule_turns_on_starts_from_the_gradient() -> None:
     assert np.array_equal(later.state["momentum_buffer"], grad)
 
 
+def buffers_of_torch(case: Case) -> set[str]:
+    parameter = torch.nn.Parameter(torch.zeros(3))
+    parameter.grad = torch.ones(3)
+    optimizer = torch_optimizer(case, parameter)
+    optimizer.step()
+    return {name for name, buffer in optimizer.state[parameter].items() if isinstance(buffer, torch.Tensor)} - {"step"}
+
+
+def test_states_name_every_buffer_that_torch_keeps_under_some_options() -> None:
+    kept: dict[str, set[str]] = {rule: set() for rule in _core.RULES}
+    for case in CASES:
+        kept[case.rule] |= buffers_of_torch(case)
+    assert {rule: set(names) for rule, names in _core.STATES.items()} == kept
+
+
+def test_states_have_a_slot_of_their_own_whatever_the_options() -> None:
+    assert _core.STATES["rmsprop"] == ("square_avg", "momentum_buffer", "grad_avg")
+    for case in CASES:
+        used = state_names(case)
+        assert used == [name for name in _core.STATES[case.rule] if name in used]
+
+
 # ---- hyper-parameters -------------------------------------------------------------------------------
 
 
@@ -167,3 +199,7 @@ def test_a_hyper_parameter_out_of_range_is_refused_by_name(rule: str, name: str,
 def test_a_state_that_the_rule_needs_and_lacks_is_refused_by_name() -> None:
     with pytest.raises(errors.BadArgument, match="'exp_avg'"):
         step_with("adam", dict(HYPER_DEFAULTS["adam"]))
+
+
+def test_rules_of_core_and_client_are_the_same() -> None:
+    assert set(HYPER_DEFAULTS) == set(_core.RULES)

@@ -37,9 +37,9 @@ Hyper hyper_of(RuleKind rule) {
   return hyper;
 }
 
-constexpr RuleKind kRules[] = {RuleKind::kAssign, RuleKind::kAdd,   RuleKind::kSgd,
-                               RuleKind::kAdam,   RuleKind::kAdamW, RuleKind::kAdagrad,
-                               RuleKind::kRmsProp};
+constexpr RuleKind kRules[] = {RuleKind::kAssign,  RuleKind::kAdd,   RuleKind::kSgd,
+                               RuleKind::kAdam,    RuleKind::kAdamW, RuleKind::kAdagrad,
+                               RuleKind::kRmsProp, RuleKind::kReduce};
 
 // One slice of a rule, as a table would own it.
 struct Slice {
@@ -135,6 +135,57 @@ TEST_F(KernelTest, ContributionsMayLieAtOddAddresses) {
   }
 }
 
+TEST_F(KernelTest, AScaledStepIsTheStepOfTheScaledGradient) {
+  for (const RuleKind rule : kRules) {
+    Slice scaled(rule);
+    SliceUpdate update = scaled.update(1, contributions_);
+    update.scale = 0.3;
+    reduce_update(update);
+
+    Slice gradient(RuleKind::kReduce);
+    reduce_update(gradient.update(1, contributions_));
+    for (float& element : gradient.value) element *= 0.3F;
+    const Contribution sole[] = {{gradient.value.data(), DType::kFloat32, 1.0F}};
+    Slice stepped(rule);
+    update = stepped.update(1, sole);
+    update.divisor = 1;
+    reduce_update(update);
+    EXPECT_TRUE(scaled.equals(stepped)) << "rule " << static_cast<int>(rule);
+  }
+}
+
+TEST_F(KernelTest, SquaresAreOfTheGradientBeforeTheScaleAndNeedNothingElse) {
+  Slice gradient(RuleKind::kReduce);
+  reduce_update(gradient.update(1, contributions_));
+  SliceUpdate update;
+  update.num_elems = kElems;
+  const Contribution sole[] = {{gradient.value.data(), DType::kFloat32, 1.0F}};
+  update.contributions = sole;
+  const double squares = reduced_squares(update);
+  EXPECT_GT(squares, 0);
+
+  update.rule = RuleKind::kAdam;
+  update.step = 0;
+  update.contributions = contributions_;
+  update.divisor = 2;
+  update.scale = 0.3;
+  EXPECT_EQ(reduced_squares(update), squares);
+}
+
+TEST_F(KernelTest, SquaresReadNothingPastTheSlice) {
+  for (const KernelSet* kernels : runnable_kernels()) {
+    for (size_t num_elems = 0; num_elems <= 70; ++num_elems) {
+      // Exactly as long as it says, so that a sanitizer sees what is read beyond.
+      const Floats ones(num_elems, 1.0F);
+      const Contribution sole[] = {{ones.data(), DType::kFloat32, 1.0F}};
+      SliceUpdate update;
+      update.num_elems = static_cast<int64_t>(num_elems);
+      update.contributions = sole;
+      EXPECT_EQ(kernels->reduced_squares(update), static_cast<double>(num_elems)) << kernels->name;
+    }
+  }
+}
+
 TEST_F(KernelTest, NothingIsWrittenPastTheSlice) {
   constexpr float kGuard = 12345.0F;
   for (const KernelSet* kernels : runnable_kernels()) {
@@ -167,6 +218,8 @@ TEST_F(KernelTest, AnUpdateThatBreaksTheContractIsRefusedBeforeAnythingIsWritten
        {without_state, without_hyper, half_value, narrowing, step_zero}) {
     EXPECT_THROW(reduce_update(update), Error);
   }
+  EXPECT_THROW(reduced_squares(half_value), Error);
+  EXPECT_THROW(reduced_squares(narrowing), Error);
   EXPECT_TRUE(Slice::same_bytes(before, slice.value));
 }
 
@@ -180,6 +233,24 @@ TEST(StateLayoutTest, FollowsTheOptionsThatAskForABuffer) {
   EXPECT_FALSE(state_layout(RuleKind::kAdam, hyper).uses(2));
   hyper.amsgrad = true;
   EXPECT_STREQ(state_layout(RuleKind::kAdam, hyper).names[2], "max_exp_avg_sq");
+}
+
+TEST(StateLayoutTest, TheLargestHoldsWhateverAnyOptionsAskFor) {
+  for (const RuleKind rule : kRules) {
+    const StateLayout largest = largest_state_layout(rule);
+    for (const bool option : {false, true}) {
+      Hyper hyper;
+      hyper.momentum = option ? 0.9 : 0;
+      hyper.amsgrad = hyper.centered = option;
+      const StateLayout layout = state_layout(rule, hyper);
+      for (int slot = 0; slot < kMaxStates; ++slot) {
+        if (!layout.uses(slot)) continue;
+        const auto index = static_cast<size_t>(slot);
+        EXPECT_STREQ(layout.names[index], largest.names[index]) << static_cast<int>(rule);
+      }
+    }
+  }
+  EXPECT_FALSE(largest_state_layout(RuleKind::kReduce).uses(0));
 }
 
 }  // namespace
