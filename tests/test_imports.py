@@ -36,8 +36,9 @@ PYTHON_ARROWS: dict[str, set[str]] = {
     "client": BELOW_ENDS,
     "torch": BELOW_ENDS | {"client"},
     "launch": BELOW_ENDS | {"client", "server"},
+    "cluster": BELOW_ENDS | {"client", "launch"},
     "cli": BELOW_ENDS | {"client", "server", "torch", "launch", "cuda", "__init__"},
-    "__init__": {"client", "errors", "cuda", "torch"},
+    "__init__": {"client", "errors", "cuda", "torch", "cluster"},
 }
 """Top-level module or package of psstore -> those it may import, besides itself. `__init__` is the public
 names of psstore: what a user has."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from psstore import cluster as cluster
     from psstore import cuda as cuda
     from psstore import errors as errors
     from psstore import torch as torch
@@ -37,6 +38,6 @@ __all__ = ["AsyncStore", "LocalStore", "Store", "connect", "connect_async"]
 def __getattr__(name: str) -> object:
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
-    if name in ("torch", "cuda", "errors"):
+    if name in ("torch", "cuda", "errors", "cluster"):
         return import_module(f"psstore.{name}")
     raise AttributeError(f"module 'psstore' has no attribute {name!r}")

@@ -19,9 +19,9 @@ class WorkerEnvironment(msgspec.Struct, frozen=True, kw_only=True):
     url: str | None = None
     """PSSTORE_URL: the store."""
     rank: int | None = None
-    """RANK."""
+    """RANK, else srun's SLURM_PROCID."""
     num_workers: int | None = None
-    """WORLD_SIZE."""
+    """WORLD_SIZE, else srun's SLURM_NTASKS."""
     token: bytes | None = None
     """Content of the file that PSSTORE_TOKEN_FILE names."""
     loop: Literal["auto", "uvloop", "asyncio"] = "auto"
@@ -31,13 +31,18 @@ class WorkerEnvironment(msgspec.Struct, frozen=True, kw_only=True):
 def worker_environment(environ: Mapping[str, str] = os.environ) -> WorkerEnvironment:
     """Raises BadArgument naming the variable that is malformed."""
     path = environ.get("PSSTORE_TOKEN_FILE")
+    rank, num_workers = _place(environ)
     return WorkerEnvironment(
         url=environ.get("PSSTORE_URL") or None,
-        rank=_integer(environ, "RANK"),
-        num_workers=_integer(environ, "WORLD_SIZE"),
+        rank=rank,
+        num_workers=num_workers,
         token=read_token(Path(path)) if path else None,
         loop=_loop(environ),
     )
+
+
+TOKEN_RECIPE = "python -c 'import secrets; print(secrets.token_hex(32))'"
+"""A shell command that writes a token, for messages."""
 
 
 def read_token(path: Path) -> bytes:
@@ -48,8 +53,7 @@ def read_token(path: Path) -> bytes:
         raise BadArgument(f"token file {path}: {error.strerror}") from None
     if len(token) < 16:
         raise BadArgument(
-            f"token file {path} holds {len(token)} bytes; a token needs at least 16:"
-            " python -c 'import secrets; print(secrets.token_hex(32))' > FILE"
+            f"token file {path} holds {len(token)} bytes; a token needs at least 16: {TOKEN_RECIPE} > FILE"
         )
     return token
 
@@ -157,6 +161,18 @@ def _loop(environ: Mapping[str, str]) -> Literal["auto", "uvloop", "asyncio"]:
             return name
         case other:
             raise BadArgument(f"environment variable PSSTORE_LOOP is {other!r}; expected auto, uvloop or asyncio")
+
+
+def _place(environ: Mapping[str, str]) -> tuple[int | None, int | None]:
+    """(rank, number of workers): RANK and WORLD_SIZE if either is set, else what srun says.
+
+    Slurm sets SLURM_PROCID=0 in a batch script, too, which is no task of a step: SLURM_STEP_ID tells them apart.
+    """
+    rank, num_workers = _integer(environ, "RANK"), _integer(environ, "WORLD_SIZE")
+    is_batch_script = "SLURM_JOB_ID" in environ and "SLURM_STEP_ID" not in environ
+    if rank is not None or num_workers is not None or is_batch_script:
+        return rank, num_workers
+    return _integer(environ, "SLURM_PROCID"), _integer(environ, "SLURM_NTASKS")
 
 
 def _integer(environ: Mapping[str, str], name: str) -> int | None:

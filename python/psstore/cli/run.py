@@ -1,44 +1,88 @@
-"""`psstore run`: a store and its workers, started and torn down together."""
+"""`psstore run`: a store and its workers, started and torn down together, or one task of a cluster of hosts."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import sys
-from typing import Annotated
+from collections.abc import Sequence
+from typing import Annotated, NoReturn
 
 import typer
 
 from psstore.cli.choices import Mode, consistency_of, fail
+from psstore.types import Consistency
+
+CLUSTER = "A cluster of hosts: the same command on each, but for its role"
 
 
 def run(
     command: Annotated[list[str], typer.Argument(metavar="SCRIPT [ARGS]", help="Training script and its arguments.")],
-    shards: Annotated[int, typer.Option(min=1, help="Shard processes of the store.")] = 2,
-    workers: Annotated[int, typer.Option(min=1, help="Worker processes.")] = 2,
+    shards: Annotated[int | None, typer.Option(min=1, help="Shard processes of the store (default: 2).")] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="Worker processes (default: 2).")] = None,
     mode: Annotated[Mode, typer.Option(help="Consistency.")] = Mode.sync,
     staleness: Annotated[int, typer.Option(min=0, help="ssp: rounds a worker may be ahead of the slowest.")] = 2,
     backups: Annotated[int, typer.Option(min=0, help="backup: late workers that a round does without.")] = 1,
     module: Annotated[bool, typer.Option("--module", "-m", help="SCRIPT is a module, as in python -m.")] = False,
+    ps_hosts: Annotated[
+        str | None,
+        typer.Option("--ps_hosts", "--ps-hosts", help="host:port of each ps task.", rich_help_panel=CLUSTER),
+    ] = None,
+    worker_hosts: Annotated[
+        str | None,
+        typer.Option("--worker_hosts", "--worker-hosts", help="Host of each worker.", rich_help_panel=CLUSTER),
+    ] = None,
+    job_name: Annotated[
+        str | None,
+        typer.Option("--job_name", "--job-name", help="ps, worker or evaluator.", rich_help_panel=CLUSTER),
+    ] = None,
+    task_index: Annotated[
+        str | None,
+        typer.Option("--task_index", "--task-index", help="Which of them, from 0 on.", rich_help_panel=CLUSTER),
+    ] = None,
+    token_file: Annotated[
+        str | None,
+        typer.Option("--token_file", "--token-file", help="File with the store's secret (or PSSTORE_TOKEN_FILE)."),
+    ] = None,
 ) -> None:
     """Start a store and the workers that train on it; end all when they are done, or when one fails.
 
     Each worker runs SCRIPT with this Python and finds RANK, WORLD_SIZE, LOCAL_RANK and PSSTORE_URL in its
     environment, so that psstore.connect() needs no arguments; where there are GPUs, CUDA_VISIBLE_DEVICES gives each
     worker one. Its output is shown line by line, with its rank in front.
+
+    With --ps_hosts, --worker_hosts, --job_name and --task_index (or TF_CONFIG) it runs that one task of a cluster: a
+    ps task serves a shard until the workers are done, a worker waits for the ps tasks and runs SCRIPT.
     """
+    from psstore.cli.run_task import find_task, run_task
+
+    flags = {"ps_hosts": ps_hosts, "worker_hosts": worker_hosts, "job_name": job_name, "task_index": task_index}
+    cluster = find_task(flags, is_local=shards is not None or workers is not None)
+    if (cluster is None or cluster.job_name != "ps") and not module and not os.path.isfile(command[0]):
+        fail(f"there is no script {command[0]!r} here; for a module, use: psstore run -m {command[0]}")
+    if token_file is not None:
+        os.environ["PSSTORE_TOKEN_FILE"] = token_file
+    interpreted = [sys.executable, "-u", *(["-m"] if module else []), *command]
+    num_workers = (workers or 2) if cluster is None else cluster.num_workers
+    consistency = consistency_of(mode, workers=num_workers, backups=backups, staleness=staleness)
+    if cluster is None:
+        _run_here(interpreted, num_shards=shards or 2, consistency=consistency)
+    else:
+        run_task(cluster, interpreted, consistency=consistency)
+
+
+def _run_here(command: Sequence[str], *, num_shards: int, consistency: Consistency) -> NoReturn:
+    """All of it on this host. Ends the program."""
     from psstore.launch.environment import find_gpus
     from psstore.launch.job import Job, run_job
     from psstore.launch.lines import Prefixer
 
-    if not module and not os.path.isfile(command[0]):
-        fail(f"there is no script {command[0]!r} here; for a module, use: psstore run -m {command[0]}")
-    if workers > 1 and "OMP_NUM_THREADS" not in os.environ:
+    if consistency.num_workers > 1 and "OMP_NUM_THREADS" not in os.environ:
         typer.echo("psstore run: OMP_NUM_THREADS is 1 in each worker; set it to choose otherwise", err=True)
     job = Job(
-        command=[sys.executable, "-u", *(["-m"] if module else []), *command],
-        num_shards=shards,
-        consistency=consistency_of(mode, workers=workers, backups=backups, staleness=staleness),
+        command=command,
+        num_shards=num_shards,
+        consistency=consistency,
         environ=os.environ,
         gpus=find_gpus(os.environ),
     )

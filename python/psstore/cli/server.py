@@ -1,7 +1,7 @@
 """`psstore-server`: the command line of the store. argparse: importing typer takes about 50 ms more, a
 third of the time to ready.
 
-Exit status: 0 after a drain, 1 if a shard died, 2 for an unknown flag, 3 if it can't start.
+Exit status: 0 after a drain, 1 if the store was lost, 2 for an unknown flag, 3 if it can't start.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from typing import Any
 
 import msgspec
 
-from psstore.config import Resolved, config_path, flag_of, resolve
+from psstore.config import config_path, flag_of, resolve
 from psstore.errors import PsstoreError
 from psstore.server import logs
 from psstore.server.settings import ServerSettings
+from psstore.server.site import tcp_address
 from psstore.server.supervisor import EXIT_NOT_STARTED, EXIT_OK, Supervisor
 
 EPILOG = """\
@@ -41,16 +42,11 @@ def run(arguments: Sequence[str]) -> int:
             return EXIT_OK
         settings = resolved.settings
         logs.configure(who="supervisor", level=settings.log_level, form=settings.log_format)
-        supervisor = Supervisor(settings, serve_tcp=_wants_tcp(resolved))
+        supervisor = Supervisor(settings, tcp=tcp_address(resolved))
         return supervisor.run(out=sys.stdout, ready_fd=flags.ready_fd)
     except (PsstoreError, OSError) as error:
         print(f"psstore-server: {error}", file=sys.stderr)
         return EXIT_NOT_STARTED
-
-
-def _wants_tcp(resolved: Resolved[ServerSettings]) -> bool:
-    """A unix socket alone, unless TCP is asked for too."""
-    return resolved.settings.uds is None or not (resolved.is_default("host") and resolved.is_default("port"))
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -11,23 +11,32 @@ NVIDIA_GPUS = Path("/proc/driver/nvidia/gpus")
 
 
 def worker_environ(
-    base: Mapping[str, str], *, url: str, rank: int, num_workers: int, gpus: Sequence[str]
+    base: Mapping[str, str],
+    *,
+    url: str | None,
+    rank: int,
+    num_workers: int,
+    gpus: Sequence[str],
+    local_place: tuple[int, int] | None = None,
 ) -> dict[str, str]:
     """`base` and what makes this process worker `rank`; with more workers than GPUs, they take turns.
 
+    `local_place`: (its number on this host, workers on this host), if there are other hosts.
     OMP_NUM_THREADS is 1 unless the user chose it, as under torchrun: several processes that each use every
     core are slower than one.
     """
+    local_rank, num_local = local_place or (rank, num_workers)
     told = {
         "RANK": str(rank),
         "WORLD_SIZE": str(num_workers),
-        "LOCAL_RANK": str(rank),
-        "LOCAL_WORLD_SIZE": str(num_workers),
-        "PSSTORE_URL": url,
+        "LOCAL_RANK": str(local_rank),
+        "LOCAL_WORLD_SIZE": str(num_local),
     }
+    if url is not None:
+        told["PSSTORE_URL"] = url
     if gpus:
-        told["CUDA_VISIBLE_DEVICES"] = gpus[rank % len(gpus)]
-    if num_workers > 1 and "OMP_NUM_THREADS" not in base:
+        told["CUDA_VISIBLE_DEVICES"] = gpus[local_rank % len(gpus)]
+    if num_local > 1 and "OMP_NUM_THREADS" not in base:
         told["OMP_NUM_THREADS"] = "1"
     return {**base, **told}
 

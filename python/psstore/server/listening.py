@@ -20,6 +20,9 @@ from psstore.server.port_owner import describe_owner
 PROBE_S = 1.0
 """How long a unix socket that exists already may take to accept a connection before it counts as stale."""
 
+_LOOPBACKS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+"""Where a socket that listens on all addresses is reached from its own host."""
+
 
 @dataclass
 class Endpoint:
@@ -27,18 +30,24 @@ class Endpoint:
 
     sockets: list[socket.socket] = field(default_factory=list)
     addresses: list[Address] = field(default_factory=list)
+    """As clients are told."""
+    local: Address | None = None
+    """As it is reached from this host."""
     _files: dict[str, int] = field(default_factory=dict)
     """Inode of each unix socket: another server may bind the path when ours is done."""
 
     def add_unix(self, path: str) -> None:
         self.sockets.append(_bind_unix(path))
         self.addresses.append(UnixAddress(path))
+        self.local = UnixAddress(path)
         self._files[path] = os.stat(path).st_ino
 
     def add_tcp(self, host: str, port: int, advertise: str) -> None:
         sock = _bind_tcp(host, port)
         self.sockets.append(sock)
-        self.addresses.append(TcpAddress(advertise, sock.getsockname()[1]))
+        bound, port = sock.getsockname()[:2]
+        self.addresses.append(TcpAddress(advertise, port))
+        self.local = self.local or TcpAddress(_LOOPBACKS.get(bound, bound), port)
 
     def close(self) -> None:
         """The shard's process has the sockets now."""

@@ -8,7 +8,8 @@ import msgspec
 from msgspec import Meta
 
 from psstore.errors import BadArgument
-from psstore.net.address import DEFAULT_PORT
+from psstore.net.address import DEFAULT_PORT, TcpAddress
+from psstore.server.hosts import parse_hosts, split_hosts
 from psstore.types import UNBOUNDED, Consistency
 
 LogLevel = Literal["debug", "info", "warning", "error"]
@@ -29,6 +30,13 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """One field per flag, variable and config key; psstore.config says which of them counts."""
 
     shards: Annotated[int, Meta(ge=1, le=1024), _text("shard processes")] = 1
+    shards_at: Annotated[
+        str | None,
+        _text("host:port of every shard, separated by commas, where each has a host of its own; needs a token"),
+    ] = None
+    shard_index: Annotated[
+        Annotated[int, Meta(ge=0)] | None, _text("which of --shards-at runs here: 0 for the first")
+    ] = None
     host: Annotated[str, _text("address to listen on; off loopback a token is needed")] = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65535), _text("port of shard 0, shard i is at port+i; 0: any free ports")] = (
         DEFAULT_PORT
@@ -49,6 +57,13 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
         _text("rounds that a worker may be ahead of the slowest: a number or 'unbounded' (default: 0)"),
     ] = None
     token_file: Annotated[str | None, _text("file with the secret that clients must have")] = None
+    until_done: Annotated[bool, _text("end with status 0 when all workers have joined and left")] = False
+    patience_s: Annotated[
+        Seconds,
+        _text(
+            "shards on other hosts that are out of reach for so long are gone; so are lost workers with --until-done"
+        ),
+    ] = 60.0
     refuse_non_finite: Annotated[bool, _text("refuse pushes that hold NaN or infinity")] = False
     heartbeat_s: Annotated[Seconds, _text("how often workers say that they live")] = 1.0
     silence_s: Annotated[Seconds, _text("a worker that said nothing for so long is lost")] = 10.0
@@ -67,6 +82,24 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
             )
         if self.port and self.port + self.shards > 65536:
             raise BadArgument(f"{self.shards} shards from port {self.port} on go beyond port 65535; use --port 0")
+        self._check_hosts()
+
+    def hosts(self) -> tuple[TcpAddress, ...] | None:
+        """Of every shard, if each has a host of its own; None: all of them run on this host."""
+        return None if self.shards_at is None else parse_hosts("shards_at", split_hosts(self.shards_at))
+
+    def _check_hosts(self) -> None:
+        hosts = self.hosts()
+        if (hosts is None) != (self.shard_index is None):
+            raise BadArgument("--shards-at and --shard-index go together: where all shards are, and which one this is")
+        if hosts is None or self.shard_index is None:
+            return
+        if self.shard_index >= len(hosts):
+            raise BadArgument(f"shard_index is {self.shard_index}, but shards_at names {len(hosts)}: 0 is the first")
+        if self.shards not in (1, len(hosts)):
+            raise BadArgument(f"shards is {self.shards}, but shards_at names {len(hosts)}; leave --shards out")
+        if self.uds is not None or self.advertise is not None:
+            raise BadArgument("--shards-at says where clients find the shards; leave --uds and --advertise out")
 
     def consistency(self) -> Consistency:
         """What mode, quorum and staleness say together: the mode fills in what is not given."""

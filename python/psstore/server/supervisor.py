@@ -1,8 +1,8 @@
-"""Starts the shard processes, watches them, and ends them: all of them run, or none.
+"""Starts the shard processes of this host, watches them, and ends them: all of them run, or none.
 
 Each child is bound to us by two pipes: our end of its stdin closes with us, however we die, and its stdout ends
 with it, however it dies. Nothing is restarted: a shard's memory is gone with it, and silence about that would be
-a wrong answer.
+a wrong answer. Where other hosts have shards of the same store, watch.py tells us what becomes of them.
 """
 
 from __future__ import annotations
@@ -12,25 +12,28 @@ import logging
 import os
 import secrets
 import selectors
-import signal
-import socket
 import subprocess
-import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 import msgspec
 
-from psstore.config import read_token
+from psstore.config import TOKEN_RECIPE, read_token
 from psstore.errors import BadArgument
 from psstore.net.address import TcpAddress, is_loopback
 from psstore.net.limits import ServerLimits
-from psstore.server.listening import Endpoint, bind_shards
+from psstore.server import keys
+from psstore.server.processes import Child, Signals
 from psstore.server.settings import READY, ServerSettings, ShardSettings
+from psstore.server.site import Site, open_site
 
-EXIT_OK, EXIT_SHARD_DIED, EXIT_NOT_STARTED = 0, 1, 3
+if TYPE_CHECKING:  # and where it is needed: a store on one host starts faster without asyncio in its supervisor
+    from psstore.server.watch import Watch
+
+EXIT_OK, EXIT_STORE_LOST, EXIT_NOT_STARTED = 0, 1, 3
 
 START_S = 60.0
 """How long the shards may take to be ready. They take well under a second; this is for a machine on its knees."""
@@ -52,11 +55,16 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True):
     mode: str
     workers: int
     pid: int
+    index: int | None = None
+    """Of the one shard that runs here, if the others have other hosts."""
 
     def __str__(self) -> str:
+        workers = "1 worker" if self.workers == 1 else f"{self.workers} workers"
+        if self.index is not None:
+            place = f"shard {self.index} of {len(self.shards)} at {self.shards[self.index][0]}"
+            return f"psstore-server ready: {place} ({self.mode}, {workers})"
         places = " ".join(_short(addresses) for addresses in self.shards)
         shards = "1 shard" if len(self.shards) == 1 else f"{len(self.shards)} shards"
-        workers = "1 worker" if self.workers == 1 else f"{self.workers} workers"
         return f"psstore-server ready: {self.url} ({shards}: {places}; {self.mode}, {workers})"
 
 
@@ -65,113 +73,111 @@ def _short(addresses: tuple[str, ...]) -> str:
     return "+".join(a.removeprefix("unix://") if a.startswith("unix") else a.rpartition(":")[2] for a in addresses)
 
 
-class Signals:
-    """While entered, SIGTERM, SIGINT and SIGHUP don't interrupt anything but make `received` readable."""
+@dataclass(frozen=True)
+class Life:
+    """One life of a store: what all of its shards sign with, and the id of those that run here."""
 
-    NUMBERS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-
-    def __enter__(self) -> Signals:
-        self.received, self._sent = socket.socketpair()
-        self._sent.setblocking(False)
-        self._wakeup_before = signal.set_wakeup_fd(self._sent.fileno(), warn_on_full_buffer=False)
-        self._handlers_before = {number: signal.signal(number, lambda *_: None) for number in self.NUMBERS}
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._handlers_before.items():
-            signal.signal(number, handler)
-        signal.set_wakeup_fd(self._wakeup_before)
-        self.received.close()
-        self._sent.close()
-
-    def take(self) -> None:
-        """Those that have come are seen to: the next ones will be news."""
-        self.received.recv(64)
+    store: str
+    signing_key: bytes
 
 
-class Child:
-    """One shard process."""
+@dataclass(frozen=True)
+class Ending:
+    """Why it is over."""
 
-    def __init__(self, settings: ShardSettings) -> None:
-        self.name = f"shard {settings.index}"
-        isolated = ["-P"] if sys.version_info >= (3, 11) else []  # modules in the working directory are none of ours
-        self.process = subprocess.Popen(
-            [sys.executable, *isolated, "-m", "psstore.server.shard"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            pass_fds=settings.sockets,
-            start_new_session=True,  # Ctrl-C is for the supervisor, which asks the shards to drain
-        )
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.report = self.process.stdout
-        with contextlib.suppress(BrokenPipeError):  # it died already: its report's end will say so
-            self.process.stdin.write(msgspec.json.encode(settings) + b"\n")
-            self.process.stdin.flush()
-
-    def fate(self) -> str:
-        """How it ended, once its report has."""
-        status = self.process.wait()
-        if status < 0:
-            return f"{self.name} was killed by signal {-status} ({signal.Signals(-status).name})"
-        return f"{self.name} ended with exit status {status}"
+    status: int
+    reason: str | None = None
 
 
 class Supervisor:
-    """One run of one store."""
+    """One life of the shards on this host."""
 
-    def __init__(self, settings: ServerSettings, *, serve_tcp: bool) -> None:
-        """`serve_tcp`: also where a unix socket is served. Raises BadArgument."""
+    def __init__(self, settings: ServerSettings, *, tcp: TcpAddress | None) -> None:
+        """`tcp`: where to listen, see site.tcp_address. Raises BadArgument."""
         settings.check()
         self._settings = settings
         self._token = read_token(Path(settings.token_file)) if settings.token_file else None
-        self._tcp = TcpAddress(settings.host, settings.port) if serve_tcp else None
-        if self._tcp and self._token is None and not is_loopback(settings.host):
-            raise BadArgument(
-                f"host {settings.host} can be reached from other machines, so clients need a token:\n"
-                "  python -c 'import secrets; print(secrets.token_hex(32))' > token && chmod 600 token\n"
-                f"  psstore-server --host {settings.host} --token-file token"
-            )
+        self._tcp = tcp
+        if self._token is None:
+            self._check_needs_no_token()
         self._store = secrets.token_hex(8)
         self._children: list[Child] = []
+        self._watch: Watch | None = None
+
+    def _check_needs_no_token(self) -> None:
+        if self._tcp and not is_loopback(self._tcp.host):
+            raise BadArgument(
+                f"host {self._tcp.host} can be reached from other machines, so clients need a token:\n"
+                f"  {TOKEN_RECIPE} > token && chmod 600 token\n"
+                f"  psstore-server --host {self._tcp.host} --token-file token"
+            )
+        if len(self._settings.hosts() or ()) > 1:
+            raise BadArgument(
+                "shards that are started one by one agree on their key through a token, the same one everywhere:\n"
+                f"  {TOKEN_RECIPE} > token && chmod 600 token\n"
+                "  give each --token-file token, or set PSSTORE_TOKEN_FILE=token"
+            )
 
     def run(self, *, out: TextIO, ready_fd: int | None) -> int:
         """Returns the exit status, when nothing of it runs any more. Raises BadArgument if it can't start."""
-        settings = self._settings
-        endpoints = bind_shards(settings.shards, tcp=self._tcp, uds=settings.uds, advertise=settings.advertise)
+        site = open_site(self._settings, self._tcp)
         try:
             with Signals() as signals:
-                return self._supervise(endpoints, signals, out=out, ready_fd=ready_fd)
+                return self._supervise(site, signals, out=out, ready_fd=ready_fd)
         finally:
+            if self._watch is not None:
+                self._watch.stop()
             for child in self._children:
                 child.process.kill()
                 child.process.wait()
-            for endpoint in endpoints:
-                endpoint.close()
-                endpoint.remove_files()
+            site.close()
 
-    def _supervise(self, endpoints: Sequence[Endpoint], signals: Signals, *, out: TextIO, ready_fd: int | None) -> int:
+    def _supervise(self, site: Site, signals: Signals, *, out: TextIO, ready_fd: int | None) -> int:
         with selectors.DefaultSelector() as selector:
             selector.register(signals.received, selectors.EVENT_READ, signals)
-            for settings in self._shard_settings(endpoints):
-                child = Child(settings)
-                self._children.append(child)
-                selector.register(child.report, selectors.EVENT_READ, child)
-            for endpoint in endpoints:
-                endpoint.close()
-            dead: list[Child] = []
-            if self._await_ready(selector):
-                self._announce(endpoints, out=out, ready_fd=ready_fd)
-                dead = self._await_end(selector)
-            for child in dead:
-                _log.error("%s; the store is lost, stopping the other shards", child.fate())
+            ending = Ending(EXIT_OK)
+            life = self._begin(site, selector)
+            if life is not None and self._start(site, life, selector):
+                self._announce(site, out=out, ready_fd=ready_fd)
+                ending = self._await_end(site, selector)
+            if ending.reason is not None:
+                _log.error("%s", ending.reason)
+            self._end_watch(selector)
             self._stop(selector)
-            return EXIT_SHARD_DIED if dead else EXIT_OK
+            return ending.status
 
-    # ---- phases: each waits for the children's reports and for signals ----
+    # ---- phases: each waits for reports of the children and of the watch, and for signals ----
 
-    def _await_ready(self, selector: selectors.BaseSelector) -> bool:
-        """False: a signal came first. Raises BadArgument if a shard can't start."""
+    def _begin(self, site: Site, selector: selectors.BaseSelector) -> Life | None:
+        """Shard 0 begins a life of the store; a shard on another host hears of it. None: a signal came first."""
+        if site.is_whole:
+            return Life(self._store, secrets.token_bytes(32))
+        if site.first == 0:
+            return self._life(site, self._store)
+        watch = self._start_watch(site, selector)
+        for key, _ in selector.select():
+            if isinstance(key.data, Signals):
+                key.data.take()
+                return None
+        begun = watch.take()
+        if begun.store is None:
+            raise BadArgument(begun.reason or "")
+        return self._life(site, begun.store)
+
+    def _life(self, site: Site, store: str) -> Life:
+        """`store`: shard 0's id. The one that this shard's sessions are told is its own: it has lives of its own."""
+        assert self._token is not None, "checked at the start"
+        addresses = [shard[0] for shard in site.addresses]
+        return Life(self._store, keys.signing_key(self._token, addresses=addresses, store=store))
+
+    def _start(self, site: Site, life: Life, selector: selectors.BaseSelector) -> bool:
+        """False: a signal came before all were ready. Raises BadArgument if a shard can't start."""
+        for settings in self._shard_settings(site, life):
+            child = Child(settings)
+            self._children.append(child)
+            selector.register(child.report, selectors.EVENT_READ, child)
+        for endpoint in site.endpoints:
+            endpoint.close()
         deadline = time.monotonic() + START_S
         waiting = list(self._children)
         while waiting:
@@ -182,8 +188,11 @@ class Supervisor:
                 if isinstance(key.data, Signals):
                     key.data.take()
                     return False
-                self._check_report(key.data)
-                waiting.remove(key.data)
+                if isinstance(key.data, Child):
+                    self._check_report(key.data)
+                    waiting.remove(key.data)
+                else:
+                    raise BadArgument(key.data.take().reason)
         return True
 
     @staticmethod
@@ -192,14 +201,21 @@ class Supervisor:
         if report != READY:
             raise BadArgument(report or f"{child.fate()} before it was ready; its messages are above")
 
-    @staticmethod
-    def _await_end(selector: selectors.BaseSelector) -> list[Child]:
-        """The shards that ended by themselves; none if a signal came first."""
+    def _await_end(self, site: Site, selector: selectors.BaseSelector) -> Ending:
+        """Until a signal comes, a shard ends by itself, or the watch says that it is over."""
+        if self._watch is None and (self._settings.until_done or not site.is_whole):
+            self._start_watch(site, selector)
         events = [key.data for key, _ in selector.select()]
-        for signals in events:
-            if isinstance(signals, Signals):
-                signals.take()
-        return [child for child in events if isinstance(child, Child)]
+        for event in events:
+            if isinstance(event, Signals):
+                event.take()
+                return Ending(EXIT_OK)
+        dead = [child.fate() for child in events if isinstance(child, Child)]
+        if dead:
+            return Ending(EXIT_STORE_LOST, f"{', '.join(dead)}; the store is lost, stopping the other shards")
+        assert self._watch is not None, "nobody else has events"
+        reason = self._watch.take().reason
+        return Ending(EXIT_OK) if reason is None else Ending(EXIT_STORE_LOST, reason)
 
     def _stop(self, selector: selectors.BaseSelector) -> None:
         """Asks all to drain. What is left after STOP_S, or at the next signal, is killed by `run`."""
@@ -218,19 +234,41 @@ class Supervisor:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     child.process.wait(max(0.0, deadline - time.monotonic()))
 
+    # ---- the watch over other hosts, and over the workers ----
+
+    def _start_watch(self, site: Site, selector: selectors.BaseSelector) -> Watch:
+        from psstore.server.watch import Duty, Watch
+
+        duty = Duty(
+            index=site.first,
+            addresses=tuple(shard[0] for shard in site.addresses),
+            asked_at=site.watched(),
+            consistency=self._settings.consistency(),
+            token=self._token,
+            until_done=self._settings.until_done,
+            patience_s=self._settings.patience_s,
+        )
+        self._watch = Watch(duty)
+        selector.register(self._watch.readable, selectors.EVENT_READ, self._watch)
+        return self._watch
+
+    def _end_watch(self, selector: selectors.BaseSelector) -> None:
+        if self._watch is not None:
+            selector.unregister(self._watch.readable)
+            self._watch.stop()
+            self._watch = None
+
     # ---- what the children and the world are told ----
 
-    def _shard_settings(self, endpoints: Sequence[Endpoint]) -> Iterator[ShardSettings]:
+    def _shard_settings(self, site: Site, life: Life) -> Iterator[ShardSettings]:
         settings = self._settings
-        signing_key = secrets.token_bytes(32)
-        addresses = _addresses(endpoints)
-        for index, endpoint in enumerate(endpoints):
+        for index, endpoint in enumerate(site.endpoints, start=site.first):
             yield ShardSettings(
                 index=index,
-                store=self._store,
-                signing_key=signing_key,
+                store=life.store,
+                signing_key=life.signing_key,
                 token=self._token,
-                addresses=addresses,
+                addresses=site.addresses,
                 sockets=tuple(sock.fileno() for sock in endpoint.sockets),
                 consistency=settings.consistency(),
                 heartbeat_s=settings.heartbeat_s,
@@ -242,21 +280,17 @@ class Supervisor:
                 log_format=settings.log_format,
             )
 
-    def _announce(self, endpoints: Sequence[Endpoint], *, out: TextIO, ready_fd: int | None) -> None:
-        addresses = _addresses(endpoints)
+    def _announce(self, site: Site, *, out: TextIO, ready_fd: int | None) -> None:
         ready = Ready(
-            url=addresses[0][0],
-            shards=addresses,
+            url=site.addresses[0][0],
+            shards=site.addresses,
             store=self._store,
             mode=self._settings.consistency().mode,
             workers=self._settings.workers,
             pid=os.getpid(),
+            index=None if site.is_whole else site.first,
         )
         print(ready, file=out, flush=True)
         if ready_fd is not None:
             with os.fdopen(ready_fd, "wb") as pipe:
                 pipe.write(msgspec.json.encode(ready) + b"\n")
-
-
-def _addresses(endpoints: Sequence[Endpoint]) -> tuple[tuple[str, ...], ...]:
-    return tuple(tuple(str(address) for address in endpoint.addresses) for endpoint in endpoints)

@@ -1,0 +1,65 @@
+"""A shard's process as its supervisor holds it, and the signals that the supervisor gets."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import socket
+import subprocess
+import sys
+
+import msgspec
+
+from psstore.server.settings import ShardSettings
+
+
+class Signals:
+    """While entered, SIGTERM, SIGINT and SIGHUP don't interrupt anything but make `received` readable."""
+
+    NUMBERS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+    def __enter__(self) -> Signals:
+        self.received, self._sent = socket.socketpair()
+        self._sent.setblocking(False)
+        self._wakeup_before = signal.set_wakeup_fd(self._sent.fileno(), warn_on_full_buffer=False)
+        self._handlers_before = {number: signal.signal(number, lambda *_: None) for number in self.NUMBERS}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._handlers_before.items():
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(self._wakeup_before)
+        self.received.close()
+        self._sent.close()
+
+    def take(self) -> None:
+        """Those that have come are seen to: the next ones will be news."""
+        self.received.recv(64)
+
+
+class Child:
+    """One shard process."""
+
+    def __init__(self, settings: ShardSettings) -> None:
+        self.name = f"shard {settings.index}"
+        isolated = ["-P"] if sys.version_info >= (3, 11) else []  # modules in the working directory are none of ours
+        self.process = subprocess.Popen(
+            [sys.executable, *isolated, "-m", "psstore.server.shard"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            pass_fds=settings.sockets,
+            start_new_session=True,  # Ctrl-C is for the supervisor, which asks the shards to drain
+        )
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.report = self.process.stdout
+        with contextlib.suppress(BrokenPipeError):  # it died already: its report's end will say so
+            self.process.stdin.write(msgspec.json.encode(settings) + b"\n")
+            self.process.stdin.flush()
+
+    def fate(self) -> str:
+        """How it ended, once its report has."""
+        status = self.process.wait()
+        if status < 0:
+            return f"{self.name} was killed by signal {-status} ({signal.Signals(-status).name})"
+        return f"{self.name} ended with exit status {status}"

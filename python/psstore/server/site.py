@@ -1,0 +1,71 @@
+"""What of a store runs on this host: all of its shards, or one of several that each have a host of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from psstore.config import Resolved
+from psstore.net.address import TcpAddress, is_loopback
+from psstore.server.listening import Endpoint, bind_shards
+from psstore.server.settings import ServerSettings
+
+
+@dataclass(frozen=True)
+class Site:
+    """Owns the endpoints of the shards that run here."""
+
+    first: int
+    """Index of the first of them."""
+    endpoints: list[Endpoint]
+    addresses: tuple[tuple[str, ...], ...]
+    """Of every shard of the store, as clients are told."""
+
+    @property
+    def is_whole(self) -> bool:
+        """No other host has a shard of this store."""
+        return len(self.endpoints) == len(self.addresses)
+
+    def watched(self) -> Mapping[int, str]:
+        """Shards whose life concerns this host, and where they are asked: shard 0; from its own host, all others too.
+        Those that run here are the supervisor's business but for what shard 0 counts."""
+        if self.first != 0:
+            return {0: self.addresses[0][0]}
+        others = range(len(self.endpoints), len(self.addresses))
+        return {0: str(self.endpoints[0].local), **{shard: self.addresses[shard][0] for shard in others}}
+
+    def close(self) -> None:
+        for endpoint in self.endpoints:
+            endpoint.close()
+            endpoint.remove_files()
+
+
+def open_site(settings: ServerSettings, tcp: TcpAddress | None) -> Site:
+    """Binds what is to run here. Raises BadArgument, with nothing left bound."""
+    hosts = settings.hosts()
+    if hosts is None:
+        endpoints = bind_shards(settings.shards, tcp=tcp, uds=settings.uds, advertise=settings.advertise)
+        addresses = tuple(tuple(str(address) for address in endpoint.addresses) for endpoint in endpoints)
+        return Site(0, endpoints, addresses)
+    index = settings.shard_index or 0
+    endpoints = bind_shards(1, tcp=tcp, uds=None, advertise=hosts[index].host)
+    return Site(index, endpoints, tuple((str(host),) for host in hosts))
+
+
+def tcp_address(resolved: Resolved[ServerSettings]) -> TcpAddress | None:
+    """Where to listen: as the settings say; None if a unix socket was asked for and TCP was not.
+
+    A shard among several hosts listens at its own place in the list: on all of the host's addresses if others must
+    reach it, since its name may stand for a loopback address in the host's own eyes (/etc/hosts of Debian).
+    """
+    settings = resolved.settings
+    host_given, port_given = not resolved.is_default("host"), not resolved.is_default("port")
+    hosts = settings.hosts()
+    if hosts is None:
+        wanted = settings.uds is None or host_given or port_given
+        return TcpAddress(settings.host, settings.port) if wanted else None
+    own = hosts[settings.shard_index or 0]
+    host = (
+        settings.host if host_given else own.host if is_loopback(own.host) else "::" if ":" in own.host else "0.0.0.0"
+    )
+    return TcpAddress(host, settings.port if port_given else own.port)

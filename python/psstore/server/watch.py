@@ -1,0 +1,273 @@
+"""A client of the store on the supervisor's side: how one host knows what becomes of the others.
+
+Shards never talk to each other. Where each runs on a host of its own, its supervisor asks as any client would:
+shard 0, whether the workers are done and whether it is still the one that this shard began with; the supervisor of
+shard 0 asks all. So the shards of a store end together, as they do on one host: a shard's values are gone with it,
+and one that came back empty would be a wrong answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import queue
+import secrets
+import socket
+import threading
+from collections.abc import Coroutine, Mapping
+from dataclasses import dataclass
+
+from psstore.errors import BadArgument, PsstoreError, ShuttingDown, StoreUnreachable
+from psstore.net.address import parse_address
+from psstore.net.client import Tether, quiet_future
+from psstore.net.loops import new_event_loop
+from psstore.protocol.auth import NONCE_BYTES
+from psstore.protocol.facts import Facts
+from psstore.protocol.session import Identity, Session
+from psstore.server.attendance import REMIND_S, Attendance, Verdict
+from psstore.types import Consistency
+from psstore.wire.messages import Statistics, Welcome
+
+POLL_S = 1.0
+"""How often the counters are asked for: how late an end is noticed."""
+
+LINGER_S = 5.0
+"""Shard 0 serves so long after the last worker has left, so that the other hosts hear of it: a few times POLL_S."""
+
+_log = logging.getLogger("psstore.supervisor")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Duty:
+    """What is to be watched, and what for."""
+
+    index: int
+    """The first shard that runs here."""
+    addresses: tuple[str, ...]
+    """Of every shard, as clients are told."""
+    asked_at: Mapping[int, str]
+    """Shards to watch, and where they are asked."""
+    consistency: Consistency
+    token: bytes | None
+    until_done: bool
+    """It is over when all workers have joined and left, or are lost for `patience_s`."""
+    patience_s: float
+    """How long a shard that was there may be out of reach."""
+
+
+@dataclass(frozen=True)
+class News:
+    """First, where shard 0 is on another host, that it is there: `store`. Then that it is over, and why."""
+
+    store: str | None = None
+    """Shard 0's id of this life of the store."""
+    reason: str | None = None
+    """Why it failed; None with no store: the workers are done."""
+
+
+class Watch:
+    """Runs on a thread of its own; `readable` can be read from when there is news to take. Owns both."""
+
+    def __init__(self, duty: Duty) -> None:
+        self.readable, self._sent = socket.socketpair()
+        self._news: queue.SimpleQueue[News] = queue.SimpleQueue()
+        self._loop = new_event_loop()
+        self._task: asyncio.Task[None] | None = None
+        self._thread = threading.Thread(target=self._run, args=(duty,), name="psstore-watch", daemon=True)
+        self._thread.start()
+
+    def take(self) -> News:
+        """The next news; blocks while there is none."""
+        self.readable.recv(1)
+        return self._news.get()
+
+    def stop(self) -> None:
+        self._loop.call_soon_threadsafe(self._cancel)
+        self._thread.join()
+        self._loop.close()
+        self.readable.close()
+        self._sent.close()
+
+    def tell(self, news: News) -> None:
+        self._news.put(news)
+        self._sent.send(b"!")
+
+    def _run(self, duty: Duty) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._task = self._loop.create_task(_observe(duty, self))
+        self._loop.run_until_complete(asyncio.wait([self._task]))
+        if not self._task.cancelled():
+            self._task.result()
+        self._loop.run_until_complete(self._loop.shutdown_default_executor())
+
+    def _cancel(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+
+# ---- what runs on the thread ----
+
+
+async def _observe(duty: Duty, watch: Watch) -> None:
+    """Tells of shard 0's life, where it is elsewhere, and of the end."""
+    peers = [_Peer(shard, address, duty) for shard, address in duty.asked_at.items()]
+    try:
+        if duty.index != 0:
+            watch.tell(News(store=await _begin(peers[0])))
+        watch.tell(News(reason=(await _follow(duty, peers)).reason))
+    except PsstoreError as error:
+        watch.tell(News(reason=error.message))
+    except Exception as error:
+        _log.exception("a bug in psstore")
+        watch.tell(News(reason=f"the watch over the other hosts failed: {error!r}; please report it"))
+    finally:
+        for peer in peers:
+            await peer.close()
+
+
+async def _follow(duty: Duty, peers: list[_Peer]) -> Verdict:
+    first = await _first_of([_attend(peer, duty) if peer.shard == 0 else _keep(peer) for peer in peers])
+    if duty.index == 0 and len(peers) > 1 and first.reason is None:
+        await asyncio.sleep(LINGER_S)
+    return first
+
+
+async def _first_of(waits: list[Coroutine[None, None, Verdict]]) -> Verdict:
+    """The result of the first to end, or its error; the others are cancelled."""
+    tasks = [asyncio.create_task(wait) for wait in waits]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        return done.pop().result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+
+
+async def _begin(coordinator: _Peer) -> str:
+    """The id of this life of the store. Raises BadArgument if this shard had a life in it before."""
+    welcome = await coordinator.reach()
+    counters = await coordinator.counters()
+    if counters["tensors"] or any(counters[name] for name in ("ranks_live", "ranks_lost", "ranks_left")):
+        raise BadArgument(
+            f"the store of {coordinator.name} is in use already: what this shard held of it is gone with its former"
+            " life; start all of its shards anew"
+        )
+    return welcome.store
+
+
+async def _attend(coordinator: _Peer, duty: Duty) -> Verdict:
+    """Until the workers are done, if that is to be noticed. Raises StoreUnreachable if shard 0 is gone."""
+    await coordinator.reach()
+    attendance = Attendance(num_workers=duty.consistency.num_workers, patience_s=duty.patience_s)
+    while True:
+        counters, now = await coordinator.counters(), asyncio.get_running_loop().time()
+        if duty.until_done:
+            verdict, reminder = attendance.update(counters, now), attendance.reminder(counters, now)
+            if verdict is not None:
+                return verdict
+            if reminder is not None:
+                _log.warning("%s", reminder)
+        await asyncio.sleep(POLL_S)
+
+
+async def _keep(peer: _Peer) -> Verdict:
+    """Never returns. Raises StoreUnreachable if the shard is gone, or is not the one that it was."""
+    await peer.reach()
+    while True:
+        await peer.counters()
+        await asyncio.sleep(POLL_S)
+
+
+class _Peer:
+    """One watched shard."""
+
+    def __init__(self, shard: int, address: str, duty: Duty) -> None:
+        self.shard = shard
+        self.name = f"shard {shard} at {address}"
+        self._address = address
+        self._duty = duty
+        self._identity = Identity(client=secrets.token_hex(16), role="client", token=duty.token)
+        self._tether: Tether | None = None
+        self._welcome: Welcome | None = None
+
+    async def reach(self) -> Welcome:
+        """Waits until it serves, however long that takes; from then on it may be away for `patience_s`.
+
+        Raises AuthFailed, BadArgument if it is not what it should be.
+        """
+        if self._welcome is None:
+            tether = self._tie(None, patience_s=math.inf)
+            while not tether.first_up.done():
+                if not (await asyncio.wait([tether.first_up], timeout=REMIND_S))[0]:
+                    _log.warning("waiting for %s (%s)", self.name, tether.trouble)
+            try:
+                tether.first_up.result()
+            except PsstoreError as error:
+                raise type(error)(f"{self.name}: {error.message}; give every host the same token") from None
+            self._welcome = self._checked(tether.session.welcome)
+            await tether.close()
+            self._tie(self._welcome, patience_s=self._duty.patience_s)
+        return self._welcome
+
+    async def counters(self) -> Mapping[str, int | float | str]:
+        """Of the shard, now. Raises StoreUnreachable."""
+        assert self._tether is not None, "reach it first"
+        loop = asyncio.get_running_loop()
+        while True:
+            answer = quiet_future(loop)
+            self._tether.session.request("STATS", answer, now=loop.time(), timeout_s=self._duty.patience_s)
+            self._tether.flush()
+            try:
+                reply = await answer
+            except ShuttingDown:  # whether it may is shard 0's to say; else it will soon be gone
+                await asyncio.sleep(POLL_S)
+            except StoreUnreachable as error:
+                tried_s = error.details.get("tried_s")
+                why = error.message if tried_s is None else f"no connection for {tried_s:.1f} s"
+                raise StoreUnreachable(f"{self.name} is lost, and the store with it: {why}") from None
+            else:
+                assert isinstance(reply, Statistics)
+                return reply.counters
+
+    async def close(self) -> None:
+        if self._tether is not None:
+            await self._tether.close()
+
+    def _tie(self, welcome: Welcome | None, *, patience_s: float) -> Tether:
+        session = Session(
+            identity=self._identity,
+            facts=Facts(),
+            make_nonce=lambda: secrets.token_bytes(NONCE_BYTES),
+            address=self._address,
+            shard=self.shard,
+            welcome=welcome,
+        )
+        loop = asyncio.get_running_loop()
+        self._tether = Tether(session, [parse_address(self._address)], loop=loop, patience_s=patience_s)
+        self._tether.start()
+        return self._tether
+
+    def _checked(self, welcome: Welcome | None) -> Welcome:
+        """Raises BadArgument if the other host was told something else than this one."""
+        assert welcome is not None, "it was up"
+        if welcome.shard != self.shard:
+            raise BadArgument(f"{self.name} says that it is shard {welcome.shard}; give each host its own index")
+        ours, theirs = self._duty.addresses, tuple(addresses[0] for addresses in welcome.addresses)
+        if theirs != ours:
+            raise BadArgument(
+                f"{self.name} was told of the shards {', '.join(theirs)}, this host of {', '.join(ours)};"
+                " give every host the same list"
+            )
+        terms = Consistency(num_workers=welcome.num_workers, quorum=welcome.quorum, staleness=welcome.staleness)
+        if terms != self._duty.consistency:
+            raise BadArgument(
+                f"{self.name} was started for {_told(terms)}, this host for {_told(self._duty.consistency)};"
+                " give every host the same workers and mode"
+            )
+        return welcome
+
+
+def _told(terms: Consistency) -> str:
+    return f"{terms.num_workers} workers, quorum {terms.quorum}, staleness {terms.staleness}"
