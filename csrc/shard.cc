@@ -1,6 +1,7 @@
 #include "shard.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "kernels/update.h"
 
@@ -84,17 +85,19 @@ BufferRef Shard::admit(WriteKind kind, std::span<SliceEntry> entries, uint64_t p
 void Shard::stage(const Origin& origin, std::span<SliceEntry> entries, const BufferRef& payload) {
   check_payload(entries, payload);
   const SharedLock lock(table_.decision_mutex);
-  switch (ranks_.meet(origin)) {
+  const Standing standing = ranks_.meet(origin);
+  switch (standing) {
     case Standing::kStale: refuse(entries, ErrorCode::STALE_INCARNATION); break;
     case Standing::kDecided: acknowledge(entries); break;
-    case Standing::kOpen: accept({WriteKind::kPush, origin, payload}, entries); break;
+    case Standing::kPromised:
+    case Standing::kOpen: accept({WriteKind::kPush, origin, standing, payload}, entries); break;
   }
 }
 
 void Shard::initialise(std::span<SliceEntry> entries, const BufferRef& payload) {
   check_payload(entries, payload);
   const SharedLock lock(table_.decision_mutex);
-  accept({WriteKind::kInit, Origin{}, payload}, entries);
+  accept({WriteKind::kInit, Origin{}, Standing::kOpen, payload}, entries);
 }
 
 void Shard::write(WriteKind kind, const std::string& client_name, uint64_t sequence,
@@ -104,7 +107,7 @@ void Shard::write(WriteKind kind, const std::string& client_name, uint64_t seque
   const std::shared_ptr<WriteWindow::Client> client = window_.client(client_name);
   const MutexLock client_lock(client->mutex);
   if (client->take(sequence)) {
-    accept({kind, Origin{}, payload}, entries);
+    accept({kind, Origin{}, Standing::kOpen, payload}, entries);
   } else {
     acknowledge(entries);
   }
@@ -117,7 +120,7 @@ void Shard::acknowledge(std::span<SliceEntry> entries) {
     Stripe& stripe = table_.stripe_of(entry.key);
     const MutexLock lock(stripe.mutex);
     const Slot* slot = stripe.find(entry.key);
-    if (slot != nullptr) entry.version = slot->version();
+    if (slot != nullptr) entry.version = slot->part(entry.part).version;
     counters_.duplicates.add();
   }
 }
@@ -143,7 +146,7 @@ void Shard::accept(const Incoming& incoming, std::span<SliceEntry> entries) {
 
 // What was admitted is checked again: the tensor may be gone since, and the admission is cheap.
 ErrorCode Shard::accept_slice(const Incoming& incoming, SliceEntry& entry, size_t offset) {
-  PayloadSlice slice{incoming.payload, offset, entry.num_bytes, entry.dtype};
+  const PayloadSlice slice{incoming.payload, offset, entry.num_bytes, entry.dtype};
   if (options_.refuse_non_finite && dtype_bytes(entry.dtype) != 0) {
     const auto num_elems = static_cast<int64_t>(entry.num_bytes / dtype_bytes(entry.dtype));
     if (!all_finite(entry.dtype, slice.data(), num_elems)) return ErrorCode::NON_FINITE;
@@ -154,22 +157,17 @@ ErrorCode Shard::accept_slice(const Incoming& incoming, SliceEntry& entry, size_
   if (slot == nullptr) return ErrorCode::UNKNOWN_KEY;
   const ErrorCode fits = check_write(slot->spec(), incoming.kind, entry);
   if (fits != ErrorCode::OK) return fits;
-  table_.bring_up_to_date(stripe, *slot);
-  const ErrorCode status = change_slot(incoming, *slot, std::move(slice));
-  entry.version = slot->version();
+  const ErrorCode status = change(incoming, entry, stripe, *slot, slice);
+  entry.version = slot->part(entry.part).version;
   return status;
 }
 
-ErrorCode Shard::change_slot(const Incoming& incoming, Slot& slot, PayloadSlice slice) {
+ErrorCode Shard::change(const Incoming& incoming, const SliceEntry& entry, Stripe& stripe,
+                        Slot& slot, const PayloadSlice& slice) {
+  const bool held = !table_.bring_up_to_date(stripe, slot);
   switch (incoming.kind) {
-    case WriteKind::kPush: {
-      // A decision that counts on it could not be carried out.
-      if (!slot.initialised()) return ErrorCode::NOT_INITIALISED;
-      const Staged outcome = slot.staging().offer({incoming.origin, std::move(slice)});
-      if (outcome == Staged::kTaken) counters_.pushes.add();
-      if (outcome == Staged::kLate) counters_.duplicates.add();
-      return status_of(outcome);
-    }
+    case WriteKind::kPush: return contribute(incoming, stripe, slot, slice);
+    case WriteKind::kRestore: return held ? ErrorCode::NOT_APPLIED : restore(entry, slot, slice);
     case WriteKind::kInit:
       if (slot.initialised()) {
         counters_.duplicates.add();
@@ -191,6 +189,37 @@ ErrorCode Shard::change_slot(const Incoming& incoming, Slot& slot, PayloadSlice 
   return ErrorCode::INTERNAL;
 }
 
+ErrorCode Shard::contribute(const Incoming& incoming, Stripe& stripe, Slot& slot,
+                            const PayloadSlice& slice) {
+  // A decision that counts on it could not be carried out.
+  if (!slot.initialised()) return ErrorCode::NOT_INITIALISED;
+  const Origin* held_with = table_.held_with(stripe, slot, incoming.origin.rank);
+  const bool promised = incoming.standing == Standing::kPromised;
+  // A later one would take the place of the one that the slot is held with.
+  if (held_with != nullptr && !promised) return ErrorCode::ROUND_OUT_OF_ORDER;
+  const bool here = slot.staging().find(incoming.origin) != nullptr;
+  if (promised && (held_with == nullptr || here)) {
+    counters_.duplicates.add();
+    return ErrorCode::OK;
+  }
+  const Staged outcome = slot.staging().offer({incoming.origin, slice});
+  if (outcome == Staged::kTaken) counters_.pushes.add();
+  if (outcome == Staged::kLate) counters_.duplicates.add();
+  if (held_with != nullptr) table_.contributed(stripe, slot);
+  return status_of(outcome);
+}
+
+ErrorCode Shard::restore(const SliceEntry& entry, Slot& slot, const PayloadSlice& slice) {
+  if (entry.part == 0) {
+    counters_.count(slot.restore_value(slice, version(), *pool_));
+  } else {
+    if (!slot.initialised()) return ErrorCode::NOT_INITIALISED;
+    slot.restore_state(entry.part - 1U, slice, entry.version, *pool_);
+  }
+  counters_.writes.add();
+  return ErrorCode::OK;
+}
+
 // ---- decisions ------------------------------------------------------------------------------------
 
 void Shard::set_version(uint64_t version) {
@@ -205,6 +234,15 @@ void Shard::advance(const Decision& decision) {
   ranks_.record(decision);
   counters_.decisions.add();
   if (decision.skip()) counters_.skipped.add();
+}
+
+void Shard::set_scale(uint64_t number, std::optional<double> factor) {
+  if (factor && !std::isfinite(*factor)) {
+    throw Error(ErrorCode::BAD_ARGUMENT, "the scale of decision " + std::to_string(number) +
+                                             " is not finite; without a factor it is a skip");
+  }
+  const ExclusiveLock lock(table_.decision_mutex);
+  if (table_.set_scale(number, factor) && !factor) counters_.skipped.add();
 }
 
 bool Shard::settle(int64_t max_slots) {
@@ -243,13 +281,40 @@ ErrorCode Shard::find(SliceEntry& entry, std::vector<Finding>& findings) {
   Slot* slot = stripe.find(entry.key);
   if (slot == nullptr) return ErrorCode::UNKNOWN_KEY;
   const SlotSpec& spec = slot->spec();
-  if (!travels_as(spec.dtype, entry.dtype)) return ErrorCode::DTYPE_MISMATCH;
-  table_.bring_up_to_date(stripe, *slot);
-  const uint64_t wanted_version = std::exchange(entry.version, slot->version());
-  if (!slot->initialised()) return ErrorCode::NOT_INITIALISED;
-  if (slot->version() < wanted_version) return ErrorCode::NOT_MODIFIED;
-  findings.push_back({slot->value(), spec.dtype, entry.dtype, spec.num_elems});
+  const bool travels =
+      entry.part == 0 ? travels_as(spec.dtype, entry.dtype) : entry.dtype == spec.dtype;
+  if (!travels) return ErrorCode::DTYPE_MISMATCH;
+  const bool held = !table_.bring_up_to_date(stripe, *slot);
+  Part part = slot->part(entry.part);
+  const uint64_t wanted_version = std::exchange(entry.version, part.version);
+  if (held) return ErrorCode::NOT_APPLIED;
+  if (!part.buffer) return entry.part == 0 ? ErrorCode::NOT_INITIALISED : ErrorCode::NO_STATE;
+  if (part.version < wanted_version) return ErrorCode::NOT_MODIFIED;
+  findings.push_back({std::move(part.buffer), spec.dtype, entry.dtype, spec.num_elems});
   entry.num_bytes = static_cast<uint32_t>(findings.back().num_bytes());
+  return ErrorCode::OK;
+}
+
+std::vector<double> Shard::norms(std::span<SliceEntry> entries) {
+  std::vector<double> sums;
+  const SharedLock lock(table_.decision_mutex);
+  for (SliceEntry& entry : entries) {
+    entry.dtype = DType::kFloat64;
+    entry.status = find_squares(entry, sums);
+    entry.num_bytes = entry.status == ErrorCode::OK ? sizeof(double) : 0;
+  }
+  return sums;
+}
+
+ErrorCode Shard::find_squares(SliceEntry& entry, std::vector<double>& sums) {
+  Stripe& stripe = table_.stripe_of(entry.key);
+  const MutexLock lock(stripe.mutex);
+  Slot* slot = stripe.find(entry.key);
+  if (slot == nullptr) return ErrorCode::UNKNOWN_KEY;
+  entry.version = slot->version();
+  const std::optional<double> sum = table_.squares(stripe, *slot);
+  if (!sum) return ErrorCode::NOT_MODIFIED;
+  sums.push_back(*sum);
   return ErrorCode::OK;
 }
 
@@ -275,6 +340,7 @@ std::map<std::string, uint64_t> Shard::stats() {
   return {
       {"version", version()},
       {"slots", size.num_slots},
+      {"held_slots", size.num_held},
       {"value_bytes", size.value_bytes},
       {"state_bytes", size.state_bytes},
       {"staged_bytes", size.staged_bytes},

@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -55,11 +56,14 @@ class Shard {
   // Entries come back as the reply's: status, version, num_bytes 0.
 
   // Stages contributions. Pushed again before the decision they replace the first; after it they are
-  // acknowledged and ignored. Entries of an older life of the rank become STALE_INCARNATION.
+  // acknowledged and ignored, unless it is an early one and waits for them. Entries of an older life of
+  // the rank become STALE_INCARNATION; those that would replace what a held slot counts on,
+  // ROUND_OUT_OF_ORDER.
   void stage(const Origin& origin, std::span<SliceEntry> entries, const BufferRef& payload);
   // Sets values where there are none; elsewhere the entry is acknowledged and ignored.
   void initialise(std::span<SliceEntry> entries, const BufferRef& payload);
-  // ASSIGN or ADD, once per (client, sequence); call it even if no entry is OK, the sequence counts.
+  // ASSIGN, ADD or RESTORE, once per (client, sequence); call it even if no entry is OK, the sequence
+  // counts. A RESTORE of a slot that is held answers NOT_APPLIED and leaves it as it is.
   // Throws Error(UNEXPECTED_MESSAGE) if the client's writes before it are missing.
   void write(WriteKind kind, const std::string& client, uint64_t sequence,
              std::span<SliceEntry> entries, const BufferRef& payload);
@@ -70,6 +74,10 @@ class Shard {
   uint64_t version() const { return table_.version(); }
   void set_version(uint64_t version);
   void advance(const Decision& decision);
+  // The scale that the decision waits for; without a factor it becomes a skip. Ignored if the decision is
+  // not the last one, needs none or has one. Throws Error(BAD_ARGUMENT) for a factor that is not finite.
+  void set_scale(uint64_t number, std::optional<double> factor);
+  // True: there is nothing more to do until something else happens.
   bool settle(int64_t max_slots);
 
   // ---- reads
@@ -81,6 +89,10 @@ class Shard {
   // Throws Error(FRAME_TOO_LARGE) if the values are more than `max_payload_bytes` together.
   Reply read(std::span<SliceEntry> entries, uint64_t max_payload_bytes);
 
+  // Sums of squares of the gradients that the last decision reduces to, before any scale: one of each
+  // entry that is OK afterwards. NOT_MODIFIED if it needs no scale or does not concern the slice.
+  std::vector<double> norms(std::span<SliceEntry> entries);
+
   // Raw bytes of value, rule state and step by name. Throws Error(UNKNOWN_KEY).
   std::vector<std::pair<std::string, std::string>> state(Key key);
   std::map<std::string, uint64_t> stats();
@@ -90,6 +102,7 @@ class Shard {
   struct Incoming {
     WriteKind kind;
     Origin origin;
+    Standing standing;  // of the origin
     const BufferRef& payload;
   };
 
@@ -97,11 +110,19 @@ class Shard {
       REQUIRES_SHARED(table_.decision_mutex);
   ErrorCode accept_slice(const Incoming& incoming, SliceEntry& entry, size_t offset)
       REQUIRES_SHARED(table_.decision_mutex);
-  ErrorCode change_slot(const Incoming& incoming, Slot& slot, PayloadSlice slice);
+  ErrorCode change(const Incoming& incoming, const SliceEntry& entry, Stripe& stripe, Slot& slot,
+                   const PayloadSlice& slice) REQUIRES_SHARED(table_.decision_mutex)
+      REQUIRES(stripe.mutex);
+  ErrorCode contribute(const Incoming& incoming, Stripe& stripe, Slot& slot,
+                       const PayloadSlice& slice) REQUIRES_SHARED(table_.decision_mutex)
+      REQUIRES(stripe.mutex);
+  ErrorCode restore(const SliceEntry& entry, Slot& slot, const PayloadSlice& slice);
   // The answer to what was done before: OK and today's version.
   void acknowledge(std::span<SliceEntry> entries) REQUIRES_SHARED(table_.decision_mutex);
   void refuse(std::span<SliceEntry> entries, ErrorCode status);
   ErrorCode find(SliceEntry& entry, std::vector<Finding>& findings)
+      REQUIRES_SHARED(table_.decision_mutex);
+  ErrorCode find_squares(SliceEntry& entry, std::vector<double>& sums)
       REQUIRES_SHARED(table_.decision_mutex);
 
   const ShardOptions options_;

@@ -171,7 +171,7 @@ def test_versions_and_selections_are_copies() -> None:
     assert newer.versions() == [10, 11, 12, 13]
     assert newer.select([3, 1]).keys() == [3, 1]
     assert newer.select([3, 1]).versions() == [13, 11]
-    with pytest.raises(ValueError, match="1 versions for 4 slices"):
+    with pytest.raises(ValueError, match="1 values for 4 slices"):
         table.with_versions([1])
     with pytest.raises(IndexError):
         table.select([4])

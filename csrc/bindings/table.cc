@@ -24,7 +24,13 @@ using PresentTensors = std::map<uint32_t, std::vector<std::pair<uint64_t, uint64
 
 Decision make_decision(uint64_t number, bool skip, double divisor,
                        const std::vector<MemberTuple>& members, GroupHypers hypers,
-                       PresentTensors present) {
+                       PresentTensors present, bool early, bool needs_scale) {
+  if (early && needs_scale) {
+    throw Error(ErrorCode::BAD_ARGUMENT,
+                "decision " + std::to_string(number) +
+                    " is early and needs a scale; a norm can't be had before the contributions");
+  }
+  const Open open = early ? Open::kContributions : needs_scale ? Open::kScale : Open::kNothing;
   std::vector<Member> made;
   made.reserve(members.size());
   for (const auto& [rank, incarnation, round, weight] : members) {
@@ -39,7 +45,7 @@ Decision make_decision(uint64_t number, bool skip, double divisor,
                                              std::to_string(present.begin()->first) +
                                              " has gradients, but is not a member");
   }
-  return Decision(number, skip, divisor, std::move(made), std::move(hypers));
+  return Decision(number, skip, divisor, std::move(made), std::move(hypers), open);
 }
 
 // ---- frames ---------------------------------------------------------------------------------------
@@ -50,10 +56,11 @@ WriteKind write_kind(const Frame& frame) {
     case Op::kINIT: return WriteKind::kInit;
     case Op::kASSIGN: return WriteKind::kAssign;
     case Op::kADD: return WriteKind::kAdd;
+    case Op::kRESTORE: return WriteKind::kRestore;
     default:
       throw Error(ErrorCode::BAD_ARGUMENT,
                   "operation " + std::to_string(static_cast<int>(frame.header.op)) +
-                      " carries nothing to write; expected PUSH, INIT, ASSIGN or ADD");
+                      " carries nothing to write; expected PUSH, INIT, ASSIGN, ADD or RESTORE");
   }
 }
 
@@ -120,15 +127,24 @@ SliceTable initialise(Shard& shard, const Frame& frame) {
   return SliceTable(std::move(entries));
 }
 
-SliceTable write(Shard& shard, const Frame& frame, const std::string& client) {
-  const WriteKind kind = write_kind(frame);
-  expect(kind == WriteKind::kAssign || kind == WriteKind::kAdd, frame, "ASSIGN or ADD");
+SliceTable write_once(Shard& shard, WriteKind kind, const Frame& frame, const std::string& client) {
   std::vector<SliceEntry> entries = entries_of(frame);
   {
     const py::gil_scoped_release no_gil;
     shard.write(kind, client, frame.header.sequence, entries, frame.payload);
   }
   return SliceTable(std::move(entries));
+}
+
+SliceTable write(Shard& shard, const Frame& frame, const std::string& client) {
+  const WriteKind kind = write_kind(frame);
+  expect(kind == WriteKind::kAssign || kind == WriteKind::kAdd, frame, "ASSIGN or ADD");
+  return write_once(shard, kind, frame, client);
+}
+
+SliceTable restore(Shard& shard, const Frame& frame, const std::string& client) {
+  expect(frame.header.op == Op::kRESTORE, frame, "RESTORE");
+  return write_once(shard, WriteKind::kRestore, frame, client);
 }
 
 py::tuple read(Shard& shard, const Frame& frame) {
@@ -145,6 +161,18 @@ py::tuple read(Shard& shard, const Frame& frame) {
     pieces.append(make_readonly_view(std::move(piece.buffer), bytes));
   }
   return py::make_tuple(SliceTable(std::move(entries)), std::move(pieces));
+}
+
+py::tuple norms(Shard& shard, const Frame& frame) {
+  expect(frame.header.op == Op::kNORM, frame, "NORM");
+  std::vector<SliceEntry> entries = entries_of(frame);
+  std::vector<double> sums;
+  {
+    const py::gil_scoped_release no_gil;
+    sums = shard.norms(entries);
+  }
+  const py::bytes payload(reinterpret_cast<const char*>(sums.data()), sums.size() * sizeof(double));
+  return py::make_tuple(SliceTable(std::move(entries)), payload);
 }
 
 py::dict state(Shard& shard, Key key) {
@@ -165,7 +193,8 @@ void bind_table(py::module_& m) {
 
   py::classh<Decision>(m, "Decision", py::is_final())
       .def(py::init(&make_decision), py::arg("number"), py::kw_only(), py::arg("skip"),
-           py::arg("divisor"), py::arg("members"), py::arg("hypers"), py::arg("present"))
+           py::arg("divisor"), py::arg("members"), py::arg("hypers"), py::arg("present"),
+           py::arg("early") = false, py::arg("needs_scale") = false)
       .def_property_readonly("number", &Decision::number);
 
   py::classh<Shard>(m, "Shard", py::is_final())
@@ -180,10 +209,13 @@ void bind_table(py::module_& m) {
       .def("stage", &stage, py::arg("frame"))
       .def("initialise", &initialise, py::arg("frame"))
       .def("write", &write, py::arg("frame"), py::arg("client"))
+      .def("restore", &restore, py::arg("frame"), py::arg("client"))
       .def("last_sequence", &Shard::last_sequence, py::arg("client"), no_gil)
       .def("advance", &Shard::advance, py::arg("decision"), no_gil)
+      .def("set_scale", &Shard::set_scale, py::arg("number"), py::arg("factor"), no_gil)
       .def("settle", &Shard::settle, py::arg("max_slots") = -1, no_gil)
       .def("read", &read, py::arg("frame"))
+      .def("norms", &norms, py::arg("frame"))
       .def("state", &state, py::arg("key"))
       .def("stats", &Shard::stats, no_gil);
 }

@@ -45,22 +45,29 @@ py::list column(const SliceTable& table) {
   return values;
 }
 
+// An answer without bytes may be all that there is to say.
+bool is_failure(ErrorCode status) {
+  return status != ErrorCode::OK && status != ErrorCode::NOT_MODIFIED &&
+         status != ErrorCode::NO_STATE;
+}
+
 std::optional<std::pair<size_t, int>> first_failure(const SliceTable& table) {
   for (size_t i = 0; i < table.size(); ++i) {
     const ErrorCode status = table[i].status;
-    if (status == ErrorCode::OK || status == ErrorCode::NOT_MODIFIED) continue;
-    return std::pair{i, static_cast<int>(status)};
+    if (is_failure(status)) return std::pair{i, static_cast<int>(status)};
   }
   return std::nullopt;
 }
 
-SliceTable with_versions(const SliceTable& table, const std::vector<uint64_t>& versions) {
-  if (versions.size() != table.size()) {
-    throw std::invalid_argument(std::to_string(versions.size()) + " versions for " +
+// A copy of the table with one field of every entry replaced.
+template <auto field, typename Value>
+SliceTable with_column(const SliceTable& table, const std::vector<Value>& values) {
+  if (values.size() != table.size()) {
+    throw std::invalid_argument(std::to_string(values.size()) + " values for " +
                                 std::to_string(table.size()) + " slices");
   }
   std::vector<SliceEntry> entries(table.begin(), table.end());
-  for (size_t i = 0; i < entries.size(); ++i) entries[i].version = versions[i];
+  for (size_t i = 0; i < entries.size(); ++i) entries[i].*field = values[i];
   return SliceTable(std::move(entries));
 }
 
@@ -88,8 +95,10 @@ void bind_slice_table(py::module_& m) {
       .def("num_bytes", &column<&SliceEntry::num_bytes>)
       .def("dtypes", &column<&SliceEntry::dtype>)
       .def("statuses", &column<&SliceEntry::status>)
+      .def("parts", &column<&SliceEntry::part>)
       .def("first_failure", &first_failure)
-      .def("with_versions", &with_versions, py::arg("versions"))
+      .def("with_versions", &with_column<&SliceEntry::version, uint64_t>, py::arg("versions"))
+      .def("with_parts", &with_column<&SliceEntry::part, uint16_t>, py::arg("parts"))
       .def("select", &select, py::arg("positions"));
 }
 

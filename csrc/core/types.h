@@ -61,7 +61,8 @@ constexpr uint64_t tensor_of(Key key) {
 // dtype      encoding of the payload; in a pull request the encoding wanted
 // status     an ErrorCode; 0 in requests
 // part       of the slot: 0 its value, i its state buffer i - 1 (StateLayout, rules/hyper.h); other
-//            than 0 in PULL and RESTORE only. Of a state buffer, `version` is the number of steps taken
+//            than 0 in PULL, RESTORE and their replies only. Of a state buffer, `version` is the number
+//            of steps taken
 struct SliceEntry {
   Key key = 0;
   uint64_t version = 0;
@@ -72,5 +73,8 @@ struct SliceEntry {
   uint64_t reserved = 0;
 };
 static_assert(sizeof(SliceEntry) == 32);
+
+// The highest part there is: no update rule keeps more state buffers.
+inline constexpr uint16_t kMaxPart = 3;
 
 }  // namespace psstore

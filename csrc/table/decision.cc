@@ -29,12 +29,13 @@ bool Member::has(uint64_t tensor_id) const {
 }
 
 Decision::Decision(uint64_t number, bool skip, double divisor, std::vector<Member> members,
-                   GroupHypers hypers)
+                   GroupHypers hypers, Open open)
     : number_(number),
       skip_(skip),
       divisor_(divisor),
       members_(std::move(members)),
-      hypers_(std::move(hypers)) {
+      hypers_(std::move(hypers)),
+      open_(skip ? Open::kNothing : open) {
   if (number_ == 0) refuse(number_, "numbers begin with 1");
   if (!std::isfinite(divisor_) || divisor_ == 0) {
     refuse(number_, "can't divide by " + std::to_string(divisor_));
@@ -56,17 +57,31 @@ Decision::Decision(uint64_t number, bool skip, double divisor, std::vector<Membe
   }
 }
 
+const Member* Decision::member(uint32_t rank) const {
+  const auto found = std::lower_bound(
+      members_.begin(), members_.end(), rank,
+      [](const Member& member, uint32_t wanted) { return member.origin.rank < wanted; });
+  return found != members_.end() && found->origin.rank == rank ? &*found : nullptr;
+}
+
+void PendingDecision::set_scale(std::optional<double> factor) {
+  lacks_scale_ = false;
+  skip_ = !factor;
+  scale_ = factor.value_or(1.0);
+}
+
 void PendingDecision::require_hyper(const SlotSpec& spec) {
   const std::pair<uint32_t, RuleKind> wanted{spec.group, spec.rule};
   if (hypers_.count(wanted) != 0) return;
   const auto given = decision_.hypers().find(spec.group);
-  if (given == decision_.hypers().end()) {
+  const bool has_some = given != decision_.hypers().end();
+  if (!has_some && spec.rule != RuleKind::kReduce) {
     throw Error(ErrorCode::BAD_HYPER, "decision " + std::to_string(decision_.number()) +
                                           " has no hyper-parameters for group " +
                                           std::to_string(spec.group) + ", which tensor " +
                                           std::to_string(tensor_of(spec.key)) + " is in");
   }
-  hypers_.emplace(wanted, parse_hyper(spec.rule, given->second));
+  hypers_.emplace(wanted, has_some ? parse_hyper(spec.rule, given->second) : Hyper{});
 }
 
 const Hyper& PendingDecision::hyper(const SlotSpec& spec) const {

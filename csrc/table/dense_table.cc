@@ -38,13 +38,20 @@ void DenseTable::drop(uint64_t tensor_id) {
   const auto known = definitions_.find(tensor_id);
   if (known == definitions_.end()) return;
   settle(-1);
-  for (const SliceSpec& slice : known->second.slices) {
-    Stripe& stripe = stripe_of(slice.key);
-    const MutexLock lock(stripe.mutex);
-    stripe.slots.erase(slice.key);
-  }
+  for (const SliceSpec& slice : known->second.slices) erase(slice.key);
   std::erase_if(decided_keys_, [=](Key key) { return tensor_of(key) == tensor_id; });
   definitions_.erase(known);
+}
+
+// What is unsettled after settle() is held.
+void DenseTable::erase(Key key) {
+  Stripe& stripe = stripe_of(key);
+  const MutexLock lock(stripe.mutex);
+  if (!is_settled(*stripe.find(key))) {
+    num_unsettled_.fetch_sub(1, std::memory_order_relaxed);
+    num_held_.fetch_sub(1, std::memory_order_relaxed);
+  }
+  stripe.slots.erase(key);
 }
 
 void DenseTable::set_version(uint64_t version) {
@@ -64,27 +71,58 @@ bool DenseTable::advance(const Decision& decision) {
                 "decision " + std::to_string(decision.number()) + " came, but this shard is at " +
                     std::to_string(version()) + "; send the ones in between first");
   }
-  settle(-1);
-  pending_.emplace(check(decision));
+  finish_pending();
+  Checked checked = check(decision);
+  pending_.emplace(std::move(checked.pending));
+  num_held_.store(checked.num_held, std::memory_order_relaxed);
   num_unsettled_.store(decided_keys_.size(), std::memory_order_relaxed);
   version_.store(decision.number(), std::memory_order_release);
   return true;
 }
 
-PendingDecision DenseTable::check(const Decision& decision) {
-  PendingDecision pending(decision);
-  if (decision.skip()) return pending;
+void DenseTable::finish_pending() {
+  settle(-1);
+  if (num_unsettled_.load(std::memory_order_relaxed) == 0) return;
+  const Decision& held = pending_->decision();
+  if (pending_->lacks_scale()) {
+    throw Error(ErrorCode::DECISION_GAP, "decision " + std::to_string(held.number()) +
+                                             " still waits for its scale; send that before the " +
+                                             "next decision");
+  }
   for (const Key key : decided_keys_) {
     Stripe& stripe = stripe_of(key);
     const MutexLock lock(stripe.mutex);
     const Slot& slot = *stripe.find(key);
-    if (slot.check(decision)) pending.require_hyper(slot.spec());
+    if (!is_settled(slot)) slot.require_contributions(held);
   }
-  return pending;
+}
+
+DenseTable::Checked DenseTable::check(const Decision& decision) {
+  Checked checked{PendingDecision(decision)};
+  if (decision.skip()) return checked;
+  for (const Key key : decided_keys_) {
+    Stripe& stripe = stripe_of(key);
+    const MutexLock lock(stripe.mutex);
+    const Slot& slot = *stripe.find(key);
+    if (!decision.early()) slot.require_contributions(decision);
+    if (slot.counted(decision)) checked.pending.require_hyper(slot.spec());
+    if (!slot.ready(checked.pending)) ++checked.num_held;
+  }
+  return checked;
+}
+
+bool DenseTable::set_scale(uint64_t number, std::optional<double> factor) {
+  if (number != version() || !pending_ || !pending_->lacks_scale()) return false;
+  pending_->set_scale(factor);
+  num_held_.store(0, std::memory_order_relaxed);
+  return true;
 }
 
 bool DenseTable::settle(int64_t max_slots) {
-  const auto all_settled = [this] { return num_unsettled_.load(std::memory_order_relaxed) == 0; };
+  const auto all_settled = [this] {
+    return num_unsettled_.load(std::memory_order_relaxed) <=
+           num_held_.load(std::memory_order_relaxed);
+  };
   const size_t num_keys = decided_keys_.size();
   for (size_t visited = 0; visited < num_keys && max_slots != 0 && !all_settled(); ++visited) {
     const Key key =
@@ -92,23 +130,42 @@ bool DenseTable::settle(int64_t max_slots) {
     Stripe& stripe = stripe_of(key);
     const MutexLock lock(stripe.mutex);
     Slot& slot = *stripe.find(key);
-    if (slot.settled(version())) continue;
-    bring_up_to_date(stripe, slot);
+    if (is_settled(slot) || !bring_up_to_date(stripe, slot)) continue;
     --max_slots;
   }
   return all_settled();
 }
 
-void DenseTable::bring_up_to_date(Stripe&, Slot& slot) {
-  if (!applies_by_decision(slot.spec().rule) || slot.settled(version())) return;
+bool DenseTable::bring_up_to_date(Stripe&, Slot& slot) {
+  if (is_settled(slot)) return true;
+  if (!slot.ready(*pending_)) return false;
   counters_.count(slot.settle(*pending_, *pool_));
   num_unsettled_.fetch_sub(1, std::memory_order_relaxed);
+  return true;
+}
+
+const Origin* DenseTable::held_with(Stripe&, const Slot& slot, uint32_t rank) {
+  if (is_settled(slot)) return nullptr;
+  const Member* member = pending_->decision().member(rank);
+  return member != nullptr && member->has(tensor_of(slot.spec().key)) ? &member->origin : nullptr;
+}
+
+void DenseTable::contributed(Stripe& stripe, Slot& slot) {
+  if (!slot.ready(*pending_)) return;
+  num_held_.fetch_sub(1, std::memory_order_relaxed);
+  bring_up_to_date(stripe, slot);
+}
+
+std::optional<double> DenseTable::squares(Stripe&, Slot& slot) {
+  if (!applies_by_decision(slot.spec().rule) || !pending_) return std::nullopt;
+  return slot.squares(pending_->decision());
 }
 
 // ---- sums -----------------------------------------------------------------------------------------
 
 TableSize DenseTable::size() {
   TableSize size;
+  size.num_held = num_held_.load(std::memory_order_relaxed);
   for (Stripe& stripe : stripes_) {
     const MutexLock lock(stripe.mutex);
     size.num_slots += stripe.slots.size();

@@ -5,6 +5,10 @@
 // or when there is time (settle). At most one decision is pending: the next advance() first finishes it.
 // From outside, the step happens at once: whoever looks at a slot sees it done.
 //
+// A decision may leave something open (table/decision.h). The slots that it concerns are held then, and
+// whoever looks is told so: until the last contribution has come, each slot on its own, or until
+// set_scale(), all of them. There is no next decision while one is held.
+//
 // Locks, in the order in which they are taken:
 //   decision_mutex   shared by whoever touches slots; exclusive for define, drop, advance, set_version
 //   Stripe::mutex    the slots behind it; one at a time
@@ -27,6 +31,7 @@ namespace psstore {
 // Sums over the slots there are now.
 struct TableSize {
   uint64_t num_slots = 0;
+  uint64_t num_held = 0;
   uint64_t value_bytes = 0;
   uint64_t state_bytes = 0;
   uint64_t staged_bytes = 0;
@@ -52,21 +57,48 @@ class DenseTable {
   void set_version(uint64_t version) REQUIRES(decision_mutex);
 
   // Makes `decision` the pending one. False: it was applied before. Throws, with nothing changed:
-  // DECISION_GAP; MISSING_CONTRIBUTION; BAD_HYPER.
+  // DECISION_GAP, also if the pending one lacks its scale; MISSING_CONTRIBUTION, also of the pending one;
+  // BAD_HYPER.
   bool advance(const Decision& decision) REQUIRES(decision_mutex);
-  // Carries the pending decision out on up to `max_slots` more slots (negative: all). True: on all.
+  // What the pending decision lacks (PendingDecision::set_scale). False, with nothing changed: it is not
+  // that one, or lacks none.
+  bool set_scale(uint64_t number, std::optional<double> factor) REQUIRES(decision_mutex);
+  // Carries the pending decision out on up to `max_slots` more slots (negative: all). True: on all that
+  // are not held.
   bool settle(int64_t max_slots) REQUIRES_SHARED(decision_mutex);
 
   Stripe& stripe_of(Key key) REQUIRES_SHARED(decision_mutex) { return stripes_.of(key); }
   // Carries the pending decision out on this slot, if it lacks it. Before anything else is done with it.
-  void bring_up_to_date(Stripe& stripe, Slot& slot) REQUIRES_SHARED(decision_mutex)
+  // False: the slot is held, at the decision before.
+  bool bring_up_to_date(Stripe& stripe, Slot& slot) REQUIRES_SHARED(decision_mutex)
+      REQUIRES(stripe.mutex);
+
+  // Whose contribution of that rank the slot is held with, be it here or not; nullptr if the slot is not
+  // held, or not with one of that rank. REQUIRES: bring_up_to_date().
+  const Origin* held_with(Stripe& stripe, const Slot& slot, uint32_t rank)
+      REQUIRES_SHARED(decision_mutex) REQUIRES(stripe.mutex);
+  // A contribution that the slot is held with was staged: takes the step if it was the last.
+  void contributed(Stripe& stripe, Slot& slot) REQUIRES_SHARED(decision_mutex)
+      REQUIRES(stripe.mutex);
+  // Slot::squares() of the pending decision.
+  std::optional<double> squares(Stripe& stripe, Slot& slot) REQUIRES_SHARED(decision_mutex)
       REQUIRES(stripe.mutex);
 
   TableSize size() REQUIRES_SHARED(decision_mutex);
 
  private:
+  struct Checked {
+    PendingDecision pending;
+    size_t num_held = 0;  // slots that can't settle yet
+  };
+
   void insert(Slot slot) REQUIRES(decision_mutex);
-  PendingDecision check(const Decision& decision) REQUIRES(decision_mutex);
+  void erase(Key key) REQUIRES(decision_mutex);
+  void finish_pending() REQUIRES(decision_mutex);
+  Checked check(const Decision& decision) REQUIRES(decision_mutex);
+  bool is_settled(const Slot& slot) const {
+    return !applies_by_decision(slot.spec().rule) || slot.settled(version());
+  }
 
   const std::shared_ptr<BufferPool> pool_;
   Counters& counters_;
@@ -79,6 +111,7 @@ class DenseTable {
   std::atomic<uint64_t> version_{0};  // written under the exclusive lock
   std::optional<PendingDecision> pending_ GUARDED_BY(decision_mutex);  // its number is version_
   std::atomic<size_t> num_unsettled_{0};   // slots that lack the pending decision
+  std::atomic<size_t> num_held_{0};        // of them, those that can't take it yet
   std::atomic<size_t> next_to_settle_{0};  // runs around decided_keys_
 };
 

@@ -1,4 +1,4 @@
-// Turns the values that a pull found into few ranges of memory for one gathering write.
+// Turns the values and state buffers that a pull found into few ranges of memory for one gathering write.
 //
 //   found     big | small | small | bf16 wanted | big
 //   pieces    ref |      one new buffer         | ref

@@ -3,8 +3,8 @@
 namespace psstore {
 
 RankBook::Life& RankBook::latest(const Origin& origin) {
-  Life& life = lives_.try_emplace(origin.rank, Life{origin.incarnation, {}}).first->second;
-  if (origin.incarnation > life.incarnation) life = Life{origin.incarnation, {}};
+  Life& life = lives_.try_emplace(origin.rank, Life{origin.incarnation}).first->second;
+  if (origin.incarnation > life.incarnation) life = Life{origin.incarnation};
   return life;
 }
 
@@ -12,8 +12,9 @@ Standing RankBook::meet(const Origin& origin) {
   const MutexLock lock(mutex_);
   const Life& life = latest(origin);
   if (origin.incarnation < life.incarnation) return Standing::kStale;
-  if (life.decided_round && origin.round <= *life.decided_round) return Standing::kDecided;
-  return Standing::kOpen;
+  if (!life.decided_round || origin.round > *life.decided_round) return Standing::kOpen;
+  const bool promised = life.promised && origin.round == *life.decided_round;
+  return promised ? Standing::kPromised : Standing::kDecided;
 }
 
 void RankBook::record(const Decision& decision) {
@@ -22,8 +23,9 @@ void RankBook::record(const Decision& decision) {
     const Origin& origin = member.origin;
     Life& life = latest(origin);
     if (life.incarnation != origin.incarnation) continue;
-    if (!life.decided_round || *life.decided_round < origin.round)
-      life.decided_round = origin.round;
+    if (life.decided_round && *life.decided_round >= origin.round) continue;
+    life.decided_round = origin.round;
+    life.promised = decision.early();
   }
 }
 

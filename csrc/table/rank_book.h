@@ -14,9 +14,10 @@
 namespace psstore {
 
 enum class Standing : uint8_t {
-  kOpen,     // the round may still be decided
-  kDecided,  // its decision was applied: the contribution was counted, or came too late to count
-  kStale,    // a later life of the rank is known
+  kOpen,      // the round may still be decided
+  kPromised,  // its decision was made early: slots may wait for the contribution
+  kDecided,   // its decision was applied: the contribution was counted, or came too late to count
+  kStale,     // a later life of the rank is known
 };
 
 class RankBook {
@@ -30,7 +31,8 @@ class RankBook {
  private:
   struct Life {
     uint32_t incarnation = 0;
-    std::optional<uint64_t> decided_round;
+    std::optional<uint64_t> decided_round = {};
+    bool promised = false;  // that round, by an early decision
   };
 
   // The entry of the origin's rank, moved on to that life if it is a later one.

@@ -4,6 +4,8 @@
 #include <string>
 #include <unordered_set>
 
+#include "rules/hyper.h"
+
 namespace psstore {
 namespace {
 
@@ -16,8 +18,22 @@ bool rule_allows(RuleKind rule, WriteKind kind) {
     case WriteKind::kInit: return true;
     case WriteKind::kAssign: return rule == RuleKind::kAssign;
     case WriteKind::kAdd: return rule == RuleKind::kAssign || rule == RuleKind::kAdd;
+    case WriteKind::kRestore: return applies_by_decision(rule);
   }
   return false;
+}
+
+static_assert(kMaxPart == kMaxStates);
+
+// A state buffer is restored as it is stored, or as one that was never made.
+ErrorCode check_state_write(const SlotSpec& spec, const SliceEntry& entry) {
+  if (entry.part > kMaxPart || !largest_state_layout(spec.rule).uses(entry.part - 1)) {
+    return ErrorCode::RULE_MISMATCH;
+  }
+  if (entry.version > std::numeric_limits<int64_t>::max()) return ErrorCode::BAD_ARGUMENT;
+  if (entry.dtype != spec.dtype) return ErrorCode::DTYPE_MISMATCH;
+  if (entry.num_bytes != 0 && entry.num_bytes != spec.num_bytes()) return ErrorCode::SIZE_MISMATCH;
+  return ErrorCode::OK;
 }
 
 [[noreturn]] void refuse(uint64_t tensor_id, const std::string& what) {
@@ -31,7 +47,7 @@ void TensorDefinition::check() const {
     refuse(tensor_id, "dtype " + std::to_string(static_cast<int>(dtype)) +
                           " can't be stored; a value is float32 or float64");
   }
-  if (rule < RuleKind::kAssign || rule > RuleKind::kRmsProp) {
+  if (rule < RuleKind::kAssign || rule > RuleKind::kReduce) {
     refuse(tensor_id, "there is no update rule " + std::to_string(static_cast<int>(rule)));
   }
   const uint64_t max_elems = kMaxSliceBytes / dtype_bytes(dtype);
@@ -58,6 +74,7 @@ SlotSpec TensorDefinition::slot(const SliceSpec& slice) const {
 
 ErrorCode check_write(const SlotSpec& spec, WriteKind kind, const SliceEntry& entry) {
   if (!rule_allows(spec.rule, kind)) return ErrorCode::RULE_MISMATCH;
+  if (entry.part != 0) return check_state_write(spec, entry);
   if (!travels_as(spec.dtype, entry.dtype)) return ErrorCode::DTYPE_MISMATCH;
   if (entry.num_bytes != spec.num_elems * dtype_bytes(entry.dtype)) return ErrorCode::SIZE_MISMATCH;
   return ErrorCode::OK;

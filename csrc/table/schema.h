@@ -48,10 +48,11 @@ struct TensorDefinition {
 
 // What the payload of a frame is for.
 enum class WriteKind : uint8_t {
-  kPush,    // contributions to a round
-  kInit,    // first values
-  kAssign,  // new values
-  kAdd,     // to be added to the values
+  kPush,     // contributions to a round
+  kInit,     // first values
+  kAssign,   // new values
+  kAdd,      // to be added to the values
+  kRestore,  // values and rule state, as they once were
 };
 
 // A slice travels in its own dtype; float32 also in either half precision.
@@ -60,7 +61,8 @@ constexpr bool travels_as(DType master, DType encoding) {
                                 (encoding == DType::kBFloat16 || encoding == DType::kFloat16));
 }
 
-// Whether `entry` may be written to that slot: OK, RULE_MISMATCH, DTYPE_MISMATCH or SIZE_MISMATCH.
+// Whether `entry` may be written to that slot: OK, RULE_MISMATCH, DTYPE_MISMATCH, SIZE_MISMATCH, or
+// BAD_ARGUMENT for a number of steps that no slot can have taken.
 ErrorCode check_write(const SlotSpec& spec, WriteKind kind, const SliceEntry& entry);
 
 }  // namespace psstore

@@ -1,5 +1,6 @@
 #include "table/slot.h"
 
+#include <algorithm>
 #include <cstring>
 
 namespace psstore {
@@ -9,6 +10,11 @@ namespace {
 // slices of it have arrived.
 bool contributes(const Member& member, const SlotSpec& spec) {
   return member.has(tensor_of(spec.key));
+}
+
+// What is changed next: the buffer itself if nobody else refers to it, else new memory of its size.
+BufferRef own_or_new(const BufferRef& buffer, size_t num_bytes, BufferPool& pool) {
+  return buffer && buffer.unique() ? buffer : pool.allocate(num_bytes);
 }
 
 void copy_elements(const PayloadSlice& from, const SlotSpec& spec, void* to) {
@@ -27,7 +33,7 @@ std::string bytes_of(const BufferRef& buffer, size_t num_bytes) {
 }  // namespace
 
 BufferRef Slot::destination(BufferPool& pool) const {
-  return value_ && value_.unique() ? value_ : pool.allocate(spec_.num_bytes());
+  return own_or_new(value_, spec_.num_bytes(), pool);
 }
 
 Change Slot::replace_value(BufferRef target) {
@@ -68,28 +74,80 @@ Change Slot::add(const PayloadSlice& from, BufferPool& pool) {
   return replace_value(std::move(target));
 }
 
-bool Slot::check(const Decision& decision) const {
-  bool any = false;
+Change Slot::restore_value(const PayloadSlice& from, uint64_t decision, BufferPool& pool) {
+  BufferRef target = destination(pool);
+  copy_elements(from, spec_, target->data());
+  version_ = std::max(version_, decision) + 1;
+  return replace_value(std::move(target));
+}
+
+void Slot::restore_state(size_t index, const PayloadSlice& from, uint64_t num_steps,
+                         BufferPool& pool) {
+  State restored;
+  if (from.num_bytes > 0) {
+    restored.name = largest_state_layout(spec_.rule).names[index];
+    restored.buffer = own_or_new(state_[index].buffer, spec_.num_bytes(), pool);
+    std::memcpy(restored.buffer->data(), from.data(), from.num_bytes);
+  }
+  state_[index] = std::move(restored);
+  num_steps_ = static_cast<int64_t>(num_steps);
+}
+
+Part Slot::part(uint16_t index) const {
+  if (index == 0) return {value_, version_};
+  return {state_[index - 1U].buffer, static_cast<uint64_t>(num_steps_)};
+}
+
+// ---- decisions ------------------------------------------------------------------------------------
+
+bool Slot::counted(const Decision& decision) const {
+  const std::vector<Member>& members = decision.members();
+  return std::any_of(members.begin(), members.end(),
+                     [this](const Member& member) { return contributes(member, spec_); });
+}
+
+const Member* Slot::lacking(const Decision& decision) const {
   for (const Member& member : decision.members()) {
     if (!contributes(member, spec_)) continue;
-    const Origin& origin = member.origin;
-    if (!initialised() || staging_.find(origin) == nullptr) {
-      throw Error(ErrorCode::MISSING_CONTRIBUTION,
-                  "decision " + std::to_string(decision.number()) + " counts on tensor " +
-                      std::to_string(tensor_of(spec_.key)) + ", key " + std::to_string(spec_.key) +
-                      ", from rank " + std::to_string(origin.rank) + " (incarnation " +
-                      std::to_string(origin.incarnation) + ") in round " +
-                      std::to_string(origin.round) + ", but " +
-                      (initialised() ? "it was not pushed here" : "the tensor has no value yet"));
-    }
-    any = true;
+    if (!initialised() || staging_.find(member.origin) == nullptr) return &member;
   }
-  return any;
+  return nullptr;
+}
+
+void Slot::require_contributions(const Decision& decision) const {
+  const Member* member = lacking(decision);
+  if (member == nullptr) return;
+  const Origin& origin = member->origin;
+  throw Error(ErrorCode::MISSING_CONTRIBUTION,
+              "decision " + std::to_string(decision.number()) + " counts on tensor " +
+                  std::to_string(tensor_of(spec_.key)) + ", key " + std::to_string(spec_.key) +
+                  ", from rank " + std::to_string(origin.rank) + " (incarnation " +
+                  std::to_string(origin.incarnation) + ") in round " +
+                  std::to_string(origin.round) + ", but " +
+                  (initialised() ? "it was not pushed here" : "the tensor has no value yet"));
+}
+
+bool Slot::ready(const PendingDecision& pending) const {
+  const Decision& decision = pending.decision();
+  if (pending.lacks_scale()) return !counted(decision);
+  return !decision.early() || lacking(decision) == nullptr;
+}
+
+std::optional<double> Slot::squares(const Decision& decision) {
+  if (!decision.needs_scale()) return std::nullopt;
+  if (!settled(decision.number()) && squares_.decision != decision.number()) {
+    const std::vector<Contribution> gradients = contributions(decision);
+    if (gradients.empty()) return std::nullopt;
+    squares_ = {decision.number(), reduced_squares(reduction(decision, gradients))};
+  }
+  if (squares_.decision != decision.number()) return std::nullopt;
+  return squares_.sum;
 }
 
 Change Slot::settle(const PendingDecision& pending, BufferPool& pool) {
   const Decision& decision = pending.decision();
-  const Change change = decision.skip() ? Change::kNone : step(pending, pool);
+  squares(decision);  // before the contributions go: the scale may have come from elsewhere
+  const Change change = pending.skip() ? Change::kNone : step(pending, pool);
   staging_.release(decision.members());
   settled_ = decision.number();
   return change;
@@ -106,6 +164,32 @@ std::vector<Contribution> Slot::contributions(const Decision& decision) const {
   return found;
 }
 
+SliceUpdate Slot::reduction(const Decision& decision,
+                            std::span<const Contribution> gradients) const {
+  SliceUpdate update;
+  update.dtype = spec_.dtype;
+  update.num_elems = static_cast<int64_t>(spec_.num_elems);
+  update.contributions = gradients;
+  update.divisor = decision.divisor();
+  return update;
+}
+
+std::array<Slot::State, kMaxStates> Slot::writable_state(const StateLayout& layout,
+                                                         BufferPool& pool) const {
+  std::array<State, kMaxStates> writable;
+  for (size_t i = 0; i < writable.size(); ++i) {
+    const BufferRef& now = state_[i].buffer;
+    if (layout.names[i] == nullptr) {
+      writable[i] = state_[i];
+      continue;
+    }
+    writable[i] = {layout.names[i], own_or_new(now, spec_.num_bytes(), pool)};
+    const bool copied = now && writable[i].buffer.get() != now.get();
+    if (copied) std::memcpy(writable[i].buffer->data(), now->data(), spec_.num_bytes());
+  }
+  return writable;
+}
+
 Change Slot::step(const PendingDecision& pending, BufferPool& pool) {
   const Decision& decision = pending.decision();
   const std::vector<Contribution> gradients = contributions(decision);
@@ -113,31 +197,25 @@ Change Slot::step(const PendingDecision& pending, BufferPool& pool) {
 
   const Hyper& hyper = pending.hyper(spec_);
   const StateLayout layout = state_layout(spec_.rule, hyper);
-  std::array<State, kMaxStates> state = state_;
   BufferRef target = destination(pool);
-  SliceUpdate update;
+  std::array<State, kMaxStates> state = writable_state(layout, pool);
+  SliceUpdate update = reduction(decision, gradients);
   update.rule = spec_.rule;
   update.hyper = &hyper;
   update.step = num_steps_ + 1;
-  update.dtype = spec_.dtype;
-  update.num_elems = static_cast<int64_t>(spec_.num_elems);
-  update.contributions = gradients;
-  update.divisor = decision.divisor();
+  update.scale = pending.scale();
   update.value_in = value_->data();
   update.value_out = target->data();
   for (size_t i = 0; i < state.size(); ++i) {
     if (layout.names[i] == nullptr) continue;
-    if (!state[i].buffer) {
-      state[i] = {layout.names[i], pool.allocate(spec_.num_bytes())};
-      update.state_is_new |= 1U << i;
-    }
     update.state[i] = state[i].buffer->data();
+    if (!state_[i].buffer) update.state_is_new |= 1U << i;
   }
   reduce_update(update);
 
   state_ = std::move(state);
   ++num_steps_;
-  version_ = decision.number();
+  version_ = std::max(decision.number(), version_ + 1);
   return replace_value(std::move(target));
 }
 

@@ -6,13 +6,19 @@
 //   nobody reads      value ─► [ v7 ]         updated in place            value ─► [ v8 ]
 //   somebody reads    value ─► [ v7 ] ◄─ r    old is read, new written    value ─► [ v8 ]   [ v7 ] ◄─ r
 //
-// Out of place costs no extra pass: the kernel reads one buffer and writes the other. Rule state is
-// never handed out, so it is always updated in place. All memory that a change needs is allocated before
-// the first byte changes: if that throws, the slot is what it was.
+// Out of place costs no extra pass: the kernel reads one buffer and writes the other. Rule state is read
+// seldom, by checkpoints; a buffer that somebody reads is copied before the step, which is in place. All
+// memory that a change needs is allocated before the first byte changes: if that throws, the slot is
+// what it was.
+//
+// A slot is settled to a decision once that has done to it all that it will. Until then it is held if the
+// decision concerns it and leaves something open; else it takes the step when it is touched next.
 #pragma once
 
 #include <array>
 #include <cstdint>
+#include <optional>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -26,6 +32,12 @@ namespace psstore {
 // How a change reached the value.
 enum class Change : uint8_t { kNone, kInPlace, kOutOfPlace };
 
+// What can be read of a slot: a buffer, empty if there is none yet, and what it is the version of.
+struct Part {
+  BufferRef buffer;
+  uint64_t version = 0;
+};
+
 class Slot {
  public:
   // `decision`: the last one there is; the slot has no part in it.
@@ -37,9 +49,14 @@ class Slot {
   // The value, shared; empty if the slot is not initialised.
   BufferRef value() const { return value_; }
 
-  // Number of the last decision that changed the value; for assign and add tensors the number of writes.
+  // Every change of the value makes it larger. Of assign and add tensors it is the number of writes; else
+  // the number of the last decision that changed the value, or more if values were restored.
   // 0: still the initial value.
   uint64_t version() const { return version_; }
+
+  // The value (0) and its version, or a state buffer (from 1 on) and the number of steps, shared.
+  // REQUIRES: index <= kMaxPart.
+  Part part(uint16_t index) const;
 
   // First values; they do not count as a write. REQUIRES: !initialised().
   void initialise(const PayloadSlice& from, BufferPool& pool);
@@ -50,18 +67,33 @@ class Slot {
   // REQUIRES: initialised().
   Change add(const PayloadSlice& from, BufferPool& pool);
 
+  // A value from elsewhere, which those see as new who have seen this slot, or the shard at `decision`.
+  Change restore_value(const PayloadSlice& from, uint64_t decision, BufferPool& pool);
+  // State buffer `index` and the number of steps; without bytes the buffer is one that was never made.
+  // REQUIRES: largest_state_layout() of the rule uses it.
+  void restore_state(size_t index, const PayloadSlice& from, uint64_t num_steps, BufferPool& pool);
+
   Staging& staging() { return staging_; }
   const Staging& staging() const { return staging_; }
 
-  // Whether `decision` can be carried out: each member has staged exactly its round, or lacks the
-  // tensor. Throws Error(MISSING_CONTRIBUTION) that names who and what.
-  // Returns whether there is anything to reduce.
-  bool check(const Decision& decision) const;
+  // Whether the decision concerns the slot: a member of it has a gradient for the tensor.
+  bool counted(const Decision& decision) const;
+  // Throws Error(MISSING_CONTRIBUTION) that names who and what if a member has a gradient for the tensor
+  // and has not staged exactly its round.
+  void require_contributions(const Decision& decision) const;
 
   bool settled(uint64_t decision) const { return settled_ >= decision; }
-  // Carries the decision out and lets go of the contributions it used. REQUIRES: check() was fine, and
-  // the decision follows the one that the slot is settled to.
+  // Whether it can settle now: nothing that the decision leaves open concerns it, or is missing still.
+  // REQUIRES: the decision follows the one that the slot is settled to, as in settle().
+  bool ready(const PendingDecision& pending) const;
+  // Carries the decision out and lets go of the contributions it used. REQUIRES: ready(), and
+  // require_contributions() was fine.
   Change settle(const PendingDecision& pending, BufferPool& pool);
+
+  // The sum of squares of the gradient that the decision reduces to, before any scale: computed at most
+  // once, and remembered until the next decision's. None if the decision needs no scale, or does not
+  // concern the slot. REQUIRES: settled to the decision, or its contributions are here.
+  std::optional<double> squares(const Decision& decision);
 
   // Bytes of rule state.
   size_t state_bytes() const;
@@ -74,12 +106,23 @@ class Slot {
     BufferRef buffer;
   };
 
+  struct Squares {
+    uint64_t decision = 0;
+    double sum = 0;
+  };
+
   // Where the next value goes: the value's own memory if nobody else refers to it, else new memory.
   BufferRef destination(BufferPool& pool) const;
   // Makes `target`, a destination() with the new value in it, the value.
   Change replace_value(BufferRef target);
+  // The first member that has a gradient for the tensor and has not staged it; nullptr: all is here.
+  const Member* lacking(const Decision& decision) const;
   // What the members have staged, in rank order.
   std::vector<Contribution> contributions(const Decision& decision) const;
+  // The reduction of them: what a step and a sum of squares have in common.
+  SliceUpdate reduction(const Decision& decision, std::span<const Contribution> gradients) const;
+  // The state buffers as the step may write to them, its own and new ones.
+  std::array<State, kMaxStates> writable_state(const StateLayout& layout, BufferPool& pool) const;
   Change step(const PendingDecision& pending, BufferPool& pool);
 
   const SlotSpec spec_;
@@ -87,7 +130,8 @@ class Slot {
   std::array<State, kMaxStates> state_;  // allocated when the rule first needs it
   int64_t num_steps_ = 0;                // updates applied: torch's per-parameter step
   uint64_t version_ = 0;
-  uint64_t settled_;  // last decision looked at
+  uint64_t settled_;  // last decision that has done to it all that it will
+  Squares squares_;   // the last ones asked for
   Staging staging_;
 };
 

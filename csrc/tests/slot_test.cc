@@ -24,7 +24,10 @@ class SlotTest : public ::testing::Test {
 
   Change settle(Slot& slot, const Decision& decision) {
     PendingDecision pending(decision);
-    if (!decision.skip() && slot.check(decision)) pending.require_hyper(slot.spec());
+    if (!decision.skip()) {
+      slot.require_contributions(decision);
+      if (slot.counted(decision)) pending.require_hyper(slot.spec());
+    }
     return slot.settle(pending, *pool);
   }
 
@@ -184,7 +187,7 @@ TEST_F(SlotTest, SaysWhoseContributionIsMissing) {
   stage(slot, 0, 1, {1});
   stage(slot, 1, 1, {1});
   const std::string message = error_of(ErrorCode::MISSING_CONTRIBUTION, [&] {
-    slot.check(decision(1, {member(0, 1), member(1, 2)}));
+    slot.require_contributions(decision(1, {member(0, 1), member(1, 2)}));
   });
   EXPECT_NE(message.find("tensor 7"), std::string::npos) << message;
   EXPECT_NE(message.find("key " + std::to_string(kKey)), std::string::npos) << message;
@@ -195,8 +198,11 @@ TEST_F(SlotTest, SaysWhoseContributionIsMissing) {
 TEST_F(SlotTest, WithoutValueMustBeNamedByNobody) {
   Slot slot({kKey, 1, DType::kFloat32, RuleKind::kSgd, 0}, 0);
   stage(slot, 0, 1, {1});
-  EXPECT_FALSE(slot.check(decision(1, {member(0, 1, {kTensor})})));
-  error_of(ErrorCode::MISSING_CONTRIBUTION, [&] { slot.check(decision(1, {member(0, 1)})); });
+  const Decision of_others = decision(1, {member(0, 1, {kTensor})});
+  slot.require_contributions(of_others);
+  EXPECT_FALSE(slot.counted(of_others));
+  error_of(ErrorCode::MISSING_CONTRIBUTION,
+           [&] { slot.require_contributions(decision(1, {member(0, 1)})); });
 }
 
 // ---- staging

@@ -22,7 +22,7 @@ TEST(TensorDefinitionTest, RefusesWhatCannotBeStored) {
   refused({1, DType::kBFloat16, RuleKind::kSgd, 0, true, {}});
   refused({1, static_cast<DType>(9), RuleKind::kSgd, 0, true, {}});
   refused({1, DType::kFloat32, static_cast<RuleKind>(0), 0, true, {}});
-  refused({1, DType::kFloat32, static_cast<RuleKind>(8), 0, true, {}});
+  refused({1, DType::kFloat32, static_cast<RuleKind>(9), 0, true, {}});
   refused({1, DType::kFloat32, RuleKind::kSgd, 0, true, {{make_key(2, 0), 1}}});
   refused({1, DType::kFloat32, RuleKind::kSgd, 0, true, {{key, 1}, {key, 1}}});
   refused({1, DType::kFloat64, RuleKind::kSgd, 0, true, {{key, uint64_t{1} << 29}}});

@@ -186,9 +186,15 @@ void FrameDecoder::check_table() const {
   const SliceTable& table = frame_->table;
   if (table.empty()) return;
   for (const SliceEntry& entry : table) {
-    if (entry.zero != 0 || entry.reserved != 0) {
+    if (entry.reserved != 0) {
       throw Error(ErrorCode::BAD_HEADER,
                   "slice of key " + std::to_string(entry.key) + ": a reserved field is not zero");
+    }
+    const Op op = frame_->header.op;
+    if (!may_be_about(op, entry.part)) {
+      throw Error(ErrorCode::BAD_HEADER, "slice of key " + std::to_string(entry.key) +
+                                             ": operation " + std::to_string(static_cast<int>(op)) +
+                                             " can't be about part " + std::to_string(entry.part));
     }
   }
   if (table.payload_bytes() != frame_->header.payload_bytes) {

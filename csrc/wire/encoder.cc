@@ -33,6 +33,13 @@ void check_parts(const FrameParts& parts) {
                                              " bytes with a table that says " +
                                              std::to_string(total_bytes(parts.table)));
   }
+  for (const SliceEntry& entry : parts.table) {
+    if (may_be_about(parts.op, entry.part)) continue;
+    throw Error(ErrorCode::BAD_ARGUMENT, "operation " + std::to_string(static_cast<int>(parts.op)) +
+                                             " can't be about part " + std::to_string(entry.part) +
+                                             " of key " + std::to_string(entry.key) +
+                                             ": only PULL and RESTORE read and set rule state");
+  }
 }
 
 void encode_frame(const FrameParts& parts, std::byte* out) {

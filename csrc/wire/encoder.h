@@ -26,8 +26,8 @@ struct FrameParts {
   size_t encoded_bytes() const { return kHeaderBytes + table.size_bytes() + body.size(); }
 };
 
-// Throws BAD_ARGUMENT if a peer would refuse the frame: a limit exceeded, or a table whose sizes do
-// not add up to the payload.
+// Throws BAD_ARGUMENT if a peer would refuse the frame: a limit exceeded, a table whose sizes do not
+// add up to the payload, or one about parts of slots that the operation is not about.
 void check_parts(const FrameParts& parts);
 
 // Writes parts.encoded_bytes() bytes to `out`. REQUIRES: check_parts passed.

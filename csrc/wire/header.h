@@ -17,7 +17,7 @@
 // request       chosen by who asks, repeated in the reply; 0: about the whole connection
 // round         of a PUSH: the worker's step number
 // rank, incarnation   which worker, and which life of it, the frame speaks for
-// sequence      of an ASSIGN or ADD: the client's count of its writes
+// sequence      of an ASSIGN, ADD or RESTORE: the client's count of its writes
 // payload_crc   CRC-32C of the payload if kFlagChecksum is set, else 0
 // header_crc    CRC-32C of the 60 bytes before it; always set, always checked
 #pragma once

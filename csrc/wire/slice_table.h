@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "core/types.h"
+#include "wire/ops.h"
 
 namespace psstore {
 
@@ -17,6 +18,17 @@ inline uint64_t total_bytes(std::span<const SliceEntry> entries) {
   uint64_t sum = 0;
   for (const SliceEntry& entry : entries) sum += entry.num_bytes;
   return sum;
+}
+
+// Whether an entry of a frame of that operation may be about this part of a slot.
+constexpr bool may_be_about(Op op, uint16_t part) {
+  switch (op) {
+    case Op::kPULL:
+    case Op::kPULLED:
+    case Op::kRESTORE:
+    case Op::kRESTORED: return part <= kMaxPart;
+    default: return part == 0;
+  }
 }
 
 class SliceTable {
