@@ -117,6 +117,8 @@ class Peer:
         self.ticket: m.Signed | None = None
         self.closed_because: str | None = None
         self.inbox: list[_core.Frame] = []
+        self.payloads: dict[int, bytearray] = {}
+        """Of replies, by request."""
         self._store = store
         self._shard = shard
         self._conn = conn
@@ -164,7 +166,11 @@ class Peer:
             if frame.complete:
                 self.inbox.append(frame)
             else:
-                self._incoming.discard()
+                memory = bytearray(frame.payload_bytes)
+                ends = list(itertools.accumulate(frame.table.num_bytes(), initial=0))
+                ranges = [memoryview(memory)[begin:end] for begin, end in itertools.pairwise(ends)]
+                self._incoming.accept(_core.Segments(ranges, writable=True))
+                self.payloads[frame.request] = memory
 
     def ask(self, op: str, body: m.Message | bytes = b"", **parts: Any) -> _core.Frame:
         """The reply, which must be there at once. Raises what an ERROR says."""
@@ -214,9 +220,34 @@ class Peer:
     def committed(self, request: int) -> m.Committed:
         return m.decode_body(m.Committed, self.answer(request).body)
 
-    def push(self, tensor: Tensor, values: Sequence[float], **header: Any) -> _core.SliceTable:
+    def finish(self, round: int, **fields: Any) -> int:
+        """The number of the request."""
+        return self.send("FINISH", m.Finish(round=round, **fields))
+
+    def finished(self, request: int) -> m.Finished:
+        return m.decode_body(m.Finished, self.answer(request).body)
+
+    def push(
+        self, tensor: Tensor, values: Sequence[float], carry: m.Carry | None = None, **header: Any
+    ) -> _core.SliceTable:
         table = _core.SliceTable([(tensor.key(0), 4 * len(values), F32)])
-        return self.ask("PUSH", m.Carry(), values=values, table=table, **header).table
+        return self.ask("PUSH", carry or m.Carry(), values=values, table=table, **header).table
+
+    def pull(self, *tensors: Tensor, **fields: Any) -> int:
+        """The number of the request for the tensors' values."""
+        table = _core.SliceTable([(tensor.key(0), 0, F32) for tensor in tensors])
+        return self.send("PULL", m.Carry(**fields), table=table)
+
+    def pulled(self, request: int) -> list[float]:
+        """The values that came, one tensor after the other."""
+        self.answer(request)
+        return list(np.frombuffer(self.payloads.pop(request, b""), np.float32))
+
+
+def decisions_in(committed: m.Committed) -> list[m.DecisionFact]:
+    facts = [m.decode_fact(signed.blob) for signed in committed.decisions]
+    assert all(isinstance(fact, m.DecisionFact) for fact in facts)
+    return facts  # type: ignore[return-value]
 
 
 def tensor_of(signed: m.Signed) -> Tensor:

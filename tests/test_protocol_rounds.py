@@ -5,17 +5,11 @@ from __future__ import annotations
 import math
 
 import pytest
-from protocol_support import LIVENESS, FakeStore, Peer, failure_of, sgd, tensor_of
+from protocol_support import LIVENESS, FakeStore, Peer, decisions_in, failure_of, sgd, tensor_of
 
 from psstore import errors
 from psstore.types import UNBOUNDED, TensorSpec
 from psstore.wire import messages as m
-
-
-def decisions_in(committed: m.Committed) -> list[m.DecisionFact]:
-    facts = [m.decode_fact(signed.blob) for signed in committed.decisions]
-    assert all(isinstance(fact, m.DecisionFact) for fact in facts)
-    return facts  # type: ignore[return-value]
 
 
 def members(fact: m.DecisionFact) -> list[tuple[int, int, int]]:
@@ -306,6 +300,27 @@ def test_weight_that_float32_can_not_hold_is_refused(weight: float) -> None:
     (peer,) = workers(FakeStore(num_workers=1), 1)
     with pytest.raises(errors.BadArgument, match="commit weight"):
         peer.answer(peer.commit(1, weight=weight))
+
+
+def test_loss_scale_is_taken_out_of_the_weight_and_not_of_the_divisor() -> None:
+    (peer,) = workers(FakeStore(num_workers=1), 1)
+    (fact,) = decisions_in(peer.committed(peer.commit(1, weight=3.0, loss_scale=1024.0)))
+    assert (fact.divisor, fact.members[0].weight) == (3.0, 3.0 / 1024.0)
+
+
+@pytest.mark.parametrize("loss_scale", [0.0, -1.0, math.inf, math.nan, 1e300, 1e-300])
+def test_loss_scale_that_float32_can_not_hold_is_refused(loss_scale: float) -> None:
+    (peer,) = workers(FakeStore(num_workers=1), 1)
+    with pytest.raises(errors.BadArgument, match="commit loss_scale"):
+        peer.answer(peer.commit(1, loss_scale=loss_scale))
+    assert peer.committed(peer.commit(1)).decision == 1
+
+
+def test_answer_says_that_the_round_is_a_skip() -> None:
+    first, second = workers(FakeStore(), 2)
+    waiting = first.commit(1)
+    assert second.committed(second.commit(1, non_finite=True)).skip
+    assert first.committed(waiting).skip
 
 
 @pytest.mark.parametrize("wait_s", [-1.0, math.inf, math.nan])

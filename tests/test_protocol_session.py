@@ -83,8 +83,8 @@ class Far:
         return promise
 
 
-def decision(number: int) -> m.Signed:
-    return SIGNER.sign(m.DecisionFact(number=number, members=(), divisor=1.0, hypers={}))
+def decision(number: int, **fields: Any) -> m.Signed:
+    return SIGNER.sign(m.DecisionFact(number=number, members=(), divisor=1.0, hypers={}, **fields))
 
 
 def one_value() -> dict[str, Any]:
@@ -92,6 +92,17 @@ def one_value() -> dict[str, Any]:
         "table": _core.SliceTable([(1 << _core.SLICE_INDEX_BITS, 4, F32)]),
         "payload": _core.Segments([np.ones(1, np.float32)]),
     }
+
+
+def payload_head(op: str, request: int) -> _core.Frame:
+    """A reply of which only the payload is missing."""
+    decoder = _core.FrameDecoder()
+    table = _core.SliceTable([(1 << _core.SLICE_INDEX_BITS, 4, F32)])
+    decoder.feed(_core.encode_frame(OPS[op], request=request, table=table, payload_bytes=4))
+    frame = decoder.next_frame()
+    assert frame is not None
+    assert not frame.complete
+    return frame
 
 
 # ---- the handshake ----
@@ -195,28 +206,57 @@ def test_decisions_are_carried_once_per_connection() -> None:
     assert carried == [1, 0]  # decision 2 again: the shard said that it has 1
 
 
+def test_scale_is_carried_until_the_next_decision() -> None:
+    far = Far()
+    far.connect()
+    facts = far.session.facts
+    facts.learn(1, [decision(1, max_norm=1.0)])
+    scale = m.Scale(decision=1, factor=0.5)
+    facts.set_scale(scale)
+    for expected in (scale, scale, None):
+        far.request("PULL", body=m.Carry())
+        (frame,) = far.sent()
+        assert m.decode_body(m.Carry, frame.body).scale == expected
+        if frame.request == 2:
+            facts.learn(2, [decision(2)])
+
+
+def test_shard_has_the_scale_when_it_has_answered_what_carried_it() -> None:
+    far = Far()
+    far.connect()
+    far.request("PULL", body=m.Carry())
+    far.session.facts.learn(3, [decision(3, max_norm=1.0)])
+    far.session.facts.set_scale(m.Scale(decision=3, factor=None))
+    far.request("NORM", body=m.Carry())
+    far.answer("PULLED", request=1)
+    assert far.session.scaled == 0
+    far.answer("NORMED", request=2)
+    assert far.session.scaled == 3
+
+
 def test_wait_at_the_store_began_with_ours_however_often_it_is_asked() -> None:
     far = Far()
     far.connect()
     far.request("BARRIER", body=m.Barrier(count=1, wait_s=20.0), timeout_s=25.0)
+    far.request("FINISH", body=m.Finish(round=1, wait_s=20.0), timeout_s=25.0)
     far.sent()
     far.session.disconnected()
     far.session.connected(15.0)
     far.sent()
     far.welcome(now=15.0)
-    (frame,) = far.sent()
-    assert m.decode_body(m.Barrier, frame.body).wait_s == 5.0
+    barrier, finish = far.sent()
+    assert m.decode_body(m.Barrier, barrier.body).wait_s == m.decode_body(m.Finish, finish.body).wait_s == 5.0
 
 
 def test_writes_are_numbered_and_keep_their_numbers() -> None:
     far = Far()
     far.connect()
-    for op in ("ASSIGN", "ADD"):
+    for op in ("ASSIGN", "ADD", "INIT", "RESTORE"):
         far.request(op, **one_value())
-    assert [frame.sequence for frame in far.sent()] == [1, 2]
+    assert [frame.sequence for frame in far.sent()] == [1, 2, 0, 3]
     far.session.disconnected()
     far.connect(last_sequence=1)
-    assert [frame.sequence for frame in far.sent()] == [1, 2]
+    assert [frame.sequence for frame in far.sent()] == [1, 2, 0, 3]
 
 
 def test_write_that_gave_up_before_it_arrived_leaves_no_gap() -> None:
@@ -279,6 +319,26 @@ def test_error_for_the_connection_is_raised() -> None:
         far.answer("ERROR", m.Failure(code=errors.StaleIncarnation.code, message="replaced"))
 
 
+def test_reads_that_are_abandoned_fail_and_their_late_payloads_are_discarded() -> None:
+    far = Far()
+    far.connect()
+    reads = [far.request(op, body=m.Carry()) for op in ("PULL", "NORM")]
+    other = far.request("STATS")
+    far.session.abandon_reads(errors.TornRound("torn"))
+    assert [type(read.error) for read in reads] == [errors.TornRound] * 2
+    assert not other.done()
+    for request, op in ((1, "PULLED"), (2, "NORMED")):
+        assert far.session.head(payload_head(op, request)) is None
+
+
+def test_payload_of_another_read_is_unexpected() -> None:
+    far = Far()
+    far.connect()
+    far.request("PULL", body=m.Carry())
+    with pytest.raises(errors.UnexpectedMessage):
+        far.session.head(payload_head("NORMED", 1))
+
+
 def test_session_that_was_given_up_fails_every_request() -> None:
     far = Far()
     before = far.request("STATS")
@@ -336,3 +396,21 @@ def test_decisions_that_every_shard_has_may_be_missing_in_between() -> None:
     later = decision(9)
     facts.learn(9, [later])
     assert facts.since(8) == (later,)
+
+
+def test_decision_that_clips_is_unscaled_until_its_scale_is_known() -> None:
+    facts = Facts(1)
+    facts.learn(1, [decision(1, max_norm=2.0)])
+    assert facts.unscaled is not None
+    assert (facts.unscaled.number, facts.unscaled.max_norm) == (1, 2.0)
+    facts.heard(0, 1)
+    facts.set_scale(m.Scale(decision=0, factor=1.0))
+    assert facts.unscaled is not None, "of another decision"
+    facts.set_scale(m.Scale(decision=1, factor=1.0))
+    assert facts.unscaled is None
+
+
+def test_scale_of_a_decision_whose_record_every_shard_has_is_nobodys_concern() -> None:
+    facts = Facts(1)
+    facts.learn(5, [])
+    assert facts.unscaled is None
