@@ -1,19 +1,24 @@
-"""DistributedOptimizer as a torch.optim.Optimizer: what it takes, what it refuses, what it says."""
+"""DistributedOptimizer as a torch.optim.Optimizer: what it promises as one, and which parameters it takes."""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator
+import copy
+import pickle
+import warnings
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import pytest
 import torch
+from bench.parity import exact_square_root
 from torch import nn
 from torch.optim import SGD, AdamW
+from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.profiler import ProfilerActivity, profile
 from torch_support import Odd, assert_same_bits, backward, batches, distributed
 
 import psstore
-from psstore.errors import NotAWorker, StoreClosed, UsageError
+from psstore.errors import StoreClosed, UsageError
 from psstore.torch import DistributedOptimizer
 
 
@@ -25,6 +30,10 @@ def store() -> Iterator[psstore.Store]:
 
 def wrap(optimizer: torch.optim.Optimizer, store: psstore.Store, model: nn.Module) -> DistributedOptimizer:
     return DistributedOptimizer(optimizer, store, named_parameters=model.named_parameters())
+
+
+def linear() -> nn.Linear:
+    return nn.Linear(2, 2)
 
 
 # ---- as an optimizer ----
@@ -51,7 +60,8 @@ def test_step_evaluates_a_closure_and_returns_its_loss(store: psstore.Store) -> 
 def test_step_without_any_gradient_changes_nothing_and_ends_the_round(store: psstore.Store) -> None:
     model = Odd()
     outer = distributed(model, store, partial(AdamW, lr=0.1))
-    outer.step()
+    with pytest.warns(UserWarning, match="without any gradient"):
+        outer.step()
     assert_same_bits(model, Odd())
     assert store.round == 2
 
@@ -69,32 +79,96 @@ def test_step_hooks_and_zero_grad_are_torchs(store: psstore.Store) -> None:
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
-def test_state_dict_holds_the_hyper_parameters_and_loads_them_again(store: psstore.Store) -> None:
-    model = Odd()
-    inner = SGD(model.parameters(), lr=0.1, momentum=0.9)
-    outer = wrap(inner, store, model)
-    saved = outer.state_dict()
-    assert saved["state"] == {}
-    outer.param_groups[0]["lr"] = 0.7
-    outer.load_state_dict(saved)
-    assert outer.param_groups[0]["lr"] == 0.1
-    assert inner.param_groups is outer.param_groups
-
-
-def test_state_of_a_plain_optimizer_is_refused_with_the_way_out(store: psstore.Store) -> None:
+def test_a_group_added_later_trains_as_torchs_does(store: psstore.Store) -> None:
     model, plain = Odd(), Odd()
-    outer = distributed(model, store, partial(AdamW, lr=0.1))
-    other = AdamW(plain.parameters(), lr=0.2)
-    backward(plain, next(batches(1)))
-    other.step()
-    with pytest.raises(UsageError, match=r"clear state_dict\['state'\]"):
-        outer.load_state_dict(other.state_dict())
+    through_store = wrap(SGD([model.first, model.bias], lr=0.1, momentum=0.9), store, model)
+    local = SGD([plain.first, plain.bias], lr=0.1, momentum=0.9)
+    for number, inputs in enumerate(batches(6)):
+        for one, optimizer in ((model, through_store), (plain, local)):
+            if number == 3:
+                optimizer.add_param_group({"params": [one.transposed, one.scale], "lr": 0.01})
+            optimizer.zero_grad()
+            backward(one, inputs)
+            optimizer.step()
+    assert len(through_store.param_groups) == 2
+    assert store.describe("scale").spec.group == 1
+    assert_same_bits(model, plain)
 
 
-def test_a_parameter_group_is_refused_once_the_store_trains(store: psstore.Store) -> None:
+def test_a_group_added_later_may_bring_its_names(store: psstore.Store) -> None:
+    model = Odd()
+    outer = wrap(SGD(model.parameters(), lr=0.1), store, model)
+    grown = nn.Parameter(torch.ones(2))
+    outer.add_param_group({"params": [("grown", grown)]})
+    grown.grad = torch.ones(2)
+    outer.step()
+    assert torch.equal(torch.from_numpy(store.pull("grown")), torch.full((2,), 0.9))
+
+
+def test_a_group_without_names_is_refused_and_not_added(store: psstore.Store) -> None:
     outer = distributed(Odd(), store, partial(SGD, lr=0.1))
-    with pytest.raises(UsageError, match="add it to the torch optimizer first"):
+    with pytest.raises(UsageError, match=r"parameter 0 of group 1, of shape \(2,\), has no name"):
         outer.add_param_group({"params": [nn.Parameter(torch.zeros(2))]})
+    assert len(outer.param_groups) == 1
+
+
+def test_what_is_done_to_the_wrapped_optimizers_groups_is_seen(store: psstore.Store) -> None:
+    model = Odd()
+    inner = SGD(model.parameters(), lr=0.1)
+    outer = wrap(inner, store, model)
+    saved = inner.state_dict()
+    outer.param_groups[0]["lr"] = 0.7
+    inner.load_state_dict(saved)
+    assert outer.param_groups is inner.param_groups
+    assert outer.param_groups[0]["lr"] == 0.1
+
+
+def test_repr_is_torchs_and_says_where_it_trains(store: psstore.Store) -> None:
+    outer = distributed(Odd(), store, partial(SGD, lr=0.1))
+    assert repr(outer).startswith("DistributedOptimizer (\nParameter Group 0\n")
+    assert repr(outer).endswith(f") of SGD on {store!r}")
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_copies_and_pickles_are_refused_with_the_way_out(
+    store: psstore.Store, copied: Callable[[object], object]
+) -> None:
+    outer = distributed(Odd(), store, partial(SGD, lr=0.1))
+    with pytest.raises(UsageError, match=r"save its state_dict\(\)"):
+        copied(outer)
+
+
+def test_zero_grad_can_leave_zeros(store: psstore.Store) -> None:
+    model = Odd()
+    outer = distributed(model, store, partial(SGD, lr=0.1))
+    backward(model, next(batches(1)))
+    outer.zero_grad(set_to_none=False)
+    assert all(not parameter.grad.any() for parameter in model.parameters() if parameter.grad is not None)
+    assert model.first.grad is not None
+
+
+def test_profilers_and_global_hooks_see_its_steps(store: psstore.Store) -> None:
+    outer = distributed(Odd(), store, partial(SGD, lr=0.1))
+    seen: list[object] = []
+    handle = register_optimizer_step_post_hook(lambda optimizer, *_: seen.append(optimizer))
+    try:
+        with profile(activities=[ProfilerActivity.CPU]) as profiler:
+            outer.step()
+    finally:
+        handle.remove()
+    assert seen == [outer]
+    assert "Optimizer.step#DistributedOptimizer.step" in {event.key for event in profiler.key_averages()}
+
+
+def test_a_step_without_any_gradient_is_told_of_once(store: psstore.Store) -> None:
+    outer = distributed(Odd(), store, partial(SGD, lr=0.1))
+    with pytest.warns(UserWarning, match=r"without any gradient.*backward\(\) forgotten") as told:
+        outer.step()
+    assert len(told) == 1
+    assert told[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        outer.step()
 
 
 def test_a_closed_store_is_said_to_be_closed() -> None:
@@ -123,14 +197,39 @@ def test_frozen_parameters_stay_local(store: psstore.Store) -> None:
     assert_same_bits(model, plain)
 
 
-def test_unfreezing_later_is_refused_and_not_ignored(store: psstore.Store) -> None:
-    model = Odd()
-    model.first.requires_grad_(False)
-    outer = distributed(model, store, partial(SGD, lr=0.1))
-    model.first.requires_grad_(True)
-    backward(model, next(batches(1)))
-    with pytest.raises(UsageError, match="after unfreezing"):
-        outer.step()
+def test_an_unfrozen_parameter_joins_in_the_next_step(store: psstore.Store) -> None:
+    model, plain = Odd(), Odd()
+    for one in (model, plain):
+        one.first.requires_grad_(False)
+    pairs = [(model, distributed(model, store, partial(AdamW, lr=0.1))), (plain, AdamW(plain.parameters(), lr=0.1))]
+    with exact_square_root():
+        for number, inputs in enumerate(batches(6)):
+            for one, optimizer in pairs:
+                one.first.requires_grad_(number >= 3)
+                optimizer.zero_grad()
+                backward(one, inputs)
+                optimizer.step()
+    assert "first" in store.keys()
+    assert_same_bits(model, plain)
+
+
+def test_compiled_models_share_the_names_of_plain_ones(store: psstore.Store) -> None:
+    model = nn.Sequential(nn.Linear(2, 2), torch.compile(nn.Linear(2, 2)))
+    compiled = torch.compile(model)
+    assert "_orig_mod.1._orig_mod.weight" in dict(compiled.named_parameters())
+    wrap(SGD(compiled.parameters(), lr=0.1), store, compiled)
+    assert sorted(store.keys()) == ["0.bias", "0.weight", "1.bias", "1.weight"]
+
+
+def test_named_optimizers_share_a_store_and_no_tensor_or_group(store: psstore.Store) -> None:
+    models = [linear(), linear()]
+    named = [
+        DistributedOptimizer(SGD(one.parameters(), lr=0.1), store, one.named_parameters(), name=name)
+        for one, name in zip(models, ("generator", "critic"), strict=True)
+    ]
+    assert len(named) == 2
+    assert sorted(store.keys()) == ["critic/bias", "critic/weight", "generator/bias", "generator/weight"]
+    assert store.describe("critic/bias").spec.group != store.describe("generator/bias").spec.group
 
 
 def test_tied_weights_are_one_tensor(store: psstore.Store) -> None:
@@ -172,87 +271,3 @@ def test_gradients_need_not_be_contiguous(store: psstore.Store) -> None:
     weight.grad = torch.arange(6.0).reshape(2, 3).t()
     outer.step()
     assert torch.equal(weight, -weight.grad)
-
-
-# ---- what is refused, before anything is created ----
-
-
-class Halved(SGD):
-    """Steps like no other."""
-
-
-def linear() -> nn.Linear:
-    return nn.Linear(2, 2)
-
-
-def test_an_optimizer_without_a_rule_is_refused_by_name(store: psstore.Store) -> None:
-    model = linear()
-    for optimizer in (torch.optim.Rprop(model.parameters()), Halved(model.parameters(), lr=0.1)):
-        with pytest.raises(UsageError, match=r"SGD, Adam, AdamW, Adagrad, RMSprop"):
-            wrap(optimizer, store, model)
-    assert store.keys() == []
-
-
-def test_implementation_flags_are_ignored_and_differentiable_is_not(store: psstore.Store) -> None:
-    model = linear()
-    wrap(AdamW(model.parameters(), fused=True), store, model)
-    with pytest.raises(UsageError, match="differentiable=True"):
-        wrap(AdamW(model.parameters(), differentiable=True), store, model)
-
-
-def test_a_store_that_is_no_worker_cant_train() -> None:
-    model = linear()
-    with (
-        psstore.LocalStore() as local,
-        local.connect(role="client") as reader,
-        pytest.raises(NotAWorker, match="role='worker'"),
-    ):
-        distributed(model, reader, partial(SGD, lr=0.1))
-
-
-def test_wrapping_twice_is_refused(store: psstore.Store) -> None:
-    model = linear()
-    outer = distributed(model, store, partial(SGD, lr=0.1))
-    with pytest.raises(UsageError, match="already"):
-        wrap(outer, store, model)
-
-
-def test_unnamed_parameters_are_refused_with_their_place_and_shape(store: psstore.Store) -> None:
-    model, other = linear(), nn.Linear(3, 5)
-    optimizer = SGD([*model.parameters(), *other.parameters()], lr=0.1)
-    with pytest.raises(UsageError, match=r"parameter 2 of group 0, of shape \(5, 3\), has no name"):
-        wrap(optimizer, store, model)
-
-
-def test_duplicate_names_are_refused_with_the_way_out(store: psstore.Store) -> None:
-    one, other = linear(), linear()
-    named = list(itertools.chain(one.named_parameters(), other.named_parameters()))
-    optimizer = SGD([parameter for _, parameter in named], lr=0.1)
-    with pytest.raises(UsageError, match=r"two parameters are named 'weight'.*prefix="):
-        DistributedOptimizer(optimizer, store, named_parameters=named)
-
-
-def test_parameters_in_place_of_named_parameters_are_refused(store: psstore.Store) -> None:
-    model = linear()
-    with pytest.raises(UsageError, match=r"not model\.parameters"):
-        DistributedOptimizer(SGD(model.parameters(), lr=0.1), store, named_parameters=model.parameters())  # type: ignore[arg-type]
-
-
-def test_complex_parameters_are_refused(store: psstore.Store) -> None:
-    weight = nn.Parameter(torch.zeros(2, dtype=torch.complex64))
-    with pytest.raises(UsageError, match="dtype complex64"):
-        DistributedOptimizer(SGD([weight], lr=0.1), store, named_parameters=[("w", weight)])
-
-
-def test_a_fully_frozen_optimizer_has_nothing_to_train(store: psstore.Store) -> None:
-    model = linear().requires_grad_(False)
-    with pytest.raises(UsageError, match="nothing to train"):
-        distributed(model, store, partial(SGD, lr=0.1))
-
-
-def test_sparse_gradients_are_refused_by_name(store: psstore.Store) -> None:
-    model = nn.Embedding(4, 2, sparse=True)
-    outer = distributed(model, store, partial(SGD, lr=0.1))
-    model(torch.tensor([1])).sum().backward()
-    with pytest.raises(UsageError, match=r"gradient of 'weight'.*sparse=False"):
-        outer.step()

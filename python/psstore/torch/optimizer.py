@@ -5,18 +5,25 @@ What torch.optim promises is here: groups, state dicts, closures, hooks. How a s
 
 from __future__ import annotations
 
+import warnings
+import zlib
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
-from typing import Any, overload
+from typing import Any, Literal, NoReturn, overload
 
 import torch
 
 from psstore.client.store import Store
 from psstore.errors import NotAWorker, UsageError
-from psstore.torch.parameters import trained_parameters
-from psstore.torch.rules import rule_of
-from psstore.torch.stepping import Overflow, Training, Way
+from psstore.torch import rules
+from psstore.torch.parameters import Names
+from psstore.torch.stepping import Overflow, Overlap, Training, Way
 from psstore.torch.store_step import StoreStep
+from psstore.wire.messages import Exist
+
+Mode = Literal["gradients", "average"]
+"""What the workers share in a round: gradients, or what training alone made of the parameters."""
 
 
 class DistributedOptimizer(torch.optim.Optimizer):
@@ -25,20 +32,24 @@ class DistributedOptimizer(torch.optim.Optimizer):
     >>> opt = torch.optim.AdamW(model.parameters(), lr=3e-4)
     >>> opt = psstore.torch.DistributedOptimizer(opt, store, named_parameters=model.named_parameters())
 
-    It stands in for the optimizer that it wraps (SGD, Adam, AdamW, Adagrad or RMSprop of torch.optim), and
-    shares its `param_groups`: schedulers made for either work, and hyper-parameters are read at every step.
-    Momenta and other optimizer state live in the store, so `state` stays empty.
+    It stands in for the optimizer that it wraps, and shares its `param_groups`: schedulers made for either work, and
+    hyper-parameters are read at every step. For SGD, Adam, AdamW, Adagrad and RMSprop of torch.optim the store takes
+    the step and keeps momenta and other state, so that `state` stays empty here; `state_dict()` reads it from there.
 
     Construction creates the tensors in the store, which rank 0's values initialise; on return the parameters
     hold what the store holds, on every worker. It blocks until rank 0 has been there. `step()` blocks until the
-    round is decided, as the store's mode has it. Frozen parameters and buffers (batch-norm statistics) stay
-    local to each worker.
+    round is decided, as the store's mode has it. A parameter that is frozen stays local to each worker until it
+    requires a gradient: it joins in the next step then.
 
     Args:
         optimizer: whose class says the update rule, and whose groups say the hyper-parameters.
-        store: a connected worker's `psstore.Store`. Optimizers of one class may share it: each step is a round.
+        store: a connected worker's `psstore.Store`. Several optimizers may share it: each step is a round.
         named_parameters: `model.named_parameters()`; must cover every parameter that requires a gradient.
+        name: of this optimizer, to tell it from others on the same store that train other models of like names.
+        overlap: 'backward' sends each gradient while backward runs; 'none' sends all in step().
         average: divide the sum of the gradients by the number of workers in the round; False: don't.
+        exist: what to do with tensors of these names that the store has already: 'match' goes on training them, and
+            says so; 'error' raises TensorExists; 'overwrite' replaces them. All but 'match' wait for all workers.
 
     Raises UsageError for what can't be trained, NotAWorker for a client's store, before anything is created; the
     store's own errors otherwise.
@@ -53,29 +64,55 @@ class DistributedOptimizer(torch.optim.Optimizer):
         store: Store,
         named_parameters: Iterable[tuple[str, torch.Tensor]],
         *,
+        name: str = "",
+        overlap: Overlap = "backward",
         average: bool = True,
+        exist: Exist = "match",
     ) -> None:
-        if isinstance(optimizer, DistributedOptimizer):
-            raise UsageError("this optimizer is distributed already; wrap the torch.optim optimizer itself, once")
-        if store.rank is None:
-            raise NotAWorker(
-                "only a worker's store can train: connect with role='worker' (the default), before leave()"
-            )
-        for group in optimizer.param_groups:
-            rule_of(optimizer, group)
-        trained = trained_parameters(optimizer.param_groups, named_parameters)
-        self._frozen = [p for group in optimizer.param_groups for p in group["params"] if not p.requires_grad]
-        self._in_store = False
-        super().__init__(optimizer.param_groups, optimizer.defaults)
+        _check(optimizer, store)
         self.optimizer = optimizer
-        self.param_groups = optimizer.param_groups
+        """The one that was wrapped."""
         self.skipped = False
         """The last step changed nothing: gradients of some worker were not finite."""
-        self._training = Training(optimizer, store, average)
+        self._made = False
+        state, groups = optimizer.state, optimizer.param_groups
+        super().__init__(groups, optimizer.defaults)  # with state and groups of its own,
+        optimizer.state, optimizer.param_groups = state, groups  # which are the wrapped one's here
+        self._training = Training(
+            optimizer,
+            store,
+            Names(named_parameters, prefix=f"{name}/" if name else ""),
+            average=average,
+            overlap=overlap,
+            first_group=zlib.crc32(name.encode()) & ~0xFF if name else 0,
+            exist=exist,
+        )
+        if not self._training.newcomers():
+            raise UsageError("no parameter of this optimizer requires a gradient, so there is nothing to train")
         self._way: Way = StoreStep(self._training)
-        self._way.add(trained)
-        self._training.trained += trained
-        self._in_store = True
+        self._training.admit(self._way)
+        self._warned = False
+        self._made = True
+
+    # ---- torch.optim.Optimizer ----
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The wrapped optimizer's."""
+        return self.optimizer.param_groups
+
+    @param_groups.setter
+    def param_groups(self, groups: list[dict[str, Any]]) -> None:
+        self.optimizer.param_groups = groups
+
+    @property
+    def state(self) -> defaultdict[torch.Tensor, Any]:
+        """The wrapped optimizer's: empty where the store keeps it. `state_dict()` has it in any case."""
+        return self.optimizer.state
+
+    @state.setter
+    def state(self, state: defaultdict[torch.Tensor, Any]) -> None:
+        self.optimizer.state = state
 
     @overload
     def step(self, closure: None = None) -> None: ...
@@ -94,50 +131,99 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """
         loss = None
         if closure is not None:
+            self._way.admit_closure()
             with torch.enable_grad():
                 loss = closure()
-        self._refuse_unfrozen()
+        self._warn_without_gradients()
+        self._training.admit(self._way)
         self.skipped = not self._way.step(Overflow())
         self.optimizer._opt_called = True  # type: ignore[attr-defined]  # torch's schedulers of the wrapped one ask
         return loss
 
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Adds parameters to train from the next step on, on every worker. They are known by what `named_parameters`
+        called them, or are given as (name, parameter) pairs."""
+        if not self._made:
+            return  # the base class's constructor adds the groups that are there
+        names = self._training.names
+        self.optimizer.add_param_group(names.without(param_group, self.param_groups))
+        try:
+            self._training.newcomers()
+        except UsageError:
+            del self.param_groups[-1]
+            raise
+
+    def state_dict(self) -> dict[str, Any]:
+        """Groups and state as the wrapped optimizer's own state_dict() has them: either's can be loaded by the other.
+
+        Reads the store, at this worker's last step or later; the other workers have nothing to do. Tensors are on the
+        CPU. State of half-precision parameters is float32, as the store has it. A checkpoint is the model's and this.
+        """
+        held = self.state
+        self.state = defaultdict(dict, self._way.state())
+        try:
+            return super().state_dict()
+        finally:
+            self.state = held
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Takes over a `state_dict()` of this class or of the wrapped optimizer's: the groups on each worker that calls
+        it, the state from rank 0, into the store. Call it on every worker before the next step.
+
+        Weights are no part of it: load them into the model, before this optimizer is made or after.
+        """
+        loaded = dict(state_dict)
+        for before in self._optimizer_load_state_dict_pre_hooks.values():
+            loaded = before(self, loaded) or loaded
+        self._way.load_state_dict(loaded)
+        for after in self._optimizer_load_state_dict_post_hooks.values():
+            after(self)
+
+    def __repr__(self) -> str:
+        """torch's, and where it trains."""
+        wrapped = type(self.optimizer).__name__
+        return f"{super().__repr__()} of {wrapped} on {self._training.store!r}"
+
+    def __getstate__(self) -> NoReturn:
+        raise UsageError(
+            "a DistributedOptimizer is a connection to a store and can't be copied or pickled: save its state_dict(),"
+            " or connect and make one in each process"
+        )
+
+    # ---- what a store adds ----
+
     def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
         """Clips the 2-norm of the reduced gradient, over all parameters and workers, in the step that follows: what
         clip_grad_norm_ does under DDP. Returns the norm before, a 0-d tensor. One round trip more."""
-        return self._way.clip(max_norm)
+        return self._way.clip(max_norm, Overflow())
 
     def no_sync(self) -> AbstractContextManager[None]:
         """Backward passes inside it only accumulate gradients; nothing is sent."""
         return self._way.no_sync()
 
     def publish(self) -> None:
-        """Makes rank 0's parameters, as they are here now, everybody's: after editing weights by hand."""
+        """Makes rank 0's parameters, as they are here now, everybody's: after editing weights by hand. Every worker
+        calls it, between steps, and has them on return; optimizer state stays as it is."""
         self._way.publish()
-
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Only during construction: later, the other workers would not know of it."""
-        if self._in_store:
-            raise UsageError(
-                "a parameter group can't be added once the store trains: add it to the torch optimizer first, with"
-                " requires_grad as it shall be, then make the DistributedOptimizer"
-            )
-        super().add_param_group(param_group)
-
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Takes over the hyper-parameters of a `state_dict()`, which holds nothing else: the state is the store's.
-
-        Raises UsageError for one that does have state, such as a plain torch optimizer's after a step.
-        """
-        self._way.load_state(state_dict["state"])
-        super().load_state_dict(dict(state_dict))
-        self.optimizer.param_groups = self.param_groups
 
     # ---- how ----
 
-    def _refuse_unfrozen(self) -> None:
-        for parameter in self._frozen:
-            if parameter.grad is not None:
-                raise UsageError(
-                    f"a parameter of shape {tuple(parameter.shape)} has a gradient, but was frozen when this optimizer"
-                    " was made, so the store does not have it; make a new DistributedOptimizer after unfreezing"
-                )
+    def _warn_without_gradients(self) -> None:
+        if self._warned or any(p.grad is not None for group in self.param_groups for p in group["params"]):
+            return
+        self._warned = True
+        warnings.warn(
+            "step() without any gradient on this worker: it counts as zero in this round, and if no worker has one,"
+            " nothing changes. Was backward() forgotten, or were the model's parameters replaced after its optimizer"
+            " was made (by moving it to another device)? This is said once",
+            stacklevel=5,  # past torch's two wrappers of step
+        )
+
+
+def _check(optimizer: torch.optim.Optimizer, store: Store) -> None:
+    """Raises UsageError, NotAWorker for what can't work together."""
+    if isinstance(optimizer, DistributedOptimizer):
+        raise UsageError("this optimizer is distributed already; wrap the torch.optim optimizer itself, once")
+    if store.rank is None:
+        raise NotAWorker("only a worker's store can train: connect with role='worker' (the default), before leave()")
+    rules.check(optimizer)

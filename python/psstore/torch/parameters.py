@@ -1,8 +1,8 @@
-"""The parameters that a store trains: their names and groups, checked once, at construction."""
+"""The parameters that a store trains: their names, their groups, and what can't be trained."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -17,71 +17,102 @@ STORED_AS: Mapping[torch.dtype, str] = {
 }
 """The store keeps fp32 masters of half-precision parameters, which travel in their own precision."""
 
+COMPILED = "_orig_mod"
+"""What torch.compile puts before the names of the module that it wraps."""
+
 
 class Trained(NamedTuple):
     """One parameter that the store trains."""
 
     name: str
+    """In the store."""
     parameter: torch.Tensor
     group: int
     """Index of its parameter group."""
 
 
-def trained_parameters(
-    param_groups: Sequence[Mapping[str, Any]], named: Iterable[tuple[str, torch.Tensor]]
-) -> list[Trained]:
-    """Every parameter of the groups that requires a gradient, under its name; frozen ones stay local.
+class Names:
+    """What parameters are called in the store. One with several names (tied weights) goes by the first."""
 
-    A parameter with several names (tied weights) has the first. Raises UsageError for what can't be trained.
+    def __init__(self, named: Iterable[tuple[str, torch.Tensor]], *, prefix: str = "") -> None:
+        self._prefix = prefix
+        self._names: dict[torch.Tensor, str] = {}  # tensors hash by identity
+        self._owners: dict[str, torch.Tensor] = {}
+        self.learn(named)
+        if not self._names:
+            raise UsageError(
+                "named_parameters yields nothing: it is empty, or an iterator that was used up before; pass"
+                " model.named_parameters() anew"
+            )
+
+    def learn(self, named: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Raises UsageError for what are no (name, parameter) pairs, or two parameters of one name."""
+        for pair in named:
+            if not isinstance(pair, tuple) or len(pair) != 2 or not isinstance(pair[0], str):
+                raise UsageError(
+                    "named_parameters must yield (name, parameter) pairs: pass model.named_parameters(), not"
+                    " model.parameters()"
+                )
+            name, parameter = uncompiled(pair[0]), pair[1]
+            if self._owners.setdefault(name, parameter) is not parameter:
+                raise UsageError(
+                    f"two parameters are named {name!r}; names must be unique: to train several models together,"
+                    " prefix their names, as model.named_parameters(prefix='generator') does"
+                )
+            self._names.setdefault(parameter, name)
+
+    def without(self, param_group: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """The group for torch, which takes (name, parameter) pairs only if the other groups have names too."""
+        params = param_group["params"]
+        given = [params] if isinstance(params, torch.Tensor) else list(params)
+        pairs = [one for one in given if isinstance(one, tuple)]
+        self.learn(pairs)
+        named = all("param_names" in group for group in others)
+        if not named:
+            given = [one[1] if isinstance(one, tuple) else one for one in given]
+        return {**param_group, "params": given}
+
+    def of(self, parameter: torch.Tensor, place: str) -> str:
+        """Its name in the store, if the store can train it. `place` says which it is, should it have none."""
+        if parameter not in self._names:
+            raise UsageError(
+                f"{place}, of shape {tuple(parameter.shape)}, has no name, and the store knows parameters by name:"
+                " pass named_parameters=model.named_parameters() of the model, or of all models, that the optimizer"
+                " was given"
+            )
+        name = self._names[parameter]
+        if parameter.layout is not torch.strided:
+            raise UsageError(f"parameter {name!r} has layout {parameter.layout}; the store trains dense parameters")
+        if parameter.dtype not in STORED_AS:
+            known = ", ".join(short(dtype) for dtype in STORED_AS)
+            raise UsageError(f"parameter {name!r} has dtype {short(parameter.dtype)}; the store trains {known}")
+        return self._prefix + name
+
+
+def trainable(param_groups: Sequence[Mapping[str, Any]], names: Names, *, known: Collection[int] = ()) -> list[Trained]:
+    """Every parameter of the groups that requires a gradient, but for those whose id() is known.
+
+    Raises UsageError for what can't be trained.
     """
-    names = _names(named)
-    found = [
-        Trained(_name(parameter, names, f"parameter {position} of group {index}"), parameter, index)
+    return [
+        Trained(names.of(parameter, f"parameter {position} of group {index}"), parameter, index)
         for index, group in enumerate(param_groups)
         for position, parameter in enumerate(group["params"])
-        if parameter.requires_grad
+        if id(parameter) not in known and parameter.requires_grad
     ]
-    if not found:
-        raise UsageError("no parameter of this optimizer requires a gradient, so there is nothing to train")
-    return found
 
 
-def _names(named: Iterable[tuple[str, torch.Tensor]]) -> dict[torch.Tensor, str]:
-    """Tensors hash by identity."""
-    names: dict[torch.Tensor, str] = {}
-    owners: dict[str, torch.Tensor] = {}
-    for pair in named:
-        if not isinstance(pair, tuple) or not isinstance(pair[0], str):
-            raise UsageError(
-                "named_parameters must yield (name, parameter) pairs: pass model.named_parameters(), not"
-                " model.parameters()"
-            )
-        name, parameter = pair
-        if owners.setdefault(name, parameter) is not parameter:
-            raise UsageError(
-                f"two parameters are named {name!r}; names must be unique: to train several models together, prefix"
-                " their names, as model.named_parameters(prefix='generator') does"
-            )
-        names.setdefault(parameter, name)
-    return names
-
-
-def _name(parameter: torch.Tensor, names: Mapping[torch.Tensor, str], position: str) -> str:
-    """Its name, if the store can train it."""
-    if parameter not in names:
-        raise UsageError(
-            f"{position}, of shape {tuple(parameter.shape)}, has no name, and the store knows parameters by name: pass"
-            " named_parameters=model.named_parameters() of the model, or of all models, that the optimizer was given"
-        )
-    name = names[parameter]
-    if parameter.layout is not torch.strided:
-        raise UsageError(f"parameter {name!r} has layout {parameter.layout}; the store trains dense parameters")
-    if parameter.dtype not in STORED_AS:
-        known = ", ".join(short(dtype) for dtype in STORED_AS)
-        raise UsageError(f"parameter {name!r} has dtype {short(parameter.dtype)}; the store trains {known}")
-    return name
+def uncompiled(name: str) -> str:
+    """The name that it has in the plain model, so that compiled and plain workers share a store."""
+    return ".".join(part for part in name.split(".") if part != COMPILED)
 
 
 def short(dtype: torch.dtype) -> str:
     """'float32', not 'torch.float32'."""
     return str(dtype).removeprefix("torch.")
+
+
+def some(names: Sequence[str], *, most: int = 3) -> str:
+    """The first of them, for a message."""
+    shown = ", ".join(map(repr, names[:most]))
+    return f"{shown} and {len(names) - most} more" if len(names) > most else shown

@@ -19,23 +19,36 @@ RULES: Mapping[type[torch.optim.Optimizer], str] = {
 }
 """By exact class: a subclass may step differently, and the store would not know."""
 
+REFUSED: Mapping[type[torch.optim.Optimizer], str] = {
+    torch.optim.LBFGS: "it evaluates the model several times in a step, and each time would need all workers: train"
+    " with another optimizer, or with LBFGS in one process",
+    torch.optim.SparseAdam: "the store trains dense gradients: make the embedding with sparse=False, and use Adam",
+}
+"""What can't be trained together at all."""
+
 ParamGroup = Mapping[str, Any]
 
 
-def rule_of(optimizer: torch.optim.Optimizer, group: ParamGroup) -> str:
-    """The store's rule for this parameter group. Raises UsageError if it has none."""
+def has_rule(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether the store can take this optimizer's step; the worker takes it otherwise."""
+    return type(optimizer) in RULES
+
+
+def check(optimizer: torch.optim.Optimizer) -> None:
+    """Raises UsageError for an optimizer whose step can be taken neither by the store nor by every worker."""
     kind = type(optimizer)
-    if kind not in RULES:
-        names = ", ".join(known.__name__ for known in RULES)
-        raise UsageError(
-            f"the store has no update rule for {kind.__module__}.{kind.__qualname__}; wrap one of torch.optim's"
-            f" {names} (the class itself, not a subclass)"
-        )
-    if group.get("differentiable"):
-        raise UsageError("differentiable=True can't work: the store takes the step, outside autograd; leave it out")
-    if kind is torch.optim.Adam and group.get("decoupled_weight_decay"):
+    for refused, reason in REFUSED.items():
+        if isinstance(optimizer, refused):
+            raise UsageError(f"{kind.__module__}.{kind.__qualname__} can't be distributed: {reason}")
+    if any(group.get("differentiable") for group in optimizer.param_groups):
+        raise UsageError("differentiable=True can't work: the step is taken outside autograd; leave it out")
+
+
+def rule_of(optimizer: torch.optim.Optimizer, group: ParamGroup) -> str:
+    """The store's rule for this parameter group, of an optimizer that has one."""
+    if type(optimizer) is torch.optim.Adam and group.get("decoupled_weight_decay"):
         return "adamw"
-    return RULES[kind]
+    return RULES[type(optimizer)]
 
 
 def hyper_of(rule: str, group: ParamGroup) -> dict[str, float]:
@@ -43,8 +56,16 @@ def hyper_of(rule: str, group: ParamGroup) -> dict[str, float]:
 
     lr and betas may be tensors; flags become 0.0 or 1.0. What else stands there chooses an implementation
     (foreach, fused, capturable), or is somebody's own note (initial_lr), and does not change the result.
+    Raises UsageError if one is missing.
     """
     named = dict(group)
     if "betas" in named:
         named["beta1"], named["beta2"] = named["betas"]
+    for name, usual in HYPER_DEFAULTS[rule].items():
+        if name not in named:
+            key = "betas" if name.startswith("beta") else name
+            raise UsageError(
+                f"a parameter group of {len(group['params'])} parameters has no {key!r}, which rule {rule!r} needs: set"
+                f" it in optimizer.param_groups (torch's default of {name!r} is {usual:g})"
+            )
     return {name: float(named[name]) for name in HYPER_DEFAULTS[rule]}

@@ -10,13 +10,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 
 from psstore.client.store import Store
-from psstore.torch.parameters import Trained
+from psstore.torch.parameters import Names, Trained, trainable
 from psstore.wire.messages import Exist
+
+Overlap = Literal["backward", "eager", "none"]
+"""When gradients travel: while backward runs; so, with new parameters on their way back already; or in step()."""
 
 
 @dataclass
@@ -26,10 +29,10 @@ class Training:
     optimizer: torch.optim.Optimizer
     """The one that was wrapped: its class says the rule, its groups the hyper-parameters."""
     store: Store
-    average: bool
+    names: Names
+    average: bool = True
     """Divide the sum of the gradients by the number of workers."""
-    prefix: str = ""
-    """Of the names in the store; tells optimizers apart that share one."""
+    overlap: Overlap = "backward"
     first_group: int = 0
     """Number in the store of parameter group 0; the others follow."""
     exist: Exist = "match"
@@ -40,6 +43,18 @@ class Training:
         """Whether this worker's values are the ones that count where there can be only one: rank 0's."""
         return self.store.rank == 0
 
+    def newcomers(self) -> list[Trained]:
+        """What is in the groups, requires a gradient and is not trained yet: unfrozen since, or of a new group."""
+        known = {id(one.parameter) for one in self.trained}
+        return trainable(self.optimizer.param_groups, self.names, known=known)
+
+    def admit(self, way: Way) -> None:
+        """Takes in the newcomers, if there are any. Every worker must, in the same round."""
+        new = self.newcomers()
+        if new:
+            way.add(new)
+            self.trained += new
+
 
 @dataclass(frozen=True)
 class Overflow:
@@ -49,6 +64,8 @@ class Overflow:
     """The gradients are so many times the real ones."""
     found: bool = False
     """They hold NaN or infinity: the round is to be a skip for all."""
+    rewritten: bool = False
+    """They were divided in place, by unscale_, which leaves no trace in their version counters."""
 
 
 class Way(Protocol):
@@ -57,20 +74,23 @@ class Way(Protocol):
     def add(self, trained: Sequence[Trained]) -> None:
         """Creates these parameters in the store, with rank 0's values. On return they hold what the store holds."""
 
+    def admit_closure(self) -> None:
+        """Raises UsageError if no backward pass may run within step() now."""
+
     def step(self, overflow: Overflow) -> bool:
         """Ends this worker's round; the parameters hold the new values on return. False: it was skipped, by all."""
 
-    def clip(self, max_norm: float) -> torch.Tensor:
+    def clip(self, max_norm: float, overflow: Overflow) -> torch.Tensor:
         """Clips the global norm of the reduced gradient in the step that follows; returns the norm before, 0-d."""
 
     def no_sync(self) -> AbstractContextManager[None]:
         """Backward passes inside it only accumulate."""
 
     def publish(self) -> None:
-        """Makes rank 0's parameters, as they are here, everybody's."""
+        """Makes rank 0's parameters, as they are here, everybody's; every worker calls it."""
 
-    def state(self) -> dict[int, dict[str, Any]]:
-        """The optimizer state as torch's state_dict()['state'] has it: by the parameter's number in the groups."""
+    def state(self) -> Mapping[torch.Tensor, dict[str, Any]]:
+        """The optimizer's state by parameter, as torch has it."""
 
-    def load_state(self, state: Mapping[int, Mapping[str, Any]]) -> None:
-        """Takes over such a state. Rank 0's counts."""
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Takes over groups and state of a state_dict() of the wrapped optimizer's class."""

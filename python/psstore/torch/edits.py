@@ -1,0 +1,140 @@
+"""Weights that were edited outside step(): noticed, and made everybody's.
+
+The store has the weights; the parameters are copies of them. Whoever edits a copy (model.load_state_dict, a clamp, an
+exchange for averaged weights) is noticed before the next commit: rank 0's edit is published, any other gives way.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from psstore import _core
+from psstore.client.rule_state import Restored
+from psstore.errors import UsageError
+from psstore.torch.parameters import Trained, short, some
+from psstore.torch.stepping import Training
+
+CHECKED_ROUNDS = 8
+"""Rounds in which the bytes are looked at too. Who edits in a way that torch does not count does so from the start."""
+
+
+class Look(NamedTuple):
+    """What tells cheaply that a parameter may have been changed."""
+
+    version: int
+    pointer: int
+    shape: torch.Size
+
+    @staticmethod
+    def at(parameter: torch.Tensor) -> Look:
+        return Look(parameter._version, parameter.data_ptr(), parameter.shape)
+
+
+class Edits:
+    """Of the parameters that the store trains. `note` when they hold what the store has, `settle` before a commit."""
+
+    def __init__(self, training: Training) -> None:
+        self._training = training
+        self._kinds: dict[str, tuple[torch.dtype, torch.device, torch.Size]] = {}
+        self._looks: dict[str, Look] = {}
+        self._checksums: dict[str, int] = {}
+        self._rounds = 0
+        self._told = False
+
+    def note(self, trained: Sequence[Trained]) -> None:
+        """These parameters are now as the store has them."""
+        for one in trained:
+            parameter = one.parameter
+            self._kinds.setdefault(one.name, (parameter.dtype, parameter.device, parameter.shape))
+            self._looks[one.name] = Look.at(parameter)
+            if self._rounds < CHECKED_ROUNDS:
+                self._checksums[one.name] = checksum(parameter)
+
+    def settle(self) -> None:
+        """Makes parameters and store agree again, if an edit came between. Raises UsageError for a parameter of
+        another shape, dtype or device, and for edits that torch does not count."""
+        trained = self._training.trained
+        suspects: list[Trained] = []
+        others: list[Trained] = []
+        for one in trained:
+            (others if Look.at(one.parameter) == self._looks[one.name] else suspects).append(one)
+        for one in suspects:
+            self._check_kind(one)
+        if self._rounds < CHECKED_ROUNDS:
+            self._check_bytes(others)
+            self._rounds += 1
+        if suspects:
+            self._reconcile(suspects)
+
+    def _check_kind(self, one: Trained) -> None:
+        dtype, device, shape = self._kinds[one.name]
+        parameter = one.parameter
+        was, now = (dtype, device, shape), (parameter.dtype, parameter.device, parameter.shape)
+        if was != now:
+            raise UsageError(
+                f"parameter {one.name!r} was {_described(*was)} when the store took it, and is {_described(*now)} now:"
+                " move, convert or reshape the model first, then make its optimizers"
+            )
+
+    def _check_bytes(self, trained: Sequence[Trained]) -> None:
+        changed = [one.name for one in trained if checksum(one.parameter) != self._checksums[one.name]]
+        if changed:
+            raise UsageError(
+                f"parameters were changed behind torch's back ({some(changed)}), as .data does, so that later changes"
+                " would be missed: change them under torch.no_grad() in place of .data, or call publish() on every"
+                " worker after it"
+            )
+
+    def _reconcile(self, suspects: Sequence[Trained]) -> None:
+        """A suspect may hold what it held, as when averaged weights were exchanged for it and back."""
+        edited = self._differing(suspects)
+        if edited:
+            self._tell([one.name for one, _ in edited])
+        if self._training.is_first:
+            self._training.store.restore({one.name: Restored(one.parameter.detach()) for one, _ in edited})
+        else:
+            for one, held in edited:
+                one.parameter.detach().copy_(held)
+
+    def _differing(self, suspects: Sequence[Trained]) -> list[tuple[Trained, torch.Tensor]]:
+        """With what the store holds. Where others have changed that meanwhile, a suspect can't be cleared."""
+        store = self._training.store
+        names = [one.name for one in suspects]
+        before = [store.version_of(name) for name in names]
+        held = store.pull_many(names, out=[torch.empty_like(one.parameter) for one in suspects])
+        return [
+            (one, value)
+            for one, value, version in zip(suspects, held, before, strict=True)
+            if store.version_of(one.name) != version or not torch.equal(one.parameter, value)
+        ]
+
+    def _tell(self, names: Sequence[str]) -> None:
+        if self._told:
+            return
+        self._told = True
+        what = "are published, and everybody's from this step on" if self._training.is_first else "give way to rank 0's"
+        warnings.warn(
+            f"parameters were edited since the last step(): {some(names)}; these edits {what}. Call publish() on every"
+            " worker after editing to have them everywhere at once. This is said once",
+            stacklevel=2,
+        )
+
+
+def publish(training: Training, trained: Sequence[Trained]) -> None:
+    """Rank 0's parameters, as they are now, become the store's. The caller's to pull, after a barrier."""
+    if training.is_first:
+        training.store.restore({one.name: Restored(one.parameter.detach()) for one in trained})
+
+
+def checksum(tensor: torch.Tensor) -> int:
+    """CRC-32C of its elements in their order, wherever they lie."""
+    flat = tensor.detach().to("cpu").contiguous().reshape(-1)
+    return _core.crc32c(memoryview(flat.view(torch.uint8).numpy())) if flat.numel() else 0
+
+
+def _described(dtype: torch.dtype, device: torch.device, shape: torch.Size) -> str:
+    return f"{short(dtype)} {tuple(shape)} on {device}"

@@ -1,0 +1,99 @@
+"""Optimizer state in torch's format, read from the store and written to it, so that checkpoints are exchangeable.
+
+A tensor's rule state is what the class of the same name keeps in torch: buffers of the same names, and a step count
+where that class has one. It comes and goes in the store's precision, which for half-precision parameters is float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from typing import Any
+
+import torch
+
+from psstore.client.rule_state import Restored, RuleState
+from psstore.errors import UsageError
+from psstore.torch.parameters import STORED_AS, Trained
+from psstore.torch.rules import ParamGroup, rule_of
+from psstore.torch.stepping import Training
+
+State = Mapping[torch.Tensor, Mapping[str, Any]]
+"""By parameter, as `torch.optim.Optimizer.state` has it."""
+
+COUNTED = frozenset({"adam", "adamw", "adagrad", "rmsprop"})
+"""Rules whose class keeps the number of steps: a 0-d float32 tensor."""
+
+
+def read(training: Training) -> dict[torch.Tensor, dict[str, Any]]:
+    """What plain torch's optimizer would hold now, on the CPU."""
+    trained = training.trained
+    held = training.store.pull_state([one.name for one in trained])
+    groups = training.optimizer.param_groups
+    found = {
+        one.parameter: _as_torch(training, one, groups[one.group], state)
+        for one, state in zip(trained, held, strict=True)
+    }
+    return {parameter: state for parameter, state in found.items() if state}
+
+
+def load(training: Training, state_dict: Mapping[str, Any]) -> None:
+    """Takes over the groups of a state_dict(), here, and its state, which is rank 0's to restore. A parameter that it
+    has no state for has none then. Raises ValueError, as torch does, if its groups are not the optimizer's."""
+    optimizer = training.optimizer
+    optimizer.load_state_dict({**state_dict, "state": {}})
+    numbers = chain.from_iterable(group["params"] for group in state_dict["param_groups"])
+    parameters = chain.from_iterable(group["params"] for group in optimizer.param_groups)
+    loaded = {
+        parameter: state_dict["state"].get(number, {}) for number, parameter in zip(numbers, parameters, strict=True)
+    }
+    _write(training, training.trained, loaded)
+
+
+def adopt(training: Training, trained: Sequence[Trained]) -> None:
+    """Moves state that the wrapped optimizer holds itself to the store: it was loaded there, not here."""
+    held = training.optimizer.state
+    own = {one.parameter: held.pop(one.parameter) for one in trained if one.parameter in held}
+    _write(training, [one for one in trained if _has_stepped(own.get(one.parameter, {}))], own)
+
+
+def forget(training: Training, trained: Sequence[Trained]) -> None:
+    """Drops state that the wrapped optimizer holds itself: the store has newer."""
+    for one in trained:
+        training.optimizer.state.pop(one.parameter, None)
+
+
+def _write(training: Training, trained: Sequence[Trained], state: State) -> None:
+    if training.is_first:
+        training.store.restore(
+            {one.name: Restored(state=_as_stored(one, state.get(one.parameter, {}))) for one in trained}
+        )
+
+
+def _has_stepped(state: Mapping[str, Any]) -> bool:
+    """Adagrad's is there before the first step."""
+    return bool(state) and float(state.get("step", 1)) > 0
+
+
+def _as_torch(training: Training, one: Trained, group: ParamGroup, state: RuleState) -> dict[str, Any]:
+    rule = rule_of(training.optimizer, group)
+    if one.parameter.numel() == 0:
+        state = RuleState()  # no slice, so nobody counts its steps; nor does it matter
+    buffers = {name: torch.from_numpy(buffer) for name, buffer in state.buffers.items()}
+    if rule == "adagrad" and not buffers:  # torch makes it with the optimizer, not in the first step
+        dtype = getattr(torch, STORED_AS[one.parameter.dtype])
+        buffers["sum"] = torch.full(one.parameter.shape, group["initial_accumulator_value"], dtype=dtype)
+    if rule not in COUNTED or not buffers:
+        return buffers
+    return {"step": torch.tensor(float(state.steps)), **buffers}
+
+
+def _as_stored(one: Trained, state: Mapping[str, Any]) -> RuleState:
+    stored = getattr(torch, STORED_AS[one.parameter.dtype])
+    buffers = {name: value for name, value in state.items() if name != "step" and value is not None}
+    for name, value in buffers.items():
+        if not isinstance(value, torch.Tensor):
+            kind = type(value).__qualname__
+            raise UsageError(f"the state of {one.name!r} has {name!r} of type {kind}; expected a tensor")
+    steps = int(state["step"]) if "step" in state else int(bool(buffers))
+    return RuleState(steps, {name: value.detach().to("cpu", stored) for name, value in buffers.items()})
