@@ -1,0 +1,119 @@
+"""Lightning and Accelerate train on a store without a strategy or a plugin: the optimizer is all that they are given.
+
+One worker, and two as threads would share the frameworks' own singletons; what they do with an optimizer is the same.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import SGD
+from torch.utils.data import DataLoader, TensorDataset
+from torch_support import assert_same_bits
+
+import psstore
+
+STEPS = 8
+BATCH = 4
+RATE = 0.1
+
+
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 1))
+
+
+def loader() -> DataLoader[tuple[torch.Tensor, ...]]:
+    inputs = torch.randn(STEPS * BATCH, 5, generator=torch.Generator().manual_seed(1))
+    return DataLoader(TensorDataset(inputs, inputs.sum(1, keepdim=True)), batch_size=BATCH)
+
+
+def sgd(module: nn.Module) -> SGD:
+    return SGD(module.parameters(), lr=RATE, momentum=0.9, foreach=False)
+
+
+def on(store: psstore.Store, module: nn.Module) -> psstore.torch.DistributedOptimizer:
+    return psstore.torch.DistributedOptimizer(sgd(module), store, named_parameters=module.named_parameters())
+
+
+def plain(max_norm: float | None = None) -> nn.Module:
+    """The loop that both frameworks have inside."""
+    module = model()
+    optimizer = sgd(module)
+    for inputs, targets in loader():
+        optimizer.zero_grad()
+        nn.functional.mse_loss(module(inputs), targets).backward()  # type: ignore[no-untyped-call]
+        if max_norm is not None:
+            nn.utils.clip_grad_norm_(module.parameters(), max_norm)
+        optimizer.step()
+    return module
+
+
+@pytest.fixture
+def store() -> Iterator[psstore.Store]:
+    with psstore.connect("local://?shards=2") as store:
+        yield store
+
+
+# ---- Accelerate ----
+
+
+@pytest.mark.parametrize("max_norm", [None, 0.1], ids=["as it is", "clipped"])
+def test_accelerate_prepares_the_optimizer_and_trains_as_plain_torch(
+    store: psstore.Store, max_norm: float | None
+) -> None:
+    accelerate = pytest.importorskip("accelerate")
+    accelerator = accelerate.Accelerator(cpu=True)
+    module = model()
+    prepared, optimizer, batches = accelerator.prepare(module, on(store, module), loader())
+    for inputs, targets in batches:
+        optimizer.zero_grad()
+        accelerator.backward(nn.functional.mse_loss(prepared(inputs), targets))
+        if max_norm is not None:
+            accelerator.clip_grad_norm_(prepared.parameters(), max_norm)
+        optimizer.step()
+    assert store.version == STEPS
+    assert_same_bits(module, plain(max_norm))
+
+
+# ---- Lightning ----
+
+
+def lightning_module(lightning: Any, store: psstore.Store) -> Any:
+    class Module(lightning.LightningModule):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = model()
+
+        def training_step(self, batch: Any, _: int) -> torch.Tensor:
+            inputs, targets = batch
+            return nn.functional.mse_loss(self.inner(inputs), targets)
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return on(store, self.inner)
+
+    return Module()
+
+
+def test_lightning_steps_the_optimizer_that_a_module_returns_and_trains_as_plain_torch(store: psstore.Store) -> None:
+    lightning = pytest.importorskip("lightning")
+    module = lightning_module(lightning, store)
+    trainer = lightning.Trainer(
+        accelerator="cpu",
+        devices=1,
+        max_epochs=1,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Lightning's own advice about workers of the loader
+        trainer.fit(module, loader())
+    assert store.version == STEPS
+    assert_same_bits(module.inner, plain())
