@@ -374,6 +374,7 @@ class Operations:
         transfers = layout.transfers([value.data for value in sources])
         with self._forgetting_unknown(tensors):
             if op == "PUSH":
+                await self._settle_norm(None)
                 self._pushing += 1
                 self._quiet.clear()
                 try:
@@ -398,9 +399,15 @@ class Operations:
         return layout, answers
 
     async def _read(self, transfers: Sequence[Transfer], wait_s: float | None) -> list[Answer]:
+        await self._settle_norm(wait_s)
         answers = await self.client.pull(transfers, wait_s=self._wait(wait_s))
         self.bytes_pulled += sum(answer.table.payload_bytes for answer in answers)
         return answers
+
+    async def _settle_norm(self, wait_s: float | None) -> None:
+        """Nothing can follow a clipped round before its norm is known: a worker that joins anew may have to ask."""
+        if self.client.unscaled is not None:
+            await self.global_norm(wait_s=wait_s)
 
     async def _counted(self, names: Iterable[str], *, promised: bool) -> set[int]:
         """Ids of the tensors that a commit counts."""
