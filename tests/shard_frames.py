@@ -44,11 +44,22 @@ def decision(
     divisor: float = 1.0,
     hypers: Mapping[int, Mapping[str, float]] = SGD,
     present: Mapping[int, Sequence[tuple[int, int]]] | None = None,
+    early: bool = False,
+    needs_scale: bool = False,
 ) -> _core.Decision:
     """`present`: rank -> ranges of tensor ids (default: every member has a gradient for every tensor)."""
     everything = {member[0]: [(0, 1 << 40)] for member in members}
     chosen = everything if present is None else present
-    return _core.Decision(number, skip=skip, divisor=divisor, members=members, hypers=hypers, present=chosen)
+    return _core.Decision(
+        number,
+        skip=skip,
+        divisor=divisor,
+        members=members,
+        hypers=hypers,
+        present=chosen,
+        early=early,
+        needs_scale=needs_scale,
+    )
 
 
 def receive(shard: _core.Shard, head: bytes, payload: bytes) -> _core.Frame:
@@ -108,6 +119,14 @@ def _frame(
     return receive(shard, head, b"".join(value.tobytes() for value in values.values()))
 
 
+def _request(op: str, table: _core.SliceTable) -> _core.Frame:
+    decoder = _core.FrameDecoder()
+    decoder.feed(_core.encode_frame(_core.OPS[op], table=table))
+    frame = decoder.next_frame()
+    assert frame is not None
+    return frame
+
+
 def push(
     shard: _core.Shard,
     values: Mapping[int, Array],
@@ -130,6 +149,31 @@ def write(
     return answers(shard.write(_frame(shard, op, values, sequence=sequence), client))
 
 
+class Restored(NamedTuple):
+    """What one slice is to get: its value (part 0), or a state buffer and the number of steps."""
+
+    key: int
+    part: int
+    data: Array
+    steps: int = 0
+
+
+def restore(
+    shard: _core.Shard, items: Sequence[Restored], *, sequence: int, client: str = "client", dtype: str = "float32"
+) -> list[Answer]:
+    table = _core.SliceTable((item.key, item.data.nbytes, _core.DTYPES[dtype]) for item in items)
+    table = table.with_parts([item.part for item in items]).with_versions([item.steps for item in items])
+    head = _core.encode_frame(_core.OPS["RESTORE"], sequence=sequence, table=table, payload_bytes=table.payload_bytes)
+    frame = receive(shard, head, b"".join(item.data.tobytes() for item in items))
+    return answers(shard.restore(frame, client))
+
+
+def norms(shard: _core.Shard, keys: Sequence[int]) -> tuple[list[Answer], list[float]]:
+    """The reply's table, and the sums of squares of those that are OK."""
+    table, payload = shard.norms(_request("NORM", _core.SliceTable((key, 0, _core.DTYPES["float32"]) for key in keys)))
+    return answers(table), [float(square) for square in np.frombuffer(payload, np.float64)]
+
+
 class Pulled(NamedTuple):
     answers: list[Answer]
     payload_bytes: int
@@ -137,16 +181,19 @@ class Pulled(NamedTuple):
 
 
 def pull(
-    shard: _core.Shard, keys: Sequence[int], *, versions: Sequence[int] | None = None, dtype: str = "float32"
+    shard: _core.Shard,
+    keys: Sequence[int],
+    *,
+    versions: Sequence[int] | None = None,
+    parts: Sequence[int] | None = None,
+    dtype: str = "float32",
 ) -> Pulled:
     wanted = _core.SliceTable((key, 0, _core.DTYPES[dtype]) for key in keys)
     if versions is not None:
         wanted = wanted.with_versions(versions)
-    decoder = _core.FrameDecoder()
-    decoder.feed(_core.encode_frame(_core.OPS["PULL"], table=wanted))
-    frame = decoder.next_frame()
-    assert frame is not None
-    table, pieces = shard.read(frame)
+    if parts is not None:
+        wanted = wanted.with_parts(parts)
+    table, pieces = shard.read(_request("PULL", wanted))
     return Pulled(answers(table), table.payload_bytes, pieces)
 
 

@@ -25,6 +25,7 @@ HYPERS: Mapping[str, Mapping[str, float]] = {
     "adamw": complete_hyper("adamw", {}),
     "adagrad": complete_hyper("adagrad", {}),
     "rmsprop": complete_hyper("rmsprop", {"momentum": 0.5, "centered": 1.0}),
+    "reduce": complete_hyper("reduce", {}),
 }
 
 States = list[dict[str, bytes]]
@@ -38,6 +39,12 @@ def gradient(rank: int, round_: int, key: int) -> Array:
     return (generator.standard_normal(size) * scale).astype(np.float32)
 
 
+def step_of(round_: int, rule: str, *, early: bool = False, needs_scale: bool = False) -> _core.Decision:
+    members = [(rank, 1, round_, WEIGHTS[rank]) for rank in range(NUM_WORKERS)]
+    hypers = {0: HYPERS[rule]}
+    return decision(round_, members, divisor=sum(WEIGHTS), hypers=hypers, early=early, needs_scale=needs_scale)
+
+
 def train(rule: str, arrival: Sequence[int], *, num_stripes: int = 64, seed: int | None = None) -> States:
     """Final states after some rounds. `seed`: slices arrive and settle in a random order too."""
     shuffle = random.Random(seed).shuffle if seed is not None else lambda _: None
@@ -48,8 +55,7 @@ def train(rule: str, arrival: Sequence[int], *, num_stripes: int = 64, seed: int
         shuffle(pushes)
         for rank, key in pushes:
             push(shard, {key: gradient(rank, round_, key)}, rank=rank, round=round_)
-        members = [(rank, 1, round_, WEIGHTS[rank]) for rank in range(NUM_WORKERS)]
-        shard.advance(decision(round_, members, divisor=sum(WEIGHTS), hypers={0: HYPERS[rule]}))
+        shard.advance(step_of(round_, rule))
         touched = list(KEYS)
         shuffle(touched)
         pull(shard, touched[:2])
@@ -85,6 +91,48 @@ def test_readers_do_not_show_either() -> None:
             shard.advance(decision(round_, [(0, 1, round_, 1.0)], hypers={0: HYPERS["sgd"]}))
             shard.settle()
         assert (shard.stats()["applied_out_of_place"] > 0) is reading
+        results.append([shard.state(key) for key in KEYS])
+    assert results[0] == results[1]
+
+
+@pytest.mark.parametrize("rule", HYPERS)
+def test_whether_contributions_come_before_or_after_an_early_decision_does_not_show(rule: str) -> None:
+    """Each slice's contributions in a random order, the decision somewhere between them."""
+    expected = train(rule, range(NUM_WORKERS))
+    for seed in range(5):
+        random_of = random.Random(seed)
+        shard = _core.Shard(index=0)
+        define(shard, 1, SIZES, rule=rule)
+        for round_ in range(1, NUM_ROUNDS + 1):
+            pushes = [(rank, key) for rank in range(NUM_WORKERS) for key in KEYS]
+            random_of.shuffle(pushes)
+            known = random_of.randrange(len(pushes) + 1)
+            for position, (rank, key) in enumerate(pushes):
+                if position == known:
+                    shard.advance(step_of(round_, rule, early=True))
+                push(shard, {key: gradient(rank, round_, key)}, rank=rank, round=round_)
+                if random_of.random() < 0.3:
+                    pull(shard, KEYS)
+                    shard.settle(1)
+            shard.advance(step_of(round_, rule, early=True))
+        assert [shard.state(key) for key in KEYS] == expected
+
+
+@pytest.mark.parametrize("rule", HYPERS)
+@pytest.mark.parametrize("factor", [1.0, 0.25])
+def test_a_scale_gives_the_bytes_of_a_gradient_that_was_multiplied(rule: str, factor: float) -> None:
+    """By a power of two, which rounds nothing: what is multiplied before the reduction may as well be after it."""
+    results: list[States] = []
+    for scaled_late in (False, True):
+        shard = _core.Shard(index=0)
+        define(shard, 1, SIZES, rule=rule)
+        for round_ in range(1, NUM_ROUNDS + 1):
+            for rank, key in itertools.product(range(NUM_WORKERS), KEYS):
+                data = gradient(rank, round_, key)
+                push(shard, {key: data if scaled_late else data * np.float32(factor)}, rank=rank, round=round_)
+            shard.advance(step_of(round_, rule, needs_scale=scaled_late))
+            pull(shard, KEYS[:2])
+            shard.set_scale(round_, factor)
         results.append([shard.state(key) for key in KEYS])
     assert results[0] == results[1]
 
