@@ -1,0 +1,277 @@
+"""What this worker contributes to a round: its gradients, pushed while backward is still at the layers before them.
+
+A hook on each parameter takes its gradient when backward is done with it; small ones travel together. What counts is
+the gradient as it is at `complete()`: one that was changed after its push is pushed again, which replaces the first.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
+from typing import NamedTuple
+
+import torch
+from torch.utils.hooks import RemovableHandle
+
+from psstore.client.store import Store
+from psstore.errors import StoreClosed, UsageError
+from psstore.torch.edits import checksum
+from psstore.torch.parameters import some
+
+BUCKET_BYTES = 1 << 20
+"""Gradients are gathered up to this size before they are sent: a slice's. A push of its own costs a small layer more
+than its bytes do."""
+
+CHECKED_ROUNDS = 8
+"""Rounds in which the bytes are looked at too. Who changes gradients in a way that torch does not count does so from
+the start."""
+
+
+class Sight(NamedTuple):
+    """A gradient as it was in some round."""
+
+    round: int
+    gradient: torch.Tensor
+    version: int
+
+    @staticmethod
+    def now(round: int, gradient: torch.Tensor) -> Sight:
+        return Sight(round, gradient, gradient._version)
+
+    def is_still(self, gradient: torch.Tensor) -> bool:
+        return self.gradient is gradient and self.version == gradient._version
+
+
+class Push(NamedTuple):
+    """A gradient that was sent."""
+
+    sight: Sight
+    checksum: int | None
+    done: Future[None]
+
+    @property
+    def failed(self) -> bool:
+        return self.done.done() and (self.done.cancelled() or self.done.exception() is not None)
+
+
+class Gradients:
+    """The gradients of some parameters, under the names of their tensors in the store.
+
+    Hooks do not keep it alive, and end with it. They may run in several threads, as backward does on several devices;
+    the rest is for the thread that trains.
+    """
+
+    def __init__(self, store: Store, *, overlap: bool) -> None:
+        """`overlap`: push while backward runs; False: all in `complete()`."""
+        self._store = store
+        self._overlap = overlap
+        self._parameters: dict[str, torch.Tensor] = {}
+        self._hooks: list[RemovableHandle] = []
+        weakref.finalize(self, _remove, self._hooks)
+        self._lock = threading.Lock()
+        """Orders the hooks; guards the four below."""
+        self._arrived: dict[str, Sight] = {}
+        """As the last hook of the round saw it."""
+        self._pushes: dict[str, Push] = {}
+        self._bucket: dict[str, Sight] = {}
+        self._bucket_bytes = 0
+        self._counted: dict[str, Sight] = {}
+        """As the round that was ended last has them."""
+        self._muted = 0
+        """Depth of no_sync()."""
+        self._rounds = 0
+        self._densified = False
+
+    def watch(self, parameters: Mapping[str, torch.Tensor]) -> None:
+        """These contribute, too, by name in the store."""
+        self._parameters.update(parameters)
+        if self._overlap:
+            for name, parameter in parameters.items():
+                self._hooks.append(parameter.register_post_accumulate_grad_hook(_hook(weakref.ref(self), name)))  # type: ignore[no-untyped-call]
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Backward passes inside it only accumulate; what they leave is pushed with the next one's."""
+        self._muted += 1
+        try:
+            yield
+        finally:
+            self._muted -= 1
+
+    def complete(self, *, rewritten: bool = False) -> list[str]:
+        """Pushes what the store does not have as it is here; returns the names of those that have a gradient. Blocks
+        until all pushes to the store are acknowledged.
+
+        `rewritten`: none is as it was pushed, though it may look so. Raises UsageError for gradients that were changed
+        behind torch's back, and what pushing raises; it may be called again.
+        """
+        self._counted = self._sights()
+        gradients = {name: sight.gradient for name, sight in self._counted.items()}
+        with self._lock:
+            self._bucket.clear()
+            self._bucket_bytes = 0
+            if rewritten:
+                self._stop()
+            else:
+                self._look_for_changes(gradients)
+            self._send(self._outdated(gradients))
+        self._store.settle()
+        with self._lock:
+            again = {name: gradient for name, gradient in gradients.items() if self._pushes[name].failed}
+        if again:
+            self._store.push_many(self._dense(again))
+        return list(gradients)
+
+    def withhold(self) -> list[str]:
+        """In place of `complete`, for gradients that are not to count: returns no names."""
+        self._store.settle()
+        self._counted = self._sights()
+        return []
+
+    def unchanged(self) -> bool:
+        """Whether the gradients are those of the last `complete` or `withhold` still."""
+        now = self._sights()
+        return now.keys() == self._counted.keys() and all(
+            self._counted[name].is_still(sight.gradient) for name, sight in now.items()
+        )
+
+    def forget(self) -> None:
+        """The round is over: lets go of its gradients."""
+        with self._lock:
+            self._arrived.clear()
+            self._pushes.clear()
+            self._counted.clear()
+            self._rounds += 1
+
+    # ---- while backward runs ----
+
+    def _take(self, name: str, parameter: torch.Tensor) -> None:
+        """Called by the hooks. A transport error is not backward's: `complete` pushes again, and raises it."""
+        gradient = parameter.grad
+        if gradient is None:
+            return  # another hook has used it up
+        with self._lock:
+            sight = self._arrived[name] = Sight.now(self._store.round, gradient)
+            if self._muted or self._is_sent(name, sight):
+                return
+            if name not in self._bucket:
+                self._bucket_bytes += parameter.nbytes
+            self._bucket[name] = sight
+            if self._bucket_bytes >= BUCKET_BYTES:
+                with suppress(StoreClosed):
+                    self._send(self._emptied(sight.round))
+
+    def _is_sent(self, name: str, sight: Sight) -> bool:
+        """It accumulates then: to send it again each time would be in vain."""
+        push = self._pushes.get(name)
+        return push is not None and push.sight.round == sight.round and push.sight.gradient is sight.gradient
+
+    def _emptied(self, round: int) -> dict[str, torch.Tensor]:
+        """What was in the bucket, but for what another optimizer's step has left there from an earlier round."""
+        bucket, self._bucket, self._bucket_bytes = self._bucket, {}, 0
+        return {name: sight.gradient for name, sight in bucket.items() if sight.round == round}
+
+    # ---- how ----
+
+    def _sights(self) -> dict[str, Sight]:
+        """Every gradient that is there, as it is now."""
+        return {
+            name: Sight.now(self._store.round, parameter.grad)
+            for name, parameter in self._parameters.items()
+            if parameter.grad is not None
+        }
+
+    def _send(self, gradients: Mapping[str, torch.Tensor]) -> None:
+        """Starts pushing them."""
+        if not gradients:
+            return
+        sights = {name: Sight.now(self._store.round, gradient) for name, gradient in gradients.items()}
+        dense = self._dense(gradients)
+        done = self._store.start_push_many(dense)
+        checked = self._rounds < CHECKED_ROUNDS
+        for name, sight in sights.items():
+            self._pushes[name] = Push(sight, checksum(dense[name]) if checked else None, done)
+
+    def _outdated(self, gradients: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Those that the store does not have, or not as they are here."""
+        round = self._store.round
+        self._pushes = {
+            name: push
+            for name, push in self._pushes.items()
+            if name in gradients and push.sight.round == round and push.sight.is_still(gradients[name])
+        }
+        return {name: gradient for name, gradient in gradients.items() if name not in self._pushes}
+
+    def _look_for_changes(self, gradients: Mapping[str, torch.Tensor]) -> None:
+        """Gives up pushing early where it is done in vain, and says why."""
+        round = self._store.round
+        edited: list[str] = []
+        accumulated = False
+        for name, gradient in gradients.items():
+            arrived, push = self._arrived.get(name), self._pushes.get(name)
+            if arrived is None or arrived.round != round:
+                continue
+            if not arrived.is_still(gradient):
+                edited.append(name)
+            elif push is not None and push.sight.round == round:
+                accumulated = accumulated or not push.sight.is_still(gradient)
+                self._check_bytes(name, push, gradient)
+        if edited:
+            self._tell(edited)
+        if edited or accumulated:
+            self._stop()
+
+    def _check_bytes(self, name: str, push: Push, gradient: torch.Tensor) -> None:
+        if push.checksum is None or not push.sight.is_still(gradient):
+            return
+        if checksum(gradient.to_dense()) != push.checksum:
+            raise UsageError(
+                f"the gradient of {name!r} was changed behind torch's back, as .data does, after it was sent: change it"
+                " under torch.no_grad() in place of .data, or pass overlap='none', so that step() sends what is there"
+            )
+
+    def _tell(self, names: list[str]) -> None:
+        consistency = self._store.consistency
+        if consistency.lockstep and consistency.num_workers > 1:
+            warnings.warn(
+                f"gradients were changed after backward: {some(names)}. They count as they are now, and from here on"
+                " step() sends them, no longer backward. If this clips: torch's clip_grad_norm_ clips this worker's"
+                " gradient, not the average of all, as under DDP it would; for that, call the clip_grad_norm_ of this"
+                " optimizer. This is said once",
+                stacklevel=2,
+            )
+
+    def _stop(self) -> None:
+        """From now on, all is sent by `complete`."""
+        self._overlap = False
+        _remove(self._hooks)
+
+    def _dense(self, gradients: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        sparse = [name for name, gradient in gradients.items() if gradient.layout is not torch.strided]
+        if sparse and not self._densified:
+            self._densified = True
+            warnings.warn(
+                f"the gradient of {some(sparse)} is sparse, and is sent as a dense one: the store trains dense tensors."
+                " sparse=False at the embedding makes it dense from the start. This is said once",
+                stacklevel=2,
+            )
+        return {name: gradient.to_dense() for name, gradient in gradients.items()}
+
+
+def _hook(owner: weakref.ref[Gradients], name: str) -> Callable[[torch.Tensor], None]:
+    def arrived(parameter: torch.Tensor) -> None:
+        gradients = owner()
+        if gradients is not None:
+            gradients._take(name, parameter)
+
+    return arrived
+
+
+def _remove(hooks: list[RemovableHandle]) -> None:
+    for hook in hooks:
+        hook.remove()
+    hooks.clear()
