@@ -7,6 +7,7 @@ import pickle
 import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import cast
 
 import pytest
 import torch
@@ -214,8 +215,8 @@ def test_an_unfrozen_parameter_joins_in_the_next_step(store: psstore.Store) -> N
 
 
 def test_compiled_models_share_the_names_of_plain_ones(store: psstore.Store) -> None:
-    model = nn.Sequential(nn.Linear(2, 2), torch.compile(nn.Linear(2, 2)))
-    compiled = torch.compile(model)
+    inner = cast(nn.Module, torch.compile(nn.Linear(2, 2)))
+    compiled = cast(nn.Module, torch.compile(nn.Sequential(nn.Linear(2, 2), inner)))
     assert "_orig_mod.1._orig_mod.weight" in dict(compiled.named_parameters())
     wrap(SGD(compiled.parameters(), lr=0.1), store, compiled)
     assert sorted(store.keys()) == ["0.bias", "0.weight", "1.bias", "1.weight"]
