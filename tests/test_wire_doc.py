@@ -40,6 +40,13 @@ def test_every_dtype_is_documented_with_its_number(document: str) -> None:
     assert rows_after(document, "| dtype | number |") == dict(_core.DTYPES)
 
 
+def test_every_state_buffer_is_documented_with_its_part(document: str) -> None:
+    table = document.partition("| rule | part 1 |")[2].partition("\n\n")[0]
+    rows = [[cell.strip() for cell in row.strip("|").split("|")] for row in table.splitlines()[2:]]
+    documented = {rule: tuple(filter(None, states)) for rules, *states in rows for rule in rules.split(", ")}
+    assert documented == {rule: states for rule, states in _core.STATES.items() if states}
+
+
 def test_replies_follow_their_requests() -> None:
     """A request's number is even and its reply's the next; HEARTBEAT has no reply, ERROR answers any request."""
     numbers = set(_core.OPS.values()) - {_core.OPS["ERROR"]}

@@ -56,8 +56,8 @@ def test_header_fields_lie_where_the_drawing_says() -> None:
 
 
 def test_slice_entry_fields_lie_where_the_drawing_says() -> None:
-    table = _core.SliceTable([(2**63 + 1, 4096, F32)]).with_versions([9])
-    assert bytes(table) == struct.pack("<QQIBBHQ", 2**63 + 1, 9, 4096, F32, 0, 0, 0)
+    table = _core.SliceTable([(2**63 + 1, 4096, F32)]).with_versions([9]).with_parts([2])
+    assert bytes(table) == struct.pack("<QQIBBHQ", 2**63 + 1, 9, 4096, F32, 0, 2, 0)
     assert len(bytes(table)) == _core.SLICE_ENTRY_BYTES
 
 
@@ -131,6 +131,12 @@ def test_a_table_that_does_not_fit_the_payload_is_refused() -> None:
         _core.encode_frame(_core.OPS["PUSH"], table=_core.SliceTable([(0, 4, F32)]), payload_bytes=5)
 
 
+@pytest.mark.parametrize(("op", "part"), [("PUSH", 1), ("NORM", 1), ("PULL", 4), ("RESTORE", 4)])
+def test_parts_that_the_operation_is_not_about_are_refused(op: str, part: int) -> None:
+    with pytest.raises(BadArgument, match=f"can't be about part {part} of key 7"):
+        _core.encode_frame(_core.OPS[op], table=_core.SliceTable([(7, 0, F32)]).with_parts([part]))
+
+
 @pytest.mark.parametrize("flags", [_core.FLAG_CHECKSUM, 2, 0x8000])
 def test_flags_that_nothing_stands_behind_are_refused(flags: int) -> None:
     with pytest.raises(BadArgument, match="FLAG_CHECKSUM"):
@@ -161,27 +167,33 @@ def test_table_gives_its_columns() -> None:
     assert table.dtypes() == [F32, 3]
     assert table.versions() == [0, 0]
     assert table.statuses() == [0, 0]
+    assert table.parts() == [0, 0]
     assert table.payload_bytes == 12
 
 
-def test_versions_and_selections_are_copies() -> None:
+def test_versions_parts_and_selections_are_copies() -> None:
     table = _core.SliceTable((key, key, F32) for key in range(4))
-    newer = table.with_versions([10, 11, 12, 13])
-    assert table.versions() == [0, 0, 0, 0]
+    newer = table.with_versions([10, 11, 12, 13]).with_parts([0, 1, 2, 3])
+    assert (table.versions(), table.parts()) == ([0] * 4, [0] * 4)
     assert newer.versions() == [10, 11, 12, 13]
+    assert (newer.parts(), newer.select([3, 1]).parts()) == ([0, 1, 2, 3], [3, 1])
     assert newer.select([3, 1]).keys() == [3, 1]
     assert newer.select([3, 1]).versions() == [13, 11]
     with pytest.raises(ValueError, match="1 values for 4 slices"):
         table.with_versions([1])
+    with pytest.raises(ValueError, match="5 values for 4 slices"):
+        table.with_parts([0] * 5)
     with pytest.raises(IndexError):
         table.select([4])
 
 
-def test_first_failure_is_neither_ok_nor_not_modified() -> None:
-    not_modified, unknown_key = _core.ERROR_CODES["NOT_MODIFIED"], _core.ERROR_CODES["UNKNOWN_KEY"]
+@pytest.mark.parametrize("failure", ["UNKNOWN_KEY", "NOT_APPLIED"])
+def test_first_failure_is_none_of_ok_not_modified_and_no_state(failure: str) -> None:
+    fine = [0, _core.ERROR_CODES["NOT_MODIFIED"], _core.ERROR_CODES["NO_STATE"]]
     assert received_table([]).first_failure() is None
-    assert received_table([0, not_modified]).first_failure() is None
-    assert received_table([0, not_modified, unknown_key, 31]).first_failure() == (2, unknown_key)
+    assert received_table(fine).first_failure() is None
+    code = _core.ERROR_CODES[failure]
+    assert received_table([*fine, code, 31]).first_failure() == (3, code)
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,7 @@ constexpr uint64_t tensor_of(Key key) {
 //
 // version    pull request: "only if the slot's version is at least this", so whoever has v asks for
 //            v + 1; 0: in any case. Reply: the slot's version
-// num_bytes  of this slice in the payload; 0 in a pull request and in a reply without value
+// num_bytes  of this slice in the payload; 0 in requests to read and in replies without bytes
 // dtype      encoding of the payload; in a pull request the encoding wanted
 // status     an ErrorCode; 0 in requests
 // part       of the slot: 0 its value, i its state buffer i - 1 (StateLayout, rules/hyper.h); other

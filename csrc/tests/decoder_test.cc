@@ -315,10 +315,27 @@ TEST(FrameDecoder, RefusesSizesThatDoNotAddUp) {
 }
 
 TEST(FrameDecoder, RefusesReservedFieldsThatAreNotZero) {
-  for (const size_t offset : {22u, 23u, 24u, 31u}) {
+  for (const size_t offset : {24u, 31u}) {
     Bytes wire = TestFrame{.op = Op::kPULL, .sizes = {0}}.wire();
     wire[kHeaderBytes + offset] = std::byte{1};
     EXPECT_EQ(decode_all(wire), ErrorCode::BAD_HEADER);
+  }
+}
+
+TEST(FrameDecoder, RefusesPartsThatAnOperationIsNotAbout) {
+  const auto code = [](Op op, uint16_t part) {
+    Bytes wire = TestFrame{.op = op, .sizes = {0}}.wire();
+    std::memcpy(&wire[kHeaderBytes + 22], &part, sizeof part);
+    return decode_all(wire);
+  };
+  for (const Op op : {Op::kPULL, Op::kPULLED, Op::kRESTORE, Op::kRESTORED}) {
+    for (uint16_t part = 0; part <= kMaxPart; ++part) EXPECT_EQ(code(op, part), ErrorCode::OK);
+    EXPECT_EQ(code(op, kMaxPart + 1), ErrorCode::BAD_HEADER);
+    EXPECT_EQ(code(op, UINT16_MAX), ErrorCode::BAD_HEADER);
+  }
+  for (const Op op : {Op::kPUSH, Op::kPUSHED, Op::kASSIGN, Op::kINIT, Op::kNORM, Op::kNORMED}) {
+    EXPECT_EQ(code(op, 0), ErrorCode::OK);
+    EXPECT_EQ(code(op, 1), ErrorCode::BAD_HEADER);
   }
 }
 

@@ -135,5 +135,18 @@ TEST(Encoder, RefusesWhatAPeerWouldRefuse) {
   EXPECT_EQ(code({.payload_bytes = kMaxPayloadBytes + 1}), ErrorCode::BAD_ARGUMENT);
 }
 
+TEST(Encoder, RefusesPartsThatAPeerWouldRefuse) {
+  const SliceEntry state{.part = kMaxPart};
+  const SliceEntry beyond{.part = kMaxPart + 1};
+  const auto code = [](Op op, const SliceEntry& entry) {
+    return code_of([&] { check_parts({.op = op, .table = {&entry, 1}}); });
+  };
+  EXPECT_EQ(code(Op::kPULL, state), ErrorCode::OK);
+  EXPECT_EQ(code(Op::kRESTORE, state), ErrorCode::OK);
+  EXPECT_EQ(code(Op::kRESTORE, beyond), ErrorCode::BAD_ARGUMENT);
+  EXPECT_EQ(code(Op::kPUSH, state), ErrorCode::BAD_ARGUMENT);
+  EXPECT_EQ(code(Op::kNORM, state), ErrorCode::BAD_ARGUMENT);
+}
+
 }  // namespace
 }  // namespace psstore::testing
