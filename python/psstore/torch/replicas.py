@@ -123,10 +123,7 @@ def split(arguments: Any, devices: Sequence[torch.device]) -> list[Any]:
     leaves, structure = pytree.tree_flatten(arguments)
     num_parts = max(1, min(len(devices), _batch_size(leaves)))
     parts = [
-        [
-            part.to(device, non_blocking=True)
-            for part, device in zip(leaf.tensor_split(num_parts), devices[:num_parts], strict=True)
-        ]
+        [_moved(part, device) for part, device in zip(leaf.tensor_split(num_parts), devices[:num_parts], strict=True)]
         if isinstance(leaf, torch.Tensor)
         else [leaf] * num_parts
         for leaf in leaves
@@ -167,8 +164,12 @@ def _join_leaves(leaves: Sequence[Any], device: torch.device) -> torch.Tensor | 
                 f"an output of type {type(leaf).__qualname__} can't be joined: a replicated model returns tensors,"
                 " None, or tuples, lists and dicts of them"
             )
-    moved = [leaf.to(device, non_blocking=device.type == "cuda") for leaf in leaves]
-    return torch.cat([leaf.reshape(1) if leaf.dim() == 0 else leaf for leaf in moved])
+    return torch.cat([_moved(leaf.reshape(1) if leaf.dim() == 0 else leaf, device) for leaf in leaves])
+
+
+def _moved(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Itself if it is there. Only a GPU keeps what is on its way in order with what follows."""
+    return tensor.to(device, non_blocking=device.type == "cuda")
 
 
 # ---- the model on each device ----
@@ -179,11 +180,12 @@ def replicate(model: nn.Module, devices: Sequence[torch.device]) -> list[nn.Modu
 
     What is tied in the model is tied in each copy. The first copy has the model's own buffers.
     """
-    parameters = {parameter: _Broadcast.apply(parameter, devices) for parameter in model.parameters()}
+    broadcast: Callable[..., tuple[torch.Tensor, ...]] = _Broadcast.apply
+    parameters = {parameter: broadcast(parameter, devices) for parameter in model.parameters()}
     buffers = {
         buffer: [buffer, *(buffer.to(device, copy=True) for device in devices[1:])] for buffer in model.buffers()
     }
-    copies = {module: [module._replicate_for_data_parallel() for _ in devices] for module in model.modules()}
+    copies = {module: [_shallow_copy(module) for _ in devices] for module in model.modules()}
     for module, replicas in copies.items():
         for index, replica in enumerate(replicas):
             replica._modules = _exchanged(module._modules, copies, index)
@@ -191,6 +193,12 @@ def replicate(model: nn.Module, devices: Sequence[torch.device]) -> list[nn.Modu
             # Replica 0 has the very dict, so that a buffer which `forward` sets anew stays set.
             replica._buffers = module._buffers if index == 0 else _exchanged(module._buffers, buffers, index)
     return copies[model]
+
+
+def _shallow_copy(module: nn.Module) -> nn.Module:
+    """By the method that modules with caches of their parameters (recurrent ones, torch.fx's) override."""
+    copy: nn.Module = module._replicate_for_data_parallel()  # type: ignore[no-untyped-call]
+    return copy
 
 
 def _exchanged(members: Mapping[str, Any], copies: Mapping[Any, Sequence[Any]], index: int) -> dict[str, Any]:
@@ -207,11 +215,11 @@ class _Broadcast(torch.autograd.Function):
     def forward(ctx: Any, parameter: torch.Tensor, devices: Sequence[torch.device]) -> tuple[torch.Tensor, ...]:
         ctx.set_materialize_grads(False)  # a replica that does not use the parameter has no gradient for it
         ctx.home = parameter.device
-        return tuple(parameter.view_as(parameter).to(device, non_blocking=True) for device in devices)
+        return tuple(_moved(parameter.view_as(parameter), device) for device in devices)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, None]:
-        present = [gradient.to(ctx.home) for gradient in gradients if gradient is not None]
+        present = [_moved(gradient, ctx.home) for gradient in gradients if gradient is not None]
         return (reduce(torch.add, present) if present else None), None
 
 
