@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import gzip
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from rich.console import Console
@@ -51,7 +53,7 @@ def test_synchronous_training_learns_and_equals_one_process(shards: int, workers
     assert found["accuracy"] >= 0.97
     assert found["max_abs_weight_diff"] == 0.0
     assert found["max_staleness"] == 0
-    assert (found["mode"], found["shards"], found["workers"]) == ("sync", shards, workers)
+    assert (found["strategy"], found["mode"], found["shards"], found["workers"]) == ("ps", "sync", shards, workers)
 
 
 @pytest.mark.sockets
@@ -70,6 +72,40 @@ def test_bytes_moved_are_every_workers_gradients_and_parameters() -> None:
     parameters = sum(p.numel() for p in seeded_model(data.scikit_learn_digits(), seed=0).parameters())
     rounds = 1438 // 2 // 32
     assert found["bytes_pushed"] == found["bytes_pulled"] == 2 * rounds * 4 * parameters
+
+
+@pytest.mark.sockets
+def test_an_all_reduce_of_two_workers_equals_one_process_too() -> None:
+    """Two terms have one order, and dividing by two before or after is the same. Three differ by rounding."""
+    found = demo("--strategy", "allreduce", "--epochs", "2", "--compare")
+    parameters = sum(p.numel() for p in seeded_model(data.scikit_learn_digits(), seed=0).parameters())
+    rounds = 2 * (1438 // 2 // 32)
+    assert found["max_abs_weight_diff"] == 0.0
+    assert (found["strategy"], found["shards"], found["workers"]) == ("allreduce", 0, 2)
+    assert found["bytes_pushed"] == found["bytes_pulled"] == 2 * rounds * 4 * parameters  # 2(W-1)/W = 1 each
+
+
+@pytest.mark.sockets
+def test_an_all_reduce_ends_when_a_worker_dies() -> None:
+    """The other one is in the middle of a collective; conftest.py looks whether it is left behind."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "psstore.cli.main", "demo", "--strategy", "allreduce", "--epochs", "1000", "--json"],
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as command:
+        assert command.stderr is not None
+        assert any(line.startswith("epoch 1/1000") for line in command.stderr), "it ended before its workers trained"
+        children = psutil.Process(command.pid).children(recursive=True)
+        victim = next(child for child in children if child.is_running() and child.environ().get("RANK") == "1")
+        victim.kill()
+        assert "rank 1 was killed by SIGKILL" in command.stderr.read()
+        assert command.wait(DEMO_S) == 128 + signal.SIGKILL
+
+
+def test_a_mode_goes_with_a_store() -> None:
+    result = CliRunner().invoke(app, ["demo", "--strategy", "allreduce", "--mode", "ssp"])
+    assert result.exit_code == 2
+    assert "--mode ssp is a store's" in result.stderr
 
 
 def test_missing_packages_are_named_with_the_command_that_installs_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,7 +220,7 @@ def record(event: Progress | Finished) -> Line:
 
 def shown(*lines: Line, terminal: bool) -> tuple[str, Display]:
     console = Console(record=True, force_terminal=terminal, width=120, file=open("/dev/null", "w"))  # noqa: SIM115
-    with Display(console, mode="ssp", num_shards=1, num_workers=2, dataset="digits") as display:
+    with Display(console, how="ssp · 1 shard", num_workers=2, dataset="digits") as display:
         for line in lines:
             display.deliver(line)
     return console.export_text(), display
@@ -214,7 +250,14 @@ def test_events_are_told_from_output() -> None:
 @pytest.mark.parametrize(("difference", "words"), [(0.0, "identical"), (0.25, "at most 0.25"), (None, "99.00%")])
 def test_the_summary_says_how_training_compares(difference: float | None, words: str) -> None:
     report = report_of(
-        [FINISHED], mode="sync", num_shards=2, epochs=2, seed=0, seconds=3.0, max_abs_weight_diff=difference
+        [FINISHED],
+        strategy="ps",
+        mode="sync",
+        num_shards=2,
+        epochs=2,
+        seed=0,
+        seconds=3.0,
+        max_abs_weight_diff=difference,
     )
     console = Console(record=True, width=120, file=open("/dev/null", "w"))  # noqa: SIM115
     console.print(summary(report))

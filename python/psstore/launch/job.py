@@ -1,4 +1,4 @@
-"""One run: a store and its workers, from start to end.
+"""One run: a store and its workers, or workers alone, from start to end.
 
     store starts ─► ready ─► workers start ─► all end with 0          ─► store ends, exit code 0
                                           └─► one fails, or a signal  ─► all end, that one is named
@@ -42,6 +42,7 @@ class Job:
     command: Sequence[str]
     """Of each worker."""
     num_shards: int
+    """0: no store; the workers talk among themselves."""
     consistency: Consistency
     environ: Mapping[str, str]
     gpus: Sequence[str] = ()
@@ -64,8 +65,13 @@ class Outcome:
 class _Processes:
     """Those that run, by the name under which they are reported."""
 
-    store: StoreProcess
+    store: StoreProcess | None
     workers: dict[str, Child] = field(default_factory=dict)
+
+    @property
+    def stores(self) -> list[Child]:
+        """None or one."""
+        return [] if self.store is None else [self.store.child]
 
 
 async def run_job(job: Job, *, deliver: Deliver) -> Outcome:
@@ -77,21 +83,25 @@ async def run_job(job: Job, *, deliver: Deliver) -> Outcome:
     pumps: list[asyncio.Task[None]] = []
     try:
         async with ProcessGroup() as group:
-            store = await StoreProcess.start(
-                group, num_shards=job.num_shards, consistency=job.consistency, environ=job.environ
-            )
-            running = _Processes(store)
-            pumps += _pumps(store.child, "store", deliver)
+            running = _Processes(await _start_store(job, group))
+            for store in running.stores:
+                pumps += _pumps(store, "store", deliver)
             work = asyncio.create_task(_work(job, group, running, pumps, deliver))
             await _either(work, told_to_end)
             work.cancel()
             await asyncio.wait([work])
             await end(list(running.workers.values()), grace_s=WORKER_GRACE_S)
-            await end([store.child], grace_s=STORE_GRACE_S)
+            await end(running.stores, grace_s=STORE_GRACE_S)
         await _drain(pumps)
     finally:
         _restore_signals()
     return _interrupted(told_to_end.result()) if work.cancelled() else work.result()
+
+
+async def _start_store(job: Job, group: ProcessGroup) -> StoreProcess | None:
+    if job.num_shards == 0:
+        return None
+    return await StoreProcess.start(group, num_shards=job.num_shards, consistency=job.consistency, environ=job.environ)
 
 
 async def _either(one: asyncio.Future[Outcome], other: asyncio.Future[int]) -> None:
@@ -105,7 +115,7 @@ async def _work(
 ) -> Outcome:
     """Until every worker has ended well, or something failed."""
     try:
-        url = await running.store.url()
+        url = await running.store.url() if running.store else None
     except PsstoreError as error:
         return Outcome(EXIT_STORE_FAILED, error.message)
     for rank in range(job.num_workers):
@@ -121,14 +131,14 @@ async def _work(
 
 async def _first_failure(running: _Processes) -> Outcome:
     names = {worker.ended: name for name, worker in running.workers.items()}
-    store = running.store.child.ended
-    waiting = {store, *names}
-    while waiting != {store}:
+    stores = {store.ended for store in running.stores}
+    waiting = {*stores, *names}
+    while waiting != stores:
         done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         for one in sorted(done & names.keys(), key=lambda one: names[one]):
             if one.result() != 0:
                 return Outcome(_exit_code(one.result()), f"{names[one]} {_ending(one.result())}")
-        if store in done:
+        for store in done & stores:
             return Outcome(_exit_code(store.result()) or 1, f"the store {_ending(store.result())}")
     return Outcome(0)
 

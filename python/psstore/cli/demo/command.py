@@ -15,7 +15,7 @@ import msgspec
 import typer
 
 from psstore.cli.choices import Mode, consistency_of, fail
-from psstore.cli.demo.settings import DEFAULT_EPOCHS, MNIST_EPOCHS, Settings
+from psstore.cli.demo.settings import DEFAULT_EPOCHS, MNIST_EPOCHS, Settings, Strategy
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -28,7 +28,10 @@ EXIT_MISSING = 3
 
 
 def demo(
-    mode: Annotated[Mode, typer.Option(help="Consistency.")] = Mode.sync,
+    strategy: Annotated[
+        Strategy, typer.Option(help="ps: through a store. allreduce: the same with torch's DistributedDataParallel.")
+    ] = Strategy.ps,
+    mode: Annotated[Mode, typer.Option(help="Consistency of the store.")] = Mode.sync,
     shards: Annotated[int, typer.Option(min=1, help="Shard processes of the store.")] = 2,
     workers: Annotated[int, typer.Option(min=1, help="Worker processes.")] = 2,
     staleness: Annotated[int, typer.Option(min=0, help="ssp: rounds a worker may be ahead of the slowest.")] = 2,
@@ -44,13 +47,16 @@ def demo(
     seed: Annotated[int, typer.Option(help="Of the first weights and the order of the images.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON, in the last line.")] = False,
 ) -> None:
-    """Train a small network on real handwritten digits, through a real store, here and now."""
+    """Train a small network on real handwritten digits, with real processes, here and now."""
     from rich.console import Console
 
-    from psstore.cli.demo.display import Display, summary
+    from psstore.cli.demo.display import Display, count, summary
     from psstore.cli.demo.report import report_of
 
     _need_packages(digits=data_dir is None)
+    if strategy is not Strategy.ps and mode is not Mode.sync:
+        fail(f"--mode {mode.value} is a store's; --strategy {strategy.value} is synchronous")
+    num_shards = 0 if strategy is Strategy.allreduce else shards
     consistency = consistency_of(mode, workers=workers, backups=backups, staleness=staleness)
     chosen = epochs or (DEFAULT_EPOCHS if data_dir is None else MNIST_EPOCHS)
     console = Console(stderr=as_json)
@@ -59,19 +65,23 @@ def demo(
         settings = Settings(
             num_workers=workers,
             epochs=chosen,
+            strategy=strategy,
             lockstep=consistency.lockstep,
             seed=seed,
             data_dir=None if data_dir is None else str(data_dir.resolve()),
             weights_path=str(Path(directory) / "weights.npz"),
+            rendezvous_path=str(Path(directory) / "rendezvous"),
         )
-        display = Display(console, mode=mode.value, num_shards=shards, num_workers=workers, dataset=_dataset(data_dir))
-        _train(_job(settings, shards, consistency), display)
+        how = f"{mode.value} · {count(num_shards, 'shard')}" if num_shards else "all-reduce"
+        display = Display(console, how=how, num_workers=workers, dataset=_dataset(data_dir))
+        _train(_job(settings, num_shards, consistency), display)
         seconds = time.perf_counter() - began
         difference = _compare(console, settings) if compare else None
     report = report_of(
         display.finished.values(),
+        strategy=strategy.value,
         mode=mode.value,
-        num_shards=shards,
+        num_shards=num_shards,
         epochs=chosen,
         seed=seed,
         seconds=seconds,

@@ -49,14 +49,16 @@ class Curve:
 
 
 class Display:
-    """A context manager; `deliver` takes every line that the launcher reads."""
+    """A context manager; `deliver` takes every line that the launcher reads.
 
-    def __init__(self, console: Console, *, mode: str, num_shards: int, num_workers: int, dataset: str) -> None:
+    Args:
+        how: the strategy, for people.
+    """
+
+    def __init__(self, console: Console, *, how: str, num_workers: int, dataset: str) -> None:
         self.finished: dict[int, events.Finished] = {}
         self._console = console
-        self._title = (
-            f"[bold]psstore demo[/] · {mode} · {_count(num_shards, 'shard')} · {_count(num_workers, 'worker')}"
-        )
+        self._title = f"[bold]psstore demo[/] · {how} · {count(num_workers, 'worker')}"
         self._dataset = dataset
         self._curves = [Curve() for _ in range(num_workers)]
         self._epoch = 0
@@ -113,7 +115,7 @@ class Display:
             )
 
 
-def _count(number: int, noun: str) -> str:
+def count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
@@ -127,8 +129,8 @@ def summary(report: Report) -> Panel:
         "test accuracy", f"[bold {good}]{report.accuracy:.2%}[/] of {report.test_images:,} images not trained on"
     )
     table.add_row("images/s", f"{report.images_per_s:,.0f} over all workers")
-    table.add_row("pushed, pulled", f"{_megabytes(report.bytes_pushed)}, {_megabytes(report.bytes_pulled)}")
-    table.add_row("staleness seen", f"at most {_count(report.max_staleness, 'round')}")
+    table.add_row("sent, received", f"{_megabytes(report.bytes_pushed)}, {_megabytes(report.bytes_pulled)}")
+    table.add_row("staleness seen", f"at most {count(report.max_staleness, 'round')}")
     table.add_row("time", f"{report.seconds:.1f} s")
     if report.max_abs_weight_diff is not None:
         table.add_row("one process", _comparison(report.max_abs_weight_diff))

@@ -10,8 +10,10 @@ from psstore.cli.demo.events import Finished
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    strategy: str
     mode: str
     shards: int
+    """0 for a strategy without a store."""
     workers: int
     epochs: int
     seed: int
@@ -23,11 +25,11 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Trained on by all workers together, per second of the slowest."""
     bytes_pushed: int
     bytes_pulled: int
-    """By all workers, in training: without what creating the tensors took."""
+    """By all workers, in training: without what creating the tensors took. Without a store: sent and received."""
     max_staleness: int
     """Rounds by which a worker was ahead of the slowest, at most."""
     seconds: float
-    """From the start of the store to the end of the last worker."""
+    """From the start of the first process to the end of the last worker."""
     max_abs_weight_diff: float | None = None
     """Against one process with plain torch on the same micro-batches; only if that was asked for."""
 
@@ -35,6 +37,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 def report_of(
     finished: Collection[Finished],
     *,
+    strategy: str,
     mode: str,
     num_shards: int,
     epochs: int,
@@ -44,6 +47,7 @@ def report_of(
 ) -> Report:
     first = min(finished, key=lambda one: one.rank)
     return Report(
+        strategy=strategy,
         mode=mode,
         shards=num_shards,
         workers=len(finished),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from enum import Enum
+
 import msgspec
 
 ROUND_IMAGES = 64
@@ -21,11 +23,19 @@ DEFAULT_EPOCHS = 20
 """On scikit-learn's digits: 440 rounds of two workers, some seconds on two cores."""
 
 
+class Strategy(str, Enum):
+    """How several workers train one model (docs/choosing.md)."""
+
+    ps = "ps"
+    allreduce = "allreduce"
+
+
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """One demo run, as each worker gets it in its arguments."""
 
     num_workers: int
     epochs: int
+    strategy: Strategy = Strategy.ps
     lockstep: bool = True
     """Rounds are decided together; else each worker's gradients are a step of their own."""
     seed: int = 0
@@ -33,6 +43,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Directory with MNIST's IDX files; None: scikit-learn's digits."""
     weights_path: str | None = None
     """Where rank 0 writes the final weights, for comparison."""
+    rendezvous_path: str | None = None
+    """A file that is not there yet, by which workers without a store find each other."""
 
     @property
     def batch_images(self) -> int:
