@@ -89,6 +89,9 @@ class Way(Protocol):
     def publish(self) -> None:
         """Makes rank 0's parameters, as they are here, everybody's; every worker calls it."""
 
+    def synchronize(self) -> None:
+        """Makes the parameters the same on every worker, which calls it, should they have been trained apart."""
+
     def state(self) -> Mapping[torch.Tensor, dict[str, Any]]:
         """The optimizer's state by parameter, as torch has it."""
 
