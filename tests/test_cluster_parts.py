@@ -13,7 +13,12 @@ from psstore.launch.cluster_sources import find_cluster, parse_flags, read_tf_co
 from psstore.launch.task import task_environ
 from psstore.net.address import TcpAddress
 
-FLAGS = {"ps_hosts": "h1:2222,h2:2222", "worker_hosts": "w1,w2", "job_name": "worker", "task_index": "1"}
+FLAGS: dict[str, str | None] = {
+    "ps_hosts": "h1:2222,h2:2222",
+    "worker_hosts": "w1,w2",
+    "job_name": "worker",
+    "task_index": "1",
+}
 CLUSTER = {"ps": ["h1:2222", "h2:2222"], "worker": ["w1:2222", "w2:2222"]}
 
 
@@ -23,17 +28,22 @@ def tf_config(kind: str = "worker", index: object = 0, cluster: Mapping[str, obj
     }
 
 
-def found(environ: Mapping[str, str] | None = None, **flags: str | None) -> Cluster:
+def found(flags: Mapping[str, str | None], environ: Mapping[str, str] | None = None) -> Cluster:
     cluster = find_cluster(flags, environ or {}).cluster
     assert cluster is not None
     return cluster
+
+
+def told(environ: Mapping[str, str]) -> Cluster:
+    """By TF_CONFIG alone."""
+    return found({}, environ)
 
 
 # ---- flags ------------------------------------------------------------------------------------------
 
 
 def test_the_classic_flags_make_a_cluster() -> None:
-    cluster = found(**FLAGS)
+    cluster = found(FLAGS)
     assert cluster == Cluster(
         ps_hosts=("h1:2222", "h2:2222"), worker_hosts=("w1", "w2"), job_name="worker", task_index=1
     )
@@ -60,7 +70,7 @@ def test_no_flag_and_no_variable_is_no_cluster() -> None:
 
 
 def test_hosts_may_do_without_ports() -> None:
-    cluster = found(**{**FLAGS, "ps_hosts": "h1, h2", "worker_hosts": "w1,w1"})
+    cluster = found({**FLAGS, "ps_hosts": "h1, h2", "worker_hosts": "w1,w1"})
     assert cluster.shards == (TcpAddress("h1", 5700), TcpAddress("h2", 5700))
     assert cluster.num_workers == 2
 
@@ -99,27 +109,27 @@ def test_a_flag_without_a_value_is_explained() -> None:
 
 
 def test_tf_config_says_the_same_as_flags() -> None:
-    assert found(tf_config("worker", 1)) == found(**{**FLAGS, "worker_hosts": "w1:2222,w2:2222"})
-    assert found(tf_config("ps", 1)).job_name == "ps"
-    assert found(tf_config(index="1")).task_index == 1
+    assert told(tf_config("worker", 1)) == found({**FLAGS, "worker_hosts": "w1:2222,w2:2222"})
+    assert told(tf_config("ps", 1)).job_name == "ps"
+    assert told(tf_config(index="1")).task_index == 1
 
 
 @pytest.mark.parametrize("chief", ["chief", "master"])
 def test_the_chief_is_worker_0_and_the_workers_follow(chief: str) -> None:
     cluster = {**CLUSTER, chief: ["c:2222"]}
-    tasks = [found(tf_config(kind, index, cluster)) for kind, index in ((chief, 0), ("worker", 0), ("worker", 1))]
+    tasks = [told(tf_config(kind, index, cluster)) for kind, index in ((chief, 0), ("worker", 0), ("worker", 1))]
     assert [(task.job_name, task.task_index) for task in tasks] == [("worker", 0), ("worker", 1), ("worker", 2)]
     assert {task.worker_hosts for task in tasks} == {("c:2222", "w1:2222", "w2:2222")}
 
 
 def test_an_evaluator_is_no_worker() -> None:
-    cluster = found(tf_config("evaluator", 3))
+    cluster = told(tf_config("evaluator", 3))
     assert (cluster.job_name, cluster.num_workers) == ("evaluator", 2)
 
 
 @pytest.mark.parametrize("task", [("ps", 1), ("worker", 1), ("evaluator", 0)])
 def test_a_cluster_can_be_told_on_as_tf_config(task: tuple[str, int]) -> None:
-    cluster = found(tf_config(*task))
+    cluster = told(tf_config(*task))
     assert make_cluster(read_tf_config(cluster.tf_config())) == cluster
 
 
@@ -144,13 +154,13 @@ def test_a_tf_config_that_makes_no_sense_is_explained(text: str, sentence: str) 
 
 def test_flags_beat_tf_config_part_by_part_and_it_is_said() -> None:
     result = find_cluster({"task_index": "0", "job_name": "worker"}, tf_config("worker", 1))
-    assert result.cluster == found(tf_config("worker", 0))
+    assert result.cluster == told(tf_config("worker", 0))
     assert result.notes == ("--task_index says 0, TF_CONFIG says 1: the flag counts",)
 
 
 def test_flags_that_say_it_all_need_no_good_tf_config() -> None:
     result = find_cluster(FLAGS, {"TF_CONFIG": "{"})
-    assert result.cluster == found(**FLAGS)
+    assert result.cluster == found(FLAGS)
     assert "is no JSON" in result.notes[0]
     with pytest.raises(BadArgument, match="is no JSON"):
         find_cluster({"job_name": "ps"}, {"TF_CONFIG": "{"})
@@ -160,7 +170,7 @@ def test_flags_that_say_it_all_need_no_good_tf_config() -> None:
 
 
 def test_a_worker_finds_its_place_in_the_environment() -> None:
-    cluster = found(**{**FLAGS, "worker_hosts": "a:1,b:1,a:2", "task_index": "2"})
+    cluster = found({**FLAGS, "worker_hosts": "a:1,b:1,a:2", "task_index": "2"})
     environ = task_environ(cluster, {"HOME": "/root", "RANK": "7", "CUDA_VISIBLE_DEVICES": "5"})
     assert {name: environ[name] for name in environ if name != "TF_CONFIG"} == {
         "HOME": "/root",
@@ -172,16 +182,16 @@ def test_a_worker_finds_its_place_in_the_environment() -> None:
         "OMP_NUM_THREADS": "1",
         "CUDA_VISIBLE_DEVICES": "5",
     }
-    assert found(environ) == cluster
+    assert told(environ) == cluster
 
 
 def test_workers_on_one_host_take_different_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("psstore.launch.task.find_gpus", lambda environ: ["0", "1"])
     hosts = "a,b,a,a"
-    clusters = [found(**{**FLAGS, "worker_hosts": hosts, "task_index": str(index)}) for index in range(4)]
+    clusters = [found({**FLAGS, "worker_hosts": hosts, "task_index": str(index)}) for index in range(4)]
     assert [task_environ(cluster, {})["CUDA_VISIBLE_DEVICES"] for cluster in clusters] == ["0", "0", "1", "0"]
 
 
 def test_an_evaluator_is_told_no_rank() -> None:
-    environ = task_environ(found(tf_config("evaluator", 0)), {})
+    environ = task_environ(told(tf_config("evaluator", 0)), {})
     assert set(environ) == {"PSSTORE_URL", "TF_CONFIG"}

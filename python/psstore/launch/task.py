@@ -109,13 +109,13 @@ def _patiently(attempt: Callable[[float], Store], patience_s: float, say: Say) -
             return attempt(min(ATTEMPT_S, patience_s))
         except StoreUnreachable as error:
             where = error.details.get("address")
+            if not has_said:
+                say(f"waiting for the ps task at {where}, for up to {patience_s:g} s")
+                has_said = True
             if time.monotonic() - begun >= patience_s:
                 raise StoreUnreachable(
                     f"the ps task at {where} did not serve within {patience_s:g} s: {error.message}", **error.details
                 ) from None
-            if not has_said:
-                say(f"waiting for the ps task at {where}, for up to {patience_s:g} s")
-                has_said = True
 
 
 def task_environ(cluster: Cluster, environ: Mapping[str, str]) -> dict[str, str]:

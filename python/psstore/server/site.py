@@ -53,12 +53,13 @@ def open_site(settings: ServerSettings, tcp: TcpAddress | None) -> Site:
 
 
 def tcp_address(resolved: Resolved[ServerSettings]) -> TcpAddress | None:
-    """Where to listen: as the settings say; None if a unix socket was asked for and TCP was not.
+    """Where to listen: as the settings say; None if a unix socket was asked for and TCP was not. Raises BadArgument.
 
     A shard among several hosts listens at its own place in the list: on all of the host's addresses if others must
     reach it, since its name may stand for a loopback address in the host's own eyes (/etc/hosts of Debian).
     """
     settings = resolved.settings
+    settings.check()
     host_given, port_given = not resolved.is_default("host"), not resolved.is_default("port")
     hosts = settings.hosts()
     if hosts is None:

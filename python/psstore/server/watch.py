@@ -21,10 +21,9 @@ from dataclasses import dataclass
 from psstore.errors import BadArgument, PsstoreError, ShuttingDown, StoreUnreachable
 from psstore.net.address import parse_address
 from psstore.net.client import Tether, quiet_future
-from psstore.net.loops import new_event_loop
 from psstore.protocol.auth import NONCE_BYTES
 from psstore.protocol.facts import Facts
-from psstore.protocol.session import Identity, Session
+from psstore.protocol.session import Identity, Link, Session
 from psstore.server.attendance import REMIND_S, Attendance, Verdict
 from psstore.types import Consistency
 from psstore.wire.messages import Statistics, Welcome
@@ -33,7 +32,11 @@ POLL_S = 1.0
 """How often the counters are asked for: how late an end is noticed."""
 
 LINGER_S = 5.0
-"""Shard 0 serves so long after the last worker has left, so that the other hosts hear of it: a few times POLL_S."""
+"""Shard 0 serves so long after the last worker has left, so that the other hosts hear of it: a few times POLL_S. Less
+if all of them have gone before."""
+
+SOON_S = 5.0
+"""When it is said for the first time that a shard is not there yet; then every REMIND_S."""
 
 _log = logging.getLogger("psstore.supervisor")
 
@@ -72,7 +75,7 @@ class Watch:
     def __init__(self, duty: Duty) -> None:
         self.readable, self._sent = socket.socketpair()
         self._news: queue.SimpleQueue[News] = queue.SimpleQueue()
-        self._loop = new_event_loop()
+        self._loop = asyncio.new_event_loop()
         self._task: asyncio.Task[None] | None = None
         self._thread = threading.Thread(target=self._run, args=(duty,), name="psstore-watch", daemon=True)
         self._thread.start()
@@ -128,9 +131,17 @@ async def _observe(duty: Duty, watch: Watch) -> None:
 
 async def _follow(duty: Duty, peers: list[_Peer]) -> Verdict:
     first = await _first_of([_attend(peer, duty) if peer.shard == 0 else _keep(peer) for peer in peers])
-    if duty.index == 0 and len(peers) > 1 and first.reason is None:
-        await asyncio.sleep(LINGER_S)
+    await _linger([peer for peer in peers if peer.shard != 0])
     return first
+
+
+async def _linger(others: list[_Peer]) -> None:
+    """For shard 0: until the others have gone, or had the time to hear that it is over."""
+    look_s = POLL_S / 10
+    for _ in range(int(LINGER_S / look_s)):
+        if not any(peer.is_up for peer in others):
+            break
+        await asyncio.sleep(look_s)
 
 
 async def _first_of(waits: list[Coroutine[None, None, Verdict]]) -> Verdict:
@@ -199,9 +210,10 @@ class _Peer:
         """
         if self._welcome is None:
             tether = self._tie(None, patience_s=math.inf)
-            while not tether.first_up.done():
-                if not (await asyncio.wait([tether.first_up], timeout=REMIND_S))[0]:
-                    _log.warning("waiting for %s (%s)", self.name, tether.trouble)
+            patience_s = SOON_S
+            while not (await asyncio.wait([tether.first_up], timeout=patience_s))[0]:
+                _log.warning("waiting for %s (%s)", self.name, tether.trouble or "it does not answer")
+                patience_s = REMIND_S
             try:
                 tether.first_up.result()
             except PsstoreError as error:
@@ -210,6 +222,10 @@ class _Peer:
             await tether.close()
             self._tie(self._welcome, patience_s=self._duty.patience_s)
         return self._welcome
+
+    @property
+    def is_up(self) -> bool:
+        return self._tether is not None and self._tether.session.link is Link.UP
 
     async def counters(self) -> Mapping[str, int | float | str]:
         """Of the shard, now. Raises StoreUnreachable."""
