@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 import numpy as np
 
 from psstore import _core
+from psstore.client.norms import SquareSums, clip_factor
 from psstore.errors import (
     AvailabilityError,
     DeadlineExceeded,
@@ -15,27 +17,33 @@ from psstore.errors import (
     PsstoreError,
     RankTaken,
     TooManyWorkers,
+    TornRound,
     UnknownTensor,
     WorkerLost,
 )
-from psstore.protocol.client import GRACE_S
+from psstore.protocol.client import GRACE_S, Transfer
 from psstore.types import Tensor, TensorSpec
-from psstore.wire.messages import Committed, Exist
+from psstore.wire.messages import Exist, Scale
+from psstore.wire.ranges import contains
 
 from . import model
 from .history import History, Read, Wait, Writes
 from .machine import TIMEOUT_S, Machine
 from .model import Array
 from .plan import Plan
+from .world import Future
 
 T = TypeVar("T")
 
 COMMIT_WAIT_S = 20.0
+FINISH_WAIT_S = 20.0
 PULL_WAIT_S = 30.0
 BARRIER_WAIT_S = 60.0
 PATIENCE = 20
 """How often a worker asks again before it believes that somebody is lost for good."""
 PAUSE_S = 2.0
+PROMPT_S = 8.0
+"""A pause between two commits, and a few reconnects."""
 NUM_WRITES = 6
 NUM_SCRATCHES = 4
 HASTY_S = 0.3
@@ -74,6 +82,59 @@ class Actor:
         finally:
             wait.ended = world.now
 
+    def start(self, call: Callable[[], Coroutine[Any, Any, object]]) -> Future:
+        """Runs it beside what the actor does; the future ends as it does."""
+        future = self.machine.world.future()
+
+        async def run() -> None:
+            try:
+                future.set_result(await call())
+            except PsstoreError as error:
+                future.set_exception(error)
+
+        self.machine.tasks.append(self.machine.world.spawn(self.machine.name, run()))
+        return future
+
+    async def insist(self, call: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Asks again after an error that says 'not yet'."""
+        for _ in range(PATIENCE):
+            try:
+                return await call()
+            except (WorkerLost, DeadlineExceeded) as error:
+                self.machine.world.say(f"{self.machine.name}: {error}")
+                last = error
+                await self.machine.world.sleep(PAUSE_S)
+        raise last
+
+    async def settle_scale(self, tensors: list[Tensor]) -> None:
+        """If the last decision clips: finds out by how much. Whoever was to do it may be dead."""
+        decision = self.client.unscaled
+        if decision is None or decision.max_norm is None:
+            return
+        counted = [t for t in tensors if any(contains(member.present, t.id) for member in decision.members)]
+        sums = SquareSums(counted, num_shards=self.num_shards)
+        asked = sums.transfers()
+        await self.call("norm", self.client.norm(asked, wait_s=PULL_WAIT_S), PULL_WAIT_S + GRACE_S)
+        factor = clip_factor(sums.norm(), decision.max_norm)
+        self.client.set_scale(Scale(decision=decision.number, factor=factor))
+        self.history.scales.setdefault(decision.number, set()).add(factor)
+
+
+async def nothing() -> None:
+    pass
+
+
+async def torn(reading: Future) -> None:
+    """What was read is there, or will never be."""
+    with contextlib.suppress(TornRound):
+        await reading
+
+
+def spoil(gradients: list[Array]) -> None:
+    """They are acknowledged, so the memory is ours again: whoever still reads it is caught."""
+    for gradient in gradients:
+        gradient.fill(np.nan)
+
 
 class Worker(Actor):
     """Joins, creates, initialises if asked, then trains to the last round. Counts on nobody."""
@@ -90,12 +151,17 @@ class Worker(Actor):
         self.tensors: list[Tensor] = []
 
     @property
+    def well_connected(self) -> bool:
+        return self.plan.partition is None or self.plan.partition[0] != self.rank
+
+    @property
     def life(self) -> int:
         return self.client.identity.incarnation
 
     async def act(self) -> None:
         await self.join()
         await self.create()
+        await self.settle_scale(self.tensors)
         await self.pull_first()
         last_round = dict(self.plan.leaves).get(self.rank, self.plan.rounds)
         while self.client.round <= last_round:
@@ -152,40 +218,67 @@ class Worker(Actor):
             for i in present
         ]
         self.history.pushed.add((self.rank, self.life, round))
-        sent = model.transfers([self.tensors[i] for i in present], gradients, num_shards=self.num_shards)
+        chosen = [self.tensors[i] for i in present]
+        sent = model.transfers(chosen, gradients, num_shards=self.num_shards)
+        manner = model.manner_of(self.plan, rank=self.rank, round=round)
+        train = self.train_early if manner == "early" else self.train_late
+        await train(chosen, sent, gradients)
+
+    async def train_late(self, tensors: list[Tensor], sent: list[Transfer], gradients: list[Array]) -> None:
+        """All that is pushed is committed."""
+        round = self.client.round
         await self.call(f"push {round}", self.client.push(sent))
-        for gradient in gradients:
-            gradient.fill(np.nan)  # acknowledged, so the memory is ours again: whoever still reads it is caught
-        self.history.asked_at[self.rank, self.life, round] = world.now
-        committed = await self.commit([self.tensors[i].id for i in present])
-        self.history.commits[self.rank, self.life, round] = committed
-        self.history.answered_at[self.rank, self.life, round] = world.now
-        self.observe(self.rank)
+        spoil(gradients)
+        await self.commit(tensors)
+        await self.settle_scale(self.tensors)
         if model.pulls_after(self.plan, round):
             await self.pull()
 
-    async def commit(self, present: list[int]) -> Committed:
-        """Asks again after an error that says 'not yet'; the commit stands meanwhile."""
+    async def train_early(self, tensors: list[Tensor], sent: list[Transfer], gradients: list[Array]) -> None:
+        """The commit goes first, or anywhere between the pushes, and slices are read as they get ready."""
+        round, half = self.client.round, self.machine.world.rng.randint(0, len(sent))
+        committing = self.start(lambda: self.commit(tensors))
+        await self.call(f"push {round}", self.client.push(sent[:half]))
+        await committing
+        reads = model.pulls_after(self.plan, round)
+        reading = self.start(lambda: self.insist(self.pull) if reads else nothing())
+        await self.call(f"push {round}", self.client.push(sent[half:]))
+        spoil(gradients)
+        try:
+            await self.insist(
+                lambda: self.call(f"finish {round}", self.client.finish(wait_s=FINISH_WAIT_S), FINISH_WAIT_S + GRACE_S)
+            )
+        except TornRound:
+            await self.call("reading in a torn round", torn(reading), PROMPT_S if self.well_connected else TIMEOUT_S)
+            raise
+        await reading
+
+    async def commit(self, tensors: list[Tensor]) -> None:
+        """The commit stands while it is asked for again."""
         round = self.client.round
-        for _ in range(PATIENCE):
-            try:
-                return await self.call(
-                    f"commit {round}",
-                    self.client.commit(
-                        hypers=model.HYPERS,
-                        weight=model.weight_of(self.rank),
-                        non_finite=model.is_non_finite(self.plan, rank=self.rank, round=round),
-                        present=present,
-                        average=False,
-                        wait_s=COMMIT_WAIT_S,
-                    ),
-                    COMMIT_WAIT_S + GRACE_S,
-                )
-            except (WorkerLost, DeadlineExceeded) as error:
-                self.machine.world.say(f"{self.machine.name}: {error}")
-                last = error
-                await self.machine.world.sleep(PAUSE_S)
-        raise last
+        cell = (self.rank, self.life, round)
+        manner = model.manner_of(self.plan, rank=self.rank, round=round)
+        self.history.asked_at[cell] = self.machine.world.now
+        committed = await self.insist(
+            lambda: self.call(
+                f"commit {round}",
+                self.client.commit(
+                    hypers=model.HYPERS,
+                    weight=model.weight_of(self.rank),
+                    loss_scale=self.plan.loss_scale,
+                    non_finite=model.is_non_finite(self.plan, rank=self.rank, round=round),
+                    present=[tensor.id for tensor in tensors],
+                    average=False,
+                    early=manner == "early",
+                    max_norm=model.max_norm_of(round) if manner == "clipped" else None,
+                    wait_s=COMMIT_WAIT_S,
+                ),
+                COMMIT_WAIT_S + GRACE_S,
+            )
+        )
+        self.history.commits[cell] = committed
+        self.history.answered_at[cell] = self.machine.world.now
+        self.observe(self.rank)
 
     async def meet(self) -> None:
         """Before leaving, all meet; whoever is lost by then is not waited for."""
@@ -198,7 +291,8 @@ class Worker(Actor):
 
 
 class Writer(Actor):
-    """ADDs 1 to its own part of a shared tensor, and ASSIGNs a count to one of its own.
+    """ADDs 1 to its own part of a shared tensor, ASSIGNs a count to one of its own, and RESTOREs one that nobody
+    trains, and its momentum, to the same count.
 
     A hasty one gives up soon, and goes on: what it gave up may count or not, but never twice.
     """
@@ -213,8 +307,9 @@ class Writer(Actor):
         specs = [
             TensorSpec(name="tally", shape=(self.plan.num_writers, self.ELEMS), rule="add"),
             TensorSpec(name=f"note{self.index}", shape=(self.ELEMS,), rule="assign"),
+            TensorSpec(name=f"mark{self.index}", shape=(self.ELEMS,), rule="sgd", group=model.FLOATS),
         ]
-        (tally, note), _ = await self.call(
+        (tally, note, mark), _ = await self.call(
             "create", self.client.create(specs, exist="match", offer=False), 2 * TIMEOUT_S
         )
         if self.plan.hasty_writers:
@@ -224,12 +319,18 @@ class Writer(Actor):
         for count in range(1, NUM_WRITES + 1):
             await self.machine.world.sleep(self.machine.world.rng.expovariate(4.0))
             await self.write("ADD", tally, mine.ravel())
-            await self.write("ASSIGN", note, np.full(self.ELEMS, count, np.float32))
+            counts = np.full(self.ELEMS, count, np.float32)
+            await self.write("ASSIGN", note, counts)
+            await self.write("RESTORE", mark, counts)
+            await self.write("RESTORE", mark, counts, momentum=True)
 
-    async def write(self, op: str, tensor: Tensor, values: Array) -> None:
-        writes = self.history.writes.setdefault(f"{op} {self.index}", Writes())
+    async def write(self, op: str, tensor: Tensor, values: Array, *, momentum: bool = False) -> None:
+        what = "momentum" if momentum else op
+        writes = self.history.writes.setdefault(f"{what} {self.index}", Writes())
         writes.begun += 1
         sent = model.transfers([tensor], [values], num_shards=self.num_shards)
+        if momentum:
+            sent = [model.about_momentum(transfer, steps=writes.begun) for transfer in sent]
         try:
             await self.call(op, self.client.write(op, sent), self.client.timeout_s)
         except AvailabilityError:
@@ -297,14 +398,39 @@ class Reader(Actor):
 class Auditor(Worker):
     """Joins when all is over and carries what the last workers could not: then every shard is at the end.
 
-    It does not leave: that might let the last commits of dead workers become a decision."""
+    It does not leave: that might let the last commits of dead workers become a decision. In a torn store it can't
+    join, and reads what there is."""
 
     async def act(self) -> None:
-        await self.join()
+        try:
+            await self.join()
+        except TornRound as error:
+            self.machine.world.say(f"{self.machine.name}: {error}")
         tensors = await self.call("describe", self.client.describe(None), 2 * TIMEOUT_S)
         self.history.tensors = {tensor.spec.name: tensor for tensor in tensors}
+        if self.client.joined:
+            await self.carry_on(tensors)
+        else:
+            await self.look_around(tensors)
+
+    async def carry_on(self, tensors: list[Tensor]) -> None:
+        await self.settle_scale(tensors)
         ready = [tensor for tensor in tensors if tensor.spec.zeros]
         arrays = [np.empty(tensor.spec.num_elems, np.float32) for tensor in ready]
         asked = model.transfers(ready, arrays, num_shards=self.num_shards, into=True)
         last = self.client.sessions[0].facts.last
         await self.call("pull", self.client.pull(asked, at_least=last, wait_s=PULL_WAIT_S), PULL_WAIT_S + GRACE_S)
+
+    async def look_around(self, tensors: list[Tensor]) -> None:
+        for tensor in filter(lambda tensor: model.is_counter(tensor.spec), tensors):
+            array = np.full(tensor.spec.num_elems, np.nan, np.float32)
+            for index, transfer in enumerate(model.singly(tensor, array)):
+                try:
+                    (answer,) = await self.call("pull", self.client.pull([transfer], wait_s=0.0), TIMEOUT_S)
+                except DeadlineExceeded:
+                    self.history.unapplied.append((tensor.spec.name, index))
+                    continue
+                begin, end = tensor.bounds(index)
+                (version,) = answer.table.versions()
+                data = array[begin:end].tobytes()
+                self.history.reads.append(Read(self.machine.name, tensor.spec.name, begin, end, version, data))

@@ -8,9 +8,10 @@ from functools import lru_cache
 import numpy as np
 
 from psstore.errors import InternalError, ProtocolError
+from psstore.wire.ranges import contains
 
 from . import model
-from .actors import NUM_WRITES, Writer
+from .actors import NUM_WRITES, PROMPT_S, Writer
 from .history import History
 from .plan import Plan
 from .scenario import Scenario
@@ -26,9 +27,6 @@ NEVER = (
 )
 """Errors that no actor may end with: each would be ours."""
 
-PROMPT_S = 8.0
-"""A pause between two commits, and a few reconnects."""
-
 
 def everybody_comes_to_an_end(plan: Plan, history: History) -> None:
     assert not history.unfinished, f"still waiting: {history.unfinished}"
@@ -42,7 +40,11 @@ def decisions_are_told_promptly(plan: Plan, history: History) -> None:
     if not plan.consistency.lockstep:
         return
     for cell, committed in history.commits.items():
-        if plan.partition is None or cell[0] != plan.partition[0]:
+        rank, _, round = cell
+        early = history.decisions[committed.decision - 1].early
+        if early and model.manner_of(plan, rank=rank, round=round) != "early":
+            continue  # it waited for the pushes of the others
+        if plan.partition is None or rank != plan.partition[0]:
             asked_at, answered_at = history.asked_at[cell], history.answered_at[cell]
             waited_s = answered_at - max(asked_at, history.decided_at[committed.decision])
             assert waited_s <= PROMPT_S, f"{cell} heard of decision {committed.decision} {waited_s:.1f} s after it"
@@ -54,15 +56,51 @@ def errors_are_the_right_ones(plan: Plan, history: History) -> None:
         if plan.consistency.mode == "sync" and plan.partition is None and not plan.mute_heartbeats:
             told = not outcome.startswith("DeadlineExceeded") or "(has not joined)" in outcome
             assert told, f"{who} was not told whom it waited for: {outcome}"
-        if not plan.disturbed and plan.partition is None:
+        if not plan.disturbed and plan.partition is None and history.torn is None:
             assert outcome == "finished", f"nobody died, and yet {who} met {outcome}"
+
+
+def torn_rounds_are_told_to_everybody(plan: Plan, history: History) -> None:
+    """Whoever trains on hears of it, and of nothing else; and there was reason to."""
+    outcomes = {who: outcome for who, outcome in history.outcomes.items() if who.startswith("worker")}
+    if history.torn is None:
+        assert not any(outcome.startswith("TornRound") for outcome in outcomes.values()), f"not torn: {outcomes}"
+        return
+    content = {f"worker {rank}." for rank, _ in plan.leaves}
+    for who, outcome in outcomes.items():
+        left = outcome == "finished" and who.startswith(tuple(content))
+        assert left or outcome.startswith("TornRound"), f"{history.torn}, and {who} met {outcome}"
+    rank, round = history.torn.details["rank"], history.torn.details["round"]
+    decision = history.decisions[-1]
+    assert decision.early
+    assert (rank, round) in {(member.rank, member.round) for member in decision.members}
+    disturbed = (
+        {death.rank for death in plan.deaths} | {rank for rank, _ in plan.leaves} | {(plan.partition or (None,))[0]}
+    )
+    assert rank in disturbed or plan.mute_heartbeats or plan.break_chance, f"nothing befell rank {rank}"
+
+
+def slices_wait_only_for_a_torn_decision(plan: Plan, history: History) -> None:
+    for name, index in history.unapplied:
+        assert history.torn is not None
+        present = [member.present for member in history.decisions[-1].members]
+        waited_for = any(contains(ranges, history.tensors[name].id) for ranges in present)
+        assert waited_for, f"slice {index} of {name} waits, and the torn decision does not name it"
+
+
+def scales_are_the_same_everywhere(plan: Plan, history: History) -> None:
+    clipping = {decision.number for decision in history.decisions if decision.max_norm is not None}
+    assert clipping == set(history.scales), f"decisions {clipping} clip, scales are {history.scales}"
+    for number, found in history.scales.items():
+        assert len(found) == 1, f"factors of decision {number}: {found}"
 
 
 def shards_apply_the_same_decisions_in_order(plan: Plan, history: History) -> None:
     numbers = [decision.number for decision in history.decisions]
     assert numbers == list(range(1, len(numbers) + 1)), f"decisions are numbered {numbers}"
     for shard, applied in enumerate(history.applied):
-        assert applied == numbers, f"shard {shard} applied {applied} of {numbers}"
+        known = numbers if history.torn is None else numbers[: len(applied)]  # nobody could carry the rest
+        assert applied == known, f"shard {shard} applied {applied} of {numbers}"
 
 
 def decisions_count_each_round_once(plan: Plan, history: History) -> None:
@@ -87,7 +125,9 @@ def workers_are_told_the_truth(plan: Plan, history: History) -> None:
 
 
 def values_are_what_the_decisions_say(plan: Plan, history: History) -> None:
-    expected = model.counters_after(plan, history.tensors, history.decisions)
+    if history.torn is not None:
+        return  # the last decision is applied here and there; what was read is checked
+    expected = model.counters_after(plan, history.tensors, history.decisions, history.factors)
     for name, value in expected.items():
         found = np.frombuffer(history.values[name], np.float32)
         assert np.array_equal(found, value), f"{name} is {found}, the decisions say {value}"
@@ -97,7 +137,8 @@ def reads_are_never_torn(plan: Plan, history: History) -> None:
     by_version: dict[int, dict[str, model.Array]] = {}
     for read in history.reads:
         if read.version not in by_version:
-            by_version[read.version] = model.counters_after(plan, history.tensors, history.decisions[: read.version])
+            decided = history.decisions[: read.version]
+            by_version[read.version] = model.counters_after(plan, history.tensors, decided, history.factors)
         expected = by_version[read.version][read.tensor][read.begin : read.end]
         found = np.frombuffer(read.data, np.float32)
         assert np.array_equal(found, expected), f"{read.reader} read {found} as version {read.version}: {expected}"
@@ -113,6 +154,19 @@ def plain_writes_count_once(plan: Plan, history: History) -> None:
         note = np.frombuffer(history.values[f"note{index}"], np.float32)
         assert assigns.last <= note.min(), f"writer {index}: {assigns}, and the store has {note}"
         assert plan.hasty_writers or adds.acknowledged == NUM_WRITES, f"writer {index} gave up: {adds}"
+        restored(history, index)
+
+
+def restored(history: History, index: int) -> None:
+    """What was restored last is there, of the value and of the state: none came a second time."""
+    values, momenta = history.writes[f"RESTORE {index}"], history.writes[f"momentum {index}"]
+    value = np.frombuffer(history.values[f"mark{index}"], np.float32)
+    assert values.last <= value.min(), f"writer {index}: {values}, and the store has {value}"
+    momentum, *steps = (history.states[f"mark{index}"][i::2] for i in (0, 1))
+    found = np.frombuffer(b"".join(momentum), np.float32)
+    assert not momenta.last or momenta.last <= found.min(), f"writer {index}: {momenta}, and the store has {found}"
+    counts = [int.from_bytes(step, "little") for step in steps[0]]
+    assert momenta.last <= min(counts), f"writer {index}: {momenta}, and steps are {counts}"
 
 
 def shards_hold_what_the_catalogue_says(plan: Plan, history: History) -> None:
@@ -131,7 +185,7 @@ def staleness_keeps_its_bound(plan: Plan, history: History) -> None:
 
 
 def barriers_let_nobody_through_early(plan: Plan, history: History) -> None:
-    if plan.disturbed or plan.partition is not None or plan.mute_heartbeats:
+    if plan.disturbed or plan.partition is not None or plan.mute_heartbeats or history.torn is not None:
         return  # somebody may be missing, or be taken for lost
     assert len(history.barriers_passed) == plan.num_workers, f"only {history.barriers_passed} passed"
     last_in, first_out = max(history.barriers_entered.values()), min(history.barriers_passed.values())
@@ -159,6 +213,9 @@ CHECKS: tuple[Callable[[Plan, History], None], ...] = (
     everybody_comes_to_an_end,
     decisions_are_told_promptly,
     errors_are_the_right_ones,
+    torn_rounds_are_told_to_everybody,
+    slices_wait_only_for_a_torn_decision,
+    scales_are_the_same_everywhere,
     shards_apply_the_same_decisions_in_order,
     decisions_count_each_round_once,
     workers_are_told_the_truth,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from psstore.errors import TornRound
 from psstore.types import Tensor
 from psstore.wire.messages import Committed, DecisionFact
 
@@ -54,6 +55,8 @@ class History:
     """Answers that workers got."""
     asked_at: dict[Cell, float] = field(default_factory=dict)
     answered_at: dict[Cell, float] = field(default_factory=dict)
+    scales: dict[int, set[float | None]] = field(default_factory=dict)
+    """Decision that clips -> factors that were found for it."""
     reads: list[Read] = field(default_factory=list)
     writes: dict[str, Writes] = field(default_factory=dict)
     waits: list[Wait] = field(default_factory=list)
@@ -67,7 +70,12 @@ class History:
     done: set[int] = field(default_factory=set)
     """Ranks that have left."""
 
+    unapplied: list[tuple[str, int]] = field(default_factory=list)
+    """(tensor, index) of slices that waited for contributions when a torn run was over."""
+
     # ---- the end of the run ----
+
+    torn: TornRound | None = None
 
     decisions: list[DecisionFact] = field(default_factory=list)
     decided_at: dict[int, float] = field(default_factory=dict)
@@ -87,3 +95,8 @@ class History:
     max_staleness: int = 0
     num_slots: int = 0
     """Slices that the shards hold, all together."""
+
+    @property
+    def factors(self) -> dict[int, float | None]:
+        """The factor of each decision that clips."""
+        return {number: next(iter(found)) for number, found in self.scales.items()}

@@ -13,7 +13,7 @@ from psstore.wire.messages import Role
 
 from .network import Connection, Network
 from .server import Server
-from .world import Action, Future
+from .world import Action, Future, Task
 
 FIRST_BACKOFF_S = 0.05
 MAX_BACKOFF_S = 2.0
@@ -139,6 +139,8 @@ class Machine:
         """New connections fail until then."""
         self.connections: list[Connection] = []
         self.when_killed: Action = lambda: None
+        self.tasks: list[Task] = []
+        """What runs beside its actor, and ends with it."""
         self.frames_to_live: int | None = None
         """Dies when it has sent so many frames more."""
         self.identity = Identity(client=f"{self.world.rng.getrandbits(128):032x}", role=role, token=token)
@@ -216,5 +218,7 @@ class Machine:
 
     def _end(self, *, killed: bool) -> None:
         self.dead = True
+        for task in self.tasks:
+            task.kill()
         for link in self.links:
             link.drop(killed=killed)

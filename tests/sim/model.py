@@ -2,13 +2,15 @@
 
 A counter tensor has one element for each (rank, round). The contribution of that rank in that round
 is 16^(life - 1) there and 0 elsewhere, and SGD with a rate of 1 subtracts it: in the value, hexadecimal
-digit by digit, stands how often each life's contribution was counted. All of it is exact in float32.
+digit by digit, stands how often each life's contribution was counted. All of it is exact in float32. Clipped, the
+digits blur; then the same few roundings are made here.
 """
 
 from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +25,9 @@ from psstore.wire.ranges import contains
 from .plan import Plan
 
 Array = npt.NDArray[np.float32]
+Manner = Literal["plain", "early", "clipped"]
+Factors = Mapping[int, float | None]
+"""Decision that clips -> its factor; None: it is a skip."""
 
 F32 = _core.DTYPES["float32"]
 NUM_COUNTERS = 3
@@ -77,11 +82,15 @@ def noise(name: str, *numbers: int, size: int) -> Array:
 
 def gradient(plan: Plan, spec: TensorSpec, value: Array, *, rank: int, life: int, round: int) -> Array:
     """That of a counter tells who and when; that of others depends on what was pulled, as in training."""
+    scale = np.float32(plan.loss_scale)
     if is_counter(spec):
         counts = np.zeros(spec.num_elems, np.float32)
         counts[rank * plan.rounds + round - 1] = DIGIT ** (life - 1)
-        return counts
-    return value * np.float32(0.25) + noise(spec.name, rank, round, size=spec.num_elems)
+        return counts * scale
+    made = (value * np.float32(0.25) + noise(spec.name, rank, round, size=spec.num_elems)) * scale
+    if overflows(plan, rank=rank, round=round):
+        made[-1:] = np.inf
+    return made
 
 
 def is_absent(plan: Plan, spec: TensorSpec, *, rank: int, round: int) -> bool:
@@ -93,24 +102,48 @@ def is_non_finite(plan: Plan, *, rank: int, round: int) -> bool:
     return zlib.crc32(f"{plan.flavour}:{rank}:{round}".encode()) % 17 == 0 and plan.flavour % 3 == 1
 
 
+def manner_of(plan: Plan, *, rank: int, round: int) -> Manner:
+    """How that worker commits. All of a round clip or none does; some may be early while others are not."""
+    chance = zlib.crc32(f"{plan.flavour}manner{round}".encode()) % 3
+    if plan.clipped and chance == 0:
+        return "clipped"
+    lags = zlib.crc32(f"{plan.flavour}lags{rank}.{round}".encode()) % 4 == 0
+    return "early" if plan.early and chance == 1 and not lags else "plain"
+
+
+def max_norm_of(round: int) -> float:
+    """From what shortens every gradient to what leaves it as it is."""
+    return (0.5, 8.0, 1e12)[round % 3]
+
+
+def overflows(plan: Plan, *, rank: int, round: int) -> bool:
+    """Not all is finite, and the worker did not look: in a clipped round, the norm tells."""
+    chance = zlib.crc32(f"{plan.flavour}overflow{rank}.{round}".encode()) % 9
+    return chance == 0 and manner_of(plan, rank=rank, round=round) == "clipped"
+
+
 def pulls_after(plan: Plan, round: int) -> bool:
     """In some flavours workers go on with older values every other round."""
     return plan.flavour < 3 or round % 2 == 0
 
 
-def counters_after(plan: Plan, tensors: Mapping[str, Tensor], decisions: Sequence[DecisionFact]) -> dict[str, Array]:
+def counters_after(
+    plan: Plan, tensors: Mapping[str, Tensor], decisions: Sequence[DecisionFact], factors: Factors
+) -> dict[str, Array]:
     """The value of each counter tensor after these decisions, by arithmetic of our own."""
     values = {
         name: np.zeros(tensor.spec.num_elems, np.float32) for name, tensor in tensors.items() if is_counter(tensor.spec)
     }
     for decision in decisions:
-        if decision.skip:
+        factor = factors[decision.number] if decision.max_norm is not None else 1.0
+        if decision.skip or factor is None:
             continue
         for member in decision.members:
             for name, value in values.items():
                 if contains(member.present, tensors[name].id):
                     cell = member.rank * plan.rounds + member.round - 1
-                    value[cell] -= member.weight * DIGIT ** (member.incarnation - 1) / decision.divisor
+                    digit = member.weight * plan.loss_scale * DIGIT ** (member.incarnation - 1) / decision.divisor
+                    value[cell] -= np.float32(digit) * np.float32(factor)
     return values
 
 
@@ -124,3 +157,20 @@ def transfers(
         table = _core.SliceTable([(s.key, 0 if into else 4 * (s.end - s.begin), F32) for s in layout.slices])
         made.append(Transfer(layout.shard, table, _core.Segments(ranges, writable=into)))
     return made
+
+
+def singly(tensor: Tensor, array: Array) -> list[Transfer]:
+    """A request for each slice, so that each has an answer of its own."""
+    made = []
+    for index, shard in enumerate(tensor.shards):
+        begin, end = tensor.bounds(index)
+        table = _core.SliceTable([(tensor.key(index), 0, F32)])
+        made.append(Transfer(shard, table, _core.Segments([array[begin:end]], writable=True)))
+    return made
+
+
+def about_momentum(transfer: Transfer, *, steps: int) -> Transfer:
+    """The same values for the momentum of the slices, which have taken so many steps."""
+    table, size = transfer.table, len(transfer.table)
+    part = _core.STATES["sgd"].index("momentum_buffer") + 1
+    return transfer._replace(table=table.with_parts([part] * size).with_versions([steps] * size))

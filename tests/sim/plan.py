@@ -45,6 +45,12 @@ class Plan:
     partition: tuple[int, float] | None
     """(rank, for how long): that worker loses every connection and gets no new one for so long."""
     mute_heartbeats: bool
+    early: bool
+    """Some rounds are committed early, by some or all workers."""
+    clipped: bool
+    """Some rounds are clipped by their global norm."""
+    loss_scale: float
+    """Gradients are pushed so many times too large; a power of two, so that nothing is rounded otherwise."""
     with_token: bool
     lazy_shards: bool
     num_writers: int
@@ -62,7 +68,7 @@ class Plan:
         return bool(self.deaths or self.leaves)
 
     def undisturbed(self) -> Plan:
-        """The same training, with nothing going wrong, on one shard."""
+        """The same training, with nothing going wrong, on one shard and without what must make no difference."""
         return replace(
             self,
             seed=0,
@@ -74,6 +80,8 @@ class Plan:
             leaves=(),
             partition=None,
             mute_heartbeats=False,
+            early=False,
+            loss_scale=1.0,
             with_token=False,
             lazy_shards=False,
             num_writers=0,
@@ -93,6 +101,8 @@ def plan_of(seed: int, mode: str | None = None) -> Plan:
         compute_s[rng.randrange(num_workers)] *= 10.0
     deaths = tuple(_death(rng, num_workers) for _ in range(rng.choice((0, 0, 1, 1, 2))))
     leaver, rounds = rng.randrange(num_workers), rng.randint(3, 8)
+    waits_for_all = chosen == "sync" or num_workers == 1
+    manners = random.Random(f"manners {seed}")
     return Plan(
         seed=seed,
         flavour=rng.randrange(6),
@@ -109,6 +119,9 @@ def plan_of(seed: int, mode: str | None = None) -> Plan:
         leaves=((leaver, rng.randrange(1, rounds)),) if rng.random() < 0.15 else (),
         partition=(rng.randrange(num_workers), rng.choice((1.0, 5.0, 15.0))) if rng.random() < 0.3 else None,
         mute_heartbeats=rng.random() < 0.2,
+        early=manners.random() < 0.5 and waits_for_all,
+        clipped=manners.random() < 0.5 and waits_for_all,
+        loss_scale=manners.choice((1.0, 1024.0)),
         with_token=rng.random() < 0.5,
         lazy_shards=rng.random() < 0.5,
         num_writers=rng.randint(0, 2),

@@ -116,6 +116,7 @@ class Scenario:
     def _record(self) -> None:
         history = self.history
         history.duration_s = self.world.now
+        history.torn = self.coordinator.rounds.torn
         history.unfinished = sorted(self.pending)
         history.decisions = self.notary.decisions
         history.decided_at = self.notary.decided_at

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import inspect
 import itertools
 import random
 from collections.abc import Callable, Coroutine, Generator
@@ -68,6 +69,8 @@ class Task:
 
     def _step(self) -> None:
         if self.done:
+            if inspect.getcoroutinestate(self._coroutine) == inspect.CORO_CREATED:
+                self._coroutine.close()  # killed before its first step
             return
         try:
             awaited = self._coroutine.send(None)

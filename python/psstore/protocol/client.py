@@ -69,6 +69,8 @@ class Client:
         """Rounds that this worker was ahead of the slowest when its last commit was answered."""
         self._unfinished = False
         """The current round was committed early: its pushes go on until `finish`."""
+        self._torn: TornRound | None = None
+        """Why some slices will never be read again."""
         self._driver = driver
         self._facts = facts
         self._names: dict[int, str] = {}
@@ -269,6 +271,8 @@ class Client:
         self, op: str, transfers: Iterable[Transfer], *, at_least: int | None, wait_s: float
     ) -> list[Answer]:
         _check_wait(wait_s)
+        if self._torn is not None:
+            wait_s = 0.0  # what is not there by now will never be
         carry = m.Carry(at_least=self.decision if at_least is None else at_least, wait_s=wait_s)
         transfers = list(transfers)
         asked = {transfer.shard for transfer in transfers}
@@ -284,8 +288,13 @@ class Client:
             )
             for transfer in transfers
         ]
-        answers = (await collect([*told, *futures]))[len(told) :]
-        self._check(answers)
+        try:
+            answers = (await collect([*told, *futures]))[len(told) :]
+            self._check(answers)
+        except DeadlineExceeded:
+            if self._torn is not None:
+                raise TornRound(self._torn.message, **self._torn.details) from None
+            raise
         return answers
 
     def _behind(self) -> list[Session]:
@@ -312,10 +321,11 @@ class Client:
         return _expect(kind, await self._request(self.sessions[0], op, body=body))
 
     async def _coordinate(self, op: str, body: m.Message, *, wait_s: float) -> object:
-        """A request that waits for other workers. If there is nothing to wait for any more, reads end with it."""
+        """A request that waits for other workers. Once there is nothing to wait for any more, reads don't, either."""
         try:
             return await self._request(self.sessions[0], op, body=body, timeout_s=wait_s + GRACE_S)
         except TornRound as torn:
+            self._torn = torn
             for session in self.sessions:
                 session.abandon_reads(torn)
                 self._driver.flush(session)
