@@ -13,6 +13,7 @@ import tempfile
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from server_process import eventually
 
@@ -45,7 +46,7 @@ ENDLESS = """
     import numpy as np
     from psstore import cluster
 
-    with cluster.from_flags(timeout_s=5.0, wait_s=30.0) as store:
+    with cluster.from_flags(timeout_s=5.0, wait_s=10.0) as store:
         store.create("w", np.ones((2, 300_000), "f4"), rule="sgd")
         store.pull("w")
         while True:
@@ -115,6 +116,9 @@ class Task:
         self.process.send_signal(number)
 
 
+C = TypeVar("C", bound="Cluster")
+
+
 class Cluster:
     """Starts tasks of one cluster; `with` ends all that still run."""
 
@@ -123,7 +127,7 @@ class Cluster:
         self.environ = dict(environ)
         self._tasks = contextlib.ExitStack()
 
-    def __enter__(self) -> Cluster:
+    def __enter__(self: C) -> C:
         return self
 
     def __exit__(self, *_: object) -> None:
