@@ -2,5 +2,6 @@
 
 from psstore.torch.optimizer import DistributedOptimizer
 from psstore.torch.replicas import Replicas
+from psstore.torch.scaler import GradScaler
 
-__all__ = ["DistributedOptimizer", "Replicas"]
+__all__ = ["DistributedOptimizer", "GradScaler", "Replicas"]

@@ -115,9 +115,9 @@ class Gradients:
             self._bucket.clear()
             self._bucket_bytes = 0
             if rewritten:
+                self._pushes.clear()
                 self._stop()
-            else:
-                self._look_for_changes(gradients)
+            self._look_for_changes(gradients)
             self._send(self._outdated(gradients))
         self._store.settle()
         with self._lock:
