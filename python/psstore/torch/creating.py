@@ -12,7 +12,7 @@ from psstore.torch.stepping import Training
 from psstore.types import TensorSpec
 
 
-def create(training: Training, specs: Sequence[TensorSpec], values: Sequence[torch.Tensor]) -> None:
+def create(training: Training, specs: Sequence[TensorSpec], values: Sequence[torch.Tensor | None]) -> None:
     """Creates tensors with rank 0's values. What the store has of that name is dealt with as `training.exist` says.
 
     With 'error' and 'overwrite', which only rank 0 can carry out, all workers wait for each other.

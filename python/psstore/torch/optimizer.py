@@ -10,16 +10,20 @@ import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
-from typing import Any, Literal, NoReturn, overload
+from dataclasses import replace
+from typing import Any, Literal, NoReturn, get_args, overload
 
 import torch
 
 from psstore.client.store import Store
 from psstore.errors import NotAWorker, UsageError
 from psstore.torch import rules
+from psstore.torch.averaging import Averaging
+from psstore.torch.buffers import Buffers
 from psstore.torch.parameters import Names
 from psstore.torch.stepping import Overflow, Overlap, Training, Way
 from psstore.torch.store_step import StoreStep
+from psstore.torch.worker_step import WorkerStep
 from psstore.wire.messages import Exist
 
 Mode = Literal["gradients", "average"]
@@ -35,6 +39,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
     It stands in for the optimizer that it wraps, and shares its `param_groups`: schedulers made for either work, and
     hyper-parameters are read at every step. For SGD, Adam, AdamW, Adagrad and RMSprop of torch.optim the store takes
     the step and keeps momenta and other state, so that `state` stays empty here; `state_dict()` reads it from there.
+    Any other steps on every worker, with the gradients that the store has reduced; LBFGS and SparseAdam can't.
 
     Construction creates the tensors in the store, which rank 0's values initialise; on return the parameters
     hold what the store holds, on every worker. It blocks until rank 0 has been there. `step()` blocks until the
@@ -46,7 +51,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
         store: a connected worker's `psstore.Store`. Several optimizers may share it: each step is a round.
         named_parameters: `model.named_parameters()`; must cover every parameter that requires a gradient.
         name: of this optimizer, to tell it from others on the same store that train other models of like names.
+        named_buffers: `model.named_buffers()`, to have rank 0's buffers (batch-norm statistics) on every worker after
+            each step; without it each worker has its own.
         overlap: 'backward' sends each gradient while backward runs; 'none' sends all in step().
+        mode: 'gradients' exchanges gradients in every step. 'average' lets each worker train alone with the wrapped
+            optimizer, and averages the parameters after `every` steps and in `synchronize()`.
+        every: see there.
         average: divide the sum of the gradients by the number of workers in the round; False: don't.
         exist: what to do with tensors of these names that the store has already: 'match' goes on training them, and
             says so; 'error' raises TensorExists; 'overwrite' replaces them. All but 'match' wait for all workers.
@@ -65,23 +75,30 @@ class DistributedOptimizer(torch.optim.Optimizer):
         named_parameters: Iterable[tuple[str, torch.Tensor]],
         *,
         name: str = "",
+        named_buffers: Iterable[tuple[str, torch.Tensor]] = (),
         overlap: Overlap = "backward",
+        mode: Mode = "gradients",
+        every: int = 1,
         average: bool = True,
         exist: Exist = "match",
     ) -> None:
         _check(optimizer, store)
+        _check_options(overlap=overlap, mode=mode, exist=exist)
         self.optimizer = optimizer
         """The one that was wrapped."""
         self.skipped = False
         """The last step changed nothing: gradients of some worker were not finite."""
+        self.overflow = Overflow()
+        """What a GradScaler has to say of the gradients of the next step. It sets this; a step sets it back."""
         self._made = False
         state, groups = optimizer.state, optimizer.param_groups
         super().__init__(groups, optimizer.defaults)  # with state and groups of its own,
         optimizer.state, optimizer.param_groups = state, groups  # which are the wrapped one's here
+        prefix = f"{name}/" if name else ""
         self._training = Training(
             optimizer,
             store,
-            Names(named_parameters, prefix=f"{name}/" if name else ""),
+            Names(named_parameters, prefix=prefix),
             average=average,
             overlap=overlap,
             first_group=zlib.crc32(name.encode()) & ~0xFF if name else 0,
@@ -89,8 +106,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         )
         if not self._training.newcomers():
             raise UsageError("no parameter of this optimizer requires a gradient, so there is nothing to train")
-        self._way: Way = StoreStep(self._training)
+        self._way = _way(self._training, mode=mode, every=every)
         self._training.admit(self._way)
+        self._buffers = Buffers(self._training, named_buffers, prefix=prefix)
         self._warned = False
         self._made = True
 
@@ -134,9 +152,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._way.admit_closure()
             with torch.enable_grad():
                 loss = closure()
+        self._refuse_stock_scaler()
         self._warn_without_gradients()
         self._training.admit(self._way)
-        self.skipped = not self._way.step(Overflow())
+        self._buffers.leave()
+        self.skipped = not self._way.step(self.overflow)
+        self._buffers.fetch()
+        self.overflow = Overflow()
         self.optimizer._opt_called = True  # type: ignore[attr-defined]  # torch's schedulers of the wrapped one ask
         return loss
 
@@ -192,10 +214,31 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     # ---- what a store adds ----
 
-    def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
+    def clip_grad_norm_(
+        self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False
+    ) -> torch.Tensor:
         """Clips the 2-norm of the reduced gradient, over all parameters and workers, in the step that follows: what
-        clip_grad_norm_ does under DDP. Returns the norm before, a 0-d tensor. One round trip more."""
-        return self._way.clip(max_norm, Overflow())
+        torch.nn.utils.clip_grad_norm_ does under DDP. Call it on every worker, right before `step()`.
+
+        Sends the gradients and ends the round, for one round trip more than `step()` alone; `step()` then fetches the
+        parameters. `.grad` stays this worker's own, unclipped. With a GradScaler, call `scaler.unscale_(opt)` before.
+        In modes 'ssp' and 'async', where each round is one worker's, it clips this worker's gradients.
+
+        Returns the norm before, a 0-d tensor, the same on every worker. If it is not finite, the step is skipped by
+        all; with `error_if_nonfinite`, RuntimeError is raised after that step. Raises UsageError for another norm, in
+        mode 'backup', and when called twice.
+        """
+        if norm_type != 2:
+            raise UsageError(f"norm_type is {norm_type}; the store can clip the 2-norm")
+        self._training.admit(self._way)
+        self._buffers.leave()
+        norm = self._way.clip(float(max_norm), self.overflow)
+        if not norm.isfinite():
+            self.overflow = replace(self.overflow, found=True)
+            if error_if_nonfinite:
+                self.step()
+                raise RuntimeError(f"the norm of the gradients is {norm.item()}; the step was skipped, by all workers")
+        return norm
 
     def no_sync(self) -> AbstractContextManager[None]:
         """Backward passes inside it only accumulate gradients; nothing is sent."""
@@ -206,7 +249,21 @@ class DistributedOptimizer(torch.optim.Optimizer):
         calls it, between steps, and has them on return; optimizer state stays as it is."""
         self._way.publish()
 
+    def synchronize(self) -> None:
+        """With mode='average': averages the parameters now, as at the end of training. Every worker calls it. With
+        mode='gradients' there is nothing to do: they are everybody's after each step."""
+        self._way.synchronize()
+
     # ---- how ----
+
+    def _refuse_stock_scaler(self) -> None:
+        """By the attributes that torch's sets because of `_step_supports_amp_scaling`; ours does not."""
+        if vars(self).pop("found_inf", None) is not None:
+            vars(self).pop("grad_scale", None)
+            raise UsageError(
+                "torch.amp.GradScaler knows of this worker's overflow only, so that workers would part: use"
+                " psstore.torch.GradScaler in its place, which is made and called in the same way"
+            )
 
     def _warn_without_gradients(self) -> None:
         if self._warned or any(p.grad is not None for group in self.param_groups for p in group["params"]):
@@ -227,3 +284,19 @@ def _check(optimizer: torch.optim.Optimizer, store: Store) -> None:
     if store.rank is None:
         raise NotAWorker("only a worker's store can train: connect with role='worker' (the default), before leave()")
     rules.check(optimizer)
+
+
+def _check_options(**chosen: str) -> None:
+    allowed = {"overlap": get_args(Overlap), "mode": get_args(Mode), "exist": get_args(Exist)}
+    for option, value in chosen.items():
+        if value not in allowed[option]:
+            raise UsageError(f"{option} is {value!r}; it must be one of {', '.join(map(repr, allowed[option]))}")
+
+
+def _way(training: Training, *, mode: Mode, every: int) -> Way:
+    """Raises UsageError for what the store's mode or the optimizer's class rules out."""
+    if mode == "average":
+        return Averaging(training, every=every)
+    if every != 1:
+        raise UsageError(f"every={every} is for mode='average'; gradients are exchanged in every step")
+    return StoreStep(training) if rules.has_rule(training.optimizer) else WorkerStep(training)

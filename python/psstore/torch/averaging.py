@@ -1,0 +1,107 @@
+"""Model averaging: each worker trains alone, and every few steps the store averages the parameters.
+
+Local SGD (Stich, arXiv:1805.09767): far fewer bytes than a gradient in each step, for workers that drift apart between
+the averages. The wrapped optimizer steps here, and keeps its own state; any optimizer will do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch.autograd.graph import increment_version
+
+from psstore.errors import UsageError
+from psstore.torch.creating import create, split_trained
+from psstore.torch.edits import publish
+from psstore.torch.parameters import STORED_AS, Trained
+from psstore.torch.stepping import Overflow, Training
+from psstore.torch.worker_step import check_lockstep
+from psstore.types import TensorSpec
+
+
+class Averaging:
+    """Steps of the wrapped optimizer; every `every`-th is followed by a round, whose contributions are parameters."""
+
+    def __init__(self, training: Training, *, every: int) -> None:
+        if every < 1:
+            raise UsageError(f"every is {every}; the parameters are averaged after so many steps: at least 1")
+        if not training.average:
+            raise UsageError("mode='average' averages, so average=False can't be had with it")
+        check_lockstep(training, "mode='average'")
+        self._training = training
+        self._every = every
+        self._steps = 0
+        """Since the last average."""
+
+    def add(self, trained: Sequence[Trained]) -> None:
+        training = self._training
+        create(training, [self._spec(one) for one in trained], [one.parameter.detach() for one in trained])
+        self._pull(trained)
+        split_trained(training, trained)
+
+    def admit_closure(self) -> None:
+        """Backward passes may run at any time."""
+
+    def step(self, overflow: Overflow) -> bool:
+        """Never waits but for an average. An overflow skips the step of this worker alone."""
+        if not overflow.found:
+            self._unscale(overflow.loss_scale)
+            self._training.optimizer.step()
+        self._steps += 1
+        if self._steps >= self._every:
+            self.synchronize()
+        return not overflow.found
+
+    def clip(self, max_norm: float, overflow: Overflow) -> torch.Tensor:
+        """This worker's gradient, which is all that its step is made of."""
+        self._unscale(overflow.loss_scale)
+        return torch.nn.utils.clip_grad_norm_([one.parameter for one in self._training.trained], max_norm)
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def publish(self) -> None:
+        publish(self._training, self._training.trained)
+        self._training.store.barrier("published")
+        self._pull(self._training.trained)
+
+    def synchronize(self) -> None:
+        training = self._training
+        values = [(one.name, one.parameter.detach()) for one in training.trained]
+        training.store.push_many(values)
+        training.store.commit(present=[name for name, _ in values])
+        self._pull(training.trained)
+        self._steps = 0
+
+    def state(self) -> Mapping[torch.Tensor, dict[str, Any]]:
+        return self._training.optimizer.state
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Into this worker's optimizer."""
+        self._training.optimizer.load_state_dict(dict(state_dict))
+
+    # ---- how ----
+
+    def _unscale(self, loss_scale: float) -> None:
+        if loss_scale != 1.0:
+            for one in self._training.trained:
+                if one.parameter.grad is not None:
+                    one.parameter.grad.div_(loss_scale)
+
+    def _spec(self, one: Trained) -> TensorSpec:
+        return TensorSpec(
+            name=one.name,
+            shape=tuple(one.parameter.shape),
+            dtype=STORED_AS[one.parameter.dtype],
+            rule="reduce",
+            group=self._training.first_group + one.group,
+            zeros=False,
+        )
+
+    def _pull(self, trained: Sequence[Trained]) -> None:
+        parameters = [one.parameter for one in trained]
+        self._training.store.pull_many([one.name for one in trained], out=[one.detach() for one in parameters])
+        increment_version(parameters)

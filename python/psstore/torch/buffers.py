@@ -1,0 +1,87 @@
+"""A model's buffers (batch-norm statistics and the like): rank 0's, on every worker.
+
+They are no parameters: no gradient moves them, and each worker's forward passes write them from its own data. DDP
+broadcasts rank 0's before each forward pass; here rank 0 leaves them at the store before its commit, and the others
+fetch them after theirs. One that rank 0 has not changed does not travel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import groupby
+
+import torch
+
+from psstore.errors import UsageError
+from psstore.torch.creating import create
+from psstore.torch.parameters import STORED_AS, short, uncompiled
+from psstore.torch.stepping import Training
+from psstore.types import TensorSpec
+
+
+class Buffers:
+    """Of one model. Integers and bools are kept as float64, which holds them exactly up to 2**53."""
+
+    def __init__(self, training: Training, named: Iterable[tuple[str, torch.Tensor]], *, prefix: str) -> None:
+        """On return they hold what the store holds."""
+        self._training = training
+        self._buffers: dict[str, torch.Tensor] = {}
+        for name, buffer in named:
+            if buffer.is_complex() or buffer.layout is not torch.strided:
+                kind = f"{short(buffer.dtype)}, {buffer.layout}"
+                raise UsageError(f"buffer {name!r} is {kind}; the store keeps dense real numbers: leave it out")
+            self._buffers[prefix + uncompiled(name)] = buffer
+        self._held: dict[str, torch.Tensor] = {}
+        """As they were when they last were the store's."""
+        if self._buffers:
+            specs = [_spec(name, buffer) for name, buffer in self._buffers.items()]
+            create(training, specs, [_as_stored(buffer) for buffer in self._buffers.values()])
+            self._pull(list(self._buffers))
+
+    def leave(self) -> None:
+        """Before a commit: rank 0's go to the store, if they have changed."""
+        if self._training.is_first:
+            changed = self._changed()
+            self._training.store.push_many({name: _as_stored(self._buffers[name]) for name in changed})
+            self._remember(changed)
+
+    def fetch(self) -> None:
+        """After a commit: the others take rank 0's, of this round, or of the next if rank 0 is that far."""
+        if self._training.is_first:
+            return
+        changed = self._changed()
+        if changed:
+            self._pull(changed)
+        store = self._training.store
+        others = sorted(self._buffers.keys() - set(changed), key=store.version_of)
+        for version, names in groupby(others, key=store.version_of):
+            self._pull(list(names), newer_than=version)
+
+    def _changed(self) -> list[str]:
+        """Those that this worker's forward passes wrote. Batch norm does not count it in their versions."""
+        return [name for name, held in self._held.items() if not torch.equal(held, self._buffers[name])]
+
+    def _pull(self, names: list[str], *, newer_than: int | None = None) -> None:
+        targets = [_as_stored(self._buffers[name]) for name in names]
+        values = self._training.store.pull_many(names, out=targets, if_newer_than=newer_than)
+        pulled = {name: value for name, value in zip(names, values, strict=True) if value is not None}
+        for name, value in pulled.items():
+            if self._buffers[name].dtype not in STORED_AS:
+                self._buffers[name].copy_(value)
+        self._remember(pulled)
+
+    def _remember(self, names: Iterable[str]) -> None:
+        self._held.update({name: self._buffers[name].detach().clone() for name in names})
+
+
+def _stored_as(buffer: torch.Tensor) -> str:
+    return STORED_AS.get(buffer.dtype, "float64")
+
+
+def _as_stored(buffer: torch.Tensor) -> torch.Tensor:
+    """Itself, if the store takes it as it is."""
+    return buffer.detach() if buffer.dtype in STORED_AS else buffer.detach().to(torch.float64)
+
+
+def _spec(name: str, buffer: torch.Tensor) -> TensorSpec:
+    return TensorSpec(name=name, shape=tuple(buffer.shape), dtype=_stored_as(buffer), rule="assign", zeros=False)

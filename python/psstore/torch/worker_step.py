@@ -1,0 +1,141 @@
+"""Every worker takes the step: gradients go to the store, their reduction comes back, the wrapped optimizer does the
+rest. For optimizers that the store has no rule for.
+
+All workers hold the same weights and state because all begin with rank 0's weights, and take every step with the same
+gradients. So none may miss a step: the store must be synchronous, and everybody there from the first step on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.autograd.graph import increment_version
+
+from psstore.errors import UsageError
+from psstore.torch.creating import create
+from psstore.torch.parameters import STORED_AS, Trained, some
+from psstore.torch.reducing import Ended, Hypers, Reducing
+from psstore.torch.stepping import Training
+from psstore.types import TensorSpec
+
+
+class WorkerStep(Reducing):
+    """Push this round's gradients, commit, pull the reduced ones into .grad, let the wrapped optimizer step."""
+
+    def __init__(self, training: Training) -> None:
+        check_lockstep(training, f"{type(training.optimizer).__qualname__}, which the store has no rule for,")
+        super().__init__(training)
+
+    def add(self, trained: Sequence[Trained]) -> None:
+        training = self._training
+        create(
+            training,
+            [*(_weights(one) for one in trained), *(self._gradient(one) for one in trained)],
+            [*(one.parameter.detach() for one in trained), *(None for _ in trained)],
+        )
+        self._refuse_latecomer(trained)
+        self._pull_weights(trained)
+        self._gradients.watch({gradient_name(one): one.parameter for one in trained})
+
+    def publish(self) -> None:
+        training = self._training
+        if training.is_first:
+            training.store.push_many([(one.name, one.parameter.detach()) for one in training.trained])
+        training.store.barrier("published")
+        self._pull_weights(training.trained)
+
+    def synchronize(self) -> None:
+        """Nothing to do: every worker takes the same steps."""
+
+    def state(self) -> Mapping[torch.Tensor, dict[str, Any]]:
+        return self._training.optimizer.state
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Into this worker's optimizer: every worker loads it."""
+        self._training.optimizer.load_state_dict(dict(state_dict))
+
+    # ---- how ----
+
+    def _prepare(self) -> None:
+        """The gradients are all that the store needs to know."""
+
+    def _hypers(self) -> Hypers:
+        return {}
+
+    def _take(self, ended: Ended) -> None:
+        if ended.skipped:
+            return
+        trained = self._training.trained
+        sent = self._gradients.unchanged()
+        own = [one.parameter.grad for one in trained]
+        for one, reduced in zip(trained, self._reduced(ended, own if sent else [None] * len(own)), strict=True):
+            one.parameter.grad = reduced
+        self._training.optimizer.step()
+        if not sent:  # a round that a failed step has left behind: these gradients are the next one's
+            for one, gradient in zip(trained, own, strict=True):
+                one.parameter.grad = gradient
+
+    def _reduced(self, ended: Ended, memory: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
+        """The round's gradients, in the memory given where they fit; None for what no worker had one for."""
+        trained = self._training.trained
+        targets = [
+            given if given is not None and given.layout is torch.strided else torch.empty_like(one.parameter)
+            for one, given in zip(trained, memory, strict=True)
+        ]
+        return self._training.store.pull_many(
+            [gradient_name(one) for one in trained], out=targets, if_newer_than=ended.commit.decision - 1
+        )
+
+    def _refuse_latecomer(self, trained: Sequence[Trained]) -> None:
+        names = [gradient_name(one) for one in trained]
+        reduced = self._training.store.pull_many(names, if_newer_than=0)
+        before = [one.name for one, value in zip(trained, reduced, strict=True) if value is not None]
+        if before:
+            kind = type(self._training.optimizer).__qualname__
+            raise UsageError(
+                f"{some(before)} took steps before this worker came, and the state of {kind} is in the workers, which"
+                " this one does not have: start all workers together on a new store, from a checkpoint if there is one,"
+                " or on this one with exist='overwrite'"
+            )
+
+    def _pull_weights(self, trained: Sequence[Trained]) -> None:
+        parameters = [one.parameter for one in trained]
+        self._training.store.pull_many([one.name for one in trained], out=[one.detach() for one in parameters])
+        increment_version(parameters)
+
+    def _gradient(self, one: Trained) -> TensorSpec:
+        return TensorSpec(
+            name=gradient_name(one),
+            shape=tuple(one.parameter.shape),
+            dtype=STORED_AS[one.parameter.dtype],
+            rule="reduce",
+            group=self._training.first_group + one.group,
+            zeros=True,
+        )
+
+
+def gradient_name(one: Trained) -> str:
+    """Of the tensor that reduces its gradients."""
+    return f"{one.name}.grad"
+
+
+def check_lockstep(training: Training, what: str) -> None:
+    """Raises UsageError for a store in which a round may do without a worker."""
+    mode = training.store.consistency.mode
+    if mode != "sync":
+        raise UsageError(
+            f"{what} needs a round to have all its workers, and this store's mode is {mode!r}: start it with --mode"
+            " sync"
+        )
+
+
+def _weights(one: Trained) -> TensorSpec:
+    return TensorSpec(
+        name=one.name,
+        shape=tuple(one.parameter.shape),
+        dtype=STORED_AS[one.parameter.dtype],
+        rule="assign",
+        zeros=False,
+    )
