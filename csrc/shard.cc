@@ -194,13 +194,14 @@ ErrorCode Shard::contribute(const Incoming& incoming, Stripe& stripe, Slot& slot
   // A decision that counts on it could not be carried out.
   if (!slot.initialised()) return ErrorCode::NOT_INITIALISED;
   const Origin* held_with = table_.held_with(stripe, slot, incoming.origin.rank);
-  const bool promised = incoming.standing == Standing::kPromised;
-  // A later one would take the place of the one that the slot is held with.
-  if (held_with != nullptr && !promised) return ErrorCode::ROUND_OUT_OF_ORDER;
-  const bool here = slot.staging().find(incoming.origin) != nullptr;
-  if (promised && (held_with == nullptr || here)) {
-    counters_.duplicates.add();
-    return ErrorCode::OK;
+  if (incoming.standing == Standing::kPromised) {
+    const bool awaited = held_with != nullptr && slot.staging().find(*held_with) == nullptr;
+    if (!awaited) {
+      counters_.duplicates.add();
+      return ErrorCode::OK;
+    }
+  } else if (held_with != nullptr) {
+    return ErrorCode::ROUND_OUT_OF_ORDER;  // it would take the place of what the slot is held with
   }
   const Staged outcome = slot.staging().offer({incoming.origin, slice});
   if (outcome == Staged::kTaken) counters_.pushes.add();

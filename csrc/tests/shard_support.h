@@ -65,6 +65,18 @@ class ShardTest : public ::testing::Test {
     return entries;
   }
 
+  // The value (part 0) or a state buffer, with the number of steps, of one slice.
+  SliceEntry restore(uint64_t sequence, Key key, const Floats& floats, uint16_t part = 0,
+                     uint64_t num_steps = 0) {
+    const auto pool = make_pool();
+    std::vector<SliceEntry> entries = entries_for({{key, floats}});
+    entries[0].part = part;
+    entries[0].version = num_steps;
+    shard.admit(WriteKind::kRestore, entries, floats.size() * sizeof(float));
+    shard.write(WriteKind::kRestore, "client", sequence, entries, buffer_of(*pool, floats));
+    return entries[0];
+  }
+
   Shard::Reply read(std::vector<SliceEntry>& entries) { return shard.read(entries, 64 << 20); }
   // The float32 value of one slice.
   Floats value(Key key) {

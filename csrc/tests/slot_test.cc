@@ -22,13 +22,14 @@ class SlotTest : public ::testing::Test {
     slot.staging().offer({{rank, 1, round}, slice_of(*pool, gradient)});
   }
 
-  Change settle(Slot& slot, const Decision& decision) {
+  PendingDecision pend(const Slot& slot, const Decision& decision) {
     PendingDecision pending(decision);
-    if (!decision.skip()) {
-      slot.require_contributions(decision);
-      if (slot.counted(decision)) pending.require_hyper(slot.spec());
-    }
-    return slot.settle(pending, *pool);
+    if (!decision.skip() && slot.counted(decision)) pending.require_hyper(slot.spec());
+    return pending;
+  }
+  Change settle(Slot& slot, const Decision& decision) {
+    if (!decision.skip()) slot.require_contributions(decision);
+    return slot.settle(pend(slot, decision), *pool);
   }
 
   std::shared_ptr<BufferPool> pool = make_pool();
@@ -203,6 +204,108 @@ TEST_F(SlotTest, WithoutValueMustBeNamedByNobody) {
   EXPECT_FALSE(slot.counted(of_others));
   error_of(ErrorCode::MISSING_CONTRIBUTION,
            [&] { slot.require_contributions(decision(1, {member(0, 1)})); });
+}
+
+// ---- decisions that leave something open
+
+TEST_F(SlotTest, IsReadyForAnEarlyDecisionOnceTheLastPromiseIsKept) {
+  Slot slot = make_sgd_slot({0});
+  const PendingDecision pending = pend(slot, early_decision(1, {member(0, 2), member(1, 1)}));
+  EXPECT_FALSE(slot.ready(pending));
+  stage(slot, 1, 1, {1});
+  stage(slot, 0, 1, {1});  // of another round
+  EXPECT_FALSE(slot.ready(pending));
+  stage(slot, 0, 2, {1});
+  EXPECT_TRUE(slot.ready(pending));
+}
+
+TEST_F(SlotTest, IsReadyForWhatDoesNotConcernIt) {
+  const Slot slot = make_sgd_slot({0});
+  const std::vector<Member> others{member(0, 1, {kTensor})};
+  EXPECT_TRUE(slot.ready(pend(slot, early_decision(1, others))));
+  EXPECT_TRUE(slot.ready(pend(slot, scaled_decision(1, others))));
+}
+
+TEST_F(SlotTest, MultipliesTheReducedGradientByTheScale) {
+  Slot slot = make_sgd_slot({0});
+  stage(slot, 0, 1, {3});
+  PendingDecision pending = pend(slot, scaled_decision(1, {member(0, 1)}));
+  EXPECT_FALSE(slot.ready(pending));
+  pending.set_scale(0.5);
+  EXPECT_TRUE(slot.ready(pending));
+  slot.settle(pending, *pool);
+  EXPECT_EQ(floats_of(slot.value()), (Floats{-1.5F}));
+}
+
+TEST_F(SlotTest, RemembersItsSquaresUntilTheNextDecision) {
+  Slot slot = make_sgd_slot({0, 0});
+  stage(slot, 0, 1, {3, 4});
+  const Decision first = scaled_decision(1, {member(0, 1)});
+  PendingDecision pending = pend(slot, first);
+  EXPECT_EQ(slot.squares(first), 25.0);
+  EXPECT_EQ(slot.squares(first), 25.0);
+  pending.set_scale({});
+  slot.settle(pending, *pool);
+  EXPECT_EQ(slot.squares(first), 25.0);
+  EXPECT_EQ(slot.squares(scaled_decision(2, {member(0, 2, {kTensor})})), std::nullopt);
+  stage(slot, 0, 2, {1, 0});
+  EXPECT_EQ(slot.squares(scaled_decision(2, {member(0, 2)})), 1.0);
+}
+
+TEST_F(SlotTest, HasNoSquaresOfADecisionWithoutScaleOrBeforeItsTime) {
+  Slot slot = make_sgd_slot({0});
+  stage(slot, 0, 1, {3});
+  EXPECT_EQ(slot.squares(decision(1, {member(0, 1)})), std::nullopt);
+  Slot later({kKey, 1, DType::kFloat32, RuleKind::kSgd, 0}, 1);
+  EXPECT_EQ(later.squares(scaled_decision(1, {member(0, 1)})), std::nullopt);
+}
+
+// ---- restoring
+
+TEST_F(SlotTest, UpdatesStateThatSomebodyReadsOutOfPlace) {
+  Slot slot = make_sgd_slot({0});
+  const auto step = [&](uint64_t round) {
+    stage(slot, 0, round, {1});
+    settle(slot, Decision(round, false, 1.0, {member(0, round)}, {{0, sgd(1.0, 0.5)}}));
+  };
+  step(1);
+  const Buffer* const before = slot.part(1).buffer.get();
+  step(2);
+  EXPECT_EQ(slot.part(1).buffer.get(), before);
+  const Part held = slot.part(1);
+  step(3);
+  EXPECT_EQ(floats_of(held.buffer), (Floats{1.5F}));
+  EXPECT_EQ(held.version, 2U);
+  EXPECT_EQ(floats_of(slot.part(1).buffer), (Floats{1.75F}));
+}
+
+TEST_F(SlotTest, RestoresInPlaceWhenNobodyReadsAndOutOfPlaceElse) {
+  Slot slot = make_sgd_slot({1});
+  EXPECT_EQ(slot.restore_value(slice_of(*pool, {2}), 0, *pool), Change::kInPlace);
+  const BufferRef value = slot.value();
+  EXPECT_EQ(slot.restore_value(slice_of(*pool, {3}), 0, *pool), Change::kOutOfPlace);
+  EXPECT_EQ(floats_of(value), (Floats{2}));
+  slot.restore_state(0, slice_of(*pool, {4}), 7, *pool);
+  const Part state = slot.part(1);
+  slot.restore_state(0, slice_of(*pool, {5}), 8, *pool);
+  EXPECT_EQ(floats_of(state.buffer), (Floats{4}));
+  EXPECT_EQ(floats_of(slot.part(1).buffer), (Floats{5}));
+  EXPECT_EQ(step_of(slot), 8);
+  EXPECT_EQ(slot.dump()[1].first, "momentum_buffer");
+}
+
+TEST_F(SlotTest, GivesEveryValueALargerVersionThanTheOneBefore) {
+  Slot slot = make_sgd_slot({0});
+  slot.restore_value(slice_of(*pool, {1}), 4, *pool);
+  EXPECT_EQ(slot.version(), 5U);
+  slot.restore_value(slice_of(*pool, {1}), 4, *pool);
+  EXPECT_EQ(slot.version(), 6U);
+  stage(slot, 0, 1, {1});
+  settle(slot, decision(5, {member(0, 1)}));
+  EXPECT_EQ(slot.version(), 7U);
+  stage(slot, 0, 2, {1});
+  settle(slot, decision(9, {member(0, 2)}));
+  EXPECT_EQ(slot.version(), 9U);
 }
 
 // ---- staging

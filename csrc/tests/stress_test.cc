@@ -1,8 +1,9 @@
-// Many threads on one shard: workers, readers, writers, and whoever settles, defines, drops and counts.
+// Many threads on one shard: workers, readers, writers, and whoever settles, defines, drops, restores and
+// counts. Rounds are decided in turn as ever, early, and with a scale.
 //
-// Every gradient is 1 and the rule is SGD with lr 1, so a slice at version v has to hold -v * kNumWorkers
-// in each of its elements, whoever looks and whenever: a torn read, a lost or a doubled contribution
-// would show. What the sanitizers add is that no access raced to get there.
+// Every gradient comes to 1 and the rule is SGD with lr 1, so a slice at version v has to hold
+// -v * kNumWorkers in each of its elements, whoever looks and whenever: a torn read, a lost or a doubled
+// contribution would show. What the sanitizers add is that no access raced to get there.
 #include <algorithm>
 #include <atomic>
 #include <barrier>
@@ -23,8 +24,35 @@ constexpr size_t kSliceElems[] = {1, 100, 16384, 5000, 20000, 3};
 constexpr Key kSumKey = make_key(500, 0);
 constexpr size_t kSumElems = 700;
 
+constexpr double kScale = 0.5;
+
 Key slice_key(size_t index) {
   return make_key(1, index);
+}
+
+// Shared with readers; its state is restored all the time, and used by no step (there is no momentum).
+const Key kRestoredKey = slice_key(2);
+constexpr size_t kRestoredElems = kSliceElems[2];
+
+Open open_in(uint64_t round) {
+  constexpr Open kTurns[] = {Open::kNothing, Open::kContributions, Open::kScale};
+  return kTurns[round % std::size(kTurns)];
+}
+
+Decision decision_on(uint64_t round) {
+  std::vector<Member> members;
+  for (uint32_t rank = 0; rank < kNumWorkers; ++rank) members.push_back(member(rank, round));
+  return open_decision(round, members, open_in(round));
+}
+
+float gradient_in(uint64_t round) {
+  return open_in(round) == Open::kScale ? static_cast<float>(1 / kScale) : 1;
+}
+
+std::vector<SliceEntry> entries_of_all() {
+  std::vector<SliceEntry> entries(std::size(kSliceElems));
+  for (size_t i = 0; i < entries.size(); ++i) entries[i].key = slice_key(i);
+  return entries;
 }
 
 class StressTest : public ::testing::Test {
@@ -38,22 +66,22 @@ class StressTest : public ::testing::Test {
     shard.define({500, DType::kFloat32, RuleKind::kAdd, 0, true, {{kSumKey, kSumElems}}});
   }
 
-  BufferRef admit_ones(WriteKind kind, std::vector<SliceEntry>& entries) {
+  BufferRef admit_filled(WriteKind kind, std::vector<SliceEntry>& entries, float element) {
     uint64_t num_bytes = 0;
     for (const SliceEntry& entry : entries) num_bytes += entry.num_bytes;
     BufferRef payload = shard.admit(kind, entries, num_bytes);
-    const Floats ones(num_bytes / sizeof(float), 1);
-    std::memcpy(payload->data(), ones.data(), num_bytes);
+    const Floats elements(num_bytes / sizeof(float), element);
+    std::memcpy(payload->data(), elements.data(), num_bytes);
     return payload;
   }
 
   void push_all(const Origin& origin) {
-    std::vector<SliceEntry> entries(std::size(kSliceElems));
+    std::vector<SliceEntry> entries = entries_of_all();
     for (size_t i = 0; i < entries.size(); ++i) {
-      entries[i].key = slice_key(i);
       entries[i].num_bytes = static_cast<uint32_t>(kSliceElems[i] * sizeof(float));
     }
-    shard.stage(origin, entries, admit_ones(WriteKind::kPush, entries));
+    shard.stage(origin, entries,
+                admit_filled(WriteKind::kPush, entries, gradient_in(origin.round)));
     for (const SliceEntry& entry : entries) EXPECT_EQ(entry.status, ErrorCode::OK);
   }
 
@@ -61,7 +89,8 @@ class StressTest : public ::testing::Test {
     std::vector<SliceEntry> entries(1);
     entries[0].key = kSumKey;
     entries[0].num_bytes = kSumElems * sizeof(float);
-    shard.write(WriteKind::kAdd, client, sequence, entries, admit_ones(WriteKind::kAdd, entries));
+    shard.write(WriteKind::kAdd, client, sequence, entries,
+                admit_filled(WriteKind::kAdd, entries, 1));
     EXPECT_EQ(entries[0].status, ErrorCode::OK);
   }
 
@@ -71,9 +100,7 @@ class StressTest : public ::testing::Test {
   };
 
   Snapshot read_all() {
-    Snapshot snapshot;
-    snapshot.entries.resize(std::size(kSliceElems));
-    for (size_t i = 0; i < snapshot.entries.size(); ++i) snapshot.entries[i].key = slice_key(i);
+    Snapshot snapshot{entries_of_all(), {}};
     snapshot.reply = shard.read(snapshot.entries, 64 << 20);
     return snapshot;
   }
@@ -86,6 +113,7 @@ class StressTest : public ::testing::Test {
     }
     auto from = all.begin();
     for (size_t i = 0; i < snapshot.entries.size(); ++i) {
+      if (snapshot.entries[i].status == ErrorCode::NOT_APPLIED) continue;
       const auto to = from + static_cast<std::ptrdiff_t>(kSliceElems[i]);
       const float expected = -static_cast<float>(snapshot.entries[i].version * kNumWorkers);
       EXPECT_TRUE(std::all_of(from, to, [=](float value) { return value == expected; }))
@@ -94,18 +122,76 @@ class StressTest : public ::testing::Test {
     }
   }
 
-  // Pushes each round, twice now and then, carries the decision as all the others do, and must find
-  // all slices at that decision: the next one needs this worker's push.
+  void check_norms() {
+    std::vector<SliceEntry> entries = entries_of_all();
+    const std::vector<double> sums = shard.norms(entries);
+    ASSERT_EQ(sums.size(), std::size(kSliceElems));
+    for (size_t i = 0; i < sums.size(); ++i) {
+      const double element = kNumWorkers / kScale;
+      EXPECT_EQ(sums[i], element * element * static_cast<double>(kSliceElems[i]));
+    }
+  }
+
+  void restore_state(uint64_t sequence) {
+    std::vector<SliceEntry> entries(1);
+    entries[0].key = kRestoredKey;
+    entries[0].part = 1;
+    entries[0].num_bytes = kRestoredElems * sizeof(float);
+    const auto element = static_cast<float>(sequence);
+    shard.write(WriteKind::kRestore, "restorer", sequence, entries,
+                admit_filled(WriteKind::kRestore, entries, element));
+    EXPECT_TRUE(entries[0].status == ErrorCode::OK || entries[0].status == ErrorCode::NOT_APPLIED);
+  }
+
+  struct RestoredState {
+    SliceEntry entry;
+    BufferRef buffer;
+  };
+
+  RestoredState read_state() {
+    std::vector<SliceEntry> entries(1);
+    entries[0].key = kRestoredKey;
+    entries[0].part = 1;
+    const Shard::Reply reply = shard.read(entries, 64 << 20);
+    return {entries[0], reply.pieces.empty() ? BufferRef() : reply.pieces[0].buffer};
+  }
+
+  void check(const RestoredState& state) {
+    if (!state.buffer) return;
+    const Floats elements = floats_of(state.buffer);
+    EXPECT_EQ(elements, Floats(kRestoredElems, elements[0]));
+  }
+
+  // Once, or twice now and then.
+  void push_round(uint32_t rank, uint64_t round) {
+    push_all({rank, 1, round});
+    if ((round + rank) % 3 == 0) push_all({rank, 1, round});
+  }
+
+  // Each worker carries the decision as all the others do, once all have committed.
+  void take_round(uint32_t rank, uint64_t round) {
+    const Decision made = decision_on(round);
+    if (made.early()) {
+      all_committed.arrive_and_wait();
+      if ((round + rank) % 2 == 0) shard.advance(made);
+      push_round(rank, round);
+      shard.advance(made);
+      all_finished.arrive_and_wait();
+      return;
+    }
+    push_round(rank, round);
+    all_committed.arrive_and_wait();
+    shard.advance(made);
+    if (!made.needs_scale()) return;
+    check_norms();
+    shard.set_scale(round, kScale);
+    check_norms();
+  }
+
+  // Must find all slices at the decision: the next one needs this worker's commit.
   void work(uint32_t rank) {
-    std::vector<Member> members;
     for (uint64_t round = 1; round <= kNumRounds; ++round) {
-      push_all({rank, 1, round});
-      if ((round + rank) % 3 == 0) push_all({rank, 1, round});
-      all_pushed.arrive_and_wait();
-      members.clear();
-      for (uint32_t other = 0; other < kNumWorkers; ++other)
-        members.push_back(member(other, round));
-      shard.advance(decision(round, members));
+      take_round(rank, round);
       if ((round + rank) % 4 == 0) push_all({rank, 1, round});
       const Snapshot snapshot = read_all();
       for (const SliceEntry& entry : snapshot.entries) EXPECT_EQ(entry.version, round);
@@ -116,14 +202,19 @@ class StressTest : public ::testing::Test {
   // Holds each snapshot while the next one is read, and looks at both.
   void follow() {
     Snapshot held = read_all();
+    RestoredState held_state = read_state();
     while (!done) {
       Snapshot next = read_all();
+      RestoredState next_state = read_state();
       for (size_t i = 0; i < next.entries.size(); ++i) {
         EXPECT_GE(next.entries[i].version, held.entries[i].version);
       }
       check(held);
       check(next);
+      check(held_state);
+      check(next_state);
       held = std::move(next);
+      held_state = std::move(next_state);
     }
   }
 
@@ -133,6 +224,14 @@ class StressTest : public ::testing::Test {
       if (sequence % 5 == 0) add_ones(client, sequence);
     }
     EXPECT_EQ(shard.last_sequence(client), kNumWrites);
+  }
+
+  void restore() {
+    for (uint64_t sequence = 1; !done; ++sequence) {
+      restore_state(sequence);
+      if (sequence % 5 == 0) restore_state(sequence);
+      std::this_thread::yield();
+    }
   }
 
   void administer() {
@@ -147,7 +246,8 @@ class StressTest : public ::testing::Test {
   }
 
   Shard shard{ShardOptions{0, 4, true}};  // few stripes, so that threads meet
-  std::barrier<> all_pushed{kNumWorkers};
+  std::barrier<> all_committed{kNumWorkers};
+  std::barrier<> all_finished{kNumWorkers};
   std::atomic<bool> done{false};
 };
 
@@ -157,6 +257,7 @@ TEST_F(StressTest, EveryVersionIsSeenWholeAndEveryContributionCountsOnce) {
   for (const char* client : {"a", "b"}) busy.emplace_back([=, this] { write(client); });
   std::vector<std::thread> until_done;
   for (int i = 0; i < 2; ++i) until_done.emplace_back([this] { follow(); });
+  until_done.emplace_back([this] { restore(); });
   until_done.emplace_back([this] { administer(); });
 
   for (std::thread& thread : busy) thread.join();
@@ -170,6 +271,7 @@ TEST_F(StressTest, EveryVersionIsSeenWholeAndEveryContributionCountsOnce) {
             Floats(kSumElems, 2 * kNumWrites));
   EXPECT_EQ(shard.version(), kNumRounds);
   EXPECT_EQ(shard.stats().at("staged_bytes"), 0U);
+  EXPECT_EQ(shard.stats().at("held_slots"), 0U);
 }
 
 }  // namespace

@@ -67,6 +67,17 @@ inline Decision decision(uint64_t number, std::vector<Member> members, bool skip
   return Decision(number, skip, 1.0, std::move(members), {{0, sgd(1.0)}});
 }
 
+// The same, made before its contributions, or to wait for a scale.
+inline Decision open_decision(uint64_t number, std::vector<Member> members, Open open) {
+  return Decision(number, false, 1.0, std::move(members), {{0, sgd(1.0)}}, open);
+}
+inline Decision early_decision(uint64_t number, std::vector<Member> members) {
+  return open_decision(number, std::move(members), Open::kContributions);
+}
+inline Decision scaled_decision(uint64_t number, std::vector<Member> members) {
+  return open_decision(number, std::move(members), Open::kScale);
+}
+
 // The message of the Error that `call` has to throw.
 inline std::string error_of(ErrorCode expected, const std::function<void()>& call) {
   try {

@@ -49,6 +49,44 @@ TEST(TensorDefinitionTest, SaysWhichWritesFit) {
             ErrorCode::DTYPE_MISMATCH);
 }
 
+TEST(TensorDefinitionTest, SaysWhichStateCanBeRestored) {
+  const SlotSpec spec{make_key(1, 0), 2, DType::kFloat32, RuleKind::kAdam, 0};
+  const auto code = [&](uint16_t part, uint32_t num_bytes, uint64_t num_steps = 0,
+                        DType dtype = DType::kFloat32) {
+    SliceEntry entry;
+    entry.part = part;
+    entry.num_bytes = num_bytes;
+    entry.version = num_steps;
+    entry.dtype = dtype;
+    return check_write(spec, WriteKind::kRestore, entry);
+  };
+  for (uint16_t part = 0; part <= 3; ++part) EXPECT_EQ(code(part, 8), ErrorCode::OK);
+  EXPECT_EQ(code(0, 4, 0, DType::kFloat16), ErrorCode::OK);
+  EXPECT_EQ(code(0, 0), ErrorCode::SIZE_MISMATCH);
+  EXPECT_EQ(code(1, 0, std::numeric_limits<int64_t>::max()), ErrorCode::OK);
+  EXPECT_EQ(code(1, 0, uint64_t{1} << 63), ErrorCode::BAD_ARGUMENT);
+  EXPECT_EQ(code(1, 4), ErrorCode::SIZE_MISMATCH);
+  EXPECT_EQ(code(1, 4, 0, DType::kFloat16), ErrorCode::DTYPE_MISMATCH);
+  EXPECT_EQ(code(4, 8), ErrorCode::RULE_MISMATCH);
+}
+
+TEST(TensorDefinitionTest, SaysWhichRulesHaveWhichState) {
+  SliceEntry entry;
+  entry.num_bytes = 4;
+  const auto takes = [&](RuleKind rule, uint16_t part) {
+    entry.part = part;
+    const SlotSpec spec{make_key(1, 0), 1, DType::kFloat32, rule, 0};
+    return check_write(spec, WriteKind::kRestore, entry) == ErrorCode::OK;
+  };
+  EXPECT_TRUE(takes(RuleKind::kSgd, 1));
+  EXPECT_FALSE(takes(RuleKind::kSgd, 2));
+  EXPECT_TRUE(takes(RuleKind::kRmsProp, 3));
+  EXPECT_TRUE(takes(RuleKind::kReduce, 0));
+  EXPECT_FALSE(takes(RuleKind::kReduce, 1));
+  EXPECT_FALSE(takes(RuleKind::kAssign, 0));
+  EXPECT_FALSE(takes(RuleKind::kAdd, 0));
+}
+
 TEST(TensorDefinitionTest, SaysWhichRulesTakeWhichWrites) {
   SliceEntry entry;
   entry.num_bytes = 4;
@@ -98,6 +136,37 @@ TEST(DecisionTest, KnowsWhichTensorsAMemberHas) {
   EXPECT_FALSE(Member{}.has(0));
 }
 
+TEST(DecisionTest, FindsMembersByRank) {
+  const Decision some = decision(1, {member(2, 5), member(4, 6), member(9, 7)});
+  EXPECT_EQ(some.member(4)->origin.round, 6U);
+  EXPECT_EQ(some.member(9)->origin.round, 7U);
+  for (const uint32_t rank : {0u, 3u, 10u}) EXPECT_EQ(some.member(rank), nullptr) << rank;
+}
+
+TEST(DecisionTest, LeavesNothingOpenIfItIsASkip) {
+  const Decision skip(1, true, 1.0, {}, {}, Open::kScale);
+  EXPECT_FALSE(skip.needs_scale());
+  EXPECT_FALSE(PendingDecision(skip).lacks_scale());
+}
+
+TEST(PendingDecisionTest, BecomesASkipIfItsScaleSaysSo) {
+  PendingDecision scaled(scaled_decision(1, {}));
+  EXPECT_TRUE(scaled.lacks_scale());
+  scaled.set_scale(0.5);
+  EXPECT_FALSE(scaled.lacks_scale() || scaled.skip());
+  EXPECT_EQ(scaled.scale(), 0.5);
+  PendingDecision skipped(scaled_decision(1, {}));
+  skipped.set_scale({});
+  EXPECT_TRUE(skipped.skip());
+}
+
+TEST(PendingDecisionTest, NeedsNoHyperParametersForRulesWithoutAny) {
+  PendingDecision pending(Decision(1, false, 1.0, {}, {}));
+  const SlotSpec spec{make_key(1, 0), 1, DType::kFloat32, RuleKind::kReduce, 0};
+  pending.require_hyper(spec);
+  pending.hyper(spec);
+}
+
 // ---- ranks
 
 TEST(RankBookTest, RefusesEarlierLivesOfARankOnly) {
@@ -113,6 +182,20 @@ TEST(RankBookTest, KnowsDecidedRoundsOfTheLatestLife) {
   EXPECT_EQ(book.meet({0, 1, 5}), Standing::kDecided);
   EXPECT_EQ(book.meet({0, 1, 6}), Standing::kOpen);
   EXPECT_EQ(book.meet({0, 2, 5}), Standing::kOpen);
+}
+
+TEST(RankBookTest, TellsARoundThatWasDecidedEarlyFromTheOthers) {
+  RankBook book;
+  book.record(early_decision(1, {member(0, 5)}));
+  EXPECT_EQ(book.meet({0, 1, 4}), Standing::kDecided);
+  EXPECT_EQ(book.meet({0, 1, 5}), Standing::kPromised);
+  EXPECT_EQ(book.meet({0, 1, 6}), Standing::kOpen);
+  book.record(decision(2, {member(0, 6)}));
+  EXPECT_EQ(book.meet({0, 1, 5}), Standing::kDecided);
+  EXPECT_EQ(book.meet({0, 1, 6}), Standing::kDecided);
+  book.record(early_decision(3, {member(0, 7)}));
+  EXPECT_EQ(book.meet({0, 2, 7}), Standing::kOpen);
+  EXPECT_EQ(book.meet({0, 1, 7}), Standing::kStale);
 }
 
 TEST(RankBookTest, LearnsOfALifeFromADecision) {

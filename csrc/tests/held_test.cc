@@ -1,0 +1,154 @@
+// A shard whose last decision leaves something open: who waits, for what, and what the others see.
+#include "shard.h"
+#include "shard_support.h"
+
+namespace psstore::testing {
+namespace {
+
+constexpr Key kA = make_key(1, 0);
+constexpr Key kB = make_key(2, 0);
+constexpr Key kPlain = make_key(3, 0);
+
+class HeldTest : public ShardTest {
+ protected:
+  HeldTest() {
+    define(1, RuleKind::kSgd, 1);
+    define(2, RuleKind::kSgd, 1);
+    define(3, RuleKind::kAssign, 1);
+  }
+
+  ErrorCode status(Key key) { return look(key).status; }
+  // Rank `rank` of round 1.
+  SliceEntry push_to(Key key, uint32_t rank, float gradient) {
+    return push({rank, 1, 1}, {{key, {gradient}}})[0];
+  }
+  std::vector<double> norms(const std::vector<Key>& keys) {
+    asked = std::vector<SliceEntry>(keys.size());
+    for (size_t i = 0; i < keys.size(); ++i) asked[i].key = keys[i];
+    return shard.norms(asked);
+  }
+
+  std::vector<SliceEntry> asked;  // as norms() answered them
+};
+
+// ---- contributions
+
+TEST_F(HeldTest, TakesTheStepOfEachSliceInTheCallThatBringsItsLastContribution) {
+  shard.advance(early_decision(1, {member(0, 1), member(1, 1)}));
+  push_to(kA, 1, 1);
+  push_to(kB, 1, 1);
+  EXPECT_EQ(status(kA), ErrorCode::NOT_APPLIED);
+  EXPECT_EQ(push_to(kA, 0, 2).version, 1U);
+  EXPECT_EQ(shard.stats().at("applied_in_place"), 1U);
+  EXPECT_EQ(value(kA), (Floats{-3}));
+  EXPECT_EQ(status(kB), ErrorCode::NOT_APPLIED);
+  EXPECT_EQ(status(kPlain), ErrorCode::OK);
+}
+
+TEST_F(HeldTest, TellsHowManySlicesWaitAndSettlesTheOthers) {
+  push_to(kA, 0, 1);
+  shard.advance(early_decision(1, {member(0, 1)}));
+  EXPECT_EQ(shard.stats().at("held_slots"), 1U);
+  EXPECT_FALSE(shard.settle(0));
+  EXPECT_TRUE(shard.settle(1));
+  EXPECT_EQ(shard.stats().at("applied_in_place"), 1U);
+  push_to(kB, 0, 1);
+  EXPECT_EQ(shard.stats().at("held_slots"), 0U);
+  EXPECT_TRUE(shard.settle(0));
+}
+
+TEST_F(HeldTest, LetsNothingTakeThePlaceOfWhatASliceCountsOn) {
+  shard.advance(early_decision(1, {member(0, 1), member(1, 1, {2})}));
+  push_to(kA, 0, 1);
+  push_to(kA, 0, 100);  // again
+  EXPECT_EQ(push({0, 1, 2}, {{kA, {100}}})[0].status, ErrorCode::ROUND_OUT_OF_ORDER);
+  EXPECT_EQ(push({1, 1, 2}, {{kB, {5}}})[0].status, ErrorCode::OK);  // it counts on rank 0 alone
+  push_to(kA, 1, 2);
+  push_to(kB, 0, 3);
+  EXPECT_EQ(value(kA), (Floats{-3}));
+  EXPECT_EQ(value(kB), (Floats{-3}));
+  EXPECT_EQ(shard.stats().at("staged_bytes"), sizeof(float));  // rank 1, round 2
+}
+
+TEST_F(HeldTest, SaysWhoIsAwaitedWhenTheNextDecisionComesTooSoon) {
+  shard.advance(early_decision(1, {member(0, 1)}));
+  push_to(kA, 0, 1);
+  const std::string message = error_of(ErrorCode::MISSING_CONTRIBUTION,
+                                       [&] { shard.advance(decision(2, {}, /*skip=*/true)); });
+  EXPECT_NE(message.find("decision 1 counts on tensor 2"), std::string::npos) << message;
+  EXPECT_EQ(shard.version(), 1U);
+  push_to(kB, 0, 1);
+  shard.advance(decision(2, {}, /*skip=*/true));
+  EXPECT_EQ(value(kB), (Floats{-1}));
+}
+
+TEST_F(HeldTest, LetsGoOfADroppedTensor) {
+  push_to(kA, 0, 1);
+  shard.advance(early_decision(1, {member(0, 1)}));
+  shard.drop(2);
+  EXPECT_EQ(shard.stats().at("held_slots"), 0U);
+  EXPECT_TRUE(shard.settle(0));
+  shard.drop(1);
+  EXPECT_TRUE(shard.settle(0));
+  shard.advance(decision(2, {}, /*skip=*/true));
+}
+
+// ---- the scale
+
+TEST_F(HeldTest, WaitsForTheScaleWithTheSlicesThatItConcerns) {
+  push_to(kA, 0, 4);
+  shard.advance(scaled_decision(1, {member(0, 1, {2})}));
+  EXPECT_EQ(status(kA), ErrorCode::NOT_APPLIED);
+  EXPECT_EQ(status(kB), ErrorCode::OK);
+  EXPECT_TRUE(shard.settle(-1));
+  error_of(ErrorCode::DECISION_GAP, [&] { shard.advance(decision(2, {}, /*skip=*/true)); });
+  shard.set_scale(1, 0.25);
+  EXPECT_FALSE(shard.settle(0));
+  EXPECT_TRUE(shard.settle(1));
+  EXPECT_EQ(value(kA), (Floats{-1}));
+}
+
+TEST_F(HeldTest, SumsSquaresOnceAndForTheLastDecisionOnly) {
+  push_to(kA, 0, 3);
+  EXPECT_TRUE(norms({kA}).empty());
+  shard.advance(scaled_decision(1, {member(0, 1, {2})}));
+  EXPECT_EQ(norms({kB, kA, kPlain}), (std::vector<double>{9}));
+  EXPECT_EQ(statuses_of(asked), (std::vector<ErrorCode>{ErrorCode::NOT_MODIFIED, ErrorCode::OK,
+                                                        ErrorCode::NOT_MODIFIED}));
+  EXPECT_EQ(asked[1].num_bytes, sizeof(double));
+  EXPECT_EQ(asked[1].dtype, DType::kFloat64);
+  shard.set_scale(1, {});
+  EXPECT_EQ(norms({kA, kA}), (std::vector<double>{9, 9}));
+  EXPECT_EQ(value(kA), (Floats{0}));
+  shard.advance(decision(2, {}, /*skip=*/true));
+  EXPECT_TRUE(norms({kA}).empty());
+}
+
+// ---- restoring
+
+TEST_F(HeldTest, DoesNotRestoreWhatWaits) {
+  push_to(kA, 0, 1);
+  shard.advance(scaled_decision(1, {member(0, 1, {2})}));
+  EXPECT_EQ(restore(1, kA, {50}).status, ErrorCode::NOT_APPLIED);
+  EXPECT_EQ(restore(2, kA, {50}, 1, 9).status, ErrorCode::NOT_APPLIED);
+  EXPECT_EQ(restore(3, kB, {50}).status, ErrorCode::OK);
+  shard.set_scale(1, 1.0);
+  EXPECT_EQ(value(kA), (Floats{-1}));
+  EXPECT_EQ(value(kB), (Floats{50}));
+  EXPECT_EQ(look(kB).version, 2U);
+}
+
+TEST_F(HeldTest, RestoresOncePerSequence) {
+  EXPECT_EQ(restore(1, kA, {5}).version, 1U);
+  EXPECT_EQ(restore(2, kA, {7}, 1, 3).version, 3U);
+  EXPECT_EQ(restore(2, kA, {8}, 1, 4).version, 3U);
+  std::vector<SliceEntry> entries(2);
+  entries[0].key = entries[1].key = kA;
+  entries[1].part = 1;
+  const Shard::Reply reply = read(entries);
+  EXPECT_EQ(floats_of(reply.pieces[0].buffer), (Floats{5, 7}));
+  EXPECT_EQ(entries[1].version, 3U);
+}
+
+}  // namespace
+}  // namespace psstore::testing
