@@ -61,8 +61,9 @@ $(STAMPS)/demo: $(MADE) constraints.txt pyproject.toml
 	$(PIP) msgspec numpy rich scikit-learn 'tomli; python_version < "3.11"' typer uvloop
 	touch $@
 
-$(STAMPS)/test: $(MADE) constraints.txt pyproject.toml
-	$(PIP) hypothesis psutil pytest pytest-timeout
+# After torch, which accelerate and lightning need.
+$(STAMPS)/test: $(STAMPS)/demo
+	$(PIP) accelerate hypothesis lightning psutil pytest pytest-timeout
 	touch $@
 
 $(STAMPS)/lint: $(MADE) constraints.txt pyproject.toml
