@@ -79,12 +79,21 @@ def store_round(transport: str, shards: int) -> Iterator[Round]:
 
 
 @contextlib.contextmanager
-def server(transport: str, shards: int) -> Iterator[str]:
+def server(transport: str, shards: int, *, workers: int = 1) -> Iterator[str]:
     """The URL of a store in processes of its own."""
     with tempfile.TemporaryDirectory() as folder:
         where = ["--port", "0"] if transport == "tcp" else ["--uds", str(Path(folder) / "store")]
         read_fd, write_fd = os.pipe()
-        command = [sys.executable, "-m", "psstore.cli.server", "--shards", str(shards), *where]
+        command = [
+            sys.executable,
+            "-m",
+            "psstore.cli.server",
+            "--shards",
+            str(shards),
+            "--workers",
+            str(workers),
+            *where,
+        ]
         process = subprocess.Popen(
             [*command, "--ready-fd", str(write_fd)], pass_fds=[write_fd], stdout=subprocess.DEVNULL
         )
