@@ -24,6 +24,8 @@ from cluster_tasks import (
 )
 from server_process import StoreProcess, failed_start
 
+import psstore
+
 pytestmark = pytest.mark.sockets
 
 PATIENCE_S = 4
@@ -94,6 +96,25 @@ def test_tf_config_starts_each_role(cluster: Cluster, script: Path) -> None:
     assert "rank 0 of 2" in tasks[2].output()
     assert "rank 1 of 2" in tasks[3].output()
     assert len(digests(tasks[2].output() + tasks[3].output())) == 1
+
+
+def test_an_evaluator_reads_and_is_not_waited_for(cluster: Cluster, script: Path, tmp_path: Path) -> None:
+    (tmp_path / "reader").mkdir()
+    reader = write_script(
+        tmp_path / "reader",
+        """
+        import time
+        from psstore import cluster
+        store = cluster.from_flags()
+        print("rank", store.rank, "of", store.num_workers, flush=True)
+        time.sleep(600)
+        """,
+    )
+    ps = [cluster.script("ps", index, script) for index in range(2)]
+    evaluator = cluster.script("evaluator", 0, reader, RANK="1", WORLD_SIZE="9")
+    wait_for(evaluator, "rank None of 2")
+    workers = [cluster.script("worker", index, script) for index in range(2)]
+    assert_all_end_well(workers + ps)
 
 
 def test_one_ps_task_on_loopback_needs_no_token(tmp_path: Path, script: Path) -> None:
@@ -235,6 +256,14 @@ def test_psstore_server_serves_one_shard_of_several(tmp_path: Path) -> None:
         assert first.url == second.url == f"ps://{hosts.split(',')[0]}"
         assert second.ready["index"] == 1
         assert [address.removeprefix("ps://") for address in second.addresses] == hosts.split(",")
+
+
+def test_psstore_server_can_end_when_its_workers_are_done() -> None:
+    with StoreProcess("--shards", "2", "--workers", "2", "--until-done") as store:
+        for rank in (1, 0):
+            assert store.process.poll() is None
+            psstore.connect(store.url, rank=rank).close()
+        assert store.wait() == 0
 
 
 @pytest.mark.parametrize(

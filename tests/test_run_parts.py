@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from psstore.config import worker_environment
 from psstore.launch import lines
 from psstore.launch.environment import find_gpus, worker_environ
 from psstore.launch.lines import Line, LineCutter, Prefixer
@@ -106,6 +107,26 @@ def test_gpus_are_counted_by_nvidia_smi(tmp_path: Path) -> None:
     program.write_text("#!/bin/sh\necho 'GPU 0: NVIDIA H200 (UUID: GPU-1)'\necho 'GPU 1: NVIDIA H200 (UUID: GPU-2)'\n")
     program.chmod(0o755)
     assert find_gpus({"PATH": f"{tmp_path}:/bin:/usr/bin"}) == ["0", "1"]
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({"RANK": "1", "WORLD_SIZE": "4"}, (1, 4)),
+        ({"SLURM_PROCID": "2", "SLURM_NTASKS": "3"}, (2, 3)),
+        ({"SLURM_PROCID": "2", "SLURM_NTASKS": "3", "SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"}, (2, 3)),
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "3", "SLURM_JOB_ID": "7"}, (None, None)),
+        ({"SLURM_PROCID": "2", "SLURM_NTASKS": "3", "RANK": "0", "WORLD_SIZE": "2"}, (0, 2)),
+        ({"SLURM_PROCID": "2", "SLURM_NTASKS": "3", "WORLD_SIZE": "2"}, (None, 2)),
+        ({}, (None, None)),
+    ],
+)
+def test_a_worker_takes_its_rank_from_its_launcher_or_from_srun(
+    environ: dict[str, str], expected: tuple[int | None, int | None]
+) -> None:
+    """A batch script has a SLURM_PROCID, too, but is no task of a step."""
+    found = worker_environment(environ)
+    assert (found.rank, found.num_workers) == expected
 
 
 @pytest.mark.parametrize(
