@@ -1,20 +1,31 @@
-"""What DistributedOptimizer can't train, said in a sentence that tells what to do, before anything is created."""
+"""What DistributedOptimizer can't do, said in a sentence that tells what to do."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import pytest
 import torch
 from torch import nn
 from torch.optim import SGD, AdamW
-from torch_support import distributed
+from torch_support import Odd, assert_same_bits, backward, batches, distributed, in_threads
 
 import psstore
-from psstore.errors import NotAWorker, UsageError
+from psstore.errors import (
+    BadArgument,
+    DTypeMismatch,
+    NotAWorker,
+    RuleMismatch,
+    ShapeMismatch,
+    TensorExists,
+    UsageError,
+)
 from psstore.torch import DistributedOptimizer
+from psstore.wire.messages import Exist
+
+MOMENTUM = partial(SGD, lr=0.1, momentum=0.9, foreach=False)
 
 
 @pytest.fixture
@@ -29,6 +40,15 @@ def wrap(optimizer: torch.optim.Optimizer, store: psstore.Store, model: nn.Modul
 
 def linear() -> nn.Linear:
     return nn.Linear(2, 2)
+
+
+def trained(model: Odd, store: psstore.Store, *, steps: int = 1) -> Odd:
+    optimizer = distributed(model, store, MOMENTUM)
+    for inputs in batches(steps):
+        optimizer.zero_grad()
+        backward(model, inputs)
+        optimizer.step()
+    return model
 
 
 # ---- the optimizer ----
@@ -89,3 +109,136 @@ def test_a_fully_frozen_optimizer_has_nothing_to_train(store: psstore.Store) -> 
     model = linear().requires_grad_(False)
     with pytest.raises(UsageError, match="nothing to train"):
         distributed(model, store, partial(SGD, lr=0.1))
+
+
+def test_what_is_no_optimizer_or_no_store_is_refused(store: psstore.Store) -> None:
+    model = linear()
+    with pytest.raises(UsageError, match="a Linear is no optimizer"):
+        DistributedOptimizer(model, store, model.named_parameters())  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=r"a str is no store.*psstore\.connect\(\)"):
+        DistributedOptimizer(SGD(model.parameters(), lr=0.1), "local://", model.named_parameters())  # type: ignore[arg-type]
+
+
+def test_named_parameters_that_were_used_up_are_refused(store: psstore.Store) -> None:
+    named = linear().named_parameters()
+    optimizer = SGD([parameter for _, parameter in named], lr=0.1)
+    with pytest.raises(UsageError, match=r"yields nothing.*used up"):
+        DistributedOptimizer(optimizer, store, named)
+
+
+@pytest.mark.parametrize("option", ["overlap", "mode", "exist"])
+def test_unknown_options_are_refused_with_what_there_is(store: psstore.Store, option: str) -> None:
+    model = linear()
+    with pytest.raises(UsageError, match=rf"{option} is 'sometimes'; it must be one of '"):
+        DistributedOptimizer(
+            SGD(model.parameters(), lr=0.1),
+            store,
+            model.named_parameters(),
+            **{option: "sometimes"},  # type: ignore[arg-type]
+        )
+
+
+@pytest.mark.parametrize(("missing", "key"), [("lr", "lr"), ("betas", "betas"), ("amsgrad", "amsgrad")])
+def test_a_group_without_a_hyper_parameter_is_refused_by_its_name(store: psstore.Store, missing: str, key: str) -> None:
+    model = linear()
+    outer = distributed(model, store, partial(AdamW, lr=0.1))
+    del outer.param_groups[0][missing]
+    model.weight.grad = torch.ones_like(model.weight)
+    with pytest.raises(UsageError, match=rf"group of 2 parameters has no '{key}'.*param_groups"):
+        outer.step()
+
+
+# ---- what the store has already ----
+
+
+@pytest.mark.parametrize(
+    ("other", "error", "words"),
+    [
+        (lambda: nn.Linear(3, 2), ShapeMismatch, r"shape \(2, 2\) in the store, not \(2, 3\)"),
+        (lambda: nn.Linear(2, 2).double(), DTypeMismatch, "dtype float32 in the store, not float64"),
+    ],
+)
+def test_tensors_of_another_kind_are_refused_with_the_ways_out(
+    store: psstore.Store, other: Callable[[], nn.Module], error: type[UsageError], words: str
+) -> None:
+    distributed(linear(), store, partial(SGD, lr=0.1))
+    with pytest.raises(error, match=rf"'weight' has {words}; use another name, or exist='overwrite'.*pass name="):
+        distributed(other(), store, partial(SGD, lr=0.1))
+
+
+def test_tensors_of_another_rule_are_refused_with_the_ways_out(store: psstore.Store) -> None:
+    distributed(linear(), store, partial(SGD, lr=0.1))
+    with pytest.raises(RuleMismatch, match=r"'adamw'.*pass name="):
+        distributed(linear(), store, partial(AdamW, lr=0.1))
+
+
+def test_a_store_from_yesterday_is_gone_on_with_and_told_of() -> None:
+    with psstore.LocalStore() as local:
+        with local.connect() as store:
+            yesterdays = trained(Odd(), store)
+        model = Odd(seed=3)
+        with local.connect() as store, pytest.warns(UserWarning, match=r"trained 'first', .* up to version 1.*exist="):
+            distributed(model, store, MOMENTUM)
+    assert_same_bits(model, yesterdays)
+
+
+def test_a_store_from_yesterday_is_refused_if_asked() -> None:
+    with psstore.LocalStore() as local:
+        with local.connect() as store:
+            model = trained(Odd(), store)
+        with local.connect() as store, pytest.raises(TensorExists, match="exist='overwrite'"):
+            DistributedOptimizer(MOMENTUM(model.parameters()), store, model.named_parameters(), exist="error")
+
+
+def test_a_store_from_yesterday_is_overwritten_if_asked() -> None:
+    """Its momenta too. All workers have rank 0's new values, whoever comes first."""
+    models = [Odd(seed=3 + rank) for rank in range(2)]
+    with psstore.LocalStore(shards=2, workers=2) as local:
+
+        def run(rank: int, *, model: Odd, exist: Exist) -> None:
+            with local.connect(rank=rank) as store:
+                optimizer = DistributedOptimizer(
+                    MOMENTUM(model.parameters()), store, model.named_parameters(), exist=exist
+                )
+                for inputs in batches(3):
+                    optimizer.zero_grad()
+                    backward(model, inputs)
+                    optimizer.step()
+
+        in_threads([partial(run, rank, model=Odd(), exist="error") for rank in range(2)])
+        in_threads([partial(run, rank, model=models[rank], exist="overwrite") for rank in range(2)])
+    with psstore.connect("local://") as store:
+        fresh = trained(Odd(seed=3), store, steps=3)
+    for model in models:
+        assert_same_bits(model, fresh)
+
+
+def test_other_models_under_the_same_names_are_told_of(store: psstore.Store) -> None:
+    one, other = linear(), linear()
+    distributed(one, store, partial(SGD, lr=0.1))
+    with pytest.warns(UserWarning, match=r"'weight', 'bias' of this store.*pass name="):
+        distributed(other, store, partial(SGD, lr=0.1))
+
+
+@pytest.mark.filterwarnings("error")
+def test_making_an_optimizer_anew_for_the_same_model_is_nothing_to_tell_of(store: psstore.Store) -> None:
+    model = linear()
+    distributed(model, store, partial(SGD, lr=0.1))
+    distributed(model, store, partial(SGD, lr=0.1))
+
+
+def test_another_number_of_workers_than_announced_is_refused() -> None:
+    with pytest.raises(BadArgument, match="believes in 3 workers, the store was started for 2"):
+        psstore.connect("local://?workers=2", num_workers=3)
+
+
+# ---- closures ----
+
+
+def test_a_closure_after_clipping_is_refused_before_it_runs(store: psstore.Store) -> None:
+    model = Odd()
+    outer = distributed(model, store, MOMENTUM)
+    backward(model, next(batches(1)))
+    outer.clip_grad_norm_(1.0)
+    with pytest.raises(UsageError, match="within the closure, after backward"):
+        outer.step(lambda: pytest.fail("it ran"))

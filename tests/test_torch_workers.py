@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 import pytest
+import torch
 from torch.optim import SGD
 from torch_support import Odd, assert_same_bits, backward, batches, distributed, in_threads, on_each_worker
 
@@ -121,3 +122,26 @@ def test_asynchronous_workers_train(mode: str) -> None:
     on_each_worker(2, work, mode=mode)
     for seen in losses:
         assert seen[-1] < 0.5 * seen[0]
+
+
+def test_parameters_that_join_later_are_trained_by_all_with_rank_0s_values() -> None:
+    """One is unfrozen in round 3, two come with a new group."""
+    models = [Odd(seed=rank) for rank in range(2)]
+
+    def work(store: psstore.Store, rank: int) -> None:
+        model = models[rank]
+        model.bias.requires_grad_(False)
+        inner = MOMENTUM([model.first, model.bias])
+        optimizer = psstore.torch.DistributedOptimizer(inner, store, model.named_parameters())
+        for number, inputs in enumerate(batches(6, seed=100 + rank)):
+            if number == 3:
+                model.bias.requires_grad_(True)
+                optimizer.add_param_group({"params": [model.transposed, model.scale], "lr": 0.01})
+            optimizer.zero_grad()
+            backward(model, inputs)
+            optimizer.step()
+
+    on_each_worker(2, work, shards=2)
+    for (name, one), other in zip(models[0].named_parameters(), models[1].parameters(), strict=True):
+        assert torch.equal(one, other) == (name != "sometimes"), name
+        assert name == "sometimes" or one.numel() == 0 or not torch.equal(one, Odd(seed=0).get_parameter(name))

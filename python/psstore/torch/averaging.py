@@ -16,7 +16,7 @@ from torch.autograd.graph import increment_version
 from psstore.errors import UsageError
 from psstore.torch.creating import create, split_trained
 from psstore.torch.edits import publish
-from psstore.torch.parameters import STORED_AS, Trained
+from psstore.torch.parameters import REDUCED_GROUP, STORED_AS, Trained
 from psstore.torch.stepping import Overflow, Training
 from psstore.torch.worker_step import check_lockstep
 from psstore.types import TensorSpec
@@ -97,7 +97,7 @@ class Averaging:
             shape=tuple(one.parameter.shape),
             dtype=STORED_AS[one.parameter.dtype],
             rule="reduce",
-            group=self._training.first_group + one.group,
+            group=REDUCED_GROUP,
             zeros=False,
         )
 

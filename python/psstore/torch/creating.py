@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
+from psstore.errors import DTypeMismatch, RuleMismatch, ShapeMismatch
 from psstore.torch.parameters import Trained, some
 from psstore.torch.stepping import Training
 from psstore.types import TensorSpec
@@ -15,16 +16,21 @@ from psstore.types import TensorSpec
 def create(training: Training, specs: Sequence[TensorSpec], values: Sequence[torch.Tensor | None]) -> None:
     """Creates tensors with rank 0's values. What the store has of that name is dealt with as `training.exist` says.
 
-    With 'error' and 'overwrite', which only rank 0 can carry out, all workers wait for each other.
+    With 'error' and 'overwrite', which only rank 0 can carry out, all workers wait for each other. Raises TensorExists,
+    ShapeMismatch, DTypeMismatch, RuleMismatch.
     """
     store = training.store
-    if training.exist != "match" and training.is_first:
-        store.create_many(specs, values, exist=training.exist)
-        store.barrier("created")
-        return
-    if training.exist != "match":
-        store.barrier("created")
-    store.create_many(specs, values if training.is_first else None, offer=training.is_first)
+    try:
+        if training.exist != "match" and training.is_first:
+            store.create_many(specs, values, exist=training.exist)
+            store.barrier("created")
+            return
+        if training.exist != "match":
+            store.barrier("created")
+        store.create_many(specs, values if training.is_first else None, offer=training.is_first)
+    except (ShapeMismatch, DTypeMismatch, RuleMismatch) as error:
+        more = "if another optimizer trains it, each needs a name of its own: pass name= to DistributedOptimizer"
+        raise type(error)(f"{error.message}; {more}", **error.details) from None
 
 
 def split_trained(training: Training, pulled: Sequence[Trained]) -> tuple[list[Trained], list[Trained]]:

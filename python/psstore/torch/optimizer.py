@@ -20,6 +20,7 @@ from psstore.errors import NotAWorker, UsageError
 from psstore.torch import rules
 from psstore.torch.averaging import Averaging
 from psstore.torch.buffers import Buffers
+from psstore.torch.eager import EagerStep
 from psstore.torch.parameters import Names
 from psstore.torch.stepping import Overflow, Overlap, Training, Way
 from psstore.torch.store_step import StoreStep
@@ -53,7 +54,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
         name: of this optimizer, to tell it from others on the same store that train other models of like names.
         named_buffers: `model.named_buffers()`, to have rank 0's buffers (batch-norm statistics) on every worker after
             each step; without it each worker has its own.
-        overlap: 'backward' sends each gradient while backward runs; 'none' sends all in step().
+        overlap: 'backward' sends each gradient while backward runs; 'none' sends all in step(). 'eager' commits the
+            round with its first gradient, so that new parameters are on their way back while backward runs. It needs
+            mode 'sync', memory for a second copy of the parameters, and to be the only optimizer whose hooks run in a
+            backward pass; rules out clipping and GradScaler; and counts a parameter without gradient as having zeros.
+            The price: a worker that is lost between backward and the end of its step tears the round, and all get
+            TornRound: training has to start anew from a checkpoint.
         mode: 'gradients' exchanges gradients in every step. 'average' lets each worker train alone with the wrapped
             optimizer, and averages the parameters after `every` steps and in `synchronize()`.
         every: see there.
@@ -279,6 +285,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
 def _check(optimizer: torch.optim.Optimizer, store: Store) -> None:
     """Raises UsageError, NotAWorker for what can't work together."""
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise UsageError(f"a {type(optimizer).__qualname__} is no optimizer: wrap the torch.optim optimizer itself")
+    if not isinstance(store, Store):
+        raise UsageError(f"a {type(store).__qualname__} is no store that blocks: pass what psstore.connect() returned")
     if isinstance(optimizer, DistributedOptimizer):
         raise UsageError("this optimizer is distributed already; wrap the torch.optim optimizer itself, once")
     if store.rank is None:
@@ -299,4 +309,10 @@ def _way(training: Training, *, mode: Mode, every: int) -> Way:
         return Averaging(training, every=every)
     if every != 1:
         raise UsageError(f"every={every} is for mode='average'; gradients are exchanged in every step")
-    return StoreStep(training) if rules.has_rule(training.optimizer) else WorkerStep(training)
+    has_rule = rules.has_rule(training.optimizer)
+    if training.overlap == "eager":
+        if not has_rule:
+            kind = type(training.optimizer).__qualname__
+            raise UsageError(f"overlap='eager' needs the store to take the step, and it has no rule for {kind}")
+        return EagerStep(training)
+    return StoreStep(training) if has_rule else WorkerStep(training)

@@ -17,6 +17,10 @@ STORED_AS: Mapping[torch.dtype, str] = {
 }
 """The store keeps fp32 masters of half-precision parameters, which travel in their own precision."""
 
+REDUCED_GROUP = 0xFFFF_FF00
+"""Number in the store of the parameter group of what is only reduced: it has no hyper-parameters, and a group has one
+rule."""
+
 COMPILED = "_orig_mod"
 """What torch.compile puts before the names of the module that it wraps."""
 

@@ -15,6 +15,7 @@ from typing import Any, Literal, Protocol
 import torch
 
 from psstore.client.store import Store
+from psstore.torch.claims import claim
 from psstore.torch.parameters import Names, Trained, trainable
 from psstore.wire.messages import Exist
 
@@ -52,6 +53,7 @@ class Training:
         """Takes in the newcomers, if there are any. Every worker must, in the same round."""
         new = self.newcomers()
         if new:
+            claim(self.store, new)
             way.add(new)
             self.trained += new
 

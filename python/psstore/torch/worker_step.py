@@ -15,7 +15,7 @@ from torch.autograd.graph import increment_version
 
 from psstore.errors import UsageError
 from psstore.torch.creating import create
-from psstore.torch.parameters import STORED_AS, Trained, some
+from psstore.torch.parameters import REDUCED_GROUP, STORED_AS, Trained, some
 from psstore.torch.reducing import Ended, Hypers, Reducing
 from psstore.torch.stepping import Training
 from psstore.types import TensorSpec
@@ -111,7 +111,7 @@ class WorkerStep(Reducing):
             shape=tuple(one.parameter.shape),
             dtype=STORED_AS[one.parameter.dtype],
             rule="reduce",
-            group=self._training.first_group + one.group,
+            group=REDUCED_GROUP,
             zeros=True,
         )
 
