@@ -207,10 +207,10 @@ class Gradients:
         return {name: gradient for name, gradient in gradients.items() if name not in self._pushes}
 
     def _look_for_changes(self, gradients: Mapping[str, torch.Tensor]) -> None:
-        """Gives up pushing early where it is done in vain, and says why."""
+        """Between the push and now."""
         round = self._store.round
         edited: list[str] = []
-        accumulated = False
+        accumulated: list[str] = []
         for name, gradient in gradients.items():
             arrived, push = self._arrived.get(name), self._pushes.get(name)
             if arrived is None or arrived.round != round:
@@ -218,12 +218,17 @@ class Gradients:
             if not arrived.is_still(gradient):
                 edited.append(name)
             elif push is not None and push.sight.round == round:
-                accumulated = accumulated or not push.sight.is_still(gradient)
+                if not push.sight.is_still(gradient):
+                    accumulated.append(name)
                 self._check_bytes(name, push, gradient)
+        if edited or accumulated:
+            self._object(edited, accumulated)
+
+    def _object(self, edited: list[str], accumulated: list[str]) -> None:
+        """Some changed after their last hook, some between two: to push them early is in vain."""
         if edited:
             self._tell(edited)
-        if edited or accumulated:
-            self._stop()
+        self._stop()
 
     def _check_bytes(self, name: str, push: Push, gradient: torch.Tensor) -> None:
         if push.checksum is None or not push.sight.is_still(gradient):

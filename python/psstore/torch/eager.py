@@ -1,0 +1,248 @@
+"""overlap='eager': the commit goes first, so that new parameters travel back while backward still runs.
+
+The first gradient of a backward pass commits the round, with the promise of a gradient for every parameter. Each slice
+of the store then takes its step when its last contribution arrives, and the pulls of all parameters are waiting there
+already. They end in memory of their own, which `step()` copies: backward still needs the parameters as they were.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Generic, TypeVar
+
+import torch
+
+from psstore.client.operations import Commit
+from psstore.client.store import Store
+from psstore.errors import PsstoreError, UsageError
+from psstore.torch.gradients import BUCKET_BYTES, Gradients, Sight
+from psstore.torch.parameters import Trained, some
+from psstore.torch.reducing import Ended, Hypers
+from psstore.torch.stepping import Overflow, Training
+from psstore.torch.store_step import StoreStep
+
+T = TypeVar("T")
+
+
+class Started(Generic[T]):
+    """A call to the store that is under way. Asked for after it has failed, it is made again."""
+
+    def __init__(self, start: Callable[[], Future[T]]) -> None:
+        self._start = start
+        self.future = start()
+
+    def result(self) -> T:
+        if self.future.done() and (self.future.cancelled() or self.future.exception() is not None):
+            self.future = self._start()
+        return self.future.result()
+
+
+@dataclass
+class Early:
+    """A round that was committed before its gradients were there."""
+
+    hypers: Hypers
+    commit: Started[Commit]
+    pulls: list[tuple[Sequence[str], Started[list[Any]]]] = field(default_factory=list)
+    """With the names; empty until the decision is known."""
+    finish: Started[None] | None = None
+
+
+class EagerStep(StoreStep):
+    """Commit at the first gradient, push each, and pull what becomes of it, all while backward runs."""
+
+    def __init__(self, training: Training) -> None:
+        if training.store.consistency.mode != "sync":
+            raise UsageError(
+                f"overlap='eager' needs every worker in every round, and the store is in mode"
+                f" {training.store.consistency.mode!r}: start it with --mode sync, or leave overlap= out"
+            )
+        super().__init__(training)
+        self._gradients = self._promised = Promised(training.store, begin=self._begin)
+        self._early: Early | None = None
+        self._buckets: list[list[str]] = []
+        """Names of what is pulled together, in the order in which forward needs it, if it is that of the groups."""
+        self._arriving: dict[str, torch.Tensor] = {}
+        """By name: what the parameter is to be."""
+        self._lock = threading.Lock()
+        """Orders whoever starts the pulls."""
+
+    def add(self, trained: Sequence[Trained]) -> None:
+        super().add(trained)
+        for one in trained:
+            parameter = one.parameter
+            self._arriving[one.name] = torch.empty(parameter.shape, dtype=parameter.dtype, pin_memory=parameter.is_cuda)
+        self._buckets += _buckets(trained)
+
+    def clip(self, max_norm: float, overflow: Overflow) -> torch.Tensor:
+        raise UsageError(
+            "overlap='eager' commits a round before its gradients are there, and so can't clip their norm: leave"
+            " overlap= out"
+        )
+
+    def publish(self) -> None:
+        if self._early is not None:
+            raise UsageError("publish() between backward and step() comes too late with overlap='eager': call it after")
+        super().publish()
+
+    # ---- how ----
+
+    def _begin(self) -> Early:
+        """Commits. Called by the first hook of a backward pass, or by step() without one."""
+        training = self._training
+        if training.is_first:
+            self._prepare()  # the others' weights, if edited, give way in step(): backward needs them until then
+        hypers = self._hypers()
+        promised = [one.name for one in training.trained if one.parameter.requires_grad]
+        self._promised.promise(promised)
+        commit = Started(
+            lambda: training.store.start_commit(hypers, present=promised, early=True, average=training.average)
+        )
+        self._early = Early(hypers, commit)
+        commit.future.add_done_callback(self._decided)
+        return self._early
+
+    def _decided(self, commit: Future[Commit]) -> None:
+        """On the store's thread."""
+        if not commit.cancelled() and commit.exception() is None:
+            with suppress(PsstoreError):
+                self._start_pulls()
+
+    def _start_pulls(self) -> None:
+        early, store = self._early, self._training.store
+        with self._lock:
+            if early is None or early.pulls:
+                return
+            for names in self._buckets:
+                memory = [self._arriving[name] for name in names]
+                pull = partial(store.start_pull_many, names, out=memory, if_newer_than=self._decision)
+                early.pulls.append((names, Started(pull)))
+
+    def _commit(self, overflow: Overflow, *, max_norm: float | None = None) -> Ended:
+        early = self._early or self._begin()
+        if overflow != Overflow():
+            raise UsageError(
+                "overlap='eager' commits a round before its gradients are there, and so can't work with a GradScaler:"
+                " leave overlap= out"
+            )
+        if early.hypers != self._hypers():
+            raise UsageError(
+                "hyper-parameters were changed between backward and step(), and overlap='eager' has sent them: change"
+                " them after step(), as schedulers do"
+            )
+        self._gradients.complete()
+        self._ended = Ended(early.commit.result(), early.hypers, None)
+        return self._ended
+
+    def _take(self, ended: Ended) -> None:
+        training, early = self._training, self._early
+        assert early is not None, "a round that was committed early has ended"
+        if not training.is_first:
+            self._prepare()
+        self._start_pulls()
+        early.finish = early.finish or Started(training.store.start_finish)
+        came = {
+            name
+            for names, pull in early.pulls
+            for name, value in zip(names, pull.result(), strict=True)
+            if value is not None
+        }
+        early.finish.result()
+        for one in training.trained:
+            if one.name in came:
+                one.parameter.detach().copy_(self._arriving[one.name])
+        self._edits.note(training.trained)
+        self._decision = ended.commit.decision
+        self._early = None
+
+
+class Promised(Gradients):
+    """Gradients that were promised: each is sent once, and zeros for one that is not there."""
+
+    def __init__(self, store: Store, *, begin: Callable[[], object]) -> None:
+        """`begin`: makes the promise, before the first gradient of a round is sent."""
+        super().__init__(store, overlap=True)
+        self._begin = begin
+        self._promises: Sequence[str] = ()
+        """Names, from `promise` to `forget`."""
+        self._closed = False
+        """Hooks have nothing to do before the next round."""
+        self._twice: set[str] = set()
+        """Those that came again after they were taken."""
+        self._zeros: dict[str, torch.Tensor] = {}
+        self._told = False
+
+    def promise(self, names: Sequence[str]) -> None:
+        self._promises = names
+
+    def complete(self, *, rewritten: bool = False) -> list[str]:
+        """Raises UsageError for gradients that are not as they were sent; that round can't be completed any more."""
+        self._closed = True
+        if self._twice:
+            self._object([], sorted(self._twice))
+        return super().complete()
+
+    def forget(self) -> None:
+        super().forget()
+        self._promises, self._closed = (), False
+        self._zeros.clear()
+
+    def _take(self, name: str, parameter: torch.Tensor) -> None:
+        if self._muted or self._closed:
+            return
+        with self._lock:
+            if not self._promises:
+                try:
+                    self._begin()
+                except PsstoreError:  # step() tries again, and raises it
+                    self._closed = True
+                    return
+            if name in self._arrived:
+                self._twice.add(name)
+        super()._take(name, parameter)
+
+    def _sights(self) -> dict[str, Sight]:
+        present = super()._sights()
+        missing = [name for name in self._promises if name not in present]
+        if missing:
+            self._tell_missing(missing)
+        for name in missing:
+            zeros = self._zeros.setdefault(name, torch.zeros_like(self._parameters[name]))
+            present[name] = Sight.now(self._store.round, zeros)
+        return {name: present[name] for name in self._promises}
+
+    def _tell_missing(self, names: list[str]) -> None:
+        if not self._told:
+            self._told = True
+            warnings.warn(
+                f"no gradient for {some(names)}: zeros are sent, since overlap='eager' has promised one, and the"
+                " optimizer's momentum and weight decay go on. Freeze what is not used, or leave overlap= out. This is"
+                " said once",
+                stacklevel=2,
+            )
+
+    def _object(self, edited: list[str], accumulated: list[str]) -> None:
+        raise UsageError(
+            f"overlap='eager' has sent the gradient of {some([*edited, *accumulated])} already, and it was changed"
+            " since, by another backward pass or by hand; this round can't be completed. Put no_sync() around all"
+            " backward passes of a step but the last, change no gradient, or leave overlap= out"
+        )
+
+
+def _buckets(trained: Sequence[Trained]) -> list[list[str]]:
+    """Names in order, with about BUCKET_BYTES to each list."""
+    buckets: list[list[str]] = []
+    num_bytes = BUCKET_BYTES
+    for one in trained:
+        if num_bytes >= BUCKET_BYTES:
+            buckets.append([])
+            num_bytes = 0
+        buckets[-1].append(one.name)
+        num_bytes += one.parameter.nbytes
+    return buckets

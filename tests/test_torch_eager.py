@@ -1,0 +1,333 @@
+"""overlap='eager': the commit goes first, and parameters come back while backward still runs."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import SGD, NAdam
+from torch_support import JOIN_S, Odd, OptimizerFactory, assert_same_bits, backward, batches, in_threads, on_each_worker
+
+import psstore
+from psstore.errors import DeadlineExceeded, TornRound, UsageError
+from psstore.torch import DistributedOptimizer, GradScaler
+
+WIDTH = 520
+"""A layer of WIDTH × WIDTH fills a bucket alone."""
+
+STEPS = 6
+
+MOMENTUM = partial(SGD, lr=0.05, momentum=0.9, weight_decay=0.01, foreach=False)
+
+
+@pytest.fixture
+def store() -> Iterator[psstore.Store]:
+    with psstore.connect("local://?shards=2") as connection:
+        yield connection
+
+
+def deep(seed: int = 0) -> nn.Sequential:
+    torch.manual_seed(seed)
+    return nn.Sequential(*[nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(3)])
+
+
+def eager(model: nn.Module, store: psstore.Store, factory: OptimizerFactory = MOMENTUM) -> DistributedOptimizer:
+    return DistributedOptimizer(
+        factory(model.parameters()), store, named_parameters=model.named_parameters(), overlap="eager"
+    )
+
+
+def num_bytes(model: nn.Module) -> int:
+    return sum(parameter.nbytes for parameter in model.parameters())
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + JOIN_S
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0)
+
+
+# ---- the same results ----
+
+
+@pytest.mark.parametrize("make", [Odd, deep])
+def test_a_worker_alone_trains_as_plain_torch_does(store: psstore.Store, make: Callable[[], nn.Module]) -> None:
+    plain, stored = make(), make()
+    inputs = [torch.randn(2, 5 if make is Odd else WIDTH) for _ in range(STEPS)]
+    for model, optimizer in ((plain, MOMENTUM(plain.parameters())), (stored, eager(stored, store))):
+        for one in inputs:
+            optimizer.zero_grad()
+            model(one).square().mean().backward()
+            optimizer.step()
+    assert_same_bits(plain, stored)
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+@pytest.mark.parametrize("num_workers", [2, 3])
+def test_workers_equal_one_process_bit_for_bit(num_workers: int, shards: int) -> None:
+    models = [Odd(seed=rank) for rank in range(num_workers)]
+
+    def work(store: psstore.Store, rank: int) -> None:
+        optimizer = eager(models[rank], store)
+        for inputs in batches(STEPS, seed=100 + rank):
+            optimizer.zero_grad()
+            backward(models[rank], inputs)
+            optimizer.step()
+
+    on_each_worker(num_workers, work, shards=shards)
+    expected = Odd(seed=0)
+    optimizer = MOMENTUM(expected.parameters())
+    for inputs in zip(*[batches(STEPS, seed=100 + rank) for rank in range(num_workers)], strict=True):
+        optimizer.zero_grad()
+        for one in inputs:
+            backward(expected, one)
+        for parameter in expected.parameters():
+            assert parameter.grad is not None
+            parameter.grad /= num_workers
+        optimizer.step()
+    for model in models:
+        assert_same_bits(model, expected)
+
+
+# ---- the overlap ----
+
+
+def test_last_layers_are_back_before_backward_comes_to_the_first() -> None:
+    """Backward waits before the first layer, on both workers, until the others' new values have arrived."""
+    arrived = [0, 0]
+
+    def work(store: psstore.Store, rank: int) -> None:
+        model = deep(rank)
+        optimizer = eager(model, store)
+        first, *others = model.parameters()
+        expected = sum(weight.nbytes for weight in others)
+        before = store.bytes_pulled
+
+        def wait(_: torch.Tensor) -> None:
+            until(lambda: store.bytes_pulled - before >= expected)
+            arrived[rank] += 1
+
+        first.register_hook(wait)  # type: ignore[no-untyped-call]
+        for inputs in torch.randn(2, 4, WIDTH):
+            before = store.bytes_pulled
+            held = [weight.detach().clone() for weight in others]
+            model(inputs).square().mean().backward()
+            for weight, value in zip(others, held, strict=True):
+                assert torch.equal(weight, value), "backward needs it as it was"
+            optimizer.step()
+            optimizer.zero_grad()
+            for weight, value in zip(others, held, strict=True):
+                assert not torch.equal(weight, value)
+
+    on_each_worker(2, work)
+    assert arrived == [2, 2]
+
+
+def test_a_step_moves_each_byte_once_in_each_direction(store: psstore.Store) -> None:
+    model = deep()
+    optimizer = eager(model, store)
+    pushed, pulled = store.bytes_pushed, store.bytes_pulled
+    for inputs in torch.randn(STEPS, 4, WIDTH):
+        optimizer.zero_grad()
+        model(inputs).square().mean().backward()
+        optimizer.step()
+    assert store.bytes_pushed - pushed == store.bytes_pulled - pulled == STEPS * num_bytes(model)
+
+
+# ---- what is promised is kept ----
+
+
+def test_zeros_are_sent_for_a_gradient_that_is_not_there_with_a_word(store: psstore.Store) -> None:
+    plain, stored = Odd(), Odd()
+    inner, outer = MOMENTUM(plain.parameters()), eager(stored, store)
+    inputs = next(batches(1))
+    for _ in range(STEPS):
+        inner.zero_grad()
+        backward(plain, inputs, use_all=False)
+        plain.sometimes.grad = torch.zeros_like(plain.sometimes)
+        inner.step()
+    backward(stored, inputs, use_all=False)
+    with pytest.warns(UserWarning, match="no gradient for 'sometimes': zeros are sent"):
+        outer.step()
+    for _ in range(STEPS - 1):
+        outer.zero_grad()
+        backward(stored, inputs, use_all=False)
+        outer.step()
+    assert_same_bits(plain, stored)
+
+
+def test_frozen_parameters_are_not_promised(store: psstore.Store) -> None:
+    plain, stored = Odd(), Odd()
+    inner, outer = MOMENTUM(plain.parameters()), eager(stored, store)
+    for model, optimizer in ((plain, inner), (stored, outer)):
+        for number, inputs in enumerate(batches(STEPS)):
+            model.first.requires_grad_(number % 2 == 0)
+            optimizer.zero_grad()
+            backward(model, inputs)
+            optimizer.step()
+    assert_same_bits(plain, stored)
+
+
+def test_with_no_sync_several_backward_passes_make_a_step(store: psstore.Store) -> None:
+    plain, stored = deep(), deep()
+    inner, outer = MOMENTUM(plain.parameters()), eager(stored, store)
+    for inputs in torch.randn(STEPS, 2, 4, WIDTH):
+        for model, optimizer in ((plain, inner), (stored, outer)):
+            optimizer.zero_grad()
+            with outer.no_sync():
+                model(inputs[0]).square().mean().backward()
+            model(inputs[1]).square().mean().backward()
+            optimizer.step()
+    assert_same_bits(plain, stored)
+
+
+def test_a_step_without_backward_is_a_round_of_zeros(store: psstore.Store) -> None:
+    model = Odd()
+    optimizer = eager(model, store, partial(SGD, lr=0.1))
+    with pytest.warns(UserWarning, match=r"without any gradient|zeros are sent"):
+        optimizer.step()
+    assert store.round == 2
+    assert_same_bits(model, Odd())
+
+
+def test_edited_weights_become_everybodys() -> None:
+    models = [Odd(seed=0), Odd(seed=0)]
+
+    def work(store: psstore.Store, rank: int) -> None:
+        optimizer = eager(models[rank], store, partial(SGD, lr=0.0))
+        for number, inputs in enumerate(batches(3)):
+            if number == 1:
+                with torch.no_grad():
+                    models[rank].bias.fill_(float(rank + 7))
+            optimizer.zero_grad()
+            backward(models[rank], inputs)
+            optimizer.step()
+
+    on_each_worker(2, work)
+    assert torch.equal(models[0].bias, torch.full((9,), 7.0))
+    assert_same_bits(*models)
+
+
+# ---- failures ----
+
+
+def test_a_step_that_waited_in_vain_can_be_taken_again() -> None:
+    models = [deep(), deep()]
+    before = deep()
+    with psstore.LocalStore(workers=2) as local:
+        stores = [local.connect(rank=0, wait_s=0.01), local.connect(rank=1)]
+        optimizers = [eager(model, one) for model, one in zip(models, stores, strict=True)]
+        models[0](torch.ones(1, WIDTH)).sum().backward()
+        with pytest.raises(DeadlineExceeded):
+            optimizers[0].step()
+        assert_same_bits(models[0], before)
+        models[1](torch.ones(1, WIDTH)).sum().backward()
+
+        def again() -> None:
+            while stores[0].round == 1:
+                try:
+                    optimizers[0].step()
+                except DeadlineExceeded:
+                    assert_same_bits(models[0], before)
+
+        in_threads([again, optimizers[1].step])
+        assert [one.round for one in stores] == [2, 2]
+        for one in stores:
+            one.close()
+    assert_same_bits(*models)
+
+
+def test_a_worker_that_is_lost_in_the_middle_tears_the_round() -> None:
+    models = [deep(), deep()]
+    committed = threading.Barrier(2)
+    with psstore.LocalStore(workers=2) as local:
+
+        def stay() -> None:
+            with local.connect(rank=0) as store:
+                optimizer = eager(models[0], store)
+                models[0](torch.ones(1, WIDTH)).sum().backward()
+                committed.wait(JOIN_S)
+                with pytest.raises(TornRound, match="rank 1"):
+                    optimizer.step()
+                assert_same_bits(models[0], deep())
+
+        def go() -> None:
+            with suppress(Lost), local.connect(rank=1) as store:
+                eager(models[1], store)
+                models[1](torch.ones(1, WIDTH)).sum().backward()
+                committed.wait(JOIN_S)
+                until(lambda: store.version == 1)
+                raise Lost
+
+        in_threads([stay, go])
+
+
+class Lost(Exception):
+    """Ends a worker."""
+
+
+# ---- what is refused ----
+
+
+@pytest.mark.parametrize("mode", ["backup", "ssp", "async"])
+def test_other_modes_than_sync_are_refused(mode: str) -> None:
+    with (
+        psstore.LocalStore(workers=2, mode=mode) as local,
+        local.connect(rank=0) as store,
+        pytest.raises(UsageError, match="--mode sync"),
+    ):
+        eager(Odd(), store)
+
+
+def test_optimizers_without_a_rule_are_refused(store: psstore.Store) -> None:
+    with pytest.raises(UsageError, match="no rule for NAdam"):
+        eager(Odd(), store, partial(NAdam, lr=0.1))
+
+
+def test_a_gradient_changed_after_its_hook_is_refused(store: psstore.Store) -> None:
+    model = deep()
+    optimizer = eager(model, store)
+    model(torch.ones(1, WIDTH)).sum().backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+    with pytest.raises(UsageError, match=r"was changed since"):
+        optimizer.step()
+
+
+@pytest.mark.parametrize("make", [Odd, deep])
+def test_accumulating_without_no_sync_is_refused(store: psstore.Store, make: Callable[[], nn.Module]) -> None:
+    model = make()
+    optimizer = eager(model, store)
+    for _ in range(2):
+        model(torch.ones(1, 5 if make is Odd else WIDTH)).sum().backward()
+    with pytest.raises(UsageError, match=r"no_sync\(\)"):
+        optimizer.step()
+
+
+def test_hyper_parameters_changed_before_step_are_refused(store: psstore.Store) -> None:
+    model = Odd()
+    optimizer = eager(model, store)
+    backward(model, next(batches(1)))
+    optimizer.param_groups[0]["lr"] = 0.01
+    with pytest.raises(UsageError, match="between backward and step"):
+        optimizer.step()
+    optimizer.param_groups[0]["lr"] = 0.05
+    optimizer.step()
+
+
+def test_clipping_scaling_and_publishing_in_between_are_refused(store: psstore.Store) -> None:
+    model = Odd()
+    optimizer, scaler = eager(model, store), GradScaler("cpu")
+    scaler.scale(model(next(batches(1))).sum()).backward()
+    with pytest.raises(UsageError, match="clip"):
+        optimizer.clip_grad_norm_(1.0)
+    with pytest.raises(UsageError, match="publish"):
+        optimizer.publish()
+    with pytest.raises(UsageError, match="GradScaler"):
+        scaler.step(optimizer)
