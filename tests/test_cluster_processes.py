@@ -8,8 +8,10 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 from cluster_tasks import (
+    END_S,
     ENDLESS,
     TOKEN,
     TRAINING,
@@ -125,15 +127,19 @@ def test_one_ps_task_on_loopback_needs_no_token(tmp_path: Path, script: Path) ->
 # ---- somebody dies ----------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def under_way(cluster: Cluster, tmp_path: Path) -> dict[str, Task]:
+def start_endless(cluster: Cluster, directory: Path) -> dict[str, Task]:
     """Tasks that would go on for ever."""
-    script = write_script(tmp_path, ENDLESS)
+    script = write_script(directory, ENDLESS)
     roles = [(job, index) for job in ("ps", "worker") for index in range(2)]
     tasks = {f"{job} {index}": cluster.script(job, index, script) for job, index in roles}
     for rank in range(2):
         wait_for(tasks[f"worker {rank}"], "under way")
     return tasks
+
+
+@pytest.fixture
+def under_way(cluster: Cluster, tmp_path: Path) -> dict[str, Task]:
+    return start_endless(cluster, tmp_path)
 
 
 def test_a_killed_worker_is_named_by_everybody(under_way: dict[str, Task]) -> None:
@@ -175,6 +181,18 @@ def test_a_ps_task_that_comes_back_empty_is_refused(
     assert "is in use already: what this shard held of it is gone" in again.output()
 
 
+def test_a_coordinator_that_is_started_anew_gets_no_shards_of_before(cluster: Cluster, tmp_path: Path) -> None:
+    """Its decisions begin at 1 again: a shard that has seen more would take them for old ones."""
+    cluster.environ["PSSTORE_PATIENCE_S"] = "600"  # not for being away, then
+    tasks = start_endless(cluster, tmp_path)
+    shards = psutil.Process(tasks["ps 0"].process.pid).children()
+    tasks["ps 0"].signal(signal.SIGKILL)
+    psutil.wait_procs(shards, timeout=END_S)
+    cluster.script("ps", 0, tmp_path / "train.py")
+    assert tasks["ps 1"].wait() == LOST
+    assert "was restarted and has lost what it held" in tasks["ps 1"].output()
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_a_ps_task_that_waits(cluster: Cluster, script: Path, number: signal.Signals) -> None:
     """One for the coordinator, and the coordinator for its workers."""
@@ -202,7 +220,7 @@ def test_several_ps_tasks_need_a_token_and_are_told_how_to_make_one(cluster: Clu
     task = cluster.script("ps", 0, script, PSSTORE_TOKEN_FILE="")
     assert task.wait() == NOT_STARTED
     assert "secrets.token_hex(32))' > token" in task.output()
-    assert "PSSTORE_TOKEN_FILE=token" in task.output()
+    assert "PSSTORE_TOKEN_FILE=$PWD/token" in task.output()
 
 
 def test_another_token_is_refused_with_a_sentence(cluster: Cluster, script: Path, tmp_path: Path) -> None:
@@ -212,7 +230,7 @@ def test_another_token_is_refused_with_a_sentence(cluster: Cluster, script: Path
     ps = cluster.script("ps", 1, script, "--token_file", str(wrong))
     worker = cluster.script("worker", 0, script, "--token-file", str(wrong))
     assert ps.wait() == NOT_STARTED
-    assert "give every host the same token" in ps.output()
+    assert "different tokens; give every host the same one" in ps.output()
     assert worker.wait() == 1
     assert worker.output().splitlines()[-1].endswith("client and store have different tokens")
 
@@ -275,7 +293,7 @@ def test_psstore_server_can_end_when_its_workers_are_done() -> None:
         (("--shards-at", "h1:1,h2:1", "--shard-index", "0", "--shards", "3"), "leave --shards out"),
         (("--shards-at", "h1:1,h2:1", "--shard-index", "0", "--uds", "x"), "leave --uds and --advertise out"),
         (("--shards-at", "h1:1,h1:1", "--shard-index", "0"), "names 'h1:1' twice"),
-        (("--shards-at", "h1:1,h2:1", "--shard-index", "0"), "clients need a token"),
+        (("--shards-at", "h1:1,h2:1", "--shard-index", "0"), "need a token, the same one everywhere"),
     ],
 )
 def test_psstore_server_refuses_what_makes_no_store(flags: tuple[str, ...], sentence: str) -> None:

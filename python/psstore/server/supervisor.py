@@ -105,17 +105,19 @@ class Supervisor:
         self._watch: Watch | None = None
 
     def _check_needs_no_token(self) -> None:
-        if self._tcp and not is_loopback(self._tcp.host):
+        """Raises BadArgument that says how to make one."""
+        hosts, is_public = self._settings.hosts(), self._tcp is not None and not is_loopback(self._tcp.host)
+        if hosts is not None and (is_public or len(hosts) > 1):
+            raise BadArgument(
+                "the shards and clients of several hosts need a token, the same one everywhere:\n"
+                f"  {TOKEN_RECIPE} > token && chmod 600 token\n"
+                "  export PSSTORE_TOKEN_FILE=$PWD/token"
+            )
+        if self._tcp is not None and is_public:
             raise BadArgument(
                 f"host {self._tcp.host} can be reached from other machines, so clients need a token:\n"
                 f"  {TOKEN_RECIPE} > token && chmod 600 token\n"
                 f"  psstore-server --host {self._tcp.host} --token-file token"
-            )
-        if len(self._settings.hosts() or ()) > 1:
-            raise BadArgument(
-                "shards that are started one by one agree on their key through a token, the same one everywhere:\n"
-                f"  {TOKEN_RECIPE} > token && chmod 600 token\n"
-                "  give each --token-file token, or set PSSTORE_TOKEN_FILE=token"
             )
 
     def run(self, *, out: TextIO, ready_fd: int | None) -> int:

@@ -18,7 +18,7 @@ import threading
 from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
 
-from psstore.errors import BadArgument, PsstoreError, ShuttingDown, StoreUnreachable
+from psstore.errors import AuthFailed, BadArgument, PsstoreError, ShuttingDown, StoreUnreachable
 from psstore.net.address import parse_address
 from psstore.net.client import Tether, quiet_future
 from psstore.protocol.auth import NONCE_BYTES
@@ -216,8 +216,8 @@ class _Peer:
                 patience_s = REMIND_S
             try:
                 tether.first_up.result()
-            except PsstoreError as error:
-                raise type(error)(f"{self.name}: {error.message}; give every host the same token") from None
+            except AuthFailed as error:
+                raise AuthFailed(f"{self.name}: {error.message}; give every host the same one") from None
             self._welcome = self._checked(tether.session.welcome)
             await tether.close()
             self._tie(self._welcome, patience_s=self._duty.patience_s)
