@@ -157,3 +157,22 @@ def test_a_store_that_does_without_workers_is_refused() -> None:
         pytest.raises(UsageError, match=r"mode='average' needs .* mode is 'async'"),
     ):
         averaging(Odd(), store, FACTORIES["sgd"])
+
+
+def test_a_scaled_loss_trains_as_an_unscaled_one_and_an_overflow_skips_that_step_here() -> None:
+    plain, stored = Odd(), Odd()
+    local = FACTORIES["sgd"](plain.parameters())
+    scaler = psstore.torch.GradScaler("cpu", init_scale=4.0)
+    with psstore.connect("local://") as store:
+        optimizer = averaging(stored, store, FACTORIES["sgd"])
+        for number, inputs in enumerate(batches(STEPS)):
+            local.zero_grad()
+            backward(plain, inputs)
+            if number != 2:
+                local.step()
+            optimizer.zero_grad()
+            scaler.scale(stored(inputs).square().mean() * (torch.inf if number == 2 else 1.0)).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            assert optimizer.skipped == (number == 2)
+    assert_same_bits(plain, stored)

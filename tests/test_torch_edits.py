@@ -171,6 +171,25 @@ def test_publish_makes_rank_0s_weights_everybodys_at_once() -> None:
     on_each_worker(2, work)
 
 
+def test_an_edit_is_published_where_workers_do_not_wait_for_each_other() -> None:
+    models = [Odd(seed=0) for _ in range(2)]
+    with (
+        psstore.LocalStore(workers=2, mode="async") as local,
+        local.connect(rank=0) as first,
+        local.connect(rank=1) as second,
+    ):
+        pairs = zip(models, (first, second), strict=True)
+        optimizers = [distributed(model, store, MOMENTUM) for model, store in pairs]
+        load_others(models[0])
+        train(models[1], optimizers[1], 1)
+        with pytest.warns(UserWarning, match="these edits are published"):
+            optimizers[0].step()
+        optimizers[1].zero_grad()
+        optimizers[1].step()
+    for model in models:
+        assert_same_bits(model, Odd(seed=8))
+
+
 def test_a_model_converted_after_wrapping_is_refused_by_name(store: psstore.Store) -> None:
     stored = Odd()
     outer = distributed(stored, store, MOMENTUM)

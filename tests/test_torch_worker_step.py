@@ -242,3 +242,67 @@ def test_a_new_life_may_overwrite_what_the_old_one_left() -> None:
             train(again, optimizer)
     train(plain, CASES["nadam"](plain.parameters()))
     assert_same_bits(plain, again)
+
+
+# ---- clipping and scaling ----
+
+
+def test_clipping_is_of_the_average_as_in_one_process() -> None:
+    """The norm is summed in another order than torch's, so the last bits differ."""
+    models = [Odd(seed=0) for _ in range(2)]
+    norms: list[list[torch.Tensor]] = [[], []]
+
+    def work(store: psstore.Store, rank: int) -> None:
+        outer = distributed(models[rank], store, CASES["a subclass of sgd"])
+        for inputs in batches(STEPS, seed=100 + rank):
+            outer.zero_grad()
+            backward(models[rank], inputs)
+            norms[rank].append(outer.clip_grad_norm_(0.01))
+            outer.step()
+
+    on_each_worker(2, work, shards=2)
+    plain = Odd(seed=0)
+    optimizer = CASES["a subclass of sgd"](plain.parameters())
+    for pair in zip(*(batches(STEPS, seed=100 + rank) for rank in range(2)), strict=True):
+        optimizer.zero_grad()
+        for inputs in pair:
+            (plain(inputs).square().mean() / 2).backward()
+        norm = torch.nn.utils.clip_grad_norm_(plain.parameters(), 0.01)
+        assert norm > 0.01
+        for seen in norms:
+            torch.testing.assert_close(seen.pop(0), norm)
+        optimizer.step()
+    assert_same_bits(*models)
+    for one, other in zip(models[0].parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_one_workers_overflow_skips_the_step_of_all() -> None:
+    models = [Odd(seed=0) for _ in range(2)]
+    scalers = [psstore.torch.GradScaler("cpu", init_scale=4.0) for _ in range(2)]
+
+    def work(store: psstore.Store, rank: int) -> None:
+        outer = distributed(models[rank], store, CASES["nadam"])
+        for number, inputs in enumerate(batches(3, seed=100 + rank)):
+            outer.zero_grad()
+            loss = models[rank](inputs).square().mean()
+            scalers[rank].scale(loss * (torch.inf if (number, rank) == (1, 1) else 1.0)).backward()
+            scalers[rank].step(outer)
+            scalers[rank].update()
+            assert outer.skipped == (number == 1)
+
+    on_each_worker(2, work)
+    assert_same_bits(*models)
+    plain = Odd(seed=0)
+    optimizer = CASES["nadam"](plain.parameters())
+    for number, pair in enumerate(zip(*(batches(3, seed=100 + rank) for rank in range(2)), strict=True)):
+        optimizer.zero_grad()
+        for inputs in pair:
+            backward(plain, inputs)
+        for parameter in plain.parameters():
+            if parameter.grad is not None:
+                parameter.grad /= 2
+        if number != 1:
+            optimizer.step()
+    assert_same_bits(models[0], plain)
+    assert [scaler.get_scale() for scaler in scalers] == [2.0, 2.0]

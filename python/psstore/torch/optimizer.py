@@ -185,7 +185,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """Groups and state as the wrapped optimizer's own state_dict() has them: either's can be loaded by the other.
 
         Reads the store, at this worker's last step or later; the other workers have nothing to do. Tensors are on the
-        CPU. State of half-precision parameters is float32, as the store has it. A checkpoint is the model's and this.
+        CPU. A checkpoint is the model's state_dict() and this one.
+
+        Half-precision parameters are rounded copies of float32 weights, which only the store has; their state is
+        float32 too, and saved as such. Whoever goes on from a checkpoint begins with the rounded weights.
         """
         held = self.state
         self.state = defaultdict(dict, self._way.state())
