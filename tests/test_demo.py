@@ -102,6 +102,15 @@ def test_an_all_reduce_ends_when_a_worker_dies() -> None:
         assert command.wait(DEMO_S) == 128 + signal.SIGKILL
 
 
+@pytest.mark.sockets
+def test_model_averaging_learns_with_a_fraction_of_the_bytes() -> None:
+    found = demo("--strategy", "average", "--every", "4", "--epochs", "8")
+    parameters = sum(p.numel() for p in seeded_model(data.scikit_learn_digits(), seed=0).parameters())
+    steps = 8 * (1438 // 2 // 32)
+    assert found["accuracy"] >= 0.9
+    assert found["bytes_pushed"] == found["bytes_pulled"] == 2 * (steps // 4) * 4 * parameters
+
+
 def test_a_mode_goes_with_a_store() -> None:
     result = CliRunner().invoke(app, ["demo", "--strategy", "allreduce", "--mode", "ssp"])
     assert result.exit_code == 2

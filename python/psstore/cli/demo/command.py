@@ -15,7 +15,7 @@ import msgspec
 import typer
 
 from psstore.cli.choices import Mode, consistency_of, fail
-from psstore.cli.demo.settings import DEFAULT_EPOCHS, MNIST_EPOCHS, Settings, Strategy
+from psstore.cli.demo.settings import DEFAULT_EPOCHS, DEFAULT_EVERY, MNIST_EPOCHS, Settings, Strategy
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -29,8 +29,13 @@ EXIT_MISSING = 3
 
 def demo(
     strategy: Annotated[
-        Strategy, typer.Option(help="ps: through a store. allreduce: the same with torch's DistributedDataParallel.")
+        Strategy,
+        typer.Option(
+            help="ps: the store takes every step. allreduce: torch's DistributedDataParallel does, without a store."
+            " average: each worker steps alone, and the store averages their weights now and then."
+        ),
     ] = Strategy.ps,
+    every: Annotated[int, typer.Option(min=1, help="average: steps from one average to the next.")] = DEFAULT_EVERY,
     mode: Annotated[Mode, typer.Option(help="Consistency of the store.")] = Mode.sync,
     shards: Annotated[int, typer.Option(min=1, help="Shard processes of the store.")] = 2,
     workers: Annotated[int, typer.Option(min=1, help="Worker processes.")] = 2,
@@ -50,7 +55,7 @@ def demo(
     """Train a small network on real handwritten digits, with real processes, here and now."""
     from rich.console import Console
 
-    from psstore.cli.demo.display import Display, count, summary
+    from psstore.cli.demo.display import Display, summary
     from psstore.cli.demo.report import report_of
 
     _need_packages(digits=data_dir is None)
@@ -66,14 +71,16 @@ def demo(
             num_workers=workers,
             epochs=chosen,
             strategy=strategy,
+            every=every,
             lockstep=consistency.lockstep,
             seed=seed,
             data_dir=None if data_dir is None else str(data_dir.resolve()),
             weights_path=str(Path(directory) / "weights.npz"),
             rendezvous_path=str(Path(directory) / "rendezvous"),
         )
-        how = f"{mode.value} · {count(num_shards, 'shard')}" if num_shards else "all-reduce"
-        display = Display(console, how=how, num_workers=workers, dataset=_dataset(data_dir))
+        display = Display(
+            console, how=_how(settings, mode, num_shards), num_workers=workers, dataset=_dataset(data_dir)
+        )
         _train(_job(settings, num_shards, consistency), display)
         seconds = time.perf_counter() - began
         difference = _compare(console, settings) if compare else None
@@ -101,6 +108,15 @@ def _need_packages(*, digits: bool) -> None:
             f"the demo needs {' and '.join(missing)}: {sys.executable} -m pip install {' '.join(missing)}",
             exit_code=EXIT_MISSING,
         )
+
+
+def _how(settings: Settings, mode: Mode, num_shards: int) -> str:
+    from psstore.cli.demo.display import count
+
+    if settings.strategy is Strategy.allreduce:
+        return "all-reduce"
+    how = f"average every {settings.every}" if settings.strategy is Strategy.average else mode.value
+    return f"{how} · {count(num_shards, 'shard')}"
 
 
 def _dataset(data_dir: Path | None) -> str:

@@ -23,11 +23,16 @@ DEFAULT_EPOCHS = 20
 """On scikit-learn's digits: 440 rounds of two workers, some seconds on two cores."""
 
 
+DEFAULT_EVERY = 8
+"""Steps from one average to the next: some three averages per epoch of two workers on digits."""
+
+
 class Strategy(str, Enum):
     """How several workers train one model (docs/choosing.md)."""
 
     ps = "ps"
     allreduce = "allreduce"
+    average = "average"
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,6 +41,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     num_workers: int
     epochs: int
     strategy: Strategy = Strategy.ps
+    every: int = DEFAULT_EVERY
+    """Steps from one average to the next."""
     lockstep: bool = True
     """Rounds are decided together; else each worker's gradients are a step of their own."""
     seed: int = 0

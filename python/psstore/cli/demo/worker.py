@@ -19,6 +19,7 @@ from torch import nn
 from psstore.cli.demo.all_reduce import all_reduce
 from psstore.cli.demo.data import load
 from psstore.cli.demo.events import Finished, Progress, emit
+from psstore.cli.demo.model_averaging import model_averaging
 from psstore.cli.demo.parameter_server import parameter_server
 from psstore.cli.demo.peers import Peers
 from psstore.cli.demo.settings import Settings, Strategy
@@ -27,6 +28,7 @@ from psstore.cli.demo.training import Batch, Batches, accuracy, backward, cosine
 STRATEGIES: Mapping[Strategy, Callable[[Settings], AbstractContextManager[Peers]]] = {
     Strategy.ps: parameter_server,
     Strategy.allreduce: all_reduce,
+    Strategy.average: model_averaging,
 }
 
 REPORT_S = 0.1
