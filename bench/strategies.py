@@ -96,7 +96,7 @@ ALONE = Strategy("no communication")
 ALL_REDUCE = Strategy("all-reduce (DDP, gloo)")
 SERVERS = (Strategy("ps, 1 shard", 1), Strategy("ps, 2 shards", 2))
 AVERAGING = Strategy(f"averaging every {STEPS}, 1 shard", 1)
-STRATEGIES = (ALONE, *SERVERS, ALL_REDUCE)
+STRATEGIES = (ALONE, *SERVERS, ALL_REDUCE, AVERAGING)
 
 EXACT = (*SERVERS, ALL_REDUCE)
 """With two workers, these take the same steps, bit for bit."""
