@@ -115,3 +115,25 @@ def test_complex_buffers_are_refused_by_name() -> None:
     model.register_buffer("spectrum", torch.zeros(2, dtype=torch.complex64))
     with psstore.connect("local://") as store, pytest.raises(UsageError, match="buffer 'spectrum' is complex64"):
         wrap(model, store)
+
+
+def test_buffers_go_with_the_rounds_where_models_are_averaged() -> None:
+    models = [Normed(rank) for rank in range(2)]
+
+    def work(store: psstore.Store, rank: int) -> None:
+        model = models[rank]
+        optimizer = DistributedOptimizer(
+            SGD(model.parameters(), lr=0.1),
+            store,
+            model.named_parameters(),
+            named_buffers=model.named_buffers(),
+            mode="average",
+            every=STEPS,
+        )
+        pushed = store.bytes_pushed
+        train(model, optimizer, rank, STEPS - 1)
+        assert store.bytes_pushed == pushed
+        train(model, optimizer, rank, 1)
+
+    on_each_worker(2, work)
+    assert_same_buffers(*models)

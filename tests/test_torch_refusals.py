@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 from torch.optim import SGD, AdamW
-from torch_support import Odd, assert_same_bits, backward, batches, distributed, in_threads
+from torch_support import Odd, OptimizerFactory, assert_same_bits, backward, batches, distributed, in_threads
 
 import psstore
 from psstore.errors import (
@@ -242,3 +242,22 @@ def test_a_closure_after_clipping_is_refused_before_it_runs(store: psstore.Store
     outer.clip_grad_norm_(1.0)
     with pytest.raises(UsageError, match="within the closure, after backward"):
         outer.step(lambda: pytest.fail("it ran"))
+
+
+# ---- the wrapped optimizer ----
+
+
+@pytest.mark.parametrize("factory", [MOMENTUM, torch.optim.NAdam])
+def test_a_step_of_the_wrapped_optimizer_is_refused_while_the_other_stands_in(
+    store: psstore.Store, factory: OptimizerFactory
+) -> None:
+    model = Odd()
+    inner = factory(model.parameters())
+    outer = wrap(inner, store, model)
+    backward(model, next(batches(1)))
+    with pytest.raises(UsageError, match=r"call step\(\) of the DistributedOptimizer"):
+        inner.step()
+    assert_same_bits(model, Odd())
+    outer.step()
+    del outer
+    inner.step()

@@ -42,6 +42,10 @@ class Averaging:
         self._pull(trained)
         split_trained(training, trained)
 
+    @property
+    def shares_next(self) -> bool:
+        return self._steps + 1 >= self._every
+
     def admit_closure(self) -> None:
         """Backward passes may run at any time."""
 
@@ -50,9 +54,10 @@ class Averaging:
         if not overflow.found:
             self._unscale(overflow.loss_scale)
             self._training.optimizer.step()
-        self._steps += 1
-        if self._steps >= self._every:
+        if self.shares_next:
             self.synchronize()
+        else:
+            self._steps += 1
         return not overflow.found
 
     def clip(self, max_norm: float, overflow: Overflow) -> torch.Tensor:

@@ -6,29 +6,24 @@ What torch.optim promises is here: groups, state dicts, closures, hooks. How a s
 from __future__ import annotations
 
 import warnings
+import weakref
 import zlib
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
-from typing import Any, Literal, NoReturn, get_args, overload
+from typing import Any, NoReturn, overload
 
 import torch
 
 from psstore.client.store import Store
-from psstore.errors import NotAWorker, UsageError
-from psstore.torch import rules
-from psstore.torch.averaging import Averaging
+from psstore.errors import UsageError
+from psstore.torch import choosing
 from psstore.torch.buffers import Buffers
-from psstore.torch.eager import EagerStep
+from psstore.torch.choosing import Mode
 from psstore.torch.parameters import Names
-from psstore.torch.stepping import Overflow, Overlap, Training, Way
-from psstore.torch.store_step import StoreStep
-from psstore.torch.worker_step import WorkerStep
+from psstore.torch.stepping import Overflow, Overlap, Training
 from psstore.wire.messages import Exist
-
-Mode = Literal["gradients", "average"]
-"""What the workers share in a round: gradients, or what training alone made of the parameters."""
 
 
 class DistributedOptimizer(torch.optim.Optimizer):
@@ -88,8 +83,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         average: bool = True,
         exist: Exist = "match",
     ) -> None:
-        _check(optimizer, store)
-        _check_options(overlap=overlap, mode=mode, exist=exist)
+        if isinstance(optimizer, DistributedOptimizer):
+            raise UsageError("this optimizer is distributed already; wrap the torch.optim optimizer itself, once")
+        choosing.check(optimizer, store, overlap=overlap, mode=mode, exist=exist)
         self.optimizer = optimizer
         """The one that was wrapped."""
         self.skipped = False
@@ -112,9 +108,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
         )
         if not self._training.newcomers():
             raise UsageError("no parameter of this optimizer requires a gradient, so there is nothing to train")
-        self._way = _way(self._training, mode=mode, every=every)
+        self._way = choosing.way_for(self._training, mode=mode, every=every)
         self._training.admit(self._way)
         self._buffers = Buffers(self._training, named_buffers, prefix=prefix)
+        optimizer.register_step_pre_hook(_refusal(weakref.ref(self)))
+        self._stepping = False
         self._warned = False
         self._made = True
 
@@ -161,9 +159,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._refuse_stock_scaler()
         self._warn_without_gradients()
         self._training.admit(self._way)
-        self._buffers.leave()
-        self.skipped = not self._way.step(self.overflow)
-        self._buffers.fetch()
+        with self._sharing() if self._way.shares_next else nullcontext():
+            self._stepping = True
+            try:
+                self.skipped = not self._way.step(self.overflow)
+            finally:
+                self._stepping = False
         self.overflow = Overflow()
         self.optimizer._opt_called = True  # type: ignore[attr-defined]  # torch's schedulers of the wrapped one ask
         return loss
@@ -261,9 +262,17 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def synchronize(self) -> None:
         """With mode='average': averages the parameters now, as at the end of training. Every worker calls it. With
         mode='gradients' there is nothing to do: they are everybody's after each step."""
-        self._way.synchronize()
+        with self._sharing():
+            self._way.synchronize()
 
     # ---- how ----
+
+    @contextmanager
+    def _sharing(self) -> Iterator[None]:
+        """Buffers go along with a round."""
+        self._buffers.leave()
+        yield
+        self._buffers.fetch()
 
     def _refuse_stock_scaler(self) -> None:
         """By the attributes that torch's sets because of `_step_supports_amp_scaling`; ours does not."""
@@ -286,36 +295,15 @@ class DistributedOptimizer(torch.optim.Optimizer):
         )
 
 
-def _check(optimizer: torch.optim.Optimizer, store: Store) -> None:
-    """Raises UsageError, NotAWorker for what can't work together."""
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        raise UsageError(f"a {type(optimizer).__qualname__} is no optimizer: wrap the torch.optim optimizer itself")
-    if not isinstance(store, Store):
-        raise UsageError(f"a {type(store).__qualname__} is no store that blocks: pass what psstore.connect() returned")
-    if isinstance(optimizer, DistributedOptimizer):
-        raise UsageError("this optimizer is distributed already; wrap the torch.optim optimizer itself, once")
-    if store.rank is None:
-        raise NotAWorker("only a worker's store can train: connect with role='worker' (the default), before leave()")
-    rules.check(optimizer)
+def _refusal(owner: weakref.ref[DistributedOptimizer]) -> Callable[..., None]:
+    """A hook for the wrapped optimizer: who steps it by mistake would train alone."""
 
+    def refuse(*_: object) -> None:
+        stands_in = owner()
+        if stands_in is not None and not stands_in._stepping:
+            raise UsageError(
+                "step() was called on the optimizer that a DistributedOptimizer has wrapped, and would train this"
+                " worker alone: call step() of the DistributedOptimizer, which stands in for it"
+            )
 
-def _check_options(**chosen: str) -> None:
-    allowed = {"overlap": get_args(Overlap), "mode": get_args(Mode), "exist": get_args(Exist)}
-    for option, value in chosen.items():
-        if value not in allowed[option]:
-            raise UsageError(f"{option} is {value!r}; it must be one of {', '.join(map(repr, allowed[option]))}")
-
-
-def _way(training: Training, *, mode: Mode, every: int) -> Way:
-    """Raises UsageError for what the store's mode or the optimizer's class rules out."""
-    if mode == "average":
-        return Averaging(training, every=every)
-    if every != 1:
-        raise UsageError(f"every={every} is for mode='average'; gradients are exchanged in every step")
-    has_rule = rules.has_rule(training.optimizer)
-    if training.overlap == "eager":
-        if not has_rule:
-            kind = type(training.optimizer).__qualname__
-            raise UsageError(f"overlap='eager' needs the store to take the step, and it has no rule for {kind}")
-        return EagerStep(training)
-    return StoreStep(training) if has_rule else WorkerStep(training)
+    return refuse

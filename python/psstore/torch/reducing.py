@@ -56,6 +56,10 @@ class Reducing(ABC):
     def _take(self, ended: Ended) -> None:
         """Makes the parameters what the round makes of them."""
 
+    @property
+    def shares_next(self) -> bool:
+        return True
+
     def admit_closure(self) -> None:
         """Backward passes may run until the round's commit."""
         if self._ended is not None and self._ended.max_norm is not None:

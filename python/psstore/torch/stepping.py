@@ -76,6 +76,10 @@ class Way(Protocol):
     def add(self, trained: Sequence[Trained]) -> None:
         """Creates these parameters in the store, with rank 0's values. On return they hold what the store holds."""
 
+    @property
+    def shares_next(self) -> bool:
+        """Whether the next step is a round, and not this worker's alone."""
+
     def admit_closure(self) -> None:
         """Raises UsageError if no backward pass may run within step() now."""
 
