@@ -217,7 +217,8 @@ class Shard:
         """A RESTORE on tensors with a training rule: sets the value (part 0) or a state buffer and the number of
         steps (part > 0; no bytes: the buffer is as if it had never been made), once per (client, frame.sequence),
         as `write`. A slot whose decision still waits for contributions or scale answers NOT_APPLIED, unchanged.
-        The slot's version becomes one more than the shard's: whoever pulled before sees that it is newer."""
+        A value's version becomes one more than the shard's, or than it was: whoever pulled before sees that it is newer.
+        Later steps go on from there, so that a version is never that of two values."""
     def last_sequence(self, client: str) -> int:
         """Last write of that client applied here; 0 if none is remembered."""
 
@@ -229,7 +230,8 @@ class Shard:
         """The scale that decision `number` waits for; None makes it a skip. Ignored if that decision is not the last,
         does not need one or has one."""
     def settle(self, max_slots: int = -1) -> bool:
-        """Carries out the lazy part of the last decision on up to `max_slots` slots; True: all done."""
+        """Carries out the lazy part of the last decision on up to `max_slots` slots. True: nothing is left to do, but
+        for slices that wait for contributions or the scale."""
 
     # reads
     def read(self, frame: Frame) -> tuple[SliceTable, list[memoryview]]:
