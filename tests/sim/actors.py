@@ -124,6 +124,11 @@ async def nothing() -> None:
     pass
 
 
+async def ended(reading: Future) -> None:
+    """Everything is pushed, so that it can be read."""
+    await reading
+
+
 async def torn(reading: Future) -> None:
     """What was read is there, or will never be."""
     with contextlib.suppress(TornRound):
@@ -241,17 +246,18 @@ class Worker(Actor):
         await self.call(f"push {round}", self.client.push(sent[:half]))
         await committing
         reads = model.pulls_after(self.plan, round)
-        reading = self.start(lambda: self.insist(self.pull) if reads else nothing())
+        reading = self.start(lambda: self.pull() if reads else nothing())
         await self.call(f"push {round}", self.client.push(sent[half:]))
         spoil(gradients)
+        limit_s = PROMPT_S if self.well_connected else TIMEOUT_S
         try:
             await self.insist(
                 lambda: self.call(f"finish {round}", self.client.finish(wait_s=FINISH_WAIT_S), FINISH_WAIT_S + GRACE_S)
             )
         except TornRound:
-            await self.call("reading in a torn round", torn(reading), PROMPT_S if self.well_connected else TIMEOUT_S)
+            await self.call("reading in a torn round", torn(reading), limit_s)
             raise
-        await reading
+        await self.call("reading in a finished round", ended(reading), limit_s)
 
     async def commit(self, tensors: list[Tensor]) -> None:
         """The commit stands while it is asked for again."""

@@ -198,6 +198,7 @@ def synchronous_bytes_are_the_undisturbed_ones(plan: Plan, history: History) -> 
     if any(outcome != "finished" for outcome in history.outcomes.values()):
         return  # cut off for so long that the others gave up
     expected = undisturbed(plan.undisturbed())
+    assert history.scales == expected.scales, f"factors are {history.scales}, the calm run's {expected.scales}"
     for spec in model.specs(plan):
         assert history.values[spec.name] == expected.values[spec.name], f"{spec.name} differs from the calm run's"
         assert history.states[spec.name] == expected.states[spec.name], f"{spec.name}'s state differs"

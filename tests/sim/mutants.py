@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -9,17 +10,22 @@ from unittest import mock
 
 from msgspec.structs import replace
 
+from psstore.client.norms import SquareSums
+from psstore.errors import RoundOutOfOrder
 from psstore.protocol import rounds, slices
 from psstore.protocol.barriers import Barriers
+from psstore.protocol.client import Client
 from psstore.protocol.clients import Clients
 from psstore.protocol.facts import Facts
 from psstore.protocol.membership import Membership
+from psstore.protocol.parking import Parking
 from psstore.protocol.replies import Reply
 from psstore.protocol.rounds import Rounds
 from psstore.protocol.service import ShardService
 from psstore.protocol.session import Session
-from psstore.protocol.slices import Slices
-from psstore.wire.messages import Carry, Committed, Signed
+from psstore.protocol.slices import NOT_YET, Slices
+from psstore.protocol.unfinished import Unfinished
+from psstore.wire.messages import Carry, Committed, Scale, Signed
 
 Mutant = Callable[[], AbstractContextManager[Any]]
 
@@ -55,6 +61,14 @@ def decisions_are_carried_backwards(self: Facts, number: int) -> tuple[Signed, .
     return tuple(reversed(self._decisions[max(0, number + 1 - self._first) :]))
 
 
+async def scales_are_kept_to_oneself(self: Client) -> None:
+    pass
+
+
+def norms_are_added_as_they_come(self: SquareSums) -> float:
+    return math.sqrt(sum(float(sums.sum()) for sums in reversed(self._sums)))
+
+
 # ---- the shards ----
 
 
@@ -74,6 +88,24 @@ def pushes_overtake_decisions() -> Iterator[None]:
 def skips_are_applied() -> Iterator[None]:
     to_core = slices._to_core
     with mock.patch.object(slices, "_to_core", lambda fact: to_core(replace(fact, skip=False))):
+        yield
+
+
+@contextmanager
+def early_decisions_are_like_any_other() -> Iterator[None]:
+    to_core = slices._to_core
+    with mock.patch.object(slices, "_to_core", lambda fact: to_core(replace(fact, early=False))):
+        yield
+
+
+@contextmanager
+def rounds_without_a_norm_are_not_skipped() -> Iterator[None]:
+    set_scale = Slices._set_scale
+
+    def hopeful(self: Slices, scale: Scale) -> None:
+        set_scale(self, replace(scale, factor=1.0 if scale.factor is None else scale.factor))
+
+    with mock.patch.object(Slices, "_set_scale", hopeful):
         yield
 
 
@@ -137,6 +169,31 @@ def decisions_are_forgotten_too_early(self: Rounds, floor: int) -> None:
         self._log.popleft()
 
 
+@contextmanager
+def finish_is_answered_at_once() -> Iterator[None]:
+    wait = Unfinished.wait
+
+    def hasty(self: Unfinished, worker: Any, finishing: Any) -> list[Reply]:
+        self._owing.clear()
+        return wait(self, worker, finishing)
+
+    with mock.patch.object(Unfinished, "wait", hasty):
+        yield
+
+
+@contextmanager
+def finish_is_answered_once() -> Iterator[None]:
+    finish = Rounds.finish
+
+    def forgetful(self: Rounds, worker: Any, finishing: Any) -> list[Reply]:
+        if not self._unfinished.owes(worker.rank):
+            raise RoundOutOfOrder("that round is finished")
+        return finish(self, worker, finishing)
+
+    with mock.patch.object(Rounds, "finish", forgetful):
+        yield
+
+
 MUTANTS: dict[str, tuple[str, Mutant]] = {
     "nothing is sent again after a reconnect": ("sync", nothing_is_sent_again),
     "writes that were applied get a new number": (
@@ -165,5 +222,20 @@ MUTANTS: dict[str, tuple[str, Mutant]] = {
     ),
     "a dead initialiser is waited for": ("sync", _method(Clients, "is_gone", lambda self, client, **when: False)),
     "barriers open for the first": ("sync", barriers_open_for_the_first),
+    "torn rounds go unnoticed": ("sync", _method(Rounds, "_tear", lambda self, rank, why: [])),
+    "finish is answered at once": ("sync", finish_is_answered_at_once),
+    "finish is answered once": ("sync", finish_is_answered_once),
+    "whoever has pushed everything goes on": (
+        "sync",
+        lambda: mock.patch.object(Unfinished, "pending", False),
+    ),
+    "early decisions are like any other": ("sync", early_decisions_are_like_any_other),
+    "slices that wait are answered": ("sync", lambda: mock.patch.object(slices, "NOT_YET", NOT_YET[:1])),
+    "a contribution wakes nobody": ("sync", _method(Parking, "touched", lambda self, keys: None)),
+    "who reads in a torn round waits on": ("sync", _method(Session, "abandon_reads", lambda self, error: None)),
+    "shards don't hear of scales": ("sync", _method(Slices, "_set_scale", lambda self, scale: None)),
+    "scales are kept to oneself": ("sync", _method(Client, "_tell_scale", scales_are_kept_to_oneself)),
+    "norms are added as they come": ("sync", _method(SquareSums, "norm", norms_are_added_as_they_come)),
+    "rounds without a norm are not skipped": ("sync", rounds_without_a_norm_are_not_skipped),
 }
 """What is broken -> the mode in which it shows soonest, and how it is broken."""

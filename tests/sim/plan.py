@@ -103,6 +103,11 @@ def plan_of(seed: int, mode: str | None = None) -> Plan:
     leaver, rounds = rng.randrange(num_workers), rng.randint(3, 8)
     waits_for_all = chosen == "sync" or num_workers == 1
     manners = random.Random(f"manners {seed}")
+    early = manners.random() < 0.5 and waits_for_all
+    if early and manners.random() < 0.4:  # in the middle of something, for which another one keeps it waiting
+        dying = manners.randrange(num_workers)
+        deaths += (Death(dying, manners.randint(15, 90), manners.choice((0.1, 1.0, None, None))),)
+        compute_s[dying - 1] = 4.0
     return Plan(
         seed=seed,
         flavour=rng.randrange(6),
@@ -119,7 +124,7 @@ def plan_of(seed: int, mode: str | None = None) -> Plan:
         leaves=((leaver, rng.randrange(1, rounds)),) if rng.random() < 0.15 else (),
         partition=(rng.randrange(num_workers), rng.choice((1.0, 5.0, 15.0))) if rng.random() < 0.3 else None,
         mute_heartbeats=rng.random() < 0.2,
-        early=manners.random() < 0.5 and waits_for_all,
+        early=early,
         clipped=manners.random() < 0.5 and waits_for_all,
         loss_scale=manners.choice((1.0, 1024.0)),
         with_token=rng.random() < 0.5,

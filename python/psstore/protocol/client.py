@@ -404,6 +404,7 @@ _MEANINGS = {
     " (push and commit are for training rules, assign and add for tensors of those rules)",
     _core.ERROR_CODES["STALE_INCARNATION"]: "a newer life of this worker has joined; this one was replaced",
     _core.ERROR_CODES["NON_FINITE"]: "the values contain NaN or infinity, which this store refuses",
+    _core.ERROR_CODES["ROUND_OUT_OF_ORDER"]: "it still waits for what an earlier round lacks",
     NOT_APPLIED: "its last decision is not applied: contributions or the scale are missing and did not come in time",
     _core.ERROR_CODES["NOT_INITIALISED"]: "it has no value yet: the client that created it did not send one in time",
 }
