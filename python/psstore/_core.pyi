@@ -217,8 +217,8 @@ class Shard:
         """A RESTORE on tensors with a training rule: sets the value (part 0) or a state buffer and the number of
         steps (part > 0; no bytes: the buffer is as if it had never been made), once per (client, frame.sequence),
         as `write`. A slot whose decision still waits for contributions or scale answers NOT_APPLIED, unchanged.
-        A value's version becomes one more than the shard's, or than it was: whoever pulled before sees that it is newer.
-        Later steps go on from there, so that a version is never that of two values."""
+        A value's version becomes one more than the shard's or than it was, and later steps go on from there: whoever
+        pulled before sees that it is newer."""
     def last_sequence(self, client: str) -> int:
         """Last write of that client applied here; 0 if none is remembered."""
 
