@@ -37,7 +37,7 @@ struct SliceUpdate {
   std::span<const Contribution> contributions;  // in rank order; none at all counts as zero
   double divisor = 1.0;                         // of the weighted sum
   // Multiplies the reduced gradient after the division, with one rounding of its own; 1 leaves it
-  // untouched bit for bit. Where clipping asks for less than the whole gradient.
+  // untouched bit for bit. Clipping sets it (docs/update_rules.md).
   double scale = 1.0;
   const void* value_in = nullptr;
   void* value_out = nullptr;  // value_in itself (in place), or memory that does not overlap it
