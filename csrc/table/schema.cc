@@ -25,12 +25,15 @@ bool rule_allows(RuleKind rule, WriteKind kind) {
 
 static_assert(kMaxPart == kMaxStates);
 
+// Rules compute with the number of steps in float64, which holds every integer up to here.
+constexpr uint64_t kMaxSteps = uint64_t{1} << 53;
+
 // A state buffer is restored as it is stored, or as one that was never made.
 ErrorCode check_state_write(const SlotSpec& spec, const SliceEntry& entry) {
   if (entry.part > kMaxPart || !largest_state_layout(spec.rule).uses(entry.part - 1)) {
     return ErrorCode::RULE_MISMATCH;
   }
-  if (entry.version > std::numeric_limits<int64_t>::max()) return ErrorCode::BAD_ARGUMENT;
+  if (entry.version > kMaxSteps) return ErrorCode::BAD_ARGUMENT;
   if (entry.dtype != spec.dtype) return ErrorCode::DTYPE_MISMATCH;
   if (entry.num_bytes != 0 && entry.num_bytes != spec.num_bytes()) return ErrorCode::SIZE_MISMATCH;
   return ErrorCode::OK;

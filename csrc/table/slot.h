@@ -1,7 +1,8 @@
 // What a shard holds for one key: value, rule state, version, staged contributions.
 //
-// Guarded by the lock of its stripe, every call. The value alone is shared beyond that lock: readers
-// take a reference and keep it as long as they like, and what writes next looks whether one is left:
+// Guarded by the lock of its stripe, every call. Value and rule state alone are shared beyond that lock:
+// readers take a reference and keep it as long as they like, and what writes next looks whether one is
+// left:
 //
 //   nobody reads      value ─► [ v7 ]         updated in place            value ─► [ v8 ]
 //   somebody reads    value ─► [ v7 ] ◄─ r    old is read, new written    value ─► [ v8 ]   [ v7 ] ◄─ r

@@ -63,8 +63,8 @@ TEST(TensorDefinitionTest, SaysWhichStateCanBeRestored) {
   for (uint16_t part = 0; part <= 3; ++part) EXPECT_EQ(code(part, 8), ErrorCode::OK);
   EXPECT_EQ(code(0, 4, 0, DType::kFloat16), ErrorCode::OK);
   EXPECT_EQ(code(0, 0), ErrorCode::SIZE_MISMATCH);
-  EXPECT_EQ(code(1, 0, std::numeric_limits<int64_t>::max()), ErrorCode::OK);
-  EXPECT_EQ(code(1, 0, uint64_t{1} << 63), ErrorCode::BAD_ARGUMENT);
+  EXPECT_EQ(code(1, 0, uint64_t{1} << 53), ErrorCode::OK);
+  EXPECT_EQ(code(1, 0, (uint64_t{1} << 53) + 1), ErrorCode::BAD_ARGUMENT);
   EXPECT_EQ(code(1, 4), ErrorCode::SIZE_MISMATCH);
   EXPECT_EQ(code(1, 4, 0, DType::kFloat16), ErrorCode::DTYPE_MISMATCH);
   EXPECT_EQ(code(4, 8), ErrorCode::RULE_MISMATCH);
