@@ -11,6 +11,7 @@ from kernel_support import (
     INSTRUCTION_SETS,
     SIZES,
     Contributions,
+    as_given,
     at_odd_addresses,
     few_examples,
     odd_copy,
@@ -66,10 +67,10 @@ def step(
     return [bytes(after), *map(bytes, state.values())]
 
 
-def reduced(contributions: Contributions, dtype: str, *, divisor: float = 1.0, scale: float = 1.0) -> Array:
+def reduced(contributions: Contributions, dtype: str, *, scale: float) -> Array:
     """By rule 'reduce', which leaves nothing of the value."""
     nothing = np.full(contributions[0][0].numel(), np.nan, dtype)
-    value, *_ = step(Case("reduce", {}), nothing, contributions, divisor=divisor, scale=scale)
+    value, *_ = step(Case("reduce", {}), nothing, contributions, scale=scale)
     return np.frombuffer(value, dtype)
 
 
@@ -92,19 +93,29 @@ def test_a_scaled_step_is_the_step_of_the_product_rounded_once(dtype: str, instr
 @pytest.mark.parametrize("encoding", ["float32", "bfloat16", "float16"])
 @given(seed=seeds)
 @few_examples
-def test_a_sole_contribution_is_scaled_too_and_left_as_it_came(encoding: str, instruction_set: str, seed: int) -> None:
+def test_a_sole_contribution_is_scaled_too(encoding: str, instruction_set: str, seed: int) -> None:
     for num_elems in SIZES:
         grad = random(num_elems, encoding, seed=seed)
-        before = grad.clone()
-        value, *_ = step(
-            Case("reduce", {}),
-            np.zeros(num_elems, np.float32),
-            [(grad, 1.0)],
-            scale=0.1,
-            instruction_set=instruction_set,
-        )
-        assert value == (before.float().numpy() * np.float32(0.1)).tobytes()
-        assert torch.equal(grad, before)
+        nothing = np.zeros(num_elems, np.float32)
+        value, *_ = step(Case("reduce", {}), nothing, [(grad, 1.0)], scale=0.1, instruction_set=instruction_set)
+        assert value == (grad.float().numpy() * np.float32(0.1)).tobytes()
+
+
+def test_scaling_leaves_the_contribution_as_it_came() -> None:
+    grad = random(4099, "float32")
+    before = grad.clone()
+    _core.reduce_update(
+        _core.RULES["reduce"],
+        {},
+        step=1,
+        value=np.zeros(4099, np.float32).data,
+        state={},
+        contributions=as_given([(grad, 1.0)]),
+        divisor=1.0,
+        dtype=_core.DTYPES["float32"],
+        scale=0.1,
+    )
+    assert torch.equal(grad, before)
 
 
 def test_a_scale_of_one_leaves_every_number_as_it_is() -> None:
