@@ -16,6 +16,8 @@ from torch_support import Odd, assert_same_bits, backward, batches, distributed,
 import psstore
 from psstore.errors import UsageError
 
+pytestmark = pytest.mark.filterwarnings("ignore:step\\(\\) without any gradient")
+
 MOMENTUM = partial(SGD, lr=0.1, momentum=0.9, foreach=False)
 
 

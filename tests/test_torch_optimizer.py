@@ -106,6 +106,20 @@ def test_a_group_added_later_may_bring_its_names(store: psstore.Store) -> None:
     assert torch.equal(torch.from_numpy(store.pull("grown")), torch.full((2,), 0.9))
 
 
+def test_groups_that_know_their_names_keep_them(store: psstore.Store) -> None:
+    model, plain = Odd(), Odd()
+    pairs = [(model, wrap(SGD([("first", model.first)], lr=0.1), store, model)), (plain, SGD([plain.first], lr=0.1))]
+    for inputs in batches(3):
+        for one, optimizer in pairs:
+            optimizer.zero_grad()
+            backward(one, inputs)
+            optimizer.step()
+    assert_same_bits(model, plain)
+    outer = pairs[0][1]
+    outer.add_param_group({"params": [("bias", model.bias)]})
+    assert [group["param_names"] for group in outer.state_dict()["param_groups"]] == [["first"], ["bias"]]
+
+
 def test_a_group_without_names_is_refused_and_not_added(store: psstore.Store) -> None:
     outer = distributed(Odd(), store, partial(SGD, lr=0.1))
     with pytest.raises(UsageError, match=r"parameter 0 of group 1, of shape \(2,\), has no name"):

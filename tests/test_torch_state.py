@@ -218,6 +218,23 @@ def test_state_of_half_precision_is_kept_in_full(store: psstore.Store, dtype: to
     Adam(Odd(dtype=dtype).parameters()).load_state_dict(before)
 
 
+def test_state_of_a_frozen_parameter_waits_until_it_is_trained(store: psstore.Store) -> None:
+    plain, stored = Odd(), Odd()
+    local = Adam(plain.parameters(), lr=0.01, foreach=False)
+    train(plain, local)
+    stored.load_state_dict(plain.state_dict())
+    stored.first.requires_grad_(False)
+    outer = distributed(stored, store, partial(Adam, lr=0.01))
+    outer.load_state_dict(saved(local.state_dict()))
+    outer.param_groups[0]["foreach"] = False
+    assert_same_state(outer.state_dict(), local.state_dict())
+    stored.first.requires_grad_(True)
+    for model, optimizer in ((plain, local), (stored, outer)):
+        train(model, optimizer, seed=2)
+    assert not outer.state
+    assert_same_bits(plain, stored)
+
+
 def test_only_one_worker_saves_and_every_worker_loads() -> None:
     models = [Odd(seed=rank) for rank in range(2)]
     plain = Odd(seed=0)

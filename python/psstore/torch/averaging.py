@@ -52,7 +52,8 @@ class Averaging:
     def step(self, overflow: Overflow) -> bool:
         """Never waits but for an average. An overflow skips the step of this worker alone."""
         if not overflow.found:
-            self._unscale(overflow.loss_scale)
+            if overflow.loss_scale != 1.0:
+                self._unscale(overflow.loss_scale)
             self._training.optimizer.step()
         if self.shares_next:
             self.synchronize()
@@ -62,7 +63,6 @@ class Averaging:
 
     def clip(self, max_norm: float, overflow: Overflow) -> torch.Tensor:
         """This worker's gradient, which is all that its step is made of."""
-        self._unscale(overflow.loss_scale)
         return torch.nn.utils.clip_grad_norm_([one.parameter for one in self._training.trained], max_norm)
 
     def no_sync(self) -> AbstractContextManager[None]:
@@ -91,10 +91,9 @@ class Averaging:
     # ---- how ----
 
     def _unscale(self, loss_scale: float) -> None:
-        if loss_scale != 1.0:
-            for one in self._training.trained:
-                if one.parameter.grad is not None:
-                    one.parameter.grad.div_(loss_scale)
+        for one in self._training.trained:
+            if one.parameter.grad is not None:
+                one.parameter.grad.div_(loss_scale)
 
     def _spec(self, one: Trained) -> TensorSpec:
         return TensorSpec(

@@ -49,7 +49,8 @@ class Edits:
         """These parameters are now as the store has them."""
         for one in trained:
             parameter = one.parameter
-            self._kinds.setdefault(one.name, (parameter.dtype, parameter.device, parameter.shape))
+            if one.name not in self._kinds:
+                self._kinds[one.name] = (parameter.dtype, parameter.device, parameter.shape)
             self._looks[one.name] = Look.at(parameter)
             if self._rounds < CHECKED_ROUNDS:
                 self._checksums[one.name] = checksum(parameter)

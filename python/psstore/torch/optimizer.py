@@ -52,7 +52,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         overlap: 'backward' sends each gradient while backward runs; 'none' sends all in step(). 'eager' commits the
             round with its first gradient, so that new parameters are on their way back while backward runs. It needs
             mode 'sync', memory for a second copy of the parameters, and to be the only optimizer whose hooks run in a
-            backward pass; rules out clipping and GradScaler; and counts a parameter without gradient as having zeros.
+            backward pass; rules out clipping and GradScaler; and counts a parameter without gradient as having zeros,
+            and one that was unfrozen only from the step after on.
             The price: a worker that is lost between backward and the end of its step tears the round, and all get
             TornRound: training has to start anew from a checkpoint.
         mode: 'gradients' exchanges gradients in every step. 'average' lets each worker train alone with the wrapped
@@ -93,6 +94,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self.overflow = Overflow()
         """What a GradScaler has to say of the gradients of the next step. It sets this; a step sets it back."""
         self._made = False
+        """Groups that are added count as new from then on."""
         state, groups = optimizer.state, optimizer.param_groups
         super().__init__(groups, optimizer.defaults)  # with state and groups of its own,
         optimizer.state, optimizer.param_groups = state, groups  # which are the wrapped one's here
@@ -190,6 +192,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
         Half-precision parameters are rounded copies of float32 weights, which only the store has; their state is
         float32 too, and saved as such. Whoever goes on from a checkpoint begins with the rounded weights.
+
+        Where workers step by themselves (see the class), state is this worker's own, and nothing is read.
         """
         held = self.state
         self.state = defaultdict(dict, self._way.state())
@@ -202,7 +206,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """Takes over a `state_dict()` of this class or of the wrapped optimizer's: the groups on each worker that calls
         it, the state from rank 0, into the store. Call it on every worker before the next step.
 
-        Weights are no part of it: load them into the model, before this optimizer is made or after.
+        Weights are no part of it: load them into the model, before this optimizer is made or after. Where workers step
+        by themselves, each keeps the state that it has loaded.
         """
         loaded = dict(state_dict)
         for before in self._optimizer_load_state_dict_pre_hooks.values():

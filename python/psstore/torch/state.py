@@ -26,7 +26,7 @@ COUNTED = frozenset({"adam", "adamw", "adagrad", "rmsprop"})
 
 
 def read(training: Training) -> dict[torch.Tensor, dict[str, Any]]:
-    """What plain torch's optimizer would hold now, on the CPU."""
+    """What plain torch's optimizer would hold now; what comes from the store is on the CPU."""
     trained = training.trained
     held = training.store.pull_state([one.name for one in trained])
     groups = training.optimizer.param_groups
@@ -34,20 +34,22 @@ def read(training: Training) -> dict[torch.Tensor, dict[str, Any]]:
         one.parameter: _as_torch(training, one, groups[one.group], state)
         for one, state in zip(trained, held, strict=True)
     }
-    return {parameter: state for parameter, state in found.items() if state}
+    return {**training.optimizer.state, **{parameter: state for parameter, state in found.items() if state}}
 
 
 def load(training: Training, state_dict: Mapping[str, Any]) -> None:
     """Takes over the groups of a state_dict(), here, and its state, which is rank 0's to restore. A parameter that it
-    has no state for has none then. Raises ValueError, as torch does, if its groups are not the optimizer's."""
+    has no state for has none then; a frozen one's stays here until it is trained. Raises ValueError, as torch does, if
+    its groups are not the optimizer's."""
     optimizer = training.optimizer
     optimizer.load_state_dict({**state_dict, "state": {}})
     numbers = chain.from_iterable(group["params"] for group in state_dict["param_groups"])
     parameters = chain.from_iterable(group["params"] for group in optimizer.param_groups)
-    loaded = {
-        parameter: state_dict["state"].get(number, {}) for number, parameter in zip(numbers, parameters, strict=True)
-    }
+    held = state_dict["state"]
+    loaded = {parameter: held[number] for number, parameter in zip(numbers, parameters, strict=True) if number in held}
     _write(training, training.trained, loaded)
+    optimizer.state.update(loaded)
+    forget(training, training.trained)
 
 
 def adopt(training: Training, trained: Sequence[Trained]) -> None:
@@ -58,7 +60,7 @@ def adopt(training: Training, trained: Sequence[Trained]) -> None:
 
 
 def forget(training: Training, trained: Sequence[Trained]) -> None:
-    """Drops state that the wrapped optimizer holds itself: the store has newer."""
+    """Drops state that the wrapped optimizer holds itself: the store's counts."""
     for one in trained:
         training.optimizer.state.pop(one.parameter, None)
 
