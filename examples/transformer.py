@@ -99,7 +99,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="a tiny model and few steps")
     quick = parser.parse_args().quick
-    length, num_steps = (32, 60) if quick else (128, 1500)
+    length, num_steps = (32, 60) if quick else (128, 600)
 
     store = psstore.connect()
     model = Gpt(width=48 if quick else 128, num_blocks=2 if quick else 4, num_heads=4, length=length)

@@ -59,16 +59,36 @@ def test_the_lines_that_change_are_few_and_are_those_in_the_readme(examples: Pat
 
 
 def test_the_local_example_learns(examples: Path) -> None:
-    command = [sys.executable, str(examples / "mnist_local.py")]
+    command = [sys.executable, str(examples / "mnist_local.py"), "--epochs", "5"]
     output = subprocess.run(command, capture_output=True, text=True, timeout=RUN_S, check=True).stdout
     assert accuracies(output)[-1] > 93
 
 
 @pytest.mark.sockets
 def test_the_distributed_example_learns_and_its_workers_agree(examples: Path) -> None:
-    found = accuracies(run_on_store(examples / "mnist_psstore.py"))
+    found = accuracies(run_on_store(examples / "mnist_psstore.py", "--epochs", "5"))
     assert len(found) == 2
     assert found[0] == found[1] > 93
+
+
+@pytest.mark.sockets
+def test_the_transformer_learns_and_its_workers_clip_the_same_norm(examples: Path) -> None:
+    found = re.findall(
+        r"rank (\d)\] step (\d+): loss ([\d.]+), .* norm ([\d.]+)", run_on_store(examples / "transformer.py", "--quick")
+    )
+    losses = {rank: [float(loss) for its, _, loss, _ in found if its == rank] for rank in "01"}
+    norms = {rank: [norm for its, _, _, norm in found if its == rank] for rank in "01"}
+    assert all(one[-1] < 0.7 * one[0] for one in losses.values())
+    assert norms["0"] == norms["1"] != []
+
+
+@pytest.mark.sockets
+def test_all_together_learns_and_its_workers_agree(examples: Path) -> None:
+    output = run_on_store(examples / "all_together.py", "--quick")
+    found = accuracies(output)
+    assert len(found) == 2
+    assert found[0] == found[1] > 50
+    assert len(set(re.findall(r"norm ([\d.]+), scale (\d+)", output))) == 1
 
 
 @pytest.mark.sockets

@@ -13,10 +13,12 @@ import pytest
 
 RUN_S = 110.0
 
+pytestmark = [pytest.mark.sockets, pytest.mark.timeout(3 * RUN_S)]
+
 ON_STORE = ("-m", "psstore.cli.main", "run", "--shards", "2", "--workers", "2")
 
-GOOD = 85.0
-"""Percent, after two epochs: the script has 89 then."""
+GOOD = 70.0
+"""Percent, after one epoch: the script has 79 then, and 89 after two."""
 
 
 @pytest.fixture
@@ -61,22 +63,18 @@ def accuracies(output: str) -> list[float]:
     return [float(found) for found in re.findall(r"Accuracy: ([\d.]+)%", output)]
 
 
-@pytest.mark.sockets
 def test_the_script_learns_and_goes_on_with_a_store_from_its_checkpoint(
     plain: Path, patched: Path, tmp_path: Path
 ) -> None:
-    alone = accuracies(run(tmp_path, plain, "--epochs", "2"))
-    assert alone[-1] > GOOD
-    together = run(tmp_path, patched, "--epochs", "3", "--resume", launcher=ON_STORE)
-    assert together.count("resumed at epoch 3") == 2
-    first, second = accuracies(together)
-    assert first == second > GOOD
-    again = run(tmp_path, plain, "--epochs", "4", "--resume")
-    assert "resumed at epoch 4" in again
-    assert accuracies(again)[-1] > GOOD
+    alone = accuracies(run(tmp_path, plain, "--epochs", "1"))
+    together = run(tmp_path, patched, "--epochs", "2", "--resume", launcher=ON_STORE)
+    assert together.count("resumed at epoch 2") == 2
+    again = run(tmp_path, plain, "--epochs", "3", "--resume")
+    assert "resumed at epoch 3" in again
+    assert len(set(accuracies(together))) == 1, "the workers differ"
+    assert accuracies(again)[-1] > accuracies(together)[0] > alone[0] > GOOD
 
 
-@pytest.mark.sockets
 def test_a_resumed_run_ends_as_one_that_was_never_interrupted(patched: Path, tmp_path: Path) -> None:
     def evaluations(output: str) -> list[str]:
         return [line.partition("] ")[2] for line in output.splitlines() if "Test set" in line]
