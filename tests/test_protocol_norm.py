@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import math
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 from protocol_support import F32, FakeStore, Peer, decisions_in, sgd, tensor_of
 
 from psstore import _core, errors
+from psstore.protocol.client import Client
+from psstore.protocol.facts import Facts
+from psstore.protocol.session import Identity
 from psstore.types import Tensor
 from psstore.wire import messages as m
 
@@ -177,6 +181,36 @@ def test_norm_of_a_connection_is_limited_with_its_pulls(monkeypatch: pytest.Monk
     peer.pull(*tensors, at_least=1, wait_s=10.0)
     with pytest.raises(errors.Overloaded, match="2 reads of this connection wait already"):
         peer.answer(ask_norms(peer, *tensors, at_least=1, wait_s=10.0))
+
+
+# ---- the client ----
+
+
+def unscaled_client() -> Client:
+    """A worker that knows of a clipped decision, and not of its scale."""
+    store = FakeStore(num_workers=1)
+    peer, tensors = worker_with_tensors(store, "w")
+    identity = Identity(client=peer.client, role="worker", ticket=peer.ticket)
+    facts = Facts(1)
+    facts.learn(1, clipped_round(store, peer, tensors).decisions)
+    return Client(driver=mock.Mock(), identity=identity, facts=facts, sessions=[], timeout_s=1.0)
+
+
+def test_client_refuses_to_push_before_the_norm_was_asked_for() -> None:
+    with pytest.raises(errors.BadArgument, match="push: round 1 is clipped, and its norm was not asked for"):
+        unscaled_client().push([]).send(None)
+
+
+def test_client_refuses_to_commit_before_the_norm_was_asked_for() -> None:
+    with pytest.raises(errors.BadArgument, match="commit: round 1 is clipped, and its norm was not asked for"):
+        unscaled_client().commit(present=[], hypers={}, wait_s=1.0).send(None)
+
+
+def test_client_whose_decision_is_scaled_goes_on() -> None:
+    client = unscaled_client()
+    assert client.unscaled is not None
+    client.set_scale(m.Scale(decision=1, factor=1.0))
+    assert client.unscaled is None
 
 
 # ---- restoring ----
