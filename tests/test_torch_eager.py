@@ -175,6 +175,22 @@ def test_frozen_parameters_are_not_promised(store: psstore.Store) -> None:
     assert_same_bits(plain, stored)
 
 
+def test_a_parameter_that_is_unfrozen_counts_from_the_next_step_on(store: psstore.Store) -> None:
+    """In the step that takes it in, the promise has been made without it."""
+    plain, stored = Odd(), Odd()
+    stored.first.requires_grad_(False)
+    inner, outer = MOMENTUM(plain.parameters()), eager(stored, store)
+    stored.first.requires_grad_(True)
+    for model, optimizer in ((plain, inner), (stored, outer)):
+        for number, inputs in enumerate(batches(STEPS)):
+            optimizer.zero_grad()
+            backward(model, inputs)
+            if model is plain and number == 0:
+                plain.first.grad = None
+            optimizer.step()
+    assert_same_bits(plain, stored)
+
+
 def test_with_no_sync_several_backward_passes_make_a_step(store: psstore.Store) -> None:
     plain, stored = deep(), deep()
     inner, outer = MOMENTUM(plain.parameters()), eager(stored, store)
@@ -197,6 +213,7 @@ def test_a_step_without_backward_is_a_round_of_zeros(store: psstore.Store) -> No
     assert_same_bits(model, Odd())
 
 
+@pytest.mark.filterwarnings("ignore:parameters were edited")
 def test_edited_weights_become_everybodys() -> None:
     models = [Odd(seed=0), Odd(seed=0)]
 
@@ -321,13 +338,15 @@ def test_hyper_parameters_changed_before_step_are_refused(store: psstore.Store) 
     optimizer.step()
 
 
-def test_clipping_scaling_and_publishing_in_between_are_refused(store: psstore.Store) -> None:
+def test_what_needs_the_gradients_first_or_the_round_over_is_refused(store: psstore.Store) -> None:
     model = Odd()
     optimizer, scaler = eager(model, store), GradScaler("cpu")
+    saved = optimizer.state_dict()
     scaler.scale(model(next(batches(1))).sum()).backward()
     with pytest.raises(UsageError, match="clip"):
         optimizer.clip_grad_norm_(1.0)
-    with pytest.raises(UsageError, match="publish"):
-        optimizer.publish()
+    for call in (optimizer.publish, optimizer.state_dict, partial(optimizer.load_state_dict, saved)):
+        with pytest.raises(UsageError, match="after step"):
+            call()
     with pytest.raises(UsageError, match="GradScaler"):
         scaler.step(optimizer)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -87,11 +87,25 @@ class EagerStep(StoreStep):
         )
 
     def publish(self) -> None:
-        if self._early is not None:
-            raise UsageError("publish() between backward and step() comes too late with overlap='eager': call it after")
+        self._refuse_between("publish()")
         super().publish()
 
+    def state(self) -> Mapping[torch.Tensor, dict[str, Any]]:
+        self._refuse_between("state_dict()")
+        return super().state()
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        self._refuse_between("load_state_dict()")
+        super().load_state_dict(state_dict)
+
     # ---- how ----
+
+    def _refuse_between(self, what: str) -> None:
+        if self._early is not None:
+            raise UsageError(
+                f"{what} between backward and step() can't be with overlap='eager', where the round is under way then:"
+                " call it after step()"
+            )
 
     def _begin(self) -> Early:
         """Commits. Called by the first hook of a backward pass, or by step() without one."""
@@ -125,12 +139,12 @@ class EagerStep(StoreStep):
                 early.pulls.append((names, Started(pull)))
 
     def _commit(self, overflow: Overflow, *, max_norm: float | None = None) -> Ended:
-        early = self._early or self._begin()
         if overflow != Overflow():
             raise UsageError(
                 "overlap='eager' commits a round before its gradients are there, and so can't work with a GradScaler:"
                 " leave overlap= out"
             )
+        early = self._early or self._begin()
         if early.hypers != self._hypers():
             raise UsageError(
                 "hyper-parameters were changed between backward and step(), and overlap='eager' has sent them: change"
