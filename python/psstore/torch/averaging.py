@@ -11,12 +11,11 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-from torch.autograd.graph import increment_version
 
 from psstore.errors import UsageError
 from psstore.torch.creating import create, split_trained
 from psstore.torch.edits import publish
-from psstore.torch.parameters import REDUCED_GROUP, STORED_AS, Trained
+from psstore.torch.parameters import REDUCED_GROUP, STORED_AS, Trained, mark_written
 from psstore.torch.stepping import Overflow, Training
 from psstore.torch.worker_step import check_lockstep
 from psstore.types import TensorSpec
@@ -108,4 +107,4 @@ class Averaging:
     def _pull(self, trained: Sequence[Trained]) -> None:
         parameters = [one.parameter for one in trained]
         self._training.store.pull_many([one.name for one in trained], out=[one.detach() for one in parameters])
-        increment_version(parameters)
+        mark_written(parameters)

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
+from torch.autograd.graph import increment_version
 
 from psstore.errors import UsageError
 
@@ -120,3 +121,10 @@ def some(names: Sequence[str], *, most: int = 3) -> str:
     """The first of them, for a message."""
     shown = ", ".join(map(repr, names[:most]))
     return f"{shown} and {len(names) - most} more" if len(names) > most else shown
+
+
+def mark_written(parameters: Iterable[torch.Tensor]) -> None:
+    """Tells autograd that their memory was written to, as its own operations do. One by one: torch's function
+    did not always take a list (its documentation for 2.3)."""
+    for parameter in parameters:
+        increment_version(parameter)

@@ -6,12 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.autograd.graph import increment_version
 
 from psstore.torch import state
 from psstore.torch.creating import create, split_trained
 from psstore.torch.edits import Edits, publish
-from psstore.torch.parameters import STORED_AS, Trained
+from psstore.torch.parameters import STORED_AS, Trained, mark_written
 from psstore.torch.reducing import Ended, Hypers, Reducing
 from psstore.torch.rules import hyper_of, rule_of
 from psstore.torch.stepping import Training
@@ -92,4 +91,4 @@ class StoreStep(Reducing):
         values = self._training.store.pull_many(
             names, out=[one.parameter.detach() for one in trained], if_newer_than=newer_than
         )
-        increment_version([one.parameter for one, value in zip(trained, values, strict=True) if value is not None])
+        mark_written([one.parameter for one, value in zip(trained, values, strict=True) if value is not None])

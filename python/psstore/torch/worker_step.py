@@ -11,11 +11,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.autograd.graph import increment_version
 
 from psstore.errors import UsageError
 from psstore.torch.creating import create
-from psstore.torch.parameters import REDUCED_GROUP, STORED_AS, Trained, some
+from psstore.torch.parameters import REDUCED_GROUP, STORED_AS, Trained, mark_written, some
 from psstore.torch.reducing import Ended, Hypers, Reducing
 from psstore.torch.stepping import Training
 from psstore.types import TensorSpec
@@ -103,7 +102,7 @@ class WorkerStep(Reducing):
     def _pull_weights(self, trained: Sequence[Trained]) -> None:
         parameters = [one.parameter for one in trained]
         self._training.store.pull_many([one.name for one in trained], out=[one.detach() for one in parameters])
-        increment_version(parameters)
+        mark_written(parameters)
 
     def _gradient(self, one: Trained) -> TensorSpec:
         return TensorSpec(
