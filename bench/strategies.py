@@ -243,7 +243,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="few rounds: does it run, roughly how fast")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures there")
     arguments = parser.parse_args()
-    figures = run({"warm_up": 1, "rounds": 3} if arguments.quick else {"warm_up": 2, "rounds": 15})
+    figures = run({"warm_up": 1, "rounds": 3} if arguments.quick else {"warm_up": 2, "rounds": 11})
     show(figures)
     if arguments.json:
         written = {"machine": described(), "figures": [asdict(figure) for figure in figures]}
