@@ -79,7 +79,8 @@ def test_a_resumed_run_ends_as_one_that_was_never_interrupted(patched: Path, tmp
     def evaluations(output: str) -> list[str]:
         return [line.partition("] ")[2] for line in output.splitlines() if "Test set" in line]
 
-    straight = run(tmp_path, patched, "--epochs", "2", "--checkpoint", "straight.pt", launcher=ON_STORE)
-    run(tmp_path, patched, "--epochs", "1", launcher=ON_STORE)
-    resumed = run(tmp_path, patched, "--epochs", "2", "--resume", launcher=ON_STORE)
+    quickly = ("--workers", "0")
+    straight = run(tmp_path, patched, *quickly, "--epochs", "2", "--checkpoint", "straight.pt", launcher=ON_STORE)
+    run(tmp_path, patched, *quickly, "--epochs", "1", launcher=ON_STORE)
+    resumed = run(tmp_path, patched, *quickly, "--epochs", "2", "--resume", launcher=ON_STORE)
     assert evaluations(resumed) == evaluations(straight)[-2:]
