@@ -120,8 +120,9 @@ def test_asynchronous_workers_train(mode: str) -> None:
             optimizer.step()
 
     on_each_worker(2, work, mode=mode)
+    untrained = max(seen[0] for seen in losses)  # whoever comes later begins with what the other has trained
     for seen in losses:
-        assert seen[-1] < 0.5 * seen[0]
+        assert seen[-1] < 0.5 * untrained
 
 
 def test_parameters_that_join_later_are_trained_by_all_with_rank_0s_values() -> None:
