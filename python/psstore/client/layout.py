@@ -13,8 +13,8 @@ from psstore.protocol.client import Transfer
 from psstore.protocol.session import Answer
 from psstore.types import ITEM_BYTES, Tensor
 
-MAX_LAYOUTS = 256
-"""Layouts remembered. A training loop has two; one that pushes parameter by parameter has two for each."""
+MAX_LAYOUTS = 1024
+"""Layouts remembered. A training loop has one for its pull and one for each bucket of gradients, of 1 MiB and more."""
 
 
 class Range(NamedTuple):
