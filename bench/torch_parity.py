@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TypeVar
 
+import numpy as np
 import torch
 
 from bench.features import FEATURES, Feature
@@ -35,7 +36,7 @@ class Difference:
     ulp: int
 
     def __str__(self) -> str:
-        return f"{self.absolute:.1e} ({self.ulp} ulp)" if self.ulp else "0"
+        return "0" if self.absolute == self.ulp == 0 else f"{self.absolute:.1e} ({self.ulp} ulp)"
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ HEADER = (
 
 
 def difference(left: Weights | Missing, right: Weights | Missing) -> Cell:
-    """Between the same weights of both. NaN differs from everything but NaN."""
+    """Between the same weights of both; NaN if there is a NaN in either."""
     for side in (left, right):
         if isinstance(side, Missing):
             return side
@@ -77,7 +78,7 @@ def difference(left: Weights | Missing, right: Weights | Missing) -> Cell:
     assert not isinstance(right, Missing)
     assert left.keys() == right.keys()
     return Difference(
-        absolute=max(float(abs(left[name].astype("f8") - right[name]).max(initial=0.0)) for name in left),
+        absolute=float(np.max([abs(left[name].astype("f8") - right[name]).max(initial=0.0) for name in left])),
         ulp=max(ulp_distance(left[name], right[name]) for name in left if left[name].dtype.kind == "f"),
     )
 

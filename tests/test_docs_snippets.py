@@ -106,7 +106,6 @@ def side(diff: str, sign: str) -> str:
 EVERY_PROGRAM = [(page, number) for page in PAGES for number, _ in enumerate(programs(page))]
 
 
-@pytest.mark.sockets
 @pytest.mark.parametrize(("page", "number"), EVERY_PROGRAM)
 def test_the_python_of_a_page_runs(page: str, number: int, tmp_path: Path) -> None:
     program = list(programs(page))[number]

@@ -71,7 +71,6 @@ def test_the_distributed_example_learns_and_its_workers_agree(examples: Path) ->
     assert found[0] == found[1] > 93
 
 
-@pytest.mark.sockets
 def test_the_transformer_learns_and_its_workers_clip_the_same_norm(examples: Path) -> None:
     found = re.findall(
         r"rank (\d)\] step (\d+): loss ([\d.]+), .* norm ([\d.]+)", run_on_store(examples / "transformer.py", "--quick")
@@ -82,7 +81,6 @@ def test_the_transformer_learns_and_its_workers_clip_the_same_norm(examples: Pat
     assert norms["0"] == norms["1"] != []
 
 
-@pytest.mark.sockets
 def test_all_together_learns_and_its_workers_agree(examples: Path) -> None:
     output = run_on_store(examples / "all_together.py", "--quick")
     found = accuracies(output)

@@ -13,7 +13,7 @@ import pytest
 
 RUN_S = 110.0
 
-pytestmark = [pytest.mark.sockets, pytest.mark.timeout(3 * RUN_S)]
+pytestmark = pytest.mark.timeout(3 * RUN_S)
 
 ON_STORE = ("-m", "psstore.cli.main", "run", "--shards", "2", "--workers", "2")
 
