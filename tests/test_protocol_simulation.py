@@ -81,3 +81,11 @@ def test_disturbances_do_happen() -> None:
     assert any(committed.late for history in histories for committed in history.commits.values())
     assert any(m.incarnation > 1 for history in histories for d in history.decisions for m in d.members)
     assert any(decision.skip for history in histories for decision in history.decisions)
+
+
+def test_rounds_are_early_clipped_and_torn_in_some_seeds() -> None:
+    histories = [run_and_check(plan_of(seed, "sync")) for seed in range(50)]
+    factors = {factor for history in histories for factor in history.factors.values()}
+    assert {None, 1.0} < factors
+    assert sum(decision.early for history in histories for decision in history.decisions) > 20
+    assert any(history.torn is not None for history in histories)

@@ -30,6 +30,7 @@ NEVER = (
 
 def everybody_comes_to_an_end(plan: Plan, history: History) -> None:
     assert not history.unfinished, f"still waiting: {history.unfinished}"
+    assert history.outcomes["auditor"] == "finished", f"the auditor met {history.outcomes['auditor']}"
     for wait in history.waits:
         if wait.ended is not None:
             assert wait.ended - wait.began <= wait.limit_s + SLACK_S, f"{wait.who} waited too long: {wait}"
