@@ -64,6 +64,15 @@ def test_a_pull_asks_for_the_norm_if_nobody_did(store: Store) -> None:
     assert_allclose(store.pull("small"), -(pushed["small"] * factor), rtol=1e-6)
 
 
+def test_a_commit_asks_for_the_norm_of_the_round_before(store: Store) -> None:
+    create(store)
+    for _ in range(2):
+        store.push("single", np.array([3.0], F32))
+        store.commit({"lr": 1.0}, max_norm=1.0)
+    store.commit({"lr": 1.0})
+    assert_allclose(store.pull("single"), [-2.0], rtol=1e-6)
+
+
 def test_a_norm_that_is_not_finite_skips_the_round(store: Store) -> None:
     create(store)
     store.push_many({**gradients(4), "single": np.array([np.inf], F32)})

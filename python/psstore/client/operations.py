@@ -203,6 +203,7 @@ class Operations:
             raise BadArgument("an early commit promises its pushes: name them with present=")
         if self._pushing and not early:
             raise BadArgument(f"commit while {self._pushing} pushes are under way; await them first")
+        await self._settle_norm(wait_s)
         committed = await self.client.commit(
             hypers=per_group(hypers, self._schema.groups()),
             weight=weight,
