@@ -105,6 +105,21 @@ def test_complex_parameters_are_refused(store: psstore.Store) -> None:
         DistributedOptimizer(SGD([weight], lr=0.1), store, named_parameters=[("w", weight)])
 
 
+def test_parameters_whose_elements_share_memory_are_refused(store: psstore.Store) -> None:
+    model = nn.Module()
+    model.wide = nn.Parameter(torch.randn(1).expand(5))
+    with pytest.raises(UsageError, match=r"'wide' is an expanded tensor.*clone\(\)"):
+        distributed(model, store, partial(SGD, lr=0.1))
+    assert store.keys() == []
+
+
+def test_parameters_made_in_inference_mode_are_refused(store: psstore.Store) -> None:
+    with torch.inference_mode():
+        model = linear()
+    with pytest.raises(UsageError, match=r"'weight' was made under torch.inference_mode\(\)"):
+        distributed(model, store, partial(SGD, lr=0.1))
+
+
 def test_a_fully_frozen_optimizer_has_nothing_to_train(store: psstore.Store) -> None:
     model = linear().requires_grad_(False)
     with pytest.raises(UsageError, match="nothing to train"):

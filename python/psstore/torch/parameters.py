@@ -91,6 +91,16 @@ class Names:
         if parameter.dtype not in STORED_AS:
             known = ", ".join(short(dtype) for dtype in STORED_AS)
             raise UsageError(f"parameter {name!r} has dtype {short(parameter.dtype)}; the store trains {known}")
+        if any(stride == 0 and size > 1 for stride, size in zip(parameter.stride(), parameter.shape, strict=True)):
+            raise UsageError(
+                f"parameter {name!r} is an expanded tensor, whose elements share memory, so that a step can't write"
+                " them: make it a parameter of its clone()"
+            )
+        if parameter.is_inference():
+            raise UsageError(
+                f"parameter {name!r} was made under torch.inference_mode(), and autograd can't train it: make the model"
+                " outside"
+            )
         return self._prefix + name
 
 
