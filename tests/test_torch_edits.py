@@ -76,6 +76,7 @@ def test_an_edit_after_every_step_is_told_of_once(store: psstore.Store) -> None:
     with pytest.warns(UserWarning, match="edited") as told:
         train(stored, distributed(stored, store, MOMENTUM), 6, after=clamp)
     assert len(told) == 1
+    assert told[0].filename == __file__
     train(plain, MOMENTUM(plain.parameters()), 6, after=clamp)
     assert_same_bits(plain, stored)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
@@ -10,6 +9,7 @@ import torch
 
 from psstore.client.store import Store
 from psstore.torch.parameters import Trained, some
+from psstore.torch.telling import warn
 
 _claims: WeakKeyDictionary[Store, WeakValueDictionary[str, torch.Tensor]] = WeakKeyDictionary()
 """By store and tensor name, as long as store and parameter live."""
@@ -20,10 +20,9 @@ def claim(store: Store, trained: Sequence[Trained]) -> None:
     claimed = _claims.setdefault(store, WeakValueDictionary())
     twice = [one.name for one in trained if claimed.get(one.name, one.parameter) is not one.parameter]
     if twice:
-        warnings.warn(
+        warn(
             f"{some(twice)} of this store: other parameters of this process are trained under the same names. If these"
-            " are different models, each optimizer needs a name of its own: pass name=",
-            stacklevel=2,
+            " are different models, each optimizer needs a name of its own: pass name="
         )
     for one in trained:
         claimed[one.name] = one.parameter

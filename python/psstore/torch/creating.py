@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 
 import torch
@@ -10,6 +9,7 @@ import torch
 from psstore.errors import DTypeMismatch, RuleMismatch, ShapeMismatch
 from psstore.torch.parameters import Trained, some
 from psstore.torch.stepping import Training
+from psstore.torch.telling import warn
 from psstore.types import TensorSpec
 
 
@@ -40,11 +40,10 @@ def split_trained(training: Training, pulled: Sequence[Trained]) -> tuple[list[T
     versions = {one.name: store.version_of(one.name) for one in pulled}
     before = [one for one in pulled if versions[one.name] > 0]
     if before and training.is_first:
-        warnings.warn(
+        warn(
             f"the store has trained {some([one.name for one in before])} before, up to version"
             f" {max(versions.values())}: training goes on from the weights and the optimizer state there, and those"
             " given here are not used. To start anew, pass exist='overwrite', or exist='error' to be sure; to train"
-            " another model there, pass name=",
-            stacklevel=2,
+            " another model there, pass name="
         )
     return [one for one in pulled if versions[one.name] == 0], before

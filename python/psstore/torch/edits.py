@@ -6,7 +6,6 @@ exchange for averaged weights) is noticed before the next commit: rank 0's edit 
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -17,6 +16,7 @@ from psstore.client.rule_state import Restored
 from psstore.errors import UsageError
 from psstore.torch.parameters import Trained, short, some
 from psstore.torch.stepping import Training
+from psstore.torch.telling import warn
 
 CHECKED_ROUNDS = 8
 """Rounds in which the bytes are looked at too. Who edits in a way that torch does not count does so from the start."""
@@ -118,10 +118,9 @@ class Edits:
             return
         self._told = True
         what = "are published, and everybody's from this step on" if self._training.is_first else "give way to rank 0's"
-        warnings.warn(
+        warn(
             f"parameters were edited since the last step(): {some(names)}; these edits {what}. Call publish() on every"
-            " worker after editing to have them everywhere at once. This is said once",
-            stacklevel=2,
+            " worker after editing to have them everywhere at once. This is said once"
         )
 
 

@@ -5,7 +5,6 @@ What torch.optim promises is here: groups, state dicts, closures, hooks. How a s
 
 from __future__ import annotations
 
-import warnings
 import weakref
 import zlib
 from collections import defaultdict
@@ -23,6 +22,7 @@ from psstore.torch.buffers import Buffers
 from psstore.torch.choosing import Mode
 from psstore.torch.parameters import Names
 from psstore.torch.stepping import Overflow, Overlap, Training
+from psstore.torch.telling import warn
 from psstore.wire.messages import Exist
 
 
@@ -292,11 +292,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if self._warned or any(p.grad is not None for group in self.param_groups for p in group["params"]):
             return
         self._warned = True
-        warnings.warn(
+        warn(
             "step() without any gradient on this worker: it counts as zero in this round, and if no worker has one,"
             " nothing changes. Was backward() forgotten, or were the model's parameters replaced after its optimizer"
-            " was made (by moving it to another device)? This is said once",
-            stacklevel=5,  # past torch's two wrappers of step
+            " was made (by moving it to another device)? This is said once"
         )
 
 
