@@ -69,6 +69,24 @@ def test_a_worker_alone_trains_as_plain_torch_does(store: psstore.Store, make: C
     assert_same_bits(plain, stored)
 
 
+@pytest.mark.filterwarnings("ignore:the store has trained")
+def test_an_optimizer_made_anew_commits_alone(store: psstore.Store) -> None:
+    """As in a notebook, where the one of before is about still."""
+    plain, stored = Odd(), Odd()
+    optimizers = [eager(stored, store)]
+    local = MOMENTUM(plain.parameters())
+    for lr in (0.05, 0.02):
+        for group in local.param_groups:
+            group["lr"] = lr
+        optimizers.append(eager(stored, store, partial(MOMENTUM, lr=lr)))
+        for inputs in batches(STEPS):
+            for model, optimizer in ((plain, local), (stored, optimizers[-1])):
+                optimizer.zero_grad()
+                backward(model, inputs)
+                optimizer.step()
+    assert_same_bits(plain, stored)
+
+
 @pytest.mark.parametrize("shards", [1, 3])
 @pytest.mark.parametrize("num_workers", [2, 3])
 def test_workers_equal_one_process_bit_for_bit(num_workers: int, shards: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
 
@@ -233,6 +234,30 @@ def test_other_models_under_the_same_names_are_told_of(store: psstore.Store) -> 
     distributed(one, store, partial(SGD, lr=0.1))
     with pytest.warns(UserWarning, match=r"'weight', 'bias' of this store.*pass name="):
         distributed(other, store, partial(SGD, lr=0.1))
+
+
+def test_two_optimizers_that_share_state_are_told_of_once(store: psstore.Store) -> None:
+    """Whose momentum it is can't be told apart without names."""
+    model = Odd()
+    older, newer = distributed(model, store, MOMENTUM), distributed(model, store, MOMENTUM)
+    backward(model, next(batches(1)))
+    newer.step()
+    with pytest.warns(UserWarning, match=r"same momenta and other state.*pass name="):
+        older.step()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        newer.step()
+        older.step()
+
+
+@pytest.mark.filterwarnings("error")
+def test_an_optimizer_that_could_not_be_made_retires_no_other(store: psstore.Store) -> None:
+    model = Odd()
+    optimizer = distributed(model, store, MOMENTUM)
+    with pytest.raises(RuleMismatch):
+        distributed(model, store, partial(AdamW, lr=0.1))
+    backward(model, next(batches(1)))
+    optimizer.step()
 
 
 @pytest.mark.filterwarnings("error")

@@ -41,6 +41,9 @@ class Averaging:
         self._pull(trained)
         split_trained(training, trained)
 
+    def retire(self) -> None:
+        """Nothing to do: it is only in calls that something is sent."""
+
     @property
     def shares_next(self) -> bool:
         return self._steps + 1 >= self._every

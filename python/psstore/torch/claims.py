@@ -1,8 +1,9 @@
-"""Which parameters of this process train which tensors of a store: two of one name would overwrite each other."""
+"""Who trains which tensors of a store, in this process: two under one name would get in each other's way."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import torch
@@ -11,18 +12,37 @@ from psstore.client.store import Store
 from psstore.torch.parameters import Trained, some
 from psstore.torch.telling import warn
 
-_claims: WeakKeyDictionary[Store, WeakValueDictionary[str, torch.Tensor]] = WeakKeyDictionary()
-"""By store and tensor name, as long as store and parameter live."""
+if TYPE_CHECKING:
+    from psstore.torch.stepping import Way
 
 
-def claim(store: Store, trained: Sequence[Trained]) -> None:
-    """Warns of tensors that another parameter trains. It may be a model of before, still about; or another one."""
-    claimed = _claims.setdefault(store, WeakValueDictionary())
-    twice = [one.name for one in trained if claimed.get(one.name, one.parameter) is not one.parameter]
+class Claims:
+    """On the tensors of one store, by name; each as long as its parameter and its way live."""
+
+    def __init__(self) -> None:
+        self.parameters: WeakValueDictionary[str, torch.Tensor] = WeakValueDictionary()
+        self.ways: WeakValueDictionary[str, Way] = WeakValueDictionary()
+
+
+_claims: WeakKeyDictionary[Store, Claims] = WeakKeyDictionary()
+
+
+def claim(store: Store, way: Way, trained: Sequence[Trained]) -> None:
+    """From now on it is `way` that trains these: whoever did so before is retired.
+
+    Warns of tensors that another parameter trains. It may be a model of before, still about; or another one.
+    """
+    claims = _claims.setdefault(store, Claims())
+    twice = [one.name for one in trained if claims.parameters.get(one.name, one.parameter) is not one.parameter]
     if twice:
         warn(
             f"{some(twice)} of this store: other parameters of this process are trained under the same names. If these"
             " are different models, each optimizer needs a name of its own: pass name="
         )
+    before = {id(older): older for one in trained if (older := claims.ways.get(one.name)) is not None}
+    for older in before.values():
+        if older is not way:
+            older.retire()
     for one in trained:
-        claimed[one.name] = one.parameter
+        claims.parameters[one.name] = one.parameter
+        claims.ways[one.name] = way

@@ -93,6 +93,11 @@ class Gradients:
             for name, parameter in parameters.items():
                 self._hooks.append(parameter.register_post_accumulate_grad_hook(_hook(weakref.ref(self), name)))  # type: ignore[no-untyped-call]
 
+    def retire(self) -> None:
+        """From now on, nothing is sent while backward runs."""
+        with self._lock:
+            self._stop()
+
     @contextmanager
     def no_sync(self) -> Iterator[None]:
         """Backward passes inside it only accumulate; what they leave is pushed with the next one's."""

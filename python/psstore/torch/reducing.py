@@ -56,6 +56,9 @@ class Reducing(ABC):
     def _take(self, ended: Ended) -> None:
         """Makes the parameters what the round makes of them."""
 
+    def retire(self) -> None:
+        self._gradients.retire()
+
     @property
     def shares_next(self) -> bool:
         return True

@@ -53,9 +53,9 @@ class Training:
         """Takes in the newcomers, if there are any. Every worker must, in the same round."""
         new = self.newcomers()
         if new:
-            claim(self.store, new)
             way.add(new)
             self.trained += new
+            claim(self.store, way, new)
 
 
 @dataclass(frozen=True)
@@ -75,6 +75,10 @@ class Way(Protocol):
 
     def add(self, trained: Sequence[Trained]) -> None:
         """Creates these parameters in the store, with rank 0's values. On return they hold what the store holds."""
+
+    def retire(self) -> None:
+        """Another optimizer has been made for some of these tensors, under the same names: from now on nothing is sent
+        but by a call."""
 
     @property
     def shares_next(self) -> bool:

@@ -14,6 +14,7 @@ from psstore.torch.parameters import STORED_AS, Trained, mark_written
 from psstore.torch.reducing import Ended, Hypers, Reducing
 from psstore.torch.rules import hyper_of, rule_of
 from psstore.torch.stepping import Training
+from psstore.torch.telling import warn
 from psstore.types import TensorSpec
 
 
@@ -23,6 +24,8 @@ class StoreStep(Reducing):
     def __init__(self, training: Training) -> None:
         super().__init__(training)
         self._edits = Edits(training)
+        self._retired = False
+        """Another optimizer uses the same rule state. Said at the first step after it."""
         self._decision: int | None = None
         """The last one that all parameters here have in them; None before the first step."""
 
@@ -35,6 +38,10 @@ class StoreStep(Reducing):
         state.forget(training, continued)
         self._edits.note(trained)
         self._gradients.watch({one.name: one.parameter for one in trained})
+
+    def retire(self) -> None:
+        super().retire()
+        self._retired = True
 
     def publish(self) -> None:
         publish(self._training, self._training.trained)
@@ -66,9 +73,19 @@ class StoreStep(Reducing):
 
     def _prepare(self) -> None:
         training = self._training
+        if self._retired:
+            self._tell_of_the_other()
         if training.optimizer.state:
             state.adopt(training, training.trained)
         self._edits.settle()
+
+    def _tell_of_the_other(self) -> None:
+        self._retired = False
+        warn(
+            "step() of an optimizer after another was made that trains some of its tensors under the same names: both"
+            " use the same momenta and other state in the store. Step one of them only, or pass name= for each to have"
+            " its own. This is said once"
+        )
 
     def _take(self, ended: Ended) -> None:
         trained = self._training.trained
