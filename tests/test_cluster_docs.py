@@ -33,7 +33,6 @@ def containers(manifest: dict[str, Any]) -> list[dict[str, Any]]:
     return [container for one in replicas for container in one["template"]["spec"]["containers"]]
 
 
-@pytest.mark.sockets
 def test_the_cluster_on_one_machine_runs_as_it_is_written(document: str, tmp_path: Path) -> None:
     (commands,) = [block for block in blocks(document, "bash") if "localhost:2222" in block]
     for port, free in zip(("2222", "2223"), free_ports(2), strict=True):
@@ -83,7 +82,6 @@ def test_variables_in_the_manifests_are_settings(document: str) -> None:
     assert set(told) <= settings
 
 
-@pytest.mark.sockets
 def test_the_example_trains_under_flags(repository: Path) -> None:
     """A loopback cluster of one ps task and one worker."""
     script = str(repository / "examples" / "cluster_flags.py")

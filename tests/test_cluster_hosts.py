@@ -15,7 +15,7 @@ from virtual_hosts import VirtualHosts, why_not
 
 from psstore.client.local import LocalStore
 
-pytestmark = [pytest.mark.sockets, pytest.mark.skipif(why_not() is not None, reason=str(why_not()))]
+pytestmark = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
 
 PATIENCE_S = 4
 

@@ -28,8 +28,6 @@ from server_process import StoreProcess, failed_start
 
 import psstore
 
-pytestmark = pytest.mark.sockets
-
 PATIENCE_S = 4
 LOST, NOT_STARTED = 1, 3
 

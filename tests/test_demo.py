@@ -46,7 +46,6 @@ def demo(*arguments: str) -> dict[str, Any]:
 # ---- the whole ----
 
 
-@pytest.mark.sockets
 @pytest.mark.parametrize(("shards", "workers"), [(2, 2), (3, 1)])
 def test_synchronous_training_learns_and_equals_one_process(shards: int, workers: int) -> None:
     found = demo("--compare", "--shards", str(shards), "--workers", str(workers), "--epochs", "12")
@@ -56,7 +55,6 @@ def test_synchronous_training_learns_and_equals_one_process(shards: int, workers
     assert (found["strategy"], found["mode"], found["shards"], found["workers"]) == ("ps", "sync", shards, workers)
 
 
-@pytest.mark.sockets
 @pytest.mark.parametrize(("mode", "workers"), [("backup", 2), ("ssp", 2), ("async", 3)])
 def test_every_mode_learns(mode: str, workers: int) -> None:
     found = demo("--mode", mode, "--workers", str(workers), "--epochs", "12", "--staleness", "3")
@@ -66,7 +64,6 @@ def test_every_mode_learns(mode: str, workers: int) -> None:
     assert mode != "ssp" or found["max_staleness"] <= 3
 
 
-@pytest.mark.sockets
 def test_bytes_moved_are_every_workers_gradients_and_parameters() -> None:
     found = demo("--epochs", "1")
     parameters = sum(p.numel() for p in seeded_model(data.scikit_learn_digits(), seed=0).parameters())
@@ -74,7 +71,6 @@ def test_bytes_moved_are_every_workers_gradients_and_parameters() -> None:
     assert found["bytes_pushed"] == found["bytes_pulled"] == 2 * rounds * 4 * parameters
 
 
-@pytest.mark.sockets
 def test_an_all_reduce_of_two_workers_equals_one_process_too() -> None:
     """Two terms have one order, and dividing by two before or after is the same. Three differ by rounding."""
     found = demo("--strategy", "allreduce", "--epochs", "2", "--compare")
@@ -85,7 +81,6 @@ def test_an_all_reduce_of_two_workers_equals_one_process_too() -> None:
     assert found["bytes_pushed"] == found["bytes_pulled"] == 2 * rounds * 4 * parameters  # 2(W-1)/W = 1 each
 
 
-@pytest.mark.sockets
 def test_an_all_reduce_ends_when_a_worker_dies() -> None:
     """The other one is in the middle of a collective; conftest.py looks whether it is left behind."""
     with subprocess.Popen(
@@ -102,7 +97,6 @@ def test_an_all_reduce_ends_when_a_worker_dies() -> None:
         assert command.wait(DEMO_S) == 128 + signal.SIGKILL
 
 
-@pytest.mark.sockets
 def test_model_averaging_learns_with_a_fraction_of_the_bytes() -> None:
     found = demo("--strategy", "average", "--every", "4", "--epochs", "8")
     parameters = sum(p.numel() for p in seeded_model(data.scikit_learn_digits(), seed=0).parameters())
@@ -177,7 +171,6 @@ def test_mnist_files_are_checked(mnist: Path) -> None:
         data.load(str(mnist))
 
 
-@pytest.mark.sockets
 def test_the_demo_trains_on_mnist_files(mnist: Path) -> None:
     found = demo("--data-dir", str(mnist), "--epochs", "1", "--compare")
     assert found["dataset"] == "MNIST"

@@ -64,7 +64,6 @@ def test_the_local_example_learns(examples: Path) -> None:
     assert accuracies(output)[-1] > 93
 
 
-@pytest.mark.sockets
 def test_the_distributed_example_learns_and_its_workers_agree(examples: Path) -> None:
     found = accuracies(run_on_store(examples / "mnist_psstore.py", "--epochs", "5"))
     assert len(found) == 2
@@ -89,7 +88,6 @@ def test_all_together_learns_and_its_workers_agree(examples: Path) -> None:
     assert len(set(re.findall(r"norm ([\d.]+), scale (\d+)", output))) == 1
 
 
-@pytest.mark.sockets
 def test_the_tutorial_learns_and_its_workers_agree(examples: Path) -> None:
     output = run_on_store(examples / "tutorial_kv.py")
     found = accuracies(output)
@@ -98,7 +96,6 @@ def test_the_tutorial_learns_and_its_workers_agree(examples: Path) -> None:
     assert output.count("version 200") == 2
 
 
-@pytest.mark.sockets
 def test_workers_of_another_launcher_need_only_the_url(examples: Path) -> None:
     """The variables that torchrun sets, and PSSTORE_URL."""
     with StoreProcess("--shards", "2", "--workers", "2") as store:
