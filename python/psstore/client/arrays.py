@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -45,10 +46,10 @@ def source(value: Array, *, dtype: str) -> Source:
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
         tensor = value.detach()
-        if tensor.device.type != "cpu":
+        if not tensor.is_cpu:
             _wait_for_device(tensor)
-        tensor = tensor.cpu().contiguous()
-        return Source(tuple(value.shape), _torch_dtype(tensor), _torch_bytes(tensor))
+            tensor = tensor.cpu()
+        return Source(tuple(tensor.shape), _torch_dtype(tensor.dtype), _torch_bytes(tensor.contiguous()))
     array = value if isinstance(value, np.ndarray) else np.asarray(value, dtype=_numpy_dtype_for(value, dtype))
     return Source(array.shape, _numpy_dtype(array), _numpy_bytes(np.ascontiguousarray(array)))
 
@@ -58,10 +59,11 @@ def target(out: Array) -> Target:
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(out, torch.Tensor):
         tensor = out.detach()
-        if tensor.is_contiguous() and tensor.device.type == "cpu":
-            return Target(tuple(out.shape), _torch_dtype(tensor), _torch_bytes(tensor), out, None)
-        aside = torch.empty(tensor.shape, dtype=tensor.dtype)
-        return Target(tuple(out.shape), _torch_dtype(aside), _torch_bytes(aside), out, lambda: _copy(aside, tensor))
+        shape, dtype = tuple(tensor.shape), _torch_dtype(tensor.dtype)
+        if tensor.is_cpu and tensor.is_contiguous():
+            return Target(shape, dtype, _torch_bytes(tensor), out, None)
+        aside = torch.empty(shape, dtype=tensor.dtype)
+        return Target(shape, dtype, _torch_bytes(aside), out, lambda: _copy(aside, tensor))
     if not isinstance(out, np.ndarray):
         raise BadArgument(f"out= takes numpy arrays and torch tensors, not {type(out).__name__}")
     if not out.flags.writeable:
@@ -106,8 +108,9 @@ def _numpy_bytes(array: np.ndarray[Any, Any]) -> memoryview:
 # ---- torch ----------------------------------------------------------------------------------------
 
 
-def _torch_dtype(tensor: Any) -> str:
-    name = str(tensor.dtype).removeprefix("torch.")
+@cache
+def _torch_dtype(dtype: Any) -> str:
+    name = str(dtype).removeprefix("torch.")
     if name not in ITEM_BYTES:
         raise DTypeMismatch(
             f"a tensor of dtype {name} can't be stored or sent; use one of {', '.join(_core.DTYPES)} (tensor.to)"
@@ -130,5 +133,6 @@ def _wait_for_device(tensor: Any) -> None:
 
 
 def _torch_bytes(tensor: Any) -> memoryview:
-    """By way of uint8, since numpy has no bfloat16. The view keeps the tensor's memory alive."""
-    return memoryview(tensor.view(-1).view(sys.modules["torch"].uint8).numpy())
+    """The view keeps the tensor's memory alive. numpy has no bfloat16, so it sees these bytes as integers."""
+    torch = sys.modules["torch"]
+    return _numpy_bytes((tensor.view(torch.int16) if tensor.dtype is torch.bfloat16 else tensor).numpy())
