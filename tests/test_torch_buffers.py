@@ -64,6 +64,7 @@ def test_buffers_are_rank_0s_from_the_start_and_after_each_step() -> None:
     def work(store: psstore.Store, rank: int) -> None:
         optimizer = wrap(models[rank], store)
         assert_same_buffers(models[rank], started)
+        store.barrier("all have looked")
         train(models[rank], optimizer, rank)
 
     on_each_worker(3, work, shards=2)
