@@ -19,13 +19,16 @@ from psstore.types import ITEM_BYTES
 Array = Any
 """A numpy array, a torch tensor, a number or a (nested) list of numbers."""
 
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+"""Flat memory. No memoryview, which the garbage collector counts: there are thousands in a step of many parameters."""
+
 
 class Source(NamedTuple):
     """Values to send."""
 
     shape: tuple[int, ...]
     dtype: str
-    data: memoryview
+    data: Bytes
     """Their bytes, flat."""
 
 
@@ -34,7 +37,7 @@ class Target(NamedTuple):
 
     shape: tuple[int, ...]
     dtype: str
-    data: memoryview
+    data: Bytes
     result: Array
     """What the caller gets."""
     finish: Callable[[], None] | None
@@ -100,9 +103,9 @@ def _numpy_dtype(array: np.ndarray[Any, Any]) -> str:
     return name
 
 
-def _numpy_bytes(array: np.ndarray[Any, Any]) -> memoryview:
+def _numpy_bytes(array: np.ndarray[Any, Any]) -> Bytes:
     native = array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
-    return memoryview(native.reshape(-1).view(np.uint8))
+    return native.reshape(-1).view(np.uint8)
 
 
 # ---- torch ----------------------------------------------------------------------------------------
@@ -132,7 +135,7 @@ def _wait_for_device(tensor: Any) -> None:
     getattr(sys.modules["torch"], tensor.device.type).synchronize(tensor.device)
 
 
-def _torch_bytes(tensor: Any) -> memoryview:
-    """The view keeps the tensor's memory alive. numpy has no bfloat16, so it sees these bytes as integers."""
+def _torch_bytes(tensor: Any) -> Bytes:
+    """The view keeps the tensor's memory alive. numpy has no bfloat16: it sees integers."""
     torch = sys.modules["torch"]
     return _numpy_bytes((tensor.view(torch.int16) if tensor.dtype is torch.bfloat16 else tensor).numpy())

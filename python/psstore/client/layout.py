@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from psstore import _core
+from psstore.client.arrays import Bytes
 from psstore.errors import NO_STATE, NOT_MODIFIED
 from psstore.partition.packing import pack
 from psstore.protocol.client import Transfer
@@ -32,7 +33,7 @@ class Frame(NamedTuple):
     table: _core.SliceTable
     ranges: tuple[Range, ...]
 
-    def memory(self, memories: Sequence[memoryview], *, writable: bool) -> _core.Segments:
+    def memory(self, memories: Sequence[Bytes], *, writable: bool) -> _core.Segments:
         return _core.Segments([memories[i][begin:end] for i, begin, end in self.ranges], writable=writable)
 
 
@@ -61,7 +62,7 @@ class Layout:
                 table = table.with_parts([part] * len(entries))
             self.frames.append(Frame(packed.shard, table, tuple(ranges)))
 
-    def transfers(self, memories: Sequence[memoryview], *, newer_than: int | None = None) -> list[Transfer]:
+    def transfers(self, memories: Sequence[Bytes], *, newer_than: int | None = None) -> list[Transfer]:
         """`memories`: each tensor's bytes. They stay as they are until the transfers are answered."""
         return [
             Transfer(frame.shard, _asking(frame.table, newer_than), frame.memory(memories, writable=self._pull))
