@@ -18,6 +18,7 @@ from psstore.errors import (
     BadArgument,
     DTypeMismatch,
     NotAWorker,
+    NotInitialised,
     RuleMismatch,
     ShapeMismatch,
     TensorExists,
@@ -178,8 +179,20 @@ def test_tensors_of_another_kind_are_refused_with_the_ways_out(
     store: psstore.Store, other: Callable[[], nn.Module], error: type[UsageError], words: str
 ) -> None:
     distributed(linear(), store, partial(SGD, lr=0.1))
-    with pytest.raises(error, match=rf"'weight' has {words}; use another name, or exist='overwrite'.*pass name="):
+    with pytest.raises(
+        error, match=rf"'weight' has {words}; use another name, or exist='overwrite'.*alike on every worker.*pass name="
+    ):
         distributed(other(), store, partial(SGD, lr=0.1))
+
+
+def test_what_rank_0_does_not_train_is_not_waited_for_without_a_word() -> None:
+    models = [linear(), linear()]
+    models[0].weight.requires_grad_(False)
+    with psstore.LocalStore(workers=2) as local:
+        stores = [local.connect(rank=rank, wait_s=0.1) for rank in range(2)]
+        distributed(models[0], stores[0], partial(SGD, lr=0.1))
+        with pytest.raises(NotInitialised, match=r"'weight'.*rank 0.*frozen.*alike on every worker"):
+            distributed(models[1], stores[1], partial(SGD, lr=0.1))
 
 
 def test_tensors_of_another_rule_are_refused_with_the_ways_out(store: psstore.Store) -> None:

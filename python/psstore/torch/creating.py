@@ -9,7 +9,7 @@ import torch
 from psstore.errors import DTypeMismatch, RuleMismatch, ShapeMismatch
 from psstore.torch.parameters import Trained, some
 from psstore.torch.stepping import Training
-from psstore.torch.telling import warn
+from psstore.torch.telling import explained, warn
 from psstore.types import TensorSpec
 
 
@@ -29,8 +29,11 @@ def create(training: Training, specs: Sequence[TensorSpec], values: Sequence[tor
             store.barrier("created")
         store.create_many(specs, values if training.is_first else None, offer=training.is_first)
     except (ShapeMismatch, DTypeMismatch, RuleMismatch) as error:
-        more = "if another optimizer trains it, each needs a name of its own: pass name= to DistributedOptimizer"
-        raise type(error)(f"{error.message}; {more}", **error.details) from None
+        raise explained(
+            error,
+            "models must be alike on every worker; if another optimizer trains it, each needs a name of its own: pass"
+            " name= to DistributedOptimizer",
+        ) from None
 
 
 def split_trained(training: Training, pulled: Sequence[Trained]) -> tuple[list[Trained], list[Trained]]:

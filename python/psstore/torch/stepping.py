@@ -15,8 +15,10 @@ from typing import Any, Literal, Protocol
 import torch
 
 from psstore.client.store import Store
+from psstore.errors import NotInitialised
 from psstore.torch.claims import claim
 from psstore.torch.parameters import Names, Trained, trainable
+from psstore.torch.telling import explained
 from psstore.wire.messages import Exist
 
 Overlap = Literal["backward", "eager", "none"]
@@ -53,7 +55,12 @@ class Training:
         """Takes in the newcomers, if there are any. Every worker must, in the same round."""
         new = self.newcomers()
         if new:
-            way.add(new)
+            try:
+                way.add(new)
+            except NotInitialised as error:
+                raise explained(
+                    error, "it is rank 0's to send: what is trained and what is frozen must be alike on every worker"
+                ) from None
             self.trained += new
             claim(self.store, way, new)
 
