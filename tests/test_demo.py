@@ -55,6 +55,7 @@ def test_synchronous_training_learns_and_equals_one_process(shards: int, workers
     assert (found["strategy"], found["mode"], found["shards"], found["workers"]) == ("ps", "sync", shards, workers)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("mode", "workers"), [("backup", 2), ("ssp", 2), ("async", 3)])
 def test_every_mode_learns(mode: str, workers: int) -> None:
     found = demo("--mode", mode, "--workers", str(workers), "--epochs", "12", "--staleness", "3")
@@ -171,6 +172,7 @@ def test_mnist_files_are_checked(mnist: Path) -> None:
         data.load(str(mnist))
 
 
+@pytest.mark.long
 def test_the_demo_trains_on_mnist_files(mnist: Path) -> None:
     found = demo("--data-dir", str(mnist), "--epochs", "1", "--compare")
     assert found["dataset"] == "MNIST"

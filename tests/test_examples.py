@@ -70,6 +70,7 @@ def test_the_distributed_example_learns_and_its_workers_agree(examples: Path) ->
     assert found[0] == found[1] > 93
 
 
+@pytest.mark.long
 def test_the_transformer_learns_and_its_workers_clip_the_same_norm(examples: Path) -> None:
     found = re.findall(
         r"rank (\d)\] step (\d+): loss ([\d.]+), .* norm ([\d.]+)", run_on_store(examples / "transformer.py", "--quick")
@@ -96,6 +97,7 @@ def test_the_tutorial_learns_and_its_workers_agree(examples: Path) -> None:
     assert output.count("version 200") == 2
 
 
+@pytest.mark.long
 def test_workers_of_another_launcher_need_only_the_url(examples: Path) -> None:
     """The variables that torchrun sets, and PSSTORE_URL."""
     with StoreProcess("--shards", "2", "--workers", "2") as store:

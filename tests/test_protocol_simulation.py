@@ -12,7 +12,7 @@ from sim.scenario import Scenario
 
 from psstore.errors import PsstoreError
 
-NUM_SEEDS = 300
+NUM_SEEDS = 150
 """About 30 s. `python -m tests.sim --seeds 0:10000` runs more."""
 
 BATCH = 25

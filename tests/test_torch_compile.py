@@ -67,7 +67,7 @@ def train(make_optimizer: MakeOptimizer, backend: str, inputs: Iterable[torch.Te
         ("aot_eager", "backward"),
         ("aot_eager", "none"),
         ("aot_eager", "eager"),
-        pytest.param("inductor", "backward", marks=[needs_compiler, pytest.mark.timeout(INDUCTOR_S)]),
+        pytest.param("inductor", "backward", marks=[needs_compiler, pytest.mark.long, pytest.mark.timeout(INDUCTOR_S)]),
     ],
 )
 def test_a_compiled_model_trains_as_with_the_plain_optimizer(backend: str, overlap: str) -> None:

@@ -185,6 +185,7 @@ store.close()
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("framework", MIDDLES)
 def test_two_workers_of_a_framework_train_together(framework: str, tmp_path: Path) -> None:
     pytest.importorskip(framework)

@@ -75,6 +75,7 @@ def test_the_script_learns_and_goes_on_with_a_store_from_its_checkpoint(
     assert accuracies(again)[-1] > accuracies(together)[0] > alone[0] > GOOD
 
 
+@pytest.mark.long
 def test_a_resumed_run_ends_as_one_that_was_never_interrupted(patched: Path, tmp_path: Path) -> None:
     def evaluations(output: str) -> list[str]:
         return [line.partition("] ")[2] for line in output.splitlines() if "Test set" in line]
