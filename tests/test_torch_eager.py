@@ -57,6 +57,18 @@ def until(condition: Callable[[], bool]) -> None:
 # ---- the same results ----
 
 
+def test_a_layer_frozen_with_its_gradient_kept_goes_on_as_in_torch(store: psstore.Store) -> None:
+    model, plain = deep(), deep()
+    optimizers = {model: eager(model, store), plain: MOMENTUM(plain.parameters())}
+    for step in range(STEPS):
+        for each, optimizer in optimizers.items():
+            each[0].requires_grad_(step < STEPS // 2)
+            optimizer.zero_grad(set_to_none=False)
+            each(torch.ones(2, WIDTH)).square().mean().backward()
+            optimizer.step()
+    assert_same_bits(model, plain)
+
+
 @pytest.mark.parametrize("make", [Odd, deep])
 def test_a_worker_alone_trains_as_plain_torch_does(store: psstore.Store, make: Callable[[], nn.Module]) -> None:
     plain, stored = make(), make()

@@ -113,7 +113,11 @@ class EagerStep(StoreStep):
         if training.is_first:
             self._prepare()  # the others' weights, if edited, give way in step(): backward needs them until then
         hypers = self._hypers()
-        promised = [one.name for one in training.trained if one.parameter.requires_grad]
+        promised = [
+            one.name
+            for one in training.trained
+            if one.parameter.requires_grad or one.parameter.grad is not None  # frozen since: torch steps what has one
+        ]
         self._promised.promise(promised)
         commit = Started(
             lambda: training.store.start_commit(hypers, present=promised, early=True, average=training.average)
