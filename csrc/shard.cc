@@ -200,13 +200,18 @@ ErrorCode Shard::contribute(const Incoming& incoming, Stripe& stripe, Slot& slot
       counters_.duplicates.add();
       return ErrorCode::OK;
     }
-  } else if (held_with != nullptr) {
+    slot.staging().put(
+        {incoming.origin, slice});  // also in place of a later round's, which came out of turn
+    counters_.pushes.add();
+    table_.contributed(stripe, slot);
+    return ErrorCode::OK;
+  }
+  if (held_with != nullptr) {
     return ErrorCode::ROUND_OUT_OF_ORDER;  // it would take the place of what the slot is held with
   }
   const Staged outcome = slot.staging().offer({incoming.origin, slice});
   if (outcome == Staged::kTaken) counters_.pushes.add();
   if (outcome == Staged::kLate) counters_.duplicates.add();
-  if (held_with != nullptr) table_.contributed(stripe, slot);
   return status_of(outcome);
 }
 

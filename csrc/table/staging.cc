@@ -19,16 +19,24 @@ std::vector<StagedContribution>::iterator Staging::position(uint32_t rank) {
 Staged Staging::offer(StagedContribution contribution) {
   const Origin& incoming = contribution.origin;
   const auto place = position(incoming.rank);
-  if (place == by_rank_.end() || place->origin.rank != incoming.rank) {
-    by_rank_.insert(place, std::move(contribution));
-    return Staged::kTaken;
+  if (place != by_rank_.end() && place->origin.rank == incoming.rank) {
+    const Origin& staged = place->origin;
+    if (incoming.incarnation < staged.incarnation) return Staged::kStale;
+    if (incoming.incarnation == staged.incarnation && incoming.round < staged.round) {
+      return Staged::kLate;
+    }
   }
-  if (incoming.incarnation < place->origin.incarnation) return Staged::kStale;
-  if (incoming.incarnation == place->origin.incarnation && incoming.round < place->origin.round) {
-    return Staged::kLate;
-  }
-  *place = std::move(contribution);
+  put(std::move(contribution));
   return Staged::kTaken;
+}
+
+void Staging::put(StagedContribution contribution) {
+  const auto place = position(contribution.origin.rank);
+  if (place != by_rank_.end() && place->origin.rank == contribution.origin.rank) {
+    *place = std::move(contribution);
+  } else {
+    by_rank_.insert(place, std::move(contribution));
+  }
 }
 
 const StagedContribution* Staging::find(const Origin& origin) const {

@@ -37,6 +37,8 @@ enum class Staged : uint8_t {
 class Staging {
  public:
   Staged offer(StagedContribution contribution);
+  // As the rank's contribution, whatever else of it is staged.
+  void put(StagedContribution contribution);
 
   // The contribution of exactly that origin; nullptr if there is none.
   const StagedContribution* find(const Origin& origin) const;
