@@ -46,7 +46,7 @@ def demo(*arguments: str) -> dict[str, Any]:
 # ---- the whole ----
 
 
-@pytest.mark.parametrize(("shards", "workers"), [(2, 2), (3, 1)])
+@pytest.mark.parametrize(("shards", "workers"), [(2, 2), pytest.param(3, 1, marks=pytest.mark.long)])
 def test_synchronous_training_learns_and_equals_one_process(shards: int, workers: int) -> None:
     found = demo("--compare", "--shards", str(shards), "--workers", str(workers), "--epochs", "12")
     assert found["accuracy"] >= 0.97
@@ -65,6 +65,7 @@ def test_every_mode_learns(mode: str, workers: int) -> None:
     assert mode != "ssp" or found["max_staleness"] <= 3
 
 
+@pytest.mark.long
 def test_bytes_moved_are_every_workers_gradients_and_parameters() -> None:
     found = demo("--epochs", "1")
     parameters = sum(p.numel() for p in seeded_model(data.scikit_learn_digits(), seed=0).parameters())
