@@ -307,10 +307,11 @@ def test_a_worker_that_is_lost_in_the_middle_tears_the_round() -> None:
 
         def go() -> None:
             with suppress(Lost), local.connect(rank=1) as store:
-                eager(models[1], store)
+                optimizer = eager(models[1], store)  # hooks end with their optimizer
                 models[1](torch.ones(1, WIDTH)).sum().backward()
                 committed.wait(JOIN_S)
                 until(lambda: store.version == 1)
+                assert not optimizer.skipped
                 raise Lost
 
         in_threads([stay, go])
