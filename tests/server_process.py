@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import selectors
@@ -10,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import psutil
@@ -72,6 +73,18 @@ class StoreProcess:
     def shards(self) -> list[psutil.Process]:
         """The shard processes, in no order."""
         return psutil.Process(self.process.pid).children(recursive=True)
+
+    @contextlib.contextmanager
+    def stopped(self) -> Iterator[None]:
+        """The shards stand still in the block, as if their machine were busy with something else."""
+        shards = self.shards()
+        for shard in shards:
+            shard.suspend()
+        try:
+            yield
+        finally:
+            for shard in shards:
+                shard.resume()
 
     def signal(self, number: signal.Signals) -> None:
         self.process.send_signal(number)

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -99,6 +100,24 @@ def test_worker_busy_in_one_long_call_is_not_lost() -> None:
         assert store.commit({"lr": 1.0}).decision == 1
         victim.process.wait(PATIENCE_S)
         victim.kill()
+
+
+@pytest.mark.sockets
+def test_workers_are_not_lost_by_a_coordinator_that_stood_still() -> None:
+    """What they said meanwhile lies in its sockets, and is heard before anybody is called silent."""
+    with clusters("unix") as start:
+        cluster = start("--heartbeat-s", "0.1", "--silence-s", "1", workers=2)
+        store = open_round(cluster)
+        other = cluster.connect(rank=1)
+        store.push("w", [1.0, 1.0])
+        with ThreadPoolExecutor(1) as pool:
+            committed = pool.submit(store.commit, {"lr": 1.0})
+            assert cluster.process is not None
+            with cluster.process.stopped():
+                time.sleep(1.5)  # longer than silence may last: what is tested is the passing of time itself
+            other.push("w", [3.0, 3.0])
+            other.commit({"lr": 1.0})
+            assert committed.result().decision == 1
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)

@@ -36,6 +36,13 @@ class Heartbeats:
         self._tether = Tether(session, [parse_address(address)], loop=loop, patience_s=math.inf, on_up=self._hand_over)
         self._tether.start()
 
+    async def begun(self, patience_s: float) -> None:
+        """Waits for the first beat, so that what the program does next may hold the GIL for as long as it likes.
+
+        Without one in that time the worker goes on: its other connections speak for it, and this one is tried again.
+        """
+        await asyncio.wait([self._tether.first_up], timeout=patience_s)
+
     def _hand_over(self, connection: Connection) -> None:
         self._stop_beating()
         self._beating = _core.Heartbeat(connection.fileno(), self._frame, self._interval_s)

@@ -60,6 +60,7 @@ class Remote:
             coordinator = sessions[0]
             assert coordinator.welcome is not None, "it has answered JOIN"
             self._heartbeats = Heartbeats(identity, coordinator.welcome, coordinator.address, self.thread.loop)
+            await self._heartbeats.begun(options.connect_timeout_s)
         return Operations(client, wait_s=options.wait_s)
 
     async def close(self) -> None:

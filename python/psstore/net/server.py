@@ -179,7 +179,11 @@ class Server:
         if self._timer is not None:
             self._timer.cancel()
         self._timer_at = max(wake, self.now() + TIMER_GRAIN_S, self._no_tick_before)
-        self._timer = self.loop.call_at(self._timer_at, self._tick)
+        self._timer = self.loop.call_at(self._timer_at, self._ring)
+
+    def _ring(self) -> None:
+        """Reads once before anything is late: if this process was stopped for a while, what came meanwhile lies unread."""
+        self._timer = self.loop.call_later(TIMER_GRAIN_S, self._tick)
 
     def _tick(self) -> None:
         self._timer = None
