@@ -182,7 +182,7 @@ class Server:
         self._timer = self.loop.call_at(self._timer_at, self._ring)
 
     def _ring(self) -> None:
-        """Reads once before anything is late: if this process was stopped for a while, what came meanwhile lies unread."""
+        """Reads once before anything is late: what came while this process stood still lies unread."""
         self._timer = self.loop.call_later(TIMER_GRAIN_S, self._tick)
 
     def _tick(self) -> None:
