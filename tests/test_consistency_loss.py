@@ -29,7 +29,7 @@ HOW
 
 
 class Victim:
-    """A worker process of rank 1 that has pushed, and not committed."""
+    """A worker process of rank 1 that has pushed, and not committed. It ends with the block, if not before."""
 
     def __init__(self, url: str, how: str) -> None:
         self.process = subprocess.Popen(
@@ -38,11 +38,17 @@ class Victim:
         assert self.process.stdout is not None
         assert self.process.stdout.readline() == "pushed\n"
 
+    def __enter__(self) -> Victim:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
     def kill(self) -> None:
         self.process.kill()
         self.process.wait()
-        assert self.process.stdout is not None
-        self.process.stdout.close()
 
 
 def open_round(cluster: Cluster) -> Store:
@@ -58,14 +64,14 @@ def test_killed_worker_is_named_to_the_one_who_waits_and_can_be_replaced(transpo
     with clusters(transport) as start:
         cluster = start(shards=2, workers=2)
         store = open_round(cluster)
-        victim = Victim(cluster.url, "sys.stdin.read(); import time; time.sleep(3600)")
-        killer = threading.Timer(0.2, victim.kill)
-        store.push("w", [1.0, 1.0])
-        killer.start()
-        started = time.monotonic()
-        with pytest.raises(WorkerLost, match="rank 1") as caught:
-            store.commit({"lr": 1.0})
-        killer.join()
+        with Victim(cluster.url, "sys.stdin.read(); import time; time.sleep(3600)") as victim:
+            killer = threading.Timer(0.2, victim.kill)
+            store.push("w", [1.0, 1.0])
+            killer.start()
+            started = time.monotonic()
+            with pytest.raises(WorkerLost, match="rank 1") as caught:
+                store.commit({"lr": 1.0})
+            killer.join()
         assert caught.value.details["rank"] == 1
         assert caught.value.details["round"] == 1
         assert time.monotonic() - started < Liveness().detached_s + PATIENCE_S / 2
@@ -83,7 +89,8 @@ def test_killed_worker_is_named_at_a_barrier() -> None:
     with clusters("unix") as start:
         cluster = start(workers=2)
         store = open_round(cluster)
-        Victim(cluster.url, "import time; time.sleep(3600)").kill()
+        with Victim(cluster.url, "import time; time.sleep(3600)"):
+            pass
         with pytest.raises(WorkerLost, match="rank 1"):
             store.barrier()
 
@@ -95,11 +102,10 @@ def test_worker_busy_in_one_long_call_is_not_lost() -> None:
     with clusters("unix") as start:
         cluster = start("--heartbeat-s", "0.2", "--silence-s", "1", workers=2)
         store = open_round(cluster)
-        victim = Victim(cluster.url, hold_gil)
-        store.push("w", [1.0, 1.0])
-        assert store.commit({"lr": 1.0}).decision == 1
-        victim.process.wait(PATIENCE_S)
-        victim.kill()
+        with Victim(cluster.url, hold_gil) as victim:
+            store.push("w", [1.0, 1.0])
+            assert store.commit({"lr": 1.0}).decision == 1
+            victim.process.wait(PATIENCE_S)
 
 
 @pytest.mark.sockets
