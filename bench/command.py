@@ -1,0 +1,48 @@
+"""The command line that every subject has: `python -m bench.<subject> [--quick] [--json FILE] [--plot FILE.png]`."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from bench.machine import isolate_network
+from bench.report import Report
+
+
+@dataclass(frozen=True)
+class Subject:
+    """Something that can be measured."""
+
+    name: str
+    summary: str
+    run: Callable[[argparse.Namespace], Report]
+    """Measures. The namespace has `quick` and what `add_options` added."""
+    add_options: Callable[[argparse.ArgumentParser], None] = lambda parser: None
+    isolated: bool = True
+    """Whether it gets a network namespace of its own first, so that all have the same congestion control."""
+
+
+def run(subject: Subject, arguments: list[str] | None = None) -> Report:
+    """Measures, prints, and writes what was asked for."""
+    parser = argparse.ArgumentParser(prog=f"python -m bench.{subject.name}", description=subject.summary)
+    parser.add_argument("--quick", action="store_true", help="few rounds: does it run, roughly how fast")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the report there")
+    parser.add_argument("--plot", type=Path, metavar="FILE.png", help="also draw charts: FILE-NAME.png for each")
+    subject.add_options(parser)
+    chosen = parser.parse_args(arguments)
+    why_not = isolate_network() if subject.isolated else None
+    report = subject.run(chosen)
+    command = shlex.join(["python", "-m", f"bench.{subject.name}", *(sys.argv[1:] if arguments is None else arguments)])
+    report = replace(report, command=command, notes=[*report.notes, *([why_not] if why_not else [])])
+    print(report.markdown())
+    if chosen.json:
+        report.save(chosen.json)
+    if chosen.plot:
+        from bench.plots import draw  # only who draws needs matplotlib
+
+        draw(report, chosen.plot)
+    return report

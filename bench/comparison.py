@@ -1,0 +1,75 @@
+"""The table that most subjects end in: ours, the limit and the peers of one run, with the ratios between them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from bench.harness import Series
+from bench.report import Chart, Table, three_digits
+
+Role = Literal["psstore", "limit", "peer"]
+
+HEADERS = ("who", "ms: median (min–max)", "× limit", "× best peer", "CPU s per GB")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One contestant's result."""
+
+    name: str
+    role: Role
+    series: Series
+    num_bytes: int
+    """Payload that the workers sent and received in one turn."""
+    limit: str | None = None
+    """Name of the limit that it is measured by; None: the fastest one."""
+
+
+def comparison(title: str, entries: Sequence[Entry]) -> Table:
+    """Ratios are of medians: above 1 it took longer than the limit, than the best peer."""
+    return Table(title, HEADERS, [_row(entry, entries) for entry in entries])
+
+
+def comparison_chart(name: str, title: str, groups: dict[str, Sequence[Entry]]) -> Chart:
+    series = {group: {entry.name: 1e3 * entry.series.median for entry in found} for group, found in groups.items()}
+    return Chart(name=name, title=title, unit="ms", series=series)
+
+
+def comparison_figures(title: str, entries: Sequence[Entry]) -> list[dict[str, Any]]:
+    return [
+        {
+            "title": title,
+            "name": entry.name,
+            "role": entry.role,
+            "num_bytes": entry.num_bytes,
+            "times_s": entry.series.times_s,
+            "cpu_times_s": entry.series.cpu_times_s,
+        }
+        for entry in entries
+    ]
+
+
+def ratio_to_limit(entry: Entry, entries: Sequence[Entry]) -> float | None:
+    limits = [one for one in entries if one.role == "limit" and entry.limit in (None, one.name)]
+    return _ratio(entry, limits)
+
+
+def ratio_to_best_peer(entry: Entry, entries: Sequence[Entry]) -> float | None:
+    return _ratio(entry, [one for one in entries if one.role == "peer" and one is not entry])
+
+
+def _ratio(entry: Entry, others: Sequence[Entry]) -> float | None:
+    return entry.series.median / min(one.series.median for one in others) if others else None
+
+
+def _row(entry: Entry, entries: Sequence[Entry]) -> list[str | float | None]:
+    milliseconds = [three_digits(1e3 * time) for time in (entry.series.median, entry.series.min, entry.series.max)]
+    return [
+        f"**{entry.name}**" if entry.role == "psstore" else entry.name,
+        "{} ({}–{})".format(*milliseconds),
+        ratio_to_limit(entry, entries),
+        ratio_to_best_peer(entry, entries),
+        1e9 * entry.series.cpu_s / entry.num_bytes if entry.num_bytes else None,
+    ]

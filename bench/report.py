@@ -1,0 +1,90 @@
+"""What a bench found, as values: tables and charts that are saved as JSON, printed as Markdown, and drawn.
+
+A report that was saved can be printed again, so that what stands in the docs is made from files and not by hand.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+Cell = str | float | None
+
+
+@dataclass(frozen=True)
+class Table:
+    title: str
+    headers: Sequence[str]
+    rows: Sequence[Sequence[Cell]]
+    """Numbers are shown with three digits; None as a dash."""
+
+    def markdown(self) -> str:
+        lines = [_line(self.headers), _line(["---"] * len(self.headers))]
+        return "\n".join(
+            [f"**{self.title}**", "", *lines, *(_line([shown(cell) for cell in row]) for row in self.rows)]
+        )
+
+
+@dataclass(frozen=True)
+class Chart:
+    """Bars: group → label → length. Lines: label → x → y."""
+
+    name: str
+    """Of its file, without ending."""
+    title: str
+    unit: str
+    """What the lengths, or the heights, are."""
+    series: Mapping[str, Mapping[str, float]]
+    kind: Literal["bars", "lines"] = "bars"
+    x_axis: str = ""
+
+
+@dataclass(frozen=True)
+class Report:
+    subject: str
+    about: str
+    """What was measured and how: one paragraph."""
+    tables: Sequence[Table]
+    notes: Sequence[str] = ()
+    """What was not run, and why; what else the tables don't say."""
+    charts: Sequence[Chart] = ()
+    figures: Sequence[Mapping[str, Any]] = ()
+    """The raw values behind the tables, for programs."""
+    machine: Mapping[str, str | int] = field(default_factory=dict)
+    command: str = ""
+    """Which made it."""
+
+    def markdown(self) -> str:
+        described = ", ".join(f"{name} {value}" for name, value in self.machine.items())
+        parts = [self.about, f"`{self.command}` on: {described}." if self.command else ""]
+        parts += [table.markdown() for table in self.tables]
+        parts += ["\n".join(f"- {note}" for note in self.notes)]
+        return "\n\n".join(part for part in parts if part)
+
+    def save(self, path: Path) -> None:
+        path.write_text(json.dumps(asdict(self), indent=2) + "\n")
+
+    @classmethod
+    def load(cls, path: Path) -> Report:
+        saved = json.loads(path.read_text())
+        tables = [Table(**table) for table in saved.pop("tables")]
+        return cls(tables=tables, charts=[Chart(**chart) for chart in saved.pop("charts")], **saved)
+
+
+def shown(cell: Cell) -> str:
+    if cell is None:
+        return "–"
+    return cell if isinstance(cell, str) else three_digits(cell)
+
+
+def three_digits(value: float) -> str:
+    """12345 → 12345, 123.4 → 123, 12.34 → 12.3, 1.234 → 1.23."""
+    magnitude = abs(value)
+    return f"{value:.0f}" if magnitude >= 99.95 else f"{value:.1f}" if magnitude >= 9.995 else f"{value:.2f}"
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
