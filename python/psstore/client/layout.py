@@ -8,11 +8,12 @@ from typing import NamedTuple
 
 from psstore import _core
 from psstore.client.arrays import Bytes
+from psstore.codec.codecs import dtype_of, payload_bytes
 from psstore.errors import NO_STATE, NOT_MODIFIED
-from psstore.partition.packing import pack
+from psstore.partition.packing import SliceRef, pack
 from psstore.protocol.client import Transfer
 from psstore.protocol.session import Answer
-from psstore.types import ITEM_BYTES, Tensor
+from psstore.types import Tensor
 
 MAX_LAYOUTS = 1024
 """Layouts remembered. A training loop has one for its pull and one for each bucket of gradients, of 1 MiB and more."""
@@ -38,14 +39,14 @@ class Frame(NamedTuple):
 
 
 class Layout:
-    """The frames of one list of tensors in given dtypes, in one direction. `part`: 0 for the values, i for a buffer
-    of rule state."""
+    """The frames of one list of tensors in given dtypes or codecs, in one direction. `part`: 0 for the values, i for a
+    buffer of rule state."""
 
     def __init__(
         self, tensors: Sequence[Tensor], dtypes: Sequence[str], *, num_shards: int, pull: bool, part: int = 0
     ) -> None:
         self.tensors = tuple(tensors)
-        self.num_bytes = sum(t.spec.num_elems * ITEM_BYTES[d] for t, d in zip(tensors, dtypes, strict=True))
+        self.num_bytes = 0
         self._pull = pull
         self.frames: list[Frame] = []
         for packed in pack(tensors, num_shards=num_shards):
@@ -53,10 +54,10 @@ class Layout:
             ranges = []
             for ref in packed.slices:
                 dtype = dtypes[ref.position]
-                item = ITEM_BYTES[dtype]
-                size = (ref.end - ref.begin) * item
-                entries.append((ref.key, 0 if pull else size, _core.DTYPES[dtype]))
-                ranges.append(Range(ref.position, ref.begin * item, ref.end * item))
+                begin, size = _place(tensors[ref.position], ref, dtype)
+                entries.append((ref.key, 0 if pull else size, _core.DTYPES[dtype_of(dtype)]))
+                ranges.append(Range(ref.position, begin, begin + size))
+                self.num_bytes += size
             table = _core.SliceTable(entries)
             if part:
                 table = table.with_parts([part] * len(entries))
@@ -98,6 +99,12 @@ class Layout:
             ),
             default=0,
         )
+
+
+def _place(tensor: Tensor, ref: SliceRef, dtype: str) -> tuple[int, int]:
+    """Where the slice begins in its tensor's bytes, and how many it has. All slices before it are full ones."""
+    before = ref.begin // tensor.slice_elems
+    return before * payload_bytes(dtype, tensor.slice_elems), payload_bytes(dtype, ref.end - ref.begin)
 
 
 def _asking(table: _core.SliceTable, newer_than: int | None) -> _core.SliceTable:
