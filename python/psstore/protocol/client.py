@@ -22,7 +22,7 @@ from psstore.errors import (
     from_code,
 )
 from psstore.protocol.facts import Facts
-from psstore.protocol.session import Answer, Future, Identity, Session
+from psstore.protocol.session import Answer, Destination, Future, Identity, Session
 from psstore.types import Tensor, TensorSpec
 from psstore.wire import messages as m
 from psstore.wire.ranges import to_ranges
@@ -47,7 +47,8 @@ class Transfer(NamedTuple):
 
     shard: int
     table: _core.SliceTable
-    memory: _core.Segments | None
+    memory: Destination | None
+    """To send from: `Segments`."""
 
 
 class Client:

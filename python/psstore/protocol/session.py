@@ -41,6 +41,11 @@ READS = (OPS["PULL"], OPS["NORM"])
 """Requests whose reply has a payload."""
 
 
+Destination = _core.Segments | Callable[[_core.SliceTable], _core.Segments]
+"""Memory to receive into, or what finds it when the table of the answer says how many bytes came of each slice. It may
+raise ProtocolError, and is asked again if the connection is lost before all are here."""
+
+
 class Future(Protocol):
     """What an awaiting caller holds: asyncio's future in production, the simulator's in tests."""
 
@@ -64,7 +69,7 @@ class Request:
     """A `Carry` is completed with decisions each time it is sent."""
     payload: _core.Segments | None = None
     """What to send; its memory must stay as it is until the answer."""
-    destination: _core.Segments | None = None
+    destination: Destination | None = None
     """Where the answer's payload goes."""
     round: int = 0
     sequence: int = 0
@@ -157,7 +162,10 @@ class Session:
         asked = frame.op - 1 if request is None else request.op
         if asked not in READS or frame.op != asked + 1:
             raise UnexpectedMessage(f"shard {self.shard} sent a payload with operation {frame.op}")
-        return request.destination if request is not None and not request.future.done() else None
+        if request is None or request.future.done():
+            return None
+        destination = request.destination
+        return destination(frame.table) if callable(destination) else destination
 
     def frame(self, frame: _core.Frame, now: float) -> None:
         """A whole reply. Raises PsstoreError if this connection can't go on: the driver closes it, and
@@ -237,7 +245,7 @@ class Session:
         table: _core.SliceTable | None = None,
         body: m.Message | None = None,
         payload: _core.Segments | None = None,
-        destination: _core.Segments | None = None,
+        destination: Destination | None = None,
         round: int = 0,
     ) -> None:
         """Sends a request, now or when the link is up. `future` gets a message body, None, or an `Answer`."""
