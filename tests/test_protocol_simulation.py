@@ -19,6 +19,22 @@ BATCH = 25
 
 MAX_SEEDS_TO_NOTICE = 250
 
+NOTICED_BY = {
+    "older connections still speak": 18,
+    "a new life inherits the old one's commit": 46,
+    "a dead initialiser is waited for": 43,
+    "barriers open for the first": 12,
+    "torn rounds go unnoticed": 46,
+    "finish is answered at once": 46,
+    "finish is answered once": 13,
+    "whoever has pushed everything goes on": 51,
+    "a contribution wakes nobody": 13,
+    "who reads in a torn round waits on": 142,
+    "scales are kept to oneself": 136,
+    "norms are added as they come": 49,
+}
+"""Seeds to begin with, where few notice anything. They save time; when the simulator has changed, others will do."""
+
 
 @pytest.mark.parametrize("first", range(0, NUM_SEEDS, BATCH))
 def test_promises_hold_for_seeds_from(first: int) -> None:
@@ -39,7 +55,7 @@ def test_same_seed_gives_the_same_run() -> None:
 @pytest.mark.parametrize("name", MUTANTS)
 def test_simulator_notices_that(name: str) -> None:
     mode, broken = MUTANTS[name]
-    for seed in range(MAX_SEEDS_TO_NOTICE):
+    for seed in (NOTICED_BY.get(name, 0), *range(MAX_SEEDS_TO_NOTICE)):
         plan = plan_of(seed, mode)
         try:
             with broken():
