@@ -11,6 +11,7 @@ topk:0.01   the ceil(0.01 n) largest: a u32 index and a float32 value of each   
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -74,6 +75,19 @@ class Codec:
                 return KEPT_BYTES * self.num_kept(num_elems)
             case half:
                 return ITEM_BYTES[half] * num_elems
+
+
+Codecs = str | Mapping[str, str]
+"""A codec's name, for all tensors or for each by its name."""
+
+
+def codecs_for(chosen: Codecs | None, names: Sequence[str]) -> list[Codec | None]:
+    """The codec of each of these tensors; None for what has none. Raises BadArgument."""
+    if chosen is None:
+        return [None] * len(names)
+    if isinstance(chosen, str):
+        return [parse(chosen)] * len(names)
+    return [parse(chosen.get(name, "none")) for name in names]
 
 
 @cache

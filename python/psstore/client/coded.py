@@ -1,0 +1,139 @@
+"""Pushes and pulls in codecs: what operations.py does with arrays, done with fewer bytes.
+
+Residuals are in compression.py, deltas in following.py; here is when they change.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, Sequence
+
+from psstore.client.arrays import Array, Source, Target
+from psstore.client.compression import Compression, Floats
+from psstore.client.following import Following
+from psstore.client.halves import received_as
+from psstore.client.layout import Layout, Layouts
+from psstore.client.schema import check_decodes, check_encodes
+from psstore.codec.codecs import Codec
+from psstore.protocol.client import Transfer
+from psstore.protocol.session import Answer
+from psstore.types import Tensor
+
+Receive = Callable[[Layout, Sequence[Transfer], float | None], Awaitable[list[Answer]]]
+"""Carries out the transfers of a pull."""
+
+PullInto = Callable[[Sequence[Tensor], Sequence[Target], int | None, float | None], Awaitable[list[Array]]]
+"""A pull without codecs: (tensors, targets, newer_than, wait_s)."""
+
+
+class Coded:
+    """Of one client. Runs on its loop."""
+
+    def __init__(self, layouts: Layouts, *, receive: Receive, pull_into: PullInto) -> None:
+        self._layouts = layouts
+        self._receive = receive
+        self._pull_into = pull_into
+        self._compression = Compression()
+        self._following = Following()
+        self._open: tuple[Collection[int], float] | None = None
+        """Ids of the tensors that count in a round that was committed, and its loss scale, until it is known whether
+        the round counts."""
+
+    # ---- pushes ----
+
+    def encoded(
+        self,
+        op: str,
+        tensors: Sequence[Tensor],
+        sources: Sequence[Source],
+        codecs: Sequence[Codec | None],
+        *,
+        loss_scale: float | None,
+    ) -> list[Source]:
+        """What is to be sent. Raises DTypeMismatch, BadArgument; no residual has changed then."""
+        for tensor, codec in zip(tensors, codecs, strict=True):
+            check_encodes(tensor.spec, op, codec)
+        return [
+            value if codec is None else self._encoded(op, tensor, value, codec, loss_scale)
+            for tensor, value, codec in zip(tensors, sources, codecs, strict=True)
+        ]
+
+    def _encoded(self, op: str, tensor: Tensor, value: Source, codec: Codec, loss_scale: float | None) -> Source:
+        encoded = self._compression.encode(tensor, value, codec, loss_scale=loss_scale)
+        if op == "ADD":
+            self._compression.settle_at_once(tensor)
+        return encoded
+
+    # ---- rounds ----
+
+    def committed(self, counted: Collection[int], *, loss_scale: float) -> None:
+        """A round has ended, in which the contributions to these tensors count, should it count at all."""
+        self._open = counted, loss_scale
+
+    def conclude(self, *, counts: bool) -> None:
+        """That is known now."""
+        if self._open is not None:
+            counted, loss_scale = self._open
+            self._compression.settle(counted if counts else (), loss_scale=loss_scale)
+            self._open = None
+
+    def residuals(self, tensors: Sequence[Tensor]) -> dict[str, Floats]:
+        return self._compression.read(tensors)
+
+    def set_residuals(self, tensors: Sequence[Tensor], values: Sequence[Source | None]) -> None:
+        self._compression.write(tensors, values)
+
+    def forget(self, tensors: Sequence[Tensor]) -> None:
+        """They are gone, or others by now."""
+        self._compression.forget(tensors)
+        self._following.forget(tensors)
+
+    # ---- pulls ----
+
+    async def pull(
+        self,
+        tensors: Sequence[Tensor],
+        targets: Sequence[Target],
+        codecs: Sequence[Codec | None],
+        newer_than: int | None,
+        wait_s: float | None,
+    ) -> list[Array]:
+        """Deltas, and at the same time what comes whole. Raises DTypeMismatch, BadArgument, RuleMismatch, before it
+        sends anything."""
+        for tensor, codec in zip(tensors, codecs, strict=True):
+            check_decodes(tensor.spec, codec)
+        followed = {i: codec.name for i, codec in enumerate(codecs) if codec is not None and codec.follows}
+        whole = [i for i in range(len(tensors)) if i not in followed]
+        pulled = await asyncio.gather(
+            self._pull_into(
+                [tensors[i] for i in whole], [received_as(codecs[i], targets[i]) for i in whole], newer_than, wait_s
+            ),
+            self._pull_deltas(
+                [tensors[i] for i in followed], [targets[i] for i in followed], followed.values(), newer_than, wait_s
+            ),
+            return_exceptions=True,
+        )
+        results: dict[int, Array] = {}
+        for positions, values in zip((whole, followed), pulled, strict=True):
+            if isinstance(values, BaseException):
+                raise values
+            results.update(zip(positions, values, strict=True))
+        return [results[i] for i in range(len(tensors))]
+
+    async def _pull_deltas(
+        self,
+        tensors: Sequence[Tensor],
+        targets: Sequence[Target],
+        codecs: Collection[str],
+        newer_than: int | None,
+        wait_s: float | None,
+    ) -> list[Array]:
+        layout = self._layouts.of(tensors, list(codecs), pull=True)
+        arrivals = self._following.arrivals(layout, list(codecs))
+        answers = await self._receive(layout, [arrival.transfer() for arrival in arrivals], wait_s)
+        for arrival, answer in zip(arrivals, answers, strict=True):
+            arrival.take(answer)
+        return [
+            self._following.deliver(tensor, target, newer_than=newer_than)
+            for tensor, target in zip(tensors, targets, strict=True)
+        ]
