@@ -1,0 +1,65 @@
+"""What bench.instructions counts, to be run under callgrind: training rounds of one worker on an embedded store.
+
+All of the data path but sockets: face, layout, frames, decoder, session, service, staging, update. Each part of each
+round is dumped under its name. Not counted: imports, creating, and the first rounds, in which layouts are worked out,
+pools fill and the interpreter specialises its bytecode.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import sys
+from collections.abc import Callable
+
+import numpy as np
+
+from psstore.client.local import LocalStore
+from psstore.client.store import Store
+from psstore.types import TensorSpec
+
+CASES = {"1 KiB": (1, 256), "4 MiB": (1, 1 << 20), "1000 x 4 KiB": (1000, 1024)}
+"""Tensors, and float32 elements of each: what costs by the call, by the byte, and by the slice."""
+
+WARM_UP = 6
+ROUNDS = 5
+
+Part = Callable[[], object]
+
+
+def round_of(store: Store, num_tensors: int, num_elems: int) -> dict[str, Part]:
+    """The parts of a round, in order."""
+    names = [f"tensor {index}" for index in range(num_tensors)]
+    gradients = {name: np.ones(num_elems, np.float32) for name in names}
+    weights = [np.zeros(num_elems, np.float32) for _ in names]
+    store.create_many([TensorSpec(name=name, shape=(num_elems,), rule="sgd") for name in names])
+    return {
+        "push": lambda: store.push_many(gradients),
+        "commit": lambda: store.commit({"lr": 0.1}),
+        "pull": lambda: store.pull_many(names, out=weights),
+    }
+
+
+def count(case: str, parts: dict[str, Part], marks: ctypes.CDLL) -> None:
+    for _ in range(WARM_UP):
+        for part in parts.values():
+            part()
+    marks.begin()
+    for _ in range(ROUNDS):
+        for name, part in parts.items():
+            marks.forget()
+            part()
+            marks.dump(f"{name} {case}".encode())
+    marks.end()
+
+
+def main() -> None:
+    marks = ctypes.CDLL(sys.argv[1])
+    gc.disable()  # when it runs depends on what else was allocated
+    for case, sizes in CASES.items():
+        with LocalStore() as local, local.connect(rank=0) as store:
+            count(case, round_of(store, *sizes), marks)
+
+
+if __name__ == "__main__":
+    main()
