@@ -39,6 +39,9 @@ py::dict dtypes() {
   names["float64"] = number(DType::kFloat64);
   names["bfloat16"] = number(DType::kBFloat16);
   names["float16"] = number(DType::kFloat16);
+  names["int8"] = number(DType::kInt8);
+  names["sign"] = number(DType::kSign);
+  names["topk"] = number(DType::kTopK);
   return names;
 }
 

@@ -47,10 +47,19 @@ class HeldRanges {
   std::list<PyBytesRange> ranges_;
 };
 
-DType checked_dtype(int number) {
+DType dtype_or_encoding(int number) {
   const auto dtype = static_cast<DType>(number);
-  if (number < 0 || number > 255 || dtype_bytes(dtype) == 0) {
+  if (number < 0 || number > 255 || !is_dtype(dtype)) {
     throw Error(ErrorCode::DTYPE_MISMATCH, std::to_string(number) + " is not a dtype's number");
+  }
+  return dtype;
+}
+
+DType checked_dtype(int number) {
+  const DType dtype = dtype_or_encoding(number);
+  if (is_encoding(dtype)) {
+    throw Error(ErrorCode::DTYPE_MISMATCH,
+                std::to_string(number) + " is an encoding; encode_slice and decode_slice know it");
   }
   return dtype;
 }
@@ -94,12 +103,18 @@ void hold_state(SliceUpdate& update, HeldRanges& held, const StateByName& state,
 Contribution hold_contribution(HeldRanges& held, const GivenContribution& given, DType tensor_dtype,
                                size_t num_elems) {
   const auto& [data, dtype_number, weight] = given;
-  const DType dtype = checked_dtype(dtype_number);
+  const DType dtype = dtype_or_encoding(dtype_number);
   if (!accepts_contribution(tensor_dtype, dtype)) {
     throw Error(ErrorCode::DTYPE_MISMATCH, "a float64 contribution does not fit a float32 value");
   }
-  return {held.hold(data, Access::kRead, num_elems * dtype_bytes(dtype), "a contribution"), dtype,
-          weight};
+  const size_t num_bytes =
+      dtype == DType::kTopK ? PyBytesRange(data).size() : encoded_bytes(dtype, num_elems);
+  const std::byte* bytes = held.hold(data, Access::kRead, num_bytes, "a contribution");
+  if (is_encoding(dtype) && !is_well_formed({dtype, bytes, num_bytes, num_elems})) {
+    throw Error(ErrorCode::BAD_ARGUMENT,
+                "a contribution is no list of ascending indices and values");
+  }
+  return {bytes, dtype, weight, num_bytes};
 }
 
 std::vector<Contribution> hold_contributions(HeldRanges& held,

@@ -20,7 +20,7 @@ namespace {
 SliceEntry make_entry(py::handle row) {
   try {
     const auto [key, num_bytes, dtype] = row.cast<std::tuple<Key, uint32_t, uint8_t>>();
-    if (dtype_bytes(DType{dtype}) != 0) {
+    if (is_dtype(DType{dtype})) {
       return {.key = key, .num_bytes = num_bytes, .dtype = DType{dtype}};
     }
   } catch (const py::cast_error&) {

@@ -10,18 +10,68 @@
 
 namespace psstore {
 
-// How elements are encoded, in memory and on the wire. Numbers are part of the wire format.
-enum class DType : uint8_t { kFloat32 = 1, kFloat64 = 2, kBFloat16 = 3, kFloat16 = 4 };
+// How elements are encoded, in memory and on the wire. Numbers are part of the wire format. Those from kInt8
+// on are encodings (kernels/codec.h): of float32 payloads, never of what is stored.
+enum class DType : uint8_t {
+  kFloat32 = 1,
+  kFloat64 = 2,
+  kBFloat16 = 3,
+  kFloat16 = 4,
+  kInt8 = 5,
+  kSign = 6,
+  kTopK = 7,
+};
 
-// Bytes of one element; 0 for a number that is no dtype.
+// Bytes of one element; 0 for an encoding, whose elements have none of their own, and for a number that
+// is no dtype.
 constexpr size_t dtype_bytes(DType dtype) {
   switch (dtype) {
     case DType::kFloat32: return 4;
     case DType::kFloat64: return 8;
     case DType::kBFloat16:
     case DType::kFloat16: return 2;
+    case DType::kInt8:
+    case DType::kSign:
+    case DType::kTopK: return 0;
   }
   return 0;
+}
+
+constexpr bool is_encoding(DType dtype) {
+  return dtype == DType::kInt8 || dtype == DType::kSign || dtype == DType::kTopK;
+}
+
+constexpr bool is_dtype(DType dtype) {
+  return dtype_bytes(dtype) != 0 || is_encoding(dtype);
+}
+
+// Consecutive elements that share a scale in kInt8 and kSign.
+inline constexpr uint64_t kEncodedBlockElems = 256;
+// Of one element that kTopK sends: its index and its value.
+inline constexpr uint64_t kTopKEntryBytes = 8;
+
+constexpr uint64_t num_encoded_blocks(uint64_t num_elems) {
+  return (num_elems + kEncodedBlockElems - 1) / kEncodedBlockElems;
+}
+
+// Bytes of a payload of that many elements in any dtype; of kTopK with `num_kept` of them.
+constexpr uint64_t encoded_bytes(DType dtype, uint64_t num_elems, uint64_t num_kept = 0) {
+  switch (dtype) {
+    case DType::kFloat32:
+    case DType::kFloat64:
+    case DType::kBFloat16:
+    case DType::kFloat16: return num_elems * dtype_bytes(dtype);
+    case DType::kInt8: return num_encoded_blocks(num_elems) * sizeof(float) + num_elems;
+    case DType::kSign: return num_encoded_blocks(num_elems) * sizeof(float) + (num_elems + 7) / 8;
+    case DType::kTopK: return num_kept * kTopKEntryBytes;
+  }
+  return 0;
+}
+
+// Whether a payload of `num_bytes` can be that many elements.
+constexpr bool is_encoded_size(DType dtype, uint64_t num_elems, uint64_t num_bytes) {
+  if (dtype != DType::kTopK) return num_bytes == encoded_bytes(dtype, num_elems);
+  return num_bytes % kTopKEntryBytes == 0 && num_bytes / kTopKEntryBytes <= num_elems;
 }
 
 // Which update rule a tensor has. kAssign and kAdd apply on arrival, the others by decision.

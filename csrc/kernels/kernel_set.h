@@ -7,6 +7,7 @@
 #include <span>
 #include <string_view>
 
+#include "kernels/codec.h"
 #include "kernels/update.h"
 
 namespace psstore {
@@ -17,6 +18,8 @@ struct KernelSet {
   double (*reduced_squares)(const SliceUpdate& update);  // trusts its argument
   void (*convert)(DType from, DType to, const void* source, void* destination, int64_t num_elems);
   bool (*all_finite)(DType dtype, const void* data, int64_t num_elems);
+  void (*encode)(const ToEncode& what);                       // trusts its argument
+  void (*decode)(const Encoded& encoded, void* destination);  // trusts its arguments
 };
 
 // Compiled for the target's baseline; what the other sets are tested against.

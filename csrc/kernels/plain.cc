@@ -1,4 +1,5 @@
 // The kernels for the target's baseline: the reference that the other sets are tested against.
+#include "kernels/codec_loops.h"
 #include "kernels/convert.h"
 #include "kernels/kernel_set.h"
 #include "kernels/loops.h"
@@ -6,7 +7,8 @@
 
 namespace psstore {
 
-const KernelSet kPlainKernels{"plain", reduce_update_loop, reduced_squares_loop, convert_loop,
-                              all_finite_loop};
+const KernelSet kPlainKernels{"plain",      reduce_update_loop, reduced_squares_loop,
+                              convert_loop, all_finite_loop,    encode_loop,
+                              decode_loop};
 
 }  // namespace psstore

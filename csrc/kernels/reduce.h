@@ -6,6 +6,7 @@
 
 #include <span>
 
+#include "kernels/codec_loops.h"
 #include "kernels/elements.h"
 #include "kernels/update.h"
 
@@ -51,13 +52,30 @@ void add_run(T* sum, std::span<const Contribution> run, int64_t begin, int64_t c
   if (left == 1) add_group<T, Encoding, 1>(sum, next, begin, count);
 }
 
+// An encoded block is decoded into the first-level cache and added from there.
 template <class T>
-void add_run(T* sum, std::span<const Contribution> run, int64_t begin, int64_t count) {
+void add_encoded(T* sum, const Contribution& contribution, int64_t num_elems, int64_t begin,
+                 int64_t count) {
+  alignas(64) float decoded[kBlockElems];
+  decode_range({contribution.dtype, contribution.data, contribution.num_bytes,
+                static_cast<uint64_t>(num_elems)},
+               begin, count, decoded);
+  const Contribution floats{decoded, DType::kFloat32, contribution.weight};
+  add_group<T, float, 1>(sum, &floats, 0, count);
+}
+
+template <class T>
+void add_run(T* sum, std::span<const Contribution> run, int64_t num_elems, int64_t begin,
+             int64_t count) {
   switch (run.front().dtype) {
     case DType::kFloat32: return add_run<T, float>(sum, run, begin, count);
     case DType::kFloat64: return add_run<T, double>(sum, run, begin, count);
     case DType::kBFloat16: return add_run<T, BFloat16>(sum, run, begin, count);
     case DType::kFloat16: return add_run<T, Float16>(sum, run, begin, count);
+    case DType::kInt8:
+    case DType::kSign:
+    case DType::kTopK:
+      for (const Contribution& one : run) add_encoded(sum, one, num_elems, begin, count);
   }
 }
 
@@ -78,7 +96,7 @@ void reduce_block(const SliceUpdate& update, int64_t begin, int64_t count, T* gr
   for_each_index(count, [=](int64_t i) { gradient[i] = nothing; });
   while (!rest.empty()) {
     const size_t length = run_length(rest);
-    add_run<T>(gradient, rest.first(length), begin, count);
+    add_run<T>(gradient, rest.first(length), update.num_elems, begin, count);
     rest = rest.subspan(length);
   }
   if (update.divisor != 1.0) {

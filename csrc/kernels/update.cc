@@ -34,8 +34,7 @@ void check_reduction(const SliceUpdate& update) {
            std::to_string(static_cast<int>(update.dtype)));
   }
   for (const Contribution& contribution : update.contributions) {
-    if (dtype_bytes(contribution.dtype) == 0 ||
-        !accepts_contribution(update.dtype, contribution.dtype)) {
+    if (!is_dtype(contribution.dtype) || !accepts_contribution(update.dtype, contribution.dtype)) {
       broken("a contribution of dtype " + std::to_string(static_cast<int>(contribution.dtype)) +
              " does not fit a tensor of dtype " + std::to_string(static_cast<int>(update.dtype)));
     }

@@ -15,11 +15,13 @@
 
 namespace psstore {
 
-// One worker's gradient for the slice: `num_elems` elements of `dtype`.
+// One worker's gradient for the slice: `num_elems` elements of `dtype`, which may be an encoding; then it is
+// well formed (codec.h).
 struct Contribution {
   const void* data = nullptr;
   DType dtype = DType::kFloat32;
   float weight = 1.0F;
+  uint64_t num_bytes = 0;  // read of kTopK only: the others follow from the number of elements
 };
 
 // Whether a contribution in that encoding can be added to a tensor: when it widens without loss.

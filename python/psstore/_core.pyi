@@ -26,7 +26,8 @@ FLAG_CHECKSUM: int  # header flag: payload_crc holds the payload's CRC-32C
 
 OPS: Mapping[str, int]  # operation name -> number on the wire
 ERROR_CODES: Mapping[str, int]  # error name -> number on the wire
-DTYPES: Mapping[str, int]  # "float32" | "float64" | "bfloat16" | "float16" -> number
+DTYPES: Mapping[str, int]
+"""Of elements: "float32", "float64", "bfloat16", "float16"; encodings of payloads: "int8", "sign", "topk" -> number."""
 RULES: Mapping[str, int]  # "assign", "add", "sgd", "adam", "adamw", "adagrad", "rmsprop", "reduce" -> number
 STATES: Mapping[str, tuple[str | None, ...]]  # rule name -> names of its state buffers by slot (part = slot + 1)
 
@@ -309,6 +310,31 @@ def convert(
 
 def all_finite(data: _HasBuffer, dtype: int, *, instruction_set: str | None = None) -> bool:
     """Whether no element is NaN or an infinity."""
+
+# ---- encodings of float32 payloads (csrc/kernels/codec.h draws them) --------------------------------
+
+def encoded_bytes(encoding: int, num_elems: int, k: int = 0) -> int:
+    """Bytes of a payload of that many elements. `k`: of "topk", how many of them it holds; else not read."""
+
+def encode_slice(
+    encoding: int,
+    source: _HasBuffer,
+    residual: _HasBuffer | None,
+    out: _HasBuffer,
+    k: int = 0,
+    *,
+    instruction_set: str | None = None,
+) -> int:
+    """Encodes x = source + residual (float32, of one size) into the first bytes of `out`, and returns how many.
+
+    `residual` becomes x minus what the payload says. Where x is NaN or infinite (of "int8" and "sign": anywhere in the
+    block of 256) the payload says NaN (of "topk": what x is, if it is kept) and the residual stays."""
+
+def decode_slice(
+    encoding: int, payload: _HasBuffer, out: _HasBuffer, *, instruction_set: str | None = None
+) -> None:
+    """Fills `out` with float32. Raises SizeMismatch, and BadArgument for indices that do not ascend or are out of
+    range; then `out` is untouched."""
 
 # ---- CUDA -----------------------------------------------------------------------------------------
 

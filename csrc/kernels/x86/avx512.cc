@@ -1,4 +1,5 @@
 // The kernels for AVX-512 F, BW, DQ and VL (Skylake-SP, Zen 4 and later).
+#include "kernels/codec_loops.h"
 #include "kernels/convert.h"
 #include "kernels/loops.h"
 #include "kernels/squares.h"
@@ -6,7 +7,8 @@
 
 namespace psstore {
 
-const KernelSet kAvx512Kernels{"avx512", reduce_update_loop, reduced_squares_loop, convert_loop,
-                               all_finite_loop};
+const KernelSet kAvx512Kernels{"avx512",     reduce_update_loop, reduced_squares_loop,
+                               convert_loop, all_finite_loop,    encode_loop,
+                               decode_loop};
 
 }  // namespace psstore
