@@ -1,204 +1,139 @@
-"""A training step's traffic: push + SGD + pull of ResNet-50's 161 tensors, beside raw sockets moving the same bytes.
+"""A training step's traffic: gradients to the store, SGD in it, parameters back, fp32.
 
-    python -m bench.dense [--quick] [--json FILE]
+    python -m bench.dense [--quick] [--case NAME] [--workers N] [--json FILE] [--plot FILE.png]
 
-Axes: transport (TCP over loopback, unix sockets), shards. One worker, fp32, 102 MB up and 102 MB down per round,
-more than any cache. Each round of each configuration and of its peer is taken in turn, after a warm-up, so that
-what else the machine does slows all alike: the ratios are the result, the times are this machine's.
-
-The peer (bench/raw_sockets.py) has as many connections and server processes, and does no arithmetic: what remains
-above 1 is framing, staging, the update and Python. On two cores, client and server share them with the kernel.
+Axes: tensors (one of 100 MiB, ResNet-50's 161, 1,000 of 4 KiB), workers (1, 2; synchronous), transport (TCP over
+loopback, unix sockets, shared memory). Each worker is a process of its own, and so is the one shard, or the peer's
+server. The contestants are peers/*.py; of each case all take a round in turn. Arithmetic has one thread everywhere.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import json
-import os
-import platform
-import statistics
-import subprocess
-import sys
-import tempfile
-import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
-import numpy as np
+from bench.command import Subject, run
+from bench.comparison import Entry, comparison, comparison_chart, comparison_figures
+from bench.harness import Turn, alternate
+from bench.machine import machine
+from bench.peers import Peer, load
+from bench.processes import preload
+from bench.report import Report
+from bench.team import team
+from bench.work import Work, many_small, one_large, resnet
 
-import psstore
-from bench.raw_sockets import RawLink
-from psstore.cli.model_shapes import resnet50
-from psstore.types import TensorSpec
+CASES: Mapping[str, Callable[[int], Work]] = {"large": one_large, "resnet50": resnet, "small": many_small}
 
-Round = Callable[[], None]
+WORKERS = (1, 2)
 
-HYPERS = {"lr": 1e-6}
+TRANSPORTS = ("tcp", "unix", "shm")
+
+PEERS = ("raw_sockets", "memory", "store", "gloo", "torch_rpc", "redis_store", "ps_lite")
+
+LIMITS: Mapping[str, str] = {
+    "tcp": "raw sockets, tcp, pipelined",
+    "unix": "raw sockets, unix, pipelined",
+    "shm": "memory, shm, copy + SGD + copy",
+}
+"""What each transport's contestants are measured by."""
 
 
 @dataclass(frozen=True)
-class Figure:
-    """One configuration beside its peer; times in milliseconds per round."""
+class Contestant:
+    """A peer over one transport."""
 
+    peer: str
     transport: str
-    shards: int
-    median_ms: float
-    min_ms: float
-    max_ms: float
-    raw_median_ms: float
-    raw_min_ms: float
-    raw_max_ms: float
-    ratio: float
-    """Of the medians: how many times as long as raw sockets."""
-    cpu_ms: float
-    """Processor time of this process per round."""
 
+    @property
+    def module(self) -> Peer:
+        """Raises ImportError where a library is missing."""
+        return load(self.peer)
 
-@contextlib.contextmanager
-def store_round(transport: str, shards: int) -> Iterator[Round]:
-    """A store with ResNet-50 in it, and one training round of it."""
-    shapes = resnet50()
-    chance = np.random.default_rng(0)
-    gradients = {name: chance.standard_normal(shape, dtype=np.float32) for name, shape in shapes.items()}
-    weights = [np.zeros(shape, np.float32) for shape in shapes.values()]
-    specs = [TensorSpec(name=name, shape=shape, rule="sgd") for name, shape in shapes.items()]
-    with server(transport, shards) as url, psstore.connect(url, rank=0, num_workers=1) as store:
-        store.create_many(specs)
-
-        def one_round() -> None:
-            store.push_many(gradients)
-            store.commit(HYPERS)
-            store.pull_many(list(shapes), out=weights)
-
-        yield one_round
-        expected = -HYPERS["lr"] * store.version * gradients["fc.weight"][0, 0]
-        assert np.isclose(weights[list(shapes).index("fc.weight")][0, 0], expected, rtol=1e-3)
-
-
-@contextlib.contextmanager
-def server(transport: str, shards: int, *, workers: int = 1) -> Iterator[str]:
-    """The URL of a store in processes of its own."""
-    with tempfile.TemporaryDirectory() as folder:
-        where = ["--port", "0"] if transport == "tcp" else ["--uds", str(Path(folder) / "store")]
-        read_fd, write_fd = os.pipe()
-        command = [
-            sys.executable,
-            "-m",
-            "psstore.cli.server",
-            "--shards",
-            str(shards),
-            "--workers",
-            str(workers),
-            *where,
-        ]
-        process = subprocess.Popen(
-            [*command, "--ready-fd", str(write_fd)], pass_fds=[write_fd], stdout=subprocess.DEVNULL
-        )
-        os.close(write_fd)
-        with os.fdopen(read_fd) as ready:
-            url = json.loads(ready.readline())["url"]
+    def why_not(self, work: Work) -> str | None:
         try:
-            yield url
-        finally:
-            process.terminate()
-            process.wait()
+            return self.module.why_not(work, self.transport)
+        except ImportError as missing:
+            return str(missing)
+
+    def name(self, variant: str) -> str:
+        return f"{self.module.NAME}, {self.transport}, {variant}"
 
 
-@contextlib.contextmanager
-def raw_round(transport: str, shards: int) -> Iterator[Round]:
-    """The same bytes over plain sockets, the connections side by side."""
-    num_bytes = 4 * sum(int(np.prod(shape)) for shape in resnet50().values()) // shards
-    links = [RawLink(transport, num_bytes) for _ in range(shards)]
-    up = [memoryview(np.ones(num_bytes, np.uint8)) for _ in links]
-    down = [memoryview(np.ones(num_bytes, np.uint8)) for _ in links]
-    with ThreadPoolExecutor(shards) as pool:
-
-        def one_round() -> None:
-            list(pool.map(RawLink.round, links, up, down))
-
-        yield one_round
-    for link in links:
-        link.close()
-
-
-def measure(configurations: list[tuple[str, int]], *, warm_up: int, rounds: int) -> list[Figure]:
+def contest(work: Work, contestants: Sequence[Contestant], *, warm_up: int, rounds: int) -> list[Entry]:
+    """All variants of all of them, which must be able to do it, in turn."""
     with contextlib.ExitStack() as ends:
-        pairs = [
-            (ends.enter_context(store_round(*which)), ends.enter_context(raw_round(*which))) for which in configurations
-        ]
-        times: list[tuple[list[float], list[float], list[float]]] = [([], [], []) for _ in pairs]
-        for number in range(warm_up + rounds):
-            for (ours, raw), (our_ms, raw_ms, cpu_ms) in zip(pairs, times, strict=True):
-                cpu = time.process_time()
-                our_time = milliseconds(ours)
-                cpu = time.process_time() - cpu
-                raw_time = milliseconds(raw)
-                if number >= warm_up:
-                    our_ms.append(our_time)
-                    raw_ms.append(raw_time)
-                    cpu_ms.append(1e3 * cpu)
+        teams = [(one, ends.enter_context(team(one.peer, work, one.transport))) for one in contestants]
+        turns: dict[str, Turn] = {}
+        owners: dict[str, Contestant] = {}
+        for one, its_team in teams:
+            for variant, turn in its_team.turns.items():
+                turns[one.name(variant)] = turn
+                owners[one.name(variant)] = one
+        found = alternate(turns, warm_up=warm_up, rounds=rounds, progress=title(work))
+        for _, its_team in teams:
+            its_team.check()
     return [
-        Figure(
-            transport=transport,
-            shards=shards,
-            median_ms=statistics.median(our_ms),
-            min_ms=min(our_ms),
-            max_ms=max(our_ms),
-            raw_median_ms=statistics.median(raw_ms),
-            raw_min_ms=min(raw_ms),
-            raw_max_ms=max(raw_ms),
-            ratio=statistics.median(our_ms) / statistics.median(raw_ms),
-            cpu_ms=statistics.median(cpu_ms),
-        )
-        for (transport, shards), (our_ms, raw_ms, cpu_ms) in zip(configurations, times, strict=True)
+        Entry(name, owners[name].module.ROLE, series, work.round_bytes, LIMITS[owners[name].transport])
+        for name, series in found.items()
     ]
 
 
-def milliseconds(work: Round) -> float:
-    begin = time.perf_counter()
-    work()
-    return 1e3 * (time.perf_counter() - begin)
+def title(work: Work) -> str:
+    return f"{work.title}, {work.num_workers} worker{'s' if work.num_workers > 1 else ''}"
 
 
-def machine() -> dict[str, object]:
-    return {
-        "processor": platform.processor() or platform.machine(),
-        "cores": len(os.sched_getaffinity(0)),
-        "kernel": platform.release(),
-        "python": platform.python_version(),
-        "psstore": psstore.__version__,
-    }
+def measure(chosen: argparse.Namespace) -> Report:
+    preload("torch")
+    everybody = [Contestant(peer, transport) for transport in TRANSPORTS for peer in PEERS]
+    absent: list[str] = []
+    found: dict[str, Sequence[Entry]] = {}
+    for case in chosen.case or CASES:
+        for num_workers in chosen.workers or WORKERS:
+            work = CASES[case](num_workers)
+            reasons = {one: one.why_not(work) for one in everybody}
+            able = [one for one, reason in reasons.items() if reason is None]
+            found[title(work)] = contest(work, able, **_counts(case, quick=chosen.quick))
+            absent += [f"{one.peer} over {one.transport}: {reason}" for one, reason in reasons.items() if reason]
+    return _report(found, list(dict.fromkeys(absent)))
 
 
-def show(figures: list[Figure]) -> None:
-    shapes = resnet50()
-    megabytes = 4e-6 * sum(int(np.prod(shape)) for shape in shapes.values())
-    print(f"ResNet-50: {len(shapes)} tensors, {megabytes:.1f} MB up and down per round, one worker, fp32 SGD")
-    print(", ".join(f"{name} {value}" for name, value in machine().items()))
-    print("| transport | shards | psstore ms: median (min–max) | raw sockets ms | ratio | client CPU ms |")
-    print("|---|---|---|---|---|---|")
-    for f in figures:
-        print(
-            f"| {f.transport} | {f.shards} | {f.median_ms:.1f} ({f.min_ms:.1f}–{f.max_ms:.1f})"
-            f" | {f.raw_median_ms:.1f} ({f.raw_min_ms:.1f}–{f.raw_max_ms:.1f}) | {f.ratio:.2f} | {f.cpu_ms:.0f} |"
-        )
+def _counts(case: str, *, quick: bool) -> dict[str, int]:
+    if quick:
+        return {"warm_up": 1, "rounds": 3}
+    return {"warm_up": 5, "rounds": 41} if case == "small" else {"warm_up": 2, "rounds": 11}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--quick", action="store_true", help="few rounds: does it run, roughly how fast")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures there")
-    arguments = parser.parse_args()
-    configurations = [(transport, shards) for transport in ("tcp", "unix") for shards in (1, 2)]
-    figures = measure(configurations, warm_up=1 if arguments.quick else 3, rounds=5 if arguments.quick else 21)
-    show(figures)
-    if arguments.json:
-        written = {"machine": machine(), "figures": [asdict(figure) for figure in figures]}
-        arguments.json.write_text(json.dumps(written, indent=2) + "\n")
+def _report(found: Mapping[str, Sequence[Entry]], absent: Sequence[str]) -> Report:
+    figures: list[Mapping[str, Any]] = []
+    for of_case, entries in found.items():
+        figures += comparison_figures(of_case, entries)
+    return Report(
+        subject="dense",
+        about=(
+            "One round is: every worker's gradients to the store, the SGD step on their mean, all parameters back to"
+            " every worker. psstore has one shard."
+        ),
+        tables=[comparison(of_case, entries) for of_case, entries in found.items()],
+        notes=[f"Not run: {reason}." for reason in absent],
+        charts=[
+            comparison_chart(f"{index}", f"push + SGD + pull: {of_case}", {"": entries})
+            for index, (of_case, entries) in enumerate(found.items())
+        ],
+        figures=figures,
+        machine=machine("torch", "redis", "uvloop"),
+    )
 
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--case", action="append", choices=CASES, help="only these tensors (may be given twice)")
+    parser.add_argument("--workers", action="append", type=int, choices=WORKERS, help="only so many workers")
+
+
+SUBJECT = Subject("dense", "push + SGD + pull beside raw sockets, memcpy, and others' stores", measure, add_options)
 
 if __name__ == "__main__":
-    main()
+    run(SUBJECT)

@@ -32,7 +32,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import psstore
-from bench.dense import machine, server
+from bench.machine import machine
+from bench.processes import store_server
 from psstore.cli.demo.data import scikit_learn_digits
 from psstore.cli.demo.training import seeded_model
 from psstore.torch import DistributedOptimizer
@@ -208,7 +209,7 @@ def run(counts: Mapping[str, int]) -> list[Figure]:
         folder = ends.enter_context(tempfile.TemporaryDirectory())
         urls = {
             model: {
-                strategy: ends.enter_context(server("tcp", strategy.shards, workers=NUM_WORKERS))
+                strategy: ends.enter_context(store_server("tcp", strategy.shards, workers=NUM_WORKERS))
                 for strategy in STRATEGIES
                 if strategy.shards
             }
@@ -234,8 +235,8 @@ def show(figures: list[Figure]) -> None:
         )
 
 
-def described() -> dict[str, object]:
-    return {**machine(), "torch": torch.__version__}
+def described() -> dict[str, str | int]:
+    return machine("torch")
 
 
 def main() -> None:

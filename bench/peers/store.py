@@ -1,0 +1,94 @@
+"""psstore itself. "late": all pushes, then the commit, then all pulls, as without overlap. "early": the commit goes
+first, and pushes and pulls are in flight together, a few tensors at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+import psstore
+from bench.comparison import Role
+from bench.processes import store_server
+from bench.work import SGD, Tensors, Work, tensors
+from psstore.types import TensorSpec
+
+NAME = "psstore"
+ROLE: Role = "psstore"
+IN_ONE_PROCESS = False
+
+TRANSPORTS = ("tcp", "unix")
+
+CHUNK_BYTES = 4 << 20
+"""Of tensors that are pushed and pulled by one call in "early": about a frame."""
+
+
+def why_not(work: Work, transport: str) -> str | None:
+    return None if transport in TRANSPORTS else f"psstore has no transport {transport!r}"
+
+
+@contextlib.contextmanager
+def serve(work: Work, transport: str) -> Iterator[str]:
+    with store_server("tcp" if transport == "tcp" else "unix", 1, workers=work.num_workers) as url:
+        yield f"{transport} {url}"
+
+
+def join(work: Work, rank: int, where: str) -> StoreWorker:
+    _, url = where.split()
+    return StoreWorker(work, psstore.connect(url, rank=rank, num_workers=work.num_workers), rank)
+
+
+class StoreWorker:
+    """A worker that trains all tensors in every round."""
+
+    def __init__(self, work: Work, store: psstore.Store, rank: int) -> None:
+        self._store = store
+        self._names = list(work.shapes)
+        self._chunks = _chunks(work)
+        self._tensors = tensors(work, rank)
+        self._used = self._tensors.sets[0]
+        specs = [TensorSpec(name=name, shape=shape, rule="sgd") for name, shape in work.shapes.items()]
+        store.create_many(specs)
+        self.variants: Mapping[str, Callable[[], None]] = {"late commit": self._late, "early commit": self._early}
+
+    @property
+    def last(self) -> float:
+        return self._used.last
+
+    def close(self) -> None:
+        self._store.close()
+
+    def _late(self) -> None:
+        self._used = self._tensors.next()
+        self._store.push_many(self._used.gradients)
+        self._store.commit(SGD)
+        self._store.pull_many(self._names, out=list(self._used.parameters.values()))
+
+    def _early(self) -> None:
+        self._used = self._tensors.next()
+        self._store.commit(SGD, present=self._names, early=True)
+        moving = [future for names in self._chunks for future in self._start(names, self._used)]
+        for future in moving:
+            future.result()
+        self._store.finish()
+
+    def _start(self, names: Sequence[str], used: Tensors) -> list[Future[Any]]:
+        return [
+            self._store.start_push_many({name: used.gradients[name] for name in names}),
+            self._store.start_pull_many(names, out=[used.parameters[name] for name in names]),
+        ]
+
+
+def _chunks(work: Work) -> list[list[str]]:
+    """The tensors' names in their order, CHUNK_BYTES or more to each list but the last."""
+    chunks: list[list[str]] = [[]]
+    num_bytes = 0
+    for name, shape in work.shapes.items():
+        if num_bytes >= CHUNK_BYTES:
+            chunks.append([])
+            num_bytes = 0
+        chunks[-1].append(name)
+        num_bytes += 4 * math.prod(shape)
+    return chunks

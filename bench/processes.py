@@ -1,0 +1,57 @@
+"""Processes that a bench starts: a function's, or a store's. They end with the block that started them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import multiprocessing
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+FRESH = multiprocessing.get_context("forkserver")
+"""Processes inherit nothing of the bench's, neither threads nor sockets; what was `preload`ed they have already."""
+
+PATIENCE_S = 10.0
+"""For a process to end by itself."""
+
+
+def preload(*modules: str) -> None:
+    """Has them imported once for all processes that are started from now on, and not by each. Call it first."""
+    FRESH.set_forkserver_preload(list(modules))
+
+
+@contextlib.contextmanager
+def child(function: Callable[..., None], *arguments: object) -> Iterator[None]:
+    """Runs a module's function in a process of its own, which is to end when its work does."""
+    process = FRESH.Process(target=function, args=arguments, daemon=True)
+    process.start()
+    try:
+        yield
+    finally:
+        process.join(PATIENCE_S)
+        process.terminate()
+        process.join()
+
+
+@contextlib.contextmanager
+def store_server(transport: str, shards: int, *, workers: int = 1) -> Iterator[str]:
+    """The URL of a store in processes of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        where = ["--port", "0"] if transport == "tcp" else ["--uds", str(Path(folder) / "store")]
+        read_fd, write_fd = os.pipe()
+        command = [sys.executable, "-m", "psstore.cli.server", "--shards", str(shards), "--workers", str(workers)]
+        process = subprocess.Popen(
+            [*command, *where, "--ready-fd", str(write_fd)], pass_fds=[write_fd], stdout=subprocess.DEVNULL
+        )
+        os.close(write_fd)
+        with os.fdopen(read_fd) as ready:
+            url = json.loads(ready.readline())["url"]
+        try:
+            yield url
+        finally:
+            process.terminate()
+            process.wait()
