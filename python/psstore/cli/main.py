@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from psstore.cli.bench import bench
 from psstore.cli.demo.command import demo
 from psstore.cli.plan import plan
 from psstore.cli.run import run
@@ -29,6 +30,7 @@ AS_IS = {"allow_extra_args": True, "ignore_unknown_options": True}
 app.command(context_settings={"allow_interspersed_args": False})(run)
 app.command()(demo)
 app.command()(plan)
+app.command()(bench)
 
 
 @app.command(context_settings={**AS_IS, "help_option_names": []}, add_help_option=False)
