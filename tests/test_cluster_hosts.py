@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from bench.virtual_hosts import VirtualHosts, why_not
 from cluster_tasks import ENDLESS, TOKEN, TRAINING, Cluster, Task, digests, wait_for, write_script, write_token
-from virtual_hosts import VirtualHosts, why_not
 
 from psstore.client.local import LocalStore
 

@@ -5,12 +5,14 @@
       └── veth ── eth0 10.77.0.2  in pst<pid>-1, known to all as host1
 
 Each has its own loopback, ports and routes: what listens on 127.0.0.1 of one is out of reach for the other. Names are
-this process's, so that several runs don't meet. Needs root and `ip` of iproute2.
+this process's, so that several runs don't meet. Links may have a rate: each way of each host's then carries so much and
+no more, as a port of a switch does. Needs root, and `ip` and `tc` of iproute2.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import shutil
 import subprocess
@@ -21,6 +23,15 @@ NETWORK = "10.77.0"
 
 ETC = Path("/etc/netns")
 """`ip netns exec NAME` shows the files of /etc/netns/NAME in place of those in /etc: here, hosts."""
+
+BURST_BYTES = 64 << 10
+"""What may pass at once after a pause: one segment as large as the kernel makes them, so that it is not cut."""
+
+QUEUE_BYTES = 512 << 10
+"""What waits in front of a slow link, as in a port of a switch; the rest is dropped, and TCP slows down."""
+
+CLONE_NEWNET = 0x40000000
+"""linux/sched.h: setns to a network namespace."""
 
 
 def why_not() -> str | None:
@@ -38,7 +49,11 @@ def why_not() -> str | None:
 class VirtualHosts:
     """`with VirtualHosts(4) as hosts:` are host0 to host3; afterwards nothing of them is left."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, *, rate_mbit: float | None = None, congestion_control: str | None = None) -> None:
+        """`rate_mbit`: of each host's link, each way, in 10^6 bit/s with all headers (default: as fast as it goes).
+        `congestion_control`: TCP's on all of them (default: the machine's)."""
+        self.rate_mbit = rate_mbit
+        self.congestion_control = congestion_control
         self.names = [f"host{index}" for index in range(count)]
         self._switch = f"pst{os.getpid()}"
         self._spaces = [f"{self._switch}-{index}" for index in range(count)]
@@ -65,6 +80,16 @@ class VirtualHosts:
         """The command that runs `command` there."""
         return ["ip", "netns", "exec", self._spaces[index], *command]
 
+    def address(self, index: int) -> str:
+        return f"{NETWORK}.{index + 1}"
+
+    def move_to(self, index: int) -> None:
+        """Makes this thread's sockets, and those of threads and processes that it starts from now on, that host's."""
+        libc = ctypes.CDLL(None, use_errno=True)
+        with open(f"/run/netns/{self._spaces[index]}") as space:
+            if libc.setns(space.fileno(), CLONE_NEWNET) != 0:
+                raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
     @contextlib.contextmanager
     def unplugged(self, index: int) -> Iterator[None]:
         """Its cable is pulled meanwhile: nobody is told, packets are lost."""
@@ -85,16 +110,31 @@ class VirtualHosts:
         peer = ("peer", "name", "eth0", "netns", space)
         _ip("-n", self._switch, "link", "add", port, "type", "veth", *peer)
         _ip("-n", self._switch, "link", "set", port, "master", "bridge", "up")
-        _ip("-n", space, "address", "add", f"{NETWORK}.{index + 1}/24", "dev", "eth0")
+        _ip("-n", space, "address", "add", f"{self.address(index)}/24", "dev", "eth0")
         _ip("-n", space, "link", "set", "eth0", "up")
+        if self.rate_mbit is not None:
+            self._limit(space, "eth0")
+            self._limit(self._switch, port)
+        if self.congestion_control is not None:
+            route = f"{NETWORK}.0/24 dev eth0 scope link src {self.address(index)} congctl {self.congestion_control}"
+            _ip("-n", space, "route", "replace", *route.split())
+
+    def _limit(self, space: str, device: str) -> None:
+        """A token bucket on what leaves the device."""
+        rate = ("rate", f"{self.rate_mbit}mbit", "burst", f"{BURST_BYTES}", "limit", f"{QUEUE_BYTES}")
+        _run("tc", "-n", space, "qdisc", "add", "dev", device, "root", "tbf", *rate)
 
     def _write_hosts(self, space: str, ends: contextlib.ExitStack) -> None:
         folder = ETC / space
         folder.mkdir(parents=True)
         ends.callback(shutil.rmtree, folder)
-        others = [f"{NETWORK}.{index + 1} {name}" for index, name in enumerate(self.names)]
+        others = [f"{self.address(index)} {name}" for index, name in enumerate(self.names)]
         (folder / "hosts").write_text("\n".join(["127.0.0.1 localhost", *others]) + "\n")
 
 
 def _ip(*arguments: str) -> None:
-    subprocess.run(["ip", *arguments], check=True, capture_output=True)
+    _run("ip", *arguments)
+
+
+def _run(*command: str) -> None:
+    subprocess.run(command, check=True, capture_output=True)
