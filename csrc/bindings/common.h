@@ -18,6 +18,7 @@ namespace py = pybind11;
 // One per file of this folder; module.cc calls them in this order.
 void bind_constants(py::module_& m);  // limits, OPS, ERROR_CODES, DTYPES, RULES
 void bind_memory(py::module_& m);     // Buffer, Segments, crc32c
+void bind_frame_map(py::module_& m);  // FrameMap
 void bind_wire(py::module_& m);       // SliceTable, Frame, encode_frame
 void bind_decoder(py::module_& m);    // FrameDecoder
 void bind_liveness(py::module_& m);   // Heartbeat

@@ -75,7 +75,7 @@ class PyDecoder {
     if (!segments.writable()) {
       throw Error(ErrorCode::BAD_ARGUMENT, "Segments to receive into need writable=True");
     }
-    decoder_.accept(segments.destinations());
+    decoder_.accept(segments.ranges());
   }
 
   void release_destination() {

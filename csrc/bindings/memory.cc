@@ -26,13 +26,13 @@ uint32_t checksum_of(const py::object& data, uint32_t seed) {
   return crc32c(range.bytes(), seed);
 }
 
-py::object copy_together(std::span<const PyBytesRange> ranges, size_t num_bytes) {
+py::object copy_together(std::span<const std::span<std::byte>> ranges, size_t num_bytes) {
   auto copy = py::reinterpret_steal<py::object>(
       PyBytes_FromStringAndSize(nullptr, static_cast<Py_ssize_t>(num_bytes)));
   if (!copy) throw py::error_already_set();
   char* out = PyBytes_AS_STRING(copy.ptr());
   const auto copy_all = [&] {
-    for (const PyBytesRange& range : ranges) {
+    for (const std::span<std::byte> range : ranges) {
       if (range.size() > 0) std::memcpy(out, range.data(), range.size());
       out += range.size();
     }
@@ -54,20 +54,17 @@ py::object copy_together(std::span<const PyBytesRange> ranges, size_t num_bytes)
 
 Segments::Segments(const py::sequence& ranges, bool writable) : writable_(writable) {
   const auto access = writable ? PyBytesRange::Access::kWrite : PyBytesRange::Access::kRead;
-  ranges_.reserve(ranges.size());
-  for (const py::handle range : ranges) num_bytes_ += ranges_.emplace_back(range, access).size();
-}
-
-std::vector<std::span<std::byte>> Segments::destinations() const {
-  std::vector<std::span<std::byte>> spans;
-  spans.reserve(ranges_.size());
-  for (const PyBytesRange& range : ranges_) spans.push_back(range.writable_bytes());
-  return spans;
+  reserve(ranges.size());
+  exports_.reserve(ranges.size());
+  for (const py::handle range : ranges) {
+    const PyBytesRange& exported = exports_.emplace_back(range, access);
+    add({exported.data(), exported.size()});
+  }
 }
 
 uint32_t Segments::checksum() const {
   uint32_t crc = 0;
-  for (const PyBytesRange& range : ranges_) crc = crc32c(range.bytes(), crc);
+  for (const std::span<std::byte> range : ranges_) crc = crc32c(range, crc);
   return crc;
 }
 
@@ -88,7 +85,7 @@ py::list Segments::pieces(const py::object& self) const {
       run_bytes += ranges_[i].size();
     } else {
       end_run(i);
-      pieces.append(make_readonly_view(self, ranges_[i].bytes()));
+      pieces.append(make_readonly_view(self, ranges_[i]));
     }
   }
   end_run(ranges_.size());

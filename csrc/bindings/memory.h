@@ -29,21 +29,35 @@ class PyBuffer {
 // Behind Python's `Segments`.
 class Segments {
  public:
+  explicit Segments(bool writable) : writable_(writable) {}
+  // Each an object with the buffer protocol.
   Segments(const py::sequence& ranges, bool writable);
+  Segments(Segments&&) = default;
+  Segments& operator=(Segments&&) = delete;
+
+  // For those who know where memory lies: `owner` keeps that of the ranges added after it.
+  void reserve(size_t num_ranges) { ranges_.reserve(num_ranges); }
+  void keep(py::object owner) { owners_.push_back(std::move(owner)); }
+  void add(std::span<std::byte> range) {
+    ranges_.push_back(range);
+    num_bytes_ += range.size();
+  }
 
   size_t size() const { return ranges_.size(); }
   size_t num_bytes() const { return num_bytes_; }
   bool writable() const { return writable_; }
 
-  // The ranges as destinations. REQUIRES: writable().
-  std::vector<std::span<std::byte>> destinations() const;
+  // To be written to only if writable().
+  std::span<const std::span<std::byte>> ranges() const { return ranges_; }
   // Needs no GIL.
   uint32_t checksum() const;
   // `self` is the Python object of this: views of large ranges keep it alive.
   py::list pieces(const py::object& self) const;
 
  private:
-  std::vector<PyBytesRange> ranges_;
+  std::vector<std::span<std::byte>> ranges_;
+  std::vector<PyBytesRange> exports_;  // of the objects that were given,
+  std::vector<py::object> owners_;     // and what else keeps the ranges
   size_t num_bytes_ = 0;
   bool writable_;
 };

@@ -7,6 +7,7 @@ PYBIND11_MODULE(_core, m) {
   bindings::register_error_translation();
   bindings::bind_constants(m);
   bindings::bind_memory(m);
+  bindings::bind_frame_map(m);
   bindings::bind_wire(m);
   bindings::bind_decoder(m);
   bindings::bind_liveness(m);

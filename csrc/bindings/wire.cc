@@ -1,6 +1,7 @@
 // SliceTable, Frame and encode_frame for Python.
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <memory>
 #include <optional>
 #include <string>
@@ -59,6 +60,11 @@ std::optional<std::pair<size_t, int>> first_failure(const SliceTable& table) {
   return std::nullopt;
 }
 
+bool has_status(const SliceTable& table, uint8_t status) {
+  return std::ranges::any_of(
+      table, [=](const SliceEntry& entry) { return static_cast<uint8_t>(entry.status) == status; });
+}
+
 // A copy of the table with one field of every entry replaced.
 template <auto field, typename Value>
 SliceTable with_column(const SliceTable& table, const std::vector<Value>& values) {
@@ -97,6 +103,7 @@ void bind_slice_table(py::module_& m) {
       .def("statuses", &column<&SliceEntry::status>)
       .def("parts", &column<&SliceEntry::part>)
       .def("first_failure", &first_failure)
+      .def("has_status", &has_status, py::arg("status"))
       .def("with_versions", &with_column<&SliceEntry::version, uint64_t>, py::arg("versions"))
       .def("with_parts", &with_column<&SliceEntry::part, uint16_t>, py::arg("parts"))
       .def("select", &select, py::arg("positions"));

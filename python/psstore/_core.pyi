@@ -62,6 +62,22 @@ class Segments:
 
 def crc32c(data: _HasBuffer, seed: int = 0) -> int: ...
 
+@final
+class FrameMap:
+    """Which bytes of which array go into which frame, for arrays of known dtypes and shapes."""
+
+    def __init__(
+        self, forms: Sequence[tuple[int, Sequence[int]]], frames: Sequence[Sequence[tuple[int, int, int]]]
+    ) -> None:
+        """`forms`: (dtype number, shape) of each array. `frames`: what each frame takes, in its order: (position of
+        the array, first byte, end). Together they take all bytes of every array."""
+    def of_arrays(self, arrays: Sequence[object], *, writable: bool) -> list[Segments] | None:
+        """The memory of each frame in numpy arrays and torch tensors. None if one of them is not exactly of its form,
+        or not in main memory, in order and without gaps, or is of a class derived from torch's: look at them one by
+        one. `writable`: to receive into."""
+    def of_bytes(self, arrays: Sequence[object], *, writable: bool) -> list[Segments]:
+        """The same for flat numpy arrays of bytes. Raises ValueError if one has another size than the frames take."""
+
 # ---- wire -----------------------------------------------------------------------------------------
 
 @final
@@ -82,6 +98,8 @@ class SliceTable:
     def statuses(self) -> list[int]: ...
     def first_failure(self) -> tuple[int, int] | None:
         """(position, status) of the first entry whose status is none of OK, NOT_MODIFIED, NO_STATE."""
+    def has_status(self, status: int) -> bool:
+        """Whether some entry has it."""
     def with_versions(self, versions: Sequence[int]) -> SliceTable:
         """A copy that asks 'only if the version is at least this'; 0: in any case. Who has v asks for v + 1.
         In a RESTORE: the number of steps, for parts that are state."""
@@ -330,9 +348,7 @@ def encode_slice(
     `residual` becomes x minus what the payload says. Where x is NaN or infinite (of "int8" and "sign": anywhere in the
     block of 256) the payload says NaN (of "topk": what x is, if it is kept) and the residual stays."""
 
-def decode_slice(
-    encoding: int, payload: _HasBuffer, out: _HasBuffer, *, instruction_set: str | None = None
-) -> None:
+def decode_slice(encoding: int, payload: _HasBuffer, out: _HasBuffer, *, instruction_set: str | None = None) -> None:
     """Fills `out` with float32. Raises SizeMismatch, and BadArgument for indices that do not ascend or are out of
     range; then `out` is untouched."""
 

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Hashable, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
 
 from psstore import _core
-from psstore.client.arrays import Bytes
+from psstore.client.arrays import Array, Bytes
 from psstore.codec.codecs import dtype_of, payload_bytes
 from psstore.errors import NO_STATE, NOT_MODIFIED
 from psstore.partition.packing import SliceRef, pack
 from psstore.protocol.client import Transfer
 from psstore.protocol.session import Answer
 from psstore.types import Tensor
+
+T = TypeVar("T")
 
 MAX_LAYOUTS = 1024
 """Layouts remembered. A training loop has one for its pull and one for each bucket of gradients, of 1 MiB and more."""
@@ -34,9 +38,6 @@ class Frame(NamedTuple):
     table: _core.SliceTable
     ranges: tuple[Range, ...]
 
-    def memory(self, memories: Sequence[Bytes], *, writable: bool) -> _core.Segments:
-        return _core.Segments([memories[i][begin:end] for i, begin, end in self.ranges], writable=writable)
-
 
 class Layout:
     """The frames of one list of tensors in given dtypes or codecs, in one direction. `part`: 0 for the values, i for a
@@ -46,7 +47,10 @@ class Layout:
         self, tensors: Sequence[Tensor], dtypes: Sequence[str], *, num_shards: int, pull: bool, part: int = 0
     ) -> None:
         self.tensors = tuple(tensors)
+        self.names = tuple(tensor.spec.name for tensor in tensors)
+        self.ids = frozenset(tensor.id for tensor in tensors)
         self.num_bytes = 0
+        self._dtypes = tuple(dtypes)
         self._pull = pull
         self.frames: list[Frame] = []
         for packed in pack(tensors, num_shards=num_shards):
@@ -62,12 +66,27 @@ class Layout:
             if part:
                 table = table.with_parts([part] * len(entries))
             self.frames.append(Frame(packed.shard, table, tuple(ranges)))
+        forms = [(_core.DTYPES[dtype_of(d)], t.spec.shape) for t, d in zip(tensors, dtypes, strict=True)]
+        self._map = _core.FrameMap(forms, [frame.ranges for frame in self.frames])
 
     def transfers(self, memories: Sequence[Bytes], *, newer_than: int | None = None) -> list[Transfer]:
         """`memories`: each tensor's bytes. They stay as they are until the transfers are answered."""
+        return self._to_or_from(self._map.of_bytes(memories, writable=self._pull), newer_than)
+
+    def transfers_of(self, arrays: Sequence[Array], *, newer_than: int | None = None) -> list[Transfer] | None:
+        """The same for arrays as the caller has them, without a step in Python for each. None: one of them does not
+        fit, or has to be copied first."""
+        segments = self._map.of_arrays(arrays, writable=self._pull)
+        return None if segments is None else self._to_or_from(segments, newer_than)
+
+    def fresh(self) -> list[Array]:
+        """New numpy arrays that fit."""
+        return [np.empty(t.spec.shape, dtype) for t, dtype in zip(self.tensors, self._dtypes, strict=True)]
+
+    def _to_or_from(self, segments: Sequence[_core.Segments], newer_than: int | None) -> list[Transfer]:
         return [
-            Transfer(frame.shard, _asking(frame.table, newer_than), frame.memory(memories, writable=self._pull))
-            for frame in self.frames
+            Transfer(frame.shard, _asking(frame.table, newer_than), memory)
+            for frame, memory in zip(self.frames, segments, strict=True)
         ]
 
     def absent(self, answers: Sequence[Answer]) -> set[int]:
@@ -81,6 +100,8 @@ class Layout:
 
     def unchanged(self, answers: Sequence[Answer]) -> tuple[set[int], list[int]]:
         """Positions of the tensors of which nothing came, and of those of which only some slices came."""
+        if not any(answer.table.has_status(NOT_MODIFIED) for answer in answers):
+            return set(), []
         came: set[int] = set()
         missing: set[int] = set()
         for frame, answer in zip(self.frames, answers, strict=True):
@@ -112,20 +133,41 @@ def _asking(table: _core.SliceTable, newer_than: int | None) -> _core.SliceTable
     return table if newer_than is None else table.with_versions([newer_than + 1] * len(table))
 
 
+class Habit(NamedTuple):
+    """What became of a list of names."""
+
+    op: str
+    layout: Layout
+
+
 class Layouts:
     """The layouts used of late."""
 
     def __init__(self, num_shards: int) -> None:
         self._num_shards = num_shards
         self._known: OrderedDict[tuple[object, ...], Layout] = OrderedDict()
+        self._habits: OrderedDict[Hashable, Habit] = OrderedDict()
 
     def of(self, tensors: Sequence[Tensor], dtypes: Sequence[str], *, pull: bool) -> Layout:
         key = (pull, *[tensor.id for tensor in tensors], *dtypes)
         layout = self._known.get(key)
         if layout is None:
-            layout = self._known[key] = Layout(tensors, dtypes, num_shards=self._num_shards, pull=pull)
-            if len(self._known) > MAX_LAYOUTS:
-                self._known.popitem(last=False)
-        else:
-            self._known.move_to_end(key)
+            layout = Layout(tensors, dtypes, num_shards=self._num_shards, pull=pull)
+        _use(self._known, key, layout)
         return layout
+
+    def habit(self, call: Hashable) -> Habit | None:
+        """What this call came to the last time, if it was of late. `call`: the names, and all else that mattered."""
+        return self._habits.get(call)
+
+    def note(self, call: Hashable, op: str, layout: Layout) -> None:
+        """Next time this call will come to the same, if its arrays are of the same kind."""
+        _use(self._habits, call, Habit(op, layout))
+
+
+def _use(lately: OrderedDict[Any, T], key: Hashable, value: T) -> None:
+    """The newest of `MAX_LAYOUTS`."""
+    lately[key] = value
+    lately.move_to_end(key)
+    if len(lately) > MAX_LAYOUTS:
+        lately.popitem(last=False)

@@ -6,7 +6,7 @@ What can be checked against the tensors' definitions is checked before anything 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -153,14 +153,14 @@ class Operations:
     ) -> None:
         """`push` for many tensors, packed into few frames. All are checked before anything is sent."""
         pairs = list(items.items() if isinstance(items, Mapping) else items)
-        tensors = await self._schema.find([name for name, _ in pairs])
-        chosen: dict[str, tuple[list[Tensor], list[Source]]] = {}
-        for tensor, (_, value) in zip(tensors, pairs, strict=True):
-            of_op = chosen.setdefault(write_op(tensor.spec, op), ([], []))
-            of_op[0].append(tensor)
-            of_op[1].append(as_source("push", tensor.spec, value))
-        for wire_op, (written, sources) in chosen.items():
-            await self._write(wire_op, written, sources)
+        names = tuple([name for name, _ in pairs])
+        values = [value for _, value in pairs]
+        habit = self._layouts.habit(self._call("push", op, names))
+        transfers = habit.layout.transfers_of(values) if habit is not None else None
+        if habit is not None and transfers is not None:
+            await self._send(habit.op, habit.layout, transfers)
+        else:
+            await self._push_one_by_one(names, values, op)
 
     async def settle(self) -> None:
         """Returns when no push is under way, whoever started it. The futures of those that were started tell how they
@@ -286,18 +286,20 @@ class Operations:
         wait_s: float | None = None,
     ) -> list[Array]:
         """`pull` for many tensors, in few frames. The results are in the order of `names`."""
-        tensors = await self._schema.find(names)
-        if out is not None and len(out) != len(names):
-            raise BadArgument(f"pull_many: {len(names)} names and {len(out)} arrays in out=; give one for each")
-        targets = [as_target(tensor.spec, None if out is None else out[i], dtype) for i, tensor in enumerate(tensors)]
-        layout, answers = await self._pull(tensors, targets, if_newer_than, wait_s)
+        names = tuple(names)
+        habit = self._layouts.habit(self._call("pull", (dtype, out is None), names))
+        if habit is None:
+            return await self._pull_one_by_one(names, out, if_newer_than, dtype, wait_s)
+        layout = habit.layout
+        results = layout.fresh() if out is None else list(out)
+        transfers = layout.transfers_of(results, newer_than=if_newer_than)
+        if transfers is None:
+            return await self._pull_one_by_one(names, out, if_newer_than, dtype, wait_s)
+        answers = await self._receive(layout, transfers, wait_s)
         unchanged, torn = layout.unchanged(answers) if if_newer_than is not None else (set(), [])
         if torn:
-            await self._pull([tensors[i] for i in torn], [targets[i] for i in torn], None, wait_s)
-        for i, receiver in enumerate(targets):
-            if receiver.finish is not None and i not in unchanged:
-                receiver.finish()
-        return [None if i in unchanged else receiver.result for i, receiver in enumerate(targets)]
+            await self.pull_many([names[i] for i in torn], out=[results[i] for i in torn], wait_s=wait_s)
+        return [None if i in unchanged else result for i, result in enumerate(results)] if unchanged else results
 
     def version_of(self, name: str) -> int:
         """The version of the tensor as it was last pulled here; 0 if it was not. For training rules the number of
@@ -367,13 +369,32 @@ class Operations:
         self._schema.learn(tensors)
         initial = [(tensor, value) for tensor, value in zip(tensors, sources, strict=True) if tensor.id in ours]
         if initial:
-            await self._write("INIT", [t for t, _ in initial], [value for _, value in initial if value is not None])
+            given = [value for _, value in initial if value is not None]
+            layout = self._layouts.of([tensor for tensor, _ in initial], [one.dtype for one in given], pull=False)
+            await self._send("INIT", layout, layout.transfers([one.data for one in given]))
             await self.client.ready([tensor.id for tensor, _ in initial])
 
-    async def _write(self, op: str, tensors: Sequence[Tensor], sources: Sequence[Source]) -> None:
-        layout = self._layouts.of(tensors, [value.dtype for value in sources], pull=False)
-        transfers = layout.transfers([value.data for value in sources])
-        with self._forgetting_unknown(tensors):
+    def _call(self, what: str, how: Hashable, names: tuple[str, ...]) -> Hashable:
+        """All by which a call may come to something else than another one, but for the kinds of its arrays."""
+        return self._schema.edition, what, how, names
+
+    async def _push_one_by_one(self, names: tuple[str, ...], values: Sequence[Array], op: str | None) -> None:
+        """`push_many` of arrays of any kind: each is looked at, and named if it does not fit."""
+        tensors = await self._schema.find(names)
+        chosen: dict[str, tuple[list[Tensor], list[Source]]] = {}
+        for tensor, value in zip(tensors, values, strict=True):
+            of_op = chosen.setdefault(write_op(tensor.spec, op), ([], []))
+            of_op[0].append(tensor)
+            of_op[1].append(as_source("push", tensor.spec, value))
+        for wire_op, (written, sources) in chosen.items():
+            layout = self._layouts.of(written, [one.dtype for one in sources], pull=False)
+            if len(chosen) == 1:
+                self._layouts.note(self._call("push", op, names), wire_op, layout)
+            await self._send(wire_op, layout, layout.transfers([one.data for one in sources]))
+
+    async def _send(self, op: str, layout: Layout, transfers: Sequence[Transfer]) -> None:
+        """PUSH, ASSIGN, ADD or INIT of a layout's tensors."""
+        with self._forgetting_unknown(layout.tensors):
             if op == "PUSH":
                 await self._settle_norm(None)
                 self._pushing += 1
@@ -384,20 +405,48 @@ class Operations:
                     self._pushing -= 1
                     if not self._pushing:
                         self._quiet.set()
-                self._pushed.update(tensor.id for tensor in tensors)
+                self._pushed |= layout.ids
             else:
                 await self.client.write(op, transfers)
         self.bytes_pushed += layout.num_bytes
 
-    async def _pull(
-        self, tensors: Sequence[Tensor], targets: Sequence[Target], newer_than: int | None, wait_s: float | None
-    ) -> tuple[Layout, list[Answer]]:
+    async def _pull_one_by_one(
+        self,
+        names: tuple[str, ...],
+        out: Sequence[Array] | None,
+        if_newer_than: int | None,
+        dtype: str | None,
+        wait_s: float | None,
+    ) -> list[Array]:
+        """`pull_many` into arrays of any kind: each is looked at, and named if it does not fit."""
+        tensors = await self._schema.find(names)
+        if out is not None and len(out) != len(names):
+            raise BadArgument(f"pull_many: {len(names)} names and {len(out)} arrays in out=; give one for each")
+        targets = [as_target(tensor.spec, None if out is None else out[i], dtype) for i, tensor in enumerate(tensors)]
         layout = self._layouts.of(tensors, [receiver.dtype for receiver in targets], pull=True)
+        self._layouts.note(self._call("pull", (dtype, out is None), names), "PULL", layout)
+        answers = await self._pull(layout, targets, if_newer_than, wait_s)
+        unchanged, torn = layout.unchanged(answers) if if_newer_than is not None else (set(), [])
+        if torn:
+            chosen = [targets[i] for i in torn]
+            whole = self._layouts.of([tensors[i] for i in torn], [receiver.dtype for receiver in chosen], pull=True)
+            await self._pull(whole, chosen, None, wait_s)
+        for i, receiver in enumerate(targets):
+            if receiver.finish is not None and i not in unchanged:
+                receiver.finish()
+        return [None if i in unchanged else receiver.result for i, receiver in enumerate(targets)]
+
+    async def _pull(
+        self, layout: Layout, targets: Sequence[Target], newer_than: int | None, wait_s: float | None
+    ) -> list[Answer]:
         transfers = layout.transfers([receiver.data for receiver in targets], newer_than=newer_than)
-        with self._forgetting_unknown(tensors):
+        return await self._receive(layout, transfers, wait_s)
+
+    async def _receive(self, layout: Layout, transfers: Sequence[Transfer], wait_s: float | None) -> list[Answer]:
+        with self._forgetting_unknown(layout.tensors):
             answers = await self._read(transfers, wait_s)
-        self._pulled.update(dict.fromkeys((tensor.spec.name for tensor in tensors), (layout, answers)))
-        return layout, answers
+        self._pulled.update(dict.fromkeys(layout.names, (layout, answers)))
+        return answers
 
     async def _read(self, transfers: Sequence[Transfer], wait_s: float | None) -> list[Answer]:
         await self._settle_norm(wait_s)

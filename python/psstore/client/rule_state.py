@@ -93,14 +93,9 @@ def _write(
         as_source("restore", tensor.spec, array) for tensor, array in zip(chosen, arrays, strict=True)
     ]
     layout = Layout(chosen, [one.dtype for one in sources], num_shards=num_shards, pull=False, part=part)
-    memories = [one.data for one in sources]
     return [
-        Transfer(
-            frame.shard,
-            frame.table.with_versions([steps[piece.position] for piece in frame.ranges]),
-            frame.memory(memories, writable=False),
-        )
-        for frame in layout.frames
+        transfer._replace(table=frame.table.with_versions([steps[piece.position] for piece in frame.ranges]))
+        for frame, transfer in zip(layout.frames, layout.transfers([one.data for one in sources]), strict=True)
     ]
 
 

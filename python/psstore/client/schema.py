@@ -22,15 +22,25 @@ class Schema:
     overwritten is learned anew."""
 
     def __init__(self, client: Client) -> None:
+        self.edition = 0
+        """Another number whenever a name has come to mean something else."""
         self._client = client
         self._tensors: dict[str, Tensor] = {}
+        self._groups: set[int] | None = None
+        """What `groups` tells, once it was asked for."""
 
     def learn(self, tensors: Iterable[Tensor]) -> None:
         for tensor in tensors:
+            before = self._tensors.get(tensor.spec.name)
+            if before is not None and before != tensor:
+                self.edition += 1
             self._tensors[tensor.spec.name] = tensor
+        self._groups = None
 
     def forget(self, name: str) -> None:
         self._tensors.pop(name, None)
+        self._groups = None
+        self.edition += 1
 
     async def find(self, names: Sequence[str]) -> list[Tensor]:
         """Asks the store for those that are not known here. Raises UnknownTensor naming the first that is not there."""
@@ -53,7 +63,10 @@ class Schema:
 
     def groups(self) -> set[int]:
         """Parameter groups of the tensors that are trained."""
-        return {tensor.spec.group for tensor in self._tensors.values() if applies_by_decision(tensor.spec.rule)}
+        if self._groups is None:
+            trained = (tensor.spec for tensor in self._tensors.values() if applies_by_decision(tensor.spec.rule))
+            self._groups = {spec.group for spec in trained}
+        return self._groups
 
 
 def spec_for(

@@ -10,8 +10,14 @@ Ranges = tuple[tuple[int, int], ...]
 
 def to_ranges(ids: Iterable[int]) -> Ranges:
     """The ranges of these ids, in any order, repeated or not."""
+    distinct = ids if isinstance(ids, (set, frozenset)) else set(ids)
+    if not distinct:
+        return ()
+    first, last = min(distinct), max(distinct)
+    if last - first == len(distinct) - 1:
+        return ((first, last),)  # nearly always, and asked for in every round
     made: list[tuple[int, int]] = []
-    for tensor_id in sorted(set(ids)):
+    for tensor_id in sorted(distinct):
         if made and made[-1][1] + 1 == tensor_id:
             made[-1] = (made[-1][0], tensor_id)
         else:
