@@ -107,6 +107,25 @@ def test_model_averaging_learns_with_a_fraction_of_the_bytes() -> None:
     assert found["bytes_pushed"] == found["bytes_pulled"] == 2 * (steps // 4) * 4 * parameters
 
 
+@pytest.mark.long
+def test_compressed_training_learns_with_a_fraction_of_the_bytes() -> None:
+    found = demo("--compression", "int8", "--epochs", "12")
+    parameters = sum(p.numel() for p in seeded_model(data.scikit_learn_digits(), seed=0).parameters())
+    rounds = 12 * (1438 // 2 // 32)
+    assert found["accuracy"] >= 0.97
+    assert max(found["bytes_pushed"], found["bytes_pulled"]) < 2 * rounds * 4 * parameters / 3.5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [(["--compression", "int4"], "int4"), (["--compression", "int8", "--strategy", "average"], "float32")],
+)
+def test_a_compression_that_can_not_be_is_refused_before_anything_starts(arguments: list[str], words: str) -> None:
+    result = CliRunner().invoke(app, ["demo", *arguments])
+    assert result.exit_code == 2
+    assert words in result.stderr
+
+
 def test_a_mode_goes_with_a_store() -> None:
     result = CliRunner().invoke(app, ["demo", "--strategy", "allreduce", "--mode", "ssp"])
     assert result.exit_code == 2
@@ -258,6 +277,7 @@ def test_the_summary_says_how_training_compares(difference: float | None, words:
         [FINISHED],
         strategy="ps",
         mode="sync",
+        compression="none",
         num_shards=2,
         epochs=2,
         seed=0,

@@ -22,8 +22,8 @@ from psstore.types import Tensor
 Receive = Callable[[Layout, Sequence[Transfer], float | None], Awaitable[list[Answer]]]
 """Carries out the transfers of a pull."""
 
-PullInto = Callable[[Sequence[Tensor], Sequence[Target], int | None, float | None], Awaitable[list[Array]]]
-"""A pull without codecs: (tensors, targets, newer_than, wait_s)."""
+PullInto = Callable[[Layout, Sequence[Target], int | None, float | None], Awaitable[list[Array]]]
+"""A pull without deltas: (layout, targets, newer_than, wait_s)."""
 
 
 class Coded:
@@ -105,11 +105,15 @@ class Coded:
         followed = {i: codec.name for i, codec in enumerate(codecs) if codec is not None and codec.follows}
         whole = [i for i in range(len(tensors)) if i not in followed]
         pulled = await asyncio.gather(
-            self._pull_into(
+            self._pull_whole(
                 [tensors[i] for i in whole], [received_as(codecs[i], targets[i]) for i in whole], newer_than, wait_s
             ),
             self._pull_deltas(
-                [tensors[i] for i in followed], [targets[i] for i in followed], followed.values(), newer_than, wait_s
+                [tensors[i] for i in followed],
+                [targets[i] for i in followed],
+                list(followed.values()),
+                newer_than,
+                wait_s,
             ),
             return_exceptions=True,
         )
@@ -120,16 +124,22 @@ class Coded:
             results.update(zip(positions, values, strict=True))
         return [results[i] for i in range(len(tensors))]
 
+    async def _pull_whole(
+        self, tensors: Sequence[Tensor], targets: Sequence[Target], newer_than: int | None, wait_s: float | None
+    ) -> list[Array]:
+        layout = self._layouts.of(tensors, [target.dtype for target in targets], pull=True)
+        return await self._pull_into(layout, targets, newer_than, wait_s)
+
     async def _pull_deltas(
         self,
         tensors: Sequence[Tensor],
         targets: Sequence[Target],
-        codecs: Collection[str],
+        codecs: Sequence[str],
         newer_than: int | None,
         wait_s: float | None,
     ) -> list[Array]:
-        layout = self._layouts.of(tensors, list(codecs), pull=True)
-        arrivals = self._following.arrivals(layout, list(codecs))
+        layout = self._layouts.of(tensors, codecs, pull=True)
+        arrivals = self._following.arrivals(layout, codecs)
         answers = await self._receive(layout, [arrival.transfer() for arrival in arrivals], wait_s)
         for arrival, answer in zip(arrivals, answers, strict=True):
             arrival.take(answer)

@@ -6,6 +6,7 @@ What can be checked against the tensors' definitions is checked before anything 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,10 +14,13 @@ from dataclasses import dataclass
 import msgspec
 
 from psstore.client.arrays import Array, Source, Target, fresh, source
+from psstore.client.coded import Coded
+from psstore.client.compression import Floats
 from psstore.client.layout import Layout, Layouts
 from psstore.client.norms import SquareSums, clip_factor
 from psstore.client.rule_state import Restored, RuleState, parts, restoring, state_name
 from psstore.client.schema import Hypers, Schema, as_source, as_target, per_group, spec_for, write_op
+from psstore.codec.codecs import Codec, Codecs, codecs_for
 from psstore.errors import BadArgument, UnknownKey
 from psstore.protocol.client import Client, Transfer
 from psstore.protocol.session import Answer
@@ -56,6 +60,7 @@ class Operations:
         self._quiet.set()
         self._pulled: dict[str, tuple[Layout, list[Answer]]] = {}
         """By name: the last pull."""
+        self._coded = Coded(self._layouts, receive=self._receive, pull_into=self._pull_into)
 
     # ---- tensors ----
 
@@ -133,7 +138,15 @@ class Operations:
 
     # ---- writing ----
 
-    async def push(self, name: str, value: Array, *, op: str | None = None) -> None:
+    async def push(
+        self,
+        name: str,
+        value: Array,
+        *,
+        op: str | None = None,
+        codec: str | None = None,
+        loss_scale: float | None = None,
+    ) -> None:
         """Sends `value` to the tensor; returns when the store has it.
 
         A tensor with a training rule takes it as this worker's gradient for the current round: it counts when the
@@ -143,24 +156,34 @@ class Operations:
         `value`: an array of the tensor's shape, of its dtype or, for float32 tensors, of half precision; numbers and
         lists are converted. It must stay as it is until the call returns. One that is contiguous and in main memory
         is not copied.
+        `codec`: send fewer bytes: 'bf16', 'fp16', 'int8', 'sign', 'topk:0.01' (docs/compression.md), of gradients and
+        of what is added, to float32 tensors. What the codec loses is kept here, and added to the tensor's next push in
+        a codec, once per round: see `residuals`.
+        `loss_scale`: of a gradient, if it is not that of the round before: what was kept back is brought to it.
 
         Raises UnknownTensor, ShapeMismatch, DTypeMismatch, RuleMismatch before anything is sent.
         """
-        await self.push_many([(name, value)], op=op)
+        await self.push_many([(name, value)], op=op, codec=codec, loss_scale=loss_scale)
 
     async def push_many(
-        self, items: Mapping[str, Array] | Iterable[tuple[str, Array]], *, op: str | None = None
+        self,
+        items: Mapping[str, Array] | Iterable[tuple[str, Array]],
+        *,
+        op: str | None = None,
+        codec: Codecs | None = None,
+        loss_scale: float | None = None,
     ) -> None:
-        """`push` for many tensors, packed into few frames. All are checked before anything is sent."""
+        """`push` for many tensors, packed into few frames. All are checked before anything is sent. `codec`: of all,
+        or a mapping that names it for some."""
         pairs = list(items.items() if isinstance(items, Mapping) else items)
         names = tuple([name for name, _ in pairs])
         values = [value for _, value in pairs]
-        habit = self._layouts.habit(self._call("push", op, names))
+        habit = self._layouts.habit(self._call("push", op, names)) if codec is None else None
         transfers = habit.layout.transfers_of(values) if habit is not None else None
         if habit is not None and transfers is not None:
             await self._send(habit.op, habit.layout, transfers)
         else:
-            await self._push_one_by_one(names, values, op)
+            await self._push_one_by_one(names, values, op, codec, loss_scale)
 
     async def settle(self) -> None:
         """Returns when no push is under way, whoever started it. The futures of those that were started tell how they
@@ -204,19 +227,23 @@ class Operations:
         if self._pushing and not early:
             raise BadArgument(f"commit while {self._pushing} pushes are under way; await them first")
         await self._settle_norm(wait_s)
+        counted = self._pushed if present is None else await self._counted(present, promised=early)
         committed = await self.client.commit(
             hypers=per_group(hypers, self._schema.groups()),
             weight=weight,
             loss_scale=loss_scale,
             non_finite=non_finite,
-            present=self._pushed if present is None else await self._counted(present, promised=early),
+            present=counted,
             average=average,
             early=early,
             max_norm=max_norm,
             wait_s=self._wait(wait_s),
         )
+        self._coded.committed(counted, loss_scale=loss_scale)
         if not early:
-            self._pushed.clear()
+            self._pushed = set()
+            if max_norm is None or committed.late or committed.skip:
+                self._coded.conclude(counts=not committed.late and not committed.skip)
         return Commit(round=committed.round, decision=committed.decision, late=committed.late, skipped=committed.skip)
 
     async def finish(self, *, wait_s: float | None = None) -> None:
@@ -225,7 +252,8 @@ class Operations:
         if self._pushing:
             raise BadArgument(f"finish while {self._pushing} pushes are under way; await them first")
         await self.client.finish(wait_s=self._wait(wait_s))
-        self._pushed.clear()
+        self._pushed = set()
+        self._coded.conclude(counts=True)
 
     async def global_norm(self, *, wait_s: float | None = None) -> float:
         """After a commit with `max_norm`: the 2-norm of the reduced gradient over all its tensors, before it is
@@ -241,7 +269,25 @@ class Operations:
         await self.client.norm(sums.transfers(), wait_s=self._wait(wait_s))
         norm = sums.norm()
         self.client.set_scale(Scale(decision=decision.number, factor=clip_factor(norm, decision.max_norm)))
+        self._coded.conclude(counts=math.isfinite(norm))
         return norm
+
+    # ---- what codecs kept back ----
+
+    async def residuals(self, names: Sequence[str]) -> dict[str, Floats]:
+        """What the codecs of this worker's pushes lost so far, of the tensors that have any: for a checkpoint. Copies,
+        as of the last round that is over, in units of gradients without a loss scale."""
+        return self._coded.residuals(await self._schema.find(names))
+
+    async def set_residuals(self, values: Mapping[str, Array | None]) -> None:
+        """Takes them over, as from a checkpoint, between rounds; None: the tensor has lost nothing. Raises
+        ShapeMismatch, DTypeMismatch; then nothing has changed."""
+        tensors = await self._schema.find(list(values))
+        given = [
+            None if value is None else as_source("set_residuals", tensor.spec, value)
+            for tensor, value in zip(tensors, values.values(), strict=True)
+        ]
+        self._coded.set_residuals(tensors, given)
 
     # ---- reading ----
 
@@ -252,6 +298,7 @@ class Operations:
         out: Array | None = None,
         if_newer_than: int | None = None,
         dtype: str | None = None,
+        codec: str | None = None,
         wait_s: float | None = None,
     ) -> Array:
         """The tensor's value, with at least this worker's last round in it; waits for a first value if there is none.
@@ -259,6 +306,9 @@ class Operations:
         `out`: a numpy array or torch tensor of the tensor's shape to receive into, and to return. Contiguous memory
         is written straight from the socket. Else the result is a new numpy array.
         `dtype`: a float32 tensor may travel as 'float16' or 'bfloat16' (default: what `out` is, or as stored).
+        `codec`: have a float32 tensor in fewer bytes. 'bf16', 'fp16': it travels so, whatever `out` is. 'int8', 'sign',
+        for training rules: the difference to what this client had by its last such pull, so that the value is near the
+        store's own, and all who pull so have the same (docs/compression.md). Keeps a copy of the value here.
         `if_newer_than`: a version, as `version_of(name)` gave it: None is returned if the value is no newer, and
         none of its bytes are sent.
         `wait_s`: how long to wait (default: the store's).
@@ -272,6 +322,7 @@ class Operations:
                 out=None if out is None else [out],
                 if_newer_than=if_newer_than,
                 dtype=dtype,
+                codec=codec,
                 wait_s=wait_s,
             )
         )[0]
@@ -283,18 +334,20 @@ class Operations:
         out: Sequence[Array] | None = None,
         if_newer_than: int | None = None,
         dtype: str | None = None,
+        codec: Codecs | None = None,
         wait_s: float | None = None,
     ) -> list[Array]:
-        """`pull` for many tensors, in few frames. The results are in the order of `names`."""
+        """`pull` for many tensors, in few frames. The results are in the order of `names`. `codec`: of all, or a
+        mapping that names it for some."""
         names = tuple(names)
-        habit = self._layouts.habit(self._call("pull", (dtype, out is None), names))
+        habit = self._layouts.habit(self._call("pull", (dtype, out is None), names)) if codec is None else None
         if habit is None:
-            return await self._pull_one_by_one(names, out, if_newer_than, dtype, wait_s)
+            return await self._pull_one_by_one(names, out, if_newer_than, dtype, codec, wait_s)
         layout = habit.layout
         results = layout.fresh() if out is None else list(out)
         transfers = layout.transfers_of(results, newer_than=if_newer_than)
         if transfers is None:
-            return await self._pull_one_by_one(names, out, if_newer_than, dtype, wait_s)
+            return await self._pull_one_by_one(names, out, if_newer_than, dtype, codec, wait_s)
         answers = await self._receive(layout, transfers, wait_s)
         unchanged, torn = layout.unchanged(answers) if if_newer_than is not None else (set(), [])
         if torn:
@@ -378,17 +431,31 @@ class Operations:
         """All by which a call may come to something else than another one, but for the kinds of its arrays."""
         return self._schema.edition, what, how, names
 
-    async def _push_one_by_one(self, names: tuple[str, ...], values: Sequence[Array], op: str | None) -> None:
+    async def _push_one_by_one(
+        self,
+        names: tuple[str, ...],
+        values: Sequence[Array],
+        op: str | None,
+        codec: Codecs | None,
+        loss_scale: float | None,
+    ) -> None:
         """`push_many` of arrays of any kind: each is looked at, and named if it does not fit."""
         tensors = await self._schema.find(names)
-        chosen: dict[str, tuple[list[Tensor], list[Source]]] = {}
-        for tensor, value in zip(tensors, values, strict=True):
-            of_op = chosen.setdefault(write_op(tensor.spec, op), ([], []))
+        codecs = codecs_for(codec, names)
+        chosen: dict[str, tuple[list[Tensor], list[Source], list[Codec | None]]] = {}
+        for tensor, value, encoder in zip(tensors, values, codecs, strict=True):
+            wire_op = write_op(tensor.spec, op)
+            of_op = chosen.setdefault(wire_op, ([], [], []))
             of_op[0].append(tensor)
             of_op[1].append(as_source("push", tensor.spec, value))
-        for wire_op, (written, sources) in chosen.items():
+            of_op[2].append(encoder)
+        if codec is not None:
+            await self._settle_norm(None)  # it tells what becomes of the last round's residuals
+        for wire_op, (written, sources, encoders) in chosen.items():
+            if codec is not None:
+                sources = self._coded.encoded(wire_op, written, sources, encoders, loss_scale=loss_scale)
             layout = self._layouts.of(written, [one.dtype for one in sources], pull=False)
-            if len(chosen) == 1:
+            if codec is None and len(chosen) == 1:
                 self._layouts.note(self._call("push", op, names), wire_op, layout)
             await self._send(wire_op, layout, layout.transfers([one.data for one in sources]))
 
@@ -416,6 +483,7 @@ class Operations:
         out: Sequence[Array] | None,
         if_newer_than: int | None,
         dtype: str | None,
+        codec: Codecs | None,
         wait_s: float | None,
     ) -> list[Array]:
         """`pull_many` into arrays of any kind: each is looked at, and named if it does not fit."""
@@ -423,13 +491,21 @@ class Operations:
         if out is not None and len(out) != len(names):
             raise BadArgument(f"pull_many: {len(names)} names and {len(out)} arrays in out=; give one for each")
         targets = [as_target(tensor.spec, None if out is None else out[i], dtype) for i, tensor in enumerate(tensors)]
+        if codec is not None:
+            return await self._coded.pull(tensors, targets, codecs_for(codec, names), if_newer_than, wait_s)
         layout = self._layouts.of(tensors, [receiver.dtype for receiver in targets], pull=True)
         self._layouts.note(self._call("pull", (dtype, out is None), names), "PULL", layout)
-        answers = await self._pull(layout, targets, if_newer_than, wait_s)
-        unchanged, torn = layout.unchanged(answers) if if_newer_than is not None else (set(), [])
+        return await self._pull_into(layout, targets, if_newer_than, wait_s)
+
+    async def _pull_into(
+        self, layout: Layout, targets: Sequence[Target], newer_than: int | None, wait_s: float | None
+    ) -> list[Array]:
+        answers = await self._pull(layout, targets, newer_than, wait_s)
+        unchanged, torn = layout.unchanged(answers) if newer_than is not None else (set(), [])
         if torn:
             chosen = [targets[i] for i in torn]
-            whole = self._layouts.of([tensors[i] for i in torn], [receiver.dtype for receiver in chosen], pull=True)
+            tensors = [layout.tensors[i] for i in torn]
+            whole = self._layouts.of(tensors, [receiver.dtype for receiver in chosen], pull=True)
             await self._pull(whole, chosen, None, wait_s)
         for i, receiver in enumerate(targets):
             if receiver.finish is not None and i not in unchanged:
@@ -478,4 +554,5 @@ class Operations:
         except UnknownKey:
             for tensor in tensors:
                 self._schema.forget(tensor.spec.name)
+            self._coded.forget(tensors)
             raise

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from psstore.client.arrays import Array, Source, Target, fresh, source, target
+from psstore.codec.codecs import Codec
 from psstore.errors import BadArgument, DTypeMismatch, RuleMismatch, ShapeMismatch
 from psstore.protocol.client import Client
 from psstore.types import Tensor, TensorSpec, applies_by_decision
@@ -153,6 +154,38 @@ def write_op(spec: TensorSpec, op: str | None) -> str:
             f"push {spec.name!r}: its rule is 'add', so it can't be assigned; create it with rule='assign'"
         )
     return chosen.upper()
+
+
+def check_encodes(spec: TensorSpec, wire_op: str, codec: Codec | None) -> None:
+    """Raises DTypeMismatch, BadArgument for a push that can't be in that codec."""
+    if codec is None:
+        return
+    _check_coded("push", spec, codec)
+    if wire_op == "ASSIGN":
+        raise BadArgument(
+            f"push {spec.name!r}: a codec is for gradients and what is added, not for what is assigned: leave codec="
+            " out, or push half precision"
+        )
+
+
+def check_decodes(spec: TensorSpec, codec: Codec | None) -> None:
+    """Raises DTypeMismatch, BadArgument, RuleMismatch for a pull that can't be in that codec."""
+    if codec is None:
+        return
+    _check_coded("pull", spec, codec)
+    if not codec.pulls:
+        raise BadArgument(f"pull {spec.name!r}: codec {codec.name!r} is for pushes; pull in bf16, fp16, int8 or sign")
+    if codec.follows and not applies_by_decision(spec.rule):
+        raise RuleMismatch(
+            f"pull {spec.name!r}: deltas are of tensors that are trained, and its rule is {spec.rule!r}: pull it whole"
+        )
+
+
+def _check_coded(what: str, spec: TensorSpec, codec: Codec) -> None:
+    if spec.dtype != "float32":
+        raise DTypeMismatch(
+            f"{what} {spec.name!r}: it is {spec.dtype}, and codec {codec.name!r} is for float32", name=spec.name
+        )
 
 
 def per_group(hypers: Hypers | None, groups: set[int]) -> dict[int, dict[str, float]]:

@@ -230,6 +230,8 @@ class Store(_Face):
     finish = _blocking(Operations.finish)
     pull_state = _blocking(Operations.pull_state)
     restore = _blocking(Operations.restore)
+    residuals = _blocking(Operations.residuals)
+    set_residuals = _blocking(Operations.set_residuals)
     stats = _blocking(Operations.stats)
 
     start_push_many = _started(Operations.push_many)
@@ -274,6 +276,8 @@ class AsyncStore(_Face):
     finish = _awaited(Operations.finish)
     pull_state = _awaited(Operations.pull_state)
     restore = _awaited(Operations.restore)
+    residuals = _awaited(Operations.residuals)
+    set_residuals = _awaited(Operations.set_residuals)
     stats = _awaited(Operations.stats)
 
     async def close(self) -> None:

@@ -70,6 +70,15 @@ class Averaging:
     def no_sync(self) -> AbstractContextManager[None]:
         return nullcontext()
 
+    def expect(self, loss_scale: float) -> None:
+        """No gradient travels."""
+
+    def residuals(self) -> Mapping[torch.Tensor, torch.Tensor]:
+        return {}
+
+    def set_residuals(self, residuals: Mapping[torch.Tensor, torch.Tensor]) -> None:
+        """Nothing is compressed here."""
+
     def publish(self) -> None:
         publish(self._training, self._training.trained)
         self._training.store.barrier("published")

@@ -10,6 +10,7 @@ from psstore.client.store import Store
 from psstore.errors import NotAWorker, UsageError
 from psstore.torch import rules
 from psstore.torch.averaging import Averaging
+from psstore.torch.compression import is_wanted
 from psstore.torch.eager import EagerStep
 from psstore.torch.stepping import Overlap, Training, Way
 from psstore.torch.store_step import StoreStep
@@ -40,6 +41,8 @@ def check(optimizer: torch.optim.Optimizer, store: Store, **options: str) -> Non
 def way_for(training: Training, *, mode: Mode, every: int) -> Way:
     """Raises UsageError for what the store's mode or the optimizer's class rules out."""
     if mode == "average":
+        if is_wanted(training.optimizer.param_groups, training.compression):
+            raise UsageError("compression is for gradients, and mode='average' exchanges parameters: leave it out")
         return Averaging(training, every=every)
     if every != 1:
         raise UsageError(f"every={every} is for mode='average'; gradients are exchanged in every step")

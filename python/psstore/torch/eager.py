@@ -139,7 +139,8 @@ class EagerStep(StoreStep):
                 return
             for names in self._buckets:
                 memory = [self._arriving[name] for name in names]
-                pull = partial(store.start_pull_many, names, out=memory, if_newer_than=self._decision)
+                codec = self._codecs or None
+                pull = partial(store.start_pull_many, names, out=memory, if_newer_than=self._decision, codec=codec)
                 early.pulls.append((names, Started(pull)))
 
     def _commit(self, overflow: Overflow, *, max_norm: float | None = None) -> Ended:
@@ -199,12 +200,12 @@ class Promised(Gradients):
     def promise(self, names: Sequence[str]) -> None:
         self._promises = names
 
-    def complete(self, *, rewritten: bool = False) -> list[str]:
+    def complete(self, *, rewritten: bool = False, loss_scale: float = 1.0) -> list[str]:
         """Raises UsageError for gradients that are not as they were sent; that round can't be completed any more."""
         self._closed = True
         if self._twice:
             self._object([], sorted(self._twice))
-        return super().complete()
+        return super().complete(loss_scale=loss_scale)
 
     def forget(self) -> None:
         super().forget()

@@ -6,7 +6,7 @@ exchange for averaged weights) is noticed before the next commit: rank 0's edit 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -37,8 +37,10 @@ class Look(NamedTuple):
 class Edits:
     """Of the parameters that the store trains. `note` when they hold what the store has, `settle` before a commit."""
 
-    def __init__(self, training: Training) -> None:
+    def __init__(self, training: Training, *, codecs: Mapping[str, str]) -> None:
+        """`codecs`: what the parameters are pulled in, by name."""
         self._training = training
+        self._codecs = codecs
         self._kinds: dict[str, tuple[torch.dtype, torch.device, torch.Size]] = {}
         self._looks: dict[str, Look] = {}
         self._checksums: dict[str, int] = {}
@@ -106,7 +108,9 @@ class Edits:
         store = self._training.store
         names = [one.name for one in suspects]
         before = [store.version_of(name) for name in names]
-        held = store.pull_many(names, out=[torch.empty_like(one.parameter) for one in suspects])
+        held = store.pull_many(
+            names, out=[torch.empty_like(one.parameter) for one in suspects], codec=self._codecs or None
+        )
         return [
             (one, value)
             for one, value, version in zip(suspects, held, before, strict=True)

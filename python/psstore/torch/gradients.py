@@ -83,12 +83,17 @@ class Gradients:
         """As the last `complete` or `withhold` saw them."""
         self._muted = 0
         """Depth of no_sync()."""
+        self._codecs: dict[str, str] = {}
+        """Of those that are not sent as they are."""
+        self._loss_scale = 1.0
+        """How many times the real ones gradients are, as far as is known before `complete`."""
         self._rounds = 0
         self._densified = False
 
-    def watch(self, parameters: Mapping[str, torch.Tensor]) -> None:
-        """These contribute, too, by name in the store."""
+    def watch(self, parameters: Mapping[str, torch.Tensor], *, codecs: Mapping[str, str]) -> None:
+        """These contribute, too, by name in the store, each in its codec ('none': as it is)."""
         self._parameters.update(parameters)
+        self._codecs.update({name: codec for name, codec in codecs.items() if codec != "none"})
         if self._overlap:
             for name, parameter in parameters.items():
                 self._hooks.append(parameter.register_post_accumulate_grad_hook(_hook(weakref.ref(self), name)))  # type: ignore[no-untyped-call]
@@ -97,6 +102,10 @@ class Gradients:
         """From now on, nothing is sent while backward runs."""
         with self._lock:
             self._stop()
+
+    def expect(self, loss_scale: float) -> None:
+        """The gradients to come are so many times the real ones, as far as is known."""
+        self._loss_scale = loss_scale
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -107,12 +116,13 @@ class Gradients:
         finally:
             self._muted -= 1
 
-    def complete(self, *, rewritten: bool = False) -> list[str]:
+    def complete(self, *, rewritten: bool = False, loss_scale: float = 1.0) -> list[str]:
         """Pushes what the store does not have as it is here; returns the names of those that have a gradient. Blocks
         until all pushes to the store are acknowledged.
 
-        `rewritten`: none is as it was pushed, though it may look so. Raises UsageError for gradients that were changed
-        behind torch's back, and what pushing raises; it may be called again.
+        `rewritten`: none is as it was pushed, though it may look so. `loss_scale`: they are so many times the real
+        ones; what codecs kept back was brought to another scale if this was not expected. Raises UsageError for
+        gradients that were changed behind torch's back, and what pushing raises; it may be called again.
         """
         self._counted = self._sights()
         gradients = {name: sight.gradient for name, sight in self._counted.items()}
@@ -120,15 +130,17 @@ class Gradients:
             self._bucket.clear()
             self._bucket_bytes = 0
             if rewritten:
-                self._pushes.clear()
                 self._stop()
+            if rewritten or (self._codecs and loss_scale != self._loss_scale):
+                self._pushes.clear()
+            self._loss_scale = loss_scale
             self._look_for_changes(gradients)
             self._send(self._outdated(gradients))
         self._store.settle()
         with self._lock:
             again = {name: gradient for name, gradient in gradients.items() if self._pushes[name].failed}
         if again:
-            self._store.push_many(self._dense(again))
+            self._store.push_many(self._dense(again), codec=self._codecs or None, loss_scale=loss_scale)
         return list(gradients)
 
     def withhold(self) -> list[str]:
@@ -151,6 +163,16 @@ class Gradients:
             self._pushes.clear()
             self._counted.clear()
             self._rounds += 1
+
+    def residuals(self) -> dict[torch.Tensor, torch.Tensor]:
+        """By parameter: what this worker's codecs have kept back so far."""
+        held = self._store.residuals(list(self._codecs)) if self._codecs else {}
+        return {self._parameters[name]: torch.from_numpy(value) for name, value in held.items()}
+
+    def set_residuals(self, residuals: Mapping[torch.Tensor, torch.Tensor]) -> None:
+        """Takes them over. Nothing was kept back of the parameters that are not named."""
+        if self._codecs:
+            self._store.set_residuals({name: residuals.get(self._parameters[name]) for name in self._codecs})
 
     # ---- while backward runs ----
 
@@ -196,7 +218,7 @@ class Gradients:
             return
         sights = {name: Sight.now(self._store.round, gradient) for name, gradient in gradients.items()}
         dense = self._dense(gradients)
-        done = self._store.start_push_many(dense)
+        done = self._store.start_push_many(dense, codec=self._codecs or None, loss_scale=self._loss_scale)
         checked = self._rounds < CHECKED_ROUNDS
         for name, sight in sights.items():
             self._pushes[name] = Push(sight, checksum(dense[name]) if checked else None, done)

@@ -16,10 +16,12 @@ from typing import Any, NoReturn, overload
 import torch
 
 from psstore.client.store import Store
+from psstore.codec.compression import Compression
 from psstore.errors import UsageError
-from psstore.torch import choosing
+from psstore.torch import choosing, residuals
 from psstore.torch.buffers import Buffers
 from psstore.torch.choosing import Mode
+from psstore.torch.compression import is_wanted
 from psstore.torch.parameters import Names
 from psstore.torch.stepping import Overflow, Overlap, Training
 from psstore.torch.telling import warn
@@ -60,6 +62,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
             optimizer, and averages the parameters after `every` steps and in `synchronize()`.
         every: see there.
         average: divide the sum of the gradients by the number of workers in the round; False: don't.
+        compression: send fewer bytes, with some loss: 'bf16', 'fp16', 'int8' or 'sign' both ways, 'topk:0.01' for
+            gradients, 'push=sign,pull=int8', or a `psstore.torch.Compression`. A parameter group may have its own,
+            under 'compression'. It is read when a parameter is first trained, and must be alike on every worker. What
+            codecs lose of gradients is kept on each worker, and is part of its `state_dict()`.
         exist: what to do with tensors of these names that the store has already: 'match' goes on training them, and
             says so; 'error' raises TensorExists; 'overwrite' replaces them. All but 'match' wait for all workers.
 
@@ -82,6 +88,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         mode: Mode = "gradients",
         every: int = 1,
         average: bool = True,
+        compression: Compression | str | None = None,
         exist: Exist = "match",
     ) -> None:
         if isinstance(optimizer, DistributedOptimizer):
@@ -105,6 +112,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             Names(named_parameters, prefix=prefix),
             average=average,
             overlap=overlap,
+            compression=Compression.of(compression),
             first_group=zlib.crc32(name.encode()) & ~0xFF if name else 0,
             exist=exist,
         )
@@ -193,26 +201,32 @@ class DistributedOptimizer(torch.optim.Optimizer):
         Half-precision parameters are rounded copies of float32 weights, which only the store has; their state is
         float32 too, and saved as such. Whoever goes on from a checkpoint begins with the rounded weights.
 
-        Where workers step by themselves (see the class), state is this worker's own, and nothing is read.
+        Where workers step by themselves (see the class), state is this worker's own, and nothing is read. So are the
+        residuals of compression: to go on exactly, save each worker's own state_dict().
         """
         held = self.state
         self.state = defaultdict(dict, self._way.state())
         try:
-            return super().state_dict()
+            found = super().state_dict()
         finally:
             self.state = held
+        kept = residuals.pack(self._way.residuals(), self.param_groups, rank=self._training.store.rank)
+        return found if kept is None else {**found, residuals.KEY: kept}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Takes over a `state_dict()` of this class or of the wrapped optimizer's: the groups on each worker that calls
         it, the state from rank 0, into the store. Call it on every worker before the next step.
 
         Weights are no part of it: load them into the model, before this optimizer is made or after. Where workers step
-        by themselves, each keeps the state that it has loaded.
+        by themselves, each keeps the state that it has loaded. The residuals of compression are taken over by the rank
+        that has saved them; the others begin with none.
         """
         loaded = dict(state_dict)
         for before in self._optimizer_load_state_dict_pre_hooks.values():
             loaded = before(self, loaded) or loaded
+        kept = loaded.pop(residuals.KEY, None)
         self._way.load_state_dict(loaded)
+        self._way.set_residuals(residuals.unpack(kept, self.param_groups, rank=self._training.store.rank))
         for after in self._optimizer_load_state_dict_post_hooks.values():
             after(self)
 
@@ -254,6 +268,16 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 self.step()
                 raise RuntimeError(f"the norm of the gradients is {norm.item()}; the step was skipped, by all workers")
         return norm
+
+    @property
+    def compresses(self) -> bool:
+        """Whether gradients or values may travel in codecs."""
+        return is_wanted(self.param_groups, self._training.compression)
+
+    def expect_loss_scale(self, loss_scale: float) -> None:
+        """The gradients of the next backward pass will be so many times the real ones: a GradScaler's `update()` tells,
+        so that what codecs kept back is brought to that scale."""
+        self._way.expect(loss_scale)
 
     def no_sync(self) -> AbstractContextManager[None]:
         """Backward passes inside it only accumulate gradients; nothing is sent."""

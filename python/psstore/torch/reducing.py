@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
@@ -104,6 +105,15 @@ class Reducing(ABC):
     def no_sync(self) -> AbstractContextManager[None]:
         return self._gradients.no_sync()
 
+    def expect(self, loss_scale: float) -> None:
+        self._gradients.expect(loss_scale)
+
+    def residuals(self) -> Mapping[torch.Tensor, torch.Tensor]:
+        return self._gradients.residuals()
+
+    def set_residuals(self, residuals: Mapping[torch.Tensor, torch.Tensor]) -> None:
+        self._gradients.set_residuals(residuals)
+
     # ---- how ----
 
     def _commit(self, overflow: Overflow, *, max_norm: float | None = None) -> Ended:
@@ -111,7 +121,10 @@ class Reducing(ABC):
         training = self._training
         self._prepare()
         gradients = self._gradients
-        present = gradients.withhold() if overflow.found else gradients.complete(rewritten=overflow.rewritten)
+        if overflow.found:
+            present = gradients.withhold()
+        else:
+            present = gradients.complete(rewritten=overflow.rewritten, loss_scale=overflow.loss_scale)
         hypers = self._hypers()
         committed = training.store.commit(
             hypers,

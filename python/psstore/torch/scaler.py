@@ -31,6 +31,11 @@ class GradScaler(torch.amp.GradScaler):
     >>> scaler.step(opt)
     """
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._scaled: list[DistributedOptimizer] = []
+        """Those that compress, and have stepped with scaled gradients since the last update."""
+
     def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
         """Divides this worker's gradients by the scale, and looks for an overflow."""
         super().unscale_(optimizer)
@@ -50,10 +55,19 @@ class GradScaler(torch.amp.GradScaler):
         if state["stage"] is OptState.READY:
             self._check_inf_per_device(optimizer)
             optimizer.overflow = Overflow(loss_scale=scale.item(), found=self._found(optimizer))
+            if optimizer.compresses:
+                self._scaled.append(optimizer)
         optimizer.step()
         state["stage"] = OptState.STEPPED
         state["found_inf_per_device"] = {scale.device: torch.full_like(scale, float(optimizer.skipped))}
         return None
+
+    def update(self, new_scale: float | torch.Tensor | None = None) -> None:
+        """Torch's. Optimizers that compress hear of the new scale: what codecs kept back goes on in it."""
+        super().update(new_scale)
+        for optimizer in self._scaled:
+            optimizer.expect_loss_scale(self.get_scale())
+        self._scaled.clear()
 
     def _found(self, optimizer: torch.optim.Optimizer) -> bool:
         return any(found.item() > 0 for found in self._found_inf_per_device(optimizer).values())

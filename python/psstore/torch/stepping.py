@@ -15,8 +15,10 @@ from typing import Any, Literal, Protocol
 import torch
 
 from psstore.client.store import Store
+from psstore.codec.compression import Compression
 from psstore.errors import NotInitialised
 from psstore.torch.claims import claim
+from psstore.torch.compression import compression_for
 from psstore.torch.parameters import Names, Trained, trainable
 from psstore.torch.telling import explained
 from psstore.wire.messages import Exist
@@ -39,12 +41,17 @@ class Training:
     first_group: int = 0
     """Number in the store of parameter group 0; the others follow."""
     exist: Exist = "match"
+    compression: Compression = field(default_factory=Compression)
+    """Of the groups that say nothing of their own."""
     trained: list[Trained] = field(default_factory=list)
 
     @property
     def is_first(self) -> bool:
         """Whether this worker's values are the ones that count where there can be only one: rank 0's."""
         return self.store.rank == 0
+
+    def compression_of(self, one: Trained) -> Compression:
+        return compression_for(one, self.optimizer.param_groups, self.compression)
 
     def newcomers(self) -> list[Trained]:
         """What is in the groups, requires a gradient and is not trained yet: unfrozen since, or of a new group."""
@@ -103,6 +110,9 @@ class Way(Protocol):
     def no_sync(self) -> AbstractContextManager[None]:
         """Backward passes inside it only accumulate."""
 
+    def expect(self, loss_scale: float) -> None:
+        """The gradients to come are so many times the real ones, as far as is known."""
+
     def publish(self) -> None:
         """Makes rank 0's parameters, as they are here, everybody's; every worker calls it."""
 
@@ -111,6 +121,12 @@ class Way(Protocol):
 
     def state(self) -> Mapping[torch.Tensor, dict[str, Any]]:
         """The optimizer's state by parameter, as torch has it."""
+
+    def residuals(self) -> Mapping[torch.Tensor, torch.Tensor]:
+        """By parameter: what this worker's codecs kept back."""
+
+    def set_residuals(self, residuals: Mapping[torch.Tensor, torch.Tensor]) -> None:
+        """Takes them over. Nothing was kept back of the parameters that are not named."""
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Takes over groups and state of a state_dict() of the wrapped optimizer's class."""

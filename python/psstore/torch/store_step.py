@@ -23,7 +23,9 @@ class StoreStep(Reducing):
 
     def __init__(self, training: Training) -> None:
         super().__init__(training)
-        self._edits = Edits(training)
+        self._codecs: dict[str, str] = {}
+        """Of the parameters that are not pulled as they are, by name."""
+        self._edits = Edits(training, codecs=self._codecs)
         self._retired = False
         """Another optimizer uses the same rule state. Said at the first step after it."""
         self._decision: int | None = None
@@ -31,13 +33,18 @@ class StoreStep(Reducing):
 
     def add(self, trained: Sequence[Trained]) -> None:
         training = self._training
+        chosen = {one.name: training.compression_of(one) for one in trained}
         create(training, [self._spec(one) for one in trained], [one.parameter.detach() for one in trained])
+        self._codecs.update({name: one.pull for name, one in chosen.items() if one.pull != "none"})
         self._pull(trained)
         begun, continued = split_trained(training, trained)
         state.adopt(training, begun)
         state.forget(training, continued)
         self._edits.note(trained)
-        self._gradients.watch({one.name: one.parameter for one in trained})
+        self._gradients.watch(
+            {one.name: one.parameter for one in trained},
+            codecs={name: one.push for name, one in chosen.items()},
+        )
 
     def retire(self) -> None:
         super().retire()
@@ -106,6 +113,9 @@ class StoreStep(Reducing):
         """Into the parameters; only what the store has changed after that decision."""
         names = [one.name for one in trained]
         values = self._training.store.pull_many(
-            names, out=[one.parameter.detach() for one in trained], if_newer_than=newer_than
+            names,
+            out=[one.parameter.detach() for one in trained],
+            if_newer_than=newer_than,
+            codec=self._codecs or None,
         )
         mark_written([one.parameter for one, value in zip(trained, values, strict=True) if value is not None])

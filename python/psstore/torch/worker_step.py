@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from psstore.codec.compression import Compression
 from psstore.errors import UsageError
 from psstore.torch.creating import create
 from psstore.torch.parameters import REDUCED_GROUP, STORED_AS, Trained, mark_written, some
@@ -29,6 +30,7 @@ class WorkerStep(Reducing):
 
     def add(self, trained: Sequence[Trained]) -> None:
         training = self._training
+        chosen = [self._compression_of(one) for one in trained]
         create(
             training,
             [*(_weights(one) for one in trained), *(self._gradient(one) for one in trained)],
@@ -36,7 +38,10 @@ class WorkerStep(Reducing):
         )
         self._refuse_latecomer(trained)
         self._pull_weights(trained)
-        self._gradients.watch({gradient_name(one): one.parameter for one in trained})
+        self._gradients.watch(
+            {gradient_name(one): one.parameter for one in trained},
+            codecs={gradient_name(one): compression.push for one, compression in zip(trained, chosen, strict=True)},
+        )
 
     def publish(self) -> None:
         training = self._training
@@ -86,6 +91,17 @@ class WorkerStep(Reducing):
         return self._training.store.pull_many(
             [gradient_name(one) for one in trained], out=targets, if_newer_than=ended.commit.decision - 1
         )
+
+    def _compression_of(self, one: Trained) -> Compression:
+        """What comes back is a gradient, not a value that deltas would add up to."""
+        chosen = self._training.compression_of(one)
+        if chosen.pull != "none":
+            kind = type(self._training.optimizer).__qualname__
+            raise UsageError(
+                f"compression of pulls ({chosen.pull!r}) needs the store to take the step, and it has no rule for"
+                f" {kind}: compress the pushes alone, with compression='push={chosen.push}'"
+            )
+        return chosen
 
     def _refuse_latecomer(self, trained: Sequence[Trained]) -> None:
         names = [gradient_name(one) for one in trained]

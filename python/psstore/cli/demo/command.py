@@ -16,6 +16,8 @@ import typer
 
 from psstore.cli.choices import Mode, consistency_of, fail
 from psstore.cli.demo.settings import DEFAULT_EPOCHS, DEFAULT_EVERY, MNIST_EPOCHS, Settings, Strategy
+from psstore.codec.compression import Compression
+from psstore.errors import BadArgument
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -41,6 +43,13 @@ def demo(
     workers: Annotated[int, typer.Option(min=1, help="Worker processes.")] = 2,
     staleness: Annotated[int, typer.Option(min=0, help="ssp: rounds a worker may be ahead of the slowest.")] = 2,
     backups: Annotated[int, typer.Option(min=0, help="backup: late workers that a round does without.")] = 1,
+    compression: Annotated[
+        str,
+        typer.Option(
+            help="ps: send fewer bytes, with some loss: bf16, fp16, int8 or sign both ways, topk:0.01 for gradients, or"
+            " push=sign,pull=int8."
+        ),
+    ] = "none",
     epochs: Annotated[
         int | None, typer.Option(min=1, help=f"Passes over the data. [default: {DEFAULT_EPOCHS}, MNIST {MNIST_EPOCHS}]")
     ] = None,
@@ -61,6 +70,9 @@ def demo(
     _need_packages(digits=data_dir is None)
     if strategy is not Strategy.ps and mode is not Mode.sync:
         fail(f"--mode {mode.value} is a store's; --strategy {strategy.value} is synchronous")
+    if strategy is not Strategy.ps and compression != "none":
+        fail(f"--compression {compression} is a store's; --strategy {strategy.value} sends float32")
+    _check(compression)
     num_shards = 0 if strategy is Strategy.allreduce else shards
     consistency = consistency_of(mode, workers=workers, backups=backups, staleness=staleness)
     chosen = epochs or (DEFAULT_EPOCHS if data_dir is None else MNIST_EPOCHS)
@@ -73,6 +85,7 @@ def demo(
             strategy=strategy,
             every=every,
             lockstep=consistency.lockstep,
+            compression=compression,
             seed=seed,
             data_dir=None if data_dir is None else str(data_dir.resolve()),
             weights_path=str(Path(directory) / "weights.npz"),
@@ -88,6 +101,7 @@ def demo(
         display.finished.values(),
         strategy=strategy.value,
         mode=mode.value,
+        compression=compression,
         num_shards=num_shards,
         epochs=chosen,
         seed=seed,
@@ -110,13 +124,22 @@ def _need_packages(*, digits: bool) -> None:
         )
 
 
+def _check(compression: str) -> None:
+    """Before anything is started."""
+    try:
+        Compression.of(compression)
+    except BadArgument as error:
+        fail(error.message)
+
+
 def _how(settings: Settings, mode: Mode, num_shards: int) -> str:
     from psstore.cli.demo.display import count
 
     if settings.strategy is Strategy.allreduce:
         return "all-reduce"
     how = f"average every {settings.every}" if settings.strategy is Strategy.average else mode.value
-    return f"{how} · {count(num_shards, 'shard')}"
+    compressed = "" if settings.compression == "none" else f" · {settings.compression}"
+    return f"{how} · {count(num_shards, 'shard')}{compressed}"
 
 
 def _dataset(data_dir: Path | None) -> str:

@@ -16,10 +16,11 @@ from psstore.torch import DistributedOptimizer
 class ParameterServer:
     """A worker's store as Peers."""
 
-    def __init__(self, store: psstore.Store) -> None:
+    def __init__(self, store: psstore.Store, compression: str) -> None:
         assert store.rank is not None, "a store is joined as a worker unless it is told otherwise"
         self.rank = store.rank
         self._store = store
+        self._compression = compression
 
     @property
     def round(self) -> int:
@@ -35,7 +36,9 @@ class ParameterServer:
         return self._store.bytes_pushed, self._store.bytes_pulled
 
     def distribute(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[nn.Module, torch.optim.Optimizer]:
-        return model, DistributedOptimizer(optimizer, self._store, named_parameters=model.named_parameters())
+        return model, DistributedOptimizer(
+            optimizer, self._store, named_parameters=model.named_parameters(), compression=self._compression
+        )
 
     def meet(self, name: str) -> None:
         self._store.barrier(name)
@@ -48,4 +51,4 @@ class ParameterServer:
 @contextmanager
 def parameter_server(settings: Settings) -> Iterator[ParameterServer]:
     with psstore.connect() as store:
-        yield ParameterServer(store)
+        yield ParameterServer(store, settings.compression)

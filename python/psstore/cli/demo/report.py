@@ -12,6 +12,7 @@ from psstore.cli.demo.events import Finished
 class Report(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     strategy: str
     mode: str
+    compression: str = "none"
     shards: int
     """0 for a strategy without a store."""
     workers: int
@@ -39,6 +40,7 @@ def report_of(
     *,
     strategy: str,
     mode: str,
+    compression: str,
     num_shards: int,
     epochs: int,
     seed: int,
@@ -49,6 +51,7 @@ def report_of(
     return Report(
         strategy=strategy,
         mode=mode,
+        compression=compression,
         shards=num_shards,
         workers=len(finished),
         epochs=epochs,

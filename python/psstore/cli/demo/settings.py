@@ -45,6 +45,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Steps from one average to the next."""
     lockstep: bool = True
     """Rounds are decided together; else each worker's gradients are a step of their own."""
+    compression: str = "none"
+    """How gradients and new values travel: a `Compression` in a word."""
     seed: int = 0
     data_dir: str | None = None
     """Directory with MNIST's IDX files; None: scikit-learn's digits."""
