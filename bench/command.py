@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -26,23 +26,42 @@ class Subject:
     """Whether it gets a network namespace of its own first, so that all have the same congestion control."""
 
 
-def run(subject: Subject, arguments: list[str] | None = None) -> Report:
+def run(subject: Subject, arguments: Sequence[str] | None = None) -> Report:
     """Measures, prints, and writes what was asked for."""
-    parser = argparse.ArgumentParser(prog=f"python -m bench.{subject.name}", description=subject.summary)
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    output = _output_options()
+    parser = argparse.ArgumentParser(
+        prog=f"python -m bench.{subject.name}", description=subject.summary, parents=[output]
+    )
     parser.add_argument("--quick", action="store_true", help="few rounds: does it run, roughly how fast")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the report there")
-    parser.add_argument("--plot", type=Path, metavar="FILE.png", help="also draw charts: FILE-NAME.png for each")
     subject.add_options(parser)
-    chosen = parser.parse_args(arguments)
+    chosen = parser.parse_args(given)
     why_not = isolate_network() if subject.isolated else None
     report = subject.run(chosen)
-    command = shlex.join(["python", "-m", f"bench.{subject.name}", *(sys.argv[1:] if arguments is None else arguments)])
-    report = replace(report, command=command, notes=[*report.notes, *([why_not] if why_not else [])])
+    _, measuring = output.parse_known_args(given)
+    report = replace(
+        report,
+        command=shlex.join(["python", "-m", f"bench.{subject.name}", *measuring]),
+        notes=[*report.notes, *([why_not] if why_not else [])],
+    )
     print(report.markdown())
+    _write(report, chosen)
+    return report
+
+
+def _write(report: Report, chosen: argparse.Namespace) -> None:
+    """To the files that were asked for."""
     if chosen.json:
         report.save(chosen.json)
     if chosen.plot:
         from bench.plots import draw  # only who draws needs matplotlib
 
         draw(report, chosen.plot)
-    return report
+
+
+def _output_options() -> argparse.ArgumentParser:
+    """Those that have no part in what is measured."""
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the report there")
+    parser.add_argument("--plot", type=Path, metavar="FILE.png", help="also draw charts: FILE-NAME.png for each")
+    return parser

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from bench.harness import Series
-from bench.report import Chart, Table, three_digits
+from bench.report import Cell, Chart, Table, three_digits
 
 Role = Literal["psstore", "limit", "peer"]
 
@@ -51,6 +51,21 @@ def comparison_figures(title: str, entries: Sequence[Entry]) -> list[dict[str, A
     ]
 
 
+def comparison_summary(subject: str, title: str, entries: Sequence[Entry]) -> list[list[Cell]]:
+    """A row for each of psstore's entries."""
+    return [
+        [
+            subject,
+            f"{title}: {entry.name}",
+            f"{three_digits(1e3 * entry.series.median)} ms",
+            ratio_to_limit(entry, entries),
+            ratio_to_best_peer(entry, entries),
+        ]
+        for entry in entries
+        if entry.role == "psstore"
+    ]
+
+
 def ratio_to_limit(entry: Entry, entries: Sequence[Entry]) -> float | None:
     limits = [one for one in entries if one.role == "limit" and entry.limit in (None, one.name)]
     return _ratio(entry, limits)
@@ -64,7 +79,7 @@ def _ratio(entry: Entry, others: Sequence[Entry]) -> float | None:
     return entry.series.median / min(one.series.median for one in others) if others else None
 
 
-def _row(entry: Entry, entries: Sequence[Entry]) -> list[str | float | None]:
+def _row(entry: Entry, entries: Sequence[Entry]) -> list[Cell]:
     milliseconds = [three_digits(1e3 * time) for time in (entry.series.median, entry.series.min, entry.series.max)]
     return [
         f"**{entry.name}**" if entry.role == "psstore" else entry.name,

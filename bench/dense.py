@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from bench.command import Subject, run
-from bench.comparison import Entry, comparison, comparison_chart, comparison_figures
+from bench.comparison import Entry, comparison, comparison_chart, comparison_figures, comparison_summary
 from bench.harness import Turn, alternate
 from bench.machine import machine
 from bench.peers import Peer, load
@@ -87,7 +88,7 @@ def title(work: Work) -> str:
 
 
 def measure(chosen: argparse.Namespace) -> Report:
-    preload("torch")
+    preload("torch", "bench.team", "bench.peers.store", "bench.peers.raw_sockets")
     everybody = [Contestant(peer, transport) for transport in TRANSPORTS for peer in PEERS]
     absent: list[str] = []
     found: dict[str, Sequence[Entry]] = {}
@@ -120,12 +121,17 @@ def _report(found: Mapping[str, Sequence[Entry]], absent: Sequence[str]) -> Repo
         tables=[comparison(of_case, entries) for of_case, entries in found.items()],
         notes=[f"Not run: {reason}." for reason in absent],
         charts=[
-            comparison_chart(f"{index}", f"push + SGD + pull: {of_case}", {"": entries})
-            for index, (of_case, entries) in enumerate(found.items())
+            comparison_chart(_slug(of_case), f"push + SGD + pull: {of_case}", {"": entries})
+            for of_case, entries in found.items()
         ],
         figures=figures,
+        summary=[row for of_case, entries in found.items() for row in comparison_summary("dense", of_case, entries)],
         machine=machine("torch", "redis", "uvloop"),
     )
+
+
+def _slug(of_case: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", of_case.lower())
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

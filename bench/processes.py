@@ -45,7 +45,9 @@ def store_server(transport: str, shards: int, *, workers: int = 1) -> Iterator[s
         read_fd, write_fd = os.pipe()
         command = [sys.executable, "-m", "psstore.cli.server", "--shards", str(shards), "--workers", str(workers)]
         process = subprocess.Popen(
-            [*command, *where, "--ready-fd", str(write_fd)], pass_fds=[write_fd], stdout=subprocess.DEVNULL
+            [*command, *where, "--ready-fd", str(write_fd), "--log-level", "warning"],
+            pass_fds=[write_fd],
+            stdout=subprocess.DEVNULL,
         )
         os.close(write_fd)
         with os.fdopen(read_fd) as ready:

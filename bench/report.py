@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 Cell = str | float | None
+
+SUMMARY_HEADERS = ("subject", "what", "psstore", "× limit", "× best peer")
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,8 @@ class Report:
     charts: Sequence[Chart] = ()
     figures: Sequence[Mapping[str, Any]] = ()
     """The raw values behind the tables, for programs."""
+    summary: Sequence[Sequence[Cell]] = ()
+    """Rows under SUMMARY_HEADERS, for the table of all subjects."""
     machine: Mapping[str, str | int] = field(default_factory=dict)
     command: str = ""
     """Which made it."""
@@ -72,6 +76,25 @@ class Report:
         saved = json.loads(path.read_text())
         tables = [Table(**table) for table in saved.pop("tables")]
         return cls(tables=tables, charts=[Chart(**chart) for chart in saved.pop("charts")], **saved)
+
+
+def merged(reports: Sequence[Report]) -> Report:
+    """Parts of one subject, run one after the other, as one report."""
+    first, *_ = reports
+    return replace(
+        first,
+        tables=[table for report in reports for table in report.tables],
+        notes=list(dict.fromkeys(note for report in reports for note in report.notes)),
+        charts=[chart for report in reports for chart in report.charts],
+        figures=[figure for report in reports for figure in report.figures],
+        summary=[row for report in reports for row in report.summary],
+        command="; ".join(dict.fromkeys(report.command for report in reports)),
+    )
+
+
+def summary_table(reports: Sequence[Report]) -> Table:
+    """What psstore took in every subject, beside the limit and the best peer of the same run."""
+    return Table("All subjects", SUMMARY_HEADERS, [row for report in reports for row in report.summary])
 
 
 def shown(cell: Cell) -> str:

@@ -12,10 +12,10 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
+import redis
 
 from bench.comparison import Role
 from bench.work import Tensors, Work, memory, sgd, tensors
@@ -31,10 +31,7 @@ START_S = 10.0
 def why_not(work: Work, transport: str) -> str | None:
     if transport == "shm":
         return "Redis has no shared memory"
-    if shutil.which("redis-server") is None:
-        return "there is no redis-server (apt-get install redis-server)"
-    missing = [name for name in ("redis", "hiredis") if find_spec(name) is None]
-    return f"python has no {missing[0]} (pip install redis hiredis)" if missing else None
+    return None if shutil.which("redis-server") else "there is no redis-server (apt-get install redis-server)"
 
 
 @contextlib.contextmanager
@@ -57,12 +54,13 @@ def join(work: Work, rank: int, where: str) -> RedisWorker:
     return RedisWorker(work, rank, where)
 
 
+def client(where: str) -> redis.Redis:
+    return redis.Redis(port=int(where)) if where.isdigit() else redis.Redis(unix_socket_path=where)
+
+
 class RedisWorker:
     def __init__(self, work: Work, rank: int, where: str) -> None:
-        import redis  # only who takes part needs it
-
-        where_ = {"port": int(where)} if where.isdigit() else {"unix_socket_path": where}
-        self._redis = redis.Redis(**where_)
+        self._redis = client(where)
         self._rank = rank
         self._others = [other for other in range(work.num_workers) if other != rank]
         self._tensors = tensors(work, rank)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import tempfile
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from itertools import cycle
 from pathlib import Path
@@ -40,7 +41,7 @@ def serve(work: Work, transport: str) -> Iterator[str]:
 
 
 def join(work: Work, rank: int, where: str) -> RpcWorker:
-    _start(f"worker{rank}", rank + 1, work, where)
+    start(f"worker{rank}", rank + 1, work, where)
     return RpcWorker(work, rank)
 
 
@@ -94,6 +95,18 @@ class _Server:
         self._optimizer.step()
 
 
+_kept: list[torch.Tensor] = []
+"""In the server's process: what `keep` brought last."""
+
+
+def keep(value: torch.Tensor) -> None:
+    _kept[:] = [value]
+
+
+def kept() -> torch.Tensor:
+    return _kept[0]
+
+
 _servers: list[_Server] = []
 """In the server's process: the one that is there. Calls find it here, as they can't carry it."""
 
@@ -105,12 +118,13 @@ def update_and_fetch(gradients: list[torch.Tensor]) -> torch.futures.Future[list
 
 def _serve(work: Work, where: str) -> None:
     _servers.append(_Server(work))
-    _start(SERVER, 0, work, where)
+    start(SERVER, 0, work, where)
     rpc.shutdown()  # waits for the workers to be done
 
 
-def _start(name: str, rank: int, work: Work, where: str) -> None:
+def start(name: str, rank: int, work: Work, where: str) -> None:
     torch.set_num_threads(1)
+    warnings.filterwarnings("ignore", message="You are using a Backend")  # torch's own use of it
     transport, path = where.split()
     only_tcp = transport == "tcp"
     options = rpc.TensorPipeRpcBackendOptions(

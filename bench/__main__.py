@@ -1,0 +1,44 @@
+"""All subjects, one after the other, each in a process of its own, and one table of what came out.
+
+python -m bench [--quick] [--only SUBJECT] [--json FOLDER] [--plot FOLDER]
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from bench.report import Report, summary_table
+
+SUBJECTS = ("dense", "latency", "kernels", "scaling", "training", "compression")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench", description="Measures all subjects.")
+    parser.add_argument("--quick", action="store_true", help="few rounds: does it run, roughly how fast")
+    parser.add_argument("--only", action="append", choices=SUBJECTS, help="only this one (may be given twice)")
+    parser.add_argument("--json", type=Path, metavar="FOLDER", help="also write SUBJECT.json there")
+    parser.add_argument("--plot", type=Path, metavar="FOLDER", help="also draw charts there: SUBJECT-NAME.png")
+    chosen = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        reports = [_measured(subject, chosen, Path(folder)) for subject in chosen.only or SUBJECTS]
+    print(summary_table(reports).markdown())
+
+
+def _measured(subject: str, chosen: argparse.Namespace, folder: Path) -> Report:
+    """Of a process of its own, which prints its report."""
+    print(f"\n# {subject}\n", flush=True)
+    into: Path = chosen.json or folder
+    into.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-m", f"bench.{subject}", "--json", str(into / f"{subject}.json")]
+    command += ["--quick"] if chosen.quick else []
+    command += ["--plot", str(chosen.plot / f"{subject}.png")] if chosen.plot else []
+    subprocess.run(command, check=True)
+    return Report.load(into / f"{subject}.json")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,242 @@
+"""How long one small value takes: 1 KiB pushed, 1 KiB pulled, alone and while another client sends in bulk.
+
+    python -m bench.latency [--quick] [--json FILE] [--plot FILE.png]
+
+Axes: transport, peers (callers.py), load. The client is this process, the server another one; each caller makes a
+burst of calls in turn. Pushes and pulls are of a plain tensor ('assign'). The limit is a ping-pong of as many bytes,
+blocking, as the client is; spinning is what blocking costs. Also: pushes per second with 100 of them under way.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from multiprocessing.connection import Connection
+from typing import Any
+
+from bench.callers import Caller, raw_caller, redis_caller, rpc_caller, store_caller
+from bench.command import Subject, run
+from bench.harness import Series, Turn, alternate
+from bench.machine import machine
+from bench.processes import FRESH, child, preload
+from bench.report import Cell, Chart, Report, Table
+
+BURST = 200
+"""Calls in a turn."""
+
+UNDER_WAY = 100
+"""Pushes at once, for operations per second."""
+
+HEADERS = (
+    "who",
+    "push µs: p50, p99",
+    "pull µs: p50, p99",
+    "× raw blocking (p50)",
+    "under load, push µs: p50, p99",
+    "p99 under load × idle",
+    "pipelined pushes/s",
+)
+
+
+@dataclass
+class Calls:
+    """One caller's one kind of call, and how long each took."""
+
+    call: Callable[[], object]
+    caller: Caller
+    load: Load | None = None
+    times_s: list[float] = field(default_factory=list)
+
+    def burst(self) -> float:
+        with self.caller.around(), self.load or contextlib.nullcontext():
+            begin = time.perf_counter()
+            for _ in range(BURST):
+                before = time.perf_counter()
+                self.call()
+                self.times_s.append(time.perf_counter() - before)
+            return time.perf_counter() - begin
+
+    def series(self, *, warm_up: int) -> Series:
+        """Without the first `warm_up` bursts."""
+        return Series(tuple(self.times_s[warm_up * BURST :]), ())
+
+
+class Load:
+    """Another client, which sends in bulk within the block."""
+
+    def __init__(self, link: Connection) -> None:
+        self._link = link
+        self._link.recv()  # it is connected
+
+    def __enter__(self) -> None:
+        self._link.send(True)
+        self._link.recv()  # it has sent something
+
+    def __exit__(self, *exception: object) -> None:
+        self._link.send(False)
+        self._link.recv()
+
+
+@contextlib.contextmanager
+def _load(bulk: Callable[[], Callable[[], object]]) -> Iterator[Load]:
+    ours, theirs = FRESH.Pipe()
+    with child(_send_in_bulk, theirs, bulk), contextlib.closing(ours):
+        yield Load(ours)
+
+
+def _send_in_bulk(link: Connection, bulk: Callable[[], Callable[[], object]]) -> None:
+    """In a process of its own: while told to, until the link ends."""
+    with contextlib.suppress(EOFError):
+        send = bulk()
+        link.send("connected")
+        while link.recv():
+            send()
+            link.send("sending")
+            while not link.poll():
+                send()
+            link.recv()
+            link.send("quiet")
+
+
+@dataclass(frozen=True)
+class Found:
+    """One caller's results."""
+
+    caller: Caller
+    push: Series
+    pull: Series
+    loaded: Series | None
+    pipelined_s: float
+    """Median, for UNDER_WAY pushes."""
+
+
+def measure_callers(callers: Sequence[Caller], *, warm_up: int, rounds: int) -> list[Found]:
+    with contextlib.ExitStack() as ends:
+        kinds: dict[str, Calls] = {}
+        turns: dict[str, Turn] = {}
+        for one in callers:
+            kinds[f"{one.name}: push"] = Calls(one.push, one)
+            kinds[f"{one.name}: pull"] = Calls(one.pull, one)
+            if one.bulk is not None:
+                kinds[f"{one.name}: loaded"] = Calls(one.push, one, ends.enter_context(_load(one.bulk)))
+            turns[f"{one.name}: pipelined"] = partial(_pipelined, one)
+        bursts: dict[str, Turn] = {name: calls.burst for name, calls in kinds.items()}
+        taken = alternate(bursts | turns, warm_up=warm_up, rounds=rounds, progress="latency")
+    series = {name: calls.series(warm_up=warm_up) for name, calls in kinds.items()}
+    return [
+        Found(
+            one,
+            push=series[f"{one.name}: push"],
+            pull=series[f"{one.name}: pull"],
+            loaded=series.get(f"{one.name}: loaded"),
+            pipelined_s=taken[f"{one.name}: pipelined"].median,
+        )
+        for one in callers
+    ]
+
+
+def _pipelined(caller: Caller) -> float:
+    with caller.around():
+        begin = time.perf_counter()
+        caller.pipelined(UNDER_WAY)
+        return time.perf_counter() - begin
+
+
+def measure(chosen: argparse.Namespace) -> Report:
+    preload("bench.callers")
+    absent: list[str] = []
+    with contextlib.ExitStack() as ends:
+        callers = [ends.enter_context(raw_caller("tcp")), ends.enter_context(raw_caller("unix"))]
+        callers.append(ends.enter_context(raw_caller("tcp", spinning=True)))
+        callers += [ends.enter_context(store_caller(transport)) for transport in ("tcp", "unix")]
+        for start in (partial(redis_caller, "tcp"), partial(redis_caller, "unix"), rpc_caller):
+            try:
+                callers.append(ends.enter_context(start()))
+            except (ImportError, FileNotFoundError) as missing:
+                absent.append(f"Not run: {missing}.")
+        counts = {"warm_up": 1, "rounds": 3} if chosen.quick else {"warm_up": 2, "rounds": 12}
+        found = measure_callers(callers, **counts)
+    return _report(found, absent)
+
+
+def _report(found: Sequence[Found], absent: Sequence[str]) -> Report:
+    return Report(
+        subject="latency",
+        about=(
+            "One call at a time of a client that blocks, 1 KiB. × raw blocking: the slower of push and pull by the same"
+            " of a ping-pong over the same transport. Under load another client sends 16 MiB again and again."
+        ),
+        tables=[Table("1 KiB", HEADERS, [_row(one, found) for one in found])],
+        notes=absent,
+        charts=[_chart(found)],
+        figures=[_figures(one) for one in found],
+        summary=[_summary(one, found) for one in found if one.caller.role == "psstore"],
+        machine=machine("torch", "redis", "uvloop"),
+    )
+
+
+def _row(one: Found, found: Sequence[Found]) -> list[Cell]:
+    name, limit = one.caller.name, _limit(one, found)
+    ratio = max(one.push.median / limit.push.median, one.pull.median / limit.pull.median)
+    return [
+        f"**{name}**" if one.caller.role == "psstore" else name,
+        _percentiles(one.push),
+        _percentiles(one.pull),
+        ratio,
+        _percentiles(one.loaded) if one.loaded else None,
+        one.loaded.percentile(99) / one.push.percentile(99) if one.loaded else None,
+        f"{UNDER_WAY / one.pipelined_s:,.0f}",
+    ]
+
+
+def _summary(one: Found, found: Sequence[Found]) -> list[Cell]:
+    peers = [peer.push.median for peer in found if peer.caller.role == "peer"]
+    return [
+        "latency",
+        f"push 1 KiB, {one.caller.transport}",
+        f"{1e6 * one.push.median:.0f} µs",
+        one.push.median / _limit(one, found).push.median,
+        one.push.median / min(peers) if peers else None,
+    ]
+
+
+def _limit(one: Found, found: Sequence[Found]) -> Found:
+    """The blocking ping-pong over the same transport, which comes first."""
+    return next(
+        limit for limit in found if limit.caller.role == "limit" and limit.caller.transport == one.caller.transport
+    )
+
+
+def _percentiles(series: Series) -> str:
+    return f"{1e6 * series.percentile(50):.0f}, {1e6 * series.percentile(99):.0f}"
+
+
+def _chart(found: Sequence[Found]) -> Chart:
+    series = {
+        "push, p50": {one.caller.name: 1e6 * one.push.percentile(50) for one in found},
+        "pull, p50": {one.caller.name: 1e6 * one.pull.percentile(50) for one in found},
+        "push under load, p99": {
+            one.caller.name: 1e6 * one.loaded.percentile(99) for one in found if one.loaded is not None
+        },
+    }
+    return Chart("1kib", "1 KiB, one call at a time", "µs", series)
+
+
+def _figures(one: Found) -> dict[str, Any]:
+    kinds = {"push": one.push, "pull": one.pull, "loaded": one.loaded}
+    percentiles = {
+        kind: {str(percent): series.percentile(percent) for percent in (1, 10, 50, 90, 99)}
+        for kind, series in kinds.items()
+        if series is not None
+    }
+    return {"name": one.caller.name, "percentiles_s": percentiles, "pipelined_s": one.pipelined_s}
+
+
+SUBJECT = Subject("latency", "1 KiB pushed and pulled, beside raw sockets, Redis and torch.distributed.rpc", measure)
+
+if __name__ == "__main__":
+    run(SUBJECT)
