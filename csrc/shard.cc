@@ -41,7 +41,7 @@ ErrorCode status_of(Staged outcome) {
 
 Shard::Shard(const ShardOptions& options)
     : options_(options),
-      pool_(BufferPool::create(kMaxIdleBytes)),
+      pool_(BufferPool::create(kMaxIdleBytes, options.arena)),
       table_(options.num_stripes, pool_, counters_) {
   if (options.num_stripes == 0) {
     throw Error(ErrorCode::BAD_ARGUMENT, "num_stripes is 0; a shard needs at least one");
@@ -63,23 +63,24 @@ void Shard::drop(uint64_t tensor_id) {
 
 // ---- writes ---------------------------------------------------------------------------------------
 
-BufferRef Shard::admit(WriteKind kind, std::span<SliceEntry> entries, uint64_t payload_bytes) {
+bool Shard::check(WriteKind kind, std::span<SliceEntry> entries, uint64_t payload_bytes) {
   if (sum_of_bytes(entries) != payload_bytes) {
     throw Error(ErrorCode::BAD_HEADER,
                 "the slices add up to " + std::to_string(sum_of_bytes(entries)) +
                     " bytes, the header announces " + std::to_string(payload_bytes));
   }
-  {
-    const SharedLock lock(table_.decision_mutex);
-    for (SliceEntry& entry : entries) {
-      Stripe& stripe = table_.stripe_of(entry.key);
-      const MutexLock stripe_lock(stripe.mutex);
-      const Slot* slot = stripe.find(entry.key);
-      entry.status = slot ? check_write(slot->spec(), kind, entry) : ErrorCode::UNKNOWN_KEY;
-    }
+  const SharedLock lock(table_.decision_mutex);
+  for (SliceEntry& entry : entries) {
+    Stripe& stripe = table_.stripe_of(entry.key);
+    const MutexLock stripe_lock(stripe.mutex);
+    const Slot* slot = stripe.find(entry.key);
+    entry.status = slot ? check_write(slot->spec(), kind, entry) : ErrorCode::UNKNOWN_KEY;
   }
-  const bool any = std::any_of(entries.begin(), entries.end(), is_admitted);
-  return any ? pool_->allocate(payload_bytes) : BufferRef();
+  return std::any_of(entries.begin(), entries.end(), is_admitted);
+}
+
+BufferRef Shard::admit(WriteKind kind, std::span<SliceEntry> entries, uint64_t payload_bytes) {
+  return check(kind, entries, payload_bytes) ? pool_->allocate(payload_bytes) : BufferRef();
 }
 
 void Shard::stage(const Origin& origin, std::span<SliceEntry> entries, const BufferRef& payload) {
@@ -258,7 +259,7 @@ bool Shard::settle(int64_t max_slots) {
 
 // ---- reads ----------------------------------------------------------------------------------------
 
-Shard::Reply Shard::read(std::span<SliceEntry> entries, uint64_t max_payload_bytes) {
+Shard::Reply Shard::read(std::span<SliceEntry> entries, uint64_t max_payload_bytes, bool share) {
   std::vector<Finding> findings;
   findings.reserve(entries.size());
   {
@@ -277,8 +278,29 @@ Shard::Reply Shard::read(std::span<SliceEntry> entries, uint64_t max_payload_byt
                     " bytes, one reply holds " + std::to_string(max_payload_bytes) +
                     "; ask for fewer at a time");
   }
-  reply.pieces = gather(findings, *pool_);
+  share = share && options_.arena != nullptr && reply.payload_bytes >= kSharedReplyBytes;
+  reply.pieces = gather(findings, *pool_, share ? kLargeBlockBytes : 0);
+  reply.shared = share && locate(entries, reply.pieces);
   return reply;
+}
+
+bool Shard::locate(std::span<SliceEntry> entries, std::span<const Piece> pieces) const {
+  const auto in_arena = [this](const Piece& piece) {
+    return options_.arena->offset_of(piece.buffer->data()).has_value();
+  };
+  if (!std::all_of(pieces.begin(), pieces.end(), in_arena)) return false;
+  auto piece = pieces.begin();
+  uint64_t begin = 0;  // within the piece
+  for (SliceEntry& entry : entries) {
+    if (entry.num_bytes == 0) continue;
+    if (begin == piece->num_bytes) {
+      ++piece;
+      begin = 0;
+    }
+    entry.offset = *options_.arena->offset_of(piece->buffer->data()) + begin;
+    begin += entry.num_bytes;
+  }
+  return true;
 }
 
 ErrorCode Shard::find(SliceEntry& entry, std::vector<Finding>& findings) {

@@ -18,6 +18,7 @@
 #include <utility>
 #include <vector>
 
+#include "shm/value_arena.h"
 #include "table/dense_table.h"
 #include "table/gather.h"
 #include "table/rank_book.h"
@@ -28,8 +29,13 @@ namespace psstore {
 struct ShardOptions {
   uint32_t index = 0;
   size_t num_stripes = 64;
-  bool refuse_non_finite = false;  // NaN and infinities in writes become NON_FINITE
+  bool refuse_non_finite = false;               // NaN and infinities in writes become NON_FINITE
+  std::shared_ptr<ValueArena> arena = nullptr;  // where large buffers lie, for clients to read
 };
+
+// A reply of fewer bytes goes over the stream: to copy them there costs less than another frame, which
+// says that they were read.
+inline constexpr uint64_t kSharedReplyBytes = 64 << 10;
 
 class Shard {
  public:
@@ -47,9 +53,10 @@ class Shard {
 
   // ---- writes: admit() before the payload is received, then the call for its kind
 
-  // Sets each entry's status to whether it may be written. Returns memory for the payload; empty if no
-  // entry is OK and the payload is not worth receiving.
+  // Sets each entry's status to whether it may be written; true: some of them may.
   // Throws Error(BAD_HEADER) if the entries do not add up to `payload_bytes`.
+  bool check(WriteKind kind, std::span<SliceEntry> entries, uint64_t payload_bytes);
+  // The same, and returns memory for the payload; empty if it is not worth receiving.
   BufferRef admit(WriteKind kind, std::span<SliceEntry> entries, uint64_t payload_bytes);
 
   // These act on the entries that are OK; `payload` may be empty if none is or all are of zero size.
@@ -85,9 +92,11 @@ class Shard {
   struct Reply {
     std::vector<Piece> pieces;
     uint64_t payload_bytes = 0;
+    bool shared = false;  // the entries say where in the arena their bytes lie
   };
+  // `share`: the client maps the arena. The values stay there as they are while the pieces are held.
   // Throws Error(FRAME_TOO_LARGE) if the values are more than `max_payload_bytes` together.
-  Reply read(std::span<SliceEntry> entries, uint64_t max_payload_bytes);
+  Reply read(std::span<SliceEntry> entries, uint64_t max_payload_bytes, bool share = false);
 
   // Sums of squares of the gradients that the last decision reduces to, before any scale: one of each
   // entry that is OK afterwards. NOT_MODIFIED if it needs no scale or does not concern the slice.
@@ -120,6 +129,8 @@ class Shard {
   // The answer to what was done before: OK and today's version.
   void acknowledge(std::span<SliceEntry> entries) REQUIRES_SHARED(table_.decision_mutex);
   void refuse(std::span<SliceEntry> entries, ErrorCode status);
+  // Notes where in the arena the entries' bytes lie; false, with no entry changed: some lie elsewhere.
+  bool locate(std::span<SliceEntry> entries, std::span<const Piece> pieces) const;
   ErrorCode find(SliceEntry& entry, std::vector<Finding>& findings)
       REQUIRES_SHARED(table_.decision_mutex);
   ErrorCode find_squares(SliceEntry& entry, std::vector<double>& sums)

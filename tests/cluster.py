@@ -1,4 +1,5 @@
-"""Stores under test over every transport: inside this process, or real processes behind TCP or unix sockets."""
+"""Stores under test over every transport: inside this process, or real processes behind TCP or unix sockets, or with
+shared memory."""
 
 from __future__ import annotations
 
@@ -37,6 +38,7 @@ class Cluster:
         self._ends = contextlib.ExitStack()
         self.num_shards = shards
         self.num_workers = workers
+        self.transport: Any = transport
         self.local: LocalStore | None = None
         self.process: StoreProcess | None = None
         if transport == "local":
@@ -50,7 +52,7 @@ class Cluster:
         if transport == "unix":
             folder = self._ends.enter_context(tempfile.TemporaryDirectory())
             arguments += ["--uds", str(Path(folder) / "store")]
-        self.process = self._ends.enter_context(StoreProcess(*arguments, port=0 if transport == "tcp" else None))
+        self.process = self._ends.enter_context(StoreProcess(*arguments, port=None if transport == "unix" else 0))
 
     @property
     def url(self) -> str:
@@ -62,14 +64,14 @@ class Cluster:
         if self.local is not None:
             store = self.local.connect(rank=rank, role=role, wait_s=wait_s)
         else:
-            store = psstore.connect(self.url, rank=rank, role=role, wait_s=wait_s)
+            store = psstore.connect(self.url, rank=rank, role=role, wait_s=wait_s, transport=self.transport)
         self._ends.callback(store.close)
         return store
 
     async def connect_async(self, *, role: Any = "worker") -> AsyncStore:
         if self.local is not None:
             return self.local.connect_async(role=role)
-        return await psstore.connect_async(self.url, role=role)
+        return await psstore.connect_async(self.url, role=role, transport=self.transport)
 
     def workers(self, wait_s: float = PATIENCE_S) -> list[Store]:
         """All of them, in rank order."""

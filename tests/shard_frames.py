@@ -193,7 +193,7 @@ def pull(
         wanted = wanted.with_versions(versions)
     if parts is not None:
         wanted = wanted.with_parts(parts)
-    table, pieces = shard.read(_request("PULL", wanted))
+    table, pieces, _ = shard.read(_request("PULL", wanted))
     return Pulled(answers(table), table.payload_bytes, pieces)
 
 

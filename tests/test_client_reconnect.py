@@ -14,6 +14,7 @@ from proxy import Proxy
 
 import psstore
 from psstore.client.store import Store
+from psstore.config import Transport
 from psstore.errors import StoreUnreachable
 from psstore.net.address import TcpAddress, parse_address
 
@@ -30,10 +31,15 @@ def proxied(url: str, allowances: Iterator[int]) -> Proxy:
     return Proxy((address.host, address.port), allowances)
 
 
-def cuts(seed: int, count: int) -> Iterator[int]:
-    """Bytes until each cut: some within the handshake, most within a payload."""
+def cuts(seed: int, count: int, transport: str) -> Iterator[int]:
+    """Bytes until each cut: some within the handshake, most within a payload; if that lies in shared memory, where
+    frames are told where."""
     chance = random.Random(seed)
-    return iter([int(10 ** chance.uniform(1.5, 6.5)) for _ in range(count)])
+    most = {"tcp": 6.5, "shm": 3.5}[transport]
+    return iter([int(10 ** chance.uniform(1.5, most)) for _ in range(count)])
+
+
+CUT = pytest.mark.parametrize(("transport", "seed"), [("tcp", 0), ("tcp", 1), ("tcp", 2), ("shm", 3), ("shm", 4)])
 
 
 @pytest.fixture
@@ -44,8 +50,8 @@ def behind_proxy(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Proxy]]:
     proxies: list[Proxy] = []
     usable = remote._usable
 
-    def detour(addresses: tuple[str, ...]) -> list[TcpAddress]:
-        (address,) = (cast(TcpAddress, one) for one in usable(addresses))
+    def detour(addresses: tuple[str, ...], transport: Transport) -> list[TcpAddress]:
+        (address,) = (cast(TcpAddress, one) for one in usable(addresses, transport))
         for proxy in proxies:
             if proxy._target == (address.host, address.port):
                 return [TcpAddress(*proxy.address)]
@@ -57,15 +63,15 @@ def behind_proxy(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Proxy]]:
         proxy.close()
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_additions_count_once_whatever_is_cut(seed: int, behind_proxy: list[Proxy]) -> None:
+@CUT
+def test_additions_count_once_whatever_is_cut(transport: Transport, seed: int, behind_proxy: list[Proxy]) -> None:
     with clusters("tcp") as start:
         cluster = start(shards=2)
         assert cluster.process is not None
         behind_proxy += [
-            proxied(address, cuts(2 * seed + i, 12)) for i, address in enumerate(cluster.process.addresses)
+            proxied(address, cuts(2 * seed + i, 12, transport)) for i, address in enumerate(cluster.process.addresses)
         ]
-        with psstore.connect(cluster.url, role="client") as store:
+        with psstore.connect(cluster.url, role="client", transport=transport) as store:
             store.create("sum", shape=(NUM_ELEMS,), rule="add")
             for step in range(20):
                 store.push("sum", np.full(NUM_ELEMS, step, F32))
@@ -73,16 +79,20 @@ def test_additions_count_once_whatever_is_cut(seed: int, behind_proxy: list[Prox
         assert sum(proxy.num_cut for proxy in behind_proxy) > 5
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_training_gives_the_same_bytes_whatever_is_cut(seed: int, behind_proxy: list[Proxy]) -> None:
+@CUT
+def test_training_gives_the_same_bytes_whatever_is_cut(
+    transport: Transport, seed: int, behind_proxy: list[Proxy]
+) -> None:
     rounds = 10
     with clusters("tcp") as start:
         cluster = start(shards=2, workers=2)
         assert cluster.process is not None
         behind_proxy += [
-            proxied(address, cuts(2 * seed + i, 12)) for i, address in enumerate(cluster.process.addresses)
+            proxied(address, cuts(2 * seed + i, 12, transport)) for i, address in enumerate(cluster.process.addresses)
         ]
-        stores = at_once(*[lambda rank=rank: psstore.connect(cluster.url, rank=rank) for rank in range(2)])
+        stores = at_once(
+            *[lambda rank=rank: psstore.connect(cluster.url, rank=rank, transport=transport) for rank in range(2)]
+        )
 
         def train(store: Store) -> object:
             store.create("w", shape=(NUM_ELEMS,), rule="sgd")

@@ -129,9 +129,10 @@ CPP_ARROWS: dict[str, set[str]] = {
     "kernels": {"core", "rules"},
     "table": {"core", "rules", "kernels"},
     "wire": {"core"},
+    "shm": {"core"},
     "liveness": {"core"},
-    "shard": {"core", "rules", "kernels", "table", "wire"},
-    "bindings": {"core", "rules", "kernels", "table", "wire", "liveness", "shard"},
+    "shard": {"core", "rules", "kernels", "table", "wire", "shm"},
+    "bindings": {"core", "rules", "kernels", "table", "wire", "shm", "liveness", "shard"},
 }
 """Directory of csrc (or csrc/shard.*) -> those whose headers it may include, besides its own."""
 

@@ -339,9 +339,9 @@ class CountingShard:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.core, name)
 
-    def read(self, frame: _core.Frame) -> Any:
+    def read(self, frame: _core.Frame, *, share: bool) -> Any:
         self.reads += 1
-        return self.core.read(frame)
+        return self.core.read(frame, share=share)
 
 
 def test_push_looks_at_the_parked_pulls_of_its_slices_alone() -> None:

@@ -189,7 +189,9 @@ BAD: dict[str, tuple[bytes, type[ProtocolError]]] = {
     ),
     "slices beyond the payload": (forge(push(b"abcd"), payload_bytes=3), BadHeader),
     "payload beyond the slices": (forge(push(b"abcd"), payload_bytes=5), BadHeader),
-    "reserved field in a slice": (PULL[:-1] + b"\1", BadHeader),
+    "offset of what is on the stream": (PULL[:-1] + b"\1", BadHeader),
+    "shared payload without slices": (forge(LEAVE, payload_bytes=4, flags=_core.FLAG_SHARED), BadHeader),
+    "shared payload with a checksum": (forge(LEAVE, flags=_core.FLAG_SHARED | _core.FLAG_CHECKSUM), BadHeader),
     "wrong payload checksum": (push(b"abcd", checksum=True)[:-1] + b"x", BadChecksum),
     "wrong checksum of a large payload": (push(BIG, checksum=True)[:-1] + b"x", BadChecksum),
 }

@@ -137,7 +137,7 @@ def test_parts_that_the_operation_is_not_about_are_refused(op: str, part: int) -
         _core.encode_frame(_core.OPS[op], table=_core.SliceTable([(7, 0, F32)]).with_parts([part]))
 
 
-@pytest.mark.parametrize("flags", [_core.FLAG_CHECKSUM, 2, 0x8000])
+@pytest.mark.parametrize("flags", [_core.FLAG_CHECKSUM, 4, 0x8000])
 def test_flags_that_nothing_stands_behind_are_refused(flags: int) -> None:
     with pytest.raises(BadArgument, match="FLAG_CHECKSUM"):
         _core.encode_frame(_core.OPS["PUSH"], flags=flags)

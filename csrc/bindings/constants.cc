@@ -90,6 +90,7 @@ void bind_constants(py::module_& m) {
   m.attr("MAX_PAYLOAD_BYTES") = kMaxPayloadBytes;
   m.attr("PRE_AUTH_MAX_BYTES") = kPreAuthMaxBytes;
   m.attr("FLAG_CHECKSUM") = kFlagChecksum;
+  m.attr("FLAG_SHARED") = kFlagShared;
   m.attr("OPS") = read_only(ops());
   m.attr("ERROR_CODES") = read_only(error_codes());
   m.attr("DTYPES") = read_only(dtypes());

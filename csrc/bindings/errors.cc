@@ -1,4 +1,8 @@
-// Turns psstore::Error into the exception class that psstore.errors has for its code.
+// Turns psstore::Error into the exception class that psstore.errors has for its code, and what the system
+// said no to into OSError.
+#include <cerrno>
+#include <system_error>
+
 #include "bindings/common.h"
 
 namespace psstore::bindings {
@@ -18,6 +22,9 @@ void register_error_translation() {
   py::register_exception_translator([](std::exception_ptr pending) {
     try {
       if (pending) std::rethrow_exception(pending);
+    } catch (const std::system_error& error) {
+      errno = error.code().value();
+      PyErr_SetFromErrno(PyExc_OSError);
     } catch (const Error& error) {
       try {
         set_python_error(error);

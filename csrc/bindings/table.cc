@@ -74,14 +74,19 @@ void expect(bool fits, const Frame& frame, const char* expected) {
   }
 }
 
+// As they may go into a reply: what lies in shared memory is attached to the frame already.
 std::vector<SliceEntry> entries_of(const Frame& frame) {
-  return {frame.table.begin(), frame.table.end()};
+  std::vector<SliceEntry> entries(frame.table.begin(), frame.table.end());
+  for (SliceEntry& entry : entries) entry.offset = 0;
+  return entries;
 }
 
 // ---- Shard ----------------------------------------------------------------------------------------
 
-std::unique_ptr<Shard> make_shard(uint32_t index, size_t num_stripes, bool refuse_non_finite) {
-  return std::make_unique<Shard>(ShardOptions{index, num_stripes, refuse_non_finite});
+std::unique_ptr<Shard> make_shard(uint32_t index, size_t num_stripes, bool refuse_non_finite,
+                                  std::shared_ptr<ValueArena> arena) {
+  return std::make_unique<Shard>(
+      ShardOptions{index, num_stripes, refuse_non_finite, std::move(arena)});
 }
 
 void define(Shard& shard, uint64_t tensor_id, uint8_t dtype, uint8_t rule, uint32_t group,
@@ -99,7 +104,11 @@ py::object admit(Shard& shard, Frame& frame) {
   BufferRef payload;
   {
     const py::gil_scoped_release no_gil;
-    payload = shard.admit(kind, entries, frame.header.payload_bytes);
+    if (frame.header.is_shared()) {
+      shard.check(kind, entries, frame.header.payload_bytes);  // it is there already, if it has any
+    } else {
+      payload = shard.admit(kind, entries, frame.header.payload_bytes);
+    }
   }
   frame.table = SliceTable(std::move(entries));
   if (!payload) return py::none();
@@ -147,20 +156,20 @@ SliceTable restore(Shard& shard, const Frame& frame, const std::string& client) 
   return write_once(shard, WriteKind::kRestore, frame, client);
 }
 
-py::tuple read(Shard& shard, const Frame& frame) {
+py::tuple read(Shard& shard, const Frame& frame, bool share) {
   expect(frame.header.op == Op::kPULL, frame, "PULL");
   std::vector<SliceEntry> entries = entries_of(frame);
   Shard::Reply reply;
   {
     const py::gil_scoped_release no_gil;
-    reply = shard.read(entries, kMaxPayloadBytes);
+    reply = shard.read(entries, kMaxPayloadBytes, share);
   }
   py::list pieces;
   for (Piece& piece : reply.pieces) {
     const std::span<const std::byte> bytes(piece.buffer->data(), piece.num_bytes);
     pieces.append(make_readonly_view(std::move(piece.buffer), bytes));
   }
-  return py::make_tuple(SliceTable(std::move(entries)), std::move(pieces));
+  return py::make_tuple(SliceTable(std::move(entries)), std::move(pieces), reply.shared);
 }
 
 py::tuple norms(Shard& shard, const Frame& frame) {
@@ -199,7 +208,7 @@ void bind_table(py::module_& m) {
 
   py::classh<Shard>(m, "Shard", py::is_final())
       .def(py::init(&make_shard), py::kw_only(), py::arg("index"), py::arg("num_stripes") = 64,
-           py::arg("refuse_non_finite") = false)
+           py::arg("refuse_non_finite") = false, py::arg("arena") = nullptr)
       .def_property_readonly("version", &Shard::version)
       .def("set_version", &Shard::set_version, py::arg("version"), no_gil)
       .def("define", &define, py::arg("tensor_id"), py::kw_only(), py::arg("dtype"),
@@ -214,7 +223,7 @@ void bind_table(py::module_& m) {
       .def("advance", &Shard::advance, py::arg("decision"), no_gil)
       .def("set_scale", &Shard::set_scale, py::arg("number"), py::arg("factor"), no_gil)
       .def("settle", &Shard::settle, py::arg("max_slots") = -1, no_gil)
-      .def("read", &read, py::arg("frame"))
+      .def("read", &read, py::arg("frame"), py::kw_only(), py::arg("share") = false)
       .def("norms", &norms, py::arg("frame"))
       .def("state", &state, py::arg("key"))
       .def("stats", &Shard::stats, no_gil);

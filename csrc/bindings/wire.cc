@@ -126,6 +126,7 @@ void bind_frame(py::module_& m) {
   py::class_<Frame, std::shared_ptr<Frame>>(m, "Frame", py::is_final())
       .def_property_readonly("op", [](const Frame& self) { return int(self.header.op); })
       .def_property_readonly("flags", header_field(&Header::flags))
+      .def_property_readonly("shared", [](const Frame& self) { return self.header.is_shared(); })
       .def_property_readonly("request", header_field(&Header::request))
       .def_property_readonly("round", header_field(&Header::round))
       .def_property_readonly("rank", header_field(&Header::rank))
@@ -146,6 +147,7 @@ py::bytes encode(uint8_t op, uint16_t flags, uint64_t request, uint64_t round, u
                  std::optional<uint32_t> payload_crc) {
   const PyBytesRange body_range(body);
   FrameParts parts{.op = Op{op},
+                   .shared = (flags & kFlagShared) != 0,
                    .request = request,
                    .round = round,
                    .rank = rank,
@@ -155,10 +157,12 @@ py::bytes encode(uint8_t op, uint16_t flags, uint64_t request, uint64_t round, u
                    .payload_bytes = payload_bytes,
                    .payload_crc = payload_crc};
   if (table != nullptr) parts.table = table->entries();
-  if ((flags & ~kFlagChecksum) != 0 || ((flags & kFlagChecksum) != 0 && !payload_crc)) {
-    throw Error(
-        ErrorCode::BAD_ARGUMENT,
-        "flags " + std::to_string(flags) + ": only FLAG_CHECKSUM exists, and it needs payload_crc");
+  const bool says_checksum = (flags & kFlagChecksum) != 0;
+  if ((flags & ~kKnownFlags) != 0 || (says_checksum && !payload_crc) ||
+      (parts.shared && payload_crc)) {
+    throw Error(ErrorCode::BAD_ARGUMENT,
+                "flags " + std::to_string(flags) +
+                    ": FLAG_CHECKSUM needs payload_crc, FLAG_SHARED has none, others do not exist");
   }
   check_parts(parts);
   const auto size = static_cast<Py_ssize_t>(parts.encoded_bytes());

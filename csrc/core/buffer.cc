@@ -1,4 +1,5 @@
-// The pool. A block is one allocation: the Buffer's own fields, padded to the alignment, then its bytes.
+// The pool. A block of the heap is one allocation: the Buffer's own fields, padded to the alignment, then
+// its bytes. The fields of a block of the source are elsewhere: others may look at that memory.
 //
 // Size classes step by a quarter of a power of two (256, 320, 384, 448, 512, 640, …): a block is at
 // most 25 % larger than what was asked for, and a freed one fits the next frame of nearly its size.
@@ -9,6 +10,7 @@
 #include <cstring>
 #include <memory>
 #include <new>
+#include <utility>
 
 #include "core/mutex.h"
 
@@ -41,10 +43,7 @@ SizeClass size_class_of(size_t size) {
 constexpr size_t kBlockHeaderBytes =
     (sizeof(Buffer) + kBufferAlignment - 1) / kBufferAlignment * kBufferAlignment;
 
-void free_block(Buffer* buffer) noexcept {
-  std::destroy_at(buffer);
-  ::operator delete(static_cast<void*>(buffer), std::align_val_t{kBufferAlignment});
-}
+constexpr std::align_val_t kHeapAlignment{kBufferAlignment};
 
 }  // namespace
 
@@ -58,9 +57,14 @@ BufferRef::BufferRef(const BufferRef& other) : buffer_(other.buffer_) {
 BufferRef::~BufferRef() {
   if (buffer_ == nullptr) return;
   if (buffer_->references_.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
-  const std::shared_ptr<BufferPool> pool =
-      std::move(buffer_->pool_);  // lives until release is over
-  pool->release(buffer_);
+  const std::shared_ptr<BufferOwner> owner =
+      std::move(buffer_->owner_);  // lives until release is over
+  owner->release(buffer_);
+}
+
+BufferRef BufferRef::adopt(Buffer* buffer, std::shared_ptr<BufferOwner> owner) {
+  buffer->owner_ = std::move(owner);
+  return BufferRef(buffer);
 }
 
 bool BufferRef::unique() const {
@@ -71,15 +75,16 @@ bool BufferRef::unique() const {
 
 struct BufferPool::State {
   const size_t max_idle_bytes;
+  const std::shared_ptr<BlockSource> large;
   std::atomic<size_t> bytes_in_use{0};
 
   mutable Mutex mutex;
-  // Last in, first out per class, so that what is handed out next is likely still in the cache. The
-  // link to the next idle block lies in the block's own bytes: giving memory back never allocates.
+  // Last in, first out per class, so that what is handed out next is likely still in the cache.
   std::array<Buffer*, kNumClasses> idle GUARDED_BY(mutex){};
   size_t bytes_idle GUARDED_BY(mutex) = 0;
 
-  explicit State(size_t max_idle) : max_idle_bytes(max_idle) {}
+  State(size_t max_idle, std::shared_ptr<BlockSource> source)
+      : max_idle_bytes(max_idle), large(std::move(source)) {}
 
   Buffer* take_idle(const SizeClass& size_class);
   // False if so much is idle already that the block should go back to the system.
@@ -91,7 +96,7 @@ Buffer* BufferPool::State::take_idle(const SizeClass& size_class) {
   Buffer*& head = idle[size_class.index];
   Buffer* const taken = head;
   if (taken == nullptr) return nullptr;
-  std::memcpy(&head, taken->data(), sizeof head);
+  head = taken->next_idle_;
   bytes_idle -= size_class.capacity;
   return taken;
 }
@@ -100,36 +105,46 @@ bool BufferPool::State::keep_idle(Buffer* buffer, const SizeClass& size_class) n
   const MutexLock lock(mutex);
   if (size_class.capacity > max_idle_bytes - bytes_idle) return false;
   Buffer*& head = idle[size_class.index];
-  std::memcpy(buffer->data(), &head, sizeof head);
+  buffer->next_idle_ = head;
   head = buffer;
   bytes_idle += size_class.capacity;
   return true;
 }
 
-BufferPool::BufferPool(size_t max_idle_bytes) : state_(std::make_unique<State>(max_idle_bytes)) {}
+BufferPool::BufferPool(size_t max_idle_bytes, std::shared_ptr<BlockSource> large)
+    : state_(std::make_unique<State>(max_idle_bytes, std::move(large))) {}
 
-std::shared_ptr<BufferPool> BufferPool::create(size_t max_idle_bytes) {
-  return std::shared_ptr<BufferPool>(new BufferPool(max_idle_bytes));
+std::shared_ptr<BufferPool> BufferPool::create(size_t max_idle_bytes,
+                                               std::shared_ptr<BlockSource> large) {
+  return std::shared_ptr<BufferPool>(new BufferPool(max_idle_bytes, std::move(large)));
 }
 
 BufferPool::~BufferPool() {
   for (Buffer* buffer : state_->idle) {
     while (buffer != nullptr) {
-      Buffer* next;
-      std::memcpy(&next, buffer->data(), sizeof next);
-      free_block(buffer);
-      buffer = next;
+      free_block(std::exchange(buffer, buffer->next_idle_));
     }
   }
 }
 
 Buffer* BufferPool::allocate_block(size_t capacity) {
-  constexpr std::align_val_t alignment{kBufferAlignment};
-  void* const block = ::operator new(kBlockHeaderBytes + capacity, alignment);
-  auto* const buffer = new (block) Buffer();
-  buffer->data_ = static_cast<std::byte*>(block) + kBlockHeaderBytes;
-  buffer->capacity_ = capacity;
-  return buffer;
+  if (state_->large != nullptr && capacity >= kLargeBlockBytes) {
+    void* const header = ::operator new(kBlockHeaderBytes, kHeapAlignment);
+    if (std::byte* const data = state_->large->take(capacity)) {
+      auto* const buffer = new (header) Buffer(data, 0, capacity);
+      buffer->from_source_ = true;
+      return buffer;
+    }
+    ::operator delete(header, kHeapAlignment);
+  }
+  void* const block = ::operator new(kBlockHeaderBytes + capacity, kHeapAlignment);
+  return new (block) Buffer(static_cast<std::byte*>(block) + kBlockHeaderBytes, 0, capacity);
+}
+
+void BufferPool::free_block(Buffer* buffer) noexcept {
+  if (buffer->from_source_) state_->large->give_back(buffer->data_, buffer->capacity_);
+  std::destroy_at(buffer);
+  ::operator delete(static_cast<void*>(buffer), kHeapAlignment);
 }
 
 BufferRef BufferPool::allocate(size_t size) {
@@ -137,10 +152,9 @@ BufferRef BufferPool::allocate(size_t size) {
   Buffer* buffer = state_->take_idle(size_class);
   if (buffer == nullptr) buffer = allocate_block(size_class.capacity);
   buffer->size_ = size;
-  buffer->pool_ = shared_from_this();
   buffer->references_.store(1, std::memory_order_relaxed);
   state_->bytes_in_use.fetch_add(size_class.capacity, std::memory_order_relaxed);
-  return BufferRef(buffer);
+  return BufferRef::adopt(buffer, shared_from_this());
 }
 
 BufferRef BufferPool::allocate_zeroed(size_t size) {

@@ -1,6 +1,7 @@
-// Reference-counted, aligned memory from a pool: what payloads are received into and slots are made of.
+// Reference-counted, aligned memory: what payloads are received into and slots are made of.
 //
-// Ownership: a BufferRef owns one reference; the last one returns the memory to the pool it came from.
+// Ownership: a BufferRef owns one reference; the last one returns the memory to whom it came from, mostly
+// a pool.
 // Thread safety: references may be copied and dropped from any thread; the bytes are guarded by whoever
 // shares the buffer (a slot's stripe lock). `unique()` is meaningful only under that lock.
 #pragma once
@@ -13,13 +14,29 @@
 
 namespace psstore {
 
-class BufferPool;
+class Buffer;
 
-// Alignment of every buffer: a cache line, and the widest vector register.
+// Alignment of every buffer of a pool: a cache line, and the widest vector register.
 inline constexpr size_t kBufferAlignment = 64;
+
+// Whose memory a Buffer is. Lives as long as any of it is out.
+class BufferOwner {
+ public:
+  virtual ~BufferOwner() = default;
+
+ private:
+  friend class BufferRef;
+  // Nobody refers to `buffer` any more: its memory may be used again, the object is the owner's to free.
+  // From any thread.
+  virtual void release(Buffer* buffer) noexcept = 0;
+};
 
 class Buffer {
  public:
+  // `capacity` bytes of which the first `size` are meant; one reference, which adopt() takes over.
+  Buffer(std::byte* data, size_t size, size_t capacity)
+      : data_(data), size_(size), capacity_(capacity) {}
+
   std::byte* data() { return data_; }
   const std::byte* data() const { return data_; }
   size_t size() const { return size_; }
@@ -27,13 +44,15 @@ class Buffer {
  private:
   friend class BufferPool;
   friend class BufferRef;
-  Buffer() = default;
 
-  std::atomic<uint32_t> references_{0};
-  std::byte* data_ = nullptr;
-  size_t size_ = 0;                   // bytes asked for
-  size_t capacity_ = 0;               // bytes there are: those of the pool's size class
-  std::shared_ptr<BufferPool> pool_;  // keeps the pool alive as long as its memory is out
+  std::atomic<uint32_t> references_{1};
+  std::byte* data_;
+  size_t size_;      // bytes asked for
+  size_t capacity_;  // bytes there are: those of the pool's size class
+  std::shared_ptr<BufferOwner>
+      owner_;                    // null while it is idle in a pool, which it would keep alive
+  Buffer* next_idle_ = nullptr;  // in a pool's list
+  bool from_source_ = false;     // its bytes are not beside these fields
 };
 
 // An owning pointer to a Buffer; copying it shares the buffer. Empty by default.
@@ -53,22 +72,39 @@ class BufferRef {
   Buffer* get() const { return buffer_; }
   explicit operator bool() const { return buffer_ != nullptr; }
 
+  // The first reference to `buffer`, whose memory is the owner's.
+  static BufferRef adopt(Buffer* buffer, std::shared_ptr<BufferOwner> owner);
+
   // True if no other reference exists. Acquire: what other holders did to the bytes happened before.
   bool unique() const;
 
  private:
-  friend class BufferPool;
   explicit BufferRef(Buffer* buffer) : buffer_(buffer) {}
   Buffer* buffer_ = nullptr;
 };
 
+// Where a pool gets its large blocks from, if not from the heap. Thread-safe.
+class BlockSource {
+ public:
+  virtual ~BlockSource() = default;
+  // `num_bytes` that can be touched without fail, aligned to kBufferAlignment; nullptr if there are none.
+  virtual std::byte* take(size_t num_bytes) noexcept = 0;
+  // REQUIRES: `block` came from take(num_bytes).
+  virtual void give_back(std::byte* block, size_t num_bytes) noexcept = 0;
+};
+
+// From here on a block comes from the pool's source, if it has one.
+inline constexpr size_t kLargeBlockBytes = 64 << 10;
+
 // Keeps freed memory by size class, so that a steady stream of frames costs no page faults.
 // Thread-safe.
-class BufferPool : public std::enable_shared_from_this<BufferPool> {
+class BufferPool : public BufferOwner, public std::enable_shared_from_this<BufferPool> {
  public:
-  // `max_idle_bytes`: freed memory kept for reuse; beyond it memory goes back to the system.
-  static std::shared_ptr<BufferPool> create(size_t max_idle_bytes);
-  ~BufferPool();
+  // `max_idle_bytes`: freed memory kept for reuse; beyond it memory goes back to where it came from.
+  // `large`: where large blocks come from; what it can't give is from the heap, like all others.
+  static std::shared_ptr<BufferPool> create(size_t max_idle_bytes,
+                                            std::shared_ptr<BlockSource> large = nullptr);
+  ~BufferPool() override;
   BufferPool(const BufferPool&) = delete;
   BufferPool& operator=(const BufferPool&) = delete;
 
@@ -81,10 +117,10 @@ class BufferPool : public std::enable_shared_from_this<BufferPool> {
   size_t bytes_idle() const;
 
  private:
-  friend class BufferRef;
-  explicit BufferPool(size_t max_idle_bytes);
-  static Buffer* allocate_block(size_t capacity);
-  void release(Buffer* buffer) noexcept;
+  BufferPool(size_t max_idle_bytes, std::shared_ptr<BlockSource> large);
+  Buffer* allocate_block(size_t capacity);
+  void free_block(Buffer* buffer) noexcept;
+  void release(Buffer* buffer) noexcept override;
 
   struct State;
   std::unique_ptr<State> state_;

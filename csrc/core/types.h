@@ -103,7 +103,7 @@ constexpr uint64_t tensor_of(Key key) {
 // One slice in a frame's table. Its memory layout is its wire layout (little-endian hosts only).
 //
 //   0        8          16           20     21      22     24         32
-//   | key    | version  | num_bytes  | dtype| status| part | reserved |
+//   | key    | version  | num_bytes  | dtype| status| part | offset   |
 //
 // version    pull request: "only if the slot's version is at least this", so whoever has v asks for
 //            v + 1; 0: in any case. Reply: the slot's version
@@ -113,6 +113,8 @@ constexpr uint64_t tensor_of(Key key) {
 // part       of the slot: 0 its value, i its state buffer i - 1 (StateLayout, rules/hyper.h); other
 //            than 0 in PULL, RESTORE and their replies only. Of a state buffer, `version` is the number
 //            of steps taken
+// offset     of the slice in the memory that both sides share, if its bytes lie there (kFlagShared of
+//            wire/header.h); else 0
 struct SliceEntry {
   Key key = 0;
   uint64_t version = 0;
@@ -120,7 +122,7 @@ struct SliceEntry {
   DType dtype = DType::kFloat32;
   ErrorCode status = ErrorCode::OK;
   uint16_t part = 0;
-  uint64_t reserved = 0;
+  uint64_t offset = 0;
 };
 static_assert(sizeof(SliceEntry) == 32);
 

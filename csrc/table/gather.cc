@@ -1,5 +1,6 @@
 #include "table/gather.h"
 
+#include <algorithm>
 #include <cstring>
 #include <span>
 
@@ -17,10 +18,10 @@ void write_value(const Finding& finding, std::byte* to) {
   }
 }
 
-Piece copied_piece(std::span<const Finding> run, BufferPool& pool) {
+Piece copied_piece(std::span<const Finding> run, BufferPool& pool, size_t smallest_block) {
   size_t total = 0;
   for (const Finding& finding : run) total += finding.num_bytes();
-  Piece piece{pool.allocate(total), total};
+  Piece piece{pool.allocate(std::max(total, smallest_block)), total};
   std::byte* to = piece.buffer->data();
   for (const Finding& finding : run) {
     write_value(finding, to);
@@ -31,7 +32,8 @@ Piece copied_piece(std::span<const Finding> run, BufferPool& pool) {
 
 }  // namespace
 
-std::vector<Piece> gather(const std::vector<Finding>& findings, BufferPool& pool) {
+std::vector<Piece> gather(const std::vector<Finding>& findings, BufferPool& pool,
+                          size_t smallest_block) {
   std::vector<Piece> pieces;
   const std::span<const Finding> all(findings);
   for (size_t begin = 0, end = 0; begin < all.size(); begin = end) {
@@ -41,7 +43,7 @@ std::vector<Piece> gather(const std::vector<Finding>& findings, BufferPool& pool
       continue;
     }
     while (end < all.size() && !all[end].shared()) ++end;
-    Piece piece = copied_piece(all.subspan(begin, end - begin), pool);
+    Piece piece = copied_piece(all.subspan(begin, end - begin), pool, smallest_block);
     if (piece.num_bytes > 0) pieces.push_back(std::move(piece));
   }
   return pieces;

@@ -37,7 +37,9 @@ struct Piece {
   size_t num_bytes = 0;
 };
 
-// The findings' values in their order, none of the pieces empty.
-std::vector<Piece> gather(const std::vector<Finding>& findings, BufferPool& pool);
+// The findings' values in their order, none of the pieces empty. What is written anew gets memory of at
+// least `smallest_block` bytes.
+std::vector<Piece> gather(const std::vector<Finding>& findings, BufferPool& pool,
+                          size_t smallest_block = 0);
 
 }  // namespace psstore

@@ -126,7 +126,7 @@ std::shared_ptr<Frame> FrameDecoder::advance() {
   if (stage_ == Stage::kHeader && !take_header()) return nullptr;
   if (stage_ == Stage::kFields) {
     if (!take_fields()) return nullptr;
-    if (frame_->header.payload_bytes == 0) return finish();
+    if (frame_->header.streamed_bytes() == 0) return finish();
     stage_ = Stage::kAnnounced;
     return frame_;
   }
@@ -184,23 +184,24 @@ bool FrameDecoder::take_fields() {
 
 void FrameDecoder::check_table() const {
   const SliceTable& table = frame_->table;
-  if (table.empty()) return;
+  const Header& header = frame_->header;
+  if (table.empty() && !header.is_shared()) return;
   for (const SliceEntry& entry : table) {
-    if (entry.reserved != 0) {
-      throw Error(ErrorCode::BAD_HEADER,
-                  "slice of key " + std::to_string(entry.key) + ": a reserved field is not zero");
+    if (entry.offset != 0 && !header.is_shared()) {
+      throw Error(ErrorCode::BAD_HEADER, "slice of key " + std::to_string(entry.key) +
+                                             " has an offset, but its bytes are on the stream");
     }
-    const Op op = frame_->header.op;
+    const Op op = header.op;
     if (!may_be_about(op, entry.part)) {
       throw Error(ErrorCode::BAD_HEADER, "slice of key " + std::to_string(entry.key) +
                                              ": operation " + std::to_string(static_cast<int>(op)) +
                                              " can't be about part " + std::to_string(entry.part));
     }
   }
-  if (table.payload_bytes() != frame_->header.payload_bytes) {
+  if (table.payload_bytes() != header.payload_bytes) {
     throw Error(ErrorCode::BAD_HEADER, "the slices have " + std::to_string(table.payload_bytes()) +
                                            " bytes in all, the payload " +
-                                           std::to_string(frame_->header.payload_bytes));
+                                           std::to_string(header.payload_bytes));
   }
 }
 

@@ -45,7 +45,7 @@ void check_parts(const FrameParts& parts) {
 void encode_frame(const FrameParts& parts, std::byte* out) {
   Header header;
   header.op = parts.op;
-  header.flags = parts.payload_crc ? kFlagChecksum : uint16_t{0};
+  header.flags = parts.payload_crc ? kFlagChecksum : parts.shared ? kFlagShared : uint16_t{0};
   header.num_slices = static_cast<uint32_t>(parts.table.size());
   header.body_bytes = static_cast<uint32_t>(parts.body.size());
   header.payload_bytes = parts.payload_bytes;

@@ -13,6 +13,7 @@ namespace psstore {
 // What the caller says about a frame; sizes and checksums are filled in by encode_frame.
 struct FrameParts {
   Op op = Op::kERROR;
+  bool shared = false;  // kFlagShared
   uint64_t request = 0;
   uint64_t round = 0;
   uint32_t rank = 0;

@@ -73,6 +73,9 @@ Header parse_header(std::span<const std::byte> bytes) {
   if (!header.has_checksum() && header.payload_crc != 0) {
     throw Error(ErrorCode::BAD_HEADER, "a payload checksum without the flag that announces it");
   }
+  if (header.has_checksum() && header.is_shared()) {
+    throw Error(ErrorCode::BAD_HEADER, "a checksum of a payload that is not on the stream");
+  }
   return header;
 }
 

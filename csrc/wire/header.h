@@ -14,6 +14,8 @@
 //
 //   header | num_slices × SliceEntry (32 bytes each) | body_bytes of MessagePack | payload_bytes
 //
+// but that with kFlagShared the payload lies in shared memory, where the table says, and not on the stream.
+//
 // request       chosen by who asks, repeated in the reply; 0: about the whole connection
 // round         of a PUSH: the worker's step number
 // rank, incarnation   which worker, and which life of it, the frame speaks for
@@ -40,7 +42,9 @@ inline constexpr uint8_t kProtocolVersion = 1;
 
 // payload_crc holds the payload's CRC-32C.
 inline constexpr uint16_t kFlagChecksum = 1;
-inline constexpr uint16_t kKnownFlags = kFlagChecksum;
+// The payload lies in shared memory; in a PULL, which has none, that of the answer may.
+inline constexpr uint16_t kFlagShared = 2;
+inline constexpr uint16_t kKnownFlags = kFlagChecksum | kFlagShared;
 
 struct Header {
   uint32_t magic = kMagic;
@@ -60,6 +64,9 @@ struct Header {
 
   size_t table_bytes() const { return num_slices * sizeof(SliceEntry); }
   bool has_checksum() const { return (flags & kFlagChecksum) != 0; }
+  bool is_shared() const { return (flags & kFlagShared) != 0; }
+  // What follows on the stream.
+  uint64_t streamed_bytes() const { return is_shared() ? 0 : payload_bytes; }
 };
 inline constexpr size_t kHeaderBytes = 64;
 static_assert(sizeof(Header) == kHeaderBytes);

@@ -23,6 +23,7 @@ MAX_BODY_BYTES: int  # control body of one frame
 MAX_PAYLOAD_BYTES: int  # payload of one frame
 PRE_AUTH_MAX_BYTES: int  # body of a frame before the handshake is over; payload must be 0
 FLAG_CHECKSUM: int  # header flag: payload_crc holds the payload's CRC-32C
+FLAG_SHARED: int  # the payload lies in shared memory; in a PULL: that of its answer may
 
 OPS: Mapping[str, int]  # operation name -> number on the wire
 ERROR_CODES: Mapping[str, int]  # error name -> number on the wire
@@ -119,6 +120,8 @@ class Frame:
     rank: int
     incarnation: int
     sequence: int
+    shared: bool
+    """Its payload lies in shared memory, where the table says; of a PULL: that of its answer may."""
     payload_bytes: int
     table: SliceTable
     body: bytes
@@ -199,7 +202,15 @@ class Decision:
 class Shard:
     """All slices that one server process owns. Thread-safe: striped locks, shared decision lock."""
 
-    def __init__(self, *, index: int, num_stripes: int = 64, refuse_non_finite: bool = False) -> None: ...
+    def __init__(
+        self,
+        *,
+        index: int,
+        num_stripes: int = 64,
+        refuse_non_finite: bool = False,
+        arena: ValueArena | None = None,
+    ) -> None:
+        """`arena`: where values of 64 KiB and more lie, and payloads."""
     @property
     def version(self) -> int:
         """Number of the last decision applied (possibly still lazily, slice by slice)."""
@@ -253,8 +264,9 @@ class Shard:
         for slices that wait for contributions or the scale."""
 
     # reads
-    def read(self, frame: Frame) -> tuple[SliceTable, list[memoryview]]:
-        """Answers a PULL: (table of the reply, pieces to write). Pieces hold references:
+    def read(self, frame: Frame, *, share: bool = False) -> tuple[SliceTable, list[memoryview], bool]:
+        """Answers a PULL: (table of the reply, pieces to write, shared). `share`: whoever asks maps the arena; True
+        comes back if it is worth it, and the table then says where in it the values lie. Pieces hold references:
         a later update goes out of place until they are gone. A slice that the last decision waits on answers
         NOT_APPLIED. Parts > 0 are rule state, as stored: version is the number of steps, NO_STATE if there is none."""
     def norms(self, frame: Frame) -> tuple[SliceTable, bytes]:
@@ -268,6 +280,45 @@ class Shard:
     def stats(self) -> dict[str, int]:
         """Counters: slots, value_bytes, state_bytes, staged_bytes, pool_bytes, pushes, pulls, writes,
         duplicates, applied_in_place, applied_out_of_place, ..."""
+
+# ---- shared memory --------------------------------------------------------------------------------
+
+def machine_memory_bytes() -> int:
+    """All there is on this machine."""
+
+@final
+class ValueArena:
+    """A shard's memory that clients may read. Raises OSError where the system has no such thing."""
+
+    def __init__(self) -> None: ...
+    def fileno(self) -> int:
+        """The file that clients map; a mapping of it can't be written to."""
+
+@final
+class PushArena:
+    """The shard's side of the memory that one connection pushes through. Has no memory before it is used."""
+
+    def __init__(self, num_bytes: int) -> None: ...
+    @property
+    def num_bytes(self) -> int: ...
+    def filenos(self) -> tuple[int, int]:
+        """The files that the client maps: for its values, and for what the shard says of them."""
+    def seal(self) -> None:
+        """The client has mapped them: it can't change anything else about them from now on."""
+    def attach_payload(self, frame: Frame) -> None:
+        """Gives a `shared` frame its payload. Raises BAD_HEADER if it does not lie where it may; OVERLOADED."""
+
+@final
+class ClientMemory:
+    """A client's side of what it shares with one shard, on one connection. Not thread-safe."""
+
+    def __init__(self, *, values: int, pushes: int, control: int) -> None:
+        """Open files, which may be closed afterwards. Raises OSError, ValueError."""
+    def read(self, table: SliceTable, destination: Segments) -> None:
+        """Copies the values of a `shared` answer. Raises BAD_HEADER, and then has copied nothing."""
+    def write(self, table: SliceTable, payload: Segments, request: int) -> SliceTable | None:
+        """Copies what a write brings to where the shard can read it; returns the table that says so. None: it has to
+        go over the stream, since it is small, or of indices, or there is no room."""
 
 # ---- liveness -------------------------------------------------------------------------------------
 
@@ -348,7 +399,9 @@ def encode_slice(
     `residual` becomes x minus what the payload says. Where x is NaN or infinite (of "int8" and "sign": anywhere in the
     block of 256) the payload says NaN (of "topk": what x is, if it is kept) and the residual stays."""
 
-def decode_slice(encoding: int, payload: _HasBuffer, out: _HasBuffer, *, instruction_set: str | None = None) -> None:
+def decode_slice(
+    encoding: int, payload: _HasBuffer, out: _HasBuffer, *, instruction_set: str | None = None
+) -> None:
     """Fills `out` with float32. Raises SizeMismatch, and BadArgument for indices that do not ascend or are out of
     range; then `out` is untouched."""
 

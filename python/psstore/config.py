@@ -6,11 +6,15 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, TypeVar, get_args
 
 import msgspec
 
 from psstore.errors import BadArgument
+
+Transport = Literal["auto", "tcp", "unix", "shm"]
+"""What a client may use: 'auto' the best there is; 'shm' shared memory, or it is an error; 'unix' and 'tcp' a socket
+of that kind and no shared memory."""
 
 
 class WorkerEnvironment(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,6 +30,8 @@ class WorkerEnvironment(msgspec.Struct, frozen=True, kw_only=True):
     """Content of the file that PSSTORE_TOKEN_FILE names."""
     loop: Literal["auto", "uvloop", "asyncio"] = "auto"
     """PSSTORE_LOOP: event loop of the client's thread, one of 'auto', 'uvloop', 'asyncio'."""
+    transport: Transport = "auto"
+    """PSSTORE_TRANSPORT."""
 
 
 def worker_environment(environ: Mapping[str, str] = os.environ) -> WorkerEnvironment:
@@ -38,6 +44,7 @@ def worker_environment(environ: Mapping[str, str] = os.environ) -> WorkerEnviron
         num_workers=num_workers,
         token=read_token(Path(path)) if path else None,
         loop=_loop(environ),
+        transport=check_transport("environment variable PSSTORE_TRANSPORT", environ.get("PSSTORE_TRANSPORT") or "auto"),
     )
 
 
@@ -161,6 +168,14 @@ def _loop(environ: Mapping[str, str]) -> Literal["auto", "uvloop", "asyncio"]:
             return name
         case other:
             raise BadArgument(f"environment variable PSSTORE_LOOP is {other!r}; expected auto, uvloop or asyncio")
+
+
+def check_transport(what: str, value: object) -> Transport:
+    """Raises BadArgument saying which there are."""
+    for transport in get_args(Transport):
+        if value == transport:
+            return transport  # type: ignore[no-any-return]
+    raise BadArgument(f"{what} is {value!r}; expected {', '.join(get_args(Transport))}")
 
 
 def _place(environ: Mapping[str, str]) -> tuple[int | None, int | None]:

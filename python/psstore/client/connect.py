@@ -11,7 +11,7 @@ from psstore.client.operations import Operations
 from psstore.client.options import Options
 from psstore.client.remote import Remote
 from psstore.client.store import AsyncStore, Store
-from psstore.config import worker_environment
+from psstore.config import Transport, check_transport, worker_environment
 from psstore.errors import BadArgument
 from psstore.net.address import parse_address
 from psstore.wire.messages import Role
@@ -29,6 +29,7 @@ def connect(
     timeout_s: float = 30.0,
     wait_s: float = 300.0,
     connect_timeout_s: float = 10.0,
+    transport: Transport | None = None,
 ) -> Store:
     """Connects to a store and, as a worker, joins it. Blocks.
 
@@ -39,10 +40,14 @@ def connect(
     `token`: the store's secret, if it has one (default: what is in the file that PSSTORE_TOKEN_FILE names).
     `timeout_s`: how long the store may take to answer. `wait_s`: how long to wait for other workers in commits,
     pulls and barriers. `connect_timeout_s`: how long to try to reach the store.
+    `transport`: 'auto' uses shared memory with shards on this machine, else unix sockets that are here, else TCP; 'shm'
+    is the same, but fails without shared memory; 'unix' and 'tcp' use such sockets only (default: PSSTORE_TRANSPORT,
+    else 'auto').
 
     Raises StoreUnreachable, AuthFailed, RankTaken, TooManyWorkers, BadArgument.
     """
-    return _connect(Store, url, _options(role, rank, num_workers, token, timeout_s, wait_s, connect_timeout_s))
+    options = _options(role, rank, num_workers, token, timeout_s, wait_s, connect_timeout_s, transport)
+    return _connect(Store, url, options)
 
 
 async def connect_async(
@@ -55,9 +60,10 @@ async def connect_async(
     timeout_s: float = 30.0,
     wait_s: float = 300.0,
     connect_timeout_s: float = 10.0,
+    transport: Transport | None = None,
 ) -> AsyncStore:
     """`connect` for asyncio: the same arguments, and a store whose calls are awaited."""
-    options = _options(role, rank, num_workers, token, timeout_s, wait_s, connect_timeout_s)
+    options = _options(role, rank, num_workers, token, timeout_s, wait_s, connect_timeout_s, transport)
     return await asyncio.to_thread(_connect, AsyncStore, url, options)
 
 
@@ -69,6 +75,7 @@ def _options(
     timeout_s: float,
     wait_s: float,
     connect_timeout_s: float,
+    transport: Transport | None,
 ) -> Options:
     told = worker_environment()
     if role not in ("worker", "client"):
@@ -84,6 +91,7 @@ def _options(
         timeout_s=timeout_s,
         wait_s=wait_s,
         connect_timeout_s=connect_timeout_s,
+        transport=told.transport if transport is None else check_transport("transport", transport),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from psstore.config import Transport
 from psstore.wire.messages import Role
 
 
@@ -18,3 +19,4 @@ class Options:
     timeout_s: float = 30.0
     wait_s: float = 300.0
     connect_timeout_s: float = 10.0
+    transport: Transport = "auto"

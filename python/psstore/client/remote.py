@@ -11,8 +11,10 @@ from psstore.client.heartbeat import Heartbeats
 from psstore.client.loop_thread import LoopThread
 from psstore.client.operations import Operations
 from psstore.client.options import Options
+from psstore.config import Transport
 from psstore.errors import BadArgument
 from psstore.net.address import Address, TcpAddress, UnixAddress, is_loopback, parse_address
+from psstore.net.borrowing import borrow
 from psstore.net.client import SocketDriver, Tether
 from psstore.protocol.auth import NONCE_BYTES
 from psstore.protocol.client import Client
@@ -35,7 +37,7 @@ class Remote:
         call `close` then, too."""
         identity = Identity(client=secrets.token_hex(16), role=options.role, token=options.token)
         welcome = await self._discover(seed, identity, options)
-        routes = [_usable(addresses) for addresses in welcome.addresses]
+        routes = [_usable(addresses, options.transport) for addresses in welcome.addresses]
         identity.features = 0 if all(_is_local(route[0]) for route in routes) else FEATURE_CHECKSUM
         facts = Facts(len(routes))
         sessions = [
@@ -45,6 +47,7 @@ class Remote:
                 make_nonce=_nonce,
                 address=str(route[0]),
                 shard=shard,
+                borrow=borrow if options.transport in ("auto", "shm") else None,
                 welcome=welcome if shard == welcome.shard else None,
             )
             for shard, route in enumerate(routes)
@@ -55,6 +58,9 @@ class Remote:
             driver=self._driver, identity=identity, facts=facts, sessions=sessions, timeout_s=options.timeout_s
         )
         client.num_workers = welcome.num_workers
+        if options.transport == "shm":
+            await client.stats()  # each shard has answered what it was asked before: whether it shares memory
+            _check_shares_memory(sessions)
         if options.role == "worker":
             await client.join(rank=options.rank, num_workers=options.num_workers)
             coordinator = sessions[0]
@@ -106,18 +112,31 @@ def _nonce() -> bytes:
     return secrets.token_bytes(NONCE_BYTES)
 
 
-def _usable(addresses: Sequence[str]) -> list[Address]:
+def _usable(addresses: Sequence[str], transport: Transport) -> list[Address]:
     """Those that can be tried from here, best first: unix sockets that exist on this host, then TCP."""
     unix: list[Address] = []
     tcp: list[Address] = []
     for address in map(parse_address, addresses):
         if isinstance(address, TcpAddress):
-            tcp.append(address)
-        elif Path(address.path).is_socket():
+            if transport != "unix":
+                tcp.append(address)
+        elif transport != "tcp" and Path(address.path).is_socket():
             unix.append(address)
     if not unix and not tcp:
-        raise BadArgument(f"the store can be reached at {', '.join(addresses)} only, and that is not on this host")
+        raise BadArgument(
+            f"the store can be reached at {', '.join(addresses)} only, and not from this host by transport"
+            f" {transport!r}"
+        )
     return unix + tcp
+
+
+def _check_shares_memory(sessions: Sequence[Session]) -> None:
+    for session in sessions:
+        if not session.shares_memory:
+            raise BadArgument(
+                f"transport is 'shm', but shard {session.shard} at {session.address} shares no memory with this"
+                " process: it is on another machine or in another container, or its system can't; use 'auto'"
+            )
 
 
 def _is_local(address: Address) -> bool:

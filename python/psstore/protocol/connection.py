@@ -40,6 +40,8 @@ class Connection:
     nonce: bytes = b""
     ticket: TicketFact | None = None
     """The worker that it is, once attached."""
+    arena: _core.PushArena | None = None
+    """The memory that it pushes through, once its client has it."""
 
     @property
     def client(self) -> str:

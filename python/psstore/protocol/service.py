@@ -16,6 +16,7 @@ from psstore.protocol.connection import HANDSHAKE_S, Connection, Stage
 from psstore.protocol.coordinator import Coordinator
 from psstore.protocol.frames import Close, Output, Send, failure
 from psstore.protocol.replies import Reply
+from psstore.protocol.sharing import Lender
 from psstore.protocol.signing import Signer
 from psstore.protocol.slices import OPS, READS, WRITES, Slices
 from psstore.types import Consistency
@@ -61,7 +62,9 @@ class ShardService:
         signer: Signer,
         coordinator: Coordinator | None,
         make_nonce: Callable[[], bytes],
+        lender: Lender | None = None,
     ) -> None:
+        """`lender`: hands shared memory to clients; None: there is none."""
         self.identity = identity
         self.shard = shard
         self.coordinator = coordinator
@@ -69,6 +72,7 @@ class ShardService:
         """True: requests are refused with SHUTTING_DOWN."""
         self._slices = Slices(index=identity.shard, shard=shard, signer=signer)
         self._make_nonce = make_nonce
+        self._lender = lender
         self._connections: dict[int, Connection] = {}
         self._strangers: dict[int, Connection] = {}
         """Those of them that have not proved themselves, oldest first: time is looked at in every turn, and there
@@ -86,7 +90,9 @@ class ShardService:
 
     def closed(self, conn: int, now: float) -> None:
         """Forgets the connection. What it had staged stays: its client may come back."""
-        self._connections.pop(conn, None)
+        connection = self._connections.pop(conn, None)
+        if connection is not None and self._lender is not None:
+            self._lender.withdraw(connection)
         self._strangers.pop(conn, None)
         self._head_errors.pop(conn, None)
         self._slices.forget(conn)
@@ -115,8 +121,7 @@ class ShardService:
         connection = self._connections.get(conn)
         if connection is None:
             return None  # closed by what came before in the same read
-        if connection.stage is not Stage.OPEN or frame.op not in WRITES or connection.only_beats:
-            raise UnexpectedMessage(f"operation {frame.op} from {connection.peer} can't have a payload")
+        _check_may_write(connection, frame)
         try:
             return self._slices.admit(connection, frame)
         except ProtocolError:
@@ -133,6 +138,8 @@ class ShardService:
         try:
             if connection.stage is not Stage.OPEN:
                 return self._handshake(connection, frame, now)
+            if frame.shared and frame.payload_bytes:
+                _attach_payload(connection, frame)
             if frame.op == OPS["HEARTBEAT"]:
                 return self._heartbeat(conn, frame, now)
             outputs = self._dispatch(connection, frame, now)
@@ -232,6 +239,12 @@ class ShardService:
         if op == OPS["ATTACH"]:
             self._slices.attach(connection, m.decode_body(m.Attach, frame.body).ticket)
             return [_answer(connection.id, frame, m.Attached(version=self.shard.version))]
+        if op == OPS["SHARE"]:
+            offer = m.Shared() if self._lender is None else self._lender.offer(connection)
+            return [_answer(connection.id, frame, offer)]
+        if op == OPS["RELEASE"]:
+            self._slices.release(connection.id, frame.request)
+            return []
         if op == OPS["STATS"]:
             return [_answer(connection.id, frame, m.Statistics(counters=self.counters()))]
         raise UnexpectedMessage(f"operation {op} is not a request")
@@ -241,7 +254,7 @@ class ShardService:
         error = self._head_errors.pop(connection.id, None)
         if error is not None:
             raise error
-        if frame.payload_bytes == 0:
+        if frame.payload_bytes == 0 or frame.shared:
             self._slices.admit(connection, frame)
         return self._slices.write(connection, frame)
 
@@ -282,6 +295,20 @@ class ShardService:
             **self.shard.stats(),
         }
         return counters if self.coordinator is None else {**counters, **self.coordinator.counters()}
+
+
+def _check_may_write(connection: Connection, frame: _core.Frame) -> None:
+    """Raises UnexpectedMessage if the frame can't have a payload."""
+    if connection.stage is not Stage.OPEN or frame.op not in WRITES or connection.only_beats:
+        raise UnexpectedMessage(f"operation {frame.op} from {connection.peer} can't have a payload")
+
+
+def _attach_payload(connection: Connection, frame: _core.Frame) -> None:
+    """Of a frame that says where its payload lies. First of all: once the frame is gone, that memory is free."""
+    _check_may_write(connection, frame)
+    if connection.arena is None:
+        raise UnexpectedMessage(f"operation {frame.op} from {connection.peer}: its connection has no shared memory")
+    connection.arena.attach_payload(frame)
 
 
 def _answer(conn: int, frame: _core.Frame, body: m.Message | None, *, op: int | None = None) -> Send:

@@ -30,6 +30,7 @@ from psstore.errors import (
 from psstore.protocol import auth
 from psstore.protocol.facts import Facts
 from psstore.protocol.frames import Piece
+from psstore.protocol.sharing import Borrow
 from psstore.wire import messages as m
 
 OPS = _core.OPS
@@ -125,6 +126,8 @@ class Session:
     scaled: int = 0
     """The last decision whose scale the shard is known to have been told by us."""
     last_heard: float = 0.0
+    borrow: Borrow | None = None
+    """How to get at the memory that the shard offers; None: everything goes over the stream."""
     failure: PsstoreError | None = None
     """Why this link can't be again; every request gets it."""
     _requests: dict[int, Request] = field(default_factory=dict)
@@ -135,6 +138,8 @@ class Session:
     _nonce: bytes = b""
     _shard_nonce: bytes = b""
     _out: list[list[Piece]] = field(default_factory=list)
+    _memory: _core.ClientMemory | None = None
+    """What this connection shares with the shard."""
 
     # ---- what the driver calls ----
 
@@ -149,6 +154,7 @@ class Session:
     def disconnected(self) -> None:
         """The connection is gone. Requests stay, to be sent again on the next one."""
         self.link = Link.DOWN
+        self._memory = None
         self._out.clear()
 
     def take_output(self) -> list[list[Piece]]:
@@ -174,7 +180,12 @@ class Session:
         if self.link is not Link.UP:
             self._handshake(frame, now)
             return
+        if frame.shared:
+            self._read_shared(frame)
         request = self._requests.get(frame.request)
+        if frame.op == OPS["SHARED"] and self.borrow is not None:
+            self._memory = self.borrow(m.decode_body(m.Shared, frame.body))
+            return
         if frame.op == OPS["ERROR"]:
             self._failed(frame.request, m.decode_body(m.Failure, frame.body))
             return
@@ -227,6 +238,11 @@ class Session:
         for request in [r for r in self._requests.values() if r.op in READS]:
             del self._requests[request.id]
             self._fail(request, error)
+
+    @property
+    def shares_memory(self) -> bool:
+        """Values need not go over the connection that there is now."""
+        return self._memory is not None
 
     @property
     def idle(self) -> bool:
@@ -289,21 +305,35 @@ class Session:
             body = replace(body, decisions=self.facts.since(self._told), scale=scale)
             self._told = max(self._told, self.facts.last)
             request.scaled = scale.decision if scale is not None else 0
-        payload = request.payload
+        payload, table, shared = request.payload, request.table, False
+        if self._memory is not None and table is not None:
+            placed = self._memory.write(table, payload, request.id) if payload is not None else None
+            shared = placed is not None or request.op == OPS["PULL"]
+            payload, table = (payload, table) if placed is None else (None, placed)
         checksum = payload is not None and self.identity.features
         head = _core.encode_frame(
             request.op,
+            flags=_core.FLAG_SHARED if shared else 0,
             request=request.id,
             round=request.round,
             rank=self.identity.rank,
             incarnation=self.identity.incarnation,
             sequence=request.sequence,
-            table=request.table,
+            table=table,
             body=m.encode_body(body) if body is not None else b"",
-            payload_bytes=payload.nbytes if payload is not None else 0,
+            payload_bytes=request.payload.nbytes if request.payload is not None else 0,
             payload_crc=payload.crc32c() if payload is not None and checksum else None,
         )
         self._out.append([head, *(payload.pieces() if payload is not None else ())])
+
+    def _read_shared(self, frame: _core.Frame) -> None:
+        """Copies an answer's values from where they lie, and lets the shard have that memory again."""
+        if self._memory is None:
+            raise UnexpectedMessage(f"shard {self.shard} refers to shared memory that this connection does not have")
+        destination = self.head(frame)
+        if destination is not None:
+            self._memory.read(frame.table, destination)
+        self._out.append([_core.encode_frame(OPS["RELEASE"], request=frame.request)])
 
     def _handshake(self, frame: _core.Frame, now: float) -> None:
         if frame.op == OPS["ERROR"]:
@@ -356,6 +386,8 @@ class Session:
         if self.identity.ticket is not None:
             body = m.encode_body(m.Attach(ticket=self.identity.ticket))
             self._out.append([_core.encode_frame(OPS["ATTACH"], body=body)])
+        if self.borrow is not None:
+            self._out.append([_core.encode_frame(OPS["SHARE"])])
         for request in list(self._requests.values()):
             self._send(request, now)
 

@@ -13,6 +13,7 @@ from psstore.errors import NOT_APPLIED, BadSignature, DeadlineExceeded, NotAWork
 from psstore.protocol.connection import Connection
 from psstore.protocol.frames import Output, Piece, Send, failure
 from psstore.protocol.parking import Parked, Parking, Touched, Version
+from psstore.protocol.sharing import Lent
 from psstore.protocol.signing import Signer
 from psstore.types import Tensor
 from psstore.wire import messages as m
@@ -36,6 +37,7 @@ class Slices:
         self._index = index
         self._signer = signer
         self._parking = Parking()
+        self._lent = Lent()
         self._incarnations: dict[int, int] = {}
         """Rank -> newest life that attached here."""
         self._scaled = 0
@@ -157,8 +159,13 @@ class Slices:
         return outputs
 
     def forget(self, conn: int) -> None:
-        """The connection is gone: nobody waits there."""
+        """The connection is gone: nobody waits or reads there."""
         self._parking.forget(conn)
+        self._lent.forget(conn)
+
+    def release(self, conn: int, request: int) -> None:
+        """The answer to that request was read where its values lie."""
+        self._lent.release(conn, request)
 
     def next_wake(self) -> float | None:
         """When `wake` may next do something: at once if a write whose payload is still on its way brought news."""
@@ -176,26 +183,32 @@ class Slices:
                 f" {carry.wait_s:g} s",
                 waited_s=carry.wait_s,
             )
-        table, pieces = self._read(frame)
+        conn = parked.connection.id
+        table, pieces, shared = self._read(frame, share=frame.shared and self._lent.has_room(conn))
         missing = table.first_failure()
         if patient and missing is not None and missing[1] in NOT_YET:
             self._parking.park(parked, Touched(table.keys()[missing[0]]))
             return []
         head = _core.encode_frame(
             frame.op + 1,
+            flags=_core.FLAG_SHARED if shared else 0,
             request=frame.request,
             sequence=self.shard.version,
             table=table,
             payload_bytes=table.payload_bytes,
-            payload_crc=_checksum(pieces) if parked.connection.wants_checksum else None,
+            payload_crc=_checksum(pieces) if parked.connection.wants_checksum and not shared else None,
         )
-        return [Send(parked.connection.id, [head, *pieces])]
+        if shared:
+            self._lent.lend(conn, frame.request, pieces)
+            return [Send(conn, [head])]
+        return [Send(conn, [head, *pieces])]
 
-    def _read(self, frame: _core.Frame) -> tuple[_core.SliceTable, Sequence[Piece]]:
+    def _read(self, frame: _core.Frame, *, share: bool) -> tuple[_core.SliceTable, Sequence[Piece], bool]:
+        """(table, values, whether the table says where they lie)."""
         if frame.op == OPS["PULL"]:
-            return self.shard.read(frame)
+            return self.shard.read(frame, share=share)
         table, sums = self.shard.norms(frame)
-        return table, [sums] if sums else []
+        return table, [sums] if sums else [], False
 
 
 def _checksum(pieces: Sequence[Piece]) -> int:

@@ -20,6 +20,7 @@ import msgspec
 from psstore import _core
 from psstore.errors import PsstoreError
 from psstore.net import loops
+from psstore.net.lending import FileLender
 from psstore.net.limits import ServerLimits
 from psstore.net.server import Server
 from psstore.protocol.auth import NONCE_BYTES
@@ -56,7 +57,9 @@ async def serve(settings: ShardSettings) -> None:
     loop.add_signal_handler(signal.SIGTERM, stopped.set)
     loop.add_reader(sys.stdin.fileno(), _on_supervisor, stopped)
     coordinator = make_coordinator(settings) if settings.index == 0 else None
-    service = make_service(settings, coordinator)
+    arena = make_arena()
+    lender = FileLender(arena, loop=loop) if arena is not None else None
+    service = make_service(settings, coordinator, arena, lender)
     server = Server(service, loop=loop, limits=ServerLimits(max_connections=make_room(settings.max_connections)))
     if coordinator is not None:
         server.on_turn = Journal(coordinator.membership).update
@@ -70,6 +73,8 @@ async def serve(settings: ShardSettings) -> None:
     for path in unix_paths:  # before others can bind it: from here on it might be theirs
         with contextlib.suppress(OSError):
             os.unlink(path)
+    if lender is not None:
+        lender.close()
     await server.drain()
 
 
@@ -84,7 +89,21 @@ def make_room(num_connections: int) -> int:
     return allowed - OTHER_FILES
 
 
-def make_service(settings: ShardSettings, coordinator: Coordinator | None) -> ShardService:
+def make_arena() -> _core.ValueArena | None:
+    """Memory for values that clients of this machine may read; None where the system has no such thing."""
+    try:
+        return _core.ValueArena()
+    except OSError as error:
+        _log.warning("no shared memory on this machine: %s; clients use sockets", error)
+        return None
+
+
+def make_service(
+    settings: ShardSettings,
+    coordinator: Coordinator | None,
+    arena: _core.ValueArena | None,
+    lender: FileLender | None,
+) -> ShardService:
     identity = Identity(
         store=settings.store,
         shard=settings.index,
@@ -95,10 +114,11 @@ def make_service(settings: ShardSettings, coordinator: Coordinator | None) -> Sh
     )
     return ShardService(
         identity=identity,
-        shard=_core.Shard(index=settings.index, refuse_non_finite=settings.refuse_non_finite),
+        shard=_core.Shard(index=settings.index, refuse_non_finite=settings.refuse_non_finite, arena=arena),
         signer=Signer(settings.signing_key),
         coordinator=coordinator,
         make_nonce=lambda: os.urandom(NONCE_BYTES),
+        lender=lender,
     )
 
 

@@ -162,6 +162,16 @@ class Attached(Message, frozen=True, kw_only=True):
     version: int
 
 
+class Shared(Message, frozen=True, kw_only=True):
+    """Without an address: this shard shares no memory."""
+
+    address: str = ""
+    """Name of a unix socket in Linux's abstract namespace, where the files are handed out: only who shares the
+    shard's network namespace can connect to it."""
+    ticket: bytes = b""
+    """What to say there. It is good for one visit."""
+
+
 # ---- coordinator ----------------------------------------------------------------------------------
 
 

@@ -1,0 +1,50 @@
+// A client's side of what it shares with one shard: the shard's values, which it reads, and the arena that
+// it pushes through (shm/push_arena.h). Belongs to one connection and ends with it.
+//
+// Not thread-safe: one thread at a time, as the session that it is part of.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "core/types.h"
+#include "shm/memory_file.h"
+#include "shm/push_arena.h"
+
+namespace psstore {
+
+class ClientMemory {
+ public:
+  // The files that the shard sent; they may be closed afterwards. Throws std::system_error,
+  // std::invalid_argument.
+  ClientMemory(int values_fd, int pushes_fd, int control_fd);
+
+  // Copies the bytes of entry i from where they lie to ranges[i]. Throws Error(BAD_HEADER) if the ranges
+  // have other sizes than the entries, or one lies outside: then nothing is copied.
+  void read(std::span<const SliceEntry> entries,
+            std::span<const std::span<std::byte>> ranges) const;
+
+  // Copies the ranges one after the other to memory that is free; returns where they begin, or nullopt if
+  // there is none. The shard says when the frame `number` needs it no more.
+  std::optional<uint64_t> write(std::span<const std::span<std::byte>> ranges, uint64_t number);
+
+ private:
+  struct Lent {
+    size_t first_block;
+    size_t num_blocks;
+    uint64_t number;
+  };
+
+  void take_back();
+  std::optional<size_t> find_room(size_t num_blocks);
+
+  const Mapping values_;
+  const Mapping pushes_;
+  const Mapping control_;
+  std::vector<Lent> lent_;  // by first block; what the shard may still need
+  size_t num_present_ = 0;  // blocks from the start on that were populated
+};
+
+}  // namespace psstore

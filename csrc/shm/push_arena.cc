@@ -1,0 +1,70 @@
+#include "shm/push_arena.h"
+
+#include <atomic>
+#include <string>
+
+namespace psstore {
+namespace {
+
+[[noreturn]] void refuse(const std::string& why) {
+  throw Error(ErrorCode::BAD_HEADER, "a payload in shared memory " + why);
+}
+
+}  // namespace
+
+struct PushArena::Range : Buffer {
+  Range(std::byte* data, size_t size, uint64_t frame) : Buffer(data, size, size), number(frame) {}
+  const uint64_t number;
+};
+
+std::shared_ptr<PushArena> PushArena::create(size_t num_bytes) {
+  const size_t whole_blocks = num_bytes / kPushBlockBytes * kPushBlockBytes;
+  return std::shared_ptr<PushArena>(new PushArena(whole_blocks));
+}
+
+PushArena::PushArena(size_t num_bytes)
+    : file_(make_memory_file("psstore-pushes", num_bytes)),
+      control_file_(make_memory_file("psstore-control", control_bytes(num_bytes))),
+      readonly_control_file_(reopen_readonly(control_file_)),
+      memory_(file_.get(), num_bytes, Access::kRead),
+      control_(control_file_.get(), control_bytes(num_bytes), Access::kWrite),
+      present_(num_bytes / kPushBlockBytes) {}
+
+BufferRef PushArena::range_of(std::span<const SliceEntry> entries, uint64_t number) {
+  const uint64_t begin = entries.empty() ? 0 : entries.front().offset;
+  if (begin % kPushBlockBytes != 0) refuse("that begins within a block");
+  uint64_t end = begin;
+  for (const SliceEntry& entry : entries) {
+    if (entry.offset != end) refuse("whose slices do not lie one after the other");
+    if (entry.dtype == DType::kTopK) refuse("with indices, which have to come over the stream");
+    if (end > memory_.size() || entry.num_bytes > memory_.size() - end) refuse("beyond its end");
+    end += entry.num_bytes;
+  }
+  if (end == begin) refuse("without bytes");
+  const size_t first_block = begin / kPushBlockBytes;
+  make_present(first_block, (end - 1) / kPushBlockBytes + 1 - first_block);
+  return BufferRef::adopt(new Range(memory_.data() + begin, end - begin, number),
+                          shared_from_this());
+}
+
+void PushArena::make_present(size_t first_block, size_t num_blocks) {
+  const MutexLock lock(mutex_);
+  for (size_t block = first_block; block < first_block + num_blocks; ++block) {
+    if (present_[block]) continue;
+    if (!memory_.populate(block * kPushBlockBytes, kPushBlockBytes)) {
+      throw Error(ErrorCode::OVERLOADED, "no memory for what was pushed through shared memory");
+    }
+    present_[block] = true;
+  }
+}
+
+void PushArena::release(Buffer* buffer) noexcept {
+  auto* const range = static_cast<Range*>(buffer);
+  const auto block = static_cast<size_t>(range->data() - memory_.data()) / kPushBlockBytes;
+  auto* const entry = reinterpret_cast<uint64_t*>(control_.data()) + block;
+  // Release: whatever was read of the range was read before.
+  std::atomic_ref<uint64_t>(*entry).store(range->number, std::memory_order_release);
+  delete range;
+}
+
+}  // namespace psstore

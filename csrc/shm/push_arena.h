@@ -1,0 +1,70 @@
+// The shard's side of the memory that one client's connection pushes through: the client writes its values
+// there, and a frame says where they lie instead of bringing them. They are staged where they lie.
+//
+//   arena     a file that the client maps for writing, the shard for reading; a frame's slices lie one after
+//             the other, from the start of a block of kPushBlockBytes on
+//   control   a file the other way round: for each block the number of the last frame that began there and
+//             that the shard needs no more. That is how a client learns that blocks are free again.
+//
+// A client that writes to what it has pushed changes its own gradients, in time or half way, and nothing
+// else: bytes that are more than numbers must not be read from here (see range_of).
+// Ownership: a range keeps the arena alive, as a contribution may outlive the connection that brought it.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "core/buffer.h"
+#include "core/mutex.h"
+#include "core/types.h"
+#include "shm/memory_file.h"
+
+namespace psstore {
+
+// Where in the arena a frame may begin. A frame of less than this goes over the stream.
+inline constexpr size_t kPushBlockBytes = 64 << 10;
+
+// Control entries, one for each block, as they lie in the file.
+inline constexpr size_t control_bytes(size_t arena_bytes) {
+  return arena_bytes / kPushBlockBytes * sizeof(uint64_t);
+}
+
+class PushArena : public BufferOwner, public std::enable_shared_from_this<PushArena> {
+ public:
+  // `num_bytes` is rounded down to whole blocks. Throws std::system_error.
+  static std::shared_ptr<PushArena> create(size_t num_bytes);
+  PushArena(const PushArena&) = delete;
+  PushArena& operator=(const PushArena&) = delete;
+
+  size_t num_bytes() const { return memory_.size(); }
+  // What the client maps: the first for writing, the second for reading.
+  const Descriptor& file() const { return file_; }
+  const Descriptor& control_file() const { return readonly_control_file_; }
+  // The client has mapped it: from now on nobody can punch holes into what the shard reads.
+  void seal() { seal_writing(file_); }
+
+  // The payload of a frame with that number. Throws Error(BAD_HEADER) if its slices do not lie one after
+  // the other in the arena from a block's start on, or hold more than numbers; Error(OVERLOADED) if there
+  // is no memory for them.
+  BufferRef range_of(std::span<const SliceEntry> entries, uint64_t number);
+
+ private:
+  struct Range;
+
+  explicit PushArena(size_t num_bytes);
+  void make_present(size_t first_block, size_t num_blocks);
+  void release(Buffer* buffer) noexcept override;
+
+  const Descriptor file_;
+  const Descriptor control_file_;
+  const Descriptor readonly_control_file_;
+  const Mapping memory_;
+  const Mapping control_;
+
+  Mutex mutex_;
+  std::vector<bool> present_ GUARDED_BY(mutex_);  // blocks that were populated: their memory stays
+};
+
+}  // namespace psstore
