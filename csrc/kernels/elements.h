@@ -12,8 +12,18 @@
 namespace psstore {
 namespace {
 
-// Two blocks of a slice (the reduced gradient, and what a rule streams past it) stay in a 32 KiB L1.
-constexpr int64_t kBlockElems = 2048;
+// What is summed before the rule is applied to it. So short that the processor, which looks some hundred
+// instructions ahead, begins with the memory of one while it still computes with the other.
+constexpr int64_t kBlockElems = 512;
+
+// A loop with arithmetic in it keeps too few loads in flight to be as fast as memory by itself, and the
+// processor's own prefetching begins anew at every page of every stream. Past the end it is no access.
+//
+// Both measured from memory with AVX-512 on Cascade Lake, Adam with four gradients, in one run: 13.2 GB/s
+// with 2048 floats and no prefetch, 15.5 with it, 17.5 with 512 floats and prefetch (17.6 with 128), where
+// a loop that only adds makes 16.9, and 18.4 with the same prefetch.
+constexpr int64_t kCacheLineBytes = 64;
+constexpr int64_t kPrefetchBytes = 1024;
 
 template <class T>
 [[gnu::always_inline]] inline T load(const std::byte* data, int64_t index) {
@@ -51,6 +61,26 @@ template <class Body>
 [[gnu::always_inline]] inline void for_each_index(int64_t count, Body body) {
 #pragma omp simd
   for (int64_t i = 0; i < count; ++i) body(i);
+}
+
+// The same for arrays of `Element` that are read from memory, a cache line of each at a time, which is
+// fetched ahead. The fetching is no function of its own: GCC 12 takes one that does nothing else for one
+// without effect, and drops its calls.
+template <class Element, size_t kStreams, class Body>
+[[gnu::always_inline]] inline void for_each_streamed(int64_t count,
+                                                     const std::byte* const (&streams)[kStreams],
+                                                     Body body) {
+  constexpr int64_t kBytes = sizeof(Element);
+  constexpr int64_t kLineElems = kCacheLineBytes / kBytes;
+  int64_t begin = 0;
+  for (; begin + kLineElems <= count; begin += kLineElems) {
+    for (const std::byte* stream : streams) {
+      __builtin_prefetch(stream + begin * kBytes + kPrefetchBytes);
+    }
+#pragma omp simd
+    for (int64_t i = begin; i < begin + kLineElems; ++i) body(i);
+  }
+  for_each_index(count - begin, [=](int64_t i) { body(begin + i); });
 }
 
 template <class T>

@@ -26,7 +26,8 @@ namespace {
 template <class T, class Step, class... State>
 void apply_to_block(int64_t count, const std::byte* value_in, std::byte* value_out,
                     const std::byte* gradient, Step step, State*... states) {
-  for_each_index(count, [=](int64_t i) {
+  const std::byte* const streams[] = {value_in, gradient, states...};
+  for_each_streamed<T>(count, streams, [=](int64_t i) {
     // A pack of locals: each state is loaded, updated in a register and stored.
     [&](auto... local) {
       store<T>(value_out, i, step(load<T>(value_in, i), load<T>(gradient, i), local...));

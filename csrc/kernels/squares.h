@@ -24,18 +24,6 @@ template <class T>
   return element * element;
 }
 
-// A loop with this much arithmetic keeps too few loads in flight to be as fast as memory by itself.
-// Measured from memory with AVX2, one thread: 8.8 GB/s without, 10.1 with 1 KiB ahead, 11.4 with 4 KiB; a
-// loop that only adds floats makes 9.8. A prefetch past the end is no access.
-constexpr int64_t kPrefetchBytes = 4096;
-
-[[gnu::always_inline]] inline void prefetch_row(const std::byte* row, int64_t num_bytes) {
-  constexpr int64_t kCacheLineBytes = 64;
-  for (int64_t offset = 0; offset < num_bytes; offset += kCacheLineBytes) {
-    __builtin_prefetch(row + kPrefetchBytes + offset);
-  }
-}
-
 // The loops over lanes have a constant count: unrolled, the local copy is in registers all along.
 template <class T>
 void add_squares(double* lanes, const std::byte* data, int64_t count) {
@@ -44,7 +32,9 @@ void add_squares(double* lanes, const std::byte* data, int64_t count) {
   for (int64_t lane = 0; lane < kLanes; ++lane) sums[lane] = lanes[lane];
   int64_t begin = 0;
   for (; begin + kLanes <= count; begin += kLanes) {
-    prefetch_row(data + begin * kBytes, kLanes * kBytes);
+    for (int64_t line = 0; line < kLanes * kBytes; line += kCacheLineBytes) {
+      __builtin_prefetch(data + begin * kBytes + line + kPrefetchBytes);
+    }
     for (int64_t lane = 0; lane < kLanes; ++lane) sums[lane] += square<T>(data, begin + lane);
   }
   for (int64_t i = begin; i < count; ++i) sums[i - begin] += square<T>(data, i);
