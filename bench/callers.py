@@ -10,7 +10,7 @@ import socket
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -53,7 +53,11 @@ class Caller:
 
 @contextlib.contextmanager
 def store_caller(transport: str) -> Iterator[Caller]:
-    with store_server("tcp" if transport == "tcp" else "unix", 1) as url, psstore.connect(url, rank=0) as store:
+    where = cast(Any, transport)  # bulk of others, too, is to go over the same socket
+    with (
+        store_server("tcp" if transport == "tcp" else "unix", 1) as url,
+        psstore.connect(url, rank=0, transport=where) as store,
+    ):
         value, out = np.ones(VALUE_ELEMS, np.float32), np.zeros(VALUE_ELEMS, np.float32)
         store.create("small", value)
 
@@ -68,16 +72,17 @@ def store_caller(transport: str) -> Iterator[Caller]:
             push=lambda: store.push("small", value),
             pull=lambda: store.pull("small", out=out),
             pipelined=pipelined,
-            bulk=StoreBulk(url),
+            bulk=StoreBulk(url, where),
         )
 
 
 @dataclass(frozen=True)
 class StoreBulk:
     url: str
+    transport: Any
 
     def __call__(self) -> Callable[[], object]:
-        store = psstore.connect(self.url, role="client")
+        store = psstore.connect(self.url, role="client", transport=self.transport)
         value = np.ones(BULK_ELEMS, np.float32)
         store.create("bulk", value)
         return lambda: store.push("bulk", value)

@@ -7,7 +7,7 @@ import contextlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, cast
 
 import psstore
 from bench.comparison import Role
@@ -19,7 +19,7 @@ NAME = "psstore"
 ROLE: Role = "psstore"
 IN_ONE_PROCESS = False
 
-TRANSPORTS = ("tcp", "unix")
+TRANSPORTS = ("tcp", "unix", "shm")
 
 CHUNK_BYTES = 4 << 20
 """Of tensors that are pushed and pulled by one call in "early": about a frame."""
@@ -36,8 +36,9 @@ def serve(work: Work, transport: str) -> Iterator[str]:
 
 
 def join(work: Work, rank: int, where: str) -> StoreWorker:
-    _, url = where.split()
-    return StoreWorker(work, psstore.connect(url, rank=rank, num_workers=work.num_workers), rank)
+    transport, url = where.split()
+    store = psstore.connect(url, rank=rank, num_workers=work.num_workers, transport=cast(Any, transport))
+    return StoreWorker(work, store, rank)
 
 
 class StoreWorker:
