@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "kernels/codec.h"
 #include "kernels/update.h"
 
 namespace psstore {
@@ -148,10 +149,8 @@ void Shard::accept(const Incoming& incoming, std::span<SliceEntry> entries) {
 // What was admitted is checked again: the tensor may be gone since, and the admission is cheap.
 ErrorCode Shard::accept_slice(const Incoming& incoming, SliceEntry& entry, size_t offset) {
   const PayloadSlice slice{incoming.payload, offset, entry.num_bytes, entry.dtype};
-  if (options_.refuse_non_finite && dtype_bytes(entry.dtype) != 0) {
-    const auto num_elems = static_cast<int64_t>(entry.num_bytes / dtype_bytes(entry.dtype));
-    if (!all_finite(entry.dtype, slice.data(), num_elems)) return ErrorCode::NON_FINITE;
-  }
+  const ErrorCode means = check_content(entry, slice);
+  if (means != ErrorCode::OK) return means;
   Stripe& stripe = table_.stripe_of(entry.key);
   const MutexLock lock(stripe.mutex);
   Slot* slot = stripe.find(entry.key);
@@ -161,6 +160,30 @@ ErrorCode Shard::accept_slice(const Incoming& incoming, SliceEntry& entry, size_
   const ErrorCode status = change(incoming, entry, stripe, *slot, slice);
   entry.version = slot->part(entry.part).version;
   return status;
+}
+
+ErrorCode Shard::check_content(const SliceEntry& entry, const PayloadSlice& slice) {
+  if (is_encoding(entry.dtype)) return check_encoded(entry, slice);
+  if (!options_.refuse_non_finite || dtype_bytes(entry.dtype) == 0) return ErrorCode::OK;
+  const auto num_elems = static_cast<int64_t>(entry.num_bytes / dtype_bytes(entry.dtype));
+  return all_finite(entry.dtype, slice.data(), num_elems) ? ErrorCode::OK : ErrorCode::NON_FINITE;
+}
+
+ErrorCode Shard::check_encoded(const SliceEntry& entry, const PayloadSlice& slice) {
+  const std::optional<uint64_t> num_elems = num_elems_of(entry.key);
+  if (!num_elems) return ErrorCode::UNKNOWN_KEY;
+  const Encoded encoded{entry.dtype, slice.data(), slice.num_bytes, *num_elems};
+  if (!is_well_formed(encoded)) return ErrorCode::BAD_ARGUMENT;
+  const bool may_be_applied = !options_.refuse_non_finite || all_finite(encoded);
+  return may_be_applied ? ErrorCode::OK : ErrorCode::NON_FINITE;
+}
+
+std::optional<uint64_t> Shard::num_elems_of(Key key) {
+  Stripe& stripe = table_.stripe_of(key);
+  const MutexLock lock(stripe.mutex);
+  const Slot* slot = stripe.find(key);
+  if (slot == nullptr) return std::nullopt;
+  return slot->spec().num_elems;
 }
 
 ErrorCode Shard::change(const Incoming& incoming, const SliceEntry& entry, Stripe& stripe,
@@ -309,16 +332,21 @@ ErrorCode Shard::find(SliceEntry& entry, std::vector<Finding>& findings) {
   Slot* slot = stripe.find(entry.key);
   if (slot == nullptr) return ErrorCode::UNKNOWN_KEY;
   const SlotSpec& spec = slot->spec();
-  const bool travels =
-      entry.part == 0 ? travels_as(spec.dtype, entry.dtype) : entry.dtype == spec.dtype;
-  if (!travels) return ErrorCode::DTYPE_MISMATCH;
+  const ErrorCode may = check_read(spec, entry);
+  if (may != ErrorCode::OK) return may;
   const bool held = !table_.bring_up_to_date(stripe, *slot);
   Part part = slot->part(entry.part);
   const uint64_t wanted_version = std::exchange(entry.version, part.version);
   if (held) return ErrorCode::NOT_APPLIED;
   if (!part.buffer) return entry.part == 0 ? ErrorCode::NOT_INITIALISED : ErrorCode::NO_STATE;
   if (part.version < wanted_version) return ErrorCode::NOT_MODIFIED;
-  findings.push_back({std::move(part.buffer), spec.dtype, entry.dtype, spec.num_elems});
+  if (is_encoding(entry.dtype)) {
+    Published::Answer answer = slot->follow(wanted_version, entry.dtype, *pool_);
+    entry.dtype = answer.dtype;
+    findings.push_back({std::move(answer.buffer), answer.dtype, answer.dtype, spec.num_elems});
+  } else {
+    findings.push_back({std::move(part.buffer), spec.dtype, entry.dtype, spec.num_elems});
+  }
   entry.num_bytes = static_cast<uint32_t>(findings.back().num_bytes());
   return ErrorCode::OK;
 }
@@ -372,6 +400,7 @@ std::map<std::string, uint64_t> Shard::stats() {
       {"value_bytes", size.value_bytes},
       {"state_bytes", size.state_bytes},
       {"staged_bytes", size.staged_bytes},
+      {"published_bytes", size.published_bytes},
       {"pool_bytes", pool_->bytes_in_use() + pool_->bytes_idle()},
       {"pool_idle_bytes", pool_->bytes_idle()},
       {"pushes", counters_.pushes.value()},

@@ -95,6 +95,7 @@ class Shard {
     bool shared = false;  // the entries say where in the arena their bytes lie
   };
   // `share`: the client maps the arena. The values stay there as they are while the pieces are held.
+  // An entry that asks for an encoding may get float32: its dtype says what came (table/published.h).
   // Throws Error(FRAME_TOO_LARGE) if the values are more than `max_payload_bytes` together.
   Reply read(std::span<SliceEntry> entries, uint64_t max_payload_bytes, bool share = false);
 
@@ -117,6 +118,12 @@ class Shard {
 
   void accept(const Incoming& incoming, std::span<SliceEntry> entries)
       REQUIRES_SHARED(table_.decision_mutex);
+  // Whether the bytes may be used. Looks at all of them, and holds no slot's lock while it does.
+  ErrorCode check_content(const SliceEntry& entry, const PayloadSlice& slice)
+      REQUIRES_SHARED(table_.decision_mutex);
+  ErrorCode check_encoded(const SliceEntry& entry, const PayloadSlice& slice)
+      REQUIRES_SHARED(table_.decision_mutex);
+  std::optional<uint64_t> num_elems_of(Key key) REQUIRES_SHARED(table_.decision_mutex);
   ErrorCode accept_slice(const Incoming& incoming, SliceEntry& entry, size_t offset)
       REQUIRES_SHARED(table_.decision_mutex);
   ErrorCode change(const Incoming& incoming, const SliceEntry& entry, Stripe& stripe, Slot& slot,

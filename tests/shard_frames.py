@@ -12,6 +12,8 @@ from psstore import _core
 from psstore.types import complete_hyper
 
 Array = npt.NDArray[np.float32]
+Payload = Array | npt.NDArray[np.uint8]
+"""Floats, or bytes of another dtype."""
 
 SGD: Mapping[int, Mapping[str, float]] = {0: complete_hyper("sgd", {"lr": 1.0})}
 """Group 0 takes plain steps of lr 1: what is staged is subtracted."""
@@ -98,14 +100,15 @@ def answers(table: _core.SliceTable) -> list[Answer]:
 def _frame(
     shard: _core.Shard,
     op: str,
-    values: Mapping[int, Array],
+    values: Mapping[int, Payload],
     *,
+    dtype: str = "float32",
     rank: int = 0,
     incarnation: int = 0,
     round: int = 0,
     sequence: int = 0,
 ) -> _core.Frame:
-    number = _core.DTYPES["float32"]
+    number = _core.DTYPES[dtype]
     table = _core.SliceTable((key, value.nbytes, number) for key, value in values.items())
     head = _core.encode_frame(
         _core.OPS[op],
@@ -129,24 +132,31 @@ def _request(op: str, table: _core.SliceTable) -> _core.Frame:
 
 def push(
     shard: _core.Shard,
-    values: Mapping[int, Array],
+    values: Mapping[int, Payload],
     *,
+    dtype: str = "float32",
     rank: int = 0,
     incarnation: int = 1,
     round: int = 1,
 ) -> list[Answer]:
-    frame = _frame(shard, "PUSH", values, rank=rank, incarnation=incarnation, round=round)
+    frame = _frame(shard, "PUSH", values, dtype=dtype, rank=rank, incarnation=incarnation, round=round)
     return answers(shard.stage(frame))
 
 
-def initialise(shard: _core.Shard, values: Mapping[int, Array]) -> list[Answer]:
-    return answers(shard.initialise(_frame(shard, "INIT", values)))
+def initialise(shard: _core.Shard, values: Mapping[int, Payload], *, dtype: str = "float32") -> list[Answer]:
+    return answers(shard.initialise(_frame(shard, "INIT", values, dtype=dtype)))
 
 
 def write(
-    shard: _core.Shard, op: str, values: Mapping[int, Array], *, sequence: int, client: str = "client"
+    shard: _core.Shard,
+    op: str,
+    values: Mapping[int, Payload],
+    *,
+    sequence: int,
+    client: str = "client",
+    dtype: str = "float32",
 ) -> list[Answer]:
-    return answers(shard.write(_frame(shard, op, values, sequence=sequence), client))
+    return answers(shard.write(_frame(shard, op, values, dtype=dtype, sequence=sequence), client))
 
 
 class Restored(NamedTuple):
@@ -154,7 +164,7 @@ class Restored(NamedTuple):
 
     key: int
     part: int
-    data: Array
+    data: Payload
     steps: int = 0
 
 
@@ -178,6 +188,7 @@ class Pulled(NamedTuple):
     answers: list[Answer]
     payload_bytes: int
     pieces: list[memoryview]
+    dtypes: list[int]
 
 
 def pull(
@@ -194,7 +205,7 @@ def pull(
     if parts is not None:
         wanted = wanted.with_parts(parts)
     table, pieces, _ = shard.read(_request("PULL", wanted))
-    return Pulled(answers(table), table.payload_bytes, pieces)
+    return Pulled(answers(table), table.payload_bytes, pieces, table.dtypes())
 
 
 def value(shard: _core.Shard, key: int) -> list[float]:

@@ -21,13 +21,16 @@
 
 namespace psstore {
 
-// What is to be encoded: x = source + residual.
+// What is to be encoded: x = source, or source + residual, or source - base.
 struct ToEncode {
   DType encoding = DType::kInt8;
   const void* source = nullptr;  // (num_elems,) float32
-  // (num_elems,) float32, or null: nothing is added nor kept. Becomes x minus what the payload says; where
-  // the payload can't say a finite number (a NaN or an infinity in the element, or in its block) it stays.
+  // (num_elems,) float32, or null. Becomes x minus what the payload says; where the payload can't say a
+  // finite number (a NaN or an infinity in the element, or in its block) it stays.
   void* residual = nullptr;
+  // (num_elems,) float32, or null; null beside a residual and for kTopK. Becomes base plus what the payload
+  // says, whatever that is: what somebody has who had the base and adds the payload to it.
+  void* base = nullptr;
   int64_t num_elems = 0;
   int64_t num_kept = 0;     // k of kTopK, at most num_elems; else not read
   void* payload = nullptr;  // encoded_bytes() of it

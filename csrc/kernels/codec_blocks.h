@@ -50,10 +50,11 @@ inline float int8_scale(const float* x) {
   return is_finite(maximum) ? maximum / kLargestCode : std::numeric_limits<float>::quiet_NaN();
 }
 
-// Codes of a block; x becomes what they leave out. A scale so small that it was rounded to 0 leaves all.
-inline void encode_int8_block(float scale, float* x, int8_t* codes) {
+// Codes of a block, and what they say. A scale of 0, be it one that was rounded to it, says nothing.
+inline void encode_int8_block(float scale, const float* x, int8_t* codes, float* decoded) {
   if (!(scale > 0)) {
     std::fill_n(codes, kEncodedBlock, int8_t{0});
+    std::fill_n(decoded, kEncodedBlock, scale * 0.0F);
     return;
   }
   for_each_index(kEncodedBlock, [=](int64_t i) {
@@ -63,7 +64,7 @@ inline void encode_int8_block(float scale, float* x, int8_t* codes) {
     const float clamped = below > -kLargestCode ? below : -kLargestCode;
     const float shifted = clamped + kRounder;
     codes[i] = static_cast<int8_t>(std::bit_cast<uint32_t>(shifted));
-    x[i] = x[i] - scale * (shifted - kRounder);
+    decoded[i] = scale * (shifted - kRounder);
   });
 }
 
@@ -101,13 +102,13 @@ inline uint8_t bits_of_bytes(const uint8_t* bytes) {
   return static_cast<uint8_t>(eight * 0x0102040810204080U >> 56);
 }
 
-// Bits of a block; x becomes what they leave out.
-inline void encode_sign_block(float scale, float* x, uint8_t* bits) {
+// Bits of a block, and what they say.
+inline void encode_sign_block(float scale, const float* x, uint8_t* bits, float* decoded) {
   uint8_t negative[kEncodedBlock];
   for_each_index(kEncodedBlock, [&](int64_t i) {
     const uint32_t sign = std::bit_cast<uint32_t>(x[i]) & kSignBit;
     negative[i] = static_cast<uint8_t>(sign >> 31);
-    x[i] = x[i] - std::bit_cast<float>(std::bit_cast<uint32_t>(scale) | sign);
+    decoded[i] = std::bit_cast<float>(std::bit_cast<uint32_t>(scale) | sign);
   });
   for (int64_t i = 0; i < kEncodedBlock / 8; ++i) bits[i] = bits_of_bytes(negative + 8 * i);
 }

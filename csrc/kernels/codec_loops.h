@@ -12,60 +12,75 @@ namespace {
 
 // ---- encoding -------------------------------------------------------------------------------------
 
-// Element i of source + residual.
-[[gnu::always_inline]] inline auto input_of(const ToEncode& what) {
-  return [source = static_cast<const std::byte*>(what.source),
-          residual = static_cast<const std::byte*>(what.residual)](int64_t i) {
-    const float x = load<float>(source, i);
-    return residual == nullptr ? x : x + load<float>(residual, i);
-  };
+// A block of the way through: what is to be encoded, filled up with zeros, and what its payload says.
+struct BlockBuffers {
+  alignas(64) float x[kEncodedBlock];
+  alignas(64) float decoded[kEncodedBlock];
+  alignas(64) std::byte codes[kEncodedBlock];
+};
+
+[[gnu::always_inline]] inline const std::byte* floats_from(const void* floats, int64_t begin) {
+  return static_cast<const std::byte*>(floats) + begin * static_cast<int64_t>(sizeof(float));
+}
+[[gnu::always_inline]] inline std::byte* floats_from(void* floats, int64_t begin) {
+  return static_cast<std::byte*>(floats) + begin * static_cast<int64_t>(sizeof(float));
 }
 
-// A block of the input, filled up with zeros.
 inline void read_block(const ToEncode& what, int64_t begin, int64_t count, float* x) {
-  const auto input = input_of(what);
-  for_each_index(count, [=](int64_t i) { x[i] = input(begin + i); });
+  const std::byte* source = floats_from(what.source, begin);
+  if (what.residual != nullptr) {
+    const std::byte* residual = floats_from(what.residual, begin);
+    for_each_index(count,
+                   [=](int64_t i) { x[i] = load<float>(source, i) + load<float>(residual, i); });
+  } else if (what.base != nullptr) {
+    const std::byte* base = floats_from(what.base, begin);
+    for_each_index(count, [=](int64_t i) { x[i] = load<float>(source, i) - load<float>(base, i); });
+  } else {
+    std::memcpy(x, source, static_cast<size_t>(count) * sizeof(float));
+  }
   std::fill(x + count, x + kEncodedBlock, 0.0F);
 }
 
-inline void keep_rest(const ToEncode& what, int64_t begin, int64_t count, const float* rest) {
-  if (what.residual == nullptr) return;
-  constexpr int64_t kBytes = sizeof(float);
-  std::memcpy(static_cast<std::byte*>(what.residual) + begin * kBytes, rest,
-              static_cast<size_t>(count * kBytes));
+inline void keep_block(const ToEncode& what, int64_t begin, int64_t count, bool finite,
+                       const float* x, const float* decoded) {
+  if (what.residual != nullptr && finite) {
+    std::byte* residual = floats_from(what.residual, begin);
+    for_each_index(count, [=](int64_t i) { store(residual, i, x[i] - decoded[i]); });
+  } else if (what.base != nullptr) {
+    std::byte* base = floats_from(what.base, begin);
+    for_each_index(count, [=](int64_t i) { store(base, i, load<float>(base, i) + decoded[i]); });
+  }
 }
 
-// Calls `encode_block(x, count, codes)`, which returns the scale, leaves the rest in x and writes
-// kCodeBits for each element of a whole block.
+// Calls `encode_block(count, buffers)`, which returns the scale and makes kCodeBits of each element.
 template <int kCodeBits, class EncodeBlock>
 void encode_blocks(const ToEncode& what, EncodeBlock encode_block) {
   auto* scales = static_cast<std::byte*>(what.payload);
   std::byte* codes = scales + codes_offset(what.num_elems);
-  alignas(64) float x[kEncodedBlock];
-  alignas(64) std::byte block_codes[kEncodedBlock * kCodeBits / 8];
+  BlockBuffers block;
   for (int64_t begin = 0; begin < what.num_elems; begin += kEncodedBlock) {
     const int64_t count = std::min(kEncodedBlock, what.num_elems - begin);
-    read_block(what, begin, count, x);
-    const float scale = encode_block(x, count, block_codes);
+    read_block(what, begin, count, block.x);
+    const float scale = encode_block(count, block);
     store(scales, begin / kEncodedBlock, scale);
-    std::memcpy(codes + begin * kCodeBits / 8, block_codes,
+    std::memcpy(codes + begin * kCodeBits / 8, block.codes,
                 static_cast<size_t>((count * kCodeBits + 7) / 8));
-    if (is_finite(scale)) keep_rest(what, begin, count, x);
+    keep_block(what, begin, count, is_finite(scale), block.x, block.decoded);
   }
 }
 
 void encode_loop(const ToEncode& what) {
-  if (what.encoding == DType::kTopK) return encode_topk(input_of(what), what);
+  if (what.encoding == DType::kTopK) return encode_topk(what);
   if (what.encoding == DType::kInt8) {
-    return encode_blocks<8>(what, [](float* x, int64_t, std::byte* codes) {
-      const float scale = int8_scale(x);
-      encode_int8_block(scale, x, reinterpret_cast<int8_t*>(codes));
+    return encode_blocks<8>(what, [](int64_t, BlockBuffers& block) {
+      const float scale = int8_scale(block.x);
+      encode_int8_block(scale, block.x, reinterpret_cast<int8_t*>(block.codes), block.decoded);
       return scale;
     });
   }
-  encode_blocks<1>(what, [](float* x, int64_t count, std::byte* bits) {
-    const float scale = sign_scale(x, count);
-    encode_sign_block(scale, x, reinterpret_cast<uint8_t*>(bits));
+  encode_blocks<1>(what, [](int64_t count, BlockBuffers& block) {
+    const float scale = sign_scale(block.x, count);
+    encode_sign_block(scale, block.x, reinterpret_cast<uint8_t*>(block.codes), block.decoded);
     return scale;
   });
 }

@@ -41,6 +41,7 @@ Cut find_cut(At at, int64_t num_elems, int64_t k) {
   return cut;
 }
 
+// `at(i)` is what is to be encoded of element i.
 template <class At>
 void encode_topk(At at, const ToEncode& what) {
   auto* indices = static_cast<std::byte*>(what.payload);
@@ -62,6 +63,16 @@ void encode_topk(At at, const ToEncode& what) {
   }
 }
 
+inline void encode_topk(const ToEncode& what) {
+  const auto* source = static_cast<const std::byte*>(what.source);
+  const auto* residual = static_cast<const std::byte*>(what.residual);
+  if (residual == nullptr) {
+    encode_topk([=](int64_t i) { return load<float>(source, i); }, what);
+  } else {
+    encode_topk([=](int64_t i) { return load<float>(source, i) + load<float>(residual, i); }, what);
+  }
+}
+
 // Position of the first index that is not below `index`.
 inline int64_t find_index(const std::byte* indices, int64_t num_kept, int64_t index) {
   int64_t begin = 0;
@@ -76,6 +87,8 @@ inline int64_t find_index(const std::byte* indices, int64_t num_kept, int64_t in
   return begin;
 }
 
+// Indices that do not ascend spoil the block and reach nothing outside of it: they may lie in memory that
+// somebody else can still write to.
 inline void decode_topk(const Encoded& encoded, int64_t begin, int64_t count, float* out) {
   const auto num_kept = static_cast<int64_t>(encoded.num_bytes / kTopKEntryBytes);
   const auto* indices = static_cast<const std::byte*>(encoded.payload);
@@ -83,7 +96,7 @@ inline void decode_topk(const Encoded& encoded, int64_t begin, int64_t count, fl
   std::fill_n(out, count, 0.0F);
   for (int64_t i = find_index(indices, num_kept, begin); i < num_kept; ++i) {
     const int64_t place = load<uint32_t>(indices, i) - begin;
-    if (place >= count) return;
+    if (place < 0 || place >= count) return;
     out[place] = load<float>(values, i);
   }
 }

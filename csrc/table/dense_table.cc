@@ -173,6 +173,7 @@ TableSize DenseTable::size() {
       if (slot.initialised()) size.value_bytes += slot.spec().num_bytes();
       size.state_bytes += slot.state_bytes();
       size.staged_bytes += slot.staging().num_bytes();
+      size.published_bytes += slot.published_bytes();
     }
   }
   return size;

@@ -35,6 +35,7 @@ struct TableSize {
   uint64_t value_bytes = 0;
   uint64_t state_bytes = 0;
   uint64_t staged_bytes = 0;
+  uint64_t published_bytes = 0;
 };
 
 class DenseTable {

@@ -23,11 +23,11 @@ inline constexpr size_t kSharedValueBytes = 64 << 10;
 
 struct Finding {
   BufferRef value;
-  DType dtype = DType::kFloat32;   // of the value
+  DType dtype = DType::kFloat32;   // of the value; or an encoding, that of a delta
   DType wanted = DType::kFloat32;  // travels_as(dtype, wanted)
   uint64_t num_elems = 0;
 
-  size_t num_bytes() const { return num_elems * dtype_bytes(wanted); }
+  size_t num_bytes() const { return encoded_bytes(wanted, num_elems); }
   bool shared() const { return dtype == wanted && num_bytes() >= kSharedValueBytes; }
 };
 

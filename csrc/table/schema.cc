@@ -75,12 +75,21 @@ SlotSpec TensorDefinition::slot(const SliceSpec& slice) const {
   return {slice.key, slice.num_elems, dtype, rule, group};
 }
 
+ErrorCode check_read(const SlotSpec& spec, const SliceEntry& entry) {
+  if (entry.part == 0 && follows_as(spec.dtype, entry.dtype)) {
+    return applies_by_decision(spec.rule) ? ErrorCode::OK : ErrorCode::RULE_MISMATCH;
+  }
+  const bool travels =
+      entry.part == 0 ? travels_as(spec.dtype, entry.dtype) : entry.dtype == spec.dtype;
+  return travels ? ErrorCode::OK : ErrorCode::DTYPE_MISMATCH;
+}
+
 ErrorCode check_write(const SlotSpec& spec, WriteKind kind, const SliceEntry& entry) {
   if (!rule_allows(spec.rule, kind)) return ErrorCode::RULE_MISMATCH;
   if (entry.part != 0) return check_state_write(spec, entry);
-  if (!travels_as(spec.dtype, entry.dtype)) return ErrorCode::DTYPE_MISMATCH;
-  if (entry.num_bytes != spec.num_elems * dtype_bytes(entry.dtype)) return ErrorCode::SIZE_MISMATCH;
-  return ErrorCode::OK;
+  if (!writes_as(spec.dtype, kind, entry.dtype)) return ErrorCode::DTYPE_MISMATCH;
+  const bool fits = is_encoded_size(entry.dtype, spec.num_elems, entry.num_bytes);
+  return fits ? ErrorCode::OK : ErrorCode::SIZE_MISMATCH;
 }
 
 }  // namespace psstore

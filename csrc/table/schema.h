@@ -61,6 +61,20 @@ constexpr bool travels_as(DType master, DType encoding) {
                                 (encoding == DType::kBFloat16 || encoding == DType::kFloat16));
 }
 
+// Contributions to a float32 slice and what is added to it may also be encoded.
+constexpr bool writes_as(DType master, WriteKind kind, DType encoding) {
+  if (!is_encoding(encoding)) return travels_as(master, encoding);
+  return master == DType::kFloat32 && (kind == WriteKind::kPush || kind == WriteKind::kAdd);
+}
+
+// What a slice of that dtype can be followed by: its changes, encoded (table/published.h).
+constexpr bool follows_as(DType master, DType encoding) {
+  return master == DType::kFloat32 && (encoding == DType::kInt8 || encoding == DType::kSign);
+}
+
+// Whether `entry` may be read of that slot: OK, RULE_MISMATCH or DTYPE_MISMATCH.
+ErrorCode check_read(const SlotSpec& spec, const SliceEntry& entry);
+
 // Whether `entry` may be written to that slot: OK, RULE_MISMATCH, DTYPE_MISMATCH, SIZE_MISMATCH, or
 // BAD_ARGUMENT for a number of steps that no slot can have taken.
 ErrorCode check_write(const SlotSpec& spec, WriteKind kind, const SliceEntry& entry);

@@ -61,7 +61,7 @@ Change Slot::assign(const PayloadSlice& from, BufferPool& pool) {
 
 Change Slot::add(const PayloadSlice& from, BufferPool& pool) {
   BufferRef target = destination(pool);
-  const Contribution addend{from.data(), from.dtype, 1.0F};
+  const Contribution addend{from.data(), from.dtype, 1.0F, from.num_bytes};
   SliceUpdate update;
   update.rule = RuleKind::kAdd;
   update.dtype = spec_.dtype;
@@ -78,6 +78,7 @@ Change Slot::restore_value(const PayloadSlice& from, uint64_t decision, BufferPo
   BufferRef target = destination(pool);
   copy_elements(from, spec_, target->data());
   version_ = std::max(version_, decision) + 1;
+  published_.reset();
   return replace_value(std::move(target));
 }
 
@@ -96,6 +97,12 @@ void Slot::restore_state(size_t index, const PayloadSlice& from, uint64_t num_st
 Part Slot::part(uint16_t index) const {
   if (index == 0) return {value_, version_};
   return {state_[index - 1U].buffer, static_cast<uint64_t>(num_steps_)};
+}
+
+Published::Answer Slot::follow(uint64_t wanted_version, DType encoding, BufferPool& pool) {
+  if (!published_) published_.emplace(value_, version_, spec_.num_elems);
+  published_->follow(value_, version_, encoding, pool);
+  return published_->answer(wanted_version, encoding);
 }
 
 // ---- decisions ------------------------------------------------------------------------------------
@@ -159,7 +166,7 @@ std::vector<Contribution> Slot::contributions(const Decision& decision) const {
   for (const Member& member : decision.members()) {
     if (!contributes(member, spec_)) continue;
     const PayloadSlice& slice = staging_.find(member.origin)->slice;
-    found.push_back({slice.data(), slice.dtype, member.weight});
+    found.push_back({slice.data(), slice.dtype, member.weight, slice.num_bytes});
   }
   return found;
 }

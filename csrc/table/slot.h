@@ -26,6 +26,7 @@
 
 #include "core/buffer.h"
 #include "kernels/update.h"
+#include "table/published.h"
 #include "table/staging.h"
 
 namespace psstore {
@@ -59,6 +60,10 @@ class Slot {
   // REQUIRES: index <= kMaxPart.
   Part part(uint16_t index) const;
 
+  // What is sent to somebody who follows the slot by deltas (table/published.h): the first one makes it
+  // published, as it is. REQUIRES: initialised(), follows_as() of its dtype.
+  Published::Answer follow(uint64_t wanted_version, DType encoding, BufferPool& pool);
+
   // First values; they do not count as a write. REQUIRES: !initialised().
   void initialise(const PayloadSlice& from, BufferPool& pool);
   void initialise_with_zeros(BufferPool& pool);
@@ -68,7 +73,8 @@ class Slot {
   // REQUIRES: initialised().
   Change add(const PayloadSlice& from, BufferPool& pool);
 
-  // A value from elsewhere, which those see as new who have seen this slot, or the shard at `decision`.
+  // A value from elsewhere, which those see as new who have seen this slot, or the shard at `decision`. Who
+  // follows it is sent the whole of it.
   Change restore_value(const PayloadSlice& from, uint64_t decision, BufferPool& pool);
   // State buffer `index` and the number of steps; without bytes the buffer is one that was never made.
   // REQUIRES: largest_state_layout() of the rule uses it.
@@ -98,6 +104,8 @@ class Slot {
 
   // Bytes of rule state.
   size_t state_bytes() const;
+  // Bytes that are kept for those who follow it.
+  size_t published_bytes() const { return published_ ? published_->num_bytes() : 0; }
   // Raw bytes of value, rule state and step by name, as torch names them.
   std::vector<std::pair<std::string, std::string>> dump() const;
 
@@ -134,6 +142,7 @@ class Slot {
   uint64_t settled_;  // last decision that has done to it all that it will
   Squares squares_;   // the last ones asked for
   Staging staging_;
+  std::optional<Published> published_;  // once somebody follows it
 };
 
 }  // namespace psstore
