@@ -133,8 +133,10 @@ class Operations:
 
     async def drop(self, name: str) -> None:
         """Forgets a tensor, on every shard. Raises UnknownTensor."""
+        tensors = await self._schema.find([name])
         await self.client.drop([name])
         self._schema.forget(name)
+        self._coded.forget(tensors)
 
     # ---- writing ----
 

@@ -1,0 +1,252 @@
+"""Pushes in a codec: what arrives, and what is kept back of it, once a round."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import psstore
+from psstore import _core
+from psstore.codec.codecs import parse
+from psstore.errors import BadArgument, DTypeMismatch, ShapeMismatch
+
+Floats = np.ndarray[Any, np.dtype[np.float32]]
+
+LOSSY = ("bf16", "fp16", "int8", "sign", "topk:0.1")
+
+N = (1 << 18) + 300
+"""Two slices, and blocks that are not full."""
+
+
+@pytest.fixture
+def store() -> Iterator[psstore.Store]:
+    with psstore.connect("local://?shards=2") as store:
+        yield store
+
+
+def gradient(seed: int, num_elems: int = N) -> Floats:
+    return np.random.default_rng(seed).standard_normal(num_elems, dtype=np.float32)
+
+
+def said(codec_name: str, values: Floats) -> Floats:
+    """What the codec makes of the values, slice by slice."""
+    codec = parse(codec_name)
+    assert codec is not None
+    out = np.empty_like(values)
+    for begin in range(0, values.size, 1 << 18):
+        part = values[begin : begin + (1 << 18)]
+        if codec.is_half:
+            half = np.empty(2 * part.size, np.uint8)
+            _core.convert(part, _core.DTYPES["float32"], half, _core.DTYPES[codec.dtype])
+            _core.convert(half, _core.DTYPES[codec.dtype], out[begin : begin + part.size], _core.DTYPES["float32"])
+            continue
+        payload = np.empty(codec.num_bytes(part.size), np.uint8)
+        _core.encode_slice(_core.DTYPES[codec.dtype], part, None, payload, codec.num_kept(part.size))
+        _core.decode_slice(_core.DTYPES[codec.dtype], payload, out[begin : begin + part.size])
+    return out
+
+
+def reduced(store: psstore.Store, **commit: Any) -> Floats:
+    """Ends the round; what its contributions reduced to."""
+    store.commit(**commit)
+    value: Floats = store.pull("g")
+    return value
+
+
+def kept(store: psstore.Store) -> Floats:
+    return store.residuals(["g"])["g"]
+
+
+@pytest.mark.parametrize("codec", LOSSY)
+def test_push_in_a_codec_sends_its_bytes_and_keeps_what_it_lost(store: psstore.Store, codec: str) -> None:
+    store.create("g", shape=(N,), rule="reduce")
+    first, second = gradient(1), gradient(2)
+    store.push("g", first, codec=codec)
+    chosen = parse(codec)
+    assert chosen is not None
+    assert store.bytes_pushed == chosen.num_bytes(1 << 18) + chosen.num_bytes(300)
+    np.testing.assert_array_equal(reduced(store), said(codec, first))
+    np.testing.assert_array_equal(kept(store), first - said(codec, first))
+    wanted = second + kept(store)
+    store.push("g", second, codec=codec)
+    np.testing.assert_array_equal(reduced(store), said(codec, wanted))
+    np.testing.assert_array_equal(kept(store), wanted - said(codec, wanted))
+
+
+@pytest.mark.parametrize("codec", LOSSY)
+def test_error_feedback_loses_nothing_over_rounds(store: psstore.Store, codec: str) -> None:
+    store.create("g", shape=(5000,), rule="reduce")
+    arrived = np.zeros(5000)
+    pushed = np.zeros(5000)
+    for seed in range(8):
+        pushed += gradient(seed, 5000)
+        store.push("g", gradient(seed, 5000), codec=codec)
+        arrived += reduced(store)
+    np.testing.assert_allclose(arrived + kept(store), pushed, atol=2e-5)  # float32 sums of 8 terms below 10
+
+
+def test_pushing_again_in_a_round_begins_with_the_residual_of_before(store: psstore.Store) -> None:
+    store.create("g", shape=(5000,), rule="reduce")
+    store.push("g", gradient(1, 5000), codec="sign")
+    reduced(store)
+    before = kept(store)
+    store.push("g", gradient(2, 5000), codec="sign")
+    store.push("g", gradient(3, 5000), codec="sign")
+    np.testing.assert_array_equal(kept(store), before)
+    wanted = gradient(3, 5000) + before
+    np.testing.assert_array_equal(reduced(store), said("sign", wanted))
+    np.testing.assert_array_equal(kept(store), wanted - said("sign", wanted))
+
+
+@pytest.mark.parametrize("outcome", ["skipped", "not named"])
+def test_a_round_that_does_not_count_leaves_the_residual_as_it_was(store: psstore.Store, outcome: str) -> None:
+    store.create("g", shape=(5000,), rule="reduce")
+    store.push("g", gradient(1, 5000), codec="int8")
+    reduced(store)
+    before = kept(store)
+    store.push("g", gradient(2, 5000), codec="int8")
+    if outcome == "skipped":
+        assert store.commit(non_finite=True).skipped
+    else:
+        store.commit(present=[])
+    np.testing.assert_array_equal(kept(store), before)
+    wanted = gradient(3, 5000) + before
+    store.push("g", gradient(3, 5000), codec="int8")
+    np.testing.assert_array_equal(reduced(store), said("int8", wanted))
+
+
+def test_a_late_worker_keeps_its_residual_of_before() -> None:
+    with (
+        psstore.LocalStore(workers=2, mode="backup") as server,
+        server.connect(rank=0) as fast,
+        server.connect(rank=1) as slow,
+    ):
+        for store in (fast, slow):
+            store.create("g", shape=(5000,), rule="reduce")
+        slow.push("g", gradient(1, 5000), codec="sign")
+        fast.push("g", gradient(2, 5000), codec="sign")
+        fast.commit()
+        assert slow.commit().late
+        assert slow.residuals(["g"]) == {}
+        np.testing.assert_array_equal(kept(fast), gradient(2, 5000) - said("sign", gradient(2, 5000)))
+
+
+@pytest.mark.parametrize(("value", "counts"), [(1.0, True), (np.inf, False)])
+def test_a_clipped_round_counts_if_its_norm_is_finite(store: psstore.Store, value: float, counts: bool) -> None:
+    store.create("g", shape=(5000,), rule="sgd")
+    pushed = gradient(1, 5000)
+    pushed[0] = value
+    store.push("g", pushed, codec="int8")
+    store.commit({"lr": 1.0}, max_norm=1.0)
+    assert store.residuals(["g"]) == {}
+    assert np.isfinite(store.global_norm()) == counts
+    assert (store.residuals(["g"]) != {}) == counts
+
+
+def test_a_push_after_a_clipped_commit_settles_that_round_first(store: psstore.Store) -> None:
+    store.create("g", shape=(5000,), rule="sgd")
+    store.push("g", gradient(1, 5000), codec="int8")
+    store.commit({"lr": 1.0}, max_norm=1.0)
+    store.push("g", gradient(2, 5000), codec="int8")
+    np.testing.assert_array_equal(kept(store), gradient(1, 5000) - said("int8", gradient(1, 5000)))
+
+
+def test_an_early_round_counts_when_it_is_finished(store: psstore.Store) -> None:
+    store.create("g", shape=(5000,), rule="sgd")
+    store.commit({"lr": 1.0}, present=["g"], early=True)
+    store.push("g", gradient(1, 5000), codec="sign")
+    assert store.residuals(["g"]) == {}
+    store.finish()
+    np.testing.assert_array_equal(kept(store), gradient(1, 5000) - said("sign", gradient(1, 5000)))
+
+
+def test_a_residual_follows_the_loss_scale(store: psstore.Store) -> None:
+    """All powers of two, so that the bits are those without a scale."""
+    store.create("g", shape=(5000,), rule="reduce")
+    with psstore.connect("local://") as plain:
+        plain.create("g", shape=(5000,), rule="reduce")
+        for seed, scale in enumerate((1024.0, 1024.0, 512.0, 2048.0)):
+            store.push("g", gradient(seed, 5000) * np.float32(scale), codec="sign", loss_scale=scale)
+            plain.push("g", gradient(seed, 5000), codec="sign")
+            np.testing.assert_array_equal(reduced(store, loss_scale=scale), reduced(plain))
+            np.testing.assert_array_equal(kept(store), kept(plain))
+
+
+def test_residuals_taken_over_go_on_where_they_were(store: psstore.Store) -> None:
+    store.create("g", shape=(50, 100), rule="reduce")
+    store.push("g", gradient(1, 5000).reshape(50, 100), codec="sign")
+    store.commit()
+    with psstore.connect("local://") as other:
+        other.create("g", shape=(50, 100), rule="reduce")
+        other.set_residuals(store.residuals(["g"]))
+        for one in (store, other):
+            one.push("g", gradient(2, 5000).reshape(50, 100), codec="sign")
+        np.testing.assert_array_equal(reduced(store), reduced(other))
+        other.set_residuals({"g": None})
+        assert other.residuals(["g"]) == {}
+        with pytest.raises(ShapeMismatch):
+            other.set_residuals({"g": gradient(1, 5000)})
+
+
+def test_tensors_in_and_without_codecs_travel_together(store: psstore.Store) -> None:
+    names = ["g", "small", "other"]
+    for name, num_elems in zip(names, (N, 3, 301), strict=True):
+        store.create(name, shape=(num_elems,), rule="reduce")
+    values = {name: gradient(7, num_elems) for name, num_elems in zip(names, (N, 3, 301), strict=True)}
+    store.push_many(values, codec={"g": "sign", "other": "int8"})
+    store.commit()
+    found = dict(zip(names, store.pull_many(names), strict=True))
+    np.testing.assert_array_equal(found["g"], said("sign", values["g"]))
+    np.testing.assert_array_equal(found["small"], values["small"])
+    np.testing.assert_array_equal(found["other"], said("int8", values["other"]))
+    assert store.residuals(names).keys() == {"g", "other"}
+
+
+def test_workers_in_different_codecs_are_reduced_together() -> None:
+    with psstore.LocalStore(workers=2) as server, server.connect(rank=0) as one, server.connect(rank=1) as two:
+        for store in (one, two):
+            store.create("g", shape=(5000,), rule="reduce")
+        one.push("g", gradient(1, 5000), codec="sign")
+        two.push("g", gradient(2, 5000), codec="topk:0.1")
+        committed = one.start_commit()
+        two.commit()
+        committed.result()
+        expected = (said("sign", gradient(1, 5000)) + said("topk:0.1", gradient(2, 5000))) / np.float32(2)
+        np.testing.assert_array_equal(one.pull("g"), expected)
+
+
+def test_what_is_added_in_a_codec_counts_at_once(store: psstore.Store) -> None:
+    store.create("g", shape=(5000,), rule="add")
+    store.push("g", gradient(1, 5000), codec="int8")
+    np.testing.assert_array_equal(store.pull("g"), said("int8", gradient(1, 5000)))
+    np.testing.assert_array_equal(kept(store), gradient(1, 5000) - said("int8", gradient(1, 5000)))
+
+
+def test_half_precision_gradients_are_encoded_too(store: psstore.Store) -> None:
+    store.create("g", shape=(5000,), rule="reduce")
+    half = gradient(1, 5000).astype(np.float16)
+    store.push("g", half, codec="int8")
+    np.testing.assert_array_equal(reduced(store), said("int8", half.astype(np.float32)))
+
+
+def test_a_dropped_tensor_takes_its_residual_along(store: psstore.Store) -> None:
+    store.create("g", shape=(5000,), rule="reduce")
+    store.push("g", gradient(1, 5000), codec="sign")
+    store.commit()
+    store.drop("g")
+    store.create("g", shape=(4000,), rule="reduce")
+    assert store.residuals(["g"]) == {}
+
+
+def test_what_can_not_be_in_a_codec_is_refused(store: psstore.Store) -> None:
+    store.create("plain", shape=(5000,))
+    store.create("double", shape=(5000,), dtype="float64", rule="sgd")
+    with pytest.raises(BadArgument, match="assigned"):
+        store.push("plain", gradient(1, 5000), codec="int8")
+    with pytest.raises(DTypeMismatch, match="float32"):
+        store.push("double", gradient(1, 5000).astype(np.float64), codec="int8")
+    with pytest.raises(BadArgument, match="int4"):
+        store.push("plain", gradient(1, 5000), codec="int4")
