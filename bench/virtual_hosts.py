@@ -27,7 +27,7 @@ ETC = Path("/etc/netns")
 BURST_BYTES = 64 << 10
 """What may pass at once after a pause: one segment as large as the kernel makes them, so that it is not cut."""
 
-QUEUE_BYTES = 512 << 10
+QUEUE_BYTES = 256 << 10
 """What waits in front of a slow link, as in a port of a switch; the rest is dropped, and TCP slows down."""
 
 CLONE_NEWNET = 0x40000000

@@ -11,6 +11,7 @@ Blocking, one thread per connection; it knows nothing of stores, and tells nobod
 
 from __future__ import annotations
 
+import mmap
 import socket
 import struct
 import subprocess
@@ -139,7 +140,7 @@ def _down(sock: socket.socket, into: memoryview) -> None:
 
 def _serve_one(connection: socket.socket) -> None:
     tune(connection)
-    scratch = memoryview(bytearray(SCRATCH_BYTES))
+    scratch = memoryview(mmap.mmap(-1, SCRATCH_BYTES))  # zeros that take no memory before they are used
     request = memoryview(bytearray(REQUEST.size))
     with closing(connection), suppress(OSError):
         while True:

@@ -1,0 +1,87 @@
+"""Workers on hosts of their own, for benches of slow links: processes that this one has forked, each in the network
+of its virtual host, and the rounds that they take together."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from multiprocessing.connection import Connection
+from typing import Any
+
+from bench.harness import Turn
+from bench.virtual_hosts import VirtualHosts
+
+FORK = multiprocessing.get_context("fork")
+"""What this process has imported, torch above all, its children need not import again: on a machine with few cores
+that would take longer than the bench. Fork before there are threads."""
+
+PATIENCE_S = 10.0
+"""For a worker to end by itself."""
+
+
+class Crew:
+    """One object on each host, all of the same kind, whose methods are called everywhere at once."""
+
+    def __init__(self, links: Sequence[Connection]) -> None:
+        self._links = links
+
+    def turn(self, method: str, *arguments: object) -> Turn:
+        """A round of it: the seconds from the first one's beginning to the last one's end."""
+        return partial(self._timed, method, arguments)
+
+    def call(self, method: str, *arguments: object) -> list[Any]:
+        """What each returned. Raises what one of them raised."""
+        return [result for result, _, _ in self._called(method, arguments)]
+
+    def _timed(self, method: str, arguments: tuple[object, ...]) -> float:
+        answers = self._called(method, arguments)
+        return max(end for _, _, end in answers) - min(begin for _, begin, _ in answers)
+
+    def _called(self, method: str, arguments: tuple[object, ...]) -> list[tuple[Any, float, float]]:
+        for link in self._links:
+            link.send((method, arguments))
+        answers = [link.recv() for link in self._links]
+        for answer in answers:
+            if isinstance(answer, Exception):
+                raise answer
+        return answers
+
+
+@contextlib.contextmanager
+def crew(hosts: VirtualHosts, count: int, make: Callable[[int], object]) -> Iterator[Crew]:
+    """`make(rank)` on the first `count` hosts, in the order of their ranks."""
+    with contextlib.ExitStack() as ends:
+        links = []
+        for rank in range(count):
+            ours, theirs = FORK.Pipe()
+            process = FORK.Process(target=_serve, args=(theirs, hosts, rank, make), daemon=True)
+            process.start()
+            theirs.close()
+            ends.callback(_end, process, ours)
+            links.append(ours)
+        yield Crew(links)
+
+
+def _end(process: Any, link: Connection) -> None:
+    link.send(None)
+    process.join(PATIENCE_S)
+    process.terminate()
+    process.join()
+
+
+def _serve(link: Connection, hosts: VirtualHosts, rank: int, make: Callable[[int], object]) -> None:
+    """In the worker's process, until it is told None."""
+    hosts.move_to(rank)
+    worker = make(rank)
+    while (question := link.recv()) is not None:
+        method, arguments = question
+        begin = time.perf_counter()
+        try:
+            result = getattr(worker, method)(*arguments)
+            link.send((result, begin, time.perf_counter()))
+        except Exception:  # whatever it is: the bench ends with it, and not with silence
+            link.send(RuntimeError(f"rank {rank}, {method}: {traceback.format_exc()}"))
