@@ -15,6 +15,7 @@ from psstore.protocol.coordinator import Coordinator
 from psstore.protocol.frames import Output, Send
 from psstore.protocol.membership import Liveness
 from psstore.protocol.service import Identity, ShardService
+from psstore.protocol.sharing import Lender
 from psstore.protocol.signing import Signer
 from psstore.types import Consistency, Tensor, TensorSpec
 from psstore.wire import messages as m
@@ -39,13 +40,15 @@ class FakeStore:
         staleness: int = 0,
         num_shards: int = 1,
         token: bytes | None = None,
+        arena: _core.ValueArena | None = None,
+        lender: Lender | None = None,
     ) -> None:
         self.now = 100.0
         consistency = Consistency(
             num_workers=num_workers, quorum=num_workers if quorum is None else quorum, staleness=staleness
         )
         self.coordinator = Coordinator(consistency=consistency, liveness=LIVENESS, num_shards=num_shards, signer=SIGNER)
-        self.shards = [_core.Shard(index=index) for index in range(num_shards)]
+        self.shards = [_core.Shard(index=index, arena=arena) for index in range(num_shards)]
         self.services = [
             ShardService(
                 identity=Identity(
@@ -60,6 +63,7 @@ class FakeStore:
                 signer=SIGNER,
                 coordinator=self.coordinator if index == 0 else None,
                 make_nonce=lambda: NONCE,
+                lender=lender,
             )
             for index, shard in enumerate(self.shards)
         ]
@@ -142,10 +146,8 @@ class Peer:
         number = next(self._requests) if request is None else request
         payload = b"" if values is None else np.asarray(values, np.float32).tobytes()
         encoded = body if isinstance(body, bytes) else m.encode_body(body)
-        who = {"rank": self.rank, "incarnation": self.incarnation}
-        head = _core.encode_frame(
-            OPS[op], request=number, body=encoded, payload_bytes=len(payload), **{**who, **header}
-        )
+        usual = {"rank": self.rank, "incarnation": self.incarnation, "payload_bytes": len(payload)}
+        head = _core.encode_frame(OPS[op], request=number, body=encoded, **{**usual, **header})
         self._outgoing.feed(head + payload)
         frame = self._outgoing.next_frame()
         assert frame is not None

@@ -12,6 +12,7 @@ from typing import Any, cast
 
 from psstore import _core
 from psstore.net import loops
+from psstore.net.lending import FileLender
 from psstore.net.limits import ServerLimits
 from psstore.net.server import Server
 from psstore.protocol.coordinator import Coordinator
@@ -23,21 +24,24 @@ from psstore.types import Consistency
 JOIN_S = 30.0
 
 
-def make_service(**liveness: float) -> ShardService:
+def make_service(
+    arena: _core.ValueArena | None = None, lender: FileLender | None = None, **liveness: float
+) -> ShardService:
     """Shard 0 of a store of one, for one worker."""
     consistency, signer = Consistency(), Signer(bytes(32))
     coordinator = Coordinator(consistency=consistency, liveness=Liveness(**liveness), num_shards=1, signer=signer)
     return ShardService(
         identity=Identity(store="test", shard=0, addresses=(("",),), consistency=consistency, heartbeat_s=1.0),
-        shard=_core.Shard(index=0),
+        shard=_core.Shard(index=0, arena=arena),
         signer=signer,
         coordinator=coordinator,
         make_nonce=lambda: os.urandom(32),
+        lender=lender,
     )
 
 
 @contextmanager
-def serving(service: ShardService, **limits: Any) -> Iterator[str]:
+def serving(service: ShardService, *, lender: FileLender | None = None, **limits: Any) -> Iterator[str]:
     """The address at which the service is served, on the loop under test."""
     sock = socket.create_server(("127.0.0.1", 0))
     address = f"ps://127.0.0.1:{sock.getsockname()[1]}"
@@ -50,8 +54,12 @@ def serving(service: ShardService, **limits: Any) -> Iterator[str]:
         stop.append(lambda: loop.call_soon_threadsafe(stopped.set))
         server = Server(service, loop=loop, limits=ServerLimits(linger_s=0.5, **limits))
         await server.listen(sock)
+        if lender is not None:
+            lender.start(loop)
         started.set()
         await stopped.wait()
+        if lender is not None:
+            lender.close()
         await server.drain()
 
     name = cast(loops.LoopName, os.environ.get("PSSTORE_LOOP", "auto"))

@@ -44,17 +44,22 @@ _log = logging.getLogger("psstore.server")
 
 
 class FileLender:
-    """The `protocol.sharing.Lender` of a shard process. Runs on its event loop, from `start` to `close`."""
+    """The `protocol.sharing.Lender` of a shard process: hands out `values`, and to each visitor a new push arena of
+    `push_bytes`. Serves on an event loop from `start` to `close`."""
 
-    def __init__(self, values: _core.ValueArena, *, loop: asyncio.AbstractEventLoop) -> None:
-        self._values = values
-        self._loop = loop
+    def __init__(self, values: _core.ValueArena, *, push_bytes: int = PUSH_ARENA_BYTES) -> None:
+        self.values = values
+        self._push_bytes = push_bytes
+        self._loop: asyncio.AbstractEventLoop
         self._offers: dict[bytes, Connection] = {}
         self._visits: set[asyncio.Task[None]] = set()
         self._name = f"psstore-{secrets.token_hex(16)}"
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
         self._socket.bind(b"\0" + self._name.encode())
         self._socket.listen(MAX_VISITORS)
+
+    def start(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
         loop.add_reader(self._socket.fileno(), self._accept)
 
     def close(self) -> None:
@@ -96,8 +101,8 @@ class FileLender:
         connection = self._offers.pop(await self._loop.sock_recv(visitor, TICKET_BYTES), None)
         if connection is None:
             return
-        arena = _core.PushArena(PUSH_ARENA_BYTES)
-        socket.send_fds(visitor, [b"F"], [self._values.fileno(), *arena.filenos()])
+        arena = _core.PushArena(self._push_bytes)
+        socket.send_fds(visitor, [b"F"], [self.values.fileno(), *arena.filenos()])
         if await self._loop.sock_recv(visitor, 1) == MAPPED:
             arena.seal()
             connection.arena = arena

@@ -58,11 +58,13 @@ async def serve(settings: ShardSettings) -> None:
     loop.add_reader(sys.stdin.fileno(), _on_supervisor, stopped)
     coordinator = make_coordinator(settings) if settings.index == 0 else None
     arena = make_arena()
-    lender = FileLender(arena, loop=loop) if arena is not None else None
+    lender = FileLender(arena) if arena is not None else None
     service = make_service(settings, coordinator, arena, lender)
     server = Server(service, loop=loop, limits=ServerLimits(max_connections=make_room(settings.max_connections)))
     if coordinator is not None:
         server.on_turn = Journal(coordinator.membership).update
+    if lender is not None:
+        lender.start(loop)
     sockets = [socket.socket(fileno=descriptor) for descriptor in settings.sockets]
     unix_paths = [sock.getsockname() for sock in sockets if sock.family == socket.AF_UNIX]
     for sock in sockets:

@@ -1,0 +1,284 @@
+"""Stores whose clients share memory with the shards: the same bytes as over sockets, whoever dies or has no room."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+from cluster import Cluster, clusters
+from numpy.testing import assert_array_equal
+from server_process import eventually
+from server_thread import make_service, serving
+
+import psstore
+import psstore.client.remote as remote
+from psstore import _core
+from psstore.errors import BadArgument, StoreUnreachable
+from psstore.net import borrowing
+from psstore.net.lending import TICKET_BYTES, FileLender
+from psstore.protocol.connection import Connection
+from psstore.types import TensorSpec
+from psstore.wire.messages import Shared
+
+SHAPES = {"embedding": (700, 512), "weight": (300, 300), "bias": (33,)}
+F32 = np.float32
+
+
+class Watched:
+    """What a client borrows, and how often it was of use."""
+
+    def __init__(self, memory: _core.ClientMemory) -> None:
+        self._memory = memory
+        self.reads = self.writes = 0
+
+    def read(self, table: _core.SliceTable, destination: _core.Segments) -> None:
+        self.reads += 1
+        self._memory.read(table, destination)
+
+    def write(self, table: _core.SliceTable, payload: _core.Segments, request: int) -> _core.SliceTable | None:
+        written = self._memory.write(table, payload, request)
+        self.writes += written is not None
+        return written
+
+
+@pytest.fixture
+def borrowed(monkeypatch: pytest.MonkeyPatch) -> list[Watched]:
+    """All that this process borrows from now on."""
+    found: list[Watched] = []
+
+    def watch(offer: Shared) -> Any:
+        memory = borrowing.borrow(offer)
+        if memory is not None:
+            found.append(Watched(memory))
+        return None if memory is None else found[-1]
+
+    monkeypatch.setattr(remote, "borrow", watch)
+    return found
+
+
+def train(url: str, transport: Any, prefix: str, rounds: int = 4) -> list[Any]:
+    """The parameters after so many rounds of Adam."""
+    chance = np.random.default_rng(0)
+    names = [f"{prefix}.{name}" for name in SHAPES]
+    with psstore.connect(url, rank=0, transport=transport) as store:
+        specs = [
+            TensorSpec(name=name, shape=shape, rule="adam") for name, shape in zip(names, SHAPES.values(), strict=True)
+        ]
+        store.create_many(specs)
+        for _ in range(rounds):
+            gradients = [chance.standard_normal(shape, dtype=F32) for shape in SHAPES.values()]
+            store.push_many(dict(zip(names, gradients, strict=True)))
+            store.commit({"lr": 0.1})
+            last = store.pull_many(names)
+        return last
+
+
+@pytest.fixture(scope="module")
+def shared_cluster() -> Iterator[Cluster]:
+    with clusters("shm") as start:
+        yield start(shards=2)
+
+
+@pytest.mark.sockets
+def test_training_gives_the_bytes_that_it_gives_over_sockets(shared_cluster: Cluster, borrowed: list[Watched]) -> None:
+    shared = train(shared_cluster.url, "shm", "shared")
+    assert len(borrowed) == 2
+    assert all(memory.reads > 0 and memory.writes > 0 for memory in borrowed)
+    for ours, theirs in zip(shared, train(shared_cluster.url, "tcp", "sent"), strict=True):
+        assert_array_equal(ours, theirs)
+    assert len(borrowed) == 2
+
+
+@pytest.mark.sockets
+def test_plain_tensors_and_half_precision_go_through_shared_memory(
+    shared_cluster: Cluster, borrowed: list[Watched]
+) -> None:
+    value = np.linspace(-1, 1, 100_000, dtype=F32)
+    with shared_cluster.connect(role="client") as store:
+        store.create("plain", value)
+        store.push("plain", value, op="add")
+        assert_array_equal(store.pull("plain"), 2 * value)
+        assert_array_equal(store.pull("plain", dtype="float16"), (2 * value).astype(np.float16))
+        store.drop("plain")
+    assert sum(memory.writes for memory in borrowed) == 2
+    assert sum(memory.reads for memory in borrowed) == 2
+
+
+# ---- deaths ----
+
+WORKER = """
+import os, signal, sys, numpy as np, psstore
+store = psstore.connect(sys.argv[1], rank=0, transport="shm")
+store.create("doomed", np.zeros(100_000, np.float32), rule="sgd")
+store.push("doomed", np.ones(100_000, np.float32))
+print("pushed", flush=True)
+signal.pause()
+"""
+
+
+def num_push_arenas(shards: list[psutil.Process]) -> int:
+    """Those that the shards have mapped."""
+    maps = [Path(f"/proc/{shard.pid}/maps").read_text() for shard in shards]
+    return sum("psstore-pushes" in line for of_shard in maps for line in of_shard.splitlines())
+
+
+@pytest.mark.sockets
+def test_client_that_is_killed_leaves_nothing_behind() -> None:
+    with clusters("shm") as start:
+        cluster = start(shards=2)
+        assert cluster.process is not None
+        shards = [shard for shard in cluster.process.shards() if "psstore.server.shard" in shard.cmdline()]
+        worker = subprocess.Popen([sys.executable, "-c", WORKER, cluster.url], stdout=subprocess.PIPE, text=True)
+        assert worker.stdout is not None
+        assert worker.stdout.readline() == "pushed\n"
+        assert num_push_arenas(shards) == 2
+        worker.send_signal(signal.SIGKILL)
+        worker.wait()
+        worker.stdout.close()
+        with cluster.connect(role="client") as store:
+            store.drop("doomed")  # what was staged for it was in the arena still
+            assert eventually(lambda: num_push_arenas(shards) == 2)  # our own
+
+
+@pytest.mark.sockets
+def test_store_that_is_killed_is_reported_as_over_sockets() -> None:
+    with clusters("shm") as start:
+        cluster = start()
+        assert cluster.process is not None
+        url = cluster.url
+        with psstore.connect(url, role="client", transport="shm", timeout_s=0.5, connect_timeout_s=0.5) as store:
+            store.create("plain", np.zeros(100_000, F32))
+            for shard in cluster.process.shards():
+                shard.kill()
+            with pytest.raises(StoreUnreachable):
+                store.push("plain", np.ones(100_000, F32))
+
+
+# ---- what is offered, and to whom ----
+
+
+@pytest.fixture
+def lender() -> FileLender:
+    return FileLender(_core.ValueArena(), push_bytes=1 << 20)
+
+
+@pytest.fixture
+def store_url(lender: FileLender) -> Iterator[str]:
+    service = make_service(arena=lender.values, lender=lender)
+    with serving(service, lender=lender) as url:
+        service.identity = replace(service.identity, addresses=((url,),))
+        yield url
+
+
+def visit(offer: Shared, ticket: bytes) -> int:
+    """How many files somebody with that ticket gets."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
+        sock.connect(b"\0" + offer.address.encode())
+        sock.send(ticket)
+        _, files, _, _ = socket.recv_fds(sock, 1, 3)
+        for file in files:
+            os.close(file)
+        return len(files)
+
+
+def test_what_does_not_fit_goes_over_the_stream(store_url: str, borrowed: list[Watched]) -> None:
+    values = {f"t{i}": np.full(50_000, i, F32) for i in range(12)}  # 2.4 MB in all, in an arena of 1 MiB
+    with psstore.connect(store_url, rank=0, transport="shm") as store:
+        for name in values:
+            store.create(name, shape=(50_000,), rule="sgd")
+        for round_ in (1, 2):
+            for name, value in values.items():
+                store.push(name, value)
+            store.commit({"lr": 1.0})
+            for name, value in values.items():
+                assert_array_equal(store.pull(name), -round_ * value)
+    assert borrowed[0].writes == 8  # four at a time have room, in each round
+
+
+def test_ticket_is_good_for_one_visit(store_url: str, lender: FileLender) -> None:
+    offer = lender.offer(Connection(id=1, opened_at=0.0))
+    assert visit(offer, offer.ticket) == 3
+    assert visit(offer, offer.ticket) == 0
+
+
+def test_who_has_no_ticket_gets_nothing(store_url: str, lender: FileLender) -> None:
+    connection = Connection(id=1, opened_at=0.0)
+    offer = lender.offer(connection)
+    assert visit(offer, bytes(TICKET_BYTES)) == 0
+    lender.withdraw(connection)
+    assert visit(offer, offer.ticket) == 0
+
+
+def test_silent_visitor_keeps_nobody_waiting(store_url: str, lender: FileLender) -> None:
+    offer = lender.offer(Connection(id=1, opened_at=0.0))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as silent:
+        silent.connect(b"\0" + offer.address.encode())
+        assert visit(offer, offer.ticket) == 3
+
+
+@pytest.mark.parametrize("offer", [Shared(), Shared(address="psstore-of-another-machine", ticket=b"x")])
+def test_shard_that_is_elsewhere_shares_nothing_and_nobody_is_warned(
+    offer: Shared, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert borrowing.borrow(offer) is None
+    assert not caplog.records
+
+
+def test_memory_that_cannot_be_mapped_is_told_once_and_sockets_are_used(
+    store_url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(**_: int) -> None:
+        raise OSError("no more addresses")
+
+    monkeypatch.setattr(_core, "ClientMemory", fail)
+    with caplog.at_level(logging.WARNING, "psstore.client"), psstore.connect(store_url, rank=0) as store:
+        store.create("plain", np.zeros(100_000, F32))
+        assert_array_equal(store.pull("plain"), np.zeros(100_000, F32))
+    (record,) = (record for record in caplog.records if record.name == "psstore.client")
+    assert "no more addresses; its socket is used instead" in record.getMessage()
+
+
+# ---- what a caller asks for ----
+
+
+@pytest.mark.parametrize("transport", ["tcp", "auto", "shm"])
+def test_transport_says_whether_memory_is_shared(transport: Any, store_url: str, borrowed: list[Watched]) -> None:
+    with psstore.connect(store_url, rank=0, transport=transport):
+        assert bool(borrowed) == (transport != "tcp")
+
+
+def test_transport_may_be_named_by_the_environment(
+    store_url: str, borrowed: list[Watched], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PSSTORE_TRANSPORT", "tcp")
+    with psstore.connect(store_url, rank=0):
+        assert not borrowed
+    monkeypatch.setenv("PSSTORE_TRANSPORT", "pigeon")
+    with pytest.raises(BadArgument, match="PSSTORE_TRANSPORT is 'pigeon'; expected auto, tcp, unix, shm"):
+        psstore.connect(store_url)
+
+
+def test_shared_memory_that_was_asked_for_and_is_not_there_is_an_error() -> None:
+    service = make_service()
+    with serving(service) as url:
+        service.identity = replace(service.identity, addresses=((url,),))
+        with pytest.raises(BadArgument, match="shares no memory with this process"):
+            psstore.connect(url, transport="shm")
+
+
+def test_transport_that_the_store_is_not_reached_by_is_an_error(store_url: str) -> None:
+    with pytest.raises(BadArgument, match="not from this host by transport 'unix'"):
+        psstore.connect(store_url, transport="unix")
+    with pytest.raises(BadArgument, match="transport is 'pigeon'"):
+        psstore.connect(store_url, transport="pigeon")  # type: ignore[arg-type]
