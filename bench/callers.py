@@ -20,6 +20,7 @@ from bench.peers import redis_store
 from bench.peers.raw_sockets import FAMILIES, receive_all, tune
 from bench.processes import child, store_server
 from bench.work import one_large
+from psstore.config import Transport
 
 VALUE_ELEMS = 256
 """1 KiB."""
@@ -53,7 +54,7 @@ class Caller:
 
 @contextlib.contextmanager
 def store_caller(transport: str) -> Iterator[Caller]:
-    where = cast(Any, transport)  # bulk of others, too, is to go over the same socket
+    where = cast(Transport, transport)  # bulk of others, too, is to go over the same socket
     with (
         store_server("tcp" if transport == "tcp" else "unix", 1) as url,
         psstore.connect(url, rank=0, transport=where) as store,
@@ -79,7 +80,7 @@ def store_caller(transport: str) -> Iterator[Caller]:
 @dataclass(frozen=True)
 class StoreBulk:
     url: str
-    transport: Any
+    transport: Transport
 
     def __call__(self) -> Callable[[], object]:
         store = psstore.connect(self.url, role="client", transport=self.transport)

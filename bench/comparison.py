@@ -23,8 +23,8 @@ class Entry:
     series: Series
     num_bytes: int
     """Payload that the workers sent and received in one turn."""
-    limit: str | None = None
-    """Name of the limit that it is measured by; None: the fastest one."""
+    limit: str = ""
+    """How the names of those limits begin by whose fastest it is measured."""
 
 
 def comparison(title: str, entries: Sequence[Entry]) -> Table:
@@ -67,7 +67,7 @@ def comparison_summary(subject: str, title: str, entries: Sequence[Entry]) -> li
 
 
 def ratio_to_limit(entry: Entry, entries: Sequence[Entry]) -> float | None:
-    limits = [one for one in entries if one.role == "limit" and entry.limit in (None, one.name)]
+    limits = [one for one in entries if one.role == "limit" and one.name.startswith(entry.limit)]
     return _ratio(entry, limits)
 
 

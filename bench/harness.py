@@ -129,6 +129,10 @@ def cpu_seconds(processes: list[int]) -> float:
 # ---- data ----
 
 
+MOST_SETS = 100
+"""More of them would be so small that they are not what is measured."""
+
+
 class Rotation(Generic[T]):
     """Sets of data that take turns, so many that they do not fit into the last-level cache together.
 
@@ -138,7 +142,8 @@ class Rotation(Generic[T]):
 
     def __init__(self, make: Callable[[int], T], *, num_bytes: int) -> None:
         """`make(index)`: one set, of `num_bytes`."""
-        self.sets = [make(index) for index in range(-(-2 * last_level_cache_bytes() // num_bytes))]
+        enough = -(-2 * last_level_cache_bytes() // num_bytes)
+        self.sets = [make(index) for index in range(min(enough, MOST_SETS))]
         self._next = 0
 
     def next(self) -> T:

@@ -160,10 +160,10 @@ def measure(chosen: argparse.Namespace) -> Report:
                 absent.append(f"Not run: {missing}.")
         counts = {"warm_up": 1, "rounds": 3} if chosen.quick else {"warm_up": 2, "rounds": 12}
         found = measure_callers(callers, **counts)
-    return _report(found, absent)
+    return report(found, absent)
 
 
-def _report(found: Sequence[Found], absent: Sequence[str]) -> Report:
+def report(found: Sequence[Found], absent: Sequence[str]) -> Report:
     return Report(
         subject="latency",
         about=(

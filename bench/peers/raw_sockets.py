@@ -23,8 +23,8 @@ NAME = "raw sockets"
 ROLE: Role = "limit"
 IN_ONE_PROCESS = False
 
-BATCH_ELEMS = 1 << 20
-"""4 MiB, as psstore's frames."""
+BATCH_ELEMS = 1 << 16
+"""256 KiB, the fastest of 256 KiB, 1 MiB and 4 MiB: what was received is stepped, and sent, in a core's own cache."""
 
 UNIX_BUFFER_BYTES = 1 << 20
 """As psstore sets them."""

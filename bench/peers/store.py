@@ -13,6 +13,7 @@ import psstore
 from bench.comparison import Role
 from bench.processes import store_server
 from bench.work import SGD, Tensors, Work, tensors
+from psstore.config import Transport
 from psstore.types import TensorSpec
 
 NAME = "psstore"
@@ -37,7 +38,7 @@ def serve(work: Work, transport: str) -> Iterator[str]:
 
 def join(work: Work, rank: int, where: str) -> StoreWorker:
     transport, url = where.split()
-    store = psstore.connect(url, rank=rank, num_workers=work.num_workers, transport=cast(Any, transport))
+    store = psstore.connect(url, rank=rank, num_workers=work.num_workers, transport=cast(Transport, transport))
     return StoreWorker(work, store, rank)
 
 

@@ -1,0 +1,182 @@
+"""The bench suite: what it makes of times, and that its subjects run. Nothing here looks at how long anything took."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Iterator
+from multiprocessing import forkserver
+from multiprocessing.connection import Connection
+from pathlib import Path
+from time import process_time
+
+import pytest
+from bench import latency
+from bench.callers import raw_caller, store_caller
+from bench.command import Subject, run
+from bench.comparison import Entry, comparison, comparison_chart, comparison_summary
+from bench.dense import Contestant, contest
+from bench.harness import Rotation, Series, alternate, cpu_seconds, last_level_cache_bytes, process_tree
+from bench.machine import congestion_control, machine
+from bench.page import filled
+from bench.processes import FRESH, child, preload
+from bench.report import Report, Table, merged, three_digits
+from bench.team import team
+from bench.work import Work
+
+TINY = Work("tiny", {"a": (300,), "b": (3, 4)}, num_workers=2)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def processes_that_start_at_once() -> Iterator[None]:
+    preload("bench.team", "bench.peers.store", "bench.peers.raw_sockets", "bench.callers")
+    yield
+    forkserver._forkserver._stop()  # type: ignore[attr-defined]  # as CPython's own tests do
+
+
+def series(*times_s: float) -> Series:
+    return Series(times_s, tuple(time / 2 for time in times_s))
+
+
+OURS = Entry("psstore, tcp", "psstore", series(0.003, 0.002, 0.010), num_bytes=1_000_000, limit="raw")
+LIMIT = Entry("raw", "limit", series(0.002, 0.002), num_bytes=1_000_000)
+PEERS = [Entry(name, "peer", series(time), num_bytes=1_000_000) for name, time in (("fast", 0.006), ("slow", 0.060))]
+
+
+def test_contestants_take_turns() -> None:
+    taken: list[str] = []
+    turns = {name: lambda name=name: taken.append(name) for name in ("a", "b")}
+    found = alternate(turns, warm_up=1, rounds=2)
+    assert taken == ["a", "b"] * 3
+    assert [len(one.times_s) for one in found.values()] == [2, 2]
+
+
+def test_a_turn_may_tell_its_own_time() -> None:
+    found = alternate({"a": lambda: 5.0}, warm_up=0, rounds=3)
+    assert (found["a"].median, found["a"].min, found["a"].max) == (5.0, 5.0, 5.0)
+
+
+def test_processor_time_counts_child_processes() -> None:
+    ours, theirs = FRESH.Pipe()
+    before = cpu_seconds(process_tree())
+    with child(_burn_until_told, theirs):
+        ours.recv()
+        processes = process_tree()
+        assert len(processes) > len({os.getpid()})
+        assert cpu_seconds(processes) > before + 0.05
+        ours.send("enough")
+
+
+def _burn_until_told(link: Connection) -> None:
+    while process_time() < 0.05:
+        pass
+    link.send("burnt")
+    link.recv()
+
+
+def test_data_rotates_over_more_than_the_cache() -> None:
+    num_bytes = last_level_cache_bytes()
+    rotation = Rotation(lambda index: index, num_bytes=num_bytes)
+    assert [rotation.next() for _ in range(4)] == [0, 1, 0, 1]
+
+
+def test_a_comparison_is_of_medians() -> None:
+    table = comparison("case", [OURS, LIMIT, *PEERS])
+    assert table.rows[0] == ["**psstore, tcp**", "3.00 (2.00–10.0)", 1.5, 0.5, 1.5]
+    assert [row[3] for row in table.rows[2:]] == [0.1, 10.0], "a peer's is the best of the other ones"
+    assert comparison_summary("dense", "case", [OURS, LIMIT]) == [["dense", "case: psstore, tcp", "3.00 ms", 1.5, None]]
+
+
+@pytest.mark.parametrize(("value", "shown"), [(1234.4, "1234"), (99.96, "100"), (12.34, "12.3"), (0.0049, "0.00")])
+def test_numbers_have_three_digits(value: float, shown: str) -> None:
+    assert three_digits(value) == shown
+
+
+def test_a_report_is_the_same_when_it_is_loaded(tmp_path: Path) -> None:
+    report = a_report("dense")
+    report.save(tmp_path / "report.json")
+    assert Report.load(tmp_path / "report.json").markdown() == report.markdown()
+
+
+def test_parts_of_a_subject_are_one_report() -> None:
+    both = merged([a_report("dense", "large"), a_report("dense", "small")])
+    assert [table.title for table in both.tables] == ["large", "small"]
+    assert both.notes == ["a note"]
+
+
+def test_a_page_gets_reports_where_it_has_a_place_for_them() -> None:
+    page = "before\n<!-- bench: dense -->\nold\n<!-- end -->\n<!-- bench: kernels -->\nkept\n<!-- end -->\nafter\n"
+    found = filled(page, [a_report("dense", "large")], images="images")
+    assert found.startswith("before\n<!-- bench: dense -->\n\nabout dense\n")
+    assert "![title](images/dense-chart.png)\n\n<!-- end -->\n<!-- bench: kernels -->\nkept\n<!-- end -->" in found
+    assert "old" not in found
+    assert filled(found, [a_report("dense", "large")], images="images") == found
+
+
+def test_a_subject_writes_what_it_is_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib")
+    subject = Subject("dense", "a summary", _quick_or_not, isolated=False)
+    run(subject, ["--quick", "--json", str(tmp_path / "a.json"), "--plot", str(tmp_path / "a.png")])
+    assert "quick: True" in capsys.readouterr().out
+    assert Report.load(tmp_path / "a.json").command == "python -m bench.dense --quick"
+    assert (tmp_path / "a-chart.png").stat().st_size > 0
+
+
+def _quick_or_not(chosen: argparse.Namespace) -> Report:
+    return a_report("dense", f"quick: {chosen.quick}")
+
+
+def a_report(subject: str, title: str = "title") -> Report:
+    return Report(
+        subject,
+        f"about {subject}",
+        [Table(title, ("who", "ms"), [["psstore", 1.0], ["nobody", None]])],
+        notes=["a note"],
+        charts=[comparison_chart("chart", "title", {"group": [OURS, LIMIT, *PEERS]})],
+        machine={"cores": 2},
+    )
+
+
+def test_the_machine_is_described() -> None:
+    described = machine("no-such-package")
+    assert described["congestion control"] == congestion_control()
+    assert described["no-such-package"] == "none"
+
+
+def test_dense_contestants_do_the_same_work() -> None:
+    """Each team's parameters are checked after its rounds."""
+    able = [Contestant("raw_sockets", "unix"), Contestant("memory", "shm"), Contestant("store", "unix")]
+    assert [one.why_not(TINY) for one in able] == [None] * 3
+    entries = contest(TINY, able, warm_up=0, rounds=1)
+    assert [(entry.role, len(entry.series.times_s)) for entry in entries] == [
+        *[("limit", 1)] * 5,
+        *[("psstore", 1)] * 2,
+    ]
+
+
+def test_a_contestant_whose_parameters_are_wrong_is_found_out() -> None:
+    with team("memory", TINY, "shm") as one:
+        one.turns["SGD alone"]()
+        one.check()
+        one._rounds += 1
+        with pytest.raises(AssertionError, match="after 2 rounds the last element is"):
+            one.check()
+
+
+def test_a_worker_that_fails_says_why() -> None:
+    with pytest.raises(KeyError, match="no such transport"), team("raw_sockets", TINY, "no such transport"):
+        pass
+
+
+def test_contestants_say_what_they_cannot_do() -> None:
+    assert Contestant("raw_sockets", "shm").why_not(TINY) == "sockets are no shared memory"
+    assert Contestant("memory", "tcp").why_not(TINY) == "memory is no socket"
+
+
+def test_latency_is_measured_idle_and_under_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(latency, "BURST", 3)
+    with raw_caller("unix") as raw, raw_caller("unix", spinning=True) as spinning, store_caller("unix") as store:
+        found = latency.measure_callers([raw, spinning, store], warm_up=1, rounds=1)
+    assert [len(one.push.times_s) for one in found] == [3, 3, 3]
+    assert [one.loaded is None for one in found] == [True, True, False]
+    assert "**psstore, unix**" in latency.report(found, []).markdown()
