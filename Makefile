@@ -32,7 +32,7 @@ demo: $(STAMPS)/installed
 test: $(STAMPS)/installed $(STAMPS)/test
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
-# mypy reads what the sources import, so that is installed too.
+# mypy reads what the sources import, so that is installed too: the benches' peers and charts as well.
 lint: $(STAMPS)/demo $(STAMPS)/test $(STAMPS)/lint
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -67,7 +67,7 @@ $(STAMPS)/test: $(STAMPS)/demo
 	touch $@
 
 $(STAMPS)/lint: $(MADE) constraints.txt pyproject.toml
-	$(PIP) clang-format mypy ruff types-psutil
+	$(PIP) clang-format matplotlib mypy redis ruff types-psutil
 	touch $@
 
 $(STAMPS)/develop: $(MADE) constraints.txt pyproject.toml
