@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -99,6 +101,18 @@ def test_pushing_again_in_a_round_begins_with_the_residual_of_before(store: psst
     wanted = gradient(3, 5000) + before
     np.testing.assert_array_equal(reduced(store), said("sign", wanted))
     np.testing.assert_array_equal(kept(store), wanted - said("sign", wanted))
+
+
+def test_what_is_pushed_again_as_it_is_lacks_nothing(store: psstore.Store) -> None:
+    store.create("g", shape=(5000,), rule="reduce")
+    store.push("g", gradient(1, 5000), codec="sign")
+    reduced(store)
+    before = kept(store)
+    for again in (None, {"other": "int8"}):
+        store.push("g", gradient(2, 5000), codec="sign")
+        store.push_many({"g": gradient(3, 5000)}, codec=again)
+        np.testing.assert_array_equal(reduced(store), gradient(3, 5000))
+        np.testing.assert_array_equal(kept(store), before)
 
 
 @pytest.mark.parametrize("outcome", ["skipped", "not named"])
@@ -250,3 +264,10 @@ def test_what_can_not_be_in_a_codec_is_refused(store: psstore.Store) -> None:
         store.push("double", gradient(1, 5000).astype(np.float64), codec="int8")
     with pytest.raises(BadArgument, match="int4"):
         store.push("plain", gradient(1, 5000), codec="int4")
+
+
+def test_the_example_of_the_page_runs(repository: Path) -> None:
+    example = re.findall(r"^```python\n(.*?)^```$", (repository / "docs/compression.md").read_text(), re.M | re.S)[-1]
+    found: dict[str, Any] = {}
+    exec(example, found)
+    assert found["saved"].keys() == {"w"}

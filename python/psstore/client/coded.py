@@ -14,7 +14,7 @@ from psstore.client.following import Following
 from psstore.client.halves import received_as
 from psstore.client.layout import Layout, Layouts
 from psstore.client.schema import check_decodes, check_encodes
-from psstore.codec.codecs import Codec
+from psstore.codec.codecs import Codec, is_dtype
 from psstore.protocol.client import Transfer
 from psstore.protocol.session import Answer
 from psstore.types import Tensor
@@ -63,6 +63,14 @@ class Coded:
         if op == "ADD":
             self._compression.settle_at_once(tensor)
         return encoded
+
+    def pushing(self, layout: Layout) -> None:
+        """These contributions go out now. What is sent as it is takes the place of what was encoded in the same round,
+        and lacks nothing."""
+        if self._compression.has_pending:
+            for tensor, encoding in zip(layout.tensors, layout.dtypes, strict=True):
+                if is_dtype(encoding):
+                    self._compression.drop_pending(tensor)
 
     # ---- rounds ----
 

@@ -64,12 +64,15 @@ class Compression:
 
     def __init__(self) -> None:
         self._residuals: dict[int, Residual] = {}
+        self.has_pending = False
+        """Something was encoded in the round that is going on."""
 
     def encode(self, tensor: Tensor, given: Source, codec: Codec, *, loss_scale: float | None) -> Source:
         """The codec's bytes of the values and the residual, slice after slice; what they lack is pending then.
         REQUIRES: the tensor is stored as float32."""
         values = _as_floats(given)
         residual = self._residuals.setdefault(tensor.id, Residual()).begin(values.size, loss_scale)
+        self.has_pending = True
         encoded = np.empty(_num_bytes(codec, tensor), np.uint8)
         at = 0
         for index in range(len(tensor.shards)):
@@ -83,6 +86,13 @@ class Compression:
         """A round is over, in which these tensors' contributions counted. `loss_scale`: as it was committed."""
         for tensor_id, residual in self._residuals.items():
             residual.settle(counted=tensor_id in counted, loss_scale=loss_scale)
+        self.has_pending = False
+
+    def drop_pending(self, tensor: Tensor) -> None:
+        """What was encoded of the tensor in this round does not count."""
+        residual = self._residuals.get(tensor.id)
+        if residual is not None:
+            residual.settle(counted=False, loss_scale=1.0)
 
     def settle_at_once(self, tensor: Tensor) -> None:
         """What was encoded last of the tensor is no round's: it counts when it arrives, and is sent until it does."""

@@ -50,7 +50,8 @@ class Layout:
         self.names = tuple(tensor.spec.name for tensor in tensors)
         self.ids = frozenset(tensor.id for tensor in tensors)
         self.num_bytes = 0
-        self._dtypes = tuple(dtypes)
+        self.dtypes = tuple(dtypes)
+        """Or codecs, of each tensor."""
         self._pull = pull
         self.frames: list[Frame] = []
         for packed in pack(tensors, num_shards=num_shards):
@@ -81,7 +82,7 @@ class Layout:
 
     def fresh(self) -> list[Array]:
         """New numpy arrays that fit."""
-        return [np.empty(t.spec.shape, dtype) for t, dtype in zip(self.tensors, self._dtypes, strict=True)]
+        return [np.empty(t.spec.shape, dtype) for t, dtype in zip(self.tensors, self.dtypes, strict=True)]
 
     def _to_or_from(self, segments: Sequence[_core.Segments], newer_than: int | None) -> list[Transfer]:
         return [

@@ -466,6 +466,7 @@ class Operations:
         with self._forgetting_unknown(layout.tensors):
             if op == "PUSH":
                 await self._settle_norm(None)
+                self._coded.pushing(layout)
                 self._pushing += 1
                 self._quiet.clear()
                 try:

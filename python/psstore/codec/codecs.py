@@ -122,7 +122,12 @@ def payload_bytes(encoding: str, num_elems: int) -> int:
 
 def dtype_of(encoding: str) -> str:
     """On the wire. `encoding`: a dtype, or a codec's name."""
-    return encoding if encoding in ITEM_BYTES else _known(encoding).dtype
+    return encoding if is_dtype(encoding) else _known(encoding).dtype
+
+
+def is_dtype(encoding: str) -> bool:
+    """Whether that is a dtype, and no codec's name."""
+    return encoding in ITEM_BYTES
 
 
 def _known(name: str) -> Codec:
