@@ -1,223 +1,202 @@
-"""Measures the fused reduce + update pass, and the pass that makes norms, beside torch and the memory's own speed.
+"""The pass that sums the workers' gradients and takes the optimizer's step, beside memory's own speed, torch and numpy.
 
-    OPENBLAS_NUM_THREADS=1 python -m bench.kernels [--elems 1048576] [--slots 24] [--repeats 7]
+    OPENBLAS_NUM_THREADS=1 python -m bench.kernels [--quick] [--part PART] [--json FILE] [--plot FILE.png]
 
-Axes: rule, number of contributions W. One thread. Each repeat walks over `slots` slices, together larger
-than the caches. The bytes that a step must move are 4W+8 per parameter for SGD, 4W+16 with momentum,
-4W+24 for Adam (fp32); the limit is that many bytes at the rate of the same machine's copy (read + write)
-in the same run. The peer is torch.optim with fused=True on gradients that are summed already (W=1), and
-at W=4 the same after torch has summed them into one. The last column is a step with a scale other than 1
-in units of the step without.
-
-The pass of the norms reads 4W bytes per parameter and writes nothing; its limit is the rate of torch's sum of
-one array, its peers are torch.linalg.vector_norm and numpy's vdot after torch has summed them into one. Those
-add the squares in fp32 where ours are added in fp64; torch's norm in fp64 is the last column.
+Axes: rule, number of workers W, dtype of the gradients, threads; 26 M parameters in slices of 4 MiB (numpy's arrays of
+that size lie on huge pages where the system has them; all contestants' do), and 10,000 small slices. The limit is
+plain_loop.c: a loop that reads and writes as many arrays and only adds, compiled here with prefetching, on the same
+gradients. Bytes per parameter: W gradients, value and states read, value and states written.
 """
 
 from __future__ import annotations
 
 import argparse
-import statistics
-import time
-from collections.abc import Callable
+import shutil
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 
-import numpy as np
 import torch
 
-from bench.parity import Array, Case, state_names
+from bench.command import Subject, run
+from bench.harness import Series, Turn, alternate
+from bench.kernel_work import Task, Work, core_work, numpy_work, plain_work, torch_work
+from bench.machine import machine
+from bench.parity import Case
+from bench.report import Cell, Chart, Report, Table
+from bench.small_slices import SmallTask, shard_turn, torch_turn
 from psstore import _core
 
-CASES = (
-    Case("sgd", {}),
-    Case("sgd", {"momentum": 0.9}),
-    Case("adam", {}),
+CASES = (Case("sgd", {}), Case("sgd", {"momentum": 0.9}), Case("adam", {}))
+
+OURS, LIMIT = "psstore", "plain loop"
+FUSED, FOREACH, NUMPY = "torch sum + fused", "torch sum + foreach", "numpy in blocks"
+
+HEADERS = (
+    "rule",
+    "W",
+    "inputs",
+    "threads",
+    "bytes per parameter",
+    "GB/s",
+    "plain loop's GB/s",
+    "of the limit",
+    f"× {FUSED}",
+    f"× {FOREACH}",
+    f"× {NUMPY}",
 )
 
+SMALL_HEADERS = ("rule", "W", "slices of", "psstore ms", f"× {FUSED}", f"× {FOREACH}")
 
-WORKERS = (1, 4)
-
-Work = Callable[[int], None]
-"""Does one step on the slice of that number."""
+PARTS = ("workers", "inputs", "threads", "small")
 
 
-def seconds_per_slice(*works: Work, num_slots: int, repeats: int) -> list[float]:
-    """Median of each. The works take turns, so that what else the machine does slows all of them alike."""
-    times: list[list[float]] = [[] for _ in works]
-    for repeat in range(repeats + 1):
-        for work, found in zip(works, times, strict=True):
-            begin = time.perf_counter()
-            for slot in range(num_slots):
-                work(slot)
-            if repeat > 0:  # the first one warms up
-                found.append((time.perf_counter() - begin) / num_slots)
-    return [statistics.median(found) for found in times]
+def tasks(part: str, quick: bool) -> list[Task]:
+    cases = CASES[::2] if quick else CASES
+    num_slots = 12 if quick else 25
+    axes = {
+        "workers": [(num_workers, "float32", 1) for num_workers in ((1, 4) if quick else (1, 2, 4, 8))],
+        "inputs": [(4, inputs, 1) for inputs in ("bfloat16", "float16", "int8")],
+        "threads": [(4, "float32", 2)],
+    }[part]
+    return [
+        Task(case, num_workers, inputs, num_threads, num_slots, 1 << 20)
+        for num_workers, inputs, num_threads in axes
+        for case in cases
+    ]
 
 
-def arrays(num_slots: int, num_elems: int) -> list[Array]:
-    random = np.random.default_rng(0)
-    template = random.standard_normal(num_elems).astype(np.float32)
-    return [template + np.float32(slot) for slot in range(num_slots)]
+def small_tasks(quick: bool) -> list[SmallTask]:
+    sizes = (256,) if quick else (256, 1024)
+    workers = (4,) if quick else (1, 4)
+    return [
+        SmallTask(case, num_workers, 10_000, num_elems)
+        for num_elems in sizes
+        for num_workers in workers
+        for case in (CASES[::2] if quick else CASES)
+    ]
 
 
-def core_work(case: Case, num_slots: int, num_elems: int, num_workers: int, *, scale: float = 1.0) -> Work:
-    values = arrays(num_slots, num_elems)
-    grads = [arrays(num_slots, num_elems) for _ in range(num_workers)]
-    states = [{name: np.zeros_like(values[0]).data for name in state_names(case)} for _ in range(num_slots)]
-    dtype = _core.DTYPES["float32"]
+def walk(task: Task, work: Work, pool: ThreadPoolExecutor | None = None) -> Turn:
+    """A step on every slice; with a pool each of two threads takes half of them."""
 
-    def work(slot: int) -> None:
-        _core.reduce_update(
-            _core.RULES[case.rule],
-            case.hyper,
-            step=2,
-            value=values[slot].data,
-            state=states[slot],
-            contributions=[(worker[slot].data, dtype, 1.0) for worker in grads],
-            divisor=float(num_workers),
-            dtype=dtype,
-            scale=scale,
-        )
+    def steps(slots: range) -> None:
+        for slot in slots:
+            work(slot)
 
-    return work
+    def turn() -> None:
+        if pool is None:
+            return steps(range(task.num_slots))
+        halves = (range(0, task.num_slots, 2), range(1, task.num_slots, 2))
+        for done in [pool.submit(steps, half) for half in halves]:
+            done.result()
+        return None
+
+    return turn
 
 
-def core_squares(num_slots: int, num_elems: int, num_workers: int) -> Work:
-    grads = [arrays(num_slots, num_elems) for _ in range(num_workers)]
-    dtype = _core.DTYPES["float32"]
-
-    def work(slot: int) -> None:
-        _core.reduced_squares(
-            num_elems=num_elems,
-            contributions=[(worker[slot].data, dtype, 1.0) for worker in grads],
-            divisor=float(num_workers),
-            dtype=dtype,
-        )
-
-    return work
-
-
-def torch_work(case: Case, num_slots: int, num_elems: int, num_workers: int) -> Work:
-    parameters = [torch.nn.Parameter(torch.from_numpy(value)) for value in arrays(num_slots, num_elems)]
-    summed = torch_sum(num_slots, num_elems, num_workers)
-    optimizers: list[torch.optim.Optimizer] = []
-    for parameter in parameters:
-        if case.rule == "sgd":
-            optimizers.append(torch.optim.SGD([parameter], fused=True, momentum=case.hyper["momentum"]))
-        else:
-            optimizers.append(torch.optim.Adam([parameter], fused=True))
-
-    def work(slot: int) -> None:
-        parameters[slot].grad = summed(slot)
-        optimizers[slot].step()
-
-    return work
+def measure(task: Task, *, rounds: int) -> dict[str, Series]:
+    torch.set_num_threads(task.num_threads)  # torch's own threads; the others get Python's
+    with ThreadPoolExecutor(2) as threads:
+        pool = threads if task.num_threads == 2 else None
+        turns = {
+            OURS: walk(task, core_work(task), pool),
+            FUSED: walk(task, torch_work(task, fused=True)),
+            FOREACH: walk(task, torch_work(task, fused=False)),
+        }
+        if shutil.which("cc"):
+            turns[LIMIT] = walk(task, plain_work(task), pool)
+        if task.inputs == "float32" and task.num_threads == 1:
+            turns[NUMPY] = walk(task, numpy_work(task))
+        return alternate(turns, warm_up=1, rounds=rounds, progress=str(task))
 
 
-def torch_norm(num_slots: int, num_elems: int, num_workers: int, dtype: torch.dtype) -> Work:
-    summed = torch_sum(num_slots, num_elems, num_workers)
-
-    def work(slot: int) -> None:
-        torch.linalg.vector_norm(summed(slot), dtype=dtype)
-
-    return work
-
-
-def numpy_squares(num_slots: int, num_elems: int, num_workers: int) -> Work:
-    summed = torch_sum(num_slots, num_elems, num_workers)
-
-    def work(slot: int) -> None:
-        total = summed(slot).numpy()
-        np.vdot(total, total)
-
-    return work
-
-
-def torch_sum(num_slots: int, num_elems: int, num_workers: int) -> Callable[[int], torch.Tensor]:
-    """The mean of the workers' gradients for a slice; the gradient itself if there is one."""
-    grads = [[torch.from_numpy(grad) for grad in arrays(num_slots, num_elems)] for _ in range(num_workers)]
-
-    def summed(slot: int) -> torch.Tensor:
-        total = grads[0][slot]
-        if num_workers > 1:
-            total = torch.add(total, grads[1][slot])
-            for worker in grads[2:]:
-                total.add_(worker[slot])
-            total.div_(num_workers)
-        return total
-
-    return summed
-
-
-def copy_work(num_slots: int, num_elems: int) -> Work:
-    sources, targets = arrays(num_slots, num_elems), arrays(num_slots, num_elems)
-
-    def work(slot: int) -> None:
-        np.copyto(targets[slot], sources[slot])
-
-    return work
-
-
-def read_work(num_slots: int, num_elems: int) -> Work:
-    sources = [torch.from_numpy(source) for source in arrays(num_slots, num_elems)]
-
-    def work(slot: int) -> None:
-        sources[slot].sum()
-
-    return work
-
-
-def print_steps(num_slots: int, num_elems: int, repeats: int) -> None:
-    print("| rule | W | bytes per parameter | GB/s | a copy's GB/s | times torch's speed | scaled |")
-    print("|---|---|---|---|---|---|---|")
-    for case in CASES:
-        for num_workers in WORKERS:
-            copied, ours, scaled, theirs = seconds_per_slice(
-                copy_work(num_slots, num_elems),
-                core_work(case, num_slots, num_elems, num_workers),
-                core_work(case, num_slots, num_elems, num_workers, scale=0.5),
-                torch_work(case, num_slots, num_elems, num_workers),
-                num_slots=num_slots,
-                repeats=repeats,
-            )
-            num_bytes = 4 * num_workers + 8 + 8 * len(state_names(case))
-            rate, limit = num_bytes * num_elems / ours, 8 * num_elems / copied
-            figures = f"{rate / 1e9:.1f} | {limit / 1e9:.1f} | {theirs / ours:.2f} | {scaled / ours:.2f}"
-            print(f"| {case} | {num_workers} | {num_bytes} | {figures} |", flush=True)
-
-
-def print_norms(num_slots: int, num_elems: int, repeats: int) -> None:
-    print("| pass | W | bytes per parameter | GB/s | a sum's GB/s | times torch's speed | numpy's | torch's in fp64 |")
-    print("|---|---|---|---|---|---|---|---|")
-    for num_workers in WORKERS:
-        read, ours, *theirs = seconds_per_slice(
-            read_work(num_slots, num_elems),
-            core_squares(num_slots, num_elems, num_workers),
-            torch_norm(num_slots, num_elems, num_workers, torch.float32),
-            numpy_squares(num_slots, num_elems, num_workers),
-            torch_norm(num_slots, num_elems, num_workers, torch.float64),
-            num_slots=num_slots,
-            repeats=repeats,
-        )
-        rate, limit = 4 * num_workers * num_elems / ours, 4 * num_elems / read
-        speeds = " | ".join(f"{peer / ours:.2f}" for peer in theirs)
-        figures = f"{rate / 1e9:.1f} | {limit / 1e9:.1f} | {speeds}"
-        print(f"| squares | {num_workers} | {4 * num_workers} | {figures} |", flush=True)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--elems", type=int, default=1 << 20)
-    parser.add_argument("--slots", type=int, default=24)
-    parser.add_argument("--repeats", type=int, default=7)
-    args = parser.parse_args()
+def measure_small(task: SmallTask, *, rounds: int) -> dict[str, Series]:
     torch.set_num_threads(1)
+    turns = {
+        OURS: shard_turn(task),
+        FUSED: torch_turn(task, fused=True),
+        FOREACH: torch_turn(task, fused=False),
+    }
+    return alternate(turns, warm_up=1, rounds=rounds, progress=str(task))
 
-    print(f"{_core.instruction_sets()[0]}, torch {torch.__version__}, {args.slots} slices of {args.elems} floats,")
-    print("one thread; the copy's rate counts what it reads and what it writes\n")
-    print_steps(args.slots, args.elems, args.repeats)
-    print()
-    print_norms(args.slots, args.elems, args.repeats)
+
+def times_as_fast(found: dict[str, Series], other: str) -> float | None:
+    return found[other].median / found[OURS].median if other in found else None
+
+
+def row(task: Task, found: dict[str, Series]) -> list[Cell]:
+    num_bytes = task.bytes_per_parameter * task.num_slots * task.num_elems
+    return [
+        str(task.case),
+        str(task.num_workers),
+        task.inputs,
+        str(task.num_threads),
+        f"{task.bytes_per_parameter:g}",
+        num_bytes / found[OURS].median / 1e9,
+        num_bytes / found[LIMIT].median / 1e9 if LIMIT in found else None,
+        *(times_as_fast(found, other) for other in (LIMIT, FUSED, FOREACH, NUMPY)),
+    ]
+
+
+def small_row(task: SmallTask, found: dict[str, Series]) -> list[Cell]:
+    return [
+        str(task.case),
+        str(task.num_workers),
+        f"{4 * task.num_elems >> 10} KiB",
+        1e3 * found[OURS].median,
+        *(times_as_fast(found, other) for other in (FUSED, FOREACH)),
+    ]
+
+
+def summary_row(what: str, found: dict[str, Series]) -> list[Cell]:
+    peers = [series.median for name, series in found.items() if name not in (OURS, LIMIT)]
+    ours = found[OURS].median
+    limit = found[LIMIT].median if LIMIT in found else None
+    return ["kernels", what, f"{1e3 * ours:.1f} ms", limit and ours / limit, ours / min(peers)]
+
+
+def chart(name: str, title: str, groups: Sequence[tuple[str, dict[str, Series]]]) -> Chart:
+    series = {group: {contestant: 1e3 * one.median for contestant, one in found.items()} for group, found in groups}
+    return Chart(name=name, title=title, unit="ms", series=series)
+
+
+def measured(options: argparse.Namespace) -> Report:
+    rounds = 2 if options.quick else 5
+    parts = [options.part] if options.part else PARTS
+    large = [task for part in parts if part != "small" for task in tasks(part, options.quick)]
+    small = small_tasks(options.quick) if "small" in parts else []
+    found = [(task, measure(task, rounds=rounds)) for task in large]
+    found_small = [(task, measure_small(task, rounds=rounds)) for task in small]
+    tables = []
+    if found:
+        tables.append(Table("Sum of W gradients and a step", HEADERS, [row(*one) for one in found]))
+    if found_small:
+        title = "The same of 10,000 small slices: a shard's apply, torch over a list"
+        tables.append(Table(title, SMALL_HEADERS, [small_row(*one) for one in found_small]))
+    named = [(str(task), one) for task, one in found]
+    named_small = [(str(task), one) for task, one in found_small]
+    return Report(
+        subject="kernels",
+        about=(__doc__ or "").partition("\n")[0],
+        tables=tables,
+        notes=[] if shutil.which("cc") else ["no limit: plain_loop.c needs a C compiler, `cc`"],
+        charts=[chart("steps", "Sum of W gradients and a step", named)] if named else [],
+        figures=[
+            {"title": title, "name": name, "times_s": series.times_s}
+            for title, one in named + named_small
+            for name, series in one.items()
+        ],
+        summary=[summary_row(*one) for one in named + named_small if "W = 4" in one[0]],
+        machine={"instruction set": _core.instruction_sets()[0], **machine("torch")},
+    )
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--part", choices=PARTS, help="only this axis")
+
+
+SUBJECT = Subject("kernels", "the pass that sums gradients and steps", measured, add_options, isolated=False)
 
 
 if __name__ == "__main__":
-    main()
+    run(SUBJECT)
