@@ -7,11 +7,14 @@ from typing import Any
 
 import pytest
 import torch
+from bench.compression import FORGETFUL, train_together
 from torch import nn
 from torch_support import Odd, assert_same_bits, backward, batches, distributed, on_each_worker
 
 import psstore
 from psstore import _core
+from psstore.cli.demo.data import load
+from psstore.cli.demo.settings import Settings
 from psstore.codec.codecs import parse
 from psstore.errors import UsageError
 from psstore.torch import Compression, DistributedOptimizer, GradScaler
@@ -331,3 +334,10 @@ def test_what_can_not_be_compressed_is_refused() -> None:
             )
         with pytest.raises(UsageError, match="float64"):
             compressed(Odd(dtype=torch.float64), store, Compression("int8", min_elems=1))
+
+
+def test_the_bench_trains_and_counts_bytes() -> None:
+    settings = Settings(num_workers=2, epochs=1)
+    plain, forgetful = (train_together(load(None), settings, row) for row in ("none", FORGETFUL))
+    assert plain.pushed_bytes == plain.pulled_bytes == forgetful.pulled_bytes > 40 * forgetful.pushed_bytes
+    assert len(plain.losses) == 1
