@@ -180,7 +180,7 @@ def measured(options: argparse.Namespace) -> Report:
         about=(__doc__ or "").partition("\n")[0],
         tables=tables,
         notes=[] if shutil.which("cc") else ["no limit: plain_loop.c needs a C compiler, `cc`"],
-        charts=[chart("steps", "Sum of W gradients and a step", named)] if named else [],
+        charts=[chart(options.part or "steps", "Sum of W gradients and a step", named)] if named else [],
         figures=[
             {"title": title, "name": name, "times_s": series.times_s}
             for title, one in named + named_small
