@@ -52,7 +52,12 @@ def comparison_figures(title: str, entries: Sequence[Entry]) -> list[dict[str, A
 
 
 def comparison_summary(subject: str, title: str, entries: Sequence[Entry]) -> list[list[Cell]]:
-    """A row for each of psstore's entries."""
+    """A row for the fastest of psstore's entries under each limit."""
+    ours = [entry for entry in entries if entry.role == "psstore"]
+    fastest = [
+        min((entry for entry in ours if entry.limit == limit), key=lambda entry: entry.series.median)
+        for limit in dict.fromkeys(entry.limit for entry in ours)
+    ]
     return [
         [
             subject,
@@ -61,8 +66,7 @@ def comparison_summary(subject: str, title: str, entries: Sequence[Entry]) -> li
             ratio_to_limit(entry, entries),
             ratio_to_best_peer(entry, entries),
         ]
-        for entry in entries
-        if entry.role == "psstore"
+        for entry in fastest
     ]
 
 

@@ -104,8 +104,8 @@ def measure(chosen: argparse.Namespace) -> Report:
 
 def _counts(case: str, *, quick: bool) -> dict[str, int]:
     if quick:
-        return {"warm_up": 1, "rounds": 3}
-    return {"warm_up": 5, "rounds": 41} if case == "small" else {"warm_up": 2, "rounds": 11}
+        return {"warm_up": 2, "rounds": 11} if case == "small" else {"warm_up": 1, "rounds": 5}
+    return {"warm_up": 5, "rounds": 41} if case == "small" else {"warm_up": 2, "rounds": 15}
 
 
 def _report(found: Mapping[str, Sequence[Entry]], absent: Sequence[str]) -> Report:

@@ -3,7 +3,8 @@
     python -m bench.page docs/performance.md REPORT.json... [--plot FOLDER]
 
 What stands between `<!-- bench: SUBJECT -->` and the next `<!-- end -->` is replaced by that subject's report; several
-of one subject are its parts. `<!-- bench: all -->` gets the table of all subjects.
+of one subject are its parts. `<!-- bench: all -->` gets the table of all subjects, `<!-- bench: all TEXT -->` the rows
+of it that TEXT occurs in.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pathlib import Path
 
 from bench.report import Report, merged, summary_table
 
-PLACE = re.compile(r"(<!-- bench: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+PLACE = re.compile(r"(<!-- bench: (\w+) ?([^\n]*?) ?-->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def filled(page: str, reports: Sequence[Report], images: str | None) -> str:
@@ -25,9 +26,9 @@ def filled(page: str, reports: Sequence[Report], images: str | None) -> str:
     subjects = {report.subject: merged([one for one in reports if one.subject == report.subject]) for report in reports}
 
     def content(place: re.Match[str]) -> str:
-        begin, subject, end = place.groups()
+        begin, subject, text, end = place.groups()
         if subject == "all":
-            return f"{begin}\n{summary_table(list(subjects.values())).markdown()}\n\n{end}"
+            return f"{begin}\n{summary_table(list(subjects.values()), text).markdown()}\n\n{end}"
         if subject not in subjects:
             return place.group()
         return f"{begin}\n{_section(subjects[subject], images)}\n\n{end}"

@@ -92,9 +92,11 @@ def merged(reports: Sequence[Report]) -> Report:
     )
 
 
-def summary_table(reports: Sequence[Report]) -> Table:
-    """What psstore took in every subject, beside the limit and the best peer of the same run."""
-    return Table("All subjects", SUMMARY_HEADERS, [row for report in reports for row in report.summary])
+def summary_table(reports: Sequence[Report], text: str = "") -> Table:
+    """What psstore took in every subject, beside the limit and the best peer of the same run. Only of what has `text`
+    in it."""
+    rows = [row for report in reports for row in report.summary if any(text in str(cell) for cell in row[:2])]
+    return Table(text or "All subjects", SUMMARY_HEADERS, rows)
 
 
 def shown(cell: Cell) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -111,6 +112,13 @@ def test_a_page_gets_reports_where_it_has_a_place_for_them() -> None:
     assert "![title](images/dense-chart.png)\n\n<!-- end -->\n<!-- bench: kernels -->\nkept\n<!-- end -->" in found
     assert "old" not in found
     assert filled(found, [a_report("dense", "large")], images="images") == found
+
+
+def test_a_page_gets_the_rows_of_all_subjects_that_it_asks_for() -> None:
+    report = replace(a_report("dense"), summary=comparison_summary("dense", "a case", [OURS, LIMIT]))
+    place = "<!-- bench: all {} -->\n<!-- end -->"
+    assert "| dense | a case: psstore, tcp | 3.00 ms | 1.50 | – |" in filled(place.format("a case"), [report], None)
+    assert "3.00 ms" not in filled(place.format("another"), [report], None)
 
 
 def test_a_subject_writes_what_it_is_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
