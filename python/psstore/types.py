@@ -80,6 +80,11 @@ class Tensor(msgspec.Struct, frozen=True, kw_only=True, tag="tensor"):
         return begin, min(begin + self.slice_elems, self.spec.num_elems)
 
 
+def slice_index(key: int) -> int:
+    """Of a slice, in its tensor."""
+    return key & (1 << _core.SLICE_INDEX_BITS) - 1
+
+
 # ---- hyper-parameters -----------------------------------------------------------------------------
 
 HYPER_DEFAULTS: Mapping[str, Mapping[str, float]] = {

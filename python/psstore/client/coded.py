@@ -6,10 +6,10 @@ Residuals are in compression.py, deltas in following.py; here is when they chang
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 
 from psstore.client.arrays import Array, Source, Target
-from psstore.client.compression import Compression, Floats
+from psstore.client.compression import Compression, Encoder, Floats
 from psstore.client.following import Following
 from psstore.client.halves import received_as
 from psstore.client.layout import Layout, Layouts
@@ -17,7 +17,7 @@ from psstore.client.schema import check_decodes, check_encodes
 from psstore.codec.codecs import Codec, is_dtype
 from psstore.protocol.client import Transfer
 from psstore.protocol.session import Answer
-from psstore.types import Tensor
+from psstore.types import Tensor, slice_index
 
 Receive = Callable[[Layout, Sequence[Transfer], float | None], Awaitable[list[Answer]]]
 """Carries out the transfers of a pull."""
@@ -41,7 +41,7 @@ class Coded:
 
     # ---- pushes ----
 
-    def encoded(
+    def transfers(
         self,
         op: str,
         tensors: Sequence[Tensor],
@@ -49,20 +49,43 @@ class Coded:
         codecs: Sequence[Codec | None],
         *,
         loss_scale: float | None,
-    ) -> list[Source]:
-        """What is to be sent. Raises DTypeMismatch, BadArgument; no residual has changed then."""
+    ) -> tuple[Layout, Iterator[Transfer]]:
+        """What is to be sent: each frame is encoded when it is asked for, while the one before is on its way. Raises
+        DTypeMismatch, BadArgument; no residual has changed then."""
         for tensor, codec in zip(tensors, codecs, strict=True):
             check_encodes(tensor.spec, op, codec)
-        return [
-            value if codec is None else self._encoded(op, tensor, value, codec, loss_scale)
-            for tensor, value, codec in zip(tensors, sources, codecs, strict=True)
-        ]
+        encodings = [value.dtype if codec is None else codec.name for value, codec in zip(sources, codecs, strict=True)]
+        layout = self._layouts.of(tensors, encodings, pull=False)
+        return layout, self._encoded(op, layout, sources, codecs, loss_scale)
 
-    def _encoded(self, op: str, tensor: Tensor, value: Source, codec: Codec, loss_scale: float | None) -> Source:
-        encoded = self._compression.encode(tensor, value, codec, loss_scale=loss_scale)
+    def _encoded(
+        self,
+        op: str,
+        layout: Layout,
+        sources: Sequence[Source],
+        codecs: Sequence[Codec | None],
+        loss_scale: float | None,
+    ) -> Iterator[Transfer]:
+        encoders = [
+            None if codec is None else self._compression.encoder(tensor, value, codec, loss_scale=loss_scale)
+            for tensor, value, codec in zip(layout.tensors, sources, codecs, strict=True)
+        ]
+        memories = [
+            value.data if encoder is None else encoder.payload for value, encoder in zip(sources, encoders, strict=True)
+        ]
+        for frame, transfer in zip(layout.frames, layout.transfers(memories), strict=True):
+            for piece, key in zip(frame.ranges, frame.table.keys(), strict=True):
+                encoder = encoders[piece.position]
+                if encoder is not None:
+                    encoder.encode(slice_index(key), encoder.payload[piece.begin : piece.end])
+            yield transfer
         if op == "ADD":
-            self._compression.settle_at_once(tensor)
-        return encoded
+            self._settle_at_once(layout.tensors, encoders)
+
+    def _settle_at_once(self, tensors: Sequence[Tensor], encoders: Sequence[Encoder | None]) -> None:
+        for tensor, encoder in zip(tensors, encoders, strict=True):
+            if encoder is not None:
+                self._compression.settle_at_once(tensor)
 
     def pushing(self, layout: Layout) -> None:
         """These contributions go out now. What is sent as it is takes the place of what was encoded in the same round,

@@ -37,18 +37,24 @@ class Residual:
         self.loss_scale = 1.0
         """`settled` is so many times the real one, as the gradients were that left it."""
         self._spare: Floats | None = None
+        self._factor = np.float32(1.0)
+        """From the settled one's loss scale to that of the push that is under way."""
 
-    def begin(self, num_elems: int, loss_scale: float | None) -> Floats:
-        """What was settled, for gradients of that loss scale (None: the same), as `pending`, to be encoded with."""
+    def begin(self, num_elems: int, loss_scale: float | None) -> None:
+        """A push begins, of gradients of that loss scale; None: of the same."""
         pending = self.pending if self.pending is not None else self._spare
         self.pending, self._spare = pending if pending is not None else np.empty(num_elems, np.float32), None
+        self._factor = np.float32(1.0 if loss_scale is None else loss_scale / self.loss_scale)
+
+    def continued(self, begin: int, end: int) -> Floats:
+        """That part of `pending`, as it was settled: to be encoded with."""
+        assert self.pending is not None, "a push has begun"
+        part = self.pending[begin:end]
         if self.settled is None:
-            self.pending.fill(0.0)
-        elif loss_scale is None or loss_scale == self.loss_scale:
-            np.copyto(self.pending, self.settled)
+            part.fill(0.0)
         else:
-            np.multiply(self.settled, np.float32(loss_scale / self.loss_scale), out=self.pending)
-        return self.pending
+            np.multiply(self.settled[begin:end], self._factor, out=part)
+        return part
 
     def settle(self, *, counted: bool, loss_scale: float) -> None:
         """`loss_scale`: of the gradients that were encoded."""
@@ -59,6 +65,24 @@ class Residual:
             self._spare, self.pending = self.pending, None
 
 
+class Encoder:
+    """Of one push of one tensor: makes the codec's bytes of values and residual, slice by slice, each once."""
+
+    def __init__(self, tensor: Tensor, values: Floats, codec: Codec, residual: Residual) -> None:
+        bounds = map(tensor.bounds, range(len(tensor.shards)))
+        self.payload: Bytes = np.empty(sum(codec.num_bytes(end - begin) for begin, end in bounds), np.uint8)
+        """Slice after slice; undefined where none was encoded yet."""
+        self._tensor = tensor
+        self._values = values
+        self._codec = codec
+        self._residual = residual
+
+    def encode(self, index: int, out: Bytes) -> None:
+        """Slice `index`, into its part of the payload. What that lacks is pending then."""
+        begin, end = self._tensor.bounds(index)
+        _encode(self._codec, self._values[begin:end], self._residual.continued(begin, end), out)
+
+
 class Compression:
     """The residuals of one client, by tensor. Used on its loop only."""
 
@@ -67,20 +91,12 @@ class Compression:
         self.has_pending = False
         """Something was encoded in the round that is going on."""
 
-    def encode(self, tensor: Tensor, given: Source, codec: Codec, *, loss_scale: float | None) -> Source:
-        """The codec's bytes of the values and the residual, slice after slice; what they lack is pending then.
-        REQUIRES: the tensor is stored as float32."""
-        values = _as_floats(given)
-        residual = self._residuals.setdefault(tensor.id, Residual()).begin(values.size, loss_scale)
+    def encoder(self, tensor: Tensor, given: Source, codec: Codec, *, loss_scale: float | None) -> Encoder:
+        """For a push of these values. REQUIRES: the tensor is stored as float32."""
+        residual = self._residuals.setdefault(tensor.id, Residual())
+        residual.begin(tensor.spec.num_elems, loss_scale)
         self.has_pending = True
-        encoded = np.empty(_num_bytes(codec, tensor), np.uint8)
-        at = 0
-        for index in range(len(tensor.shards)):
-            begin, end = tensor.bounds(index)
-            size = codec.num_bytes(end - begin)
-            _encode(codec, values[begin:end], residual[begin:end], encoded[at : at + size])
-            at += size
-        return Source(given.shape, codec.name, encoded)
+        return Encoder(tensor, _as_floats(given), codec, residual)
 
     def settle(self, counted: Collection[int], *, loss_scale: float = 1.0) -> None:
         """A round is over, in which these tensors' contributions counted. `loss_scale`: as it was committed."""
@@ -119,11 +135,6 @@ class Compression:
         """They are gone, or others by now."""
         for tensor in tensors:
             self._residuals.pop(tensor.id, None)
-
-
-def _num_bytes(codec: Codec, tensor: Tensor) -> int:
-    bounds = map(tensor.bounds, range(len(tensor.shards)))
-    return sum(codec.num_bytes(end - begin) for begin, end in bounds)
 
 
 def _as_floats(given: Source) -> Floats:

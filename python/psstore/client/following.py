@@ -22,7 +22,7 @@ from psstore.codec.codecs import payload_bytes
 from psstore.errors import BadHeader
 from psstore.protocol.client import Transfer
 from psstore.protocol.session import Answer
-from psstore.types import Tensor
+from psstore.types import Tensor, slice_index
 
 WHOLE = _core.DTYPES["float32"]
 
@@ -115,7 +115,7 @@ class Following:
             Arrival(
                 frame,
                 [
-                    Part(followed[piece.position], _slice_index(key), codecs[piece.position])
+                    Part(followed[piece.position], slice_index(key), codecs[piece.position])
                     for piece, key in zip(frame.ranges, frame.table.keys(), strict=True)
                 ],
             )
@@ -134,7 +134,3 @@ class Following:
         """They are gone, or others by now."""
         for tensor in tensors:
             self._followed.pop(tensor.id, None)
-
-
-def _slice_index(key: int) -> int:
-    return key & (1 << _core.SLICE_INDEX_BITS) - 1

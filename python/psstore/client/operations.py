@@ -455,13 +455,15 @@ class Operations:
             await self._settle_norm(None)  # it tells what becomes of the last round's residuals
         for wire_op, (written, sources, encoders) in chosen.items():
             if codec is not None:
-                sources = self._coded.encoded(wire_op, written, sources, encoders, loss_scale=loss_scale)
+                coded = self._coded.transfers(wire_op, written, sources, encoders, loss_scale=loss_scale)
+                await self._send(wire_op, *coded)
+                continue
             layout = self._layouts.of(written, [one.dtype for one in sources], pull=False)
-            if codec is None and len(chosen) == 1:
+            if len(chosen) == 1:
                 self._layouts.note(self._call("push", op, names), wire_op, layout)
             await self._send(wire_op, layout, layout.transfers([one.data for one in sources]))
 
-    async def _send(self, op: str, layout: Layout, transfers: Sequence[Transfer]) -> None:
+    async def _send(self, op: str, layout: Layout, transfers: Iterable[Transfer]) -> None:
         """PUSH, ASSIGN, ADD or INIT of a layout's tensors."""
         with self._forgetting_unknown(layout.tensors):
             if op == "PUSH":
