@@ -121,13 +121,18 @@ def _report(found: Mapping[str, Sequence[Entry]], absent: Sequence[str]) -> Repo
         tables=[comparison(of_case, entries) for of_case, entries in found.items()],
         notes=[f"Not run: {reason}." for reason in absent],
         charts=[
-            comparison_chart(_slug(of_case), f"push + SGD + pull: {of_case}", {"": entries})
+            comparison_chart(_slug(of_case), f"push + SGD + pull: {of_case}", _by_transport(entries))
             for of_case, entries in found.items()
         ],
         figures=figures,
         summary=[row for of_case, entries in found.items() for row in comparison_summary("dense", of_case, entries)],
         machine=machine("torch", "redis", "uvloop"),
     )
+
+
+def _by_transport(entries: Sequence[Entry]) -> dict[str, Sequence[Entry]]:
+    """A panel of the chart for each: what is measured by one limit, with that limit."""
+    return {transport: [entry for entry in entries if entry.limit == limit] for transport, limit in LIMITS.items()}
 
 
 def _slug(of_case: str) -> str:

@@ -15,6 +15,9 @@ mpl.use("Agg")
 OURS, LIMIT, PEER = "#2c7fb8", "#bdbdbd", "#fdae61"
 """Colours: told apart in grey and by the colour-blind, too."""
 
+LIMITS = ("raw", "memory", "plain")
+"""How the names of limits begin."""
+
 
 def draw(report: Report, path: Path) -> list[Path]:
     """Writes `path` with each chart's name before the ending; returns the files."""
@@ -30,7 +33,7 @@ def _bars(chart: Chart) -> Figure:
     heights = [0.28 * len(bars) + 0.5 for bars in chart.series.values()]
     figure = Figure(figsize=(8, sum(heights) + 0.8), layout="constrained")
     figure.suptitle(chart.title)
-    panels = figure.subplots(len(heights), 1, squeeze=False, height_ratios=heights)[:, 0]
+    panels = figure.subplots(len(heights), 1, squeeze=False, sharex=True, height_ratios=heights)[:, 0]
     for axes, (group, bars) in zip(panels, chart.series.items(), strict=True):
         _bar_panel(axes, group, dict(bars))
     panels[-1].set_xlabel(chart.unit)
@@ -50,7 +53,7 @@ def _bar_panel(axes: Axes, group: str, bars: dict[str, float]) -> None:
 def _colour(label: str) -> str:
     if label.startswith("psstore"):
         return OURS
-    return LIMIT if label.startswith(("raw", "memcpy", "SGD")) else PEER
+    return LIMIT if label.startswith(LIMITS) else PEER
 
 
 def _lines(chart: Chart) -> Figure:
