@@ -1,6 +1,6 @@
 """One step on one slice, as each contestant of `kernels` takes it: sum the workers' gradients, divide, apply the rule.
 
-All read the same gradients, and have values and states of their own.
+All read the same gradients, and have states of their own; `values` are a slice each, and are changed in place.
 """
 
 from __future__ import annotations
@@ -67,13 +67,18 @@ class Task:
         """(worker, slot): as they come over the wire."""
         return _gradients(self.num_workers, self.inputs, self.num_slots, self.num_elems)
 
-    def arrays(self) -> list[Floats]:
-        return [np.full(self.num_elems, 0.5, np.float32) for _ in range(self.num_slots)]
+    def arrays(self, content: float = 0.5) -> list[Floats]:
+        """One for each slice: values before the first step, by default."""
+        return [np.full(self.num_elems, content, np.float32) for _ in range(self.num_slots)]
+
+    def states(self) -> dict[str, list[Floats]]:
+        """By name, before the first step."""
+        return {name: self.arrays(0) for name in state_names(self.case)}
 
 
-def core_work(task: Task) -> Work:
-    gradients, values = task.gradients, task.arrays()
-    states = {name: task.arrays() for name in state_names(task.case)}
+def core_work(task: Task, values: Sequence[Floats]) -> Work:
+    gradients = task.gradients
+    states = task.states()
 
     def work(slot: int) -> None:
         _core.reduce_update(
@@ -102,9 +107,9 @@ def plain_work(task: Task) -> Work:
     return work
 
 
-def torch_work(task: Task, *, fused: bool) -> Work:
+def torch_work(task: Task, values: Sequence[Floats], *, fused: bool) -> Work:
     """One optimizer for each slice, so that the sum is in the cache still when it is applied: its best setting."""
-    parameters = [torch.nn.Parameter(torch.from_numpy(value)) for value in task.arrays()]
+    parameters = [torch.nn.Parameter(torch.from_numpy(value)) for value in values]
     optimizers = [optimizer_of(task.case, [parameter], fused=fused) for parameter in parameters]
     gradients = [[_as_tensors(one, task.inputs) for one in worker] for worker in task.gradients]
 
@@ -115,17 +120,17 @@ def torch_work(task: Task, *, fused: bool) -> Work:
     return work
 
 
-def numpy_work(task: Task) -> Work:
-    values = task.arrays()
-    states = [task.arrays() for _ in range(task.num_states)]
-    total, spare = np.empty(NUMPY_BLOCK, np.float32), np.empty(NUMPY_BLOCK, np.float32)
+def numpy_work(task: Task, values: Sequence[Floats]) -> Work:
+    states = list(task.states().values())
+    block = min(NUMPY_BLOCK, task.num_elems)
+    total, spare = np.empty(block, np.float32), np.empty(block, np.float32)
     steps: dict[int, Callable[..., None]] = {0: _numpy_sgd, 1: _numpy_momentum, 2: _numpy_adam}
     step = steps[task.num_states]
 
     def work(slot: int) -> None:
         floats = [worker[slot].view(np.float32) for worker in task.gradients]
-        for begin in range(0, task.num_elems, NUMPY_BLOCK):
-            part = slice(begin, begin + NUMPY_BLOCK)
+        for begin in range(0, task.num_elems, block):
+            part = slice(begin, begin + block)
             np.divide(floats[0][part], task.num_workers, out=total)
             for one in floats[1:]:
                 total[:] += np.divide(one[part], task.num_workers, out=spare)

@@ -99,14 +99,14 @@ def measure(task: Task, *, rounds: int) -> dict[str, Series]:
     with ThreadPoolExecutor(2) as threads:
         pool = threads if task.num_threads == 2 else None
         turns = {
-            OURS: walk(task, core_work(task), pool),
-            FUSED: walk(task, torch_work(task, fused=True)),
-            FOREACH: walk(task, torch_work(task, fused=False)),
+            OURS: walk(task, core_work(task, task.arrays()), pool),
+            FUSED: walk(task, torch_work(task, task.arrays(), fused=True)),
+            FOREACH: walk(task, torch_work(task, task.arrays(), fused=False)),
         }
         if shutil.which("cc"):
             turns[LIMIT] = walk(task, plain_work(task), pool)
         if task.inputs == "float32" and task.num_threads == 1:
-            turns[NUMPY] = walk(task, numpy_work(task))
+            turns[NUMPY] = walk(task, numpy_work(task, task.arrays()))
         return alternate(turns, warm_up=1, rounds=rounds, progress=str(task))
 
 

@@ -1,0 +1,53 @@
+"""The kernels' bench: that its contestants do the same work. Nothing here looks at how long anything took."""
+
+from __future__ import annotations
+
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from bench.harness import Series
+from bench.kernel_work import READS, Task, core_work, numpy_work, plain_work, torch_work
+from bench.kernels import CASES, OURS, measure_small, row, small_row
+from bench.parity import Case
+from bench.small_slices import SmallTask
+
+SGD_CASES = [case for case in CASES if case.rule == "sgd"]
+"""Adam's first steps depend on their number, which the contestants do not share."""
+
+
+@pytest.mark.parametrize("inputs", READS)
+@pytest.mark.parametrize("case", SGD_CASES, ids=str)
+def test_contestants_come_to_the_same_values(case: Case, inputs: str) -> None:
+    task = Task(case, num_workers=3, inputs=inputs, num_threads=1, num_slots=2, num_elems=512)
+    ours, *others = (task.arrays() for _ in range(4 if inputs == "float32" else 3))
+    core_work(task, ours)(1)
+    torch_work(task, others[0], fused=True)(1)
+    torch_work(task, others[1], fused=False)(1)
+    if inputs == "float32":
+        numpy_work(task, others[2])(1)
+    for other in others:
+        np.testing.assert_allclose(other, ours, rtol=1e-6)
+    assert not np.array_equal(ours[1], task.arrays()[1])
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
+def test_the_plain_loop_runs_on_every_dtype() -> None:
+    for inputs in READS:
+        task = Task(CASES[-1], num_workers=2, inputs=inputs, num_threads=1, num_slots=1, num_elems=512)
+        plain_work(task)(0)
+
+
+def test_small_slices_are_measured_in_a_shard() -> None:
+    task = SmallTask(CASES[-1], num_workers=2, num_slices=3, num_elems=256)
+    threads = torch.get_num_threads()
+    found = measure_small(task, rounds=1)
+    torch.set_num_threads(threads)
+    assert small_row(task, found)[:3] == ["adam()", "2", "1 KiB"]
+
+
+def test_a_row_tells_how_many_times_as_fast() -> None:
+    task = Task(CASES[0], num_workers=4, inputs="float32", num_threads=1, num_slots=1, num_elems=1_000_000)
+    found = {OURS: Series((0.002,), ()), "plain loop": Series((0.001,), ())}
+    assert row(task, found) == ["sgd()", "4", "float32", "1", "24", 12.0, 24.0, 0.5, None, None, None]
