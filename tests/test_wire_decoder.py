@@ -13,7 +13,7 @@ from wire_support import drain, forge, gather_into, push, reads, receive
 from psstore import _core
 from psstore.errors import BadArgument, BadChecksum, BadHeader, BadMagic, BadVersion, FrameTooLarge, ProtocolError
 
-BIG = bytes(range(256)) * 400
+BIG = bytes(range(256)) * 1100
 """100 KiB: large enough to be received in place."""
 
 GOOD = {

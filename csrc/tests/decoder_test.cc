@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <stdexcept>
 #include <string>
 
@@ -119,7 +120,7 @@ TEST_P(Frames, CanBeFedWithoutWindows) {
 const Case kCases[] = {
     {"Empty", [] { return TestFrame{.op = Op::kLEAVE}; }},
     {"Body", [] { return TestFrame{.op = Op::kJOIN, .body = random_bytes(77)}; }},
-    {"LongBody", [] { return TestFrame{.op = Op::kCREATE, .body = random_bytes(200'000)}; }},
+    {"LongBody", [] { return TestFrame{.op = Op::kCREATE, .body = random_bytes(300'000)}; }},
     {"TableWithoutPayload",
      [] { return TestFrame{.op = Op::kPULL, .sizes = {0, 0, 0}, .body = random_bytes(9)}; }},
     {"LongTable", [] { return TestFrame{.op = Op::kPULL, .sizes = std::vector<uint32_t>(4096)}; }},
@@ -194,12 +195,22 @@ TEST_F(Windows, SlicesSideBySideAreReceivedInOneGo) {
 TEST_F(Windows, AreNeverEmptyAndAFullHeadSaysSo) {
   announce(TestFrame::with_slices({100'000}));
   for (size_t room = kHeadBufferBytes; room > 0; room -= 1024) {
-    EXPECT_EQ(decoder_.writable().bytes.size(), room);
+    EXPECT_EQ(decoder_.writable().bytes.size(), std::min(room, kFrameReadBytes));
     decoder_.written(1024);
   }
   EXPECT_THROW(decoder_.writable(), std::invalid_argument);
   decoder_.discard();
   EXPECT_FALSE(decoder_.writable().bytes.empty());
+}
+
+TEST_F(Windows, AreLargerForAPayloadOfManySmallRanges) {
+  announce(TestFrame::with_slices({kDirectReceiveBytes - 1, kDirectReceiveBytes - 1}));
+  Bytes one(kDirectReceiveBytes - 1);
+  Bytes other(kDirectReceiveBytes - 1);
+  const std::vector<std::span<std::byte>> ranges{one, other};
+  EXPECT_EQ(decoder_.writable().bytes.size(), kFrameReadBytes);
+  decoder_.accept(ranges);
+  EXPECT_EQ(decoder_.writable().bytes.size(), kHeadBufferBytes);
 }
 
 TEST_F(Windows, OnlyTheLastOneCounts) {
@@ -236,11 +247,11 @@ TEST_F(Windows, ABufferOfAnotherSizeIsRefusedAndNothingIsLost) {
 }
 
 TEST_F(Windows, FedBytesAreKeptOnceAndNotTwice) {
-  const TestFrame frame = TestFrame::with_slices({100'000});
+  const TestFrame frame = TestFrame::with_slices({300'000});
   announce(frame);
   decoder_.feed(frame.payload);
   EXPECT_THROW(decoder_.feed(frame.payload), std::invalid_argument);
-  decoder_.accept(BufferPool::create(0)->allocate(100'000));
+  decoder_.accept(BufferPool::create(0)->allocate(300'000));
   EXPECT_TRUE(decoder_.next_frame()->complete);
   EXPECT_FALSE(decoder_.mid_frame());
 }

@@ -50,7 +50,9 @@ FrameDecoder::Window FrameDecoder::next_window() {
   if (stage_ == Stage::kPayload && head_.empty() && !sink_.direct_window().empty()) {
     return {sink_.direct_window(), true};
   }
-  return {head_.room(), false};
+  const std::span<std::byte> room = head_.room();
+  if (stage_ == Stage::kPayload) return {room, false};
+  return {room.first(std::min(room.size(), kFrameReadBytes)), false};
 }
 
 void FrameDecoder::received(const Window& window, size_t num_bytes) {

@@ -25,9 +25,15 @@ inline constexpr uint64_t kMaxPayloadBytes = 64ull << 20;
 // payload at all. HELLO and AUTH need less than 300.
 inline constexpr uint32_t kPreAuthMaxBytes = 4096;
 
-// Bytes of the decoder's own buffer. It bounds what one read of many small frames can bring: 64 KiB
-// are about what a socket hands out at once (Linux: tcp_rmem starts at 128 KiB, half of it usable).
-inline constexpr size_t kHeadBufferBytes = 64u << 10;
+// Bytes of the decoder's own buffer: what one read can bring of a payload of many small ranges. Half of a
+// small second-level cache, so that they are copied out of it while they are there. Memory that is never
+// written to costs nothing: a server's connections receive payloads in one range each.
+inline constexpr size_t kHeadBufferBytes = 256u << 10;
+
+// Bytes that one read can bring of anything else: many small frames, or a header and the first part of a
+// payload that is then received in place. 64 KiB are about what a socket hands out at once (Linux: tcp_rmem
+// starts at 128 KiB, half of it usable).
+inline constexpr size_t kFrameReadBytes = 64u << 10;
 
 // A payload range with at least this much missing is received in place; what is smaller goes through
 // the head buffer, where one system call can bring many ranges and the next header.

@@ -177,9 +177,7 @@ class Operations:
     ) -> None:
         """`push` for many tensors, packed into few frames. All are checked before anything is sent. `codec`: of all,
         or a mapping that names it for some."""
-        pairs = list(items.items() if isinstance(items, Mapping) else items)
-        names = tuple([name for name, _ in pairs])
-        values = [value for _, value in pairs]
+        names, values = _columns(items)
         habit = self._layouts.habit(self._call("push", op, names)) if codec is None else None
         transfers = habit.layout.transfers_of(values) if habit is not None else None
         if habit is not None and transfers is not None:
@@ -561,3 +559,11 @@ class Operations:
                 self._schema.forget(tensor.spec.name)
             self._coded.forget(tensors)
             raise
+
+
+def _columns(items: Mapping[str, Array] | Iterable[tuple[str, Array]]) -> tuple[tuple[str, ...], list[Array]]:
+    """Names and arrays."""
+    if isinstance(items, Mapping):
+        return tuple(items), list(items.values())
+    pairs = list(items)
+    return tuple([name for name, _ in pairs]), [value for _, value in pairs]

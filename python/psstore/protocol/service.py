@@ -81,6 +81,8 @@ class ShardService:
         """Why the payload that a connection is sending now is discarded."""
         self._owed: dict[tuple[int, int], int] = {}
         """(connection, request) of an unanswered control request -> op of its reply."""
+        self._due: tuple[float | None] | None = None
+        """When time alone brings something to the coordinator; None: it has to be asked anew. Data goes past it."""
 
     # ---- connections ----
 
@@ -97,8 +99,8 @@ class ShardService:
         self._head_errors.pop(conn, None)
         self._slices.forget(conn)
         self._owed = {key: op for key, op in self._owed.items() if key[0] != conn}
-        if self.coordinator is not None:
-            self.coordinator.detached(conn, now)
+        if (coordinator := self._acting()) is not None:
+            coordinator.detached(conn, now)
 
     def failed(self, conn: int, error: ProtocolError) -> list[Output]:
         """The decoder, or `head`, found the peer at fault: say so, and close."""
@@ -156,8 +158,8 @@ class ShardService:
         for connection in self._strangers.values():
             if now - connection.opened_at >= HANDSHAKE_S:
                 outputs += self.failed(connection.id, HandshakeTimeout(f"no handshake within {HANDSHAKE_S:g} s"))
-        if self.coordinator is not None:
-            outputs += self._send_replies(self.coordinator.tick(now))
+        if (coordinator := self._acting()) is not None:
+            outputs += self._send_replies(coordinator.tick(now))
         return outputs + self._slices.wake(now)
 
     def next_wake(self) -> float | None:
@@ -183,8 +185,9 @@ class ShardService:
         older, newer = self._siblings(connection, hello)
         if newer:
             return [Close(connection.id, "its client has a newer connection")]
-        if self.coordinator is not None and not connection.only_beats:
-            self.coordinator.attached(connection.id, hello.client, now)
+        coordinator = self._acting()
+        if coordinator is not None and not connection.only_beats:
+            coordinator.attached(connection.id, hello.client, now)
         welcome = m.Welcome(
             store=identity.store,
             shard=identity.shard,
@@ -215,8 +218,8 @@ class ShardService:
         return [conn for conn in others if conn < connection.id], [conn for conn in others if conn > connection.id]
 
     def _heartbeat(self, conn: int, frame: _core.Frame, now: float) -> list[Output]:
-        if self.coordinator is not None:
-            self.coordinator.heartbeat(conn, rank=frame.rank, incarnation=frame.incarnation, now=now)
+        if (coordinator := self._acting()) is not None:
+            coordinator.heartbeat(conn, rank=frame.rank, incarnation=frame.incarnation, now=now)
         return []
 
     # ---- requests ----
@@ -259,14 +262,15 @@ class ShardService:
         return self._slices.write(connection, frame)
 
     def _control(self, connection: Connection, frame: _core.Frame, now: float) -> list[Output]:
-        if self.coordinator is None:
+        coordinator = self._acting()
+        if coordinator is None:
             raise UnexpectedMessage(
                 f"operation {frame.op} is the coordinator's; ask shard 0, this is {self.identity.shard}"
             )
         kind = CONTROL[frame.op]
         message = m.decode_body(kind, frame.body) if kind is not None else None
         self._owed[connection.id, frame.request] = frame.op + 1
-        replies = self.coordinator.handle(connection.id, frame.request, message, client=connection.client, now=now)
+        replies = coordinator.handle(connection.id, frame.request, message, client=connection.client, now=now)
         return self._send_replies(replies)
 
     def _send_replies(self, replies: Sequence[Reply]) -> list[Output]:
@@ -283,8 +287,15 @@ class ShardService:
                 outputs.append(Send(reply.conn, [_core.encode_frame(op, request=reply.request, body=body)]))
         return outputs
 
+    def _acting(self) -> Coordinator | None:
+        """The coordinator, about to be told something."""
+        self._due = None
+        return self.coordinator
+
     def _coordinator_wake(self) -> float | None:
-        return self.coordinator.next_wake() if self.coordinator is not None else None
+        if self._due is None:
+            self._due = (self.coordinator.next_wake() if self.coordinator is not None else None,)
+        return self._due[0]
 
     def counters(self) -> dict[str, int | float | str]:
         """Everything STATS tells."""

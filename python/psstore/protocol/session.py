@@ -297,7 +297,7 @@ class Session:
 
     def _send(self, request: Request, now: float) -> None:
         body = request.body
-        if isinstance(body, m.Commit | m.Finish | m.Barrier | m.Carry):
+        if isinstance(body, _PATIENT):
             # The shard's wait began with ours, however often it is asked: its error says more, and must come first.
             body = replace(body, wait_s=max(0.0, body.wait_s - (now - request.started)))
         if isinstance(body, m.Carry):
@@ -425,6 +425,9 @@ def is_final(error: PsstoreError) -> bool:
     """True if a new connection would meet the same end; else it is worth another try."""
     return not isinstance(error, (BadChecksum, ShuttingDown, HandshakeTimeout, Overloaded))
 
+
+_PATIENT = (m.Commit, m.Finish, m.Barrier, m.Carry)
+"""Requests that say how long the shard may wait."""
 
 _BODIES: dict[int, type[m.Message] | None] = {
     OPS["DEFINED"]: None,
