@@ -10,10 +10,9 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, Protocol
 
 from bench.harness import Turn
-from bench.virtual_hosts import VirtualHosts
 
 FORK = multiprocessing.get_context("fork")
 """What this process has imported, torch above all, its children need not import again: on a machine with few cores
@@ -21,6 +20,32 @@ that would take longer than the bench. Fork before there are threads."""
 
 PATIENCE_S = 10.0
 """For a worker to end by itself."""
+
+
+class Hosts(Protocol):
+    """Where workers and shards are: on virtual hosts, or all of them here."""
+
+    interface: str
+    """What the network is called there."""
+
+    def address(self, index: int) -> str: ...
+    def on(self, index: int, command: Sequence[str]) -> list[str]: ...
+    def move_to(self, index: int) -> None: ...
+
+
+class ThisHost:
+    """All of them in one: this machine, and its loopback."""
+
+    interface = "lo"
+
+    def address(self, index: int) -> str:
+        return "127.0.0.1"
+
+    def on(self, index: int, command: Sequence[str]) -> list[str]:
+        return list(command)
+
+    def move_to(self, index: int) -> None:
+        """It is here already."""
 
 
 class Crew:
@@ -52,7 +77,7 @@ class Crew:
 
 
 @contextlib.contextmanager
-def crew(hosts: VirtualHosts, count: int, make: Callable[[int], object]) -> Iterator[Crew]:
+def crew(hosts: Hosts, count: int, make: Callable[[int], object]) -> Iterator[Crew]:
     """`make(rank)` on the first `count` hosts, in the order of their ranks."""
     with contextlib.ExitStack() as ends:
         links = []
@@ -73,7 +98,7 @@ def _end(process: Any, link: Connection) -> None:
     process.join()
 
 
-def _serve(link: Connection, hosts: VirtualHosts, rank: int, make: Callable[[int], object]) -> None:
+def _serve(link: Connection, hosts: Hosts, rank: int, make: Callable[[int], object]) -> None:
     """In the worker's process, until it is told None."""
     hosts.move_to(rank)
     worker = make(rank)

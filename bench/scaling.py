@@ -11,6 +11,8 @@ Contestants, in turns, with a model of M bytes, W workers, N shards and R bytes 
 - late commit: push all, commit, pull all. Limit: the links, once for each way, 2 max(M/R, WM/NR).
 - early commit: commit first, then push in buckets while what has become of them comes back, as overlap="eager" does.
   Limit: the links are used both ways at once, max(M/R, WM/NR).
+- early commit, paced: a bucket is not pushed before the third one before it has come back. What TCP gives the fast
+  workers is of no use before the slow ones have sent the same; so none runs ahead of the others.
 - plain sockets in both patterns, each worker to each shard: what TCP makes of these links.
 - gloo's ring all-reduce among the workers, over the same links. Limit: 2(W-1)/W M/R.
 
@@ -40,10 +42,10 @@ import torch.distributed as dist
 
 import psstore
 from bench.command import Subject, run
-from bench.far import Crew, crew
+from bench.far import Crew, Hosts, crew
 from bench.harness import Series, Turn, alternate
 from bench.machine import machine
-from bench.report import Chart, Report, Table, three_digits
+from bench.report import Cell, Chart, Report, Table, three_digits
 from bench.virtual_hosts import VirtualHosts, why_not
 from psstore.client.store import Store
 from psstore.errors import StoreUnreachable
@@ -55,6 +57,8 @@ WORKERS = 8
 TENSOR_ELEMS = 16 << 10
 BUCKET_TENSORS = 8
 """Pushed and pulled together: one for each shard where there are most."""
+
+PACED_BUCKETS = 3
 
 STORE_PORT, PEER_PORT, RING_PORT = 5700, 5800, 5900
 
@@ -100,11 +104,22 @@ class Worker:
         self._rounds += 1
 
     def early(self) -> None:
+        self._early(ahead=len(self._names))
+
+    def paced(self) -> None:
+        self._early(ahead=PACED_BUCKETS)
+
+    def _early(self, *, ahead: int) -> None:
+        """`ahead`: buckets that may be pushed before the first of them has come back."""
         store = self._joined
         store.start_commit(HYPERS, present=self._names, early=True).result()
         buckets = [self._names[i : i + BUCKET_TENSORS] for i in range(0, len(self._names), BUCKET_TENSORS)]
         pulls = [store.start_pull_many(names, out=[self._parameters[name] for name in names]) for names in buckets]
-        pushes = [store.start_push_many({name: self._gradients[name] for name in names}) for names in buckets]
+        pushes = []
+        for index, names in enumerate(buckets):
+            if index >= ahead:
+                pulls[index - ahead].result()
+            pushes.append(store.start_push_many({name: self._gradients[name] for name in names}))
         for push in pushes:
             push.result()
         finish = store.start_finish()
@@ -187,20 +202,37 @@ def _patiently_dialled(peer: TcpAddress, patience_s: float = 20.0) -> RawLinks:
 
 
 @contextlib.contextmanager
-def shards(hosts: VirtualHosts, count: int, token_file: Path) -> Iterator[str]:
-    """A store with a shard on each of so many hosts, and a peer of plain sockets beside each. Yields the URL."""
-    at = [f"{hosts.address(WORKERS + shard)}:{STORE_PORT + count}" for shard in range(count)]
-    told = ["--shards-at", ",".join(at), "--workers", str(WORKERS), "--token-file", str(token_file)]
-    store = [sys.executable, "-m", "psstore.cli.server", *told, "--log-level", "error"]
-    peer = [sys.executable, "-m", "psstore.cli.main", "bench", "--serve"]
+def shards(hosts: Hosts, count: int, token_file: Path, *, first_host: int) -> Iterator[str]:
+    """A store with a shard on each of so many hosts, for as many workers as there are hosts before them. Yields its
+    URL; it may be starting still."""
+    at = [f"{hosts.address(first_host + shard)}:{STORE_PORT + count}" for shard in range(count)]
+    told = ["--shards-at", ",".join(at), "--workers", str(first_host), "--token-file", str(token_file)]
+    command = [sys.executable, "-m", "psstore.cli.server", *told, "--log-level", "error", "--shard-index"]
     with contextlib.ExitStack() as ends:
         for shard in range(count):
-            address = TcpAddress(hosts.address(WORKERS + shard), PEER_PORT)
-            for command in ([*store, "--shard-index", str(shard)], [*peer, str(address)]):
-                process = subprocess.Popen(hosts.on(WORKERS + shard, command), stdout=subprocess.DEVNULL)
-                ends.callback(process.wait)
-                ends.callback(process.terminate)
+            ends.enter_context(_running(hosts.on(first_host + shard, [*command, str(shard)])))
         yield f"ps://{at[0]}"
+
+
+@contextlib.contextmanager
+def peers(hosts: Hosts, count: int, *, first_host: int) -> Iterator[None]:
+    """A peer of plain sockets on each host of a shard."""
+    with contextlib.ExitStack() as ends:
+        for host in range(first_host, first_host + count):
+            address = TcpAddress(hosts.address(host), PEER_PORT)
+            command = [sys.executable, "-m", "psstore.cli.main", "bench", "--serve", str(address)]
+            ends.enter_context(_running(hosts.on(host, command)))
+        yield
+
+
+@contextlib.contextmanager
+def _running(command: Sequence[str]) -> Iterator[None]:
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    try:
+        yield
+    finally:
+        process.terminate()
+        process.wait()
 
 
 # ---- measuring ----
@@ -222,15 +254,17 @@ class Found:
         return self.series.median / self.limit_s
 
 
-LATE, EARLY = "psstore, late commit", "psstore, early commit"
+LATE, EARLY, PACED = "psstore, late commit", "psstore, early commit", "psstore, early commit, paced"
+OURS = (LATE, EARLY, PACED)
 METHODS = {
     LATE: "late",
     EARLY: "early",
+    PACED: "paced",
     "plain sockets, up, then down": "raw_in_sequence",
     "plain sockets, both ways at once": "raw_both_ways",
     "gloo, ring all-reduce": "ring",
 }
-BOTH_WAYS = (EARLY, "plain sockets, both ways at once")
+BOTH_WAYS = (EARLY, PACED, "plain sockets, both ways at once")
 RING = "gloo, ring all-reduce"
 
 
@@ -285,7 +319,10 @@ def measure_all(arguments: argparse.Namespace) -> list[Found]:
         workers.call("ready")
         workers.call("join_ring")
         for num_shards in arguments.shards:
-            with shards(hosts, num_shards, token_file) as url:
+            with (
+                peers(hosts, num_shards, first_host=WORKERS),
+                shards(hosts, num_shards, token_file, first_host=WORKERS) as url,
+            ):
                 workers.call("dial_peers", num_shards)
                 workers.call("join_store", url)
                 rounds = 1 if arguments.quick else 3
@@ -309,12 +346,27 @@ def _row(one: Found, rings: Mapping[int, float]) -> list[str | float]:
     median, low, high = (three_digits(time) for time in (one.series.median, one.series.min, one.series.max))
     return [
         str(one.num_shards),
-        f"**{one.who}**" if one.who in (LATE, EARLY) else one.who,
+        f"**{one.who}**" if one.who in OURS else one.who,
         f"{median} ({low}–{high})",
         one.limit_s,
         one.ratio,
         one.series.median / rings[one.num_shards],
         100 * one.idle,
+    ]
+
+
+def summary(found: Sequence[Found]) -> list[list[Cell]]:
+    rings = {one.num_shards: one.series.median for one in found if one.who == RING}
+    return [
+        [
+            "scaling",
+            f"{one.num_shards} shards: {one.who}",
+            f"{three_digits(one.series.median)} s",
+            one.ratio,
+            one.series.median / rings[one.num_shards],
+        ]
+        for one in found
+        if one.who in OURS
     ]
 
 
@@ -349,7 +401,15 @@ def scaling(arguments: argparse.Namespace) -> Report:
         }
         for one in found
     ]
-    return Report("scaling", about, [table(found)], charts=[chart(found)], figures=figures, machine=described)
+    return Report(
+        "scaling",
+        about,
+        [table(found)],
+        charts=[chart(found)],
+        figures=figures,
+        summary=summary(found),
+        machine=described,
+    )
 
 
 def _numbers(text: str) -> list[int]:

@@ -49,6 +49,8 @@ def why_not() -> str | None:
 class VirtualHosts:
     """`with VirtualHosts(4) as hosts:` are host0 to host3; afterwards nothing of them is left."""
 
+    interface = "eth0"
+
     def __init__(self, count: int, *, rate_mbit: float | None = None, congestion_control: str | None = None) -> None:
         """`rate_mbit`: of each host's link, each way, in 10^6 bit/s with all headers (default: as fast as it goes).
         `congestion_control`: TCP's on all of them (default: the machine's)."""
