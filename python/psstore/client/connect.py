@@ -105,7 +105,7 @@ def _connect(face: type[S], url: str | None, options: Options) -> S:
     if chosen.startswith("local:"):
         return LocalStore(**parse_local(chosen)).open(face, options, private=True)
     seed = parse_address(chosen)
-    thread = LoopThread(worker_environment().loop)
+    thread = LoopThread()
     remote = Remote(thread)
     opening = thread.submit(remote.open(seed, options))
     try:

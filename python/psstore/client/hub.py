@@ -16,7 +16,7 @@ from psstore.client.operations import Operations
 from psstore.client.options import Options
 from psstore.errors import ProtocolError, PsstoreError, StoreClosed
 from psstore.net.alarm import Alarm
-from psstore.net.client import quiet_future
+from psstore.net.client import QuietFuture
 from psstore.protocol.client import Client
 from psstore.protocol.coordinator import Coordinator
 from psstore.protocol.facts import Facts
@@ -216,7 +216,7 @@ class LocalLine:
         return self._hub.loop.time()
 
     def future(self) -> Future:
-        return quiet_future(self._hub.loop)
+        return QuietFuture(loop=self._hub.loop)
 
     def flush(self, session: Session) -> None:
         self._wires[session.shard].flush()

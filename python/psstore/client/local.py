@@ -13,7 +13,6 @@ from psstore.client.hub import Hub, LocalLine
 from psstore.client.loop_thread import LoopThread
 from psstore.client.options import Options
 from psstore.client.store import AsyncStore, Store
-from psstore.config import worker_environment
 from psstore.errors import BadArgument, StoreClosed
 from psstore.types import Consistency
 from psstore.wire.messages import Role
@@ -71,7 +70,7 @@ class LocalStore:
         if shards < 1:
             raise BadArgument(f"shards is {shards}; a store needs at least 1")
         consistency = Consistency.of_mode(mode, num_workers=workers, backups=backups, staleness=staleness)
-        self.thread = LoopThread(worker_environment().loop)
+        self.thread = LoopThread()
         self._hub = Hub(self.thread.loop, shards, consistency, refuse_non_finite=refuse_non_finite)
         self._closed = False
         self._what = f"local://?shards={shards}&workers={workers}&mode={consistency.mode}"
@@ -117,7 +116,7 @@ class LocalStore:
         """Ends the store and what it holds. Calls under way fail with StoreClosed."""
         if not self._closed:
             self._closed = True
-            self.thread.submit(self._hub.close()).result()
+            self.thread.run(self._hub.close())
             self.thread.stop()
 
     def __enter__(self) -> LocalStore:

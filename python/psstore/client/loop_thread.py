@@ -1,64 +1,291 @@
-"""A thread with an event loop, where sockets are served while the program computes."""
+"""A store's event loop, driven by whoever waits for it: by its callers, one at a time, else by a thread of its own.
+
+A blocking call needs no other thread: it sends, polls and receives itself, until its answer is there. Meanwhile it
+also does what others have under way. Three things pass between threads, each with one owner at a time:
+
+- the *loop*, whoever holds `_mutex`: never while waiting;
+- the *lead*, whoever polls the loop's sockets: a caller that waits, or nobody;
+- the *watch*: while nobody has the lead, the store's own thread sleeps on the same sockets. One system call mutes it:
+  it sleeps on an epoll that has the loop's epoll in it, with an interest that the lead sets to nothing.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
+import inspect
+import math
+import select
 import threading
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-from psstore.errors import StoreClosed
-from psstore.net.loops import LoopName, new_event_loop
+from psstore.errors import StoreClosed, UsageError
+from psstore.net.interrupts import Interrupts
+from psstore.net.manual_loop import ManualLoop
 
 T = TypeVar("T")
+
+_CLOSED = "this store is closed; connect again"
 
 
 class LoopThread:
     """Runs until `stop`. Daemonic: a program that ends without closing its store ends all the same."""
 
-    def __init__(self, loop_name: LoopName) -> None:
-        self.loop = new_event_loop(loop_name)
-        self._lock = threading.RLock()
+    def __init__(self) -> None:
+        self.loop = ManualLoop()
+        self._queue = threading.Lock()
+        """Held by the next one that gets the loop: who releases it does not take it again before others."""
+        self._mutex = threading.Lock()
+        """Guards the loop, all that runs on it, and what follows here."""
+        self._holder = 0
+        """The thread that has it."""
+        self._leader = 0
+        """The thread that has the lead; 0: none."""
+        self._followers: list[threading.Lock] = []
+        """Callers that wait while another leads. Each sleeps on its lock."""
+        self._callers: list[int] = []
+        """Threads of the calls of `run` that are under way."""
+        self._starting = threading.RLock()
         """Orders `submit` and `stop`. Reentrant: a garbage collection inside `submit` may end another store here."""
         self._stopping = False
-        self._thread = threading.Thread(target=self._run, name="psstore", daemon=True)
+        self._idle = select.epoll()
+        self._idle.register(self.loop.fileno(), select.EPOLLIN)
+        self._muted = False
+        self._polls_until = self._sleeps_until = 0.0
+        """When the leader's poll and the own thread's sleep end, if nothing comes."""
+        self._thread = threading.Thread(target=self._serve, name="psstore", daemon=True)
         self._thread.start()
 
+    # ---- from any thread ----
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Runs `work` to its end, after what was submitted before. Blocks; all other work goes on meanwhile.
+
+        Ctrl-C ends the wait and the work. Raises StoreClosed if the thread has ended or does so meanwhile.
+        """
+        outer = asyncio._get_running_loop()
+        if outer is not None:
+            return self._run_elsewhere(work, outer)
+        if not self._thread.is_alive():  # in a forked child, too: a lock may be held there for good
+            work.close()
+            raise StoreClosed(_CLOSED)
+        interrupts = Interrupts(self.loop.wake)
+        interrupts.begin()
+        try:
+            self._take()
+            try:
+                return self._drive(work, interrupts)
+            finally:
+                self._give()
+        finally:
+            interrupts.end()
+
+    def run_task(self, work: Coroutine[Any, Any, T]) -> T:
+        """`run` for work that uses what asyncio has for tasks, such as its time-outs."""
+
+        async def task() -> T:
+            return await self.loop.create_task(work)
+
+        try:
+            return self.run(task())
+        finally:
+            if inspect.getcoroutinestate(work) == inspect.CORO_CREATED:
+                work.close()
+
     def submit(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
-        """Starts `work` on the loop, from any thread. Cancelling the future cancels the work.
+        """Starts `work` and returns. Cancelling the future cancels the work.
 
         Raises StoreClosed if the thread has ended, or stayed behind in the process that this one was forked from.
         """
         if self._thread.is_alive():
-            with self._lock:
+            with self._starting:
                 if not self._stopping:
                     return asyncio.run_coroutine_threadsafe(work, self.loop)
         work.close()
-        raise StoreClosed("this store is closed; connect again")
-
-    def is_current(self) -> bool:
-        return threading.current_thread() is self._thread
+        raise StoreClosed(_CLOSED)
 
     def stop(self) -> None:
         """Ends the thread and closes the loop; work under way is cancelled. Does nothing the second time."""
         if self._thread.is_alive():
-            with self._lock:
-                if not self._stopping:
-                    self._stopping = True
-                    self.loop.call_soon_threadsafe(self.loop.stop)
-            if not self.is_current():
+            with self._starting:
+                self._stopping = True
+                self.loop.wake()
+            if threading.get_ident() not in (self._thread.ident, *self._callers):  # it waits for them
                 self._thread.join()
 
-    def _run(self) -> None:
-        asyncio.set_event_loop(self.loop)
+    # ---- a caller's work ----
+
+    def _run_elsewhere(self, work: Coroutine[Any, Any, T], outer: asyncio.AbstractEventLoop) -> T:
+        """For a caller that is itself in an event loop, which can't run another one meanwhile."""
+        if outer is self.loop:
+            work.close()
+            raise UsageError("a signal handler or finalizer that interrupts a call of a store can't call the same store")
+        future = self.submit(work)
         try:
-            self.loop.run_forever()
-            left = asyncio.all_tasks(self.loop)
-            for task in left:
-                task.cancel()
-            self.loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
-            self.loop.run_until_complete(self.loop.shutdown_default_executor())
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def _drive(self, work: Coroutine[Any, Any, T], interrupts: Interrupts) -> T:
+        me = threading.get_ident()
+        nested = self._leader == me  # in a signal handler, while this thread waits further out
+        self._callers.append(me)
+        try:
+            if self._stopping:
+                raise StoreClosed(_CLOSED)
+            for _ in range(2):  # what was submitted becomes a task in one turn, and has its first step in the next
+                if self.loop.has_ready():
+                    self.loop.turn(())
+            while True:
+                future = work.send(None)
+                future._asyncio_future_blocking = False
+                try:
+                    self._wait(future, interrupts)
+                except BaseException:
+                    future.cancel()
+                    raise
+        except StopIteration as stop:
+            if self.loop.has_ready():  # whatever ended before it tells so before it
+                self.loop.turn(())
+            result: T = stop.value
+            return result
+        except asyncio.CancelledError:
+            raise StoreClosed(_CLOSED) from None
         finally:
-            asyncio.set_event_loop(None)
-            self.loop.close()
+            work.close()
+            self._callers.remove(me)
+            if not nested:
+                self._pass_on()
+
+    def _wait(self, future: asyncio.Future[Any], interrupts: Interrupts) -> None:
+        me = threading.get_ident()
+        while not future.done():
+            if interrupts.pending:
+                self._deliver(interrupts)
+            elif self._stopping:
+                future.cancel()
+            elif self._leader in (0, me):
+                self._lead(me)
+                self.loop.turn(self._poll())
+            else:
+                self._follow(future, interrupts)
+
+    def _deliver(self, interrupts: Interrupts) -> None:
+        """The program's handler may do anything, also call this store."""
+        self._give()
+        try:
+            interrupts.deliver()
+        finally:
+            self._take()
+
+    # ---- who has the loop ----
+
+    def _take(self) -> None:
+        with self._queue:
+            self._mutex.acquire()
+        self._holder = threading.get_ident()
+        asyncio._set_running_loop(self.loop)
+
+    def _give(self) -> None:
+        if self._holder == threading.get_ident():
+            asyncio._set_running_loop(None)
+            self._holder = 0
+            self._mutex.release()
+
+    # ---- who has the lead ----
+
+    def _lead(self, me: int) -> None:
+        self._leader = me
+        if not self._muted:
+            self._muted = True
+            self._idle.modify(self.loop.fileno(), 0)
+
+    def _poll(self) -> Any:
+        """Waits for the loop's next events, and lets others have it meanwhile."""
+        self._polls_until, timeout_s = self._until_next()
+        if timeout_s == 0.0:
+            return self.loop.poll(0)
+        self._give()
+        try:
+            return self.loop.poll(timeout_s)
+        finally:
+            self._take()
+
+    def _until_next(self) -> tuple[float, float | None]:
+        """When the loop wants its next turn at the latest, and how long to wait for it."""
+        wake = self.loop.next_wake()
+        return (math.inf, None) if wake is None else (wake, max(0.0, wake - self.loop.time()))
+
+    def _hurry(self, until: float) -> None:
+        """Whoever waits until then, shall not, if something is to be done before."""
+        wake = self.loop.next_wake()
+        if self._stopping or (wake is not None and wake < until):
+            self.loop.wake()
+
+    def _follow(self, future: asyncio.Future[Any], interrupts: Interrupts) -> None:
+        """Sleeps until the future is done, the lead is free, or Ctrl-C."""
+        sleep = threading.Lock()
+        sleep.acquire()
+
+        def wake(_: object = None) -> None:
+            with contextlib.suppress(RuntimeError):  # it is awake
+                sleep.release()
+
+        self._followers.append(sleep)
+        future.add_done_callback(wake)
+        interrupts.wake = wake
+        self._hurry(self._polls_until)
+        if not interrupts.pending:
+            self._give()
+            try:
+                sleep.acquire()
+            finally:
+                self._take()
+        interrupts.wake = self.loop.wake
+        future.remove_done_callback(wake)
+        self._followers.remove(sleep)
+
+    def _pass_on(self) -> None:
+        """The lead to a caller that waits, else the watch to the own thread."""
+        if self._leader not in (0, threading.get_ident()):
+            return self._hurry(self._polls_until)
+        self._leader = 0
+        if self._followers:
+            with contextlib.suppress(RuntimeError):
+                self._followers[0].release()
+            return
+        if self._muted:
+            self._muted = False
+            self._idle.modify(self.loop.fileno(), select.EPOLLIN)
+        self._hurry(self._sleeps_until)
+
+    # ---- the own thread ----
+
+    def _serve(self) -> None:
+        """Does what is due while nobody leads."""
+        timeout_s: float | None = 0.0
+        while True:
+            self._idle.poll(timeout_s)
+            self._take()
+            try:
+                if self._stopping and not self._callers:
+                    return self._end()
+                if self._leader:  # it is the leader's to care
+                    self._sleeps_until, timeout_s = math.inf, None
+                else:
+                    self.loop.turn(self.loop.poll(0))
+                    self._sleeps_until, timeout_s = self._until_next()
+            finally:
+                self._give()
+
+    def _end(self) -> None:
+        left = asyncio.all_tasks(self.loop)
+        for task in left:
+            task.cancel()
+        while not all(task.done() for task in left):
+            self.loop.turn(self.loop.poll(self._until_next()[1]))
+        self.loop.close()
+        self._idle.close()

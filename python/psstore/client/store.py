@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import asyncio
 import concurrent.futures
 import functools
@@ -49,7 +50,7 @@ class _Face:
         self._url = url
         self._closed: str | None = None
         """Why it can't be used any more."""
-        self._finalizer = weakref.finalize(self, _end, operations, backend, False)
+        self._finalizer = weakref.finalize(self, _forgotten, operations, backend)
         fork.watch(self)
 
     @property
@@ -122,11 +123,18 @@ class _Face:
         where = f"{who}, {self.num_shards} shards, round {self.round}, version {self.version}"
         return f"<{type(self).__name__} {self._url}: {'closed' if self.closed else where}>"
 
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        self._check_open(work)
+        return self._backend.thread.run(work)
+
     def _submit(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
+        self._check_open(work)
+        return self._backend.thread.submit(work)
+
+    def _check_open(self, work: Coroutine[Any, Any, T]) -> None:
         if self._closed is not None:
             work.close()
             raise StoreClosed(self._closed)
-        return self._backend.thread.submit(work)
 
     def _end(self, *, leave: bool) -> None:
         """Blocks for at most LEAVE_S and a little."""
@@ -136,17 +144,22 @@ class _Face:
             _end(self._operations, self._backend, leave)
 
 
+def _forgotten(operations: Operations, backend: Backend) -> None:
+    """Nobody holds the store any more: a garbage collection may have led here from the middle of any store's work, which
+    would never end if it waited for itself."""
+    if asyncio._get_running_loop() is None:
+        _end(operations, backend, False)
+    else:
+        _thread.start_new_thread(_end, (operations, backend, False))
+
+
 def _end(operations: Operations, backend: Backend, leave: bool) -> None:
-    """Waits until all is ended, but not on the loop's own thread, where a garbage collection may have led here."""
+    """Waits until all is ended."""
     try:
-        ending = backend.thread.submit(_take_leave(operations, backend, leave))
+        backend.thread.run_task(_take_leave(operations, backend, leave))
     except StoreClosed:
         return  # its LocalStore was closed before it
-    if backend.thread.is_current():
-        ending.add_done_callback(lambda _: backend.release())
-    else:
-        ending.result()
-        backend.release()
+    backend.release()
 
 
 async def _take_leave(operations: Operations, backend: Backend, leave: bool) -> None:
@@ -167,14 +180,7 @@ def _blocking(operation: Operation[P, T]) -> Callable[Concatenate[Store, P], T]:
 
     @functools.wraps(operation)
     def call(self: Store, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        future = self._submit(operation(self._operations, *args, **kwargs))
-        try:
-            return future.result()
-        except concurrent.futures.CancelledError:
-            raise StoreClosed(_CLOSED) from None
-        except BaseException:
-            future.cancel()
-            raise
+        return self._run(operation(self._operations, *args, **kwargs))
 
     return call
 

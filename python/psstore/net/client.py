@@ -185,7 +185,7 @@ class SocketDriver:
         return self._loop.time()
 
     def future(self) -> Future:
-        return quiet_future(self._loop)
+        return QuietFuture(loop=self._loop)
 
     def flush(self, session: Session) -> None:
         self.tethers[session.shard].flush()
@@ -199,11 +199,14 @@ class SocketDriver:
             tether.abandon()
 
 
-def quiet_future(loop: asyncio.AbstractEventLoop) -> asyncio.Future[object]:
+class QuietFuture(asyncio.Future[object]):
     """One whose failure nobody has to collect: its caller may have been interrupted."""
-    future: asyncio.Future[object] = loop.create_future()
-    future.add_done_callback(lambda done: done.cancelled() or done.exception())
-    return future
+
+    __slots__ = ()
+
+    def set_exception(self, exception: type | BaseException, /) -> None:
+        super().set_exception(exception)
+        self.exception()  # seen
 
 
 async def _connect(loop: asyncio.AbstractEventLoop, sock: socket.socket, where: Any) -> None:

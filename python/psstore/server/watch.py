@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from psstore.errors import AuthFailed, BadArgument, PsstoreError, ShuttingDown, StoreUnreachable
 from psstore.net.address import parse_address
-from psstore.net.client import Tether, quiet_future
+from psstore.net.client import QuietFuture, Tether
 from psstore.protocol.auth import NONCE_BYTES
 from psstore.protocol.facts import Facts
 from psstore.protocol.session import Identity, Link, Session
@@ -232,7 +232,7 @@ class _Peer:
         assert self._tether is not None, "reach it first"
         loop = asyncio.get_running_loop()
         while True:
-            answer = quiet_future(loop)
+            answer = QuietFuture(loop=loop)
             self._tether.session.request("STATS", answer, now=loop.time(), timeout_s=self._duty.patience_s)
             self._tether.flush()
             try:
