@@ -136,6 +136,8 @@ class LoopThread:
         try:
             if self._stopping:
                 raise StoreClosed(_CLOSED)
+            if not self._leader:
+                self._lead(me)  # before anything is sent: the answer shall not wake the own thread, too
             for _ in range(2):  # what was submitted becomes a task in one turn, and has its first step in the next
                 if self.loop.has_ready():
                     self.loop.turn(())
@@ -273,11 +275,11 @@ class LoopThread:
             try:
                 if self._stopping and not self._callers:
                     return self._end()
-                if self._leader:  # it is the leader's to care
-                    self._sleeps_until, timeout_s = math.inf, None
-                else:
+                if not self._leader:
                     self.loop.turn(self.loop.poll(0))
-                    self._sleeps_until, timeout_s = self._until_next()
+                self._sleeps_until, timeout_s = self._until_next()
+                if self._leader and timeout_s == 0.0:  # what is due is the leader's to do
+                    self._sleeps_until, timeout_s = math.inf, None
             finally:
                 self._give()
 
