@@ -27,7 +27,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--loop",
         choices=LOOPS,
         default=LOOPS[0],
-        help="event loop of servers and clients under test",
+        help="event loop of servers under test",
     )
 
 
@@ -42,7 +42,7 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 @pytest.fixture(scope="session")
 def loop_name(pytestconfig: pytest.Config) -> str:
-    """'uvloop' or 'asyncio': what servers and clients of this run use."""
+    """'uvloop' or 'asyncio': what servers of this run use."""
     return str(pytestconfig.getoption("--loop"))
 
 

@@ -28,8 +28,6 @@ class WorkerEnvironment(msgspec.Struct, frozen=True, kw_only=True):
     """WORLD_SIZE, else srun's SLURM_NTASKS."""
     token: bytes | None = None
     """Content of the file that PSSTORE_TOKEN_FILE names."""
-    loop: Literal["auto", "uvloop", "asyncio"] = "auto"
-    """PSSTORE_LOOP: event loop of the client's thread, one of 'auto', 'uvloop', 'asyncio'."""
     transport: Transport = "auto"
     """PSSTORE_TRANSPORT."""
 
@@ -43,7 +41,6 @@ def worker_environment(environ: Mapping[str, str] = os.environ) -> WorkerEnviron
         rank=rank,
         num_workers=num_workers,
         token=read_token(Path(path)) if path else None,
-        loop=_loop(environ),
         transport=check_transport("environment variable PSSTORE_TRANSPORT", environ.get("PSSTORE_TRANSPORT") or "auto"),
     )
 
@@ -160,14 +157,6 @@ def _shown(value: object) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     return "-" if value is None else str(value)
-
-
-def _loop(environ: Mapping[str, str]) -> Literal["auto", "uvloop", "asyncio"]:
-    match environ.get("PSSTORE_LOOP") or "auto":
-        case "auto" | "uvloop" | "asyncio" as name:
-            return name
-        case other:
-            raise BadArgument(f"environment variable PSSTORE_LOOP is {other!r}; expected auto, uvloop or asyncio")
 
 
 def check_transport(what: str, value: object) -> Transport:

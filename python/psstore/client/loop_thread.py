@@ -19,7 +19,7 @@ import math
 import select
 import threading
 from collections.abc import Coroutine
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from psstore.errors import StoreClosed, UsageError
 from psstore.net.interrupts import Interrupts
@@ -34,7 +34,9 @@ class LoopThread:
     """Runs until `stop`. Daemonic: a program that ends without closing its store ends all the same."""
 
     def __init__(self) -> None:
-        self.loop = ManualLoop()
+        self._loop = ManualLoop()
+        self.loop = cast(asyncio.AbstractEventLoop, self._loop)
+        """For what is written for asyncio, as far as `ManualLoop` has it."""
         self._queue = threading.Lock()
         """Held by the next one that gets the loop: who releases it does not take it again before others."""
         self._mutex = threading.Lock()
@@ -51,7 +53,7 @@ class LoopThread:
         """Orders `submit` and `stop`. Reentrant: a garbage collection inside `submit` may end another store here."""
         self._stopping = False
         self._idle = select.epoll()
-        self._idle.register(self.loop.fileno(), select.EPOLLIN)
+        self._idle.register(self._loop.fileno(), select.EPOLLIN)
         self._muted = False
         self._polls_until = self._sleeps_until = 0.0
         """When the leader's poll and the own thread's sleep end, if nothing comes."""
@@ -71,7 +73,7 @@ class LoopThread:
         if not self._thread.is_alive():  # in a forked child, too: a lock may be held there for good
             work.close()
             raise StoreClosed(_CLOSED)
-        interrupts = Interrupts(self.loop.wake)
+        interrupts = Interrupts(self._loop.wake)
         interrupts.begin()
         try:
             self._take()
@@ -86,7 +88,8 @@ class LoopThread:
         """`run` for work that uses what asyncio has for tasks, such as its time-outs."""
 
         async def task() -> T:
-            return await self.loop.create_task(work)
+            made: asyncio.Task[T] = self.loop.create_task(work)
+            return await made
 
         try:
             return self.run(task())
@@ -111,7 +114,7 @@ class LoopThread:
         if self._thread.is_alive():
             with self._starting:
                 self._stopping = True
-                self.loop.wake()
+                self._loop.wake()
             if threading.get_ident() not in (self._thread.ident, *self._callers):  # it waits for them
                 self._thread.join()
 
@@ -121,7 +124,9 @@ class LoopThread:
         """For a caller that is itself in an event loop, which can't run another one meanwhile."""
         if outer is self.loop:
             work.close()
-            raise UsageError("a signal handler or finalizer that interrupts a call of a store can't call the same store")
+            raise UsageError(
+                "a signal handler or finalizer that interrupts a call of a store can't call the same store"
+            )
         future = self.submit(work)
         try:
             return future.result()
@@ -139,10 +144,10 @@ class LoopThread:
             if not self._leader:
                 self._lead(me)  # before anything is sent: the answer shall not wake the own thread, too
             for _ in range(2):  # what was submitted becomes a task in one turn, and has its first step in the next
-                if self.loop.has_ready():
-                    self.loop.turn(())
+                if self._loop.has_ready():
+                    self._loop.turn(())
             while True:
-                future = work.send(None)
+                future = self._step(work)
                 future._asyncio_future_blocking = False
                 try:
                     self._wait(future, interrupts)
@@ -150,8 +155,8 @@ class LoopThread:
                     future.cancel()
                     raise
         except StopIteration as stop:
-            if self.loop.has_ready():  # whatever ended before it tells so before it
-                self.loop.turn(())
+            if self._loop.has_ready():  # whatever ended before it tells so before it
+                self._loop.turn(())
             result: T = stop.value
             return result
         except asyncio.CancelledError:
@@ -162,6 +167,16 @@ class LoopThread:
             if not nested:
                 self._pass_on()
 
+    def _step(self, work: Coroutine[Any, Any, Any]) -> Any:
+        """To the next future that it awaits. Ctrl-C can't strike here, but other signals' handlers may raise."""
+        try:
+            return work.send(None)
+        except (Exception, asyncio.CancelledError):
+            raise
+        except BaseException:
+            self._loop.distrust()
+            raise
+
     def _wait(self, future: asyncio.Future[Any], interrupts: Interrupts) -> None:
         me = threading.get_ident()
         while not future.done():
@@ -171,7 +186,7 @@ class LoopThread:
                 future.cancel()
             elif self._leader in (0, me):
                 self._lead(me)
-                self.loop.turn(self._poll())
+                self._loop.turn(self._poll())
             else:
                 self._follow(future, interrupts)
 
@@ -203,29 +218,29 @@ class LoopThread:
         self._leader = me
         if not self._muted:
             self._muted = True
-            self._idle.modify(self.loop.fileno(), 0)
+            self._idle.modify(self._loop.fileno(), 0)
 
     def _poll(self) -> Any:
         """Waits for the loop's next events, and lets others have it meanwhile."""
         self._polls_until, timeout_s = self._until_next()
         if timeout_s == 0.0:
-            return self.loop.poll(0)
+            return self._loop.poll(0)
         self._give()
         try:
-            return self.loop.poll(timeout_s)
+            return self._loop.poll(timeout_s)
         finally:
             self._take()
 
     def _until_next(self) -> tuple[float, float | None]:
         """When the loop wants its next turn at the latest, and how long to wait for it."""
-        wake = self.loop.next_wake()
-        return (math.inf, None) if wake is None else (wake, max(0.0, wake - self.loop.time()))
+        wake = self._loop.next_wake()
+        return (math.inf, None) if wake is None else (wake, max(0.0, wake - self._loop.time()))
 
     def _hurry(self, until: float) -> None:
         """Whoever waits until then, shall not, if something is to be done before."""
-        wake = self.loop.next_wake()
+        wake = self._loop.next_wake()
         if self._stopping or (wake is not None and wake < until):
-            self.loop.wake()
+            self._loop.wake()
 
     def _follow(self, future: asyncio.Future[Any], interrupts: Interrupts) -> None:
         """Sleeps until the future is done, the lead is free, or Ctrl-C."""
@@ -246,22 +261,23 @@ class LoopThread:
                 sleep.acquire()
             finally:
                 self._take()
-        interrupts.wake = self.loop.wake
+        interrupts.wake = self._loop.wake
         future.remove_done_callback(wake)
         self._followers.remove(sleep)
 
     def _pass_on(self) -> None:
         """The lead to a caller that waits, else the watch to the own thread."""
         if self._leader not in (0, threading.get_ident()):
-            return self._hurry(self._polls_until)
+            self._hurry(self._polls_until)
+            return
         self._leader = 0
         if self._followers:
-            with contextlib.suppress(RuntimeError):
+            with contextlib.suppress(RuntimeError):  # it is awake already
                 self._followers[0].release()
             return
         if self._muted:
             self._muted = False
-            self._idle.modify(self.loop.fileno(), select.EPOLLIN)
+            self._idle.modify(self._loop.fileno(), select.EPOLLIN)
         self._hurry(self._sleeps_until)
 
     # ---- the own thread ----
@@ -274,9 +290,10 @@ class LoopThread:
             self._take()
             try:
                 if self._stopping and not self._callers:
-                    return self._end()
+                    self._end()
+                    return
                 if not self._leader:
-                    self.loop.turn(self.loop.poll(0))
+                    self._loop.turn(self._loop.poll(0))
                 self._sleeps_until, timeout_s = self._until_next()
                 if self._leader and timeout_s == 0.0:  # what is due is the leader's to do
                     self._sleeps_until, timeout_s = math.inf, None
@@ -288,6 +305,6 @@ class LoopThread:
         for task in left:
             task.cancel()
         while not all(task.done() for task in left):
-            self.loop.turn(self.loop.poll(self._until_next()[1]))
-        self.loop.close()
+            self._loop.turn(self._loop.poll(self._until_next()[1]))
+        self._loop.close()
         self._idle.close()

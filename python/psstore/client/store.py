@@ -145,8 +145,8 @@ class _Face:
 
 
 def _forgotten(operations: Operations, backend: Backend) -> None:
-    """Nobody holds the store any more: a garbage collection may have led here from the middle of any store's work, which
-    would never end if it waited for itself."""
+    """Nobody holds the store any more. A garbage collection may have led here from the middle of any store's work,
+    which must not wait for itself."""
     if asyncio._get_running_loop() is None:
         _end(operations, backend, False)
     else:

@@ -1,7 +1,7 @@
 """An asyncio event loop that does nothing by itself: whoever holds it polls, and gives it its turns.
 
-Between two turns it may pass to another thread. It has what psstore's client needs of asyncio's interface, which is
-all that tasks, futures, `asyncio.sleep` and the like ask of a loop; its only transport is `Stream`.
+Between two turns it may pass to another thread. It has what psstore's client needs of asyncio.AbstractEventLoop, which
+is all that tasks, futures, `asyncio.sleep` and the like ask of a loop; its only transport is `Stream`.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ import socket
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar, cast
 
 from psstore.net.stream import Stream
 
 T = TypeVar("T")
 
-Watcher = Callable[[int], None]
+Watcher = Callable[[int], object]
 """Called with a mask of EPOLLIN, EPOLLOUT, EPOLLHUP, EPOLLERR."""
 
 _ring: Callable[[int, int], int] = ctypes.PyDLL(None).eventfd_write
@@ -35,7 +35,7 @@ that it woke."""
 _log = logging.getLogger("psstore.client")
 
 
-class ManualLoop(asyncio.AbstractEventLoop):
+class ManualLoop:
     """One thread at a time may use it, but for `poll`, `wake` and `call_soon_threadsafe`."""
 
     def __init__(self) -> None:
@@ -79,6 +79,19 @@ class ManualLoop(asyncio.AbstractEventLoop):
 
     def turn(self, events: Sequence[tuple[int, int]]) -> None:
         """Deals with the events, with the timers that are due, and with what was ready before."""
+        try:
+            self._turn(events)
+        except BaseException:
+            self.distrust()
+            raise
+
+    def distrust(self) -> None:
+        """An exception struck from outside, as of a signal's handler: how far the connections are is not known. Ends
+        them; what was not answered is sent again on the next ones."""
+        for stream in list(self._streams):
+            stream.abort()
+
+    def _turn(self, events: Sequence[tuple[int, int]]) -> None:
         for fd, mask in events:
             watcher = self._watchers.get(fd)
             if watcher is not None:
@@ -91,12 +104,6 @@ class ManualLoop(asyncio.AbstractEventLoop):
             handle = self._ready.popleft()
             if not handle.cancelled():
                 handle._run()
-
-    def distrust(self) -> None:
-        """An exception struck somewhere in a turn: what the connections stood at is not known. Ends them; what was
-        not answered is sent again on the next ones."""
-        for stream in list(self._streams):
-            stream.abort()
 
     # ---- sockets ----
 
@@ -149,15 +156,15 @@ class ManualLoop(asyncio.AbstractEventLoop):
         return self._closed
 
     def create_future(self) -> asyncio.Future[Any]:
-        return asyncio.Future(loop=self)
+        return asyncio.Future(loop=self._itself())
 
     def create_task(self, coro: Any, **options: Any) -> asyncio.Task[Any]:
-        return asyncio.Task(coro, loop=self, **options)
+        return asyncio.Task(coro, loop=self._itself(), **options)
 
     def call_soon(
         self, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
     ) -> asyncio.Handle:
-        handle = asyncio.Handle(callback, args, self, context)
+        handle = asyncio.Handle(callback, args, self._itself(), context)
         self._ready.append(handle)
         return handle
 
@@ -176,7 +183,7 @@ class ManualLoop(asyncio.AbstractEventLoop):
     def call_at(
         self, when: float, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
     ) -> asyncio.TimerHandle:
-        handle = asyncio.TimerHandle(when, callback, args, self, context)
+        handle = asyncio.TimerHandle(when, callback, args, self._itself(), context)
         heapq.heappush(self._timers, handle)
         return handle
 
@@ -186,10 +193,13 @@ class ManualLoop(asyncio.AbstractEventLoop):
     def run_in_executor(self, executor: Any, func: Callable[..., T], *args: Any) -> asyncio.Future[T]:
         if self._executor is None:
             self._executor = concurrent.futures.ThreadPoolExecutor(1, "psstore-resolver")
-        return asyncio.wrap_future(self._executor.submit(func, *args), loop=self)
+        return asyncio.wrap_future(self._executor.submit(func, *args), loop=self._itself())
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         _log.error("%s", context.get("message"), exc_info=context.get("exception"))
+
+    def _itself(self) -> asyncio.AbstractEventLoop:
+        return cast(asyncio.AbstractEventLoop, self)
 
     def close(self) -> None:
         """Nothing may be under way."""

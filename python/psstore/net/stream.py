@@ -130,15 +130,17 @@ class Stream(asyncio.Transport):
         for _ in range(READS_PER_TURN):
             if self._closing:
                 return
-            buffer = self._protocol.get_buffer(-1)
+            buffer = memoryview(self._protocol.get_buffer(-1))
             try:
                 received = self._socket.recv_into(buffer)
             except (BlockingIOError, InterruptedError):
                 return
             except OSError as error:
-                return self._lose(error)
+                self._lose(error)
+                return
             if not received:
-                return self._lose(None)
+                self._lose(None)
+                return
             self._protocol.buffer_updated(received)
             if received < len(buffer):
                 return  # that was all
