@@ -399,9 +399,7 @@ def encode_slice(
     `residual` becomes x minus what the payload says. Where x is NaN or infinite (of "int8" and "sign": anywhere in the
     block of 256) the payload says NaN (of "topk": what x is, if it is kept) and the residual stays."""
 
-def decode_slice(
-    encoding: int, payload: _HasBuffer, out: _HasBuffer, *, instruction_set: str | None = None
-) -> None:
+def decode_slice(encoding: int, payload: _HasBuffer, out: _HasBuffer, *, instruction_set: str | None = None) -> None:
     """Fills `out` with float32. Raises SizeMismatch, and BadArgument for indices that do not ascend or are out of
     range; then `out` is untouched."""
 

@@ -16,6 +16,7 @@ import concurrent.futures
 import contextlib
 import inspect
 import math
+import os
 import select
 import threading
 from collections.abc import Coroutine
@@ -57,6 +58,7 @@ class LoopThread:
         self._muted = False
         self._polls_until = self._sleeps_until = 0.0
         """When the leader's poll and the own thread's sleep end, if nothing comes."""
+        self._process = os.getpid()
         self._thread = threading.Thread(target=self._serve, name="psstore", daemon=True)
         self._thread.start()
 
@@ -70,7 +72,7 @@ class LoopThread:
         outer = asyncio._get_running_loop()
         if outer is not None:
             return self._run_elsewhere(work, outer)
-        if not self._thread.is_alive():  # in a forked child, too: a lock may be held there for good
+        if os.getpid() != self._process:  # in a forked child a lock may be held for good
             work.close()
             raise StoreClosed(_CLOSED)
         interrupts = Interrupts(self._loop.wake)

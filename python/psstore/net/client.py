@@ -15,6 +15,7 @@ from psstore.errors import StoreClosed, StoreUnreachable
 from psstore.net.address import Address, TcpAddress
 from psstore.net.alarm import Alarm
 from psstore.net.client_connection import Connection
+from psstore.net.sockets import unpace
 from psstore.protocol.connection import HANDSHAKE_S
 from psstore.protocol.session import Future, Session
 
@@ -164,6 +165,8 @@ class Tether:
         sock = self._socket = socket.socket(family, socket.SOCK_STREAM)
         try:
             sock.setblocking(False)
+            if family != socket.AF_UNIX:
+                unpace(sock, where[0])
             await _connect(self._loop, sock, where)
             make = functools.partial(Connection, self.session, self._loop)
             if family == socket.AF_UNIX:

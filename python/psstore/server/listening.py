@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from psstore.errors import BadArgument
 from psstore.net.address import Address, TcpAddress, UnixAddress, is_loopback
 from psstore.net.limits import BACKLOG
+from psstore.net.sockets import unpace
 from psstore.server.port_owner import describe_owner
 
 PROBE_S = 1.0
@@ -91,6 +92,7 @@ def _bind_tcp(host: str, port: int) -> socket.socket:
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind(address)
+        unpace(sock, str(address[0]))
         sock.listen(BACKLOG)
     except OSError as error:
         sock.close()
