@@ -15,6 +15,7 @@ import asyncio
 import concurrent.futures
 import contextlib
 import inspect
+import logging
 import math
 import os
 import select
@@ -27,6 +28,8 @@ from psstore.net.interrupts import Interrupts
 from psstore.net.manual_loop import ManualLoop
 
 T = TypeVar("T")
+
+_log = logging.getLogger("psstore.client")
 
 _CLOSED = "this store is closed; connect again"
 
@@ -295,12 +298,18 @@ class LoopThread:
                     self._end()
                     return
                 if not self._leader:
-                    self._loop.turn(self._loop.poll(0))
+                    self._turn_alone()
                 self._sleeps_until, timeout_s = self._until_next()
                 if self._leader and timeout_s == 0.0:  # what is due is the leader's to do
                     self._sleeps_until, timeout_s = math.inf, None
             finally:
                 self._give()
+
+    def _turn_alone(self) -> None:
+        try:
+            self._loop.turn(self._loop.poll(0))
+        except Exception:  # ours, whatever it is: the connections were ended, what was asked goes on
+            _log.exception("a bug in psstore: all connections of this store were ended")
 
     def _end(self) -> None:
         left = asyncio.all_tasks(self.loop)

@@ -28,7 +28,7 @@ T = TypeVar("T")
 Watcher = Callable[[int], object]
 """Called with a mask of EPOLLIN, EPOLLOUT, EPOLLHUP, EPOLLERR."""
 
-_ring: Callable[[int, int], int] = ctypes.PyDLL(None).eventfd_write
+_ring = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_uint64)(("eventfd_write", ctypes.PyDLL(None)))
 """With the GIL: `os.eventfd_write` lets go of it, and a caller that only starts something would wait for the thread
 that it woke."""
 
