@@ -2,7 +2,7 @@
 
     OPENBLAS_NUM_THREADS=1 python -m bench.kernels [--quick] [--part PART] [--json FILE] [--plot FILE.png]
 
-Axes: rule, number of workers W, dtype of the gradients, threads; 26 M parameters in slices of 4 MiB (numpy's arrays of
+Axes: rule, number of workers W, dtype of the gradients, threads; 25 M parameters in slices of 4 MiB (numpy's arrays of
 that size lie on huge pages where the system has them; all contestants' do), and 10,000 small slices. The limit is
 plain_loop.c: a loop that reads and writes as many arrays and only adds, compiled here with prefetching, on the same
 gradients. Bytes per parameter: W gradients, value and states read, value and states written.
@@ -11,6 +11,7 @@ gradients. Bytes per parameter: W gradients, value and states read, value and st
 from __future__ import annotations
 
 import argparse
+import itertools
 import shutil
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -47,19 +48,24 @@ HEADERS = (
 
 SMALL_HEADERS = ("rule", "W", "slices of", "psstore ms", f"× {FUSED}", f"× {FOREACH}")
 
+NUM_SLOTS = 24
+"""Slices of 4 MiB: 25 M parameters."""
+
+SLOTS_PER_TURN = 4
+"""Few, so that the contestants take turns often: what else the machine does then slows all alike."""
+
 PARTS = ("workers", "inputs", "threads", "small")
 
 
 def tasks(part: str, quick: bool) -> list[Task]:
     cases = CASES[::2] if quick else CASES
-    num_slots = 12 if quick else 25
     axes = {
         "workers": [(num_workers, "float32", 1) for num_workers in ((1, 4) if quick else (1, 2, 4, 8))],
         "inputs": [(4, inputs, 1) for inputs in ("bfloat16", "float16", "int8")],
         "threads": [(4, "float32", 2)],
     }[part]
     return [
-        Task(case, num_workers, inputs, num_threads, num_slots, 1 << 20)
+        Task(case, num_workers, inputs, num_threads, NUM_SLOTS, 1 << 20)
         for num_workers, inputs, num_threads in axes
         for case in cases
     ]
@@ -76,18 +82,20 @@ def small_tasks(quick: bool) -> list[SmallTask]:
     ]
 
 
-def walk(task: Task, work: Work, pool: ThreadPoolExecutor | None = None) -> Turn:
-    """A step on every slice; with a pool each of two threads takes half of them."""
+def walk(task: Task, work: Work, *, first_slot: int, pool: ThreadPoolExecutor | None) -> Turn:
+    """A turn is a step on the next SLOTS_PER_TURN slices; with a pool each of two threads takes half of them."""
+    turns = itertools.count(first_slot, SLOTS_PER_TURN)
 
-    def steps(slots: range) -> None:
+    def steps(slots: Sequence[int]) -> None:
         for slot in slots:
             work(slot)
 
     def turn() -> None:
+        begin = next(turns)
+        slots = [slot % task.num_slots for slot in range(begin, begin + SLOTS_PER_TURN)]
         if pool is None:
-            return steps(range(task.num_slots))
-        halves = (range(0, task.num_slots, 2), range(1, task.num_slots, 2))
-        for done in [pool.submit(steps, half) for half in halves]:
+            return steps(slots)
+        for done in [pool.submit(steps, half) for half in (slots[::2], slots[1::2])]:
             done.result()
         return None
 
@@ -96,18 +104,27 @@ def walk(task: Task, work: Work, pool: ThreadPoolExecutor | None = None) -> Turn
 
 def measure(task: Task, *, rounds: int) -> dict[str, Series]:
     torch.set_num_threads(task.num_threads)  # torch's own threads; the others get Python's
+    works = {
+        OURS: core_work(task, task.arrays()),
+        FUSED: torch_work(task, task.arrays(), fused=True),
+        FOREACH: torch_work(task, task.arrays(), fused=False),
+    }
+    if shutil.which("cc"):
+        works[LIMIT] = plain_work(task)
+    if task.inputs == "float32" and task.num_threads == 1:
+        works[NUMPY] = numpy_work(task, task.arrays())
     with ThreadPoolExecutor(2) as threads:
-        pool = threads if task.num_threads == 2 else None
+        # Nobody begins where another has just been.
         turns = {
-            OURS: walk(task, core_work(task, task.arrays()), pool),
-            FUSED: walk(task, torch_work(task, task.arrays(), fused=True)),
-            FOREACH: walk(task, torch_work(task, task.arrays(), fused=False)),
+            name: walk(
+                task,
+                work,
+                first_slot=SLOTS_PER_TURN * number,
+                pool=threads if task.num_threads == 2 and name in (OURS, LIMIT) else None,
+            )
+            for number, (name, work) in enumerate(works.items())
         }
-        if shutil.which("cc"):
-            turns[LIMIT] = walk(task, plain_work(task), pool)
-        if task.inputs == "float32" and task.num_threads == 1:
-            turns[NUMPY] = walk(task, numpy_work(task, task.arrays()))
-        return alternate(turns, warm_up=1, rounds=rounds, progress=str(task))
+        return alternate(turns, warm_up=6, rounds=rounds, progress=str(task))
 
 
 def measure_small(task: SmallTask, *, rounds: int) -> dict[str, Series]:
@@ -125,7 +142,7 @@ def times_as_fast(found: dict[str, Series], other: str) -> float | None:
 
 
 def row(task: Task, found: dict[str, Series]) -> list[Cell]:
-    num_bytes = task.bytes_per_parameter * task.num_slots * task.num_elems
+    num_bytes = task.bytes_per_parameter * SLOTS_PER_TURN * task.num_elems
     return [
         str(task.case),
         str(task.num_workers),
@@ -161,12 +178,12 @@ def chart(name: str, title: str, groups: Sequence[tuple[str, dict[str, Series]]]
 
 
 def measured(options: argparse.Namespace) -> Report:
-    rounds = 2 if options.quick else 5
+    rounds = 6 if options.quick else 30
     parts = [options.part] if options.part else PARTS
     large = [task for part in parts if part != "small" for task in tasks(part, options.quick)]
     small = small_tasks(options.quick) if "small" in parts else []
     found = [(task, measure(task, rounds=rounds)) for task in large]
-    found_small = [(task, measure_small(task, rounds=rounds)) for task in small]
+    found_small = [(task, measure_small(task, rounds=rounds // 6)) for task in small]
     tables = []
     if found:
         tables.append(Table("Sum of W gradients and a step", HEADERS, [row(*one) for one in found]))
