@@ -28,7 +28,7 @@ ENCODINGS = {
 """What may be contributed to a tensor of each dtype."""
 
 SIZES = (0, 1, 15, 16, 17, 33, 4099)
-"""Around the widths of vector registers and of the lanes; two blocks of 2048 and a rest that fills no register."""
+"""Around the widths of vector registers and of the lanes; eight blocks of 512 and a rest that fills no register."""
 
 seeds = st.integers(0, 2**32 - 1)
 """Numbers that are new in each run; a failure names its seed."""

@@ -11,7 +11,7 @@
 namespace psstore {
 namespace {
 
-constexpr int64_t kElems = 4099;  // two blocks and a rest that fills no register
+constexpr int64_t kElems = 4099;  // eight blocks and a rest that fills no register
 
 using Floats = std::vector<float>;
 
