@@ -113,12 +113,18 @@ inline void encode_sign_block(float scale, const float* x, uint8_t* bits, float*
   for (int64_t i = 0; i < kEncodedBlock / 8; ++i) bits[i] = bits_of_bytes(negative + 8 * i);
 }
 
+// Fills `out` up to the last bit of the last byte. The bits of a byte from a table: not every instruction set
+// shifts each element by another number of bits.
 inline void decode_sign_block(float scale, const std::byte* bits, int64_t count, float* out) {
+  static constexpr uint32_t kBits[] = {1, 2, 4, 8, 16, 32, 64, 128};
   const auto positive = std::bit_cast<uint32_t>(scale);
-  for_each_index(count, [=](int64_t i) {
-    const auto byte = static_cast<uint32_t>(load<uint8_t>(bits, i / 8));
-    out[i] = std::bit_cast<float>(positive ^ (byte >> (i % 8) << 31));
-  });
+  for (int64_t begin = 0; begin < count; begin += 8) {
+    const auto byte = static_cast<uint32_t>(load<uint8_t>(bits, begin / 8));
+    for_each_index(8, [=](int64_t bit) {
+      const uint32_t sign = (byte & kBits[bit]) != 0 ? kSignBit : 0;
+      out[begin + bit] = std::bit_cast<float>(positive ^ sign);
+    });
+  }
 }
 
 }  // namespace

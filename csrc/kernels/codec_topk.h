@@ -16,6 +16,24 @@ struct Cut {
   int64_t num_equal = 0;
 };
 
+// Calls `visit(i, x)` for the few elements x = at(i) whose magnitude passes the test: most chunks have none,
+// which the vectorised loop finds out.
+template <class At, class Test, class Visit>
+void visit_few(At at, int64_t num_elems, Test test, Visit visit) {
+  constexpr int64_t kChunk = 32;
+  for (int64_t begin = 0; begin < num_elems; begin += kChunk) {
+    const int64_t count = std::min(kChunk, num_elems - begin);
+    uint32_t any = 0;
+#pragma omp simd reduction(| : any)
+    for (int64_t i = begin; i < begin + count; ++i) any |= test(magnitude_bits(at(i))) ? 1U : 0U;
+    if (any == 0) continue;
+    for (int64_t i = begin; i < begin + count; ++i) {
+      const float x = at(i);
+      if (test(magnitude_bits(x))) visit(i, x);
+    }
+  }
+}
+
 // The k-th largest magnitude, digit by digit from the highest on: each pass counts the elements that share
 // the digits found so far by their next one, so that no memory is needed and no order of the elements
 // matters. `at(i)` is element i. REQUIRES: 1 <= k <= num_elems.
@@ -30,10 +48,11 @@ Cut find_cut(At at, int64_t num_elems, int64_t k) {
     const int shift_above = shift;
     shift -= bits;
     const uint32_t mask = (1U << bits) - 1;
-    for (int64_t i = 0; i < num_elems; ++i) {
-      const uint32_t magnitude = magnitude_bits(at(i));
-      if (magnitude >> shift_above == cut.magnitude) ++counts[magnitude >> shift & mask];
-    }
+    const auto shares_digits = [=](uint32_t magnitude) {
+      return magnitude >> shift_above == cut.magnitude;
+    };
+    visit_few(at, num_elems, shares_digits,
+              [&](int64_t, float x) { ++counts[magnitude_bits(x) >> shift & mask]; });
     uint32_t digit = mask;
     for (; counts[digit] < cut.num_equal; --digit) cut.num_equal -= counts[digit];
     cut.magnitude = cut.magnitude << bits | digit;
@@ -41,25 +60,37 @@ Cut find_cut(At at, int64_t num_elems, int64_t k) {
   return cut;
 }
 
-// `at(i)` is what is to be encoded of element i.
+// The payload. `at(i)` is what is to be encoded of element i.
 template <class At>
 void encode_topk(At at, const ToEncode& what) {
   auto* indices = static_cast<std::byte*>(what.payload);
   std::byte* values = indices + what.num_kept * static_cast<int64_t>(sizeof(uint32_t));
-  auto* residual = static_cast<std::byte*>(what.residual);
   Cut cut{~0U, 0};  // above all that there is
   if (what.num_kept > 0) cut = find_cut(at, what.num_elems, what.num_kept);
   int64_t num_kept = 0;
-  for (int64_t i = 0; i < what.num_elems; ++i) {
+  visit_few(
+      at, what.num_elems, [=](uint32_t magnitude) { return magnitude >= cut.magnitude; },
+      [&](int64_t i, float x) {
+        if (magnitude_bits(x) == cut.magnitude && cut.num_equal-- <= 0) return;
+        store(indices, num_kept, static_cast<uint32_t>(i));
+        store(values, num_kept, x);
+        ++num_kept;
+      });
+}
+
+// The residual of the same: x, and nothing of what is kept.
+template <class At>
+void keep_topk(At at, const ToEncode& what) {
+  auto* residual = static_cast<std::byte*>(what.residual);
+  const auto* indices = static_cast<const std::byte*>(what.payload);
+  const std::byte* values = indices + what.num_kept * static_cast<int64_t>(sizeof(uint32_t));
+  for_each_index(what.num_elems, [=](int64_t i) {
     const float x = at(i);
-    const uint32_t magnitude = magnitude_bits(x);
-    const bool kept =
-        magnitude > cut.magnitude || (magnitude == cut.magnitude && cut.num_equal-- > 0);
-    if (residual != nullptr && is_finite(x)) store(residual, i, kept ? 0.0F : x);
-    if (!kept) continue;
-    store(indices, num_kept, static_cast<uint32_t>(i));
-    store(values, num_kept, x);
-    ++num_kept;
+    store(residual, i, is_finite(x) ? x : load<float>(residual, i));
+  });
+  for (int64_t i = 0; i < what.num_kept; ++i) {
+    const bool sent = is_finite(load<float>(values, i));
+    if (sent) store(residual, load<uint32_t>(indices, i), 0.0F);
   }
 }
 
@@ -69,7 +100,9 @@ inline void encode_topk(const ToEncode& what) {
   if (residual == nullptr) {
     encode_topk([=](int64_t i) { return load<float>(source, i); }, what);
   } else {
-    encode_topk([=](int64_t i) { return load<float>(source, i) + load<float>(residual, i); }, what);
+    const auto sum = [=](int64_t i) { return load<float>(source, i) + load<float>(residual, i); };
+    encode_topk(sum, what);
+    keep_topk(sum, what);
   }
 }
 
