@@ -32,7 +32,9 @@ WORKERS = (1, 2)
 
 TRANSPORTS = ("tcp", "unix", "shm")
 
-PEERS = ("raw_sockets", "memory", "store", "gloo", "torch_rpc", "redis_store", "ps_lite")
+OWN = ("raw_sockets", "memory", "store")
+
+PEERS = ("gloo", "torch_rpc", "redis_store", "ps_lite")
 
 LIMITS: Mapping[str, str] = {
     "tcp": "raw sockets, tcp",
@@ -64,17 +66,17 @@ class Contestant:
         return f"{self.module.NAME}, {self.transport}, {variant}"
 
 
-def contest(work: Work, contestants: Sequence[Contestant], *, warm_up: int, rounds: int) -> list[Entry]:
-    """All variants of all of them, which must be able to do it, in turn."""
+def contest(work: Work, contestants: Sequence[Contestant], *, warm_up: int, rounds: int, turns: int = 1) -> list[Entry]:
+    """All variants of all of them, which must be able to do it, in turn; `turns`: each so many times in a row."""
     with contextlib.ExitStack() as ends:
         teams = [(one, ends.enter_context(team(one.peer, work, one.transport))) for one in contestants]
-        turns: dict[str, Turn] = {}
+        variants: dict[str, Turn] = {}
         owners: dict[str, Contestant] = {}
         for one, its_team in teams:
             for variant, turn in its_team.turns.items():
-                turns[one.name(variant)] = turn
+                variants[one.name(variant)] = turn
                 owners[one.name(variant)] = one
-        found = alternate(turns, warm_up=warm_up, rounds=rounds, progress=title(work))
+        found = alternate(variants, warm_up=warm_up, rounds=rounds, turns=turns, progress=title(work))
         for _, its_team in teams:
             its_team.check()
     return [
@@ -89,7 +91,7 @@ def title(work: Work) -> str:
 
 def measure(chosen: argparse.Namespace) -> Report:
     preload("torch", "bench.team", "bench.peers.store", "bench.peers.raw_sockets")
-    everybody = [Contestant(peer, transport) for transport in TRANSPORTS for peer in PEERS]
+    everybody = [Contestant(peer, transport) for transport in TRANSPORTS for peer in (*OWN, *PEERS)]
     absent: list[str] = []
     found: dict[str, Sequence[Entry]] = {}
     for case in chosen.case or CASES:
@@ -98,14 +100,18 @@ def measure(chosen: argparse.Namespace) -> Report:
             reasons = {one: one.why_not(work) for one in everybody}
             able = [one for one, reason in reasons.items() if reason is None]
             found[title(work)] = contest(work, able, **_counts(case, quick=chosen.quick))
-            absent += [f"{one.peer} over {one.transport}: {reason}" for one, reason in reasons.items() if reason]
+            absent += [
+                f"{one.peer} over {one.transport}: {reason}"
+                for one, reason in reasons.items()
+                if reason and one.peer in PEERS
+            ]
     return _report(found, list(dict.fromkeys(absent)))
 
 
 def _counts(case: str, *, quick: bool) -> dict[str, int]:
-    if quick:
-        return {"warm_up": 2, "rounds": 11} if case == "small" else {"warm_up": 1, "rounds": 5}
-    return {"warm_up": 5, "rounds": 41} if case == "small" else {"warm_up": 2, "rounds": 15}
+    if case == "small":  # several in a row: else whoever comes after another process would pay for its caches
+        return {"warm_up": 1, "rounds": 3 if quick else 9, "turns": 5}
+    return {"warm_up": 1, "rounds": 5} if quick else {"warm_up": 2, "rounds": 15}
 
 
 def _report(found: Mapping[str, Sequence[Entry]], absent: Sequence[str]) -> Report:

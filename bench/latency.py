@@ -85,6 +85,7 @@ class Load:
 def _load(bulk: Callable[[], Callable[[], object]]) -> Iterator[Load]:
     ours, theirs = FRESH.Pipe()
     with child(_send_in_bulk, theirs, bulk), contextlib.closing(ours):
+        theirs.close()  # so that the end of the process is the end of the link
         yield Load(ours)
 
 

@@ -17,6 +17,18 @@ from bench.processes import FRESH, child
 from bench.work import Work, expected_last
 
 
+class WorkerFailed(Exception):
+    """With the traceback of what happened in its process."""
+
+
+@contextlib.contextmanager
+def _death_told() -> Iterator[None]:
+    try:
+        yield
+    except (EOFError, ConnectionError):
+        raise WorkerFailed("a worker's process has ended") from None
+
+
 class Team:
     """`turns`: the contestant's variants. Each is a round of all workers, which tells its own time."""
 
@@ -40,14 +52,16 @@ class Team:
         return float(max(ends) - min(begins))
 
     def _ask(self, question: str | None) -> list[Any]:
-        for link in self._links:
-            link.send(question)
+        with _death_told():
+            for link in self._links:
+                link.send(question)
         return self._answers()
 
     def _answers(self) -> list[Any]:
-        answers = [link.recv() for link in self._links]
+        with _death_told():
+            answers = [link.recv() for link in self._links]
         for answer in answers:
-            if isinstance(answer, Exception):
+            if isinstance(answer, WorkerFailed):
                 raise answer
         return answers
 
@@ -62,6 +76,7 @@ def team(peer: str, work: Work, transport: str) -> Iterator[Team]:
         for rank in range(1 if module.IN_ONE_PROCESS else work.num_workers):
             ours, theirs = FRESH.Pipe()
             ends.enter_context(child(_work, theirs, peer, work, rank, where))
+            theirs.close()  # so that the end of the process is the end of the link
             links.append(ours)
         for link in links:
             ends.callback(link.close)  # all before any process is waited for: some say good-bye to each other
@@ -78,9 +93,8 @@ def _work(link: Connection, peer: str, work: Work, rank: int, where: str) -> Non
                 link.send(_answer(worker, link.recv()))
         except EOFError:
             worker.close()
-        except Exception as error:
-            error.add_note(traceback.format_exc())
-            link.send(error)
+        except Exception:
+            link.send(WorkerFailed(traceback.format_exc()))
 
 
 def _answer(worker: Worker, question: str | None) -> Any:

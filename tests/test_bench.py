@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import os
 from collections.abc import Iterator
 from dataclasses import replace
@@ -22,7 +23,7 @@ from bench.machine import congestion_control, machine
 from bench.page import filled
 from bench.processes import FRESH, child, preload
 from bench.report import Report, Table, merged, three_digits
-from bench.team import team
+from bench.team import WorkerFailed, team
 from bench.work import Work
 
 TINY = Work("tiny", {"a": (300,), "b": (3, 4)}, num_workers=2)
@@ -172,8 +173,17 @@ def test_a_contestant_whose_parameters_are_wrong_is_found_out() -> None:
 
 
 def test_a_worker_that_fails_says_why() -> None:
-    with pytest.raises(KeyError, match="no such transport"), team("raw_sockets", TINY, "no such transport"):
+    nobody = Work("nobody's", {}, num_workers=0)
+    with pytest.raises(WorkerFailed, match="max_workers must be greater"), team("memory", nobody, "shm"):
         pass
+
+
+def test_a_worker_that_dies_is_not_waited_for() -> None:
+    with team("memory", TINY, "shm") as one:
+        for process in multiprocessing.active_children():
+            process.kill()
+        with pytest.raises(WorkerFailed, match="process has ended"):
+            one.check()
 
 
 def test_contestants_say_what_they_cannot_do() -> None:
