@@ -1,6 +1,6 @@
 """A training step's traffic: gradients to the store, SGD in it, parameters back, fp32.
 
-    python -m bench.dense [--quick] [--case NAME] [--workers N] [--json FILE] [--plot FILE.png]
+    python -m bench.dense [--quick] [--case NAME] [--workers N] [--transport NAME] [--json FILE] [--plot FILE.png]
 
 Axes: tensors (one of 100 MiB, ResNet-50's 161, 1,000 of 4 KiB), workers (1, 2; synchronous), transport (TCP over
 loopback, unix sockets, shared memory). Each worker is a process of its own, and so is the one shard, or the peer's
@@ -91,7 +91,8 @@ def title(work: Work) -> str:
 
 def measure(chosen: argparse.Namespace) -> Report:
     preload("torch", "bench.team", "bench.peers.store", "bench.peers.raw_sockets")
-    everybody = [Contestant(peer, transport) for transport in TRANSPORTS for peer in (*OWN, *PEERS)]
+    transports = chosen.transport or TRANSPORTS
+    everybody = [Contestant(peer, transport) for transport in transports for peer in (*OWN, *PEERS)]
     absent: list[str] = []
     found: dict[str, Sequence[Entry]] = {}
     for case in chosen.case or CASES:
@@ -138,7 +139,8 @@ def _report(found: Mapping[str, Sequence[Entry]], absent: Sequence[str]) -> Repo
 
 def _by_transport(entries: Sequence[Entry]) -> dict[str, Sequence[Entry]]:
     """A panel of the chart for each: what is measured by one limit, with that limit."""
-    return {transport: [entry for entry in entries if entry.limit == limit] for transport, limit in LIMITS.items()}
+    panels = {transport: [entry for entry in entries if entry.limit == limit] for transport, limit in LIMITS.items()}
+    return {transport: found for transport, found in panels.items() if found}
 
 
 def _slug(of_case: str) -> str:
@@ -148,6 +150,7 @@ def _slug(of_case: str) -> str:
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--case", action="append", choices=CASES, help="only these tensors (may be given twice)")
     parser.add_argument("--workers", action="append", type=int, choices=WORKERS, help="only so many workers")
+    parser.add_argument("--transport", action="append", choices=TRANSPORTS, help="only contestants over this one")
 
 
 SUBJECT = Subject("dense", "push + SGD + pull beside raw sockets, memcpy, and others' stores", measure, add_options)
