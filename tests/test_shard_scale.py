@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 from shard_frames import Answer, Restored, decision, define, floats, key_of, norms, pull, push, restore, value
@@ -186,7 +187,7 @@ def test_a_shard_that_it_does_not_concern_goes_on_without_the_scale(shard: _core
         ({"round": 1, "rank": 1}, errors.OK),
     ],
 )
-def test_nothing_replaces_what_it_counts_on(shard: _core.Shard, again: dict[str, int], expected: int) -> None:
+def test_nothing_replaces_what_it_counts_on(shard: _core.Shard, again: dict[str, Any], expected: int) -> None:
     shard.advance(decision(1, ONE, needs_scale=True))
     assert push(shard, {B: floats(100)}, **again)[0].status == expected
     assert norms(shard, [B])[1] == [4]
