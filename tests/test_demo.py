@@ -73,6 +73,7 @@ def test_bytes_moved_are_every_workers_gradients_and_parameters() -> None:
     assert found["bytes_pushed"] == found["bytes_pulled"] == 2 * rounds * 4 * parameters
 
 
+@pytest.mark.long
 def test_an_all_reduce_of_two_workers_equals_one_process_too() -> None:
     """Two terms have one order, and dividing by two before or after is the same. Three differ by rounding."""
     found = demo("--strategy", "allreduce", "--epochs", "2", "--compare")

@@ -6,7 +6,7 @@
 set(PSSTORE_KERNEL_FLAGS -O3 -fopenmp-simd -fno-math-errno -fno-trapping-math)
 
 set_source_files_properties(csrc/kernels/plain.cc PROPERTIES COMPILE_OPTIONS "${PSSTORE_KERNEL_FLAGS}")
-if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")
+if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$" AND NOT PSSTORE_PORTABLE)
   target_sources(psstore_core PRIVATE
     csrc/kernels/x86/avx2.cc csrc/kernels/x86/avx512.cc csrc/kernels/x86/runnable.cc)
   set_source_files_properties(csrc/kernels/x86/avx2.cc PROPERTIES COMPILE_OPTIONS
