@@ -2,9 +2,9 @@
 
     python -m bench.scaling [--quick] [--shards 1,2,4,8] [--rate MBIT] [--megabytes M] [--json FILE] [--plot FILE.png]
 
-Hosts are network namespaces; each one's link carries `--rate` each way, behind a queue as a switch's port has it. Slow
-enough that the processor is idle half the time: what is seen is the network and how well it is used, not two cores
-that 17 processes share. Needs root.
+Hosts are network namespaces; each one's link carries `--rate` each way, behind a queue as a switch's port has it. It
+should be slow enough for the processor to be idle half the time, so that the network is seen and not the cores that
+17 processes share: the last column tells whether it was. Needs root.
 
 Contestants, in turns, with a model of M bytes, W workers, N shards and R bytes of payload per second and link:
 
