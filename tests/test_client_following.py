@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import pytest
+from codec_support import N, said, values
 
 import psstore
-from psstore import _core
 from psstore.client.rule_state import Restored
 from psstore.codec.codecs import parse
 from psstore.errors import BadArgument, DTypeMismatch, RuleMismatch
-
-Floats = np.ndarray[Any, np.dtype[np.float32]]
-
-N = (1 << 18) + 300
 
 DELTAS = ("int8", "sign")
 
@@ -34,25 +29,9 @@ def store(server: psstore.LocalStore) -> Iterator[psstore.Store]:
         yield store
 
 
-def values(seed: int, num_elems: int = N) -> Floats:
-    return np.random.default_rng(seed).standard_normal(num_elems, dtype=np.float32)
-
-
 def step(store: psstore.Store, seed: int, name: str = "w") -> None:
     store.push(name, values(seed))
     store.commit({"lr": 0.01})
-
-
-def said(codec: str, what: Floats) -> Floats:
-    chosen = parse(codec)
-    assert chosen is not None
-    out = np.empty_like(what)
-    for begin in range(0, what.size, 1 << 18):
-        part = what[begin : begin + (1 << 18)]
-        payload = np.empty(chosen.num_bytes(part.size), np.uint8)
-        _core.encode_slice(_core.DTYPES[codec], part, None, payload)
-        _core.decode_slice(_core.DTYPES[codec], payload, out[begin : begin + part.size])
-    return out
 
 
 def pulled_bytes(store: psstore.Store, codec: str) -> int:

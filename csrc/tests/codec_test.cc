@@ -3,25 +3,15 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
-#include <random>
 #include <vector>
 
 #include "kernels/kernel_set.h"
+#include "random_floats.h"
 
 namespace psstore {
 namespace {
 
 constexpr size_t kElems = 2048 + 256 + 13;
-
-using Floats = std::vector<float>;
-
-Floats random_floats(uint32_t seed) {
-  std::mt19937 engine(seed);
-  std::normal_distribution<float> normal;
-  Floats floats(kElems);
-  for (float& element : floats) element = normal(engine);
-  return floats;
-}
 
 Floats combined(const Floats& left, const Floats& right, float sign) {
   Floats result(left);
@@ -34,8 +24,8 @@ class DeltaTest : public ::testing::TestWithParam<DType> {};
 TEST_P(DeltaTest, EncodesTheDifferenceToTheBaseAndMovesTheBaseByWhatItSays) {
   const DType encoding = GetParam();
   const size_t num_bytes = encoded_bytes(encoding, kElems);
-  const Floats value = random_floats(1);
-  const Floats base = random_floats(2);
+  const Floats value = random_floats(kElems, 1);
+  const Floats base = random_floats(kElems, 2);
   const Floats difference = combined(value, base, -1);
   for (const KernelSet* kernels : runnable_kernels()) {
     std::vector<std::byte> plain(num_bytes);

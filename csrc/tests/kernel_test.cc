@@ -3,25 +3,15 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
-#include <random>
 #include <vector>
 
 #include "kernels/kernel_set.h"
+#include "random_floats.h"
 
 namespace psstore {
 namespace {
 
 constexpr int64_t kElems = 4099;  // eight blocks and a rest that fills no register
-
-using Floats = std::vector<float>;
-
-Floats random_floats(uint32_t seed) {
-  std::mt19937 engine(seed);
-  std::normal_distribution<float> normal;
-  Floats floats(kElems);
-  for (float& element : floats) element = normal(engine);
-  return floats;
-}
 
 Hyper hyper_of(RuleKind rule) {
   Hyper hyper;
@@ -43,7 +33,8 @@ constexpr RuleKind kRules[] = {RuleKind::kAssign,  RuleKind::kAdd,   RuleKind::k
 
 // One slice of a rule, as a table would own it.
 struct Slice {
-  explicit Slice(RuleKind kind) : rule(kind), hyper(hyper_of(kind)), value(random_floats(1)) {
+  explicit Slice(RuleKind kind)
+      : rule(kind), hyper(hyper_of(kind)), value(random_floats(kElems, 1)) {
     for (Floats& buffer : state) buffer.assign(kElems, std::numeric_limits<float>::quiet_NaN());
   }
 
@@ -83,7 +74,7 @@ struct Slice {
 
 class KernelTest : public testing::Test {
  protected:
-  const Floats grads_[2] = {random_floats(2), random_floats(3)};
+  const Floats grads_[2] = {random_floats(kElems, 2), random_floats(kElems, 3)};
   const Contribution contributions_[2] = {{grads_[0].data(), DType::kFloat32, 0.5F},
                                           {grads_[1].data(), DType::kFloat32, 1.0F}};
 };
