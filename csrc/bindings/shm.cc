@@ -67,7 +67,6 @@ void bind_shm(py::module_& m) {
 
   py::classh<PushArena>(m, "PushArena", py::is_final())
       .def(py::init(&PushArena::create), py::arg("num_bytes"))
-      .def_property_readonly("num_bytes", &PushArena::num_bytes)
       .def("filenos",
            [](const PushArena& self) {
              return py::make_tuple(self.file().get(), self.control_file().get());

@@ -38,7 +38,6 @@ class PushArena : public BufferOwner, public std::enable_shared_from_this<PushAr
   PushArena(const PushArena&) = delete;
   PushArena& operator=(const PushArena&) = delete;
 
-  size_t num_bytes() const { return memory_.size(); }
   // What the client maps: the first for writing, the second for reading.
   const Descriptor& file() const { return file_; }
   const Descriptor& control_file() const { return readonly_control_file_; }

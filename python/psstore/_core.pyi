@@ -299,8 +299,6 @@ class PushArena:
     """The shard's side of the memory that one connection pushes through. Has no memory before it is used."""
 
     def __init__(self, num_bytes: int) -> None: ...
-    @property
-    def num_bytes(self) -> int: ...
     def filenos(self) -> tuple[int, int]:
         """The files that the client maps: for its values, and for what the shard says of them."""
     def seal(self) -> None:

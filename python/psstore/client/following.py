@@ -110,7 +110,10 @@ class Following:
 
     def arrivals(self, layout: Layout, codecs: Sequence[str]) -> list[Arrival]:
         """One for each frame of a pull of these tensors, each in its codec."""
-        followed = [self._followed.setdefault(tensor.id, Followed(tensor)) for tensor in layout.tensors]
+        for tensor in layout.tensors:
+            if tensor.id not in self._followed:
+                self._followed[tensor.id] = Followed(tensor)
+        followed = [self._followed[tensor.id] for tensor in layout.tensors]
         return [
             Arrival(
                 frame,

@@ -12,21 +12,21 @@ T = TypeVar("T")
 LoopName = Literal["auto", "uvloop", "asyncio"]
 
 
-def new_event_loop(name: LoopName = "auto") -> asyncio.AbstractEventLoop:
-    """'auto' takes uvloop if it is there; 'uvloop' raises ImportError if it is not."""
-    if name == "uvloop" or (name == "auto" and importlib.util.find_spec("uvloop") is not None):
-        import uvloop
-
-        return uvloop.new_event_loop()
-    return asyncio.new_event_loop()
-
-
-def run(main: Coroutine[Any, Any, T], name: LoopName = "auto") -> T:
-    """Runs `main` on a loop of its own, and closes the loop."""
-    loop = new_event_loop(name)
+def run(main: Coroutine[Any, Any, T], name: LoopName) -> T:
+    """Runs `main` on a loop of its own, and closes the loop. 'auto' takes uvloop if it is there; 'uvloop' raises
+    ImportError if it is not."""
+    loop = _new_event_loop(name)
     try:
         asyncio.set_event_loop(loop)
         return loop.run_until_complete(main)
     finally:
         asyncio.set_event_loop(None)
         loop.close()
+
+
+def _new_event_loop(name: LoopName) -> asyncio.AbstractEventLoop:
+    if name == "uvloop" or (name == "auto" and importlib.util.find_spec("uvloop") is not None):
+        import uvloop
+
+        return uvloop.new_event_loop()
+    return asyncio.new_event_loop()
