@@ -26,7 +26,7 @@ import numpy.typing as npt
 import torch
 
 from psstore import _core
-from psstore.types import HYPER_DEFAULTS
+from psstore.hyper import HYPER_DEFAULTS
 
 Array = npt.NDArray[Any]
 Options = Mapping[str, float]

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from bench.harness import Rotation
 from psstore import _core
 from psstore.cli.model_shapes import Shape, resnet50
-from psstore.types import HYPER_DEFAULTS
+from psstore.hyper import HYPER_DEFAULTS
 
 Floats = npt.NDArray[np.float32]
 

@@ -6,7 +6,7 @@ import pytest
 
 import psstore.cuda
 from psstore import _core, errors
-from psstore.types import HYPER_DEFAULTS
+from psstore.hyper import HYPER_DEFAULTS
 
 
 def test_availability_is_an_answer_and_not_an_error() -> None:

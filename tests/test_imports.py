@@ -17,14 +17,15 @@ import pytest
 
 # ---- Python: the layers of psstore, lowest first ----------------------------------------------------
 
-LEAVES = {"_core", "errors", "types", "config"}
+LEAVES = {"_core", "errors", "hyper", "types", "config"}
 PURE = {"wire", "partition", "codec"}
 BELOW_NET = LEAVES | PURE | {"protocol"}
 BELOW_ENDS = BELOW_NET | {"net"}
 
 PYTHON_ARROWS: dict[str, set[str]] = {
     "errors": set(),
-    "types": {"_core", "errors"},
+    "hyper": set(),
+    "types": {"_core", "errors", "hyper"},
     "config": {"errors", "types"},
     "cuda": LEAVES,
     "wire": LEAVES,
@@ -48,6 +49,7 @@ NO_IO_NO_CLOCK = {"asyncio", "uvloop", "socket", "select", "selectors", "threadi
 
 FOREIGN_BANS: dict[str, set[str]] = {
     "errors": NO_IO_NO_CLOCK,
+    "hyper": NO_IO_NO_CLOCK | {"msgspec"},
     "types": NO_IO_NO_CLOCK,
     "wire": NO_IO_NO_CLOCK,
     "partition": NO_IO_NO_CLOCK,

@@ -12,10 +12,11 @@ from msgspec import NODEFAULT
 from msgspec.structs import FieldInfo, fields
 
 from psstore import _core
+from psstore.hyper import HYPER_DEFAULTS
 from psstore.protocol import clients, connection, parking
 from psstore.protocol.membership import Liveness
 from psstore.protocol.service import CONTROL
-from psstore.types import HYPER_DEFAULTS, Tensor, TensorSpec, applies_by_decision
+from psstore.types import Tensor, TensorSpec, applies_by_decision
 from psstore.wire import messages
 
 

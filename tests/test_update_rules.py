@@ -27,7 +27,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from psstore import _core, errors
-from psstore.types import HYPER_DEFAULTS
+from psstore.hyper import HYPER_DEFAULTS
 
 CASES = all_cases()
 

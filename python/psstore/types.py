@@ -9,6 +9,7 @@ import msgspec
 
 from psstore import _core
 from psstore.errors import BadArgument, BadHyper
+from psstore.hyper import HYPER_DEFAULTS
 
 ITEM_BYTES: Mapping[str, int] = {"float32": 4, "float64": 8, "bfloat16": 2, "float16": 2}
 """Bytes per element of each dtype."""
@@ -86,56 +87,6 @@ def slice_index(key: int) -> int:
 
 
 # ---- hyper-parameters -----------------------------------------------------------------------------
-
-HYPER_DEFAULTS: Mapping[str, Mapping[str, float]] = {
-    "assign": {},
-    "add": {},
-    "sgd": {
-        "lr": 1e-3,
-        "momentum": 0.0,
-        "dampening": 0.0,
-        "nesterov": 0.0,
-        "weight_decay": 0.0,
-        "maximize": 0.0,
-    },
-    "adam": {
-        "lr": 1e-3,
-        "beta1": 0.9,
-        "beta2": 0.999,
-        "eps": 1e-8,
-        "weight_decay": 0.0,
-        "amsgrad": 0.0,
-        "maximize": 0.0,
-    },
-    "adamw": {
-        "lr": 1e-3,
-        "beta1": 0.9,
-        "beta2": 0.999,
-        "eps": 1e-8,
-        "weight_decay": 1e-2,
-        "amsgrad": 0.0,
-        "maximize": 0.0,
-    },
-    "adagrad": {
-        "lr": 1e-2,
-        "lr_decay": 0.0,
-        "weight_decay": 0.0,
-        "initial_accumulator_value": 0.0,
-        "eps": 1e-10,
-        "maximize": 0.0,
-    },
-    "rmsprop": {
-        "lr": 1e-2,
-        "alpha": 0.99,
-        "eps": 1e-8,
-        "weight_decay": 0.0,
-        "momentum": 0.0,
-        "centered": 0.0,
-        "maximize": 0.0,
-    },
-    "reduce": {},
-}
-"""Names and defaults per rule: torch.optim's of the same class (flags are 0.0 or 1.0)."""
 
 
 def applies_by_decision(rule: str) -> bool:

@@ -8,7 +8,7 @@ import pytest
 
 import psstore.cuda
 from psstore import _core
-from psstore.types import HYPER_DEFAULTS
+from psstore.hyper import HYPER_DEFAULTS
 
 pytestmark = [
     pytest.mark.gpu,

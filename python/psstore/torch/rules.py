@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from psstore.errors import UsageError
-from psstore.types import HYPER_DEFAULTS
+from psstore.hyper import HYPER_DEFAULTS
 
 RULES: Mapping[type[torch.optim.Optimizer], str] = {
     torch.optim.SGD: "sgd",
