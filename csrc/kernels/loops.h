@@ -11,6 +11,7 @@
 
 #include <algorithm>
 
+#include "kernels/convert.h"
 #include "kernels/elements.h"
 #include "kernels/reduce.h"
 #include "kernels/update.h"
@@ -137,8 +138,14 @@ void run_rule(const SliceUpdate& update) {
 }
 
 void reduce_update_loop(const SliceUpdate& update) {
-  if (update.dtype == DType::kFloat64) return run_rule<double>(update);
-  run_rule<float>(update);
+  if (update.dtype == DType::kFloat64) {
+    run_rule<double>(update);
+  } else {
+    run_rule<float>(update);
+  }
+  if (update.shadow != nullptr) {
+    convert_loop(update.dtype, DType::kBFloat16, update.value_out, update.shadow, update.num_elems);
+  }
 }
 
 }  // namespace

@@ -1,7 +1,16 @@
-// A build without CUDA: what update_cuda.h promises for one.
+// A build without CUDA: what update_cuda.h and batch_cuda.h promise for one.
+#include "kernels/batch_cuda.h"
 #include "kernels/update_cuda.h"
 
 namespace psstore {
+namespace {
+
+[[noreturn]] void refuse() {
+  throw Error(ErrorCode::INTERNAL,
+              "this build has no CUDA kernels; build with nvcc and PSSTORE_CUDA=on");
+}
+
+}  // namespace
 
 const bool kCudaCompiled = false;
 
@@ -10,8 +19,48 @@ int cuda_device_count() {
 }
 
 void cuda_reduce_sgd(const CudaSgdUpdate&) {
-  throw Error(ErrorCode::INTERNAL,
-              "this build has no CUDA kernels; build with nvcc and PSSTORE_CUDA=on");
+  refuse();
+}
+
+size_t cuda_descriptor_bytes(std::span<const SliceUpdate>) {
+  refuse();
+}
+
+void cuda_reduce_update_async(std::span<const SliceUpdate>, const LaunchMemory&, CudaStream) {
+  refuse();
+}
+
+void cuda_rewrite_batch(std::span<const SliceUpdate>, const LaunchMemory&) {
+  refuse();
+}
+
+void cuda_reduced_squares_async(std::span<const SliceUpdate>, double*, const LaunchMemory&,
+                                CudaStream) {
+  refuse();
+}
+
+void cuda_convert_async(DType, DType, const void*, void*, int64_t, CudaStream) {
+  refuse();
+}
+
+void cuda_all_finite_async(DType, const void*, int64_t, uint32_t*, CudaStream) {
+  refuse();
+}
+
+void cuda_all_finite_async(const Encoded&, uint32_t*, CudaStream) {
+  refuse();
+}
+
+size_t cuda_encode_scratch_bytes(const ToEncode&) {
+  refuse();
+}
+
+void cuda_encode_async(const ToEncode&, std::byte*, CudaStream) {
+  refuse();
+}
+
+void cuda_decode_async(const Encoded&, void*, CudaStream) {
+  refuse();
 }
 
 }  // namespace psstore

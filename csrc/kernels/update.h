@@ -45,6 +45,7 @@ struct SliceUpdate {
   void* value_out = nullptr;  // value_in itself (in place), or memory that does not overlap it
   std::array<void*, kMaxStates> state{};  // by the slots of StateLayout; null where unused
   uint32_t state_is_new = 0;  // bit i: state[i] is uninitialised; it starts as torch's does
+  void* shadow = nullptr;  // (num_elems,) bfloat16, or null: becomes value_out, as convert() rounds
 };
 
 // g = (w0*g0 + w1*g1 + ...) / divisor * scale, each product, sum and quotient rounded once; then

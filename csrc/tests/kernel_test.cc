@@ -145,6 +145,18 @@ TEST_F(KernelTest, AScaledStepIsTheStepOfTheScaledGradient) {
   }
 }
 
+TEST_F(KernelTest, TheShadowIsTheNewValueInHalfPrecision) {
+  for (const KernelSet* kernels : runnable_kernels()) {
+    Slice slice(RuleKind::kSgd);
+    std::vector<uint16_t> shadow(kElems), rounded(kElems);
+    SliceUpdate update = slice.update(1, contributions_);
+    update.shadow = shadow.data();
+    kernels->reduce_update(update);
+    convert(DType::kFloat32, DType::kBFloat16, slice.value.data(), rounded.data(), kElems);
+    EXPECT_EQ(shadow, rounded) << kernels->name;
+  }
+}
+
 TEST_F(KernelTest, SquaresAreOfTheGradientBeforeTheScaleAndNeedNothingElse) {
   Slice gradient(RuleKind::kReduce);
   reduce_update(gradient.update(1, contributions_));

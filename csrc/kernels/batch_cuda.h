@@ -1,0 +1,76 @@
+// The kernels of update.h and codec.h on a GPU: whole batches of slices, in stream order.
+//
+// Defined by the *_cuda.cu files where CMake builds with CUDA and by no_cuda.cc, which throws, where it does
+// not; includes nothing of CUDA, so that its callers need not know which.
+//
+// Contract: every pointer that the device is to read or write is to memory that it can reach, of any
+// alignment; streams are of the current device. Nothing here waits, allocates or synchronises: a call puts
+// work into the stream and returns; what it was given must stay as it is until the stream has passed.
+// Each launch is checked: throws Error(INTERNAL) with CUDA's reason, and Error(INTERNAL) before anything is
+// launched if the caller broke what update.h and codec.h require.
+//
+// Bits: those of the CPU's kernels, all of them, but for the sign and the payload of a NaN: an x86 operation
+// hands on the NaN that came in, a GPU's makes a new one. (A kSign block that holds a NaN has a NaN as its
+// scale on both; the bits below it may differ.)
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "kernels/codec.h"
+#include "kernels/update.h"
+
+namespace psstore {
+
+using CudaStream = struct CUstream_st*;
+
+// Where a batch's descriptors are written on the host, and where the kernel reads them: the call fills
+// `pinned` and puts the copy into the stream. Both of at least `num_bytes`, aligned to 16.
+struct LaunchMemory {
+  std::byte* pinned = nullptr;  // page-locked host memory; pageable memory is right, but waits
+  std::byte* device = nullptr;
+  size_t num_bytes = 0;
+};
+
+// What a LaunchMemory must hold for a call with that batch. Host arithmetic, about 10 ns for a slice.
+size_t cuda_descriptor_bytes(std::span<const SliceUpdate> batch);
+
+// reduce_update() of each slice of the batch, which may mix rules, options and dtypes: one launch for each
+// kind of kernel that the batch needs, whatever its number of slices. `hyper` and `contributions` are read
+// before the call returns; `value_*`, `state`, `shadow` and the contributions' data are device memory.
+// REQUIRES: the slices' outputs do not overlap.
+//
+// Captured into a CUDA graph it is one copy and these launches; see cuda_rewrite_batch().
+void cuda_reduce_update_async(std::span<const SliceUpdate> batch, const LaunchMemory& memory,
+                              CudaStream stream);
+
+// The next launch of a graph that captured cuda_reduce_update_async() with this memory takes the step of
+// `batch` (new hyper-parameters, step numbers, weights, addresses). Host work only. REQUIRES: no launch of
+// the graph is under way that has not yet copied the old descriptors. Throws Error(INTERNAL) and changes
+// nothing if the batch would need other launches than the captured ones: each slice must have the rule,
+// options, dtypes, number of contributions and size that it had, and its value the same alignment to 16.
+void cuda_rewrite_batch(std::span<const SliceUpdate> batch, const LaunchMemory& memory);
+
+// reduced_squares() of slice i to sums[i] (device memory).
+void cuda_reduced_squares_async(std::span<const SliceUpdate> batch, double* sums,
+                                const LaunchMemory& memory, CudaStream stream);
+
+// convert() of update.h.
+void cuda_convert_async(DType from, DType to, const void* source, void* destination,
+                        int64_t num_elems, CudaStream stream);
+
+// all_finite() of update.h and of codec.h, but the answer is left on the device: `*flag` becomes 1 if an
+// element is NaN or an infinity, and else stays as it is. So several may share a flag; zero it before.
+void cuda_all_finite_async(DType dtype, const void* data, int64_t num_elems, uint32_t* flag,
+                           CudaStream stream);
+void cuda_all_finite_async(const Encoded& encoded, uint32_t* flag, CudaStream stream);
+
+// encode() of codec.h. `scratch`: device memory of cuda_encode_scratch_bytes(), aligned to 16; null if 0.
+size_t cuda_encode_scratch_bytes(const ToEncode& what);
+void cuda_encode_async(const ToEncode& what, std::byte* scratch, CudaStream stream);
+
+// decode() of codec.h. That a payload is_well_formed() must have been asked where the host can read it.
+void cuda_decode_async(const Encoded& encoded, void* destination, CudaStream stream);
+
+}  // namespace psstore
