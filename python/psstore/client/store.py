@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
-from psstore.client import fork
+from psstore.client import open_stores
 from psstore.client.loop_thread import LoopThread
 from psstore.client.operations import Operations
 from psstore.errors import PsstoreError, StoreClosed
@@ -51,7 +51,7 @@ class _Face:
         self._closed: str | None = None
         """Why it can't be used any more."""
         self._finalizer = weakref.finalize(self, _forgotten, operations, backend)
-        fork.watch(self)
+        open_stores.watch(self)
 
     @property
     def rank(self) -> int | None:
@@ -110,7 +110,7 @@ class _Face:
     version_of.__doc__ = Operations.version_of.__doc__
 
     def abandon(self) -> None:
-        """Called in a forked child, see fork.py."""
+        """Called in a forked child, see open_stores.py."""
         self._closed = (
             "this store was connected before the process forked, and sockets do not survive a fork; connect again in"
             " the child, or use the store in the parent only"
@@ -136,8 +136,9 @@ class _Face:
             work.close()
             raise StoreClosed(self._closed)
 
-    def _end(self, *, leave: bool) -> None:
-        """Blocks for at most LEAVE_S and a little."""
+    def end(self, *, leave: bool) -> None:
+        """What closing does; without `leave` a worker is lost to the others. Blocks for at most LEAVE_S and a little.
+        Does nothing the second time."""
         if self._closed is None:
             self._closed = _CLOSED
             self._finalizer.detach()
@@ -215,8 +216,8 @@ class Store(_Face):
     ...     store.commit({"lr": 0.1})
     ...     w = store.pull("w")
 
-    Left by `with`, or closed, a worker leaves: the others no longer wait for it. With an exception it does not: they
-    are told that it is lost.
+    Left by `with`, or closed, or when the program comes to its end, a worker leaves: the others no longer wait for it.
+    With an exception it does not: they are told that it is lost.
     """
 
     create = _blocking(Operations.create)
@@ -247,7 +248,7 @@ class Store(_Face):
 
     def close(self) -> None:
         """Leaves, if it is a worker, and disconnects. Does nothing the second time."""
-        self._end(leave=True)
+        self.end(leave=True)
 
     def __enter__(self) -> Store:
         return self
@@ -255,7 +256,7 @@ class Store(_Face):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._end(leave=kind is None)
+        self.end(leave=kind is None)
 
 
 class AsyncStore(_Face):
@@ -288,7 +289,7 @@ class AsyncStore(_Face):
 
     async def close(self) -> None:
         """Leaves, if it is a worker, and disconnects. Does nothing the second time."""
-        await asyncio.to_thread(self._end, leave=True)
+        await asyncio.to_thread(self.end, leave=True)
 
     async def __aenter__(self) -> AsyncStore:
         return self
@@ -296,4 +297,4 @@ class AsyncStore(_Face):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        await asyncio.to_thread(self._end, leave=kind is None)
+        await asyncio.to_thread(self.end, leave=kind is None)
