@@ -72,10 +72,8 @@ bool Shard::check(WriteKind kind, std::span<SliceEntry> entries, uint64_t payloa
   }
   const SharedLock lock(table_.decision_mutex);
   for (SliceEntry& entry : entries) {
-    Stripe& stripe = table_.stripe_of(entry.key);
-    const MutexLock stripe_lock(stripe.mutex);
-    const Slot* slot = stripe.find(entry.key);
-    entry.status = slot ? check_write(slot->spec(), kind, entry) : ErrorCode::UNKNOWN_KEY;
+    const SlotSpec* spec = table_.spec_of(entry.key);
+    entry.status = spec != nullptr ? check_write(*spec, kind, entry) : ErrorCode::UNKNOWN_KEY;
   }
   return std::any_of(entries.begin(), entries.end(), is_admitted);
 }
@@ -121,7 +119,7 @@ void Shard::acknowledge(std::span<SliceEntry> entries) {
     if (!is_admitted(entry)) continue;
     Stripe& stripe = table_.stripe_of(entry.key);
     const MutexLock lock(stripe.mutex);
-    const Slot* slot = stripe.find(entry.key);
+    const Slot* slot = table_.find(stripe, entry.key);
     if (slot != nullptr) entry.version = slot->part(entry.part).version;
     counters_.duplicates.add();
   }
@@ -153,7 +151,7 @@ ErrorCode Shard::accept_slice(const Incoming& incoming, SliceEntry& entry, size_
   if (means != ErrorCode::OK) return means;
   Stripe& stripe = table_.stripe_of(entry.key);
   const MutexLock lock(stripe.mutex);
-  Slot* slot = stripe.find(entry.key);
+  Slot* slot = table_.find(stripe, entry.key);
   if (slot == nullptr) return ErrorCode::UNKNOWN_KEY;
   const ErrorCode fits = check_write(slot->spec(), incoming.kind, entry);
   if (fits != ErrorCode::OK) return fits;
@@ -170,20 +168,12 @@ ErrorCode Shard::check_content(const SliceEntry& entry, const PayloadSlice& slic
 }
 
 ErrorCode Shard::check_encoded(const SliceEntry& entry, const PayloadSlice& slice) {
-  const std::optional<uint64_t> num_elems = num_elems_of(entry.key);
-  if (!num_elems) return ErrorCode::UNKNOWN_KEY;
-  const Encoded encoded{entry.dtype, slice.data(), slice.num_bytes, *num_elems};
+  const SlotSpec* spec = table_.spec_of(entry.key);
+  if (spec == nullptr) return ErrorCode::UNKNOWN_KEY;
+  const Encoded encoded{entry.dtype, slice.data(), slice.num_bytes, spec->num_elems};
   if (!is_well_formed(encoded)) return ErrorCode::BAD_ARGUMENT;
   const bool may_be_applied = !options_.refuse_non_finite || all_finite(encoded);
   return may_be_applied ? ErrorCode::OK : ErrorCode::NON_FINITE;
-}
-
-std::optional<uint64_t> Shard::num_elems_of(Key key) {
-  Stripe& stripe = table_.stripe_of(key);
-  const MutexLock lock(stripe.mutex);
-  const Slot* slot = stripe.find(key);
-  if (slot == nullptr) return std::nullopt;
-  return slot->spec().num_elems;
 }
 
 ErrorCode Shard::change(const Incoming& incoming, const SliceEntry& entry, Stripe& stripe,
@@ -329,7 +319,7 @@ bool Shard::locate(std::span<SliceEntry> entries, std::span<const Piece> pieces)
 ErrorCode Shard::find(SliceEntry& entry, std::vector<Finding>& findings) {
   Stripe& stripe = table_.stripe_of(entry.key);
   const MutexLock lock(stripe.mutex);
-  Slot* slot = stripe.find(entry.key);
+  Slot* slot = table_.find(stripe, entry.key);
   if (slot == nullptr) return ErrorCode::UNKNOWN_KEY;
   const SlotSpec& spec = slot->spec();
   const ErrorCode may = check_read(spec, entry);
@@ -365,7 +355,7 @@ std::vector<double> Shard::norms(std::span<SliceEntry> entries) {
 ErrorCode Shard::find_squares(SliceEntry& entry, std::vector<double>& sums) {
   Stripe& stripe = table_.stripe_of(entry.key);
   const MutexLock lock(stripe.mutex);
-  Slot* slot = stripe.find(entry.key);
+  Slot* slot = table_.find(stripe, entry.key);
   if (slot == nullptr) return ErrorCode::UNKNOWN_KEY;
   entry.version = slot->version();
   const std::optional<double> sum = table_.squares(stripe, *slot);
@@ -378,7 +368,7 @@ std::vector<std::pair<std::string, std::string>> Shard::state(Key key) {
   const SharedLock lock(table_.decision_mutex);
   Stripe& stripe = table_.stripe_of(key);
   const MutexLock stripe_lock(stripe.mutex);
-  Slot* slot = stripe.find(key);
+  Slot* slot = table_.find(stripe, key);
   if (slot == nullptr) {
     throw Error(ErrorCode::UNKNOWN_KEY, "there is no slice of key " + std::to_string(key) +
                                             " on shard " + std::to_string(options_.index));

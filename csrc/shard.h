@@ -123,7 +123,6 @@ class Shard {
       REQUIRES_SHARED(table_.decision_mutex);
   ErrorCode check_encoded(const SliceEntry& entry, const PayloadSlice& slice)
       REQUIRES_SHARED(table_.decision_mutex);
-  std::optional<uint64_t> num_elems_of(Key key) REQUIRES_SHARED(table_.decision_mutex);
   ErrorCode accept_slice(const Incoming& incoming, SliceEntry& entry, size_t offset)
       REQUIRES_SHARED(table_.decision_mutex);
   ErrorCode change(const Incoming& incoming, const SliceEntry& entry, Stripe& stripe, Slot& slot,

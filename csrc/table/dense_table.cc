@@ -30,7 +30,7 @@ void DenseTable::insert(Slot slot) {
   if (applies_by_decision(slot.spec().rule)) decided_keys_.push_back(key);
   Stripe& stripe = stripe_of(key);
   const MutexLock lock(stripe.mutex);
-  stripe.slots.emplace(key, std::move(slot));
+  index_.insert(key, &stripe.slots.emplace(key, std::move(slot)).first->second);
 }
 
 void DenseTable::drop(uint64_t tensor_id) {
@@ -47,10 +47,11 @@ void DenseTable::drop(uint64_t tensor_id) {
 void DenseTable::erase(Key key) {
   Stripe& stripe = stripe_of(key);
   const MutexLock lock(stripe.mutex);
-  if (!is_settled(*stripe.find(key))) {
+  if (!is_settled(*find(stripe, key))) {
     num_unsettled_.fetch_sub(1, std::memory_order_relaxed);
     num_held_.fetch_sub(1, std::memory_order_relaxed);
   }
+  index_.erase(key);
   stripe.slots.erase(key);
 }
 
@@ -92,7 +93,7 @@ void DenseTable::finish_pending() {
   for (const Key key : decided_keys_) {
     Stripe& stripe = stripe_of(key);
     const MutexLock lock(stripe.mutex);
-    const Slot& slot = *stripe.find(key);
+    const Slot& slot = *find(stripe, key);
     if (!is_settled(slot)) slot.require_contributions(held);
   }
 }
@@ -103,7 +104,7 @@ DenseTable::Checked DenseTable::check(const Decision& decision) {
   for (const Key key : decided_keys_) {
     Stripe& stripe = stripe_of(key);
     const MutexLock lock(stripe.mutex);
-    const Slot& slot = *stripe.find(key);
+    const Slot& slot = *find(stripe, key);
     if (!decision.early()) slot.require_contributions(decision);
     if (slot.counted(decision)) checked.pending.require_hyper(slot.spec());
     if (!slot.ready(checked.pending)) ++checked.num_held;
@@ -129,7 +130,7 @@ bool DenseTable::settle(int64_t max_slots) {
         decided_keys_[next_to_settle_.fetch_add(1, std::memory_order_relaxed) % num_keys];
     Stripe& stripe = stripe_of(key);
     const MutexLock lock(stripe.mutex);
-    Slot& slot = *stripe.find(key);
+    Slot& slot = *find(stripe, key);
     if (is_settled(slot) || !bring_up_to_date(stripe, slot)) continue;
     --max_slots;
   }

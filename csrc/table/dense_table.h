@@ -69,6 +69,16 @@ class DenseTable {
   bool settle(int64_t max_slots) REQUIRES_SHARED(decision_mutex);
 
   Stripe& stripe_of(Key key) REQUIRES_SHARED(decision_mutex) { return stripes_.of(key); }
+  // nullptr if there is none. REQUIRES: `stripe` is that of the key.
+  Slot* find([[maybe_unused]] Stripe& stripe, Key key) REQUIRES_SHARED(decision_mutex)
+      REQUIRES(stripe.mutex) {
+    return index_.find(key);
+  }
+  // What never changes of a slot, for which its stripe need not be locked; nullptr if there is none.
+  const SlotSpec* spec_of(Key key) REQUIRES_SHARED(decision_mutex) {
+    const Slot* slot = index_.find(key);
+    return slot != nullptr ? &slot->spec() : nullptr;
+  }
   // Carries the pending decision out on this slot, if it lacks it. Before anything else is done with it.
   // False: the slot is held, at the decision before.
   bool bring_up_to_date(Stripe& stripe, Slot& slot) REQUIRES_SHARED(decision_mutex)
@@ -105,6 +115,7 @@ class DenseTable {
   Counters& counters_;
 
   Stripes stripes_;
+  SlotIndex index_ GUARDED_BY(decision_mutex);
   std::unordered_map<uint64_t, TensorDefinition> definitions_ GUARDED_BY(decision_mutex);
   std::unordered_set<uint64_t> dropped_ GUARDED_BY(decision_mutex);
   std::vector<Key> decided_keys_ GUARDED_BY(decision_mutex);  // of slots that decisions change

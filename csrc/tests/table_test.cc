@@ -1,9 +1,12 @@
 // The parts of a table around its slots: definitions, decisions, ranks, the write window, gathering.
 #include <limits>
+#include <map>
+#include <random>
 
 #include "table/dense_table.h"
 #include "table/gather.h"
 #include "table/rank_book.h"
+#include "table/slot_index.h"
 #include "table/write_window.h"
 #include "table_support.h"
 
@@ -11,6 +14,27 @@ namespace psstore::testing {
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+// ---- the index of slots
+
+TEST(SlotIndexTest, FindsWhatIsThereWhoeverCameAndWentBefore) {
+  std::mt19937_64 random(1);
+  std::map<Key, Slot> slots;
+  SlotIndex index;
+  for (int step = 0; step < 20'000; ++step) {
+    const Key key = make_key(random() % 40, random() % 40);
+    const auto known = slots.find(key);
+    EXPECT_EQ(index.find(key), known == slots.end() ? nullptr : &known->second);
+    if (known == slots.end()) {
+      const SlotSpec spec{key, 1, DType::kFloat32, RuleKind::kSgd, 0};
+      index.insert(key, &slots.emplace(key, Slot(spec, 0)).first->second);
+    } else {
+      index.erase(key);
+      slots.erase(known);
+    }
+  }
+  for (auto& [key, slot] : slots) EXPECT_EQ(index.find(key), &slot);
+}
 
 // ---- definitions
 
