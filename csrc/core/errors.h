@@ -53,6 +53,8 @@ namespace psstore {
   X(STORE_CLOSED, 54, "this client is closed")                                              \
   X(OVERLOADED, 55, "a limit on connections or on clients is reached")                      \
   X(TORN_ROUND, 56, "a worker was lost after an early commit, before all was pushed")       \
+  X(DEVICE_FAILED, 57, "the device that a shard lives on failed, and the shard with it")    \
+  X(OUT_OF_MEMORY, 58, "the memory of the device that a shard lives on is too small")       \
   /* InternalError: we erred. */                                                            \
   X(INTERNAL, 90, "an invariant of psstore was violated")                                   \
   X(MISSING_CONTRIBUTION, 91, "a decision names a contribution that the shard lacks")       \

@@ -176,6 +176,19 @@ class TornRound(AvailabilityError):
     code = 56
 
 
+class DeviceFailed(AvailabilityError):
+    """The device that a shard lives on failed: its values are lost, and the shard ends. The message names the device
+    and its reason."""
+
+    code = 57
+
+
+class OutOfMemory(AvailabilityError):
+    """The memory of the device that a shard lives on is too small for what was asked of it. Nothing changed."""
+
+    code = 58
+
+
 class MissingContribution(InternalError):
     code = 91
 

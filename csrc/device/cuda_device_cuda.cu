@@ -1,0 +1,256 @@
+// A GPU as device.h has it. Not run on one yet.
+//
+// Every queue is a stream that does not synchronise with the legacy default stream. What a batch's kernels
+// read of the host, the table of descriptors, goes into a block of pinned memory with its twin on the
+// device: the queue keeps a ring of them, and uses one again once the fence after its last use has passed.
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <deque>
+#include <utility>
+
+#include "device/device.h"
+#include "kernels/batch_cuda.h"
+
+namespace psstore::device {
+namespace {
+
+// Throws Error(DEVICE_FAILED) that names the device, the call and CUDA's reason.
+void require(cudaError_t status, const std::string& device, const char* call) {
+  if (status == cudaSuccess) return;
+  throw Error(ErrorCode::DEVICE_FAILED, "device " + device + " failed: " + call + ": " +
+                                            cudaGetErrorString(status) + " (" +
+                                            cudaGetErrorName(status) + ")");
+}
+
+class CudaDevice final : public Device, public std::enable_shared_from_this<CudaDevice> {
+ public:
+  CudaDevice(std::string name, int index) : name_(std::move(name)), index_(index) {}
+
+  const std::string& name() const override { return name_; }
+  MemoryInfo memory() const override {
+    enter();
+    MemoryInfo info;
+    require(cudaMemGetInfo(&info.free_bytes, &info.total_bytes), name_, "cudaMemGetInfo");
+    return info;
+  }
+  std::byte* allocate(size_t num_bytes) override {
+    enter();
+    const auto on_device = [](void** block, size_t size) { return cudaMalloc(block, size); };
+    return block_of(on_device, "cudaMalloc", num_bytes);
+  }
+  void free(std::byte* memory) noexcept override { cudaFree(memory); }
+  std::byte* allocate_pinned(size_t num_bytes) override {
+    enter();
+    const auto pinned = [](void** block, size_t size) {
+      return cudaHostAlloc(block, size, cudaHostAllocPortable);  // for the copies of all devices
+    };
+    return block_of(pinned, "cudaHostAlloc", num_bytes);
+  }
+  void free_pinned(std::byte* memory) noexcept override { cudaFreeHost(memory); }
+  std::unique_ptr<Queue> make_queue() override;
+
+  // Makes it the calling thread's device: streams and memory are those of the current one.
+  void enter() const { require(cudaSetDevice(index_), name_, "cudaSetDevice"); }
+
+ private:
+  template <class Allocate>
+  std::byte* block_of(Allocate allocate, const char* call, size_t num_bytes) {
+    void* block = nullptr;
+    const cudaError_t status = allocate(&block, std::max<size_t>(num_bytes, 1));
+    if (status == cudaErrorMemoryAllocation) {
+      cudaGetLastError();  // clears it: later calls would report it as theirs
+      return nullptr;
+    }
+    require(status, name_, call);
+    return static_cast<std::byte*>(block);
+  }
+
+  const std::string name_;
+  const int index_;
+};
+
+class CudaFence final : public Fence {
+ public:
+  explicit CudaFence(std::shared_ptr<CudaDevice> device) : device_(std::move(device)) {
+    require(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming), device_->name(),
+            "cudaEventCreate");
+  }
+  ~CudaFence() override { cudaEventDestroy(event_); }
+  CudaFence(const CudaFence&) = delete;
+  CudaFence& operator=(const CudaFence&) = delete;
+
+  bool done() override {
+    const cudaError_t status = cudaEventQuery(event_);
+    if (status == cudaErrorNotReady) {
+      cudaGetLastError();  // an answer, not an error
+      return false;
+    }
+    require(status, device_->name(), "work on it");
+    return true;
+  }
+  void wait() override { require(cudaEventSynchronize(event_), device_->name(), "work on it"); }
+  cudaEvent_t event() const { return event_; }
+
+ private:
+  const std::shared_ptr<CudaDevice> device_;
+  cudaEvent_t event_ = nullptr;
+};
+
+// A block of descriptors on both sides, and what tells that it is free again.
+struct Descriptors {
+  LaunchMemory memory;
+  FenceRef used;
+};
+
+class CudaQueue final : public Queue {
+ public:
+  explicit CudaQueue(std::shared_ptr<CudaDevice> device) : device_(std::move(device)) {
+    device_->enter();
+    require(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), device_->name(),
+            "cudaStreamCreate");
+  }
+  ~CudaQueue() override {
+    cudaStreamSynchronize(stream_);  // a failure was reported where somebody asked
+    for (const Descriptors& block : ring_) release(block.memory);
+    if (scratch_ != nullptr) device_->free(scratch_);
+    cudaStreamDestroy(stream_);
+  }
+  CudaQueue(const CudaQueue&) = delete;
+  CudaQueue& operator=(const CudaQueue&) = delete;
+
+  FenceRef record() override {
+    device_->enter();
+    auto fence = std::make_shared<CudaFence>(device_);
+    check(cudaEventRecord(fence->event(), stream_), "cudaEventRecord");
+    return fence;
+  }
+  void wait_for(const FenceRef& fence) override {
+    const auto& of_cuda = static_cast<const CudaFence&>(*fence);
+    check(cudaStreamWaitEvent(stream_, of_cuda.event(), 0), "cudaStreamWaitEvent");
+  }
+
+  void copy_in(void* to, const void* from_host, size_t num_bytes) override {
+    transfer(to, from_host, num_bytes, cudaMemcpyHostToDevice);
+  }
+  void copy_out(void* to_host, const void* from, size_t num_bytes) override {
+    transfer(to_host, from, num_bytes, cudaMemcpyDeviceToHost);
+  }
+  // By unified addressing also from another device.
+  void copy(void* to, const void* from, size_t num_bytes) override {
+    transfer(to, from, num_bytes, cudaMemcpyDefault);
+  }
+  void zero(void* to, size_t num_bytes) override {
+    if (num_bytes == 0) return;
+    device_->enter();
+    check(cudaMemsetAsync(to, 0, num_bytes, stream_), "cudaMemsetAsync");
+  }
+
+  void reduce_update(std::span<const SliceUpdate> updates) override {
+    if (updates.empty()) return;
+    device_->enter();
+    Descriptors& block = descriptors(cuda_descriptor_bytes(updates));
+    cuda_reduce_update_async(updates, block.memory, stream_);
+    block.used = record();
+  }
+  void reduced_squares(std::span<const SliceUpdate> updates, double* sums) override {
+    if (updates.empty()) return;
+    device_->enter();
+    Descriptors& block = descriptors(cuda_descriptor_bytes(updates));
+    cuda_reduced_squares_async(updates, sums, block.memory, stream_);
+    block.used = record();
+  }
+  void convert(DType from, DType to, const void* source, void* destination,
+               int64_t num_elems) override {
+    device_->enter();
+    cuda_convert_async(from, to, source, destination, num_elems, stream_);
+  }
+  void encode(const ToEncode& what) override {
+    device_->enter();
+    cuda_encode_async(what, scratch(cuda_encode_scratch_bytes(what)), stream_);
+  }
+  void decode(const Encoded& encoded, void* destination) override {
+    device_->enter();
+    cuda_decode_async(encoded, destination, stream_);
+  }
+  uint64_t stream() const override { return reinterpret_cast<uint64_t>(stream_); }
+
+ private:
+  void check(cudaError_t status, const char* call) { require(status, device_->name(), call); }
+  void transfer(void* to, const void* from, size_t num_bytes, cudaMemcpyKind kind) {
+    if (num_bytes == 0) return;
+    device_->enter();
+    check(cudaMemcpyAsync(to, from, num_bytes, kind, stream_), "cudaMemcpyAsync");
+  }
+
+  // A block of the ring that is free and large enough, or a new one.
+  Descriptors& descriptors(size_t num_bytes) {
+    for (Descriptors& block : ring_) {
+      if (block.memory.num_bytes >= num_bytes && (!block.used || block.used->done())) return block;
+    }
+    const size_t room = std::max<size_t>(num_bytes, kSmallestDescriptorBytes);
+    LaunchMemory made{device_->allocate_pinned(room), device_->allocate(room), room};
+    if (made.pinned == nullptr || made.device == nullptr) {
+      release(made);
+      throw Error(ErrorCode::OUT_OF_MEMORY, "device " + device_->name() + " has no " +
+                                                std::to_string(room) +
+                                                " bytes left for the table of a launch");
+    }
+    return ring_.emplace_back(Descriptors{made, nullptr});
+  }
+  void release(const LaunchMemory& memory) {
+    device_->free(memory.device);
+    device_->free_pinned(memory.pinned);
+  }
+
+  // Used by one encoding after the other: the stream keeps their order. Growing waits for the last one.
+  std::byte* scratch(size_t num_bytes) {
+    if (num_bytes <= scratch_bytes_) return scratch_;
+    if (scratch_ != nullptr) record()->wait();
+    device_->free(std::exchange(scratch_, nullptr));
+    scratch_bytes_ = 0;
+    scratch_ = device_->allocate(num_bytes);
+    if (scratch_ == nullptr) {
+      throw Error(ErrorCode::OUT_OF_MEMORY, "device " + device_->name() + " has no " +
+                                                std::to_string(num_bytes) +
+                                                " bytes left to encode with");
+    }
+    scratch_bytes_ = num_bytes;
+    return scratch_;
+  }
+
+  static constexpr size_t kSmallestDescriptorBytes = 64 << 10;  // of some hundred slices
+
+  const std::shared_ptr<CudaDevice> device_;
+  cudaStream_t stream_ = nullptr;
+  std::deque<Descriptors> ring_;  // references to its elements stay good
+  std::byte* scratch_ = nullptr;
+  size_t scratch_bytes_ = 0;
+};
+
+std::unique_ptr<Queue> CudaDevice::make_queue() {
+  return std::make_unique<CudaQueue>(shared_from_this());
+}
+
+}  // namespace
+
+std::shared_ptr<Device> open_cuda_device(const std::string& name, int index) {
+  int count = 0;
+  const cudaError_t status = cudaGetDeviceCount(&count);
+  if (status != cudaSuccess) {
+    cudaGetLastError();
+    throw Error(ErrorCode::BAD_ARGUMENT,
+                "device '" + name + "': no CUDA device can be used here: " +
+                    cudaGetErrorString(status) + "; check nvidia-smi and the driver's version");
+  }
+  if (index >= count) {
+    throw Error(ErrorCode::BAD_ARGUMENT, "device '" + name + "': there are " +
+                                             std::to_string(count) +
+                                             " CUDA devices, the first is cuda:0");
+  }
+  auto device = std::make_shared<CudaDevice>(name, index);
+  device->memory();  // makes the context: what fails does so now
+  return device;
+}
+
+}  // namespace psstore::device

@@ -1,0 +1,388 @@
+#include "device/fake_device.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <new>
+#include <optional>
+#include <random>
+#include <utility>
+#include <vector>
+
+namespace psstore::device {
+namespace {
+
+constexpr int kPoison = 0xFF;  // as float32, float64, float16 or bfloat16: a NaN
+constexpr int kMostPolls = 8;  // of a fence that was not done, until it is
+constexpr std::align_val_t kPinnedAlignment{kBufferAlignment};
+
+// One lock for all fake devices: a queue may wait for a fence of another device. Recursive, since work on one
+// then has work done on the other.
+std::recursive_mutex& world() {
+  static std::recursive_mutex mutex;
+  return mutex;
+}
+using Locked = std::lock_guard<std::recursive_mutex>;
+
+// Memory that can be touched only while an Access to it is there.
+class Arena {
+ public:
+  explicit Arena(size_t num_bytes) : num_bytes_(num_bytes) {
+    void* const mapped =
+        mmap(nullptr, num_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (mapped == MAP_FAILED) throw std::bad_alloc();
+    base_ = static_cast<std::byte*>(mapped);
+    free_[0] = num_bytes;
+    open_arenas().push_back(this);
+  }
+  ~Arena() {
+    std::erase(open_arenas(), this);
+    munmap(base_, num_bytes_);
+  }
+  Arena(const Arena&) = delete;
+  Arena& operator=(const Arena&) = delete;
+
+  // First fit.
+  std::byte* take(size_t num_bytes) {
+    const size_t size = rounded(num_bytes);
+    for (auto hole = free_.begin(); hole != free_.end(); ++hole) {
+      if (hole->second < size) continue;
+      const auto [begin, room] = *hole;
+      free_.erase(hole);
+      if (room > size) free_[begin + size] = room - size;
+      taken_[begin] = size;
+      return base_ + begin;
+    }
+    return nullptr;
+  }
+  // How many bytes they were.
+  size_t give_back(const std::byte* memory) {
+    const auto taken = taken_.find(static_cast<size_t>(memory - base_));
+    auto [begin, size] = *taken;
+    const size_t given = size;
+    taken_.erase(taken);
+    const auto after = free_.find(begin + size);
+    if (after != free_.end()) {
+      size += after->second;
+      free_.erase(after);
+    }
+    const auto next = free_.lower_bound(begin);
+    if (next != free_.begin() && std::prev(next)->first + std::prev(next)->second == begin) {
+      std::prev(next)->second += size;
+    } else {
+      free_[begin] = size;
+    }
+    return given;
+  }
+  size_t bytes_free() const {
+    size_t total = 0;
+    for (const auto& [begin, size] : free_) total += size;
+    return total;
+  }
+  size_t num_bytes() const { return num_bytes_; }
+
+ private:
+  friend class Access;
+  static size_t rounded(size_t num_bytes) {
+    return std::max(kBufferAlignment,
+                    (num_bytes + kBufferAlignment - 1) / kBufferAlignment * kBufferAlignment);
+  }
+  // Of all fake devices: copies go from one to the other.
+  static std::vector<Arena*>& open_arenas() {
+    static std::vector<Arena*> arenas;
+    return arenas;
+  }
+
+  std::byte* base_;
+  const size_t num_bytes_;
+  std::map<size_t, size_t> free_;   // begin -> size
+  std::map<size_t, size_t> taken_;  // begin -> size
+};
+
+// While it is there the memory of all fake devices can be read and written. REQUIRES: world().
+class Access {
+ public:
+  Access() {
+    if (depth()++ == 0) protect(PROT_READ | PROT_WRITE);
+  }
+  ~Access() {
+    if (--depth() == 0) protect(PROT_NONE);
+  }
+  Access(const Access&) = delete;
+  Access& operator=(const Access&) = delete;
+
+ private:
+  static int& depth() {
+    static int value = 0;
+    return value;
+  }
+  static void protect(int how) {
+    for (const Arena* arena : Arena::open_arenas()) mprotect(arena->base_, arena->num_bytes_, how);
+  }
+};
+
+// An update with all that it refers to.
+struct OwnedUpdate {
+  SliceUpdate update;
+  std::vector<Contribution> contributions;
+  std::optional<Hyper> hyper;
+
+  explicit OwnedUpdate(const SliceUpdate& given)
+      : update(given), contributions(given.contributions.begin(), given.contributions.end()) {
+    if (given.hyper != nullptr) hyper = *given.hyper;
+  }
+  SliceUpdate whole() const {
+    SliceUpdate made = update;
+    made.contributions = contributions;
+    made.hyper = hyper ? &*hyper : nullptr;
+    return made;
+  }
+};
+
+class FakeDevice;
+class FakeFence;
+
+struct Item {
+  std::function<void()> work;         // or
+  FenceRef awaited;                   // or
+  std::shared_ptr<FakeFence> passed;  // one of them
+};
+
+// The work of a queue that is not done. Shared with its fences.
+struct Backlog {
+  FakeDevice* device;  // alive: its queue holds it, and forces the backlog before it goes
+  std::deque<Item> items;
+};
+
+class FakeFence final : public Fence {
+ public:
+  explicit FakeFence(std::shared_ptr<Backlog> backlog) : backlog_(std::move(backlog)) {}
+  bool done() override;
+  void wait() override;
+  // REQUIRES: world(), as below.
+  bool passed() const { return passed_; }
+  void pass() { passed_ = true; }
+  void force();
+
+ private:
+  const std::shared_ptr<Backlog> backlog_;
+  bool passed_ = false;
+  int num_polls_ = 0;
+};
+
+class FakeDevice final : public Device, public std::enable_shared_from_this<FakeDevice> {
+ public:
+  FakeDevice(std::string name, const FakeOptions& options)
+      : name_(std::move(name)),
+        arena_(options.num_bytes),
+        random_(options.seed),
+        work_left_(options.fail_after) {}
+
+  const std::string& name() const override { return name_; }
+  MemoryInfo memory() const override {
+    const Locked lock(world());
+    return {arena_.bytes_free(), arena_.num_bytes()};
+  }
+  std::byte* allocate(size_t num_bytes) override {
+    const Locked lock(world());
+    require_alive();
+    std::byte* const memory = arena_.take(num_bytes);
+    const Access access;
+    if (memory != nullptr && num_bytes > 0) std::memset(memory, kPoison, num_bytes);
+    return memory;
+  }
+  void free(std::byte* memory) noexcept override {
+    if (memory == nullptr) return;
+    const Locked lock(world());
+    const Access access;
+    std::memset(memory, kPoison, arena_.give_back(memory));
+  }
+  std::byte* allocate_pinned(size_t num_bytes) override {
+    auto* const memory =
+        static_cast<std::byte*>(::operator new(num_bytes, kPinnedAlignment, std::nothrow));
+    if (memory != nullptr && num_bytes > 0) std::memset(memory, kPoison, num_bytes);
+    return memory;
+  }
+  void free_pinned(std::byte* memory) noexcept override {
+    ::operator delete(memory, kPinnedAlignment);
+  }
+  std::unique_ptr<Queue> make_queue() override;
+
+  // ---- the work. REQUIRES: world()
+
+  void require_alive() const {
+    if (!failure_.empty()) {
+      throw Error(ErrorCode::DEVICE_FAILED, "device " + name_ + " failed: " + failure_);
+    }
+  }
+  bool lives() const { return failure_.empty(); }
+  void add(const std::shared_ptr<Backlog>& backlog) { backlogs_.push_back(backlog); }
+  void remove(const std::shared_ptr<Backlog>& backlog) { std::erase(backlogs_, backlog); }
+  uint64_t draw(uint64_t below) { return random_() % below; }
+  void shuffle(std::vector<OwnedUpdate>& updates) {
+    std::shuffle(updates.begin(), updates.end(), random_);
+  }
+
+  // Does some work that may be done, of any queue: perhaps none.
+  void disturb() {
+    for (uint64_t steps = draw(4); steps > 0 && !backlogs_.empty(); --steps) {
+      Backlog& backlog = *backlogs_[draw(backlogs_.size())];
+      if (backlog.items.empty()) continue;
+      const auto* awaited = static_cast<const FakeFence*>(backlog.items.front().awaited.get());
+      if (awaited == nullptr || awaited->passed()) step(backlog);
+    }
+  }
+  // Does what comes first.
+  void step(Backlog& backlog) {
+    const FenceRef awaited = backlog.items.front().awaited;
+    if (awaited) static_cast<FakeFence&>(*awaited).force();
+    const Item item = std::move(backlog.items.front());
+    backlog.items.pop_front();
+    if (item.passed) item.passed->pass();
+    if (item.work) work(item.work);
+  }
+
+ private:
+  void work(const std::function<void()>& item) {
+    require_alive();
+    if (work_left_-- == 0) {
+      failure_ = "it was told to";
+      require_alive();
+    }
+    const Access access;
+    item();
+  }
+
+  const std::string name_;
+  Arena arena_;
+  std::vector<std::shared_ptr<Backlog>> backlogs_;
+  std::mt19937_64 random_;
+  uint64_t work_left_;
+  std::string failure_;
+};
+
+bool FakeFence::done() {
+  const Locked lock(world());
+  if (passed_) return true;
+  FakeDevice& device = *backlog_->device;
+  device.require_alive();
+  device.disturb();
+  if (!passed_ && (++num_polls_ >= kMostPolls || device.draw(3) == 0)) force();
+  return passed_;
+}
+
+void FakeFence::wait() {
+  const Locked lock(world());
+  if (passed_) return;
+  backlog_->device->disturb();
+  force();
+}
+
+void FakeFence::force() {
+  while (!passed_) {
+    backlog_->device->require_alive();
+    backlog_->device->step(*backlog_);
+  }
+}
+
+class FakeQueue final : public Queue {
+ public:
+  explicit FakeQueue(std::shared_ptr<FakeDevice> device)
+      : device_(std::move(device)),
+        backlog_(std::make_shared<Backlog>(Backlog{device_.get(), {}})) {
+    const Locked lock(world());
+    device_->add(backlog_);
+  }
+  ~FakeQueue() override {
+    const Locked lock(world());
+    try {
+      while (device_->lives() && !backlog_->items.empty()) device_->step(*backlog_);
+    } catch (const Error&) {
+    }
+    backlog_->items.clear();  // if it failed, what was queued is never done
+    device_->remove(backlog_);
+  }
+  FakeQueue(const FakeQueue&) = delete;
+  FakeQueue& operator=(const FakeQueue&) = delete;
+
+  FenceRef record() override {
+    const Locked lock(world());
+    device_->require_alive();
+    auto fence = std::make_shared<FakeFence>(backlog_);
+    backlog_->items.push_back({{}, {}, fence});
+    return fence;
+  }
+  void wait_for(const FenceRef& fence) override { add({{}, fence, {}}); }
+
+  void copy_in(void* to, const void* from_host, size_t num_bytes) override {
+    copy(to, from_host, num_bytes);
+  }
+  void copy_out(void* to_host, const void* from, size_t num_bytes) override {
+    copy(to_host, from, num_bytes);
+  }
+  void copy(void* to, const void* from, size_t num_bytes) override {
+    if (num_bytes == 0) return;
+    add_work([=] { std::memmove(to, from, num_bytes); });
+  }
+  void zero(void* to, size_t num_bytes) override {
+    if (num_bytes == 0) return;
+    add_work([=] { std::memset(to, 0, num_bytes); });
+  }
+
+  void reduce_update(std::span<const SliceUpdate> updates) override {
+    std::vector<OwnedUpdate> batch(updates.begin(), updates.end());
+    device_->shuffle(batch);
+    add_work([batch = std::move(batch)] {
+      for (const OwnedUpdate& update : batch) psstore::reduce_update(update.whole());
+    });
+  }
+  void reduced_squares(std::span<const SliceUpdate> updates, double* sums) override {
+    const std::vector<OwnedUpdate> batch(updates.begin(), updates.end());
+    add_work([batch, sums] {
+      for (size_t i = 0; i < batch.size(); ++i) {
+        sums[i] = psstore::reduced_squares(batch[i].whole());
+      }
+    });
+  }
+  void convert(DType from, DType to, const void* source, void* destination,
+               int64_t num_elems) override {
+    add_work([=] { psstore::convert(from, to, source, destination, num_elems); });
+  }
+  void encode(const ToEncode& what) override {
+    add_work([=] { psstore::encode(what); });
+  }
+  void decode(const Encoded& encoded, void* destination) override {
+    add_work([=] { psstore::decode(encoded, destination); });
+  }
+  uint64_t stream() const override { return 0; }
+
+ private:
+  void add_work(std::function<void()> work) { add({std::move(work), {}, {}}); }
+  void add(Item item) {
+    const Locked lock(world());
+    device_->require_alive();
+    backlog_->items.push_back(std::move(item));
+    if (device_->draw(4) == 0) device_->disturb();
+  }
+
+  const std::shared_ptr<FakeDevice> device_;
+  const std::shared_ptr<Backlog> backlog_;
+};
+
+std::unique_ptr<Queue> FakeDevice::make_queue() {
+  return std::make_unique<FakeQueue>(shared_from_this());
+}
+
+}  // namespace
+
+std::shared_ptr<Device> make_fake_device(const std::string& name, const FakeOptions& options) {
+  const Locked lock(world());
+  return std::make_shared<FakeDevice>(name, options);
+}
+
+}  // namespace psstore::device
