@@ -5,6 +5,7 @@
 
 #include "kernels/codec.h"
 #include "kernels/update.h"
+#include "table/host_backend.h"
 
 namespace psstore {
 namespace {
@@ -34,6 +35,11 @@ void check_payload(std::span<const SliceEntry> entries, const BufferRef& payload
   }
 }
 
+std::shared_ptr<Backend> backend_of(const ShardOptions& options) {
+  if (options.backend) return options.backend;
+  return std::make_shared<HostBackend>(BufferPool::create(kMaxIdleBytes, options.arena));
+}
+
 ErrorCode status_of(Staged outcome) {
   return outcome == Staged::kStale ? ErrorCode::STALE_INCARNATION : ErrorCode::OK;
 }
@@ -42,8 +48,8 @@ ErrorCode status_of(Staged outcome) {
 
 Shard::Shard(const ShardOptions& options)
     : options_(options),
-      pool_(BufferPool::create(kMaxIdleBytes, options.arena)),
-      table_(options.num_stripes, pool_, counters_) {
+      backend_(backend_of(options)),
+      table_(options.num_stripes, backend_, counters_) {
   if (options.num_stripes == 0) {
     throw Error(ErrorCode::BAD_ARGUMENT, "num_stripes is 0; a shard needs at least one");
   }
@@ -55,11 +61,13 @@ void Shard::define(const TensorDefinition& definition) {
   definition.check();
   const ExclusiveLock lock(table_.decision_mutex);
   table_.define(definition);
+  backend_->flush();
 }
 
 void Shard::drop(uint64_t tensor_id) {
   const ExclusiveLock lock(table_.decision_mutex);
   table_.drop(tensor_id);
+  backend_->flush();
 }
 
 // ---- writes ---------------------------------------------------------------------------------------
@@ -79,7 +87,8 @@ bool Shard::check(WriteKind kind, std::span<SliceEntry> entries, uint64_t payloa
 }
 
 BufferRef Shard::admit(WriteKind kind, std::span<SliceEntry> entries, uint64_t payload_bytes) {
-  return check(kind, entries, payload_bytes) ? pool_->allocate(payload_bytes) : BufferRef();
+  return check(kind, entries, payload_bytes) ? backend_->allocate_payload(payload_bytes)
+                                             : BufferRef();
 }
 
 void Shard::stage(const Origin& origin, std::span<SliceEntry> entries, const BufferRef& payload) {
@@ -134,21 +143,26 @@ void Shard::refuse(std::span<SliceEntry> entries, ErrorCode status) {
 }
 
 void Shard::accept(const Incoming& incoming, std::span<SliceEntry> entries) {
+  BufferRef resident;  // the payload where slots can use it, once one of them shall
   size_t offset = 0;
   for (SliceEntry& entry : entries) {
     const size_t num_bytes = entry.num_bytes;
-    if (is_admitted(entry)) entry.status = accept_slice(incoming, entry, offset);
+    if (is_admitted(entry)) entry.status = accept_slice(incoming, entry, offset, resident);
     if (!is_admitted(entry)) counters_.refused.add();
     entry.num_bytes = 0;
     offset += num_bytes;
   }
+  backend_->flush();
 }
 
 // What was admitted is checked again: the tensor may be gone since, and the admission is cheap.
-ErrorCode Shard::accept_slice(const Incoming& incoming, SliceEntry& entry, size_t offset) {
-  const PayloadSlice slice{incoming.payload, offset, entry.num_bytes, entry.dtype};
-  const ErrorCode means = check_content(entry, slice);
+ErrorCode Shard::accept_slice(const Incoming& incoming, SliceEntry& entry, size_t offset,
+                              BufferRef& resident) {
+  const BufferRef& payload = incoming.payload;
+  const ErrorCode means = check_content(entry, payload ? payload->data() + offset : nullptr);
   if (means != ErrorCode::OK) return means;
+  if (!resident && payload) resident = backend_->bring(payload);
+  const PayloadSlice slice{resident, offset, entry.num_bytes, entry.dtype};
   Stripe& stripe = table_.stripe_of(entry.key);
   const MutexLock lock(stripe.mutex);
   Slot* slot = table_.find(stripe, entry.key);
@@ -160,17 +174,17 @@ ErrorCode Shard::accept_slice(const Incoming& incoming, SliceEntry& entry, size_
   return status;
 }
 
-ErrorCode Shard::check_content(const SliceEntry& entry, const PayloadSlice& slice) {
-  if (is_encoding(entry.dtype)) return check_encoded(entry, slice);
+ErrorCode Shard::check_content(const SliceEntry& entry, const std::byte* bytes) {
+  if (is_encoding(entry.dtype)) return check_encoded(entry, bytes);
   if (!options_.refuse_non_finite || dtype_bytes(entry.dtype) == 0) return ErrorCode::OK;
   const auto num_elems = static_cast<int64_t>(entry.num_bytes / dtype_bytes(entry.dtype));
-  return all_finite(entry.dtype, slice.data(), num_elems) ? ErrorCode::OK : ErrorCode::NON_FINITE;
+  return all_finite(entry.dtype, bytes, num_elems) ? ErrorCode::OK : ErrorCode::NON_FINITE;
 }
 
-ErrorCode Shard::check_encoded(const SliceEntry& entry, const PayloadSlice& slice) {
+ErrorCode Shard::check_encoded(const SliceEntry& entry, const std::byte* bytes) {
   const SlotSpec* spec = table_.spec_of(entry.key);
   if (spec == nullptr) return ErrorCode::UNKNOWN_KEY;
-  const Encoded encoded{entry.dtype, slice.data(), slice.num_bytes, spec->num_elems};
+  const Encoded encoded{entry.dtype, bytes, entry.num_bytes, spec->num_elems};
   if (!is_well_formed(encoded)) return ErrorCode::BAD_ARGUMENT;
   const bool may_be_applied = !options_.refuse_non_finite || all_finite(encoded);
   return may_be_applied ? ErrorCode::OK : ErrorCode::NON_FINITE;
@@ -186,17 +200,17 @@ ErrorCode Shard::change(const Incoming& incoming, const SliceEntry& entry, Strip
       if (slot.initialised()) {
         counters_.duplicates.add();
       } else {
-        slot.initialise(slice, *pool_);
+        slot.initialise(slice, *backend_);
         counters_.initialised.add();
       }
       return ErrorCode::OK;
     case WriteKind::kAssign:
-      counters_.count(slot.assign(slice, *pool_));
+      counters_.count(slot.assign(slice, *backend_));
       counters_.writes.add();
       return ErrorCode::OK;
     case WriteKind::kAdd:
       if (!slot.initialised()) return ErrorCode::NOT_INITIALISED;
-      counters_.count(slot.add(slice, *pool_));
+      counters_.count(slot.add(slice, *backend_));
       counters_.writes.add();
       return ErrorCode::OK;
   }
@@ -231,10 +245,10 @@ ErrorCode Shard::contribute(const Incoming& incoming, Stripe& stripe, Slot& slot
 
 ErrorCode Shard::restore(const SliceEntry& entry, Slot& slot, const PayloadSlice& slice) {
   if (entry.part == 0) {
-    counters_.count(slot.restore_value(slice, version(), *pool_));
+    counters_.count(slot.restore_value(slice, version(), *backend_));
   } else {
     if (!slot.initialised()) return ErrorCode::NOT_INITIALISED;
-    slot.restore_state(entry.part - 1U, slice, entry.version, *pool_);
+    slot.restore_state(entry.part - 1U, slice, entry.version, *backend_);
   }
   counters_.writes.add();
   return ErrorCode::OK;
@@ -250,7 +264,9 @@ void Shard::set_version(uint64_t version) {
 void Shard::advance(const Decision& decision) {
   if (decision.number() <= version()) return;
   const ExclusiveLock lock(table_.decision_mutex);
-  if (!table_.advance(decision)) return;
+  const bool is_new = table_.advance(decision);
+  backend_->flush();
+  if (!is_new) return;
   ranks_.record(decision);
   counters_.decisions.add();
   if (decision.skip()) counters_.skipped.add();
@@ -267,7 +283,9 @@ void Shard::set_scale(uint64_t number, std::optional<double> factor) {
 
 bool Shard::settle(int64_t max_slots) {
   const SharedLock lock(table_.decision_mutex);
-  return table_.settle(max_slots);
+  const bool settled = table_.settle(max_slots);
+  backend_->flush();
+  return settled;
 }
 
 // ---- reads ----------------------------------------------------------------------------------------
@@ -292,7 +310,9 @@ Shard::Reply Shard::read(std::span<SliceEntry> entries, uint64_t max_payload_byt
                     "; ask for fewer at a time");
   }
   share = share && options_.arena != nullptr && reply.payload_bytes >= kSharedReplyBytes;
-  reply.pieces = gather(findings, *pool_, share ? kLargeBlockBytes : 0);
+  Gathered gathered = backend_->gather(findings, share ? kLargeBlockBytes : 0);
+  reply.pieces = std::move(gathered.pieces);
+  reply.ready = std::move(gathered.ready);
   reply.shared = share && locate(entries, reply.pieces);
   return reply;
 }
@@ -331,7 +351,7 @@ ErrorCode Shard::find(SliceEntry& entry, std::vector<Finding>& findings) {
   if (!part.buffer) return entry.part == 0 ? ErrorCode::NOT_INITIALISED : ErrorCode::NO_STATE;
   if (part.version < wanted_version) return ErrorCode::NOT_MODIFIED;
   if (is_encoding(entry.dtype)) {
-    Published::Answer answer = slot->follow(wanted_version, entry.dtype, *pool_);
+    Published::Answer answer = slot->follow(wanted_version, entry.dtype, *backend_);
     entry.dtype = answer.dtype;
     findings.push_back({std::move(answer.buffer), answer.dtype, answer.dtype, spec.num_elems});
   } else {
@@ -341,26 +361,28 @@ ErrorCode Shard::find(SliceEntry& entry, std::vector<Finding>& findings) {
   return ErrorCode::OK;
 }
 
-std::vector<double> Shard::norms(std::span<SliceEntry> entries) {
-  std::vector<double> sums;
+Shard::Reply Shard::norms(std::span<SliceEntry> entries) {
+  std::vector<Sum> sums;
   const SharedLock lock(table_.decision_mutex);
   for (SliceEntry& entry : entries) {
     entry.dtype = DType::kFloat64;
     entry.status = find_squares(entry, sums);
     entry.num_bytes = entry.status == ErrorCode::OK ? sizeof(double) : 0;
   }
-  return sums;
+  Gathered gathered = backend_->gather_sums(sums);
+  return {std::move(gathered.pieces), sums.size() * sizeof(double), false,
+          std::move(gathered.ready)};
 }
 
-ErrorCode Shard::find_squares(SliceEntry& entry, std::vector<double>& sums) {
+ErrorCode Shard::find_squares(SliceEntry& entry, std::vector<Sum>& sums) {
   Stripe& stripe = table_.stripe_of(entry.key);
   const MutexLock lock(stripe.mutex);
   Slot* slot = table_.find(stripe, entry.key);
   if (slot == nullptr) return ErrorCode::UNKNOWN_KEY;
   entry.version = slot->version();
-  const std::optional<double> sum = table_.squares(stripe, *slot);
+  std::optional<Sum> sum = table_.squares(stripe, *slot);
   if (!sum) return ErrorCode::NOT_MODIFIED;
-  sums.push_back(*sum);
+  sums.push_back(std::move(*sum));
   return ErrorCode::OK;
 }
 
@@ -374,7 +396,7 @@ std::vector<std::pair<std::string, std::string>> Shard::state(Key key) {
                                             " on shard " + std::to_string(options_.index));
   }
   table_.bring_up_to_date(stripe, *slot);
-  return slot->dump();
+  return slot->dump(*backend_);
 }
 
 std::map<std::string, uint64_t> Shard::stats() {
@@ -391,8 +413,8 @@ std::map<std::string, uint64_t> Shard::stats() {
       {"state_bytes", size.state_bytes},
       {"staged_bytes", size.staged_bytes},
       {"published_bytes", size.published_bytes},
-      {"pool_bytes", pool_->bytes_in_use() + pool_->bytes_idle()},
-      {"pool_idle_bytes", pool_->bytes_idle()},
+      {"pool_bytes", backend_->pool_bytes()},
+      {"pool_idle_bytes", backend_->pool_idle_bytes()},
       {"pushes", counters_.pushes.value()},
       {"pulls", counters_.pulls.value()},
       {"writes", counters_.writes.value()},

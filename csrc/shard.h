@@ -31,6 +31,7 @@ struct ShardOptions {
   size_t num_stripes = 64;
   bool refuse_non_finite = false;               // NaN and infinities in writes become NON_FINITE
   std::shared_ptr<ValueArena> arena = nullptr;  // where large buffers lie, for clients to read
+  std::shared_ptr<Backend> backend = nullptr;   // null: the host's; another one takes no arena
 };
 
 // A reply of fewer bytes goes over the stream: to copy them there costs less than another frame, which
@@ -45,6 +46,8 @@ class Shard {
   Shard& operator=(const Shard&) = delete;
 
   uint32_t index() const { return options_.index; }
+  // Where its slots are: "cpu", or a device's name.
+  const std::string& device() const { return backend_->device(); }
 
   // ---- schema
 
@@ -92,7 +95,8 @@ class Shard {
   struct Reply {
     std::vector<Piece> pieces;
     uint64_t payload_bytes = 0;
-    bool shared = false;  // the entries say where in the arena their bytes lie
+    bool shared = false;     // the entries say where in the arena their bytes lie
+    device::FenceRef ready;  // null: now; else the pieces are what they say once it is done
   };
   // `share`: the client maps the arena. The values stay there as they are while the pieces are held.
   // An entry that asks for an encoding may get float32: its dtype says what came (table/published.h).
@@ -100,10 +104,10 @@ class Shard {
   Reply read(std::span<SliceEntry> entries, uint64_t max_payload_bytes, bool share = false);
 
   // Sums of squares of the gradients that the last decision reduces to, before any scale: one of each
-  // entry that is OK afterwards. NOT_MODIFIED if it needs no scale or does not concern the slice.
-  std::vector<double> norms(std::span<SliceEntry> entries);
+  // entry that is OK afterwards, as float64. NOT_MODIFIED if it needs no scale or does not concern the slice.
+  Reply norms(std::span<SliceEntry> entries);
 
-  // Raw bytes of value, rule state and step by name. Throws Error(UNKNOWN_KEY).
+  // Raw bytes of value, rule state and step by name. Waits for the device. Throws Error(UNKNOWN_KEY).
   std::vector<std::pair<std::string, std::string>> state(Key key);
   std::map<std::string, uint64_t> stats();
 
@@ -119,12 +123,12 @@ class Shard {
   void accept(const Incoming& incoming, std::span<SliceEntry> entries)
       REQUIRES_SHARED(table_.decision_mutex);
   // Whether the bytes may be used. Looks at all of them, and holds no slot's lock while it does.
-  ErrorCode check_content(const SliceEntry& entry, const PayloadSlice& slice)
+  ErrorCode check_content(const SliceEntry& entry, const std::byte* bytes)
       REQUIRES_SHARED(table_.decision_mutex);
-  ErrorCode check_encoded(const SliceEntry& entry, const PayloadSlice& slice)
+  ErrorCode check_encoded(const SliceEntry& entry, const std::byte* bytes)
       REQUIRES_SHARED(table_.decision_mutex);
-  ErrorCode accept_slice(const Incoming& incoming, SliceEntry& entry, size_t offset)
-      REQUIRES_SHARED(table_.decision_mutex);
+  ErrorCode accept_slice(const Incoming& incoming, SliceEntry& entry, size_t offset,
+                         BufferRef& resident) REQUIRES_SHARED(table_.decision_mutex);
   ErrorCode change(const Incoming& incoming, const SliceEntry& entry, Stripe& stripe, Slot& slot,
                    const PayloadSlice& slice) REQUIRES_SHARED(table_.decision_mutex)
       REQUIRES(stripe.mutex);
@@ -139,11 +143,11 @@ class Shard {
   bool locate(std::span<SliceEntry> entries, std::span<const Piece> pieces) const;
   ErrorCode find(SliceEntry& entry, std::vector<Finding>& findings)
       REQUIRES_SHARED(table_.decision_mutex);
-  ErrorCode find_squares(SliceEntry& entry, std::vector<double>& sums)
+  ErrorCode find_squares(SliceEntry& entry, std::vector<Sum>& sums)
       REQUIRES_SHARED(table_.decision_mutex);
 
   const ShardOptions options_;
-  const std::shared_ptr<BufferPool> pool_;
+  const std::shared_ptr<Backend> backend_;
   Counters counters_;
   RankBook ranks_;
   WriteWindow window_;

@@ -180,8 +180,11 @@ def restore(
 
 def norms(shard: _core.Shard, keys: Sequence[int]) -> tuple[list[Answer], list[float]]:
     """The reply's table, and the sums of squares of those that are OK."""
-    table, payload = shard.norms(_request("NORM", _core.SliceTable((key, 0, _core.DTYPES["float32"]) for key in keys)))
-    return answers(table), [float(square) for square in np.frombuffer(payload, np.float64)]
+    asked = _core.SliceTable((key, 0, _core.DTYPES["float32"]) for key in keys)
+    table, pieces, ready = shard.norms(_request("NORM", asked))
+    if ready is not None:
+        ready.wait()
+    return answers(table), [float(square) for square in np.frombuffer(b"".join(pieces), np.float64)]
 
 
 class Pulled(NamedTuple):
@@ -204,7 +207,9 @@ def pull(
         wanted = wanted.with_versions(versions)
     if parts is not None:
         wanted = wanted.with_parts(parts)
-    table, pieces, _ = shard.read(_request("PULL", wanted))
+    table, pieces, _, ready = shard.read(_request("PULL", wanted))
+    if ready is not None:
+        ready.wait()
     return Pulled(answers(table), table.payload_bytes, pieces, table.dtypes())
 
 

@@ -11,6 +11,7 @@
 
 #include "bindings/common.h"
 #include "shard.h"
+#include "table/device_backend.h"
 #include "wire/frame.h"
 #include "wire/limits.h"
 
@@ -84,9 +85,19 @@ std::vector<SliceEntry> entries_of(const Frame& frame) {
 // ---- Shard ----------------------------------------------------------------------------------------
 
 std::unique_ptr<Shard> make_shard(uint32_t index, size_t num_stripes, bool refuse_non_finite,
-                                  std::shared_ptr<ValueArena> arena) {
+                                  std::shared_ptr<ValueArena> arena, const std::string& device,
+                                  size_t num_sharing) {
+  if (device == "cpu") {
+    return std::make_unique<Shard>(
+        ShardOptions{index, num_stripes, refuse_non_finite, std::move(arena)});
+  }
+  if (arena != nullptr || num_sharing == 0) {
+    throw Error(ErrorCode::BAD_ARGUMENT, "a shard on device '" + device +
+                                             "' takes no arena, and is one of at least 1 there");
+  }
+  auto backend = std::make_shared<DeviceBackend>(device::open_device(device), num_sharing);
   return std::make_unique<Shard>(
-      ShardOptions{index, num_stripes, refuse_non_finite, std::move(arena)});
+      ShardOptions{index, num_stripes, refuse_non_finite, nullptr, std::move(backend)});
 }
 
 void define(Shard& shard, uint64_t tensor_id, uint8_t dtype, uint8_t rule, uint32_t group,
@@ -156,6 +167,15 @@ SliceTable restore(Shard& shard, const Frame& frame, const std::string& client) 
   return write_once(shard, WriteKind::kRestore, frame, client);
 }
 
+py::list views_of(std::vector<Piece>& pieces) {
+  py::list views;
+  for (Piece& piece : pieces) {
+    const std::span<const std::byte> bytes(piece.buffer->data(), piece.num_bytes);
+    views.append(make_readonly_view(std::move(piece.buffer), bytes));
+  }
+  return views;
+}
+
 py::tuple read(Shard& shard, const Frame& frame, bool share) {
   expect(frame.header.op == Op::kPULL, frame, "PULL");
   std::vector<SliceEntry> entries = entries_of(frame);
@@ -164,24 +184,20 @@ py::tuple read(Shard& shard, const Frame& frame, bool share) {
     const py::gil_scoped_release no_gil;
     reply = shard.read(entries, kMaxPayloadBytes, share);
   }
-  py::list pieces;
-  for (Piece& piece : reply.pieces) {
-    const std::span<const std::byte> bytes(piece.buffer->data(), piece.num_bytes);
-    pieces.append(make_readonly_view(std::move(piece.buffer), bytes));
-  }
-  return py::make_tuple(SliceTable(std::move(entries)), std::move(pieces), reply.shared);
+  return py::make_tuple(SliceTable(std::move(entries)), views_of(reply.pieces), reply.shared,
+                        std::move(reply.ready));
 }
 
 py::tuple norms(Shard& shard, const Frame& frame) {
   expect(frame.header.op == Op::kNORM, frame, "NORM");
   std::vector<SliceEntry> entries = entries_of(frame);
-  std::vector<double> sums;
+  Shard::Reply reply;
   {
     const py::gil_scoped_release no_gil;
-    sums = shard.norms(entries);
+    reply = shard.norms(entries);
   }
-  const py::bytes payload(reinterpret_cast<const char*>(sums.data()), sums.size() * sizeof(double));
-  return py::make_tuple(SliceTable(std::move(entries)), payload);
+  return py::make_tuple(SliceTable(std::move(entries)), views_of(reply.pieces),
+                        std::move(reply.ready));
 }
 
 py::dict state(Shard& shard, Key key) {
@@ -200,6 +216,10 @@ py::dict state(Shard& shard, Key key) {
 void bind_table(py::module_& m) {
   const py::call_guard<py::gil_scoped_release> no_gil;
 
+  py::classh<device::Fence>(m, "Fence", py::is_final())
+      .def("done", &device::Fence::done)
+      .def("wait", &device::Fence::wait, no_gil);
+
   py::classh<Decision>(m, "Decision", py::is_final())
       .def(py::init(&make_decision), py::arg("number"), py::kw_only(), py::arg("skip"),
            py::arg("divisor"), py::arg("members"), py::arg("hypers"), py::arg("present"),
@@ -208,8 +228,10 @@ void bind_table(py::module_& m) {
 
   py::classh<Shard>(m, "Shard", py::is_final())
       .def(py::init(&make_shard), py::kw_only(), py::arg("index"), py::arg("num_stripes") = 64,
-           py::arg("refuse_non_finite") = false, py::arg("arena") = nullptr)
+           py::arg("refuse_non_finite") = false, py::arg("arena") = nullptr,
+           py::arg("device") = "cpu", py::arg("num_sharing") = 1)
       .def_property_readonly("version", &Shard::version)
+      .def_property_readonly("device", &Shard::device)
       .def("set_version", &Shard::set_version, py::arg("version"), no_gil)
       .def("define", &define, py::arg("tensor_id"), py::kw_only(), py::arg("dtype"),
            py::arg("rule"), py::arg("group"), py::arg("zeros"), py::arg("slices"))

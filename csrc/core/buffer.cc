@@ -75,7 +75,7 @@ bool BufferRef::unique() const {
 
 struct BufferPool::State {
   const size_t max_idle_bytes;
-  const std::shared_ptr<BlockSource> large;
+  const Blocks blocks;
   std::atomic<size_t> bytes_in_use{0};
 
   mutable Mutex mutex;
@@ -83,8 +83,7 @@ struct BufferPool::State {
   std::array<Buffer*, kNumClasses> idle GUARDED_BY(mutex){};
   size_t bytes_idle GUARDED_BY(mutex) = 0;
 
-  State(size_t max_idle, std::shared_ptr<BlockSource> source)
-      : max_idle_bytes(max_idle), large(std::move(source)) {}
+  State(size_t max_idle, Blocks from) : max_idle_bytes(max_idle), blocks(std::move(from)) {}
 
   Buffer* take_idle(const SizeClass& size_class);
   // False if so much is idle already that the block should go back to the system.
@@ -111,38 +110,54 @@ bool BufferPool::State::keep_idle(Buffer* buffer, const SizeClass& size_class) n
   return true;
 }
 
-BufferPool::BufferPool(size_t max_idle_bytes, std::shared_ptr<BlockSource> large)
-    : state_(std::make_unique<State>(max_idle_bytes, std::move(large))) {}
+BufferPool::BufferPool(size_t max_idle_bytes, Blocks blocks)
+    : state_(std::make_unique<State>(max_idle_bytes, std::move(blocks))) {}
 
 std::shared_ptr<BufferPool> BufferPool::create(size_t max_idle_bytes,
                                                std::shared_ptr<BlockSource> large) {
-  return std::shared_ptr<BufferPool>(new BufferPool(max_idle_bytes, std::move(large)));
+  return std::shared_ptr<BufferPool>(new BufferPool(max_idle_bytes, {std::move(large)}));
+}
+
+std::shared_ptr<BufferPool> BufferPool::create_over(size_t max_idle_bytes,
+                                                    std::shared_ptr<BlockSource> source,
+                                                    bool or_heap) {
+  return std::shared_ptr<BufferPool>(
+      new BufferPool(max_idle_bytes, {std::move(source), 0, or_heap}));
 }
 
 BufferPool::~BufferPool() {
-  for (Buffer* buffer : state_->idle) {
-    while (buffer != nullptr) {
-      free_block(std::exchange(buffer, buffer->next_idle_));
+  free_idle();
+}
+
+void BufferPool::free_idle() noexcept {
+  const MutexLock lock(state_->mutex);
+  state_->bytes_idle = 0;
+  for (Buffer*& head : state_->idle) {
+    while (head != nullptr) {
+      Buffer* const buffer = std::exchange(head, head->next_idle_);
+      free_block(buffer);
     }
   }
 }
 
 Buffer* BufferPool::allocate_block(size_t capacity) {
-  if (state_->large != nullptr && capacity >= kLargeBlockBytes) {
+  const Blocks& blocks = state_->blocks;
+  if (blocks.source != nullptr && capacity >= blocks.from_bytes) {
     void* const header = ::operator new(kBlockHeaderBytes, kHeapAlignment);
-    if (std::byte* const data = state_->large->take(capacity)) {
+    if (std::byte* const data = blocks.source->take(capacity)) {
       auto* const buffer = new (header) Buffer(data, 0, capacity);
       buffer->from_source_ = true;
       return buffer;
     }
     ::operator delete(header, kHeapAlignment);
+    if (!blocks.or_heap) throw std::bad_alloc();
   }
   void* const block = ::operator new(kBlockHeaderBytes + capacity, kHeapAlignment);
   return new (block) Buffer(static_cast<std::byte*>(block) + kBlockHeaderBytes, 0, capacity);
 }
 
 void BufferPool::free_block(Buffer* buffer) noexcept {
-  if (buffer->from_source_) state_->large->give_back(buffer->data_, buffer->capacity_);
+  if (buffer->from_source_) state_->blocks.source->give_back(buffer->data_, buffer->capacity_);
   std::destroy_at(buffer);
   ::operator delete(static_cast<void*>(buffer), kHeapAlignment);
 }

@@ -104,6 +104,9 @@ class BufferPool : public BufferOwner, public std::enable_shared_from_this<Buffe
   // `large`: where large blocks come from; what it can't give is from the heap, like all others.
   static std::shared_ptr<BufferPool> create(size_t max_idle_bytes,
                                             std::shared_ptr<BlockSource> large = nullptr);
+  // All blocks come from `source`. What it can't give is from the heap if `or_heap`, else std::bad_alloc.
+  static std::shared_ptr<BufferPool> create_over(size_t max_idle_bytes,
+                                                 std::shared_ptr<BlockSource> source, bool or_heap);
   ~BufferPool() override;
   BufferPool(const BufferPool&) = delete;
   BufferPool& operator=(const BufferPool&) = delete;
@@ -112,12 +115,22 @@ class BufferPool : public BufferOwner, public std::enable_shared_from_this<Buffe
   BufferRef allocate(size_t size);
   BufferRef allocate_zeroed(size_t size);
 
+  // Gives all that is kept for reuse back to where it came from.
+  void free_idle() noexcept;
+
   // What is handed out and what is kept for reuse, in bytes of memory (whole size classes).
   size_t bytes_in_use() const;
   size_t bytes_idle() const;
 
  private:
-  BufferPool(size_t max_idle_bytes, std::shared_ptr<BlockSource> large);
+  // Where blocks come from.
+  struct Blocks {
+    std::shared_ptr<BlockSource> source;   // null: the heap, all
+    size_t from_bytes = kLargeBlockBytes;  // smaller ones are the heap's
+    bool or_heap = true;
+  };
+
+  BufferPool(size_t max_idle_bytes, Blocks blocks);
   Buffer* allocate_block(size_t capacity);
   void free_block(Buffer* buffer) noexcept;
   void release(Buffer* buffer) noexcept override;

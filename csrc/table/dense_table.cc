@@ -1,9 +1,24 @@
 #include "table/dense_table.h"
 
+#include <algorithm>
 #include <string>
 #include <utility>
 
 namespace psstore {
+namespace {
+
+// Bytes of values, and of the rule state that every slot of the rule has: options may ask for more.
+uint64_t least_bytes(const TensorDefinition& definition) {
+  const StateLayout layout = state_layout(definition.rule, Hyper{});
+  const auto unused = std::count(layout.names.begin(), layout.names.end(), nullptr);
+  uint64_t value_bytes = 0;
+  for (const SliceSpec& slice : definition.slices) {
+    value_bytes += definition.slot(slice).num_bytes();
+  }
+  return value_bytes * static_cast<uint64_t>(1 + kMaxStates - unused);
+}
+
+}  // namespace
 
 // ---- schema ---------------------------------------------------------------------------------------
 
@@ -15,14 +30,26 @@ void DenseTable::define(const TensorDefinition& definition) {
     throw Error(ErrorCode::INTERNAL, "tensor " + std::to_string(definition.tensor_id) +
                                          " is defined here already, and differently");
   }
+  backend_->reserve(least_bytes(definition));
   std::vector<Slot> slots;  // made first: if memory runs out, nothing has changed
-  slots.reserve(definition.slices.size());
-  for (const SliceSpec& slice : definition.slices) {
-    slots.emplace_back(definition.slot(slice), version());
-    if (definition.zeros) slots.back().initialise_with_zeros(*pool_);
+  try {
+    slots = make_slots(definition);
+  } catch (...) {
+    backend_->unreserve(least_bytes(definition));
+    throw;
   }
   definitions_.emplace(definition.tensor_id, definition);
   for (Slot& slot : slots) insert(std::move(slot));
+}
+
+std::vector<Slot> DenseTable::make_slots(const TensorDefinition& definition) {
+  std::vector<Slot> slots;
+  slots.reserve(definition.slices.size());
+  for (const SliceSpec& slice : definition.slices) {
+    slots.emplace_back(definition.slot(slice), version());
+    if (definition.zeros) slots.back().initialise_with_zeros(*backend_);
+  }
+  return slots;
 }
 
 void DenseTable::insert(Slot slot) {
@@ -40,6 +67,7 @@ void DenseTable::drop(uint64_t tensor_id) {
   settle(-1);
   for (const SliceSpec& slice : known->second.slices) erase(slice.key);
   std::erase_if(decided_keys_, [=](Key key) { return tensor_of(key) == tensor_id; });
+  backend_->unreserve(least_bytes(known->second));
   definitions_.erase(known);
 }
 
@@ -140,7 +168,7 @@ bool DenseTable::settle(int64_t max_slots) {
 bool DenseTable::bring_up_to_date(Stripe&, Slot& slot) {
   if (is_settled(slot)) return true;
   if (!slot.ready(*pending_)) return false;
-  counters_.count(slot.settle(*pending_, *pool_));
+  counters_.count(slot.settle(*pending_, *backend_));
   num_unsettled_.fetch_sub(1, std::memory_order_relaxed);
   return true;
 }
@@ -157,9 +185,9 @@ void DenseTable::contributed(Stripe& stripe, Slot& slot) {
   bring_up_to_date(stripe, slot);
 }
 
-std::optional<double> DenseTable::squares(Stripe&, Slot& slot) {
+std::optional<Sum> DenseTable::squares(Stripe&, Slot& slot) {
   if (!applies_by_decision(slot.spec().rule) || !pending_) return std::nullopt;
-  return slot.squares(pending_->decision());
+  return slot.squares(pending_->decision(), *backend_);
 }
 
 // ---- sums -----------------------------------------------------------------------------------------

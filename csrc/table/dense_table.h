@@ -40,14 +40,15 @@ struct TableSize {
 
 class DenseTable {
  public:
-  DenseTable(size_t num_stripes, std::shared_ptr<BufferPool> pool, Counters& counters)
-      : pool_(std::move(pool)), counters_(counters), stripes_(num_stripes) {}
+  DenseTable(size_t num_stripes, std::shared_ptr<Backend> backend, Counters& counters)
+      : backend_(std::move(backend)), counters_(counters), stripes_(num_stripes) {}
 
   SharedMutex decision_mutex;
 
   // Creates the slots of a tensor. The same definition again changes nothing, nor does one of a tensor
   // that was dropped (ids are never reused: it is a late copy). Another definition for the same id
-  // throws Error(INTERNAL). `definition` has been checked.
+  // throws Error(INTERNAL), one that the backend has no room for Error(OUT_OF_MEMORY). `definition` has been
+  // checked.
   void define(const TensorDefinition& definition) REQUIRES(decision_mutex);
   // Forgets the slots; values that readers hold stay theirs. May come before the definition.
   void drop(uint64_t tensor_id) REQUIRES(decision_mutex);
@@ -92,7 +93,7 @@ class DenseTable {
   void contributed(Stripe& stripe, Slot& slot) REQUIRES_SHARED(decision_mutex)
       REQUIRES(stripe.mutex);
   // Slot::squares() of the pending decision.
-  std::optional<double> squares(Stripe& stripe, Slot& slot) REQUIRES_SHARED(decision_mutex)
+  std::optional<Sum> squares(Stripe& stripe, Slot& slot) REQUIRES_SHARED(decision_mutex)
       REQUIRES(stripe.mutex);
 
   TableSize size() REQUIRES_SHARED(decision_mutex);
@@ -103,6 +104,7 @@ class DenseTable {
     size_t num_held = 0;  // slots that can't settle yet
   };
 
+  std::vector<Slot> make_slots(const TensorDefinition& definition) REQUIRES(decision_mutex);
   void insert(Slot slot) REQUIRES(decision_mutex);
   void erase(Key key) REQUIRES(decision_mutex);
   void finish_pending() REQUIRES(decision_mutex);
@@ -111,7 +113,7 @@ class DenseTable {
     return !applies_by_decision(slot.spec().rule) || slot.settled(version());
   }
 
-  const std::shared_ptr<BufferPool> pool_;
+  const std::shared_ptr<Backend> backend_;
   Counters& counters_;
 
   Stripes stripes_;

@@ -9,9 +9,9 @@ namespace psstore {
 namespace {
 
 // What a delta may be added to: the buffer itself if nobody else refers to it, else a copy.
-BufferRef own_or_copy(const BufferRef& buffer, size_t num_bytes, BufferPool& pool) {
+BufferRef own_or_copy(const BufferRef& buffer, size_t num_bytes, Backend& backend) {
   if (buffer.unique()) return buffer;
-  BufferRef copy = pool.allocate(num_bytes);
+  BufferRef copy = backend.allocate(num_bytes);
   if (num_bytes > 0) std::memcpy(copy->data(), buffer->data(), num_bytes);
   return copy;
 }
@@ -21,11 +21,11 @@ BufferRef own_or_copy(const BufferRef& buffer, size_t num_bytes, BufferPool& poo
 Published::Published(BufferRef value, uint64_t version, uint64_t num_elems)
     : value_(std::move(value)), version_(version), num_elems_(num_elems) {}
 
-void Published::follow(const BufferRef& value, uint64_t version, DType encoding, BufferPool& pool) {
+void Published::follow(const BufferRef& value, uint64_t version, DType encoding, Backend& backend) {
   if (version == version_) return;
   const uint64_t num_bytes = encoded_bytes(encoding, num_elems_);
-  BufferRef payload = pool.allocate(num_bytes);
-  BufferRef next = own_or_copy(value_, num_elems_ * sizeof(float), pool);
+  BufferRef payload = backend.allocate(num_bytes);
+  BufferRef next = own_or_copy(value_, num_elems_ * sizeof(float), backend);
   encode({.encoding = encoding,
           .source = value->data(),
           .base = next->data(),

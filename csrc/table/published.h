@@ -9,13 +9,15 @@
 // that it begins at gets the whole p. A change that is not finite is not encoded: p becomes v then, and
 // everybody gets the whole of it.
 //
-// Guarded, like all of a slot, by the stripe's lock; readers may hold references beyond it.
+// Whether a change is finite is known only to who can look at it: this is for values of the host, and of a
+// backend that makes_deltas(). Guarded, like all of a slot, by the stripe's lock; readers may hold references beyond it.
 #pragma once
 
 #include <cstdint>
 
 #include "core/buffer.h"
 #include "core/types.h"
+#include "table/backend.h"
 
 namespace psstore {
 
@@ -32,7 +34,7 @@ class Published {
 
   // Goes on to that version of the value, by one delta if it is not there yet.
   // REQUIRES: a version is not lower than the one before; `encoding` is kInt8 or kSign.
-  void follow(const BufferRef& value, uint64_t version, DType encoding, BufferPool& pool);
+  void follow(const BufferRef& value, uint64_t version, DType encoding, Backend& backend);
 
   // For somebody who has what was published before the delta, if `wanted_version` is above the version of
   // that by one, and decodes `encoding`: the delta. For everybody else all of it, as float32.

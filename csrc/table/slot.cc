@@ -13,27 +13,23 @@ bool contributes(const Member& member, const SlotSpec& spec) {
 }
 
 // What is changed next: the buffer itself if nobody else refers to it, else new memory of its size.
-BufferRef own_or_new(const BufferRef& buffer, size_t num_bytes, BufferPool& pool) {
-  return buffer && buffer.unique() ? buffer : pool.allocate(num_bytes);
+BufferRef own_or_new(const BufferRef& buffer, size_t num_bytes, Backend& backend) {
+  return buffer && buffer.unique() ? buffer : backend.allocate(num_bytes);
 }
 
-void copy_elements(const PayloadSlice& from, const SlotSpec& spec, void* to) {
+void copy_elements(const PayloadSlice& from, const SlotSpec& spec, void* to, Backend& backend) {
   if (from.num_bytes == 0) return;
   if (from.dtype == spec.dtype) {
-    std::memcpy(to, from.data(), from.num_bytes);
+    backend.copy(to, from.data(), from.num_bytes);
   } else {
-    convert(from.dtype, spec.dtype, from.data(), to, static_cast<int64_t>(spec.num_elems));
+    backend.convert(from.dtype, spec.dtype, from.data(), to, static_cast<int64_t>(spec.num_elems));
   }
-}
-
-std::string bytes_of(const BufferRef& buffer, size_t num_bytes) {
-  return {reinterpret_cast<const char*>(buffer->data()), num_bytes};
 }
 
 }  // namespace
 
-BufferRef Slot::destination(BufferPool& pool) const {
-  return own_or_new(value_, spec_.num_bytes(), pool);
+BufferRef Slot::destination(Backend& backend) const {
+  return own_or_new(value_, spec_.num_bytes(), backend);
 }
 
 Change Slot::replace_value(BufferRef target) {
@@ -42,25 +38,25 @@ Change Slot::replace_value(BufferRef target) {
   return change;
 }
 
-void Slot::initialise(const PayloadSlice& from, BufferPool& pool) {
-  BufferRef first = pool.allocate(spec_.num_bytes());
-  copy_elements(from, spec_, first->data());
+void Slot::initialise(const PayloadSlice& from, Backend& backend) {
+  BufferRef first = backend.allocate(spec_.num_bytes());
+  copy_elements(from, spec_, first->data(), backend);
   value_ = std::move(first);
 }
 
-void Slot::initialise_with_zeros(BufferPool& pool) {
-  value_ = pool.allocate_zeroed(spec_.num_bytes());
+void Slot::initialise_with_zeros(Backend& backend) {
+  value_ = backend.allocate_zeroed(spec_.num_bytes());
 }
 
-Change Slot::assign(const PayloadSlice& from, BufferPool& pool) {
-  BufferRef target = destination(pool);
-  copy_elements(from, spec_, target->data());
+Change Slot::assign(const PayloadSlice& from, Backend& backend) {
+  BufferRef target = destination(backend);
+  copy_elements(from, spec_, target->data(), backend);
   ++version_;
   return replace_value(std::move(target));
 }
 
-Change Slot::add(const PayloadSlice& from, BufferPool& pool) {
-  BufferRef target = destination(pool);
+Change Slot::add(const PayloadSlice& from, Backend& backend) {
+  BufferRef target = destination(backend);
   const Contribution addend{from.data(), from.dtype, 1.0F, from.num_bytes};
   SliceUpdate update;
   update.rule = RuleKind::kAdd;
@@ -69,26 +65,26 @@ Change Slot::add(const PayloadSlice& from, BufferPool& pool) {
   update.contributions = {&addend, 1};
   update.value_in = value_->data();
   update.value_out = target->data();
-  reduce_update(update);
+  backend.reduce_update(update);
   ++version_;
   return replace_value(std::move(target));
 }
 
-Change Slot::restore_value(const PayloadSlice& from, uint64_t decision, BufferPool& pool) {
-  BufferRef target = destination(pool);
-  copy_elements(from, spec_, target->data());
+Change Slot::restore_value(const PayloadSlice& from, uint64_t decision, Backend& backend) {
+  BufferRef target = destination(backend);
+  copy_elements(from, spec_, target->data(), backend);
   version_ = std::max(version_, decision) + 1;
   published_.reset();
   return replace_value(std::move(target));
 }
 
 void Slot::restore_state(size_t index, const PayloadSlice& from, uint64_t num_steps,
-                         BufferPool& pool) {
+                         Backend& backend) {
   State restored;
   if (from.num_bytes > 0) {
     restored.name = largest_state_layout(spec_.rule).names[index];
-    restored.buffer = own_or_new(state_[index].buffer, spec_.num_bytes(), pool);
-    std::memcpy(restored.buffer->data(), from.data(), from.num_bytes);
+    restored.buffer = own_or_new(state_[index].buffer, spec_.num_bytes(), backend);
+    backend.copy(restored.buffer->data(), from.data(), from.num_bytes);
   }
   state_[index] = std::move(restored);
   num_steps_ = static_cast<int64_t>(num_steps);
@@ -99,9 +95,10 @@ Part Slot::part(uint16_t index) const {
   return {state_[index - 1U].buffer, static_cast<uint64_t>(num_steps_)};
 }
 
-Published::Answer Slot::follow(uint64_t wanted_version, DType encoding, BufferPool& pool) {
+Published::Answer Slot::follow(uint64_t wanted_version, DType encoding, Backend& backend) {
+  if (!backend.makes_deltas()) return {value_, spec_.dtype};
   if (!published_) published_.emplace(value_, version_, spec_.num_elems);
-  published_->follow(value_, version_, encoding, pool);
+  published_->follow(value_, version_, encoding, backend);
   return published_->answer(wanted_version, encoding);
 }
 
@@ -140,21 +137,22 @@ bool Slot::ready(const PendingDecision& pending) const {
   return !decision.early() || lacking(decision) == nullptr;
 }
 
-std::optional<double> Slot::squares(const Decision& decision) {
+std::optional<Sum> Slot::squares(const Decision& decision, Backend& backend) {
   if (!decision.needs_scale()) return std::nullopt;
   if (!settled(decision.number()) && squares_.decision != decision.number()) {
     const std::vector<Contribution> gradients = contributions(decision);
     if (gradients.empty()) return std::nullopt;
-    squares_ = {decision.number(), reduced_squares(reduction(decision, gradients))};
+    squares_ = {decision.number(), backend.reduced_squares(reduction(decision, gradients))};
   }
   if (squares_.decision != decision.number()) return std::nullopt;
   return squares_.sum;
 }
 
-Change Slot::settle(const PendingDecision& pending, BufferPool& pool) {
+Change Slot::settle(const PendingDecision& pending, Backend& backend) {
   const Decision& decision = pending.decision();
-  squares(decision);  // before the contributions go: the scale may have come from elsewhere
-  const Change change = pending.skip() ? Change::kNone : step(pending, pool);
+  squares(decision,
+          backend);  // before the contributions go: the scale may have come from elsewhere
+  const Change change = pending.skip() ? Change::kNone : step(pending, backend);
   staging_.release(decision.members());
   settled_ = decision.number();
   return change;
@@ -182,7 +180,7 @@ SliceUpdate Slot::reduction(const Decision& decision,
 }
 
 std::array<Slot::State, kMaxStates> Slot::writable_state(const StateLayout& layout,
-                                                         BufferPool& pool) const {
+                                                         Backend& backend) const {
   std::array<State, kMaxStates> writable;
   for (size_t i = 0; i < writable.size(); ++i) {
     const BufferRef& now = state_[i].buffer;
@@ -190,22 +188,22 @@ std::array<Slot::State, kMaxStates> Slot::writable_state(const StateLayout& layo
       writable[i] = state_[i];
       continue;
     }
-    writable[i] = {layout.names[i], own_or_new(now, spec_.num_bytes(), pool)};
+    writable[i] = {layout.names[i], own_or_new(now, spec_.num_bytes(), backend)};
     const bool copied = now && writable[i].buffer.get() != now.get();
-    if (copied) std::memcpy(writable[i].buffer->data(), now->data(), spec_.num_bytes());
+    if (copied) backend.copy(writable[i].buffer->data(), now->data(), spec_.num_bytes());
   }
   return writable;
 }
 
-Change Slot::step(const PendingDecision& pending, BufferPool& pool) {
+Change Slot::step(const PendingDecision& pending, Backend& backend) {
   const Decision& decision = pending.decision();
   const std::vector<Contribution> gradients = contributions(decision);
   if (gradients.empty()) return Change::kNone;
 
   const Hyper& hyper = pending.hyper(spec_);
   const StateLayout layout = state_layout(spec_.rule, hyper);
-  BufferRef target = destination(pool);
-  std::array<State, kMaxStates> state = writable_state(layout, pool);
+  BufferRef target = destination(backend);
+  std::array<State, kMaxStates> state = writable_state(layout, backend);
   SliceUpdate update = reduction(decision, gradients);
   update.rule = spec_.rule;
   update.hyper = &hyper;
@@ -218,7 +216,7 @@ Change Slot::step(const PendingDecision& pending, BufferPool& pool) {
     update.state[i] = state[i].buffer->data();
     if (!state_[i].buffer) update.state_is_new |= 1U << i;
   }
-  reduce_update(update);
+  backend.reduce_update(update);
 
   state_ = std::move(state);
   ++num_steps_;
@@ -234,11 +232,12 @@ size_t Slot::state_bytes() const {
   return total;
 }
 
-std::vector<std::pair<std::string, std::string>> Slot::dump() const {
+std::vector<std::pair<std::string, std::string>> Slot::dump(Backend& backend) const {
   std::vector<std::pair<std::string, std::string>> named;
-  if (initialised()) named.emplace_back("value", bytes_of(value_, spec_.num_bytes()));
+  if (initialised()) named.emplace_back("value", backend.bytes_of(value_, spec_.num_bytes()));
   for (const State& state : state_) {
-    if (state.buffer) named.emplace_back(state.name, bytes_of(state.buffer, spec_.num_bytes()));
+    if (state.buffer)
+      named.emplace_back(state.name, backend.bytes_of(state.buffer, spec_.num_bytes()));
   }
   std::string step(sizeof num_steps_, '\0');
   std::memcpy(step.data(), &num_steps_, sizeof num_steps_);

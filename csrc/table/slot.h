@@ -12,6 +12,9 @@
 // memory that a change needs is allocated before the first byte changes: if that throws, the slot is
 // what it was.
 //
+// Where those bytes are and who does the arithmetic on them is the backend's matter (table/backend.h): a slot
+// asks for memory and for work on it, and does not look at a byte.
+//
 // A slot is settled to a decision once that has done to it all that it will. Until then it is held if the
 // decision concerns it and leaves something open; else it takes the step when it is touched next.
 #pragma once
@@ -26,6 +29,7 @@
 
 #include "core/buffer.h"
 #include "kernels/update.h"
+#include "table/backend.h"
 #include "table/published.h"
 #include "table/staging.h"
 
@@ -62,23 +66,23 @@ class Slot {
 
   // What is sent to somebody who follows the slot by deltas (table/published.h): the first one makes it
   // published, as it is. REQUIRES: initialised(), follows_as() of its dtype.
-  Published::Answer follow(uint64_t wanted_version, DType encoding, BufferPool& pool);
+  Published::Answer follow(uint64_t wanted_version, DType encoding, Backend& backend);
 
   // First values; they do not count as a write. REQUIRES: !initialised().
-  void initialise(const PayloadSlice& from, BufferPool& pool);
-  void initialise_with_zeros(BufferPool& pool);
+  void initialise(const PayloadSlice& from, Backend& backend);
+  void initialise_with_zeros(Backend& backend);
 
   // New values; also the first ones.
-  Change assign(const PayloadSlice& from, BufferPool& pool);
+  Change assign(const PayloadSlice& from, Backend& backend);
   // REQUIRES: initialised().
-  Change add(const PayloadSlice& from, BufferPool& pool);
+  Change add(const PayloadSlice& from, Backend& backend);
 
   // A value from elsewhere, which those see as new who have seen this slot, or the shard at `decision`. Who
   // follows it is sent the whole of it.
-  Change restore_value(const PayloadSlice& from, uint64_t decision, BufferPool& pool);
+  Change restore_value(const PayloadSlice& from, uint64_t decision, Backend& backend);
   // State buffer `index` and the number of steps; without bytes the buffer is one that was never made.
   // REQUIRES: largest_state_layout() of the rule uses it.
-  void restore_state(size_t index, const PayloadSlice& from, uint64_t num_steps, BufferPool& pool);
+  void restore_state(size_t index, const PayloadSlice& from, uint64_t num_steps, Backend& backend);
 
   Staging& staging() { return staging_; }
   const Staging& staging() const { return staging_; }
@@ -95,19 +99,20 @@ class Slot {
   bool ready(const PendingDecision& pending) const;
   // Carries the decision out and lets go of the contributions it used. REQUIRES: ready(), and
   // require_contributions() was fine.
-  Change settle(const PendingDecision& pending, BufferPool& pool);
+  Change settle(const PendingDecision& pending, Backend& backend);
 
   // The sum of squares of the gradient that the decision reduces to, before any scale: computed at most
   // once, and remembered until the next decision's. None if the decision needs no scale, or does not
   // concern the slot. REQUIRES: settled to the decision, or its contributions are here.
-  std::optional<double> squares(const Decision& decision);
+  std::optional<Sum> squares(const Decision& decision, Backend& backend);
 
   // Bytes of rule state.
   size_t state_bytes() const;
   // Bytes that are kept for those who follow it.
   size_t published_bytes() const { return published_ ? published_->num_bytes() : 0; }
   // Raw bytes of value, rule state and step by name, as torch names them.
-  std::vector<std::pair<std::string, std::string>> dump() const;
+  // Waits for the backend.
+  std::vector<std::pair<std::string, std::string>> dump(Backend& backend) const;
 
  private:
   struct State {
@@ -117,11 +122,11 @@ class Slot {
 
   struct Squares {
     uint64_t decision = 0;
-    double sum = 0;
+    Sum sum;
   };
 
   // Where the next value goes: the value's own memory if nobody else refers to it, else new memory.
-  BufferRef destination(BufferPool& pool) const;
+  BufferRef destination(Backend& backend) const;
   // Makes `target`, a destination() with the new value in it, the value.
   Change replace_value(BufferRef target);
   // The first member that has a gradient for the tensor and has not staged it; nullptr: all is here.
@@ -131,8 +136,8 @@ class Slot {
   // The reduction of them: what a step and a sum of squares have in common.
   SliceUpdate reduction(const Decision& decision, std::span<const Contribution> gradients) const;
   // The state buffers as the step may write to them, its own and new ones.
-  std::array<State, kMaxStates> writable_state(const StateLayout& layout, BufferPool& pool) const;
-  Change step(const PendingDecision& pending, BufferPool& pool);
+  std::array<State, kMaxStates> writable_state(const StateLayout& layout, Backend& backend) const;
+  Change step(const PendingDecision& pending, Backend& backend);
 
   const SlotSpec spec_;
   BufferRef value_;

@@ -25,15 +25,18 @@ class HeldTest : public ShardTest {
   std::vector<double> norms(const std::vector<Key>& keys) {
     asked = std::vector<SliceEntry>(keys.size());
     for (size_t i = 0; i < keys.size(); ++i) asked[i].key = keys[i];
-    return shard.norms(asked);
+    const Shard::Reply reply = shard.norms(asked);
+    return elements_of<double>(reply.pieces, reply.ready);
   }
 
   std::vector<SliceEntry> asked;  // as norms() answered them
 };
 
+PSSTORE_ON_DEVICES(HeldTest);
+
 // ---- contributions
 
-TEST_F(HeldTest, TakesTheStepOfEachSliceInTheCallThatBringsItsLastContribution) {
+TEST_P(HeldTest, TakesTheStepOfEachSliceInTheCallThatBringsItsLastContribution) {
   shard.advance(early_decision(1, {member(0, 1), member(1, 1)}));
   push_to(kA, 1, 1);
   push_to(kB, 1, 1);
@@ -45,7 +48,7 @@ TEST_F(HeldTest, TakesTheStepOfEachSliceInTheCallThatBringsItsLastContribution) 
   EXPECT_EQ(status(kPlain), ErrorCode::OK);
 }
 
-TEST_F(HeldTest, TellsHowManySlicesWaitAndSettlesTheOthers) {
+TEST_P(HeldTest, TellsHowManySlicesWaitAndSettlesTheOthers) {
   push_to(kA, 0, 1);
   shard.advance(early_decision(1, {member(0, 1)}));
   EXPECT_EQ(shard.stats().at("held_slots"), 1U);
@@ -57,7 +60,7 @@ TEST_F(HeldTest, TellsHowManySlicesWaitAndSettlesTheOthers) {
   EXPECT_TRUE(shard.settle(0));
 }
 
-TEST_F(HeldTest, LetsNothingTakeThePlaceOfWhatASliceCountsOn) {
+TEST_P(HeldTest, LetsNothingTakeThePlaceOfWhatASliceCountsOn) {
   shard.advance(early_decision(1, {member(0, 1), member(1, 1, {2})}));
   push_to(kA, 0, 1);
   push_to(kA, 0, 100);  // again
@@ -70,7 +73,7 @@ TEST_F(HeldTest, LetsNothingTakeThePlaceOfWhatASliceCountsOn) {
   EXPECT_EQ(shard.stats().at("staged_bytes"), sizeof(float));  // rank 1, round 2
 }
 
-TEST_F(HeldTest, SaysWhoIsAwaitedWhenTheNextDecisionComesTooSoon) {
+TEST_P(HeldTest, SaysWhoIsAwaitedWhenTheNextDecisionComesTooSoon) {
   shard.advance(early_decision(1, {member(0, 1)}));
   push_to(kA, 0, 1);
   const std::string message = error_of(ErrorCode::MISSING_CONTRIBUTION,
@@ -82,7 +85,7 @@ TEST_F(HeldTest, SaysWhoIsAwaitedWhenTheNextDecisionComesTooSoon) {
   EXPECT_EQ(value(kB), (Floats{-1}));
 }
 
-TEST_F(HeldTest, LetsGoOfADroppedTensor) {
+TEST_P(HeldTest, LetsGoOfADroppedTensor) {
   push_to(kA, 0, 1);
   shard.advance(early_decision(1, {member(0, 1)}));
   shard.drop(2);
@@ -95,7 +98,7 @@ TEST_F(HeldTest, LetsGoOfADroppedTensor) {
 
 // ---- the scale
 
-TEST_F(HeldTest, WaitsForTheScaleWithTheSlicesThatItConcerns) {
+TEST_P(HeldTest, WaitsForTheScaleWithTheSlicesThatItConcerns) {
   push_to(kA, 0, 4);
   shard.advance(scaled_decision(1, {member(0, 1, {2})}));
   EXPECT_EQ(status(kA), ErrorCode::NOT_APPLIED);
@@ -108,7 +111,7 @@ TEST_F(HeldTest, WaitsForTheScaleWithTheSlicesThatItConcerns) {
   EXPECT_EQ(value(kA), (Floats{-1}));
 }
 
-TEST_F(HeldTest, SumsSquaresOnceAndForTheLastDecisionOnly) {
+TEST_P(HeldTest, SumsSquaresOnceAndForTheLastDecisionOnly) {
   push_to(kA, 0, 3);
   EXPECT_TRUE(norms({kA}).empty());
   shard.advance(scaled_decision(1, {member(0, 1, {2})}));
@@ -126,7 +129,7 @@ TEST_F(HeldTest, SumsSquaresOnceAndForTheLastDecisionOnly) {
 
 // ---- restoring
 
-TEST_F(HeldTest, DoesNotRestoreWhatWaits) {
+TEST_P(HeldTest, DoesNotRestoreWhatWaits) {
   push_to(kA, 0, 1);
   shard.advance(scaled_decision(1, {member(0, 1, {2})}));
   EXPECT_EQ(restore(1, kA, {50}).status, ErrorCode::NOT_APPLIED);
@@ -138,7 +141,7 @@ TEST_F(HeldTest, DoesNotRestoreWhatWaits) {
   EXPECT_EQ(look(kB).version, 2U);
 }
 
-TEST_F(HeldTest, RestoresOncePerSequence) {
+TEST_P(HeldTest, RestoresOncePerSequence) {
   EXPECT_EQ(restore(1, kA, {5}).version, 1U);
   EXPECT_EQ(restore(2, kA, {7}, 1, 3).version, 3U);
   EXPECT_EQ(restore(2, kA, {8}, 1, 4).version, 3U);
@@ -146,7 +149,7 @@ TEST_F(HeldTest, RestoresOncePerSequence) {
   entries[0].key = entries[1].key = kA;
   entries[1].part = 1;
   const Shard::Reply reply = read(entries);
-  EXPECT_EQ(floats_of(reply.pieces[0].buffer), (Floats{5, 7}));
+  EXPECT_EQ(elements_of(reply.pieces, reply.ready), (Floats{5, 7}));
   EXPECT_EQ(entries[1].version, 3U);
 }
 

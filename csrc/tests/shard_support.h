@@ -25,7 +25,7 @@ inline std::vector<ErrorCode> statuses_of(const std::vector<SliceEntry>& entries
   return statuses;
 }
 
-class ShardTest : public ::testing::Test {
+class ShardTest : public OnDevices {
  protected:
   void define(uint64_t tensor, RuleKind rule, uint64_t num_elems, bool zeros = true) {
     shard.define({tensor, DType::kFloat32, rule, 0, zeros, {{make_key(tensor, 0), num_elems}}});
@@ -84,10 +84,7 @@ class ShardTest : public ::testing::Test {
     entries[0].key = key;
     const Shard::Reply reply = read(entries);
     EXPECT_EQ(entries[0].status, ErrorCode::OK);
-    Floats floats;
-    for (const Piece& piece : reply.pieces)
-      floats = elements_of(piece.buffer->data(), piece.num_bytes);
-    return floats;
+    return elements_of(reply.pieces, reply.ready);
   }
   SliceEntry look(Key key, uint64_t version = 0) {
     std::vector<SliceEntry> entries(1);
@@ -97,7 +94,13 @@ class ShardTest : public ::testing::Test {
     return entries[0];
   }
 
-  Shard shard{ShardOptions{}};
+  ShardOptions options() const {
+    ShardOptions chosen;
+    chosen.backend = make_backend(GetParam());
+    return chosen;
+  }
+
+  Shard shard{options()};
 };
 
 }  // namespace psstore::testing

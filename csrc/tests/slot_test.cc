@@ -9,17 +9,17 @@ namespace {
 constexpr uint64_t kTensor = 7;
 constexpr Key kKey = make_key(kTensor, 0);
 
-class SlotTest : public ::testing::Test {
+class SlotTest : public OnDevices {
  protected:
   Slot make_slot(RuleKind rule, const Floats& values) {
     Slot slot({kKey, values.size(), DType::kFloat32, rule, 0}, 0);
-    slot.initialise(slice_of(*pool, values), *pool);
+    slot.initialise(slice_of(*backend, values), *backend);
     return slot;
   }
   Slot make_sgd_slot(const Floats& values) { return make_slot(RuleKind::kSgd, values); }
 
   void stage(Slot& slot, uint32_t rank, uint64_t round, const Floats& gradient) {
-    slot.staging().offer({{rank, 1, round}, slice_of(*pool, gradient)});
+    slot.staging().offer({{rank, 1, round}, slice_of(*backend, gradient)});
   }
 
   PendingDecision pend(const Slot& slot, const Decision& decision) {
@@ -29,29 +29,41 @@ class SlotTest : public ::testing::Test {
   }
   Change settle(Slot& slot, const Decision& decision) {
     if (!decision.skip()) slot.require_contributions(decision);
-    return slot.settle(pend(slot, decision), *pool);
+    return slot.settle(pend(slot, decision), *backend);
   }
 
-  std::shared_ptr<BufferPool> pool = make_pool();
+  Floats floats_of(const BufferRef& buffer) {
+    const std::string bytes = backend->bytes_of(buffer, buffer->size());
+    return elements_of(bytes.data(), bytes.size());
+  }
+  int64_t step_of(const Slot& slot) {
+    int64_t step = -1;
+    for (const auto& [name, bytes] : slot.dump(*backend)) {
+      if (name == "step") std::memcpy(&step, bytes.data(), sizeof step);
+    }
+    return step;
+  }
+  std::optional<double> squares_of(Slot& slot, const Decision& decision) {
+    const std::optional<Sum> sum = slot.squares(decision, *backend);
+    if (!sum) return std::nullopt;
+    const Gathered gathered = backend->gather_sums({*sum});
+    return elements_of<double>(gathered.pieces, gathered.ready)[0];
+  }
+
+  std::shared_ptr<Backend> backend = make_backend(GetParam());
 };
 
-int64_t step_of(const Slot& slot) {
-  int64_t step = -1;
-  for (const auto& [name, bytes] : slot.dump()) {
-    if (name == "step") std::memcpy(&step, bytes.data(), sizeof step);
-  }
-  return step;
-}
+PSSTORE_ON_DEVICES(SlotTest);
 
 // ---- where the value lives
 
-TEST_F(SlotTest, HasNoValueUntilItIsInitialised) {
+TEST_P(SlotTest, HasNoValueUntilItIsInitialised) {
   const Slot slot({kKey, 2, DType::kFloat32, RuleKind::kSgd, 0}, 0);
   EXPECT_FALSE(slot.initialised());
   EXPECT_FALSE(slot.value());
 }
 
-TEST_F(SlotTest, UpdatesInPlaceWhenNobodyReads) {
+TEST_P(SlotTest, UpdatesInPlaceWhenNobodyReads) {
   Slot slot = make_sgd_slot({5, 5});
   const Buffer* before = slot.value().get();
   stage(slot, 0, 1, {1, 2});
@@ -60,7 +72,7 @@ TEST_F(SlotTest, UpdatesInPlaceWhenNobodyReads) {
   EXPECT_EQ(floats_of(slot.value()), (Floats{4, 3}));
 }
 
-TEST_F(SlotTest, UpdatesOutOfPlaceWhileSomebodyReads) {
+TEST_P(SlotTest, UpdatesOutOfPlaceWhileSomebodyReads) {
   Slot slot = make_sgd_slot({5, 5});
   const BufferRef reader = slot.value();
   stage(slot, 0, 1, {1, 2});
@@ -69,38 +81,38 @@ TEST_F(SlotTest, UpdatesOutOfPlaceWhileSomebodyReads) {
   EXPECT_EQ(floats_of(slot.value()), (Floats{4, 3}));
 }
 
-TEST_F(SlotTest, AssignsAndAddsOutOfPlaceWhileSomebodyReads) {
+TEST_P(SlotTest, AssignsAndAddsOutOfPlaceWhileSomebodyReads) {
   Slot slot = make_slot(RuleKind::kAssign, {1, 1});
   const BufferRef first = slot.value();
-  EXPECT_EQ(slot.add(slice_of(*pool, {1, 2}), *pool), Change::kOutOfPlace);
+  EXPECT_EQ(slot.add(slice_of(*backend, {1, 2}), *backend), Change::kOutOfPlace);
   const BufferRef second = slot.value();
-  EXPECT_EQ(slot.assign(slice_of(*pool, {9, 9}), *pool), Change::kOutOfPlace);
+  EXPECT_EQ(slot.assign(slice_of(*backend, {9, 9}), *backend), Change::kOutOfPlace);
   EXPECT_EQ(floats_of(first), (Floats{1, 1}));
   EXPECT_EQ(floats_of(second), (Floats{2, 3}));
   EXPECT_EQ(floats_of(slot.value()), (Floats{9, 9}));
 }
 
-TEST_F(SlotTest, ConvertsHalfPrecisionWrites) {
+TEST_P(SlotTest, ConvertsHalfPrecisionWrites) {
   const std::vector<uint16_t> one_and_two{0x3F80, 0x4000};  // bfloat16
   Slot slot = make_slot(RuleKind::kAssign, {0, 0});
-  const PayloadSlice halves{buffer_of(*pool, one_and_two), 0, 4, DType::kBFloat16};
-  slot.assign(halves, *pool);
+  const PayloadSlice halves{brought_to(*backend, one_and_two), 0, 4, DType::kBFloat16};
+  slot.assign(halves, *backend);
   EXPECT_EQ(floats_of(slot.value()), (Floats{1, 2}));
-  slot.add(halves, *pool);
+  slot.add(halves, *backend);
   EXPECT_EQ(floats_of(slot.value()), (Floats{2, 4}));
 }
 
-TEST_F(SlotTest, AcceptsPayloadsOfAnyAlignment) {
-  BufferRef payload = pool->allocate(9);
+TEST_P(SlotTest, AcceptsPayloadsOfAnyAlignment) {
+  BufferRef payload = backend->allocate_payload(9);
   const Floats values{3, 4};
   std::memcpy(payload->data() + 1, values.data(), 8);
   Slot slot = make_sgd_slot({5, 5});
-  slot.staging().offer({{0, 1, 1}, {payload, 1, 8, DType::kFloat32}});
+  slot.staging().offer({{0, 1, 1}, {backend->bring(payload), 1, 8, DType::kFloat32}});
   settle(slot, decision(1, {member(0, 1)}));
   EXPECT_EQ(floats_of(slot.value()), (Floats{2, 1}));
 }
 
-TEST_F(SlotTest, OfZeroElementsLivesLikeAnyOther) {
+TEST_P(SlotTest, OfZeroElementsLivesLikeAnyOther) {
   Slot slot = make_sgd_slot({});
   slot.staging().offer({{0, 1, 1}, {}});
   settle(slot, decision(1, {member(0, 1)}));
@@ -110,7 +122,7 @@ TEST_F(SlotTest, OfZeroElementsLivesLikeAnyOther) {
 
 // ---- steps
 
-TEST_F(SlotTest, ReducesInRankOrderWhateverTheOrderOfArrival) {
+TEST_P(SlotTest, ReducesInRankOrderWhateverTheOrderOfArrival) {
   // (1e8 + 1) - 1e8 is 0 in float32, 1e8 - 1e8 + 1 is 1: the order shows.
   const Floats by_rank{1e8F, 1, -1e8F};
   for (const std::vector<uint32_t>& arrival :
@@ -122,7 +134,7 @@ TEST_F(SlotTest, ReducesInRankOrderWhateverTheOrderOfArrival) {
   }
 }
 
-TEST_F(SlotTest, WeighsMembersAndDividesTheirSum) {
+TEST_P(SlotTest, WeighsMembersAndDividesTheirSum) {
   Slot slot = make_sgd_slot({0});
   stage(slot, 0, 1, {1});
   stage(slot, 1, 1, {5});
@@ -132,14 +144,14 @@ TEST_F(SlotTest, WeighsMembersAndDividesTheirSum) {
   EXPECT_EQ(floats_of(slot.value()), (Floats{-4}));
 }
 
-TEST_F(SlotTest, CountsAMemberThatDoesNotNameItAsZeroWithTheDivisorUnchanged) {
+TEST_P(SlotTest, CountsAMemberThatDoesNotNameItAsZeroWithTheDivisorUnchanged) {
   Slot slot = make_sgd_slot({0});
   stage(slot, 0, 1, {4});
   settle(slot, Decision(1, false, 2.0, {member(0, 1), member(1, 1, {kTensor})}, {{0, sgd(1.0)}}));
   EXPECT_EQ(floats_of(slot.value()), (Floats{-2}));
 }
 
-TEST_F(SlotTest, IsLeftAloneWhenNoMemberNamesIt) {
+TEST_P(SlotTest, IsLeftAloneWhenNoMemberNamesIt) {
   Slot slot = make_sgd_slot({3});
   settle(slot, decision(1, {member(0, 1, {kTensor}), member(1, 1, {2, kTensor})}));
   EXPECT_EQ(floats_of(slot.value()), (Floats{3}));
@@ -148,7 +160,7 @@ TEST_F(SlotTest, IsLeftAloneWhenNoMemberNamesIt) {
   EXPECT_EQ(step_of(slot), 0);
 }
 
-TEST_F(SlotTest, IgnoresWhatAMemberPushedAndDidNotName) {
+TEST_P(SlotTest, IgnoresWhatAMemberPushedAndDidNotName) {
   Slot slot = make_sgd_slot({3});
   stage(slot, 0, 1, {1});
   settle(slot, decision(1, {member(0, 1, {kTensor})}));
@@ -156,7 +168,7 @@ TEST_F(SlotTest, IgnoresWhatAMemberPushedAndDidNotName) {
   EXPECT_EQ(slot.staging().num_bytes(), 0U);
 }
 
-TEST_F(SlotTest, ReleasesContributionsButDoesNothingElseOnASkip) {
+TEST_P(SlotTest, ReleasesContributionsButDoesNothingElseOnASkip) {
   Slot slot = make_sgd_slot({3});
   stage(slot, 0, 1, {1});
   stage(slot, 1, 2, {1});  // of a round to come
@@ -167,7 +179,7 @@ TEST_F(SlotTest, ReleasesContributionsButDoesNothingElseOnASkip) {
   EXPECT_EQ(slot.staging().num_bytes(), sizeof(float));
 }
 
-TEST_F(SlotTest, KeepsStateFromTheFirstStepThatNeedsIt) {
+TEST_P(SlotTest, KeepsStateFromTheFirstStepThatNeedsIt) {
   Slot slot = make_sgd_slot({0});
   stage(slot, 0, 1, {1});
   settle(slot, decision(1, {member(0, 1)}));
@@ -179,11 +191,11 @@ TEST_F(SlotTest, KeepsStateFromTheFirstStepThatNeedsIt) {
   // momentum 1, then 0.5 + 1
   EXPECT_EQ(floats_of(slot.value()), (Floats{-3.5F}));
   EXPECT_EQ(slot.state_bytes(), sizeof(float));
-  EXPECT_EQ(slot.dump()[1].first, "momentum_buffer");
+  EXPECT_EQ(slot.dump(*backend)[1].first, "momentum_buffer");
   EXPECT_EQ(step_of(slot), 3);
 }
 
-TEST_F(SlotTest, SaysWhoseContributionIsMissing) {
+TEST_P(SlotTest, SaysWhoseContributionIsMissing) {
   Slot slot = make_sgd_slot({0});
   stage(slot, 0, 1, {1});
   stage(slot, 1, 1, {1});
@@ -196,7 +208,7 @@ TEST_F(SlotTest, SaysWhoseContributionIsMissing) {
   EXPECT_NE(message.find("round 2"), std::string::npos) << message;
 }
 
-TEST_F(SlotTest, WithoutValueMustBeNamedByNobody) {
+TEST_P(SlotTest, WithoutValueMustBeNamedByNobody) {
   Slot slot({kKey, 1, DType::kFloat32, RuleKind::kSgd, 0}, 0);
   stage(slot, 0, 1, {1});
   const Decision of_others = decision(1, {member(0, 1, {kTensor})});
@@ -208,7 +220,7 @@ TEST_F(SlotTest, WithoutValueMustBeNamedByNobody) {
 
 // ---- decisions that leave something open
 
-TEST_F(SlotTest, IsReadyForAnEarlyDecisionOnceTheLastPromiseIsKept) {
+TEST_P(SlotTest, IsReadyForAnEarlyDecisionOnceTheLastPromiseIsKept) {
   Slot slot = make_sgd_slot({0});
   const PendingDecision pending = pend(slot, early_decision(1, {member(0, 2), member(1, 1)}));
   EXPECT_FALSE(slot.ready(pending));
@@ -219,50 +231,50 @@ TEST_F(SlotTest, IsReadyForAnEarlyDecisionOnceTheLastPromiseIsKept) {
   EXPECT_TRUE(slot.ready(pending));
 }
 
-TEST_F(SlotTest, IsReadyForWhatDoesNotConcernIt) {
+TEST_P(SlotTest, IsReadyForWhatDoesNotConcernIt) {
   const Slot slot = make_sgd_slot({0});
   const std::vector<Member> others{member(0, 1, {kTensor})};
   EXPECT_TRUE(slot.ready(pend(slot, early_decision(1, others))));
   EXPECT_TRUE(slot.ready(pend(slot, scaled_decision(1, others))));
 }
 
-TEST_F(SlotTest, MultipliesTheReducedGradientByTheScale) {
+TEST_P(SlotTest, MultipliesTheReducedGradientByTheScale) {
   Slot slot = make_sgd_slot({0});
   stage(slot, 0, 1, {3});
   PendingDecision pending = pend(slot, scaled_decision(1, {member(0, 1)}));
   EXPECT_FALSE(slot.ready(pending));
   pending.set_scale(0.5);
   EXPECT_TRUE(slot.ready(pending));
-  slot.settle(pending, *pool);
+  slot.settle(pending, *backend);
   EXPECT_EQ(floats_of(slot.value()), (Floats{-1.5F}));
 }
 
-TEST_F(SlotTest, RemembersItsSquaresUntilTheNextDecision) {
+TEST_P(SlotTest, RemembersItsSquaresUntilTheNextDecision) {
   Slot slot = make_sgd_slot({0, 0});
   stage(slot, 0, 1, {3, 4});
   const Decision first = scaled_decision(1, {member(0, 1)});
   PendingDecision pending = pend(slot, first);
-  EXPECT_EQ(slot.squares(first), 25.0);
-  EXPECT_EQ(slot.squares(first), 25.0);
+  EXPECT_EQ(squares_of(slot, first), 25.0);
+  EXPECT_EQ(squares_of(slot, first), 25.0);
   pending.set_scale({});
-  slot.settle(pending, *pool);
-  EXPECT_EQ(slot.squares(first), 25.0);
-  EXPECT_EQ(slot.squares(scaled_decision(2, {member(0, 2, {kTensor})})), std::nullopt);
+  slot.settle(pending, *backend);
+  EXPECT_EQ(squares_of(slot, first), 25.0);
+  EXPECT_EQ(squares_of(slot, scaled_decision(2, {member(0, 2, {kTensor})})), std::nullopt);
   stage(slot, 0, 2, {1, 0});
-  EXPECT_EQ(slot.squares(scaled_decision(2, {member(0, 2)})), 1.0);
+  EXPECT_EQ(squares_of(slot, scaled_decision(2, {member(0, 2)})), 1.0);
 }
 
-TEST_F(SlotTest, HasNoSquaresOfADecisionWithoutScaleOrBeforeItsTime) {
+TEST_P(SlotTest, HasNoSquaresOfADecisionWithoutScaleOrBeforeItsTime) {
   Slot slot = make_sgd_slot({0});
   stage(slot, 0, 1, {3});
-  EXPECT_EQ(slot.squares(decision(1, {member(0, 1)})), std::nullopt);
+  EXPECT_EQ(squares_of(slot, decision(1, {member(0, 1)})), std::nullopt);
   Slot later({kKey, 1, DType::kFloat32, RuleKind::kSgd, 0}, 1);
-  EXPECT_EQ(later.squares(scaled_decision(1, {member(0, 1)})), std::nullopt);
+  EXPECT_EQ(squares_of(later, scaled_decision(1, {member(0, 1)})), std::nullopt);
 }
 
 // ---- restoring
 
-TEST_F(SlotTest, UpdatesStateThatSomebodyReadsOutOfPlace) {
+TEST_P(SlotTest, UpdatesStateThatSomebodyReadsOutOfPlace) {
   Slot slot = make_sgd_slot({0});
   const auto step = [&](uint64_t round) {
     stage(slot, 0, round, {1});
@@ -279,26 +291,26 @@ TEST_F(SlotTest, UpdatesStateThatSomebodyReadsOutOfPlace) {
   EXPECT_EQ(floats_of(slot.part(1).buffer), (Floats{1.75F}));
 }
 
-TEST_F(SlotTest, RestoresInPlaceWhenNobodyReadsAndOutOfPlaceElse) {
+TEST_P(SlotTest, RestoresInPlaceWhenNobodyReadsAndOutOfPlaceElse) {
   Slot slot = make_sgd_slot({1});
-  EXPECT_EQ(slot.restore_value(slice_of(*pool, {2}), 0, *pool), Change::kInPlace);
+  EXPECT_EQ(slot.restore_value(slice_of(*backend, {2}), 0, *backend), Change::kInPlace);
   const BufferRef value = slot.value();
-  EXPECT_EQ(slot.restore_value(slice_of(*pool, {3}), 0, *pool), Change::kOutOfPlace);
+  EXPECT_EQ(slot.restore_value(slice_of(*backend, {3}), 0, *backend), Change::kOutOfPlace);
   EXPECT_EQ(floats_of(value), (Floats{2}));
-  slot.restore_state(0, slice_of(*pool, {4}), 7, *pool);
+  slot.restore_state(0, slice_of(*backend, {4}), 7, *backend);
   const Part state = slot.part(1);
-  slot.restore_state(0, slice_of(*pool, {5}), 8, *pool);
+  slot.restore_state(0, slice_of(*backend, {5}), 8, *backend);
   EXPECT_EQ(floats_of(state.buffer), (Floats{4}));
   EXPECT_EQ(floats_of(slot.part(1).buffer), (Floats{5}));
   EXPECT_EQ(step_of(slot), 8);
-  EXPECT_EQ(slot.dump()[1].first, "momentum_buffer");
+  EXPECT_EQ(slot.dump(*backend)[1].first, "momentum_buffer");
 }
 
-TEST_F(SlotTest, GivesEveryValueALargerVersionThanTheOneBefore) {
+TEST_P(SlotTest, GivesEveryValueALargerVersionThanTheOneBefore) {
   Slot slot = make_sgd_slot({0});
-  slot.restore_value(slice_of(*pool, {1}), 4, *pool);
+  slot.restore_value(slice_of(*backend, {1}), 4, *backend);
   EXPECT_EQ(slot.version(), 5U);
-  slot.restore_value(slice_of(*pool, {1}), 4, *pool);
+  slot.restore_value(slice_of(*backend, {1}), 4, *backend);
   EXPECT_EQ(slot.version(), 6U);
   stage(slot, 0, 1, {1});
   settle(slot, decision(5, {member(0, 1)}));

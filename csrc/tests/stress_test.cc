@@ -55,7 +55,7 @@ std::vector<SliceEntry> entries_of_all() {
   return entries;
 }
 
-class StressTest : public ::testing::Test {
+class StressTest : public OnDevices {
  protected:
   StressTest() {
     TensorDefinition weights{1, DType::kFloat32, RuleKind::kSgd, 0, true, {}};
@@ -106,11 +106,7 @@ class StressTest : public ::testing::Test {
   }
 
   void check(const Snapshot& snapshot) {
-    Floats all;
-    for (const Piece& piece : snapshot.reply.pieces) {
-      const Floats part = elements_of(piece.buffer->data(), piece.num_bytes);
-      all.insert(all.end(), part.begin(), part.end());
-    }
+    const Floats all = elements_of(snapshot.reply.pieces, snapshot.reply.ready);
     auto from = all.begin();
     for (size_t i = 0; i < snapshot.entries.size(); ++i) {
       if (snapshot.entries[i].status == ErrorCode::NOT_APPLIED) continue;
@@ -124,7 +120,8 @@ class StressTest : public ::testing::Test {
 
   void check_norms() {
     std::vector<SliceEntry> entries = entries_of_all();
-    const std::vector<double> sums = shard.norms(entries);
+    const Shard::Reply reply = shard.norms(entries);
+    const auto sums = elements_of<double>(reply.pieces, reply.ready);
     ASSERT_EQ(sums.size(), std::size(kSliceElems));
     for (size_t i = 0; i < sums.size(); ++i) {
       const double element = kNumWorkers / kScale;
@@ -145,20 +142,20 @@ class StressTest : public ::testing::Test {
 
   struct RestoredState {
     SliceEntry entry;
-    BufferRef buffer;
+    Shard::Reply reply;
   };
 
   RestoredState read_state() {
     std::vector<SliceEntry> entries(1);
     entries[0].key = kRestoredKey;
     entries[0].part = 1;
-    const Shard::Reply reply = shard.read(entries, 64 << 20);
-    return {entries[0], reply.pieces.empty() ? BufferRef() : reply.pieces[0].buffer};
+    Shard::Reply reply = shard.read(entries, 64 << 20);
+    return {entries[0], std::move(reply)};
   }
 
   void check(const RestoredState& state) {
-    if (!state.buffer) return;
-    const Floats elements = floats_of(state.buffer);
+    if (state.reply.pieces.empty()) return;
+    const Floats elements = elements_of(state.reply.pieces, state.reply.ready);
     EXPECT_EQ(elements, Floats(kRestoredElems, elements[0]));
   }
 
@@ -245,13 +242,16 @@ class StressTest : public ::testing::Test {
     }
   }
 
-  Shard shard{ShardOptions{0, 4, true}};  // few stripes, so that threads meet
+  // Few stripes, so that threads meet.
+  Shard shard{ShardOptions{0, 4, true, nullptr, make_backend(GetParam())}};
   std::barrier<> all_committed{kNumWorkers};
   std::barrier<> all_finished{kNumWorkers};
   std::atomic<bool> done{false};
 };
 
-TEST_F(StressTest, EveryVersionIsSeenWholeAndEveryContributionCountsOnce) {
+PSSTORE_ON_DEVICES(StressTest);
+
+TEST_P(StressTest, EveryVersionIsSeenWholeAndEveryContributionCountsOnce) {
   std::vector<std::thread> busy;
   for (uint32_t rank = 0; rank < kNumWorkers; ++rank) busy.emplace_back([=, this] { work(rank); });
   for (const char* client : {"a", "b"}) busy.emplace_back([=, this] { write(client); });
@@ -267,8 +267,7 @@ TEST_F(StressTest, EveryVersionIsSeenWholeAndEveryContributionCountsOnce) {
   std::vector<SliceEntry> sum(1);
   sum[0].key = kSumKey;
   const Shard::Reply reply = shard.read(sum, 64 << 20);
-  EXPECT_EQ(elements_of(reply.pieces[0].buffer->data(), reply.payload_bytes),
-            Floats(kSumElems, 2 * kNumWrites));
+  EXPECT_EQ(elements_of(reply.pieces, reply.ready), Floats(kSumElems, 2 * kNumWrites));
   EXPECT_EQ(shard.version(), kNumRounds);
   EXPECT_EQ(shard.stats().at("staged_bytes"), 0U);
   EXPECT_EQ(shard.stats().at("held_slots"), 0U);

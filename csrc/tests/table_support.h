@@ -13,6 +13,8 @@
 
 #include "core/buffer.h"
 #include "table/decision.h"
+#include "table/device_backend.h"
+#include "table/host_backend.h"
 #include "table/staging.h"
 
 namespace psstore::testing {
@@ -22,6 +24,19 @@ using Floats = std::vector<float>;
 inline std::shared_ptr<BufferPool> make_pool() {
   return BufferPool::create(1 << 20);
 }
+
+inline std::shared_ptr<Backend> make_backend(const std::string& device) {
+  if (device == "cpu") return std::make_shared<HostBackend>(make_pool());
+  return std::make_shared<DeviceBackend>(device::open_device(device));
+}
+
+// Where slots may live: what a suite says of them holds on each.
+class OnDevices : public ::testing::TestWithParam<std::string> {};
+inline auto all_devices() {
+  return ::testing::Values("cpu", "fake:0?seed=1", "fake:0?seed=2");
+}
+#define PSSTORE_ON_DEVICES(Suite) \
+  INSTANTIATE_TEST_SUITE_P(Devices, Suite, psstore::testing::all_devices())
 
 template <typename T>
 BufferRef buffer_of(BufferPool& pool, const std::vector<T>& values) {
@@ -34,6 +49,17 @@ inline PayloadSlice slice_of(BufferPool& pool, const Floats& values) {
   return {buffer_of(pool, values), 0, values.size() * sizeof(float), DType::kFloat32};
 }
 
+// As a payload that has arrived is brought to slots.
+template <typename T>
+BufferRef brought_to(Backend& backend, const std::vector<T>& values) {
+  BufferRef payload = backend.allocate_payload(values.size() * sizeof(T));
+  if (!values.empty()) std::memcpy(payload->data(), values.data(), payload->size());
+  return backend.bring(payload);
+}
+inline PayloadSlice slice_of(Backend& backend, const Floats& values) {
+  return {brought_to(backend, values), 0, values.size() * sizeof(float), DType::kFloat32};
+}
+
 template <typename T = float>
 std::vector<T> elements_of(const void* data, size_t num_bytes) {
   std::vector<T> values(num_bytes / sizeof(T));
@@ -43,6 +69,18 @@ std::vector<T> elements_of(const void* data, size_t num_bytes) {
 
 inline Floats floats_of(const BufferRef& buffer) {
   return elements_of(buffer->data(), buffer->size());
+}
+
+// Once it is there.
+template <typename T = float>
+std::vector<T> elements_of(const std::vector<Piece>& pieces, const device::FenceRef& ready) {
+  if (ready) ready->wait();
+  std::vector<T> all;
+  for (const Piece& piece : pieces) {
+    const std::vector<T> part = elements_of<T>(piece.buffer->data(), piece.num_bytes);
+    all.insert(all.end(), part.begin(), part.end());
+  }
+  return all;
 }
 
 inline std::map<std::string, double> sgd(double lr, double momentum = 0) {

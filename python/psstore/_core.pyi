@@ -199,6 +199,15 @@ class Decision:
     number: int
 
 @final
+class Fence:
+    """When a device has done what was given to it. Thread-safe."""
+
+    def done(self) -> bool:
+        """Does not block. Raises DEVICE_FAILED."""
+    def wait(self) -> None:
+        """Blocks until it is done. Raises DEVICE_FAILED."""
+
+@final
 class Shard:
     """All slices that one server process owns. Thread-safe: striped locks, shared decision lock."""
 
@@ -209,8 +218,15 @@ class Shard:
         num_stripes: int = 64,
         refuse_non_finite: bool = False,
         arena: ValueArena | None = None,
+        device: str = "cpu",
+        num_sharing: int = 1,
     ) -> None:
-        """`arena`: where values of 64 KiB and more lie, and payloads."""
+        """`arena`: where values of 64 KiB and more lie, and payloads. `device`: where values, rule state and
+        contributions are: 'cpu', or 'cuda:0' and so on, without an arena; `num_sharing` shards share its memory.
+        Raises BadArgument for a device that is not there."""
+    @property
+    def device(self) -> str:
+        """As given."""
     @property
     def version(self) -> int:
         """Number of the last decision applied (possibly still lazily, slice by slice)."""
@@ -264,16 +280,17 @@ class Shard:
         for slices that wait for contributions or the scale."""
 
     # reads
-    def read(self, frame: Frame, *, share: bool = False) -> tuple[SliceTable, list[memoryview], bool]:
-        """Answers a PULL: (table of the reply, pieces to write, shared). `share`: whoever asks maps the arena; True
+    def read(self, frame: Frame, *, share: bool = False) -> tuple[SliceTable, list[memoryview], bool, Fence | None]:
+        """Answers a PULL: (table of the reply, pieces to write, shared, ready). The pieces are not to be looked at or
+        sent before `ready`, of a shard on a device, is done. `share`: whoever asks maps the arena; True
         comes back if it is worth it, and the table then says where in it the values lie. Pieces hold references:
         a later update goes out of place until they are gone. A slice that the last decision waits on answers
         NOT_APPLIED. Parts > 0 are rule state, as stored: version is the number of steps, NO_STATE if there is none."""
-    def norms(self, frame: Frame) -> tuple[SliceTable, bytes]:
-        """Answers a NORM about the last decision, which `needs_scale`: (table of the reply, one float64 per entry
-        that is OK): the sum of squares of the reduced gradient, before any scale; the same however often and
-        whenever it is asked, until the next decision. Slices in which no member has a gradient, and all for a
-        decision without scale, answer NOT_MODIFIED with no bytes."""
+    def norms(self, frame: Frame) -> tuple[SliceTable, list[memoryview], Fence | None]:
+        """Answers a NORM about the last decision, which `needs_scale`: (table of the reply, pieces, ready) as of
+        `read`, with one float64 per entry that is OK: the sum of squares of the reduced gradient, before any scale;
+        the same however often and whenever it is asked, until the next decision. Slices in which no member has a
+        gradient, and all for a decision without scale, answer NOT_MODIFIED with no bytes."""
     def state(self, key: int) -> dict[str, bytes]:
         """Value and rule state of one slice as raw bytes by name ('value', 'momentum_buffer',
         'exp_avg', ..., 'step' as 8-byte int): for tests and tools."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 
 import msgspec
@@ -110,6 +111,18 @@ def complete_hyper(rule: str, given: Mapping[str, float]) -> dict[str, float]:
 
 UNBOUNDED = -1
 """Staleness without a bound."""
+
+
+_DEVICE = re.compile(r"cpu|cuda:[0-9]+|fake:[0-9]+([?].*)?")
+
+
+def place_shards(device: str, num_shards: int) -> tuple[str, ...]:
+    """The device of each shard: those that `device` names, separated by commas, in turn. Raises BadArgument."""
+    names = device.split(",")
+    for name in names:
+        if _DEVICE.fullmatch(name) is None:
+            raise BadArgument(f"device is {device!r}; expected cpu, cuda:0, or several, as in cuda:0,cuda:1")
+    return tuple(names[index % len(names)] for index in range(num_shards))
 
 
 class Consistency(msgspec.Struct, frozen=True, kw_only=True):

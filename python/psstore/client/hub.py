@@ -14,7 +14,7 @@ from psstore import _core
 from psstore.client.loop_thread import LoopThread
 from psstore.client.operations import Operations
 from psstore.client.options import Options
-from psstore.errors import ProtocolError, PsstoreError, StoreClosed
+from psstore.errors import DeviceFailed, ProtocolError, PsstoreError, StoreClosed
 from psstore.net.alarm import Alarm
 from psstore.net.client import QuietFuture
 from psstore.protocol.client import Client
@@ -36,8 +36,15 @@ class Hub:
     """The shards of a LocalStore."""
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, num_shards: int, consistency: Consistency, *, refuse_non_finite: bool
+        self,
+        loop: asyncio.AbstractEventLoop,
+        num_shards: int,
+        consistency: Consistency,
+        *,
+        refuse_non_finite: bool,
+        devices: Sequence[str],
     ) -> None:
+        """`devices`: one for each shard."""
         self.loop = loop
         self.consistency = consistency
         signer = Signer(secrets.token_bytes(2 * MAC_BYTES))
@@ -53,7 +60,12 @@ class Hub:
                         consistency=consistency,
                         heartbeat_s=LIVENESS.heartbeat_s,
                     ),
-                    shard=_core.Shard(index=index, refuse_non_finite=refuse_non_finite),
+                    shard=_core.Shard(
+                        index=index,
+                        refuse_non_finite=refuse_non_finite,
+                        device=devices[index],
+                        num_sharing=devices.count(devices[index]),
+                    ),
                     signer=signer,
                     coordinator=coordinator if index == 0 else None,
                     make_nonce=lambda: b"",
@@ -130,7 +142,13 @@ class ShardHost:
 
     def _settle(self) -> None:
         """Does what the last decision left over, between other things."""
-        self._settling = not self._service.settle()
+        try:
+            self._settling = not self._service.settle()
+        except DeviceFailed:  # whoever asks for anything is told
+            self._settling = False
+        if self._service.is_filling:
+            self._carry(self._service.filled())
+            self._settling = self._settling or self._service.is_filling
         if self._settling:
             self._loop.call_soon(self._settle)
 

@@ -14,7 +14,7 @@ from psstore.client.loop_thread import LoopThread
 from psstore.client.options import Options
 from psstore.client.store import AsyncStore, Store
 from psstore.errors import BadArgument, StoreClosed
-from psstore.types import Consistency
+from psstore.types import Consistency, place_shards
 from psstore.wire.messages import Role
 
 S = TypeVar("S", Store, AsyncStore)
@@ -27,6 +27,7 @@ class LocalOptions(TypedDict, total=False):
     workers: int
     mode: str
     staleness: int
+    device: str
 
 
 def parse_local(url: str) -> LocalOptions:
@@ -36,15 +37,15 @@ def parse_local(url: str) -> LocalOptions:
         raise BadArgument(f"URL {url!r}: expected local:// or local://?shards=2&workers=1&mode=sync")
     options = LocalOptions()
     for name, text in parse_qsl(query, keep_blank_values=True):
-        if name == "mode":
-            options["mode"] = text
+        if name in ("mode", "device"):
+            options[name] = text  # type: ignore[literal-required]
         elif name in ("shards", "workers", "staleness"):
             try:
                 options[name] = int(text)  # type: ignore[literal-required]
             except ValueError:
                 raise BadArgument(f"URL {url!r}: {name} is {text!r}; expected an integer") from None
         else:
-            raise BadArgument(f"URL {url!r}: no option {name!r}; there are shards, workers, mode and staleness")
+            raise BadArgument(f"URL {url!r}: no option {name!r}; there are shards, workers, mode, staleness and device")
     return options
 
 
@@ -64,14 +65,23 @@ class LocalStore:
         backups: int = 1,
         staleness: int = 2,
         refuse_non_finite: bool = False,
+        device: str = "cpu",
     ) -> None:
         """`mode`: 'sync', 'backup' (a round does without `backups` late workers), 'ssp' (a worker may be `staleness`
-        rounds ahead) or 'async'. `refuse_non_finite`: refuse pushes that hold NaN or infinity."""
+        rounds ahead) or 'async'. `refuse_non_finite`: refuse pushes that hold NaN or infinity. `device`: where
+        parameters live and steps are taken: 'cpu', 'cuda:0', or several, separated by commas, which the shards take
+        in turn."""
         if shards < 1:
             raise BadArgument(f"shards is {shards}; a store needs at least 1")
         consistency = Consistency.of_mode(mode, num_workers=workers, backups=backups, staleness=staleness)
         self.thread = LoopThread()
-        self._hub = Hub(self.thread.loop, shards, consistency, refuse_non_finite=refuse_non_finite)
+        self._hub = Hub(
+            self.thread.loop,
+            shards,
+            consistency,
+            refuse_non_finite=refuse_non_finite,
+            devices=place_shards(device, shards),
+        )
         self._closed = False
         self._what = f"local://?shards={shards}&workers={workers}&mode={consistency.mode}"
 

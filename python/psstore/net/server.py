@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from psstore import _core
 from psstore.errors import (
     AvailabilityError,
+    DeviceFailed,
     InternalError,
     Overloaded,
     ProtocolError,
@@ -43,6 +44,8 @@ class Server:
         self.limits = limits
         self.on_turn: Callable[[float], None] | None = None
         """Called after each turn of the loop in which something happened."""
+        self.on_device_failed: Callable[[DeviceFailed], None] | None = None
+        """Called when there is nothing left to serve; perhaps more than once."""
         self._service = service
         self._numbers = itertools.count(1)
         self._connections: dict[int, ServerConnection] = {}
@@ -61,14 +64,16 @@ class Server:
         start = self.loop.create_unix_server if sock.family == socket.AF_UNIX else self.loop.create_server
         self._listeners.append(await start(self._accept, sock=sock, backlog=BACKLOG))
 
-    async def drain(self) -> None:
-        """Accepts nobody, refuses requests, tells every peer, and returns once their connections are closed."""
+    async def drain(self, reason: PsstoreError | None = None) -> None:
+        """Accepts nobody, refuses requests, tells every peer, and returns once their connections are closed.
+
+        `reason`: what peers are told (default: ShuttingDown)."""
         for listener in self._listeners:
             listener.close()
         self._service.draining = True
         self._emptied = asyncio.Event()
         for connection in list(self._connections.values()):
-            connection.refuse(ShuttingDown("the store is shutting down"))
+            connection.refuse(reason or ShuttingDown("the store is shutting down"))
         if self._connections:
             await self._emptied.wait()  # each of them lingers for a bounded time
         self._sweeper.cancel()
@@ -169,8 +174,21 @@ class Server:
 
     def _settle(self, events: int) -> None:
         """A step of the work that the last decision left over, unless frames came: they have their own turn."""
-        if events == self._events and not self._service.settle():
+        if events != self._events:
+            return
+        try:
+            settled = self._service.settle()
+        except DeviceFailed as error:
+            self._device_failed(error)
+            return
+        if self._service.is_filling:
+            self._carry_out(self._service.filled())
+        if not settled or self._service.is_filling:
             self.loop.call_soon(self._settle, events)
+
+    def _device_failed(self, error: DeviceFailed) -> None:
+        if self.on_device_failed is not None:
+            self.on_device_failed(error)
 
     def _set_timer(self, wake: float | None) -> None:
         """A timer that is set too early stays: ticks are cheap, and most waits end before their time."""
@@ -209,6 +227,8 @@ class Server:
 
     def _log_error(self, connection: ServerConnection, error: PsstoreError) -> None:
         """An error that a request was answered with. One of the protocol is logged where it ends the connection."""
+        if isinstance(error, DeviceFailed):
+            self._device_failed(error)
         if isinstance(error, ProtocolError):
             return
         ours = not isinstance(error, (UsageError, AvailabilityError))

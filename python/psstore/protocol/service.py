@@ -38,6 +38,9 @@ CONTROL: dict[int, type[m.Message] | None] = {
 SETTLE_SLOTS = 16
 """Slots brought up to date per idle turn: at most 16 MiB of parameters, a few milliseconds."""
 
+SETTLE_SLOTS_ON_DEVICE = 4096
+"""A device is only told what to do, all of it in one launch: about half a millisecond of this process."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Identity:
@@ -70,6 +73,7 @@ class ShardService:
         self.coordinator = coordinator
         self.draining = False
         """True: requests are refused with SHUTTING_DOWN."""
+        self._settle_slots = SETTLE_SLOTS if shard.device == "cpu" else SETTLE_SLOTS_ON_DEVICE
         self._slices = Slices(index=identity.shard, shard=shard, signer=signer)
         self._make_nonce = make_nonce
         self._lender = lender
@@ -169,8 +173,17 @@ class ShardService:
         return min(times, default=None)
 
     def settle(self) -> bool:
-        """Does a little of the work that the last decision left over; True: nothing is left."""
-        return self.shard.settle(SETTLE_SLOTS)
+        """Does a little of the work that the last decision left over; True: nothing is left. Raises DeviceFailed."""
+        return self.shard.settle(self._settle_slots)
+
+    def filled(self) -> list[Output]:
+        """The replies whose bytes a device has written by now."""
+        return self._slices.filled()
+
+    @property
+    def is_filling(self) -> bool:
+        """A device is at work on replies: `filled` soon has something."""
+        return self._slices.is_filling
 
     # ---- handshake and liveness ----
 

@@ -7,10 +7,12 @@ overtake the decision on its last one.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from psstore import _core
 from psstore.errors import NOT_APPLIED, BadSignature, DeadlineExceeded, NotAWorker, PsstoreError, StaleIncarnation
 from psstore.protocol.connection import Connection
+from psstore.protocol.filling import Filling
 from psstore.protocol.frames import Output, Piece, Send, failure
 from psstore.protocol.parking import Parked, Parking, Touched, Version
 from psstore.protocol.sharing import Lent
@@ -38,6 +40,7 @@ class Slices:
         self._signer = signer
         self._parking = Parking()
         self._lent = Lent()
+        self._filling = Filling()
         self._incarnations: dict[int, int] = {}
         """Rank -> newest life that attached here."""
         self._scaled = 0
@@ -149,8 +152,9 @@ class Slices:
         return self._answer(Parked(connection, frame, carry, now), patient=carry.wait_s > 0)
 
     def wake(self, now: float) -> list[Output]:
-        """Answers the parked reads whose wait is over, by what happened or by time. Call after every event."""
-        outputs: list[Output] = []
+        """Answers the parked reads whose wait is over, by what happened or by time, and sends the replies whose bytes
+        are there now. Call after every event."""
+        outputs = self.filled()
         for parked in self._parking.take_due(now):
             try:
                 outputs += self._answer(parked, patient=parked.until > now)
@@ -158,18 +162,28 @@ class Slices:
                 outputs.append(failure(parked.connection.id, parked.frame.request, error))
         return outputs
 
+    def filled(self) -> list[Output]:
+        """The replies whose bytes a device has written by now."""
+        return self._filling.take_ready()
+
+    @property
+    def is_filling(self) -> bool:
+        return bool(self._filling)
+
     def forget(self, conn: int) -> None:
         """The connection is gone: nobody waits or reads there."""
         self._parking.forget(conn)
         self._lent.forget(conn)
+        self._filling.forget(conn)
 
     def release(self, conn: int, request: int) -> None:
         """The answer to that request was read where its values lie."""
         self._lent.release(conn, request)
 
     def next_wake(self) -> float | None:
-        """When `wake` may next do something: at once if a write whose payload is still on its way brought news."""
-        return self._parking.next_wake()
+        """When `wake` may next do something: at once if a write whose payload is still on its way brought news,
+        or if a device is filling in a reply."""
+        return 0.0 if self._filling else self._parking.next_wake()
 
     def _answer(self, parked: Parked, *, patient: bool) -> list[Output]:
         """The reply; nothing if it has to wait, and `patient` says that it may: then it is parked."""
@@ -184,31 +198,45 @@ class Slices:
                 waited_s=carry.wait_s,
             )
         conn = parked.connection.id
-        table, pieces, shared = self._read(frame, share=frame.shared and self._lent.has_room(conn))
+        table, pieces, shared, ready = self._read(frame, share=frame.shared and self._lent.has_room(conn))
         missing = table.first_failure()
         if patient and missing is not None and missing[1] in NOT_YET:
             self._parking.park(parked, Touched(table.keys()[missing[0]]))
             return []
+
+        reply = partial(self._reply, parked, table, pieces, shared=shared, version=self.shard.version)
+        if ready is None:
+            return [reply()]
+        self._filling.add(conn, frame.request, ready, reply)
+        return self._filling.take_ready()
+
+    def _reply(
+        self, parked: Parked, table: _core.SliceTable, pieces: Sequence[Piece], *, shared: bool, version: int
+    ) -> Send:
+        """`version`: of the shard, when it was read."""
+        conn, frame = parked.connection.id, parked.frame
         head = _core.encode_frame(
             frame.op + 1,
             flags=_core.FLAG_SHARED if shared else 0,
             request=frame.request,
-            sequence=self.shard.version,
+            sequence=version,
             table=table,
             payload_bytes=table.payload_bytes,
             payload_crc=_checksum(pieces) if parked.connection.wants_checksum and not shared else None,
         )
         if shared:
             self._lent.lend(conn, frame.request, pieces)
-            return [Send(conn, [head])]
-        return [Send(conn, [head, *pieces])]
+            return Send(conn, [head])
+        return Send(conn, [head, *pieces])
 
-    def _read(self, frame: _core.Frame, *, share: bool) -> tuple[_core.SliceTable, Sequence[Piece], bool]:
-        """(table, values, whether the table says where they lie)."""
+    def _read(
+        self, frame: _core.Frame, *, share: bool
+    ) -> tuple[_core.SliceTable, Sequence[Piece], bool, _core.Fence | None]:
+        """(table, values, whether the table says where they lie, what to wait for before the values are sent)."""
         if frame.op == OPS["PULL"]:
             return self.shard.read(frame, share=share)
-        table, sums = self.shard.norms(frame)
-        return table, [sums] if sums else [], False
+        table, sums, ready = self.shard.norms(frame)
+        return table, sums, False, ready
 
 
 def _checksum(pieces: Sequence[Piece]) -> int:

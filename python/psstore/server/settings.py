@@ -10,7 +10,7 @@ from msgspec import Meta
 from psstore.errors import BadArgument
 from psstore.net.address import DEFAULT_PORT, TcpAddress
 from psstore.server.hosts import parse_hosts, split_hosts
-from psstore.types import UNBOUNDED, Consistency
+from psstore.types import UNBOUNDED, Consistency, place_shards
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["text", "json"]
@@ -64,6 +64,10 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
             "shards on other hosts that are out of reach for so long are gone; so are lost workers with --until-done"
         ),
     ] = 60.0
+    device: Annotated[
+        str,
+        _text("where parameters live: cpu, cuda:0, or several, separated by commas, for the shards in turn"),
+    ] = "cpu"
     refuse_non_finite: Annotated[bool, _text("refuse pushes that hold NaN or infinity")] = False
     heartbeat_s: Annotated[Seconds, _text("how often workers say that they live")] = 1.0
     silence_s: Annotated[Seconds, _text("a worker that said nothing for so long is lost")] = 10.0
@@ -82,6 +86,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
             )
         if self.port and self.port + self.shards > 65536:
             raise BadArgument(f"{self.shards} shards from port {self.port} on go beyond port 65535; use --port 0")
+        place_shards(self.device, self.shards)
         self._check_hosts()
 
     def hosts(self) -> tuple[TcpAddress, ...] | None:
@@ -137,6 +142,9 @@ class ShardSettings(msgspec.Struct, frozen=True, kw_only=True):
     consistency: Consistency
     heartbeat_s: float
     silence_s: float
+    device: str
+    num_sharing: int
+    """Shards of this host that share the device, this one included."""
     refuse_non_finite: bool
     max_connections: int
     loop: Loop

@@ -18,7 +18,7 @@ import sys
 import msgspec
 
 from psstore import _core
-from psstore.errors import PsstoreError
+from psstore.errors import DeviceFailed, PsstoreError
 from psstore.net import loops
 from psstore.net.lending import FileLender
 from psstore.net.limits import ServerLimits
@@ -39,7 +39,7 @@ _log = logging.getLogger("psstore.server")
 
 
 def main() -> None:
-    """Exits with 0 after a drain, with 1 if it can't start."""
+    """Exits with 0 after a drain, with 1 if it can't start or its device failed."""
     settings = msgspec.json.decode(sys.stdin.buffer.readline(), type=ShardSettings)
     logs.configure(who=f"shard {settings.index}", level=settings.log_level, form=settings.log_format)
     try:
@@ -57,10 +57,19 @@ async def serve(settings: ShardSettings) -> None:
     loop.add_signal_handler(signal.SIGTERM, stopped.set)
     loop.add_reader(sys.stdin.fileno(), _on_supervisor, stopped)
     coordinator = make_coordinator(settings) if settings.index == 0 else None
-    arena = make_arena()
+    arena = make_arena() if settings.device == "cpu" else None
     lender = FileLender(arena) if arena is not None else None
     service = make_service(settings, coordinator, arena, lender)
     server = Server(service, loop=loop, limits=ServerLimits(max_connections=make_room(settings.max_connections)))
+    failures: list[DeviceFailed] = []
+
+    def give_up(error: DeviceFailed) -> None:
+        if not failures:
+            _log.critical("%s; what this shard held is lost", error.message)
+        failures.append(error)
+        stopped.set()
+
+    server.on_device_failed = give_up
     if coordinator is not None:
         server.on_turn = Journal(coordinator.membership).update
     if lender is not None:
@@ -77,7 +86,9 @@ async def serve(settings: ShardSettings) -> None:
             os.unlink(path)
     if lender is not None:
         lender.close()
-    await server.drain()
+    await server.drain(failures[0] if failures else None)
+    if failures:
+        sys.exit(1)
 
 
 def make_room(num_connections: int) -> int:
@@ -116,7 +127,13 @@ def make_service(
     )
     return ShardService(
         identity=identity,
-        shard=_core.Shard(index=settings.index, refuse_non_finite=settings.refuse_non_finite, arena=arena),
+        shard=_core.Shard(
+            index=settings.index,
+            refuse_non_finite=settings.refuse_non_finite,
+            arena=arena,
+            device=settings.device,
+            num_sharing=settings.num_sharing,
+        ),
         signer=Signer(settings.signing_key),
         coordinator=coordinator,
         make_nonce=lambda: os.urandom(NONCE_BYTES),

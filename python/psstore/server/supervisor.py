@@ -29,6 +29,7 @@ from psstore.server import keys
 from psstore.server.processes import Child, Signals
 from psstore.server.settings import READY, ServerSettings, ShardSettings
 from psstore.server.site import Site, open_site
+from psstore.types import place_shards
 
 if TYPE_CHECKING:  # and where it is needed: a store on one host starts faster without asyncio in its supervisor
     from psstore.server.watch import Watch
@@ -264,7 +265,8 @@ class Supervisor:
 
     def _shard_settings(self, site: Site, life: Life) -> Iterator[ShardSettings]:
         settings = self._settings
-        for index, endpoint in enumerate(site.endpoints, start=site.first):
+        devices = place_shards(settings.device, len(site.endpoints))
+        for index, (endpoint, device) in enumerate(zip(site.endpoints, devices, strict=True), start=site.first):
             yield ShardSettings(
                 index=index,
                 store=life.store,
@@ -275,6 +277,8 @@ class Supervisor:
                 consistency=settings.consistency(),
                 heartbeat_s=settings.heartbeat_s,
                 silence_s=settings.silence_s,
+                device=device,
+                num_sharing=devices.count(device),
                 refuse_non_finite=settings.refuse_non_finite,
                 max_connections=settings.max_connections,
                 loop=settings.loop,

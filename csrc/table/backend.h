@@ -1,0 +1,88 @@
+// Where the bytes of slots are, and who works on them: this process (host_backend.h) or a device
+// (device_backend.h).
+//
+// A slot's memory is a buffer whose bytes only the backend can tell to be anything. Work is given to it in
+// order, and for everybody who gives more it is as if it were done at once; a device has it done later.
+// What begins no later than flush() may still be collected: one launch for many slices costs no more than
+// one for one.
+//
+// Thread-safe: callers hold a stripe's lock, which orders what is done to one slot. No call waits for a
+// device but those that say so.
+// Errors: Error(OUT_OF_MEMORY) of what allocates, with nothing changed; Error(DEVICE_FAILED) of everything.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/buffer.h"
+#include "device/device.h"
+#include "kernels/update.h"
+#include "table/gather.h"
+
+namespace psstore {
+
+// A sum of squares: itself, or where it is going to be.
+struct Sum {
+  double value = 0;
+  BufferRef buffer;  // a device's; empty: `value` is the sum
+  size_t index = 0;  // in the buffer, of doubles
+};
+
+// What is read: pieces of host memory, to be looked at and sent once `ready` is done, or now without one.
+struct Gathered {
+  std::vector<Piece> pieces;
+  device::FenceRef ready;
+};
+
+class Backend {
+ public:
+  virtual ~Backend() = default;
+
+  // ---- memory
+
+  // Of slots. Contents undefined. May wait for a device that is short of memory.
+  virtual BufferRef allocate(size_t num_bytes) = 0;
+  virtual BufferRef allocate_zeroed(size_t num_bytes) = 0;
+  // Of the host, for a payload to be received into.
+  virtual BufferRef allocate_payload(size_t num_bytes) = 0;
+  // A received payload as the work below reads it: itself, or a copy that is on its way.
+  virtual BufferRef bring(const BufferRef& payload) = 0;
+  // Throws Error(OUT_OF_MEMORY) that says what to do if slots of so many bytes more, rule state included,
+  // would not fit.
+  virtual void reserve(uint64_t num_bytes) = 0;
+  virtual void unreserve(uint64_t num_bytes) = 0;
+
+  // ---- work; pointers are into memory of the above
+
+  virtual void copy(void* to, const void* from, size_t num_bytes) = 0;
+  virtual void convert(DType from, DType to, const void* source, void* destination,
+                       int64_t num_elems) = 0;
+  // What spans and pointers in `update` refer to on the host is read before the call returns.
+  virtual void reduce_update(const SliceUpdate& update) = 0;
+  virtual Sum reduced_squares(const SliceUpdate& update) = 0;
+  // Lets what was collected begin, and takes note of what is done. After every call that gave work.
+  virtual void flush() = 0;
+
+  // ---- reads
+
+  // As gather(). What is not shared gets memory of at least `smallest_block` bytes.
+  virtual Gathered gather(const std::vector<Finding>& findings, size_t smallest_block) = 0;
+  virtual Gathered gather_sums(const std::vector<Sum>& sums) = 0;
+  // Waits for the device.
+  virtual std::string bytes_of(const BufferRef& buffer, size_t num_bytes) = 0;
+
+  // Whether who follows a slot can be sent encoded changes (table/published.h).
+  virtual bool makes_deltas() const = 0;
+
+  // "cpu", or the device's name.
+  virtual const std::string& device() const = 0;
+
+  // Bytes of memory for slots and payloads: all, and those of them that are kept for reuse.
+  virtual size_t pool_bytes() const = 0;
+  virtual size_t pool_idle_bytes() const = 0;
+};
+
+}  // namespace psstore

@@ -1,0 +1,285 @@
+#include "table/device_backend.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace psstore {
+namespace {
+
+using device::FenceRef;
+
+// Of a device's free memory, for slots: the rest is for payloads on their way, for values that readers hold
+// while steps go on, and for what the device itself needs.
+constexpr double kSlotsShare = 0.8;
+
+// Sums that share a buffer: those of one launch, mostly. A NORM asks for some thousands at most.
+constexpr size_t kSumsPerBuffer = 1024;
+
+std::string in_mib(uint64_t num_bytes) {
+  return std::to_string((num_bytes + (1u << 20) - 1) >> 20) + " MiB";
+}
+
+}  // namespace
+
+// ---- collected updates ------------------------------------------------------------------------------
+
+void UpdateRun::add(const SliceUpdate& update) {
+  contributions_.insert(contributions_.end(), update.contributions.begin(),
+                        update.contributions.end());
+  hypers_.push_back(update.hyper != nullptr ? *update.hyper : Hyper{});
+  updates_.push_back(update);
+}
+
+std::span<const SliceUpdate> UpdateRun::batch() {
+  const Contribution* next = contributions_.data();
+  for (size_t i = 0; i < updates_.size(); ++i) {
+    const size_t count = updates_[i].contributions.size();
+    updates_[i].contributions = {next, count};
+    updates_[i].hyper = &hypers_[i];
+    next += count;
+  }
+  return updates_;
+}
+
+void UpdateRun::clear() {
+  updates_.clear();
+  contributions_.clear();
+  hypers_.clear();
+}
+
+// ---- memory -----------------------------------------------------------------------------------------
+
+DeviceBackend::DeviceBackend(std::shared_ptr<device::Device> device, size_t num_sharing)
+    : device_(std::move(device)),
+      memory_(std::make_shared<DeviceMemory>(device_)),
+      capacity_(
+          static_cast<uint64_t>(static_cast<double>(device_->memory().free_bytes) * kSlotsShare) /
+          num_sharing),
+      ingest_(device_->make_queue()),
+      compute_(device_->make_queue()),
+      read_(device_->make_queue()) {}
+
+DeviceBackend::~DeviceBackend() {
+  const MutexLock lock(mutex_);
+  try {
+    for (HeldInOrder* held : {&uploading_, &reading_, &released_}) let_go(*held, true);
+  } catch (const Error&) {  // it failed, as was said where somebody asked for something
+  }
+}
+
+BufferRef DeviceBackend::allocate(size_t num_bytes) {
+  const MutexLock lock(mutex_);
+  return take(num_bytes);
+}
+
+BufferRef DeviceBackend::take(size_t num_bytes) {
+  BufferRef block = memory_->allocate(num_bytes);
+  if (block) return block;
+  reclaim();
+  block = memory_->allocate(num_bytes);
+  if (block) return block;
+  const device::MemoryInfo info = device_->memory();
+  throw Error(ErrorCode::OUT_OF_MEMORY,
+              "device " + device_->name() + " has no " + std::to_string(num_bytes) +
+                  " bytes left (" + in_mib(info.free_bytes) + " of " + in_mib(info.total_bytes) +
+                  " are free, in pieces); use more shards on more devices, or fewer workers' "
+                  "gradients at a time");
+}
+
+void DeviceBackend::reclaim() {
+  launch();
+  let_go(uploading_, true);
+  let_go(reading_, true);
+  hold_released();
+  let_go(released_, true);
+  memory_->give_idle_back();
+}
+
+void DeviceBackend::let_go(HeldInOrder& held, bool wait) {
+  while (!held.empty()) {
+    for (const FenceRef& fence : held.front().until) {
+      if (wait) fence->wait();
+      if (!wait && !fence->done()) return;
+    }
+    held.pop_front();
+  }
+}
+
+void DeviceBackend::hold_released() {
+  std::vector<BufferRef> blocks = memory_->take_released();
+  if (blocks.empty()) return;
+  launch();
+  Held held{{compute_->record()}, std::move(blocks)};
+  if (uploaded_) held.until.push_back(uploaded_);
+  released_.push_back(std::move(held));
+}
+
+BufferRef DeviceBackend::allocate_zeroed(size_t num_bytes) {
+  const MutexLock lock(mutex_);
+  BufferRef block = take(num_bytes);
+  compute().zero(block->data(), num_bytes);
+  return block;
+}
+
+BufferRef DeviceBackend::allocate_payload(size_t num_bytes) {
+  return memory_->pinned()->allocate(num_bytes);
+}
+
+BufferRef DeviceBackend::bring(const BufferRef& payload) {
+  const MutexLock lock(mutex_);
+  BufferRef block = take(payload->size());
+  ingest_->copy_in(block->data(), payload->data(), payload->size());
+  uploaded_ = ingest_->record();
+  upload_is_new_ = true;
+  uploading_.push_back({{uploaded_}, {payload}});
+  return block;
+}
+
+void DeviceBackend::reserve(uint64_t num_bytes) {
+  const MutexLock lock(mutex_);
+  if (num_bytes > capacity_ - reserved_) {
+    throw Error(ErrorCode::OUT_OF_MEMORY,
+                in_mib(num_bytes) + " for values and rule state do not fit: this shard may use " +
+                    in_mib(capacity_) + " of device " + device_->name() + ", and " +
+                    in_mib(capacity_ - reserved_) +
+                    " of that are left; use more shards on more devices, or --device cpu");
+  }
+  reserved_ += num_bytes;
+}
+
+void DeviceBackend::unreserve(uint64_t num_bytes) {
+  const MutexLock lock(mutex_);
+  reserved_ -= num_bytes;
+}
+
+// ---- work -------------------------------------------------------------------------------------------
+
+device::Queue& DeviceBackend::compute() {
+  launch();
+  after_uploads();
+  return *compute_;
+}
+
+void DeviceBackend::after_uploads() {
+  if (!std::exchange(upload_is_new_, false)) return;
+  compute_->wait_for(uploaded_);
+}
+
+// The two runs may go in either order: sums read contributions, and nothing writes those.
+void DeviceBackend::launch() {
+  if (squares_.size() + updates_.size() == 0) return;
+  after_uploads();
+  if (squares_.size() > 0) {
+    compute_->reduced_squares(squares_.batch(), reinterpret_cast<double*>(sums_->data()));
+    squares_.clear();
+    sums_ = {};
+  }
+  if (updates_.size() > 0) {
+    compute_->reduce_update(updates_.batch());
+    updates_.clear();
+    written_.clear();
+  }
+}
+
+void DeviceBackend::copy(void* to, const void* from, size_t num_bytes) {
+  const MutexLock lock(mutex_);
+  compute().copy(to, from, num_bytes);
+}
+
+void DeviceBackend::convert(DType from, DType to, const void* source, void* destination,
+                            int64_t num_elems) {
+  const MutexLock lock(mutex_);
+  compute().convert(from, to, source, destination, num_elems);
+}
+
+void DeviceBackend::reduce_update(const SliceUpdate& update) {
+  const MutexLock lock(mutex_);
+  // Slices of a batch run side by side: the second update of a slot is for the next one.
+  if (written_.count(update.value_in) != 0) launch();
+  updates_.add(update);
+  written_.insert(update.value_out);
+}
+
+Sum DeviceBackend::reduced_squares(const SliceUpdate& update) {
+  const MutexLock lock(mutex_);
+  if (squares_.size() == kSumsPerBuffer) launch();
+  if (!sums_) sums_ = take(kSumsPerBuffer * sizeof(double));
+  const size_t index = squares_.size();
+  squares_.add(update);
+  return {0, sums_, index};
+}
+
+void DeviceBackend::flush() {
+  const MutexLock lock(mutex_);
+  launch();
+  for (HeldInOrder* held : {&uploading_, &reading_}) let_go(*held, false);
+  hold_released();
+  let_go(released_, false);
+}
+
+// ---- reads ------------------------------------------------------------------------------------------
+
+Gathered DeviceBackend::gather(const std::vector<Finding>& findings, size_t smallest_block) {
+  const MutexLock lock(mutex_);
+  std::vector<Range> ranges;
+  ranges.reserve(findings.size());
+  for (const Finding& finding : findings) {
+    BufferRef bytes = finding.value;
+    if (finding.dtype != finding.wanted) {
+      bytes = take(finding.num_bytes());
+      compute().convert(finding.dtype, finding.wanted, finding.value->data(), bytes->data(),
+                        static_cast<int64_t>(finding.num_elems));
+    }
+    ranges.push_back({std::move(bytes), 0, finding.num_bytes()});
+  }
+  return read(std::move(ranges), smallest_block);
+}
+
+// Sums of one launch lie side by side: one copy for all of them.
+Gathered DeviceBackend::gather_sums(const std::vector<Sum>& sums) {
+  const MutexLock lock(mutex_);
+  std::vector<Range> ranges;
+  for (const Sum& sum : sums) {
+    const size_t offset = sum.index * sizeof(double);
+    if (!ranges.empty() && ranges.back().buffer.get() == sum.buffer.get() &&
+        ranges.back().offset + ranges.back().num_bytes == offset) {
+      ranges.back().num_bytes += sizeof(double);
+    } else {
+      ranges.push_back({sum.buffer, offset, sizeof(double)});
+    }
+  }
+  return read(std::move(ranges), 0);
+}
+
+Gathered DeviceBackend::read(std::vector<Range> ranges, size_t smallest_block) {
+  size_t total = 0;
+  for (const Range& range : ranges) total += range.num_bytes;
+  if (total == 0) return {};
+  const Piece piece{memory_->pinned()->allocate(std::max(total, smallest_block)), total};
+  launch();
+  read_->wait_for(compute_->record());
+  Held held{{}, {piece.buffer}};
+  std::byte* to = piece.buffer->data();
+  for (Range& range : ranges) {
+    read_->copy_out(to, range.buffer->data() + range.offset, range.num_bytes);
+    to += range.num_bytes;
+    held.buffers.push_back(std::move(range.buffer));
+  }
+  FenceRef ready = read_->record();
+  held.until.push_back(ready);
+  reading_.push_back(std::move(held));
+  return {{piece}, std::move(ready)};
+}
+
+std::string DeviceBackend::bytes_of(const BufferRef& buffer, size_t num_bytes) {
+  Gathered gathered;
+  {
+    const MutexLock lock(mutex_);
+    gathered = read({{buffer, 0, num_bytes}}, 0);
+  }
+  if (gathered.pieces.empty()) return {};
+  gathered.ready->wait();
+  return {reinterpret_cast<const char*>(gathered.pieces[0].buffer->data()), num_bytes};
+}
+
+}  // namespace psstore

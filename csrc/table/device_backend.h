@@ -1,0 +1,121 @@
+// Slots in the memory of a device. Three queues, so that copies both ways and arithmetic overlap:
+//
+//   ingest   payload ──► device                    waits for nothing: it fills memory that nobody uses
+//   compute      └─F──► reduce, update, convert    after the uploads so far
+//   read                    └─F──► host            after the arithmetic so far
+//
+// Memory of the device is written by compute alone, but for fresh copies of payloads. Readers hold what
+// they read until it is read, so that a step goes out of place meanwhile, as it does on the host. What is
+// still needed by something that was queued is held here until a fence has passed: a payload until it is on
+// the device, what a read copies from and to until it is there, and what nobody refers to any more until
+// all is done that was queued before (table/device_memory.h).
+//
+// Steps and sums of squares are collected until flush(), or until something else needs what they write: one
+// launch each for all slots that are ready in one call.
+#pragma once
+
+#include <deque>
+#include <memory>
+#include <string>
+#include <unordered_set>
+#include <vector>
+
+#include "core/mutex.h"
+#include "table/backend.h"
+#include "table/device_memory.h"
+
+namespace psstore {
+
+// Updates that wait for their launch, with all that they refer to on the host.
+class UpdateRun {
+ public:
+  void add(const SliceUpdate& update);
+  size_t size() const { return updates_.size(); }
+  // Valid until the next add() or clear().
+  std::span<const SliceUpdate> batch();
+  void clear();
+
+ private:
+  std::vector<SliceUpdate> updates_;
+  std::vector<Contribution> contributions_;
+  std::vector<Hyper> hypers_;
+};
+
+class DeviceBackend final : public Backend {
+ public:
+  // `num_sharing`: how many shards share the device, this one included: each may use so much of its memory.
+  explicit DeviceBackend(std::shared_ptr<device::Device> device, size_t num_sharing = 1);
+  // Waits until everything is done.
+  ~DeviceBackend() override;
+  DeviceBackend(const DeviceBackend&) = delete;
+  DeviceBackend& operator=(const DeviceBackend&) = delete;
+
+  BufferRef allocate(size_t num_bytes) override;
+  BufferRef allocate_zeroed(size_t num_bytes) override;
+  BufferRef allocate_payload(size_t num_bytes) override;
+  BufferRef bring(const BufferRef& payload) override;
+  void reserve(uint64_t num_bytes) override;
+  void unreserve(uint64_t num_bytes) override;
+
+  void copy(void* to, const void* from, size_t num_bytes) override;
+  void convert(DType from, DType to, const void* source, void* destination,
+               int64_t num_elems) override;
+  void reduce_update(const SliceUpdate& update) override;
+  Sum reduced_squares(const SliceUpdate& update) override;
+  void flush() override;
+
+  Gathered gather(const std::vector<Finding>& findings, size_t smallest_block) override;
+  Gathered gather_sums(const std::vector<Sum>& sums) override;
+  std::string bytes_of(const BufferRef& buffer, size_t num_bytes) override;
+  // It would have to wait, to see whether a change is finite: who follows is sent values.
+  bool makes_deltas() const override { return false; }
+  const std::string& device() const override { return device_->name(); }
+  size_t pool_bytes() const override { return memory_->pool_bytes(); }
+  size_t pool_idle_bytes() const override { return memory_->pool_idle_bytes(); }
+
+ private:
+  // Buffers that are needed until fences have passed.
+  struct Held {
+    std::vector<device::FenceRef> until;
+    std::vector<BufferRef> buffers;
+  };
+  using HeldInOrder = std::deque<Held>;
+  // What is to be read: bytes of the device, one range after the other on the host.
+  struct Range {
+    BufferRef buffer;
+    size_t offset = 0;
+    size_t num_bytes = 0;
+  };
+
+  BufferRef take(size_t num_bytes) REQUIRES(mutex_);
+  // Waits until nothing is held, and gives idle memory back.
+  void reclaim() REQUIRES(mutex_);
+  void let_go(HeldInOrder& held, bool wait) REQUIRES(mutex_);
+  void hold_released() REQUIRES(mutex_);
+  // The queue of all arithmetic, with what was collected in it, and after the uploads so far.
+  device::Queue& compute() REQUIRES(mutex_);
+  void launch() REQUIRES(mutex_);
+  void after_uploads() REQUIRES(mutex_);
+  Gathered read(std::vector<Range> ranges, size_t smallest_block) REQUIRES(mutex_);
+
+  const std::shared_ptr<device::Device> device_;
+  const std::shared_ptr<DeviceMemory> memory_;
+  const uint64_t capacity_;  // bytes of slots
+
+  Mutex mutex_;
+  uint64_t reserved_ GUARDED_BY(mutex_) = 0;
+  const std::unique_ptr<device::Queue> ingest_ GUARDED_BY(mutex_);
+  const std::unique_ptr<device::Queue> compute_ GUARDED_BY(mutex_);
+  const std::unique_ptr<device::Queue> read_ GUARDED_BY(mutex_);
+  device::FenceRef uploaded_ GUARDED_BY(mutex_);   // after the last upload
+  bool upload_is_new_ GUARDED_BY(mutex_) = false;  // compute does not wait for it yet
+  UpdateRun updates_ GUARDED_BY(mutex_);
+  std::unordered_set<const void*> written_ GUARDED_BY(mutex_);  // by updates_
+  UpdateRun squares_ GUARDED_BY(mutex_);
+  BufferRef sums_ GUARDED_BY(mutex_);  // where squares_ go
+  HeldInOrder uploading_ GUARDED_BY(mutex_);
+  HeldInOrder reading_ GUARDED_BY(mutex_);
+  HeldInOrder released_ GUARDED_BY(mutex_);
+};
+
+}  // namespace psstore

@@ -1,0 +1,96 @@
+#include "table/device_memory.h"
+
+#include <cstdint>
+#include <new>
+#include <utility>
+
+namespace psstore {
+namespace {
+
+using device::Device;
+
+// Idle pinned memory: payloads in flight both ways. All of the device's memory may be idle: it is taken from
+// there before anything else, and given back when the device has no other.
+constexpr size_t kMaxIdlePinnedBytes = 256u << 20;
+constexpr size_t kMaxIdleDeviceBytes = SIZE_MAX;
+
+class DeviceBlocks final : public BlockSource {
+ public:
+  explicit DeviceBlocks(std::shared_ptr<Device> device) : device_(std::move(device)) {}
+  // Of a device that failed there is none: what is queued next says why.
+  std::byte* take(size_t num_bytes) noexcept override try {
+    return device_->allocate(num_bytes);
+  } catch (const Error&) {
+    return nullptr;
+  }
+  void give_back(std::byte* block, size_t) noexcept override { device_->free(block); }
+
+ private:
+  const std::shared_ptr<Device> device_;
+};
+
+class PinnedBlocks final : public BlockSource {
+ public:
+  explicit PinnedBlocks(std::shared_ptr<Device> device) : device_(std::move(device)) {}
+  std::byte* take(size_t num_bytes) noexcept override try {
+    return device_->allocate_pinned(num_bytes);
+  } catch (const Error&) {
+    return nullptr;
+  }
+  void give_back(std::byte* block, size_t) noexcept override { device_->free_pinned(block); }
+
+ private:
+  const std::shared_ptr<Device> device_;
+};
+
+// What slots refer to: the pool's block goes on living when nobody refers to this any more.
+struct Lease : Buffer {
+  explicit Lease(BufferRef lent)
+      : Buffer(lent->data(), lent->size(), lent->size()), block(std::move(lent)) {}
+  BufferRef block;
+};
+
+}  // namespace
+
+DeviceMemory::DeviceMemory(std::shared_ptr<Device> device)
+    : blocks_(BufferPool::create_over(kMaxIdleDeviceBytes, std::make_shared<DeviceBlocks>(device),
+                                      /*or_heap=*/false)),
+      pinned_(BufferPool::create_over(kMaxIdlePinnedBytes, std::make_shared<PinnedBlocks>(device),
+                                      /*or_heap=*/true)) {}
+
+BufferRef DeviceMemory::allocate(size_t num_bytes) {
+  try {
+    return BufferRef::adopt(new Lease(blocks_->allocate(num_bytes)), shared_from_this());
+  } catch (const std::bad_alloc&) {
+    return {};
+  }
+}
+
+void DeviceMemory::give_idle_back() {
+  blocks_->free_idle();
+}
+
+std::vector<BufferRef> DeviceMemory::take_released() {
+  const MutexLock lock(mutex_);
+  return std::exchange(released_, {});
+}
+
+void DeviceMemory::release(Buffer* buffer) noexcept {
+  auto* const lease = static_cast<Lease*>(buffer);
+  {
+    const MutexLock lock(mutex_);
+    released_.push_back(std::move(lease->block));
+  }
+  delete lease;
+}
+
+size_t DeviceMemory::pool_bytes() const {
+  return blocks_->bytes_in_use() + blocks_->bytes_idle() + pinned_->bytes_in_use() +
+         pinned_->bytes_idle();
+}
+
+size_t DeviceMemory::pool_idle_bytes() const {
+  return blocks_->bytes_idle() + pinned_->bytes_idle();
+}
+
+}  // namespace psstore

@@ -1,0 +1,43 @@
+#include "table/host_backend.h"
+
+#include <cstring>
+
+namespace psstore {
+
+void HostBackend::copy(void* to, const void* from, size_t num_bytes) {
+  if (num_bytes > 0) std::memcpy(to, from, num_bytes);
+}
+
+void HostBackend::convert(DType from, DType to, const void* source, void* destination,
+                          int64_t num_elems) {
+  psstore::convert(from, to, source, destination, num_elems);
+}
+
+void HostBackend::reduce_update(const SliceUpdate& update) {
+  psstore::reduce_update(update);
+}
+
+Sum HostBackend::reduced_squares(const SliceUpdate& update) {
+  return {psstore::reduced_squares(update), {}, 0};
+}
+
+Gathered HostBackend::gather(const std::vector<Finding>& findings, size_t smallest_block) {
+  return {psstore::gather(findings, *pool_, smallest_block), nullptr};
+}
+
+Gathered HostBackend::gather_sums(const std::vector<Sum>& sums) {
+  if (sums.empty()) return {};
+  Piece piece{pool_->allocate(sums.size() * sizeof(double)), sums.size() * sizeof(double)};
+  std::byte* to = piece.buffer->data();
+  for (const Sum& sum : sums) {
+    std::memcpy(to, &sum.value, sizeof(double));
+    to += sizeof(double);
+  }
+  return {{std::move(piece)}, nullptr};
+}
+
+std::string HostBackend::bytes_of(const BufferRef& buffer, size_t num_bytes) {
+  return {reinterpret_cast<const char*>(buffer->data()), num_bytes};
+}
+
+}  // namespace psstore

@@ -1,0 +1,45 @@
+// Slots in this process's memory: all work is done at once, by the CPU's kernels.
+#pragma once
+
+#include <memory>
+#include <utility>
+
+#include "table/backend.h"
+
+namespace psstore {
+
+class HostBackend final : public Backend {
+ public:
+  explicit HostBackend(std::shared_ptr<BufferPool> pool) : pool_(std::move(pool)) {}
+
+  BufferRef allocate(size_t num_bytes) override { return pool_->allocate(num_bytes); }
+  BufferRef allocate_zeroed(size_t num_bytes) override { return pool_->allocate_zeroed(num_bytes); }
+  BufferRef allocate_payload(size_t num_bytes) override { return pool_->allocate(num_bytes); }
+  BufferRef bring(const BufferRef& payload) override { return payload; }
+  // What the system can't give is told when it is asked for.
+  void reserve(uint64_t) override {}
+  void unreserve(uint64_t) override {}
+
+  void copy(void* to, const void* from, size_t num_bytes) override;
+  void convert(DType from, DType to, const void* source, void* destination,
+               int64_t num_elems) override;
+  void reduce_update(const SliceUpdate& update) override;
+  Sum reduced_squares(const SliceUpdate& update) override;
+  void flush() override {}
+
+  Gathered gather(const std::vector<Finding>& findings, size_t smallest_block) override;
+  Gathered gather_sums(const std::vector<Sum>& sums) override;
+  std::string bytes_of(const BufferRef& buffer, size_t num_bytes) override;
+  bool makes_deltas() const override { return true; }
+  const std::string& device() const override {
+    static const std::string cpu = "cpu";
+    return cpu;
+  }
+  size_t pool_bytes() const override { return pool_->bytes_in_use() + pool_->bytes_idle(); }
+  size_t pool_idle_bytes() const override { return pool_->bytes_idle(); }
+
+ private:
+  const std::shared_ptr<BufferPool> pool_;
+};
+
+}  // namespace psstore
