@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <span>
+#include <string>
+#include <utility>
 
 #include "bindings/dlpack.h"
 
@@ -53,6 +55,14 @@ bool is_of(const DLDataType& type, DType wanted) {
   }
 }
 
+std::string name_of(const DLDataType& type) {
+  if (is_of(type, DType::kFloat32)) return "float32";
+  if (is_of(type, DType::kFloat64)) return "float64";
+  if (is_of(type, DType::kBFloat16)) return "bfloat16";
+  if (is_of(type, DType::kFloat16)) return "float16";
+  return "DLPack " + std::to_string(type.code) + " of " + std::to_string(type.bits) + " bits";
+}
+
 // A dimension of size 1 may have any stride, and so may all of an array without elements.
 bool is_row_major(const DLTensor& tensor) {
   if (tensor.strides == nullptr) return true;
@@ -99,6 +109,15 @@ ArrayMemory flat_memory(const py::array& bytes, bool writable) {
   if (!flat)
     throw py::value_error("expected bytes without gaps, which may be written to for a pull");
   return memory_of(bytes);
+}
+
+DLPackArray dlpack_array(const py::object& capsule) {
+  void* const pointer = PyCapsule_GetPointer(capsule.ptr(), "dltensor");
+  if (pointer == nullptr) throw py::error_already_set();
+  const auto& tensor = *static_cast<const DLTensor*>(pointer);
+  const auto address = reinterpret_cast<uint64_t>(tensor.data) + tensor.byte_offset;
+  std::vector<int64_t> shape(tensor.shape, tensor.shape + tensor.num_dims);
+  return {address, std::move(shape), name_of(tensor.dtype), is_row_major(tensor)};
 }
 
 std::optional<ArrayMemory> ArrayReader::memory(py::handle array, const ArrayForm& form) {

@@ -10,6 +10,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <string>
+#include <tuple>
 #include <vector>
 
 #include "bindings/common.h"
@@ -31,6 +33,11 @@ struct ArrayMemory {
 
 // Of a one-dimensional array of bytes. Raises ValueError if it is none, or has gaps, or can't be written to.
 ArrayMemory flat_memory(const py::array& bytes, bool writable);
+
+// What a capsule of DLPack says of an array, on whatever device: its address, shape, dtype, and whether it is
+// row-major without gaps. Raises ValueError for something else than such a capsule.
+using DLPackArray = std::tuple<uint64_t, std::vector<int64_t>, std::string, bool>;
+DLPackArray dlpack_array(const py::object& capsule);
 
 // Finds the memory of arrays, one after the other. Needs the GIL.
 class ArrayReader {

@@ -22,6 +22,7 @@ void bind_frame_map(py::module_& m);  // FrameMap
 void bind_wire(py::module_& m);       // SliceTable, Frame, encode_frame
 void bind_decoder(py::module_& m);    // FrameDecoder
 void bind_shm(py::module_& m);        // ValueArena, PushArena, ClientMemory
+void bind_device(py::module_& m);     // Device, Queue, Fence, pinned and device memory
 void bind_liveness(py::module_& m);   // Heartbeat
 void bind_table(py::module_& m);      // Decision, Shard
 void bind_kernels(py::module_& m);    // instruction_sets, reduce_update, CUDA

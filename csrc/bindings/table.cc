@@ -216,10 +216,6 @@ py::dict state(Shard& shard, Key key) {
 void bind_table(py::module_& m) {
   const py::call_guard<py::gil_scoped_release> no_gil;
 
-  py::classh<device::Fence>(m, "Fence", py::is_final())
-      .def("done", &device::Fence::done)
-      .def("wait", &device::Fence::wait, no_gil);
-
   py::classh<Decision>(m, "Decision", py::is_final())
       .def(py::init(&make_decision), py::arg("number"), py::kw_only(), py::arg("skip"),
            py::arg("divisor"), py::arg("members"), py::arg("hypers"), py::arg("present"),

@@ -29,19 +29,19 @@ class CudaDevice final : public Device, public std::enable_shared_from_this<Cuda
 
   const std::string& name() const override { return name_; }
   MemoryInfo memory() const override {
-    enter();
+    const Entered here = enter();
     MemoryInfo info;
     require(cudaMemGetInfo(&info.free_bytes, &info.total_bytes), name_, "cudaMemGetInfo");
     return info;
   }
   std::byte* allocate(size_t num_bytes) override {
-    enter();
+    const Entered here = enter();
     const auto on_device = [](void** block, size_t size) { return cudaMalloc(block, size); };
     return block_of(on_device, "cudaMalloc", num_bytes);
   }
   void free(std::byte* memory) noexcept override { cudaFree(memory); }
   std::byte* allocate_pinned(size_t num_bytes) override {
-    enter();
+    const Entered here = enter();
     const auto pinned = [](void** block, size_t size) {
       return cudaHostAlloc(block, size, cudaHostAllocPortable);  // for the copies of all devices
     };
@@ -49,9 +49,29 @@ class CudaDevice final : public Device, public std::enable_shared_from_this<Cuda
   }
   void free_pinned(std::byte* memory) noexcept override { cudaFreeHost(memory); }
   std::unique_ptr<Queue> make_queue() override;
+  std::unique_ptr<Queue> borrow_queue(uint64_t stream) override;
 
-  // Makes it the calling thread's device: streams and memory are those of the current one.
-  void enter() const { require(cudaSetDevice(index_), name_, "cudaSetDevice"); }
+  // Makes it the calling thread's device: streams and memory are those of the current one. Until the end of
+  // the scope, as the thread may be a program's that has chosen another.
+  class Entered {
+   public:
+    explicit Entered(const CudaDevice& device) {
+      require(cudaGetDevice(&before_), device.name_, "cudaGetDevice");
+      if (before_ == device.index_) return;
+      require(cudaSetDevice(device.index_), device.name_, "cudaSetDevice");
+      left_ = true;
+    }
+    ~Entered() {
+      if (left_) cudaSetDevice(before_);
+    }
+    Entered(const Entered&) = delete;
+    Entered& operator=(const Entered&) = delete;
+
+   private:
+    int before_ = 0;
+    bool left_ = false;
+  };
+  [[nodiscard]] Entered enter() const { return Entered(*this); }
 
  private:
   template <class Allocate>
@@ -105,22 +125,26 @@ struct Descriptors {
 
 class CudaQueue final : public Queue {
  public:
-  explicit CudaQueue(std::shared_ptr<CudaDevice> device) : device_(std::move(device)) {
-    device_->enter();
+  CudaQueue(std::shared_ptr<CudaDevice> device, cudaStream_t borrowed)
+      : device_(std::move(device)), stream_(borrowed), borrowed_(true) {}
+  explicit CudaQueue(std::shared_ptr<CudaDevice> device)
+      : device_(std::move(device)), borrowed_(false) {
+    const CudaDevice::Entered here = device_->enter();
     require(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), device_->name(),
             "cudaStreamCreate");
   }
   ~CudaQueue() override {
+    if (borrowed_ && ring_.empty() && scratch_ == nullptr) return;
     cudaStreamSynchronize(stream_);  // a failure was reported where somebody asked
     for (const Descriptors& block : ring_) release(block.memory);
     if (scratch_ != nullptr) device_->free(scratch_);
-    cudaStreamDestroy(stream_);
+    if (!borrowed_) cudaStreamDestroy(stream_);
   }
   CudaQueue(const CudaQueue&) = delete;
   CudaQueue& operator=(const CudaQueue&) = delete;
 
   FenceRef record() override {
-    device_->enter();
+    const CudaDevice::Entered here = device_->enter();
     auto fence = std::make_shared<CudaFence>(device_);
     check(cudaEventRecord(fence->event(), stream_), "cudaEventRecord");
     return fence;
@@ -142,35 +166,35 @@ class CudaQueue final : public Queue {
   }
   void zero(void* to, size_t num_bytes) override {
     if (num_bytes == 0) return;
-    device_->enter();
+    const CudaDevice::Entered here = device_->enter();
     check(cudaMemsetAsync(to, 0, num_bytes, stream_), "cudaMemsetAsync");
   }
 
   void reduce_update(std::span<const SliceUpdate> updates) override {
     if (updates.empty()) return;
-    device_->enter();
+    const CudaDevice::Entered here = device_->enter();
     Descriptors& block = descriptors(cuda_descriptor_bytes(updates));
     cuda_reduce_update_async(updates, block.memory, stream_);
     block.used = record();
   }
   void reduced_squares(std::span<const SliceUpdate> updates, double* sums) override {
     if (updates.empty()) return;
-    device_->enter();
+    const CudaDevice::Entered here = device_->enter();
     Descriptors& block = descriptors(cuda_descriptor_bytes(updates));
     cuda_reduced_squares_async(updates, sums, block.memory, stream_);
     block.used = record();
   }
   void convert(DType from, DType to, const void* source, void* destination,
                int64_t num_elems) override {
-    device_->enter();
+    const CudaDevice::Entered here = device_->enter();
     cuda_convert_async(from, to, source, destination, num_elems, stream_);
   }
   void encode(const ToEncode& what) override {
-    device_->enter();
+    const CudaDevice::Entered here = device_->enter();
     cuda_encode_async(what, scratch(cuda_encode_scratch_bytes(what)), stream_);
   }
   void decode(const Encoded& encoded, void* destination) override {
-    device_->enter();
+    const CudaDevice::Entered here = device_->enter();
     cuda_decode_async(encoded, destination, stream_);
   }
   uint64_t stream() const override { return reinterpret_cast<uint64_t>(stream_); }
@@ -179,7 +203,7 @@ class CudaQueue final : public Queue {
   void check(cudaError_t status, const char* call) { require(status, device_->name(), call); }
   void transfer(void* to, const void* from, size_t num_bytes, cudaMemcpyKind kind) {
     if (num_bytes == 0) return;
-    device_->enter();
+    const CudaDevice::Entered here = device_->enter();
     check(cudaMemcpyAsync(to, from, num_bytes, kind, stream_), "cudaMemcpyAsync");
   }
 
@@ -223,6 +247,7 @@ class CudaQueue final : public Queue {
 
   const std::shared_ptr<CudaDevice> device_;
   cudaStream_t stream_ = nullptr;
+  const bool borrowed_;
   std::deque<Descriptors> ring_;  // references to its elements stay good
   std::byte* scratch_ = nullptr;
   size_t scratch_bytes_ = 0;
@@ -232,7 +257,23 @@ std::unique_ptr<Queue> CudaDevice::make_queue() {
   return std::make_unique<CudaQueue>(shared_from_this());
 }
 
+// 1 and 2, which stand for the default streams, are handles as others are.
+std::unique_ptr<Queue> CudaDevice::borrow_queue(uint64_t stream) {
+  return std::make_unique<CudaQueue>(shared_from_this(), reinterpret_cast<cudaStream_t>(stream));
+}
+
 }  // namespace
+
+int cuda_device_of(const void* memory) {
+  cudaPointerAttributes found{};
+  const cudaError_t status = cudaPointerGetAttributes(&found, memory);
+  if (status != cudaSuccess) cudaGetLastError();
+  if (status != cudaSuccess ||
+      (found.type != cudaMemoryTypeDevice && found.type != cudaMemoryTypeManaged)) {
+    throw Error(ErrorCode::BAD_ARGUMENT, "an array says that it is of a CUDA device, and is not");
+  }
+  return found.device;
+}
 
 std::shared_ptr<Device> open_cuda_device(const std::string& name, int index) {
   int count = 0;

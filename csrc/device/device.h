@@ -71,7 +71,7 @@ class Queue {
   virtual void encode(const ToEncode& what) = 0;
   virtual void decode(const Encoded& encoded, void* destination) = 0;
 
-  // The CUstream of it as a number, as __cuda_array_interface__ and DLPack name streams; 0 of a fake one.
+  // Its number, as __cuda_array_interface__ and DLPack name streams: the CUstream of a GPU's.
   virtual uint64_t stream() const = 0;
 };
 
@@ -98,11 +98,16 @@ class Device {
 
   // Keeps the device alive. Its destructor waits until its work is done.
   virtual std::unique_ptr<Queue> make_queue() = 0;
+  // Stands for a stream of somebody else, by its number: what is queued here goes there. It is not waited for.
+  virtual std::unique_ptr<Queue> borrow_queue(uint64_t stream) = 0;
 };
 
 // "cuda:N", or "fake:N" with options as fake_device.h has them.
 // Throws Error(BAD_ARGUMENT) that says what there is.
 std::shared_ptr<Device> open_device(const std::string& name);
+
+// Which of CUDA's devices the memory is of. Throws Error(BAD_ARGUMENT) if it is of none.
+int cuda_device_of(const void* memory);
 
 // What open_device() asks for "cuda:N": cuda_device_cuda.cu, or no_cuda.cc in a build without CUDA.
 std::shared_ptr<Device> open_cuda_device(const std::string& name, int index);

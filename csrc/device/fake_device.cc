@@ -156,6 +156,7 @@ struct Item {
 // The work of a queue that is not done. Shared with its fences.
 struct Backlog {
   FakeDevice* device;  // alive: its queue holds it, and forces the backlog before it goes
+  uint64_t stream;     // its number
   std::deque<Item> items;
 };
 
@@ -212,6 +213,7 @@ class FakeDevice final : public Device, public std::enable_shared_from_this<Fake
     ::operator delete(memory, kPinnedAlignment);
   }
   std::unique_ptr<Queue> make_queue() override;
+  std::unique_ptr<Queue> borrow_queue(uint64_t stream) override;
 
   // ---- the work. REQUIRES: world()
 
@@ -223,6 +225,14 @@ class FakeDevice final : public Device, public std::enable_shared_from_this<Fake
   bool lives() const { return failure_.empty(); }
   void add(const std::shared_ptr<Backlog>& backlog) { backlogs_.push_back(backlog); }
   void remove(const std::shared_ptr<Backlog>& backlog) { std::erase(backlogs_, backlog); }
+  uint64_t next_stream() { return ++last_stream_; }
+  std::shared_ptr<Backlog> backlog_of(uint64_t stream) const {
+    for (const auto& backlog : backlogs_) {
+      if (backlog->stream == stream) return backlog;
+    }
+    throw Error(ErrorCode::BAD_ARGUMENT,
+                "device " + name_ + " has no stream " + std::to_string(stream));
+  }
   uint64_t draw(uint64_t below) { return random_() % below; }
   void shuffle(std::vector<OwnedUpdate>& updates) {
     std::shuffle(updates.begin(), updates.end(), random_);
@@ -261,6 +271,7 @@ class FakeDevice final : public Device, public std::enable_shared_from_this<Fake
   const std::string name_;
   Arena arena_;
   std::vector<std::shared_ptr<Backlog>> backlogs_;
+  uint64_t last_stream_ = 2;  // 1 and 2 mean something to CUDA
   std::mt19937_64 random_;
   uint64_t work_left_;
   std::string failure_;
@@ -293,12 +304,15 @@ void FakeFence::force() {
 class FakeQueue final : public Queue {
  public:
   explicit FakeQueue(std::shared_ptr<FakeDevice> device)
-      : device_(std::move(device)),
-        backlog_(std::make_shared<Backlog>(Backlog{device_.get(), {}})) {
+      : device_(std::move(device)), borrowed_(false) {
     const Locked lock(world());
+    backlog_ = std::make_shared<Backlog>(Backlog{device_.get(), device_->next_stream(), {}});
     device_->add(backlog_);
   }
+  FakeQueue(std::shared_ptr<FakeDevice> device, std::shared_ptr<Backlog> backlog)
+      : device_(std::move(device)), borrowed_(true), backlog_(std::move(backlog)) {}
   ~FakeQueue() override {
+    if (borrowed_) return;
     const Locked lock(world());
     try {
       while (device_->lives() && !backlog_->items.empty()) device_->step(*backlog_);
@@ -359,7 +373,7 @@ class FakeQueue final : public Queue {
   void decode(const Encoded& encoded, void* destination) override {
     add_work([=] { psstore::decode(encoded, destination); });
   }
-  uint64_t stream() const override { return 0; }
+  uint64_t stream() const override { return backlog_->stream; }
 
  private:
   void add_work(std::function<void()> work) { add({std::move(work), {}, {}}); }
@@ -371,11 +385,17 @@ class FakeQueue final : public Queue {
   }
 
   const std::shared_ptr<FakeDevice> device_;
-  const std::shared_ptr<Backlog> backlog_;
+  const bool borrowed_;
+  std::shared_ptr<Backlog> backlog_;
 };
 
 std::unique_ptr<Queue> FakeDevice::make_queue() {
   return std::make_unique<FakeQueue>(shared_from_this());
+}
+
+std::unique_ptr<Queue> FakeDevice::borrow_queue(uint64_t stream) {
+  const Locked lock(world());
+  return std::make_unique<FakeQueue>(shared_from_this(), backlog_of(stream));
 }
 
 }  // namespace

@@ -8,4 +8,9 @@ std::shared_ptr<Device> open_cuda_device(const std::string& name, int) {
               "device '" + name + "': this build has no CUDA; build with nvcc and PSSTORE_CUDA=on");
 }
 
+int cuda_device_of(const void*) {
+  throw Error(ErrorCode::BAD_ARGUMENT,
+              "an array of a CUDA device, and this build of psstore has no CUDA");
+}
+
 }  // namespace psstore::device

@@ -199,15 +199,6 @@ class Decision:
     number: int
 
 @final
-class Fence:
-    """When a device has done what was given to it. Thread-safe."""
-
-    def done(self) -> bool:
-        """Does not block. Raises DEVICE_FAILED."""
-    def wait(self) -> None:
-        """Blocks until it is done. Raises DEVICE_FAILED."""
-
-@final
 class Shard:
     """All slices that one server process owns. Thread-safe: striped locks, shared decision lock."""
 
@@ -417,6 +408,82 @@ def encode_slice(
 def decode_slice(encoding: int, payload: _HasBuffer, out: _HasBuffer, *, instruction_set: str | None = None) -> None:
     """Fills `out` with float32. Raises SizeMismatch, and BadArgument for indices that do not ascend or are out of
     range; then `out` is untouched."""
+
+# ---- devices ----------------------------------------------------------------------------------------
+
+@final
+class Fence:
+    """A place in a queue: when a device has done what was given to it before. Thread-safe."""
+
+    def done(self) -> bool:
+        """Whether all that was queued before it is done. Does not wait. Raises DeviceFailed."""
+
+    def wait(self) -> None:
+        """Waits until it is, without the GIL. Raises DeviceFailed."""
+
+@final
+class Queue:
+    """Work of a device, in order. By one thread at a time."""
+
+    @property
+    def stream(self) -> int:
+        """Its number, as __cuda_array_interface__ and DLPack name streams."""
+
+    def record(self) -> Fence: ...
+    def wait_for(self, fence: Fence) -> None:
+        """What is queued from here on runs after `fence`, which may be of another queue of any device."""
+
+    def copy_out(self, to: Buffer, pieces: Sequence[tuple[int, int, int]]) -> None:
+        """`pieces`: (offset in the buffer, address on the device, bytes). The buffer and the memory have to stay until
+        a fence after the call is done. Raises ValueError for a piece beyond the buffer's end, DeviceFailed."""
+
+    def copy_in(self, source: Buffer, pieces: Sequence[tuple[int, int, int]]) -> None:
+        """The other way."""
+
+@final
+class Device:
+    """Thread-safe."""
+
+    @property
+    def name(self) -> str:
+        """As it was opened: 'cuda:0'."""
+
+    def make_queue(self) -> Queue: ...
+    def borrow_queue(self, stream: int) -> Queue:
+        """Stands for a stream of somebody else: what is queued here goes there."""
+
+def open_device(name: str) -> Device:
+    """'cuda:N', or 'fake:N' for tests (csrc/device/fake_device.h). Raises BadArgument that says what there is."""
+
+@final
+class PinnedPool:
+    """Host memory that a device copies from and to by itself. Thread-safe."""
+
+    def __init__(self, device: Device, *, max_idle_bytes: int) -> None:
+        """`max_idle_bytes`: kept for reuse; more goes back to the system."""
+
+    def allocate(self, num_bytes: int) -> Buffer:
+        """At least so many, writable."""
+
+    @property
+    def nbytes(self) -> int:
+        """What it has of the system."""
+
+@final
+class DeviceMemory:
+    """Uninitialised memory of a device, freed with this object. Raises OutOfMemory."""
+
+    def __init__(self, device: Device, num_bytes: int) -> None: ...
+    @property
+    def pointer(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+
+def cuda_device_of(pointer: int) -> int:
+    """Index of the CUDA device whose memory it is. Raises BadArgument."""
+
+def dlpack_array(capsule: object) -> tuple[int, list[int], str, bool]:
+    """Address, shape, dtype, and whether it is row-major without gaps. Raises ValueError if it is no such capsule."""
 
 # ---- CUDA -----------------------------------------------------------------------------------------
 

@@ -1,6 +1,7 @@
 """Callers' arrays as flat memory: numpy, torch (only if the caller uses it), or numbers and lists.
 
-A contiguous array in main memory is used where it lies. Everything else costs one copy, made here.
+A contiguous array in main memory is used where it lies. Everything else costs one copy, made here, but for what lies
+on a CUDA device: see device_arrays.py.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from psstore.errors import BadArgument, DTypeMismatch
 from psstore.types import ITEM_BYTES
 
 Array = Any
-"""A numpy array, a torch tensor, a number or a (nested) list of numbers."""
+"""A numpy array, a torch tensor, an array on a CUDA device, a number or a (nested) list of numbers."""
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 """Flat memory. No memoryview, which the garbage collector counts: there are thousands in a step of many parameters."""
@@ -46,13 +47,15 @@ class Target(NamedTuple):
 
 def source(value: Array, *, dtype: str) -> Source:
     """`value`'s bytes, by reference where it is possible. Numbers and lists become `dtype`."""
+    if isinstance(value, Source):
+        return value
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
         tensor = value.detach()
         if not tensor.is_cpu:
             _wait_for_device(tensor)
             tensor = tensor.cpu()
-        return Source(tuple(tensor.shape), _torch_dtype(tensor.dtype), _torch_bytes(tensor.contiguous()))
+        return Source(tuple(tensor.shape), torch_dtype(tensor.dtype), _torch_bytes(tensor.contiguous()))
     array = value if isinstance(value, np.ndarray) else np.asarray(value, dtype=_numpy_dtype_for(value, dtype))
     return Source(array.shape, _numpy_dtype(array), _numpy_bytes(np.ascontiguousarray(array)))
 
@@ -62,13 +65,15 @@ def target(out: Array) -> Target:
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(out, torch.Tensor):
         tensor = out.detach()
-        shape, dtype = tuple(tensor.shape), _torch_dtype(tensor.dtype)
+        shape, dtype = tuple(tensor.shape), torch_dtype(tensor.dtype)
         if tensor.is_cpu and tensor.is_contiguous():
             return Target(shape, dtype, _torch_bytes(tensor), out, None)
         aside = torch.empty(shape, dtype=tensor.dtype)
         return Target(shape, dtype, _torch_bytes(aside), out, lambda: _copy(aside, tensor))
     if not isinstance(out, np.ndarray):
-        raise BadArgument(f"out= takes numpy arrays and torch tensors, not {type(out).__name__}")
+        raise BadArgument(
+            f"out= takes numpy arrays, torch tensors and arrays on a CUDA device, not {type(out).__name__}"
+        )
     if not out.flags.writeable:
         raise BadArgument("out= is a read-only array; give one that can be written to")
     dtype = _numpy_dtype(out)
@@ -112,7 +117,7 @@ def _numpy_bytes(array: np.ndarray[Any, Any]) -> Bytes:
 
 
 @cache
-def _torch_dtype(dtype: Any) -> str:
+def torch_dtype(dtype: Any) -> str:
     name = str(dtype).removeprefix("torch.")
     if name not in ITEM_BYTES:
         raise DTypeMismatch(

@@ -86,7 +86,7 @@ class Layout:
 
     def _to_or_from(self, segments: Sequence[_core.Segments], newer_than: int | None) -> list[Transfer]:
         return [
-            Transfer(frame.shard, _asking(frame.table, newer_than), memory)
+            Transfer(frame.shard, asking(frame.table, newer_than), memory)
             for frame, memory in zip(self.frames, segments, strict=True)
         ]
 
@@ -129,7 +129,7 @@ def _place(tensor: Tensor, ref: SliceRef, dtype: str) -> tuple[int, int]:
     return before * payload_bytes(dtype, tensor.slice_elems), payload_bytes(dtype, ref.end - ref.begin)
 
 
-def _asking(table: _core.SliceTable, newer_than: int | None) -> _core.SliceTable:
+def asking(table: _core.SliceTable, newer_than: int | None) -> _core.SliceTable:
     """A shard leaves out what is older than the version asked for: one more than what we have."""
     return table if newer_than is None else table.with_versions([newer_than + 1] * len(table))
 

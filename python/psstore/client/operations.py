@@ -1,25 +1,31 @@
 """Every call of a store, written once: coroutines on the store's loop. Store waits for them, AsyncStore awaits them.
 
-What can be checked against the tensors' definitions is checked before anything is sent.
+What can be checked against the tensors' definitions is checked before anything is sent. Calls that take arrays are
+plain functions that make a coroutine: they look at the arrays on the caller's thread, as device_arrays.py needs it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import msgspec
 
+from psstore import _core
 from psstore.client.arrays import Array, Source, Target, fresh, source
 from psstore.client.coded import Coded
 from psstore.client.compression import Floats
+from psstore.client.device_arrays import OnDevice, by_place, seen
 from psstore.client.layout import Layout, Layouts
 from psstore.client.norms import SquareSums, clip_factor
 from psstore.client.rule_state import Restored, RuleState, parts, restoring, state_name
-from psstore.client.schema import Hypers, Schema, as_source, as_target, per_group, spec_for, write_op
+from psstore.client.schema import Hypers, Schema, as_pushed, as_source, as_target, per_group, spec_for, write_op
+from psstore.client.staging import Arrival, Departure, Passages, in_main_memory
 from psstore.codec.codecs import Codec, Codecs, codecs_for
 from psstore.errors import BadArgument, UnknownKey
 from psstore.protocol.client import Client, Transfer
@@ -61,10 +67,11 @@ class Operations:
         self._pulled: dict[str, tuple[Layout, list[Answer]]] = {}
         """By name: the last pull."""
         self._coded = Coded(self._layouts, receive=self._receive, pull_into=self._pull_into)
+        self._passages = Passages()
 
     # ---- tensors ----
 
-    async def create(
+    def create(
         self,
         name: str,
         value: Array | None = None,
@@ -74,7 +81,7 @@ class Operations:
         rule: str = "assign",
         group: int = 0,
         exist: Exist = "match",
-    ) -> None:
+    ) -> Coroutine[Any, Any, None]:
         """Creates a tensor with this first value, or of this shape with zeros.
 
         `dtype`: what it is stored as, 'float32' or 'float64' (default: the value's, float32 for half precision).
@@ -85,43 +92,24 @@ class Operations:
 
         Raises ShapeMismatch, DTypeMismatch, RuleMismatch, TensorExists, BadArgument; nothing is created then.
         """
-        given = None if value is None else source(value, dtype=dtype or "float32")
-        spec = spec_for(name, given, shape=shape, dtype=dtype, rule=rule, group=group)
-        await self._create([spec], [given], exist=exist, offer=True)
+        given = None if value is None else seen([value])[0]
+        return self._create_one(name, given, shape=shape, dtype=dtype, rule=rule, group=group, exist=exist)
 
-    async def create_many(
+    def create_many(
         self,
         specs: Sequence[TensorSpec],
         values: Sequence[Array | None] | None = None,
         *,
         exist: Exist = "match",
         offer: bool = True,
-    ) -> None:
+    ) -> Coroutine[Any, Any, None]:
         """Creates many tensors in one round trip; all or, if one can't be, none.
 
         `values`: the first value of each spec; None: zeros, as its `zeros` must say then.
         `offer`: False: the values are somebody else's to send. A later pull waits for them.
         """
-        given: list[Array | None] = [None] * len(specs) if values is None else list(values)
-        if len(given) != len(specs):
-            raise BadArgument(f"create_many: {len(specs)} specs and {len(given)} values; give one for each, or None")
-        for spec in specs:
-            spec.check()
-        sources = [
-            None if value is None else as_source("create", spec, value)
-            for spec, value in zip(specs, given, strict=True)
-        ]
-        asked = [
-            spec if value is None else msgspec.structs.replace(spec, zeros=False)
-            for spec, value in zip(specs, given, strict=True)
-        ]
-        if offer:
-            for spec, value in zip(asked, sources, strict=True):
-                if value is None and not spec.zeros:
-                    raise BadArgument(
-                        f"create {spec.name!r}: zeros=False needs a value (or offer=False, if others send it)"
-                    )
-        await self._create(asked, sources, exist=exist, offer=offer)
+        given: Sequence[Array | None] = [None] * len(specs) if values is None else seen(list(values))
+        return self._create_all(specs, given, exist=exist, offer=offer)
 
     async def describe(self, name: str) -> Tensor:
         """The tensor's shape, dtype, rule and group (`.spec`) and where its slices live. Raises UnknownTensor."""
@@ -140,7 +128,7 @@ class Operations:
 
     # ---- writing ----
 
-    async def push(
+    def push(
         self,
         name: str,
         value: Array,
@@ -148,7 +136,7 @@ class Operations:
         op: str | None = None,
         codec: str | None = None,
         loss_scale: float | None = None,
-    ) -> None:
+    ) -> Coroutine[Any, Any, None]:
         """Sends `value` to the tensor; returns when the store has it.
 
         A tensor with a training rule takes it as this worker's gradient for the current round: it counts when the
@@ -157,7 +145,8 @@ class Operations:
 
         `value`: an array of the tensor's shape, of its dtype or, for float32 tensors, of half precision; numbers and
         lists are converted. It must stay as it is until the call returns. One that is contiguous and in main memory
-        is not copied.
+        is not copied. One on a CUDA device (a torch tensor, a CuPy array, whatever has `__dlpack__` or
+        `__cuda_array_interface__`) is sent as it will be when what is queued on its stream now is done.
         `codec`: send fewer bytes: 'bf16', 'fp16', 'int8', 'sign', 'topk:0.01' (docs/compression.md), of gradients and
         of what is added, to float32 tensors. What the codec loses is kept here, and added to the tensor's next push in
         a codec, once per round: see `residuals`.
@@ -165,25 +154,20 @@ class Operations:
 
         Raises UnknownTensor, ShapeMismatch, DTypeMismatch, RuleMismatch before anything is sent.
         """
-        await self.push_many([(name, value)], op=op, codec=codec, loss_scale=loss_scale)
+        return self._push_many((name,), seen([value]), op, codec, loss_scale)
 
-    async def push_many(
+    def push_many(
         self,
         items: Mapping[str, Array] | Iterable[tuple[str, Array]],
         *,
         op: str | None = None,
         codec: Codecs | None = None,
         loss_scale: float | None = None,
-    ) -> None:
+    ) -> Coroutine[Any, Any, None]:
         """`push` for many tensors, packed into few frames. All are checked before anything is sent. `codec`: of all,
         or a mapping that names it for some."""
         names, values = _columns(items)
-        habit = self._layouts.habit(self._call("push", op, names)) if codec is None else None
-        transfers = habit.layout.transfers_of(values) if habit is not None else None
-        if habit is not None and transfers is not None:
-            await self._send(habit.op, habit.layout, transfers)
-        else:
-            await self._push_one_by_one(names, values, op, codec, loss_scale)
+        return self._push_many(names, seen(values), op, codec, loss_scale)
 
     async def settle(self) -> None:
         """Returns when no push is under way, whoever started it. The futures of those that were started tell how they
@@ -291,7 +275,7 @@ class Operations:
 
     # ---- reading ----
 
-    async def pull(
+    def pull(
         self,
         name: str,
         *,
@@ -300,11 +284,13 @@ class Operations:
         dtype: str | None = None,
         codec: str | None = None,
         wait_s: float | None = None,
-    ) -> Array:
+    ) -> Coroutine[Any, Any, Array]:
         """The tensor's value, with at least this worker's last round in it; waits for a first value if there is none.
 
         `out`: a numpy array or torch tensor of the tensor's shape to receive into, and to return. Contiguous memory
-        is written straight from the socket. Else the result is a new numpy array.
+        is written straight from the socket. Else the result is a new numpy array. Into one on a CUDA device the value
+        is copied in the order of its stream, as of the call: what is queued there afterwards finds it, and the host
+        may be ahead of that (an array that does not say its stream holds the value on return).
         `dtype`: a float32 tensor may travel as 'float16' or 'bfloat16' (default: what `out` is, or as stored).
         `codec`: have a float32 tensor in fewer bytes. 'bf16', 'fp16': it travels so, whatever `out` is. 'int8', 'sign',
         for training rules: the difference to what this client had by its last such pull, so that the value is near the
@@ -316,18 +302,14 @@ class Operations:
         Raises UnknownTensor, ShapeMismatch, DTypeMismatch before anything is sent; NotInitialised, DeadlineExceeded,
         which leave `out` undefined.
         """
-        return (
-            await self.pull_many(
-                [name],
-                out=None if out is None else [out],
-                if_newer_than=if_newer_than,
-                dtype=dtype,
-                codec=codec,
-                wait_s=wait_s,
-            )
-        )[0]
+        places = None if out is None else seen([out], writable=True)
 
-    async def pull_many(
+        async def work() -> Array:
+            return (await self._pull_many((name,), places, if_newer_than, dtype, codec, wait_s))[0]
+
+        return work()
+
+    def pull_many(
         self,
         names: Sequence[str],
         *,
@@ -336,23 +318,11 @@ class Operations:
         dtype: str | None = None,
         codec: Codecs | None = None,
         wait_s: float | None = None,
-    ) -> list[Array]:
+    ) -> Coroutine[Any, Any, list[Array]]:
         """`pull` for many tensors, in few frames. The results are in the order of `names`. `codec`: of all, or a
         mapping that names it for some."""
-        names = tuple(names)
-        habit = self._layouts.habit(self._call("pull", (dtype, out is None), names)) if codec is None else None
-        if habit is None:
-            return await self._pull_one_by_one(names, out, if_newer_than, dtype, codec, wait_s)
-        layout = habit.layout
-        results = layout.fresh() if out is None else list(out)
-        transfers = layout.transfers_of(results, newer_than=if_newer_than)
-        if transfers is None:
-            return await self._pull_one_by_one(names, out, if_newer_than, dtype, codec, wait_s)
-        answers = await self._receive(layout, transfers, wait_s)
-        unchanged, torn = layout.unchanged(answers) if if_newer_than is not None else (set(), [])
-        if torn:
-            await self.pull_many([names[i] for i in torn], out=[results[i] for i in torn], wait_s=wait_s)
-        return [None if i in unchanged else result for i, result in enumerate(results)] if unchanged else results
+        places = None if out is None else seen(list(out), writable=True)
+        return self._pull_many(tuple(names), places, if_newer_than, dtype, codec, wait_s)
 
     def version_of(self, name: str) -> int:
         """The version of the tensor as it was last pulled here; 0 if it was not. For training rules the number of
@@ -378,6 +348,7 @@ class Operations:
                 pull=True,
                 part=part,
             )
+            await self._settle_norm(wait_s)
             answers = await self._read(layout.transfers([one.data for one in targets]), wait_s)
             missing = layout.absent(answers)
             for position, i in enumerate(positions):
@@ -415,6 +386,45 @@ class Operations:
 
     # ---- how ----
 
+    async def _create_one(
+        self,
+        name: str,
+        value: Array | None,
+        *,
+        shape: Sequence[int] | None,
+        dtype: str | None,
+        rule: str,
+        group: int,
+        exist: Exist,
+    ) -> None:
+        (fetched,) = await self._fetched([value])
+        given = None if fetched is None else source(fetched, dtype=dtype or "float32")
+        spec = spec_for(name, given, shape=shape, dtype=dtype, rule=rule, group=group)
+        await self._create([spec], [given], exist=exist, offer=True)
+
+    async def _create_all(
+        self, specs: Sequence[TensorSpec], values: Sequence[Array | None], *, exist: Exist, offer: bool
+    ) -> None:
+        if len(values) != len(specs):
+            raise BadArgument(f"create_many: {len(specs)} specs and {len(values)} values; give one for each, or None")
+        for spec in specs:
+            spec.check()
+        sources = [
+            None if value is None else as_source("create", spec, value)
+            for spec, value in zip(specs, await self._fetched(values), strict=True)
+        ]
+        asked = [
+            spec if value is None else msgspec.structs.replace(spec, zeros=False)
+            for spec, value in zip(specs, sources, strict=True)
+        ]
+        if offer:
+            for spec, given in zip(asked, sources, strict=True):
+                if given is None and not spec.zeros:
+                    raise BadArgument(
+                        f"create {spec.name!r}: zeros=False needs a value (or offer=False, if others send it)"
+                    )
+        await self._create(asked, sources, exist=exist, offer=offer)
+
     async def _create(
         self, specs: Sequence[TensorSpec], sources: Sequence[Source | None], *, exist: Exist, offer: bool
     ) -> None:
@@ -431,6 +441,21 @@ class Operations:
         """All by which a call may come to something else than another one, but for the kinds of its arrays."""
         return self._schema.edition, what, how, names
 
+    async def _push_many(
+        self,
+        names: tuple[str, ...],
+        values: Sequence[Array],
+        op: str | None,
+        codec: Codecs | None,
+        loss_scale: float | None,
+    ) -> None:
+        habit = self._layouts.habit(self._call("push", op, names)) if codec is None else None
+        transfers = habit.layout.transfers_of(values) if habit is not None else None
+        if habit is not None and transfers is not None:
+            await self._send(habit.op, habit.layout, transfers)
+        else:
+            await self._push_one_by_one(names, values, op, codec, loss_scale)
+
     async def _push_one_by_one(
         self,
         names: tuple[str, ...],
@@ -442,43 +467,97 @@ class Operations:
         """`push_many` of arrays of any kind: each is looked at, and named if it does not fit."""
         tensors = await self._schema.find(names)
         codecs = codecs_for(codec, names)
-        chosen: dict[str, tuple[list[Tensor], list[Source], list[Codec | None]]] = {}
+        if codec is not None:
+            values = await self._fetched(values)  # they are encoded on the CPU
+        chosen: dict[tuple[str, _core.Device | None], tuple[list[Tensor], list[Any], list[Codec | None]]] = {}
         for tensor, value, encoder in zip(tensors, values, codecs, strict=True):
-            wire_op = write_op(tensor.spec, op)
-            of_op = chosen.setdefault(wire_op, ([], [], []))
+            given = as_pushed(tensor.spec, value)
+            place = given.device if isinstance(given, OnDevice) else None
+            of_op = chosen.setdefault((write_op(tensor.spec, op), place), ([], [], []))
             of_op[0].append(tensor)
-            of_op[1].append(as_source("push", tensor.spec, value))
+            of_op[1].append(given)
             of_op[2].append(encoder)
         if codec is not None:
             await self._settle_norm(None)  # it tells what becomes of the last round's residuals
-        for wire_op, (written, sources, encoders) in chosen.items():
+        for (wire_op, place), (written, sources, encoders) in chosen.items():
             if codec is not None:
                 coded = self._coded.transfers(wire_op, written, sources, encoders, loss_scale=loss_scale)
                 await self._send(wire_op, *coded)
                 continue
             layout = self._layouts.of(written, [one.dtype for one in sources], pull=False)
+            if place is not None:
+                await self._send(wire_op, layout, Departure(self._passages.out_of(place), layout, sources))
+                continue
             if len(chosen) == 1:
                 self._layouts.note(self._call("push", op, names), wire_op, layout)
             await self._send(wire_op, layout, layout.transfers([one.data for one in sources]))
 
-    async def _send(self, op: str, layout: Layout, transfers: Iterable[Transfer]) -> None:
+    async def _send(self, op: str, layout: Layout, transfers: Iterable[Transfer] | Departure) -> None:
         """PUSH, ASSIGN, ADD or INIT of a layout's tensors."""
         with self._forgetting_unknown(layout.tensors):
             if op == "PUSH":
                 await self._settle_norm(None)
                 self._coded.pushing(layout)
-                self._pushing += 1
-                self._quiet.clear()
+                self._begin_push()
                 try:
-                    await self.client.push(transfers)
+                    await _carried(self.client.push, transfers)
                 finally:
-                    self._pushing -= 1
-                    if not self._pushing:
-                        self._quiet.set()
+                    self._end_push()
                 self._pushed |= layout.ids
             else:
-                await self.client.write(op, transfers)
+                await _carried(partial(self.client.write, op), transfers)
         self.bytes_pushed += layout.num_bytes
+
+    def _begin_push(self) -> None:
+        self._pushing += 1
+        self._quiet.clear()
+
+    def _end_push(self) -> None:
+        self._pushing -= 1
+        if not self._pushing:
+            self._quiet.set()
+
+    async def _fetched(self, values: Sequence[Array | None]) -> Sequence[Array | None]:
+        """The same, with copies in main memory of what is on devices."""
+        places = by_place(values)
+        if places.keys() <= {None}:
+            return values
+        fetched = list(values)
+        self._begin_push()
+        try:
+            for place, positions in places.items():
+                if place is not None:
+                    arrays: list[Any] = [fetched[i] for i in positions]
+                    copies = await self._passages.out_of(place).fetch(arrays)
+                    for position, copy in zip(positions, copies, strict=True):
+                        fetched[position] = copy
+        finally:
+            self._end_push()
+        return fetched
+
+    async def _pull_many(
+        self,
+        names: tuple[str, ...],
+        out: Sequence[Array] | None,
+        if_newer_than: int | None,
+        dtype: str | None,
+        codec: Codecs | None,
+        wait_s: float | None,
+    ) -> list[Array]:
+        habit = self._layouts.habit(self._call("pull", (dtype, out is None), names)) if codec is None else None
+        if habit is None:
+            return await self._pull_one_by_one(names, out, if_newer_than, dtype, codec, wait_s)
+        layout = habit.layout
+        results = layout.fresh() if out is None else list(out)
+        transfers = layout.transfers_of(results, newer_than=if_newer_than)
+        if transfers is None:
+            return await self._pull_one_by_one(names, out, if_newer_than, dtype, codec, wait_s)
+        answers = await self._receive(layout, transfers, wait_s)
+        unchanged, torn = layout.unchanged(answers) if if_newer_than is not None else (set(), [])
+        if torn:
+            chosen = tuple(names[i] for i in torn)
+            await self._pull_many(chosen, [results[i] for i in torn], None, None, None, wait_s)
+        return [None if i in unchanged else result for i, result in enumerate(results)] if unchanged else results
 
     async def _pull_one_by_one(
         self,
@@ -495,14 +574,39 @@ class Operations:
             raise BadArgument(f"pull_many: {len(names)} names and {len(out)} arrays in out=; give one for each")
         targets = [as_target(tensor.spec, None if out is None else out[i], dtype) for i, tensor in enumerate(tensors)]
         if codec is not None:
-            return await self._coded.pull(tensors, targets, codecs_for(codec, names), if_newer_than, wait_s)
-        layout = self._layouts.of(tensors, [receiver.dtype for receiver in targets], pull=True)
-        self._layouts.note(self._call("pull", (dtype, out is None), names), "PULL", layout)
-        return await self._pull_into(layout, targets, if_newer_than, wait_s)
+            return await self._pull_coded(tensors, targets, codecs_for(codec, names), if_newer_than, wait_s)
+        results: dict[int, Array] = {}
+        for place, positions in by_place(targets).items():
+            layout = self._layouts.of([tensors[i] for i in positions], [targets[i].dtype for i in positions], pull=True)
+            if place is None and len(positions) == len(targets):
+                self._layouts.note(self._call("pull", (dtype, out is None), names), "PULL", layout)
+            pulled = await self._pull_into(layout, [targets[i] for i in positions], if_newer_than, wait_s)
+            results.update(zip(positions, pulled, strict=True))
+        return [results[i] for i in range(len(targets))]
+
+    async def _pull_coded(
+        self,
+        tensors: Sequence[Tensor],
+        targets: Sequence[Target | OnDevice],
+        codecs: Sequence[Codec | None],
+        newer_than: int | None,
+        wait_s: float | None,
+    ) -> list[Array]:
+        """What comes in codecs is decoded on the CPU, and goes to devices from there."""
+        landing = [in_main_memory(one) if isinstance(one, OnDevice) else one for one in targets]
+        results = await self._coded.pull(tensors, landing, codecs, newer_than, wait_s)
+        for place, positions in by_place(targets).items():
+            if place is not None:
+                came = [i for i in positions if results[i] is not None]
+                arrays: list[Any] = [targets[i] for i in came]
+                await self._passages.into(place).deliver([landing[i].data for i in came], arrays)
+                _finish(arrays)
+        return results
 
     async def _pull_into(
-        self, layout: Layout, targets: Sequence[Target], newer_than: int | None, wait_s: float | None
+        self, layout: Layout, targets: Sequence[Target | OnDevice], newer_than: int | None, wait_s: float | None
     ) -> list[Array]:
+        """All in main memory, or all on one device."""
         answers = await self._pull(layout, targets, newer_than, wait_s)
         unchanged, torn = layout.unchanged(answers) if newer_than is not None else (set(), [])
         if torn:
@@ -510,25 +614,31 @@ class Operations:
             tensors = [layout.tensors[i] for i in torn]
             whole = self._layouts.of(tensors, [receiver.dtype for receiver in chosen], pull=True)
             await self._pull(whole, chosen, None, wait_s)
-        for i, receiver in enumerate(targets):
-            if receiver.finish is not None and i not in unchanged:
-                receiver.finish()
+        _finish([receiver for i, receiver in enumerate(targets) if i not in unchanged])
         return [None if i in unchanged else receiver.result for i, receiver in enumerate(targets)]
 
     async def _pull(
-        self, layout: Layout, targets: Sequence[Target], newer_than: int | None, wait_s: float | None
+        self, layout: Layout, targets: Sequence[Any], newer_than: int | None, wait_s: float | None
     ) -> list[Answer]:
+        if targets and isinstance(targets[0], OnDevice):
+            passage = self._passages.into(targets[0].device)
+            return await self._receive(layout, Arrival(passage, layout, targets, newer_than), wait_s)
         transfers = layout.transfers([receiver.data for receiver in targets], newer_than=newer_than)
         return await self._receive(layout, transfers, wait_s)
 
-    async def _receive(self, layout: Layout, transfers: Sequence[Transfer], wait_s: float | None) -> list[Answer]:
+    async def _receive(
+        self, layout: Layout, transfers: Sequence[Transfer] | Arrival, wait_s: float | None
+    ) -> list[Answer]:
+        await self._settle_norm(wait_s)
         with self._forgetting_unknown(layout.tensors):
-            answers = await self._read(transfers, wait_s)
+            if isinstance(transfers, Arrival):
+                answers = await transfers.received(lambda some: self._read(some, wait_s))
+            else:
+                answers = await self._read(transfers, wait_s)
         self._pulled.update(dict.fromkeys(layout.names, (layout, answers)))
         return answers
 
     async def _read(self, transfers: Sequence[Transfer], wait_s: float | None) -> list[Answer]:
-        await self._settle_norm(wait_s)
         answers = await self.client.pull(transfers, wait_s=self._wait(wait_s))
         self.bytes_pulled += sum(answer.table.payload_bytes for answer in answers)
         return answers
@@ -559,6 +669,18 @@ class Operations:
                 self._schema.forget(tensor.spec.name)
             self._coded.forget(tensors)
             raise
+
+
+def _finish(targets: Iterable[Target | OnDevice]) -> None:
+    for receiver in targets:
+        if receiver.finish is not None:
+            receiver.finish()
+
+
+async def _carried(
+    send: Callable[[Iterable[Transfer]], Coroutine[Any, Any, None]], transfers: Iterable[Transfer] | Departure
+) -> None:
+    await (transfers.sent(send) if isinstance(transfers, Departure) else send(transfers))
 
 
 def _columns(items: Mapping[str, Array] | Iterable[tuple[str, Array]]) -> tuple[tuple[str, ...], list[Array]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from psstore.client.arrays import Array, Source, Target, fresh, source, target
+from psstore.client.device_arrays import OnDevice
 from psstore.codec.codecs import Codec
 from psstore.errors import BadArgument, DTypeMismatch, RuleMismatch, ShapeMismatch
 from psstore.protocol.client import Client
@@ -102,7 +103,15 @@ def as_source(what: str, spec: TensorSpec, value: Array) -> Source:
     return found
 
 
-def as_target(spec: TensorSpec, out: Array | None, dtype: str | None) -> Target:
+def as_pushed(spec: TensorSpec, value: Array) -> Source | OnDevice:
+    """The same for a push, which takes what is on a device from there."""
+    if not isinstance(value, OnDevice):
+        return as_source("push", spec, value)
+    check_fit("push", spec, value)
+    return value
+
+
+def as_target(spec: TensorSpec, out: Array | None, dtype: str | None) -> Target | OnDevice:
     """Where a pull of the tensor goes: `out` if it fits, else new memory. Raises ShapeMismatch, DTypeMismatch."""
     if out is None:
         wanted = spec.dtype if dtype is None else dtype
@@ -111,14 +120,14 @@ def as_target(spec: TensorSpec, out: Array | None, dtype: str | None) -> Target:
                 f"pull {spec.name!r}: it is {spec.dtype} and can't be had as {wanted!r}", name=spec.name
             )
         return fresh(spec.shape, wanted)
-    receiver = target(out)
+    receiver = out if isinstance(out, OnDevice) else target(out)
     if dtype is not None and receiver.dtype != dtype:
         raise DTypeMismatch(f"pull {spec.name!r}: out= is {receiver.dtype}, dtype= says {dtype!r}", name=spec.name)
     check_fit("pull", spec, receiver)
     return receiver
 
 
-def check_fit(what: str, spec: TensorSpec, array: Source | Target) -> None:
+def check_fit(what: str, spec: TensorSpec, array: Source | Target | OnDevice) -> None:
     """Raises ShapeMismatch or DTypeMismatch with what was expected and what came."""
     if tuple(array.shape) != spec.shape:
         raise ShapeMismatch(

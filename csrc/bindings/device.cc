@@ -1,0 +1,164 @@
+// Device, Queue, Fence, PinnedPool and DeviceMemory for Python, and arrays that come in DLPack's capsules.
+//
+// Addresses on a device are numbers: nothing here reads them but the device.
+#include <pybind11/stl.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "bindings/array_memory.h"
+#include "bindings/common.h"
+#include "bindings/memory.h"
+#include "device/device.h"
+
+namespace psstore::bindings {
+namespace {
+
+using device::Device;
+using device::Fence;
+using device::Queue;
+
+// ---- memory -----------------------------------------------------------------------------------------
+
+// Pinned host memory of a device.
+class PinnedSource : public BlockSource {
+ public:
+  explicit PinnedSource(std::shared_ptr<Device> device) : device_(std::move(device)) {}
+  std::byte* take(size_t num_bytes) noexcept override {
+    try {
+      return device_->allocate_pinned(num_bytes);
+    } catch (const Error&) {
+      return nullptr;  // the pool takes it from the heap, which is slower and no less right
+    }
+  }
+  void give_back(std::byte* block, size_t) noexcept override { device_->free_pinned(block); }
+
+ private:
+  const std::shared_ptr<Device> device_;
+};
+
+class PinnedPool {
+ public:
+  PinnedPool(std::shared_ptr<Device> device, size_t max_idle_bytes)
+      : pool_(BufferPool::create(max_idle_bytes,
+                                 std::make_shared<PinnedSource>(std::move(device)))) {}
+
+  // At least so many: what is smaller than a large block would be the heap's.
+  PyBuffer allocate(size_t num_bytes) {
+    return {pool_->allocate(std::max(num_bytes, kLargeBlockBytes)), /*writable=*/true};
+  }
+  size_t num_bytes() const { return pool_->bytes_in_use() + pool_->bytes_idle(); }
+
+ private:
+  const std::shared_ptr<BufferPool> pool_;
+};
+
+// Uninitialised memory of a device, freed with this object.
+class DeviceMemory {
+ public:
+  DeviceMemory(std::shared_ptr<Device> device, size_t num_bytes)
+      : device_(std::move(device)), data_(device_->allocate(num_bytes)), num_bytes_(num_bytes) {
+    if (data_ == nullptr) {
+      throw Error(ErrorCode::OUT_OF_MEMORY, "device " + device_->name() + " has no " +
+                                                std::to_string(num_bytes) + " bytes left");
+    }
+  }
+  DeviceMemory(const DeviceMemory&) = delete;
+  DeviceMemory& operator=(const DeviceMemory&) = delete;
+  ~DeviceMemory() { device_->free(data_); }
+
+  uint64_t pointer() const { return reinterpret_cast<uint64_t>(data_); }
+  size_t num_bytes() const { return num_bytes_; }
+
+ private:
+  const std::shared_ptr<Device> device_;
+  std::byte* const data_;
+  const size_t num_bytes_;
+};
+
+// ---- copies -----------------------------------------------------------------------------------------
+
+// Where in the host's buffer, where on the device, and how many bytes.
+using Piece = std::tuple<size_t, uint64_t, size_t>;
+
+// Pieces that go on where the one before ends, on both sides, are one copy.
+template <class Copy>
+void copy_pieces(const PyBuffer& buffer, const std::vector<Piece>& pieces, Copy copy) {
+  Buffer& host = *buffer.ref();
+  for (const auto& [offset, pointer, num_bytes] : pieces) {
+    if (offset > host.size() || num_bytes > host.size() - offset) {
+      throw py::value_error("a piece lies beyond the end of the buffer");
+    }
+  }
+  const py::gil_scoped_release no_gil;
+  for (size_t i = 0; i < pieces.size();) {
+    const auto [offset, pointer, first_bytes] = pieces[i];
+    size_t num_bytes = first_bytes;
+    for (++i; i < pieces.size(); ++i) {
+      const auto& [next_offset, next_pointer, next_bytes] = pieces[i];
+      if (next_offset != offset + num_bytes || next_pointer != pointer + num_bytes) break;
+      num_bytes += next_bytes;
+    }
+    if (num_bytes > 0) copy(host.data() + offset, reinterpret_cast<void*>(pointer), num_bytes);
+  }
+}
+
+void copy_out(Queue& queue, const PyBuffer& to, const std::vector<Piece>& pieces) {
+  copy_pieces(to, pieces, [&](std::byte* host, void* on_device, size_t num_bytes) {
+    queue.copy_out(host, on_device, num_bytes);
+  });
+}
+
+void copy_in(Queue& queue, const PyBuffer& from, const std::vector<Piece>& pieces) {
+  copy_pieces(from, pieces, [&](const std::byte* host, void* on_device, size_t num_bytes) {
+    queue.copy_in(on_device, host, num_bytes);
+  });
+}
+
+}  // namespace
+
+void bind_device(py::module_& m) {
+  using namespace py::literals;
+  const py::call_guard<py::gil_scoped_release> no_gil;
+
+  py::classh<Fence>(m, "Fence", py::is_final())
+      .def("done", &Fence::done, no_gil)
+      .def("wait", &Fence::wait, no_gil);
+
+  py::classh<Queue>(m, "Queue", py::is_final())
+      .def_property_readonly("stream", &Queue::stream)
+      .def("record", &Queue::record, no_gil)
+      .def("wait_for", &Queue::wait_for, "fence"_a, no_gil)
+      .def("copy_out", &copy_out, "to"_a, "pieces"_a)
+      .def("copy_in", &copy_in, "source"_a, "pieces"_a);
+
+  py::classh<Device>(m, "Device", py::is_final())
+      .def_property_readonly("name", &Device::name)
+      .def("make_queue", &Device::make_queue, no_gil)
+      .def("borrow_queue", &Device::borrow_queue, "stream"_a, no_gil);
+
+  py::class_<PinnedPool>(m, "PinnedPool", py::is_final())
+      .def(py::init<std::shared_ptr<Device>, size_t>(), "device"_a, py::kw_only(),
+           "max_idle_bytes"_a)
+      .def("allocate", &PinnedPool::allocate, "num_bytes"_a)
+      .def_property_readonly("nbytes", &PinnedPool::num_bytes);
+
+  py::class_<DeviceMemory>(m, "DeviceMemory", py::is_final())
+      .def(py::init<std::shared_ptr<Device>, size_t>(), "device"_a, "num_bytes"_a)
+      .def_property_readonly("pointer", &DeviceMemory::pointer)
+      .def_property_readonly("nbytes", &DeviceMemory::num_bytes);
+
+  m.def("open_device", &device::open_device, "name"_a, no_gil);
+  m.def(
+      "cuda_device_of",
+      [](uint64_t pointer) { return device::cuda_device_of(reinterpret_cast<void*>(pointer)); },
+      "pointer"_a, no_gil);
+  m.def("dlpack_array", &dlpack_array, "capsule"_a);
+}
+
+}  // namespace psstore::bindings
