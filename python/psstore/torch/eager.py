@@ -175,7 +175,7 @@ class EagerStep(StoreStep):
         early.finish.result()
         for one in training.trained:
             if one.name in came:
-                one.parameter.detach().copy_(self._arriving[one.name])
+                one.parameter.detach().copy_(self._arriving[one.name], non_blocking=True)
         self._edits.note(training.trained)
         self._decision = ended.commit.decision
         self._early = None

@@ -2,6 +2,8 @@
 
 A hook on each parameter takes its gradient when backward is done with it; small ones travel together. What counts is
 the gradient as it is at `complete()`: one that was changed after its push is pushed again, which replaces the first.
+On a GPU backward is only queued by then: the hook puts a fence behind it, in the stream that it runs on, for which the
+gradient's copy waits, and neither this thread nor that stream (client/staging.py).
 """
 
 from __future__ import annotations
@@ -17,9 +19,10 @@ from typing import NamedTuple
 import torch
 from torch.utils.hooks import RemovableHandle
 
+from psstore.client.device_arrays import OnDevice, seen
 from psstore.client.store import Store
 from psstore.errors import StoreClosed, UsageError
-from psstore.torch.edits import checksum
+from psstore.torch.edits import Checksum, checksum
 from psstore.torch.parameters import some
 
 BUCKET_BYTES = 1 << 20
@@ -50,7 +53,7 @@ class Push(NamedTuple):
     """A gradient that was sent."""
 
     sight: Sight
-    checksum: int | None
+    checksum: Checksum | None
     done: Future[None]
 
     @property
@@ -78,6 +81,8 @@ class Gradients:
         """As its last hook saw it."""
         self._pushes: dict[str, Push] = {}
         self._bucket: dict[str, Sight] = {}
+        self._on_device: dict[str, OnDevice] = {}
+        """What of it is on a device, as its hook saw it."""
         self._bucket_bytes = 0
         self._counted: dict[str, Sight] = {}
         """As the last `complete` or `withhold` saw them."""
@@ -128,6 +133,7 @@ class Gradients:
         gradients = {name: sight.gradient for name, sight in self._counted.items()}
         with self._lock:
             self._bucket.clear()
+            self._on_device.clear()
             self._bucket_bytes = 0
             if rewritten:
                 self._stop()
@@ -188,19 +194,28 @@ class Gradients:
             if name not in self._bucket:
                 self._bucket_bytes += parameter.nbytes
             self._bucket[name] = sight
+            self._note_place(name, gradient)
             if self._bucket_bytes >= BUCKET_BYTES:
+                gradients, on_device = self._emptied(sight.round)
                 with suppress(StoreClosed):
-                    self._send(self._emptied(sight.round))
+                    self._send(gradients, on_device)
+
+    def _note_place(self, name: str, gradient: torch.Tensor) -> None:
+        (place,) = seen([gradient])
+        if isinstance(place, OnDevice):
+            self._on_device[name] = place
 
     def _is_sent(self, name: str, sight: Sight) -> bool:
         """It accumulates then: to send it again each time would be in vain."""
         push = self._pushes.get(name)
         return push is not None and push.sight.round == sight.round and push.sight.gradient is sight.gradient
 
-    def _emptied(self, round: int) -> dict[str, torch.Tensor]:
+    def _emptied(self, round: int) -> tuple[dict[str, torch.Tensor], dict[str, OnDevice]]:
         """What was in the bucket, but for what another optimizer's step has left there from an earlier round."""
         bucket, self._bucket, self._bucket_bytes = self._bucket, {}, 0
-        return {name: sight.gradient for name, sight in bucket.items() if sight.round == round}
+        on_device, self._on_device = self._on_device, {}
+        gradients = {name: sight.gradient for name, sight in bucket.items() if sight.round == round}
+        return gradients, {name: place for name, place in on_device.items() if name in gradients}
 
     # ---- how ----
 
@@ -212,13 +227,14 @@ class Gradients:
             if parameter.grad is not None
         }
 
-    def _send(self, gradients: Mapping[str, torch.Tensor]) -> None:
-        """Starts pushing them."""
+    def _send(self, gradients: Mapping[str, torch.Tensor], on_device: Mapping[str, OnDevice] | None = None) -> None:
+        """Starts pushing them. `on_device`: those that a hook has seen there, on its stream."""
         if not gradients:
             return
         sights = {name: Sight.now(self._store.round, gradient) for name, gradient in gradients.items()}
         dense = self._dense(gradients)
-        done = self._store.start_push_many(dense, codec=self._codecs or None, loss_scale=self._loss_scale)
+        pushed = {**dense, **(on_device or {})}
+        done = self._store.start_push_many(pushed, codec=self._codecs or None, loss_scale=self._loss_scale)
         checked = self._rounds < CHECKED_ROUNDS
         for name, sight in sights.items():
             self._pushes[name] = Push(sight, checksum(dense[name]) if checked else None, done)

@@ -1,0 +1,148 @@
+"""A model on a GPU trains as one on the CPU does, bit by bit, and nothing waits for the GPU while backward runs.
+
+The GPU is a stand-in: tensors of the CPU that say they are on CUDA, with a stream of a fake device that does its work
+as late as fences permit (csrc/device/fake_device.h). What backward makes is in a gradient's memory only when the stream
+has come that far, and so is what a step puts into the parameters.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import psstore
+from psstore import _core
+from psstore.client import device_arrays, staging
+from psstore.torch import edits, gradients
+
+
+class StandIn:
+    """Of a GPU's current stream."""
+
+    def __init__(self, seed: int) -> None:
+        self.device = _core.open_device(f"fake:0?seed={seed}")
+        self.queue = self.device.make_queue()
+        self.waits: list[str] = []
+        """Threads that waited for the device, by name."""
+        self._pool = _core.PinnedPool(self.device, max_idle_bytes=1 << 20)
+        self._kept: list[object] = []
+
+    def postpone(self, parameter: torch.Tensor) -> None:
+        """A hook: takes its gradient's values away, and queues that they come back."""
+        gradient = parameter.grad
+        assert gradient is not None
+        buffer = self._pool.allocate(gradient.nbytes)
+        np.asarray(memoryview(buffer))[: gradient.nbytes] = gradient.reshape(-1).view(torch.uint8).numpy()
+        gradient.fill_(torch.nan)
+        self.queue.copy_in(buffer, [(0, gradient.data_ptr(), gradient.nbytes)])
+        self._kept += [buffer, gradient]
+
+    def synchronize(self) -> None:
+        self.queue.record().wait()
+
+    def stand_in(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """From now on all tensors say that they are on it."""
+        stream = SimpleNamespace(cuda_stream=self.queue.stream)
+        monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda tensor: True), raising=False)
+        monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
+        monkeypatch.setattr(device_arrays, "device_at", lambda index: self.device)
+        for module in (edits, gradients):  # the CPU's checksums do not wait for the stream
+            monkeypatch.setattr(module, "CHECKED_ROUNDS", 0)
+
+
+@pytest.fixture(params=range(2))
+def gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> StandIn:
+    gpu = StandIn(request.param)
+    wait = staging._wait
+
+    def noting(fence: _core.Fence, kept: object) -> None:
+        gpu.waits.append(threading.current_thread().name)
+        wait(fence, kept)
+
+    monkeypatch.setattr(staging, "_wait", noting)
+    return gpu
+
+
+def net() -> nn.Module:
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(16, 700), nn.Tanh(), nn.Linear(700, 700), nn.Tanh(), nn.Linear(700, 4))
+
+
+def train(
+    *,
+    gpu: StandIn | None = None,
+    kind: type[torch.optim.Optimizer] = torch.optim.Adam,
+    backward: Callable[[torch.Tensor], None] = torch.Tensor.backward,
+    clip: bool = False,
+    compression: str | None = None,
+) -> list[torch.Tensor]:
+    """The parameters after three steps."""
+    model = net()
+    optimizer = kind(model.parameters(), lr=0.01)  # type: ignore[call-arg]
+    if gpu is not None:
+        for parameter in model.parameters():
+            parameter.register_post_accumulate_grad_hook(gpu.postpone)  # type: ignore[no-untyped-call]
+        optimizer.register_step_pre_hook(lambda *_: gpu.synchronize())  # what torch computes there, it does on the CPU
+    with psstore.connect("local://?shards=2") as store:
+        opt = psstore.torch.DistributedOptimizer(
+            optimizer, store, named_parameters=model.named_parameters(), compression=compression
+        )
+        for step in range(3):
+            if gpu is not None:
+                gpu.synchronize()
+            inputs = torch.randn(8, 16, generator=torch.Generator().manual_seed(step))
+            opt.zero_grad()
+            backward(model(inputs).square().mean())
+            if clip:
+                opt.clip_grad_norm_(0.1)
+            opt.step()
+        if gpu is not None:
+            gpu.synchronize()
+    return [parameter.detach().clone() for parameter in model.parameters()]
+
+
+CASES: list[dict[str, Any]] = [
+    {},
+    {"clip": True},
+    {"compression": "push=int8"},
+    {"compression": "bf16"},
+    {"kind": torch.optim.Adamax},  # the store has no rule for it: reduced gradients come back
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=["plain", "clip", "int8", "bf16", "worker step"])
+def test_a_model_on_a_gpu_trains_as_on_the_cpu(
+    gpu: StandIn, case: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = train(**case)
+    gpu.stand_in(monkeypatch)
+    trained = train(gpu=gpu, **case)
+    assert all(map(torch.equal, trained, expected))
+
+
+def test_nothing_waits_for_the_gpu_while_backward_runs(gpu: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu.stand_in(monkeypatch)
+
+    def backward(loss: torch.Tensor) -> None:
+        with pytest.MonkeyPatch.context() as watched:
+            for name in ("item", "tolist", "cpu", "numpy", "__bool__"):
+                watched.setattr(torch.Tensor, name, _refused)
+            torch.Tensor.backward(loss)  # type: ignore[no-untyped-call]
+
+    monkeypatch.setattr(torch.cuda, "synchronize", _refused)
+    monkeypatch.setattr(StandIn, "postpone", lambda gpu, parameter: None)  # it looks at the values itself
+    train(gpu=gpu, backward=backward)
+    assert gpu.waits
+    assert all(thread.startswith("psstore-copies") for thread in gpu.waits)
+
+
+def _refused(*_: object, **__: object) -> None:
+    raise AssertionError("the host waited for the device")
