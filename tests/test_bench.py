@@ -19,6 +19,7 @@ from bench.command import Subject, run
 from bench.comparison import Entry, comparison, comparison_chart, comparison_summary
 from bench.dense import Contestant, contest
 from bench.harness import Rotation, Series, alternate, cpu_seconds, last_level_cache_bytes, process_tree
+from bench.ledger import account
 from bench.machine import congestion_control, machine
 from bench.page import filled
 from bench.processes import FRESH, child, preload
@@ -161,6 +162,14 @@ def test_dense_contestants_do_the_same_work() -> None:
         *[("limit", 1)] * 5,
         *[("psstore", 1)] * 2,
     ]
+
+
+def test_a_ledger_tells_workers_from_their_servers() -> None:
+    table = account(TINY, [Contestant("memory", "shm"), Contestant("store", "unix")], warm_up=0, rounds=1)
+    variants = [(row[0], row[2]) for row in table.rows]
+    assert [side for name, side in variants if name == "memory, shm, SGD alone"] == ["workers"]
+    assert [side for name, side in variants if name == "psstore, unix, late commit"] == ["workers", "server"]
+    assert all(isinstance(row[3], float) and row[3] > 0 for row in table.rows)
 
 
 def test_a_contestant_whose_parameters_are_wrong_is_found_out() -> None:
