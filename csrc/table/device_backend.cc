@@ -108,7 +108,6 @@ void DeviceBackend::let_go(HeldInOrder& held, bool wait) {
 void DeviceBackend::hold_released() {
   std::vector<BufferRef> blocks = memory_->take_released();
   if (blocks.empty()) return;
-  launch();
   Held held{{compute_->record()}, std::move(blocks)};
   if (uploaded_) held.until.push_back(uploaded_);
   released_.push_back(std::move(held));

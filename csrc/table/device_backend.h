@@ -91,6 +91,7 @@ class DeviceBackend final : public Backend {
   // Waits until nothing is held, and gives idle memory back.
   void reclaim() REQUIRES(mutex_);
   void let_go(HeldInOrder& held, bool wait) REQUIRES(mutex_);
+  // REQUIRES: launch(), or what was collected could come after the fence.
   void hold_released() REQUIRES(mutex_);
   // The queue of all arithmetic, with what was collected in it, and after the uploads so far.
   device::Queue& compute() REQUIRES(mutex_);

@@ -204,9 +204,10 @@ class Slices:
             self._parking.park(parked, Touched(table.keys()[missing[0]]))
             return []
 
-        reply = partial(self._reply, parked, table, pieces, shared=shared, version=self.shard.version)
+        version = self.shard.version
         if ready is None:
-            return [reply()]
+            return [self._reply(parked, table, pieces, shared=shared, version=version)]
+        reply = partial(self._reply, parked, table, pieces, shared=shared, version=version)
         self._filling.add(conn, frame.request, ready, reply)
         return self._filling.take_ready()
 

@@ -1,0 +1,242 @@
+// A shard on a device does what one on the host does, byte by byte, whenever the device does its work; and
+// says what it can't.
+//
+// The same calls go to both shards. Replies of the device are looked at some calls later, payloads are let go
+// of at once, and their memory is written again by the next call: what a fence has to keep shows here when
+// it does not.
+#include <deque>
+#include <random>
+
+#include "shard.h"
+#include "shard_support.h"
+
+namespace psstore::testing {
+namespace {
+
+constexpr uint64_t kSeeds = 12;
+constexpr size_t kNumRounds = 8;
+constexpr uint32_t kNumWorkers = 2;
+constexpr size_t kLatestReplies = 3;
+// A slice that readers of the host share, and small ones.
+constexpr size_t kSliceElems[] = {20000, 3, 700};
+constexpr Key kSum = make_key(2, 0);
+
+ShardOptions options_on(const std::string& device) {
+  ShardOptions options;
+  options.backend = make_backend(device);
+  return options;
+}
+
+std::map<std::string, double> adam() {
+  return {{"lr", 0.1},           {"beta1", 0.9},   {"beta2", 0.99}, {"eps", 1e-8},
+          {"weight_decay", 0.1}, {"amsgrad", 0.0}, {"maximize", 0}};
+}
+
+class DeviceBackendTest : public ::testing::Test {
+ protected:
+  // Two shards that are told the same.
+  struct Pair {
+    explicit Pair(uint64_t seed)
+        : host(options_on("cpu")),
+          device(options_on("fake:0?seed=" + std::to_string(seed))),
+          random(seed) {
+      TensorDefinition weights{1, DType::kFloat32, RuleKind::kAdam, 0, true, {}};
+      for (size_t i = 0; i < std::size(kSliceElems); ++i) {
+        weights.slices.push_back({make_key(1, i), kSliceElems[i]});
+      }
+      for (Shard* shard : {&host, &device}) {
+        shard->define(weights);
+        shard->define({2, DType::kFloat32, RuleKind::kAdd, 0, true, {{kSum, 5}}});
+      }
+    }
+
+    Shard host;
+    Shard device;
+    std::mt19937_64 random;
+    uint64_t num_writes = 0;
+    std::deque<std::pair<std::vector<std::byte>, Shard::Reply>> replies;
+
+    static std::vector<SliceEntry> entries() {
+      std::vector<SliceEntry> made(std::size(kSliceElems));
+      for (size_t i = 0; i < made.size(); ++i) {
+        made[i].key = make_key(1, i);
+        made[i].num_bytes = static_cast<uint32_t>(kSliceElems[i] * sizeof(float));
+      }
+      return made;
+    }
+    Floats numbers(size_t count) {
+      Floats made(count);
+      for (float& number : made) number = static_cast<float>(random() % 2001) / 1000 - 1;
+      return made;
+    }
+    static BufferRef received(Shard& shard, WriteKind kind, std::vector<SliceEntry>& entries,
+                              const Floats& values) {
+      BufferRef payload = shard.admit(kind, entries, values.size() * sizeof(float));
+      std::memcpy(payload->data(), values.data(), payload->size());
+      return payload;
+    }
+
+    void push(uint32_t rank, uint64_t round) {
+      size_t count = 0;
+      for (const size_t elems : kSliceElems) count += elems;
+      const Floats gradient = numbers(count);
+      for (Shard* shard : {&host, &device}) {
+        std::vector<SliceEntry> made = entries();
+        const BufferRef payload = received(*shard, WriteKind::kPush, made, gradient);
+        shard->stage({rank, 1, round}, made, payload);
+        EXPECT_EQ(statuses_of(made), std::vector<ErrorCode>(made.size(), ErrorCode::OK));
+      }
+    }
+    void add() {
+      const Floats addend = numbers(10);
+      ++num_writes;
+      for (Shard* shard : {&host, &device}) {
+        std::vector<SliceEntry> made = entries_for({{kSum, Floats(5)}, {kSum, Floats(5)}});
+        const BufferRef payload = received(*shard, WriteKind::kAdd, made, addend);
+        shard->write(WriteKind::kAdd, "client", num_writes, made, payload);
+      }
+    }
+    void restore() {
+      const Floats values = numbers(kSliceElems[2]);
+      ++num_writes;
+      for (Shard* shard : {&host, &device}) {
+        std::vector<SliceEntry> made = entries_for({{make_key(1, 2), values}});
+        const BufferRef payload = received(*shard, WriteKind::kRestore, made, values);
+        shard->write(WriteKind::kRestore, "client", num_writes, made, payload);
+      }
+    }
+    void decide(uint64_t number, bool clipped) {
+      std::vector<Member> members;
+      for (uint32_t rank = 0; rank < kNumWorkers; ++rank) members.push_back(member(rank, number));
+      const Decision made(number, false, kNumWorkers, members, {{0, adam()}},
+                          clipped ? Open::kScale : Open::kNothing);
+      host.advance(made);
+      device.advance(made);
+      if (!clipped) return;
+      if (random() % 2 == 0) norms();
+      host.set_scale(number, 0.5);
+      device.set_scale(number, 0.5);
+    }
+    void norms() {
+      std::vector<SliceEntry> here = entries();
+      std::vector<SliceEntry> there = entries();
+      const Shard::Reply expected = host.norms(here);
+      keep(bytes_of(expected), device.norms(there));
+    }
+    void read(DType wanted) {
+      std::vector<SliceEntry> here = entries();
+      here.push_back(entries_for({{kSum, Floats(5)}})[0]);
+      for (SliceEntry& entry : here) entry.dtype = wanted;
+      std::vector<SliceEntry> there = here;
+      const Shard::Reply expected = host.read(here, 64 << 20);
+      keep(bytes_of(expected), device.read(there, 64 << 20));
+      for (size_t i = 0; i < here.size(); ++i) EXPECT_EQ(here[i].version, there[i].version);
+    }
+
+    static std::vector<std::byte> bytes_of(const Shard::Reply& reply) {
+      return elements_of<std::byte>(reply.pieces, reply.ready);
+    }
+    // Some are never looked at, as of a connection that is gone.
+    void keep(std::vector<std::byte> expected, Shard::Reply reply) {
+      if (random() % 4 != 0) replies.emplace_back(std::move(expected), std::move(reply));
+      while (replies.size() > kLatestReplies) check_first();
+    }
+    void check_first() {
+      EXPECT_TRUE(replies.front().first == bytes_of(replies.front().second));
+      replies.pop_front();
+    }
+  };
+};
+
+TEST_F(DeviceBackendTest, HasTheBytesOfTheHostWheneverTheWorkIsDone) {
+  for (uint64_t seed = 0; seed < kSeeds && !HasFailure(); ++seed) {
+    SCOPED_TRACE(seed);
+    Pair pair(seed);
+    for (uint64_t round = 1; round <= kNumRounds; ++round) {
+      for (uint32_t rank = 0; rank < kNumWorkers; ++rank) {
+        pair.push(rank, round);
+        if (pair.random() % 3 == 0) pair.push(rank, round);
+      }
+      pair.add();
+      pair.decide(round, pair.random() % 3 == 0);
+      if (pair.random() % 2 == 0) pair.device.settle(-1);
+      if (pair.random() % 4 == 0) pair.restore();
+      pair.add();
+      if (pair.random() % 3 != 0) pair.read(DType::kFloat32);
+      if (pair.random() % 3 == 0) pair.read(DType::kBFloat16);
+    }
+    pair.read(DType::kFloat32);
+    while (!pair.replies.empty()) pair.check_first();
+    for (size_t i = 0; i < std::size(kSliceElems); ++i) {
+      EXPECT_TRUE(pair.host.state(make_key(1, i)) == pair.device.state(make_key(1, i)));
+    }
+  }
+}
+
+TEST_F(DeviceBackendTest, TakesAllReadySlotsOfACallInOneLaunch) {
+  // A launch is one piece of a fake device's work, and so is a copy. Two slots without value, one frame for
+  // both: what it does is one upload, two copies of first values, one upload and one launch.
+  Shard shard(options_on("fake:0?fail_after=5"));
+  shard.define(
+      {1, DType::kFloat32, RuleKind::kSgd, 0, false, {{make_key(1, 0), 1}, {make_key(1, 1), 1}}});
+  std::vector<SliceEntry> entries = entries_for({{make_key(1, 0), {5}}, {make_key(1, 1), {7}}});
+  BufferRef payload = shard.admit(WriteKind::kInit, entries, 8);
+  shard.initialise(entries, payload);
+  entries = entries_for({{make_key(1, 0), {5}}, {make_key(1, 1), {7}}});
+  payload = shard.admit(WriteKind::kPush, entries, 8);
+  shard.stage({0, 1, 1}, entries, payload);
+  shard.advance(decision(1, {member(0, 1)}));
+  shard.settle(-1);
+  entries = std::vector<SliceEntry>(1);
+  entries[0].key = make_key(1, 0);
+  // The copy out of the value is the sixth.
+  error_of(ErrorCode::DEVICE_FAILED, [&] { shard.read(entries, 64).ready->wait(); });
+}
+
+TEST_F(DeviceBackendTest, RefusesATensorThatDoesNotFitAndKeepsTheOthers) {
+  Shard shard(options_on("fake:0?bytes=1048576"));
+  const auto define = [&](uint64_t id, uint64_t num_elems) {
+    shard.define({id, DType::kFloat32, RuleKind::kAdam, 0, true, {{make_key(id, 0), num_elems}}});
+  };
+  define(1, 1 << 15);  // 384 KiB with its state
+  const std::string message =
+      error_of(ErrorCode::OUT_OF_MEMORY, [&] { define(2, (1 << 15) + (1 << 13)); });
+  EXPECT_NE(message.find("fake:0"), std::string::npos) << message;
+  EXPECT_EQ(shard.stats().at("slots"), 1U);
+  shard.drop(1);
+  define(3, (1 << 15) + (1 << 13));  // now it does
+  EXPECT_EQ(shard.stats().at("slots"), 1U);
+}
+
+TEST_F(DeviceBackendTest, RefusesAPushThatDoesNotFitAndTakesItLater) {
+  Shard shard(options_on("fake:0?bytes=65536"));
+  shard.define({1, DType::kFloat32, RuleKind::kSgd, 0, true, {{make_key(1, 0), 4096}}});
+  const Values gradient{{make_key(1, 0), Floats(4096, 1)}};
+  const auto push = [&](uint32_t rank) {
+    std::vector<SliceEntry> entries = entries_for(gradient);
+    const BufferRef payload = shard.admit(WriteKind::kPush, entries, 16384);
+    std::memcpy(payload->data(), gradient[0].second.data(), 16384);
+    shard.stage({rank, 1, 1}, entries, payload);
+  };
+  push(0);
+  push(1);
+  push(2);  // it is full: 16 KiB of value, 48 KiB of contributions
+  error_of(ErrorCode::OUT_OF_MEMORY, [&] { push(3); });
+  shard.advance(decision(1, {member(0, 1), member(1, 1), member(2, 1)}));
+  shard.settle(-1);
+  push(3);  // of a round that is still open for it
+  EXPECT_EQ(elements_of(shard.state(make_key(1, 0))[0].second.data(), 4), (Floats{-3}));
+}
+
+TEST_F(DeviceBackendTest, SaysWhichDeviceFailedAtEveryCallFromThenOn) {
+  Shard shard(options_on("fake:5?fail_after=0"));
+  shard.define({1, DType::kFloat32, RuleKind::kAssign, 0, true, {{make_key(1, 0), 1}}});
+  for (int call = 0; call < 2; ++call) {
+    const std::string message =
+        error_of(ErrorCode::DEVICE_FAILED, [&] { shard.state(make_key(1, 0)); });
+    EXPECT_NE(message.find("fake:5"), std::string::npos) << message;
+  }
+}
+
+}  // namespace
+}  // namespace psstore::testing
