@@ -7,8 +7,9 @@
 //   float16   s eeeee mmmmmmmmmm        exponent bias 15, where float has 127
 #pragma once
 
-#include <bit>
 #include <cstdint>
+
+#include "core/host_device.h"
 
 namespace psstore {
 
@@ -29,11 +30,11 @@ inline constexpr uint32_t kSmallestNormal = 113U << 23;  // 2^-14, float16's sma
 inline constexpr uint32_t kOverflow = 0x477FF000U;  // 65520: halfway to 2^16, rounds to infinity
 }  // namespace half_detail
 
-[[gnu::always_inline]] inline float to_float(BFloat16 half) {
-  return std::bit_cast<float>(static_cast<uint32_t>(half.bits) << 16);
+PSSTORE_HD float to_float(BFloat16 half) {
+  return __builtin_bit_cast(float, static_cast<uint32_t>(half.bits) << 16);
 }
 
-[[gnu::always_inline]] inline float to_float(Float16 half) {
+PSSTORE_HD float to_float(Float16 half) {
   using namespace half_detail;
   const uint32_t sign = (half.bits & 0x8000U) << 16;
   const uint32_t magnitude = half.bits & 0x7FFFU;
@@ -41,26 +42,27 @@ inline constexpr uint32_t kOverflow = 0x477FF000U;  // 65520: halfway to 2^16, r
   // A subnormal is an integer times 2^-24; the conversion of a small integer is exact.
   const float subnormal = static_cast<float>(static_cast<int32_t>(magnitude)) * 0x1p-24F;
   const uint32_t finite =
-      magnitude < 0x0400U ? std::bit_cast<uint32_t>(subnormal) : shifted + kRebias;
-  return std::bit_cast<float>(sign | (magnitude >= 0x7C00U ? shifted | kInfinity : finite));
+      magnitude < 0x0400U ? __builtin_bit_cast(uint32_t, subnormal) : shifted + kRebias;
+  return __builtin_bit_cast(float, sign | (magnitude >= 0x7C00U ? shifted | kInfinity : finite));
 }
 
-[[gnu::always_inline]] inline BFloat16 to_bfloat16(float value) {
-  const uint32_t bits = std::bit_cast<uint32_t>(value);
+PSSTORE_HD BFloat16 to_bfloat16(float value) {
+  const uint32_t bits = __builtin_bit_cast(uint32_t, value);
   const uint32_t rounded = bits + 0x7FFFU + (bits >> 16 & 1U);
   const bool is_nan = (bits & ~half_detail::kSign) > half_detail::kInfinity;
   return {static_cast<uint16_t>(is_nan ? 0x7FC0U : rounded >> 16)};
 }
 
-[[gnu::always_inline]] inline Float16 to_float16(float value) {
+PSSTORE_HD Float16 to_float16(float value) {
   using namespace half_detail;
-  const uint32_t bits = std::bit_cast<uint32_t>(value);
+  const uint32_t bits = __builtin_bit_cast(uint32_t, value);
   const uint32_t sign = (bits & kSign) >> 16;
   const uint32_t magnitude = bits & ~kSign;
   const uint32_t rounded = magnitude + 0x0FFFU + (magnitude >> kDroppedBits & 1U) - kRebias;
   // 0.5's last bit is 2^-24, float16's smallest step: the addition does the rounding.
-  const float aligned = std::bit_cast<float>(magnitude) + 0.5F;
-  const uint32_t subnormal = std::bit_cast<uint32_t>(aligned) - std::bit_cast<uint32_t>(0.5F);
+  const float aligned = __builtin_bit_cast(float, magnitude) + 0.5F;
+  const uint32_t subnormal =
+      __builtin_bit_cast(uint32_t, aligned) - __builtin_bit_cast(uint32_t, 0.5F);
   const uint32_t finite = magnitude < kSmallestNormal ? subnormal : rounded >> kDroppedBits;
   const uint32_t special = magnitude > kInfinity ? 0x7E00U : 0x7C00U;
   return {static_cast<uint16_t>(sign | (magnitude >= kOverflow ? special : finite))};

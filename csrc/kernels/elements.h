@@ -39,19 +39,19 @@ template <class T>
 
 // To the number type that is computed in: exact, but for double to float.
 template <class To>
-[[gnu::always_inline]] inline To number(float element) {
+PSSTORE_HD To number(float element) {
   return static_cast<To>(element);
 }
 template <class To>
-[[gnu::always_inline]] inline To number(double element) {
+PSSTORE_HD To number(double element) {
   return static_cast<To>(element);
 }
 template <class To>
-[[gnu::always_inline]] inline To number(BFloat16 element) {
+PSSTORE_HD To number(BFloat16 element) {
   return static_cast<To>(to_float(element));
 }
 template <class To>
-[[gnu::always_inline]] inline To number(Float16 element) {
+PSSTORE_HD To number(Float16 element) {
   return static_cast<To>(to_float(element));
 }
 

@@ -10,15 +10,13 @@
 #pragma once
 
 #include <algorithm>
+#include <type_traits>
 
 #include "kernels/convert.h"
 #include "kernels/elements.h"
 #include "kernels/reduce.h"
+#include "kernels/steps.h"
 #include "kernels/update.h"
-#include "rules/adagrad.h"
-#include "rules/adam.h"
-#include "rules/rmsprop.h"
-#include "rules/sgd.h"
 
 namespace psstore {
 namespace {
@@ -47,9 +45,10 @@ std::byte* state_block(const SliceUpdate& update, int slot, T initial, int64_t b
   return state;
 }
 
-// Runs `step` over the slice with the state buffers of the given slots. A new one starts as `initial`.
-template <class T, int... kSlots, class Step>
-void run(const SliceUpdate& update, [[maybe_unused]] T initial, Step step) {
+// Runs `step` over the slice with the state buffers of the given slots.
+template <class Step, int... kSlots>
+void run(const SliceUpdate& update, const Step& step, Slots<kSlots...>) {
+  using T = typename Step::Element;
   constexpr int64_t kBytes = sizeof(T);
   BlockGradient<T> gradient(update, update.scale);
   const auto* value_in = static_cast<const std::byte*>(update.value_in);
@@ -59,82 +58,15 @@ void run(const SliceUpdate& update, [[maybe_unused]] T initial, Step step) {
     const int64_t count = std::min(kBlockElems, update.num_elems - begin);
     apply_to_block<T>(count, value_in + begin * kBytes, value_out + begin * kBytes,
                       gradient.block(begin, count), step,
-                      state_block(update, kSlots, initial, begin, count)...);
-  }
-}
-
-template <class T>
-void run_sgd(const SliceUpdate& update) {
-  const Sgd<T> sgd(*update.hyper);
-  if (update.hyper->momentum == 0) {
-    run<T>(update, T(0), [=](T value, T grad) { return sgd.step(value, grad); });
-  } else if (update.state_is_new & 1U) {
-    run<T, 0>(update, T(0), [=](T value, T grad, T& momentum_buffer) {
-      return sgd.first_step(value, grad, momentum_buffer);
-    });
-  } else {
-    run<T, 0>(update, T(0), [=](T value, T grad, T& momentum_buffer) {
-      return sgd.step(value, grad, momentum_buffer);
-    });
-  }
-}
-
-template <class T>
-void run_adam(const SliceUpdate& update) {
-  const Adam<T> adam(*update.hyper, update.step, update.rule == RuleKind::kAdamW);
-  if (update.hyper->amsgrad) {
-    run<T, 0, 1, 2>(update, T(0), [=](T value, T grad, T& exp_avg, T& exp_avg_sq, T& max) {
-      return adam.step_amsgrad(value, grad, exp_avg, exp_avg_sq, max);
-    });
-  } else {
-    run<T, 0, 1>(update, T(0), [=](T value, T grad, T& exp_avg, T& exp_avg_sq) {
-      return adam.step(value, grad, exp_avg, exp_avg_sq);
-    });
-  }
-}
-
-template <class T>
-void run_adagrad(const SliceUpdate& update) {
-  const Adagrad<T> adagrad(*update.hyper, update.step);
-  const T initial = static_cast<T>(update.hyper->initial_accumulator_value);
-  run<T, 0>(update, initial,
-            [=](T value, T grad, T& sum) { return adagrad.step(value, grad, sum); });
-}
-
-template <class T>
-void run_rmsprop(const SliceUpdate& update) {
-  const RmsProp<T> rmsprop(*update.hyper);
-  const bool momentum = update.hyper->momentum > 0;
-  if (momentum && update.hyper->centered) {
-    run<T, 0, 1, 2>(update, T(0), [=](T value, T grad, T& square, T& buffer, T& mean) {
-      return rmsprop.step_centered_momentum(value, grad, square, buffer, mean);
-    });
-  } else if (momentum) {
-    run<T, 0, 1>(update, T(0), [=](T value, T grad, T& square, T& buffer) {
-      return rmsprop.step_momentum(value, grad, square, buffer);
-    });
-  } else if (update.hyper->centered) {
-    run<T, 0, 2>(update, T(0), [=](T value, T grad, T& square, T& mean) {
-      return rmsprop.step_centered(value, grad, square, mean);
-    });
-  } else {
-    run<T, 0>(update, T(0),
-              [=](T value, T grad, T& square) { return rmsprop.step(value, grad, square); });
+                      state_block(update, kSlots, step.initial(), begin, count)...);
   }
 }
 
 template <class T>
 void run_rule(const SliceUpdate& update) {
-  switch (update.rule) {
-    case RuleKind::kAssign:
-    case RuleKind::kReduce: return run<T>(update, T(0), [](T, T grad) { return grad; });
-    case RuleKind::kAdd: return run<T>(update, T(0), [](T value, T grad) { return value + grad; });
-    case RuleKind::kSgd: return run_sgd<T>(update);
-    case RuleKind::kAdam:
-    case RuleKind::kAdamW: return run_adam<T>(update);
-    case RuleKind::kAdagrad: return run_adagrad<T>(update);
-    case RuleKind::kRmsProp: return run_rmsprop<T>(update);
-  }
+  with_step<T>(update, [&](const auto& step) {
+    run(update, step, typename std::decay_t<decltype(step)>::States{});
+  });
 }
 
 void reduce_update_loop(const SliceUpdate& update) {

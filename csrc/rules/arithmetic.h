@@ -10,13 +10,7 @@
 #include <cstdint>
 #include <type_traits>
 
-// Always inlined on the host: each instruction set's file must keep its own copy of the arithmetic, and
-// the linker must not find one compiled for AVX-512 when it looks for the plain one.
-#ifdef __CUDACC__
-#define PSSTORE_HD __host__ __device__ __forceinline__
-#else
-#define PSSTORE_HD inline __attribute__((always_inline))
-#endif
+#include "core/host_device.h"
 
 namespace psstore {
 
