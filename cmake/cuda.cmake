@@ -34,6 +34,7 @@ if(PSSTORE_HAVE_CUDA)
   set(CMAKE_CUDA_VISIBILITY_PRESET hidden)
   # The static runtime looks for the driver at its first call, so that the extension loads without one.
   set(CMAKE_CUDA_RUNTIME_LIBRARY Static)
-  # --fmad=false is -ffp-contract=off for the device.
+  # --fmad=false is -ffp-contract=off for the device. Division, square root and denormals are IEEE's unless
+  # fast math is asked for, which it must never be.
   add_compile_options("$<$<COMPILE_LANGUAGE:CUDA>:--fmad=false;-Xcompiler=-ffp-contract=off>")
 endif()

@@ -9,8 +9,7 @@ import subprocess
 import pytest
 
 import psstore.cuda
-from psstore import _core, errors
-from psstore.hyper import HYPER_DEFAULTS
+from psstore import _core
 
 
 def test_availability_is_an_answer_and_not_an_error() -> None:
@@ -29,16 +28,3 @@ def test_the_extension_needs_no_library_of_cudas() -> None:
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc")
 def test_the_kernels_are_built_where_nvcc_is() -> None:
     assert psstore.cuda.is_built()
-
-
-@pytest.mark.skipif(psstore.cuda.is_available(), reason="there is a CUDA device here")
-def test_a_cuda_call_without_a_device_says_what_is_missing() -> None:
-    with pytest.raises(errors.InternalError, match="no CUDA"):
-        _core.cuda_reduce_sgd(
-            HYPER_DEFAULTS["sgd"],
-            value=bytearray(16),
-            momentum_buffer=None,
-            contributions=[],
-            divisor=1.0,
-            first_step=True,
-        )

@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "bindings/common.h"
+#include "kernels/batch_cuda.h"
 #include "kernels/kernel_set.h"
-#include "kernels/update_cuda.h"
 
 namespace psstore::bindings {
 namespace {
@@ -206,34 +206,6 @@ bool all_finite_range(const py::object& data, int dtype,
   return kernels.all_finite(checked, range.data(), num_elems);
 }
 
-void cuda_reduce_sgd_by_name(const HyperByName& hyper_by_name, const py::object& value,
-                             const py::object& momentum_buffer,
-                             const std::vector<std::tuple<py::object, float>>& contributions,
-                             double divisor, bool first_step) {
-  const Hyper hyper = parse_hyper(RuleKind::kSgd, hyper_by_name);
-  const size_t num_elems = num_elems_of(value, DType::kFloat32);
-  const size_t num_bytes = num_elems * sizeof(float);
-  HeldRanges held;
-  const auto floats = [&](const py::object& object, Access access, const char* what) {
-    return reinterpret_cast<float*>(held.hold(object, access, num_bytes, what));
-  };
-  CudaSgdUpdate update{.hyper = &hyper,
-                       .num_elems = static_cast<int64_t>(num_elems),
-                       .value = floats(value, Access::kWrite, "value"),
-                       .momentum_buffer = nullptr,
-                       .first_step = first_step,
-                       .gradients = {},
-                       .divisor = divisor};
-  if (hyper.momentum != 0) {
-    update.momentum_buffer = floats(momentum_buffer, Access::kWrite, "momentum_buffer");
-  }
-  for (const auto& [data, weight] : contributions) {
-    update.gradients.push_back({floats(data, Access::kRead, "a contribution"), weight});
-  }
-  const py::gil_scoped_release release;
-  cuda_reduce_sgd(update);
-}
-
 }  // namespace
 
 void bind_kernels(py::module_& m) {
@@ -253,9 +225,6 @@ void bind_kernels(py::module_& m) {
         py::arg("instruction_set") = py::none());
   m.attr("CUDA_COMPILED") = kCudaCompiled;
   m.def("cuda_device_count", &cuda_device_count, py::call_guard<py::gil_scoped_release>());
-  m.def("cuda_reduce_sgd", &cuda_reduce_sgd_by_name, py::arg("hyper"), py::kw_only(),
-        py::arg("value"), py::arg("momentum_buffer"), py::arg("contributions"), py::arg("divisor"),
-        py::arg("first_step"));
 }
 
 }  // namespace psstore::bindings

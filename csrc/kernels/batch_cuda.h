@@ -3,8 +3,9 @@
 // Defined by the *_cuda.cu files where CMake builds with CUDA and by no_cuda.cc, which throws, where it does
 // not; includes nothing of CUDA, so that its callers need not know which.
 //
-// Contract: every pointer that the device is to read or write is to memory that it can reach, of any
-// alignment; streams are of the current device. Nothing here waits, allocates or synchronises: a call puts
+// Contract: every pointer that the device is to read or write is to memory that it can reach. Contributions,
+// payloads and what is converted may have any alignment; value, state and shadow that of their elements.
+// Streams are of the current device. Nothing here waits, allocates or synchronises: a call puts
 // work into the stream and returns; what it was given must stay as it is until the stream has passed.
 // Each launch is checked: throws Error(INTERNAL) with CUDA's reason, and Error(INTERNAL) before anything is
 // launched if the caller broke what update.h and codec.h require.
@@ -24,6 +25,12 @@
 namespace psstore {
 
 using CudaStream = struct CUstream_st*;
+
+// Whether the kernels were compiled in.
+extern const bool kCudaCompiled;
+
+// Devices that can be used; 0 without a device, without a driver or without CUDA in the build.
+int cuda_device_count();
 
 // Where a batch's descriptors are written on the host, and where the kernel reads them: the call fills
 // `pinned` and puts the copy into the stream. Both of at least `num_bytes`, aligned to 16.

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "kernels/codec_elements.h"
 #include "kernels/kernel_set.h"
 
 namespace psstore {
@@ -56,10 +57,9 @@ bool is_well_formed(const Encoded& encoded) {
   return encoded.encoding != DType::kTopK || indices_ascend(encoded);
 }
 
-// 128 and not 127: a code of -128 is never made, but may be sent.
 bool all_finite(const Encoded& encoded) {
   if (encoded.encoding == DType::kTopK) return values_are_finite(encoded);
-  return scales_are_finite(encoded, encoded.encoding == DType::kInt8 ? 128.0F : 1.0F);
+  return scales_are_finite(encoded, largest_code(encoded.encoding));
 }
 
 }  // namespace psstore

@@ -10,12 +10,6 @@
 namespace psstore {
 namespace {
 
-// Elements above `magnitude` are kept, and the first `num_equal` of those that have it.
-struct Cut {
-  uint32_t magnitude = 0;
-  int64_t num_equal = 0;
-};
-
 // Calls `visit(i, x)` for the few elements x = at(i) whose magnitude passes the test: most chunks have none,
 // which the vectorised loop finds out.
 template <class At, class Test, class Visit>
@@ -39,7 +33,6 @@ void visit_few(At at, int64_t num_elems, Test test, Visit visit) {
 // matters. `at(i)` is element i. REQUIRES: 1 <= k <= num_elems.
 template <class At>
 Cut find_cut(At at, int64_t num_elems, int64_t k) {
-  constexpr int kDigitBits[] = {11, 10, 10};  // of 31: no sign
   std::array<uint32_t, 1 << kDigitBits[0]> counts;
   Cut cut{0, k};
   int shift = 31;
@@ -65,7 +58,7 @@ template <class At>
 void encode_topk(At at, const ToEncode& what) {
   auto* indices = static_cast<std::byte*>(what.payload);
   std::byte* values = indices + what.num_kept * static_cast<int64_t>(sizeof(uint32_t));
-  Cut cut{~0U, 0};  // above all that there is
+  Cut cut = kKeepNothing;
   if (what.num_kept > 0) cut = find_cut(at, what.num_elems, what.num_kept);
   int64_t num_kept = 0;
   visit_few(
@@ -106,20 +99,6 @@ inline void encode_topk(const ToEncode& what) {
   }
 }
 
-// Position of the first index that is not below `index`.
-inline int64_t find_index(const std::byte* indices, int64_t num_kept, int64_t index) {
-  int64_t begin = 0;
-  for (int64_t end = num_kept; begin < end;) {
-    const int64_t middle = begin + (end - begin) / 2;
-    if (load<uint32_t>(indices, middle) < index) {
-      begin = middle + 1;
-    } else {
-      end = middle;
-    }
-  }
-  return begin;
-}
-
 // Indices that do not ascend spoil the block and reach nothing outside of it: they may lie in memory that
 // somebody else can still write to.
 inline void decode_topk(const Encoded& encoded, int64_t begin, int64_t count, float* out) {
@@ -127,7 +106,8 @@ inline void decode_topk(const Encoded& encoded, int64_t begin, int64_t count, fl
   const auto* indices = static_cast<const std::byte*>(encoded.payload);
   const std::byte* values = indices + num_kept * static_cast<int64_t>(sizeof(uint32_t));
   std::fill_n(out, count, 0.0F);
-  for (int64_t i = find_index(indices, num_kept, begin); i < num_kept; ++i) {
+  const auto index_at = [=](int64_t entry) { return load<uint32_t>(indices, entry); };
+  for (int64_t i = first_entry(index_at, num_kept, begin); i < num_kept; ++i) {
     const int64_t place = load<uint32_t>(indices, i) - begin;
     if (place < 0 || place >= count) return;
     out[place] = load<float>(values, i);

@@ -10,7 +10,6 @@
 #pragma once
 
 #include <algorithm>
-#include <type_traits>
 
 #include "kernels/convert.h"
 #include "kernels/elements.h"
@@ -64,8 +63,9 @@ void run(const SliceUpdate& update, const Step& step, Slots<kSlots...>) {
 
 template <class T>
 void run_rule(const SliceUpdate& update) {
-  with_step<T>(update, [&](const auto& step) {
-    run(update, step, typename std::decay_t<decltype(step)>::States{});
+  with_form<T>(step_form(update), [&](auto type) {
+    using Step = typename decltype(type)::type;
+    run(update, Step::make(update), typename Step::States{});
   });
 }
 

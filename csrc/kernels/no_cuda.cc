@@ -1,6 +1,5 @@
-// A build without CUDA: what update_cuda.h and batch_cuda.h promise for one.
+// A build without CUDA: what batch_cuda.h promises for one.
 #include "kernels/batch_cuda.h"
-#include "kernels/update_cuda.h"
 
 namespace psstore {
 namespace {
@@ -16,10 +15,6 @@ const bool kCudaCompiled = false;
 
 int cuda_device_count() {
   return 0;
-}
-
-void cuda_reduce_sgd(const CudaSgdUpdate&) {
-  refuse();
 }
 
 size_t cuda_descriptor_bytes(std::span<const SliceUpdate>) {

@@ -33,7 +33,8 @@ inline constexpr int kNumStepForms = 12;
 template <int... kSlots>
 using Slots = std::integer_sequence<int, kSlots...>;
 
-// What a form is called with: (value, gradient, a reference to each state) -> the new value.
+// A form: called with (value, gradient, a reference to each state) it gives the new value. `make` derives its
+// scalars from the hyper-parameters, on the host, once for a slice.
 template <class T, StepForm form, int... kSlots>
 struct StepOf {
   using Element = T;
@@ -45,22 +46,28 @@ struct StepOf {
 
 template <class T>
 struct AssignStep : StepOf<T, StepForm::kAssign> {
+  static AssignStep make(const SliceUpdate&) { return {}; }
   PSSTORE_HD T operator()(T, T grad) const { return grad; }
 };
 
 template <class T>
 struct AddStep : StepOf<T, StepForm::kAdd> {
+  static AddStep make(const SliceUpdate&) { return {}; }
   PSSTORE_HD T operator()(T value, T grad) const { return value + grad; }
 };
 
 template <class T>
 struct SgdStep : StepOf<T, StepForm::kSgd> {
+  static SgdStep make(const SliceUpdate& update) { return {{}, Sgd<T>(*update.hyper)}; }
   PSSTORE_HD T operator()(T value, T grad) const { return rule.step(value, grad); }
   Sgd<T> rule;
 };
 
 template <class T>
 struct SgdFirstMomentumStep : StepOf<T, StepForm::kSgdFirstMomentum, 0> {
+  static SgdFirstMomentumStep make(const SliceUpdate& update) {
+    return {{}, Sgd<T>(*update.hyper)};
+  }
   PSSTORE_HD T operator()(T value, T grad, T& momentum_buffer) const {
     return rule.first_step(value, grad, momentum_buffer);
   }
@@ -69,6 +76,7 @@ struct SgdFirstMomentumStep : StepOf<T, StepForm::kSgdFirstMomentum, 0> {
 
 template <class T>
 struct SgdMomentumStep : StepOf<T, StepForm::kSgdMomentum, 0> {
+  static SgdMomentumStep make(const SliceUpdate& update) { return {{}, Sgd<T>(*update.hyper)}; }
   PSSTORE_HD T operator()(T value, T grad, T& momentum_buffer) const {
     return rule.step(value, grad, momentum_buffer);
   }
@@ -76,7 +84,13 @@ struct SgdMomentumStep : StepOf<T, StepForm::kSgdMomentum, 0> {
 };
 
 template <class T>
+Adam<T> adam_of(const SliceUpdate& update) {
+  return Adam<T>(*update.hyper, update.step, update.rule == RuleKind::kAdamW);
+}
+
+template <class T>
 struct AdamStep : StepOf<T, StepForm::kAdam, 0, 1> {
+  static AdamStep make(const SliceUpdate& update) { return {{}, adam_of<T>(update)}; }
   PSSTORE_HD T operator()(T value, T grad, T& exp_avg, T& exp_avg_sq) const {
     return rule.step(value, grad, exp_avg, exp_avg_sq);
   }
@@ -85,6 +99,7 @@ struct AdamStep : StepOf<T, StepForm::kAdam, 0, 1> {
 
 template <class T>
 struct AmsgradStep : StepOf<T, StepForm::kAmsgrad, 0, 1, 2> {
+  static AmsgradStep make(const SliceUpdate& update) { return {{}, adam_of<T>(update)}; }
   PSSTORE_HD T operator()(T value, T grad, T& exp_avg, T& exp_avg_sq, T& max) const {
     return rule.step_amsgrad(value, grad, exp_avg, exp_avg_sq, max);
   }
@@ -93,6 +108,10 @@ struct AmsgradStep : StepOf<T, StepForm::kAmsgrad, 0, 1, 2> {
 
 template <class T>
 struct AdagradStep : StepOf<T, StepForm::kAdagrad, 0> {
+  static AdagradStep make(const SliceUpdate& update) {
+    const T initial = static_cast<T>(update.hyper->initial_accumulator_value);
+    return {{}, Adagrad<T>(*update.hyper, update.step), initial};
+  }
   PSSTORE_HD T operator()(T value, T grad, T& sum) const { return rule.step(value, grad, sum); }
   PSSTORE_HD T initial() const { return initial_sum; }
   Adagrad<T> rule;
@@ -101,6 +120,7 @@ struct AdagradStep : StepOf<T, StepForm::kAdagrad, 0> {
 
 template <class T>
 struct RmsPropStep : StepOf<T, StepForm::kRmsProp, 0> {
+  static RmsPropStep make(const SliceUpdate& update) { return {{}, RmsProp<T>(*update.hyper)}; }
   PSSTORE_HD T operator()(T value, T grad, T& square) const {
     return rule.step(value, grad, square);
   }
@@ -109,6 +129,9 @@ struct RmsPropStep : StepOf<T, StepForm::kRmsProp, 0> {
 
 template <class T>
 struct RmsPropMomentumStep : StepOf<T, StepForm::kRmsPropMomentum, 0, 1> {
+  static RmsPropMomentumStep make(const SliceUpdate& update) {
+    return {{}, RmsProp<T>(*update.hyper)};
+  }
   PSSTORE_HD T operator()(T value, T grad, T& square, T& buffer) const {
     return rule.step_momentum(value, grad, square, buffer);
   }
@@ -117,6 +140,9 @@ struct RmsPropMomentumStep : StepOf<T, StepForm::kRmsPropMomentum, 0, 1> {
 
 template <class T>
 struct RmsPropCenteredStep : StepOf<T, StepForm::kRmsPropCentered, 0, 2> {
+  static RmsPropCenteredStep make(const SliceUpdate& update) {
+    return {{}, RmsProp<T>(*update.hyper)};
+  }
   PSSTORE_HD T operator()(T value, T grad, T& square, T& mean) const {
     return rule.step_centered(value, grad, square, mean);
   }
@@ -125,49 +151,65 @@ struct RmsPropCenteredStep : StepOf<T, StepForm::kRmsPropCentered, 0, 2> {
 
 template <class T>
 struct RmsPropCenteredMomentumStep : StepOf<T, StepForm::kRmsPropCenteredMomentum, 0, 1, 2> {
+  static RmsPropCenteredMomentumStep make(const SliceUpdate& update) {
+    return {{}, RmsProp<T>(*update.hyper)};
+  }
   PSSTORE_HD T operator()(T value, T grad, T& square, T& buffer, T& mean) const {
     return rule.step_centered_momentum(value, grad, square, buffer, mean);
   }
   RmsProp<T> rule;
 };
 
-// Calls `visit` with the form that the update takes, ready for its hyper-parameters and its step, and
-// returns what it does. Host only: scalars are derived once for a slice.
-template <class T, class Visit>
-auto with_step(const SliceUpdate& update, Visit visit) {
+inline StepForm sgd_form(const SliceUpdate& update) {
+  if (update.hyper->momentum == 0) return StepForm::kSgd;
+  return update.state_is_new & 1U ? StepForm::kSgdFirstMomentum : StepForm::kSgdMomentum;
+}
+
+inline StepForm rmsprop_form(const Hyper& hyper) {
+  if (hyper.momentum > 0) {
+    return hyper.centered ? StepForm::kRmsPropCenteredMomentum : StepForm::kRmsPropMomentum;
+  }
+  return hyper.centered ? StepForm::kRmsPropCentered : StepForm::kRmsProp;
+}
+
+// The form that an update takes.
+inline StepForm step_form(const SliceUpdate& update) {
   switch (update.rule) {
     case RuleKind::kAssign:
     case RuleKind::kReduce: break;
-    case RuleKind::kAdd: return visit(AddStep<T>{});
-    case RuleKind::kSgd: {
-      const Sgd<T> rule(*update.hyper);
-      if (update.hyper->momentum == 0) return visit(SgdStep<T>{{}, rule});
-      if (update.state_is_new & 1U) return visit(SgdFirstMomentumStep<T>{{}, rule});
-      return visit(SgdMomentumStep<T>{{}, rule});
-    }
+    case RuleKind::kAdd: return StepForm::kAdd;
+    case RuleKind::kSgd: return sgd_form(update);
     case RuleKind::kAdam:
-    case RuleKind::kAdamW: {
-      const Adam<T> rule(*update.hyper, update.step, update.rule == RuleKind::kAdamW);
-      if (update.hyper->amsgrad) return visit(AmsgradStep<T>{{}, rule});
-      return visit(AdamStep<T>{{}, rule});
-    }
-    case RuleKind::kAdagrad: {
-      const Adagrad<T> rule(*update.hyper, update.step);
-      const T initial = static_cast<T>(update.hyper->initial_accumulator_value);
-      return visit(AdagradStep<T>{{}, rule, initial});
-    }
-    case RuleKind::kRmsProp: {
-      const RmsProp<T> rule(*update.hyper);
-      const bool momentum = update.hyper->momentum > 0;
-      if (momentum && update.hyper->centered) {
-        return visit(RmsPropCenteredMomentumStep<T>{{}, rule});
-      }
-      if (momentum) return visit(RmsPropMomentumStep<T>{{}, rule});
-      if (update.hyper->centered) return visit(RmsPropCenteredStep<T>{{}, rule});
-      return visit(RmsPropStep<T>{{}, rule});
-    }
+    case RuleKind::kAdamW: return update.hyper->amsgrad ? StepForm::kAmsgrad : StepForm::kAdam;
+    case RuleKind::kAdagrad: return StepForm::kAdagrad;
+    case RuleKind::kRmsProp: return rmsprop_form(*update.hyper);
   }
-  return visit(AssignStep<T>{});
+  return StepForm::kAssign;
+}
+
+template <class T>
+struct Type {
+  using type = T;
+};
+
+// Calls `visit` with the Type<> of the form, and returns what it does.
+template <class T, class Visit>
+auto with_form(StepForm form, Visit visit) {
+  switch (form) {
+    case StepForm::kAssign: break;
+    case StepForm::kAdd: return visit(Type<AddStep<T>>{});
+    case StepForm::kSgd: return visit(Type<SgdStep<T>>{});
+    case StepForm::kSgdFirstMomentum: return visit(Type<SgdFirstMomentumStep<T>>{});
+    case StepForm::kSgdMomentum: return visit(Type<SgdMomentumStep<T>>{});
+    case StepForm::kAdam: return visit(Type<AdamStep<T>>{});
+    case StepForm::kAmsgrad: return visit(Type<AmsgradStep<T>>{});
+    case StepForm::kAdagrad: return visit(Type<AdagradStep<T>>{});
+    case StepForm::kRmsProp: return visit(Type<RmsPropStep<T>>{});
+    case StepForm::kRmsPropMomentum: return visit(Type<RmsPropMomentumStep<T>>{});
+    case StepForm::kRmsPropCentered: return visit(Type<RmsPropCenteredStep<T>>{});
+    case StepForm::kRmsPropCenteredMomentum: return visit(Type<RmsPropCenteredMomentumStep<T>>{});
+  }
+  return visit(Type<AssignStep<T>>{});
 }
 
 }  // namespace psstore

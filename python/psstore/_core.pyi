@@ -491,14 +491,3 @@ CUDA_COMPILED: bool
 
 def cuda_device_count() -> int:
     """0 where there is no device, no driver or no CUDA in the build; never raises for those."""
-
-def cuda_reduce_sgd(
-    hyper: Mapping[str, float],
-    *,
-    value: _HasBuffer,
-    momentum_buffer: _HasBuffer | None,
-    contributions: Sequence[tuple[_HasBuffer, float]],
-    divisor: float,
-    first_step: bool,
-) -> None:
-    """Fused fp32 reduce + SGD on the device, from and to host memory (proof of the path, not of speed)."""

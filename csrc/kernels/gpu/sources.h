@@ -1,0 +1,169 @@
+// The gradient of a few neighbouring elements: the weighted sum of the contributions in rank order, divided
+// and scaled, rounded as kernels/reduce.h rounds.
+#pragma once
+
+#include "kernels/codec_elements.h"
+#include "kernels/gpu/batch.h"
+#include "kernels/gpu/memory.h"
+
+namespace psstore::gpu {
+
+// ---- encodings: elements of a payload as floats -----------------------------------------------------
+
+template <int N>
+PSSTORE_HD Pack<float, N> load_int8(const Source& source, int64_t num_elems, int64_t begin) {
+  const auto* codes = static_cast<const std::byte*>(source.data) + codes_offset(num_elems);
+  const Pack<int8_t, N> code = load_pack<int8_t, N>(codes, begin);
+  Pack<float, N> out;
+  for (int e = 0; e < N; ++e) {
+    const auto scale = load_one<float>(source.data, (begin + e) / kEncodedBlock);
+    out[e] = decoded_int8(scale, code[e]);
+  }
+  return out;
+}
+
+template <int N>
+PSSTORE_HD Pack<float, N> load_sign(const Source& source, int64_t num_elems, int64_t begin) {
+  const auto* bits = static_cast<const std::byte*>(source.data) + codes_offset(num_elems);
+  Pack<float, N> out;
+  for (int e = 0; e < N; ++e) {
+    const int64_t i = begin + e;
+    const auto scale = load_one<float>(source.data, i / kEncodedBlock);
+    const auto byte = static_cast<uint32_t>(load_one<uint8_t>(bits, i / 8));
+    out[e] = decoded_sign(scale, (byte >> (i % 8) & 1U) != 0);
+  }
+  return out;
+}
+
+// A search for each vector: its upper steps are the same for all, and come from the cache.
+template <int N>
+PSSTORE_HD Pack<float, N> load_topk(const Source& source, int64_t begin) {
+  const auto num_kept = static_cast<int64_t>(source.num_bytes / kTopKEntryBytes);
+  const auto* indices = static_cast<const std::byte*>(source.data);
+  const std::byte* values = indices + num_kept * int64_t{sizeof(uint32_t)};
+  const auto index_at = [=](int64_t entry) {
+    return static_cast<int64_t>(load_one<uint32_t>(indices, entry));
+  };
+  Pack<float, N> out;
+  for (int e = 0; e < N; ++e) out[e] = 0.0F;
+  for (int64_t entry = first_entry(index_at, num_kept, begin); entry < num_kept; ++entry) {
+    const int64_t place = index_at(entry) - begin;
+    if (place < 0 || place >= N) break;
+    const auto kept = load_one<float>(values, entry);
+    for (int e = 0; e < N; ++e) out[e] = place == e ? kept : out[e];  // out stays in registers
+  }
+  return out;
+}
+
+template <int N>
+PSSTORE_HD Pack<float, N> load_encoded(const Source& source, int64_t num_elems, int64_t begin) {
+  if (source.dtype == DType::kInt8) return load_int8<N>(source, num_elems, begin);
+  if (source.dtype == DType::kSign) return load_sign<N>(source, num_elems, begin);
+  return load_topk<N>(source, begin);
+}
+
+// ---- sums -----------------------------------------------------------------------------------------
+
+// sum += weight * pack, product and sum rounded by themselves.
+template <class T, class E, int N>
+PSSTORE_HD void add_weighted(Pack<T, N>& sum, T weight, const Pack<E, N>& pack) {
+  for (int e = 0; e < N; ++e) sum[e] = sum[e] + weight * number<T>(pack[e]);
+}
+
+// -0 and not +0 is what added to any x gives x; no contribution at all counts as +0.
+template <class T, int N>
+PSSTORE_HD Pack<T, N> nothing(uint32_t num_sources) {
+  Pack<T, N> sum;
+  for (int e = 0; e < N; ++e) sum[e] = num_sources == 0 ? T(0) : -T(0);
+  return sum;
+}
+
+// Contributions of any number and any kinds.
+template <class T>
+class AnySources {
+ public:
+  static constexpr bool kAligned = false;
+  static constexpr size_t kStreams = 1;
+
+  PSSTORE_HD AnySources(const BatchView& batch, const Slice& slice)
+      : sources_(batch.sources + slice.first_source),
+        num_sources_(slice.num_sources),
+        num_elems_(slice.vectors.num_elems) {}
+
+  template <int N>
+  PSSTORE_HD Pack<T, N> sum(int64_t begin) const {
+    Pack<T, N> sum = nothing<T, N>(num_sources_);
+    for (uint32_t k = 0; k < num_sources_; ++k) add(sum, sources_[k], begin);
+    return sum;
+  }
+
+ private:
+  template <int N>
+  PSSTORE_HD void add(Pack<T, N>& sum, const Source& source, int64_t begin) const {
+    const auto weight = static_cast<T>(source.weight);
+    switch (source.dtype) {
+      case DType::kFloat32:
+        return add_weighted(sum, weight, load_pack<float, N>(source.data, begin));
+      case DType::kFloat64:
+        // Only a float64 tensor is given one.
+        if constexpr (sizeof(T) == sizeof(double)) {
+          add_weighted(sum, weight, load_pack<double, N>(source.data, begin));
+        }
+        return;
+      case DType::kBFloat16:
+        return add_weighted(sum, weight, load_pack<BFloat16, N>(source.data, begin));
+      case DType::kFloat16:
+        return add_weighted(sum, weight, load_pack<Float16, N>(source.data, begin));
+      case DType::kInt8:
+      case DType::kSign:
+      case DType::kTopK:
+        return add_weighted(sum, weight, load_encoded<N>(source, num_elems_, begin));
+    }
+  }
+
+  const Source* sources_;
+  uint32_t num_sources_;
+  int64_t num_elems_;
+};
+
+// kCount contributions of one dtype, where value, state and all that belongs to them are aligned alike: their
+// loads are under way at once.
+template <class T, class E, int kCount>
+class AlignedSources {
+ public:
+  static constexpr bool kAligned = true;
+  static constexpr size_t kStreams = kCount;  // of loads that a thread has under way
+
+  PSSTORE_HD AlignedSources(const BatchView& batch, const Slice& slice) {
+    for (int k = 0; k < kCount; ++k) {
+      const Source& source = batch.sources[slice.first_source + static_cast<uint32_t>(k)];
+      data_[k] = source.data;
+      weight_[k] = static_cast<T>(source.weight);
+    }
+  }
+
+  template <int N>
+  PSSTORE_HD Pack<T, N> sum(int64_t begin) const {
+    Pack<E, N> packs[kCount];
+    for (int k = 0; k < kCount; ++k) {
+      packs[k] = load_pack<E, N, Alignment::kPack>(data_[k], begin);
+    }
+    Pack<T, N> sum = nothing<T, N>(kCount);
+    for (int k = 0; k < kCount; ++k) add_weighted(sum, weight_[k], packs[k]);
+    return sum;
+  }
+
+ private:
+  const void* data_[kCount];
+  T weight_[kCount];
+};
+
+// Quotient and product each with a rounding of its own; a divisor of 1 changes nothing and costs nothing.
+template <class T, int N>
+PSSTORE_HD void divide_and_scale(Pack<T, N>& sum, T divisor, T scale) {
+  for (int e = 0; e < N; ++e) {
+    sum[e] = (divisor == T(1) ? sum[e] : sum[e] / divisor) * scale;
+  }
+}
+
+}  // namespace psstore::gpu
