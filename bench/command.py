@@ -12,6 +12,9 @@ from pathlib import Path
 from bench.machine import isolate_network
 from bench.report import Report
 
+BESIDE_JSON = Path()
+"""What --plot is without a file."""
+
 
 @dataclass(frozen=True)
 class Subject:
@@ -36,6 +39,8 @@ def run(subject: Subject, arguments: Sequence[str] | None = None) -> Report:
     parser.add_argument("--quick", action="store_true", help="few rounds: does it run, roughly how fast")
     subject.add_options(parser)
     chosen = parser.parse_args(given)
+    if chosen.plot == BESIDE_JSON and not chosen.json:
+        parser.error("--plot without a file draws beside the one of --json, which is not given")
     why_not = isolate_network() if subject.isolated else None
     report = subject.run(chosen)
     _, measuring = output.parse_known_args(given)
@@ -56,12 +61,19 @@ def _write(report: Report, chosen: argparse.Namespace) -> None:
     if chosen.plot:
         from bench.plots import draw  # only who draws needs matplotlib
 
-        draw(report, chosen.plot)
+        draw(report, chosen.json.with_suffix(".png") if chosen.plot == BESIDE_JSON else chosen.plot)
 
 
 def _output_options() -> argparse.ArgumentParser:
     """Those that have no part in what is measured."""
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the report there")
-    parser.add_argument("--plot", type=Path, metavar="FILE.png", help="also draw charts: FILE-NAME.png for each")
+    parser.add_argument(
+        "--plot",
+        type=Path,
+        nargs="?",
+        const=BESIDE_JSON,
+        metavar="FILE.png",
+        help="also draw charts: FILE-NAME.png for each (default: where --json writes to)",
+    )
     return parser

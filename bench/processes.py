@@ -6,10 +6,11 @@ import contextlib
 import json
 import multiprocessing
 import os
+import shlex
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 FRESH = multiprocessing.get_context("forkserver")
@@ -38,22 +39,25 @@ def child(function: Callable[..., None], *arguments: object) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def store_server(transport: str, shards: int, *, workers: int = 1) -> Iterator[str]:
-    """The URL of a store in processes of its own."""
+def store_server(transport: str, shards: int, *, workers: int = 1, options: Sequence[str] = ()) -> Iterator[str]:
+    """The URL of a store in processes of its own. `options`: more of psstore-server's. Raises RuntimeError if it does
+    not start; why not, it has written to stderr."""
     with tempfile.TemporaryDirectory() as folder:
         where = ["--port", "0"] if transport == "tcp" else ["--uds", str(Path(folder) / "store")]
         read_fd, write_fd = os.pipe()
         command = [sys.executable, "-m", "psstore.cli.server", "--shards", str(shards), "--workers", str(workers)]
         process = subprocess.Popen(
-            [*command, *where, "--ready-fd", str(write_fd), "--log-level", "warning"],
+            [*command, *where, *options, "--ready-fd", str(write_fd), "--log-level", "warning"],
             pass_fds=[write_fd],
             stdout=subprocess.DEVNULL,
         )
         os.close(write_fd)
-        with os.fdopen(read_fd) as ready:
-            url = json.loads(ready.readline())["url"]
         try:
-            yield url
+            with os.fdopen(read_fd) as ready:
+                line = ready.readline()
+            if not line:
+                raise RuntimeError(f"psstore-server did not start: {shlex.join(command)}, exit code {process.wait()}")
+            yield json.loads(line)["url"]
         finally:
             process.terminate()
             process.wait()

@@ -35,7 +35,7 @@ class Chart:
     """Bars: group → label → length. Lines: label → x → y."""
 
     name: str
-    """Of its file, without ending."""
+    """Of its file, without ending; may be empty where a report has one chart only."""
     title: str
     unit: str
     """What the lengths, or the heights, are."""

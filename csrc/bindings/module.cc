@@ -16,4 +16,5 @@ PYBIND11_MODULE(_core, m) {
   bindings::bind_table(m);
   bindings::bind_kernels(m);
   bindings::bind_codec(m);
+  bindings::bind_batches(m);
 }

@@ -485,6 +485,57 @@ def cuda_device_of(pointer: int) -> int:
 def dlpack_array(capsule: object) -> tuple[int, list[int], str, bool]:
     """Address, shape, dtype, and whether it is row-major without gaps. Raises ValueError if it is no such capsule."""
 
+@final
+class SliceBatch:
+    """Slices that are updated together, of any rules and dtypes, for tests and benches of devices. Memory is named by
+    its address, which is believed: a wrong one is a wrong pointer. It must stay until the work is done."""
+
+    def __init__(self) -> None: ...
+    def __len__(self) -> int: ...
+    def add(
+        self,
+        rule: int,
+        hyper: Mapping[str, float],
+        *,
+        step: int,
+        dtype: int,
+        num_elems: int,
+        value: int,
+        state: Mapping[str, int],
+        contributions: Sequence[tuple[int, int, float, int]],
+        divisor: float,
+        first: Mapping[str, bool] = {},
+        scale: float = 1.0,
+        value_in: int = 0,
+        shadow: int = 0,
+    ) -> None:
+        """As `reduce_update`, but for `contributions`: (address, dtype, weight, bytes), of which those of "topk" alone
+        have their bytes read; `value_in`: where the value is read (0: where it is written); `shadow`: where it is also
+        written, as bfloat16 (0: nowhere)."""
+    def reduce_update(self, *, instruction_set: str | None = None) -> None:
+        """By the processor, now: all addresses are the host's."""
+    def reduced_squares(self, *, instruction_set: str | None = None) -> list[float]:
+        """By the processor, now: of each slice."""
+    def queue_reduce_update(self, queue: Queue) -> None:
+        """By the queue's device."""
+    def queue_reduced_squares(self, queue: Queue, sums: int) -> None:
+        """By the queue's device. `sums`: float64 there, one for each slice."""
+
+def queue_convert(
+    queue: Queue, *, from_dtype: int, to_dtype: int, source: int, destination: int, num_elems: int
+) -> None:
+    """`convert` by the queue's device; the same for its memory as for a `SliceBatch`'s."""
+
+def queue_encode(
+    queue: Queue, encoding: int, *, source: int, residual: int, payload: int, num_elems: int, k: int = 0
+) -> None:
+    """`encode_slice` likewise. `residual`: 0 for none; `payload`: of `encoded_bytes()`."""
+
+def queue_decode(
+    queue: Queue, encoding: int, *, payload: int, num_bytes: int, destination: int, num_elems: int
+) -> None:
+    """`decode_slice` likewise; that the payload is well formed is believed."""
+
 # ---- CUDA -----------------------------------------------------------------------------------------
 
 CUDA_COMPILED: bool

@@ -1,0 +1,163 @@
+#!/usr/bin/env bash
+# Everything that needs a GPU, in one go of at most 8 minutes: builds from this checkout, runs a selection under
+# compute-sanitizer, the GPU tests and the GPU bench, and leaves logs, results and a chart in one folder.
+#
+#   bench/on_gpu.sh [--dry-run] [--wheels FOLDER] [RESULTS]
+#
+#   RESULTS          where to: $OUT, or build/on_gpu/results
+#   --dry-run        on a machine without a GPU: builds, loads the extension, collects the tests, and stops there
+#   --wheels FOLDER  wheels of packages that the machine lacks; msgspec, say, without which there is no store
+#
+# It uses no network and installs into build/on_gpu alone. What the machine's Python has to have: torch, numpy, pip,
+# pybind11, scikit-build-core, CMake >= 3.26, ninja, pytest, and nvcc >= 12 on the PATH or in /usr/local/cuda. Where
+# msgspec or psutil is missing the kernels are still tested and measured, and the summary says what was left out.
+#
+# Each step has a time limit of its own, and its failure does not keep the later ones from running. Exits with 0 if
+# all passed, 1 if one failed, 2 if there is no GPU.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+
+dry_run=
+wheels=
+results=${OUT:-build/on_gpu/results}
+while [ $# -gt 0 ]; do
+    case $1 in
+        --dry-run) dry_run=1 ;;
+        --wheels) wheels=$(realpath -- "${2:?--wheels needs a folder}") && shift ;;
+        -*) sed -n '2,/^set /s/^# \{0,1\}//p' "$0" | sed '/^set /d' && exit 64 ;;
+        *) results=$1 ;;
+    esac
+    shift
+done
+mkdir -p "$results" && results=$(realpath -- "$results")
+
+TOTAL_S=470 BUILD_S=240 # of the 8 minutes
+if [ -n "$dry_run" ]; then TOTAL_S=1800 BUILD_S=1500; fi # nothing is in a hurry
+readonly TOTAL_S BUILD_S
+readonly SITE=$PWD/build/on_gpu/site TREE=$PWD/build/on_gpu/tree
+PYTHON=${PYTHON:-python3}
+export PYTHONPATH=$SITE PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
+export PIP_NO_INDEX=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1
+command -v nvcc >/dev/null || export PATH=$PATH:/usr/local/cuda/bin
+
+summary=$results/summary.txt
+: >"$summary"
+say() { printf '%s\n' "$*" | tee -a "$summary"; }
+
+failed=0
+# step NAME LIMIT_S COMMAND...: its output goes to NAME.log, and the end of it to the terminal.
+step() {
+    local name=$1 limit=$2 log=$results/$1.log begin=$SECONDS left status
+    shift 2
+    left=$((TOTAL_S - SECONDS))
+    if [ "$left" -lt 10 ]; then
+        say "$name: NOT RUN: no time left"
+        failed=1
+        return 1
+    fi
+    printf '\n== %s\n' "$name"
+    # SIGINT first: pytest then tells what it was doing.
+    timeout --signal=INT --kill-after=10 $((limit < left ? limit : left)) "$@" >"$log" 2>&1 </dev/null
+    status=$?
+    tail -n "${SHOWN_LINES:-12}" "$log"
+    case $status in
+        0) say "$name: passed in $((SECONDS - begin)) s" ;;
+        124 | 137) say "$name: FAILED: stopped after $((SECONDS - begin)) s" && failed=1 ;;
+        *) say "$name: FAILED with status $status after $((SECONDS - begin)) s: $log" && failed=1 ;;
+    esac
+    return "$status"
+}
+
+# missing MODULE...: those that Python would not find.
+missing() {
+    "$PYTHON" -c 'import importlib.util as u, sys; print(*[m for m in sys.argv[1:] if u.find_spec(m) is None])' "$@"
+}
+
+build() {
+    rm -rf "$SITE" && mkdir -p "$SITE"
+    if [ -n "$wheels" ]; then
+        "$PYTHON" -m pip install --no-deps --no-compile --target "$SITE" "$wheels"/*.whl || return
+    fi
+    "$PYTHON" -m pip install -v --no-build-isolation --no-deps --no-compile --upgrade --target "$SITE" . \
+        -C build-dir="$TREE" -C cmake.define.PSSTORE_CUDA=on -C cmake.define.PSSTORE_WERROR=OFF \
+        -C cmake.define.CMAKE_CUDA_ARCHITECTURES="$architectures" || return
+    (cd / && "$PYTHON" -c "
+import psstore.cuda
+assert psstore.cuda.is_built(), 'the extension has no CUDA kernels'
+print('loaded; it finds', psstore.cuda.device_count(), 'devices')
+# Tests would all be skipped, and nobody would see that nothing was tested.
+assert '$dry_run' or psstore.cuda.is_available(), 'the driver has a GPU that the extension does not find'")
+}
+
+sanitized() {
+    # Not from torch's caching allocator: memcheck knows allocations, not what lies beside it in one of them.
+    PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool "$1" --error-exitcode 9 \
+        "$PYTHON" -m pytest "${pytest_options[@]}" -m "gpu and sanitized" -p no:cacheprovider tests/gpu/kernels
+}
+
+# ---- what there is ----
+
+if gpu=$("$PYTHON" bench/gpu_device.py 2>&1); then
+    IFS=$'\t' read -r name slug architecture <<<"$gpu"
+    architectures=$architecture-real
+    say "GPU: $name, architecture $architecture"
+    if [ -n "$dry_run" ]; then say "dry run: it is not used"; fi
+elif [ -n "$dry_run" ]; then
+    architectures=90-real
+    say "no GPU ($gpu); dry run: builds for architecture 90 and collects"
+else
+    say "no GPU can be used here: $gpu. Nothing was run; --dry-run builds and collects all the same."
+    exit 2
+fi
+say "$("$PYTHON" --version 2>&1), $(nvcc --version 2>/dev/null | grep -o 'release [0-9.]*' || echo 'no nvcc')"
+
+lacking=$(missing numpy torch pip pybind11 scikit_build_core pytest)
+for tool in nvcc cmake ninja; do
+    command -v "$tool" >/dev/null || lacking="$lacking $tool"
+done
+if [ -n "${lacking// /}" ]; then
+    say "can't build and test without: $lacking"
+    exit 1
+fi
+
+# ---- build ----
+
+if ! step build "$BUILD_S" bash -c "$(declare -f build); $(declare -p PYTHON SITE TREE wheels architectures dry_run); build"; then
+    say "the later steps were not run: they need the extension"
+    exit 1
+fi
+
+# A store needs msgspec, and the tests' own set-up psutil and hypothesis; kernels need neither.
+pytest_options=(-q -o "pythonpath=. tests tests/gpu")
+tests=(tests/gpu)
+left_out=$(missing msgspec psutil hypothesis)
+if [ -n "$left_out" ]; then
+    say "left out: all tests and measurements with a store, for want of $left_out (--wheels brings them)"
+    pytest_options+=(--confcutdir tests/gpu)
+    tests=(tests/gpu/kernels)
+fi
+without=$(missing cupy uvloop matplotlib rich pytest_timeout)
+[ -z "$without" ] || say "also missing here: $without"
+[[ " $without " == *" pytest_timeout "* ]] && pytest_options+=(-o addopts= --override-ini timeout=0)
+
+if [ -n "$dry_run" ]; then
+    step collect 120 "$PYTHON" -m pytest "${pytest_options[@]}" -m gpu --collect-only "${tests[@]}"
+    step bench-options 60 "$PYTHON" -m bench.gpu --help
+    exit "$failed"
+fi
+
+# ---- run ----
+
+if command -v compute-sanitizer >/dev/null; then
+    for tool in memcheck racecheck; do
+        step "$tool" 70 bash -c "$(declare -f sanitized); $(declare -p PYTHON pytest_options); sanitized $tool"
+    done
+else
+    say "left out: compute-sanitizer, which is not on the PATH"
+fi
+step tests 130 "$PYTHON" -m pytest "${pytest_options[@]}" -m gpu -p no:cacheprovider "${tests[@]}"
+SHOWN_LINES=80 step bench 170 "$PYTHON" -m bench.gpu --json "$results/$slug.json" --plot
+
+printf '\n== summary\n'
+cat "$summary"
+exit "$failed"
