@@ -150,7 +150,8 @@ class CudaQueue final : public Queue {
     return fence;
   }
   void wait_for(const FenceRef& fence) override {
-    const CudaDevice::Entered here = device_->enter();  // the default stream is the current device's
+    const CudaDevice::Entered here =
+        device_->enter();  // the default stream is the current device's
     const auto& of_cuda = static_cast<const CudaFence&>(*fence);
     check(cudaStreamWaitEvent(stream_, of_cuda.event(), 0), "cudaStreamWaitEvent");
   }

@@ -7,7 +7,7 @@
 // payloads and what is converted may have any alignment; value, state and shadow that of their elements.
 // Streams are of the current device. Nothing here waits, allocates or synchronises: a call puts
 // work into the stream and returns; what it was given must stay as it is until the stream has passed.
-// Each launch is checked: throws Error(INTERNAL) with CUDA's reason, and Error(INTERNAL) before anything is
+// Each launch is checked: throws Error(DEVICE_FAILED) with its reason, and Error(INTERNAL) before anything is
 // launched if the caller broke what update.h and codec.h require.
 //
 // Bits: those of the CPU's kernels, all of them, but for the sign and the payload of a NaN: an x86 operation

@@ -13,10 +13,10 @@
 
 namespace psstore::gpu {
 
-// Throws Error(INTERNAL) that names the call and CUDA's reason.
+// Throws Error(DEVICE_FAILED) that names the call and CUDA's reason: a launch also reports what failed before it.
 inline void check(cudaError_t status, const char* call) {
   if (status == cudaSuccess) return;
-  throw Error(ErrorCode::INTERNAL, std::string(call) + ": " + cudaGetErrorString(status));
+  throw Error(ErrorCode::DEVICE_FAILED, std::string(call) + ": " + cudaGetErrorString(status));
 }
 
 template <class Body>
