@@ -350,6 +350,7 @@ class FakeQueue final : public Queue {
 
   void reduce_update(std::span<const SliceUpdate> updates) override {
     std::vector<OwnedUpdate> batch(updates.begin(), updates.end());
+    const Locked lock(world());  // for the order that is drawn
     device_->shuffle(batch);
     add_work([batch = std::move(batch)] {
       for (const OwnedUpdate& update : batch) psstore::reduce_update(update.whole());
