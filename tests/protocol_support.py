@@ -9,10 +9,10 @@ from typing import Any, TypeVar
 import numpy as np
 
 from psstore import _core
-from psstore.errors import PsstoreError, from_code
+from psstore.errors import ProtocolError, PsstoreError, from_code
 from psstore.protocol import auth
 from psstore.protocol.coordinator import Coordinator
-from psstore.protocol.frames import Output, Send
+from psstore.protocol.frames import Output, Piece, Send
 from psstore.protocol.membership import Liveness
 from psstore.protocol.service import Identity, ShardService
 from psstore.protocol.sharing import Lender
@@ -75,7 +75,7 @@ class FakeStore:
         conn = next(self._ids)
         peer = Peer(self, shard, conn, client or f"{conn:032x}")
         self.peers[shard, conn] = peer
-        self.services[shard].opened(conn, self.now)
+        peer.port = self.services[shard].opened(conn, self.now)
         return peer
 
     def connect(self, *, client: str | None = None, shard: int = 0, role: m.Role = "client") -> Peer:
@@ -105,7 +105,7 @@ class FakeStore:
             if peer is None:
                 continue
             if isinstance(output, Send):
-                peer.receive(output)
+                peer.receive(output.pieces)
             else:
                 peer.hang_up()
                 peer.closed_because = output.reason
@@ -113,6 +113,9 @@ class FakeStore:
 
 class Peer:
     """A client's end of one connection, that says whatever a test wants."""
+
+    port: _core.Port
+    """The shard's end."""
 
     def __init__(self, store: FakeStore, shard: int, conn: int, client: str) -> None:
         self.client = client
@@ -128,7 +131,6 @@ class Peer:
         self._conn = conn
         self._requests = itertools.count(1)
         self._incoming = _core.FrameDecoder()
-        self._outgoing = _core.FrameDecoder()
 
     # ---- frames ----
 
@@ -142,28 +144,32 @@ class Peer:
         **header: Any,
     ) -> int:
         """Returns the request's number. `values`: a float32 payload."""
-        service, store = self._store.services[self._shard], self._store
         number = next(self._requests) if request is None else request
         payload = b"" if values is None else np.asarray(values, np.float32).tobytes()
         encoded = body if isinstance(body, bytes) else m.encode_body(body)
         usual = {"rank": self.rank, "incarnation": self.incarnation, "payload_bytes": len(payload)}
         head = _core.encode_frame(OPS[op], request=number, body=encoded, **{**usual, **header})
-        self._outgoing.feed(head + payload)
-        frame = self._outgoing.next_frame()
-        assert frame is not None
-        if not frame.complete:
-            destination = service.head(self._conn, frame)
-            if destination is None:
-                self._outgoing.discard()
-            else:
-                self._outgoing.accept(destination)
-            frame = self._outgoing.next_frame()
-            assert frame is not None
-        store.carry_out(self._shard, service.frame(self._conn, frame, store.now))
+        self.feed(head + payload)
         return number
 
-    def receive(self, output: Send) -> None:
-        self._incoming.feed(b"".join(bytes(piece) for piece in output.pieces))
+    def feed(self, data: bytes) -> None:
+        """What the shard's end of the connection gets."""
+        service, store = self._store.services[self._shard], self._store
+        self.port.feed(data)
+        try:
+            while self.closed_because is None:
+                frame = self.port.next_frame()
+                if replies := self.port.take_replies():
+                    self.receive(replies)
+                elif frame is None:
+                    break
+                if frame is not None:
+                    store.carry_out(self._shard, service.frame(self._conn, frame, store.now))
+        except ProtocolError as error:
+            store.carry_out(self._shard, service.failed(self._conn, error))
+
+    def receive(self, pieces: Sequence[Piece]) -> None:
+        self._incoming.feed(b"".join(bytes(piece) for piece in pieces))
         while (frame := self._incoming.next_frame()) is not None:
             if frame.complete:
                 self.inbox.append(frame)
@@ -269,3 +275,7 @@ def failure_of(peer: Peer, request: int) -> PsstoreError:
     except PsstoreError as error:
         return error
     raise AssertionError("the request succeeded")
+
+
+def table_of(tensor: Tensor, *, num_bytes: int = 0) -> _core.SliceTable:
+    return _core.SliceTable([(tensor.key(0), num_bytes, F32)])

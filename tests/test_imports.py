@@ -134,7 +134,8 @@ CPP_ARROWS: dict[str, set[str]] = {
     "shm": {"core"},
     "liveness": {"core"},
     "shard": {"core", "rules", "kernels", "device", "table", "wire", "shm"},
-    "bindings": {"core", "rules", "kernels", "device", "table", "wire", "shm", "liveness", "shard"},
+    "serve": {"core", "table", "wire", "shard"},
+    "bindings": {"core", "rules", "kernels", "device", "table", "wire", "shm", "liveness", "shard", "serve"},
 }
 """Directory of csrc (or csrc/shard.*) -> those whose headers it may include, besides its own."""
 

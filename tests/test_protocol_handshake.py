@@ -69,8 +69,9 @@ def test_request_before_the_handshake_closes_the_connection(op: str, token: byte
 
 def test_payload_before_the_handshake_is_refused_at_its_header() -> None:
     peer = FakeStore().dial()
-    with pytest.raises(errors.UnexpectedMessage, match="can't have a payload"):
+    with pytest.raises(errors.FrameTooLarge, match="payload of 4 bytes: at most 0 are allowed here"):
         peer.ask("PUSH", values=[1.0])
+    assert peer.closed_because
 
 
 def test_second_hello_is_no_request() -> None:
@@ -183,7 +184,7 @@ def test_other_shards_are_no_coordinators() -> None:
 def test_draining_store_refuses_requests_and_keeps_the_connection() -> None:
     store = FakeStore()
     peer = store.connect()
-    store.services[0].draining = True
+    store.services[0].drain()
     with pytest.raises(errors.ShuttingDown):
         peer.ask("STATS")
     assert peer.closed_because is None

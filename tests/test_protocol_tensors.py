@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from protocol_support import F32, LIVENESS, FakeStore, Peer, failure_of, sgd, tensor_of
+from protocol_support import LIVENESS, FakeStore, Peer, failure_of, sgd, table_of, tensor_of
 
 from psstore import _core, errors
 from psstore.types import Tensor, TensorSpec
 from psstore.wire import messages as m
 
 CLIENT = "c" * 32
-
-
-def table_of(tensor: Tensor, *, num_bytes: int = 0) -> _core.SliceTable:
-    return _core.SliceTable([(tensor.key(0), num_bytes, F32)])
 
 
 def initialise(peer: Peer, tensor: Tensor) -> None:
@@ -221,8 +217,7 @@ def test_decision_on_a_push_whose_payload_stalls_wakes_who_waits_for_it() -> Non
     worker.push(tensor, [1.0] * 4, round=1)
     decided = worker.committed(worker.commit(1, [tensor.id])).decisions
     waiting = reader.send("PULL", m.Carry(at_least=1, wait_s=60.0), table=table_of(tensor))
-    decoder = _core.FrameDecoder()
-    decoder.feed(
+    worker.feed(
         _core.encode_frame(
             _core.OPS["PUSH"],
             request=99,
@@ -234,9 +229,6 @@ def test_decision_on_a_push_whose_payload_stalls_wakes_who_waits_for_it() -> Non
             payload_bytes=16,
         )
     )
-    head = decoder.next_frame()
-    assert head is not None
-    store.services[0].head(1, head)
     store.pass_time(0.0)
     assert reader.answer(waiting).table.versions() == [1]
 

@@ -206,14 +206,18 @@ def test_what_does_not_fit_goes_over_the_stream(store_url: str, borrowed: list[W
     assert borrowed[0].writes == 8  # four at a time have room, in each round
 
 
+def stranger() -> Connection:
+    return Connection(id=1, opened_at=0.0, port=_core.Port(_core.Shard(index=0).make_desk()))
+
+
 def test_ticket_is_good_for_one_visit(store_url: str, lender: FileLender) -> None:
-    offer = lender.offer(Connection(id=1, opened_at=0.0))
+    offer = lender.offer(stranger())
     assert visit(offer, offer.ticket) == 3
     assert visit(offer, offer.ticket) == 0
 
 
 def test_who_has_no_ticket_gets_nothing(store_url: str, lender: FileLender) -> None:
-    connection = Connection(id=1, opened_at=0.0)
+    connection = stranger()
     offer = lender.offer(connection)
     assert visit(offer, bytes(TICKET_BYTES)) == 0
     lender.withdraw(connection)
@@ -221,7 +225,7 @@ def test_who_has_no_ticket_gets_nothing(store_url: str, lender: FileLender) -> N
 
 
 def test_silent_visitor_keeps_nobody_waiting(store_url: str, lender: FileLender) -> None:
-    offer = lender.offer(Connection(id=1, opened_at=0.0))
+    offer = lender.offer(stranger())
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as silent:
         silent.connect(b"\0" + offer.address.encode())
         assert visit(offer, offer.ticket) == 3

@@ -24,6 +24,7 @@ void bind_decoder(py::module_& m);    // FrameDecoder
 void bind_shm(py::module_& m);        // ValueArena, PushArena, ClientMemory
 void bind_device(py::module_& m);     // Device, Queue, Fence, pinned and device memory
 void bind_liveness(py::module_& m);   // Heartbeat
+void bind_serve(py::module_& m);      // Desk, Port
 void bind_table(py::module_& m);      // Decision, Shard
 void bind_kernels(py::module_& m);    // instruction_sets, reduce_update, CUDA
 void bind_codec(py::module_& m);      // encode_slice, decode_slice

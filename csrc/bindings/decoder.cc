@@ -2,96 +2,13 @@
 //
 // The GIL stays held: a call does at most one pass over what one read brought, which is shorter than
 // handing the GIL over. Only feed, whose size the caller chooses, releases it.
-#include <memory>
-#include <span>
-#include <utility>
-#include <vector>
-
-#include "bindings/common.h"
-#include "bindings/memory.h"
-#include "wire/decoder.h"
+#include "bindings/decoder.h"
 
 namespace psstore::bindings {
-namespace {
-
-class PyDecoder {
- public:
-  PyDecoder(uint32_t max_body_bytes, uint64_t max_payload_bytes)
-      : decoder_({.max_body_bytes = max_body_bytes, .max_payload_bytes = max_payload_bytes}) {}
-
-  void set_limits(uint32_t max_body_bytes, uint64_t max_payload_bytes) {
-    decoder_.set_limits({.max_body_bytes = max_body_bytes, .max_payload_bytes = max_payload_bytes});
-  }
-
-  // The view holds the memory's owner: it may outlive the payload and the decoder without dangling.
-  py::object get_buffer() {
-    const FrameDecoder::Window window = decoder_.writable();
-    if (window.in_destination) return make_writable_view(destination_, window.bytes);
-    return make_writable_view(decoder_.head_buffer(), window.bytes);
-  }
-
-  void buffer_updated(size_t num_bytes) { decoder_.written(num_bytes); }
-
-  void feed(const py::object& data) {
-    const PyBytesRange range(data);
-    const py::gil_scoped_release released;
-    decoder_.feed(range.bytes());
-  }
-
-  std::shared_ptr<Frame> next_frame() {
-    try {
-      std::shared_ptr<Frame> frame = decoder_.next_frame();
-      if (frame != nullptr && frame->complete) release_destination();
-      return frame;
-    } catch (const Error&) {
-      destination_ = py::none();  // a broken decoder writes nowhere
-      throw;
-    }
-  }
-
-  void accept(const py::object& destination) {
-    if (py::isinstance<PyBuffer>(destination)) {
-      accept_buffer(destination.cast<const PyBuffer&>());
-    } else if (py::isinstance<Segments>(destination)) {
-      accept_segments(destination.cast<const Segments&>());
-    } else {
-      throw py::type_error("accept takes a Buffer or Segments");
-    }
-    destination_ = destination;
-  }
-
-  void discard() { decoder_.discard(); }
-  bool mid_frame() const { return decoder_.mid_frame(); }
-
- private:
-  void accept_buffer(const PyBuffer& buffer) {
-    if (!buffer.writable()) {
-      throw Error(ErrorCode::BAD_ARGUMENT, "that Buffer holds a payload already");
-    }
-    decoder_.accept(buffer.ref());
-  }
-
-  void accept_segments(const Segments& segments) {
-    if (!segments.writable()) {
-      throw Error(ErrorCode::BAD_ARGUMENT, "Segments to receive into need writable=True");
-    }
-    decoder_.accept(segments.ranges());
-  }
-
-  void release_destination() {
-    if (py::isinstance<PyBuffer>(destination_)) destination_.cast<PyBuffer&>().seal();
-    destination_ = py::none();
-  }
-
-  FrameDecoder decoder_;
-  py::object destination_ = py::none();  // of the payload in flight
-};
-
-}  // namespace
 
 void bind_decoder(py::module_& m) {
   using namespace py::literals;
-  py::class_<PyDecoder>(m, "FrameDecoder", py::is_final())
+  py::class_<PyDecoder>(m, "FrameDecoder")
       .def(py::init<uint32_t, uint64_t>(), py::kw_only(), "max_body_bytes"_a = kMaxBodyBytes,
            "max_payload_bytes"_a = kMaxPayloadBytes)
       .def("set_limits", &PyDecoder::set_limits, py::kw_only(), "max_body_bytes"_a,

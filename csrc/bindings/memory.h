@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "bindings/common.h"
+#include "table/gather.h"
 
 namespace psstore::bindings {
 
@@ -61,6 +62,12 @@ class Segments {
   size_t num_bytes_ = 0;
   bool writable_;
 };
+
+// A view of the piece, which holds it.
+inline py::object view_of(Piece piece) {
+  const std::span<const std::byte> bytes(piece.buffer->data(), piece.num_bytes);
+  return make_readonly_view(std::move(piece.buffer), bytes);
+}
 
 // Must run before the first view is made.
 void create_memory_owner_type(const py::module_& m);

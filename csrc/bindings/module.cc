@@ -13,6 +13,7 @@ PYBIND11_MODULE(_core, m) {
   bindings::bind_shm(m);
   bindings::bind_device(m);
   bindings::bind_liveness(m);
+  bindings::bind_serve(m);
   bindings::bind_table(m);
   bindings::bind_kernels(m);
   bindings::bind_codec(m);

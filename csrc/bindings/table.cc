@@ -1,4 +1,4 @@
-// Decision and Shard for Python: frames are unpacked into slice entries here, replies packed.
+// Decision and Shard for Python.
 //
 // Every call that does work lets go of the GIL. Frames belong to one connection and are handled by one
 // thread at a time (wire/frame.h), so reading them without the GIL is safe.
@@ -9,11 +9,9 @@
 #include <tuple>
 #include <vector>
 
-#include "bindings/common.h"
-#include "shard.h"
+#include "bindings/memory.h"
+#include "serve/desk.h"
 #include "table/device_backend.h"
-#include "wire/frame.h"
-#include "wire/limits.h"
 
 namespace psstore::bindings {
 namespace {
@@ -49,22 +47,6 @@ Decision make_decision(uint64_t number, bool skip, double divisor,
   return Decision(number, skip, divisor, std::move(made), std::move(hypers), open);
 }
 
-// ---- frames ---------------------------------------------------------------------------------------
-
-WriteKind write_kind(const Frame& frame) {
-  switch (frame.header.op) {
-    case Op::kPUSH: return WriteKind::kPush;
-    case Op::kINIT: return WriteKind::kInit;
-    case Op::kASSIGN: return WriteKind::kAssign;
-    case Op::kADD: return WriteKind::kAdd;
-    case Op::kRESTORE: return WriteKind::kRestore;
-    default:
-      throw Error(ErrorCode::BAD_ARGUMENT,
-                  "operation " + std::to_string(static_cast<int>(frame.header.op)) +
-                      " carries nothing to write; expected PUSH, INIT, ASSIGN, ADD or RESTORE");
-  }
-}
-
 void expect(bool fits, const Frame& frame, const char* expected) {
   if (!fits) {
     throw Error(ErrorCode::BAD_ARGUMENT, "expected " + std::string(expected) + ", got operation " +
@@ -73,13 +55,6 @@ void expect(bool fits, const Frame& frame, const char* expected) {
   if (!frame.complete) {
     throw Error(ErrorCode::BAD_ARGUMENT, "the payload of this frame has not arrived yet");
   }
-}
-
-// As they may go into a reply: what lies in shared memory is attached to the frame already.
-std::vector<SliceEntry> entries_of(const Frame& frame) {
-  std::vector<SliceEntry> entries(frame.table.begin(), frame.table.end());
-  for (SliceEntry& entry : entries) entry.offset = 0;
-  return entries;
 }
 
 // ---- Shard ----------------------------------------------------------------------------------------
@@ -109,83 +84,57 @@ void define(Shard& shard, uint64_t tensor_id, uint8_t dtype, uint8_t rule, uint3
   shard.define(definition);
 }
 
-py::object admit(Shard& shard, Frame& frame) {
-  const WriteKind kind = write_kind(frame);
-  std::vector<SliceEntry> entries = entries_of(frame);
+py::object admit_frame(Shard& shard, Frame& frame) {
   BufferRef payload;
   {
     const py::gil_scoped_release no_gil;
-    if (frame.header.is_shared()) {
-      shard.check(kind, entries, frame.header.payload_bytes);  // it is there already, if it has any
-    } else {
-      payload = shard.admit(kind, entries, frame.header.payload_bytes);
-    }
+    payload = admit(shard, frame);
   }
-  frame.table = SliceTable(std::move(entries));
   if (!payload) return py::none();
   return wrap_buffer(std::move(payload), true);
 }
 
+SliceTable write_frame(Shard& shard, const Frame& frame, const std::string& client) {
+  const py::gil_scoped_release no_gil;
+  return write(shard, frame, client);
+}
+
 SliceTable stage(Shard& shard, const Frame& frame) {
   expect(frame.header.op == Op::kPUSH, frame, "PUSH");
-  std::vector<SliceEntry> entries = entries_of(frame);
-  {
-    const py::gil_scoped_release no_gil;
-    const Header& header = frame.header;
-    shard.stage({header.rank, header.incarnation, header.round}, entries, frame.payload);
-  }
-  return SliceTable(std::move(entries));
+  return write_frame(shard, frame, "");
 }
 
 SliceTable initialise(Shard& shard, const Frame& frame) {
   expect(frame.header.op == Op::kINIT, frame, "INIT");
-  std::vector<SliceEntry> entries = entries_of(frame);
-  {
-    const py::gil_scoped_release no_gil;
-    shard.initialise(entries, frame.payload);
-  }
-  return SliceTable(std::move(entries));
+  return write_frame(shard, frame, "");
 }
 
-SliceTable write_once(Shard& shard, WriteKind kind, const Frame& frame, const std::string& client) {
-  std::vector<SliceEntry> entries = entries_of(frame);
-  {
-    const py::gil_scoped_release no_gil;
-    shard.write(kind, client, frame.header.sequence, entries, frame.payload);
-  }
-  return SliceTable(std::move(entries));
-}
-
-SliceTable write(Shard& shard, const Frame& frame, const std::string& client) {
+SliceTable write_once(Shard& shard, const Frame& frame, const std::string& client) {
   const WriteKind kind = write_kind(frame);
   expect(kind == WriteKind::kAssign || kind == WriteKind::kAdd, frame, "ASSIGN or ADD");
-  return write_once(shard, kind, frame, client);
+  return write_frame(shard, frame, client);
 }
 
 SliceTable restore(Shard& shard, const Frame& frame, const std::string& client) {
   expect(frame.header.op == Op::kRESTORE, frame, "RESTORE");
-  return write_once(shard, WriteKind::kRestore, frame, client);
+  return write_frame(shard, frame, client);
 }
 
 py::list views_of(std::vector<Piece>& pieces) {
   py::list views;
-  for (Piece& piece : pieces) {
-    const std::span<const std::byte> bytes(piece.buffer->data(), piece.num_bytes);
-    views.append(make_readonly_view(std::move(piece.buffer), bytes));
-  }
+  for (Piece& piece : pieces) views.append(view_of(std::move(piece)));
   return views;
 }
 
-py::tuple read(Shard& shard, const Frame& frame, bool share) {
+py::tuple read_frame(Shard& shard, const Frame& frame, bool share) {
   expect(frame.header.op == Op::kPULL, frame, "PULL");
-  std::vector<SliceEntry> entries = entries_of(frame);
-  Shard::Reply reply;
+  ReadReply reply;
   {
     const py::gil_scoped_release no_gil;
-    reply = shard.read(entries, kMaxPayloadBytes, share);
+    reply = read(shard, frame, share);
   }
-  return py::make_tuple(SliceTable(std::move(entries)), views_of(reply.pieces), reply.shared,
-                        std::move(reply.ready));
+  return py::make_tuple(std::move(reply.table), views_of(reply.values.pieces), reply.values.shared,
+                        std::move(reply.values.ready));
 }
 
 py::tuple norms(Shard& shard, const Frame& frame) {
@@ -232,19 +181,22 @@ void bind_table(py::module_& m) {
       .def("define", &define, py::arg("tensor_id"), py::kw_only(), py::arg("dtype"),
            py::arg("rule"), py::arg("group"), py::arg("zeros"), py::arg("slices"))
       .def("drop", &Shard::drop, py::arg("tensor_id"), no_gil)
-      .def("admit", &admit, py::arg("frame"))
+      .def("admit", &admit_frame, py::arg("frame"))
       .def("stage", &stage, py::arg("frame"))
       .def("initialise", &initialise, py::arg("frame"))
-      .def("write", &write, py::arg("frame"), py::arg("client"))
+      .def("write", &write_once, py::arg("frame"), py::arg("client"))
       .def("restore", &restore, py::arg("frame"), py::arg("client"))
       .def("last_sequence", &Shard::last_sequence, py::arg("client"), no_gil)
       .def("advance", &Shard::advance, py::arg("decision"), no_gil)
       .def("set_scale", &Shard::set_scale, py::arg("number"), py::arg("factor"), no_gil)
       .def("settle", &Shard::settle, py::arg("max_slots") = -1, no_gil)
-      .def("read", &read, py::arg("frame"), py::kw_only(), py::arg("share") = false)
+      .def("read", &read_frame, py::arg("frame"), py::kw_only(), py::arg("share") = false)
       .def("norms", &norms, py::arg("frame"))
       .def("state", &state, py::arg("key"))
-      .def("stats", &Shard::stats, no_gil);
+      .def("stats", &Shard::stats, no_gil)
+      .def(
+          "make_desk", [](Shard& self) { return std::make_unique<Desk>(self); },
+          py::keep_alive<0, 1>());
 }
 
 }  // namespace psstore::bindings

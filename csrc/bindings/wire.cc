@@ -46,12 +46,6 @@ py::list column(const SliceTable& table) {
   return values;
 }
 
-// An answer without bytes may be all that there is to say.
-bool is_failure(ErrorCode status) {
-  return status != ErrorCode::OK && status != ErrorCode::NOT_MODIFIED &&
-         status != ErrorCode::NO_STATE;
-}
-
 std::optional<std::pair<size_t, int>> first_failure(const SliceTable& table) {
   for (size_t i = 0; i < table.size(); ++i) {
     const ErrorCode status = table[i].status;

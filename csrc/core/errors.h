@@ -66,6 +66,12 @@ enum class ErrorCode : uint8_t {
 #undef PSSTORE_X
 };
 
+// Of one slice in an answer: an answer without bytes may be all that there is to say.
+constexpr bool is_failure(ErrorCode status) {
+  return status != ErrorCode::OK && status != ErrorCode::NOT_MODIFIED &&
+         status != ErrorCode::NO_STATE;
+}
+
 // What the core throws. The bindings turn it into the Python class of the same code.
 class Error : public std::runtime_error {
  public:

@@ -83,6 +83,8 @@ class FrameDecoder {
 
   // The memory of windows that are not in a destination.
   const BufferRef& head_buffer() const { return head_.memory(); }
+  // The memory of a window in a destination that is a Buffer.
+  const BufferRef& destination() const { return frame_->payload; }
 
  private:
   enum class Stage { kHeader, kFields, kAnnounced, kPayload };

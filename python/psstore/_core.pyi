@@ -145,7 +145,6 @@ def encode_frame(
 ) -> bytes:
     """Header, table and body as one bytes object; the payload follows it on the stream."""
 
-@final
 class FrameDecoder:
     """Bytes in, frames out; no socket, no clock. Raises ProtocolError once, then stays broken.
 
@@ -172,6 +171,21 @@ class FrameDecoder:
     @property
     def mid_frame(self) -> bool:
         """Bytes of an unfinished frame have arrived (EOF now is a truncated frame)."""
+
+@final
+class Port(FrameDecoder):
+    """The decoder of one connection of a shard, which hands out the frames that its `Desk` can't answer: an announced
+    frame and the complete one both, or neither. Call `take_replies` after each `next_frame`, before anything else is
+    sent, and then again `next_frame`: None may also mean that many replies are to be taken first."""
+
+    def __init__(self, desk: Desk, *, max_body_bytes: int = ..., max_payload_bytes: int = ...) -> None: ...
+    def open(self, *, client: str, wants_checksum: bool) -> None:
+        """From now on the ordinary requests of that client are answered. `wants_checksum`: payloads carry one."""
+    def attach(self, rank: int, incarnation: int) -> None:
+        """It is that worker, too; older lives of it are no longer ordinary, on any port of the desk."""
+    def next_frame(self) -> Frame | None: ...
+    def take_replies(self) -> list[bytes | memoryview]:
+        """To what was answered since, as pieces to write."""
 
 # ---- table ----------------------------------------------------------------------------------------
 
@@ -288,6 +302,21 @@ class Shard:
     def stats(self) -> dict[str, int]:
         """Counters: slots, value_bytes, state_bytes, staged_bytes, pool_bytes, pushes, pulls, writes,
         duplicates, applied_in_place, applied_out_of_place, ..."""
+    def make_desk(self) -> Desk: ...
+
+@final
+class Desk:
+    """Answers the ordinary requests of a shard's connections: pushes of attached workers, plain writes and pulls that
+    have all they ask for, if they carry nothing new. Whose policy it is tells it what it has to know."""
+
+    def close(self) -> None:
+        """Nothing is ordinary any more."""
+    def watch_writes(self, watched: bool) -> None:
+        """Whether somebody waits for what a write may bring: writes aren't ordinary then."""
+    def remember(self, frame: Frame) -> None:
+        """A PUSH or PULL with exactly this body carries nothing new, nor does it wait, from now on for ever."""
+    def newest_incarnation(self, rank: int) -> int:
+        """Newest life of the rank that attached to one of its ports; 0: none did."""
 
 # ---- shared memory --------------------------------------------------------------------------------
 

@@ -78,7 +78,7 @@ class Server:
     def accept(self) -> ServerEnd:
         end = ServerEnd(self, next(self._ids))
         self.ends[end.id] = end
-        self.service.opened(end.id, self.world.now)
+        end.port = self.service.opened(end.id, self.world.now)
         self.arm()
         return end
 
@@ -114,30 +114,24 @@ class ServerEnd:
     """The server's end of one connection."""
 
     connection: Connection
+    port: _core.Port
 
     def __init__(self, server: Server, conn: int) -> None:
         self.id = conn
         self._server = server
-        self._decoder = _core.FrameDecoder(max_body_bytes=_core.PRE_AUTH_MAX_BYTES, max_payload_bytes=0)
 
     def received(self, data: bytes) -> None:
         service = self._server.service
-        self._decoder.feed(data)
+        self.port.feed(data)
         try:
-            while self.id in self._server.ends and (frame := self._decoder.next_frame()) is not None:
-                if not frame.complete:
-                    destination = service.head(self.id, frame)
-                    if destination is None:
-                        self._decoder.discard()
-                    else:
-                        self._decoder.accept(destination)
-                    self._server.arm()
-                    continue
-                self._server.carry_out(service.frame(self.id, frame, self._server.world.now))
-                if service.is_open(self.id):
-                    self._decoder.set_limits(
-                        max_body_bytes=_core.MAX_BODY_BYTES, max_payload_bytes=_core.MAX_PAYLOAD_BYTES
-                    )
+            while self.id in self._server.ends:
+                frame = self.port.next_frame()
+                if replies := self.port.take_replies():
+                    self.connection.to_client.write(replies)
+                elif frame is None:
+                    break
+                if frame is not None:
+                    self._server.carry_out(service.frame(self.id, frame, self._server.world.now))
         except ProtocolError as error:
             self._server.carry_out(service.failed(self.id, error))
 

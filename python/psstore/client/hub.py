@@ -91,29 +91,29 @@ class ShardHost:
         self._alarm = Alarm(loop, next_wake=service.next_wake, tick=self._tick)
         self._settling = False
 
-    def open(self, wire: Wire) -> int:
-        """Returns the wire's number."""
+    def open(self, wire: Wire) -> tuple[int, _core.Port]:
+        """Returns the wire's number, and where what it brings goes."""
         conn = self._next_conn
         self._next_conn += 1
         self._wires[conn] = wire
-        self._service.opened(conn, self._loop.time())
-        return conn
+        return conn, self._service.opened(conn, self._loop.time())
 
     def hang_up(self, conn: int) -> None:
         if self._wires.pop(conn, None) is not None:
             self._service.closed(conn, self._loop.time())
             self._alarm.update()
 
-    def receive(self, conn: int, decoder: _core.FrameDecoder) -> None:
+    def receive(self, conn: int, port: _core.Port) -> None:
         """Takes the frames that have arrived."""
         try:
-            while (frame := decoder.next_frame()) is not None:
-                if frame.complete:
+            while (wire := self._wires.get(conn)) is not None:
+                frame = port.next_frame()
+                if replies := port.take_replies():
+                    wire.to_client(replies)
+                elif frame is None:
+                    break
+                if frame is not None:
                     self._carry(self._service.frame(conn, frame, self._loop.time()))
-                elif (destination := self._service.head(conn, frame)) is not None:
-                    decoder.accept(destination)
-                else:
-                    decoder.discard()
         except ProtocolError as error:
             self._carry(self._service.failed(conn, error))
         self._alarm.update()
@@ -160,11 +160,10 @@ class Wire:
         self.session = session
         self._host = host
         self._loop = loop
-        self._to_shard = _core.FrameDecoder()
         self._to_client = _core.FrameDecoder()
         self._alarm = Alarm(loop, next_wake=session.next_wake, tick=session.tick)
         self._pumping = False
-        self._conn = host.open(self)
+        self._conn, self._to_shard = host.open(self)
         session.connected(loop.time())
         self._pump()
 

@@ -12,6 +12,10 @@ references to values, no copies, and exceeds this by one reply at most."""
 WRITE_LOW_BYTES = WRITE_HIGH_BYTES // 4
 """Unsent bytes at which it goes on: early enough that the socket does not run dry meanwhile."""
 
+READ_BYTES = 256 << 10
+"""What is read of one connection before the others have a turn, some 60 µs of copying: a small request waits for so
+much of each connection that sends in bulk."""
+
 BACKLOG = 1024
 """Connections that wait to be accepted: a whole fleet may connect in the same instant."""
 

@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import logging
 import socket
+import time
 from collections.abc import Callable, Iterable
 
 from psstore import _core
@@ -28,6 +29,9 @@ _log = logging.getLogger("psstore.server")
 
 TIMER_GRAIN_S = 0.001
 """The timer's resolution in libuv; it may fire so much early, and is then set again."""
+
+SETTLE_S = 0.0002
+"""Of idle work at a time, after which whoever has sent something has a turn. A slot of 1 MiB takes about as long."""
 
 RETRY_S = 1.0
 """After a bug in the service's `tick`, this long until the next one: its traceback shall not fill the disk."""
@@ -70,7 +74,7 @@ class Server:
         `reason`: what peers are told (default: ShuttingDown)."""
         for listener in self._listeners:
             listener.close()
-        self._service.draining = True
+        self._service.drain()
         self._emptied = asyncio.Event()
         for connection in list(self._connections.values()):
             connection.refuse(reason or ShuttingDown("the store is shutting down"))
@@ -89,10 +93,11 @@ class Server:
     def _accept(self) -> ServerConnection:
         return ServerConnection(self, next(self._numbers))
 
-    def opened(self, connection: ServerConnection) -> None:
+    def opened(self, connection: ServerConnection) -> _core.Port:
+        """Where its bytes go."""
         above_limit = len(self._connections) - self.limits.max_connections
         self._connections[connection.id] = connection
-        self._service.opened(connection.id, self.now())
+        port = self._service.opened(connection.id, self.now())
         self.log(connection, logging.DEBUG, "connected")
         if self._service.draining:
             connection.refuse(ShuttingDown("the store is shutting down"))
@@ -102,6 +107,7 @@ class Server:
             self.log(connection, logging.WARNING, "refused: there are too many connections already")
             connection.refuse(Overloaded(f"this shard has all the {self.limits.max_connections} connections it takes"))
         self._turn()
+        return port
 
     def ended(self, connection: ServerConnection) -> None:
         """Nothing more will come from it."""
@@ -117,9 +123,6 @@ class Server:
         if self._emptied is not None and not self._connections:
             self._emptied.set()
 
-    def is_open(self, connection: ServerConnection) -> bool:
-        return self._service.is_open(connection.id)
-
     def blame(self, connection: ServerConnection, error: ProtocolError) -> None:
         """The peer is at fault."""
         self._carry_out(self._service.failed(connection.id, error))
@@ -132,12 +135,8 @@ class Server:
 
     # ---- events ----
 
-    def begun(self, connection: ServerConnection, frame: _core.Frame) -> _core.Buffer | None:
-        """A payload is about to come: where to, or None for nowhere."""
-        return self._service.head(connection.id, frame)
-
     def arrived(self, connection: ServerConnection, frame: _core.Frame) -> None:
-        """A frame is whole."""
+        """A frame is whole, or announced, and the connection's port could not answer it."""
         self._events += 1
         self._carry_out(self._service.frame(connection.id, frame, self.loop.time()))
         self._turn()
@@ -173,11 +172,11 @@ class Server:
             self.on_turn(self.now())
 
     def _settle(self, events: int) -> None:
-        """A step of the work that the last decision left over, unless frames came: they have their own turn."""
+        """Some of the work that the last decision left over, unless frames came: they have their own turn."""
         if events != self._events:
             return
         try:
-            settled = self._service.settle()
+            settled = self._settle_some()
         except DeviceFailed as error:
             self._device_failed(error)
             return
@@ -185,6 +184,13 @@ class Server:
             self._carry_out(self._service.filled())
         if not settled or self._service.is_filling:
             self.loop.call_soon(self._settle, events)
+
+    def _settle_some(self) -> bool:
+        """True: nothing is left."""
+        end = time.monotonic() + SETTLE_S
+        while not (settled := self._service.settle()) and time.monotonic() < end:
+            pass
+        return settled
 
     def _device_failed(self, error: DeviceFailed) -> None:
         if self.on_device_failed is not None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
 
@@ -19,6 +20,8 @@ from psstore.protocol.frames import Piece, failure_frame
 
 if TYPE_CHECKING:
     from psstore.net.server import Server
+
+_IOV_MAX = os.sysconf("SC_IOV_MAX")
 
 _discarded = memoryview(bytearray(limits.DISCARD_BYTES))
 """Written to by all connections that are being closed, read by nobody."""
@@ -35,9 +38,10 @@ class ServerConnection(asyncio.BufferedProtocol):
         """Nothing more is decoded or sent; what was sent may still be on its way."""
         self._server = server
         self._transport: asyncio.Transport
-        self._decoder = _core.FrameDecoder(max_body_bytes=_core.PRE_AUTH_MAX_BYTES, max_payload_bytes=0)
-        self._open = False
-        """The handshake is over, the decoder's limits are the real ones."""
+        self._port: _core.Port
+        self._fd = -1
+        self._window_bytes = 0
+        """What the current read can bring."""
         self._paused = False
         """The peer does not read what we send."""
         self._frame_begun_at: float | None = None
@@ -49,9 +53,11 @@ class ServerConnection(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but name
         self.address = _peer_address(transport)
-        tune(transport.get_extra_info("socket"))
+        sock = transport.get_extra_info("socket")
+        tune(sock)
+        self._fd = sock.fileno()
         transport.set_write_buffer_limits(high=limits.WRITE_HIGH_BYTES, low=limits.WRITE_LOW_BYTES)
-        self._server.opened(self)
+        self._port = self._server.opened(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._end()
@@ -60,16 +66,25 @@ class ServerConnection(asyncio.BufferedProtocol):
         self._server.lost(self, exc)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        return _discarded if self.closed else self._decoder.get_buffer(sizehint)
+        if self.closed:
+            return _discarded
+        window = self._port.get_buffer(sizehint)
+        if len(window) > limits.READ_BYTES:
+            window = window[: limits.READ_BYTES]
+        self._window_bytes = len(window)
+        return window
 
     def buffer_updated(self, nbytes: int) -> None:
-        if not self.closed:
-            self._decoder.buffer_updated(nbytes)
-            self._take_frames()
+        if self.closed:
+            return
+        if nbytes == self._window_bytes:
+            self._give_way()
+        self._port.buffer_updated(nbytes)
+        self._take_frames()
 
     def eof_received(self) -> None:
         """Returns None: the transport sends what is left, and closes."""
-        if not self.closed and self._decoder.mid_frame:
+        if not self.closed and self._port.mid_frame:
             self._server.log(self, logging.DEBUG, "closed by the peer in the middle of a frame")
 
     def pause_writing(self) -> None:
@@ -87,13 +102,25 @@ class ServerConnection(asyncio.BufferedProtocol):
         if not self._paused and not self.closed:
             self._transport.resume_reading()
 
+    def _give_way(self) -> None:
+        """There is more to read, and libuv would: the others come first."""
+        self._transport.pause_reading()
+        self._server.loop.call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        if (self.closed or not self._paused) and not self._transport.is_closing():
+            self._transport.resume_reading()
+
     # ---- called by the server ----
 
     def send(self, pieces: Sequence[Piece]) -> None:
-        """One write of all pieces, which stay referenced until they are out. Copies none with uvloop, or with
-        asyncio from Python 3.12 on."""
-        if not self.closed and not self._transport.is_closing():
-            self._transport.writelines(pieces)
+        """One write of all pieces, at once; those that the socket has no room for stay referenced until they are out.
+        Copies none with uvloop, or with asyncio from Python 3.12 on."""
+        if self.closed or self._transport.is_closing():
+            return
+        rest = pieces if self._transport.get_write_buffer_size() else _write_now(self._fd, pieces)
+        if rest:
+            self._transport.writelines(rest)
 
     def refuse(self, error: PsstoreError) -> None:
         """Tells the peer why the connection ends, and ends it."""
@@ -136,37 +163,37 @@ class ServerConnection(asyncio.BufferedProtocol):
         """All frames that have arrived, while the peer takes our replies. What goes wrong ends this connection only."""
         try:
             while not self._paused and not self.closed:
-                frame = self._decoder.next_frame()
-                if frame is None:
+                frame = self._port.next_frame()
+                if replies := self._port.take_replies():
+                    self.send(replies)
+                elif frame is None:
                     break
-                if frame.complete:
+                if frame is not None:
                     self._server.arrived(self, frame)
-                    if not self._open:
-                        self._raise_limits()
-                else:
-                    self._receive_payload(frame)
         except ProtocolError as error:
             self._server.blame(self, error)
         except Exception as error:
             self._server.broke(self, error)
         self._note_progress()
 
-    def _receive_payload(self, frame: _core.Frame) -> None:
-        destination = self._server.begun(self, frame)
-        if destination is None:
-            self._decoder.discard()
-        else:
-            self._decoder.accept(destination)
-
-    def _raise_limits(self) -> None:
-        if self._server.is_open(self):
-            self._open = True
-            self._decoder.set_limits(max_body_bytes=_core.MAX_BODY_BYTES, max_payload_bytes=_core.MAX_PAYLOAD_BYTES)
-
     def _note_progress(self) -> None:
         """The clock of the frame that is arriving starts anew with each byte."""
-        arriving = not self.closed and self._decoder.mid_frame
+        arriving = not self.closed and self._port.mid_frame
         self._frame_begun_at = self._server.now() if arriving else None
+
+
+def _write_now(fd: int, pieces: Sequence[Piece]) -> Sequence[Piece]:
+    """Writes what the socket takes; returns what is left. A transport would only do so once all that has arrived on all
+    connections was handled."""
+    try:
+        written = os.writev(fd, pieces[:_IOV_MAX])
+    except OSError:
+        return pieces  # the socket is full, or broken: the transport finds that out, too
+    for position, piece in enumerate(pieces):
+        if written < len(piece):
+            return [memoryview(piece)[written:], *pieces[position + 1 :]]
+        written -= len(piece)
+    return ()
 
 
 def _peer_address(transport: asyncio.Transport) -> str:

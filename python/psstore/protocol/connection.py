@@ -35,6 +35,8 @@ class Connection:
 
     id: int
     opened_at: float
+    port: _core.Port
+    """What it sends arrives here."""
     stage: Stage = Stage.HELLO
     hello: Hello | None = None
     nonce: bytes = b""

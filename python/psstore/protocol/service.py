@@ -1,7 +1,8 @@
 """What one shard process does with frames: the handshake, slices, and on shard 0 the coordinator.
 
-The driver calls `head` when a frame with a payload begins, `frame` when one is whole, `tick` when
-`next_wake` is reached, and carries the outputs out. One request's error never harms another's.
+The driver feeds a connection's bytes to its port, sends the replies that it finds there, calls `frame` with each frame
+that comes out, `tick` when `next_wake` is reached, and carries the outputs out. One request's error never harms
+another's.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ CONTROL: dict[int, type[m.Message] | None] = {
 }
 """The coordinator's operations and their bodies."""
 
-SETTLE_SLOTS = 16
-"""Slots brought up to date per idle turn: at most 16 MiB of parameters, a few milliseconds."""
+SETTLE_SLOTS = 1
+"""Slots brought up to date at a time: at most 1 MiB of parameters, about a quarter of a millisecond."""
 
 SETTLE_SLOTS_ON_DEVICE = 4096
 """A device is only told what to do, all of it in one launch: about half a millisecond of this process."""
@@ -72,7 +73,7 @@ class ShardService:
         self.shard = shard
         self.coordinator = coordinator
         self.draining = False
-        """True: requests are refused with SHUTTING_DOWN."""
+        """Requests are refused with SHUTTING_DOWN."""
         self._settle_slots = SETTLE_SLOTS if shard.device == "cpu" else SETTLE_SLOTS_ON_DEVICE
         self._slices = Slices(index=identity.shard, shard=shard, signer=signer)
         self._make_nonce = make_nonce
@@ -90,9 +91,16 @@ class ShardService:
 
     # ---- connections ----
 
-    def opened(self, conn: int, now: float) -> None:
-        """`conn`: a number of the driver's, larger than all before it."""
-        self._connections[conn] = self._strangers[conn] = Connection(id=conn, opened_at=now)
+    def opened(self, conn: int, now: float) -> _core.Port:
+        """Where the connection's bytes go. `conn`: a number of the driver's, larger than all before it."""
+        port = _core.Port(self._slices.desk, max_body_bytes=_core.PRE_AUTH_MAX_BYTES, max_payload_bytes=0)
+        self._connections[conn] = self._strangers[conn] = Connection(id=conn, opened_at=now, port=port)
+        return port
+
+    def drain(self) -> None:
+        """Refuses every request from now on."""
+        self.draining = True
+        self._slices.desk.close()
 
     def closed(self, conn: int, now: float) -> None:
         """Forgets the connection. What it had staged stays: its client may come back."""
@@ -107,13 +115,8 @@ class ShardService:
             coordinator.detached(conn, now)
 
     def failed(self, conn: int, error: ProtocolError) -> list[Output]:
-        """The decoder, or `head`, found the peer at fault: say so, and close."""
+        """The peer is at fault: say so, and close."""
         return [failure(conn, 0, error), Close(conn, error.message)]
-
-    def is_open(self, conn: int) -> bool:
-        """True once the handshake is over: the decoder's limits may rise."""
-        connection = self._connections.get(conn)
-        return connection is not None and connection.stage is Stage.OPEN
 
     def peer(self, conn: int) -> str:
         """Who it is, for logs."""
@@ -122,26 +125,14 @@ class ShardService:
 
     # ---- events ----
 
-    def head(self, conn: int, frame: _core.Frame) -> _core.Buffer | None:
-        """A payload is about to come: where it goes, or None to discard it. Raises ProtocolError only."""
-        connection = self._connections.get(conn)
-        if connection is None:
-            return None  # closed by what came before in the same read
-        _check_may_write(connection, frame)
-        try:
-            return self._slices.admit(connection, frame)
-        except ProtocolError:
-            raise
-        except PsstoreError as error:
-            self._head_errors[conn] = error
-            return None
-
     def frame(self, conn: int, frame: _core.Frame, now: float) -> list[Output]:
-        """A whole frame: what to send now, to anybody."""
+        """A frame that came out of the connection's port, whole or announced: what to send now, to anybody."""
         connection = self._connections.get(conn)
         if connection is None:
-            return []
+            return []  # closed by what came before in the same read
         try:
+            if not frame.complete:
+                return self._make_room(connection, frame)
             if connection.stage is not Stage.OPEN:
                 return self._handshake(connection, frame, now)
             if frame.shared and frame.payload_bytes:
@@ -185,6 +176,22 @@ class ShardService:
         """A device is at work on replies: `filled` soon has something."""
         return self._slices.is_filling
 
+    def _make_room(self, connection: Connection, frame: _core.Frame) -> list[Output]:
+        """A payload is about to come. What it carries may bring somebody's wait to an end: `tick` is due then."""
+        _check_may_write(connection, frame)
+        destination: _core.Buffer | None = None
+        try:
+            destination = self._slices.admit(connection, frame)
+        except ProtocolError:
+            raise
+        except PsstoreError as error:
+            self._head_errors[connection.id] = error
+        if destination is None:
+            connection.port.discard()
+        else:
+            connection.port.accept(destination)
+        return []
+
     # ---- handshake and liveness ----
 
     def _handshake(self, connection: Connection, frame: _core.Frame, now: float) -> list[Output]:
@@ -195,9 +202,12 @@ class ShardService:
         self._strangers.pop(connection.id, None)
         hello = connection.hello
         assert hello is not None, "greet returns None only after HELLO"
+        connection.port.set_limits(max_body_bytes=_core.MAX_BODY_BYTES, max_payload_bytes=_core.MAX_PAYLOAD_BYTES)
         older, newer = self._siblings(connection, hello)
         if newer:
             return [Close(connection.id, "its client has a newer connection")]
+        if not connection.only_beats:
+            connection.port.open(client=connection.client, wants_checksum=connection.wants_checksum)
         coordinator = self._acting()
         if coordinator is not None and not connection.only_beats:
             coordinator.attached(connection.id, hello.client, now)

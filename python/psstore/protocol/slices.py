@@ -14,7 +14,7 @@ from psstore.errors import NOT_APPLIED, BadSignature, DeadlineExceeded, NotAWork
 from psstore.protocol.connection import Connection
 from psstore.protocol.filling import Filling
 from psstore.protocol.frames import Output, Piece, Send, failure
-from psstore.protocol.parking import Parked, Parking, Touched, Version
+from psstore.protocol.parking import Parked, Parking, Touched, Version, Wanted
 from psstore.protocol.sharing import Lent
 from psstore.protocol.signing import Signer
 from psstore.types import Tensor
@@ -41,8 +41,10 @@ class Slices:
         self._parking = Parking()
         self._lent = Lent()
         self._filling = Filling()
-        self._incarnations: dict[int, int] = {}
-        """Rank -> newest life that attached here."""
+        self.desk = shard.make_desk()
+        """Answers what needs no judgement of ours, before it would come here. What a device answers is waited for."""
+        if shard.device != "cpu":
+            self.desk.close()
         self._scaled = 0
         """The last decision whose scale was told here: it is, with every read and push from then on."""
 
@@ -82,11 +84,11 @@ class Slices:
         if not isinstance(fact, m.TicketFact) or fact.client != connection.client:
             raise BadSignature("ATTACH carries a fact that is no ticket of this client")
         self._check_life(fact)
-        self._incarnations[fact.rank] = fact.incarnation
+        connection.port.attach(fact.rank, fact.incarnation)
         connection.ticket = fact
 
     def _check_life(self, ticket: m.TicketFact) -> None:
-        newest = self._incarnations.get(ticket.rank, 0)
+        newest = self.desk.newest_incarnation(ticket.rank)
         if ticket.incarnation < newest:
             raise StaleIncarnation(
                 f"rank {ticket.rank} lives on as incarnation {newest}; this client is incarnation {ticket.incarnation}"
@@ -110,6 +112,12 @@ class Slices:
         if carry.scale is not None and connection.ticket is not None:
             self._set_scale(carry.scale)
 
+    def _note_heard(self, frame: _core.Frame, carry: m.Carry) -> None:
+        """Whoever brings the same again, brings nothing: what was learned stays learned."""
+        is_scaled = carry.scale is None or carry.scale.decision <= self._scaled
+        if is_scaled and carry.at_least <= self.shard.version:
+            self.desk.remember(frame)
+
     def _set_scale(self, scale: m.Scale) -> None:
         if self._scaled < scale.decision == self.shard.version:
             self.shard.set_scale(scale.decision, scale.factor)
@@ -125,7 +133,9 @@ class Slices:
             if ticket is None or (frame.rank, frame.incarnation) != (ticket.rank, ticket.incarnation):
                 raise NotAWorker(f"PUSH as rank {frame.rank} needs ATTACH with its ticket on this connection first")
             self._check_life(ticket)
-            self._learn(connection, m.decode_body(m.Carry, frame.body))
+            carry = m.decode_body(m.Carry, frame.body)
+            self._learn(connection, carry)
+            self._note_heard(frame, carry)
         return self.shard.admit(frame)
 
     def write(self, connection: Connection, frame: _core.Frame) -> list[Output]:
@@ -149,6 +159,7 @@ class Slices:
         """Answers a PULL or NORM at once if it can, else parks it until what it waits for is there."""
         carry = m.decode_body(m.Carry, frame.body) if frame.body else m.Carry()
         self._learn(connection, carry)
+        self._note_heard(frame, carry)
         return self._answer(Parked(connection, frame, carry, now), patient=carry.wait_s > 0)
 
     def wake(self, now: float) -> list[Output]:
@@ -160,6 +171,7 @@ class Slices:
                 outputs += self._answer(parked, patient=parked.until > now)
             except PsstoreError as error:
                 outputs.append(failure(parked.connection.id, parked.frame.request, error))
+        self.desk.watch_writes(self._parking.awaits_keys)
         return outputs
 
     def filled(self) -> list[Output]:
@@ -173,6 +185,7 @@ class Slices:
     def forget(self, conn: int) -> None:
         """The connection is gone: nobody waits or reads there."""
         self._parking.forget(conn)
+        self.desk.watch_writes(self._parking.awaits_keys)
         self._lent.forget(conn)
         self._filling.forget(conn)
 
@@ -190,7 +203,7 @@ class Slices:
         frame, carry = parked.frame, parked.carry
         if self.shard.version < carry.at_least:
             if patient:
-                self._parking.park(parked, Version(carry.at_least))
+                self._park(parked, Version(carry.at_least))
                 return []
             raise DeadlineExceeded(
                 f"shard {self._index} is at version {self.shard.version}; version {carry.at_least} did not come within"
@@ -201,7 +214,7 @@ class Slices:
         table, pieces, shared, ready = self._read(frame, share=frame.shared and self._lent.has_room(conn))
         missing = table.first_failure()
         if patient and missing is not None and missing[1] in NOT_YET:
-            self._parking.park(parked, Touched(table.keys()[missing[0]]))
+            self._park(parked, Touched(table.keys()[missing[0]]))
             return []
 
         version = self.shard.version
@@ -229,6 +242,10 @@ class Slices:
             self._lent.lend(conn, frame.request, pieces)
             return Send(conn, [head])
         return Send(conn, [head, *pieces])
+
+    def _park(self, parked: Parked, wanted: Wanted) -> None:
+        self._parking.park(parked, wanted)
+        self.desk.watch_writes(self._parking.awaits_keys)
 
     def _read(
         self, frame: _core.Frame, *, share: bool

@@ -1,0 +1,95 @@
+// Behind Python's `FrameDecoder`: keeps alive what the kernel is told to write to.
+#pragma once
+
+#include <memory>
+
+#include "bindings/common.h"
+#include "bindings/memory.h"
+#include "wire/decoder.h"
+
+namespace psstore::bindings {
+
+class PyDecoder {
+ public:
+  PyDecoder(uint32_t max_body_bytes, uint64_t max_payload_bytes)
+      : decoder_({.max_body_bytes = max_body_bytes, .max_payload_bytes = max_payload_bytes}) {}
+
+  void set_limits(uint32_t max_body_bytes, uint64_t max_payload_bytes) {
+    decoder_.set_limits({.max_body_bytes = max_body_bytes, .max_payload_bytes = max_payload_bytes});
+  }
+
+  // The view holds the memory's owner: it may outlive the payload and the decoder without dangling.
+  py::object get_buffer() {
+    const FrameDecoder::Window window = decoder_.writable();
+    if (!window.in_destination) return make_writable_view(decoder_.head_buffer(), window.bytes);
+    if (destination_.is_none()) return make_writable_view(decoder_.destination(), window.bytes);
+    return make_writable_view(destination_, window.bytes);
+  }
+
+  void buffer_updated(size_t num_bytes) { decoder_.written(num_bytes); }
+
+  void feed(const py::object& data) {
+    const PyBytesRange range(data);
+    const py::gil_scoped_release released;
+    decoder_.feed(range.bytes());
+  }
+
+  std::shared_ptr<Frame> next_frame() {
+    return fetch([this] { return decoder_.next_frame(); });
+  }
+
+  void accept(const py::object& destination) {
+    if (py::isinstance<PyBuffer>(destination)) {
+      accept_buffer(destination.cast<const PyBuffer&>());
+    } else if (py::isinstance<Segments>(destination)) {
+      accept_segments(destination.cast<const Segments&>());
+    } else {
+      throw py::type_error("accept takes a Buffer or Segments");
+    }
+    destination_ = destination;
+  }
+
+  void discard() { decoder_.discard(); }
+  bool mid_frame() const { return decoder_.mid_frame(); }
+
+ protected:
+  FrameDecoder& decoder() { return decoder_; }
+
+  // The next frame as `next` finds it.
+  template <typename Next>
+  std::shared_ptr<Frame> fetch(Next next) {
+    try {
+      std::shared_ptr<Frame> frame = next();
+      if (frame != nullptr && frame->complete) release_destination();
+      return frame;
+    } catch (const Error&) {
+      destination_ = py::none();  // a broken decoder writes nowhere
+      throw;
+    }
+  }
+
+ private:
+  void accept_buffer(const PyBuffer& buffer) {
+    if (!buffer.writable()) {
+      throw Error(ErrorCode::BAD_ARGUMENT, "that Buffer holds a payload already");
+    }
+    decoder_.accept(buffer.ref());
+  }
+
+  void accept_segments(const Segments& segments) {
+    if (!segments.writable()) {
+      throw Error(ErrorCode::BAD_ARGUMENT, "Segments to receive into need writable=True");
+    }
+    decoder_.accept(segments.ranges());
+  }
+
+  void release_destination() {
+    if (py::isinstance<PyBuffer>(destination_)) destination_.cast<PyBuffer&>().seal();
+    destination_ = py::none();
+  }
+
+  FrameDecoder decoder_;
+  py::object destination_ = py::none();  // of the payload in flight, if Python gave it
+};
+
+}  // namespace psstore::bindings

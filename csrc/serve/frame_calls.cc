@@ -1,0 +1,66 @@
+#include "serve/frame_calls.h"
+
+#include <utility>
+
+#include "wire/limits.h"
+
+namespace psstore {
+
+WriteKind write_kind(const Frame& frame) {
+  switch (frame.header.op) {
+    case Op::kPUSH: return WriteKind::kPush;
+    case Op::kINIT: return WriteKind::kInit;
+    case Op::kASSIGN: return WriteKind::kAssign;
+    case Op::kADD: return WriteKind::kAdd;
+    case Op::kRESTORE: return WriteKind::kRestore;
+    default:
+      throw Error(ErrorCode::BAD_ARGUMENT,
+                  "operation " + std::to_string(static_cast<int>(frame.header.op)) +
+                      " carries nothing to write; expected PUSH, INIT, ASSIGN, ADD or RESTORE");
+  }
+}
+
+std::vector<SliceEntry> entries_of(const Frame& frame) {
+  std::vector<SliceEntry> entries(frame.table.begin(), frame.table.end());
+  for (SliceEntry& entry : entries) entry.offset = 0;
+  return entries;
+}
+
+BufferRef admit(Shard& shard, Frame& frame) {
+  const WriteKind kind = write_kind(frame);
+  std::vector<SliceEntry> entries = entries_of(frame);
+  BufferRef payload;
+  if (frame.header.is_shared()) {
+    shard.check(kind, entries, frame.header.payload_bytes);
+  } else {
+    payload = shard.admit(kind, entries, frame.header.payload_bytes);
+  }
+  frame.table = SliceTable(std::move(entries));
+  return payload;
+}
+
+SliceTable write(Shard& shard, const Frame& frame, const std::string& client) {
+  const WriteKind kind = write_kind(frame);
+  const Header& header = frame.header;
+  std::vector<SliceEntry> entries = entries_of(frame);
+  switch (kind) {
+    case WriteKind::kPush:
+      shard.stage({header.rank, header.incarnation, header.round}, entries, frame.payload);
+      break;
+    case WriteKind::kInit: shard.initialise(entries, frame.payload); break;
+    case WriteKind::kAssign:
+    case WriteKind::kAdd:
+    case WriteKind::kRestore:
+      shard.write(kind, client, header.sequence, entries, frame.payload);
+      break;
+  }
+  return SliceTable(std::move(entries));
+}
+
+ReadReply read(Shard& shard, const Frame& frame, bool share) {
+  std::vector<SliceEntry> entries = entries_of(frame);
+  Shard::Reply values = shard.read(entries, kMaxPayloadBytes, share);
+  return {SliceTable(std::move(entries)), std::move(values)};
+}
+
+}  // namespace psstore
