@@ -133,9 +133,22 @@ CPP_ARROWS: dict[str, set[str]] = {
     "wire": {"core"},
     "shm": {"core"},
     "liveness": {"core"},
+    "client": {"core", "wire"},
     "shard": {"core", "rules", "kernels", "device", "table", "wire", "shm"},
     "serve": {"core", "table", "wire", "shard"},
-    "bindings": {"core", "rules", "kernels", "device", "table", "wire", "shm", "liveness", "shard", "serve"},
+    "bindings": {
+        "core",
+        "rules",
+        "kernels",
+        "device",
+        "table",
+        "wire",
+        "shm",
+        "liveness",
+        "client",
+        "shard",
+        "serve",
+    },
 }
 """Directory of csrc (or csrc/shard.*) -> those whose headers it may include, besides its own."""
 

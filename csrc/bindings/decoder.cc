@@ -6,6 +6,49 @@
 
 namespace psstore::bindings {
 
+py::object PyDecoder::get_buffer() {
+  const FrameDecoder::Window window = decoder_.writable();
+  if (!window.in_destination) return make_writable_view(decoder_.head_buffer(), window.bytes);
+  if (destination_.is_none()) return make_writable_view(decoder_.destination(), window.bytes);
+  return make_writable_view(destination_, window.bytes);
+}
+
+void PyDecoder::feed(const py::object& data) {
+  const PyBytesRange range(data);
+  const py::gil_scoped_release released;
+  decoder_.feed(range.bytes());
+}
+
+void PyDecoder::accept(const py::object& destination) {
+  if (py::isinstance<PyBuffer>(destination)) {
+    accept_buffer(destination.cast<const PyBuffer&>());
+  } else if (py::isinstance<Segments>(destination)) {
+    accept_segments(destination.cast<const Segments&>());
+  } else {
+    throw py::type_error("accept takes a Buffer or Segments");
+  }
+  destination_ = destination;
+}
+
+void PyDecoder::accept_buffer(const PyBuffer& buffer) {
+  if (!buffer.writable()) {
+    throw Error(ErrorCode::BAD_ARGUMENT, "that Buffer holds a payload already");
+  }
+  decoder_.accept(buffer.ref());
+}
+
+void PyDecoder::accept_segments(const Segments& segments) {
+  if (!segments.writable()) {
+    throw Error(ErrorCode::BAD_ARGUMENT, "Segments to receive into need writable=True");
+  }
+  decoder_.accept(segments.ranges());
+}
+
+void PyDecoder::release_destination() {
+  if (py::isinstance<PyBuffer>(destination_)) destination_.cast<PyBuffer&>().seal();
+  destination_ = py::none();
+}
+
 void bind_decoder(py::module_& m) {
   using namespace py::literals;
   py::class_<PyDecoder>(m, "FrameDecoder")

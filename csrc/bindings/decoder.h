@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <utility>
 
 #include "bindings/common.h"
 #include "bindings/memory.h"
@@ -19,45 +20,28 @@ class PyDecoder {
   }
 
   // The view holds the memory's owner: it may outlive the payload and the decoder without dangling.
-  py::object get_buffer() {
-    const FrameDecoder::Window window = decoder_.writable();
-    if (!window.in_destination) return make_writable_view(decoder_.head_buffer(), window.bytes);
-    if (destination_.is_none()) return make_writable_view(decoder_.destination(), window.bytes);
-    return make_writable_view(destination_, window.bytes);
-  }
-
+  py::object get_buffer();
   void buffer_updated(size_t num_bytes) { decoder_.written(num_bytes); }
-
-  void feed(const py::object& data) {
-    const PyBytesRange range(data);
-    const py::gil_scoped_release released;
-    decoder_.feed(range.bytes());
-  }
-
+  void feed(const py::object& data);
   std::shared_ptr<Frame> next_frame() {
     return fetch([this] { return decoder_.next_frame(); });
   }
-
-  void accept(const py::object& destination) {
-    if (py::isinstance<PyBuffer>(destination)) {
-      accept_buffer(destination.cast<const PyBuffer&>());
-    } else if (py::isinstance<Segments>(destination)) {
-      accept_segments(destination.cast<const Segments&>());
-    } else {
-      throw py::type_error("accept takes a Buffer or Segments");
-    }
-    destination_ = destination;
-  }
-
+  void accept(const py::object& destination);
   void discard() { decoder_.discard(); }
-  bool mid_frame() const { return decoder_.mid_frame(); }
+  bool mid_frame() const { return put_back_ != nullptr || decoder_.mid_frame(); }
+
+  // For those who take bytes without Python, and then leave the rest to it:
+  FrameDecoder& decoder() { return decoder_; }
+  // What it has accepted lies in `destination`, which is kept until the frame is complete.
+  void keep(py::object destination) { destination_ = std::move(destination); }
+  // What they fetched and leave to whoever calls next_frame.
+  void put_back(std::shared_ptr<Frame> frame) { put_back_ = std::move(frame); }
 
  protected:
-  FrameDecoder& decoder() { return decoder_; }
-
-  // The next frame as `next` finds it.
+  // The next frame as `next` finds it, after one that was put back.
   template <typename Next>
   std::shared_ptr<Frame> fetch(Next next) {
+    if (put_back_ != nullptr) return std::move(put_back_);
     try {
       std::shared_ptr<Frame> frame = next();
       if (frame != nullptr && frame->complete) release_destination();
@@ -69,26 +53,12 @@ class PyDecoder {
   }
 
  private:
-  void accept_buffer(const PyBuffer& buffer) {
-    if (!buffer.writable()) {
-      throw Error(ErrorCode::BAD_ARGUMENT, "that Buffer holds a payload already");
-    }
-    decoder_.accept(buffer.ref());
-  }
-
-  void accept_segments(const Segments& segments) {
-    if (!segments.writable()) {
-      throw Error(ErrorCode::BAD_ARGUMENT, "Segments to receive into need writable=True");
-    }
-    decoder_.accept(segments.ranges());
-  }
-
-  void release_destination() {
-    if (py::isinstance<PyBuffer>(destination_)) destination_.cast<PyBuffer&>().seal();
-    destination_ = py::none();
-  }
+  void accept_buffer(const PyBuffer& buffer);
+  void accept_segments(const Segments& segments);
+  void release_destination();
 
   FrameDecoder decoder_;
+  std::shared_ptr<Frame> put_back_;
   py::object destination_ = py::none();  // of the payload in flight, if Python gave it
 };
 

@@ -1,97 +1,76 @@
-// FrameMap for Python: which bytes of which array go into which frame.
-#include <pybind11/numpy.h>
+#include "bindings/frame_map.h"
+
 #include <pybind11/stl.h>
 
 #include <algorithm>
-#include <optional>
 #include <string>
-#include <tuple>
 #include <utility>
-#include <vector>
-
-#include "bindings/array_memory.h"
-#include "bindings/memory.h"
 
 namespace psstore::bindings {
-namespace {
-
-class FrameMap {
- public:
-  // Bytes [begin, end) of the array at `position`.
-  using Range = std::tuple<size_t, size_t, size_t>;
-  using FormTuple = std::tuple<uint8_t, std::vector<int64_t>>;
-
-  FrameMap(const std::vector<FormTuple>& forms, std::vector<std::vector<Range>> frames)
-      : frames_(std::move(frames)), num_bytes_(forms.size()) {
-    for (const auto& [dtype, shape] : forms) forms_.push_back({DType{dtype}, shape});
-    for (const std::vector<Range>& frame : frames_) {
-      for (const auto& [position, begin, end] : frame) {
-        if (position >= forms.size() || begin > end) {
-          throw py::value_error("a frame has a range that is in none of the arrays");
-        }
-        num_bytes_[position] = std::max(num_bytes_[position], end);
+FrameMap::FrameMap(const std::vector<FormTuple>& forms, std::vector<std::vector<Range>> frames)
+    : frames_(std::move(frames)), num_bytes_(forms.size()) {
+  for (const auto& [dtype, shape] : forms) forms_.push_back({DType{dtype}, shape});
+  for (const std::vector<Range>& frame : frames_) {
+    for (const auto& [position, begin, end] : frame) {
+      if (position >= forms.size() || begin > end) {
+        throw py::value_error("a frame has a range that is in none of the arrays");
       }
+      num_bytes_[position] = std::max(num_bytes_[position], end);
     }
   }
+}
 
-  // None: look at them one by one, in Python.
-  std::optional<py::list> of_arrays(const py::sequence& arrays, bool writable) const {
-    if (arrays.size() != forms_.size()) return std::nullopt;
-    ArrayReader reader(writable);
-    std::vector<ArrayMemory> memories;
-    memories.reserve(forms_.size());
-    for (size_t i = 0; i < forms_.size(); ++i) {
-      const py::object array = arrays[i];
-      std::optional<ArrayMemory> memory = reader.memory(array, forms_[i]);
-      if (!memory || memory->num_bytes != num_bytes_[i]) return std::nullopt;
-      memories.push_back(std::move(*memory));
-    }
-    return cut(memories, writable);
+std::optional<std::vector<Segments>> FrameMap::of_arrays(const py::sequence& arrays,
+                                                         bool writable) const {
+  if (arrays.size() != forms_.size()) return std::nullopt;
+  ArrayReader reader(writable);
+  std::vector<ArrayMemory> memories;
+  memories.reserve(forms_.size());
+  for (size_t i = 0; i < forms_.size(); ++i) {
+    const py::object array = arrays[i];
+    std::optional<ArrayMemory> memory = reader.memory(array, forms_[i]);
+    if (!memory || memory->num_bytes != num_bytes_[i]) return std::nullopt;
+    memories.push_back(std::move(*memory));
   }
+  return cut(memories, writable);
+}
 
-  py::list of_bytes(const std::vector<py::array>& arrays, bool writable) const {
-    if (arrays.size() != forms_.size()) {
-      throw py::value_error(std::to_string(arrays.size()) + " arrays where " +
-                            std::to_string(forms_.size()) + " belong");
-    }
-    std::vector<ArrayMemory> memories;
-    memories.reserve(arrays.size());
-    for (size_t i = 0; i < arrays.size(); ++i) {
-      memories.push_back(flat_memory(arrays[i], writable));
-      if (memories.back().num_bytes != num_bytes_[i]) {
-        throw py::value_error("array " + std::to_string(i) + " has " +
-                              std::to_string(memories.back().num_bytes) + " bytes, expected " +
-                              std::to_string(num_bytes_[i]));
-      }
-    }
-    return cut(memories, writable);
+std::vector<Segments> FrameMap::of_bytes(const std::vector<py::array>& arrays,
+                                         bool writable) const {
+  if (arrays.size() != forms_.size()) {
+    throw py::value_error(std::to_string(arrays.size()) + " arrays where " +
+                          std::to_string(forms_.size()) + " belong");
   }
-
- private:
-  py::list cut(const std::vector<ArrayMemory>& memories, bool writable) const {
-    py::list made;
-    for (const std::vector<Range>& frame : frames_) {
-      Segments segments(writable);
-      segments.reserve(frame.size());
-      size_t last = memories.size();
-      for (const auto& [position, begin, end] : frame) {
-        const ArrayMemory& memory = memories[position];
-        // The slices of one array stand together: one reference is enough.
-        if (position != last) segments.keep(memory.owner);
-        segments.add({memory.data + begin, end - begin});
-        last = position;
-      }
-      made.append(py::cast(std::move(segments)));
+  std::vector<ArrayMemory> memories;
+  memories.reserve(arrays.size());
+  for (size_t i = 0; i < arrays.size(); ++i) {
+    memories.push_back(flat_memory(arrays[i], writable));
+    if (memories.back().num_bytes != num_bytes_[i]) {
+      throw py::value_error("array " + std::to_string(i) + " has " +
+                            std::to_string(memories.back().num_bytes) + " bytes, expected " +
+                            std::to_string(num_bytes_[i]));
     }
-    return made;
   }
+  return cut(memories, writable);
+}
 
-  std::vector<ArrayForm> forms_;
-  std::vector<std::vector<Range>> frames_;
-  std::vector<size_t> num_bytes_;  // of each array, as the frames have them
-};
-
-}  // namespace
+std::vector<Segments> FrameMap::cut(const std::vector<ArrayMemory>& memories, bool writable) const {
+  std::vector<Segments> made;
+  made.reserve(frames_.size());
+  for (const std::vector<Range>& frame : frames_) {
+    Segments& segments = made.emplace_back(writable);
+    segments.reserve(frame.size());
+    size_t last = memories.size();
+    for (const auto& [position, begin, end] : frame) {
+      const ArrayMemory& memory = memories[position];
+      // The slices of one array stand together: one reference is enough.
+      if (position != last) segments.keep(memory.owner);
+      segments.add({memory.data + begin, end - begin});
+      last = position;
+    }
+  }
+  return made;
+}
 
 void bind_frame_map(py::module_& m) {
   py::class_<FrameMap>(m, "FrameMap", py::is_final())

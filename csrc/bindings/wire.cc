@@ -46,14 +46,6 @@ py::list column(const SliceTable& table) {
   return values;
 }
 
-std::optional<std::pair<size_t, int>> first_failure(const SliceTable& table) {
-  for (size_t i = 0; i < table.size(); ++i) {
-    const ErrorCode status = table[i].status;
-    if (is_failure(status)) return std::pair{i, static_cast<int>(status)};
-  }
-  return std::nullopt;
-}
-
 bool has_status(const SliceTable& table, uint8_t status) {
   return std::ranges::any_of(
       table, [=](const SliceEntry& entry) { return static_cast<uint8_t>(entry.status) == status; });
@@ -96,7 +88,12 @@ void bind_slice_table(py::module_& m) {
       .def("dtypes", &column<&SliceEntry::dtype>)
       .def("statuses", &column<&SliceEntry::status>)
       .def("parts", &column<&SliceEntry::part>)
-      .def("first_failure", &first_failure)
+      .def("first_failure",
+           [](const SliceTable& self) -> std::optional<std::pair<size_t, int>> {
+             const std::optional<size_t> position = first_failure(self);
+             if (!position) return std::nullopt;
+             return std::pair{*position, static_cast<int>(self[*position].status)};
+           })
       .def("has_status", &has_status, py::arg("status"))
       .def("with_versions", &with_column<&SliceEntry::version, uint64_t>, py::arg("versions"))
       .def("with_parts", &with_column<&SliceEntry::part, uint16_t>, py::arg("parts"))

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string_view>
 #include <utility>
@@ -53,5 +54,19 @@ class SliceTable {
  private:
   std::vector<SliceEntry> entries_;
 };
+
+// An answer without bytes may be all that there is to say.
+constexpr bool is_failure(ErrorCode status) {
+  return status != ErrorCode::OK && status != ErrorCode::NOT_MODIFIED &&
+         status != ErrorCode::NO_STATE;
+}
+
+// Position of the first slice that failed.
+inline std::optional<size_t> first_failure(const SliceTable& table) {
+  for (size_t i = 0; i < table.size(); ++i) {
+    if (is_failure(table[i].status)) return i;
+  }
+  return std::nullopt;
+}
 
 }  // namespace psstore

@@ -1,12 +1,13 @@
 """The compiled core, as Python sees it. csrc/bindings implements exactly this; a test compares them.
 
 Every call that does work releases the GIL. Errors are `psstore.errors` classes, chosen by code.
-Nothing here waits, does I/O (but for `Heartbeat`, whose thread writes one small frame at intervals)
-or calls back.
+Nothing here waits, does I/O or calls back, but for `FastLane`, whose calls block, and for `Heartbeat`, whose
+thread writes one small frame at intervals.
 """
 
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Protocol, final
+from typing import Any, Protocol, final
 
 # Anything with the buffer protocol: bytes, memoryview, numpy array, Buffer.
 class _HasBuffer(Protocol):
@@ -186,6 +187,78 @@ class Port(FrameDecoder):
     def next_frame(self) -> Frame | None: ...
     def take_replies(self) -> list[bytes | memoryview]:
         """To what was answered since, as pieces to write."""
+
+# ---- lane ------------------------------------------------------------------------------------------
+
+@final
+class RequestLine:
+    """What a session shares with those who send its requests without it: their numbers, and its connection."""
+
+    next_request: int
+    last_write: int
+    """Sequence of the last ASSIGN, ADD or RESTORE."""
+    told: int
+    """Last decision sent on this connection."""
+    def __init__(self, requests: dict[int, Any]) -> None:
+        """`requests`: those that are not answered, by number."""
+    def connect(self, fd: int, decoder: FrameDecoder, unsent: deque[memoryview]) -> None:
+        """`fd`: a socket that does not block. `unsent`: what waits to be written to it."""
+    def disconnect(self) -> None: ...
+
+@final
+class FramePlan:
+    """The frames of a list of tensors: the map of their arrays, and of each frame its shard and its table."""
+
+    def __init__(self, arrays: FrameMap, shards: Sequence[int], tables: Sequence[SliceTable]) -> None: ...
+
+@final
+class FastLane:
+    """Requests and their answers without a turn of the event loop, while there is nothing else for the loop to do."""
+
+    def __init__(
+        self,
+        *,
+        loop: object,
+        mutex: object,
+        queue: object,
+        callers: list[int],
+        ready: object,
+        bell: int,
+        sockets: int,
+        idle: int,
+    ) -> None:
+        """Who has the `loop` holds `mutex`, who wants it next holds `queue`, `callers` wait for something, and
+        `ready` has something in it if a turn is due. `bell`: the event descriptor that wakes the loop. `sockets`: its
+        epoll, which `idle`, another one, has in it."""
+    @property
+    def busy(self) -> bool:
+        """A call is under way, and holds the mutex. Ringing the bell ends it."""
+    def call(
+        self,
+        plan: FramePlan,
+        arrays: Sequence[object],
+        lines: Sequence[RequestLine],
+        requests: Sequence[Any],
+        op: int,
+        sends: bool,
+        numbered: bool,
+        round: int,
+        rank: int,
+        incarnation: int,
+        checksum: bool,
+        told: int,
+        bodies: Sequence[bytes],
+    ) -> tuple[bool, list[Any]] | None:
+        """Sends a request for each frame of the plan, and waits for the answers, with the GIL released: as long as they
+        keep coming, and nobody rings the bell.
+
+        `lines`: of each shard. `requests`: of each frame, to be the session's if it is not answered; it gets its `id`,
+        `sequence` and `payload` or `destination`. `sends`: the arrays, else it receives into them. `numbered`: with a
+        sequence. `told`: the last decision that `bodies` tell. `bodies`: of each shard, or none.
+
+        None: it can't be done this way now, and nothing was done. Else whether all is answered and no slice failed, and
+        of each frame the answer, as `Frame`, or its request. A signal's handler may raise; the requests' futures are
+        cancelled then."""
 
 # ---- table ----------------------------------------------------------------------------------------
 

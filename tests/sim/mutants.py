@@ -54,11 +54,12 @@ def applied_writes_are_renumbered(self: Session, last_applied: int) -> None:
     waiting = [request for request in self._requests.values() if request.sequence > 0]
     for sequence, request in enumerate(waiting, start=last_applied + 1):
         request.sequence = sequence
-    self._sequence = last_applied + len(waiting)
+    self.line.last_write = last_applied + len(waiting)
 
 
 def decisions_are_carried_backwards(self: Facts, number: int) -> tuple[Signed, ...]:
-    return tuple(reversed(self._decisions[max(0, number + 1 - self._first) :]))
+    oldest, kept = self._log
+    return kept[max(0, number + 1 - oldest) :][::-1]
 
 
 async def scales_are_kept_to_oneself(self: Client) -> None:

@@ -87,6 +87,11 @@ class Coded:
             if encoder is not None:
                 self._compression.settle_at_once(tensor)
 
+    @property
+    def has_pending(self) -> bool:
+        """What was encoded in this round is to be dropped by `pushing`."""
+        return self._compression.has_pending
+
     def pushing(self, layout: Layout) -> None:
         """These contributions go out now. What is sent as it is takes the place of what was encoded in the same round,
         and lacks nothing."""

@@ -208,6 +208,7 @@ class LocalLine:
 
     def __init__(self, hub: Hub, thread: LoopThread, *, on_released: Callable[[], None] | None) -> None:
         self.thread = thread
+        self.lane = None  # its frames need no sockets, and the loop for both ends
         self._hub = hub
         self._wires: list[Wire] = []
         self._on_released = on_released

@@ -52,6 +52,8 @@ class Layout:
         self.num_bytes = 0
         self.dtypes = tuple(dtypes)
         """Or codecs, of each tensor."""
+        self.answers: Sequence[Answer] = ()
+        """To its last pull."""
         self._pull = pull
         self.frames: list[Frame] = []
         for packed in pack(tensors, num_shards=num_shards):
@@ -69,6 +71,11 @@ class Layout:
             self.frames.append(Frame(packed.shard, table, tuple(ranges)))
         forms = [(_core.DTYPES[dtype_of(d)], t.spec.shape) for t, d in zip(tensors, dtypes, strict=True)]
         self._map = _core.FrameMap(forms, [frame.ranges for frame in self.frames])
+        self.shards = frozenset(frame.shard for frame in self.frames)
+        self.plan = _core.FramePlan(
+            self._map, [frame.shard for frame in self.frames], [frame.table for frame in self.frames]
+        )
+        """The same, for the extension."""
 
     def transfers(self, memories: Sequence[Bytes], *, newer_than: int | None = None) -> list[Transfer]:
         """`memories`: each tensor's bytes. They stay as they are until the transfers are answered."""

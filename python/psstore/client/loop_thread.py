@@ -23,6 +23,7 @@ import threading
 from collections.abc import Coroutine
 from typing import Any, TypeVar, cast
 
+from psstore import _core
 from psstore.errors import StoreClosed, UsageError
 from psstore.net.interrupts import Interrupts
 from psstore.net.manual_loop import ManualLoop
@@ -58,6 +59,17 @@ class LoopThread:
         self._stopping = False
         self._idle = select.epoll()
         self._idle.register(self._loop.fileno(), select.EPOLLIN)
+        self.lane = _core.FastLane(
+            mutex=self._mutex,
+            queue=self._queue,
+            callers=self._callers,
+            ready=self._loop.ready,
+            loop=self._loop,
+            bell=self._loop.bell,
+            sockets=self._loop.fileno(),
+            idle=self._idle.fileno(),
+        )
+        """For calls that need no turn of the loop, as long as nobody else needs one."""
         self._muted = False
         self._polls_until = self._sleeps_until = 0.0
         """When the leader's poll and the own thread's sleep end, if nothing comes."""
@@ -207,7 +219,10 @@ class LoopThread:
 
     def _take(self) -> None:
         with self._queue:
-            self._mutex.acquire()
+            if not self._mutex.acquire(blocking=False):
+                if self.lane.busy:
+                    self._loop.wake()  # it lets go of the mutex then
+                self._mutex.acquire()
         self._holder = threading.get_ident()
         asyncio._set_running_loop(self.loop)
 

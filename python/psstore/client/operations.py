@@ -21,7 +21,7 @@ from psstore.client.arrays import Array, Source, Target, fresh, source
 from psstore.client.coded import Coded
 from psstore.client.compression import Floats
 from psstore.client.device_arrays import OnDevice, by_place, seen
-from psstore.client.layout import Layout, Layouts
+from psstore.client.layout import Habit, Layout, Layouts
 from psstore.client.norms import SquareSums, clip_factor
 from psstore.client.rule_state import Restored, RuleState, parts, restoring, state_name
 from psstore.client.schema import Hypers, Schema, as_pushed, as_source, as_target, per_group, spec_for, write_op
@@ -64,8 +64,10 @@ class Operations:
         self._quiet = asyncio.Event()
         """Set while there are none."""
         self._quiet.set()
-        self._pulled: dict[str, tuple[Layout, list[Answer]]] = {}
-        """By name: the last pull."""
+        self._pulled: dict[str, Layout] = {}
+        """By name: in what it was pulled last."""
+        self._latest: Layout | None = None
+        """The last pull of all."""
         self._coded = Coded(self._layouts, receive=self._receive, pull_into=self._pull_into)
         self._passages = Passages()
 
@@ -221,7 +223,7 @@ class Operations:
             average=average,
             early=early,
             max_norm=max_norm,
-            wait_s=self._wait(wait_s),
+            wait_s=self.patience(wait_s),
         )
         self._coded.committed(counted, loss_scale=loss_scale)
         if not early:
@@ -235,7 +237,7 @@ class Operations:
         promised. Raises TornRound if one can't any more, DeadlineExceeded: calling it again waits on."""
         if self._pushing:
             raise BadArgument(f"finish while {self._pushing} pushes are under way; await them first")
-        await self.client.finish(wait_s=self._wait(wait_s))
+        await self.client.finish(wait_s=self.patience(wait_s))
         self._pushed = set()
         self._coded.conclude(counts=True)
 
@@ -250,7 +252,7 @@ class Operations:
             raise BadArgument("there is no norm to ask for: commit with max_norm= first, and ask once")
         tensors = await self._schema.within(member.present for member in decision.members)
         sums = SquareSums(tensors, num_shards=len(self.client.sessions))
-        await self.client.norm(sums.transfers(), wait_s=self._wait(wait_s))
+        await self.client.norm(sums.transfers(), wait_s=self.patience(wait_s))
         norm = sums.norm()
         self.client.set_scale(Scale(decision=decision.number, factor=clip_factor(norm, decision.max_norm)))
         self._coded.conclude(counts=math.isfinite(norm))
@@ -329,8 +331,8 @@ class Operations:
         the decision that changed it last, else a count of its changes."""
         if name not in self._pulled:
             return 0
-        layout, answers = self._pulled[name]
-        return layout.version(answers, name)
+        layout = self._pulled[name]
+        return layout.version(layout.answers, name)
 
     # ---- rule state ----
 
@@ -366,7 +368,7 @@ class Operations:
         """
         tensors = await self._schema.find(list(items))
         transfers = list(restoring(tensors, list(items.values()), num_shards=len(self.client.sessions)))
-        with self._forgetting_unknown(tensors):
+        with self.forgetting_unknown(tensors):
             await self.client.write("RESTORE", transfers)
         self.bytes_pushed += sum(transfer.table.payload_bytes for transfer in transfers)
 
@@ -374,7 +376,7 @@ class Operations:
 
     async def barrier(self, name: str = "", *, wait_s: float | None = None) -> None:
         """Returns when every worker has called it with this name. Raises WorkerLost, DeadlineExceeded."""
-        await self.client.barrier(name, wait_s=self._wait(wait_s))
+        await self.client.barrier(name, wait_s=self.patience(wait_s))
 
     async def leave(self) -> None:
         """This worker is done: the others no longer wait for it. Reading and plain writing still work."""
@@ -383,6 +385,42 @@ class Operations:
     async def stats(self) -> list[dict[str, int | float | str]]:
         """Counters of each shard, in their order."""
         return await self.client.stats()
+
+    # ---- for calls that go past the loop: see lane.py ----
+
+    def habit(self, what: str, how: Hashable, names: tuple[str, ...]) -> Habit | None:
+        """What such a call came to the last time, if it was of late."""
+        return self._layouts.habit(self._call(what, how, names))
+
+    def patience(self, wait_s: float | None) -> float:
+        return self._wait_s if wait_s is None else wait_s
+
+    @property
+    def holds_back(self) -> bool:
+        """Pushes have to do with what a codec has kept back."""
+        return self._coded.has_pending
+
+    def sent(self, op: str, layout: Layout) -> None:
+        """PUSH, ASSIGN, ADD or INIT of the layout's tensors is acknowledged."""
+        if op == "PUSH":
+            self._pushed.update(layout.ids)
+        self.bytes_pushed += layout.num_bytes
+
+    def received(self, layout: Layout, answers: Sequence[Answer]) -> None:
+        """The layout's tensors were pulled."""
+        self.bytes_pulled += sum([answer.table.payload_bytes for answer in answers])
+        self._note_pulled(layout, answers)
+
+    @contextmanager
+    def forgetting_unknown(self, tensors: Sequence[Tensor]) -> Iterator[None]:
+        """A shard that does not know a slice: somebody dropped or overwrote the tensor. It is looked up next time."""
+        try:
+            yield
+        except UnknownKey:
+            for tensor in tensors:
+                self._schema.forget(tensor.spec.name)
+            self._coded.forget(tensors)
+            raise
 
     # ---- how ----
 
@@ -449,7 +487,7 @@ class Operations:
         codec: Codecs | None,
         loss_scale: float | None,
     ) -> None:
-        habit = self._layouts.habit(self._call("push", op, names)) if codec is None else None
+        habit = self.habit("push", op, names) if codec is None else None
         transfers = habit.layout.transfers_of(values) if habit is not None else None
         if habit is not None and transfers is not None:
             await self._send(habit.op, habit.layout, transfers)
@@ -494,7 +532,7 @@ class Operations:
 
     async def _send(self, op: str, layout: Layout, transfers: Iterable[Transfer] | Departure) -> None:
         """PUSH, ASSIGN, ADD or INIT of a layout's tensors."""
-        with self._forgetting_unknown(layout.tensors):
+        with self.forgetting_unknown(layout.tensors):
             if op == "PUSH":
                 await self._settle_norm(None)
                 self._coded.pushing(layout)
@@ -503,10 +541,9 @@ class Operations:
                     await _carried(self.client.push, transfers)
                 finally:
                     self._end_push()
-                self._pushed |= layout.ids
             else:
                 await _carried(partial(self.client.write, op), transfers)
-        self.bytes_pushed += layout.num_bytes
+        self.sent(op, layout)
 
     def _begin_push(self) -> None:
         self._pushing += 1
@@ -544,7 +581,7 @@ class Operations:
         codec: Codecs | None,
         wait_s: float | None,
     ) -> list[Array]:
-        habit = self._layouts.habit(self._call("pull", (dtype, out is None), names)) if codec is None else None
+        habit = self.habit("pull", (dtype, out is None), names) if codec is None else None
         if habit is None:
             return await self._pull_one_by_one(names, out, if_newer_than, dtype, codec, wait_s)
         layout = habit.layout
@@ -630,16 +667,22 @@ class Operations:
         self, layout: Layout, transfers: Sequence[Transfer] | Arrival, wait_s: float | None
     ) -> list[Answer]:
         await self._settle_norm(wait_s)
-        with self._forgetting_unknown(layout.tensors):
+        with self.forgetting_unknown(layout.tensors):
             if isinstance(transfers, Arrival):
                 answers = await transfers.received(lambda some: self._read(some, wait_s))
             else:
                 answers = await self._read(transfers, wait_s)
-        self._pulled.update(dict.fromkeys(layout.names, (layout, answers)))
+        self._note_pulled(layout, answers)
         return answers
 
+    def _note_pulled(self, layout: Layout, answers: Sequence[Answer]) -> None:
+        layout.answers = answers
+        if layout is not self._latest:
+            self._pulled.update(dict.fromkeys(layout.names, layout))
+            self._latest = layout
+
     async def _read(self, transfers: Sequence[Transfer], wait_s: float | None) -> list[Answer]:
-        answers = await self.client.pull(transfers, wait_s=self._wait(wait_s))
+        answers = await self.client.pull(transfers, wait_s=self.patience(wait_s))
         self.bytes_pulled += sum(answer.table.payload_bytes for answer in answers)
         return answers
 
@@ -655,20 +698,6 @@ class Operations:
             if not promised and tensor.id not in self._pushed:
                 raise BadArgument(f"commit counts on {tensor.spec.name!r}, which was not pushed in this round")
         return {tensor.id for tensor in tensors}
-
-    def _wait(self, wait_s: float | None) -> float:
-        return self._wait_s if wait_s is None else wait_s
-
-    @contextmanager
-    def _forgetting_unknown(self, tensors: Sequence[Tensor]) -> Iterator[None]:
-        """A shard that does not know a slice: somebody dropped or overwrote the tensor. It is looked up next time."""
-        try:
-            yield
-        except UnknownKey:
-            for tensor in tensors:
-                self._schema.forget(tensor.spec.name)
-            self._coded.forget(tensors)
-            raise
 
 
 def _finish(targets: Iterable[Target | OnDevice]) -> None:

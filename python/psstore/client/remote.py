@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from psstore.client.heartbeat import Heartbeats
+from psstore.client.lane import Lane
 from psstore.client.loop_thread import LoopThread
 from psstore.client.operations import Operations
 from psstore.client.options import Options
@@ -29,6 +30,7 @@ class Remote:
 
     def __init__(self, thread: LoopThread) -> None:
         self.thread = thread
+        self.lane: Lane | None = None
         self._driver: SocketDriver | None = None
         self._heartbeats: Heartbeats | None = None
 
@@ -67,7 +69,9 @@ class Remote:
             assert coordinator.welcome is not None, "it has answered JOIN"
             self._heartbeats = Heartbeats(identity, coordinator.welcome, coordinator.address, self.thread.loop)
             await self._heartbeats.begun(options.connect_timeout_s)
-        return Operations(client, wait_s=options.wait_s)
+        operations = Operations(client, wait_s=options.wait_s)
+        self.lane = Lane(operations, self._driver, self.thread)
+        return operations
 
     async def close(self) -> None:
         if self._heartbeats is not None:

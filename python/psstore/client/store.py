@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from psstore.client import open_stores
+from psstore.client.lane import NOT_NOW, Lane, NotNow
 from psstore.client.loop_thread import LoopThread
 from psstore.client.operations import Operations
 from psstore.errors import PsstoreError, StoreClosed
@@ -31,6 +32,10 @@ class Backend(Protocol):
 
     thread: LoopThread
 
+    @property
+    def lane(self) -> Lane | None:
+        """The short way of blocking calls, if there is one."""
+
     async def close(self) -> None:
         """Ends the connections. Runs on the thread's loop."""
 
@@ -48,6 +53,7 @@ class _Face:
         self._operations = operations
         self._backend = backend
         self._url = url
+        self._lane = backend.lane
         self._closed: str | None = None
         """Why it can't be used any more."""
         self._finalizer = weakref.finalize(self, _forgotten, operations, backend)
@@ -186,6 +192,22 @@ def _blocking(operation: Operation[P, T]) -> Callable[Concatenate[Store, P], T]:
     return call
 
 
+def _hasty(
+    operation: Operation[P, T], at_once: Callable[Concatenate[Lane, P], T | NotNow]
+) -> Callable[Concatenate[Store, P], T]:
+    """The same, by the short way if it is open."""
+
+    @functools.wraps(operation)
+    def call(self: Store, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        if self._lane is not None and self._closed is None:
+            result = at_once(self._lane, *args, **kwargs)
+            if result is not NOT_NOW:
+                return result
+        return self._run(operation(self._operations, *args, **kwargs))
+
+    return call
+
+
 def _started(operation: Operation[P, T]) -> Callable[Concatenate[Store, P], concurrent.futures.Future[T]]:
     """The operation as a method that does not wait: it is under way when the call returns, after those started before
     it. Arrays must stay alive and as they are until the future is done."""
@@ -225,12 +247,12 @@ class Store(_Face):
     describe = _blocking(Operations.describe)
     keys = _blocking(Operations.keys)
     drop = _blocking(Operations.drop)
-    push = _blocking(Operations.push)
-    push_many = _blocking(Operations.push_many)
+    push = _hasty(Operations.push, Lane.push)
+    push_many = _hasty(Operations.push_many, Lane.push_many)
     settle = _blocking(Operations.settle)
     commit = _blocking(Operations.commit)
-    pull = _blocking(Operations.pull)
-    pull_many = _blocking(Operations.pull_many)
+    pull = _hasty(Operations.pull, Lane.pull)
+    pull_many = _hasty(Operations.pull_many, Lane.pull_many)
     barrier = _blocking(Operations.barrier)
     leave = _blocking(Operations.leave)
     global_norm = _blocking(Operations.global_norm)

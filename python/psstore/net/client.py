@@ -64,6 +64,12 @@ class Tether:
             self._connection.flush()
         self._alarm.update()
 
+    def resume(self) -> None:
+        """The session has requests that it did not send itself."""
+        if self._connection is not None:
+            self._connection.resume()
+        self.flush()
+
     async def close(self) -> None:
         """Ends what is still asked for with StoreClosed, and the connection."""
         self.session.give_up(StoreClosed("this store is closed; connect again"))
@@ -192,6 +198,10 @@ class SocketDriver:
 
     def flush(self, session: Session) -> None:
         self.tethers[session.shard].flush()
+
+    def resume(self, session: Session) -> None:
+        """Somebody has sent and received for the session without the loop, and left the rest to it."""
+        self.tethers[session.shard].resume()
 
     async def close(self) -> None:
         for tether in self.tethers.values():

@@ -14,6 +14,7 @@ from psstore import _core
 from psstore.errors import InternalError, PsstoreError
 from psstore.net.limits import WRITE_HIGH_BYTES
 from psstore.net.sockets import tune
+from psstore.net.stream import Stream
 from psstore.protocol.frames import Piece
 from psstore.protocol.session import Link, Session, is_final
 
@@ -64,6 +65,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._unsent.clear()
+        self.session.line.disconnect()
         self.session.disconnected()
         if not self.lost.done():
             self.lost.set_result(None)
@@ -77,6 +79,12 @@ class Connection(asyncio.BufferedProtocol):
             return
         while self._unsent and self._writable:
             self._transport.writelines(self._unsent.popleft())
+
+    def resume(self) -> None:
+        """Goes on where somebody stopped who has sent and received without this."""
+        if isinstance(self._transport, Stream) and not self._transport.is_closing():
+            self._transport.resume()
+            self.buffer_updated(0)
 
     def abort(self) -> None:
         if self._transport is not None:
@@ -99,6 +107,8 @@ class Connection(asyncio.BufferedProtocol):
                 self._decoder.discard()
         if self.session.link is Link.UP and not self.up.done():
             self.up.set_result(None)
+            if isinstance(self._transport, Stream):
+                self.session.line.connect(self.fileno(), self._decoder, self._transport.unsent)
 
     def _fail(self, error: PsstoreError) -> None:
         if is_final(error):

@@ -41,13 +41,14 @@ class ManualLoop:
     def __init__(self) -> None:
         self._sockets = select.epoll()
         self._watchers: dict[int, Watcher] = {}
-        self._ready: deque[asyncio.Handle] = deque()
+        self.ready: deque[asyncio.Handle] = deque()
+        """What the next turn has to do without any event."""
         self._timers: list[asyncio.TimerHandle] = []
         """A heap by time; those that were cancelled stay until their time."""
         self._streams: weakref.WeakSet[Stream] = weakref.WeakSet()
         self._executor: concurrent.futures.ThreadPoolExecutor | None = None
         self._closed = False
-        self._bell = bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self.bell = bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         weakref.finalize(self, os.close, bell)  # no sooner: `wake` must not hit another file that got its number
         self.watch(bell, select.EPOLLIN, lambda _: os.eventfd_read(bell))
 
@@ -63,15 +64,15 @@ class ManualLoop:
 
     def wake(self) -> None:
         """Ends a poll, now or the next one. From any thread, also in a signal handler."""
-        _ring(self._bell, 1)
+        _ring(self.bell, 1)
 
     def has_ready(self) -> bool:
         """The next turn has something to do without any event."""
-        return bool(self._ready)
+        return bool(self.ready)
 
     def next_wake(self) -> float | None:
         """When the next turn is due, whatever comes: now or past if something is ready."""
-        if self._ready:
+        if self.ready:
             return 0.0
         while self._timers and self._timers[0].cancelled():
             heapq.heappop(self._timers)
@@ -99,9 +100,9 @@ class ManualLoop:
         if self._timers:
             now = self.time()
             while self._timers and self._timers[0].when() <= now:
-                self._ready.append(heapq.heappop(self._timers))
-        for _ in range(len(self._ready)):
-            handle = self._ready.popleft()
+                self.ready.append(heapq.heappop(self._timers))
+        for _ in range(len(self.ready)):
+            handle = self.ready.popleft()
             if not handle.cancelled():
                 handle._run()
 
@@ -165,7 +166,7 @@ class ManualLoop:
         self, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
     ) -> asyncio.Handle:
         handle = asyncio.Handle(callback, args, self._itself(), context)
-        self._ready.append(handle)
+        self.ready.append(handle)
         return handle
 
     def call_soon_threadsafe(

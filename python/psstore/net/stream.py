@@ -33,7 +33,8 @@ class Stream(asyncio.Transport):
         self._socket = sock
         self._fd = sock.fileno()
         self._protocol = protocol
-        self._unsent: deque[memoryview] = deque()
+        self.unsent: deque[memoryview] = deque()
+        """What the kernel did not take yet."""
         self._unsent_bytes = 0
         self._high_bytes = self._low_bytes = 0
         self._full = False
@@ -56,7 +57,7 @@ class Stream(asyncio.Transport):
         if self._closing:
             return
         pieces = list_of_data if isinstance(list_of_data, (list, tuple)) else list(list_of_data)
-        if not self._unsent:
+        if not self.unsent:
             sent = self._try(pieces[:MAX_PIECES])
             if sent == sum(map(len, pieces)) or self._closing:
                 return
@@ -64,6 +65,11 @@ class Stream(asyncio.Transport):
             self._send()  # the kernel is full, or there were too many pieces for one call
         else:
             self._keep(pieces, 0)
+        self._mark()
+
+    def resume(self) -> None:
+        """Somebody else has sent, and put what the kernel did not take at the end of `unsent`."""
+        self._unsent_bytes = sum(map(len, self.unsent))
         self._mark()
 
     def abort(self) -> None:
@@ -86,21 +92,21 @@ class Stream(asyncio.Transport):
         for piece in pieces:
             view = memoryview(piece)
             if sent < len(view):
-                self._unsent.append(view[sent:])
+                self.unsent.append(view[sent:])
                 self._unsent_bytes += len(view) - sent
             sent = max(0, sent - len(view))
 
     def _send(self) -> None:
         """Until the kernel takes no more."""
-        while self._unsent:
-            offered = list(itertools.islice(self._unsent, MAX_PIECES))
+        while self.unsent:
+            offered = list(itertools.islice(self.unsent, MAX_PIECES))
             sent = self._try(offered)
             self._unsent_bytes -= sent
             whole = sent == sum(map(len, offered))
-            while self._unsent and sent >= len(self._unsent[0]):
-                sent -= len(self._unsent.popleft())
+            while self.unsent and sent >= len(self.unsent[0]):
+                sent -= len(self.unsent.popleft())
             if sent:
-                self._unsent[0] = self._unsent[0][sent:]
+                self.unsent[0] = self.unsent[0][sent:]
             if not whole:
                 return
 
@@ -108,7 +114,7 @@ class Stream(asyncio.Transport):
         """Has the loop say when there is room, and the protocol pause while there is none."""
         if self._closing:
             return
-        mask = select.EPOLLIN | select.EPOLLOUT if self._unsent else select.EPOLLIN
+        mask = select.EPOLLIN | select.EPOLLOUT if self.unsent else select.EPOLLIN
         self._loop.watch(self._fd, mask, self._on_events)
         if not self._full and self._unsent_bytes > self._high_bytes:
             self._full = True
@@ -149,7 +155,7 @@ class Stream(asyncio.Transport):
         if not self._closing:
             self._closing = True
             self._loop.forget(self._fd)
-            self._unsent.clear()
+            self.unsent.clear()
             self._loop.call_soon(self._end, error)
 
     def _end(self, error: OSError | None) -> None:

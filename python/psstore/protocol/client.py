@@ -6,7 +6,7 @@ sockets and in the simulator. A request is under way as soon as it is made; awai
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from psstore import _core
@@ -84,7 +84,7 @@ class Client:
     @property
     def version(self) -> int:
         """Number of the last decision that this client knows, or that every shard has told it of."""
-        return max(self._facts.last, self._facts.floor)
+        return max(self._facts.last, min(session.version for session in self.sessions))
 
     @property
     def unscaled(self) -> m.DecisionFact | None:
@@ -199,6 +199,8 @@ class Client:
             raise BadArgument(f"commit: round {self.round} was committed early; push what it promised, then finish()")
         _check_wait(wait_s)
         await self._tell_scale()
+        for session in self.sessions:
+            self._facts.heard(session.shard, session.version)
         body = m.Commit(
             round=self.round,
             hypers={group: dict(hyper) for group, hyper in hypers.items()},
@@ -252,6 +254,30 @@ class Client:
         """
         return await self._read("PULL", transfers, at_least=at_least, wait_s=wait_s)
 
+    # ---- for those who send requests of data themselves ----
+
+    @property
+    def may_push(self) -> bool:
+        """Nothing has to be said or done before."""
+        return self.joined and self.unscaled is None
+
+    def may_pull(self, shards: Set[int]) -> bool:
+        """The same; nor has any shard to be told of a decision but these."""
+        if self._torn is not None or self.unscaled is not None:
+            return False
+        return len(shards) == len(self.sessions) or all(session.shard in shards for session in self._behind())
+
+    async def answers(self, futures: Sequence[Future]) -> list[Answer]:
+        """To requests of slices. Raises the first failure, of a request or a slice, after all have ended."""
+        try:
+            answers = await collect(futures)
+            self._check(answers)
+        except DeadlineExceeded:
+            if self._torn is not None:
+                raise TornRound(self._torn.message, **self._torn.details) from None
+            raise
+        return answers
+
     # ---- how ----
 
     async def _send(self, op: str, transfers: Iterable[Transfer], *, body: m.Message | None) -> None:
@@ -289,14 +315,7 @@ class Client:
             )
             for transfer in transfers
         ]
-        try:
-            answers = (await collect([*told, *futures]))[len(told) :]
-            self._check(answers)
-        except DeadlineExceeded:
-            if self._torn is not None:
-                raise TornRound(self._torn.message, **self._torn.details) from None
-            raise
-        return answers
+        return (await self.answers([*told, *futures]))[len(told) :]
 
     def _behind(self) -> list[Session]:
         """Those whose shard may lack the last decision, or its scale."""

@@ -17,9 +17,9 @@ class Facts:
         """Of the last decision, once it is known here."""
         self._latest: DecisionFact | None = None
         """The last decision, if it was told and not only its number."""
-        self._first = 1
-        """Number of the oldest one kept."""
-        self._decisions: list[Signed] = []
+        self._log: tuple[int, tuple[Signed, ...]] = (1, ())
+        """Number of the oldest decision kept, and those kept. Replaced as a whole: `since` may be called while another
+        thread changes it, and tells of every decision up to what `last` was before."""
         self._versions = [0] * num_shards
 
     def resize(self, num_shards: int) -> None:
@@ -35,12 +35,13 @@ class Facts:
         """`decisions` are those up to `last`, in order; known ones among them are skipped."""
         if last <= self.last:
             return
-        first = last - len(decisions) + 1
-        if first > self.last + 1 or not self._decisions:
-            self._decisions, self._first = list(decisions), first
+        first, (oldest, kept) = last - len(decisions) + 1, self._log
+        self.scale = None
+        if first > self.last + 1 or not kept:
+            self._log = first, tuple(decisions)
         else:
-            self._decisions += decisions[self.last + 1 - first :]
-        self.last, self.scale = last, None
+            self._log = oldest, (*kept, *decisions[self.last + 1 - first :])
+        self.last = last
         latest = decode_fact(decisions[-1].blob) if decisions else None
         self._latest = latest if isinstance(latest, DecisionFact) else None
 
@@ -58,11 +59,12 @@ class Facts:
     def heard(self, shard: int, version: int) -> None:
         """A shard told its version."""
         self._versions[shard] = max(self._versions[shard], version)
-        spare = self.floor - self._first + 1
+        oldest, kept = self._log
+        spare = self.floor - oldest + 1
         if spare > 0:
-            del self._decisions[:spare]
-            self._first += spare
+            self._log = oldest + spare, kept[spare:]
 
     def since(self, number: int) -> tuple[Signed, ...]:
         """Every kept decision after `number`."""
-        return tuple(self._decisions[max(0, number + 1 - self._first) :])
+        oldest, kept = self._log
+        return kept[max(0, number + 1 - oldest) :]

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from psstore import _core
@@ -56,8 +57,7 @@ class Future(Protocol):
     def done(self) -> bool: ...
 
 
-@dataclass(kw_only=True)
-class Request:
+class Request(Struct, kw_only=True):
     """One request until its answer is there."""
 
     id: int
@@ -78,8 +78,7 @@ class Request:
     """The decision whose scale it carried when it was last sent; 0: none."""
 
 
-@dataclass(frozen=True)
-class Answer:
+class Answer(NamedTuple):
     """What a data request's future gets."""
 
     table: _core.SliceTable
@@ -130,16 +129,17 @@ class Session:
     """How to get at the memory that the shard offers; None: everything goes over the stream."""
     failure: PsstoreError | None = None
     """Why this link can't be again; every request gets it."""
+    line: _core.RequestLine = field(init=False)
+    """What it shares with those who send its requests without it."""
     _requests: dict[int, Request] = field(default_factory=dict)
-    _next_id: int = 1
-    _sequence: int = 0
-    _told: int = 0
-    """Last decision sent on this connection."""
     _nonce: bytes = b""
     _shard_nonce: bytes = b""
     _out: list[list[Piece]] = field(default_factory=list)
     _memory: _core.ClientMemory | None = None
     """What this connection shares with the shard."""
+
+    def __post_init__(self) -> None:
+        self.line = _core.RequestLine(self._requests)
 
     # ---- what the driver calls ----
 
@@ -185,6 +185,7 @@ class Session:
         request = self._requests.get(frame.request)
         if frame.op == OPS["SHARED"] and self.borrow is not None:
             self._memory = self.borrow(m.decode_body(m.Shared, frame.body))
+            self.line.disconnect()  # what goes through that memory is for `_send` to say
             return
         if frame.op == OPS["ERROR"]:
             self._failed(frame.request, m.decode_body(m.Failure, frame.body))
@@ -198,10 +199,16 @@ class Session:
             body = _BODIES[frame.op]
             self._finish(request, m.decode_body(body, frame.body) if body is not None else None)
         else:
-            self.version = max(self.version, frame.sequence)
-            self.scaled = max(self.scaled, request.scaled)
+            answer = self.answered(frame, now, scaled=request.scaled)
             self.facts.heard(self.shard, self.version)
-            self._finish(request, Answer(frame.table, frame.sequence))
+            self._finish(request, answer)
+
+    def answered(self, frame: _core.Frame, now: float, *, scaled: int) -> Answer:
+        """Of the reply to a data request that carried the scale of decision `scaled`, or none: 0."""
+        self.last_heard = now
+        self.version = max(self.version, frame.sequence)
+        self.scaled = max(self.scaled, scaled)
+        return Answer(frame.table, frame.sequence)
 
     def tick(self, now: float) -> None:
         """Ends the requests whose deadline is past."""
@@ -229,7 +236,8 @@ class Session:
     def give_up(self, error: PsstoreError) -> None:
         """This link can't be again: every request, now and later, fails with `error`."""
         self.failure = error
-        requests, self._requests = list(self._requests.values()), {}
+        requests = list(self._requests.values())
+        self._requests.clear()
         for request in requests:
             self._fail(request, error)
 
@@ -266,7 +274,7 @@ class Session:
     ) -> None:
         """Sends a request, now or when the link is up. `future` gets a message body, None, or an `Answer`."""
         request = Request(
-            id=self._next_id,
+            id=self.line.next_request,
             op=OPS[op],
             future=future,
             deadline=now + timeout_s,
@@ -280,10 +288,10 @@ class Session:
         if self.failure is not None:
             self._fail(request, self.failure)
             return
-        self._next_id += 1
+        self.line.next_request += 1
         if op in NUMBERED:
-            self._sequence += 1
-            request.sequence = self._sequence
+            self.line.last_write += 1
+            request.sequence = self.line.last_write
         self._requests[request.id] = request
         if self.link is Link.UP:
             self._send(request, now)
@@ -301,10 +309,10 @@ class Session:
             # The shard's wait began with ours, however often it is asked: its error says more, and must come first.
             body = replace(body, wait_s=max(0.0, body.wait_s - (now - request.started)))
         if isinstance(body, m.Carry):
-            scale = self.facts.scale
-            body = replace(body, decisions=self.facts.since(self._told), scale=scale)
-            self._told = max(self._told, self.facts.last)
-            request.scaled = scale.decision if scale is not None else 0
+            told = self.facts.last
+            body = self.completed(body)
+            self.line.told = max(self.line.told, told)
+            request.scaled = body.scaled
         payload, table, shared = request.payload, request.table, False
         if self._memory is not None and table is not None:
             placed = self._memory.write(table, payload, request.id) if payload is not None else None
@@ -325,6 +333,10 @@ class Session:
             payload_crc=payload.crc32c() if payload is not None and checksum else None,
         )
         self._out.append([head, *(payload.pieces() if payload is not None else ())])
+
+    def completed(self, body: m.Carry) -> m.Carry:
+        """With what the shard was not told yet on this connection, as far as it is known here."""
+        return replace(body, decisions=self.facts.since(self.line.told), scale=self.facts.scale)
 
     def _read_shared(self, frame: _core.Frame) -> None:
         """Copies an answer's values from where they lie, and lets the shard have that memory again."""
@@ -379,7 +391,7 @@ class Session:
                 address=self.address,
             )
         self.welcome, self.shard, self.link = welcome, welcome.shard, Link.UP
-        self.version = self._told = welcome.version
+        self.version = self.line.told = welcome.version
         self.facts.resize(len(welcome.addresses))
         self.facts.heard(self.shard, welcome.version)
         self._renumber_writes(welcome.last_sequence)
@@ -399,7 +411,7 @@ class Session:
         waiting = [request for request in self._requests.values() if request.sequence > last_applied]
         for sequence, request in enumerate(waiting, start=last_applied + 1):
             request.sequence = sequence
-        self._sequence = last_applied + len(waiting)
+        self.line.last_write = last_applied + len(waiting)
 
     def _failed(self, request_id: int, failure: m.Failure) -> None:
         """Request 0 stands for the whole connection: the driver decides what becomes of it."""

@@ -145,6 +145,11 @@ class Carry(Message, frozen=True, kw_only=True):
     scale: Scale | None = None
     """Of the last of `decisions`, or of the one that the shard is at."""
 
+    @property
+    def scaled(self) -> int:
+        """The decision whose scale it carries; 0: none."""
+        return 0 if self.scale is None else self.scale.decision
+
 
 # ---- schema ---------------------------------------------------------------------------------------
 

@@ -1,0 +1,55 @@
+// The Python object RequestLine: what a session shares with those who send its requests without it.
+#pragma once
+
+#include <cstdint>
+#include <utility>
+
+#include "bindings/common.h"
+#include "bindings/decoder.h"
+
+namespace psstore::bindings {
+
+// The numbers of a session's requests and the connection that it has now. Needs the GIL.
+class RequestLine {
+ public:
+  // `requests`: the session's own, until they are answered.
+  explicit RequestLine(py::dict requests) : requests_(std::move(requests)) {}
+
+  uint64_t next_request = 1;
+  uint64_t last_write = 0;  // sequence of the last numbered write
+  uint64_t told = 0;        // last decision sent on this connection
+
+  // `unsent`: what waits to be written to `fd`.
+  void connect(int fd, const py::object& decoder, py::object unsent) {
+    decoder_ = &decoder.cast<PyDecoder&>();
+    owner_ = decoder;
+    unsent_ = std::move(unsent);
+    fd_ = fd;
+  }
+  void disconnect() {
+    fd_ = -1;
+    decoder_ = nullptr;
+    owner_ = unsent_ = py::none();
+  }
+
+  // It is connected, and nothing is under way in either direction.
+  bool quiet() const {
+    return fd_ >= 0 && requests_.empty() && py::len(unsent_) == 0 && !decoder_->mid_frame();
+  }
+
+  // REQUIRES: connected.
+  int fd() const { return fd_; }
+  PyDecoder& decoder() const { return *decoder_; }
+  // What is left to whoever drives the session: an unanswered request, and a piece still to be written.
+  void add(uint64_t id, const py::object& request) { requests_[py::int_(id)] = request; }
+  void leave(const py::object& piece) { unsent_.attr("append")(piece); }
+
+ private:
+  py::dict requests_;
+  int fd_ = -1;
+  PyDecoder* decoder_ = nullptr;
+  py::object owner_ = py::none();  // of the decoder
+  py::object unsent_ = py::none();
+};
+
+}  // namespace psstore::bindings

@@ -1,0 +1,151 @@
+#include "client/exchange.h"
+
+#include <poll.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <utility>
+
+namespace psstore {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// Linux's UIO_MAXIOV: pieces of one sendmsg.
+constexpr size_t kMaxPieces = 1024;
+
+void append(std::vector<iovec>& pieces, std::span<const std::byte> bytes) {
+  if (bytes.empty()) return;
+  auto* const data = const_cast<std::byte*>(bytes.data());  // only read
+  if (!pieces.empty()) {
+    // Slices of one tensor lie side by side: one piece.
+    iovec& last = pieces.back();
+    if (static_cast<std::byte*>(last.iov_base) + last.iov_len == data) {
+      last.iov_len += bytes.size();
+      return;
+    }
+  }
+  pieces.push_back({data, bytes.size()});
+}
+
+bool would_block(int error) {
+  return error == EAGAIN || error == EWOULDBLOCK || error == EINTR;
+}
+
+}  // namespace
+
+Exchange::Exchange(std::vector<Peer> peers, std::vector<Call> calls)
+    : peers_(std::move(peers)),
+      calls_(std::move(calls)),
+      outputs_(peers_.size()),
+      num_unanswered_(calls_.size()) {
+  for (const Call& call : calls_) {
+    std::vector<iovec>& pieces = outputs_[call.peer].pieces;
+    append(pieces, call.head);
+    for (const std::span<std::byte> range : call.payload) append(pieces, range);
+  }
+}
+
+std::span<const iovec> Exchange::unsent(size_t peer) const {
+  return std::span(outputs_[peer].pieces).subspan(outputs_[peer].first);
+}
+
+bool Exchange::run(int bell) {
+  const auto end = Clock::now() + kLongestExchange;
+  for (size_t peer = 0; peer < peers_.size(); ++peer) {
+    if (!send(peer)) return false;
+  }
+  while (num_unanswered_ > 0) {
+    if (!wait(bell) || Clock::now() > end) return false;
+  }
+  return true;
+}
+
+bool Exchange::wait(int bell) {
+  std::vector<pollfd> files;
+  files.reserve(peers_.size() + 1);
+  for (size_t peer = 0; peer < peers_.size(); ++peer) {
+    const int events = outputs_[peer].done() ? POLLIN : POLLIN | POLLOUT;
+    files.push_back({peers_[peer].fd, static_cast<short>(events), 0});
+  }
+  files.push_back({bell, POLLIN, 0});
+  const int found = poll(files.data(), files.size(), static_cast<int>(kQuiet.count()));
+  if (found <= 0 || files.back().revents != 0) return false;
+  for (size_t peer = 0; peer < peers_.size(); ++peer) {
+    const int events = files[peer].revents;
+    if ((events & POLLOUT) != 0 && !send(peer)) return false;
+    if ((events & ~POLLOUT) != 0 && !receive(peer)) return false;
+  }
+  return true;
+}
+
+bool Exchange::send(size_t peer) {
+  Output& output = outputs_[peer];
+  while (!output.done()) {
+    msghdr message{};
+    message.msg_iov = output.pieces.data() + output.first;
+    message.msg_iovlen = std::min(output.pieces.size() - output.first, kMaxPieces);
+    const ssize_t taken = sendmsg(peers_[peer].fd, &message, MSG_NOSIGNAL);
+    if (taken < 0) return would_block(errno);
+    auto sent = static_cast<size_t>(taken);
+    while (!output.done() && sent >= output.pieces[output.first].iov_len) {
+      sent -= output.pieces[output.first++].iov_len;
+    }
+    if (sent > 0) {
+      iovec& piece = output.pieces[output.first];
+      piece.iov_base = static_cast<std::byte*>(piece.iov_base) + sent;
+      piece.iov_len -= sent;
+    }
+  }
+  return true;
+}
+
+bool Exchange::receive(size_t peer) {
+  FrameDecoder& decoder = *peers_[peer].decoder;
+  try {
+    for (;;) {
+      const std::span<std::byte> window = decoder.writable().bytes;
+      const ssize_t received = recv(peers_[peer].fd, window.data(), window.size(), 0);
+      if (received <= 0) return received < 0 && would_block(errno);
+      decoder.written(static_cast<size_t>(received));
+      if (!take_frames(peer)) return false;
+      if (static_cast<size_t>(received) < window.size()) return true;  // that was all
+    }
+  } catch (const Error&) {
+    return false;  // the decoder says it again to whoever goes on
+  }
+}
+
+bool Exchange::take_frames(size_t peer) {
+  FrameDecoder& decoder = *peers_[peer].decoder;
+  while (std::shared_ptr<Frame> frame = decoder.next_frame()) {
+    Call* const call = asked_by(peer, *frame);
+    if (call == nullptr) {
+      peers_[peer].other = std::move(frame);
+      return false;
+    }
+    if (frame->complete) {
+      call->receiving = false;
+      call->answer = std::move(frame);
+      --num_unanswered_;
+    } else {
+      call->receiving = true;
+      decoder.accept(call->destination);
+    }
+  }
+  return true;
+}
+
+// Null: it is not the plain answer to a call. A payload goes nowhere but to a call that has a place for it.
+Call* Exchange::asked_by(size_t peer, const Frame& reply) {
+  const Header& header = reply.header;
+  const auto found = std::ranges::find_if(calls_, [&](const Call& call) {
+    return call.peer == peer && call.request == header.request && call.answer == nullptr;
+  });
+  if (found == calls_.end() || header.op != found->reply || header.is_shared()) return nullptr;
+  if (!reply.complete && found->destination.empty()) return nullptr;
+  return &*found;
+}
+
+}  // namespace psstore

@@ -1,0 +1,86 @@
+// Requests and their replies over connected sockets, without Python: for a caller that waits for just these.
+//
+// Sends what is asked, in order, and receives the answers where they are to live, until all are there or
+// until something is to be done that is no exchange: another frame came, a connection ended, a bell rang,
+// a signal, nothing for a while. Then whoever drives the connections goes on where this stopped: what is
+// not sent is told by `unsent`, what came in between is in the decoder or in `Peer::other`.
+//
+// Not thread-safe: whoever has the connections, one thread at a time.
+#pragma once
+
+#include <sys/uio.h>
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "wire/decoder.h"
+#include "wire/frame.h"
+
+namespace psstore {
+
+// Nothing for so long: the wait is one for other workers, or for a lost shard, and not for a reply.
+inline constexpr std::chrono::milliseconds kQuiet{10};
+// Whoever shares the connections is not kept longer than this, however much is under way.
+inline constexpr std::chrono::milliseconds kLongestExchange{1000};
+
+// A connection. What was sent over it before is sent, and no frame is in the middle of arriving.
+struct Peer {
+  int fd;  // does not block
+  FrameDecoder* decoder;
+  std::shared_ptr<Frame> other =
+      nullptr;  // set: a frame that answers none of the calls, whole or announced
+};
+
+// One request: one frame to `peer`, one back.
+struct Call {
+  using Ranges = std::span<const std::span<std::byte>>;
+
+  size_t peer;
+  std::vector<std::byte> head;
+  Ranges payload;      // what follows the head
+  Ranges destination;  // where the payload of the answer goes; none: it has none
+  uint64_t request;
+  Op reply;
+
+  bool receiving = false;                   // the decoder writes to `destination`
+  std::shared_ptr<Frame> answer = nullptr;  // whole; null: not there yet
+};
+
+class Exchange {
+ public:
+  // The memory of the calls' ranges stays as it is until all are answered.
+  Exchange(std::vector<Peer> peers, std::vector<Call> calls);
+
+  // True: every call is answered. `bell`: a file descriptor that ends it when it becomes readable.
+  bool run(int bell);
+
+  std::span<Peer> peers() { return peers_; }
+  std::span<Call> calls() { return calls_; }
+  // What is still to be written to a peer, in order.
+  std::span<const iovec> unsent(size_t peer) const;
+
+ private:
+  struct Output {
+    std::vector<iovec> pieces;
+    size_t first = 0;  // not wholly sent
+    bool done() const { return first == pieces.size(); }
+  };
+
+  // False: there is something else to do.
+  bool wait(int bell);
+  bool send(size_t peer);
+  bool receive(size_t peer);
+  bool take_frames(size_t peer);
+  Call* asked_by(size_t peer, const Frame& reply);
+
+  std::vector<Peer> peers_;
+  std::vector<Call> calls_;
+  std::vector<Output> outputs_;  // of each peer
+  size_t num_unanswered_;
+};
+
+}  // namespace psstore

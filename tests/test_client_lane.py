@@ -1,0 +1,285 @@
+"""The short way of a blocking call: what it does at once, and what it leaves to the loop, and in which state.
+
+Mostly over a pair of sockets, whose other end has answered before it is asked: requests are numbered from 1.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+from cluster import PATIENCE_S, clusters
+from numpy.testing import assert_array_equal
+
+from psstore import _core
+from psstore.client.layout import Layout
+from psstore.client.loop_thread import LoopThread
+from psstore.errors import BadMagic, UnknownKey, UnknownTensor
+from psstore.net.client import QuietFuture
+from psstore.protocol.frames import failure_frame
+from psstore.protocol.session import OPS, Request
+from psstore.types import Tensor, TensorSpec
+
+F32 = np.float32
+KEY = 1 << _core.SLICE_INDEX_BITS
+SLICE_ELEMS = 1 << 18
+
+
+class Ends:
+    """A lane over one connection, for one tensor of 256 elements or more, and the other end."""
+
+    def __init__(self, num_elems: int = 256) -> None:
+        self.thread = LoopThread()
+        ours, self.peer = socket.socketpair()
+        self._ours = ours
+        ours.setblocking(False)
+        self.peer.setblocking(False)
+        self.decoder, self.unsent = _core.FrameDecoder(), deque[memoryview]()
+        self.requests: dict[int, Any] = {}
+        self.line = _core.RequestLine(self.requests)
+        self.line.connect(ours.fileno(), self.decoder, self.unsent)
+        spec = TensorSpec(name="t", shape=(num_elems,), rule="assign")
+        num_slices = -(-num_elems // SLICE_ELEMS)
+        self._tensor = Tensor(id=1, spec=spec, slice_elems=SLICE_ELEMS, shards=(0,) * num_slices)
+        self.array = np.arange(num_elems, dtype=F32)
+
+    def close(self) -> None:
+        self.thread.stop()
+        self._ours.close()
+        self.peer.close()
+
+    def call(self, op: str = "ASSIGN") -> tuple[bool, list[Any]] | None:
+        number, pull = OPS[op], op == "PULL"
+        layout = Layout([self._tensor], ["float32"], num_shards=1, pull=pull)
+        future = QuietFuture(loop=self.thread.loop)
+        request = Request(id=0, op=number, future=future, deadline=0.0, started=0.0)
+        return self.thread.lane.call(
+            layout.plan, [self.array], [self.line], [request], number, not pull, not pull, 0, 0, 0, False, 0, []
+        )
+
+    def answer(self, op: str = "ASSIGN") -> _core.Frame:
+        """Of a call that is answered."""
+        outcome = self.call(op)
+        assert outcome is not None
+        succeeded, (frame,) = outcome
+        assert succeeded
+        assert not self.requests
+        assert isinstance(frame, _core.Frame)
+        return frame
+
+    def left(self, op: str = "ASSIGN") -> Request:
+        """By a call that is not."""
+        outcome = self.call(op)
+        assert outcome is not None
+        succeeded, (request,) = outcome
+        assert not succeeded
+        assert self.requests == {1: request}
+        assert isinstance(request, Request)
+        assert request.id == 1
+        return request
+
+    def sent(self) -> bytes:
+        """All that has come to the other end."""
+        pieces = []
+        while True:
+            try:
+                pieces.append(self.peer.recv(1 << 20))
+            except BlockingIOError:
+                return b"".join(pieces)
+
+
+@pytest.fixture
+def ends() -> Iterator[Ends]:
+    made = Ends()
+    yield made
+    made.close()
+
+
+def reply(op: str, *, request: int = 1, payload: np.ndarray[Any, Any] | None = None) -> bytes:
+    num_bytes = 0 if payload is None else payload.nbytes
+    table = _core.SliceTable([(KEY, num_bytes, _core.DTYPES["float32"])])
+    head = _core.encode_frame(OPS[op], request=request, sequence=7, table=table, payload_bytes=num_bytes)
+    return head if payload is None else head + payload.tobytes()
+
+
+def test_a_call_sends_its_frame_and_returns_the_answer(ends: Ends) -> None:
+    ends.peer.send(reply("ASSIGNED"))
+    assert ends.answer().sequence == 7
+    table = _core.SliceTable([(KEY, ends.array.nbytes, _core.DTYPES["float32"])])
+    head = _core.encode_frame(OPS["ASSIGN"], request=1, sequence=1, table=table, payload_bytes=ends.array.nbytes)
+    assert ends.sent() == head + ends.array.tobytes()
+    assert (ends.line.next_request, ends.line.last_write) == (2, 1)
+
+
+def test_a_read_lands_in_the_array(ends: Ends) -> None:
+    values = np.full(256, 3, F32)
+    ends.peer.send(reply("PULLED", payload=values))
+    ends.answer("PULL")
+    assert_array_equal(ends.array, values)
+
+
+def test_what_the_kernel_does_not_take_is_left_to_be_sent() -> None:
+    ends = Ends(num_elems=4 * SLICE_ELEMS)
+    try:
+        ends.left()
+        came = ends.sent()
+        assert 0 < len(came) < ends.array.nbytes
+        whole = b"".join([came, *ends.unsent])
+        assert whole[-ends.array.nbytes :] == ends.array.tobytes()
+        assert len(whole) == _core.HEADER_BYTES + 4 * _core.SLICE_ENTRY_BYTES + ends.array.nbytes
+    finally:
+        ends.close()
+
+
+def test_a_read_that_is_cut_in_its_payload_goes_on_in_the_same_array(ends: Ends) -> None:
+    whole = reply("PULLED", payload=np.full(256, 3, F32))
+    ends.peer.send(whole[:500])
+    request = ends.left("PULL")
+    assert request.destination is not None
+    assert ends.decoder.mid_frame
+    ends.decoder.feed(whole[500:])
+    frame = ends.decoder.next_frame()
+    assert frame is not None
+    assert frame.complete
+    assert_array_equal(ends.array, np.full(256, 3, F32))
+
+
+def test_a_lost_connection_leaves_the_request_to_be_sent_again(ends: Ends) -> None:
+    ends.peer.send(reply("ASSIGNED")[:10])
+    ends.peer.shutdown(socket.SHUT_WR)
+    request = ends.left()
+    assert request.payload is not None
+    assert (request.sequence, request.payload.nbytes) == (1, ends.array.nbytes)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        failure_frame(1, UnknownTensor("no such tensor")),
+        reply("ASSIGNED", request=9),
+        reply("PULLED", request=9, payload=np.zeros(8, F32)),
+        reply("PULLED", payload=np.zeros(256, F32)),
+    ],
+    ids=["an error", "an answer nobody waits for", "a payload nobody waits for", "another operation's answer"],
+)
+def test_any_other_frame_is_left_to_the_session(other: bytes, ends: Ends) -> None:
+    ends.peer.send(other + reply("ASSIGNED"))
+    ends.left()
+    frame = ends.decoder.next_frame()
+    assert frame is not None
+    assert frame.op == other[5]
+    if not frame.complete:
+        ends.decoder.discard()
+    while frame is not None and frame.op != OPS["ASSIGNED"]:
+        frame = ends.decoder.next_frame()
+    assert frame is not None
+
+
+def test_bytes_that_are_no_frame_are_told_by_the_decoder(ends: Ends) -> None:
+    ends.peer.send(b"nonsense" * 20)
+    ends.left()
+    with pytest.raises(BadMagic):
+        ends.decoder.next_frame()
+
+
+def test_a_call_does_nothing_while_something_else_is_under_way(ends: Ends) -> None:
+    ends.requests[5] = "not answered"
+    assert ends.call() is None
+    ends.requests.clear()
+    ends.unsent.append(memoryview(b"not sent"))
+    assert ends.call() is None
+    ends.unsent.clear()
+    ends.decoder.feed(reply("ASSIGNED")[:5])
+    assert ends.call() is None
+    ends.line.disconnect()
+    assert ends.call() is None
+    assert ends.sent() == b""
+    assert ends.line.next_request == 1
+
+
+def test_a_call_does_not_take_arrays_of_another_kind(ends: Ends) -> None:
+    ends.array = ends.array.astype(np.float64)
+    assert ends.call() is None
+
+
+def test_who_wants_the_loop_gets_it(ends: Ends) -> None:
+    async def here() -> int:
+        return threading.get_ident()
+
+    with ThreadPoolExecutor(1) as pool:
+        wanting = pool.submit(lambda: [ends.thread.run(here()) for _ in range(20)])
+        while not wanting.done():
+            ends.call()
+            ends.requests.clear()
+        assert len(set(wanting.result(PATIENCE_S))) == 1
+
+
+def test_an_interrupt_ends_the_call_and_gives_the_loop_back(ends: Ends) -> None:
+    over = threading.Event()
+
+    def interrupt() -> None:
+        while not ends.thread.lane.busy and not over.is_set():
+            time.sleep(0)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    interrupting = threading.Thread(target=interrupt)
+    interrupting.start()
+
+    def call_until_interrupted() -> None:
+        while not over.wait(0):
+            ends.call()
+            ends.requests.clear()
+
+    with pytest.raises(KeyboardInterrupt):
+        call_until_interrupted()
+    over.set()
+    interrupting.join()
+    assert not ends.thread.lane.busy
+    ends.requests.clear()
+    assert ends.call() is not None
+
+
+# ---- a whole store ----------------------------------------------------------------------------------
+
+
+@pytest.mark.sockets
+def test_what_was_done_before_needs_no_turn_of_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    with clusters("tcp") as start:
+        store = start(shards=2).connect()
+        values = {"a": np.full(8, 1, F32), "b": np.full(8, 2, F32)}
+        for name, value in values.items():
+            store.create(name, value)
+        store.push_many(values)
+        store.pull_many(["a", "b"])
+        before = store.version_of("a")
+        with monkeypatch.context() as patched:
+            patched.setattr(LoopThread, "run", None)
+            values["a"] += 1
+            store.push_many(values)
+            a, b = store.pull_many(["a", "b"])
+        assert_array_equal([a, b], [np.full(8, 2, F32)] * 2)
+        assert store.version_of("a") == before + 1
+
+
+@pytest.mark.sockets
+def test_a_slice_that_fails_is_named_and_looked_up_again() -> None:
+    with clusters("tcp") as start:
+        cluster = start(shards=2, workers=2)
+        store, other = cluster.connect(role="client"), cluster.connect(role="client")
+        store.create("a", np.zeros(8, F32))
+        store.push("a", np.ones(8, F32))
+        other.drop("a")
+        with pytest.raises(UnknownKey, match="'a'"):
+            store.push("a", np.ones(8, F32))
+        other.create("a", np.zeros(8, F32))
+        store.push("a", np.full(8, 5, F32))
+        assert_array_equal(other.pull("a"), np.full(8, 5, F32))
