@@ -55,12 +55,6 @@ class SliceTable {
   std::vector<SliceEntry> entries_;
 };
 
-// An answer without bytes may be all that there is to say.
-constexpr bool is_failure(ErrorCode status) {
-  return status != ErrorCode::OK && status != ErrorCode::NOT_MODIFIED &&
-         status != ErrorCode::NO_STATE;
-}
-
 // Position of the first slice that failed.
 inline std::optional<size_t> first_failure(const SliceTable& table) {
   for (size_t i = 0; i < table.size(); ++i) {
