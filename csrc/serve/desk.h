@@ -29,13 +29,6 @@ struct Life {
   bool operator==(const Life&) const = default;
 };
 
-// Whom a connection speaks for.
-struct Peer {
-  std::string client;
-  bool wants_checksum = false;  // of the payloads it is sent
-  std::optional<Life> worker = {};
-};
-
 // Carried bodies that are remembered, and the largest of them: those of the requests that all workers send
 // in one round, and no more than a shard can do without.
 inline constexpr size_t kMaxRememberedBodies = 16;
@@ -43,6 +36,13 @@ inline constexpr size_t kMaxRememberedBodyBytes = 16u << 10;
 
 class Desk {
  public:
+  // Whom a connection speaks for.
+  struct Peer {
+    std::string client;
+    bool wants_checksum = false;  // of the payloads it is sent
+    std::optional<Life> worker = {};
+  };
+
   explicit Desk(Shard& shard) : shard_(shard) {}
 
   // ---- what policy says

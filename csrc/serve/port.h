@@ -22,7 +22,7 @@ class Port {
   Port(FrameDecoder& decoder, Desk& desk) : decoder_(decoder), desk_(desk) {}
 
   // From now on requests of that client are answered here if they are ordinary.
-  void open(Peer peer) { peer_ = std::move(peer); }
+  void open(Desk::Peer peer) { peer_ = std::move(peer); }
   // It is that worker, too. REQUIRES: open().
   void attach(const Life& worker);
 
@@ -39,8 +39,8 @@ class Port {
 
   FrameDecoder& decoder_;
   Desk& desk_;
-  std::optional<Peer> peer_;  // empty: not open
-  bool announced_ = false;    // to others: the frame that is arriving
+  std::optional<Desk::Peer> peer_;  // empty: not open
+  bool announced_ = false;          // to others: the frame that is arriving
   Replies replies_;
 };
 

@@ -1,0 +1,244 @@
+// Desk and Port: what is answered at once, what comes out for others, and where replies wait.
+#include "serve/port.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <numeric>
+
+#include "shard_support.h"
+#include "wire_support.h"
+
+namespace psstore::testing {
+namespace {
+
+constexpr Key kSmall = make_key(1, 0);
+constexpr Key kLarge = make_key(2, 0);
+constexpr Key kWeights = make_key(3, 0);
+constexpr Key kUnknown = make_key(4, 0);
+constexpr size_t kLargeElems = 100'000;
+const std::string kBody = "known";
+
+struct Asked {
+  Op op;
+  Values slices;  // of a PULL: their values are left out
+  uint64_t request = 1;
+  uint64_t sequence = 0;
+  uint32_t incarnation = 0;
+  std::string body = "";
+};
+
+Bytes wire(const Asked& asked) {
+  std::vector<SliceEntry> table = entries_for(asked.slices);
+  Bytes payload;
+  for (size_t i = 0; i < table.size(); ++i) {
+    if (asked.op == Op::kPULL) {
+      table[i].num_bytes = 0;
+    } else {
+      append(payload, std::as_bytes(std::span(asked.slices[i].second)));
+    }
+  }
+  const FrameParts parts{.op = asked.op,
+                         .request = asked.request,
+                         .round = 1,
+                         .incarnation = asked.incarnation,
+                         .sequence = asked.sequence,
+                         .table = table,
+                         .body = std::as_bytes(std::span(asked.body)),
+                         .payload_bytes = payload.size()};
+  check_parts(parts);
+  Bytes bytes(parts.encoded_bytes());
+  encode_frame(parts, bytes.data());
+  append(bytes, payload);
+  return bytes;
+}
+
+struct Reply {
+  std::shared_ptr<Frame> frame;
+  Floats values;
+};
+
+class PortTest : public ::testing::Test {
+ protected:
+  PortTest() {
+    shard_.define({1, DType::kFloat32, RuleKind::kAssign, 0, true, {{kSmall, 2}}});
+    shard_.define({3, DType::kFloat32, RuleKind::kSgd, 0, true, {{kWeights, 2}}});
+    shard_.define({2, DType::kFloat32, RuleKind::kAssign, 0, true, {{kLarge, kLargeElems}}});
+  }
+
+  // What comes out for others while bytes come in reads of at most `max_read`; they take no payloads.
+  std::vector<std::shared_ptr<Frame>> others(std::span<const std::byte> bytes,
+                                             size_t max_read = 1 << 20) {
+    std::vector<std::shared_ptr<Frame>> all;
+    while (!bytes.empty()) {
+      const std::span<std::byte> window = decoder_.writable().bytes;
+      const size_t size = std::min({window.size(), max_read, bytes.size()});
+      std::memcpy(window.data(), bytes.data(), size);
+      decoder_.written(size);
+      bytes = bytes.subspan(size);
+      while (std::shared_ptr<Frame> frame = port_.next_frame()) {
+        if (!frame->complete) decoder_.discard();
+        all.push_back(std::move(frame));
+      }
+    }
+    return all;
+  }
+
+  // The replies that wait, as a client reads them.
+  std::vector<Reply> replies() {
+    Bytes stream;
+    for (const Replies::Part& part : port_.replies().take()) append(stream, bytes_of(part));
+    std::vector<Reply> all;
+    const auto pool = make_pool();
+    FrameDecoder decoder;
+    deliver(decoder, stream, stream.size(), [&](Frame& frame) {
+      if (!frame.complete) {
+        decoder.accept(pool->allocate(frame.header.payload_bytes));
+        return;
+      }
+      all.push_back(
+          {std::make_shared<Frame>(frame), frame.payload ? floats_of(frame.payload) : Floats()});
+    });
+    return all;
+  }
+  static std::span<const std::byte> bytes_of(const Replies::Part& part) {
+    if (const auto* piece = std::get_if<Piece>(&part)) {
+      return {piece->buffer->data(), piece->num_bytes};
+    }
+    return std::as_bytes(std::span(std::get<std::string>(part)));
+  }
+
+  Shard shard_{ShardOptions()};
+  Desk desk_{shard_};
+  FrameDecoder decoder_;
+  Port port_{decoder_, desk_};
+};
+
+Floats ascending(size_t num_elems) {
+  Floats values(num_elems);
+  std::iota(values.begin(), values.end(), 0.0F);
+  return values;
+}
+
+TEST_F(PortTest, OrdinaryRequestsAreAnsweredHoweverTheirBytesCome) {
+  const Floats large = ascending(kLargeElems);
+  const Bytes write = wire({Op::kASSIGN, {{kSmall, {1, 2}}, {kLarge, large}}, 7, 1});
+  const Bytes read = wire({Op::kPULL, {{kLarge, {}}, {kSmall, {}}}, 8});
+  port_.open({.client = "a"});
+  for (const size_t max_read : {size_t{1} << 20, size_t{17}}) {
+    EXPECT_TRUE(others(write, max_read).empty());
+    EXPECT_TRUE(others(read, max_read).empty());
+    const std::vector<Reply> all = replies();
+    ASSERT_EQ(all.size(), 2u);
+    EXPECT_EQ(all[0].frame->header.op, Op::kASSIGNED);
+    EXPECT_EQ(all[0].frame->header.request, 7u);
+    for (const SliceEntry& entry : all[0].frame->table) EXPECT_EQ(entry.status, ErrorCode::OK);
+    EXPECT_EQ(all[1].frame->header.op, Op::kPULLED);
+    EXPECT_EQ(all[1].frame->header.request, 8u);
+    Floats expected = large;
+    expected.insert(expected.end(), {1, 2});
+    EXPECT_EQ(all[1].values, expected);
+  }
+}
+
+TEST_F(PortTest, ALargeValueWaitsAsItIsAndOutlivesTheNextOne) {
+  port_.open({.client = "a"});
+  EXPECT_TRUE(others(wire({Op::kPULL, {{kLarge, {}}}})).empty());
+  const std::vector<Replies::Part> parts = port_.replies().take();
+  EXPECT_TRUE(port_.replies().empty());
+  ASSERT_EQ(parts.size(), 2u);
+  ASSERT_TRUE(std::holds_alternative<Piece>(parts[1]));
+  EXPECT_TRUE(others(wire({Op::kASSIGN, {{kLarge, ascending(kLargeElems)}}, 1, 1})).empty());
+  EXPECT_TRUE(
+      std::ranges::all_of(bytes_of(parts[1]), [](std::byte b) { return b == std::byte{0}; }));
+}
+
+TEST_F(PortTest, EverythingIsForOthersUntilItIsOpen) {
+  const Bytes read = wire({Op::kPULL, {{kSmall, {}}}});
+  EXPECT_EQ(others(read).size(), 1u);
+  port_.open({.client = "a"});
+  EXPECT_TRUE(others(read).empty());
+  desk_.close();
+  EXPECT_EQ(others(read).size(), 1u);
+  EXPECT_EQ(replies().size(), 1u);
+}
+
+TEST_F(PortTest, AnAnnouncedFrameForOthersIsTheirsToTheEnd) {
+  const Bytes write = wire({Op::kASSIGN, {{kSmall, {1, 2}}}, 1, 1});
+  port_.open({.client = "a"});
+  desk_.watch_writes(true);
+  decoder_.feed(write);
+  const std::shared_ptr<Frame> announced = port_.next_frame();
+  ASSERT_NE(announced, nullptr);
+  EXPECT_FALSE(announced->complete);
+  desk_.watch_writes(false);
+  decoder_.discard();
+  EXPECT_EQ(port_.next_frame(), announced);
+  EXPECT_TRUE(announced->complete);
+  EXPECT_TRUE(port_.replies().empty());
+}
+
+TEST_F(PortTest, AReadThatFailsIsForOthersAndAWriteSaysSo) {
+  port_.open({.client = "a"});
+  EXPECT_EQ(others(wire({Op::kPULL, {{kSmall, {}}, {kUnknown, {}}}})).size(), 1u);
+  EXPECT_TRUE(port_.replies().empty());
+  EXPECT_TRUE(others(wire({Op::kASSIGN, {{kUnknown, {1}}}, 1, 1})).empty());
+  EXPECT_EQ(replies().at(0).frame->table[0].status, ErrorCode::UNKNOWN_KEY);
+}
+
+TEST_F(PortTest, APushIsOrdinaryOfTheNewestLifeAttachedHere) {
+  const auto push = [](uint32_t incarnation, const std::string& body) {
+    return wire({Op::kPUSH, {{kWeights, {1, 2}}}, 1, 0, incarnation, body});
+  };
+  port_.open({.client = "a"});
+  desk_.remember(kBody);
+  EXPECT_EQ(others(push(2, kBody)).size(), 2u);  // announced, complete
+  port_.attach({0, 2});
+  EXPECT_TRUE(others(push(2, kBody)).empty());
+  const Reply pushed = replies().at(0);
+  EXPECT_EQ(pushed.frame->header.op, Op::kPUSHED);
+  EXPECT_EQ(pushed.frame->table[0].status, ErrorCode::OK);
+  EXPECT_EQ(others(push(2, "news")).size(), 2u);
+  EXPECT_EQ(others(push(1, kBody)).size(), 2u);
+  desk_.attached({0, 3});
+  EXPECT_EQ(others(push(2, kBody)).size(), 2u);
+  EXPECT_TRUE(port_.replies().empty());
+}
+
+TEST_F(PortTest, BodiesAreForgottenWhenThereAreTooMany) {
+  port_.open({.client = "a"});
+  const Bytes read = wire({.op = Op::kPULL, .slices = {{kSmall, {}}}, .body = kBody});
+  desk_.remember(std::string(kMaxRememberedBodyBytes + 1, 'x'));
+  desk_.remember(kBody);
+  for (size_t i = 1; i < kMaxRememberedBodies; ++i) desk_.remember(std::to_string(i));
+  EXPECT_TRUE(others(read).empty());
+  desk_.remember("another");
+  EXPECT_EQ(others(read).size(), 1u);
+}
+
+TEST_F(PortTest, RepliesHaveToBeTakenBeforeItGoesOn) {
+  port_.open({.client = "a"});
+  const Bytes read = wire({Op::kPULL, {{kLarge, {}}}});
+  Bytes stream;
+  for (int i = 0; i < 3; ++i) append(stream, read);
+  decoder_.feed(stream);
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_EQ(port_.next_frame(), nullptr);
+    EXPECT_EQ(replies().size(), 1u);
+  }
+  EXPECT_EQ(port_.next_frame(), nullptr);
+  EXPECT_TRUE(port_.replies().empty());
+  EXPECT_FALSE(decoder_.mid_frame());
+}
+
+TEST_F(PortTest, PayloadsAreChecksummedForWhoWantsIt) {
+  port_.open({.client = "a", .wants_checksum = true});
+  EXPECT_TRUE(others(wire({Op::kASSIGN, {{kSmall, {1, 2}}}, 1, 1})).empty());
+  EXPECT_TRUE(others(wire({Op::kPULL, {{kSmall, {}}}})).empty());
+  const Reply reply = replies().at(1);
+  EXPECT_TRUE(reply.frame->header.has_checksum());
+  EXPECT_EQ(reply.values, (Floats{1, 2}));
+}
+
+}  // namespace
+}  // namespace psstore::testing
