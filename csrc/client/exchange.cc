@@ -56,10 +56,14 @@ bool Exchange::run(int bell) {
   for (size_t peer = 0; peer < peers_.size(); ++peer) {
     if (!send(peer)) return false;
   }
-  while (num_unanswered_ > 0) {
+  while (!over()) {
     if (!wait(bell) || Clock::now() > end) return false;
   }
   return true;
+}
+
+bool Exchange::over() const {
+  return num_unanswered_ == 0 && std::ranges::all_of(outputs_, &Output::done);
 }
 
 bool Exchange::wait(int bell) {

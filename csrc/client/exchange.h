@@ -55,7 +55,8 @@ class Exchange {
   // The memory of the calls' ranges stays as it is until all are answered.
   Exchange(std::vector<Peer> peers, std::vector<Call> calls);
 
-  // True: every call is answered. `bell`: a file descriptor that ends it when it becomes readable.
+  // True: all is sent, and every call is answered. `bell`: a file descriptor that ends it when it becomes
+  // readable.
   bool run(int bell);
 
   std::span<Peer> peers() { return peers_; }
@@ -70,6 +71,8 @@ class Exchange {
     bool done() const { return first == pieces.size(); }
   };
 
+  // An answer that comes before its request is sent is not the end: the next frame would follow half of one.
+  bool over() const;
   // False: there is something else to do.
   bool wait(int bell);
   bool send(size_t peer);

@@ -197,12 +197,12 @@ class Lane:
         for frame, result in zip(layout.frames, results, strict=True):
             session = self._client.sessions[frame.shard]
             if isinstance(result, Request):
-                self._driver.resume(session)
                 futures.append(result.future)
             else:
                 answer = self._driver.future()
                 answer.set_result(session.answered(result, self._driver.now(), scaled=scaled))
                 futures.append(answer)
+            self._driver.resume(session)  # an answered one, too: another frame may have come behind it
         with self._operations.forgetting_unknown(layout.tensors):
             return await self._client.answers(futures)
 
