@@ -1,0 +1,50 @@
+"""`psstore-server --device`: shards in the memory of a device, here one that is not there (docs/cuda.md)."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from numpy.testing import assert_array_equal
+from server_process import StoreProcess, failed_start
+
+import psstore
+from psstore.client.store import Store
+from psstore.errors import DeviceFailed
+
+pytestmark = pytest.mark.sockets
+
+
+def train(store: Store) -> np.ndarray:
+    """Three steps of a tensor of several slices."""
+    random = np.random.default_rng(0)
+    store.create("w", random.standard_normal(600_000, dtype=np.float32), rule="adam", exist="overwrite")
+    for _ in range(3):
+        store.push("w", random.standard_normal(600_000, dtype=np.float32))
+        store.commit({"lr": 0.01})
+        value = store.pull("w")
+    return np.asarray(value)
+
+
+def test_shards_on_devices_take_the_steps_of_those_on_the_host() -> None:
+    with psstore.connect("local://") as store:
+        expected = train(store)
+    with StoreProcess("--shards", "2", "--device", "fake:0?seed=1,fake:1?seed=2") as server:
+        with psstore.connect(server.url) as store:
+            assert_array_equal(train(store), expected)
+
+
+def test_device_that_fails_ends_its_store_and_tells_its_clients() -> None:
+    with StoreProcess("--device", "fake:0?fail_after=40") as server:
+        with psstore.connect(server.url, timeout_s=10.0) as store, pytest.raises(DeviceFailed, match="fake:0"):
+            for _ in range(100):
+                train(store)
+        assert server.wait() == 1
+        assert "fake:0" in server.log()
+
+
+@pytest.mark.skipif(psstore.cuda.device_count() > 0, reason="there is a GPU here")
+def test_device_that_is_not_there_is_no_start() -> None:
+    status, said = failed_start("--device", "cuda:0")
+    assert status != 0
+    assert "cuda:0" in said
+    assert "Traceback" not in said
