@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -31,7 +33,7 @@ HEADER_BYTES = 64
 BULK_ELEMS = 4 << 20
 """16 MiB: what another client sends again and again while latency is measured under load."""
 
-PUSH, PULL, SPIN, BLOCK = b"w", b"r", b"s", b"b"
+PUSH, PULL, BULK, SPIN, BLOCK = b"w", b"r", b"m", b"s", b"b"
 
 
 @dataclass(frozen=True)
@@ -98,14 +100,32 @@ def raw_caller(transport: str, *, spinning: bool = False) -> Iterator[Caller]:
     with socket.socket(FAMILIES[transport]) as listener:
         listener.bind(("127.0.0.1", 0) if transport == "tcp" else "")  # "": a name that the kernel picks
         listener.listen()
+        address = listener.getsockname()
         with child(_echo, listener), socket.socket(FAMILIES[transport]) as link:
-            link.connect(listener.getsockname())
+            link.connect(address)
             listener.close()
             tune(link)
-            yield _raw_calls(link, transport, spinning=spinning)
+            bulk = None if spinning else partial(_raw_bulk, transport, address)
+            yield _raw_calls(link, transport, spinning=spinning, bulk=bulk)
 
 
-def _raw_calls(link: socket.socket, transport: str, *, spinning: bool) -> Caller:
+def _raw_bulk(transport: str, address: Any) -> Callable[[], object]:
+    link = socket.socket(FAMILIES[transport])
+    link.connect(address)
+    tune(link)
+    request, values, answer = BULK.ljust(HEADER_BYTES), bytes(4 * BULK_ELEMS), memoryview(bytearray(HEADER_BYTES))
+
+    def push() -> None:
+        link.sendall(request)
+        link.sendall(values)
+        receive_all(link, answer)
+
+    return push
+
+
+def _raw_calls(
+    link: socket.socket, transport: str, *, spinning: bool, bulk: Callable[[], Callable[[], object]] | None
+) -> Caller:
     pull = PULL.ljust(HEADER_BYTES)
     push = PUSH.ljust(HEADER_BYTES) + bytes(4 * VALUE_ELEMS)
     header, value = bytearray(HEADER_BYTES), bytearray(HEADER_BYTES + 4 * VALUE_ELEMS)
@@ -137,14 +157,27 @@ def _raw_calls(link: socket.socket, transport: str, *, spinning: bool) -> Caller
         push=lambda: call(push, header),
         pull=lambda: call(pull, value),
         pipelined=pipelined,
+        bulk=bulk,
         around=both_spin if spinning else nullcontext,
     )
 
 
 def _echo(listener: socket.socket) -> None:
-    """The server: answers until the client is gone."""
-    link, _ = listener.accept()
+    """The server: answers until the client that came first is gone, and meanwhile all others."""
+    first, _ = listener.accept()
+    threading.Thread(target=_echo_others, args=(listener,), daemon=True).start()
+    _answer(first)
+
+
+def _echo_others(listener: socket.socket) -> None:
+    while True:
+        link, _ = listener.accept()
+        threading.Thread(target=_answer, args=(link,), daemon=True).start()
+
+
+def _answer(link: socket.socket) -> None:
     tune(link)
+    bulk = bytearray()
     request, payload = bytearray(HEADER_BYTES), bytearray(4 * VALUE_ELEMS)
     answer = bytes(HEADER_BYTES)
     value = bytes(HEADER_BYTES + 4 * VALUE_ELEMS)
@@ -155,6 +188,9 @@ def _echo(listener: socket.socket) -> None:
             kind = request[:1]
             if kind == PUSH:
                 receive(link, memoryview(payload))
+            elif kind == BULK:
+                bulk = bulk or bytearray(4 * BULK_ELEMS)
+                receive(link, memoryview(bulk))
             link.sendall(value if kind == PULL else answer)
             if kind in (SPIN, BLOCK):
                 link.setblocking(kind == BLOCK)

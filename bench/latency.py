@@ -38,6 +38,7 @@ HEADERS = (
     "× raw blocking (p50)",
     "under load, push µs: p50, p99",
     "p99 under load × idle",
+    "p99 under load × raw's",
     "pipelined pushes/s",
 )
 
@@ -169,7 +170,8 @@ def report(found: Sequence[Found], absent: Sequence[str]) -> Report:
         subject="latency",
         about=(
             "One call at a time of a client that blocks, 1 KiB. × raw blocking: the slower of push and pull by the same"
-            " of a ping-pong over the same transport. Under load another client sends 16 MiB again and again."
+            " of a ping-pong over the same transport. Under load another client sends 16 MiB again and again, to"
+            " the same server."
         ),
         tables=[Table("1 KiB", HEADERS, [_row(one, found) for one in found])],
         notes=absent,
@@ -190,6 +192,7 @@ def _row(one: Found, found: Sequence[Found]) -> list[Cell]:
         ratio,
         _percentiles(one.loaded) if one.loaded else None,
         one.loaded.percentile(99) / one.push.percentile(99) if one.loaded else None,
+        one.loaded.percentile(99) / limit.loaded.percentile(99) if one.loaded and limit.loaded else None,
         f"{UNDER_WAY / one.pipelined_s:,.0f}",
     ]
 

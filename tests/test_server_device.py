@@ -25,19 +25,23 @@ def train(store: Store) -> np.ndarray:
     return np.asarray(value)
 
 
+def train_for_ever(store: Store) -> None:
+    while True:
+        train(store)
+
+
 def test_shards_on_devices_take_the_steps_of_those_on_the_host() -> None:
     with psstore.connect("local://") as store:
         expected = train(store)
-    with StoreProcess("--shards", "2", "--device", "fake:0?seed=1,fake:1?seed=2") as server:
-        with psstore.connect(server.url) as store:
-            assert_array_equal(train(store), expected)
+    devices = "fake:0?seed=1,fake:1?seed=2"
+    with StoreProcess("--shards", "2", "--device", devices) as server, psstore.connect(server.url) as store:
+        assert_array_equal(train(store), expected)
 
 
 def test_device_that_fails_ends_its_store_and_tells_its_clients() -> None:
     with StoreProcess("--device", "fake:0?fail_after=40") as server:
         with psstore.connect(server.url, timeout_s=10.0) as store, pytest.raises(DeviceFailed, match="fake:0"):
-            for _ in range(100):
-                train(store)
+            train_for_ever(store)
         assert server.wait() == 1
         assert "fake:0" in server.log()
 
