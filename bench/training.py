@@ -1,12 +1,13 @@
 """A training step of two workers, beside the same step without communication, over loopback and over slow links.
 
-    python -m bench.training [--quick] [--rate MBIT] [--json FILE] [--plot FILE.png]
+    python -m bench.training [--quick] [--part PART] [--transport T] [--rate MBIT] [--json FILE] [--plot FILE.png]
 
-Models: a small convolutional network and a small transformer, fp32, SGD with momentum, one thread per worker. Over
-loopback the store has one shard, and its process, the workers and the kernel's copying share the machine's cores. Links
-with a rate are those of four hosts, two of them with a shard each, as virtual hosts (needs root): there W = N = 2, so
-that psstore and a ring all-reduce send and receive the same bytes, the size of the model, and the limit for both is
-the slower of computing and sending.
+Models: a small convolutional network and a small transformer, fp32, SGD with momentum, one thread per worker. On one
+host the store has one shard, and its process, the workers and the kernel's copying share the machine's cores; psstore
+has the transport that `connect` finds by itself there, shared memory, and DDP, which has no other, TCP over loopback.
+Links with a rate are those of four hosts, two of them with a shard each, as virtual hosts (needs root): there
+W = N = 2, so that psstore and a ring all-reduce send and receive the same bytes, the size of the model, and the limit
+for both is the slower of computing and sending.
 
 Each contestant trains a model of its own, all in turns, and its weights are held to the others' where they must be
 alike: DDP takes the same steps.
@@ -22,7 +23,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 import torch.distributed as dist
@@ -37,11 +38,14 @@ from bench.machine import machine
 from bench.report import Cell, Chart, Report, Table, three_digits
 from bench.scaling import CONGESTION_CONTROL, TOKEN, shards
 from bench.virtual_hosts import VirtualHosts, why_not
+from psstore.config import Transport
 from psstore.torch import DistributedOptimizer
 
 WORKERS = 2
-STEPS = 2
-"""In a turn."""
+STEPS = 5
+"""In a turn. The first one finds the caches full of another contestant's model."""
+
+PARTS = ("loopback", "links")
 
 RING_PORT = 5900
 LEARNING_RATE = 1e-3
@@ -102,6 +106,7 @@ class Way:
 
 ALONE = Way("no communication", "alone", {}, exact=False)
 DDP = Way("DDP, gloo", "ddp", {"gradient_as_bucket_view": True})
+DEFAULT = Way("psstore", "psstore", {})
 OVERLAPS = tuple(Way(f"psstore, overlap={how!r}", "psstore", {"overlap": how}) for how in ("none", "backward", "eager"))
 COMPRESSED = tuple(
     Way(f"psstore, {codec}", "psstore", {"overlap": "backward", "compression": codec}, exact=False)
@@ -112,9 +117,10 @@ COMPRESSED = tuple(
 class Worker:
     """One of the workers, in a process of its own."""
 
-    def __init__(self, rank: int, hosts: Hosts) -> None:
+    def __init__(self, rank: int, hosts: Hosts, transport: Transport) -> None:
         self._rank = rank
         self._hosts = hosts
+        self._transport = transport
         self._trained: dict[str, _Trained] = {}
 
     def join(self, url: str) -> None:
@@ -124,7 +130,12 @@ class Worker:
         where = f"tcp://{self._hosts.address(0)}:{RING_PORT}"
         dist.init_process_group("gloo", init_method=where, rank=self._rank, world_size=WORKERS)
         self._store = psstore.connect(
-            url, rank=self._rank, num_workers=WORKERS, token=TOKEN, transport="tcp", connect_timeout_s=30.0
+            url,
+            rank=self._rank,
+            num_workers=WORKERS,
+            token=TOKEN,
+            transport=self._transport,
+            connect_timeout_s=30.0,
         )
 
     def make(self, model: str, ways: Sequence[Way]) -> int:
@@ -198,7 +209,7 @@ def measure(
     for model in arguments.model or MODELS:
         num_bytes = workers.call("make", model, ways)[0]
         turns = {way.name: workers.turn("steps", way.name) for way in ways}
-        series = alternate(turns, warm_up=1 if quick else 2, rounds=2 if quick else 7, progress=f"{model}, {network}")
+        series = alternate(turns, warm_up=1 if quick else 2, rounds=3 if quick else 9, progress=f"{model}, {network}")
         workers.call("check")
         alone_s, ddp_s = series[ALONE.name].median, series[DDP.name].median
         sending_s = STEPS * num_bytes / link_bytes_s if link_bytes_s else 0.0
@@ -208,13 +219,13 @@ def measure(
 
 
 @contextlib.contextmanager
-def joined(hosts: Hosts, *, num_shards: int) -> Iterator[Crew]:
+def joined(hosts: Hosts, *, num_shards: int, transport: Transport) -> Iterator[Crew]:
     """The workers, and a store that they have joined."""
     with contextlib.ExitStack() as ends:
         token_file = Path(ends.enter_context(tempfile.TemporaryDirectory()), "token")
         token_file.write_text(TOKEN)
         token_file.chmod(0o600)
-        workers = ends.enter_context(crew(hosts, WORKERS, lambda rank: Worker(rank, hosts)))
+        workers = ends.enter_context(crew(hosts, WORKERS, lambda rank: Worker(rank, hosts, transport)))
         workers.call("join", ends.enter_context(shards(hosts, num_shards, token_file, first_host=WORKERS)))
         yield workers
         workers.call("leave")
@@ -226,15 +237,20 @@ PAYLOAD_SHARE = 0.957
 
 def measure_all(arguments: argparse.Namespace) -> tuple[list[Found], list[str]]:
     """And what was not measured, and why."""
-    with joined(ThisHost(), num_shards=1) as workers:
-        found = measure(workers, "loopback", None, (ALONE, *OVERLAPS, DDP), arguments)
+    parts = arguments.part or PARTS
+    found: list[Found] = []
+    if "loopback" in parts:
+        with joined(ThisHost(), num_shards=1, transport=arguments.transport) as workers:
+            found += measure(workers, "one host", None, (ALONE, DEFAULT, *OVERLAPS, DDP), arguments)
+    if "links" not in parts:
+        return found, []
     if reason := why_not():
         return found, [f"links with a rate: {reason}"]
     rate = arguments.rate
     link_bytes_s = PAYLOAD_SHARE * rate * 1e6 / 8
     with (
         VirtualHosts(2 * WORKERS, rate_mbit=rate, congestion_control=CONGESTION_CONTROL) as hosts,
-        joined(hosts, num_shards=WORKERS) as workers,
+        joined(hosts, num_shards=WORKERS, transport="tcp") as workers,
     ):
         ways = (ALONE, *OVERLAPS, DDP, *COMPRESSED)
         found += measure(workers, f"{rate:g} Mbit/s", link_bytes_s, ways, arguments)
@@ -243,7 +259,16 @@ def measure_all(arguments: argparse.Namespace) -> tuple[list[Found], list[str]]:
 
 # ---- showing ----
 
-HEADERS = ("network", "model", "who", "ms per step: median (min–max)", "× no communication", "× limit", "× DDP's rate")
+HEADERS = (
+    "network",
+    "model",
+    "who",
+    "ms per step: median (min–max)",
+    "processor ms",
+    "× no communication",
+    "× limit",
+    "× DDP's rate",
+)
 
 
 def table(found: Sequence[Found]) -> Table:
@@ -257,6 +282,7 @@ def _row(one: Found) -> list[Cell]:
         one.model,
         f"**{one.way.name}**" if one.way.kind == "psstore" else one.way.name,
         f"{median} ({low}–{high})",
+        three_digits(1e3 * one.series.cpu_s / STEPS),
         one.series.median / one.alone_s,
         one.series.median / one.limit_s,
         one.ddp_s / one.series.median,
@@ -275,7 +301,8 @@ def training(arguments: argparse.Namespace) -> Report:
     return Report(
         subject="training",
         about=f"A step of {WORKERS} workers with a thread each, fp32, SGD with momentum. The limit is the step without"
-        " communication, or on links with a rate what sending the model once takes, if that is longer.",
+        " communication, or on links with a rate what sending the model once takes, if that is longer. Processor time"
+        " is that of all processes; on a host with two cores a step can't take less than half of it.",
         tables=[table(found)],
         notes=notes,
         charts=charts(found),
@@ -308,6 +335,10 @@ def training(arguments: argparse.Namespace) -> Report:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", choices=MODELS, action="append", help="only this one")
+    parser.add_argument("--part", choices=PARTS, action="append", help="only this one")
+    parser.add_argument(
+        "--transport", choices=get_args(Transport), default="auto", help="of psstore on one host (default: auto)"
+    )
     parser.add_argument("--rate", type=float, default=800.0, metavar="MBIT", help="of slow links (default: 800 Mbit/s)")
 
 

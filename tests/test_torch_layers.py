@@ -95,6 +95,18 @@ def test_without_overlap_step_sends_all(store: psstore.Store) -> None:
     assert store.bytes_pushed == before + num_bytes(model)
 
 
+def test_what_only_has_to_be_copied_is_left_to_step(store: psstore.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if the shards shared memory with this process."""
+    monkeypatch.setattr(psstore.Store, "shares_memory", True)
+    model = deep()
+    optimizer = distributed(model, store, PLAIN)
+    before = store.bytes_pushed
+    model(torch.ones(1, WIDTH)).sum().backward()
+    assert pushed_by(store) == before
+    optimizer.step()
+    assert store.bytes_pushed == before + num_bytes(model)
+
+
 @pytest.mark.parametrize("overlap", ["backward", "none"])
 def test_a_step_moves_each_byte_once_in_each_direction(store: psstore.Store, overlap: Overlap) -> None:
     model = deep()

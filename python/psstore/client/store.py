@@ -110,6 +110,11 @@ class _Face:
     def closed(self) -> bool:
         return self._closed is not None
 
+    @property
+    def shares_memory(self) -> bool:
+        """What is pushed and pulled is copied to and from memory of every shard, not sent: all are on this machine."""
+        return all(session.shares_memory for session in self._operations.client.sessions)
+
     def version_of(self, name: str) -> int:
         return self._operations.version_of(name)
 

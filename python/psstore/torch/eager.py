@@ -8,7 +8,6 @@ already. They end in memory of their own, which `step()` copies: backward still 
 from __future__ import annotations
 
 import threading
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
@@ -26,6 +25,7 @@ from psstore.torch.parameters import Trained, some
 from psstore.torch.reducing import Ended, Hypers
 from psstore.torch.stepping import Overflow, Training
 from psstore.torch.store_step import StoreStep
+from psstore.torch.telling import warn
 
 T = TypeVar("T")
 
@@ -186,7 +186,7 @@ class Promised(Gradients):
 
     def __init__(self, store: Store, *, begin: Callable[[], object]) -> None:
         """`begin`: makes the promise, before the first gradient of a round is sent."""
-        super().__init__(store, overlap=True)
+        super().__init__(store, overlap="backward")
         self._begin = begin
         self._promises: Sequence[str] = ()
         """Names, from `promise` to `forget`."""
@@ -239,11 +239,10 @@ class Promised(Gradients):
     def _tell_missing(self, names: list[str]) -> None:
         if not self._told:
             self._told = True
-            warnings.warn(
+            warn(
                 f"no gradient for {some(names)}: zeros are sent, since overlap='eager' has promised one, and the"
                 " optimizer's momentum and weight decay go on. Freeze what is not used, or leave overlap= out. This is"
-                " said once",
-                stacklevel=2,
+                " said once"
             )
 
     def _object(self, edited: list[str], accumulated: list[str]) -> None:

@@ -9,7 +9,6 @@ gradient's copy waits, and neither this thread nor that stream (client/staging.p
 from __future__ import annotations
 
 import threading
-import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
@@ -24,6 +23,7 @@ from psstore.client.store import Store
 from psstore.errors import StoreClosed, UsageError
 from psstore.torch.edits import Checksum, checksum
 from psstore.torch.parameters import some
+from psstore.torch.telling import warn
 
 BUCKET_BYTES = 1 << 20
 """Gradients are gathered up to this size before they are sent: a slice's. To send 200 layers of 4 kB one by one took 7
@@ -68,8 +68,8 @@ class Gradients:
     the rest is for the thread that trains.
     """
 
-    def __init__(self, store: Store, *, overlap: bool) -> None:
-        """`overlap`: push while backward runs; False: all in `complete()`."""
+    def __init__(self, store: Store, *, overlap: str) -> None:
+        """`overlap`: 'backward' pushes while it runs, 'none' all in `complete()`, 'auto' what is best for each."""
         self._store = store
         self._overlap = overlap
         self._parameters: dict[str, torch.Tensor] = {}
@@ -99,8 +99,8 @@ class Gradients:
         """These contribute, too, by name in the store, each in its codec ('none': as it is)."""
         self._parameters.update(parameters)
         self._codecs.update({name: codec for name, codec in codecs.items() if codec != "none"})
-        if self._overlap:
-            for name, parameter in parameters.items():
+        for name, parameter in parameters.items():
+            if self._is_early(parameter):
                 self._hooks.append(parameter.register_post_accumulate_grad_hook(_hook(weakref.ref(self), name)))  # type: ignore[no-untyped-call]
 
     def retire(self) -> None:
@@ -181,6 +181,14 @@ class Gradients:
             self._store.set_residuals({name: residuals.get(self._parameters[name]) for name in self._codecs})
 
     # ---- while backward runs ----
+
+    def _is_early(self, parameter: torch.Tensor) -> bool:
+        """Whether its gradient is pushed while backward runs. A push into shared memory is a copy, by a processor that
+        backward could use: with two workers on two cores, hooks and hand-overs between threads were a seventh of a
+        step (docs/performance.md, Training)."""
+        if self._overlap == "auto":
+            return not (parameter.is_cpu and self._store.shares_memory)
+        return self._overlap == "backward"
 
     def _take(self, name: str, parameter: torch.Tensor) -> None:
         """Called by the hooks. A transport error is not backward's: `complete` pushes again, and raises it."""
@@ -285,27 +293,25 @@ class Gradients:
     def _tell(self, names: list[str]) -> None:
         consistency = self._store.consistency
         if consistency.lockstep and consistency.num_workers > 1:
-            warnings.warn(
+            warn(
                 f"gradients were changed after backward: {some(names)}. They count as they are now, and from here on"
                 " step() sends them, no longer backward. If this clips: torch's clip_grad_norm_ clips this worker's"
                 " gradient, not the average of all, as under DDP it would; for that, call the clip_grad_norm_ of this"
-                " optimizer. This is said once",
-                stacklevel=2,
+                " optimizer. This is said once"
             )
 
     def _stop(self) -> None:
         """From now on, all is sent by `complete`."""
-        self._overlap = False
+        self._overlap = "none"
         _remove(self._hooks)
 
     def _dense(self, gradients: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         sparse = [name for name, gradient in gradients.items() if gradient.layout is not torch.strided]
         if sparse and not self._densified:
             self._densified = True
-            warnings.warn(
+            warn(
                 f"the gradient of {some(sparse)} is sparse, and is sent as a dense one: the store trains dense tensors."
-                " sparse=False at the embedding makes it dense from the start. This is said once",
-                stacklevel=2,
+                " sparse=False at the embedding makes it dense from the start. This is said once"
             )
         return {name: gradient.to_dense() for name, gradient in gradients.items()}
 

@@ -51,7 +51,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         name: of this optimizer, to tell it from others on the same store that train other models of like names.
         named_buffers: `model.named_buffers()`, to have rank 0's buffers (batch-norm statistics) on every worker after
             each step; without it each worker has its own.
-        overlap: 'backward' sends each gradient while backward runs; 'none' sends all in step(). 'eager' commits the
+        overlap: 'backward' sends each gradient while backward runs; 'none' sends all in step(). 'auto' is 'backward',
+            but 'none' for gradients in main memory where every shard shares memory with this worker: to send one is to
+            copy it then, and that is work for the processors that backward runs on. 'eager' commits the
             round with its first gradient, so that new parameters are on their way back while backward runs. It needs
             mode 'sync', memory for a second copy of the parameters, and to be the only optimizer whose hooks run in a
             backward pass; rules out clipping and GradScaler; and counts a parameter without gradient as having zeros,
@@ -84,7 +86,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         *,
         name: str = "",
         named_buffers: Iterable[tuple[str, torch.Tensor]] = (),
-        overlap: Overlap = "backward",
+        overlap: Overlap = "auto",
         mode: Mode = "gradients",
         every: int = 1,
         average: bool = True,

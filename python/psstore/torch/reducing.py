@@ -42,7 +42,7 @@ class Reducing(ABC):
 
     def __init__(self, training: Training) -> None:
         self._training = training
-        self._gradients = Gradients(training.store, overlap=training.overlap != "none")
+        self._gradients = Gradients(training.store, overlap=training.overlap)
         self._ended: Ended | None = None
 
     @abstractmethod

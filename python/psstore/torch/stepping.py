@@ -23,8 +23,9 @@ from psstore.torch.parameters import Names, Trained, trainable
 from psstore.torch.telling import explained
 from psstore.wire.messages import Exist
 
-Overlap = Literal["backward", "eager", "none"]
-"""When gradients travel: while backward runs; so, with new parameters on their way back already; or in step()."""
+Overlap = Literal["auto", "backward", "eager", "none"]
+"""When gradients travel: 'backward', while it runs; 'eager', so, with new parameters on their way back already; 'none',
+in step(); 'auto', while backward runs if that does not take its processor time, see gradients.py."""
 
 
 @dataclass
@@ -37,7 +38,7 @@ class Training:
     names: Names
     average: bool = True
     """Divide the sum of the gradients by the number of workers."""
-    overlap: Overlap = "backward"
+    overlap: Overlap = "auto"
     first_group: int = 0
     """Number in the store of parameter group 0; the others follow."""
     exist: Exist = "match"
