@@ -53,7 +53,7 @@ def serving(service: ShardService, *, lender: FileLender | None = None, **limits
         stopped = asyncio.Event()
         stop.append(lambda: loop.call_soon_threadsafe(stopped.set))
         server = Server(service, loop=loop, limits=ServerLimits(linger_s=0.5, **limits))
-        await server.listen(sock)
+        server.listen(sock)
         if lender is not None:
             lender.start(loop)
         started.set()

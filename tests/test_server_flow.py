@@ -13,7 +13,6 @@ from server_process import StoreProcess, eventually
 from server_thread import make_service, serving
 
 from psstore import _core, errors
-from psstore.net.limits import WRITE_HIGH_BYTES
 from psstore.protocol import service as service_module
 from psstore.protocol.coordinator import Coordinator
 from psstore.protocol.frames import Output
@@ -25,6 +24,9 @@ from psstore.wire.ranges import to_ranges
 pytestmark = pytest.mark.sockets
 
 SLICE_BYTES = 1 << 20
+
+LARGE_ELEMS = 4 << 20
+"""A value of 16 MiB: more than the sockets between a server and its reader hold."""
 
 
 def assign(client: RawClient, tensor: Tensor, value: bytes, *, sequence: int = 1) -> None:
@@ -72,7 +74,7 @@ def test_requests_wait_while_the_reply_before_them_is_not_read() -> None:
     with serving(service) as address, RawClient(address) as reader, RawClient(address) as other:
         reader.hello()
         other.hello()
-        tensor = reader.create(name="w", shape=(4 * WRITE_HIGH_BYTES,), rule="assign")
+        tensor = reader.create(name="w", shape=(LARGE_ELEMS,), rule="assign")
         table, num_pulls = slice_table(tensor, with_bytes=False), 64
         for _ in range(num_pulls):
             reader.send("PULL", table=table)
@@ -89,7 +91,7 @@ def test_reader_that_goes_away_while_it_is_waited_for_is_forgotten() -> None:
         other.hello()
         with RawClient(address) as reader:
             reader.hello()
-            tensor = reader.create(name="w", shape=(4 * WRITE_HIGH_BYTES,), rule="assign")
+            tensor = reader.create(name="w", shape=(LARGE_ELEMS,), rule="assign")
             for _ in range(32):
                 reader.send("PULL", table=slice_table(tensor, with_bytes=False))
             assert other.stats()["connections"] == 2
@@ -155,7 +157,7 @@ def test_stalled_frames_are_not_blamed_on_a_client_that_we_keep_waiting() -> Non
     """Half a request lies in our buffer while its sender does not read the replies to those before it."""
     with serving(make_service(), stalled_frame_s=0.2) as address, RawClient(address) as client:
         client.hello()
-        tensor = client.create(name="w", shape=(8 * WRITE_HIGH_BYTES,), rule="assign")
+        tensor = client.create(name="w", shape=(2 * LARGE_ELEMS,), rule="assign")
         table = slice_table(tensor, with_bytes=False)
         request = _core.encode_frame(_core.OPS["PULL"], request=7, table=table)
         client.sock.sendall(request * 2 + request[:50])

@@ -5,6 +5,7 @@
 #include <pybind11/pybind11.h>
 
 #include <cstddef>
+#include <exception>
 #include <span>
 #include <variant>
 
@@ -25,7 +26,7 @@ void bind_lane(py::module_& m);       // RequestLine, FramePlan, FastLane
 void bind_shm(py::module_& m);        // ValueArena, PushArena, ClientMemory
 void bind_device(py::module_& m);     // Device, Queue, Fence, pinned and device memory
 void bind_liveness(py::module_& m);   // Heartbeat
-void bind_serve(py::module_& m);      // Desk, Port
+void bind_serve(py::module_& m);      // Desk, Port, Pump
 void bind_table(py::module_& m);      // Decision, Shard
 void bind_kernels(py::module_& m);    // instruction_sets, reduce_update, CUDA
 void bind_codec(py::module_& m);      // encode_slice, decode_slice
@@ -33,6 +34,8 @@ void bind_batches(py::module_& m);    // SliceBatch, queue_...
 
 // psstore::Error becomes the class of its code in psstore.errors.
 void register_error_translation();
+// The exception that Python would see, without raising it.
+py::object exception_of(const std::exception_ptr& error);
 
 // The bytes of a Python object for as long as this lives: one C-contiguous range, by reference.
 // Needs the GIL to be made and destroyed, not to be read. Raises what the object raises: BufferError

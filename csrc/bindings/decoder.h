@@ -36,6 +36,10 @@ class PyDecoder {
   void keep(py::object destination) { destination_ = std::move(destination); }
   // What they fetched and leave to whoever calls next_frame.
   void put_back(std::shared_ptr<Frame> frame) { put_back_ = std::move(frame); }
+  // What they fetched and give to Python themselves.
+  void took(const Frame& frame) {
+    if (frame.complete) release_destination();
+  }
 
  protected:
   // The next frame as `next` finds it, after one that was put back.
@@ -44,7 +48,7 @@ class PyDecoder {
     if (put_back_ != nullptr) return std::move(put_back_);
     try {
       std::shared_ptr<Frame> frame = next();
-      if (frame != nullptr && frame->complete) release_destination();
+      if (frame != nullptr) took(*frame);
       return frame;
     } catch (const Error&) {
       destination_ = py::none();  // a broken decoder writes nowhere

@@ -10,13 +10,32 @@ namespace {
 
 // psstore.errors is imported at the first error: it imports nothing of ours, but it lies in the package
 // whose import loads this extension.
-void set_python_error(const Error& error) {
-  const py::object exception = py::module_::import("psstore.errors")
-                                   .attr("from_code")(static_cast<int>(error.code()), error.what());
+py::object exception_of(const Error& error) {
+  return py::module_::import("psstore.errors")
+      .attr("from_code")(static_cast<int>(error.code()), error.what());
+}
+
+py::object exception_of(const std::system_error& error) {
+  return py::reinterpret_borrow<py::object>(PyExc_OSError)(error.code().value(), error.what());
+}
+
+void set_python_error(const py::object& exception) {
   PyErr_SetObject(py::type::handle_of(exception).ptr(), exception.ptr());
 }
 
 }  // namespace
+
+py::object exception_of(const std::exception_ptr& pending) {
+  try {
+    std::rethrow_exception(pending);
+  } catch (const std::system_error& error) {
+    return exception_of(error);
+  } catch (const Error& error) {
+    return exception_of(error);
+  } catch (const std::exception& error) {
+    return py::reinterpret_borrow<py::object>(PyExc_RuntimeError)(error.what());
+  }
+}
 
 void register_error_translation() {
   py::register_exception_translator([](std::exception_ptr pending) {
@@ -27,7 +46,7 @@ void register_error_translation() {
       PyErr_SetFromErrno(PyExc_OSError);
     } catch (const Error& error) {
       try {
-        set_python_error(error);
+        set_python_error(exception_of(error));
       } catch (py::error_already_set& import_failed) {
         import_failed.restore();
       }

@@ -1,13 +1,16 @@
-// Desk and Port for Python: what they can answer never becomes an object of Python's.
-#include "serve/port.h"
-
+// Desk, Port and Pump for Python: what they can answer never becomes an object of Python's.
 #include <pybind11/stl.h>
 
+#include <map>
+#include <memory>
 #include <string>
 #include <utility>
 #include <variant>
+#include <vector>
 
 #include "bindings/decoder.h"
+#include "serve/port.h"
+#include "serve/pump.h"
 
 namespace psstore::bindings {
 namespace {
@@ -41,8 +44,96 @@ class PyPort : public PyDecoder {
     return parts;
   }
 
+  Port& port() { return port_; }
+
  private:
   Port port_;
+};
+
+// Python's memory while a connection still has to send it.
+class LentBytes : public BufferOwner {
+ public:
+  static Piece lend(py::handle object) {
+    auto owner = std::make_shared<LentBytes>(object);
+    const PyBytesRange& range = owner->range_;
+    const size_t size = range.size();
+    auto* const buffer = new Buffer(range.data(), size, size);
+    return {BufferRef::adopt(buffer, std::move(owner)), size};
+  }
+
+  explicit LentBytes(py::handle object) : range_(object) {}
+  LentBytes(const LentBytes&) = delete;
+  LentBytes& operator=(const LentBytes&) = delete;
+  // The last reference may go in a turn, which is without the GIL.
+  ~LentBytes() override {
+    const py::gil_scoped_acquire gil;
+    const PyBytesRange released = std::move(range_);
+  }
+
+ private:
+  void release(Buffer* buffer) noexcept override { delete buffer; }
+
+  PyBytesRange range_;
+};
+
+class PyPump {
+ public:
+  explicit PyPump(int bell) : pump_(bell) {}
+
+  int fileno() const { return pump_.fileno(); }
+  void add(Pump::Id id, int socket, const py::object& port) {
+    auto& py_port = port.cast<PyPort&>();
+    pump_.add(id, Descriptor(socket), py_port.decoder(), py_port.port());
+    ports_[id] = port;
+  }
+  void send(Pump::Id id, const py::sequence& pieces) {
+    std::vector<Piece> lent;
+    lent.reserve(pieces.size());
+    for (const py::handle piece : pieces) lent.push_back(LentBytes::lend(piece));
+    pump_.send(id, std::move(lent));
+  }
+  void close(Pump::Id id) { pump_.close(id); }
+  void drop(Pump::Id id) {
+    pump_.drop(id);
+    ports_.erase(id);
+  }
+  std::vector<Pump::Id> stalled(double limit_s) const {
+    return pump_.stalled(as_duration(limit_s));
+  }
+
+  // (connection, what happened) or None.
+  py::object turn(double linger_s) {
+    std::optional<Pump::Event> event;
+    {
+      const py::gil_scoped_release no_gil;
+      event = pump_.turn(as_duration(linger_s));
+    }
+    if (!event) return py::none();
+    return py::make_tuple(
+        event->id, std::visit([&](auto& what) { return tell(event->id, what); }, event->what));
+  }
+
+ private:
+  static Pump::Clock::duration as_duration(double seconds) {
+    return std::chrono::duration_cast<Pump::Clock::duration>(
+        std::chrono::duration<double>(seconds));
+  }
+
+  py::object tell(Pump::Id id, std::shared_ptr<Frame>& frame) {
+    ports_.at(id).cast<PyPort&>().took(*frame);
+    return py::cast(std::move(frame));
+  }
+  py::object tell(Pump::Id, const std::exception_ptr& error) { return exception_of(error); }
+  py::object tell(Pump::Id id, const Pump::Gone& gone) {
+    ports_.erase(id);
+    if (gone.error == 0) return py::none();
+    return exception_of(std::make_exception_ptr(
+        std::system_error(gone.error, std::generic_category(), "the connection broke")));
+  }
+
+  // Before the pump: it refers to them to its end.
+  std::map<Pump::Id, py::object> ports_;
+  Pump pump_;
 };
 
 }  // namespace
@@ -64,6 +155,16 @@ void bind_serve(py::module_& m) {
       .def("attach", &PyPort::attach, "rank"_a, "incarnation"_a)
       .def("next_frame", &PyPort::next_frame)
       .def("take_replies", &PyPort::take_replies);
+
+  py::class_<PyPump>(m, "Pump", py::is_final())
+      .def(py::init<int>(), py::kw_only(), "bell"_a)
+      .def("fileno", &PyPump::fileno)
+      .def("add", &PyPump::add, "connection"_a, py::kw_only(), "socket"_a, "port"_a)
+      .def("send", &PyPump::send, "connection"_a, "pieces"_a)
+      .def("close", &PyPump::close, "connection"_a)
+      .def("drop", &PyPump::drop, "connection"_a)
+      .def("stalled", &PyPump::stalled, "limit_s"_a)
+      .def("turn", &PyPump::turn, "linger_s"_a);
 }
 
 }  // namespace psstore::bindings

@@ -1,12 +1,15 @@
 // Replies on their way to one connection: what is small together, what is large as references.
 #pragma once
 
+#include <sys/uio.h>
+
 #include <cstddef>
+#include <deque>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <variant>
-#include <vector>
 
 #include "table/gather.h"
 
@@ -19,6 +22,7 @@ class Replies {
  public:
   // Bytes of its own, or a view of a value.
   using Part = std::variant<std::string, Piece>;
+  using Parts = std::deque<Part>;
 
   void add(std::string_view bytes) {
     if (parts_.empty() || !std::holds_alternative<std::string>(parts_.back())) {
@@ -37,15 +41,25 @@ class Replies {
   }
 
   bool empty() const { return parts_.empty(); }
+  // That are not sent yet.
   size_t num_bytes() const { return num_bytes_; }
-  // In the order in which they were added.
-  std::vector<Part> take() {
+  void clear();
+
+  // In the order in which they were added. REQUIRES: sent() was never told of a part of them.
+  Parts take() {
     num_bytes_ = 0;
     return std::exchange(parts_, {});
   }
 
+  // The first of them as ranges for one gathering write, as many as there is room for. Returns how many;
+  // they are good until anything else is called.
+  size_t ranges(std::span<iovec> room) const;
+  // Forgets the first `num_bytes`.
+  void sent(size_t num_bytes);
+
  private:
-  std::vector<Part> parts_;
+  Parts parts_;
+  size_t sent_bytes_ = 0;  // of the first part
   size_t num_bytes_ = 0;
 };
 

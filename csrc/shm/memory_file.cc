@@ -26,10 +26,6 @@ void check(bool fine, const char* what) {
 
 }  // namespace
 
-Descriptor::~Descriptor() {
-  if (fd_ >= 0) close(fd_);
-}
-
 Descriptor make_memory_file(const char* name, size_t num_bytes) {
   Descriptor file(memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING));
   check(file.get() >= 0, "memfd_create");

@@ -6,8 +6,7 @@
 #include <algorithm>
 #include <numeric>
 
-#include "shard_support.h"
-#include "wire_support.h"
+#include "request_support.h"
 
 namespace psstore::testing {
 namespace {
@@ -18,40 +17,6 @@ constexpr Key kWeights = make_key(3, 0);
 constexpr Key kUnknown = make_key(4, 0);
 constexpr size_t kLargeElems = 100'000;
 const std::string kBody = "known";
-
-struct Asked {
-  Op op;
-  Values slices;  // of a PULL: their values are left out
-  uint64_t request = 1;
-  uint64_t sequence = 0;
-  uint32_t incarnation = 0;
-  std::string body = "";
-};
-
-Bytes wire(const Asked& asked) {
-  std::vector<SliceEntry> table = entries_for(asked.slices);
-  Bytes payload;
-  for (size_t i = 0; i < table.size(); ++i) {
-    if (asked.op == Op::kPULL) {
-      table[i].num_bytes = 0;
-    } else {
-      append(payload, std::as_bytes(std::span(asked.slices[i].second)));
-    }
-  }
-  const FrameParts parts{.op = asked.op,
-                         .request = asked.request,
-                         .round = 1,
-                         .incarnation = asked.incarnation,
-                         .sequence = asked.sequence,
-                         .table = table,
-                         .body = std::as_bytes(std::span(asked.body)),
-                         .payload_bytes = payload.size()};
-  check_parts(parts);
-  Bytes bytes(parts.encoded_bytes());
-  encode_frame(parts, bytes.data());
-  append(bytes, payload);
-  return bytes;
-}
 
 struct Reply {
   std::shared_ptr<Frame> frame;
@@ -144,7 +109,7 @@ TEST_F(PortTest, OrdinaryRequestsAreAnsweredHoweverTheirBytesCome) {
 TEST_F(PortTest, ALargeValueWaitsAsItIsAndOutlivesTheNextOne) {
   port_.open({.client = "a"});
   EXPECT_TRUE(others(wire({Op::kPULL, {{kLarge, {}}}})).empty());
-  const std::vector<Replies::Part> parts = port_.replies().take();
+  const Replies::Parts parts = port_.replies().take();
   EXPECT_TRUE(port_.replies().empty());
   ASSERT_EQ(parts.size(), 2u);
   ASSERT_TRUE(std::holds_alternative<Piece>(parts[1]));

@@ -1,8 +1,8 @@
 """The compiled core, as Python sees it. csrc/bindings implements exactly this; a test compares them.
 
 Every call that does work releases the GIL. Errors are `psstore.errors` classes, chosen by code.
-Nothing here waits, does I/O or calls back, but for `FastLane`, whose calls block, and for `Heartbeat`, whose
-thread writes one small frame at intervals.
+Nothing here waits, does I/O or calls back, but for `FastLane` and `Pump`, whose calls send, receive and wait, and
+for `Heartbeat`, whose thread writes one small frame at intervals.
 """
 
 from collections import deque
@@ -187,6 +187,31 @@ class Port(FrameDecoder):
     def next_frame(self) -> Frame | None: ...
     def take_replies(self) -> list[bytes | memoryview]:
         """To what was answered since, as pieces to write."""
+
+@final
+class Pump:
+    """The sockets of all of a shard's connections: feeds their ports, and sends their replies. One thread at a time.
+
+    An event loop watches `fileno` for reading, and calls `turn` then, until it returns None."""
+
+    def __init__(self, *, bell: int) -> None:
+        """`bell`: a file descriptor that is readable when the event loop has something to do, because of the pump or
+        of anything else; -1: there is none, and no turn lingers."""
+    def fileno(self) -> int: ...
+    def add(self, connection: int, *, socket: int, port: Port) -> None:
+        """Serves a socket, which is the pump's from now on. Raises OSError."""
+    def send(self, connection: int, pieces: Sequence[bytes | memoryview]) -> None:
+        """Sends them after what is on its way; what the socket does not take stays referenced until it is out."""
+    def close(self, connection: int) -> None:
+        """Ends it once all is sent; what still comes is dropped. Its end is an event, when the peer has closed, too."""
+    def drop(self, connection: int) -> None:
+        """Cuts it off, if it is there; no event follows."""
+    def stalled(self, limit_s: float) -> list[int]:
+        """Connections whose peers have sent nothing for so long in the middle of a frame."""
+    def turn(self, linger_s: float) -> tuple[int, Frame | Exception | None] | None:
+        """Serves the connections until one has something for others: a frame that its port can't answer; what was wrong
+        with its bytes, or with us, and then it is to be closed; None, or an OSError, when it is gone. Returns None when
+        there is nothing to do, `linger_s` after it began, or earlier if the bell rings. Releases the GIL."""
 
 # ---- lane ------------------------------------------------------------------------------------------
 

@@ -5,22 +5,24 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 WRITE_HIGH_BYTES = 1 << 20
-"""Unsent bytes of a connection at which the server stops reading from it and working for it. 1 MiB keeps a link
-of 10 Gbit/s busy for 0.8 ms, longer than it takes to wake up and answer the next request. What is unsent holds
-references to values, no copies, and exceeds this by one reply at most."""
-
-WRITE_LOW_BYTES = WRITE_HIGH_BYTES // 4
-"""Unsent bytes at which it goes on: early enough that the socket does not run dry meanwhile."""
-
-READ_BYTES = 256 << 10
-"""What is read of one connection before the others have a turn, some 60 µs of copying: a small request waits for so
-much of each connection that sends in bulk."""
+"""Unsent bytes of a client's connection at which it stops sending. 1 MiB keeps a link of 10 Gbit/s busy for 0.8 ms,
+longer than it takes to wake up. What is unsent refers to the caller's memory."""
 
 BACKLOG = 1024
 """Connections that wait to be accepted: a whole fleet may connect in the same instant."""
 
-DISCARD_BYTES = 64 << 10
-"""Scratch memory into which the last bytes of a closing connection are read, shared by all of them."""
+ACCEPTS_PER_TURN = 64
+"""Connections that are accepted before those that are there have a turn."""
+
+ACCEPT_AGAIN_S = 1.0
+"""After the system has refused a connection for want of files or memory, until it is asked again."""
+
+EVENTS_PER_TURN = 64
+"""Frames that Python has to handle before timers and others of the event loop have a turn."""
+
+LINGER_S = 0.001
+"""That a turn may take if only ordinary requests come: it returns earlier when the event loop has something to do, but
+not for its timers."""
 
 
 @dataclass(frozen=True, kw_only=True)

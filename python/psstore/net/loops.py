@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import selectors
 from collections.abc import Coroutine
 from typing import Any, Literal, TypeVar
 
@@ -22,6 +23,15 @@ def run(main: Coroutine[Any, Any, T], name: LoopName) -> T:
     finally:
         asyncio.set_event_loop(None)
         loop.close()
+
+
+def bell(loop: asyncio.AbstractEventLoop) -> int:
+    """A file descriptor that is readable when the loop has something to do, timers and calls of its own thread apart;
+    -1 if it does not tell."""
+    if hasattr(loop, "_get_backend_id"):  # uvloop's; its libuv has an epoll
+        return int(loop._get_backend_id())
+    selector = getattr(loop, "_selector", None)  # asyncio's
+    return selector.fileno() if isinstance(selector, selectors.EpollSelector) else -1
 
 
 def _new_event_loop(name: LoopName) -> asyncio.AbstractEventLoop:

@@ -13,6 +13,7 @@ from psstore import _core
 from psstore.errors import (
     AvailabilityError,
     DeviceFailed,
+    HandshakeTimeout,
     InternalError,
     Overloaded,
     ProtocolError,
@@ -20,8 +21,11 @@ from psstore.errors import (
     ShuttingDown,
     UsageError,
 )
-from psstore.net.limits import BACKLOG, ServerLimits
+from psstore.net import loops
+from psstore.net.limits import EVENTS_PER_TURN, LINGER_S, ServerLimits
+from psstore.net.listener import Listener
 from psstore.net.server_connection import ServerConnection
+from psstore.net.sockets import tune
 from psstore.protocol.frames import Close, Output, Send
 from psstore.protocol.service import ShardService
 
@@ -46,27 +50,29 @@ class Server:
     def __init__(self, service: ShardService, *, loop: asyncio.AbstractEventLoop, limits: ServerLimits) -> None:
         self.loop = loop
         self.limits = limits
+        self.pump = _core.Pump(bell=loops.bell(loop))
+        """Has the connections' sockets, and answers what is ordinary."""
+        loop.add_reader(self.pump.fileno(), self._serve)
         self.on_turn: Callable[[float], None] | None = None
-        """Called after each turn of the loop in which something happened."""
+        """Called after each turn of the loop in which something happened that a port could not answer."""
         self.on_device_failed: Callable[[DeviceFailed], None] | None = None
         """Called when there is nothing left to serve; perhaps more than once."""
         self._service = service
         self._numbers = itertools.count(1)
         self._connections: dict[int, ServerConnection] = {}
-        self._listeners: list[asyncio.AbstractServer] = []
+        self._listeners: list[Listener] = []
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
         self._no_tick_before = 0.0
         self._sweeper = loop.call_later(limits.stalled_frame_s / 4, self._sweep)
         self._turn_is_due = False
-        self._events = 0
-        """Frames and ticks so far: settling goes on only while there are no new ones."""
+        self._is_settling = False
+        """There is idle work, and it will be done."""
         self._emptied: asyncio.Event | None = None
 
-    async def listen(self, sock: socket.socket) -> None:
+    def listen(self, sock: socket.socket) -> None:
         """Accepts connections on a bound socket from now on."""
-        start = self.loop.create_unix_server if sock.family == socket.AF_UNIX else self.loop.create_server
-        self._listeners.append(await start(self._accept, sock=sock, backlog=BACKLOG))
+        self._listeners.append(Listener(self.loop, sock, self._opened))
 
     async def drain(self, reason: PsstoreError | None = None) -> None:
         """Accepts nobody, refuses requests, tells every peer, and returns once their connections are closed.
@@ -80,6 +86,7 @@ class Server:
             connection.refuse(reason or ShuttingDown("the store is shutting down"))
         if self._connections:
             await self._emptied.wait()  # each of them lingers for a bounded time
+        self.loop.remove_reader(self.pump.fileno())
         self._sweeper.cancel()
         if self._timer is not None:
             self._timer.cancel()
@@ -90,14 +97,14 @@ class Server:
         """The clock of everything here, in seconds."""
         return self.loop.time()
 
-    def _accept(self) -> ServerConnection:
-        return ServerConnection(self, next(self._numbers))
-
-    def opened(self, connection: ServerConnection) -> _core.Port:
-        """Where its bytes go."""
+    def _opened(self, sock: socket.socket, address: str) -> None:
         above_limit = len(self._connections) - self.limits.max_connections
-        self._connections[connection.id] = connection
-        port = self._service.opened(connection.id, self.now())
+        number = next(self._numbers)
+        port = self._service.opened(number, self.now())
+        tune(sock)
+        self.pump.add(number, socket=sock.detach(), port=port)
+        connection = ServerConnection(self, number=number, address=address, port=port)
+        self._connections[number] = connection
         self.log(connection, logging.DEBUG, "connected")
         if self._service.draining:
             connection.refuse(ShuttingDown("the store is shutting down"))
@@ -107,7 +114,6 @@ class Server:
             self.log(connection, logging.WARNING, "refused: there are too many connections already")
             connection.refuse(Overloaded(f"this shard has all the {self.limits.max_connections} connections it takes"))
         self._turn()
-        return port
 
     def ended(self, connection: ServerConnection) -> None:
         """Nothing more will come from it."""
@@ -115,7 +121,7 @@ class Server:
         self._service.closed(connection.id, self.now())
         self._turn()
 
-    def lost(self, connection: ServerConnection, cause: Exception | None) -> None:
+    def lost(self, connection: ServerConnection, cause: OSError | None) -> None:
         """Its socket is closed."""
         if cause is not None:
             self.log(connection, logging.DEBUG, f"the connection broke: {cause}")
@@ -123,23 +129,45 @@ class Server:
         if self._emptied is not None and not self._connections:
             self._emptied.set()
 
-    def blame(self, connection: ServerConnection, error: ProtocolError) -> None:
+    # ---- events ----
+
+    def _serve(self) -> None:
+        """The pump has something to do. It lingers if nothing else of ours waits for its turn."""
+        for _ in range(EVENTS_PER_TURN):
+            event = self.pump.turn(0.0 if self._turn_is_due or self._is_settling else LINGER_S)
+            if event is None:
+                return
+            self._handle(self._connections[event[0]], event[1])
+        self.loop.call_soon(self._serve)
+
+    def _handle(self, connection: ServerConnection, what: _core.Frame | Exception | None) -> None:
+        """What goes wrong ends this connection only."""
+        try:
+            if isinstance(what, _core.Frame):
+                self._arrived(connection, what)
+            elif what is None or isinstance(what, OSError):
+                connection.gone(what)
+            else:
+                raise what
+        except ProtocolError as error:
+            self._blame(connection, error)
+        except Exception as error:
+            self._broke(connection, error)
+
+    def _arrived(self, connection: ServerConnection, frame: _core.Frame) -> None:
+        """A frame is whole, or announced, and the connection's port could not answer it."""
+        self._carry_out(self._service.frame(connection.id, frame, self.loop.time()))
+        self._turn()
+
+    def _blame(self, connection: ServerConnection, error: ProtocolError) -> None:
         """The peer is at fault."""
         self._carry_out(self._service.failed(connection.id, error))
         self._turn()
 
-    def broke(self, connection: ServerConnection, error: Exception) -> None:
+    def _broke(self, connection: ServerConnection, error: Exception) -> None:
         """We are at fault: this connection ends, the others don't notice."""
         self.log(connection, logging.ERROR, "a bug in psstore; this connection is closed", error)
         connection.refuse(InternalError(f"the shard failed: {error!r}; its log has the details, please report it"))
-
-    # ---- events ----
-
-    def arrived(self, connection: ServerConnection, frame: _core.Frame) -> None:
-        """A frame is whole, or announced, and the connection's port could not answer it."""
-        self._events += 1
-        self._carry_out(self._service.frame(connection.id, frame, self.loop.time()))
-        self._turn()
 
     def _carry_out(self, outputs: Iterable[Output]) -> None:
         for output in outputs:
@@ -167,13 +195,19 @@ class Server:
     def _end_turn(self) -> None:
         self._turn_is_due = False
         self._set_timer(self._service.next_wake())
-        self.loop.call_soon(self._settle, self._events)
+        self._settle_soon()
         if self.on_turn is not None:
             self.on_turn(self.now())
 
-    def _settle(self, events: int) -> None:
-        """Some of the work that the last decision left over, unless frames came: they have their own turn."""
-        if events != self._events:
+    def _settle_soon(self) -> None:
+        if not self._is_settling:
+            self._is_settling = True
+            self.loop.call_soon(self._settle)
+
+    def _settle(self) -> None:
+        """Some of the work that the last decision left over, unless frames came: their turn ends with it."""
+        self._is_settling = False
+        if self._turn_is_due:
             return
         try:
             settled = self._settle_some()
@@ -183,7 +217,7 @@ class Server:
         if self._service.is_filling:
             self._carry_out(self._service.filled())
         if not settled or self._service.is_filling:
-            self.loop.call_soon(self._settle, events)
+            self._settle_soon()
 
     def _settle_some(self) -> bool:
         """True: nothing is left."""
@@ -211,7 +245,6 @@ class Server:
 
     def _tick(self) -> None:
         self._timer = None
-        self._events += 1
         try:
             self._carry_out(self._service.tick(self.now()))
         except Exception:
@@ -221,8 +254,12 @@ class Server:
 
     def _sweep(self) -> None:
         self._sweeper = self.loop.call_later(self.limits.stalled_frame_s / 4, self._sweep)
-        for connection in list(self._connections.values()):
-            connection.check_stalled(self.now())
+        limit_s = self.limits.stalled_frame_s
+        for number in self.pump.stalled(limit_s):
+            self._blame(
+                self._connections[number],
+                HandshakeTimeout(f"a frame was begun and not continued for {limit_s:g} s"),
+            )
 
     # ---- log ----
 

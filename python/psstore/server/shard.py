@@ -77,7 +77,7 @@ async def serve(settings: ShardSettings) -> None:
     sockets = [socket.socket(fileno=descriptor) for descriptor in settings.sockets]
     unix_paths = [sock.getsockname() for sock in sockets if sock.family == socket.AF_UNIX]
     for sock in sockets:
-        await server.listen(sock)
+        server.listen(sock)
     print(READY, flush=True)
     await stopped.wait()
     loop.remove_reader(sys.stdin.fileno())

@@ -1,0 +1,114 @@
+#include "serve/link.h"
+
+#include <sys/epoll.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <utility>
+#include <vector>
+
+namespace psstore {
+namespace {
+
+// Ranges of one sendmsg: 256 KiB of replies have fewer, as each is of kOwnReplyPieceBytes or beside one.
+constexpr size_t kMaxRanges = 64;
+
+// Where the last bytes of closing connections go; read by nobody.
+constexpr size_t kDiscardBytes = 64u << 10;
+
+bool would_block(int error) {
+  return error == EAGAIN || error == EWOULDBLOCK || error == EINTR;
+}
+
+}  // namespace
+
+uint32_t Link::awaited() const {
+  const bool reading = !ended_ && (closing_ || !full());
+  return (reading ? EPOLLIN : 0u) | (port_.replies().empty() ? 0u : EPOLLOUT);
+}
+
+std::optional<Link::Clock::time_point> Link::stalled_since() const {
+  if (closing_ || ended_ || full() || !decoder_.mid_frame()) return std::nullopt;
+  return came_at_;
+}
+
+// ---- a round ----------------------------------------------------------------------------------------
+
+void Link::begin_round(uint32_t events) {
+  readable_ = (events & ~static_cast<uint32_t>(EPOLLOUT)) != 0;  // an error is read, too
+  round_bytes_ = kRoundBytes;
+  if (full()) came_at_ = Clock::now();
+  flush();
+}
+
+std::shared_ptr<Frame> Link::next_frame() {
+  do {
+    while (!closing_ && !full()) {
+      std::shared_ptr<Frame> frame = port_.next_frame();
+      if (frame == nullptr && !full()) break;
+      flush();
+      if (frame != nullptr) return frame;
+    }
+  } while (receive());
+  flush();
+  return nullptr;
+}
+
+bool Link::receive() {
+  if (!readable_ || ended_ || round_bytes_ == 0 || (full() && !closing_)) return false;
+  std::array<std::byte, kDiscardBytes> discarded;
+  std::span<std::byte> window = closing_ ? discarded : decoder_.writable().bytes;
+  window = window.first(std::min(window.size(), round_bytes_));
+  const ssize_t received = recv(fd(), window.data(), window.size(), MSG_DONTWAIT);
+  if (received < 0 && would_block(errno)) return readable_ = false;
+  if (received <= 0) {
+    end(received < 0 ? errno : 0);
+    return false;
+  }
+  const auto num_bytes = static_cast<size_t>(received);
+  if (!closing_) decoder_.written(num_bytes);
+  readable_ = num_bytes == window.size();  // else that was all
+  round_bytes_ -= num_bytes;
+  came_at_ = Clock::now();
+  return true;
+}
+
+void Link::end(int error) {
+  ended_ = true;
+  error_ = error;
+  if (error != 0) port_.replies().clear();
+}
+
+// ---- what goes out ----------------------------------------------------------------------------------
+
+void Link::send(std::vector<Piece> pieces) {
+  Replies& replies = port_.replies();
+  const bool first = replies.empty();
+  for (Piece& piece : pieces) replies.add(std::move(piece));
+  if (first) flush();
+}
+
+void Link::close() {
+  closing_ = true;
+  flush();
+}
+
+void Link::flush() {
+  Replies& replies = port_.replies();
+  std::array<iovec, kMaxRanges> ranges;
+  while (!replies.empty() && !mute_) {
+    msghdr message{};
+    message.msg_iov = ranges.data();
+    message.msg_iovlen = replies.ranges(ranges);
+    const ssize_t taken = sendmsg(fd(), &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+    if (taken < 0 && would_block(errno)) return;
+    mute_ = taken < 0;
+    if (!mute_) replies.sent(static_cast<size_t>(taken));
+  }
+  if (mute_) replies.clear();  // why is told by what is read
+  if (closing_ && !std::exchange(told_end_, true)) shutdown(fd(), SHUT_WR);
+}
+
+}  // namespace psstore

@@ -1,0 +1,81 @@
+// One connection's socket: bytes from it to its port, and the port's replies back, a round at a time.
+//
+//   socket ─► decoder ─► port ─► frames for others       A peer that does not read its replies is not read
+//      ▲                  │                              from: what it can make us hold is what a port lets
+//      └──── replies ◄────┘                              wait, one reply and one receive buffer.
+//
+// Which of the links has a round, and when, is the pump's.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+
+#include "core/descriptor.h"
+#include "serve/port.h"
+#include "wire/decoder.h"
+
+namespace psstore {
+
+// What is read of one connection in a round, some 60 µs of copying: a small request waits for so much of
+// each connection that sends in bulk.
+inline constexpr size_t kRoundBytes = 256u << 10;
+
+class Link {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  // Decoder and port live as long as the link.
+  Link(Descriptor socket, FrameDecoder& decoder, Port& port)
+      : socket_(std::move(socket)), decoder_(decoder), port_(port) {}
+
+  int fd() const { return socket_.get(); }
+  // The epoll events that it can do something with.
+  uint32_t awaited() const;
+
+  // ---- a round
+
+  // These epoll events have come.
+  void begin_round(uint32_t events);
+  // Goes on with the round. A frame: it is for others, and what they do about it comes before the next
+  // call. Null: the round is over. Throws what the port throws.
+  std::shared_ptr<Frame> next_frame();
+  // Nothing will come any more, and nothing is to be sent.
+  bool over() const { return ended_ && port_.replies().empty(); }
+  // Why it ended; 0: the peer is done.
+  int error() const { return error_; }
+
+  // ---- what others say
+
+  // After what is on its way already.
+  void send(std::vector<Piece> pieces);
+  // Ends the connection once all is sent. The peer's unread bytes are read and dropped until it closes, too:
+  // closing over them would reset the connection, and lose the reply that says why.
+  void close();
+  // Since when nothing has come of a frame that has begun; empty: none has, or the delay is ours.
+  std::optional<Clock::time_point> stalled_since() const;
+
+ private:
+  // The peer has to read first.
+  bool full() const { return port_.replies().num_bytes() >= kMaxWaitingReplyBytes; }
+  // False: there is nothing more to read in this round.
+  bool receive();
+  void flush();
+  void end(int error);
+
+  Descriptor socket_;
+  FrameDecoder& decoder_;
+  Port& port_;
+  bool readable_ = false;   // for all we know
+  size_t round_bytes_ = 0;  // that this round may still read
+  bool closing_ = false;    // nothing that comes matters any more
+  bool told_end_ = false;   // the peer knows that nothing more will come
+  bool mute_ = false;       // nothing can be sent any more
+  bool ended_ = false;      // nothing can be received any more
+  int error_ = 0;
+  Clock::time_point came_at_{};  // the latest bytes, or the latest of our delays
+};
+
+}  // namespace psstore

@@ -1,0 +1,135 @@
+#include "serve/pump.h"
+
+#include <poll.h>
+#include <sys/epoll.h>
+
+#include <array>
+#include <cerrno>
+#include <system_error>
+#include <utility>
+
+namespace psstore {
+namespace {
+
+// Connections that have a round before it is asked again who is ready.
+constexpr int kMaxReady = 64;
+
+[[noreturn]] void throw_system_error(const char* call) {
+  throw std::system_error(errno, std::generic_category(), call);
+}
+
+timespec as_timespec(Pump::Clock::duration time) {
+  const auto seconds = std::chrono::floor<std::chrono::seconds>(time);
+  return {seconds.count(), std::chrono::nanoseconds(time - seconds).count()};
+}
+
+}  // namespace
+
+Pump::Pump(int bell) : epoll_(epoll_create1(EPOLL_CLOEXEC)), bell_(bell) {
+  if (epoll_.get() < 0) throw_system_error("epoll_create1");
+}
+
+// ---- connections ------------------------------------------------------------------------------------
+
+void Pump::add(Id id, Descriptor socket, FrameDecoder& decoder, Port& port) {
+  Link link(std::move(socket), decoder, port);
+  epoll_event event{};
+  event.events = link.awaited();
+  event.data.u64 = id;
+  if (epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, link.fd(), &event) != 0) {
+    throw_system_error("epoll_ctl");
+  }
+  links_.emplace(id, Watched{std::move(link), event.events});
+}
+
+void Pump::send(Id id, std::vector<Piece> pieces) {
+  Watched& watched = links_.at(id);
+  watched.link.send(std::move(pieces));
+  watch(id, watched);
+}
+
+void Pump::close(Id id) {
+  Watched& watched = links_.at(id);
+  watched.link.close();
+  watch(id, watched);
+}
+
+std::vector<Pump::Id> Pump::stalled(Clock::duration limit) const {
+  const auto before = Clock::now() - limit;
+  std::vector<Id> ids;
+  for (const auto& [id, watched] : links_) {
+    const auto since = watched.link.stalled_since();
+    if (since && *since <= before) ids.push_back(id);
+  }
+  return ids;
+}
+
+void Pump::watch(Id id, Watched& watched) {
+  const uint32_t awaited = watched.link.awaited();
+  if (awaited == std::exchange(watched.awaited, awaited)) return;
+  epoll_event event{};
+  event.events = awaited;
+  event.data.u64 = id;
+  if (epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, watched.link.fd(), &event) != 0) {
+    throw_system_error("epoll_ctl");
+  }
+}
+
+// ---- turns ------------------------------------------------------------------------------------------
+
+std::optional<Pump::Event> Pump::turn(Clock::duration linger) {
+  const auto until = Clock::now() + linger;
+  do {
+    if (ready_.empty()) collect();
+    while (!ready_.empty()) {
+      if (std::optional<Event> event = serve()) return event;
+      ready_.pop_front();
+    }
+  } while (wait(until));
+  return std::nullopt;
+}
+
+void Pump::collect() {
+  std::array<epoll_event, kMaxReady> events;
+  const int found = epoll_wait(epoll_.get(), events.data(), kMaxReady, 0);
+  for (int i = 0; i < found; ++i) {
+    const epoll_event& event = events[static_cast<size_t>(i)];
+    const Id id = event.data.u64;  // the event is packed
+    links_.at(id).link.begin_round(event.events);
+    ready_.push_back(id);
+  }
+}
+
+std::optional<Pump::Event> Pump::serve() {
+  const Id id = ready_.front();
+  const auto found = links_.find(id);
+  if (found == links_.end()) return std::nullopt;  // dropped since
+  Watched& watched = found->second;
+  std::optional<Event> event = serve(id, watched.link);
+  if (!event && watched.link.over()) {
+    event = Event{id, Gone{watched.link.error()}};
+    links_.erase(found);
+  } else {
+    watch(id, watched);
+  }
+  return event;
+}
+
+std::optional<Pump::Event> Pump::serve(Id id, Link& link) {
+  try {
+    if (std::shared_ptr<Frame> frame = link.next_frame()) return Event{id, std::move(frame)};
+    return std::nullopt;
+  } catch (const std::exception&) {
+    return Event{id, std::current_exception()};
+  }
+}
+
+bool Pump::wait(Clock::time_point until) const {
+  const auto left = until - Clock::now();
+  if (bell_ < 0 || left <= Clock::duration::zero()) return false;
+  std::array<pollfd, 2> files{{{epoll_.get(), POLLIN, 0}, {bell_, POLLIN, 0}}};
+  const timespec time = as_timespec(left);
+  return ppoll(files.data(), files.size(), &time, nullptr) > 0 && files[0].revents != 0;
+}
+
+}  // namespace psstore

@@ -1,0 +1,245 @@
+// Pump: over pairs of sockets whose other ends are the test's.
+#include "serve/pump.h"
+
+#include <gtest/gtest.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <map>
+#include <thread>
+
+#include "request_support.h"
+
+namespace psstore::testing {
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr Key kSmall = make_key(1, 0);
+constexpr Key kLarge = make_key(2, 0);
+constexpr size_t kLargeElems = 1u << 20;  // more than a pair of sockets holds
+
+// A connection to the pump of which the test is the client.
+class Client {
+ public:
+  explicit Client(Desk& desk) : port(decoder, desk) {
+    int fds[2] = {-1, -1};
+    EXPECT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds), 0);
+    ours_ = Descriptor(fds[0]);
+    theirs_ = Descriptor(fds[1]);
+    port.open({.client = "a"});
+  }
+
+  Descriptor socket() { return std::move(theirs_); }
+  void hang_up() { ours_ = Descriptor(); }
+  void say_no_more() { EXPECT_EQ(shutdown(ours_.get(), SHUT_WR), 0); }
+
+  void send(std::span<const std::byte> bytes) {
+    ASSERT_EQ(::send(ours_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL),
+              static_cast<ssize_t>(bytes.size()));
+  }
+  // What has come, as frames. Sets `ended` if nothing more will.
+  std::vector<std::shared_ptr<Frame>> frames() {
+    std::vector<std::shared_ptr<Frame>> all;
+    for (;;) {
+      const std::span<std::byte> window = received_.writable().bytes;
+      const ssize_t size = recv(ours_.get(), window.data(), window.size(), MSG_DONTWAIT);
+      ended = size == 0;
+      if (size <= 0) return all;
+      received_.written(static_cast<size_t>(size));
+      while (std::shared_ptr<Frame> frame = received_.next_frame()) {
+        if (frame->complete) {
+          all.push_back(std::move(frame));
+        } else {
+          received_.accept(pool_->allocate(frame->header.payload_bytes));
+        }
+      }
+    }
+  }
+
+  FrameDecoder decoder;  // of the pump's end
+  Port port;
+  bool ended = false;
+
+ private:
+  Descriptor ours_, theirs_;
+  FrameDecoder received_;
+  std::shared_ptr<BufferPool> pool_ = make_pool();
+};
+
+Bytes read_of(Key key, uint64_t request = 1) {
+  return wire({.op = Op::kPULL, .slices = {{key, {}}}, .request = request});
+}
+Bytes write_of(Floats values, uint64_t sequence) {
+  return wire({.op = Op::kASSIGN, .slices = {{kSmall, values}}, .sequence = sequence});
+}
+const Bytes kForOthers = TestFrame{.op = Op::kJOIN, .checksum = false}.wire();
+
+class PumpTest : public ::testing::Test {
+ protected:
+  PumpTest() {
+    shard_.define({1, DType::kFloat32, RuleKind::kAssign, 0, true, {{kSmall, 2}}});
+    shard_.define({2, DType::kFloat32, RuleKind::kAssign, 0, true, {{kLarge, kLargeElems}}});
+  }
+  ~PumpTest() override { close(bell_); }
+
+  Client& connect(Pump::Id id) {
+    Client& client = clients_.try_emplace(id, desk_).first->second;
+    pump_.add(id, client.socket(), client.decoder, client.port);
+    return client;
+  }
+  Piece piece_of(std::span<const std::byte> bytes) {
+    BufferRef buffer = pool_->allocate(bytes.size());
+    std::memcpy(buffer->data(), bytes.data(), bytes.size());
+    return {std::move(buffer), bytes.size()};
+  }
+  static std::shared_ptr<Frame> frame_of(const std::optional<Pump::Event>& event) {
+    if (!event || event->what.index() != 0) return nullptr;
+    return std::get<std::shared_ptr<Frame>>(event->what);
+  }
+  static bool is_gone(const std::optional<Pump::Event>& event, Pump::Id id) {
+    return event && event->id == id && std::holds_alternative<Pump::Gone>(event->what);
+  }
+
+  Shard shard_{ShardOptions()};
+  Desk desk_{shard_};
+  std::map<Pump::Id, Client> clients_;
+  std::shared_ptr<BufferPool> pool_ = make_pool();
+  int bell_ = eventfd(0, EFD_CLOEXEC);
+  Pump pump_{bell_};
+};
+
+TEST_F(PumpTest, OrdinaryRequestsOfAllConnectionsAreAnsweredInOneTurn) {
+  Client& writer = connect(1);
+  Client& reader = connect(2);
+  writer.send(write_of({1, 2}, 1));
+  for (const uint64_t request : {7u, 8u}) reader.send(read_of(kSmall, request));
+  EXPECT_FALSE(pump_.turn(0s));
+  EXPECT_EQ(writer.frames().at(0)->header.op, Op::kASSIGNED);
+  const auto replies = reader.frames();
+  ASSERT_EQ(replies.size(), 2u);
+  EXPECT_EQ(replies[1]->header.request, 8u);
+  EXPECT_EQ(floats_of(replies[1]->payload), (Floats{1, 2}));
+}
+
+TEST_F(PumpTest, WhatOthersAnswerKeepsItsPlaceAmongTheReplies) {
+  Client& client = connect(1);
+  Bytes requests = read_of(kSmall, 1);
+  append(requests, kForOthers);
+  append(requests, read_of(kSmall, 3));
+  client.send(requests);
+  const auto event = pump_.turn(0s);
+  ASSERT_NE(frame_of(event), nullptr);
+  EXPECT_EQ(frame_of(event)->header.op, Op::kJOIN);
+  std::vector<Piece> pieces;
+  pieces.push_back(piece_of(TestFrame{.op = Op::kJOINED, .checksum = false}.wire()));
+  pump_.send(1, std::move(pieces));
+  EXPECT_FALSE(pump_.turn(0s));
+  std::vector<Op> ops;
+  for (const auto& frame : client.frames()) ops.push_back(frame->header.op);
+  EXPECT_EQ(ops, (std::vector{Op::kPULLED, Op::kJOINED, Op::kPULLED}));
+}
+
+TEST_F(PumpTest, WhoDoesNotReadIsNotReadFromAndMissesNothing) {
+  Client& reader = connect(1);
+  Client& other = connect(2);
+  for (uint64_t request = 1; request <= 3; ++request) reader.send(read_of(kLarge, request));
+  reader.send(kForOthers);
+  EXPECT_FALSE(pump_.turn(0s));  // what it has to say comes after replies that it does not read
+  other.send(read_of(kSmall));
+  EXPECT_FALSE(pump_.turn(0s));
+  EXPECT_EQ(other.frames().size(), 1u);
+  uint64_t answered = 0;
+  for (std::optional<Pump::Event> event; !event; event = pump_.turn(0s)) {
+    for (const auto& frame : reader.frames()) EXPECT_EQ(frame->header.request, ++answered);
+  }
+  EXPECT_GE(answered, 2u);
+}
+
+TEST_F(PumpTest, WhoSaysNoMoreGetsHisRepliesFirst) {
+  Client& client = connect(1);
+  client.send(read_of(kLarge));
+  client.say_no_more();
+  std::optional<Pump::Event> event;
+  size_t answered = 0;
+  while (!(event = pump_.turn(0s))) answered += client.frames().size();
+  EXPECT_TRUE(is_gone(event, 1));
+  EXPECT_EQ(std::get<Pump::Gone>(event->what).error, 0);
+  EXPECT_EQ(answered + client.frames().size(), 1u);
+  EXPECT_TRUE(client.ended);
+}
+
+TEST_F(PumpTest, WhoGoesAwayWithoutReadingIsGone) {
+  Client& client = connect(1);
+  client.send(read_of(kLarge));
+  EXPECT_FALSE(pump_.turn(0s));
+  client.hang_up();
+  EXPECT_TRUE(is_gone(pump_.turn(0s), 1));
+}
+
+TEST_F(PumpTest, AClosedConnectionSendsWhatIsLeftAndListensToNothing) {
+  Client& client = connect(1);
+  client.send(read_of(kLarge));
+  EXPECT_FALSE(pump_.turn(0s));
+  pump_.close(1);
+  client.send(kForOthers);
+  size_t answered = 0;
+  while (!client.ended) {
+    EXPECT_FALSE(pump_.turn(0s));
+    answered += client.frames().size();
+  }
+  EXPECT_EQ(answered, 1u);
+  client.hang_up();
+  EXPECT_TRUE(is_gone(pump_.turn(0s), 1));
+}
+
+TEST_F(PumpTest, ADroppedConnectionIsNotHeardOfAgain) {
+  Client& client = connect(1);
+  client.send(kForOthers);
+  client.send(kForOthers);
+  ASSERT_NE(frame_of(pump_.turn(0s)), nullptr);
+  pump_.drop(1);
+  EXPECT_FALSE(pump_.turn(0s));
+  client.frames();
+  EXPECT_TRUE(client.ended);
+}
+
+TEST_F(PumpTest, BadBytesAreOneConnectionsEvent) {
+  Client& bad = connect(1);
+  Client& good = connect(2);
+  bad.send(random_bytes(100));
+  good.send(read_of(kSmall));
+  const auto event = pump_.turn(0s);
+  ASSERT_TRUE(event && event->id == 1);
+  EXPECT_THROW(std::rethrow_exception(std::get<std::exception_ptr>(event->what)), Error);
+  pump_.close(1);
+  EXPECT_FALSE(pump_.turn(0s));
+  EXPECT_EQ(good.frames().size(), 1u);
+}
+
+TEST_F(PumpTest, ATurnLingersForRequestsUntilTheBellRings) {
+  Client& client = connect(1);
+  std::thread other([&] {
+    for (int i = 0; i < 3; ++i) {
+      client.send(read_of(kSmall));
+      while (client.frames().empty()) std::this_thread::yield();
+    }
+    eventfd_write(bell_, 1);
+  });
+  EXPECT_FALSE(pump_.turn(1h));
+  other.join();
+}
+
+TEST_F(PumpTest, OnlyWhoStoppedInTheMiddleOfAFrameIsStalled) {
+  Client& stopped = connect(1);
+  Client& quiet = connect(2);
+  stopped.send(std::span(kForOthers).first(10));
+  quiet.send(read_of(kSmall));
+  EXPECT_FALSE(pump_.turn(0s));
+  EXPECT_EQ(pump_.stalled(0s), std::vector<Pump::Id>{1});
+  EXPECT_TRUE(pump_.stalled(1h).empty());
+}
+
+}  // namespace
+}  // namespace psstore::testing
