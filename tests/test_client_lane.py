@@ -58,12 +58,11 @@ class Ends:
         self.peer.close()
 
     def call(self, op: str = "ASSIGN") -> tuple[bool, list[Any]] | None:
-        number, pull = OPS[op], op == "PULL"
-        layout = Layout([self._tensor], ["float32"], num_shards=1, pull=pull)
-        future = QuietFuture(loop=self.thread.loop)
-        request = Request(id=0, op=number, future=future, deadline=0.0, started=0.0)
+        layout = Layout([self._tensor], ["float32"], num_shards=1, pull=op == "PULL")
+        sender = _core.Sender([self.line], request=Request, rank=0, incarnation=0, checksum=False)
+        futures = [QuietFuture(loop=self.thread.loop)]
         return self.thread.lane.call(
-            layout.plan, [self.array], [self.line], [request], number, not pull, not pull, 0, 0, 0, False, 0, []
+            sender, layout.plan, [self.array], _core.Terms(OPS[op], timeout_s=PATIENCE_S), futures
         )
 
     def answer(self, op: str = "ASSIGN") -> _core.Frame:

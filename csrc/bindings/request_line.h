@@ -1,6 +1,7 @@
 // The Python object RequestLine: what a session shares with those who send its requests without it.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <utility>
 
@@ -18,6 +19,16 @@ class RequestLine {
   uint64_t next_request = 1;
   uint64_t last_write = 0;  // sequence of the last numbered write
   uint64_t told = 0;        // last decision sent on this connection
+  uint64_t version = 0;     // of the shard, as last heard
+  uint64_t scaled = 0;      // last decision whose scale the shard is known to have from here
+  double last_heard_s = 0;  // on the event loop's clock
+
+  // A request that told the scale of decision `told_scale`, or none (0), was answered by a shard at `at_version`.
+  void heard(uint64_t at_version, uint64_t told_scale, double now_s) {
+    version = std::max(version, at_version);
+    scaled = std::max(scaled, told_scale);
+    last_heard_s = now_s;
+  }
 
   // `unsent`: what waits to be written to `fd`.
   void connect(int fd, const py::object& decoder, py::object unsent) {

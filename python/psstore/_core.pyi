@@ -224,17 +224,52 @@ class RequestLine:
     """Sequence of the last ASSIGN, ADD or RESTORE."""
     told: int
     """Last decision sent on this connection."""
+    version: int
+    """Of the shard, as last heard."""
+    scaled: int
+    """Last decision whose scale the shard is known to have from here."""
+    last_heard: float
+    """When, on the event loop's clock."""
     def __init__(self, requests: dict[int, Any]) -> None:
         """`requests`: those that are not answered, by number."""
     def connect(self, fd: int, decoder: FrameDecoder, unsent: deque[memoryview]) -> None:
         """`fd`: a socket that does not block. `unsent`: what waits to be written to it."""
     def disconnect(self) -> None: ...
+    def heard(self, version: int, scaled: int, now: float) -> None:
+        """A request that told the scale of decision `scaled`, or none: 0, was answered by the shard at that version."""
 
 @final
 class FramePlan:
     """The frames of a list of tensors: the map of their arrays, and of each frame its shard and its table."""
 
     def __init__(self, arrays: FrameMap, shards: Sequence[int], tables: Sequence[SliceTable]) -> None: ...
+
+@final
+class Sender:
+    """Who sends requests of data, and over which lines."""
+
+    def __init__(self, lines: list[RequestLine], *, request: type, rank: int, incarnation: int, checksum: bool) -> None:
+        """`lines`: to each shard. `request`: the class of sessions' requests. `checksum`: of payloads."""
+    def has_told(self, decision: int) -> bool:
+        """Every shard was told of it."""
+
+@final
+class Terms:
+    """What the frames of a call say besides their slices."""
+
+    def __init__(
+        self,
+        op: int,
+        *,
+        timeout_s: float,
+        round: int = 0,
+        body: object = None,
+        bodies: Sequence[bytes] = (),
+        told: int = 0,
+        scaled: int = 0,
+    ) -> None:
+        """`body`: the message, and `bodies`: encoded, for all shards or for each of them. `told`: the last decision
+        that they tell. `scaled`: the decision whose scale they tell; 0: none."""
 
 @final
 class FastLane:
@@ -259,31 +294,17 @@ class FastLane:
     def busy(self) -> bool:
         """A call is under way, and holds the mutex. Ringing the bell ends it."""
     def call(
-        self,
-        plan: FramePlan,
-        arrays: Sequence[object],
-        lines: Sequence[RequestLine],
-        requests: Sequence[Any],
-        op: int,
-        sends: bool,
-        numbered: bool,
-        round: int,
-        rank: int,
-        incarnation: int,
-        checksum: bool,
-        told: int,
-        bodies: Sequence[bytes],
+        self, sender: Sender, plan: FramePlan, arrays: Sequence[object], terms: Terms, futures: list[Any]
     ) -> tuple[bool, list[Any]] | None:
         """Sends a request for each frame of the plan, and waits for the answers, with the GIL released: as long as they
         keep coming, and nobody rings the bell.
 
-        `lines`: of each shard. `requests`: of each frame, to be the session's if it is not answered; it gets its `id`,
-        `sequence` and `payload` or `destination`. `sends`: the arrays, else it receives into them. `numbered`: with a
-        sequence. `told`: the last decision that `bodies` tell. `bodies`: of each shard, or none.
+        `arrays`: what is sent, or received into by a PULL. `futures`: for requests that are not answered, taken out
+        then.
 
-        None: it can't be done this way now, and nothing was done. Else whether all is answered and no slice failed, and
-        of each frame the answer, as `Frame`, or its request. A signal's handler may raise; the requests' futures are
-        cancelled then."""
+        None: it can't be done this way now (or there are fewer futures than frames), and nothing was done. Else whether
+        all is answered and no slice failed, and of each frame the answer, as `Frame`, or the request that its session
+        has now. A signal's handler may raise; the requests' futures are cancelled then."""
 
 # ---- table ----------------------------------------------------------------------------------------
 

@@ -8,18 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from enum import Enum
-from functools import lru_cache
 from typing import Final
 
 from psstore import _core
 from psstore.client.arrays import Array
-from psstore.client.layout import Layout
+from psstore.client.layout import Layout, Reply
 from psstore.client.loop_thread import LoopThread
 from psstore.client.operations import Operations
 from psstore.codec.codecs import Codecs
 from psstore.net.client import SocketDriver
 from psstore.protocol.client import GRACE_S
-from psstore.protocol.session import NUMBERED, OPS, Answer, Request
+from psstore.protocol.session import NUMBERED, OPS, Answer, Future, Request
 from psstore.wire import messages as m
 
 
@@ -37,10 +36,23 @@ class Lane:
 
     def __init__(self, operations: Operations, driver: SocketDriver, thread: LoopThread) -> None:
         self._operations = operations
-        self._client = operations.client
-        self._lines = [session.line for session in operations.client.sessions]
+        self._client = client = operations.client
+        self._facts = client.sessions[0].facts
         self._driver = driver
         self._thread = thread
+        who = client.identity
+        self._sender = _core.Sender(
+            [session.line for session in client.sessions],
+            request=Request,
+            rank=who.rank,
+            incarnation=who.incarnation,
+            checksum=who.features != 0,
+        )
+        self._writing = {op: _core.Terms(OPS[op], timeout_s=client.timeout_s) for op in NUMBERED}
+        self._carrying: dict[str, tuple[tuple[float, ...], _core.Terms]] = {}
+        """By operation: the last terms that brought no news, and what they depend on."""
+        self._futures: list[Future] = []
+        """For requests that are not answered at once."""
 
     def push(
         self,
@@ -101,14 +113,13 @@ class Lane:
         habit = self._operations.habit("push", op, names)
         if habit is None:
             return NOT_NOW
-        if habit.op == "PUSH":
-            if not self._client.may_push or self._operations.holds_back:
-                return NOT_NOW
-            body, round = m.Carry(), self._client.round
+        if habit.op != "PUSH":
+            terms = self._writing[habit.op]
+        elif self._client.may_push and not self._operations.holds_back:
+            terms = self._carry("PUSH", round=self._client.round, timeout_s=self._client.timeout_s)
         else:
-            body, round = None, 0
-        answers = self._ask(habit.op, habit.layout, values, body, round, self._client.timeout_s)
-        if answers is NOT_NOW:
+            return NOT_NOW
+        if self._ask(habit.layout, values, terms) is NOT_NOW:
             return NOT_NOW
         self._operations.sent(habit.op, habit.layout)
         return None
@@ -124,89 +135,59 @@ class Lane:
         if not client.may_pull(layout.shards) or not 0.0 <= patience_s <= m.MAX_WAIT_S:
             return NOT_NOW
         results = layout.fresh() if out is None else out
-        carry = m.Carry(at_least=client.decision, wait_s=patience_s)
-        answers = self._ask("PULL", layout, results, carry, 0, patience_s + GRACE_S)
-        if answers is NOT_NOW:
+        terms = self._carry("PULL", at_least=client.decision, wait_s=patience_s, timeout_s=patience_s + GRACE_S)
+        replies = self._ask(layout, results, terms)
+        if replies is NOT_NOW:
             return NOT_NOW
-        self._operations.received(layout, answers)
+        self._operations.received(layout, replies)
         return results
 
-    def _ask(
-        self,
-        op: str,
-        layout: Layout,
-        arrays: Sequence[Array],
-        body: m.Carry | None,
-        round: int,
-        timeout_s: float,
-    ) -> list[Answer] | NotNow:
-        """Raises what the first slice or request raises that failed."""
-        sessions, identity, facts = self._client.sessions, self._client.identity, self._client.sessions[0].facts
-        number, now, told = OPS[op], self._driver.now(), facts.last
-        scaled = 0 if body is None or facts.scale is None else facts.scale.decision
-        outcome = self._thread.lane.call(
-            layout.plan,
-            arrays,
-            self._lines,
-            [
-                Request(
-                    id=0,
-                    op=number,
-                    future=self._driver.future(),
-                    deadline=now + timeout_s,
-                    started=now,
-                    table=frame.table,
-                    body=body,
-                    round=round,
-                    scaled=scaled,
-                )
-                for frame in layout.frames
-            ],
-            number,
-            op != "PULL",
-            op in NUMBERED,
-            round,
-            identity.rank,
-            identity.incarnation,
-            identity.features != 0,
-            0 if body is None else told,
-            [] if body is None else self._bodies(body, told),
+    def _carry(
+        self, op: str, *, round: int = 0, at_least: int = 0, wait_s: float = 0.0, timeout_s: float
+    ) -> _core.Terms:
+        """Of requests that bring the shards what they were not told yet."""
+        facts = self._facts
+        last, scale = facts.last, facts.scale
+        news = scale is not None or not self._sender.has_told(last)
+        key = (last, round, at_least, wait_s)
+        known = self._carrying.get(op)
+        if known is not None and known[0] == key and not news:
+            return known[1]
+        body = m.Carry(at_least=at_least, wait_s=wait_s)
+        said = [session.completed(body) for session in self._client.sessions] if news else [body]
+        terms = _core.Terms(
+            OPS[op],
+            timeout_s=timeout_s,
+            round=round,
+            body=body,
+            bodies=[m.encode_body(one) for one in said],
+            told=last,
+            scaled=0 if scale is None else scale.decision,
         )
+        if not news:
+            self._carrying[op] = key, terms
+        return terms
+
+    def _ask(self, layout: Layout, arrays: Sequence[Array], terms: _core.Terms) -> Sequence[Reply] | NotNow:
+        """Raises what the first slice or request raises that failed."""
+        while len(self._futures) < len(layout.frames):
+            self._futures.append(self._driver.future())
+        outcome = self._thread.lane.call(self._sender, layout.plan, arrays, terms, self._futures)
         if outcome is None:
             return NOT_NOW
         succeeded, results = outcome
-        if succeeded:
-            return [
-                sessions[frame.shard].answered(result, now, scaled=scaled)
-                for frame, result in zip(layout.frames, results, strict=True)
-            ]
-        return self._thread.run(self._conclude(layout, results, scaled))
+        return results if succeeded else self._thread.run(self._conclude(layout, results))
 
-    def _bodies(self, body: m.Carry, told: int) -> list[bytes]:
-        """What goes to each shard."""
-        return [
-            _encoded(body)
-            if session.line.told >= told and session.facts.scale is None
-            else m.encode_body(session.completed(body))
-            for session in self._client.sessions
-        ]
-
-    async def _conclude(self, layout: Layout, results: Sequence[_core.Frame | Request], scaled: int) -> list[Answer]:
+    async def _conclude(self, layout: Layout, results: Sequence[_core.Frame | Request]) -> list[Answer]:
         """Waits for the rest, on the loop, and says what failed."""
         futures = []
         for frame, result in zip(layout.frames, results, strict=True):
-            session = self._client.sessions[frame.shard]
             if isinstance(result, Request):
                 futures.append(result.future)
             else:
                 answer = self._driver.future()
-                answer.set_result(session.answered(result, self._driver.now(), scaled=scaled))
+                answer.set_result(Answer(result.table, result.sequence))
                 futures.append(answer)
-            self._driver.resume(session)  # an answered one, too: another frame may have come behind it
+            self._driver.resume(self._client.sessions[frame.shard])  # answered or not: more may have come behind it
         with self._operations.forgetting_unknown(layout.tensors):
             return await self._client.answers(futures)
-
-
-@lru_cache(maxsize=16)
-def _encoded(body: m.Carry) -> bytes:
-    return m.encode_body(body)

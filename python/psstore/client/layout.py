@@ -19,6 +19,9 @@ from psstore.types import Tensor
 
 T = TypeVar("T")
 
+Reply = Answer | _core.Frame
+"""What has come for a frame: its `table` says it."""
+
 MAX_LAYOUTS = 1024
 """Layouts remembered. A training loop has one for its pull and one for each bucket of gradients, of 1 MiB and more."""
 
@@ -52,7 +55,7 @@ class Layout:
         self.num_bytes = 0
         self.dtypes = tuple(dtypes)
         """Or codecs, of each tensor."""
-        self.answers: Sequence[Answer] = ()
+        self.answers: Sequence[Reply] = ()
         """To its last pull."""
         self._pull = pull
         self.frames: list[Frame] = []
@@ -97,7 +100,7 @@ class Layout:
             for frame, memory in zip(self.frames, segments, strict=True)
         ]
 
-    def absent(self, answers: Sequence[Answer]) -> set[int]:
+    def absent(self, answers: Sequence[Reply]) -> set[int]:
         """Positions of the tensors of which some slice has no such rule state."""
         return {
             piece.position
@@ -106,7 +109,7 @@ class Layout:
             if status == NO_STATE
         }
 
-    def unchanged(self, answers: Sequence[Answer]) -> tuple[set[int], list[int]]:
+    def unchanged(self, answers: Sequence[Reply]) -> tuple[set[int], list[int]]:
         """Positions of the tensors of which nothing came, and of those of which only some slices came."""
         if not any(answer.table.has_status(NOT_MODIFIED) for answer in answers):
             return set(), []
@@ -117,7 +120,7 @@ class Layout:
                 (missing if status == NOT_MODIFIED else came).add(piece.position)
         return set(range(len(self.tensors))) - came, sorted(missing & came)
 
-    def version(self, answers: Sequence[Answer], name: str) -> int:
+    def version(self, answers: Sequence[Reply], name: str) -> int:
         """Of that tensor's newest slice, as answered."""
         return max(
             (

@@ -71,7 +71,7 @@ class LoopThread:
         )
         """For calls that need no turn of the loop, as long as nobody else needs one."""
         self._muted = False
-        self._polls_until = self._sleeps_until = 0.0
+        self._polls_until, self._sleeps_until = 0.0, math.inf
         """When the leader's poll and the own thread's sleep end, if nothing comes."""
         self._process = os.getpid()
         self._thread = threading.Thread(target=self._serve, name="psstore", daemon=True)
@@ -304,7 +304,7 @@ class LoopThread:
 
     def _serve(self) -> None:
         """Does what is due while nobody leads."""
-        timeout_s: float | None = 0.0
+        timeout_s: float | None = None  # so far nothing was asked for
         while True:
             self._idle.poll(timeout_s)
             self._take()

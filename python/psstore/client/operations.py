@@ -21,7 +21,7 @@ from psstore.client.arrays import Array, Source, Target, fresh, source
 from psstore.client.coded import Coded
 from psstore.client.compression import Floats
 from psstore.client.device_arrays import OnDevice, by_place, seen
-from psstore.client.layout import Habit, Layout, Layouts
+from psstore.client.layout import Habit, Layout, Layouts, Reply
 from psstore.client.norms import SquareSums, clip_factor
 from psstore.client.rule_state import Restored, RuleState, parts, restoring, state_name
 from psstore.client.schema import Hypers, Schema, as_pushed, as_source, as_target, per_group, spec_for, write_op
@@ -406,9 +406,9 @@ class Operations:
             self._pushed.update(layout.ids)
         self.bytes_pushed += layout.num_bytes
 
-    def received(self, layout: Layout, answers: Sequence[Answer]) -> None:
-        """The layout's tensors were pulled."""
-        self.bytes_pulled += sum([answer.table.payload_bytes for answer in answers])
+    def received(self, layout: Layout, answers: Sequence[Reply]) -> None:
+        """The layout's tensors were pulled, all of them."""
+        self.bytes_pulled += layout.num_bytes
         self._note_pulled(layout, answers)
 
     @contextmanager
@@ -675,7 +675,7 @@ class Operations:
         self._note_pulled(layout, answers)
         return answers
 
-    def _note_pulled(self, layout: Layout, answers: Sequence[Answer]) -> None:
+    def _note_pulled(self, layout: Layout, answers: Sequence[Reply]) -> None:
         layout.answers = answers
         if layout is not self._latest:
             self._pulled.update(dict.fromkeys(layout.names, layout))

@@ -15,8 +15,8 @@ class Facts:
         """Number of the last decision known."""
         self.scale: Scale | None = None
         """Of the last decision, once it is known here."""
-        self._latest: DecisionFact | None = None
-        """The last decision, if it was told and not only its number."""
+        self.unscaled: DecisionFact | None = None
+        """The last decision, if the shards wait for a scale that is not known here."""
         self._log: tuple[int, tuple[Signed, ...]] = (1, ())
         """Number of the oldest decision kept, and those kept. Replaced as a whole: `since` may be called while another
         thread changes it, and tells of every decision up to what `last` was before."""
@@ -43,18 +43,12 @@ class Facts:
             self._log = oldest, (*kept, *decisions[self.last + 1 - first :])
         self.last = last
         latest = decode_fact(decisions[-1].blob) if decisions else None
-        self._latest = latest if isinstance(latest, DecisionFact) else None
-
-    @property
-    def unscaled(self) -> DecisionFact | None:
-        """The last decision, if the shards wait for a scale that is not known here."""
-        waits = self._latest is not None and self._latest.max_norm is not None and self.scale is None
-        return self._latest if waits else None
+        self.unscaled = latest if isinstance(latest, DecisionFact) and latest.max_norm is not None else None
 
     def set_scale(self, scale: Scale) -> None:
         """Ignored if it is of an earlier decision: that one every shard has applied."""
         if scale.decision == self.last:
-            self.scale = scale
+            self.scale, self.unscaled = scale, None
 
     def heard(self, shard: int, version: int) -> None:
         """A shard told its version."""

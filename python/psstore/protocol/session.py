@@ -120,11 +120,6 @@ class Session:
     shard: int = 0
     link: Link = Link.DOWN
     welcome: m.Welcome | None = None
-    version: int = 0
-    """Of the shard, as last heard."""
-    scaled: int = 0
-    """The last decision whose scale the shard is known to have been told by us."""
-    last_heard: float = 0.0
     borrow: Borrow | None = None
     """How to get at the memory that the shard offers; None: everything goes over the stream."""
     failure: PsstoreError | None = None
@@ -141,12 +136,22 @@ class Session:
     def __post_init__(self) -> None:
         self.line = _core.RequestLine(self._requests)
 
+    @property
+    def version(self) -> int:
+        """Of the shard, as last heard."""
+        return self.line.version
+
+    @property
+    def scaled(self) -> int:
+        """The last decision whose scale the shard is known to have been told by us."""
+        return self.line.scaled
+
     # ---- what the driver calls ----
 
     def connected(self, now: float) -> None:
         """A connection stands: say hello. The fresh link answers nothing until WELCOME."""
         self._out.clear()
-        self.link, self._nonce, self.last_heard = Link.HELLO, self.make_nonce(), now
+        self.link, self._nonce, self.line.last_heard = Link.HELLO, self.make_nonce(), now
         who = self.identity
         hello = m.Hello(client=who.client, role=who.role, nonce=self._nonce, features=who.features)
         self._out.append([_core.encode_frame(OPS["HELLO"], body=m.encode_body(hello))])
@@ -176,7 +181,7 @@ class Session:
     def frame(self, frame: _core.Frame, now: float) -> None:
         """A whole reply. Raises PsstoreError if this connection can't go on: the driver closes it, and
         reconnects or gives up (`is_final`)."""
-        self.last_heard = now
+        self.line.last_heard = now
         if self.link is not Link.UP:
             self._handshake(frame, now)
             return
@@ -199,16 +204,9 @@ class Session:
             body = _BODIES[frame.op]
             self._finish(request, m.decode_body(body, frame.body) if body is not None else None)
         else:
-            answer = self.answered(frame, now, scaled=request.scaled)
+            self.line.heard(frame.sequence, request.scaled, now)
             self.facts.heard(self.shard, self.version)
-            self._finish(request, answer)
-
-    def answered(self, frame: _core.Frame, now: float, *, scaled: int) -> Answer:
-        """Of the reply to a data request that carried the scale of decision `scaled`, or none: 0."""
-        self.last_heard = now
-        self.version = max(self.version, frame.sequence)
-        self.scaled = max(self.scaled, scaled)
-        return Answer(frame.table, frame.sequence)
+            self._finish(request, Answer(frame.table, frame.sequence))
 
     def tick(self, now: float) -> None:
         """Ends the requests whose deadline is past."""
@@ -224,7 +222,7 @@ class Session:
             else:
                 error = DeadlineExceeded(
                     f"shard {self.shard} at {self.address} did not answer within {waited:.1f} s;"
-                    f" last heard {now - self.last_heard:.1f} s ago",
+                    f" last heard {now - self.line.last_heard:.1f} s ago",
                     peer=self.address,
                     waited_s=waited,
                 )
@@ -391,7 +389,7 @@ class Session:
                 address=self.address,
             )
         self.welcome, self.shard, self.link = welcome, welcome.shard, Link.UP
-        self.version = self.line.told = welcome.version
+        self.line.version = self.line.told = welcome.version
         self.facts.resize(len(welcome.addresses))
         self.facts.heard(self.shard, welcome.version)
         self._renumber_writes(welcome.last_sequence)

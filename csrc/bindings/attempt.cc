@@ -1,0 +1,160 @@
+#include "bindings/attempt.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "wire/encoder.h"
+
+namespace psstore::bindings {
+
+FramePlan::FramePlan(const FrameMap& map, std::vector<size_t> shards,
+                     std::vector<py::object> tables)
+    : map_(map), shards_(std::move(shards)), tables_(std::move(tables)) {
+  if (shards_.size() != map_.num_frames() || tables_.size() != map_.num_frames()) {
+    throw py::value_error("every frame of the map has one shard and one table");
+  }
+  for (size_t frame = 0; frame < shards_.size(); ++frame) {
+    entries_.push_back(tables_[frame].cast<const SliceTable&>().entries());
+    const auto peer = std::ranges::find(peers_, shards_[frame]);
+    peer_of_.push_back(static_cast<size_t>(peer - peers_.begin()));
+    if (peer == peers_.end()) peers_.push_back(shards_[frame]);
+  }
+}
+
+bool Sender::has_told(uint64_t decision) const {
+  return std::ranges::all_of(
+      lines, [decision](const RequestLine* line) { return line->told >= decision; });
+}
+
+std::span<const std::byte> Terms::body_for(size_t shard) const {
+  if (bodies.empty()) return {};
+  return std::as_bytes(std::span(bodies.size() == 1 ? bodies.front() : bodies.at(shard)));
+}
+
+// ---- on its way -------------------------------------------------------------------------------------
+
+bool Attempt::possible() const {
+  for (size_t frame = 0; frame < plan_.num_frames(); ++frame) {
+    if (!line(frame).quiet()) return false;
+  }
+  return true;
+}
+
+bool Attempt::run(int bell) {
+  make();
+  const py::gil_scoped_release released;
+  return exchange_->run(bell);
+}
+
+void Attempt::make() {
+  std::vector<Peer> peers;
+  peers.reserve(plan_.peers().size());
+  for (const size_t shard : plan_.peers()) {
+    RequestLine& to = *sender_.lines[shard];
+    peers.push_back({to.fd(), &to.decoder().decoder(), nullptr});
+  }
+  std::vector<Call> calls;
+  calls.reserve(plan_.num_frames());
+  for (size_t frame = 0; frame < plan_.num_frames(); ++frame) calls.push_back(make_call(frame));
+  exchange_ = std::make_shared<Exchange>(std::move(peers), std::move(calls));
+}
+
+Call Attempt::make_call(size_t frame) {
+  const Segments& memory = memories_[frame];
+  RequestLine& to = line(frame);
+  FrameParts parts{.op = terms_.op,
+                   .request = to.next_request,
+                   .round = terms_.round,
+                   .rank = sender_.rank,
+                   .incarnation = sender_.incarnation,
+                   .table = plan_.table(frame),
+                   .body = terms_.body_for(plan_.shard(frame))};
+  if (!terms_.reads()) {
+    parts.payload_bytes = memory.num_bytes();
+    if (sender_.checksum) parts.payload_crc = memory.checksum();
+  }
+  check_parts(parts);
+  if (terms_.is_numbered()) parts.sequence = ++to.last_write;
+  ++to.next_request;
+  to.told = std::max(to.told, terms_.told);
+  writes_.push_back(parts.sequence);
+  Call call{.peer = plan_.peer(frame),
+            .head = std::vector<std::byte>(parts.encoded_bytes()),
+            .payload = {},
+            .destination = {},
+            .request = parts.request,
+            .reply = Op{static_cast<uint8_t>(static_cast<uint8_t>(terms_.op) + 1)}};
+  encode_frame(parts, call.head.data());
+  (terms_.reads() ? call.destination : call.payload) = memory.ranges();
+  return call;
+}
+
+// ---- answered --------------------------------------------------------------------------------------
+
+void Attempt::note_answers(double now_s) const {
+  const std::span<Call> calls = exchange_->calls();
+  for (size_t frame = 0; frame < calls.size(); ++frame) {
+    if (calls[frame].answer == nullptr) continue;
+    line(frame).heard(calls[frame].answer->header.sequence, terms_.scaled, now_s);
+  }
+}
+
+bool Attempt::succeeded() const {
+  return std::ranges::none_of(exchange_->calls(), [](const Call& call) {
+    return first_failure(call.answer->table).has_value();
+  });
+}
+
+py::list Attempt::answers() const {
+  py::list made;
+  for (const Call& call : exchange_->calls()) made.append(py::cast(call.answer));
+  return made;
+}
+
+// ---- handed over ------------------------------------------------------------------------------------
+
+py::list Attempt::hand_over(py::list& futures, double now_s) {
+  // Moving a Segments leaves its ranges where they are, for the exchange.
+  py::list memories;
+  for (Segments& memory : memories_) memories.append(py::cast(std::move(memory)));
+  py::list results = answers();
+  const std::span<Call> calls = exchange_->calls();
+  for (size_t frame = 0; frame < calls.size(); ++frame) {
+    const py::object memory = memories[frame];
+    if (calls[frame].receiving) line(frame).decoder().keep(memory);
+    if (calls[frame].answer != nullptr) continue;
+    const py::object future = futures.attr("pop")();
+    const py::object request = make_request(frame, future, memory, now_s);
+    line(frame).add(calls[frame].request, request);
+    results[frame] = request;
+  }
+  leave_rest(memories);
+  return results;
+}
+
+py::object Attempt::make_request(size_t frame, const py::object& future, const py::object& memory,
+                                 double now_s) const {
+  using namespace py::literals;
+  return sender_.request(
+      "id"_a = exchange_->calls()[frame].request, "op"_a = static_cast<int>(terms_.op),
+      "future"_a = future, "deadline"_a = now_s + terms_.timeout_s, "started"_a = now_s,
+      "table"_a = plan_.table_object(frame), "body"_a = terms_.body, "round"_a = terms_.round,
+      "sequence"_a = writes_[frame], "scaled"_a = terms_.scaled,
+      py::arg(terms_.reads() ? "destination" : "payload") = memory);
+}
+
+// To whoever drives the connections: what was fetched in vain, and what is still to be written.
+void Attempt::leave_rest(const py::object& memories) {
+  const py::capsule heads(new std::shared_ptr<Exchange>(exchange_),
+                          [](void* held) { delete static_cast<std::shared_ptr<Exchange>*>(held); });
+  const py::object owner = py::make_tuple(heads, memories);
+  for (size_t peer = 0; peer < plan_.peers().size(); ++peer) {
+    RequestLine& to = *sender_.lines[plan_.peers()[peer]];
+    to.decoder().put_back(std::move(exchange_->peers()[peer].other));
+    for (const iovec& piece : exchange_->unsent(peer)) {
+      to.leave(make_readonly_view(owner, {static_cast<std::byte*>(piece.iov_base), piece.iov_len}));
+    }
+  }
+}
+
+}  // namespace psstore::bindings

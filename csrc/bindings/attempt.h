@@ -1,0 +1,114 @@
+// The frames of one call, made and sent without the event loop, and what becomes of them: answers, or
+// requests that their sessions have.
+//
+// Needs the GIL, but for the exchange itself, and the loop: whoever has it, one thread at a time.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "bindings/frame_map.h"
+#include "bindings/request_line.h"
+#include "client/exchange.h"
+#include "wire/slice_table.h"
+
+namespace psstore::bindings {
+
+// The frames of a layout.
+class FramePlan {
+ public:
+  // `tables`: each a SliceTable.
+  FramePlan(const FrameMap& map, std::vector<size_t> shards, std::vector<py::object> tables);
+
+  const FrameMap& map() const { return map_; }
+  size_t num_frames() const { return shards_.size(); }
+  size_t shard(size_t frame) const { return shards_[frame]; }
+  // The shards, each once; and which of them is a frame's.
+  const std::vector<size_t>& peers() const { return peers_; }
+  size_t peer(size_t frame) const { return peer_of_[frame]; }
+  std::span<const SliceEntry> table(size_t frame) const { return entries_[frame]; }
+  const py::object& table_object(size_t frame) const { return tables_[frame]; }
+
+ private:
+  FrameMap map_;
+  std::vector<size_t> shards_;
+  std::vector<size_t> peers_;
+  std::vector<size_t> peer_of_;
+  std::vector<py::object> tables_;
+  std::vector<std::span<const SliceEntry>> entries_;  // of the tables, which never change
+};
+
+// Who sends, and over what.
+struct Sender {
+  std::vector<RequestLine*> lines;  // to each shard
+  py::list owner;                   // of the lines
+  py::object request;               // the class of a session's requests
+  uint32_t rank;
+  uint32_t incarnation;
+  bool checksum;
+
+  // Every shard was told of that decision.
+  bool has_told(uint64_t decision) const;
+};
+
+// What the frames of a call say besides their slices.
+struct Terms {
+  Op op;
+  uint64_t round;
+  double timeout_s;
+  py::object body;                  // the message of the bodies, or None
+  std::vector<std::string> bodies;  // none, one for all shards, or one for each
+  uint64_t told;                    // the last decision that they tell
+  uint64_t scaled;                  // the decision whose scale they tell; 0: none
+
+  bool reads() const { return op == Op::kPULL; }
+  // Its frames are writes with a sequence.
+  bool is_numbered() const { return op == Op::kASSIGN || op == Op::kADD || op == Op::kRESTORE; }
+  std::span<const std::byte> body_for(size_t shard) const;
+};
+
+class Attempt {
+ public:
+  // `memories`: of each frame.
+  Attempt(const FramePlan& plan, std::vector<Segments> memories, const Sender& sender,
+          const Terms& terms)
+      : plan_(plan), memories_(std::move(memories)), sender_(sender), terms_(terms) {}
+
+  // Nothing else is under way.
+  bool possible() const;
+  // Sends all and receives what comes, without the GIL. True: all is answered.
+  bool run(int bell);
+  // On their lines. `now_s`: on the event loop's clock.
+  void note_answers(double now_s) const;
+
+  // ---- once all is answered ----
+
+  bool succeeded() const;
+  py::list answers() const;
+
+  // ---- or not ----
+
+  // The answers, and in their places requests for those that are missing: they are their sessions' now.
+  // `futures`: of the requests; those that are used are taken out. REQUIRES: one for each frame.
+  py::list hand_over(py::list& futures, double now_s);
+
+ private:
+  RequestLine& line(size_t frame) const { return *sender_.lines.at(plan_.shard(frame)); }
+  void make();
+  Call make_call(size_t frame);
+  py::object make_request(size_t frame, const py::object& future, const py::object& memory,
+                          double now_s) const;
+  void leave_rest(const py::object& memories);
+
+  const FramePlan& plan_;
+  std::vector<Segments> memories_;
+  const Sender& sender_;
+  const Terms& terms_;
+  std::vector<uint64_t> writes_;  // sequence of each frame
+  std::shared_ptr<Exchange> exchange_;
+};
+
+}  // namespace psstore::bindings
