@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Coroutine, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -23,6 +23,7 @@ from psstore.client.compression import Floats
 from psstore.client.device_arrays import OnDevice, by_place, seen
 from psstore.client.layout import Habit, Layout, Layouts, Reply
 from psstore.client.norms import SquareSums, clip_factor
+from psstore.client.pacing import Pace
 from psstore.client.rule_state import Restored, RuleState, parts, restoring, state_name
 from psstore.client.schema import Hypers, Schema, as_pushed, as_source, as_target, per_group, spec_for, write_op
 from psstore.client.staging import Arrival, Departure, Passages, in_main_memory
@@ -32,6 +33,8 @@ from psstore.protocol.client import Client, Transfer
 from psstore.protocol.session import Answer
 from psstore.types import Tensor, TensorSpec
 from psstore.wire.messages import Exist, Scale
+
+_UNPACED = nullcontext()
 
 
 @dataclass(frozen=True)
@@ -50,7 +53,8 @@ class Commit:
 class Operations:
     """The calls of one store. Runs on the loop of `client`'s driver, and nowhere else."""
 
-    def __init__(self, client: Client, *, wait_s: float) -> None:
+    def __init__(self, client: Client, *, wait_s: float, pace: Pace | None = None) -> None:
+        """`pace`: of pushes over links that workers share."""
         self.client = client
         self.bytes_pushed = 0
         self.bytes_pulled = 0
@@ -70,6 +74,7 @@ class Operations:
         """The last pull of all."""
         self._coded = Coded(self._layouts, receive=self._receive, pull_into=self._pull_into)
         self._passages = Passages()
+        self._pace = pace
 
     # ---- tensors ----
 
@@ -214,6 +219,8 @@ class Operations:
             raise BadArgument(f"commit while {self._pushing} pushes are under way; await them first")
         await self._settle_norm(wait_s)
         counted = self._pushed if present is None else await self._counted(present, promised=early)
+        if early and self._pace is not None and self.client.num_workers > 1:
+            self._pace.begin(self.client.round)
         committed = await self.client.commit(
             hypers=per_group(hypers, self._schema.groups()),
             weight=weight,
@@ -238,6 +245,8 @@ class Operations:
         if self._pushing:
             raise BadArgument(f"finish while {self._pushing} pushes are under way; await them first")
         await self.client.finish(wait_s=self.patience(wait_s))
+        if self._pace is not None:
+            self._pace.end()
         self._pushed = set()
         self._coded.conclude(counts=True)
 
@@ -538,6 +547,8 @@ class Operations:
                 self._coded.pushing(layout)
                 self._begin_push()
                 try:
+                    if self._pace is not None and self._pace.is_on:
+                        await self._pace.turn(layout.tensors)
                     await _carried(self.client.push, transfers)
                 finally:
                     self._end_push()
@@ -667,7 +678,10 @@ class Operations:
         self, layout: Layout, transfers: Sequence[Transfer] | Arrival, wait_s: float | None
     ) -> list[Answer]:
         await self._settle_norm(wait_s)
-        with self.forgetting_unknown(layout.tensors):
+        pace = self._pace if self._pace is not None and self._pace.is_on else None
+        with self.forgetting_unknown(layout.tensors), _UNPACED if pace is None else pace.reading(layout.ids):
+            if pace is not None:
+                await pace.follow(layout.ids)
             if isinstance(transfers, Arrival):
                 answers = await transfers.received(lambda some: self._read(some, wait_s))
             else:

@@ -12,6 +12,7 @@ from psstore.client.lane import Lane
 from psstore.client.loop_thread import LoopThread
 from psstore.client.operations import Operations
 from psstore.client.options import Options
+from psstore.client.pacing import Pace
 from psstore.config import Transport
 from psstore.errors import BadArgument
 from psstore.net.address import Address, TcpAddress, UnixAddress, is_loopback, parse_address
@@ -69,7 +70,9 @@ class Remote:
             assert coordinator.welcome is not None, "it has answered JOIN"
             self._heartbeats = Heartbeats(identity, coordinator.welcome, coordinator.address, self.thread.loop)
             await self._heartbeats.begun(options.connect_timeout_s)
-        operations = Operations(client, wait_s=options.wait_s)
+        operations = Operations(
+            client, wait_s=options.wait_s, pace=Pace(self.thread.loop) if identity.features else None
+        )
         self.lane = Lane(operations, self._driver, self.thread)
         return operations
 
