@@ -82,6 +82,13 @@ class VirtualHosts:
         """The command that runs `command` there."""
         return ["ip", "netns", "exec", self._spaces[index], *command]
 
+    def set_rate(self, rate_mbit: float) -> None:
+        """Of links that have one, from now on."""
+        self.rate_mbit = rate_mbit
+        for index, space in enumerate(self._spaces):
+            self._limit(space, "eth0")
+            self._limit(self._switch, f"port{index}")
+
     def address(self, index: int) -> str:
         return f"{NETWORK}.{index + 1}"
 
@@ -124,7 +131,7 @@ class VirtualHosts:
     def _limit(self, space: str, device: str) -> None:
         """A token bucket on what leaves the device."""
         rate = ("rate", f"{self.rate_mbit}mbit", "burst", f"{BURST_BYTES}", "limit", f"{QUEUE_BYTES}")
-        _run("tc", "-n", space, "qdisc", "add", "dev", device, "root", "tbf", *rate)
+        _run("tc", "-n", space, "qdisc", "replace", "dev", device, "root", "tbf", *rate)
 
     def _write_hosts(self, space: str, ends: contextlib.ExitStack) -> None:
         folder = ETC / space
