@@ -45,11 +45,11 @@ std::byte* state_block(const SliceUpdate& update, int slot, T initial, int64_t b
 }
 
 // Runs `step` over the slice with the state buffers of the given slots.
-template <class Step, int... kSlots>
+template <class Sums, class Step, int... kSlots>
 void run(const SliceUpdate& update, const Step& step, Slots<kSlots...>) {
   using T = typename Step::Element;
   constexpr int64_t kBytes = sizeof(T);
-  BlockGradient<T> gradient(update, update.scale);
+  BlockGradient<Sums, T> gradient(update, update.scale);
   const auto* value_in = static_cast<const std::byte*>(update.value_in);
   auto* value_out = static_cast<std::byte*>(update.value_out);
 
@@ -61,19 +61,20 @@ void run(const SliceUpdate& update, const Step& step, Slots<kSlots...>) {
   }
 }
 
-template <class T>
+template <class Sums, class T>
 void run_rule(const SliceUpdate& update) {
   with_form<T>(step_form(update), [&](auto type) {
     using Step = typename decltype(type)::type;
-    run(update, Step::make(update), typename Step::States{});
+    run<Sums>(update, Step::make(update), typename Step::States{});
   });
 }
 
+template <class Sums>
 void reduce_update_loop(const SliceUpdate& update) {
   if (update.dtype == DType::kFloat64) {
-    run_rule<double>(update);
+    run_rule<Sums, double>(update);
   } else {
-    run_rule<float>(update);
+    run_rule<Sums, float>(update);
   }
   if (update.shadow != nullptr) {
     convert_loop(update.dtype, DType::kBFloat16, update.value_out, update.shadow, update.num_elems);

@@ -49,9 +49,9 @@ inline double sum_of_lanes(double* lanes) {
   return lanes[0];
 }
 
-template <class T>
+template <class Sums, class T>
 double squares_of(const SliceUpdate& update) {
-  BlockGradient<T> gradient(update, 1.0);
+  BlockGradient<Sums, T> gradient(update, 1.0);
   double lanes[kLanes] = {};
   for (int64_t begin = 0; begin < update.num_elems; begin += kBlockElems) {
     const int64_t count = std::min(kBlockElems, update.num_elems - begin);
@@ -60,8 +60,10 @@ double squares_of(const SliceUpdate& update) {
   return sum_of_lanes(lanes);
 }
 
+template <class Sums>
 double reduced_squares_loop(const SliceUpdate& update) {
-  return update.dtype == DType::kFloat64 ? squares_of<double>(update) : squares_of<float>(update);
+  return update.dtype == DType::kFloat64 ? squares_of<Sums, double>(update)
+                                         : squares_of<Sums, float>(update);
 }
 
 }  // namespace

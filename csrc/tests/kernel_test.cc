@@ -126,6 +126,65 @@ TEST_F(KernelTest, ContributionsMayLieAtOddAddresses) {
   }
 }
 
+// What eight workers push of as many elements, at addresses that are a multiple of nothing.
+std::vector<std::vector<std::byte>> payloads_of(DType dtype, int64_t num_elems) {
+  const Floats floats = random_floats(static_cast<size_t>(num_elems) + 8, 4);
+  std::vector<std::vector<std::byte>> payloads(8);
+  for (size_t rank = 0; rank < payloads.size(); ++rank) {
+    payloads[rank].resize(floats.size() * sizeof(float) + 1);
+    std::byte* odd = payloads[rank].data() + 1;
+    if (is_encoding(dtype)) {
+      encode({dtype, floats.data() + rank, nullptr, nullptr, num_elems, 0, odd});
+    } else {
+      convert(DType::kFloat32, dtype, floats.data() + rank, odd, num_elems);
+      std::memset(odd, 1, sizeof(uint16_t));  // of float16 a subnormal number
+    }
+  }
+  return payloads;
+}
+
+Floats sum_with(const KernelSet& kernels, std::span<const Contribution> contributions,
+                double divisor, int64_t num_elems) {
+  Floats value(static_cast<size_t>(num_elems) + 8, 12345.0F);
+  SliceUpdate update;
+  update.num_elems = num_elems;
+  update.contributions = contributions;
+  update.divisor = divisor;
+  update.scale = 0.3;
+  update.value_in = update.value_out = value.data();
+  kernels.reduce_update(update);
+  return value;
+}
+
+class SumTest : public testing::TestWithParam<DType> {};
+
+TEST_P(SumTest, HasTheBytesOfTheReferenceWhateverIsAddedAndDivided) {
+  for (const int64_t num_elems : {1, 63, 255, 256, 1024 + 256 + 15}) {
+    const auto payloads = payloads_of(GetParam(), num_elems);
+    for (const size_t num_workers : {1U, 2U, 4U, 7U, 8U}) {
+      // By a power of two, by another number, weighted, and by what has no inverse among the floats.
+      for (const auto& [weight, divisor] :
+           {std::pair{1.0F, 4.0}, {1.0F, 3.0}, {0.7F, 2.0}, {1.0F, 0x1p-130}}) {
+        std::vector<Contribution> contributions;
+        for (size_t rank = 0; rank < num_workers; ++rank) {
+          contributions.push_back({payloads[rank].data() + 1, GetParam(), weight});
+        }
+        const Floats expected = sum_with(kPlainKernels, contributions, divisor, num_elems);
+        for (const KernelSet* kernels : runnable_kernels()) {
+          const Floats found = sum_with(*kernels, contributions, divisor, num_elems);
+          EXPECT_TRUE(Slice::same_bytes(found, expected))
+              << kernels->name << ", " << num_elems << " elements of " << num_workers
+              << " workers by " << divisor;
+        }
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(DTypes, SumTest,
+                         testing::Values(DType::kFloat32, DType::kBFloat16, DType::kFloat16,
+                                         DType::kInt8, DType::kSign));
+
 TEST_F(KernelTest, AScaledStepIsTheStepOfTheScaledGradient) {
   for (const RuleKind rule : kRules) {
     Slice scaled(rule);

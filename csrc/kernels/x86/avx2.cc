@@ -3,12 +3,18 @@
 #include "kernels/convert.h"
 #include "kernels/loops.h"
 #include "kernels/squares.h"
+#include "kernels/x86/registers256.h"
 #include "kernels/x86/sets.h"
+#include "kernels/x86/vector_sums.h"
 
 namespace psstore {
 
-const KernelSet kAvx2Kernels{"avx2",       reduce_update_loop, reduced_squares_loop,
-                             convert_loop, all_finite_loop,    encode_loop,
+const KernelSet kAvx2Kernels{"avx2",
+                             reduce_update_loop<VectorSums<Registers256>>,
+                             reduced_squares_loop<VectorSums<Registers256>>,
+                             convert_loop,
+                             all_finite_loop,
+                             encode_loop,
                              decode_loop};
 
 }  // namespace psstore

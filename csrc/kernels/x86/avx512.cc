@@ -3,12 +3,18 @@
 #include "kernels/convert.h"
 #include "kernels/loops.h"
 #include "kernels/squares.h"
+#include "kernels/x86/registers512.h"
 #include "kernels/x86/sets.h"
+#include "kernels/x86/vector_sums.h"
 
 namespace psstore {
 
-const KernelSet kAvx512Kernels{"avx512",     reduce_update_loop, reduced_squares_loop,
-                               convert_loop, all_finite_loop,    encode_loop,
+const KernelSet kAvx512Kernels{"avx512",
+                               reduce_update_loop<VectorSums<Registers512>>,
+                               reduced_squares_loop<VectorSums<Registers512>>,
+                               convert_loop,
+                               all_finite_loop,
+                               encode_loop,
                                decode_loop};
 
 }  // namespace psstore

@@ -1,4 +1,6 @@
 // What an x86-64 machine can run, asked of the processor and of the system (which must save the registers).
+#include <cpuid.h>
+
 #include <vector>
 
 #include "kernels/x86/sets.h"
@@ -6,9 +8,15 @@
 namespace psstore {
 namespace {
 
+// Not every compiler's __builtin_cpu_supports() knows this one. Its registers are those of AVX2.
+bool has_f16c() {
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  return __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;
+}
+
 // One line for each flag that kernels.cmake gives to avx2.cc.
 bool runs_avx2() {
-  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c();
 }
 
 // One line for each flag that kernels.cmake gives to avx512.cc.

@@ -1,0 +1,49 @@
+// Contributions in registers of sixteen floats: AVX-512.
+//
+// Included only by avx512.cc: see loops.h for why everything is in an unnamed namespace.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstddef>
+
+#include "core/types.h"
+#include "kernels/elements.h"
+
+namespace psstore {
+namespace {
+
+struct Registers512 {
+  using Vector = __m512;
+  static constexpr int64_t kElems = 16;
+
+  [[gnu::always_inline]] static Vector all(float element) { return _mm512_set1_ps(element); }
+
+  // Names all lanes where an intrinsic without a mask would do: GCC 12 warns of those, of memory in its own
+  // header that is not initialised (its bug 105593).
+  static constexpr __mmask16 kEach = 0xFFFF;
+
+  // The elements at `data`, which for an encoding are codes of a block with this scale.
+  template <DType dtype>
+  [[gnu::always_inline]] static Vector read(const std::byte* data, Vector scale) {
+    if constexpr (dtype == DType::kFloat32) return load<Vector>(data, 0);
+    if constexpr (dtype == DType::kBFloat16) {
+      const __m512i bits = _mm512_maskz_cvtepu16_epi32(kEach, load<__m256i>(data, 0));
+      return _mm512_castsi512_ps(_mm512_maskz_slli_epi32(kEach, bits, 16));
+    }
+    if constexpr (dtype == DType::kFloat16) {
+      return _mm512_maskz_cvtph_ps(kEach, load<__m256i>(data, 0));
+    }
+    if constexpr (dtype == DType::kInt8) {
+      return scale * _mm512_maskz_cvtepi32_ps(
+                         kEach, _mm512_maskz_cvtepi8_epi32(kEach, load<__m128i>(data, 0)));
+    }
+    if constexpr (dtype == DType::kSign) {
+      const auto negative = load<__mmask16>(data, 0);
+      return _mm512_mask_xor_ps(scale, negative, scale, all(-0.0F));
+    }
+  }
+};
+
+}  // namespace
+}  // namespace psstore

@@ -1,0 +1,142 @@
+// The sum of one block of a few contributions, register by register: float32 sums of whatever widens in a register.
+//
+// A compiler's vectoriser makes slow code of half precision and of bytes (docs/performance.md), and what is
+// decoded to memory first is read again. `Registers` says how a register of each dtype is read.
+//
+// Included only by the .cc file of an instruction set: see loops.h for the unnamed namespace.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <span>
+
+#include "kernels/sums.h"
+
+namespace psstore {
+namespace {
+
+// Of one element; of an encoding without its scale.
+constexpr int64_t bits_of_element(DType dtype) {
+  if (dtype == DType::kSign) return 1;
+  if (dtype == DType::kInt8) return 8;
+  return static_cast<int64_t>(8 * dtype_bytes(dtype));
+}
+
+// A power of two is divided by when multiplied by its inverse: the same number, rounded once.
+inline bool has_exact_inverse(float divisor) {
+  int exponent = 0;
+  return std::frexp(divisor, &exponent) == 0.5F && std::isfinite(1 / divisor);
+}
+
+template <class Registers>
+struct VectorSums {
+  using Vector = typename Registers::Vector;
+
+  // As ElementSums::add(), which does what does not fill a cache line, or a block of an encoding.
+  static void add(const BlockSum<float>& sum, std::span<const Contribution> group,
+                  int64_t num_elems) {
+    switch (group.front().dtype) {
+      case DType::kFloat32: return add_dtype<DType::kFloat32>(sum, group, num_elems);
+      case DType::kBFloat16: return add_dtype<DType::kBFloat16>(sum, group, num_elems);
+      case DType::kFloat16: return add_dtype<DType::kFloat16>(sum, group, num_elems);
+      case DType::kInt8: return add_dtype<DType::kInt8>(sum, group, num_elems);
+      case DType::kSign: return add_dtype<DType::kSign>(sum, group, num_elems);
+      case DType::kFloat64:
+      case DType::kTopK: return ElementSums::add(sum, group, num_elems);
+    }
+  }
+  static void add(const BlockSum<double>& sum, std::span<const Contribution> group,
+                  int64_t num_elems) {
+    ElementSums::add(sum, group, num_elems);
+  }
+
+ private:
+  template <DType dtype>
+  static constexpr int64_t kLineElems =
+      std::min(kEncodedBlock, 8 * kCacheLineBytes / bits_of_element(dtype));
+  template <DType dtype>
+  static constexpr int64_t kRunElems = is_encoding(dtype) ? kEncodedBlock : kLineElems<dtype>;
+
+  template <DType dtype>
+  static void add_dtype(BlockSum<float> sum, std::span<const Contribution> group,
+                        int64_t num_elems) {
+    const int64_t rest = sum.count % kRunElems<dtype>;
+    sum.count -= rest;
+    if (sum.count > 0) add_sized<dtype>(sum, group, num_elems);
+    if (rest == 0) return;
+    sum.before += sum.count;
+    sum.after += sum.count;
+    sum.begin += sum.count;
+    sum.count = rest;
+    ElementSums::add(sum, group, num_elems);
+  }
+
+  template <DType dtype>
+  static void add_sized(const BlockSum<float>& sum, std::span<const Contribution> group,
+                        int64_t num_elems) {
+    switch (group.size()) {
+      case 8: return add_group<dtype, 8>(sum, group.data(), num_elems);
+      case 4: return add_group<dtype, 4>(sum, group.data(), num_elems);
+      case 2: return add_group<dtype, 2>(sum, group.data(), num_elems);
+      default: return add_group<dtype, 1>(sum, group.data(), num_elems);
+    }
+  }
+
+  // The mean of as many as a power of two is the common case, and has half the arithmetic of the general one.
+  template <DType dtype, int kGroup>
+  static void add_group(const BlockSum<float>& sum, const Contribution* group, int64_t num_elems) {
+    const bool unweighted = std::all_of(group, group + kGroup,
+                                        [](const Contribution& one) { return one.weight == 1.0F; });
+    if (unweighted && has_exact_inverse(sum.divisor)) {
+      add_lines<dtype, kGroup>(
+          sum, group, num_elems,
+          [inverse = Registers::all(1 / sum.divisor)](Vector total) { return total * inverse; },
+          [](Vector element, int) { return element; });
+      return;
+    }
+    Vector weights[kGroup];
+    for (int k = 0; k < kGroup; ++k) weights[k] = Registers::all(group[k].weight);
+    add_lines<dtype, kGroup>(
+        sum, group, num_elems,
+        [divisor = Registers::all(sum.divisor)](Vector total) { return total / divisor; },
+        [&weights](Vector element, int k) { return weights[k] * element; });
+  }
+
+  // sum = divide(sum + weigh(g0) + weigh(g1) + ...) * scale, a cache line of each at a time, fetched ahead.
+  template <DType dtype, int kGroup, class Divide, class Weigh>
+  [[gnu::always_inline]] static void add_lines(const BlockSum<float>& sum,
+                                               const Contribution* group, int64_t num_elems,
+                                               Divide divide, Weigh weigh) {
+    constexpr int64_t kBits = bits_of_element(dtype);
+    const std::byte* codes[kGroup];
+    Vector scales[kGroup] = {};
+    for (int k = 0; k < kGroup; ++k) {
+      codes[k] = static_cast<const std::byte*>(group[k].data) +
+                 (is_encoding(dtype) ? codes_offset(num_elems) : 0) + sum.begin * kBits / 8;
+    }
+    const Vector scale = Registers::all(sum.scale);
+    const float* before = sum.before;
+    float* after = sum.after;
+    for (int64_t line = 0; line < sum.count; line += kLineElems<dtype>) {
+      for (int k = 0; k < kGroup; ++k) {
+        __builtin_prefetch(codes[k] + line * kBits / 8 + kPrefetchBytes);
+        if constexpr (!is_encoding(dtype)) continue;
+        const auto* of_blocks = static_cast<const std::byte*>(group[k].data);
+        scales[k] = Registers::all(load<float>(of_blocks, (sum.begin + line) / kEncodedBlock));
+      }
+      for (int64_t i = line; i < line + kLineElems<dtype>; i += Registers::kElems) {
+        Vector total;
+        std::memcpy(&total, before + i, sizeof total);
+        for (int k = 0; k < kGroup; ++k) {
+          total = total +
+                  weigh(Registers::template read<dtype>(codes[k] + i * kBits / 8, scales[k]), k);
+        }
+        total = divide(total) * scale;
+        std::memcpy(after + i, &total, sizeof total);
+      }
+    }
+  }
+};
+
+}  // namespace
+}  // namespace psstore
