@@ -73,12 +73,12 @@ class Connection(asyncio.BufferedProtocol):
     # ---- what the link calls ----
 
     def flush(self) -> None:
-        """Writes what the session has to say, in order; a frame at a time while the kernel takes it."""
+        """Writes what the session has to say, in order, while the kernel takes it."""
         self._unsent.extend(self.session.take_output())
         if self._transport is None or self._transport.is_closing():
             return
         while self._unsent and self._writable:
-            self._transport.writelines(self._unsent.popleft())
+            self._transport.writelines(self._next_write())
 
     def resume(self) -> None:
         """Goes on where somebody stopped who has sent and received without this."""
@@ -96,6 +96,13 @@ class Connection(asyncio.BufferedProtocol):
         return fd
 
     # ---- how ----
+
+    def _next_write(self) -> list[Piece]:
+        """A frame, and those behind it that are heads only: the shard is not woken for each."""
+        pieces = list(self._unsent.popleft())
+        while self._unsent and len(self._unsent[0]) == 1:
+            pieces += self._unsent.popleft()
+        return pieces
 
     def _take_frames(self) -> None:
         while (frame := self._decoder.next_frame()) is not None:

@@ -281,17 +281,15 @@ class Client:
     # ---- how ----
 
     async def _send(self, op: str, transfers: Iterable[Transfer], *, body: m.Message | None) -> None:
-        futures = [
-            self._request(
-                self.sessions[transfer.shard],
-                op,
-                table=transfer.table,
-                body=body,
-                payload=transfer.memory,
-                round=self.round if op == "PUSH" else 0,
-            )
-            for transfer in transfers
-        ]
+        futures = []
+        for transfer in transfers:
+            session = self.sessions[transfer.shard]
+            round = self.round if op == "PUSH" else 0
+            asked = self._ask(session, op, table=transfer.table, body=body, payload=transfer.memory, round=round)
+            futures.append(asked)
+            if op != "PUSH" or self._unfinished or not session.shares_memory:
+                self._driver.flush(session)  # the others are copied and only staged: the shard need not wake for each
+        self._flush()
         self._check(await collect(futures))
 
     async def _read(
@@ -305,7 +303,7 @@ class Client:
         asked = {transfer.shard for transfer in transfers}
         told = self._tell([s for s in self._behind() if s.shard not in asked], timeout_s=wait_s + GRACE_S)
         futures = [
-            self._request(
+            self._ask(
                 self.sessions[transfer.shard],
                 op,
                 table=transfer.table,
@@ -315,6 +313,7 @@ class Client:
             )
             for transfer in transfers
         ]
+        self._flush()
         return (await self.answers([*told, *futures]))[len(told) :]
 
     def _behind(self) -> list[Session]:
@@ -352,11 +351,20 @@ class Client:
             raise
 
     def _request(self, session: Session, op: str, *, timeout_s: float | None = None, **parts: Any) -> Future:
+        future = self._ask(session, op, timeout_s=timeout_s, **parts)
+        self._driver.flush(session)
+        return future
+
+    def _ask(self, session: Session, op: str, *, timeout_s: float | None = None, **parts: Any) -> Future:
+        """A request that goes with the next flush."""
         future = self._driver.future()
         chosen = self.timeout_s if timeout_s is None else timeout_s
         session.request(op, future, now=self._driver.now(), timeout_s=chosen, **parts)
-        self._driver.flush(session)
         return future
+
+    def _flush(self) -> None:
+        for session in self.sessions:
+            self._driver.flush(session)
 
     def _learn(self, signed: Sequence[m.Signed]) -> list[Tensor]:
         """What the coordinator sent us is believed: the connection is authenticated, the MAC is for shards."""
