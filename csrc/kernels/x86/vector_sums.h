@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <span>
 
 #include "kernels/sums.h"
@@ -82,7 +83,7 @@ struct VectorSums {
     }
   }
 
-  // The mean of as many as a power of two is the common case, and has half the arithmetic of the general one.
+  // The mean of as many as a power of two is the common case, and has less arithmetic than the general one.
   template <DType dtype, int kGroup>
   static void add_group(const BlockSum<float>& sum, const Contribution* group, int64_t num_elems) {
     const bool unweighted = std::all_of(group, group + kGroup,
