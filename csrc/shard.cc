@@ -37,7 +37,8 @@ void check_payload(std::span<const SliceEntry> entries, const BufferRef& payload
 
 std::shared_ptr<Backend> backend_of(const ShardOptions& options) {
   if (options.backend) return options.backend;
-  return std::make_shared<HostBackend>(BufferPool::create(kMaxIdleBytes, options.arena));
+  return std::make_shared<HostBackend>(BufferPool::create(kMaxIdleBytes, options.arena),
+                                       options.arena);
 }
 
 ErrorCode status_of(Staged outcome) {
@@ -309,8 +310,8 @@ Shard::Reply Shard::read(std::span<SliceEntry> entries, uint64_t max_payload_byt
                     " bytes, one reply holds " + std::to_string(max_payload_bytes) +
                     "; ask for fewer at a time");
   }
-  share = share && options_.arena != nullptr && reply.payload_bytes >= kSharedReplyBytes;
-  Gathered gathered = backend_->gather(findings, share ? kLargeBlockBytes : 0);
+  share = share && reply.payload_bytes >= kSharedReplyBytes;
+  Gathered gathered = share ? backend_->lend(findings) : backend_->gather(findings);
   reply.pieces = std::move(gathered.pieces);
   reply.ready = std::move(gathered.ready);
   reply.shared = share && locate(entries, reply.pieces);
@@ -319,7 +320,7 @@ Shard::Reply Shard::read(std::span<SliceEntry> entries, uint64_t max_payload_byt
 
 bool Shard::locate(std::span<SliceEntry> entries, std::span<const Piece> pieces) const {
   const auto in_arena = [this](const Piece& piece) {
-    return options_.arena->offset_of(piece.buffer->data()).has_value();
+    return backend_->offset_of(piece.buffer->data()).has_value();
   };
   if (!std::all_of(pieces.begin(), pieces.end(), in_arena)) return false;
   auto piece = pieces.begin();
@@ -330,7 +331,7 @@ bool Shard::locate(std::span<SliceEntry> entries, std::span<const Piece> pieces)
       ++piece;
       begin = 0;
     }
-    entry.offset = *options_.arena->offset_of(piece->buffer->data()) + begin;
+    entry.offset = *backend_->offset_of(piece->buffer->data()) + begin;
     begin += entry.num_bytes;
   }
   return true;

@@ -31,7 +31,7 @@ struct ShardOptions {
   size_t num_stripes = 64;
   bool refuse_non_finite = false;               // NaN and infinities in writes become NON_FINITE
   std::shared_ptr<ValueArena> arena = nullptr;  // where large buffers lie, for clients to read
-  std::shared_ptr<Backend> backend = nullptr;   // null: the host's; another one takes no arena
+  std::shared_ptr<Backend> backend = nullptr;   // null: the host's; another one has its own arena
 };
 
 // A reply of fewer bytes goes over the stream: to copy them there costs less than another frame, which
@@ -48,6 +48,9 @@ class Shard {
   uint32_t index() const { return options_.index; }
   // Where its slots are: "cpu", or a device's name.
   const std::string& device() const { return backend_->device(); }
+  const std::shared_ptr<Backend>& backend() const { return backend_; }
+  // Takes note of what its device has done by now.
+  void flush() { backend_->flush(); }
 
   // ---- schema
 
@@ -95,10 +98,10 @@ class Shard {
   struct Reply {
     std::vector<Piece> pieces;
     uint64_t payload_bytes = 0;
-    bool shared = false;     // the entries say where in the arena their bytes lie
+    bool shared = false;     // the entries say where in shared memory their bytes lie
     device::FenceRef ready;  // null: now; else the pieces are what they say once it is done
   };
-  // `share`: the client maps the arena. The values stay there as they are while the pieces are held.
+  // `share`: the client can see shared memory. The values stay there as they are while the pieces are held.
   // An entry that asks for an encoding may get float32: its dtype says what came (table/published.h).
   // Throws Error(FRAME_TOO_LARGE) if the values are more than `max_payload_bytes` together.
   Reply read(std::span<SliceEntry> entries, uint64_t max_payload_bytes, bool share = false);
@@ -139,7 +142,7 @@ class Shard {
   // The answer to what was done before: OK and today's version.
   void acknowledge(std::span<SliceEntry> entries) REQUIRES_SHARED(table_.decision_mutex);
   void refuse(std::span<SliceEntry> entries, ErrorCode status);
-  // Notes where in the arena the entries' bytes lie; false, with no entry changed: some lie elsewhere.
+  // Notes where in shared memory the entries' bytes lie; false, with no entry changed: some lie elsewhere.
   bool locate(std::span<SliceEntry> entries, std::span<const Piece> pieces) const;
   ErrorCode find(SliceEntry& entry, std::vector<Finding>& findings)
       REQUIRES_SHARED(table_.decision_mutex);

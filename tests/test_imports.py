@@ -131,7 +131,7 @@ CPP_ARROWS: dict[str, set[str]] = {
     "device": {"core", "rules", "kernels"},
     "table": {"core", "rules", "kernels", "device"},
     "wire": {"core"},
-    "shm": {"core"},
+    "shm": {"core", "rules", "kernels", "device"},
     "liveness": {"core"},
     "client": {"core", "wire"},
     "shard": {"core", "rules", "kernels", "device", "table", "wire", "shm"},

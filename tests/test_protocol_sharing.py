@@ -26,12 +26,13 @@ class OpenHanded:
         self.values = _core.ValueArena()
         self.latest: _core.PushArena
 
-    def offer(self, connection: Connection) -> m.Shared:
-        connection.arena = self.latest = _core.PushArena(1 << 20)
+    def offer(self, connection: Connection, asked: m.Share) -> m.Shared:
+        self.latest = _core.PushArena(1 << 20)
+        connection.arenas.append(self.latest)
         return m.Shared()
 
     def withdraw(self, connection: Connection) -> None:
-        connection.arena = None
+        connection.arenas.clear()
 
     def memory(self) -> _core.ClientMemory:
         pushes, control = self.latest.filenos()
@@ -196,7 +197,7 @@ def test_payload_in_shared_memory_needs_some(lender: OpenHanded) -> None:
     tensor = created(worker.peer)
     where = worker.write(tensor, 1.0, 7)
     stranger = FakeStore(num_workers=1).worker()
-    with pytest.raises(UnexpectedMessage, match="has no shared memory"):
+    with pytest.raises(UnexpectedMessage, match="in no memory that it shares"):
         stranger.ask("PUSH", m.Carry(), table=where, payload_bytes=where.payload_bytes, flags=SHARED, round=1)
     assert stranger.closed_because
 

@@ -29,7 +29,7 @@ from psstore.net import borrowing
 from psstore.net.lending import TICKET_BYTES, FileLender
 from psstore.protocol.connection import Connection
 from psstore.types import TensorSpec
-from psstore.wire.messages import Shared
+from psstore.wire.messages import Share, Shared
 
 SHAPES = {"embedding": (700, 512), "weight": (300, 300), "bias": (33,)}
 F32 = np.float32
@@ -212,21 +212,21 @@ def stranger() -> Connection:
 
 
 def test_ticket_is_good_for_one_visit(store_url: str, lender: FileLender) -> None:
-    offer = lender.offer(stranger())
+    offer = lender.offer(stranger(), Share())
     assert visit(offer, offer.ticket) == 3
     assert visit(offer, offer.ticket) == 0
 
 
 def test_who_has_no_ticket_gets_nothing(store_url: str, lender: FileLender) -> None:
     connection = stranger()
-    offer = lender.offer(connection)
+    offer = lender.offer(connection, Share())
     assert visit(offer, bytes(TICKET_BYTES)) == 0
     lender.withdraw(connection)
     assert visit(offer, offer.ticket) == 0
 
 
 def test_silent_visitor_keeps_nobody_waiting(store_url: str, lender: FileLender) -> None:
-    offer = lender.offer(stranger())
+    offer = lender.offer(stranger(), Share())
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as silent:
         silent.connect(b"\0" + offer.address.encode())
         assert visit(offer, offer.ticket) == 3

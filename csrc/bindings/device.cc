@@ -139,6 +139,8 @@ void bind_device(py::module_& m) {
 
   py::classh<Device>(m, "Device", py::is_final())
       .def_property_readonly("name", &Device::name)
+      .def_property_readonly("identity",
+                             [](const Device& self) { return py::bytes(self.identity()); })
       .def("make_queue", &Device::make_queue, no_gil)
       .def("borrow_queue", &Device::borrow_queue, "stream"_a, no_gil);
 

@@ -9,6 +9,8 @@
 
 #include "bindings/common.h"
 #include "bindings/memory.h"
+#include "device/device_arena.h"
+#include "shm/borrowed_device.h"
 #include "shm/client_memory.h"
 #include "shm/push_arena.h"
 #include "shm/value_arena.h"
@@ -27,6 +29,17 @@ void attach_payload(PushArena& arena, Frame& frame) {
 
 // ---- the client's side ----------------------------------------------------------------------------
 
+// The table of a payload that begins there.
+SliceTable placed(const SliceTable& table, uint64_t begin) {
+  std::vector<SliceEntry> entries(table.begin(), table.end());
+  uint64_t offset = begin;
+  for (SliceEntry& entry : entries) {
+    entry.offset = offset;
+    offset += entry.num_bytes;
+  }
+  return SliceTable(std::move(entries));
+}
+
 void read(const ClientMemory& memory, const SliceTable& table, const Segments& destination) {
   if (!destination.writable()) {
     throw Error(ErrorCode::BAD_ARGUMENT, "Segments to receive into need writable=True");
@@ -44,16 +57,74 @@ bool has_indices(const SliceTable& table) {
 std::optional<SliceTable> write(ClientMemory& memory, const SliceTable& table,
                                 const Segments& payload, uint64_t request) {
   if (payload.num_bytes() < kPushBlockBytes || has_indices(table)) return std::nullopt;
-  std::vector<SliceEntry> entries(table.begin(), table.end());
   const py::gil_scoped_release no_gil;
   const std::optional<uint64_t> begin = memory.write(payload.ranges(), request);
   if (!begin) return std::nullopt;
-  uint64_t offset = *begin;
-  for (SliceEntry& entry : entries) {
-    entry.offset = offset;
-    offset += entry.num_bytes;
+  return placed(table, *begin);
+}
+
+// ---- on a device ------------------------------------------------------------------------------------
+
+// Addresses of ranges and their sizes.
+using DeviceRanges = std::vector<std::pair<uint64_t, size_t>>;
+
+std::vector<DeviceRange> ranges_of(const DeviceRanges& given) {
+  std::vector<DeviceRange> ranges;
+  ranges.reserve(given.size());
+  for (const auto& [pointer, num_bytes] : given) {
+    ranges.push_back({reinterpret_cast<std::byte*>(pointer), num_bytes});
   }
-  return SliceTable(std::move(entries));
+  return ranges;
+}
+
+void read_on_device(const BorrowedDevice& memory, device::Queue& queue, const SliceTable& table,
+                    const DeviceRanges& targets) {
+  const py::gil_scoped_release no_gil;
+  memory.read(queue, table.entries(), ranges_of(targets));
+}
+
+void write_on_device(PushRoom& room, device::Queue& queue, const DeviceRanges& sources) {
+  const py::gil_scoped_release no_gil;
+  room.write(queue, ranges_of(sources));
+}
+
+void bind_device_sharing(py::module_& m) {
+  const py::call_guard<py::gil_scoped_release> no_gil;
+
+  py::classh<device::SharedBlock>(m, "SharedBlock", py::is_final())
+      .def_property_readonly("number", &device::SharedBlock::number)
+      .def_property_readonly("address", &device::SharedBlock::address)
+      .def_property_readonly("nbytes", &device::SharedBlock::num_bytes)
+      .def_property_readonly(
+          "handle", [](const device::SharedBlock& self) { return py::bytes(self.handle()); });
+
+  py::classh<BorrowedDevice>(m, "BorrowedDevice", py::is_final())
+      .def(py::init<std::shared_ptr<device::Device>>(), py::arg("device"))
+      .def(
+          "add_block",
+          [](BorrowedDevice& self, uint64_t address, size_t num_bytes, const py::bytes& handle) {
+            const std::string bytes = handle;
+            const py::gil_scoped_release released;
+            self.add_block(address, num_bytes, bytes);
+          },
+          py::arg("address"), py::arg("num_bytes"), py::arg("handle"))
+      .def("read", &read_on_device, py::arg("queue"), py::arg("table"), py::arg("targets"));
+
+  py::classh<PushRoom>(m, "PushRoom", py::is_final())
+      .def_property_readonly("nbytes", &PushRoom::num_bytes)
+      .def("write", &write_on_device, py::arg("queue"), py::arg("sources"))
+      .def(
+          "send",
+          [](PushRoom& self, const SliceTable& table, uint64_t request) {
+            return placed(table, self.send(request));
+          },
+          py::arg("table"), py::arg("request"), no_gil);
+
+  py::classh<DevicePushes>(m, "DevicePushes", py::is_final())
+      .def(py::init<std::shared_ptr<BorrowedDevice>, int, uint64_t, size_t>(), py::arg("blocks"),
+           py::kw_only(), py::arg("control"), py::arg("address"), py::arg("num_bytes"))
+      .def_property_readonly("nbytes", &DevicePushes::num_bytes)
+      .def("take", &DevicePushes::take, py::arg("num_bytes"), no_gil);
 }
 
 }  // namespace
@@ -71,7 +142,14 @@ void bind_shm(py::module_& m) {
            [](const PushArena& self) {
              return py::make_tuple(self.file().get(), self.control_file().get());
            })
+      .def_property_readonly("nbytes", &PushArena::num_bytes)
       .def("seal", &PushArena::seal)
+      .def(
+          "begins_here",
+          [](const PushArena& self, const Frame& frame) {
+            return self.begins_here(frame.table.entries());
+          },
+          py::arg("frame"))
       .def("attach_payload", &attach_payload, py::arg("frame"), no_gil);
 
   m.def("machine_memory_bytes", &machine_memory_bytes);
@@ -81,6 +159,8 @@ void bind_shm(py::module_& m) {
            py::arg("control"))
       .def("read", &read, py::arg("table"), py::arg("destination"))
       .def("write", &write, py::arg("table"), py::arg("payload"), py::arg("request"));
+
+  bind_device_sharing(m);
 }
 
 }  // namespace psstore::bindings

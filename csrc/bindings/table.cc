@@ -11,6 +11,7 @@
 
 #include "bindings/memory.h"
 #include "serve/desk.h"
+#include "shm/push_arena.h"
 #include "table/device_backend.h"
 
 namespace psstore::bindings {
@@ -149,6 +150,30 @@ py::tuple norms(Shard& shard, const Frame& frame) {
                         std::move(reply.ready));
 }
 
+// ---- what a shard on a device shares of it
+
+DeviceBackend& on_device(const Shard& shard) {
+  auto* const backend = dynamic_cast<DeviceBackend*>(shard.backend().get());
+  if (backend == nullptr) throw Error(ErrorCode::BAD_ARGUMENT, "this shard is on no device");
+  return *backend;
+}
+
+std::vector<std::shared_ptr<device::SharedBlock>> shared_blocks(const Shard& shard,
+                                                                uint64_t after) {
+  if (shard.device() == "cpu") return {};
+  return on_device(shard).blocks_after(after);
+}
+
+// (arena, where it begins)
+std::pair<std::shared_ptr<PushArena>, uint64_t> make_push_arena(const Shard& shard,
+                                                                size_t num_bytes) {
+  DeviceBackend& backend = on_device(shard);
+  const size_t num_blocks = (num_bytes + kPushBlockBytes - 1) / kPushBlockBytes;
+  BufferRef memory = backend.allocate(num_blocks * kPushBlockBytes);
+  const std::optional<uint64_t> address = backend.offset_of(memory->data());
+  return {PushArena::create_over(std::move(memory), *address), *address};
+}
+
 py::dict state(Shard& shard, Key key) {
   std::vector<std::pair<std::string, std::string>> named;
   {
@@ -192,6 +217,12 @@ void bind_table(py::module_& m) {
       .def("settle", &Shard::settle, py::arg("max_slots") = -1, no_gil)
       .def("read", &read_frame, py::arg("frame"), py::kw_only(), py::arg("share") = false)
       .def("norms", &norms, py::arg("frame"))
+      .def("flush", &Shard::flush, no_gil)
+      .def_property_readonly(
+          "device_identity",
+          [](const Shard& self) { return py::bytes(on_device(self).identity()); })
+      .def("shared_blocks", &shared_blocks, py::arg("after"), no_gil)
+      .def("make_push_arena", &make_push_arena, py::arg("num_bytes"), no_gil)
       .def("state", &state, py::arg("key"))
       .def("stats", &Shard::stats, no_gil)
       .def(

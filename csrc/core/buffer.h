@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <utility>
 
 namespace psstore {
@@ -91,6 +92,13 @@ class BlockSource {
   virtual std::byte* take(size_t num_bytes) noexcept = 0;
   // REQUIRES: `block` came from take(num_bytes).
   virtual void give_back(std::byte* block, size_t num_bytes) noexcept = 0;
+};
+
+// One whose blocks other processes can look at.
+class SharedSource : public BlockSource {
+ public:
+  // Where it lies, as they are told; nullopt if it is none of the source's.
+  virtual std::optional<uint64_t> offset_of(const std::byte* data) const = 0;
 };
 
 // From here on a block comes from the pool's source, if it has one.

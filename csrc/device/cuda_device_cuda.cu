@@ -6,6 +6,7 @@
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
+#include <cstring>
 #include <deque>
 #include <utility>
 
@@ -48,6 +49,36 @@ class CudaDevice final : public Device, public std::enable_shared_from_this<Cuda
     return block_of(pinned, "cudaHostAlloc", num_bytes);
   }
   void free_pinned(std::byte* memory) noexcept override { cudaFreeHost(memory); }
+
+  std::string identity() const override { return identity_; }
+  std::string export_block(const std::byte* block) override {
+    const Entered here = enter();
+    cudaIpcMemHandle_t handle;
+    auto* const memory =
+        const_cast<std::byte*>(block);  // it asks for one to write to, and does not
+    permit(cudaIpcGetMemHandle(&handle, memory), "cudaIpcGetMemHandle");
+    return {reinterpret_cast<const char*>(&handle), sizeof(handle)};
+  }
+  std::byte* import_block(const std::string& handle) override {
+    cudaIpcMemHandle_t of_cuda;
+    if (handle.size() != sizeof(of_cuda)) {
+      throw Error(ErrorCode::BAD_ARGUMENT, "a block's handle has " + std::to_string(handle.size()) +
+                                               " bytes, one of CUDA's has " +
+                                               std::to_string(sizeof(of_cuda)));
+    }
+    std::memcpy(&of_cuda, handle.data(), sizeof(of_cuda));
+    const Entered here = enter();
+    void* block = nullptr;
+    permit(cudaIpcOpenMemHandle(&block, of_cuda, cudaIpcMemLazyEnablePeerAccess),
+           "cudaIpcOpenMemHandle");
+    return static_cast<std::byte*>(block);
+  }
+  void end_import(std::byte* block) noexcept override try {
+    const Entered here = enter();  // where it was opened
+    cudaIpcCloseMemHandle(block);
+  } catch (const Error&) {  // the device failed, and has nothing mapped any more
+  }
+
   std::unique_ptr<Queue> make_queue() override;
   std::unique_ptr<Queue> borrow_queue(uint64_t stream) override;
 
@@ -86,8 +117,25 @@ class CudaDevice final : public Device, public std::enable_shared_from_this<Cuda
     return static_cast<std::byte*>(block);
   }
 
+  // What a system may refuse, in a container or under WSL: no failure of the device.
+  void permit(cudaError_t status, const char* call) const {
+    if (status == cudaSuccess) return;
+    cudaGetLastError();  // clears it
+    throw Error(ErrorCode::BAD_ARGUMENT, "device " + name_ + " shares no memory: " + call + ": " +
+                                             cudaGetErrorString(status));
+  }
+
+  // Its UUID: numbers differ between processes that see other devices. A part of a GPU (MIG) may say the same
+  // as another one; then it is the import that fails.
+  std::string find_identity() const {
+    cudaDeviceProp properties;
+    require(cudaGetDeviceProperties(&properties, index_), name_, "cudaGetDeviceProperties");
+    return {properties.uuid.bytes, sizeof(properties.uuid.bytes)};
+  }
+
   const std::string name_;
   const int index_;
+  const std::string identity_ = find_identity();  // once: it takes milliseconds
 };
 
 class CudaFence final : public Fence {

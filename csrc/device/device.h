@@ -96,6 +96,19 @@ class Device {
   virtual std::byte* allocate_pinned(size_t num_bytes) = 0;
   virtual void free_pinned(std::byte* memory) noexcept = 0;
 
+  // ---- memory that processes of one machine share. Fences do not reach from one to the other: who tells the
+  // other process that something is there, has waited for it.
+
+  // Which piece of hardware it is: the same text in every process, by whatever number each opens it.
+  virtual std::string identity() const = 0;
+  // What another process needs to import a block that allocate() returned. It is freed after its imports have
+  // ended, or the exporting process has. Throws Error(BAD_ARGUMENT) with the reason if it can't be exported.
+  virtual std::string export_block(const std::byte* block) = 0;
+  // Another process's block: memory of this device like any other, but for end_import() in place of free().
+  // Throws Error(BAD_ARGUMENT) with the reason if it can't be imported.
+  virtual std::byte* import_block(const std::string& handle) = 0;
+  virtual void end_import(std::byte* block) noexcept = 0;
+
   // Keeps the device alive. Its destructor waits until its work is done.
   virtual std::unique_ptr<Queue> make_queue() = 0;
   // Stands for a stream of somebody else, by its number: what is queued here goes there. It is not waited for.

@@ -1,6 +1,8 @@
 #include "device/fake_device.h"
 
+#include <fcntl.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
@@ -11,6 +13,7 @@
 #include <new>
 #include <optional>
 #include <random>
+#include <sstream>
 #include <utility>
 #include <vector>
 
@@ -29,23 +32,69 @@ std::recursive_mutex& world() {
 }
 using Locked = std::lock_guard<std::recursive_mutex>;
 
-// Memory that can be touched only while an Access to it is there.
-class Arena {
+// A file in memory, of zeros that have none yet. Throws std::bad_alloc.
+class MemoryFile {
  public:
-  explicit Arena(size_t num_bytes) : num_bytes_(num_bytes) {
-    void* const mapped =
-        mmap(nullptr, num_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  explicit MemoryFile(size_t num_bytes)
+      : fd_(memfd_create("psstore-fake-device", MFD_CLOEXEC)), num_bytes_(num_bytes) {
+    if (fd_ >= 0 && ftruncate(fd_, static_cast<off_t>(num_bytes)) == 0) return;
+    if (fd_ >= 0) close(fd_);
+    throw std::bad_alloc();
+  }
+  ~MemoryFile() { close(fd_); }
+  MemoryFile(const MemoryFile&) = delete;
+  MemoryFile& operator=(const MemoryFile&) = delete;
+
+  int fd() const { return fd_; }
+  size_t num_bytes() const { return num_bytes_; }
+  // How another process finds it while this one lives.
+  std::string path() const {
+    return "/proc/" + std::to_string(getpid()) + "/fd/" + std::to_string(fd_);
+  }
+
+ private:
+  const int fd_;
+  const size_t num_bytes_;
+};
+
+// A mapping of such a file that can be touched only while an Access is there.
+class Region {
+ public:
+  // Throws std::bad_alloc.
+  Region(int fd, size_t num_bytes) : num_bytes_(num_bytes) {
+    void* const mapped = mmap(nullptr, num_bytes, PROT_NONE, MAP_SHARED | MAP_NORESERVE, fd, 0);
     if (mapped == MAP_FAILED) throw std::bad_alloc();
     base_ = static_cast<std::byte*>(mapped);
-    free_[0] = num_bytes;
-    open_arenas().push_back(this);
+    all().push_back(this);
   }
-  ~Arena() {
-    std::erase(open_arenas(), this);
+  ~Region() {
+    std::erase(all(), this);
     munmap(base_, num_bytes_);
   }
-  Arena(const Arena&) = delete;
-  Arena& operator=(const Arena&) = delete;
+  Region(const Region&) = delete;
+  Region& operator=(const Region&) = delete;
+
+  std::byte* base() const { return base_; }
+  size_t num_bytes() const { return num_bytes_; }
+
+ private:
+  friend class Access;
+  // Of all fake devices: copies go from one to the other.
+  static std::vector<Region*>& all() {
+    static std::vector<Region*> regions;
+    return regions;
+  }
+
+  std::byte* base_;
+  const size_t num_bytes_;
+};
+
+// A device's memory.
+class Arena {
+ public:
+  explicit Arena(size_t num_bytes) : file_(num_bytes), region_(file_.fd(), num_bytes) {
+    free_[0] = num_bytes;
+  }
 
   // First fit.
   std::byte* take(size_t num_bytes) {
@@ -56,13 +105,13 @@ class Arena {
       free_.erase(hole);
       if (room > size) free_[begin + size] = room - size;
       taken_[begin] = size;
-      return base_ + begin;
+      return region_.base() + begin;
     }
     return nullptr;
   }
   // How many bytes they were.
   size_t give_back(const std::byte* memory) {
-    const auto taken = taken_.find(static_cast<size_t>(memory - base_));
+    const auto taken = taken_.find(offset_of(memory));
     auto [begin, size] = *taken;
     const size_t given = size;
     taken_.erase(taken);
@@ -84,22 +133,20 @@ class Arena {
     for (const auto& [begin, size] : free_) total += size;
     return total;
   }
-  size_t num_bytes() const { return num_bytes_; }
+  size_t num_bytes() const { return region_.num_bytes(); }
+  size_t offset_of(const std::byte* memory) const {
+    return static_cast<size_t>(memory - region_.base());
+  }
+  const MemoryFile& file() const { return file_; }
 
  private:
-  friend class Access;
   static size_t rounded(size_t num_bytes) {
     return std::max(kBufferAlignment,
                     (num_bytes + kBufferAlignment - 1) / kBufferAlignment * kBufferAlignment);
   }
-  // Of all fake devices: copies go from one to the other.
-  static std::vector<Arena*>& open_arenas() {
-    static std::vector<Arena*> arenas;
-    return arenas;
-  }
 
-  std::byte* base_;
-  const size_t num_bytes_;
+  const MemoryFile file_;
+  const Region region_;
   std::map<size_t, size_t> free_;   // begin -> size
   std::map<size_t, size_t> taken_;  // begin -> size
 };
@@ -122,7 +169,7 @@ class Access {
     return value;
   }
   static void protect(int how) {
-    for (const Arena* arena : Arena::open_arenas()) mprotect(arena->base_, arena->num_bytes_, how);
+    for (const Region* region : Region::all()) mprotect(region->base_, region->num_bytes_, how);
   }
 };
 
@@ -212,6 +259,13 @@ class FakeDevice final : public Device, public std::enable_shared_from_this<Fake
   void free_pinned(std::byte* memory) noexcept override {
     ::operator delete(memory, kPinnedAlignment);
   }
+  std::string identity() const override { return name_.substr(0, name_.find('?')); }
+  std::string export_block(const std::byte* block) override;
+  std::byte* import_block(const std::string& handle) override;
+  void end_import(std::byte* block) noexcept override {
+    const Locked lock(world());
+    imports_.erase(block);
+  }
   std::unique_ptr<Queue> make_queue() override;
   std::unique_ptr<Queue> borrow_queue(uint64_t stream) override;
 
@@ -270,6 +324,7 @@ class FakeDevice final : public Device, public std::enable_shared_from_this<Fake
 
   const std::string name_;
   Arena arena_;
+  std::map<const std::byte*, std::unique_ptr<Region>> imports_;  // by the block's first byte
   std::vector<std::shared_ptr<Backlog>> backlogs_;
   uint64_t last_stream_ = 2;  // 1 and 2 mean something to CUDA
   std::mt19937_64 random_;
@@ -389,6 +444,31 @@ class FakeQueue final : public Queue {
   const bool borrowed_;
   std::shared_ptr<Backlog> backlog_;
 };
+
+// A handle: "offset size path", of the exporter's file.
+std::string FakeDevice::export_block(const std::byte* block) {
+  const MemoryFile& file = arena_.file();
+  return std::to_string(arena_.offset_of(block)) + " " + std::to_string(file.num_bytes()) + " " +
+         file.path();
+}
+
+std::byte* FakeDevice::import_block(const std::string& handle) {
+  std::istringstream words(handle);
+  size_t offset = 0, num_bytes = 0;
+  std::string path;
+  words >> offset >> num_bytes >> path;
+  const int fd = words ? open(path.c_str(), O_RDWR | O_CLOEXEC) : -1;
+  if (fd < 0) {
+    throw Error(ErrorCode::BAD_ARGUMENT,
+                "device " + name_ + " can't import '" + handle + "': its process is not to be had");
+  }
+  const Locked lock(world());
+  auto region = std::make_unique<Region>(fd, num_bytes);
+  close(fd);
+  std::byte* const block = region->base() + offset;
+  imports_[block] = std::move(region);
+  return block;
+}
 
 std::unique_ptr<Queue> FakeDevice::make_queue() {
   return std::make_unique<FakeQueue>(shared_from_this());

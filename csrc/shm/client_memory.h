@@ -7,11 +7,10 @@
 #include <cstdint>
 #include <optional>
 #include <span>
-#include <vector>
 
 #include "core/types.h"
 #include "shm/memory_file.h"
-#include "shm/push_arena.h"
+#include "shm/push_rooms.h"
 
 namespace psstore {
 
@@ -31,19 +30,11 @@ class ClientMemory {
   std::optional<uint64_t> write(std::span<const std::span<std::byte>> ranges, uint64_t number);
 
  private:
-  struct Lent {
-    size_t first_block;
-    size_t num_blocks;
-    uint64_t number;
-  };
-
-  void take_back();
-  std::optional<size_t> find_room(size_t num_blocks);
+  bool make_present(size_t num_blocks);
 
   const Mapping values_;
   const Mapping pushes_;
-  const Mapping control_;
-  std::vector<Lent> lent_;  // by first block; what the shard may still need
+  PushRooms rooms_;
   size_t num_present_ = 0;  // blocks from the start on that were populated
 };
 

@@ -22,36 +22,56 @@ std::shared_ptr<PushArena> PushArena::create(size_t num_bytes) {
   return std::shared_ptr<PushArena>(new PushArena(whole_blocks));
 }
 
+std::shared_ptr<PushArena> PushArena::create_over(BufferRef memory, uint64_t address) {
+  return std::shared_ptr<PushArena>(new PushArena(std::move(memory), address));
+}
+
 PushArena::PushArena(size_t num_bytes)
-    : file_(make_memory_file("psstore-pushes", num_bytes)),
+    : num_bytes_(num_bytes),
+      file_(make_memory_file("psstore-pushes", num_bytes)),
+      memory_(std::in_place, file_.get(), num_bytes, Access::kRead),
+      data_(memory_->data()),
       control_file_(make_memory_file("psstore-control", control_bytes(num_bytes))),
       readonly_control_file_(reopen_readonly(control_file_)),
-      memory_(file_.get(), num_bytes, Access::kRead),
       control_(control_file_.get(), control_bytes(num_bytes), Access::kWrite),
       present_(num_bytes / kPushBlockBytes) {}
 
+PushArena::PushArena(BufferRef on_device, uint64_t address)
+    : num_bytes_(on_device->size()),
+      on_device_(std::move(on_device)),
+      address_(address),
+      data_(on_device_->data()),
+      control_file_(make_memory_file("psstore-control", control_bytes(num_bytes_))),
+      readonly_control_file_(reopen_readonly(control_file_)),
+      control_(control_file_.get(), control_bytes(num_bytes_), Access::kWrite),
+      present_(num_bytes_ / kPushBlockBytes, true) {}
+
+// What is more than numbers would have to be looked at, and could be changed afterwards.
+bool PushArena::may_hold(DType dtype) const {
+  return on_device_ ? !is_encoding(dtype) : dtype != DType::kTopK;
+}
+
 BufferRef PushArena::range_of(std::span<const SliceEntry> entries, uint64_t number) {
-  const uint64_t begin = entries.empty() ? 0 : entries.front().offset;
+  const uint64_t begin = entries.empty() ? 0 : entries.front().offset - address_;
   if (begin % kPushBlockBytes != 0) refuse("that begins within a block");
   uint64_t end = begin;
   for (const SliceEntry& entry : entries) {
-    if (entry.offset != end) refuse("whose slices do not lie one after the other");
-    if (entry.dtype == DType::kTopK) refuse("with indices, which have to come over the stream");
-    if (end > memory_.size() || entry.num_bytes > memory_.size() - end) refuse("beyond its end");
+    if (entry.offset - address_ != end) refuse("whose slices do not lie one after the other");
+    if (!may_hold(entry.dtype)) refuse("in an encoding that has to come over the stream");
+    if (end > num_bytes_ || entry.num_bytes > num_bytes_ - end) refuse("beyond its end");
     end += entry.num_bytes;
   }
   if (end == begin) refuse("without bytes");
   const size_t first_block = begin / kPushBlockBytes;
   make_present(first_block, (end - 1) / kPushBlockBytes + 1 - first_block);
-  return BufferRef::adopt(new Range(memory_.data() + begin, end - begin, number),
-                          shared_from_this());
+  return BufferRef::adopt(new Range(data_ + begin, end - begin, number), shared_from_this());
 }
 
 void PushArena::make_present(size_t first_block, size_t num_blocks) {
   const MutexLock lock(mutex_);
   for (size_t block = first_block; block < first_block + num_blocks; ++block) {
     if (present_[block]) continue;
-    if (!memory_.populate(block * kPushBlockBytes, kPushBlockBytes)) {
+    if (!memory_->populate(block * kPushBlockBytes, kPushBlockBytes)) {
       throw Error(ErrorCode::OVERLOADED, "no memory for what was pushed through shared memory");
     }
     present_[block] = true;
@@ -60,7 +80,7 @@ void PushArena::make_present(size_t first_block, size_t num_blocks) {
 
 void PushArena::release(Buffer* buffer) noexcept {
   auto* const range = static_cast<Range*>(buffer);
-  const auto block = static_cast<size_t>(range->data() - memory_.data()) / kPushBlockBytes;
+  const auto block = static_cast<size_t>(range->data() - data_) / kPushBlockBytes;
   auto* const entry = reinterpret_cast<uint64_t*>(control_.data()) + block;
   // Release: whatever was read of the range was read before.
   std::atomic_ref<uint64_t>(*entry).store(range->number, std::memory_order_release);

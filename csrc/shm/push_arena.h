@@ -1,18 +1,21 @@
 // The shard's side of the memory that one client's connection pushes through: the client writes its values
 // there, and a frame says where they lie instead of bringing them. They are staged where they lie.
 //
-//   arena     a file that the client maps for writing, the shard for reading; a frame's slices lie one after
-//             the other, from the start of a block of kPushBlockBytes on
+//   arena     a file that the client maps for writing, the shard for reading, or memory of a device that
+//             they share; a frame's slices lie one after the other, from the start of a block of
+//             kPushBlockBytes on
 //   control   a file the other way round: for each block the number of the last frame that began there and
 //             that the shard needs no more. That is how a client learns that blocks are free again.
 //
 // A client that writes to what it has pushed changes its own gradients, in time or half way, and nothing
-// else: bytes that are more than numbers must not be read from here (see range_of).
+// else: bytes that are more than numbers must not be read from here (see range_of). What lies on a device
+// the host does not look at at all.
 // Ownership: a range keeps the arena alive, as a contribution may outlive the connection that brought it.
 #pragma once
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -35,31 +38,47 @@ class PushArena : public BufferOwner, public std::enable_shared_from_this<PushAr
  public:
   // `num_bytes` is rounded down to whole blocks. Throws std::system_error.
   static std::shared_ptr<PushArena> create(size_t num_bytes);
+  // Over memory of a device, whose size is whole blocks and that begins at `address`: there is no file of it,
+  // nor a seal.
+  static std::shared_ptr<PushArena> create_over(BufferRef memory, uint64_t address);
   PushArena(const PushArena&) = delete;
   PushArena& operator=(const PushArena&) = delete;
 
   // What the client maps: the first for writing, the second for reading.
   const Descriptor& file() const { return file_; }
+  size_t num_bytes() const { return num_bytes_; }
   const Descriptor& control_file() const { return readonly_control_file_; }
-  // The client has mapped it: from now on nobody can punch holes into what the shard reads.
-  void seal() { seal_writing(file_); }
+  // The client has mapped it: from now on nobody can punch holes into the file that the shard reads.
+  void seal() {
+    if (!on_device_) seal_writing(file_);
+  }
 
+  // Whether a frame of these entries may be meant to lie here.
+  bool begins_here(std::span<const SliceEntry> entries) const {
+    return !entries.empty() && entries.front().offset - address_ < num_bytes_;
+  }
   // The payload of a frame with that number. Throws Error(BAD_HEADER) if its slices do not lie one after
-  // the other in the arena from a block's start on, or hold more than numbers; Error(OVERLOADED) if there
-  // is no memory for them.
+  // the other in the arena from a block's start on, or hold what has to be looked at; Error(OVERLOADED) if
+  // there is no memory for them.
   BufferRef range_of(std::span<const SliceEntry> entries, uint64_t number);
 
  private:
   struct Range;
 
   explicit PushArena(size_t num_bytes);
+  PushArena(BufferRef on_device, uint64_t address);
+  bool may_hold(DType dtype) const;
   void make_present(size_t first_block, size_t num_blocks);
   void release(Buffer* buffer) noexcept override;
 
-  const Descriptor file_;
+  const size_t num_bytes_;
+  const Descriptor file_;  // none: on a device
+  const BufferRef on_device_;
+  const uint64_t address_ = 0;           // what offsets begin with
+  const std::optional<Mapping> memory_;  // of the file
+  std::byte* const data_;
   const Descriptor control_file_;
   const Descriptor readonly_control_file_;
-  const Mapping memory_;
   const Mapping control_;
 
   Mutex mutex_;

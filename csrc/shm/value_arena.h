@@ -20,7 +20,7 @@
 
 namespace psstore {
 
-class ValueArena : public BlockSource {
+class ValueArena : public SharedSource {
  public:
   // Throws std::system_error, also if the system is too old to populate a range.
   explicit ValueArena(size_t num_bytes = machine_memory_bytes());
@@ -28,8 +28,8 @@ class ValueArena : public BlockSource {
   std::byte* take(size_t num_bytes) noexcept override;
   void give_back(std::byte* block, size_t num_bytes) noexcept override;
 
-  // Where in the file it lies; nullopt if it lies elsewhere.
-  std::optional<uint64_t> offset_of(const std::byte* data) const;
+  // In the file.
+  std::optional<uint64_t> offset_of(const std::byte* data) const override;
   // What a client maps.
   const Descriptor& readonly_file() const { return readonly_file_; }
 

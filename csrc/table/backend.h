@@ -14,6 +14,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -68,8 +69,12 @@ class Backend {
 
   // ---- reads
 
-  // As gather(). What is not shared gets memory of at least `smallest_block` bytes.
-  virtual Gathered gather(const std::vector<Finding>& findings, size_t smallest_block) = 0;
+  virtual Gathered gather(const std::vector<Finding>& findings) = 0;
+  // For a client that reads the pieces where they lie. They are in shared memory as far as there is some: see
+  // offset_of().
+  virtual Gathered lend(const std::vector<Finding>& findings) = 0;
+  // Where it lies, as clients are told that share memory; nullopt if they can't see it.
+  virtual std::optional<uint64_t> offset_of(const std::byte* data) const = 0;
   virtual Gathered gather_sums(const std::vector<Sum>& sums) = 0;
   // Waits for the device.
   virtual std::string bytes_of(const BufferRef& buffer, size_t num_bytes) = 0;

@@ -126,6 +126,8 @@ BufferRef DeviceBackend::allocate_payload(size_t num_bytes) {
 
 BufferRef DeviceBackend::bring(const BufferRef& payload) {
   const MutexLock lock(mutex_);
+  // Its client has put it on the device. It is let go of like what was copied there.
+  if (offset_of(payload->data())) return memory_->lease(payload);
   BufferRef block = take(payload->size());
   ingest_->copy_in(block->data(), payload->data(), payload->size());
   uploaded_ = ingest_->record();
@@ -218,20 +220,34 @@ void DeviceBackend::flush() {
 
 // ---- reads ------------------------------------------------------------------------------------------
 
-Gathered DeviceBackend::gather(const std::vector<Finding>& findings, size_t smallest_block) {
+BufferRef DeviceBackend::bytes_wanted(const Finding& finding) {
+  if (finding.dtype == finding.wanted) return finding.value;
+  BufferRef bytes = take(finding.num_bytes());
+  compute().convert(finding.dtype, finding.wanted, finding.value->data(), bytes->data(),
+                    static_cast<int64_t>(finding.num_elems));
+  return bytes;
+}
+
+Gathered DeviceBackend::gather(const std::vector<Finding>& findings) {
   const MutexLock lock(mutex_);
   std::vector<Range> ranges;
   ranges.reserve(findings.size());
   for (const Finding& finding : findings) {
-    BufferRef bytes = finding.value;
-    if (finding.dtype != finding.wanted) {
-      bytes = take(finding.num_bytes());
-      compute().convert(finding.dtype, finding.wanted, finding.value->data(), bytes->data(),
-                        static_cast<int64_t>(finding.num_elems));
-    }
-    ranges.push_back({std::move(bytes), 0, finding.num_bytes()});
+    ranges.push_back({bytes_wanted(finding), 0, finding.num_bytes()});
   }
-  return read(std::move(ranges), smallest_block);
+  return read(std::move(ranges));
+}
+
+Gathered DeviceBackend::lend(const std::vector<Finding>& findings) {
+  const MutexLock lock(mutex_);
+  std::vector<Piece> pieces;
+  pieces.reserve(findings.size());
+  for (const Finding& finding : findings) {
+    if (finding.num_bytes() > 0) pieces.push_back({bytes_wanted(finding), finding.num_bytes()});
+  }
+  launch();
+  hold_released();  // before `ready`: when the client hears of its values, its pushes' memory is free again
+  return {std::move(pieces), compute_->record()};
 }
 
 // Sums of one launch lie side by side: one copy for all of them.
@@ -247,14 +263,14 @@ Gathered DeviceBackend::gather_sums(const std::vector<Sum>& sums) {
       ranges.push_back({sum.buffer, offset, sizeof(double)});
     }
   }
-  return read(std::move(ranges), 0);
+  return read(std::move(ranges));
 }
 
-Gathered DeviceBackend::read(std::vector<Range> ranges, size_t smallest_block) {
+Gathered DeviceBackend::read(std::vector<Range> ranges) {
   size_t total = 0;
   for (const Range& range : ranges) total += range.num_bytes;
   if (total == 0) return {};
-  const Piece piece{memory_->pinned()->allocate(std::max(total, smallest_block)), total};
+  const Piece piece{memory_->pinned()->allocate(total), total};
   launch();
   read_->wait_for(compute_->record());
   Held held{{}, {piece.buffer}};
@@ -274,7 +290,7 @@ std::string DeviceBackend::bytes_of(const BufferRef& buffer, size_t num_bytes) {
   Gathered gathered;
   {
     const MutexLock lock(mutex_);
-    gathered = read({{buffer, 0, num_bytes}}, 0);
+    gathered = read({{buffer, 0, num_bytes}});
   }
   if (gathered.pieces.empty()) return {};
   gathered.ready->wait();

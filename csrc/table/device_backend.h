@@ -16,6 +16,7 @@
 
 #include <deque>
 #include <memory>
+#include <optional>
 #include <string>
 #include <unordered_set>
 #include <vector>
@@ -64,12 +65,25 @@ class DeviceBackend final : public Backend {
   Sum reduced_squares(const SliceUpdate& update) override;
   void flush() override;
 
-  Gathered gather(const std::vector<Finding>& findings, size_t smallest_block) override;
+  Gathered gather(const std::vector<Finding>& findings) override;
+  // `ready` is done when the pieces may be read, by whatever process.
+  Gathered lend(const std::vector<Finding>& findings) override;
+  std::optional<uint64_t> offset_of(const std::byte* data) const override {
+    return memory_->arena().offset_of(data);
+  }
   Gathered gather_sums(const std::vector<Sum>& sums) override;
   std::string bytes_of(const BufferRef& buffer, size_t num_bytes) override;
   // It would have to wait, to see whether a change is finite: who follows is sent values.
   bool makes_deltas() const override { return false; }
   const std::string& device() const override { return device_->name(); }
+
+  // ---- for processes that have the device, too
+
+  std::string identity() const { return device_->identity(); }
+  std::vector<std::shared_ptr<device::SharedBlock>> blocks_after(uint64_t number) const {
+    return memory_->arena().blocks_after(number);
+  }
+
   size_t pool_bytes() const override { return memory_->pool_bytes(); }
   size_t pool_idle_bytes() const override { return memory_->pool_idle_bytes(); }
 
@@ -97,7 +111,8 @@ class DeviceBackend final : public Backend {
   device::Queue& compute() REQUIRES(mutex_);
   void launch() REQUIRES(mutex_);
   void after_uploads() REQUIRES(mutex_);
-  Gathered read(std::vector<Range> ranges, size_t smallest_block) REQUIRES(mutex_);
+  BufferRef bytes_wanted(const Finding& finding) REQUIRES(mutex_);
+  Gathered read(std::vector<Range> ranges) REQUIRES(mutex_);
 
   const std::shared_ptr<device::Device> device_;
   const std::shared_ptr<DeviceMemory> memory_;

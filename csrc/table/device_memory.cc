@@ -14,21 +14,6 @@ using device::Device;
 constexpr size_t kMaxIdlePinnedBytes = 256u << 20;
 constexpr size_t kMaxIdleDeviceBytes = SIZE_MAX;
 
-class DeviceBlocks final : public BlockSource {
- public:
-  explicit DeviceBlocks(std::shared_ptr<Device> device) : device_(std::move(device)) {}
-  // Of a device that failed there is none: what is queued next says why.
-  std::byte* take(size_t num_bytes) noexcept override try {
-    return device_->allocate(num_bytes);
-  } catch (const Error&) {
-    return nullptr;
-  }
-  void give_back(std::byte* block, size_t) noexcept override { device_->free(block); }
-
- private:
-  const std::shared_ptr<Device> device_;
-};
-
 class PinnedBlocks final : public BlockSource {
  public:
   explicit PinnedBlocks(std::shared_ptr<Device> device) : device_(std::move(device)) {}
@@ -53,21 +38,26 @@ struct Lease : Buffer {
 }  // namespace
 
 DeviceMemory::DeviceMemory(std::shared_ptr<Device> device)
-    : blocks_(BufferPool::create_over(kMaxIdleDeviceBytes, std::make_shared<DeviceBlocks>(device),
-                                      /*or_heap=*/false)),
+    : arena_(std::make_shared<device::DeviceArena>(device)),
+      blocks_(BufferPool::create_over(kMaxIdleDeviceBytes, arena_, /*or_heap=*/false)),
       pinned_(BufferPool::create_over(kMaxIdlePinnedBytes, std::make_shared<PinnedBlocks>(device),
                                       /*or_heap=*/true)) {}
 
 BufferRef DeviceMemory::allocate(size_t num_bytes) {
   try {
-    return BufferRef::adopt(new Lease(blocks_->allocate(num_bytes)), shared_from_this());
+    return lease(blocks_->allocate(num_bytes));
   } catch (const std::bad_alloc&) {
     return {};
   }
 }
 
+BufferRef DeviceMemory::lease(BufferRef block) {
+  return BufferRef::adopt(new Lease(std::move(block)), shared_from_this());
+}
+
 void DeviceMemory::give_idle_back() {
   blocks_->free_idle();
+  arena_->trim();
 }
 
 std::vector<BufferRef> DeviceMemory::take_released() {

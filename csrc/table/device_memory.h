@@ -12,11 +12,13 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "core/buffer.h"
 #include "core/mutex.h"
 #include "device/device.h"
+#include "device/device_arena.h"
 
 namespace psstore {
 
@@ -28,17 +30,21 @@ class DeviceMemory : public BufferOwner, public std::enable_shared_from_this<Dev
   BufferRef allocate(size_t num_bytes);
   // Of the device, so that it can be blocks of other sizes.
   void give_idle_back();
+  // As if it were of here: what is kept of it when nobody refers to it is released with the rest.
+  BufferRef lease(BufferRef block);
   // What work that is queued now may still use, and none that is queued later.
   std::vector<BufferRef> take_released();
 
   const std::shared_ptr<BufferPool>& pinned() const { return pinned_; }
+  const device::DeviceArena& arena() const { return *arena_; }
   size_t pool_bytes() const;
   size_t pool_idle_bytes() const;
 
  private:
   void release(Buffer* buffer) noexcept override;
 
-  const std::shared_ptr<BufferPool> blocks_;  // of the device
+  const std::shared_ptr<device::DeviceArena> arena_;
+  const std::shared_ptr<BufferPool> blocks_;  // of the arena
   const std::shared_ptr<BufferPool> pinned_;
   Mutex mutex_;
   std::vector<BufferRef> released_ GUARDED_BY(mutex_);

@@ -21,8 +21,17 @@ Sum HostBackend::reduced_squares(const SliceUpdate& update) {
   return {psstore::reduced_squares(update), {}, 0};
 }
 
-Gathered HostBackend::gather(const std::vector<Finding>& findings, size_t smallest_block) {
-  return {psstore::gather(findings, *pool_, smallest_block), nullptr};
+Gathered HostBackend::gather(const std::vector<Finding>& findings) {
+  return {psstore::gather(findings, *pool_), nullptr};
+}
+
+// What is copied together, too, is in a large block.
+Gathered HostBackend::lend(const std::vector<Finding>& findings) {
+  return {psstore::gather(findings, *pool_, kLargeBlockBytes), nullptr};
+}
+
+std::optional<uint64_t> HostBackend::offset_of(const std::byte* data) const {
+  return arena_ ? arena_->offset_of(data) : std::nullopt;
 }
 
 Gathered HostBackend::gather_sums(const std::vector<Sum>& sums) {

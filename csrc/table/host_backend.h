@@ -10,7 +10,10 @@ namespace psstore {
 
 class HostBackend final : public Backend {
  public:
-  explicit HostBackend(std::shared_ptr<BufferPool> pool) : pool_(std::move(pool)) {}
+  // `arena`: where the pool's large blocks lie, for clients to read; null: nowhere.
+  explicit HostBackend(std::shared_ptr<BufferPool> pool,
+                       std::shared_ptr<const SharedSource> arena = nullptr)
+      : pool_(std::move(pool)), arena_(std::move(arena)) {}
 
   BufferRef allocate(size_t num_bytes) override { return pool_->allocate(num_bytes); }
   BufferRef allocate_zeroed(size_t num_bytes) override { return pool_->allocate_zeroed(num_bytes); }
@@ -27,7 +30,9 @@ class HostBackend final : public Backend {
   Sum reduced_squares(const SliceUpdate& update) override;
   void flush() override {}
 
-  Gathered gather(const std::vector<Finding>& findings, size_t smallest_block) override;
+  Gathered gather(const std::vector<Finding>& findings) override;
+  Gathered lend(const std::vector<Finding>& findings) override;
+  std::optional<uint64_t> offset_of(const std::byte* data) const override;
   Gathered gather_sums(const std::vector<Sum>& sums) override;
   std::string bytes_of(const BufferRef& buffer, size_t num_bytes) override;
   bool makes_deltas() const override { return true; }
@@ -40,6 +45,7 @@ class HostBackend final : public Backend {
 
  private:
   const std::shared_ptr<BufferPool> pool_;
+  const std::shared_ptr<const SharedSource> arena_;
 };
 
 }  // namespace psstore

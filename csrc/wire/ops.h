@@ -35,7 +35,7 @@ namespace psstore {
   X(DEFINED, 31, "", "every definition is known here")                           \
   X(ATTACH, 32, "Attach", "signed membership, carried by the worker")            \
   X(ATTACHED, 33, "Attached", "pushes of that incarnation are accepted here")    \
-  X(SHARE, 34, "", "asks for memory that client and shard share")                \
+  X(SHARE, 34, "Share", "asks for memory that client and shard share")           \
   X(SHARED, 35, "Shared", "where a client of the same machine gets it")          \
   X(RELEASE, 36, "", "that answer's shared memory was read; no reply")           \
   /* coordinator: answered by shard 0 only */                                    \

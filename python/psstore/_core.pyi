@@ -415,6 +415,15 @@ class Shard:
         `read`, with one float64 per entry that is OK: the sum of squares of the reduced gradient, before any scale;
         the same however often and whenever it is asked, until the next decision. Slices in which no member has a
         gradient, and all for a decision without scale, answer NOT_MODIFIED with no bytes."""
+    def flush(self) -> None:
+        """Takes note of what its device has done by now."""
+    @property
+    def device_identity(self) -> bytes:
+        """`Device.identity` of its device. Raises BAD_ARGUMENT if it is on none, as does `make_push_arena`."""
+    def shared_blocks(self, after: int) -> list[SharedBlock]:
+        """Those of larger numbers, in their order; none if it is on no device."""
+    def make_push_arena(self, num_bytes: int) -> tuple[PushArena, int]:
+        """On its device, and where it begins. Raises OUT_OF_MEMORY."""
     def state(self, key: int) -> dict[str, bytes]:
         """Value and rule state of one slice as raw bytes by name ('value', 'momentum_buffer',
         'exp_avg', ..., 'step' as 8-byte int): for tests and tools."""
@@ -461,6 +470,10 @@ class PushArena:
         """The client has mapped them: it can't change anything else about them from now on."""
     def attach_payload(self, frame: Frame) -> None:
         """Gives a `shared` frame its payload. Raises BAD_HEADER if it does not lie where it may; OVERLOADED."""
+    def begins_here(self, frame: Frame) -> bool:
+        """Whether a `shared` frame may mean this arena, of several."""
+    @property
+    def nbytes(self) -> int: ...
 
 @final
 class ClientMemory:
@@ -473,6 +486,56 @@ class ClientMemory:
     def write(self, table: SliceTable, payload: Segments, request: int) -> SliceTable | None:
         """Copies what a write brings to where the shard can read it; returns the table that says so. None: it has to
         go over the stream, since it is small, or of indices, or there is no room."""
+
+@final
+class SharedBlock:
+    """Memory of a shard's device that other processes can import. Stays the shard's while this object lives."""
+
+    @property
+    def number(self) -> int:
+        """From 1 on."""
+    @property
+    def address(self) -> int:
+        """Where it begins, as the shard's answers have it."""
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def handle(self) -> bytes:
+        """For `BorrowedDevice.add_block` in another process. Raises BAD_ARGUMENT if it can't be exported."""
+
+@final
+class BorrowedDevice:
+    """A client's side of the memory of a device that one shard shares. Thread-safe, but for queues."""
+
+    def __init__(self, device: Device) -> None: ...
+    def add_block(self, address: int, num_bytes: int, handle: bytes) -> None:
+        """Raises BAD_ARGUMENT if it can't be imported."""
+    def read(self, queue: Queue, table: SliceTable, targets: Sequence[tuple[int, int]]) -> None:
+        """Queues copies of the values of a `shared` answer to (pointer, bytes) of each slice. Raises BAD_HEADER, and
+        then has queued nothing. Keep this object until they are done."""
+
+@final
+class DevicePushes:
+    """The arena of a device that one connection pushes through, as its client sees it. Thread-safe."""
+
+    def __init__(self, blocks: BorrowedDevice, *, control: int, address: int, num_bytes: int) -> None:
+        """`control`: an open file, which may be closed afterwards. Raises BAD_HEADER, OSError, ValueError."""
+    @property
+    def nbytes(self) -> int: ...
+    def take(self, num_bytes: int) -> PushRoom | None:
+        """Room for one frame's payload; None: there is none now."""
+
+@final
+class PushRoom:
+    """Where a frame's payload lies on a device: free again with this object, if it was not sent."""
+
+    @property
+    def nbytes(self) -> int: ...
+    def write(self, queue: Queue, sources: Sequence[tuple[int, int]]) -> None:
+        """Queues copies of (pointer, bytes), one after the other. Keep this object until they are done."""
+    def send(self, table: SliceTable, request: int) -> SliceTable:
+        """The table that says where the slices lie, for the frame `request`: from now on the shard says when the
+        room is free again."""
 
 # ---- liveness -------------------------------------------------------------------------------------
 
@@ -595,6 +658,9 @@ class Device:
     @property
     def name(self) -> str:
         """As it was opened: 'cuda:0'."""
+    @property
+    def identity(self) -> bytes:
+        """Which piece of hardware it is: the same in every process."""
 
     def make_queue(self) -> Queue: ...
     def borrow_queue(self, stream: int) -> Queue:

@@ -22,6 +22,7 @@ from psstore.client.coded import Coded
 from psstore.client.compression import Floats
 from psstore.client.device_arrays import OnDevice, by_place, seen
 from psstore.client.layout import Habit, Layout, Layouts, Reply
+from psstore.client.near import Neighbours
 from psstore.client.norms import SquareSums, clip_factor
 from psstore.client.pacing import Pace
 from psstore.client.rule_state import Restored, RuleState, parts, restoring, state_name
@@ -73,7 +74,7 @@ class Operations:
         self._latest: Layout | None = None
         """The last pull of all."""
         self._coded = Coded(self._layouts, receive=self._receive, pull_into=self._pull_into)
-        self._passages = Passages()
+        self._passages = Passages(Neighbours(client))
         self._pace = pace
 
     # ---- tensors ----

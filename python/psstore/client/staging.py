@@ -1,4 +1,4 @@
-"""The way between a device and the store: through pinned memory, bounded and used again.
+"""The way between a device and the store: through pinned memory, bounded and used again, where it is not shorter.
 
     device       gradient ──copy_out──► ┌───────┬───────┬───────┐ ──frames──►   shard
                                         │ batch │ batch │  ...  │
@@ -7,17 +7,17 @@
 While one batch is copied, those before it are on the wire. A passage is one direction: it has a queue of its own on the
 device, which waits for the callers' streams by fences, and a thread that waits for the copies, so that the store's
 loop does not. A push is under way when its copy is done; a pull is over when its copy is queued, and the caller's
-stream waits for it.
+stream waits for it. Frames to and from shards that share the device go past the pinned memory (near.py).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import pairwise
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
@@ -25,8 +25,10 @@ from psstore import _core
 from psstore.client.arrays import Bytes, Source, Target
 from psstore.client.device_arrays import OnDevice
 from psstore.client.layout import Frame, Layout, Range, asking
+from psstore.client.near import NEAR_BYTES, Near, Neighbours, Placed
 from psstore.protocol.client import Transfer
 from psstore.protocol.session import Answer
+from psstore.protocol.sharing import Landing
 
 T = TypeVar("T")
 
@@ -52,13 +54,15 @@ class Batch(NamedTuple):
     offsets: Sequence[int]
     """Where each begins there, and where the last one ends."""
     frames: Sequence[Frame] = ()
+    is_near: bool = False
+    """It is one frame, of a shard that shares the device."""
 
     @staticmethod
-    def of(ranges: Sequence[Range], frames: Sequence[Frame] = ()) -> Batch:
+    def of(ranges: Sequence[Range], frames: Sequence[Frame] = (), *, is_near: bool = False) -> Batch:
         offsets = [0]
         for one in ranges:
             offsets.append(offsets[-1] + one.end - one.begin)
-        return Batch(ranges, offsets, frames)
+        return Batch(ranges, offsets, frames, is_near)
 
     @property
     def num_bytes(self) -> int:
@@ -71,6 +75,10 @@ class Batch(NamedTuple):
             for offset, one in zip(self.offsets, self.ranges, strict=False)
         ]
 
+    def places(self, arrays: Sequence[OnDevice]) -> list[tuple[int, int]]:
+        """(pointer, bytes) of each range."""
+        return [(arrays[one.position].pointer + one.begin, one.end - one.begin) for one in self.ranges]
+
 
 class Room:
     """Pinned memory of a passage, from when it is free to `give_back`."""
@@ -80,16 +88,75 @@ class Room:
         self._passage = passage
         self._num_bytes = num_bytes
 
+    def fill(self, queue: _core.Queue, batch: Batch, arrays: Sequence[OnDevice]) -> None:
+        """Queues copies of what is to be sent."""
+        queue.copy_out(self.buffer, batch.pieces(arrays))
+
+    def departing(self, batch: Batch) -> list[Transfer]:
+        return _departing(batch, self.buffer)
+
+    def arriving(self, batch: Batch, newer_than: int | None) -> list[Transfer]:
+        return _arriving(batch, self.buffer, newer_than)
+
     def give_back(self) -> None:
         """Does nothing the second time."""
         self._passage.freed(self._num_bytes)
         self._num_bytes = 0
 
 
+class NearRoom:
+    """Room for a frame in what its shard shares, and nothing of the host's."""
+
+    def __init__(self, near: Near, room: _core.PushRoom, fetch: Callable[[Batch], _core.Segments]) -> None:
+        self._near = near
+        self._room = room
+        self._fetch = fetch
+
+    def fill(self, queue: _core.Queue, batch: Batch, arrays: Sequence[OnDevice]) -> None:
+        self._room.write(queue, batch.places(arrays))
+
+    def departing(self, batch: Batch) -> list[Transfer]:
+        (frame,) = batch.frames
+        return [Transfer(frame.shard, frame.table, Placed(self._near, self._room, partial(self._fetch, batch)))]
+
+    def give_back(self) -> None:
+        """The shard says when it is free."""
+
+
+class LateRoom:
+    """Memory for the answer of a shard that may lend it: there is some only if it comes over the stream after all."""
+
+    def __init__(self, pool: _core.PinnedPool) -> None:
+        self.buffer: _core.Buffer | None = None
+        self._pool = pool
+
+    def arriving(self, batch: Batch, newer_than: int | None) -> list[Transfer]:
+        (frame,) = batch.frames
+        return [Transfer(frame.shard, asking(frame.table, newer_than), Landing(partial(self._find, batch)))]
+
+    def _find(self, batch: Batch, _: _core.SliceTable) -> _core.Segments:
+        self.buffer = self._pool.allocate(batch.num_bytes)
+        return _core.Segments([memory for _, memory in _parts(batch, self.buffer)], writable=True)
+
+    def give_back(self) -> None:
+        """The pool sees when it is free."""
+
+
+class AnyRoom(Protocol):
+    """Of a batch."""
+
+    def give_back(self) -> None: ...
+
+
+R = TypeVar("R", bound=AnyRoom)
+
+
 class Passage:
     """One direction between a device and a store. Used on the store's loop only."""
 
-    def __init__(self, device: _core.Device) -> None:
+    def __init__(self, device: _core.Device, neighbours: Neighbours) -> None:
+        self._device = device
+        self._neighbours = neighbours
         self._queue = device.make_queue()
         self._pool = _core.PinnedPool(device, max_idle_bytes=PASSAGE_BYTES)
         self._free_bytes = PASSAGE_BYTES
@@ -108,13 +175,16 @@ class Passage:
         order of the calls. Raises what `send` raises, when all were tried."""
         self._wait_for(arrays)
 
-        async def work(batch: Batch, room: Room) -> None:
-            self._queue.copy_out(room.buffer, batch.pieces(arrays))
-            await self._passed(room.buffer, arrays)
-            await send(_departing(batch, room.buffer))
+        async def work(batch: Batch, room: Room | NearRoom) -> None:
+            room.fill(self._queue, batch, arrays)
+            await self._passed(room, arrays)
+            await send(room.departing(batch))
             room.give_back()
 
-        await self._each(_batches(layout.frames), work)
+        async def make_room(batch: Batch) -> Room | NearRoom:
+            return await self._near_room(batch, arrays) if batch.is_near else await self._room(batch)
+
+        await self._each(await self._batches(layout.frames), make_room, work)
 
     async def pull(
         self, layout: Layout, arrays: Sequence[OnDevice], pull: Pull, *, newer_than: int | None
@@ -123,13 +193,21 @@ class Passage:
         arrays' streams."""
         self._wait_for(arrays)
 
-        async def work(batch: Batch, room: Room) -> list[Answer]:
-            answers = await pull(_arriving(batch, room.buffer, newer_than))
-            self._land(batch, _came(batch, arrays, answers), arrays, room)
+        async def work(batch: Batch, room: Room | LateRoom) -> list[Answer]:
+            answers = await pull(room.arriving(batch, newer_than))
+            while answers[0].lease is not None:
+                if await self._read_lent(batch, arrays, answers[0]):
+                    return answers
+                answers = await pull(room.arriving(batch, newer_than))
+            if room.buffer is not None:
+                self._land(_came(batch, arrays, answers), arrays, room.buffer, room)
             return answers
 
+        async def make_room(batch: Batch) -> Room | LateRoom:
+            return LateRoom(self._pool) if batch.is_near else await self._room(batch)
+
         try:
-            answers = await self._each(_batches(layout.frames), work)
+            answers = await self._each(await self._batches(layout.frames), make_room, work)
         finally:
             self._let_wait(arrays)
         await self._settled(arrays)
@@ -147,7 +225,7 @@ class Passage:
                 copies[one.position].data[one.begin : one.end] = memory
             room.give_back()
 
-        await self._each(_cut(arrays), work)
+        await self._each(_cut(arrays), self._room, work)
         return copies
 
     async def deliver(self, values: Sequence[Bytes], arrays: Sequence[OnDevice]) -> None:
@@ -157,10 +235,10 @@ class Passage:
         async def work(batch: Batch, room: Room) -> None:
             for one, memory in _parts(batch, room.buffer):
                 memory[:] = values[one.position][one.begin : one.end]
-            self._land(batch, batch.pieces(arrays), arrays, room)
+            self._land(batch.pieces(arrays), arrays, room.buffer, room)
 
         try:
-            await self._each(_cut(arrays), work)
+            await self._each(_cut(arrays), self._room, work)
         finally:
             self._let_wait(arrays)
         await self._settled(arrays)
@@ -171,22 +249,64 @@ class Passage:
 
     # ---- how ----
 
-    async def _room(self, num_bytes: int) -> Room:
+    async def _batches(self, frames: Sequence[Frame]) -> list[Batch]:
+        """Frames in their order: each of a shard that shares the device by itself, the others together."""
+        near = {
+            shard
+            for shard in {frame.shard for frame in frames}
+            if await self._neighbours.near(shard, self._device) is not None
+        }
+        return list(_grouped(frames, near))
+
+    async def _room(self, batch: Batch) -> Room:
         async with self._turn:
-            while self._free_bytes < num_bytes:
-                self._freed.clear()
-                await self._freed.wait()
-            buffer = self._pool.allocate(num_bytes)
-            self._free_bytes -= num_bytes
+            return await self._pinned_room(batch.num_bytes)
+
+    async def _near_room(self, batch: Batch, arrays: Sequence[OnDevice]) -> Room | NearRoom:
+        """Of the host's if there is none, in the same turn: what is pushed later must not overtake."""
+        async with self._turn:
+            found = await self._neighbours.room(batch.frames[0].shard, self._device, batch.num_bytes)
+            if found is None:
+                return await self._pinned_room(batch.num_bytes)
+            return NearRoom(*found, fetch=partial(self._fetch_now, arrays))
+
+    async def _pinned_room(self, num_bytes: int) -> Room:
+        while self._free_bytes < num_bytes:
+            self._freed.clear()
+            await self._freed.wait()
+        buffer = self._pool.allocate(num_bytes)
+        self._free_bytes -= num_bytes
         return Room(self, num_bytes, buffer)
 
-    async def _each(self, batches: Iterable[Batch], work: Callable[[Batch, Room], Coroutine[Any, Any, T]]) -> list[T]:
+    def _fetch_now(self, arrays: Sequence[OnDevice], batch: Batch) -> _core.Segments:
+        """Waits for the device: a connection was lost."""
+        buffer = self._pool.allocate(batch.num_bytes)
+        self._queue.copy_out(buffer, batch.pieces(arrays))
+        self._queue.record().wait()
+        return _core.Segments([memoryview(buffer)[: batch.num_bytes]])
+
+    async def _read_lent(self, batch: Batch, arrays: Sequence[OnDevice], answer: Answer) -> bool:
+        """Copies an answer's values from where they lie. False: they are out of reach, or may have changed meanwhile;
+        they have to be asked for again."""
+        assert answer.lease is not None, "they came otherwise"
+        near = self._neighbours.shared_with(answer.lease)
+        if near is not None:
+            near.blocks.read(self._queue, answer.table, batch.places(arrays))
+            await self._passed(near, arrays)
+        return self._neighbours.end_lease(answer.lease) and near is not None
+
+    async def _each(
+        self,
+        batches: Iterable[Batch],
+        make_room: Callable[[Batch], Coroutine[Any, Any, R]],
+        work: Callable[[Batch, R], Coroutine[Any, Any, T]],
+    ) -> list[T]:
         """The work of all, begun in their order, each when it has room. Raises the first failure when all have ended;
         what fails gives its room back here."""
         tasks: list[asyncio.Task[T]] = []
         try:
             for batch in batches:
-                room = await self._room(batch.num_bytes)
+                room = await make_room(batch)
                 task = asyncio.get_running_loop().create_task(work(batch, room))
                 task.add_done_callback(partial(_after_failure, room))
                 tasks.append(task)
@@ -220,9 +340,11 @@ class Passage:
         if any(one.stream is None for one in arrays):
             await self._passed()
 
-    def _land(self, batch: Batch, pieces: list[tuple[int, int, int]], arrays: Sequence[OnDevice], room: Room) -> None:
-        self._queue.copy_in(room.buffer, pieces)
-        self._passed(room.buffer, arrays).add_done_callback(partial(_after_landing, room))
+    def _land(
+        self, pieces: list[tuple[int, int, int]], arrays: Sequence[OnDevice], buffer: _core.Buffer, room: AnyRoom
+    ) -> None:
+        self._queue.copy_in(buffer, pieces)
+        self._passed(buffer, arrays).add_done_callback(partial(_after_landing, room))
 
     def _passed(self, *kept: object) -> asyncio.Future[None]:
         """Done when all is that is queued by now. `kept` lives until then, whatever becomes of the future."""
@@ -256,7 +378,8 @@ class Arrival(NamedTuple):
 class Passages:
     """Of one store, by device: made when they are first needed. Used on its loop only."""
 
-    def __init__(self) -> None:
+    def __init__(self, neighbours: Neighbours) -> None:
+        self._neighbours = neighbours
         self._passages: dict[tuple[_core.Device, str], Passage] = {}
 
     def out_of(self, device: _core.Device) -> Passage:
@@ -270,7 +393,7 @@ class Passages:
     def _passage(self, device: _core.Device, direction: str) -> Passage:
         passage = self._passages.get((device, direction))
         if passage is None:
-            passage = self._passages[device, direction] = Passage(device)
+            passage = self._passages[device, direction] = Passage(device, self._neighbours)
         return passage
 
 
@@ -284,26 +407,30 @@ def _wait(fence: _core.Fence, kept: object) -> None:
     fence.wait()
 
 
-def _after_failure(room: Room, task: asyncio.Task[Any]) -> None:
+def _after_failure(room: AnyRoom, task: asyncio.Task[Any]) -> None:
     if task.cancelled() or task.exception() is not None:
         room.give_back()
 
 
-def _after_landing(room: Room, landed: asyncio.Future[None]) -> None:
+def _after_landing(room: AnyRoom, landed: asyncio.Future[None]) -> None:
     if not landed.cancelled():
         landed.exception()  # seen: whoever uses the device next hears of its failure
     room.give_back()
 
 
-def _batches(frames: Iterable[Frame]) -> Iterator[Batch]:
-    """Frames in their order, with about BATCH_BYTES to each batch."""
+def _grouped(frames: Iterable[Frame], near: Set[int]) -> Iterator[Batch]:
+    """Frames in their order, with about BATCH_BYTES to each batch, or one of a shard that is `near`."""
     together: list[Frame] = []
     num_bytes = 0
     for frame in frames:
         frame_bytes = sum(one.end - one.begin for one in frame.ranges)
-        if together and num_bytes + frame_bytes > BATCH_BYTES:
+        is_near = frame.shard in near and frame_bytes >= NEAR_BYTES
+        if together and (is_near or num_bytes + frame_bytes > BATCH_BYTES):
             yield Batch.of([one for frame in together for one in frame.ranges], together)
             together, num_bytes = [], 0
+        if is_near:
+            yield Batch.of(frame.ranges, (frame,), is_near=True)
+            continue
         together.append(frame)
         num_bytes += frame_bytes
     if together:

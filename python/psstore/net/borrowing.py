@@ -6,13 +6,21 @@ import contextlib
 import logging
 import os
 import socket
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from psstore import _core
+from psstore.errors import PsstoreError
 from psstore.net.lending import MAPPED, SEALED
-from psstore.wire.messages import Shared
+from psstore.wire.messages import Parcel, Shared, decode_body
 
 BORROW_S = 2.0
 """How long the shard may take: it may be in the middle of a large update."""
+
+GREETING_BYTES = 4096
+"""More than a `Parcel` has."""
+
+T = TypeVar("T")
 
 _log = logging.getLogger("psstore.client")
 
@@ -20,31 +28,55 @@ _log = logging.getLogger("psstore.client")
 def borrow(offer: Shared) -> _core.ClientMemory | None:
     """The memory that a shard offers; None if it is on another machine, or can't be mapped. Blocks for BORROW_S at
     most, usually for less than a millisecond."""
+    return _visited(offer, _map_files)
+
+
+def borrow_pushes(offer: Shared, blocks: _core.BorrowedDevice) -> _core.DevicePushes | None:
+    """The same for an arena to push through, of a device; its block becomes one of `blocks`."""
+
+    def unpack(greeting: bytes, files: Sequence[int]) -> _core.DevicePushes | None:
+        if len(files) != 1:
+            return None
+        parcel = decode_body(Parcel, greeting)
+        blocks.add_block(parcel.block.address, parcel.block.num_bytes, parcel.block.handle)
+        return _core.DevicePushes(blocks, control=files[0], address=parcel.address, num_bytes=parcel.num_bytes)
+
+    return _visited(offer, unpack)
+
+
+def _map_files(_: bytes, files: Sequence[int]) -> _core.ClientMemory | None:
+    if len(files) != 3:
+        return None
+    values, pushes, control = files
+    return _core.ClientMemory(values=values, pushes=pushes, control=control)
+
+
+def _visited(offer: Shared, unpack: Callable[[bytes, Sequence[int]], T | None]) -> T | None:
+    """What `unpack` makes of what the shard hands over."""
     if not offer.address:
         return None
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
             sock.settimeout(BORROW_S)
             sock.connect(b"\0" + offer.address.encode())
-            return _visit(sock, offer.ticket)
+            return _visit(sock, offer.ticket, unpack)
     except ConnectionRefusedError:
         return None  # nobody of that name here: the shard is elsewhere
-    except (OSError, RuntimeError, ValueError) as error:
+    except (OSError, RuntimeError, ValueError, PsstoreError) as error:
         _log.warning("no shared memory with the shard: %s; its socket is used instead", error)
         return None
 
 
-def _visit(sock: socket.socket, ticket: bytes) -> _core.ClientMemory | None:
+def _visit(sock: socket.socket, ticket: bytes, unpack: Callable[[bytes, Sequence[int]], T | None]) -> T | None:
     sock.send(ticket)
-    _, files, _, _ = socket.recv_fds(sock, 1, 3)
+    greeting, files, _, _ = socket.recv_fds(sock, GREETING_BYTES, 3)
     try:
-        if len(files) != 3:
-            return None
-        values, pushes, control = files
-        memory = _core.ClientMemory(values=values, pushes=pushes, control=control)
+        memory = unpack(greeting, files)
     finally:
         for file in files:
             with contextlib.suppress(OSError):
                 os.close(file)
+    if memory is None:
+        return None
     sock.send(MAPPED)
     return memory if sock.recv(1) == SEALED else None

@@ -1,9 +1,9 @@
-"""Hands the files of shared memory to clients of this machine: SCM_RIGHTS on a unix socket beside the shard's own.
+"""Hands shared memory to clients of this machine: SCM_RIGHTS on a unix socket beside the shard's own.
 
      client                             shard
        │ ticket                           │   one packet each (SOCK_SEQPACKET)
        ├─────────────────────────────────►│
-       │ (values, pushes, control)        │   three open files
+       │ (values, pushes, control)        │   three open files; of a device: `Parcel` and the control file
        │◄─────────────────────────────────┤
        │ MAPPED                           │
        ├─────────────────────────────────►│   seals the pushes: nobody can punch holes into them any more
@@ -21,10 +21,14 @@ import contextlib
 import logging
 import secrets
 import socket
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from psstore import _core
+from psstore.errors import PsstoreError
 from psstore.protocol.connection import Connection
-from psstore.wire.messages import Shared
+from psstore.wire.messages import Block, Parcel, Share, Shared, encode_body
 
 TICKET_BYTES = 32
 
@@ -43,15 +47,21 @@ MAPPED, SEALED = b"M", b"S"
 _log = logging.getLogger("psstore.server")
 
 
-class FileLender:
-    """The `protocol.sharing.Lender` of a shard process: hands out `values`, and to each visitor a new push arena of
-    `push_bytes`. Serves on an event loop from `start` to `close`."""
+class Wrapped(NamedTuple):
+    """What a visitor gets."""
 
-    def __init__(self, values: _core.ValueArena, *, push_bytes: int = PUSH_ARENA_BYTES) -> None:
-        self.values = values
-        self._push_bytes = push_bytes
+    arena: _core.PushArena
+    greeting: bytes
+    files: Sequence[int]
+
+
+class Hatch(ABC):
+    """A `protocol.sharing.Lender` of a shard process: hands each visitor what `wrap` makes for it. Serves on an event
+    loop from `start` to `close`."""
+
+    def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop
-        self._offers: dict[bytes, Connection] = {}
+        self._offers: dict[bytes, tuple[Connection, Share]] = {}
         self._visits: set[asyncio.Task[None]] = set()
         self._name = f"psstore-{secrets.token_hex(16)}"
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
@@ -68,14 +78,18 @@ class FileLender:
         for visit in self._visits:
             visit.cancel()
 
-    def offer(self, connection: Connection) -> Shared:
+    @abstractmethod
+    def wrap(self, asked: Share) -> Wrapped:
+        """A new push arena, and what leads to it and to the values."""
+
+    def offer(self, connection: Connection, asked: Share) -> Shared:
         self.withdraw(connection)
         ticket = secrets.token_bytes(TICKET_BYTES)
-        self._offers[ticket] = connection
+        self._offers[ticket] = connection, asked
         return Shared(address=self._name, ticket=ticket)
 
     def withdraw(self, connection: Connection) -> None:
-        self._offers = {ticket: other for ticket, other in self._offers.items() if other is not connection}
+        self._offers = {ticket: offer for ticket, offer in self._offers.items() if offer[0] is not connection}
 
     # ---- how ----
 
@@ -94,16 +108,53 @@ class FileLender:
         with visitor:
             try:
                 await asyncio.wait_for(self._hand_over(visitor), VISIT_S)
-            except (OSError, RuntimeError, asyncio.TimeoutError) as error:
+            except (OSError, RuntimeError, PsstoreError, asyncio.TimeoutError) as error:
                 _log.warning("a client gets no shared memory, and stays with its stream: %s", error)
 
     async def _hand_over(self, visitor: socket.socket) -> None:
-        connection = self._offers.pop(await self._loop.sock_recv(visitor, TICKET_BYTES), None)
-        if connection is None:
+        offer = self._offers.pop(await self._loop.sock_recv(visitor, TICKET_BYTES), None)
+        if offer is None:
             return
-        arena = _core.PushArena(self._push_bytes)
-        socket.send_fds(visitor, [b"F"], [self.values.fileno(), *arena.filenos()])
+        connection, asked = offer
+        wrapped = self.wrap(asked)
+        socket.send_fds(visitor, [wrapped.greeting], wrapped.files)
         if await self._loop.sock_recv(visitor, 1) == MAPPED:
-            arena.seal()
-            connection.arena = arena
+            wrapped.arena.seal()
+            connection.arenas.append(wrapped.arena)
             visitor.send(SEALED)
+
+
+class FileLender(Hatch):
+    """Of a shard in main memory: `values`, and push arenas of `push_bytes`."""
+
+    def __init__(self, values: _core.ValueArena, *, push_bytes: int = PUSH_ARENA_BYTES) -> None:
+        super().__init__()
+        self.values = values
+        self._push_bytes = push_bytes
+
+    def wrap(self, asked: Share) -> Wrapped:
+        arena = _core.PushArena(self._push_bytes)
+        return Wrapped(arena, b"F", [self.values.fileno(), *arena.filenos()])
+
+
+class DeviceLender(Hatch):
+    """Of a shard on a device: push arenas there, of the size that is asked for. Where values lie is told when they are
+    asked for."""
+
+    def __init__(self, shard: _core.Shard) -> None:
+        super().__init__()
+        self._shard = shard
+        self._device = shard.device_identity
+
+    def offer(self, connection: Connection, asked: Share) -> Shared:
+        return super().offer(connection, asked) if asked.push_bytes > 0 else Shared(device=self._device)
+
+    def wrap(self, asked: Share) -> Wrapped:
+        arena, address = self._shard.make_push_arena(min(asked.push_bytes, PUSH_ARENA_BYTES))
+        block = next(b for b in self._shard.shared_blocks(0) if b.address <= address < b.address + b.nbytes)
+        parcel = Parcel(
+            address=address,
+            num_bytes=arena.nbytes,
+            block=Block(address=block.address, num_bytes=block.nbytes, handle=block.handle),
+        )
+        return Wrapped(arena, encode_body(parcel), arena.filenos()[1:])

@@ -23,6 +23,7 @@ from psstore.errors import (
 )
 from psstore.protocol.facts import Facts
 from psstore.protocol.session import Answer, Destination, Future, Identity, Session
+from psstore.protocol.sharing import Lease, Placed
 from psstore.types import Tensor, TensorSpec
 from psstore.wire import messages as m
 from psstore.wire.ranges import to_ranges
@@ -47,8 +48,8 @@ class Transfer(NamedTuple):
 
     shard: int
     table: _core.SliceTable
-    memory: Destination | None
-    """To send from: `Segments`."""
+    memory: Destination | Placed | None
+    """To send from: `Segments` or what is `Placed`."""
 
 
 class Client:
@@ -152,6 +153,18 @@ class Client:
         """Forgets tensors, on every shard. Raises UnknownTensor and drops none."""
         dropped = await self._control("DROP", m.Drop(names=tuple(names)), m.Dropped)
         await self._define(dropped.facts)
+
+    async def share(self, session: Session, *, push_bytes: int) -> m.Shared:
+        """Where to get at the device that the session's shard offers to share."""
+        reply = await self._request(session, "SHARE", body=m.Share(push_bytes=push_bytes))
+        return _expect(m.Shared, reply)
+
+    def end_lease(self, lease: Lease) -> bool:
+        """`Session.end_lease`, and tells the shard."""
+        session = self.sessions[lease.shard]
+        was_good = session.end_lease(lease)
+        self._driver.flush(session)
+        return was_good
 
     async def stats(self) -> list[dict[str, int | float | str]]:
         """Counters of each shard."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 from psstore import _core
@@ -42,8 +42,10 @@ class Connection:
     nonce: bytes = b""
     ticket: TicketFact | None = None
     """The worker that it is, once attached."""
-    arena: _core.PushArena | None = None
-    """The memory that it pushes through, once its client has it."""
+    arenas: list[_core.PushArena] = field(default_factory=list)
+    """The memory that it pushes through, once its client has it: on a device it may ask for more."""
+    blocks: list[_core.SharedBlock] = field(default_factory=list)
+    """Of the shard's device, that its client was told of: they stay there for it."""
 
     @property
     def client(self) -> str:

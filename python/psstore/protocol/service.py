@@ -266,7 +266,8 @@ class ShardService:
             self._slices.attach(connection, m.decode_body(m.Attach, frame.body).ticket)
             return [_answer(connection.id, frame, m.Attached(version=self.shard.version))]
         if op == OPS["SHARE"]:
-            offer = m.Shared() if self._lender is None else self._lender.offer(connection)
+            asked = m.decode_body(m.Share, frame.body) if frame.body else m.Share()
+            offer = m.Shared() if self._lender is None else self._lender.offer(connection, asked)
             return [_answer(connection.id, frame, offer)]
         if op == OPS["RELEASE"]:
             self._slices.release(connection.id, frame.request)
@@ -340,9 +341,10 @@ def _check_may_write(connection: Connection, frame: _core.Frame) -> None:
 def _attach_payload(connection: Connection, frame: _core.Frame) -> None:
     """Of a frame that says where its payload lies. First of all: once the frame is gone, that memory is free."""
     _check_may_write(connection, frame)
-    if connection.arena is None:
-        raise UnexpectedMessage(f"operation {frame.op} from {connection.peer}: its connection has no shared memory")
-    connection.arena.attach_payload(frame)
+    arena = next((one for one in connection.arenas if one.begins_here(frame)), None)
+    if arena is None:
+        raise UnexpectedMessage(f"operation {frame.op} from {connection.peer} lies in no memory that it shares")
+    arena.attach_payload(frame)
 
 
 def _answer(conn: int, frame: _core.Frame, body: m.Message | None, *, op: int | None = None) -> Send:

@@ -31,7 +31,7 @@ from psstore.errors import (
 from psstore.protocol import auth
 from psstore.protocol.facts import Facts
 from psstore.protocol.frames import Piece
-from psstore.protocol.sharing import Borrow
+from psstore.protocol.sharing import Borrow, Landing, Lease, Near, Placed
 from psstore.wire import messages as m
 
 OPS = _core.OPS
@@ -45,7 +45,11 @@ READS = (OPS["PULL"], OPS["NORM"])
 
 Destination = _core.Segments | Callable[[_core.SliceTable], _core.Segments]
 """Memory to receive into, or what finds it when the table of the answer says how many bytes came of each slice. It may
-raise ProtocolError, and is asked again if the connection is lost before all are here."""
+raise ProtocolError, and is asked again if the connection is lost before all are here. A `Landing` may get an answer
+whose values are lent instead."""
+
+Payload = _core.Segments | Placed
+"""What to send; its memory must stay as it is until the answer."""
 
 
 class Future(Protocol):
@@ -68,8 +72,7 @@ class Request(Struct, kw_only=True):
     table: _core.SliceTable | None = None
     body: m.Message | None = None
     """A `Carry` is completed with decisions each time it is sent."""
-    payload: _core.Segments | None = None
-    """What to send; its memory must stay as it is until the answer."""
+    payload: Payload | None = None
     destination: Destination | None = None
     """Where the answer's payload goes."""
     round: int = 0
@@ -84,6 +87,8 @@ class Answer(NamedTuple):
     table: _core.SliceTable
     version: int
     """Of the shard, when it answered."""
+    lease: Lease | None = None
+    """The values are to be read where they lie, by who asked with a `Landing`; then `Session.end_lease`."""
 
 
 class Link(Enum):
@@ -122,6 +127,12 @@ class Session:
     welcome: m.Welcome | None = None
     borrow: Borrow | None = None
     """How to get at the memory that the shard offers; None: everything goes over the stream."""
+    device: bytes = b""
+    """The one that the shard of this connection offers to share."""
+    near: Near | None = None
+    """What this connection shares with it there."""
+    connection: int = 0
+    """How many there were."""
     failure: PsstoreError | None = None
     """Why this link can't be again; every request gets it."""
     line: _core.RequestLine = field(init=False)
@@ -151,6 +162,7 @@ class Session:
     def connected(self, now: float) -> None:
         """A connection stands: say hello. The fresh link answers nothing until WELCOME."""
         self._out.clear()
+        self.connection += 1
         self.link, self._nonce, self.line.last_heard = Link.HELLO, self.make_nonce(), now
         who = self.identity
         hello = m.Hello(client=who.client, role=who.role, nonce=self._nonce, features=who.features)
@@ -160,6 +172,8 @@ class Session:
         """The connection is gone. Requests stay, to be sent again on the next one."""
         self.link = Link.DOWN
         self._memory = None
+        self.device, self.near = b"", None
+        self.connection += 1
         self._out.clear()
 
     def take_output(self) -> list[list[Piece]]:
@@ -185,12 +199,10 @@ class Session:
         if self.link is not Link.UP:
             self._handshake(frame, now)
             return
-        if frame.shared:
-            self._read_shared(frame)
+        lease = self._read_shared(frame) if frame.shared else None
         request = self._requests.get(frame.request)
-        if frame.op == OPS["SHARED"] and self.borrow is not None:
-            self._memory = self.borrow(m.decode_body(m.Shared, frame.body))
-            self.line.disconnect()  # what goes through that memory is for `_send` to say
+        if frame.op == OPS["SHARED"] and frame.request == 0 and self.borrow is not None:
+            self._offered(m.decode_body(m.Shared, frame.body))
             return
         if frame.op == OPS["ERROR"]:
             self._failed(frame.request, m.decode_body(m.Failure, frame.body))
@@ -206,7 +218,7 @@ class Session:
         else:
             self.line.heard(frame.sequence, request.scaled, now)
             self.facts.heard(self.shard, self.version)
-            self._finish(request, Answer(frame.table, frame.sequence))
+            self._finish(request, Answer(frame.table, frame.sequence, lease))
 
     def tick(self, now: float) -> None:
         """Ends the requests whose deadline is past."""
@@ -247,8 +259,16 @@ class Session:
 
     @property
     def shares_memory(self) -> bool:
-        """Values need not go over the connection that there is now."""
+        """Values in main memory need not go over the connection that there is now."""
         return self._memory is not None
+
+    def end_lease(self, lease: Lease) -> bool:
+        """The shard may have that memory again. False: it had so already, since the connection was lost, and what was
+        read may be anything."""
+        if lease.connection != self.connection:
+            return False
+        self._release(lease.request)
+        return True
 
     @property
     def idle(self) -> bool:
@@ -266,7 +286,7 @@ class Session:
         timeout_s: float,
         table: _core.SliceTable | None = None,
         body: m.Message | None = None,
-        payload: _core.Segments | None = None,
+        payload: Payload | None = None,
         destination: Destination | None = None,
         round: int = 0,
     ) -> None:
@@ -311,11 +331,9 @@ class Session:
             body = self.completed(body)
             self.line.told = max(self.line.told, told)
             request.scaled = body.scaled
-        payload, table, shared = request.payload, request.table, False
-        if self._memory is not None and table is not None:
-            placed = self._memory.write(table, payload, request.id) if payload is not None else None
-            shared = placed is not None or request.op == OPS["PULL"]
-            payload, table = (payload, table) if placed is None else (None, placed)
+        placed, payload = self._place(request)
+        table = request.table if placed is None else placed
+        shared = placed is not None or self._may_be_lent(request)
         checksum = payload is not None and self.identity.features
         head = _core.encode_frame(
             request.op,
@@ -332,18 +350,55 @@ class Session:
         )
         self._out.append([head, *(payload.pieces() if payload is not None else ())])
 
+    def _place(self, request: Request) -> tuple[_core.SliceTable | None, _core.Segments | None]:
+        """The table that says where the payload lies, or else what to send of it."""
+        payload, table = request.payload, request.table
+        if payload is None or table is None:
+            return None, None
+        if not isinstance(payload, _core.Segments):
+            placed = payload.told(self.near, table, request.id)
+            return (placed, None) if placed is not None else (None, payload.in_main_memory())
+        placed = self._memory.write(table, payload, request.id) if self._memory is not None else None
+        return (placed, None) if placed is not None else (None, payload)
+
+    def _may_be_lent(self, request: Request) -> bool:
+        """Its answer's values need not come over the stream."""
+        if request.op != OPS["PULL"] or request.table is None:
+            return False
+        return self._memory is not None or (self.near is not None and isinstance(request.destination, Landing))
+
     def completed(self, body: m.Carry) -> m.Carry:
         """With what the shard was not told yet on this connection, as far as it is known here."""
         return replace(body, decisions=self.facts.since(self.line.told), scale=self.facts.scale)
 
-    def _read_shared(self, frame: _core.Frame) -> None:
-        """Copies an answer's values from where they lie, and lets the shard have that memory again."""
-        if self._memory is None:
+    def _offered(self, shared: m.Shared) -> None:
+        if shared.blocks:
+            if self.near is not None and not self.near.learn(shared.blocks):
+                self.device, self.near = b"", None
+        elif shared.device:
+            self.device = shared.device
+        else:
+            assert self.borrow is not None, "nothing was asked for"
+            self._memory = self.borrow(shared)
+            self.line.disconnect()  # what goes through that memory is for `_send` to say
+
+    def _read_shared(self, frame: _core.Frame) -> Lease | None:
+        """Copies an answer's values from where they lie, and lets the shard have that memory again; or leaves both to
+        who asked, if they lie on a device."""
+        request = self._requests.get(frame.request)
+        if self._memory is not None:
+            destination = self.head(frame)
+            if destination is not None:
+                self._memory.read(frame.table, destination)
+        elif request is not None and isinstance(request.destination, Landing) and not request.future.done():
+            return Lease(self.shard, self.connection, frame.request)
+        elif request is not None and not request.future.done():
             raise UnexpectedMessage(f"shard {self.shard} refers to shared memory that this connection does not have")
-        destination = self.head(frame)
-        if destination is not None:
-            self._memory.read(frame.table, destination)
-        self._out.append([_core.encode_frame(OPS["RELEASE"], request=frame.request)])
+        self._release(frame.request)
+        return None
+
+    def _release(self, request: int) -> None:
+        self._out.append([_core.encode_frame(OPS["RELEASE"], request=request)])
 
     def _handshake(self, frame: _core.Frame, now: float) -> None:
         if frame.op == OPS["ERROR"]:
@@ -452,5 +507,6 @@ _BODIES: dict[int, type[m.Message] | None] = {
     OPS["LEFT"]: None,
     OPS["DROPPED"]: m.Dropped,
     OPS["STATISTICS"]: m.Statistics,
+    OPS["SHARED"]: m.Shared,
 }
 """Replies that are control messages, and their bodies; the others are `Answer`s."""

@@ -1,17 +1,18 @@
 """What a shard and the clients of its machine share: answers that say where values lie instead of bringing them.
 
-The memory itself is csrc/shm/; how its files get from one process to the other is psstore.net's.
+The memory itself is csrc/shm/, on a device csrc/device/; how it gets from one process to the other is psstore.net's.
+Main memory is read while the answer is handled. A device is told to, and the answer is `Lent` to its client meanwhile.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from psstore import _core
 from psstore.protocol.connection import Connection
 from psstore.protocol.frames import Piece
-from psstore.wire.messages import Shared
+from psstore.wire.messages import Block, Share, Shared
 
 MAX_LENT = 1024
 """Answers of one connection that it may have before it says that it has read them; later ones go over the stream.
@@ -24,11 +25,50 @@ Borrow = Callable[[Shared], _core.ClientMemory | None]
 class Lender(Protocol):
     """A shard's way to hand its files to clients."""
 
-    def offer(self, connection: Connection) -> Shared:
+    def offer(self, connection: Connection, asked: Share) -> Shared:
         """Whoever comes with the ticket gets the files, and the connection its push arena."""
 
     def withdraw(self, connection: Connection) -> None:
         """The connection is gone, and what it was offered is not to be had any more."""
+
+
+class Near(Protocol):
+    """A client's way to the memory of a device that a connection shares with its shard."""
+
+    def learn(self, blocks: Sequence[Block]) -> bool:
+        """Values lie there, too. False: they are out of reach, and so is all of it from now on."""
+
+
+class Placed(Protocol):
+    """A payload that lies where a shard can read it, on a device that both have."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+    def told(self, near: Near | None, table: _core.SliceTable, request: int) -> _core.SliceTable | None:
+        """The table that says so; None if it is not with `near` that the shard shares it."""
+
+    def in_main_memory(self) -> _core.Segments:
+        """A copy, to be sent when the connection was lost that it was placed for. Waits for the device."""
+
+
+class Landing:
+    """A destination for an answer that may be lent; `find` makes main memory for one that comes over the stream."""
+
+    def __init__(self, find: Callable[[_core.SliceTable], _core.Segments]) -> None:
+        self._find = find
+
+    def __call__(self, table: _core.SliceTable) -> _core.Segments:
+        return self._find(table)
+
+
+class Lease(NamedTuple):
+    """An answer's values, which the shard keeps as they are while they are read where they lie."""
+
+    shard: int
+    connection: int
+    """Which one of the session's: what was lent over one that is lost may have changed."""
+    request: int
 
 
 class Lent:

@@ -176,7 +176,10 @@ class Slices:
 
     def filled(self) -> list[Output]:
         """The replies whose bytes a device has written by now."""
-        return self._filling.take_ready()
+        ready = self._filling.take_ready()
+        if ready:
+            self.shard.flush()  # whoever gets a lent value may count on it that its pushes' memory is free again
+        return ready
 
     @property
     def is_filling(self) -> bool:
@@ -211,7 +214,8 @@ class Slices:
                 waited_s=carry.wait_s,
             )
         conn = parked.connection.id
-        table, pieces, shared, ready = self._read(frame, share=frame.shared and self._lent.has_room(conn))
+        share = frame.shared and bool(parked.connection.arenas) and self._lent.has_room(conn)
+        table, pieces, shared, ready = self._read(frame, share=share)
         missing = table.first_failure()
         if patient and missing is not None and missing[1] in NOT_YET:
             self._park(parked, Touched(table.keys()[missing[0]]))
@@ -222,7 +226,7 @@ class Slices:
             return [self._reply(parked, table, pieces, shared=shared, version=version)]
         reply = partial(self._reply, parked, table, pieces, shared=shared, version=version)
         self._filling.add(conn, frame.request, ready, reply)
-        return self._filling.take_ready()
+        return self.filled()
 
     def _reply(
         self, parked: Parked, table: _core.SliceTable, pieces: Sequence[Piece], *, shared: bool, version: int
@@ -240,8 +244,17 @@ class Slices:
         )
         if shared:
             self._lent.lend(conn, frame.request, pieces)
-            return Send(conn, [head])
+            return Send(conn, [*self._news(parked.connection), head])
         return Send(conn, [head, *pieces])
+
+    def _news(self, connection: Connection) -> list[Piece]:
+        """A device's blocks that a client has to know before it reads what lies there."""
+        blocks = self.shard.shared_blocks(connection.blocks[-1].number if connection.blocks else 0)
+        if not blocks:
+            return []
+        connection.blocks += blocks
+        told = tuple(m.Block(address=one.address, num_bytes=one.nbytes, handle=one.handle) for one in blocks)
+        return [_core.encode_frame(OPS["SHARED"], body=m.encode_body(m.Shared(blocks=told)))]
 
     def _park(self, parked: Parked, wanted: Wanted) -> None:
         self._parking.park(parked, wanted)

@@ -20,7 +20,7 @@ import msgspec
 from psstore import _core
 from psstore.errors import DeviceFailed, PsstoreError
 from psstore.net import loops
-from psstore.net.lending import FileLender
+from psstore.net.lending import DeviceLender, FileLender, Hatch
 from psstore.net.limits import ServerLimits
 from psstore.net.server import Server
 from psstore.protocol.auth import NONCE_BYTES
@@ -58,8 +58,9 @@ async def serve(settings: ShardSettings) -> None:
     loop.add_reader(sys.stdin.fileno(), _on_supervisor, stopped)
     coordinator = make_coordinator(settings) if settings.index == 0 else None
     arena = make_arena() if settings.device == "cpu" else None
-    lender = FileLender(arena) if arena is not None else None
-    service = make_service(settings, coordinator, arena, lender)
+    shard = make_shard(settings, arena)
+    lender = FileLender(arena) if arena is not None else make_device_lender(settings, shard)
+    service = make_service(settings, coordinator, shard, lender)
     server = Server(service, loop=loop, limits=ServerLimits(max_connections=make_room(settings.max_connections)))
     failures: list[DeviceFailed] = []
 
@@ -111,11 +112,26 @@ def make_arena() -> _core.ValueArena | None:
         return None
 
 
+def make_device_lender(settings: ShardSettings, shard: _core.Shard) -> DeviceLender | None:
+    """A way to the shard's device for clients that have it, too. None for a shard in main memory; and where what is
+    pushed has to be looked at, which the host can't while it lies on a device."""
+    if settings.device == "cpu" or settings.refuse_non_finite:
+        return None
+    return DeviceLender(shard)
+
+
+def make_shard(settings: ShardSettings, arena: _core.ValueArena | None) -> _core.Shard:
+    return _core.Shard(
+        index=settings.index,
+        refuse_non_finite=settings.refuse_non_finite,
+        arena=arena,
+        device=settings.device,
+        num_sharing=settings.num_sharing,
+    )
+
+
 def make_service(
-    settings: ShardSettings,
-    coordinator: Coordinator | None,
-    arena: _core.ValueArena | None,
-    lender: FileLender | None,
+    settings: ShardSettings, coordinator: Coordinator | None, shard: _core.Shard, lender: Hatch | None
 ) -> ShardService:
     identity = Identity(
         store=settings.store,
@@ -127,13 +143,7 @@ def make_service(
     )
     return ShardService(
         identity=identity,
-        shard=_core.Shard(
-            index=settings.index,
-            refuse_non_finite=settings.refuse_non_finite,
-            arena=arena,
-            device=settings.device,
-            num_sharing=settings.num_sharing,
-        ),
+        shard=shard,
         signer=Signer(settings.signing_key),
         coordinator=coordinator,
         make_nonce=lambda: os.urandom(NONCE_BYTES),

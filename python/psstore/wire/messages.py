@@ -167,14 +167,43 @@ class Attached(Message, frozen=True, kw_only=True):
     version: int
 
 
+class Share(Message, frozen=True, kw_only=True):
+    """Asks for memory that both sides share."""
+
+    push_bytes: int = 0
+    """Of a device: how much to push through, at least; 0: which device is it?"""
+
+
+class Block(Message, frozen=True, kw_only=True, array_like=True):
+    """Memory of a device that a client may import."""
+
+    address: int
+    """Where it begins, as tables with SHARED have it."""
+    num_bytes: int
+    handle: bytes
+
+
+class Parcel(Message, frozen=True, kw_only=True):
+    """What is said beside the control file of a push arena on a device."""
+
+    address: int
+    num_bytes: int
+    block: Block
+    """In which the arena lies."""
+
+
 class Shared(Message, frozen=True, kw_only=True):
-    """Without an address: this shard shares no memory."""
+    """Without an address, a device or blocks: this shard shares no memory."""
 
     address: str = ""
     """Name of a unix socket in Linux's abstract namespace, where the files are handed out: only who shares the
     shard's network namespace can connect to it."""
     ticket: bytes = b""
     """What to say there. It is good for one visit."""
+    device: bytes = b""
+    """The shard's values are on this one: a client that has it, too, asks with push_bytes."""
+    blocks: tuple[Block, ...] = ()
+    """Comes unasked before the first answer that lies in them."""
 
 
 # ---- coordinator ----------------------------------------------------------------------------------

@@ -1,0 +1,139 @@
+"""The way to shards that live on the device where the caller's arrays are: device to device, not through the host.
+
+     array ──copy──► room in the shard's push arena ··frame says where··► shard
+     array ◄──copy── where the shard's value lies   ◄··frame says where·· shard
+
+One connection shares with its shard what `Near` holds, and loses it when it ends. What one process has the device
+do the other can't wait for on the device; so a frame is sent when the host has seen its copy done, and a value is
+given back when the host has seen it read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+
+from psstore import _core
+from psstore.errors import PsstoreError
+from psstore.net.borrowing import borrow_pushes
+from psstore.protocol.client import Client
+from psstore.protocol.session import Session
+from psstore.protocol.sharing import Lease
+from psstore.protocol.sharing import Near as AnyNear
+from psstore.wire.messages import Block
+
+SMALLEST_ARENA_BYTES = 1 << 20
+"""To push through, at first. It is of the device's memory, and gets more by half when a frame finds no room."""
+
+NEAR_BYTES = 64 << 10
+"""A frame of less goes over the stream, as the shard's answers do: it is no slower, and has no block to itself."""
+
+_log = logging.getLogger("psstore.client")
+
+
+class Near:
+    """What one connection shares of a device with its shard."""
+
+    def __init__(self, device: _core.Device) -> None:
+        self.device = device
+        self.blocks = _core.BorrowedDevice(device)
+        self.arenas: list[_core.DevicePushes] = []
+        """To push through."""
+        self.is_full = False
+        """There is no more to be had."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the arenas."""
+        return sum(arena.nbytes for arena in self.arenas)
+
+    def take(self, num_bytes: int) -> _core.PushRoom | None:
+        return next((room for arena in self.arenas if (room := arena.take(num_bytes)) is not None), None)
+
+    def learn(self, blocks: Sequence[Block]) -> bool:
+        try:
+            for block in blocks:
+                self.blocks.add_block(block.address, block.num_bytes, block.handle)
+        except PsstoreError as error:
+            _log.warning("no shared memory with the shard: %s; its socket is used instead", error)
+            return False
+        return True
+
+
+class Placed:
+    """A frame's payload in its room; `fetch` makes a copy in main memory, of what it was copied from."""
+
+    def __init__(self, near: Near, room: _core.PushRoom, fetch: Callable[[], _core.Segments]) -> None:
+        self._near = near
+        self._room = room
+        self._fetch = fetch
+
+    @property
+    def nbytes(self) -> int:
+        return self._room.nbytes
+
+    def told(self, near: AnyNear | None, table: _core.SliceTable, request: int) -> _core.SliceTable | None:
+        return self._room.send(table, request) if near is self._near else None
+
+    def in_main_memory(self) -> _core.Segments:
+        return self._fetch()
+
+
+class Neighbours:
+    """The shards of a store, as far as they share devices with us. Used on the store's loop only."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._asking = asyncio.Lock()
+
+    async def near(self, shard: int, device: _core.Device) -> Near | None:
+        """What is shared with that shard on that device; None: nothing, and its values go over the stream."""
+        session = self._client.sessions[shard]
+        if session.device != device.identity:
+            return None
+        if session.near is None:
+            async with self._asking:
+                if session.near is None:
+                    await self._ask(session, device, SMALLEST_ARENA_BYTES)
+        return session.near if isinstance(session.near, Near) else None
+
+    async def room(self, shard: int, device: _core.Device, num_bytes: int) -> tuple[Near, _core.PushRoom] | None:
+        """Room for a frame; None: there is none."""
+        near = await self.near(shard, device)
+        if near is None:
+            return None
+        room = near.take(num_bytes)
+        if room is None and not near.is_full:
+            async with self._asking:
+                await self._ask(self._client.sessions[shard], device, max(near.num_bytes // 2, num_bytes))
+            room = near.take(num_bytes)
+        return (near, room) if room is not None else None
+
+    def shared_with(self, lease: Lease) -> Near | None:
+        """What the values that are lent lie in; None: it is lost."""
+        session = self._client.sessions[lease.shard]
+        if lease.connection != session.connection or not isinstance(session.near, Near):
+            return None
+        return session.near
+
+    def end_lease(self, lease: Lease) -> bool:
+        """See `Session.end_lease`."""
+        return self._client.end_lease(lease)
+
+    async def _ask(self, session: Session, device: _core.Device, push_bytes: int) -> None:
+        """For an arena to push through, or another one. If there is none, all stays as it is, and is not asked for
+        again."""
+        near = session.near if isinstance(session.near, Near) else Near(device)
+        connection = session.connection
+        offer = await self._client.share(session, push_bytes=push_bytes)
+        arena = borrow_pushes(offer, near.blocks)
+        if connection != session.connection:
+            return
+        if arena is not None:
+            near.arenas.append(arena)
+            session.near = near
+        elif session.near is None:
+            session.device = b""
+        else:
+            near.is_full = True
