@@ -30,8 +30,9 @@ void expect_converted(DType from, DType to) {
       const int lead = static_cast<int>(shift / sizeof(To));
       const gpu::VectorMap vectors{count, gpu::kConvertElems, lead};
       const auto grid = gpu::Grid::of(vectors.num_chunks());
-      run_on_host(gpu::ConvertBody<From, To>{vectors, grid, source.data(), got.data()},
-                  grid.num_blocks());
+      run_on_host(
+          gpu::WriteBody<gpu::Converted<From, To>>{vectors, grid, {source.data()}, got.data()},
+          grid.num_blocks());
       EXPECT_EQ(got, expected) << static_cast<int>(from) << " to " << static_cast<int>(to);
     }
   }
@@ -126,7 +127,8 @@ void decode_like_a_gpu(const Encoded& encoded, void* destination) {
   const gpu::VectorMap vectors{num_elems, gpu::kConvertElems, 0};
   const auto grid = gpu::Grid::of(vectors.num_chunks());
   const gpu::Source source{encoded.payload, encoded.num_bytes, 1.0F, encoded.encoding};
-  run_on_host(gpu::DecodeBody{vectors, grid, source, destination}, grid.num_blocks());
+  run_on_host(gpu::WriteBody<gpu::Decoded>{vectors, grid, {source}, destination},
+              grid.num_blocks());
 }
 
 // What is kept of an encoding besides its payload.

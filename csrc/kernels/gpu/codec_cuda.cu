@@ -24,8 +24,8 @@ void convert_async(const void* source, void* destination, int64_t num_elems, Cud
   if constexpr (!std::is_same_v<From, To>) {  // that is a copy
     const VectorMap vectors = vectors_at(destination, sizeof(To), gpu::kConvertElems, num_elems);
     const Grid grid = Grid::of(vectors.num_chunks());
-    launch_async(gpu::ConvertBody<From, To>{vectors, grid, source, destination}, grid.num_blocks(),
-                 "convert", stream);
+    launch_async(gpu::WriteBody<gpu::Converted<From, To>>{vectors, grid, {source}, destination},
+                 grid.num_blocks(), "convert", stream);
   }
 }
 
@@ -139,8 +139,8 @@ void cuda_decode_async(const Encoded& encoded, void* destination, CudaStream str
   const VectorMap vectors = vectors_at(destination, sizeof(float), gpu::kConvertElems, num_elems);
   const Grid grid = Grid::of(vectors.num_chunks());
   const gpu::Source source{encoded.payload, encoded.num_bytes, 1.0F, encoded.encoding};
-  launch_async(gpu::DecodeBody{vectors, grid, source, destination}, grid.num_blocks(), "decode",
-               stream);
+  launch_async(gpu::WriteBody<gpu::Decoded>{vectors, grid, {source}, destination},
+               grid.num_blocks(), "decode", stream);
 }
 
 }  // namespace psstore

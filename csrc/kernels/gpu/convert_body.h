@@ -20,44 +20,40 @@ PSSTORE_HD To converted(From element) {
 // What one thread takes of such a pass.
 inline constexpr int kConvertElems = 4;
 
+// Elements of one dtype, as another.
 template <class From, class To>
-struct ConvertBody {
-  using Shared = Nothing;
-  using Local = Nothing;
-  static constexpr int kMinBlocks = 4;
-
-  VectorMap vectors;
-  Grid grid;
+struct Converted {
   const void* source;
-  void* destination;
 
-  PSSTORE_HD int num_phases(int64_t) const { return 1; }
-  PSSTORE_HD void run(int, int64_t block, int thread, Local&, Shared&) const {
-    for (int64_t chunk = grid.begin(block); chunk < grid.end(block); ++chunk) {
-      visit_vector(
-          vectors, vectors.begin(chunk, thread),
-          [&](int64_t begin) { convert<kConvertElems>(begin); }, [&](int64_t i) { convert<1>(i); });
-    }
-  }
-
- private:
   template <int N>
-  PSSTORE_HD void convert(int64_t begin) const {
+  PSSTORE_HD Pack<To, N> pack(const VectorMap&, int64_t begin) const {
     const Pack<From, N> in = load_pack<From, N>(source, begin);
     Pack<To, N> out;
     for (int e = 0; e < N; ++e) out[e] = converted<To>(in[e]);
-    store_pack(destination, begin, out);
+    return out;
   }
 };
 
-struct DecodeBody {
+// What an encoding says, as float32.
+struct Decoded {
+  Source source;
+
+  template <int N>
+  PSSTORE_HD Pack<float, N> pack(const VectorMap& vectors, int64_t begin) const {
+    return load_encoded<N>(source, vectors.num_elems, begin);
+  }
+};
+
+// Writes each element of `Elements` to its place.
+template <class Elements>
+struct WriteBody {
   using Shared = Nothing;
   using Local = Nothing;
   static constexpr int kMinBlocks = 4;
 
   VectorMap vectors;
   Grid grid;
-  Source source;
+  Elements elements;
   void* destination;
 
   PSSTORE_HD int num_phases(int64_t) const { return 1; }
@@ -65,14 +61,14 @@ struct DecodeBody {
     for (int64_t chunk = grid.begin(block); chunk < grid.end(block); ++chunk) {
       visit_vector(
           vectors, vectors.begin(chunk, thread),
-          [&](int64_t begin) { decode<kConvertElems>(begin); }, [&](int64_t i) { decode<1>(i); });
+          [&](int64_t begin) { write<kConvertElems>(begin); }, [&](int64_t i) { write<1>(i); });
     }
   }
 
  private:
   template <int N>
-  PSSTORE_HD void decode(int64_t begin) const {
-    store_pack(destination, begin, load_encoded<N>(source, vectors.num_elems, begin));
+  PSSTORE_HD void write(int64_t begin) const {
+    store_pack(destination, begin, elements.template pack<N>(vectors, begin));
   }
 };
 
