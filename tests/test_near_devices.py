@@ -22,6 +22,7 @@ from psstore.errors import AvailabilityError
 pytestmark = pytest.mark.sockets
 
 F32 = np.float32
+NUM_ROUNDS = 2
 SIZES = {"large": 1_200_000, "middle": 70_000, "small": 7}
 """Elements: frames that are full, one that is not, and one that is not worth sharing."""
 
@@ -57,13 +58,13 @@ def gradients(round_: int) -> dict[str, Array]:
     return {name: some(size, 100 * round_) for name, size in SIZES.items()}
 
 
-def trained(store: Store, stream: Stream | None, num_rounds: int = 3) -> list[Array]:
+def trained(store: Store, stream: Stream | None) -> list[Array]:
     """All values after each round. Arrays are on the stream's device, or in main memory."""
     create(store)
     values: list[Array] = []
     out = {name: np.zeros(size, F32) for name, size in SIZES.items()}
     there = None if stream is None else {name: Interface(stream, value) for name, value in out.items()}
-    for round_ in range(num_rounds):
+    for round_ in range(NUM_ROUNDS):
         given = gradients(round_)
         store.push_many(given if stream is None else {k: Interface(stream, v) for k, v in given.items()})
         store.commit({"lr": 0.01})
@@ -94,7 +95,7 @@ def test_steps_are_those_of_main_memory_wherever_shards_are(
 def test_nothing_goes_through_the_host_to_a_shard_on_the_same_device(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = stream_on("fake:0", monkeypatch)
     with StoreProcess("--device", "fake:0") as server, psstore.connect(server.url) as store:
-        value = some(5_000_000, 1)
+        value = some(2_500_000, 1)
         store.create("w", np.zeros_like(value))
         for _ in range(2):
             store.push("w", Interface(stream, value))
@@ -127,7 +128,7 @@ def test_a_lost_connection_costs_no_round(server: StoreProcess, stream: Stream, 
                     tether._connection.abort()
 
         out = [Interface(stream, np.zeros(size, F32)) for size in SIZES.values()]
-        for round_ in range(3):
+        for round_ in range(NUM_ROUNDS):
             push = store.start_push_many({k: Interface(stream, v) for k, v in gradients(round_).items()})
             driver._loop.call_soon_threadsafe(lose)
             push.result()
