@@ -52,7 +52,9 @@ std::shared_ptr<Frame> Link::next_frame() {
       if (frame != nullptr) return frame;
     }
   } while (receive());
-  flush();
+  // If it is full, the socket was just so, too. Should there be room by now, then frames may go on that wait
+  // in the port: that is a round, and the socket will call for it.
+  if (!full()) flush();
   return nullptr;
 }
 

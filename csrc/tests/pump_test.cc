@@ -2,6 +2,7 @@
 #include "serve/pump.h"
 
 #include <gtest/gtest.h>
+#include <poll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -155,6 +156,27 @@ TEST_F(PumpTest, WhoDoesNotReadIsNotReadFromAndMissesNothing) {
     for (const auto& frame : reader.frames()) EXPECT_EQ(frame->header.request, ++answered);
   }
   EXPECT_GE(answered, 2u);
+}
+
+TEST_F(PumpTest, RequestsThatWaitGoOnWhenEverTheirPeerReads) {
+  constexpr uint64_t kNumReads = 32;
+  Client& reader = connect(1);
+  for (uint64_t request = 1; request <= kNumReads; ++request) {
+    reader.send(read_of(kLarge, request));
+  }
+  std::thread other([&] {
+    size_t answered = 0;
+    while (answered < kNumReads && !reader.ended) answered += reader.frames().size();
+    reader.hang_up();
+  });
+  bool is_called = true;
+  while (is_called && !pump_.turn(0s)) {  // its end is the first event
+    pollfd file{pump_.fileno(), POLLIN, 0};
+    is_called = poll(&file, 1, 10'000) > 0;
+  }
+  EXPECT_TRUE(is_called);
+  if (!is_called) pump_.drop(1);
+  other.join();
 }
 
 TEST_F(PumpTest, WhoSaysNoMoreGetsHisRepliesFirst) {
