@@ -71,6 +71,26 @@ bool BufferRef::unique() const {
   return buffer_ != nullptr && buffer_->references_.load(std::memory_order_acquire) == 1;
 }
 
+namespace {
+
+class Whole : public BufferOwner {
+ public:
+  explicit Whole(BufferRef whole) : whole_(std::move(whole)) {}
+
+ private:
+  void release(Buffer* part) noexcept override { delete part; }
+
+  BufferRef whole_;
+};
+
+}  // namespace
+
+BufferRef part_of(BufferRef whole, size_t offset, size_t num_bytes) {
+  auto part = std::make_unique<Buffer>(whole->data() + offset, num_bytes, num_bytes);
+  auto owner = std::make_shared<Whole>(std::move(whole));
+  return BufferRef::adopt(part.release(), std::move(owner));
+}
+
 // ---- BufferPool -------------------------------------------------------------------------------------
 
 struct BufferPool::State {

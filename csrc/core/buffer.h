@@ -84,6 +84,9 @@ class BufferRef {
   Buffer* buffer_ = nullptr;
 };
 
+// A range of a buffer as a buffer of its own, which keeps the whole. REQUIRES: it lies within it.
+BufferRef part_of(BufferRef whole, size_t offset, size_t num_bytes);
+
 // Where a pool gets its large blocks from, if not from the heap. Thread-safe.
 class BlockSource {
  public:
@@ -122,6 +125,9 @@ class BufferPool : public BufferOwner, public std::enable_shared_from_this<Buffe
   // Contents are undefined. Throws std::bad_alloc. `size` 0 is allowed.
   BufferRef allocate(size_t size);
   BufferRef allocate_zeroed(size_t size);
+
+  // Whether it came from here.
+  bool owns(const Buffer& buffer) const { return buffer.owner_.get() == this; }
 
   // Gives all that is kept for reuse back to where it came from.
   void free_idle() noexcept;

@@ -51,6 +51,8 @@ class Backend {
   virtual BufferRef allocate_payload(size_t num_bytes) = 0;
   // A received payload as the work below reads it: itself, or a copy that is on its way.
   virtual BufferRef bring(const BufferRef& payload) = 0;
+  // A range of what bring() returned as the memory of a slot from now on; empty: it is to be copied.
+  virtual BufferRef keep(const BufferRef& payload, size_t offset, size_t num_bytes) = 0;
   // Throws Error(OUT_OF_MEMORY) that says what to do if slots of so many bytes more, rule state included,
   // would not fit.
   virtual void reserve(uint64_t num_bytes) = 0;

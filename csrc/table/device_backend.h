@@ -55,6 +55,7 @@ class DeviceBackend final : public Backend {
   BufferRef allocate_zeroed(size_t num_bytes) override;
   BufferRef allocate_payload(size_t num_bytes) override;
   BufferRef bring(const BufferRef& payload) override;
+  BufferRef keep(const BufferRef&, size_t, size_t) override { return {}; }
   void reserve(uint64_t num_bytes) override;
   void unreserve(uint64_t num_bytes) override;
 

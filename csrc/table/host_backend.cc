@@ -4,6 +4,14 @@
 
 namespace psstore {
 
+// Memory that a client can write to, too, is not the pool's.
+BufferRef HostBackend::keep(const BufferRef& payload, size_t offset, size_t num_bytes) {
+  const bool is_worth_it =
+      num_bytes >= kSharedValueBytes && num_bytes * kMaxSlicesPerKeptPayload >= payload->size();
+  if (!is_worth_it || offset % kBufferAlignment != 0 || !pool_->owns(*payload)) return {};
+  return part_of(payload, offset, num_bytes);
+}
+
 void HostBackend::copy(void* to, const void* from, size_t num_bytes) {
   if (num_bytes > 0) std::memcpy(to, from, num_bytes);
 }

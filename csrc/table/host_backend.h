@@ -8,6 +8,9 @@
 
 namespace psstore {
 
+// A slice that is less of its payload is copied out of it: what keeps one slice keeps the whole payload.
+inline constexpr size_t kMaxSlicesPerKeptPayload = 4;
+
 class HostBackend final : public Backend {
  public:
   // `arena`: where the pool's large blocks lie, for clients to read; null: nowhere.
@@ -19,6 +22,7 @@ class HostBackend final : public Backend {
   BufferRef allocate_zeroed(size_t num_bytes) override { return pool_->allocate_zeroed(num_bytes); }
   BufferRef allocate_payload(size_t num_bytes) override { return pool_->allocate(num_bytes); }
   BufferRef bring(const BufferRef& payload) override { return payload; }
+  BufferRef keep(const BufferRef& payload, size_t offset, size_t num_bytes) override;
   // What the system can't give is told when it is asked for.
   void reserve(uint64_t) override {}
   void unreserve(uint64_t) override {}

@@ -32,6 +32,15 @@ BufferRef Slot::destination(Backend& backend) const {
   return own_or_new(value_, spec_.num_bytes(), backend);
 }
 
+BufferRef Slot::received(const PayloadSlice& from, Backend& backend) const {
+  if (from.num_bytes > 0 && from.dtype == spec_.dtype) {
+    if (BufferRef kept = backend.keep(from.payload, from.offset, from.num_bytes)) return kept;
+  }
+  BufferRef target = destination(backend);
+  copy_elements(from, spec_, target->data(), backend);
+  return target;
+}
+
 Change Slot::replace_value(BufferRef target) {
   const Change change = target.get() == value_.get() ? Change::kInPlace : Change::kOutOfPlace;
   value_ = std::move(target);
@@ -39,9 +48,7 @@ Change Slot::replace_value(BufferRef target) {
 }
 
 void Slot::initialise(const PayloadSlice& from, Backend& backend) {
-  BufferRef first = backend.allocate(spec_.num_bytes());
-  copy_elements(from, spec_, first->data(), backend);
-  value_ = std::move(first);
+  value_ = received(from, backend);
 }
 
 void Slot::initialise_with_zeros(Backend& backend) {
@@ -49,8 +56,7 @@ void Slot::initialise_with_zeros(Backend& backend) {
 }
 
 Change Slot::assign(const PayloadSlice& from, Backend& backend) {
-  BufferRef target = destination(backend);
-  copy_elements(from, spec_, target->data(), backend);
+  BufferRef target = received(from, backend);
   ++version_;
   return replace_value(std::move(target));
 }
@@ -71,8 +77,7 @@ Change Slot::add(const PayloadSlice& from, Backend& backend) {
 }
 
 Change Slot::restore_value(const PayloadSlice& from, uint64_t decision, Backend& backend) {
-  BufferRef target = destination(backend);
-  copy_elements(from, spec_, target->data(), backend);
+  BufferRef target = received(from, backend);
   version_ = std::max(version_, decision) + 1;
   published_.reset();
   return replace_value(std::move(target));

@@ -127,7 +127,9 @@ class Slot {
 
   // Where the next value goes: the value's own memory if nobody else refers to it, else new memory.
   BufferRef destination(Backend& backend) const;
-  // Makes `target`, a destination() with the new value in it, the value.
+  // The received slice as a value: where it lies if it may stay there, else copied to a destination().
+  BufferRef received(const PayloadSlice& from, Backend& backend) const;
+  // Makes `target`, with the new value in it, the value.
   Change replace_value(BufferRef target);
   // The first member that has a gradient for the tensor and has not staged it; nullptr: all is here.
   const Member* lacking(const Decision& decision) const;

@@ -91,6 +91,19 @@ TEST(BufferRef, MovingLeavesNothingBehind) {
   EXPECT_FALSE(BufferRef().unique());
 }
 
+TEST(BufferRef, APartKeepsTheWhole) {
+  const auto pool = BufferPool::create(0);
+  BufferRef whole = pool->allocate(1000);
+  std::byte* const data = whole->data();
+  BufferRef part = part_of(std::move(whole), 64, 100);
+  EXPECT_EQ(part->data(), data + 64);
+  EXPECT_EQ(part->size(), 100u);
+  EXPECT_TRUE(part.unique());
+  EXPECT_GE(pool->bytes_in_use(), 1000u);
+  part = BufferRef();
+  EXPECT_EQ(pool->bytes_in_use(), 0u);
+}
+
 TEST(BufferRef, OutlivesThePoolThatMadeIt) {
   BufferRef buffer = BufferPool::create(kMiB)->allocate(1000);
   std::memset(buffer->data(), 1, 1000);

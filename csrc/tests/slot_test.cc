@@ -81,6 +81,24 @@ TEST_P(SlotTest, UpdatesOutOfPlaceWhileSomebodyReads) {
   EXPECT_EQ(floats_of(slot.value()), (Floats{4, 3}));
 }
 
+TEST(KeptPayloads, AreValuesWhereTheyLieIfLargePartsOfThem) {
+  constexpr size_t kNumElems = kSharedValueBytes / sizeof(float);
+  const auto pool = make_pool();
+  HostBackend host(pool);
+  const BufferRef payload = pool->allocate(kMaxSlicesPerKeptPayload * kSharedValueBytes);
+  const auto value_in = [&](const BufferRef& buffer, size_t offset) {
+    Slot slot({kKey, kNumElems, DType::kFloat32, RuleKind::kAssign, 0}, 0);
+    slot.assign({buffer, offset, kSharedValueBytes, DType::kFloat32}, host);
+    return slot.part(0).buffer->data();
+  };
+  EXPECT_EQ(value_in(payload, kSharedValueBytes), payload->data() + kSharedValueBytes);
+  EXPECT_NE(value_in(payload, 4), payload->data() + 4);  // badly aligned
+  const BufferRef larger = pool->allocate(payload->size() + 1);
+  EXPECT_NE(value_in(larger, 0), larger->data());
+  const BufferRef others = make_pool()->allocate(kSharedValueBytes);
+  EXPECT_NE(value_in(others, 0), others->data());
+}
+
 TEST_P(SlotTest, AssignsAndAddsOutOfPlaceWhileSomebodyReads) {
   Slot slot = make_slot(RuleKind::kAssign, {1, 1});
   const BufferRef first = slot.value();
