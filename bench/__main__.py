@@ -13,7 +13,7 @@ from pathlib import Path
 
 from bench.report import Report, summary_table
 
-SUBJECTS = ("dense", "latency", "kernels", "scaling", "training", "compression")
+SUBJECTS = ("dense", "latency", "kernels", "scaling", "links", "training", "compression")
 
 
 def main() -> None:

@@ -3,7 +3,7 @@
     python -m bench.compression [--quick] [--seeds N] [--epochs N] [--json FILE] [--plot FILE.png]
 
 Two workers as threads of this process; the bytes are those that a network would carry. No times: what a slow link makes
-of fewer bytes is in bench.training.
+of fewer bytes is in bench.links.
 """
 
 from __future__ import annotations

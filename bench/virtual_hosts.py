@@ -25,7 +25,7 @@ ETC = Path("/etc/netns")
 """`ip netns exec NAME` shows the files of /etc/netns/NAME in place of those in /etc: here, hosts."""
 
 BURST_BYTES = 64 << 10
-"""What may pass at once after a pause: one segment as large as the kernel makes them, so that it is not cut."""
+"""One segment as large as the kernel makes them, so that it is not cut."""
 
 QUEUE_BYTES = 256 << 10
 """What waits in front of a slow link, as in a port of a switch; the rest is dropped, and TCP slows down."""
@@ -51,10 +51,19 @@ class VirtualHosts:
 
     interface = "eth0"
 
-    def __init__(self, count: int, *, rate_mbit: float | None = None, congestion_control: str | None = None) -> None:
+    def __init__(
+        self,
+        count: int,
+        *,
+        rate_mbit: float | None = None,
+        burst_bytes: int = BURST_BYTES,
+        congestion_control: str | None = None,
+    ) -> None:
         """`rate_mbit`: of each host's link, each way, in 10^6 bit/s with all headers (default: as fast as it goes).
-        `congestion_control`: TCP's on all of them (default: the machine's)."""
+        `burst_bytes`: what may pass at once after a pause. `congestion_control`: TCP's on all of them (default: the
+        machine's)."""
         self.rate_mbit = rate_mbit
+        self._burst_bytes = burst_bytes
         self.congestion_control = congestion_control
         self.names = [f"host{index}" for index in range(count)]
         self._switch = f"pst{os.getpid()}"
@@ -130,7 +139,7 @@ class VirtualHosts:
 
     def _limit(self, space: str, device: str) -> None:
         """A token bucket on what leaves the device."""
-        rate = ("rate", f"{self.rate_mbit}mbit", "burst", f"{BURST_BYTES}", "limit", f"{QUEUE_BYTES}")
+        rate = ("rate", f"{self.rate_mbit}mbit", "burst", f"{self._burst_bytes}", "limit", f"{QUEUE_BYTES}")
         _run("tc", "-n", space, "qdisc", "replace", "dev", device, "root", "tbf", *rate)
 
     def _write_hosts(self, space: str, ends: contextlib.ExitStack) -> None:
