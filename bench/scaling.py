@@ -38,7 +38,7 @@ from bench.far import Crew, Hosts, crew
 from bench.harness import Series, Turn, alternate
 from bench.machine import machine
 from bench.report import Cell, Chart, Report, Table, three_digits
-from bench.scaling_worker import WORKERS, Worker
+from bench.scaling_worker import LINK_BYTES, WORKERS, Worker
 from bench.virtual_hosts import VirtualHosts, why_not
 from psstore.net.address import TcpAddress
 
@@ -50,6 +50,9 @@ STORE_PORT, PEER_PORT = 5700, 5800
 
 TOKEN = secrets.token_hex(16)
 CONGESTION_CONTROL = "cubic"
+
+BURST_BYTES = 16 << 10
+"""What a link carries at once after a pause: a slice."""
 
 
 # ---- servers ----
@@ -175,10 +178,10 @@ class Site:
             self.workers.call("leave_store")
             self.workers.call("hang_up")
 
-    def measure(self, num_shards: int, *, warm_up: int, rounds: int) -> list[Found]:
+    def measure(self, num_shards: int, num_bytes: int, *, warm_up: int, rounds: int) -> list[Found]:
         turns = {who: Idle(self.workers.turn(method)) for who, method in {"link": "one_link", **METHODS}.items()}
         series = alternate(turns, warm_up=warm_up, rounds=rounds, progress=f"{num_shards} shards")
-        link_s = series.pop("link").median
+        link_s = series.pop("link").median * num_bytes / LINK_BYTES
         return [
             Found(who, num_shards, one, limit_s(who, num_shards, link_s), mean(turns[who].shares[warm_up:]), busy(one))
             for who, one in series.items()
@@ -201,7 +204,9 @@ def measure_all(arguments: argparse.Namespace) -> tuple[list[Found], float]:
     found: list[Found] = []
     rate = arguments.rate or FIRST_RATE_MBIT
     with contextlib.ExitStack() as ends:
-        hosts = VirtualHosts(2 * WORKERS, rate_mbit=rate, congestion_control=CONGESTION_CONTROL)
+        hosts = VirtualHosts(
+            2 * WORKERS, rate_mbit=rate, burst_bytes=BURST_BYTES, congestion_control=CONGESTION_CONTROL
+        )
         ends.enter_context(hosts)
         token_file = Path(ends.enter_context(tempfile.TemporaryDirectory()), "token")
         token_file.write_text(TOKEN)
@@ -211,11 +216,12 @@ def measure_all(arguments: argparse.Namespace) -> tuple[list[Found], float]:
         workers.call("join_ring")
         site = Site(hosts, workers, token_file, rate_mbit=rate)
         for num_shards in sorted(arguments.shards, reverse=True):  # with the most work for the processors first
-            with site.joined(num_shards, int(num_shards * arguments.megabytes * (1 << 20))):
+            num_bytes = int(num_shards * arguments.megabytes * (1 << 20))
+            with site.joined(num_shards, num_bytes):
                 if not arguments.rate and not found:
                     site.find_rate()
                 rounds = 1 if arguments.quick else 3
-                found = site.measure(num_shards, warm_up=0 if arguments.quick else 1, rounds=rounds) + found
+                found = site.measure(num_shards, num_bytes, warm_up=0 if arguments.quick else 1, rounds=rounds) + found
         return found, site.rate_mbit
 
 

@@ -27,6 +27,9 @@ WORKERS = 8
 TENSOR_ELEMS = 4 << 10
 """Of a slice each. What one of them takes on its way is lost at a round's beginning and end."""
 
+LINK_BYTES = 4 << 20
+"""By which the rate of a link is measured: so many that what it carries at once after a pause is next to nothing."""
+
 RING_PORT = 5900
 
 HYPERS = {"lr": 1e-3}
@@ -107,9 +110,9 @@ class Worker:
         self._pool.shutdown()
 
     def one_link(self) -> None:
-        """All of the model from rank 0 to the first shard's host, and nobody else sends."""
+        """LINK_BYTES from rank 0 to the first shard's host, and nobody else sends."""
         if self._rank == 0:
-            self._ups[0].up(self._flat.reshape(-1).view(np.uint8).data)
+            self._ups[0].up(memoryview(bytes(LINK_BYTES)))
 
     def raw_in_sequence(self) -> None:
         _wait(self._move_up())
