@@ -1,13 +1,15 @@
 """overlap='eager': the commit goes first, so that new parameters travel back while backward still runs.
 
 The first gradient of a backward pass commits the round, with the promise of a gradient for every parameter. Each slice
-of the store then takes its step when its last contribution arrives, and the pulls of all parameters are waiting there
-already. They end in memory of their own, which `step()` copies: backward still needs the parameters as they were.
+of the store then takes its step when its last contribution arrives, and the pull of what was pushed together is waiting
+there already: values come back in the order in which gradients went, and a link is used both ways at once. They end in
+memory of their own, which `step()` copies: backward still needs the parameters as they were.
 """
 
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
@@ -17,10 +19,11 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
+from psstore.client.device_arrays import OnDevice
 from psstore.client.operations import Commit
 from psstore.client.store import Store
 from psstore.errors import PsstoreError, UsageError
-from psstore.torch.gradients import BUCKET_BYTES, Gradients, Sight
+from psstore.torch.gradients import Gradients, Sight
 from psstore.torch.parameters import Trained, some
 from psstore.torch.reducing import Ended, Hypers
 from psstore.torch.stepping import Overflow, Training
@@ -49,9 +52,16 @@ class Early:
 
     hypers: Hypers
     commit: Started[Commit]
+    awaited: deque[Sequence[str]] = field(default_factory=deque)
+    """Names that are to be pulled together, once the decision is known."""
     pulls: list[tuple[Sequence[str], Started[list[Any]]]] = field(default_factory=list)
-    """With the names; empty until the decision is known."""
+    """With the names."""
     finish: Started[None] | None = None
+
+    @property
+    def is_decided(self) -> bool:
+        commit = self.commit.future
+        return commit.done() and not commit.cancelled() and commit.exception() is None
 
 
 class EagerStep(StoreStep):
@@ -64,10 +74,8 @@ class EagerStep(StoreStep):
                 f" {training.store.consistency.mode!r}: start it with --mode sync, or leave overlap= out"
             )
         super().__init__(training)
-        self._gradients = self._promised = Promised(training.store, begin=self._begin)
+        self._gradients = self._promised = Promised(training.store, begin=self._begin, pushed=self._await)
         self._early: Early | None = None
-        self._buckets: list[list[str]] = []
-        """Names of what is pulled together, in the order in which forward needs it, if it is that of the groups."""
         self._arriving: dict[str, torch.Tensor] = {}
         """By name: what the parameter is to be."""
         self._lock = threading.Lock()
@@ -78,7 +86,6 @@ class EagerStep(StoreStep):
         for one in trained:
             parameter = one.parameter
             self._arriving[one.name] = torch.empty(parameter.shape, dtype=parameter.dtype, pin_memory=parameter.is_cuda)
-        self._buckets += _buckets(trained)
 
     def clip(self, max_norm: float, overflow: Overflow) -> torch.Tensor:
         raise UsageError(
@@ -126,18 +133,22 @@ class EagerStep(StoreStep):
         commit.future.add_done_callback(self._decided)
         return self._early
 
+    def _await(self, names: Sequence[str]) -> None:
+        """What becomes of these is pulled."""
+        assert self._early is not None, "a round has begun in which they were pushed"
+        self._early.awaited.append(names)
+        self._start_pulls()
+
     def _decided(self, commit: Future[Commit]) -> None:
         """On the store's thread."""
-        if not commit.cancelled() and commit.exception() is None:
-            with suppress(PsstoreError):
-                self._start_pulls()
+        with suppress(PsstoreError):
+            self._start_pulls()
 
     def _start_pulls(self) -> None:
         early, store = self._early, self._training.store
         with self._lock:
-            if early is None or early.pulls:
-                return
-            for names in self._buckets:
+            while early is not None and early.is_decided and early.awaited:
+                names = early.awaited.popleft()
                 memory = [self._arriving[name] for name in names]
                 codec = self._codecs or None
                 pull = partial(store.start_pull_many, names, out=memory, if_newer_than=self._decision, codec=codec)
@@ -164,7 +175,8 @@ class EagerStep(StoreStep):
         assert early is not None, "a round that was committed early has ended"
         if not training.is_first:
             self._prepare()
-        self._start_pulls()
+        awaited = {name for names, _ in early.pulls for name in names}
+        self._await([one.name for one in training.trained if one.name not in awaited])
         early.finish = early.finish or Started(training.store.start_finish)
         came = {
             name
@@ -184,10 +196,12 @@ class EagerStep(StoreStep):
 class Promised(Gradients):
     """Gradients that were promised: each is sent once, and zeros for one that is not there."""
 
-    def __init__(self, store: Store, *, begin: Callable[[], object]) -> None:
-        """`begin`: makes the promise, before the first gradient of a round is sent."""
+    def __init__(self, store: Store, *, begin: Callable[[], object], pushed: Callable[[Sequence[str]], object]) -> None:
+        """`begin`: makes the promise, before the first gradient of a round is sent; `pushed`: is told the names of
+        those that are sent together."""
         super().__init__(store, overlap="backward")
         self._begin = begin
+        self._pushed = pushed
         self._promises: Sequence[str] = ()
         """Names, from `promise` to `forget`."""
         self._closed = False
@@ -236,6 +250,11 @@ class Promised(Gradients):
             present[name] = Sight.now(self._store.round, zeros)
         return {name: present[name] for name in self._promises}
 
+    def _send(self, gradients: Mapping[str, torch.Tensor], on_device: Mapping[str, OnDevice] | None = None) -> None:
+        super()._send(gradients, on_device)
+        if gradients:
+            self._pushed(list(gradients))
+
     def _tell_missing(self, names: list[str]) -> None:
         if not self._told:
             self._told = True
@@ -251,16 +270,3 @@ class Promised(Gradients):
             " since, by another backward pass or by hand; this round can't be completed. Put no_sync() around all"
             " backward passes of a step but the last, change no gradient, or leave overlap= out"
         )
-
-
-def _buckets(trained: Sequence[Trained]) -> list[list[str]]:
-    """Names in order, with about BUCKET_BYTES to each list."""
-    buckets: list[list[str]] = []
-    num_bytes = BUCKET_BYTES
-    for one in trained:
-        if num_bytes >= BUCKET_BYTES:
-            buckets.append([])
-            num_bytes = 0
-        buckets[-1].append(one.name)
-        num_bytes += one.parameter.nbytes
-    return buckets
