@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from concurrent.futures import wait
+import asyncio
+from collections.abc import Iterator, Sequence
+from concurrent.futures import CancelledError, wait
 
 import numpy as np
 import pytest
 from cluster import PATIENCE_S
 from numpy.testing import assert_array_equal
 
+from psstore.client.loop_thread import LoopThread
+from psstore.client.started import Started
 from psstore.client.store import Store
-from psstore.errors import UnknownTensor
+from psstore.errors import UnknownKey, UnknownTensor
+from psstore.protocol.session import Future
 
 F32 = np.float32
 ELEMS = 600_000
@@ -48,3 +53,97 @@ def test_a_call_that_was_started_tells_its_error_when_it_is_asked(store: Store) 
     started = store.start_push_many({"unheard": np.ones(1, F32)})
     with pytest.raises(UnknownTensor, match="'unheard'"):
         started.result(PATIENCE_S)
+
+
+def test_small_calls_that_were_done_before_are_started_without_a_task(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if store._lane is None:
+        pytest.skip("an embedded store has no connections to send over")
+    store.create("w", np.zeros(8, F32), rule="sgd")
+    store.push_many({"w": np.zeros(8, F32)})
+    store.pull_many(["w"])
+    store.start_push_many({"w": np.zeros(8, F32)}).result(PATIENCE_S)  # its deadline has been noted
+    store.start_pull_many(["w"]).result(PATIENCE_S)
+    with monkeypatch.context() as patched:
+        patched.setattr(LoopThread, "submit", None)
+        started = [store.start_push_many({"w": np.full(8, i, F32)}) for i in range(20)]
+        wait(started, PATIENCE_S)
+    assert not store._operations.pushing
+    store.commit({"lr": 1.0})
+    assert_array_equal(store.start_pull_many(["w"]).result()[0], np.full(8, -19, F32))
+
+
+def test_a_small_call_that_fails_names_what_failed(store: Store) -> None:
+    store.create("w", np.zeros(8, F32))
+    for _ in range(2):
+        store.start_push_many({"w": np.zeros(8, F32)}).result(PATIENCE_S)
+    store._backend.thread.run(store._operations.client.drop(["w"]))  # behind the back of what knows its definition
+    with pytest.raises(UnknownKey, match="'w'"):
+        store.start_push_many({"w": np.zeros(8, F32)}).result()
+    with pytest.raises(UnknownTensor):
+        store.start_push_many({"w": np.zeros(8, F32)}).result(PATIENCE_S)
+
+
+def started_call(thread: LoopThread, ended: list[object]) -> Started[list[int]]:
+    async def conclude(parts: Sequence[Future]) -> list[int]:
+        return [await part for part in parts]
+
+    return Started(2, conclude=conclude, ended=ended.append, thread=thread)
+
+
+@pytest.fixture
+def thread() -> Iterator[LoopThread]:
+    made = LoopThread()
+    yield made
+    made.stop()
+
+
+def test_a_started_call_ends_with_the_last_of_its_requests(thread: LoopThread) -> None:
+    ended: list[object] = []
+    call = started_call(thread, ended)
+    first, second = call.parts
+    second.set_result(2)
+    assert not call.done()
+    first.set_result(1)
+    assert call.result() == [1, 2]
+    assert ended == [call]
+
+
+def test_a_started_call_has_the_error_of_its_first_request_that_failed(thread: LoopThread) -> None:
+    call = started_call(thread, [])
+    first, second = call.parts
+    second.set_exception(UnknownTensor("second"))
+    first.set_exception(UnknownTensor("first"))
+    with pytest.raises(UnknownTensor, match="first"):
+        call.result()
+
+
+def test_whoever_waits_for_a_started_call_drives_the_loop(thread: LoopThread) -> None:
+    call = started_call(thread, [])
+
+    def answer(part: Future) -> None:
+        assert asyncio._get_running_loop() is thread.loop
+        part.set_result(0)
+
+    for part in call.parts:
+        thread.loop.call_soon_threadsafe(answer, part)
+    assert call.result() == [0, 0]
+
+
+def test_a_cancelled_call_ends_at_once_and_only_once(thread: LoopThread) -> None:
+    ended: list[object] = []
+    call = started_call(thread, ended)
+    assert call.cancel()
+    assert all(part.done() for part in call.parts), "what still comes is not taken"
+    done, _ = wait([call], PATIENCE_S)
+    assert done == {call}
+    assert call.cancel()
+    with pytest.raises(CancelledError):
+        call.result()
+
+    async def turn() -> None:
+        return
+
+    thread.run(turn())
+    assert ended == [call]

@@ -40,6 +40,26 @@ bool Attempt::possible() const {
   return true;
 }
 
+bool Attempt::sendable() const {
+  for (size_t frame = 0; frame < plan_.num_frames(); ++frame) {
+    if (!line(frame).free()) return false;
+  }
+  return true;
+}
+
+bool Attempt::is_small() const {
+  size_t num_bytes = 0;
+  for (const Segments& memory : memories_) num_bytes += memory.num_bytes();
+  return num_bytes < kReleaseGilBytes;
+}
+
+bool Attempt::send() {
+  make();
+  if (is_small()) return exchange_->send();
+  const py::gil_scoped_release released;
+  return exchange_->send();
+}
+
 bool Attempt::run(int bell) {
   make();
   const py::gil_scoped_release released;
@@ -49,9 +69,8 @@ bool Attempt::run(int bell) {
 void Attempt::make() {
   std::vector<Peer> peers;
   peers.reserve(plan_.peers().size());
-  for (const size_t shard : plan_.peers()) {
-    RequestLine& to = *sender_.lines[shard];
-    peers.push_back({to.fd(), &to.decoder().decoder(), nullptr});
+  for (size_t peer = 0; peer < plan_.peers().size(); ++peer) {
+    peers.push_back({line_of(peer).fd(), &line_of(peer).decoder().decoder(), nullptr});
   }
   std::vector<Call> calls;
   calls.reserve(plan_.num_frames());
@@ -123,7 +142,7 @@ py::list Attempt::hand_over(py::list& futures, double now_s) {
     const py::object memory = memories[frame];
     if (calls[frame].receiving) line(frame).decoder().keep(memory);
     if (calls[frame].answer != nullptr) continue;
-    const py::object future = futures.attr("pop")();
+    const py::object future = futures.attr("pop")(0);
     const py::object request = make_request(frame, future, memory, now_s);
     line(frame).add(calls[frame].request, request);
     results[frame] = request;
@@ -145,14 +164,18 @@ py::object Attempt::make_request(size_t frame, const py::object& future, const p
 
 // To whoever drives the connections: what was fetched in vain, and what is still to be written.
 void Attempt::leave_rest(const py::object& memories) {
+  for (size_t peer = 0; peer < plan_.peers().size(); ++peer) {
+    std::shared_ptr<Frame>& other = exchange_->peers()[peer].other;
+    if (other != nullptr) line_of(peer).decoder().put_back(std::move(other));
+  }
+  if (exchange_->all_sent()) return;
   const py::capsule heads(new std::shared_ptr<Exchange>(exchange_),
                           [](void* held) { delete static_cast<std::shared_ptr<Exchange>*>(held); });
   const py::object owner = py::make_tuple(heads, memories);
   for (size_t peer = 0; peer < plan_.peers().size(); ++peer) {
-    RequestLine& to = *sender_.lines[plan_.peers()[peer]];
-    to.decoder().put_back(std::move(exchange_->peers()[peer].other));
     for (const iovec& piece : exchange_->unsent(peer)) {
-      to.leave(make_readonly_view(owner, {static_cast<std::byte*>(piece.iov_base), piece.iov_len}));
+      line_of(peer).leave(
+          make_readonly_view(owner, {static_cast<std::byte*>(piece.iov_base), piece.iov_len}));
     }
   }
 }

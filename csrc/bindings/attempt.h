@@ -77,8 +77,14 @@ class Attempt {
           const Terms& terms)
       : plan_(plan), memories_(std::move(memories)), sender_(sender), terms_(terms) {}
 
-  // Nothing else is under way.
+  // Nothing else is under way: it can `run`.
   bool possible() const;
+  // Nothing else waits to be sent: it can `send`.
+  bool sendable() const;
+  // A few bytes, either way: moved in less time than it takes to get the GIL back.
+  bool is_small() const;
+  // Sends what the kernel takes. True: that was all.
+  bool send();
   // Sends all and receives what comes, without the GIL. True: all is answered.
   bool run(int bell);
   // On their lines. `now_s`: on the event loop's clock.
@@ -92,11 +98,12 @@ class Attempt {
   // ---- or not ----
 
   // The answers, and in their places requests for those that are missing: they are their sessions' now.
-  // `futures`: of the requests; those that are used are taken out. REQUIRES: one for each frame.
+  // `futures`: of the requests; the first of them are taken out. REQUIRES: one for each frame.
   py::list hand_over(py::list& futures, double now_s);
 
  private:
   RequestLine& line(size_t frame) const { return *sender_.lines.at(plan_.shard(frame)); }
+  RequestLine& line_of(size_t peer) const { return *sender_.lines[plan_.peers()[peer]]; }
   void make();
   Call make_call(size_t frame);
   py::object make_request(size_t frame, const py::object& future, const py::object& memory,

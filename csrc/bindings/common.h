@@ -22,7 +22,7 @@ void bind_memory(py::module_& m);     // Buffer, Segments, crc32c
 void bind_frame_map(py::module_& m);  // FrameMap
 void bind_wire(py::module_& m);       // SliceTable, Frame, encode_frame
 void bind_decoder(py::module_& m);    // FrameDecoder
-void bind_lane(py::module_& m);       // RequestLine, FramePlan, FastLane
+void bind_lane(py::module_& m);       // RequestLine, FramePlan, Sender, Terms, FastLane
 void bind_shm(py::module_& m);        // ValueArena, PushArena, ClientMemory
 void bind_device(py::module_& m);     // Device, Queue, Fence, pinned and device memory
 void bind_liveness(py::module_& m);   // Heartbeat

@@ -16,9 +16,6 @@ namespace {
 // own piece / copied: 4 KiB 0.90 / 0.64, 8 KiB 1.8 / 1.4, 16 KiB 3.1 / 3.4, 64 KiB 10 / 45.
 constexpr size_t kOwnPieceBytes = 16u << 10;
 
-// Work of fewer bytes keeps the GIL: giving it up and getting it back costs more than the work.
-constexpr size_t kReleaseGilBytes = 64u << 10;
-
 uint32_t checksum_of(const py::object& data, uint32_t seed) {
   const PyBytesRange range(data);
   if (range.size() < kReleaseGilBytes) return crc32c(range.bytes(), seed);

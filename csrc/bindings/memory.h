@@ -12,6 +12,9 @@
 
 namespace psstore::bindings {
 
+// Work of fewer bytes keeps the GIL: giving it up and getting it back costs more than the work.
+inline constexpr size_t kReleaseGilBytes = 64u << 10;
+
 // Behind Python's `Buffer`.
 class PyBuffer {
  public:

@@ -43,10 +43,10 @@ class RequestLine {
     owner_ = unsent_ = py::none();
   }
 
-  // It is connected, and nothing is under way in either direction.
-  bool quiet() const {
-    return fd_ >= 0 && requests_.empty() && py::len(unsent_) == 0 && !decoder_->mid_frame();
-  }
+  // It is connected, and nothing waits to be sent.
+  bool free() const { return fd_ >= 0 && py::len(unsent_) == 0; }
+  // Nor is anything under way, in either direction.
+  bool quiet() const { return free() && requests_.empty() && !decoder_->mid_frame(); }
 
   // REQUIRES: connected.
   int fd() const { return fd_; }

@@ -62,8 +62,17 @@ bool Exchange::run(int bell) {
   return true;
 }
 
+bool Exchange::send() {
+  for (size_t peer = 0; peer < peers_.size(); ++peer) send(peer);
+  return all_sent();
+}
+
+bool Exchange::all_sent() const {
+  return std::ranges::all_of(outputs_, &Output::done);
+}
+
 bool Exchange::over() const {
-  return num_unanswered_ == 0 && std::ranges::all_of(outputs_, &Output::done);
+  return num_unanswered_ == 0 && all_sent();
 }
 
 bool Exchange::wait(int bell) {

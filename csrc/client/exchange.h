@@ -55,12 +55,15 @@ class Exchange {
   // The memory of the calls' ranges stays as it is until all are answered.
   Exchange(std::vector<Peer> peers, std::vector<Call> calls);
 
+  // Hands the kernel what it takes, and receives nothing. True: that was all.
+  bool send();
   // True: all is sent, and every call is answered. `bell`: a file descriptor that ends it when it becomes
   // readable.
   bool run(int bell);
 
   std::span<Peer> peers() { return peers_; }
   std::span<Call> calls() { return calls_; }
+  bool all_sent() const;
   // What is still to be written to a peer, in order.
   std::span<const iovec> unsent(size_t peer) const;
 

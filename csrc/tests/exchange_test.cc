@@ -285,6 +285,22 @@ TEST(Exchange, WhatTheKernelDoesNotTakeIsTheUnsent) {
   EXPECT_TRUE(finishes(exchange));
 }
 
+TEST(Exchange, SendingAloneTakesNoAnswer) {
+  Ends ends;
+  ends.narrow();
+  const Asking write(Op::kASSIGN, 1, {30'000});
+  ends.reply(write.answer());
+  Exchange exchange = exchange_of(ends, {&write});
+  EXPECT_FALSE(exchange.send());
+  Bytes came = ends.came();
+  EXPECT_EQ(joined(came, unsent_of(exchange)), write.wire());
+  while (!exchange.send()) append(came, ends.came());
+  append(came, ends.came());
+  EXPECT_EQ(came, write.wire());
+  EXPECT_EQ(exchange.calls()[0].answer, nullptr);
+  EXPECT_TRUE(finishes(exchange));
+}
+
 TEST(Exchange, AnAnswerBeforeAllIsSentIsNotTheEnd) {
   Ends ends;
   ends.narrow();

@@ -257,6 +257,8 @@ class Sender:
 class Terms:
     """What the frames of a call say besides their slices."""
 
+    @property
+    def timeout_s(self) -> float: ...
     def __init__(
         self,
         op: int,
@@ -305,6 +307,27 @@ class FastLane:
         None: it can't be done this way now (or there are fewer futures than frames), and nothing was done. Else whether
         all is answered and no slice failed, and of each frame the answer, as `Frame`, or the request that its session
         has now. A signal's handler may raise; the requests' futures are cancelled then."""
+    def mute(self) -> None:
+        """The thread that sleeps on `idle` no longer wakes for the loop's sockets. Whoever has the loop may call it."""
+    def unmute(self) -> None: ...
+    def hasten(self) -> None:
+        """It is to look now after the answers to what was started. From any thread."""
+    def start(
+        self,
+        sender: Sender,
+        plan: FramePlan,
+        arrays: Sequence[object],
+        terms: Terms,
+        futures: list[Any],
+        under_way: set[object] | None,
+        whole: object,
+    ) -> bool | None:
+        """Sends the same requests, and leaves them to their sessions: the replies are for whoever drives the
+        connections, after a while if they are small and nobody calls `hasten`. Waits for whoever has the loop.
+        `under_way`: `whole` is added to it, with the loop held.
+
+        None: it can't be done this way now, and nothing was done. False: the kernel did not take all; whoever drives
+        the connections has to be told of what is left."""
 
 # ---- table ----------------------------------------------------------------------------------------
 

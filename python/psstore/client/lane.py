@@ -6,20 +6,23 @@ happens meanwhile, the loop goes on where it stopped: requests without an answer
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from enum import Enum
-from typing import Final
+from typing import Any, Final, TypeVar
 
 from psstore import _core
 from psstore.client.arrays import Array
-from psstore.client.layout import Layout, Reply
+from psstore.client.layout import Habit, Layout, Reply
 from psstore.client.loop_thread import LoopThread
 from psstore.client.operations import Operations
+from psstore.client.started import Started
 from psstore.codec.codecs import Codecs
 from psstore.net.client import SocketDriver
 from psstore.protocol.client import GRACE_S
 from psstore.protocol.session import NUMBERED, OPS, Answer, Future, Request
 from psstore.wire import messages as m
+
+T = TypeVar("T")
 
 
 class NotNow(Enum):
@@ -107,40 +110,75 @@ class Lane:
         results = self._receive(tuple(names), out, dtype, wait_s)
         return results if results is NOT_NOW else list(results)
 
-    # ---- how ----
+    def start_push_many(
+        self,
+        items: object,
+        *,
+        op: str | None = None,
+        codec: Codecs | None = None,
+        loss_scale: float | None = None,
+    ) -> Started[None] | NotNow:
+        if codec is not None or not isinstance(items, Mapping):
+            return NOT_NOW
+        known = self._writing_of(tuple(items), op)
+        if known is None:
+            return NOT_NOW
+        (wire_op, layout), terms = known
 
-    def _send(self, names: tuple[str, ...], values: Sequence[Array], op: str | None) -> NotNow | None:
+        async def conclude(requests: Sequence[Future]) -> None:
+            await self._answers(layout, requests)
+            self._operations.sent(wire_op, layout)
+
+        return self._start(layout, list(items.values()), terms, conclude, pushes=wire_op == "PUSH")
+
+    def start_pull_many(
+        self,
+        names: Sequence[str],
+        *,
+        out: Sequence[Array] | None = None,
+        if_newer_than: int | None = None,
+        dtype: str | None = None,
+        codec: Codecs | None = None,
+        wait_s: float | None = None,
+    ) -> Started[list[Array]] | NotNow:
+        if codec is not None or if_newer_than is not None:
+            return NOT_NOW
+        known = self._reading_of(tuple(names), dtype, wait_s, fresh=out is None)
+        if known is None:
+            return NOT_NOW
+        layout, terms = known
+        results = layout.fresh() if out is None else list(out)
+
+        async def conclude(requests: Sequence[Future]) -> list[Array]:
+            self._operations.received(layout, await self._answers(layout, requests))
+            return results
+
+        return self._start(layout, results, terms, conclude, pushes=False)
+
+    # ---- what is said ----
+
+    def _writing_of(self, names: tuple[str, ...], op: str | None) -> tuple[Habit, _core.Terms] | None:
+        """None: something has to be said or done before, or it was not done lately."""
         habit = self._operations.habit("push", op, names)
         if habit is None:
-            return NOT_NOW
+            return None
         if habit.op != "PUSH":
-            terms = self._writing[habit.op]
-        elif self._client.may_push and not self._operations.holds_back:
-            terms = self._carry("PUSH", round=self._client.round, timeout_s=self._client.timeout_s)
-        else:
-            return NOT_NOW
-        if self._ask(habit.layout, values, terms) is NOT_NOW:
-            return NOT_NOW
-        self._operations.sent(habit.op, habit.layout)
-        return None
+            return habit, self._writing[habit.op]
+        if not self._client.may_push or self._operations.holds_back:
+            return None
+        return habit, self._carry("PUSH", round=self._client.round, timeout_s=self._client.timeout_s)
 
-    def _receive(
-        self, names: tuple[str, ...], out: Sequence[Array] | None, dtype: str | None, wait_s: float | None
-    ) -> Sequence[Array] | NotNow:
-        habit = self._operations.habit("pull", (dtype, out is None), names)
+    def _reading_of(
+        self, names: tuple[str, ...], dtype: str | None, wait_s: float | None, *, fresh: bool
+    ) -> tuple[Layout, _core.Terms] | None:
+        habit = self._operations.habit("pull", (dtype, fresh), names)
         if habit is None:
-            return NOT_NOW
+            return None
         layout, client = habit.layout, self._client
         patience_s = self._operations.patience(wait_s)
         if not client.may_pull(layout.shards) or not 0.0 <= patience_s <= m.MAX_WAIT_S:
-            return NOT_NOW
-        results = layout.fresh() if out is None else out
-        terms = self._carry("PULL", at_least=client.decision, wait_s=patience_s, timeout_s=patience_s + GRACE_S)
-        replies = self._ask(layout, results, terms)
-        if replies is NOT_NOW:
-            return NOT_NOW
-        self._operations.received(layout, replies)
-        return results
+            return None
+        return layout, self._carry("PULL", at_least=client.decision, wait_s=patience_s, timeout_s=patience_s + GRACE_S)
 
     def _carry(
         self, op: str, *, round: int = 0, at_least: int = 0, wait_s: float = 0.0, timeout_s: float
@@ -168,6 +206,54 @@ class Lane:
             self._carrying[op] = key, terms
         return terms
 
+    # ---- how ----
+
+    def _send(self, names: tuple[str, ...], values: Sequence[Array], op: str | None) -> NotNow | None:
+        known = self._writing_of(names, op)
+        if known is None:
+            return NOT_NOW
+        habit, terms = known
+        if self._ask(habit.layout, values, terms) is NOT_NOW:
+            return NOT_NOW
+        self._operations.sent(habit.op, habit.layout)
+        return None
+
+    def _receive(
+        self, names: tuple[str, ...], out: Sequence[Array] | None, dtype: str | None, wait_s: float | None
+    ) -> Sequence[Array] | NotNow:
+        known = self._reading_of(names, dtype, wait_s, fresh=out is None)
+        if known is None:
+            return NOT_NOW
+        layout, terms = known
+        results = layout.fresh() if out is None else out
+        replies = self._ask(layout, results, terms)
+        if replies is NOT_NOW:
+            return NOT_NOW
+        self._operations.received(layout, replies)
+        return results
+
+    def _start(
+        self,
+        layout: Layout,
+        arrays: Sequence[Array],
+        terms: _core.Terms,
+        conclude: Callable[[Sequence[Future]], Coroutine[Any, Any, T]],
+        *,
+        pushes: bool,
+    ) -> Started[T] | NotNow:
+        operations = self._operations
+        if not layout.frames or operations.takes_turns:
+            return NOT_NOW
+        started = Started(len(layout.frames), conclude=conclude, ended=operations.push_ended, thread=self._thread)
+        under_way = operations.pushing if pushes else None
+        sent = self._thread.lane.start(
+            self._sender, layout.plan, arrays, terms, list(started.parts), under_way, started
+        )
+        if sent is None:
+            return NOT_NOW
+        self._driver.look_after(layout.shards, self._driver.now() + terms.timeout_s, unsent=not sent)
+        return started
+
     def _ask(self, layout: Layout, arrays: Sequence[Array], terms: _core.Terms) -> Sequence[Reply] | NotNow:
         """Raises what the first slice or request raises that failed."""
         while len(self._futures) < len(layout.frames):
@@ -189,5 +275,8 @@ class Lane:
                 answer.set_result(Answer(result.table, result.sequence))
                 futures.append(answer)
             self._driver.resume(self._client.sessions[frame.shard])  # answered or not: more may have come behind it
+        return await self._answers(layout, futures)
+
+    async def _answers(self, layout: Layout, requests: Sequence[Future]) -> list[Answer]:
         with self._operations.forgetting_unknown(layout.tensors):
-            return await self._client.answers(futures)
+            return await self._client.answers(requests)

@@ -70,7 +70,6 @@ class LoopThread:
             idle=self._idle.fileno(),
         )
         """For calls that need no turn of the loop, as long as nobody else needs one."""
-        self._muted = False
         self._polls_until, self._sleeps_until = 0.0, math.inf
         """When the leader's poll and the own thread's sleep end, if nothing comes."""
         self._process = os.getpid()
@@ -122,7 +121,9 @@ class LoopThread:
         if self._thread.is_alive():
             with self._starting:
                 if not self._stopping:
-                    return asyncio.run_coroutine_threadsafe(work, self.loop)
+                    submitted = asyncio.run_coroutine_threadsafe(work, self.loop)
+                    self.lane.hasten()
+                    return submitted
         work.close()
         raise StoreClosed(_CLOSED)
 
@@ -236,9 +237,7 @@ class LoopThread:
 
     def _lead(self, me: int) -> None:
         self._leader = me
-        if not self._muted:
-            self._muted = True
-            self._idle.modify(self._loop.fileno(), 0)
+        self.lane.mute()
 
     def _poll(self) -> Any:
         """Waits for the loop's next events, and lets others have it meanwhile."""
@@ -295,9 +294,7 @@ class LoopThread:
             with contextlib.suppress(RuntimeError):  # it is awake already
                 self._followers[0].release()
             return
-        if self._muted:
-            self._muted = False
-            self._idle.modify(self._loop.fileno(), select.EPOLLIN)
+        self.lane.unmute()
         self._hurry(self._sleeps_until)
 
     # ---- the own thread ----
@@ -313,6 +310,7 @@ class LoopThread:
                     self._end()
                     return
                 if not self._leader:
+                    self.lane.unmute()
                     self._turn_alone()
                 self._sleeps_until, timeout_s = self._until_next()
                 if self._leader and timeout_s == 0.0:  # what is due is the leader's to do

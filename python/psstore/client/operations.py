@@ -64,11 +64,10 @@ class Operations:
         self._layouts = Layouts(len(client.sessions))
         self._pushed: set[int] = set()
         """Ids of the tensors that were pushed in this round."""
-        self._pushing = 0
+        self.pushing: set[object] = set()
         """Pushes under way."""
         self._quiet = asyncio.Event()
-        """Set while there are none."""
-        self._quiet.set()
+        """Set when the last of them has ended."""
         self._pulled: dict[str, Layout] = {}
         """By name: in what it was pulled last."""
         self._latest: Layout | None = None
@@ -180,7 +179,9 @@ class Operations:
     async def settle(self) -> None:
         """Returns when no push is under way, whoever started it. The futures of those that were started tell how they
         ended."""
-        await self._quiet.wait()
+        while self.pushing:
+            self._quiet.clear()
+            await self._quiet.wait()
 
     async def commit(
         self,
@@ -216,8 +217,8 @@ class Operations:
         """
         if early and present is None:
             raise BadArgument("an early commit promises its pushes: name them with present=")
-        if self._pushing and not early:
-            raise BadArgument(f"commit while {self._pushing} pushes are under way; await them first")
+        if self.pushing and not early:
+            raise BadArgument(f"commit while {len(self.pushing)} pushes are under way; await them first")
         await self._settle_norm(wait_s)
         counted = self._pushed if present is None else await self._counted(present, promised=early)
         if early and self._pace is not None and self.client.num_workers > 1:
@@ -243,8 +244,8 @@ class Operations:
     async def finish(self, *, wait_s: float | None = None) -> None:
         """Ends a round that was committed early, after its pushes; returns when every worker has pushed all that it
         promised. Raises TornRound if one can't any more, DeadlineExceeded: calling it again waits on."""
-        if self._pushing:
-            raise BadArgument(f"finish while {self._pushing} pushes are under way; await them first")
+        if self.pushing:
+            raise BadArgument(f"finish while {len(self.pushing)} pushes are under way; await them first")
         await self.client.finish(wait_s=self.patience(wait_s))
         if self._pace is not None:
             self._pace.end()
@@ -410,11 +411,22 @@ class Operations:
         """Pushes have to do with what a codec has kept back."""
         return self._coded.has_pending
 
+    @property
+    def takes_turns(self) -> bool:
+        """Pushes and pulls go when it is theirs, and not at once."""
+        return self._pace is not None and self._pace.is_on
+
     def sent(self, op: str, layout: Layout) -> None:
         """PUSH, ASSIGN, ADD or INIT of the layout's tensors is acknowledged."""
         if op == "PUSH":
             self._pushed.update(layout.ids)
         self.bytes_pushed += layout.num_bytes
+
+    def push_ended(self, push: object) -> None:
+        """It is under way no longer, however it ended."""
+        self.pushing.discard(push)
+        if not self.pushing:
+            self._quiet.set()
 
     def received(self, layout: Layout, answers: Sequence[Reply]) -> None:
         """The layout's tensors were pulled, all of them."""
@@ -546,25 +558,22 @@ class Operations:
             if op == "PUSH":
                 await self._settle_norm(None)
                 self._coded.pushing(layout)
-                self._begin_push()
+                push = self._begin_push()
                 try:
                     if self._pace is not None and self._pace.is_on:
                         await self._pace.turn(layout.tensors)
                     await _carried(self.client.push, transfers)
                 finally:
-                    self._end_push()
+                    self.push_ended(push)
             else:
                 await _carried(partial(self.client.write, op), transfers)
         self.sent(op, layout)
 
-    def _begin_push(self) -> None:
-        self._pushing += 1
-        self._quiet.clear()
-
-    def _end_push(self) -> None:
-        self._pushing -= 1
-        if not self._pushing:
-            self._quiet.set()
+    def _begin_push(self) -> object:
+        """Until `push_ended` is told of the result, a push is under way."""
+        push = object()
+        self.pushing.add(push)
+        return push
 
     async def _fetched(self, values: Sequence[Array | None]) -> Sequence[Array | None]:
         """The same, with copies in main memory of what is on devices."""
@@ -572,7 +581,7 @@ class Operations:
         if places.keys() <= {None}:
             return values
         fetched = list(values)
-        self._begin_push()
+        push = self._begin_push()
         try:
             for place, positions in places.items():
                 if place is not None:
@@ -581,7 +590,7 @@ class Operations:
                     for position, copy in zip(positions, copies, strict=True):
                         fetched[position] = copy
         finally:
-            self._end_push()
+            self.push_ended(push)
         return fetched
 
     async def _pull_many(

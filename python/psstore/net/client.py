@@ -8,7 +8,7 @@ import functools
 import os
 import random
 import socket
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 from psstore.errors import StoreClosed, StoreUnreachable
@@ -69,6 +69,10 @@ class Tether:
         if self._connection is not None:
             self._connection.resume()
         self.flush()
+
+    def rings_by(self, when: float) -> bool:
+        """Whether requests with that deadline end at it, without a word to this. Any thread may ask."""
+        return self._alarm.rings_by(when)
 
     async def close(self) -> None:
         """Ends what is still asked for with StoreClosed, and the connection."""
@@ -202,6 +206,13 @@ class SocketDriver:
     def resume(self, session: Session) -> None:
         """Somebody has sent and received for the session without the loop, and left the rest to it."""
         self.tethers[session.shard].resume()
+
+    def look_after(self, shards: Collection[int], deadline: float, *, unsent: bool) -> None:
+        """Somebody has sent requests without the loop. `unsent`: not all of it. Any thread may call it, after that."""
+        for shard in shards:
+            tether = self.tethers[shard]
+            if unsent or not tether.rings_by(deadline):
+                self._loop.call_soon_threadsafe(tether.resume)
 
     async def close(self) -> None:
         for tether in self.tethers.values():
