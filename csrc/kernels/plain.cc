@@ -7,8 +7,12 @@
 
 namespace psstore {
 
-const KernelSet kPlainKernels{"plain",      reduce_update_loop<ElementSums>, reduced_squares_loop<ElementSums>,
-                              convert_loop, all_finite_loop,    encode_loop,
+const KernelSet kPlainKernels{"plain",
+                              reduce_update_loop<ElementSums>,
+                              reduced_squares_loop<ElementSums>,
+                              convert_loop,
+                              all_finite_loop,
+                              encode_loop,
                               decode_loop};
 
 }  // namespace psstore

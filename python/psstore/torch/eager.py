@@ -176,7 +176,8 @@ class EagerStep(StoreStep):
         if not training.is_first:
             self._prepare()
         awaited = {name for names, _ in early.pulls for name in names}
-        self._await([one.name for one in training.trained if one.name not in awaited])
+        if rest := [one.name for one in training.trained if one.name not in awaited]:
+            self._await(rest)
         early.finish = early.finish or Started(training.store.start_finish)
         came = {
             name
