@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -172,6 +173,30 @@ def test_a_step_moves_each_byte_once_in_each_direction(store: psstore.Store) -> 
 
 
 # ---- what is promised is kept ----
+
+
+def test_values_come_back_in_the_order_and_the_company_in_which_gradients_went(
+    store: psstore.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: dict[str, list[list[str]]] = {"start_push_many": [], "start_pull_many": []}
+    for what, names in calls.items():
+        start = getattr(store, what)
+        monkeypatch.setattr(
+            store, what, lambda some, *args, _of=(start, names), **how: _noted(*_of, some, *args, **how)
+        )
+    model = nn.Sequential(*deep(), nn.Linear(WIDTH, 2), nn.Linear(2, 1))
+    optimizer = eager(model, store)
+    model[1].requires_grad_(False)
+    model(torch.ones(2, WIDTH)).sum().backward()
+    optimizer.step()
+    pushed, pulled = calls.values()
+    assert pulled == [*pushed, ["1.weight"]]
+    assert pushed == [["4.bias", "4.weight", "3.bias", "3.weight", "2.weight"], ["0.weight"]]
+
+
+def _noted(start: Callable[..., Any], noted: list[list[str]], names: Any, *args: Any, **how: Any) -> Any:
+    noted.append(list(names))
+    return start(names, *args, **how)
 
 
 def test_zeros_are_sent_for_a_gradient_that_is_not_there_with_a_word(store: psstore.Store) -> None:
