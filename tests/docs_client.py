@@ -165,10 +165,11 @@ class Client:
         return self.rank
 
     def _beat(self) -> None:
-        link = self._link(self.links[0].address, "heartbeat")
-        with link.stream, contextlib.suppress(ConnectionError):
-            while not self._closed.wait(link.welcome.get("heartbeat_s", 1.0)):
-                send(link.stream, Frame(Op.HEARTBEAT, rank=self.rank, incarnation=self._incarnation))
+        with contextlib.suppress(ConnectionError):
+            link = self._link(self.links[0].address, "heartbeat")
+            with link.stream:
+                while not self._closed.wait(link.welcome.get("heartbeat_s", 1.0)):
+                    send(link.stream, Frame(Op.HEARTBEAT, rank=self.rank, incarnation=self._incarnation))
 
     def leave(self) -> None:
         self._coordinator(Op.LEAVE)
