@@ -40,14 +40,10 @@ std::byte* DeviceArena::take(size_t num_bytes) noexcept try {
 }
 
 std::byte* DeviceArena::take_hole(size_t size) {
-  const auto hole = std::find_if(holes_.begin(), holes_.end(),
-                                 [size](const auto& one) { return one.second >= size; });
-  if (hole == holes_.end()) return nullptr;
-  const auto [address, room] = *hole;
-  if (room > size) holes_.emplace(address + size, room - size);
-  holes_.erase(hole);
-  const SharedBlock* const block = block_at(address);
-  return block->data() + (address - block->address());
+  const std::optional<uint64_t> address = holes_.take(size);
+  if (!address) return nullptr;
+  const SharedBlock* const block = block_at(*address);
+  return block->data() + (*address - block->address());
 }
 
 // As large as is good, or else as what is wanted.
@@ -61,7 +57,7 @@ bool DeviceArena::add_block(size_t size) {
         std::make_shared<SharedBlock>(device_, data, num_bytes, ++last_number_, next_address_);
     blocks_.emplace(data, block);
     by_address_.emplace(block->address(), block.get());
-    holes_.emplace(block->address(), num_bytes);
+    holes_.give_back(block->address(), num_bytes);
     total_bytes_ += num_bytes;
     next_address_ += whole(num_bytes, kGrainBytes) + kGrainBytes;
     return true;
@@ -72,19 +68,8 @@ bool DeviceArena::add_block(size_t size) {
 void DeviceArena::give_back(std::byte* range, size_t num_bytes) noexcept {
   const MutexLock lock(mutex_);
   const SharedBlock* const block = block_of(range);
-  uint64_t address = block->address() + static_cast<uint64_t>(range - block->data());
-  size_t size = whole(num_bytes, kBufferAlignment);
-  const auto after = holes_.find(address + size);
-  if (after != holes_.end()) {
-    size += after->second;
-    holes_.erase(after);
-  }
-  const auto next = holes_.lower_bound(address);
-  if (next != holes_.begin() && std::prev(next)->first + std::prev(next)->second == address) {
-    std::prev(next)->second += size;
-  } else {
-    holes_.emplace(address, size);
-  }
+  const uint64_t address = block->address() + static_cast<uint64_t>(range - block->data());
+  holes_.give_back(address, whole(num_bytes, kBufferAlignment));
 }
 
 std::optional<uint64_t> DeviceArena::offset_of(const std::byte* data) const {
@@ -98,13 +83,12 @@ void DeviceArena::trim() noexcept {
   const MutexLock lock(mutex_);
   for (auto found = blocks_.begin(); found != blocks_.end();) {
     const SharedBlock& block = *found->second;
-    const auto hole = holes_.find(block.address());
-    const bool is_empty = hole != holes_.end() && hole->second == block.num_bytes();
+    const bool is_empty = holes_.is_hole(block.address(), block.num_bytes());
     if (!is_empty || found->second.use_count() > 1) {
       ++found;
       continue;
     }
-    holes_.erase(hole);
+    holes_.remove(block.address());
     total_bytes_ -= block.num_bytes();
     by_address_.erase(block.address());
     found = blocks_.erase(found);

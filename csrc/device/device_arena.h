@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "core/buffer.h"
+#include "core/holes.h"
 #include "core/mutex.h"
 #include "device/device.h"
 
@@ -77,7 +78,7 @@ class DeviceArena : public SharedSource {
   mutable Mutex mutex_;
   Blocks blocks_ GUARDED_BY(mutex_);
   std::map<uint64_t, const SharedBlock*> by_address_ GUARDED_BY(mutex_);
-  std::map<uint64_t, size_t> holes_ GUARDED_BY(mutex_);  // address -> bytes
+  Holes holes_ GUARDED_BY(mutex_);  // by address
   size_t total_bytes_ GUARDED_BY(mutex_) = 0;
   uint64_t next_address_ GUARDED_BY(mutex_) = 0;
   uint64_t last_number_ GUARDED_BY(mutex_) = 0;

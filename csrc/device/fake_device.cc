@@ -17,6 +17,8 @@
 #include <utility>
 #include <vector>
 
+#include "core/holes.h"
+
 namespace psstore::device {
 namespace {
 
@@ -93,46 +95,26 @@ class Region {
 class Arena {
  public:
   explicit Arena(size_t num_bytes) : file_(num_bytes), region_(file_.fd(), num_bytes) {
-    free_[0] = num_bytes;
+    free_.give_back(0, num_bytes);
   }
 
   // First fit.
   std::byte* take(size_t num_bytes) {
     const size_t size = rounded(num_bytes);
-    for (auto hole = free_.begin(); hole != free_.end(); ++hole) {
-      if (hole->second < size) continue;
-      const auto [begin, room] = *hole;
-      free_.erase(hole);
-      if (room > size) free_[begin + size] = room - size;
-      taken_[begin] = size;
-      return region_.base() + begin;
-    }
-    return nullptr;
+    const std::optional<uint64_t> begin = free_.take(size);
+    if (!begin) return nullptr;
+    taken_[*begin] = size;
+    return region_.base() + *begin;
   }
   // How many bytes they were.
   size_t give_back(const std::byte* memory) {
     const auto taken = taken_.find(offset_of(memory));
-    auto [begin, size] = *taken;
-    const size_t given = size;
+    const auto [begin, size] = *taken;
     taken_.erase(taken);
-    const auto after = free_.find(begin + size);
-    if (after != free_.end()) {
-      size += after->second;
-      free_.erase(after);
-    }
-    const auto next = free_.lower_bound(begin);
-    if (next != free_.begin() && std::prev(next)->first + std::prev(next)->second == begin) {
-      std::prev(next)->second += size;
-    } else {
-      free_[begin] = size;
-    }
-    return given;
+    free_.give_back(begin, size);
+    return size;
   }
-  size_t bytes_free() const {
-    size_t total = 0;
-    for (const auto& [begin, size] : free_) total += size;
-    return total;
-  }
+  size_t bytes_free() const { return free_.num_bytes(); }
   size_t num_bytes() const { return region_.num_bytes(); }
   size_t offset_of(const std::byte* memory) const {
     return static_cast<size_t>(memory - region_.base());
@@ -147,7 +129,7 @@ class Arena {
 
   const MemoryFile file_;
   const Region region_;
-  std::map<size_t, size_t> free_;   // begin -> size
+  Holes free_;
   std::map<size_t, size_t> taken_;  // begin -> size
 };
 

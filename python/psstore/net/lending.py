@@ -28,7 +28,8 @@ from typing import NamedTuple
 from psstore import _core
 from psstore.errors import PsstoreError
 from psstore.protocol.connection import Connection
-from psstore.wire.messages import Block, Parcel, Share, Shared, encode_body
+from psstore.protocol.sharing import described
+from psstore.wire.messages import Parcel, Share, Shared, encode_body
 
 TICKET_BYTES = 32
 
@@ -155,6 +156,6 @@ class DeviceLender(Hatch):
         parcel = Parcel(
             address=address,
             num_bytes=arena.nbytes,
-            block=Block(address=block.address, num_bytes=block.nbytes, handle=block.handle),
+            block=described(block),
         )
         return Wrapped(arena, encode_body(parcel), arena.filenos()[1:])

@@ -90,3 +90,8 @@ class Lent:
     def forget(self, conn: int) -> None:
         """The connection is gone, and with it who was reading."""
         self._pieces.pop(conn, None)
+
+
+def described(block: _core.SharedBlock) -> Block:
+    """For a client, which may import it."""
+    return Block(address=block.address, num_bytes=block.nbytes, handle=block.handle)

@@ -15,7 +15,7 @@ from psstore.protocol.connection import Connection
 from psstore.protocol.filling import Filling
 from psstore.protocol.frames import Output, Piece, Send, failure
 from psstore.protocol.parking import Parked, Parking, Touched, Version, Wanted
-from psstore.protocol.sharing import Lent
+from psstore.protocol.sharing import Lent, described
 from psstore.protocol.signing import Signer
 from psstore.types import Tensor
 from psstore.wire import messages as m
@@ -253,8 +253,8 @@ class Slices:
         if not blocks:
             return []
         connection.blocks += blocks
-        told = tuple(m.Block(address=one.address, num_bytes=one.nbytes, handle=one.handle) for one in blocks)
-        return [_core.encode_frame(OPS["SHARED"], body=m.encode_body(m.Shared(blocks=told)))]
+        news = m.Shared(blocks=tuple(map(described, blocks)))
+        return [_core.encode_frame(OPS["SHARED"], body=m.encode_body(news))]
 
     def _park(self, parked: Parked, wanted: Wanted) -> None:
         self._parking.park(parked, wanted)
