@@ -4,7 +4,7 @@
 
 What stands between `<!-- bench: SUBJECT -->` and the next `<!-- end -->` is replaced by that subject's report; several
 of one subject are its parts. `<!-- bench: all -->` gets the table of all subjects, `<!-- bench: all TEXT -->` the rows
-of it that TEXT occurs in.
+of it that TEXT occurs in. What a page has of subjects that are not among the reports stays as it is.
 """
 
 from __future__ import annotations
@@ -12,23 +12,24 @@ from __future__ import annotations
 import argparse
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from bench.report import Report, merged, summary_table
+from bench.report import Report, Table, by_subject, rows_in, summary_table
 
-PLACE = re.compile(r"(<!-- bench: (\w+) ?([^\n]*?) ?-->\n).*?(<!-- end -->)", re.DOTALL)
+PLACE = re.compile(r"(<!-- bench: (\w+) ?([^\n]*?) ?-->\n)(.*?)(<!-- end -->)", re.DOTALL)
 
 
 def filled(page: str, reports: Sequence[Report], images: str | None) -> str:
-    """`page` with the reports in their places. `images`: path of the charts' folder as seen from the page; None: it
-    shows none. Places whose subject is not among the reports stay as they are."""
-    subjects = {report.subject: merged([one for one in reports if one.subject == report.subject]) for report in reports}
+    """`page` with the reports, one of a subject, in their places. `images`: path of the charts' folder as seen from the
+    page; None: it shows none."""
+    subjects = {report.subject: report for report in reports}
 
     def content(place: re.Match[str]) -> str:
-        begin, subject, text, end = place.groups()
+        begin, subject, text, old, end = place.groups()
         if subject == "all":
-            return f"{begin}\n{summary_table(list(subjects.values()), text).markdown()}\n\n{end}"
+            return f"{begin}\n{_renewed(rows_in(old), summary_table(reports, text), subjects).markdown()}\n\n{end}"
         if subject not in subjects:
             return place.group()
         return f"{begin}\n{_section(subjects[subject], images)}\n\n{end}"
@@ -36,8 +37,15 @@ def filled(page: str, reports: Sequence[Report], images: str | None) -> str:
     return PLACE.sub(content, page)
 
 
+def _renewed(old: Sequence[Sequence[str]], table: Table, subjects: Collection[str]) -> Table:
+    """`table` with the old rows of subjects that were not measured, and with the subjects in their old order."""
+    order = list(dict.fromkeys([*(row[0] for row in old), *subjects]))
+    rows = [*(row for row in old if row[0] not in subjects), *table.rows]
+    return replace(table, rows=sorted(rows, key=lambda row: order.index(str(row[0]))))
+
+
 def _section(report: Report, images: str | None) -> str:
-    charts = [f"![{chart.title}]({images}/{report.subject}-{chart.name}.png)" for chart in report.charts]
+    charts = [f"![{chart.title}]({images}/{chart.file_name(report.subject)})" for chart in report.charts]
     return "\n\n".join([report.markdown(), *(charts if images else [])])
 
 
@@ -47,7 +55,7 @@ def main() -> None:
     parser.add_argument("reports", type=Path, nargs="+", metavar="REPORT.json")
     parser.add_argument("--plot", type=Path, metavar="FOLDER", help="also draw the charts there, and show them")
     chosen = parser.parse_args()
-    reports = [Report.load(path) for path in chosen.reports]
+    reports = by_subject([Report.load(path) for path in chosen.reports])
     images = os.path.relpath(chosen.plot, chosen.page.parent) if chosen.plot else None
     chosen.page.write_text(filled(chosen.page.read_text(), reports, images))
     if chosen.plot:

@@ -21,7 +21,7 @@ LIMITS = ("raw", "memory", "plain")
 
 def draw(report: Report, path: Path) -> list[Path]:
     """Writes `path` with each chart's name, if it has one, before the ending; returns the files."""
-    files = [path.with_stem("-".join(filter(None, (path.stem, chart.name)))) for chart in report.charts]
+    files = [path.with_name(chart.file_name(path.stem)) for chart in report.charts]
     for chart, file in zip(report.charts, files, strict=True):
         file.parent.mkdir(parents=True, exist_ok=True)
         (_bars if chart.kind == "bars" else _lines)(chart).savefig(file, dpi=110, bbox_inches="tight")

@@ -43,6 +43,9 @@ class Chart:
     kind: Literal["bars", "lines"] = "bars"
     x_axis: str = ""
 
+    def file_name(self, subject: str) -> str:
+        return "-".join(filter(None, (subject, self.name))) + ".png"
+
 
 @dataclass(frozen=True)
 class Report:
@@ -78,6 +81,12 @@ class Report:
         return cls(tables=tables, charts=[Chart(**chart) for chart in saved.pop("charts")], **saved)
 
 
+def by_subject(reports: Sequence[Report]) -> list[Report]:
+    """One of each subject, in the order of its first."""
+    subjects = dict.fromkeys(report.subject for report in reports)
+    return [merged([one for one in reports if one.subject == subject]) for subject in subjects]
+
+
 def merged(reports: Sequence[Report]) -> Report:
     """Parts of one subject, run one after the other, as one report."""
     first, *_ = reports
@@ -85,11 +94,20 @@ def merged(reports: Sequence[Report]) -> Report:
         first,
         tables=[table for report in reports for table in report.tables],
         notes=list(dict.fromkeys(note for report in reports for note in report.notes)),
-        charts=[chart for report in reports for chart in report.charts],
+        charts=_joined([chart for report in reports for chart in report.charts]),
         figures=[figure for report in reports for figure in report.figures],
         summary=[row for report in reports for row in report.summary],
         command="; ".join(dict.fromkeys(report.command for report in reports)),
     )
+
+
+def _joined(charts: Sequence[Chart]) -> list[Chart]:
+    """Charts of one name are one chart, with the series of all."""
+    joined: dict[str, Chart] = {}
+    for chart in charts:
+        known = joined.get(chart.name)
+        joined[chart.name] = chart if known is None else replace(known, series={**known.series, **chart.series})
+    return list(joined.values())
 
 
 def summary_table(reports: Sequence[Report], text: str = "") -> Table:
@@ -97,6 +115,12 @@ def summary_table(reports: Sequence[Report], text: str = "") -> Table:
     in it."""
     rows = [row for report in reports for row in report.summary if any(text in str(cell) for cell in row[:2])]
     return Table(text or "All subjects", SUMMARY_HEADERS, rows)
+
+
+def rows_in(markdown: str) -> list[list[str]]:
+    """Of a table that was printed."""
+    lines = [line for line in markdown.splitlines() if line.startswith("|")]
+    return [line.strip("| ").split(" | ") for line in lines[2:]]
 
 
 def shown(cell: Cell) -> str:

@@ -123,6 +123,25 @@ def test_a_page_gets_the_rows_of_all_subjects_that_it_asks_for() -> None:
     assert "3.00 ms" not in filled(place.format("another"), [report], None)
 
 
+def test_a_page_keeps_the_rows_of_subjects_that_were_not_measured() -> None:
+    def row(subject: str, ms: str) -> Report:
+        return replace(a_report(subject), summary=[(subject, "a case", ms, 1.5, None)])
+
+    page = filled("<!-- bench: all -->\n<!-- end -->", [row("dense", "1 ms"), row("latency", "2 ms")], None)
+    page = filled(page, [row("dense", "3 ms"), row("links", "4 ms")], None)
+    shown = [line.split(" | ")[2] for line in page.splitlines() if "a case" in line]
+    assert shown == ["3 ms", "2 ms", "4 ms"]
+
+
+def test_parts_share_a_chart_of_one_name() -> None:
+    def part(group: str) -> Report:
+        return replace(a_report("training"), charts=[comparison_chart("", "title", {group: [OURS]})])
+
+    (chart,) = merged([part("one host"), part("links")]).charts
+    assert list(chart.series) == ["one host", "links"]
+    assert chart.file_name("training") == "training.png"
+
+
 def test_a_subject_writes_what_it_is_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib")
     subject = Subject("dense", "a summary", _quick_or_not, isolated=False)
