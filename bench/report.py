@@ -105,8 +105,9 @@ def _joined(charts: Sequence[Chart]) -> list[Chart]:
     """Charts of one name are one chart, with the series of all."""
     joined: dict[str, Chart] = {}
     for chart in charts:
-        known = joined.get(chart.name)
-        joined[chart.name] = chart if known is None else replace(known, series={**known.series, **chart.series})
+        known = joined.setdefault(chart.name, replace(chart, series={}))
+        more = {label: {**known.series.get(label, {}), **points} for label, points in chart.series.items()}
+        joined[chart.name] = replace(known, series={**known.series, **more})
     return list(joined.values())
 
 

@@ -271,7 +271,7 @@ def chart(found: Sequence[Found]) -> Chart:
         if one.who in (LATE, EARLY):
             lines.setdefault(f"limit, {one.who.partition(', ')[2]}", {})[str(one.num_shards)] = one.limit_s
     title = f"one iteration, {WORKERS} workers, links with a rate"
-    return Chart(name="scaling", title=title, unit="seconds", series=lines, kind="lines", x_axis="shards")
+    return Chart(name="", title=title, unit="seconds", series=lines, kind="lines", x_axis="shards")
 
 
 def scaling(arguments: argparse.Namespace) -> Report:

@@ -303,7 +303,7 @@ def charts(found: Sequence[Found]) -> list[Chart]:
     groups: dict[str, dict[str, float]] = {}
     for one in found:
         groups.setdefault(f"{one.model}, {one.network}", {})[one.way.name] = 1e3 * one.series.median / one.steps
-    return [Chart(name="training", title="one step of two workers", unit="ms", series=groups)]
+    return [Chart(name="", title="one step of two workers", unit="ms", series=groups)]
 
 
 def training(arguments: argparse.Namespace) -> Report:

@@ -23,7 +23,7 @@ from bench.ledger import account
 from bench.machine import congestion_control, machine
 from bench.page import filled
 from bench.processes import FRESH, child, preload
-from bench.report import Report, Table, merged, three_digits
+from bench.report import Chart, Report, Table, merged, three_digits
 from bench.team import WorkerFailed, team
 from bench.work import Work
 
@@ -134,12 +134,12 @@ def test_a_page_keeps_the_rows_of_subjects_that_were_not_measured() -> None:
 
 
 def test_parts_share_a_chart_of_one_name() -> None:
-    def part(group: str) -> Report:
-        return replace(a_report("training"), charts=[comparison_chart("", "title", {group: [OURS]})])
+    def part(shards: str) -> Report:
+        return replace(a_report("scaling"), charts=[Chart("", "title", "s", {"psstore": {shards: 1.0}}, kind="lines")])
 
-    (chart,) = merged([part("one host"), part("links")]).charts
-    assert list(chart.series) == ["one host", "links"]
-    assert chart.file_name("training") == "training.png"
+    (chart,) = merged([part("1"), part("8")]).charts
+    assert chart.series == {"psstore": {"1": 1.0, "8": 1.0}}
+    assert chart.file_name("scaling") == "scaling.png"
 
 
 def test_a_subject_writes_what_it_is_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
