@@ -14,12 +14,11 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass, field
 from functools import partial
-from multiprocessing import forkserver
 from pathlib import Path
 
 from bench.command import Subject, run
 from bench.dense import CASES, OWN, TRANSPORTS, Contestant, title
-from bench.harness import Turn, alternate, cpu_seconds, process_tree
+from bench.harness import Turn, alternate, cpu_seconds
 from bench.machine import machine
 from bench.processes import preload
 from bench.report import Cell, Report, Table
@@ -99,14 +98,12 @@ def _usage_of(pid: int) -> Usage:
 
 def account(work: Work, contestants: Sequence[Contestant], *, warm_up: int, rounds: int) -> Table:
     """All of them, in turn."""
-    forkserver.ensure_running()  # a process that is on nobody's side
     with contextlib.ExitStack() as ends:
         turns: dict[str, Turn] = {}
         accounts: dict[str, Account] = {}
         for one in contestants:
-            others = set(process_tree())
             its_team = ends.enter_context(team(one.peer, work, one.transport))
-            sides = _sides(sorted(set(process_tree()) - others), 1 if one.module.IN_ONE_PROCESS else work.num_workers)
+            sides = _sides(its_team.processes, 1 if one.module.IN_ONE_PROCESS else work.num_workers)
             for variant, turn in its_team.turns.items():
                 name = one.name(variant)
                 accounts[name] = Account(sides)

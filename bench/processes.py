@@ -7,10 +7,11 @@ import json
 import multiprocessing
 import os
 import shlex
+import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 FRESH = multiprocessing.get_context("forkserver")
@@ -61,3 +62,10 @@ def store_server(transport: str, shards: int, *, workers: int = 1, options: Sequ
         finally:
             process.terminate()
             process.wait()
+
+
+def signal_all(pids: Iterable[int], number: signal.Signals) -> None:
+    """To those of them that are still there."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import math
+import signal
 import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from typing import Any
 
-from bench.harness import Turn
+from bench.harness import Turn, process_tree
 from bench.peers import Worker, load
-from bench.processes import FRESH, child
+from bench.processes import FRESH, child, signal_all
 from bench.work import Work, expected_last
 
 
@@ -32,11 +34,16 @@ def _death_told() -> Iterator[None]:
 class Team:
     """`turns`: the contestant's variants. Each is a round of all workers, which tells its own time."""
 
-    def __init__(self, work: Work, links: Sequence[Connection]) -> None:
+    def __init__(self, work: Work, links: Sequence[Connection], *, processes: Sequence[int], spins: bool) -> None:
+        """`spins`: the processes stand still between turns."""
+        self.processes = processes
+        """Ids of the servers, then of the workers."""
         self._work = work
         self._links = links
+        self._spins = spins
         self._rounds = 0
         self.turns: Mapping[str, Turn] = {variant: partial(self._round, variant) for variant in self._answers()[0]}
+        self._rest()
 
     def check(self) -> None:
         """Raises if the parameters are not what so many steps make of them: everybody has to do the same work."""
@@ -45,6 +52,15 @@ class Team:
             if not math.isclose(last, expected, rel_tol=1e-3):
                 raise AssertionError(f"after {self._rounds} rounds the last element is {last}, not {expected}")
 
+    def wake(self) -> None:
+        """Whoever stands still goes on."""
+        if self._spins:
+            signal_all(self.processes, signal.SIGCONT)
+
+    def _rest(self) -> None:
+        if self._spins:
+            signal_all(self.processes, signal.SIGSTOP)
+
     def _round(self, variant: str) -> float:
         """Seconds from the first worker's beginning to the last one's end."""
         self._rounds += 1
@@ -52,10 +68,13 @@ class Team:
         return float(max(ends) - min(begins))
 
     def _ask(self, question: str | None) -> list[Any]:
+        self.wake()
         with _death_told():
             for link in self._links:
                 link.send(question)
-        return self._answers()
+        answers = self._answers()
+        self._rest()
+        return answers
 
     def _answers(self) -> list[Any]:
         with _death_told():
@@ -69,6 +88,8 @@ class Team:
 @contextlib.contextmanager
 def team(peer: str, work: Work, transport: str) -> Iterator[Team]:
     """The contestant's servers and workers, all of them ready."""
+    forkserver.ensure_running()  # a process that is in no team
+    others = set(process_tree())
     with contextlib.ExitStack() as ends:
         module = load(peer)
         where = ends.enter_context(module.serve(work, transport))
@@ -80,7 +101,9 @@ def team(peer: str, work: Work, transport: str) -> Iterator[Team]:
             links.append(ours)
         for link in links:
             ends.callback(link.close)  # all before any process is waited for: some say good-bye to each other
-        yield Team(work, links)
+        its_team = Team(work, links, processes=sorted(set(process_tree()) - others), spins=module.SPINS)
+        ends.callback(its_team.wake)  # so that it can end
+        yield its_team
 
 
 def _work(link: Connection, peer: str, work: Work, rank: int, where: str) -> None:

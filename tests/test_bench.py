@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import multiprocessing
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
@@ -22,6 +22,7 @@ from bench.harness import Rotation, Series, alternate, cpu_seconds, last_level_c
 from bench.ledger import account
 from bench.machine import congestion_control, machine
 from bench.page import filled
+from bench.peers import load
 from bench.processes import FRESH, child, preload
 from bench.report import Chart, Report, Table, merged, three_digits
 from bench.team import WorkerFailed, team
@@ -198,6 +199,23 @@ def test_a_contestant_whose_parameters_are_wrong_is_found_out() -> None:
         one._rounds += 1
         with pytest.raises(AssertionError, match="after 2 rounds the last element is"):
             one.check()
+
+
+def test_a_contestant_that_spins_stands_still_between_its_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else it would take the cores of those who have theirs."""
+    monkeypatch.setattr(load("store"), "SPINS", True)
+    with team("store", TINY, "unix") as one:
+        assert len(one.processes) > TINY.num_workers, "the server, too"
+        _wait_until_stopped(one.processes)
+        one.turns["late commit"]()
+        _wait_until_stopped(one.processes)
+        one.check()
+
+
+def _wait_until_stopped(pids: Sequence[int]) -> None:
+    """proc(5): the third field is the state."""
+    while any(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "T" for pid in pids):
+        os.sched_yield()
 
 
 def test_a_worker_that_fails_says_why() -> None:

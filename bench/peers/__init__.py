@@ -36,6 +36,8 @@ class Peer(Protocol):
     ROLE: Role
     IN_ONE_PROCESS: bool
     """Whether one process does the work of all workers."""
+    SPINS: bool
+    """Whether its processes burn processor time while they wait. They stand still, then, while others have a turn."""
 
     def why_not(self, work: Work, transport: str) -> str | None:
         """Why it can't do this work here; None: it can."""

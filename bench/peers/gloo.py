@@ -22,6 +22,7 @@ from bench.work import LEARNING_RATE, Work, flat_tensors
 NAME = "gloo all-reduce + torch SGD"
 ROLE: Role = "peer"
 IN_ONE_PROCESS = False
+SPINS = False
 
 BUCKET_BYTES = 25 << 20
 

@@ -16,6 +16,7 @@ from bench.work import Floats, Work, flat_tensors, memory, sgd
 NAME = "memory"
 ROLE: Role = "limit"
 IN_ONE_PROCESS = True
+SPINS = False
 
 BATCH_ELEMS = 1 << 18
 """1 MiB: gradient, staging and value of a batch fit into a core's own cache."""

@@ -26,6 +26,7 @@ from bench.work import LEARNING_RATE, Work
 NAME = "ps-lite"
 ROLE: Role = "peer"
 IN_ONE_PROCESS = False
+SPINS = False
 
 SOURCE = Path(__file__).with_suffix(".cc")
 

@@ -22,6 +22,7 @@ from bench.work import Floats, Work, flat_tensors, memory, sgd
 NAME = "raw sockets"
 ROLE: Role = "limit"
 IN_ONE_PROCESS = False
+SPINS = False
 
 BATCH_ELEMS = 1 << 16
 """256 KiB, the fastest of 256 KiB, 1 MiB and 4 MiB: what was received is stepped, and sent, in a core's own cache."""

@@ -23,6 +23,7 @@ from bench.work import Tensors, Work, memory, sgd, tensors
 NAME = "Redis"
 ROLE: Role = "peer"
 IN_ONE_PROCESS = False
+SPINS = False
 
 START_S = 10.0
 """For redis-server to listen."""

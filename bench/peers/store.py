@@ -19,6 +19,7 @@ from psstore.types import TensorSpec
 NAME = "psstore"
 ROLE: Role = "psstore"
 IN_ONE_PROCESS = False
+SPINS = False
 
 TRANSPORTS = ("tcp", "unix", "shm")
 

@@ -25,6 +25,9 @@ NAME = "torch.distributed.rpc"
 ROLE: Role = "peer"
 IN_ONE_PROCESS = False
 
+SPINS = True
+"""TensorPipe's shared memory does: an idle worker and its server kept two cores busy."""
+
 SERVER = "server"
 
 
