@@ -95,7 +95,7 @@ def test_more_than_a_passage_holds_goes_through_it(
     out = Interface(stream, np.zeros_like(value))
     store.pull("w", out=out)
     assert_array_equal(out.read(), value)
-    passages = store._operations._passages
+    passages = store._operations.means.passages
     for passage in (passages.out_of(stream.device), passages.into(stream.device)):
         assert 2 << 20 <= passage.pinned_bytes <= 4 << 20
 

@@ -69,7 +69,7 @@ def test_small_calls_that_were_done_before_are_started_without_a_task(
         patched.setattr(LoopThread, "submit", None)
         started = [store.start_push_many({"w": np.full(8, i, F32)}) for i in range(20)]
         wait(started, PATIENCE_S)
-    assert not store._operations.pushing
+    assert not store._operations.writing.under_way
     store.commit({"lr": 1.0})
     assert_array_equal(store.start_pull_many(["w"]).result()[0], np.full(8, -19, F32))
 

@@ -10,7 +10,7 @@ import pytest
 from cluster import PATIENCE_S, TRANSPORTS, Cluster, clusters
 from numpy.testing import assert_array_equal
 
-from psstore.client.operations import Commit
+from psstore.client.rounds import Commit
 from psstore.client.store import Store
 
 F32 = np.float32

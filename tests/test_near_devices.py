@@ -80,7 +80,7 @@ def expected() -> list[Array]:
 
 
 def pinned_bytes(store: Store, stream: Stream) -> int:
-    passages = store._operations._passages
+    passages = store._operations.means.passages
     return passages.out_of(stream.device).pinned_bytes + passages.into(stream.device).pinned_bytes
 
 

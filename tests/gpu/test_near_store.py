@@ -30,7 +30,7 @@ def store() -> Iterator[Store]:
 
 def pinned_bytes(store: Store, index: int) -> int:
     """What went through the host."""
-    passages, device = store._operations._passages, device_arrays.device_at(index)
+    passages, device = store._operations.means.passages, device_arrays.device_at(index)
     return passages.out_of(device).pinned_bytes + passages.into(device).pinned_bytes
 
 

@@ -6,7 +6,8 @@ Residuals are in compression.py, deltas in following.py; here is when they chang
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from typing import Protocol
 
 from psstore.client.arrays import Array, Source, Target
 from psstore.client.compression import Compression, Encoder, Floats
@@ -19,20 +20,24 @@ from psstore.protocol.client import Transfer
 from psstore.protocol.session import Answer
 from psstore.types import Tensor, slice_index
 
-Receive = Callable[[Layout, Sequence[Transfer], float | None], Awaitable[list[Answer]]]
-"""Carries out the transfers of a pull."""
 
-PullInto = Callable[[Layout, Sequence[Target], int | None, float | None], Awaitable[list[Array]]]
-"""A pull without deltas: (layout, targets, newer_than, wait_s)."""
+class Reader(Protocol):
+    """Who pulls what is not coded."""
+
+    async def receive(self, layout: Layout, transfers: Sequence[Transfer], wait_s: float | None) -> list[Answer]:
+        """Carries out the transfers of a pull."""
+
+    async def pull_into(
+        self, layout: Layout, targets: Sequence[Target], newer_than: int | None, wait_s: float | None
+    ) -> list[Array]:
+        """A pull without deltas."""
 
 
 class Coded:
     """Of one client. Runs on its loop."""
 
-    def __init__(self, layouts: Layouts, *, receive: Receive, pull_into: PullInto) -> None:
+    def __init__(self, layouts: Layouts) -> None:
         self._layouts = layouts
-        self._receive = receive
-        self._pull_into = pull_into
         self._compression = Compression()
         self._following = Following()
         self._open: tuple[Collection[int], float] | None = None
@@ -128,6 +133,7 @@ class Coded:
 
     async def pull(
         self,
+        reader: Reader,
         tensors: Sequence[Tensor],
         targets: Sequence[Target],
         codecs: Sequence[Codec | None],
@@ -142,9 +148,14 @@ class Coded:
         whole = [i for i in range(len(tensors)) if i not in followed]
         pulled = await asyncio.gather(
             self._pull_whole(
-                [tensors[i] for i in whole], [received_as(codecs[i], targets[i]) for i in whole], newer_than, wait_s
+                reader,
+                [tensors[i] for i in whole],
+                [received_as(codecs[i], targets[i]) for i in whole],
+                newer_than,
+                wait_s,
             ),
             self._pull_deltas(
+                reader,
                 [tensors[i] for i in followed],
                 [targets[i] for i in followed],
                 list(followed.values()),
@@ -161,13 +172,19 @@ class Coded:
         return [results[i] for i in range(len(tensors))]
 
     async def _pull_whole(
-        self, tensors: Sequence[Tensor], targets: Sequence[Target], newer_than: int | None, wait_s: float | None
+        self,
+        reader: Reader,
+        tensors: Sequence[Tensor],
+        targets: Sequence[Target],
+        newer_than: int | None,
+        wait_s: float | None,
     ) -> list[Array]:
         layout = self._layouts.of(tensors, [target.dtype for target in targets], pull=True)
-        return await self._pull_into(layout, targets, newer_than, wait_s)
+        return await reader.pull_into(layout, targets, newer_than, wait_s)
 
     async def _pull_deltas(
         self,
+        reader: Reader,
         tensors: Sequence[Tensor],
         targets: Sequence[Target],
         codecs: Sequence[str],
@@ -176,7 +193,7 @@ class Coded:
     ) -> list[Array]:
         layout = self._layouts.of(tensors, codecs, pull=True)
         arrivals = self._following.arrivals(layout, codecs)
-        answers = await self._receive(layout, [arrival.transfer() for arrival in arrivals], wait_s)
+        answers = await reader.receive(layout, [arrival.transfer() for arrival in arrivals], wait_s)
         for arrival, answer in zip(arrivals, answers, strict=True):
             arrival.take(answer)
         return [

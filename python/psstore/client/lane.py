@@ -38,7 +38,9 @@ class Lane:
     """The methods are those of Operations, as far as they can be had at once. Any thread may call them."""
 
     def __init__(self, operations: Operations, driver: SocketDriver, thread: LoopThread) -> None:
-        self._operations = operations
+        self._means = operations.means
+        self._writing = operations.writing
+        self._reading = operations.reading
         self._client = client = operations.client
         self._facts = client.sessions[0].facts
         self._driver = driver
@@ -51,7 +53,7 @@ class Lane:
             incarnation=who.incarnation,
             checksum=who.features != 0,
         )
-        self._writing = {op: _core.Terms(OPS[op], timeout_s=client.timeout_s) for op in NUMBERED}
+        self._plain = {op: _core.Terms(OPS[op], timeout_s=client.timeout_s) for op in NUMBERED}
         self._carrying: dict[str, tuple[tuple[float, ...], _core.Terms]] = {}
         """By operation: the last terms that brought no news, and what they depend on."""
         self._futures: list[Future] = []
@@ -127,7 +129,7 @@ class Lane:
 
         async def conclude(requests: Sequence[Future]) -> None:
             await self._answers(layout, requests)
-            self._operations.sent(wire_op, layout)
+            self._writing.sent(wire_op, layout)
 
         return self._start(layout, list(items.values()), terms, conclude, pushes=wire_op == "PUSH")
 
@@ -150,7 +152,7 @@ class Lane:
         results = layout.fresh() if out is None else list(out)
 
         async def conclude(requests: Sequence[Future]) -> list[Array]:
-            self._operations.received(layout, await self._answers(layout, requests))
+            self._reading.received(layout, await self._answers(layout, requests))
             return results
 
         return self._start(layout, results, terms, conclude, pushes=False)
@@ -159,23 +161,23 @@ class Lane:
 
     def _writing_of(self, names: tuple[str, ...], op: str | None) -> tuple[Habit, _core.Terms] | None:
         """None: something has to be said or done before, or it was not done lately."""
-        habit = self._operations.habit("push", op, names)
+        habit = self._means.layouts.habit(("push", names, op))
         if habit is None:
             return None
         if habit.op != "PUSH":
-            return habit, self._writing[habit.op]
-        if not self._client.may_push or self._operations.holds_back:
+            return habit, self._plain[habit.op]
+        if not self._client.may_push or self._means.coded.has_pending:
             return None
         return habit, self._carry("PUSH", round=self._client.round, timeout_s=self._client.timeout_s)
 
     def _reading_of(
         self, names: tuple[str, ...], dtype: str | None, wait_s: float | None, *, fresh: bool
     ) -> tuple[Layout, _core.Terms] | None:
-        habit = self._operations.habit("pull", (dtype, fresh), names)
+        habit = self._means.layouts.habit(("pull", names, dtype, fresh))
         if habit is None:
             return None
         layout, client = habit.layout, self._client
-        patience_s = self._operations.patience(wait_s)
+        patience_s = self._means.patience(wait_s)
         if not client.may_pull(layout.shards) or not 0.0 <= patience_s <= m.MAX_WAIT_S:
             return None
         return layout, self._carry("PULL", at_least=client.decision, wait_s=patience_s, timeout_s=patience_s + GRACE_S)
@@ -215,7 +217,7 @@ class Lane:
         habit, terms = known
         if self._ask(habit.layout, values, terms) is NOT_NOW:
             return NOT_NOW
-        self._operations.sent(habit.op, habit.layout)
+        self._writing.sent(habit.op, habit.layout)
         return None
 
     def _receive(
@@ -229,7 +231,7 @@ class Lane:
         replies = self._ask(layout, results, terms)
         if replies is NOT_NOW:
             return NOT_NOW
-        self._operations.received(layout, replies)
+        self._reading.received(layout, replies)
         return results
 
     def _start(
@@ -241,11 +243,10 @@ class Lane:
         *,
         pushes: bool,
     ) -> Started[T] | NotNow:
-        operations = self._operations
-        if not layout.frames or operations.takes_turns:
+        if not layout.frames or self._means.turns is not None:
             return NOT_NOW
-        started = Started(len(layout.frames), conclude=conclude, ended=operations.push_ended, thread=self._thread)
-        under_way = operations.pushing if pushes else None
+        started = Started(len(layout.frames), conclude=conclude, ended=self._writing.push_ended, thread=self._thread)
+        under_way = self._writing.under_way if pushes else None
         sent = self._thread.lane.start(
             self._sender, layout.plan, arrays, terms, list(started.parts), under_way, started
         )
@@ -278,5 +279,5 @@ class Lane:
         return await self._answers(layout, futures)
 
     async def _answers(self, layout: Layout, requests: Sequence[Future]) -> list[Answer]:
-        with self._operations.forgetting_unknown(layout.tensors):
+        with self._means.forgetting_unknown(layout.tensors):
             return await self._client.answers(requests)

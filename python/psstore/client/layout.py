@@ -145,7 +145,7 @@ def asking(table: _core.SliceTable, newer_than: int | None) -> _core.SliceTable:
 
 
 class Habit(NamedTuple):
-    """What became of a list of names."""
+    """What a call came to."""
 
     op: str
     layout: Layout
@@ -157,7 +157,8 @@ class Layouts:
     def __init__(self, num_shards: int) -> None:
         self._num_shards = num_shards
         self._known: OrderedDict[tuple[object, ...], Layout] = OrderedDict()
-        self._habits: OrderedDict[Hashable, Habit] = OrderedDict()
+        self.habits: OrderedDict[Hashable, Habit] = OrderedDict()
+        """What calls came to of late, by their manner (asked.py). Cleared when a name comes to mean something else."""
 
     def of(self, tensors: Sequence[Tensor], dtypes: Sequence[str], *, pull: bool) -> Layout:
         key = (pull, *[tensor.id for tensor in tensors], *dtypes)
@@ -167,13 +168,13 @@ class Layouts:
         _use(self._known, key, layout)
         return layout
 
-    def habit(self, call: Hashable) -> Habit | None:
-        """What this call came to the last time, if it was of late. `call`: the names, and all else that mattered."""
-        return self._habits.get(call)
+    def habit(self, manner: Hashable) -> Habit | None:
+        """What such a call came to the last time, if it was of late."""
+        return self.habits.get(manner)
 
-    def note(self, call: Hashable, op: str, layout: Layout) -> None:
-        """Next time this call will come to the same, if its arrays are of the same kind."""
-        _use(self._habits, call, Habit(op, layout))
+    def note(self, manner: Hashable, op: str, layout: Layout) -> None:
+        """Next time such a call will come to the same, if its arrays are of the same kind."""
+        _use(self.habits, manner, Habit(op, layout))
 
 
 def _use(lately: OrderedDict[Any, T], key: Hashable, value: T) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from psstore.client.arrays import Array, Source, Target, fresh, source, target
 from psstore.client.device_arrays import OnDevice
@@ -23,9 +23,9 @@ class Schema:
     """Definitions by name, learned when they are first needed. They never change; a tensor that was dropped or
     overwritten is learned anew."""
 
-    def __init__(self, client: Client) -> None:
-        self.edition = 0
-        """Another number whenever a name has come to mean something else."""
+    def __init__(self, client: Client, *, on_changed: Callable[[], None]) -> None:
+        """`on_changed`: a name has come to mean something else."""
+        self._on_changed = on_changed
         self._client = client
         self._tensors: dict[str, Tensor] = {}
         self._groups: set[int] | None = None
@@ -35,14 +35,14 @@ class Schema:
         for tensor in tensors:
             before = self._tensors.get(tensor.spec.name)
             if before is not None and before != tensor:
-                self.edition += 1
+                self._on_changed()
             self._tensors[tensor.spec.name] = tensor
         self._groups = None
 
     def forget(self, name: str) -> None:
         self._tensors.pop(name, None)
         self._groups = None
-        self.edition += 1
+        self._on_changed()
 
     async def find(self, names: Sequence[str]) -> list[Tensor]:
         """Asks the store for those that are not known here. Raises UnknownTensor naming the first that is not there."""

@@ -99,12 +99,12 @@ class _Face:
     @property
     def bytes_pushed(self) -> int:
         """Payload bytes sent so far."""
-        return self._operations.bytes_pushed
+        return self._operations.writing.num_bytes
 
     @property
     def bytes_pulled(self) -> int:
         """Payload bytes received so far."""
-        return self._operations.bytes_pulled
+        return self._operations.reading.num_bytes
 
     @property
     def closed(self) -> bool:

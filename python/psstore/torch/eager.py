@@ -20,7 +20,7 @@ from typing import Any, Generic, TypeVar
 import torch
 
 from psstore.client.device_arrays import OnDevice
-from psstore.client.operations import Commit
+from psstore.client.rounds import Commit
 from psstore.client.store import Store
 from psstore.errors import PsstoreError, UsageError
 from psstore.torch.gradients import Gradients, Sight

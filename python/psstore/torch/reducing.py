@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from psstore.client.operations import Commit
+from psstore.client.rounds import Commit
 from psstore.errors import UsageError
 from psstore.torch.gradients import Gradients
 from psstore.torch.stepping import Overflow, Training

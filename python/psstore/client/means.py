@@ -1,0 +1,49 @@
+"""What the parts of a store's operations have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from psstore.client.coded import Coded
+from psstore.client.layout import Layouts
+from psstore.client.near import Neighbours
+from psstore.client.pacing import Pace
+from psstore.client.schema import Schema
+from psstore.client.staging import Passages
+from psstore.errors import UnknownKey
+from psstore.protocol.client import Client
+from psstore.types import Tensor
+
+
+class Means:
+    """Of one store. Lives on its loop."""
+
+    def __init__(self, client: Client, *, wait_s: float, pace: Pace | None) -> None:
+        self.client = client
+        self.layouts = Layouts(len(client.sessions))
+        self.schema = Schema(client, on_changed=self.layouts.habits.clear)
+        self.coded = Coded(self.layouts)
+        self.passages = Passages(Neighbours(client))
+        self.pace = pace
+        """Of pushes over links that workers share."""
+        self._wait_s = wait_s
+
+    def patience(self, wait_s: float | None) -> float:
+        return self._wait_s if wait_s is None else wait_s
+
+    @property
+    def turns(self) -> Pace | None:
+        """Set while pushes and pulls go when it is theirs, and not at once."""
+        return self.pace if self.pace is not None and self.pace.is_on else None
+
+    @contextmanager
+    def forgetting_unknown(self, tensors: Sequence[Tensor]) -> Iterator[None]:
+        """A shard that does not know a slice: somebody dropped or overwrote the tensor. It is looked up next time."""
+        try:
+            yield
+        except UnknownKey:
+            for tensor in tensors:
+                self.schema.forget(tensor.spec.name)
+            self.coded.forget(tensors)
+            raise

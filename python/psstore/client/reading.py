@@ -1,0 +1,185 @@
+"""How values come from the store: pulls of every kind, and rule state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+from psstore.client.arrays import Array, Target, fresh
+from psstore.client.asked import Pull
+from psstore.client.device_arrays import OnDevice, by_place
+from psstore.client.layout import Layout, Reply
+from psstore.client.means import Means
+from psstore.client.norms import Norm
+from psstore.client.rule_state import RuleState, parts, state_name
+from psstore.client.schema import as_target
+from psstore.client.staging import Arrival, in_main_memory
+from psstore.codec.codecs import Codec, codecs_for
+from psstore.errors import BadArgument
+from psstore.protocol.client import Transfer
+from psstore.protocol.session import Answer
+from psstore.types import Tensor
+
+_UNPACED = nullcontext()
+
+
+class Reading:
+    """Lives on the store's loop."""
+
+    def __init__(self, means: Means, norm: Norm) -> None:
+        self.num_bytes = 0
+        """Payload received so far."""
+        self._means = means
+        self._norm = norm
+        self._pulled: dict[str, Layout] = {}
+        """By name: in what it was pulled last."""
+        self._latest: Layout | None = None
+        """The last pull of all."""
+
+    async def pull(self, asked: Pull) -> list[Array]:
+        habit = self._means.layouts.habit(asked.manner)
+        if habit is None:
+            return await self._pull_one_by_one(asked)
+        layout = habit.layout
+        results = layout.fresh() if asked.out is None else list(asked.out)
+        transfers = layout.transfers_of(results, newer_than=asked.if_newer_than)
+        if transfers is None:
+            return await self._pull_one_by_one(asked)
+        answers = await self.receive(layout, transfers, asked.wait_s)
+        unchanged, torn = layout.unchanged(answers) if asked.if_newer_than is not None else (set(), [])
+        if torn:
+            names = tuple(asked.names[i] for i in torn)
+            await self.pull(Pull(names, [results[i] for i in torn], wait_s=asked.wait_s))
+        return [None if i in unchanged else result for i, result in enumerate(results)] if unchanged else results
+
+    def version_of(self, name: str) -> int:
+        """As it was last pulled here; 0 if it was not."""
+        if name not in self._pulled:
+            return 0
+        layout = self._pulled[name]
+        return layout.version(layout.answers, name)
+
+    def received(self, layout: Layout, answers: Sequence[Reply]) -> None:
+        """The layout's tensors were pulled, all of them."""
+        self.num_bytes += layout.num_bytes
+        self._note(layout, answers)
+
+    async def pull_state(self, names: Sequence[str], *, wait_s: float | None) -> list[RuleState]:
+        tensors = await self._means.schema.find(names)
+        found: list[RuleState] = [RuleState(0, {}) for _ in tensors]
+        for part, positions in parts(tensors):
+            chosen = [tensors[i] for i in positions]
+            targets = [fresh(tensor.spec.shape, tensor.spec.dtype) for tensor in chosen]
+            layout = Layout(
+                chosen,
+                [tensor.spec.dtype for tensor in chosen],
+                num_shards=len(self._means.client.sessions),
+                pull=True,
+                part=part,
+            )
+            await self._norm.settle(wait_s)
+            answers = await self._read(layout.transfers([one.data for one in targets]), wait_s)
+            missing = layout.absent(answers)
+            for position, i in enumerate(positions):
+                name = state_name(tensors[i], part)
+                held = {} if position in missing else {name: targets[position].result}
+                steps = layout.version(answers, tensors[i].spec.name)
+                found[i] = RuleState(max(steps, found[i].steps), {**found[i].buffers, **held})
+        return found
+
+    # ---- arrays of any kind ----
+
+    async def _pull_one_by_one(self, asked: Pull) -> list[Array]:
+        """Each is looked at, and named if it does not fit."""
+        names, out, means = asked.names, asked.out, self._means
+        tensors = await means.schema.find(names)
+        if out is not None and len(out) != len(names):
+            raise BadArgument(f"pull_many: {len(names)} names and {len(out)} arrays in out=; give one for each")
+        targets = [as_target(t.spec, None if out is None else out[i], asked.dtype) for i, t in enumerate(tensors)]
+        if asked.codec is not None:
+            return await self._pull_coded(tensors, targets, codecs_for(asked.codec, names), asked)
+        results: dict[int, Array] = {}
+        for place, positions in by_place(targets).items():
+            layout = means.layouts.of([tensors[i] for i in positions], [targets[i].dtype for i in positions], pull=True)
+            if place is None and len(positions) == len(targets):
+                means.layouts.note(asked.manner, "PULL", layout)
+            pulled = await self.pull_into(layout, [targets[i] for i in positions], asked.if_newer_than, asked.wait_s)
+            results.update(zip(positions, pulled, strict=True))
+        return [results[i] for i in range(len(targets))]
+
+    async def _pull_coded(
+        self,
+        tensors: Sequence[Tensor],
+        targets: Sequence[Target | OnDevice],
+        codecs: Sequence[Codec | None],
+        asked: Pull,
+    ) -> list[Array]:
+        """What comes in codecs is decoded on the CPU, and goes to devices from there."""
+        landing = [in_main_memory(one) if isinstance(one, OnDevice) else one for one in targets]
+        results = await self._means.coded.pull(self, tensors, landing, codecs, asked.if_newer_than, asked.wait_s)
+        for place, positions in by_place(targets).items():
+            if place is not None:
+                came = [i for i in positions if results[i] is not None]
+                arrays: list[Any] = [targets[i] for i in came]
+                await self._means.passages.into(place).deliver([landing[i].data for i in came], arrays)
+                _finish(arrays)
+        return results
+
+    async def pull_into(
+        self, layout: Layout, targets: Sequence[Target | OnDevice], newer_than: int | None, wait_s: float | None
+    ) -> list[Array]:
+        """All in main memory, or all on one device."""
+        answers = await self._pull(layout, targets, newer_than, wait_s)
+        unchanged, torn = layout.unchanged(answers) if newer_than is not None else (set(), [])
+        if torn:
+            chosen = [targets[i] for i in torn]
+            tensors = [layout.tensors[i] for i in torn]
+            whole = self._means.layouts.of(tensors, [receiver.dtype for receiver in chosen], pull=True)
+            await self._pull(whole, chosen, None, wait_s)
+        _finish([receiver for i, receiver in enumerate(targets) if i not in unchanged])
+        return [None if i in unchanged else receiver.result for i, receiver in enumerate(targets)]
+
+    async def _pull(
+        self, layout: Layout, targets: Sequence[Any], newer_than: int | None, wait_s: float | None
+    ) -> list[Answer]:
+        if targets and isinstance(targets[0], OnDevice):
+            passage = self._means.passages.into(targets[0].device)
+            return await self.receive(layout, Arrival(passage, layout, targets, newer_than), wait_s)
+        transfers = layout.transfers([receiver.data for receiver in targets], newer_than=newer_than)
+        return await self.receive(layout, transfers, wait_s)
+
+    # ---- how ----
+
+    async def receive(
+        self, layout: Layout, transfers: Sequence[Transfer] | Arrival, wait_s: float | None
+    ) -> list[Answer]:
+        """Carries out the transfers of a pull."""
+        await self._norm.settle(wait_s)
+        pace = self._means.turns
+        with self._means.forgetting_unknown(layout.tensors), _UNPACED if pace is None else pace.reading(layout.ids):
+            if pace is not None:
+                await pace.follow(layout.ids)
+            if isinstance(transfers, Arrival):
+                answers = await transfers.received(lambda some: self._read(some, wait_s))
+            else:
+                answers = await self._read(transfers, wait_s)
+        self._note(layout, answers)
+        return answers
+
+    async def _read(self, transfers: Sequence[Transfer], wait_s: float | None) -> list[Answer]:
+        answers = await self._means.client.pull(transfers, wait_s=self._means.patience(wait_s))
+        self.num_bytes += sum(answer.table.payload_bytes for answer in answers)
+        return answers
+
+    def _note(self, layout: Layout, answers: Sequence[Reply]) -> None:
+        layout.answers = answers
+        if layout is not self._latest:
+            self._pulled.update(dict.fromkeys(layout.names, layout))
+            self._latest = layout
+
+
+def _finish(targets: Iterable[Target | OnDevice]) -> None:
+    for receiver in targets:
+        if receiver.finish is not None:
+            receiver.finish()

@@ -1,0 +1,95 @@
+"""How a worker's rounds end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from psstore.client.means import Means
+from psstore.client.norms import Norm
+from psstore.client.schema import Hypers, per_group
+from psstore.client.writing import Writing
+from psstore.errors import BadArgument
+
+
+@dataclass(frozen=True)
+class Commit:
+    """How a round ended."""
+
+    round: int
+    decision: int
+    """Number of the decision that closed it."""
+    late: bool
+    """It was decided without this worker, whose gradients don't count. Pull, and go on with `store.round`."""
+    skipped: bool
+    """A worker's gradients were not finite: nothing changes in this round."""
+
+
+class Rounds:
+    """Lives on the store's loop. What the arguments mean is said in operations.py."""
+
+    def __init__(self, means: Means, norm: Norm, writing: Writing) -> None:
+        self._means = means
+        self._norm = norm
+        self._writing = writing
+
+    async def commit(
+        self,
+        hypers: Hypers | None,
+        *,
+        weight: float,
+        loss_scale: float,
+        non_finite: bool,
+        present: Iterable[str] | None,
+        average: bool,
+        early: bool,
+        max_norm: float | None,
+        wait_s: float | None,
+    ) -> Commit:
+        means, writing = self._means, self._writing
+        if early and present is None:
+            raise BadArgument("an early commit promises its pushes: name them with present=")
+        if not early:
+            self._need_quiet("commit")
+        await self._norm.settle(wait_s)
+        counted = writing.pushed if present is None else await self._counted(present, promised=early)
+        if early and means.pace is not None and means.client.num_workers > 1:
+            means.pace.begin(means.client.round)
+        committed = await means.client.commit(
+            hypers=per_group(hypers, means.schema.groups()),
+            weight=weight,
+            loss_scale=loss_scale,
+            non_finite=non_finite,
+            present=counted,
+            average=average,
+            early=early,
+            max_norm=max_norm,
+            wait_s=means.patience(wait_s),
+        )
+        means.coded.committed(counted, loss_scale=loss_scale)
+        if not early:
+            writing.pushed = set()
+            if max_norm is None or committed.late or committed.skip:
+                means.coded.conclude(counts=not committed.late and not committed.skip)
+        return Commit(round=committed.round, decision=committed.decision, late=committed.late, skipped=committed.skip)
+
+    async def finish(self, *, wait_s: float | None) -> None:
+        means = self._means
+        self._need_quiet("finish")
+        await means.client.finish(wait_s=means.patience(wait_s))
+        if means.pace is not None:
+            means.pace.end()
+        self._writing.pushed = set()
+        means.coded.conclude(counts=True)
+
+    def _need_quiet(self, what: str) -> None:
+        if self._writing.under_way:
+            raise BadArgument(f"{what} while {len(self._writing.under_way)} pushes are under way; await them first")
+
+    async def _counted(self, names: Iterable[str], *, promised: bool) -> set[int]:
+        """Ids of the tensors that a commit counts."""
+        tensors = await self._means.schema.find(list(names))
+        for tensor in tensors:
+            if not promised and tensor.id not in self._writing.pushed:
+                raise BadArgument(f"commit counts on {tensor.spec.name!r}, which was not pushed in this round")
+        return {tensor.id for tensor in tensors}

@@ -1,0 +1,142 @@
+"""How values go to the store: pushes of every kind, and first values."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from functools import partial
+from typing import Any
+
+from psstore import _core
+from psstore.client.arrays import Array
+from psstore.client.asked import Push
+from psstore.client.device_arrays import OnDevice, by_place
+from psstore.client.layout import Layout
+from psstore.client.means import Means
+from psstore.client.norms import Norm
+from psstore.client.schema import as_pushed, write_op
+from psstore.client.staging import Departure
+from psstore.codec.codecs import Codec, codecs_for
+from psstore.protocol.client import Transfer
+from psstore.types import Tensor
+
+
+class Writing:
+    """Lives on the store's loop."""
+
+    def __init__(self, means: Means, norm: Norm) -> None:
+        self.num_bytes = 0
+        """Payload sent so far."""
+        self.pushed: set[int] = set()
+        """Ids of the tensors that were pushed in this round."""
+        self.under_way: set[object] = set()
+        """Pushes."""
+        self._quiet = asyncio.Event()
+        """Set when the last of them has ended."""
+        self._means = means
+        self._norm = norm
+
+    async def push(self, asked: Push) -> None:
+        habit = self._means.layouts.habit(asked.manner)
+        transfers = habit.layout.transfers_of(asked.values) if habit is not None else None
+        if habit is not None and transfers is not None:
+            await self.send(habit.op, habit.layout, transfers)
+        else:
+            await self._push_one_by_one(asked)
+
+    async def settle(self) -> None:
+        """Returns when no push is under way, whoever started it. The futures of those that were started tell how they
+        ended."""
+        while self.under_way:
+            self._quiet.clear()
+            await self._quiet.wait()
+
+    def sent(self, op: str, layout: Layout) -> None:
+        """PUSH, ASSIGN, ADD or INIT of the layout's tensors is acknowledged."""
+        if op == "PUSH":
+            self.pushed.update(layout.ids)
+        self.num_bytes += layout.num_bytes
+
+    def push_ended(self, push: object) -> None:
+        """It is under way no longer, however it ended."""
+        self.under_way.discard(push)
+        if not self.under_way:
+            self._quiet.set()
+
+    async def send(self, op: str, layout: Layout, transfers: Iterable[Transfer] | Departure) -> None:
+        """PUSH, ASSIGN, ADD or INIT of a layout's tensors."""
+        client = self._means.client
+        with self._means.forgetting_unknown(layout.tensors):
+            if op == "PUSH":
+                await self._norm.settle(None)
+                self._means.coded.pushing(layout)
+                push = self._begin_push()
+                try:
+                    if self._means.turns is not None:
+                        await self._means.turns.turn(layout.tensors)
+                    await _carried(client.push, transfers)
+                finally:
+                    self.push_ended(push)
+            else:
+                await _carried(partial(client.write, op), transfers)
+        self.sent(op, layout)
+
+    def _begin_push(self) -> object:
+        """Until `push_ended` is told of the result, a push is under way."""
+        push = object()
+        self.under_way.add(push)
+        return push
+
+    async def fetched(self, values: Sequence[Array | None]) -> Sequence[Array | None]:
+        """The same, with copies in main memory of what is on devices."""
+        places = by_place(values)
+        if places.keys() <= {None}:
+            return values
+        fetched = list(values)
+        push = self._begin_push()
+        try:
+            for place, positions in places.items():
+                if place is not None:
+                    arrays: list[Any] = [fetched[i] for i in positions]
+                    copies = await self._means.passages.out_of(place).fetch(arrays)
+                    for position, copy in zip(positions, copies, strict=True):
+                        fetched[position] = copy
+        finally:
+            self.push_ended(push)
+        return fetched
+
+    async def _push_one_by_one(self, asked: Push) -> None:
+        """`push` of arrays of any kind: each is looked at, and named if it does not fit."""
+        means, values = self._means, asked.values
+        tensors = await means.schema.find(asked.names)
+        codecs = codecs_for(asked.codec, asked.names)
+        if asked.codec is not None:
+            values = await self.fetched(values)  # they are encoded on the CPU
+        chosen: dict[tuple[str, _core.Device | None], tuple[list[Tensor], list[Any], list[Codec | None]]] = {}
+        for tensor, value, encoder in zip(tensors, values, codecs, strict=True):
+            given = as_pushed(tensor.spec, value)
+            place = given.device if isinstance(given, OnDevice) else None
+            of_op = chosen.setdefault((write_op(tensor.spec, asked.op), place), ([], [], []))
+            of_op[0].append(tensor)
+            of_op[1].append(given)
+            of_op[2].append(encoder)
+        if asked.codec is not None:
+            await self._norm.settle(None)  # it tells what becomes of the last round's residuals
+        for (wire_op, place), (written, sources, encoders) in chosen.items():
+            if asked.codec is not None:
+                coded = means.coded.transfers(wire_op, written, sources, encoders, loss_scale=asked.loss_scale)
+                await self.send(wire_op, *coded)
+                continue
+            layout = means.layouts.of(written, [one.dtype for one in sources], pull=False)
+            if place is not None:
+                await self.send(wire_op, layout, Departure(means.passages.out_of(place), layout, sources))
+                continue
+            if len(chosen) == 1:
+                means.layouts.note(asked.manner, wire_op, layout)
+            await self.send(wire_op, layout, layout.transfers([one.data for one in sources]))
+
+
+async def _carried(
+    send: Callable[[Iterable[Transfer]], Coroutine[Any, Any, None]], transfers: Iterable[Transfer] | Departure
+) -> None:
+    await (transfers.sent(send) if isinstance(transfers, Departure) else send(transfers))
