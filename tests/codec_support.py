@@ -8,10 +8,12 @@ import numpy as np
 
 from psstore import _core
 from psstore.codec.codecs import parse
+from psstore.partition.slicing import SLICE_BYTES
 
 Floats = np.ndarray[Any, np.dtype[np.float32]]
 
-N = (1 << 18) + 300
+SLICE_ELEMS = SLICE_BYTES // 4
+N = SLICE_ELEMS + 300
 """Two slices, and blocks that are not full."""
 
 
@@ -24,8 +26,8 @@ def said(codec_name: str, values: Floats) -> Floats:
     codec = parse(codec_name)
     assert codec is not None
     out = np.empty_like(values)
-    for begin in range(0, values.size, 1 << 18):
-        part = values[begin : begin + (1 << 18)]
+    for begin in range(0, values.size, SLICE_ELEMS):
+        part = values[begin : begin + SLICE_ELEMS]
         if codec.is_half:
             half = np.empty(2 * part.size, np.uint8)
             _core.convert(part, _core.DTYPES["float32"], half, _core.DTYPES[codec.dtype])

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from codec_support import Floats, N, said
+from codec_support import SLICE_ELEMS, Floats, N, said
 from codec_support import values as gradient
 
 import psstore
@@ -43,7 +43,7 @@ def test_push_in_a_codec_sends_its_bytes_and_keeps_what_it_lost(store: psstore.S
     store.push("g", first, codec=codec)
     chosen = parse(codec)
     assert chosen is not None
-    assert store.bytes_pushed == chosen.num_bytes(1 << 18) + chosen.num_bytes(300)
+    assert store.bytes_pushed == chosen.num_bytes(SLICE_ELEMS) + chosen.num_bytes(300)
     np.testing.assert_array_equal(reduced(store), said(codec, first))
     np.testing.assert_array_equal(kept(store), first - said(codec, first))
     wanted = second + kept(store)

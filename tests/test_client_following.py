@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from codec_support import N, said, values
+from codec_support import SLICE_ELEMS, N, said, values
 
 import psstore
 from psstore.client.rule_state import Restored
@@ -51,7 +51,7 @@ def test_the_first_pull_brings_all_and_the_next_what_is_new(store: psstore.Store
         published = published + said(codec, store.pull("w") - published)
         before = store.bytes_pulled
         np.testing.assert_array_equal(store.pull("w", codec=codec), published)
-        assert store.bytes_pulled - before == chosen.num_bytes(1 << 18) + chosen.num_bytes(300)
+        assert store.bytes_pulled - before == chosen.num_bytes(SLICE_ELEMS) + chosen.num_bytes(300)
         assert pulled_bytes(store, codec) == 0
 
 

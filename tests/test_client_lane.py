@@ -25,13 +25,14 @@ from psstore.client.layout import Layout
 from psstore.client.loop_thread import LoopThread
 from psstore.errors import BadMagic, UnknownKey, UnknownTensor
 from psstore.net.client import QuietFuture
+from psstore.partition.slicing import SLICE_BYTES
 from psstore.protocol.frames import failure_frame
 from psstore.protocol.session import OPS, Request
 from psstore.types import Tensor, TensorSpec
 
 F32 = np.float32
 KEY = 1 << _core.SLICE_INDEX_BITS
-SLICE_ELEMS = 1 << 18
+SLICE_ELEMS = SLICE_BYTES // 4
 
 
 class Ends:

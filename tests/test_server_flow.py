@@ -13,6 +13,7 @@ from server_process import StoreProcess, eventually
 from server_thread import make_service, serving
 
 from psstore import _core, errors
+from psstore.partition.slicing import SLICE_BYTES
 from psstore.protocol import service as service_module
 from psstore.protocol.coordinator import Coordinator
 from psstore.protocol.frames import Output
@@ -22,8 +23,6 @@ from psstore.wire import messages as m
 from psstore.wire.ranges import to_ranges
 
 pytestmark = pytest.mark.sockets
-
-SLICE_BYTES = 1 << 20
 
 LARGE_ELEMS = 4 << 20
 """A value of 16 MiB: more than the sockets between a server and its reader hold."""
@@ -39,7 +38,7 @@ def assign(client: RawClient, tensor: Tensor, value: bytes, *, sequence: int = 1
 
 def test_reader_that_does_not_read_costs_no_memory_and_gets_all_when_it_does() -> None:
     """The value changes after each of its requests: replies that wait would hold every one of them."""
-    num_pulls, nbytes = 100, 4 * SLICE_BYTES
+    num_pulls, nbytes = 100, 16 * SLICE_BYTES
     with StoreProcess() as store, RawClient(store.url) as reader, RawClient(store.url) as other:
         (shard,) = store.shards()
         reader.hello()

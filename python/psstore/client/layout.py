@@ -23,7 +23,7 @@ Reply = Answer | _core.Frame
 """What has come for a frame: its `table` says it."""
 
 MAX_LAYOUTS = 1024
-"""Layouts remembered. A training loop has one for its pull and one for each bucket of gradients, of 1 MiB and more."""
+"""Layouts kept. A training loop has one for its pull and one for each bucket of gradients, of 512 KiB or more."""
 
 
 class Range(NamedTuple):

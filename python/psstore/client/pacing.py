@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from psstore.client.flight import Flight
 from psstore.client.window import Window
 from psstore.net.alarm import Alarm
 from psstore.types import ITEM_BYTES, Tensor
@@ -55,6 +56,8 @@ class Pace:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.is_on = False
         """A round is under way that was committed early."""
+        self.flight = Flight(loop)
+        """Of what had its turn."""
         self._loop = loop
         self._alarm = Alarm(loop, next_wake=self._next_wake, tick=self._tick)
         self._window = Window()
@@ -77,6 +80,7 @@ class Pace:
             self._out.clear()
             self._ahead_bytes = 0
             self._window.begin()
+            self.flight.begin()
 
     def end(self) -> None:
         """Everybody has pushed all."""

@@ -72,9 +72,12 @@ class Writing:
                 self._means.coded.pushing(layout)
                 push = self._begin_push()
                 try:
-                    if self._means.turns is not None:
-                        await self._means.turns.turn(layout.tensors)
-                    await _carried(client.push, transfers)
+                    turns = self._means.turns
+                    if turns is None:
+                        await _carried(client.push, transfers)
+                    else:
+                        await turns.turn(layout.tensors)
+                        await _carried(partial(turns.flight.send, client.push), transfers)
                 finally:
                     self.push_ended(push)
             else:

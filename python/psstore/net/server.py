@@ -35,7 +35,7 @@ TIMER_GRAIN_S = 0.001
 """The timer's resolution in libuv; it may fire so much early, and is then set again."""
 
 SETTLE_S = 0.0002
-"""Of idle work at a time, after which whoever has sent something has a turn. A slot of 1 MiB takes about as long."""
+"""Of idle work at a time, after which whoever has sent something has a turn. Four slots of 256 KiB take about as long."""
 
 RETRY_S = 1.0
 """After a bug in the service's `tick`, this long until the next one: its traceback shall not fill the disk."""

@@ -21,7 +21,7 @@ MAX_PIECES = 1024
 """Linux's UIO_MAXIOV: pieces of one sendmsg."""
 
 READS_PER_TURN = 16
-"""Of one connection, before others have theirs: 16 MiB at most, as slices have 1 MiB."""
+"""Of one connection, before others have theirs: 4 MiB at most, as slices have 256 KiB."""
 
 
 class Stream(asyncio.Transport):

@@ -1,22 +1,36 @@
-"""Places slices on shards by bytes: longest processing time first (Graham 1969, SIAM J. Appl. Math. 17(2))."""
+"""Places slices on shards by bytes: each in turn on the least loaded one (list scheduling, Graham 1966).
+
+In the order of the tensors, so that what is next to one another in the model, and is pushed and pulled at one time, is
+spread over all shards: with the largest first (Graham 1969), layers of one size came to lie in pairs on one shard of
+two, whose link was all that a bucket of their gradients used. Small slices come last, to level the rest.
+"""
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
 
+SMALL = 4
+"""A slice is small that is less than the largest divided by this."""
+
 
 def place(sizes_bytes: Sequence[int], loads_bytes: Sequence[int]) -> list[int]:
     """The shard of each slice, given what each shard holds already.
 
-    Largest first onto the least loaded shard, ties to the lower number: the same input gives the same
-    placement. With slices of at most 1 MiB, the largest shard ends within one small slice of the mean.
+    Ties go to the lower number: the same input gives the same placement. The largest shard ends within one slice of
+    the mean, and within a small one where there are enough of them.
     """
     heap = [(load, shard) for shard, load in enumerate(loads_bytes)]
     heapq.heapify(heap)
     owner = [0] * len(sizes_bytes)
-    for index in sorted(range(len(sizes_bytes)), key=lambda i: (-sizes_bytes[i], i)):
+    for index in _in_turn(sizes_bytes):
         load, shard = heap[0]
         owner[index] = shard
         heapq.heapreplace(heap, (load + sizes_bytes[index], shard))
     return owner
+
+
+def _in_turn(sizes: Sequence[int]) -> list[int]:
+    """Indices: of the large ones in their order, then of the small ones, the largest first."""
+    large = max(sizes, default=0) / SMALL
+    return sorted(range(len(sizes)), key=lambda i: (-min(sizes[i], large), i))

@@ -9,10 +9,11 @@ from psstore import _core
 from psstore.errors import BadArgument
 from psstore.types import ITEM_BYTES, TensorSpec
 
-SLICE_BYTES = 1 << 20
-"""Target size of a slice. Small enough that a slice and its gradients stay in a 2-MiB L2 while it is
-reduced, and that placing whole slices balances shards to 1 %; large enough that one descriptor of 32
-bytes and one lock per slice cost nothing."""
+SLICE_BYTES = 1 << 18
+"""Target size of a slice. Small enough that a slice and its gradients stay in a 2-MiB L2 while it is reduced, that
+placing whole slices balances shards to 1 %, and that layers of a small model are spread over several: after an early
+commit nothing comes back before a whole slice is there from everybody, which takes its time on slow links. Large
+enough that one descriptor of 32 bytes and one lock per slice cost nothing."""
 
 
 def slice_elems(spec: TensorSpec) -> int:

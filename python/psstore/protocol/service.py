@@ -36,7 +36,7 @@ CONTROL: dict[int, type[m.Message] | None] = {
 }
 """The coordinator's operations and their bodies."""
 
-SETTLE_SLOTS = 1
+SETTLE_SLOTS = 4
 """Slots brought up to date at a time: at most 1 MiB of parameters, about a quarter of a millisecond."""
 
 SETTLE_SLOTS_ON_DEVICE = 4096
