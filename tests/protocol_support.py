@@ -158,9 +158,10 @@ class Peer:
         self.port.feed(data)
         try:
             while self.closed_because is None:
-                frame = self.port.next_frame()
+                frame = self.port.next_frame(store.now)
                 if replies := self.port.take_replies():
                     self.receive(replies)
+                    store.carry_out(self._shard, service.woken(store.now))
                 elif frame is None:
                     break
                 if frame is not None:

@@ -13,7 +13,7 @@ from msgspec.structs import FieldInfo, fields
 
 from psstore import _core
 from psstore.hyper import HYPER_DEFAULTS
-from psstore.protocol import clients, connection, parking
+from psstore.protocol import clients, connection
 from psstore.protocol.membership import Liveness
 from psstore.protocol.service import CONTROL
 from psstore.types import Tensor, TensorSpec, applies_by_decision
@@ -79,7 +79,7 @@ def test_document_has_the_limits_as_they_are(document: str) -> None:
         f"silent for {liveness.silence_s:g} s",
         f"without a connection for {liveness.detached_s:g} s",
         f"the last {clients.MAX_ANSWERS} of each client",
-        f"at most {parking.MAX_PARKED} per connection",
+        f"at most {_core.MAX_PARKED} per connection",
         f"`id << {_core.SLICE_INDEX_BITS} | i`",
     ):
         assert words in document

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from protocol_support import LIVENESS, FakeStore, Peer, decisions_in, failure_of, sgd, tensor_of
 
-from psstore import _core, errors
+from psstore import errors
 from psstore.types import UNBOUNDED, Tensor
 from psstore.wire import messages as m
 
@@ -329,31 +329,14 @@ def test_early_round_that_is_a_skip_waits_for_no_contribution() -> None:
     assert peer.pulled(peer.pull(tensors[0])) == ZEROS
 
 
-class CountingShard:
-    """The compiled shard; counts its reads."""
-
-    def __init__(self, core: _core.Shard) -> None:
-        self.core = core
-        self.reads = 0
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.core, name)
-
-    def read(self, frame: _core.Frame, *, share: bool) -> Any:
-        self.reads += 1
-        return self.core.read(frame, share=share)
-
-
 def test_push_looks_at_the_parked_pulls_of_its_slices_alone() -> None:
     store = FakeStore(num_workers=1)
     (peer,) = workers(store, 1)
     tensors = [tensor_of(signed) for signed in peer.create(*(sgd(f"layer{i}") for i in range(50))).tensors]
     told = peer.committed(peer.commit(1, [tensor.id for tensor in tensors], early=True))
-    counting = CountingShard(store.shards[0])
-    store.services[0]._slices.shard = counting  # type: ignore[assignment]
     pulls = [peer.pull(tensor, decisions=told.decisions, wait_s=60.0) for tensor in tensors]
-    parked = counting.reads
+    parked = store.shards[0].stats()["pulls"]
     for tensor in reversed(tensors):
         peer.push(tensor, ONES, round=1)
     assert all(map(peer.is_answered, pulls))
-    assert (parked, counting.reads) == (50, 100)
+    assert (parked, store.shards[0].stats()["pulls"]) == (50, 100)

@@ -174,12 +174,12 @@ def test_factor_that_is_none_is_a_bad_body(factor: float) -> None:
         peer.answer(peer.pull(*tensors, scale=m.Scale(decision=1, factor=factor)))
 
 
-def test_norm_of_a_connection_is_limited_with_its_pulls(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("psstore.protocol.parking.MAX_PARKED", 2)
+def test_norm_of_a_connection_is_limited_with_its_pulls() -> None:
     peer, tensors = worker_with_tensors(FakeStore(num_workers=1), "w")
-    ask_norms(peer, *tensors, at_least=1, wait_s=10.0)
-    peer.pull(*tensors, at_least=1, wait_s=10.0)
-    with pytest.raises(errors.Overloaded, match="2 reads of this connection wait already"):
+    for _ in range(_core.MAX_PARKED // 2):
+        ask_norms(peer, *tensors, at_least=1, wait_s=10.0)
+        peer.pull(*tensors, at_least=1, wait_s=10.0)
+    with pytest.raises(errors.Overloaded, match="1024 reads of this connection wait already"):
         peer.answer(ask_norms(peer, *tensors, at_least=1, wait_s=10.0))
 
 

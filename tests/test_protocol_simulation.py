@@ -20,16 +20,15 @@ BATCH = 25
 MAX_SEEDS_TO_NOTICE = 250
 
 NOTICED_BY = {
-    "older connections still speak": 18,
+    "older connections still speak": 17,
     "a new life inherits the old one's commit": 46,
     "a dead initialiser is waited for": 43,
     "barriers open for the first": 12,
     "torn rounds go unnoticed": 46,
     "finish is answered at once": 46,
     "finish is answered once": 13,
-    "whoever has pushed everything goes on": 51,
-    "a contribution wakes nobody": 13,
-    "who reads in a torn round waits on": 142,
+    "whoever has pushed everything goes on": 60,
+    "who reads in a torn round waits on": 107,
     "scales are kept to oneself": 136,
     "norms are added as they come": 49,
 }

@@ -97,15 +97,23 @@ def test_reader_that_goes_away_while_it_is_waited_for_is_forgotten() -> None:
         assert eventually(lambda: other.stats()["connections"] == 1)
 
 
-def test_pulls_that_wait_are_limited_per_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("psstore.protocol.parking.MAX_PARKED", 3)
+def test_pulls_that_wait_are_limited_per_connection() -> None:
     with serving(make_service()) as address, RawClient(address) as client:
         client.hello()
-        for _ in range(4):
+        for _ in range(_core.MAX_PARKED + 1):
             client.send("PULL", body=m.Carry(at_least=1, wait_s=60.0), table=_core.SliceTable([]))
-        with pytest.raises(errors.Overloaded, match="3 reads of this connection wait already"):
+        with pytest.raises(errors.Overloaded, match="1024 reads of this connection wait already"):
             client.reply("PULLED")
         client.stats()
+
+
+def test_pull_that_waits_at_its_port_ends_when_its_time_is_over() -> None:
+    with serving(make_service()) as address, RawClient(address) as client:
+        client.hello()
+        tensor = client.create(name="w", shape=(4,), rule="assign", zeros=False)
+        for _ in range(2):  # the second time nobody else sees it before
+            client.send("PULL", body=m.Carry(wait_s=0.05), table=slice_table(tensor, with_bytes=False))
+            assert client.reply("PULLED").table.statuses() == [_core.ERROR_CODES["NOT_INITIALISED"]]
 
 
 # ---- a peer that does not send ----------------------------------------------------------------------

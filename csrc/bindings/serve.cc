@@ -1,8 +1,10 @@
 // Desk, Port and Pump for Python: what they can answer never becomes an object of Python's.
 #include <pybind11/stl.h>
 
+#include <chrono>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <variant>
@@ -20,29 +22,36 @@ py::object part_of(Replies::Part part) {
   return py::bytes(std::get<std::string>(part));
 }
 
+py::list parts_of(Replies& replies) {
+  py::list parts;
+  for (Replies::Part& part : replies.take()) parts.append(part_of(std::move(part)));
+  return parts;
+}
+
+double monotonic_s() {
+  const auto now = std::chrono::steady_clock::now().time_since_epoch();
+  return std::chrono::duration<double>(now).count();
+}
+
 class PyPort : public PyDecoder {
  public:
   PyPort(Desk& desk, uint32_t max_body_bytes, uint64_t max_payload_bytes)
       : PyDecoder(max_body_bytes, max_payload_bytes), port_(decoder(), desk) {}
 
-  void open(std::string client, bool wants_checksum) {
-    port_.open({std::move(client), wants_checksum});
+  void open(uint64_t connection, std::string client, bool wants_checksum) {
+    port_.open({connection, std::move(client), wants_checksum});
   }
   void attach(uint32_t rank, uint32_t incarnation) { port_.attach({rank, incarnation}); }
 
   // Without the GIL: it is long if values are.
-  std::shared_ptr<Frame> next_frame() {
-    return fetch([this] {
+  std::shared_ptr<Frame> next_frame(std::optional<double> now_s) {
+    return fetch([&] {
       const py::gil_scoped_release no_gil;
-      return port_.next_frame();
+      return port_.next_frame(now_s ? *now_s : monotonic_s());
     });
   }
 
-  py::list take_replies() {
-    py::list parts;
-    for (Replies::Part& part : port_.replies().take()) parts.append(part_of(std::move(part)));
-    return parts;
-  }
+  py::list take_replies() { return parts_of(port_.replies()); }
 
   Port& port() { return port_; }
 
@@ -78,7 +87,7 @@ class LentBytes : public BufferOwner {
 
 class PyPump {
  public:
-  explicit PyPump(int bell) : pump_(bell) {}
+  PyPump(Desk& desk, int bell) : pump_(desk, bell) {}
 
   int fileno() const { return pump_.fileno(); }
   void add(Pump::Id id, int socket, const py::object& port) {
@@ -87,9 +96,8 @@ class PyPump {
     ports_[id] = port;
   }
   void send(Pump::Id id, const py::sequence& pieces) {
-    std::vector<Piece> lent;
-    lent.reserve(pieces.size());
-    for (const py::handle piece : pieces) lent.push_back(LentBytes::lend(piece));
+    Replies::Parts lent;
+    for (const py::handle piece : pieces) lent.emplace_back(LentBytes::lend(piece));
     pump_.send(id, std::move(lent));
   }
   void close(Pump::Id id) { pump_.close(id); }
@@ -136,28 +144,63 @@ class PyPump {
   Pump pump_;
 };
 
+// (replies for connections, reads that are left over).
+py::tuple wake(Desk& desk, double now_s) {
+  desk.wake(now_s);
+  py::list deliveries;
+  for (auto& [connection, replies] : desk.take_deliveries()) {
+    deliveries.append(py::make_tuple(connection, parts_of(replies)));
+  }
+  py::list left_over;
+  for (Parked& read : desk.take_left_over()) {
+    left_over.append(py::make_tuple(read.connection, std::move(read.frame), read.until_s));
+  }
+  return py::make_tuple(std::move(deliveries), std::move(left_over));
+}
+
 }  // namespace
 
 void bind_serve(py::module_& m) {
   using namespace py::literals;
   py::class_<Desk>(m, "Desk", py::is_final())
       .def("close", &Desk::close)
-      .def("watch_writes", &Desk::watch_writes, "watched"_a)
       .def(
-          "remember", [](Desk& self, const Frame& frame) { self.remember(frame.body); }, "frame"_a)
-      .def("newest_incarnation", &Desk::newest_incarnation, "rank"_a);
+          "remember",
+          [](Desk& self, const Frame& frame, double wait_s) { self.remember(frame.body, wait_s); },
+          "frame"_a, py::kw_only(), "wait_s"_a)
+      .def("newest_incarnation", &Desk::newest_incarnation, "rank"_a)
+      .def(
+          "park",
+          [](Desk& self, uint64_t connection, std::shared_ptr<Frame> frame, bool wants_checksum,
+             double until_s, std::optional<uint64_t> version, std::optional<Key> key) {
+            if (version.has_value() == key.has_value()) {
+              throw py::value_error("a read waits for a version or for a key");
+            }
+            const Wanted wanted = version ? Wanted(AtVersion{*version}) : Wanted(AtKey{*key});
+            self.park({connection, wants_checksum, std::move(frame), until_s}, wanted);
+          },
+          "connection"_a, "frame"_a, py::kw_only(), "wants_checksum"_a, "until"_a,
+          "version"_a = py::none(), "key"_a = py::none())
+      .def("forget", &Desk::forget, "connection"_a)
+      .def("reached_version", &Desk::reached_version)
+      .def(
+          "touched", [](Desk& self, const Frame& frame) { self.touched(frame.table.entries()); },
+          "frame"_a)
+      .def("touched_all", &Desk::touched_all)
+      .def("wake", &wake, "now"_a)
+      .def("next_wake", &Desk::next_wake);
 
   py::class_<PyPort, PyDecoder>(m, "Port", py::is_final())
       .def(py::init<Desk&, uint32_t, uint64_t>(), "desk"_a, py::kw_only(),
            "max_body_bytes"_a = kMaxBodyBytes, "max_payload_bytes"_a = kMaxPayloadBytes,
            py::keep_alive<1, 2>())
-      .def("open", &PyPort::open, py::kw_only(), "client"_a, "wants_checksum"_a)
+      .def("open", &PyPort::open, py::kw_only(), "connection"_a, "client"_a, "wants_checksum"_a)
       .def("attach", &PyPort::attach, "rank"_a, "incarnation"_a)
-      .def("next_frame", &PyPort::next_frame)
+      .def("next_frame", &PyPort::next_frame, "now"_a = py::none())
       .def("take_replies", &PyPort::take_replies);
 
   py::class_<PyPump>(m, "Pump", py::is_final())
-      .def(py::init<int>(), py::kw_only(), "bell"_a)
+      .def(py::init<Desk&, int>(), "desk"_a, py::kw_only(), "bell"_a, py::keep_alive<1, 2>())
       .def("fileno", &PyPump::fileno)
       .def("add", &PyPump::add, "connection"_a, py::kw_only(), "socket"_a, "port"_a)
       .def("send", &PyPump::send, "connection"_a, "pieces"_a)

@@ -16,6 +16,11 @@ uint32_t checksum_of(std::span<const Piece> pieces) {
   return crc;
 }
 
+// What a read may wait for, slice by slice.
+bool may_come(ErrorCode status) {
+  return status == ErrorCode::NOT_APPLIED || status == ErrorCode::NOT_INITIALISED;
+}
+
 Op reply_to(Op op) {
   return static_cast<Op>(static_cast<uint8_t>(op) + 1);
 }
@@ -24,9 +29,9 @@ Op reply_to(Op op) {
 
 // ---- what policy says -------------------------------------------------------------------------------
 
-void Desk::remember(const std::string& body) {
+void Desk::remember(const std::string& body, double wait_s) {
   if (body.size() > kMaxRememberedBodyBytes) return;
-  bodies_.push_front(body);
+  bodies_.push_front({body, wait_s});
   if (bodies_.size() > kMaxRememberedBodies) bodies_.pop_back();
 }
 
@@ -41,8 +46,14 @@ void Desk::attached(const Life& life) {
 
 // ---- requests ---------------------------------------------------------------------------------------
 
-bool Desk::carries_nothing(const Frame& frame) const {
-  return std::find(bodies_.begin(), bodies_.end(), frame.body) != bodies_.end();
+const Desk::Known* Desk::known(const Frame& frame) const {
+  const auto found = std::ranges::find(bodies_, frame.body, &Known::body);
+  return found == bodies_.end() ? nullptr : &*found;
+}
+
+double Desk::patience_s(const Frame& frame) const {
+  const Known* body = known(frame);
+  return body == nullptr ? 0.0 : body->wait_s;
 }
 
 bool Desk::is_ordinary(const Peer& peer, const Frame& frame) const {
@@ -50,24 +61,31 @@ bool Desk::is_ordinary(const Peer& peer, const Frame& frame) const {
   if (closed_ || header.is_shared()) return false;
   switch (header.op) {
     case Op::kPUSH:
-      return !writes_watched_ && peer.worker == Life{header.rank, header.incarnation} &&
-             header.incarnation == newest_incarnation(header.rank) && carries_nothing(frame);
+      return peer.worker == Life{header.rank, header.incarnation} &&
+             header.incarnation == newest_incarnation(header.rank) && known(frame) != nullptr;
     case Op::kASSIGN:
-    case Op::kADD: return !writes_watched_;
+    case Op::kADD: return true;
     case Op::kPULL:
-      return header.payload_bytes == 0 && (frame.body.empty() || carries_nothing(frame));
+      return header.payload_bytes == 0 && (frame.body.empty() || known(frame) != nullptr);
     default: return false;
   }
 }
 
-bool Desk::answer(const Peer& peer, Frame& frame, Replies& replies) {
+bool Desk::answer(const Peer& peer, const std::shared_ptr<Frame>& frame, Replies& replies,
+                  double now_s) {
   try {
-    if (frame.header.op == Op::kPULL) return answer_pull(peer, frame, replies);
-    answer_write(peer, frame, replies);
-    return true;
+    if (frame->header.op == Op::kPULL) {
+      const double until_s = now_s + patience_s(*frame);
+      return answer_pull({peer.connection, peer.wants_checksum, frame, until_s}, now_s, replies);
+    }
+    answer_write(peer, *frame, replies);
   } catch (const Error&) {
     return false;  // whoever judges it will meet the same error, and say so
   }
+  parking_.touched(frame->table.entries());
+  answer_due(parking_.take_due(), now_s);
+  if (auto own = deliveries_.extract(peer.connection)) replies.add(own.mapped().take());
+  return true;
 }
 
 void Desk::answer_write(const Peer& peer, Frame& frame, Replies& replies) {
@@ -75,16 +93,54 @@ void Desk::answer_write(const Peer& peer, Frame& frame, Replies& replies) {
   add_head(frame, write(shard_, frame, peer.client), std::nullopt, replies);
 }
 
-bool Desk::answer_pull(const Peer& peer, const Frame& frame, Replies& replies) {
+bool Desk::answer_pull(Parked asked, double now_s, Replies& replies) {
+  const Frame& frame = *asked.frame;
   ReadReply reply = read(shard_, frame, /*share=*/false);
   const auto fails = [](const SliceEntry& entry) { return is_failure(entry.status); };
-  if (std::any_of(reply.table.begin(), reply.table.end(), fails)) return false;
+  const auto failed = std::ranges::find_if(reply.table, fails);
+  if (failed != reply.table.end()) {
+    if (!may_come(failed->status) || asked.until_s <= now_s) return false;
+    parking_.park(std::move(asked), AtKey{failed->key});
+    return true;
+  }
   std::vector<Piece>& pieces = reply.values.pieces;
   std::optional<uint32_t> crc;
-  if (peer.wants_checksum) crc = checksum_of(pieces);
+  if (asked.wants_checksum) crc = checksum_of(pieces);
   add_head(frame, reply.table, crc, replies);
   for (Piece& piece : pieces) replies.add(std::move(piece));
   return true;
+}
+
+// ---- reads that wait --------------------------------------------------------------------------------
+
+void Desk::forget(uint64_t connection) {
+  parking_.forget(connection);
+  deliveries_.erase(connection);
+  std::erase_if(left_over_, [&](const Parked& read) { return read.connection == connection; });
+}
+
+void Desk::wake(double now_s) {
+  answer_due(parking_.take_due(now_s), now_s);
+}
+
+std::optional<double> Desk::next_wake() const {
+  if (!deliveries_.empty() || !left_over_.empty()) return 0.0;
+  return parking_.next_wake();
+}
+
+void Desk::answer_due(std::vector<Parked> due, double now_s) {
+  for (Parked& read : due) {
+    const Header& header = read.frame->header;
+    bool answered = false;
+    if (!closed_ && header.op == Op::kPULL && !header.is_shared() && read.until_s > now_s) {
+      try {
+        answered = answer_pull(read, now_s, deliveries_[read.connection]);
+      } catch (const Error&) {  // policy will meet the same one
+      }
+    }
+    if (!answered) left_over_.push_back(std::move(read));
+  }
+  std::erase_if(deliveries_, [](const auto& delivery) { return delivery.second.empty(); });
 }
 
 void Desk::add_head(const Frame& frame, const SliceTable& table,

@@ -18,6 +18,10 @@ constexpr size_t kMaxRanges = 64;
 // Where the last bytes of closing connections go; read by nobody.
 constexpr size_t kDiscardBytes = 64u << 10;
 
+double seconds(Link::Clock::time_point time) {
+  return std::chrono::duration<double>(time.time_since_epoch()).count();
+}
+
 bool would_block(int error) {
   return error == EAGAIN || error == EWOULDBLOCK || error == EINTR;
 }
@@ -46,7 +50,7 @@ void Link::begin_round(uint32_t events) {
 std::shared_ptr<Frame> Link::next_frame() {
   do {
     while (!closing_ && !full()) {
-      std::shared_ptr<Frame> frame = port_.next_frame();
+      std::shared_ptr<Frame> frame = port_.next_frame(seconds(came_at_));
       if (frame == nullptr && !full()) break;
       flush();
       if (frame != nullptr) return frame;
@@ -85,10 +89,10 @@ void Link::end(int error) {
 
 // ---- what goes out ----------------------------------------------------------------------------------
 
-void Link::send(std::vector<Piece> pieces) {
+void Link::send(Replies::Parts parts) {
   Replies& replies = port_.replies();
   const bool first = replies.empty();
-  for (Piece& piece : pieces) replies.add(std::move(piece));
+  replies.add(std::move(parts));
   if (first) flush();
 }
 

@@ -50,7 +50,7 @@ class Link {
   // ---- what others say
 
   // After what is on its way already.
-  void send(std::vector<Piece> pieces);
+  void send(Replies::Parts parts);
   // Ends the connection once all is sent. The peer's unread bytes are read and dropped until it closes, too:
   // closing over them would reset the connection, and lose the reply that says why.
   void close();

@@ -9,19 +9,19 @@ void Port::attach(const Life& worker) {
   desk_.attached(worker);
 }
 
-std::shared_ptr<Frame> Port::next_frame() {
+std::shared_ptr<Frame> Port::next_frame(double now_s) {
   while (replies_.num_bytes() < kMaxWaitingReplyBytes) {
     std::shared_ptr<Frame> frame = decoder_.next_frame();
-    if (frame != nullptr && !std::exchange(announced_, false) && take(*frame)) continue;
+    if (frame != nullptr && !std::exchange(announced_, false) && take(frame, now_s)) continue;
     announced_ = frame != nullptr && !frame->complete;
     return frame;
   }
   return nullptr;
 }
 
-bool Port::take(Frame& frame) {
-  if (!peer_ || !desk_.is_ordinary(*peer_, frame)) return false;
-  return frame.complete ? desk_.answer(*peer_, frame, replies_) : receive(frame);
+bool Port::take(const std::shared_ptr<Frame>& frame, double now_s) {
+  if (!peer_ || !desk_.is_ordinary(*peer_, *frame)) return false;
+  return frame->complete ? desk_.answer(*peer_, frame, replies_, now_s) : receive(*frame);
 }
 
 bool Port::receive(Frame& frame) {

@@ -27,14 +27,15 @@ class Port {
   void attach(const Life& worker);
 
   // The next frame that is for others, as of FrameDecoder::next_frame: who is to answer an announcement
-  // gets the complete frame, too. Null: more bytes are needed, or replies are to be taken first.
-  std::shared_ptr<Frame> next_frame();
+  // gets the complete frame, too. Null: more bytes are needed, or replies are to be taken first. `now_s`: on
+  // the clock of all of the desk's ports.
+  std::shared_ptr<Frame> next_frame(double now_s);
   // To the requests answered since; to be sent before anything else is.
   Replies& replies() { return replies_; }
 
  private:
   // Whether the desk took it: has answered it, or made room for its payload.
-  bool take(Frame& frame);
+  bool take(const std::shared_ptr<Frame>& frame, double now_s);
   bool receive(Frame& frame);
 
   FrameDecoder& decoder_;

@@ -25,7 +25,7 @@ timespec as_timespec(Pump::Clock::duration time) {
 
 }  // namespace
 
-Pump::Pump(int bell) : epoll_(epoll_create1(EPOLL_CLOEXEC)), bell_(bell) {
+Pump::Pump(Desk& desk, int bell) : desk_(desk), epoll_(epoll_create1(EPOLL_CLOEXEC)), bell_(bell) {
   if (epoll_.get() < 0) throw_system_error("epoll_create1");
 }
 
@@ -42,9 +42,9 @@ void Pump::add(Id id, Descriptor socket, FrameDecoder& decoder, Port& port) {
   links_.emplace(id, Watched{std::move(link), event.events});
 }
 
-void Pump::send(Id id, std::vector<Piece> pieces) {
+void Pump::send(Id id, Replies::Parts parts) {
   Watched& watched = links_.at(id);
-  watched.link.send(std::move(pieces));
+  watched.link.send(std::move(parts));
   watch(id, watched);
 }
 
@@ -82,10 +82,12 @@ std::optional<Pump::Event> Pump::turn(Clock::duration linger) {
   do {
     if (ready_.empty()) collect();
     while (!ready_.empty()) {
-      if (std::optional<Event> event = serve()) return event;
+      std::optional<Event> event = serve();
+      deliver();
+      if (event) return event;
       ready_.pop_front();
     }
-  } while (wait(until));
+  } while (!desk_.has_left_over() && wait(until));
   return std::nullopt;
 }
 
@@ -121,6 +123,12 @@ std::optional<Pump::Event> Pump::serve(Id id, Link& link) {
     return std::nullopt;
   } catch (const std::exception&) {
     return Event{id, std::current_exception()};
+  }
+}
+
+void Pump::deliver() {
+  for (auto& [id, replies] : desk_.take_deliveries()) {
+    if (links_.contains(id)) send(id, replies.take());
   }
 }
 

@@ -42,9 +42,9 @@ class Pump {
     Happening what;
   };
 
-  // `bell`: a file descriptor that becomes readable when the loop has something to do, because of the pump
+  // `desk`: of all ports. `bell`: a file descriptor that becomes readable when the loop has something to do, because of the pump
   // or of anything else; -1: there is none, and no turn lingers. Throws std::system_error.
-  explicit Pump(int bell);
+  Pump(Desk& desk, int bell);
 
   int fileno() const { return epoll_.get(); }
 
@@ -53,7 +53,7 @@ class Pump {
   // Decoder and port live until the connection is gone. Throws std::system_error.
   void add(Id id, Descriptor socket, FrameDecoder& decoder, Port& port);
   // What others answer, in order with what the port does. REQUIRES: the connection is there.
-  void send(Id id, std::vector<Piece> pieces);
+  void send(Id id, Replies::Parts parts);
   // See Link::close(). REQUIRES: the connection is there.
   void close(Id id);
   // Cuts it off; nothing more is heard of it.
@@ -63,7 +63,8 @@ class Pump {
 
   // ---- turns
 
-  // The next event; empty: there is none, and `linger` is over or the bell rings.
+  // The next event; empty: there is none, and `linger` is over, the bell rings, or the desk has left
+  // something over.
   std::optional<Event> turn(Clock::duration linger);
 
  private:
@@ -77,10 +78,13 @@ class Pump {
   // Goes on with the round of the first; empty: it is over.
   std::optional<Event> serve();
   std::optional<Event> serve(Id id, Link& link);
+  // What the desk has for connections that were not served.
+  void deliver();
   // Whether a connection is ready by then.
   bool wait(Clock::time_point until) const;
   void watch(Id id, Watched& watched);
 
+  Desk& desk_;
   Descriptor epoll_;
   int bell_;
   std::map<Id, Watched> links_;

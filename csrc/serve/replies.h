@@ -40,6 +40,12 @@ class Replies {
     }
   }
 
+  void add(Parts parts) {
+    for (Part& part : parts) {
+      std::visit([this](auto& one) { add(std::move(one)); }, part);
+    }
+  }
+
   bool empty() const { return parts_.empty(); }
   // That are not sent yet.
   size_t num_bytes() const { return num_bytes_; }

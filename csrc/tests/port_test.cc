@@ -15,6 +15,7 @@ constexpr Key kSmall = make_key(1, 0);
 constexpr Key kLarge = make_key(2, 0);
 constexpr Key kWeights = make_key(3, 0);
 constexpr Key kUnknown = make_key(4, 0);
+constexpr Key kEmpty = make_key(5, 0);
 constexpr size_t kLargeElems = 100'000;
 const std::string kBody = "known";
 
@@ -29,6 +30,7 @@ class PortTest : public ::testing::Test {
     shard_.define({1, DType::kFloat32, RuleKind::kAssign, 0, true, {{kSmall, 2}}});
     shard_.define({3, DType::kFloat32, RuleKind::kSgd, 0, true, {{kWeights, 2}}});
     shard_.define({2, DType::kFloat32, RuleKind::kAssign, 0, true, {{kLarge, kLargeElems}}});
+    shard_.define({5, DType::kFloat32, RuleKind::kAssign, 0, false, {{kEmpty, 2}}});
   }
 
   // What comes out for others while bytes come in reads of at most `max_read`; they take no payloads.
@@ -41,7 +43,7 @@ class PortTest : public ::testing::Test {
       std::memcpy(window.data(), bytes.data(), size);
       decoder_.written(size);
       bytes = bytes.subspan(size);
-      while (std::shared_ptr<Frame> frame = port_.next_frame()) {
+      while (std::shared_ptr<Frame> frame = port_.next_frame(now_s_)) {
         if (!frame->complete) decoder_.discard();
         all.push_back(std::move(frame));
       }
@@ -50,9 +52,10 @@ class PortTest : public ::testing::Test {
   }
 
   // The replies that wait, as a client reads them.
-  std::vector<Reply> replies() {
+  std::vector<Reply> replies() { return read_all(port_.replies()); }
+  static std::vector<Reply> read_all(Replies& replies) {
     Bytes stream;
-    for (const Replies::Part& part : port_.replies().take()) append(stream, bytes_of(part));
+    for (const Replies::Part& part : replies.take()) append(stream, bytes_of(part));
     std::vector<Reply> all;
     const auto pool = make_pool();
     FrameDecoder decoder;
@@ -75,6 +78,8 @@ class PortTest : public ::testing::Test {
 
   Shard shard_{ShardOptions()};
   Desk desk_{shard_};
+  double now_s_ = 100.0;
+  FrameDecoder other_decoder_;
   FrameDecoder decoder_;
   Port port_{decoder_, desk_};
 };
@@ -129,16 +134,15 @@ TEST_F(PortTest, EverythingIsForOthersUntilItIsOpen) {
 }
 
 TEST_F(PortTest, AnAnnouncedFrameForOthersIsTheirsToTheEnd) {
-  const Bytes write = wire({Op::kASSIGN, {{kSmall, {1, 2}}}, 1, 1});
   port_.open({.client = "a"});
-  desk_.watch_writes(true);
-  decoder_.feed(write);
-  const std::shared_ptr<Frame> announced = port_.next_frame();
+  port_.attach({0, 1});
+  decoder_.feed(wire({Op::kPUSH, {{kWeights, {1, 2}}}, 1, 0, 1, kBody}));
+  const std::shared_ptr<Frame> announced = port_.next_frame(now_s_);
   ASSERT_NE(announced, nullptr);
   EXPECT_FALSE(announced->complete);
-  desk_.watch_writes(false);
+  desk_.remember(kBody, 0.0);
   decoder_.discard();
-  EXPECT_EQ(port_.next_frame(), announced);
+  EXPECT_EQ(port_.next_frame(now_s_), announced);
   EXPECT_TRUE(announced->complete);
   EXPECT_TRUE(port_.replies().empty());
 }
@@ -156,7 +160,7 @@ TEST_F(PortTest, APushIsOrdinaryOfTheNewestLifeAttachedHere) {
     return wire({Op::kPUSH, {{kWeights, {1, 2}}}, 1, 0, incarnation, body});
   };
   port_.open({.client = "a"});
-  desk_.remember(kBody);
+  desk_.remember(kBody, 0.0);
   EXPECT_EQ(others(push(2, kBody)).size(), 2u);  // announced, complete
   port_.attach({0, 2});
   EXPECT_TRUE(others(push(2, kBody)).empty());
@@ -173,11 +177,72 @@ TEST_F(PortTest, APushIsOrdinaryOfTheNewestLifeAttachedHere) {
 TEST_F(PortTest, BodiesAreForgottenWhenThereAreTooMany) {
   port_.open({.client = "a"});
   const Bytes read = wire({.op = Op::kPULL, .slices = {{kSmall, {}}}, .body = kBody});
-  desk_.remember(std::string(kMaxRememberedBodyBytes + 1, 'x'));
-  desk_.remember(kBody);
-  for (size_t i = 1; i < kMaxRememberedBodies; ++i) desk_.remember(std::to_string(i));
+  desk_.remember(std::string(kMaxRememberedBodyBytes + 1, 'x'), 0.0);
+  desk_.remember(kBody, 0.0);
+  for (size_t i = 1; i < kMaxRememberedBodies; ++i) desk_.remember(std::to_string(i), 0.0);
   EXPECT_TRUE(others(read).empty());
-  desk_.remember("another");
+  desk_.remember("another", 0.0);
+  EXPECT_EQ(others(read).size(), 1u);
+}
+
+TEST_F(PortTest, AReadWaitsForAWriteHereOrElsewhereAndIsAnsweredWithIt) {
+  Port reader{other_decoder_, desk_};
+  reader.open({.connection = 2, .client = "b"});
+  port_.open({.connection = 1, .client = "a"});
+  desk_.remember(kBody, 9.0);
+  const Bytes read = wire({.op = Op::kPULL, .slices = {{kEmpty, {}}}, .request = 8, .body = kBody});
+  other_decoder_.feed(read);
+  EXPECT_EQ(reader.next_frame(now_s_), nullptr);
+  EXPECT_TRUE(others(read).empty());
+  EXPECT_TRUE(replies().empty());
+  EXPECT_EQ(desk_.next_wake(), now_s_ + 9.0);
+
+  EXPECT_TRUE(others(wire({Op::kASSIGN, {{kEmpty, {3, 4}}}, 7, 1})).empty());
+  const std::vector<Reply> ours = replies();
+  ASSERT_EQ(ours.size(), 2u);
+  EXPECT_EQ(ours[0].frame->header.op, Op::kASSIGNED);
+  EXPECT_EQ(ours[1].values, (Floats{3, 4}));
+  EXPECT_EQ(desk_.next_wake(), 0.0);
+  auto deliveries = desk_.take_deliveries();
+  ASSERT_EQ(deliveries.size(), 1u);
+  EXPECT_EQ(read_all(deliveries[2]).at(0).values, (Floats{3, 4}));
+  EXPECT_EQ(desk_.next_wake(), std::nullopt);
+}
+
+TEST_F(PortTest, AReadIsLookedAtAgainWhenOthersHaveDoneSomethingToWhatItWaitsFor) {
+  port_.open({.connection = 1, .client = "a"});
+  desk_.remember(kBody, 9.0);
+  EXPECT_TRUE(others(wire({.op = Op::kPULL, .slices = {{kEmpty, {}}}, .body = kBody})).empty());
+  for (const Key key : {kSmall, kEmpty}) {
+    desk_.touched(entries_for({{key, {}}}));
+    EXPECT_EQ(desk_.next_wake(), key == kEmpty ? 0.0 : now_s_ + 9.0);
+  }
+  desk_.wake(now_s_);  // it is not there yet
+  EXPECT_TRUE(desk_.take_deliveries().empty());
+  EXPECT_EQ(desk_.next_wake(), now_s_ + 9.0);
+}
+
+TEST_F(PortTest, AReadWhoseTimeIsOverIsLeftToOthers) {
+  port_.open({.connection = 1, .client = "a"});
+  desk_.remember(kBody, 9.0);
+  const Bytes read = wire({.op = Op::kPULL, .slices = {{kEmpty, {}}}, .request = 8, .body = kBody});
+  EXPECT_TRUE(others(read).empty());
+  desk_.wake(now_s_ + 8.0);
+  EXPECT_FALSE(desk_.has_left_over());
+  desk_.wake(now_s_ + 9.0);
+  ASSERT_TRUE(desk_.has_left_over());
+  EXPECT_EQ(desk_.take_left_over().at(0).frame->header.request, 8u);
+  EXPECT_TRUE(others(read).empty());
+  desk_.forget(1);
+  desk_.wake(now_s_ + 99.0);
+  EXPECT_FALSE(desk_.has_left_over());
+}
+
+TEST_F(PortTest, TooManyReadsThatWaitAreForOthers) {
+  port_.open({.connection = 1, .client = "a"});
+  desk_.remember(kBody, 9.0);
+  const Bytes read = wire({.op = Op::kPULL, .slices = {{kEmpty, {}}}, .body = kBody});
+  for (size_t i = 0; i < kMaxParked; ++i) EXPECT_TRUE(others(read).empty());
   EXPECT_EQ(others(read).size(), 1u);
 }
 
@@ -188,10 +253,10 @@ TEST_F(PortTest, RepliesHaveToBeTakenBeforeItGoesOn) {
   for (int i = 0; i < 3; ++i) append(stream, read);
   decoder_.feed(stream);
   for (int i = 0; i < 3; ++i) {
-    EXPECT_EQ(port_.next_frame(), nullptr);
+    EXPECT_EQ(port_.next_frame(now_s_), nullptr);
     EXPECT_EQ(replies().size(), 1u);
   }
-  EXPECT_EQ(port_.next_frame(), nullptr);
+  EXPECT_EQ(port_.next_frame(now_s_), nullptr);
   EXPECT_TRUE(port_.replies().empty());
   EXPECT_FALSE(decoder_.mid_frame());
 }

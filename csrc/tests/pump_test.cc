@@ -19,17 +19,18 @@ using namespace std::chrono_literals;
 
 constexpr Key kSmall = make_key(1, 0);
 constexpr Key kLarge = make_key(2, 0);
+constexpr Key kEmpty = make_key(3, 0);
 constexpr size_t kLargeElems = 1u << 20;  // more than a pair of sockets holds
 
 // A connection to the pump of which the test is the client.
 class Client {
  public:
-  explicit Client(Desk& desk) : port(decoder, desk) {
+  Client(Desk& desk, uint64_t connection) : port(decoder, desk) {
     int fds[2] = {-1, -1};
     EXPECT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds), 0);
     ours_ = Descriptor(fds[0]);
     theirs_ = Descriptor(fds[1]);
-    port.open({.client = "a"});
+    port.open({.connection = connection, .client = "a"});
   }
 
   Descriptor socket() { return std::move(theirs_); }
@@ -82,11 +83,12 @@ class PumpTest : public ::testing::Test {
   PumpTest() {
     shard_.define({1, DType::kFloat32, RuleKind::kAssign, 0, true, {{kSmall, 2}}});
     shard_.define({2, DType::kFloat32, RuleKind::kAssign, 0, true, {{kLarge, kLargeElems}}});
+    shard_.define({3, DType::kFloat32, RuleKind::kAssign, 0, false, {{kEmpty, 2}}});
   }
   ~PumpTest() override { close(bell_); }
 
   Client& connect(Pump::Id id) {
-    Client& client = clients_.try_emplace(id, desk_).first->second;
+    Client& client = clients_.try_emplace(id, desk_, id).first->second;
     pump_.add(id, client.socket(), client.decoder, client.port);
     return client;
   }
@@ -108,7 +110,7 @@ class PumpTest : public ::testing::Test {
   std::map<Pump::Id, Client> clients_;
   std::shared_ptr<BufferPool> pool_ = make_pool();
   int bell_ = eventfd(0, EFD_CLOEXEC);
-  Pump pump_{bell_};
+  Pump pump_{desk_, bell_};
 };
 
 TEST_F(PumpTest, OrdinaryRequestsOfAllConnectionsAreAnsweredInOneTurn) {
@@ -133,8 +135,8 @@ TEST_F(PumpTest, WhatOthersAnswerKeepsItsPlaceAmongTheReplies) {
   const auto event = pump_.turn(0s);
   ASSERT_NE(frame_of(event), nullptr);
   EXPECT_EQ(frame_of(event)->header.op, Op::kJOIN);
-  std::vector<Piece> pieces;
-  pieces.push_back(piece_of(TestFrame{.op = Op::kJOINED, .checksum = false}.wire()));
+  Replies::Parts pieces;
+  pieces.emplace_back(piece_of(TestFrame{.op = Op::kJOINED, .checksum = false}.wire()));
   pump_.send(1, std::move(pieces));
   EXPECT_FALSE(pump_.turn(0s));
   std::vector<Op> ops;
@@ -251,6 +253,30 @@ TEST_F(PumpTest, ATurnLingersForRequestsUntilTheBellRings) {
   });
   EXPECT_FALSE(pump_.turn(1h));
   other.join();
+}
+
+TEST_F(PumpTest, WhatSomebodyWaitsForIsSentInTheTurnThatBringsIt) {
+  Client& reader = connect(1);
+  Client& writer = connect(2);
+  desk_.remember("known", 9.0);
+  reader.send(wire({.op = Op::kPULL, .slices = {{kEmpty, {}}}, .body = "known"}));
+  EXPECT_FALSE(pump_.turn(0s));
+  EXPECT_TRUE(reader.frames().empty());
+  writer.send(wire({.op = Op::kASSIGN, .slices = {{kEmpty, {1, 2}}}, .sequence = 1}));
+  EXPECT_FALSE(pump_.turn(0s));
+  const auto replies = reader.frames();
+  ASSERT_EQ(replies.size(), 1u);
+  EXPECT_EQ(floats_of(replies[0]->payload), (Floats{1, 2}));
+}
+
+TEST_F(PumpTest, ATurnEndsForReadsThatAreForOthers) {
+  Client& writer = connect(1);
+  FrameDecoder decoder;
+  decoder.feed(TestFrame{.op = Op::kNORM, .checksum = false}.wire());
+  desk_.park({9, false, decoder.next_frame(), 1e9}, AtKey{kEmpty});
+  writer.send(wire({.op = Op::kASSIGN, .slices = {{kEmpty, {1, 2}}}, .sequence = 1}));
+  EXPECT_FALSE(pump_.turn(1h));
+  EXPECT_TRUE(desk_.has_left_over());
 }
 
 TEST_F(PumpTest, OnlyWhoStoppedInTheMiddleOfAFrameIsStalled) {

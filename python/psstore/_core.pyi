@@ -21,6 +21,7 @@ SLICE_ENTRY_BYTES: int  # 32
 SLICE_INDEX_BITS: int  # 24
 MAX_SLICES: int  # descriptors in one frame
 MAX_BODY_BYTES: int  # control body of one frame
+MAX_PARKED: int  # reads of one connection that may wait at a time
 MAX_PAYLOAD_BYTES: int  # payload of one frame
 PRE_AUTH_MAX_BYTES: int  # body of a frame before the handshake is over; payload must be 0
 FLAG_CHECKSUM: int  # header flag: payload_crc holds the payload's CRC-32C
@@ -180,11 +181,13 @@ class Port(FrameDecoder):
     sent, and then again `next_frame`: None may also mean that many replies are to be taken first."""
 
     def __init__(self, desk: Desk, *, max_body_bytes: int = ..., max_payload_bytes: int = ...) -> None: ...
-    def open(self, *, client: str, wants_checksum: bool) -> None:
-        """From now on the ordinary requests of that client are answered. `wants_checksum`: payloads carry one."""
+    def open(self, *, connection: int, client: str, wants_checksum: bool) -> None:
+        """From now on the ordinary requests of that client are answered. `connection`: its number with whoever drives
+        it. `wants_checksum`: payloads carry one."""
     def attach(self, rank: int, incarnation: int) -> None:
         """It is that worker, too; older lives of it are no longer ordinary, on any port of the desk."""
-    def next_frame(self) -> Frame | None: ...
+    def next_frame(self, now: float | None = None) -> Frame | None:
+        """`now`: on the clock of all of the desk's ports (default: time.monotonic's)."""
     def take_replies(self) -> list[bytes | memoryview]:
         """To what was answered since, as pieces to write."""
 
@@ -194,9 +197,9 @@ class Pump:
 
     An event loop watches `fileno` for reading, and calls `turn` then, until it returns None."""
 
-    def __init__(self, *, bell: int) -> None:
-        """`bell`: a file descriptor that is readable when the event loop has something to do, because of the pump or
-        of anything else; -1: there is none, and no turn lingers."""
+    def __init__(self, desk: Desk, *, bell: int) -> None:
+        """`desk`: of all ports. `bell`: a file descriptor that is readable when the event loop has something to do,
+        because of the pump or of anything else; -1: there is none, and no turn lingers."""
     def fileno(self) -> int: ...
     def add(self, connection: int, *, socket: int, port: Port) -> None:
         """Serves a socket, which is the pump's from now on. Raises OSError."""
@@ -211,7 +214,8 @@ class Pump:
     def turn(self, linger_s: float) -> tuple[int, Frame | Exception | None] | None:
         """Serves the connections until one has something for others: a frame that its port can't answer; what was wrong
         with its bytes, or with us, and then it is to be closed; None, or an OSError, when it is gone. Returns None when
-        there is nothing to do, `linger_s` after it began, or earlier if the bell rings. Releases the GIL."""
+        there is nothing to do, `linger_s` after it began, or earlier if the bell rings, or if the desk has something
+        for others. Releases the GIL."""
 
 # ---- lane ------------------------------------------------------------------------------------------
 
@@ -457,17 +461,40 @@ class Shard:
 
 @final
 class Desk:
-    """Answers the ordinary requests of a shard's connections: pushes of attached workers, plain writes and pulls that
-    have all they ask for, if they carry nothing new. Whose policy it is tells it what it has to know."""
+    """Answers the ordinary requests of a shard's connections: pushes of attached workers, plain writes and pulls, if
+    they carry nothing new; and keeps the reads that wait. Whose policy it is tells it what it has to know."""
 
     def close(self) -> None:
         """Nothing is ordinary any more."""
-    def watch_writes(self, watched: bool) -> None:
-        """Whether somebody waits for what a write may bring: writes aren't ordinary then."""
-    def remember(self, frame: Frame) -> None:
-        """A PUSH or PULL with exactly this body carries nothing new, nor does it wait, from now on for ever."""
+    def remember(self, frame: Frame, *, wait_s: float) -> None:
+        """A PUSH or PULL with exactly this body carries nothing new from now on for ever, nor waits for a version; a
+        PULL waits so long for values."""
     def newest_incarnation(self, rank: int) -> int:
         """Newest life of the rank that attached to one of its ports; 0: none did."""
+    def park(
+        self,
+        connection: int,
+        frame: Frame,
+        *,
+        wants_checksum: bool,
+        until: float,
+        version: int | None = None,
+        key: int | None = None,
+    ) -> None:
+        """Has a read wait until then, for the shard to be at `version` or for something to be done to the slot of
+        `key`. Raises Overloaded if MAX_PARKED of the connection wait already."""
+    def forget(self, connection: int) -> None:
+        """The connection is gone: nobody waits there."""
+    def reached_version(self) -> None:
+        """The shard was brought to a later version."""
+    def touched(self, frame: Frame) -> None:
+        """Something was done to the slots that the frame names."""
+    def touched_all(self) -> None: ...
+    def wake(self, now: float) -> tuple[list[tuple[int, list[bytes | memoryview]]], list[tuple[int, Frame, float]]]:
+        """Looks at the reads whose wait may be over. Returns replies to be sent, (connection, pieces), also to reads
+        that ordinary writes have ended; and the reads that are for others to answer, (connection, frame, until)."""
+    def next_wake(self) -> float | None:
+        """When `wake` may next give something: 0 if it has something already."""
 
 # ---- shared memory --------------------------------------------------------------------------------
 

@@ -18,7 +18,6 @@ from psstore.protocol.client import Client
 from psstore.protocol.clients import Clients
 from psstore.protocol.facts import Facts
 from psstore.protocol.membership import Membership
-from psstore.protocol.parking import Parking
 from psstore.protocol.replies import Reply
 from psstore.protocol.rounds import Rounds
 from psstore.protocol.service import ShardService
@@ -232,7 +231,6 @@ MUTANTS: dict[str, tuple[str, Mutant]] = {
     ),
     "early decisions are like any other": ("sync", early_decisions_are_like_any_other),
     "slices that wait are answered": ("sync", lambda: mock.patch.object(slices, "NOT_YET", NOT_YET[:1])),
-    "a contribution wakes nobody": ("sync", _method(Parking, "touched", lambda self, keys: None)),
     "who reads in a torn round waits on": ("sync", _method(Session, "abandon_reads", lambda self, error: None)),
     "shards don't hear of scales": ("sync", _method(Slices, "_set_scale", lambda self, scale: None)),
     "scales are kept to oneself": ("sync", _method(Client, "_tell_scale", scales_are_kept_to_oneself)),

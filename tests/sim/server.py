@@ -125,9 +125,11 @@ class ServerEnd:
         self.port.feed(data)
         try:
             while self.id in self._server.ends:
-                frame = self.port.next_frame()
+                frame = self.port.next_frame(self._server.world.now)
                 if replies := self.port.take_replies():
                     self.connection.to_client.write(replies)
+                    if woken := service.woken(self._server.world.now):
+                        self._server.carry_out(woken)
                 elif frame is None:
                     break
                 if frame is not None:

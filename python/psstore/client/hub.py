@@ -107,9 +107,10 @@ class ShardHost:
         """Takes the frames that have arrived."""
         try:
             while (wire := self._wires.get(conn)) is not None:
-                frame = port.next_frame()
+                frame = port.next_frame(self._loop.time())
                 if replies := port.take_replies():
                     wire.to_client(replies)
+                    self._carry(self._service.woken(self._loop.time()))
                 elif frame is None:
                     break
                 if frame is not None:

@@ -35,7 +35,7 @@ TIMER_GRAIN_S = 0.001
 """The timer's resolution in libuv; it may fire so much early, and is then set again."""
 
 SETTLE_S = 0.0002
-"""Of idle work at a time, after which whoever has sent something has a turn. Four slots of 256 KiB take about as long."""
+"""Of idle work at a time, after which whoever has sent something has a turn. Four slots take about as long."""
 
 RETRY_S = 1.0
 """After a bug in the service's `tick`, this long until the next one: its traceback shall not fill the disk."""
@@ -50,7 +50,7 @@ class Server:
     def __init__(self, service: ShardService, *, loop: asyncio.AbstractEventLoop, limits: ServerLimits) -> None:
         self.loop = loop
         self.limits = limits
-        self.pump = _core.Pump(bell=loops.bell(loop))
+        self.pump = _core.Pump(service.desk, bell=loops.bell(loop))
         """Has the connections' sockets, and answers what is ordinary."""
         loop.add_reader(self.pump.fileno(), self._serve)
         self.on_turn: Callable[[float], None] | None = None
@@ -136,9 +136,18 @@ class Server:
         for _ in range(EVENTS_PER_TURN):
             event = self.pump.turn(0.0 if self._turn_is_due or self._is_settling else LINGER_S)
             if event is None:
+                self._see_to_reads()
                 return
             self._handle(self._connections[event[0]], event[1])
         self.loop.call_soon(self._serve)
+
+    def _see_to_reads(self) -> None:
+        """Ports park them, too."""
+        wake = self._service.desk.next_wake()
+        if wake == 0.0:
+            self._carry_out(self._service.woken(self.now()))
+        else:
+            self._set_timer(wake)
 
     def _handle(self, connection: ServerConnection, what: _core.Frame | Exception | None) -> None:
         """What goes wrong ends this connection only."""

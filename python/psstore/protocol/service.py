@@ -75,10 +75,10 @@ class ShardService:
         self.draining = False
         """Requests are refused with SHUTTING_DOWN."""
         self._settle_slots = SETTLE_SLOTS if shard.device == "cpu" else SETTLE_SLOTS_ON_DEVICE
-        self._slices = Slices(index=identity.shard, shard=shard, signer=signer)
         self._make_nonce = make_nonce
         self._lender = lender
         self._connections: dict[int, Connection] = {}
+        self._slices = Slices(index=identity.shard, shard=shard, signer=signer, connections=self._connections)
         self._strangers: dict[int, Connection] = {}
         """Those of them that have not proved themselves, oldest first: time is looked at in every turn, and there
         may be thousands of the others."""
@@ -90,6 +90,11 @@ class ShardService:
         """When time alone brings something to the coordinator; None: it has to be asked anew. Data goes past it."""
 
     # ---- connections ----
+
+    @property
+    def desk(self) -> _core.Desk:
+        """Of all ports."""
+        return self._slices.desk
 
     def opened(self, conn: int, now: float) -> _core.Port:
         """Where the connection's bytes go. `conn`: a number of the driver's, larger than all before it."""
@@ -157,6 +162,10 @@ class ShardService:
             outputs += self._send_replies(coordinator.tick(now))
         return outputs + self._slices.wake(now)
 
+    def woken(self, now: float) -> list[Output]:
+        """What ports have brought to others by what they answered."""
+        return self._slices.wake(now)
+
     def next_wake(self) -> float | None:
         """When `tick` may next do something."""
         times = [stranger.opened_at + HANDSHAKE_S for stranger in itertools.islice(self._strangers.values(), 1)]
@@ -207,7 +216,9 @@ class ShardService:
         if newer:
             return [Close(connection.id, "its client has a newer connection")]
         if not connection.only_beats:
-            connection.port.open(client=connection.client, wants_checksum=connection.wants_checksum)
+            connection.port.open(
+                connection=connection.id, client=connection.client, wants_checksum=connection.wants_checksum
+            )
         coordinator = self._acting()
         if coordinator is not None and not connection.only_beats:
             coordinator.attached(connection.id, hello.client, now)

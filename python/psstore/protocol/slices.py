@@ -6,15 +6,15 @@ overtake the decision on its last one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import NamedTuple
 
 from psstore import _core
 from psstore.errors import NOT_APPLIED, BadSignature, DeadlineExceeded, NotAWorker, PsstoreError, StaleIncarnation
 from psstore.protocol.connection import Connection
 from psstore.protocol.filling import Filling
 from psstore.protocol.frames import Output, Piece, Send, failure
-from psstore.protocol.parking import Parked, Parking, Touched, Version, Wanted
 from psstore.protocol.sharing import Lent, described
 from psstore.protocol.signing import Signer
 from psstore.types import Tensor
@@ -31,18 +31,31 @@ NOT_YET = (_core.ERROR_CODES["NOT_INITIALISED"], NOT_APPLIED)
 """What a read may wait for, slice by slice."""
 
 
+class Read(NamedTuple):
+    """A PULL or NORM."""
+
+    connection: Connection
+    frame: _core.Frame
+    carry: m.Carry
+    until: float
+    """It may wait so long for a decision, for what a decision lacks, or for a first value."""
+
+
 class Slices:
     """Pushes, pulls and plain writes of one shard."""
 
-    def __init__(self, *, index: int, shard: _core.Shard, signer: Signer) -> None:
+    def __init__(
+        self, *, index: int, shard: _core.Shard, signer: Signer, connections: Mapping[int, Connection]
+    ) -> None:
         self.shard = shard
         self._index = index
         self._signer = signer
-        self._parking = Parking()
+        self._connections = connections
         self._lent = Lent()
         self._filling = Filling()
         self.desk = shard.make_desk()
-        """Answers what needs no judgement of ours, before it would come here. What a device answers is waited for."""
+        """Answers what needs no judgement of ours, before it would come here, and keeps the reads that wait. What a
+        device answers is waited for."""
         if shard.device != "cpu":
             self.desk.close()
         self._scaled = 0
@@ -58,7 +71,7 @@ class Slices:
             elif isinstance(fact, m.DropFact):
                 for tensor_id in fact.ids:
                     self.shard.drop(tensor_id)
-                self._parking.touched_all()
+                self.desk.touched_all()
             else:
                 raise BadSignature("DEFINE carries a fact that is no definition")
 
@@ -108,7 +121,7 @@ class Slices:
             if not isinstance(fact, m.DecisionFact):
                 raise BadSignature("a fact that is no decision was carried as one")
             self.shard.advance(_to_core(fact))
-            self._parking.reached(self.shard.version)
+            self.desk.reached_version()
         if carry.scale is not None and connection.ticket is not None:
             self._set_scale(carry.scale)
 
@@ -116,13 +129,13 @@ class Slices:
         """Whoever brings the same again, brings nothing: what was learned stays learned."""
         is_scaled = carry.scale is None or carry.scale.decision <= self._scaled
         if is_scaled and carry.at_least <= self.shard.version:
-            self.desk.remember(frame)
+            self.desk.remember(frame, wait_s=carry.wait_s)
 
     def _set_scale(self, scale: m.Scale) -> None:
         if self._scaled < scale.decision == self.shard.version:
             self.shard.set_scale(scale.decision, scale.factor)
             self._scaled = scale.decision
-            self._parking.touched_all()
+            self.desk.touched_all()
 
     # ---- writes ----
 
@@ -148,8 +161,7 @@ class Slices:
             table = self.shard.restore(frame, connection.client)
         else:
             table = self.shard.write(frame, connection.client)
-        if self._parking.awaits_keys:
-            self._parking.touched(frame.table.keys())
+        self.desk.touched(frame)
         head = _core.encode_frame(frame.op + 1, request=frame.request, sequence=self.shard.version, table=table)
         return [Send(connection.id, [head])]
 
@@ -157,21 +169,22 @@ class Slices:
 
     def read(self, connection: Connection, frame: _core.Frame, now: float) -> list[Output]:
         """Answers a PULL or NORM at once if it can, else parks it until what it waits for is there."""
-        carry = m.decode_body(m.Carry, frame.body) if frame.body else m.Carry()
+        carry = _carried(frame)
         self._learn(connection, carry)
         self._note_heard(frame, carry)
-        return self._answer(Parked(connection, frame, carry, now), patient=carry.wait_s > 0)
+        return self._answer(Read(connection, frame, carry, now + carry.wait_s), now)
 
     def wake(self, now: float) -> list[Output]:
         """Answers the parked reads whose wait is over, by what happened or by time, and sends the replies whose bytes
         are there now. Call after every event."""
         outputs = self.filled()
-        for parked in self._parking.take_due(now):
+        answered, left = self.desk.wake(now)
+        outputs += [Send(conn, pieces) for conn, pieces in answered]
+        for conn, frame, until in left:
             try:
-                outputs += self._answer(parked, patient=parked.until > now)
+                outputs += self._answer(Read(self._connections[conn], frame, _carried(frame), until), now)
             except PsstoreError as error:
-                outputs.append(failure(parked.connection.id, parked.frame.request, error))
-        self.desk.watch_writes(self._parking.awaits_keys)
+                outputs.append(failure(conn, frame.request, error))
         return outputs
 
     def filled(self) -> list[Output]:
@@ -187,8 +200,7 @@ class Slices:
 
     def forget(self, conn: int) -> None:
         """The connection is gone: nobody waits or reads there."""
-        self._parking.forget(conn)
-        self.desk.watch_writes(self._parking.awaits_keys)
+        self.desk.forget(conn)
         self._lent.forget(conn)
         self._filling.forget(conn)
 
@@ -199,40 +211,40 @@ class Slices:
     def next_wake(self) -> float | None:
         """When `wake` may next do something: at once if a write whose payload is still on its way brought news,
         or if a device is filling in a reply."""
-        return 0.0 if self._filling else self._parking.next_wake()
+        return 0.0 if self._filling else self.desk.next_wake()
 
-    def _answer(self, parked: Parked, *, patient: bool) -> list[Output]:
-        """The reply; nothing if it has to wait, and `patient` says that it may: then it is parked."""
-        frame, carry = parked.frame, parked.carry
+    def _answer(self, read: Read, now: float) -> list[Output]:
+        """The reply; nothing if it has to wait, and still may: then it is parked."""
+        frame, carry, patient = read.frame, read.carry, read.until > now
         if self.shard.version < carry.at_least:
             if patient:
-                self._park(parked, Version(carry.at_least))
+                self._park(read, version=carry.at_least)
                 return []
             raise DeadlineExceeded(
                 f"shard {self._index} is at version {self.shard.version}; version {carry.at_least} did not come within"
                 f" {carry.wait_s:g} s",
                 waited_s=carry.wait_s,
             )
-        conn = parked.connection.id
-        share = frame.shared and bool(parked.connection.arenas) and self._lent.has_room(conn)
+        conn = read.connection.id
+        share = frame.shared and bool(read.connection.arenas) and self._lent.has_room(conn)
         table, pieces, shared, ready = self._read(frame, share=share)
         missing = table.first_failure()
         if patient and missing is not None and missing[1] in NOT_YET:
-            self._park(parked, Touched(table.keys()[missing[0]]))
+            self._park(read, key=table.keys()[missing[0]])
             return []
 
         version = self.shard.version
         if ready is None:
-            return [self._reply(parked, table, pieces, shared=shared, version=version)]
-        reply = partial(self._reply, parked, table, pieces, shared=shared, version=version)
+            return [self._reply(read, table, pieces, shared=shared, version=version)]
+        reply = partial(self._reply, read, table, pieces, shared=shared, version=version)
         self._filling.add(conn, frame.request, ready, reply)
         return self.filled()
 
     def _reply(
-        self, parked: Parked, table: _core.SliceTable, pieces: Sequence[Piece], *, shared: bool, version: int
+        self, read: Read, table: _core.SliceTable, pieces: Sequence[Piece], *, shared: bool, version: int
     ) -> Send:
         """`version`: of the shard, when it was read."""
-        conn, frame = parked.connection.id, parked.frame
+        conn, frame = read.connection.id, read.frame
         head = _core.encode_frame(
             frame.op + 1,
             flags=_core.FLAG_SHARED if shared else 0,
@@ -240,11 +252,11 @@ class Slices:
             sequence=version,
             table=table,
             payload_bytes=table.payload_bytes,
-            payload_crc=_checksum(pieces) if parked.connection.wants_checksum and not shared else None,
+            payload_crc=_checksum(pieces) if read.connection.wants_checksum and not shared else None,
         )
         if shared:
             self._lent.lend(conn, frame.request, pieces)
-            return Send(conn, [*self._news(parked.connection), head])
+            return Send(conn, [*self._news(read.connection), head])
         return Send(conn, [head, *pieces])
 
     def _news(self, connection: Connection) -> list[Piece]:
@@ -256,9 +268,16 @@ class Slices:
         news = m.Shared(blocks=tuple(map(described, blocks)))
         return [_core.encode_frame(OPS["SHARED"], body=m.encode_body(news))]
 
-    def _park(self, parked: Parked, wanted: Wanted) -> None:
-        self._parking.park(parked, wanted)
-        self.desk.watch_writes(self._parking.awaits_keys)
+    def _park(self, read: Read, *, version: int | None = None, key: int | None = None) -> None:
+        connection = read.connection
+        self.desk.park(
+            connection.id,
+            read.frame,
+            wants_checksum=connection.wants_checksum,
+            until=read.until,
+            version=version,
+            key=key,
+        )
 
     def _read(
         self, frame: _core.Frame, *, share: bool
@@ -268,6 +287,10 @@ class Slices:
             return self.shard.read(frame, share=share)
         table, sums, ready = self.shard.norms(frame)
         return table, sums, False, ready
+
+
+def _carried(frame: _core.Frame) -> m.Carry:
+    return m.decode_body(m.Carry, frame.body) if frame.body else m.Carry()
 
 
 def _checksum(pieces: Sequence[Piece]) -> int:

@@ -1,0 +1,85 @@
+// Reads that wait, each by the first thing that it waits for.
+//
+// While the layers of an early round arrive hundreds of reads may be parked, and each event looks at those
+// alone that it concerns.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <span>
+#include <unordered_map>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "wire/frame.h"
+
+namespace psstore {
+
+// Reads of one connection that may wait at a time, since each holds its table and its body. In frames of 4 MiB
+// they ask for 4 GiB.
+inline constexpr size_t kMaxParked = 1024;
+
+// A PULL or NORM that waits for a decision, for what a decision lacks, or for a first value.
+struct Parked {
+  uint64_t connection;
+  bool wants_checksum;  // of the payload of its reply
+  std::shared_ptr<Frame> frame;
+  double until_s;  // on the clock of whoever drives the shard
+};
+
+// What a read waits for: the shard is at this version, or later; or something is done to this key's slot.
+struct AtVersion {
+  uint64_t number;
+};
+struct AtKey {
+  Key key;
+};
+using Wanted = std::variant<AtVersion, AtKey>;
+
+// A read is here from park() until take_due() or forget() gives it up; it may be parked again.
+class Parking {
+ public:
+  // Throws Error(OVERLOADED) if too many reads of its connection wait.
+  void park(Parked read, const Wanted& wanted);
+  // The connection is gone: nobody waits there.
+  void forget(uint64_t connection);
+
+  // ---- events
+
+  void reached(uint64_t version);
+  void touched(std::span<const SliceEntry> slices);
+  void touched_all();
+
+  // ---- whose wait may be over
+
+  // By an event, in the order of arrival. They are no longer parked.
+  std::vector<Parked> take_due();
+  // By an event or by time.
+  std::vector<Parked> take_due(double now_s);
+  // When take_due() may next give something: at once after an event.
+  std::optional<double> next_wake() const;
+
+ private:
+  using Ticket = uint64_t;  // in the order of arrival, so that equal seeds give equal runs
+  struct Place {
+    Parked read;
+    Wanted wanted;
+  };
+
+  void remove(Ticket ticket);
+
+  Ticket next_ticket_ = 0;
+  std::map<Ticket, Place> places_;
+  std::set<std::pair<uint64_t, Ticket>> by_version_;
+  std::unordered_map<Key, std::set<Ticket>> by_key_;
+  std::set<std::pair<double, Ticket>> by_end_;
+  std::set<Ticket> due_;
+  std::unordered_map<uint64_t, size_t> num_waiting_;  // of each connection that has any
+};
+
+}  // namespace psstore
