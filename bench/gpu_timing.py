@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
+from bench.gpu_engine import Engine
 from bench.harness import Turn
-from psstore import _core
 
 Launch = Callable[[], object]
 """Queues the work, on the bench's queue or on torch's current stream, and may return before it is done."""
@@ -28,28 +28,8 @@ FLUSH_BYTES = 256 << 20
 
 
 @dataclass(frozen=True)
-class Bench:
-    """A device, and the one queue that contestants take turns on."""
-
-    name: str
-    """'cuda:0', or 'fake:0'."""
-
-    @property
-    def is_gpu(self) -> bool:
-        return self.name.startswith("cuda")
-
-    @property
-    def torch_device(self) -> torch.device:
-        """Where torch keeps what the device can reach: a fake one has host memory."""
-        return torch.device(self.name if self.is_gpu else "cpu")
-
-    @cached_property
-    def device(self) -> _core.Device:
-        return _core.open_device(self.name)
-
-    @cached_property
-    def queue(self) -> _core.Queue:
-        return self.device.make_queue()
+class Bench(Engine):
+    """Whose queue contestants take turns on."""
 
     @cached_property
     def stream(self) -> Any:
@@ -96,6 +76,5 @@ class Bench:
 
     def finish(self) -> None:
         """Waits for all that was queued."""
-        self.queue.record().wait()
-        if self.is_gpu:
-            torch.cuda.synchronize(self.torch_device)
+        super().finish()
+        self.finish_torch()

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
+from bench import gpu_engine
 from bench.parity import Case, all_cases, state_names
 
 import psstore.cuda
@@ -93,46 +94,24 @@ class Place:
 # ---- engines ----
 
 
-@dataclass
-class Engine:
-    """A device, "cuda:0" or "fake:0", and a queue of it."""
-
-    name: str
-
-    @property
-    def torch_device(self) -> torch.device:
-        return torch.device(self.name if self.name.startswith("cuda") else "cpu")
-
-    @cached_property
-    def device(self) -> _core.Device:
-        return _core.open_device(self.name)
-
-    @cached_property
-    def queue(self) -> _core.Queue:
-        return self.device.make_queue()
-
-    def ready(self) -> None:
-        """What torch has put into memory is there, for queues that know nothing of its streams."""
-        if self.torch_device.type == "cuda":
-            torch.cuda.synchronize(self.torch_device)
-
-    def finish(self) -> None:
-        self.queue.record().wait()
+@dataclass(frozen=True)
+class Engine(gpu_engine.Engine):
+    """What its kernels make of batches."""
 
     def update(self, batch: _core.SliceBatch) -> None:
-        self.ready()
+        self.finish_torch()
         batch.queue_reduce_update(self.queue)
         self.finish()
 
     def squares(self, batch: _core.SliceBatch) -> list[float]:
         sums = Place(self, 8 * len(batch))
-        self.ready()
+        self.finish_torch()
         batch.queue_reduced_squares(self.queue, sums.address)
         self.finish()
         return [float(one) for one in sums.get().view(np.float64)]
 
 
-@dataclass
+@dataclass(frozen=True)
 class Processor(Engine):
     """By one of the CPU's instruction sets, at once."""
 
@@ -394,7 +373,7 @@ def check_conversions(engine: Engine, num_elems: int) -> None:
             for offset in OFFSETS:
                 read = Place(engine, content.size, offset=offset).put(content)
                 written = Place(engine, expected.size, offset=offset)
-                engine.ready()
+                engine.finish_torch()
                 _core.queue_convert(
                     engine.queue,
                     from_dtype=_core.DTYPES[source],
@@ -424,7 +403,7 @@ def check_codec(engine: Engine, encoding: str, num_elems: int, *, special: bool,
         read.put(source)
         rest.put(residual)
         payload = Place(engine, expected.size, offset=offset)
-        engine.ready()
+        engine.finish_torch()
         address = rest.address if with_residual else 0
         _core.queue_encode(
             engine.queue,

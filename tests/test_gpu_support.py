@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from bench.parity import Case
 from device_rounds import after_rounds, assert_same_bits
+from gpu_copies import check_pieces
 from gpu_support import (
     CASES,
     ENCODED,
@@ -57,6 +58,11 @@ def test_encodings_have_the_same_answer_on_a_device(encoding: str, special: bool
     for num_elems in (0, 1, 257):
         for with_residual in (False, True):
             check_codec(FAKE, encoding, num_elems, special=special, with_residual=with_residual)
+
+
+@pytest.mark.parametrize(("num_pieces", "most_bytes"), [(1, 1000), (300, 40), (3, 200_000)])
+def test_pieces_are_checked_on_the_fake_device(num_pieces: int, most_bytes: int) -> None:
+    check_pieces(FAKE, num_pieces, most_bytes=most_bytes)
 
 
 def test_problems_cover_what_there_is() -> None:

@@ -15,6 +15,7 @@
 #include "bindings/common.h"
 #include "bindings/memory.h"
 #include "device/device.h"
+#include "device/pieces.h"
 
 namespace psstore::bindings {
 namespace {
@@ -86,38 +87,36 @@ class DeviceMemory {
 // Where in the host's buffer, where on the device, and how many bytes.
 using Piece = std::tuple<size_t, uint64_t, size_t>;
 
-// Pieces that go on where the one before ends, on both sides, are one copy.
-template <class Copy>
-void copy_pieces(const PyBuffer& buffer, const std::vector<Piece>& pieces, Copy copy) {
+// Calls `add(copies, host, device, num_bytes)` for each piece.
+template <class Add>
+CopyList copies_of(const PyBuffer& buffer, const std::vector<Piece>& pieces, Add add) {
   Buffer& host = *buffer.ref();
+  CopyList copies;
   for (const auto& [offset, pointer, num_bytes] : pieces) {
     if (offset > host.size() || num_bytes > host.size() - offset) {
       throw py::value_error("a piece lies beyond the end of the buffer");
     }
+    add(copies, host.data() + offset, reinterpret_cast<void*>(pointer), num_bytes);
   }
-  const py::gil_scoped_release no_gil;
-  for (size_t i = 0; i < pieces.size();) {
-    const auto [offset, pointer, first_bytes] = pieces[i];
-    size_t num_bytes = first_bytes;
-    for (++i; i < pieces.size(); ++i) {
-      const auto& [next_offset, next_pointer, next_bytes] = pieces[i];
-      if (next_offset != offset + num_bytes || next_pointer != pointer + num_bytes) break;
-      num_bytes += next_bytes;
-    }
-    if (num_bytes > 0) copy(host.data() + offset, reinterpret_cast<void*>(pointer), num_bytes);
-  }
+  return copies;
 }
 
 void copy_out(Queue& queue, const PyBuffer& to, const std::vector<Piece>& pieces) {
-  copy_pieces(to, pieces, [&](std::byte* host, void* on_device, size_t num_bytes) {
-    queue.copy_out(host, on_device, num_bytes);
-  });
+  const CopyList copies =
+      copies_of(to, pieces, [](auto& list, void* host, void* on_device, size_t num_bytes) {
+        list.add(host, on_device, num_bytes);
+      });
+  const py::gil_scoped_release no_gil;
+  device::copy_pieces_out(queue, copies.pieces());
 }
 
 void copy_in(Queue& queue, const PyBuffer& from, const std::vector<Piece>& pieces) {
-  copy_pieces(from, pieces, [&](const std::byte* host, void* on_device, size_t num_bytes) {
-    queue.copy_in(on_device, host, num_bytes);
-  });
+  const CopyList copies =
+      copies_of(from, pieces, [](auto& list, void* host, void* on_device, size_t num_bytes) {
+        list.add(on_device, host, num_bytes);
+      });
+  const py::gil_scoped_release no_gil;
+  device::copy_pieces_in(queue, copies.pieces());
 }
 
 }  // namespace

@@ -1,8 +1,6 @@
 // A GPU as device.h has it. Not run on one yet.
 //
-// Every queue is a stream that does not synchronise with the legacy default stream. What a batch's kernels
-// read of the host, the table of descriptors, goes into a block of pinned memory with its twin on the
-// device: the queue keeps a ring of them, and uses one again once the fence after its last use has passed.
+// Every queue is a stream that does not synchronise with the legacy default stream.
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -11,6 +9,7 @@
 #include <utility>
 
 #include "device/device.h"
+#include "device/scratch.h"
 #include "kernels/batch_cuda.h"
 
 namespace psstore::device {
@@ -165,10 +164,60 @@ class CudaFence final : public Fence {
   cudaEvent_t event_ = nullptr;
 };
 
-// A block of descriptors on both sides, and what tells that it is free again.
-struct Descriptors {
-  LaunchMemory memory;
-  FenceRef used;
+// Where launches find what they read of the host: blocks of pinned memory, each with its twin on the device,
+// used again once the fence after its last use has passed.
+class Descriptors final : public LaunchMemorySource {
+ public:
+  explicit Descriptors(CudaDevice& device) : device_(device) {}
+  // REQUIRES: the stream is done.
+  ~Descriptors() override {
+    for (const Block& block : ring_) release(block.memory);
+  }
+  Descriptors(const Descriptors&) = delete;
+  Descriptors& operator=(const Descriptors&) = delete;
+
+  bool empty() const { return ring_.empty(); }
+  // One that is free and large enough, or a new one.
+  LaunchMemory take(size_t num_bytes) override {
+    for (Block& block : ring_) {
+      if (block.memory.num_bytes >= num_bytes && (!block.used || block.used->done())) {
+        return lent(block);
+      }
+    }
+    return lent(ring_.emplace_back(Block{make(std::max(num_bytes, kSmallestBytes)), nullptr}));
+  }
+  // What was taken last is free after this.
+  void used_until(FenceRef fence) { last_->used = std::move(fence); }
+
+ private:
+  static constexpr size_t kSmallestBytes = 64 << 10;  // of some hundred slices
+
+  struct Block {
+    LaunchMemory memory;
+    FenceRef used;
+  };
+
+  LaunchMemory lent(Block& block) {
+    last_ = &block;
+    return block.memory;
+  }
+  LaunchMemory make(size_t num_bytes) {
+    const LaunchMemory made{device_.allocate_pinned(num_bytes), device_.allocate(num_bytes),
+                            num_bytes};
+    if (made.pinned != nullptr && made.device != nullptr) return made;
+    release(made);
+    throw Error(ErrorCode::OUT_OF_MEMORY, "device " + device_.name() + " has no " +
+                                              std::to_string(num_bytes) +
+                                              " bytes left for the table of a launch");
+  }
+  void release(const LaunchMemory& memory) {
+    device_.free(memory.device);
+    device_.free_pinned(memory.pinned);
+  }
+
+  CudaDevice& device_;
+  std::deque<Block> ring_;  // references to its elements stay good
+  Block* last_ = nullptr;
 };
 
 class CudaQueue final : public Queue {
@@ -182,10 +231,8 @@ class CudaQueue final : public Queue {
             "cudaStreamCreate");
   }
   ~CudaQueue() override {
-    if (borrowed_ && ring_.empty() && scratch_ == nullptr) return;
+    if (borrowed_ && descriptors_.empty() && scratch_.empty()) return;
     cudaStreamSynchronize(stream_);  // a failure was reported where somebody asked
-    for (const Descriptors& block : ring_) release(block.memory);
-    if (scratch_ != nullptr) device_->free(scratch_);
     if (!borrowed_) cudaStreamDestroy(stream_);
   }
   CudaQueue(const CudaQueue&) = delete;
@@ -214,6 +261,12 @@ class CudaQueue final : public Queue {
   void copy(void* to, const void* from, size_t num_bytes) override {
     transfer(to, from, num_bytes, cudaMemcpyDefault);
   }
+  void copy_pieces(std::span<const CopyPiece> pieces) override {
+    if (pieces.empty()) return;
+    if (pieces.size() == 1) return copy(pieces[0].to, pieces[0].from, pieces[0].num_bytes);
+    const CudaDevice::Entered here = device_->enter();
+    launch([&](LaunchMemorySource& memory) { cuda_copy_pieces_async(pieces, memory, stream_); });
+  }
   void zero(void* to, size_t num_bytes) override {
     if (num_bytes == 0) return;
     const CudaDevice::Entered here = device_->enter();
@@ -223,16 +276,14 @@ class CudaQueue final : public Queue {
   void reduce_update(std::span<const SliceUpdate> updates) override {
     if (updates.empty()) return;
     const CudaDevice::Entered here = device_->enter();
-    Descriptors& block = descriptors(cuda_descriptor_bytes(updates));
-    cuda_reduce_update_async(updates, block.memory, stream_);
-    block.used = record();
+    launch([&](LaunchMemorySource& memory) { cuda_reduce_update_async(updates, memory, stream_); });
   }
   void reduced_squares(std::span<const SliceUpdate> updates, double* sums) override {
     if (updates.empty()) return;
     const CudaDevice::Entered here = device_->enter();
-    Descriptors& block = descriptors(cuda_descriptor_bytes(updates));
-    cuda_reduced_squares_async(updates, sums, block.memory, stream_);
-    block.used = record();
+    launch([&](LaunchMemorySource& memory) {
+      cuda_reduced_squares_async(updates, sums, memory, stream_);
+    });
   }
   void convert(DType from, DType to, const void* source, void* destination,
                int64_t num_elems) override {
@@ -241,12 +292,20 @@ class CudaQueue final : public Queue {
   }
   void encode(const ToEncode& what) override {
     const CudaDevice::Entered here = device_->enter();
-    cuda_encode_async(what, scratch(cuda_encode_scratch_bytes(what)), stream_);
+    const size_t num_bytes = cuda_encode_scratch_bytes(what);
+    std::byte* const memory = num_bytes > 0 ? scratch(num_bytes) : nullptr;
+    if (num_bytes > 0 && memory == nullptr) {
+      throw Error(ErrorCode::OUT_OF_MEMORY, "device " + device_->name() + " has no " +
+                                                std::to_string(num_bytes) +
+                                                " bytes left to encode with");
+    }
+    cuda_encode_async(what, memory, stream_);
   }
   void decode(const Encoded& encoded, void* destination) override {
     const CudaDevice::Entered here = device_->enter();
     cuda_decode_async(encoded, destination, stream_);
   }
+  std::byte* scratch(size_t num_bytes) override { return scratch_.of(*this, num_bytes); }
   uint64_t stream() const override { return reinterpret_cast<uint64_t>(stream_); }
 
  private:
@@ -257,50 +316,18 @@ class CudaQueue final : public Queue {
     check(cudaMemcpyAsync(to, from, num_bytes, kind, stream_), "cudaMemcpyAsync");
   }
 
-  // A block of the ring that is free and large enough, or a new one.
-  Descriptors& descriptors(size_t num_bytes) {
-    for (Descriptors& block : ring_) {
-      if (block.memory.num_bytes >= num_bytes && (!block.used || block.used->done())) return block;
-    }
-    const size_t room = std::max<size_t>(num_bytes, kSmallestDescriptorBytes);
-    LaunchMemory made{device_->allocate_pinned(room), device_->allocate(room), room};
-    if (made.pinned == nullptr || made.device == nullptr) {
-      release(made);
-      throw Error(ErrorCode::OUT_OF_MEMORY, "device " + device_->name() + " has no " +
-                                                std::to_string(room) +
-                                                " bytes left for the table of a launch");
-    }
-    return ring_.emplace_back(Descriptors{made, nullptr});
+  // `queue_launches` gets memory for its descriptors, and puts what reads them into the stream.
+  template <class QueueLaunches>
+  void launch(QueueLaunches queue_launches) {
+    queue_launches(descriptors_);
+    descriptors_.used_until(record());
   }
-  void release(const LaunchMemory& memory) {
-    device_->free(memory.device);
-    device_->free_pinned(memory.pinned);
-  }
-
-  // Used by one encoding after the other: the stream keeps their order. Growing waits for the last one.
-  std::byte* scratch(size_t num_bytes) {
-    if (num_bytes <= scratch_bytes_) return scratch_;
-    if (scratch_ != nullptr) record()->wait();
-    device_->free(std::exchange(scratch_, nullptr));
-    scratch_bytes_ = 0;
-    scratch_ = device_->allocate(num_bytes);
-    if (scratch_ == nullptr) {
-      throw Error(ErrorCode::OUT_OF_MEMORY, "device " + device_->name() + " has no " +
-                                                std::to_string(num_bytes) +
-                                                " bytes left to encode with");
-    }
-    scratch_bytes_ = num_bytes;
-    return scratch_;
-  }
-
-  static constexpr size_t kSmallestDescriptorBytes = 64 << 10;  // of some hundred slices
 
   const std::shared_ptr<CudaDevice> device_;
   cudaStream_t stream_ = nullptr;
   const bool borrowed_;
-  std::deque<Descriptors> ring_;  // references to its elements stay good
-  std::byte* scratch_ = nullptr;
-  size_t scratch_bytes_ = 0;
+  Descriptors descriptors_{*device_};
+  Scratch scratch_{*device_};
 };
 
 std::unique_ptr<Queue> CudaDevice::make_queue() {

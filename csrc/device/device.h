@@ -27,6 +27,7 @@
 
 #include "core/buffer.h"
 #include "kernels/codec.h"
+#include "kernels/pieces.h"
 #include "kernels/update.h"
 
 namespace psstore::device {
@@ -57,6 +58,9 @@ class Queue {
   virtual void copy_in(void* to, const void* from_host, size_t num_bytes) = 0;
   virtual void copy_out(void* to_host, const void* from, size_t num_bytes) = 0;
   virtual void copy(void* to, const void* from, size_t num_bytes) = 0;
+  // Side by side: none of the pieces reads or writes what another one writes. One launch, however many they
+  // are; to and from the host: device/pieces.h.
+  virtual void copy_pieces(std::span<const CopyPiece> pieces) = 0;
   virtual void zero(void* to, size_t num_bytes) = 0;
 
   // As kernels/update.h, all slices of a batch side by side: none of them reads or writes what another one
@@ -70,6 +74,10 @@ class Queue {
   // As kernels/codec.h.
   virtual void encode(const ToEncode& what) = 0;
   virtual void decode(const Encoded& encoded, void* destination) = 0;
+
+  // Memory of the queue's own, contents undefined, for what is queued from here to the next call. Null: there
+  // is none left.
+  virtual std::byte* scratch(size_t num_bytes) = 0;
 
   // Its number, as __cuda_array_interface__ and DLPack name streams: the CUstream of a GPU's.
   virtual uint64_t stream() const = 0;

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "core/holes.h"
+#include "device/scratch.h"
 
 namespace psstore::device {
 namespace {
@@ -270,8 +271,9 @@ class FakeDevice final : public Device, public std::enable_shared_from_this<Fake
                 "device " + name_ + " has no stream " + std::to_string(stream));
   }
   uint64_t draw(uint64_t below) { return random_() % below; }
-  void shuffle(std::vector<OwnedUpdate>& updates) {
-    std::shuffle(updates.begin(), updates.end(), random_);
+  template <class Part>
+  void shuffle(std::vector<Part>& batch) {
+    std::shuffle(batch.begin(), batch.end(), random_);
   }
 
   // Does some work that may be done, of any queue: perhaps none.
@@ -349,12 +351,13 @@ class FakeQueue final : public Queue {
   FakeQueue(std::shared_ptr<FakeDevice> device, std::shared_ptr<Backlog> backlog)
       : device_(std::move(device)), borrowed_(true), backlog_(std::move(backlog)) {}
   ~FakeQueue() override {
-    if (borrowed_) return;
     const Locked lock(world());
+    if (borrowed_ && scratch_.empty()) return;
     try {
       while (device_->lives() && !backlog_->items.empty()) device_->step(*backlog_);
     } catch (const Error&) {
     }
+    if (borrowed_) return;
     backlog_->items.clear();  // if it failed, what was queued is never done
     device_->remove(backlog_);
   }
@@ -379,6 +382,15 @@ class FakeQueue final : public Queue {
   void copy(void* to, const void* from, size_t num_bytes) override {
     if (num_bytes == 0) return;
     add_work([=] { std::memmove(to, from, num_bytes); });
+  }
+  void copy_pieces(std::span<const CopyPiece> pieces) override {
+    if (pieces.empty()) return;
+    std::vector<CopyPiece> batch(pieces.begin(), pieces.end());
+    const Locked lock(world());  // for the order that is drawn
+    device_->shuffle(batch);
+    add_work([batch = std::move(batch)] {
+      for (const CopyPiece& piece : batch) std::memmove(piece.to, piece.from, piece.num_bytes);
+    });
   }
   void zero(void* to, size_t num_bytes) override {
     if (num_bytes == 0) return;
@@ -411,6 +423,7 @@ class FakeQueue final : public Queue {
   void decode(const Encoded& encoded, void* destination) override {
     add_work([=] { psstore::decode(encoded, destination); });
   }
+  std::byte* scratch(size_t num_bytes) override { return scratch_.of(*this, num_bytes); }
   uint64_t stream() const override { return backlog_->stream; }
 
  private:
@@ -425,6 +438,7 @@ class FakeQueue final : public Queue {
   const std::shared_ptr<FakeDevice> device_;
   const bool borrowed_;
   std::shared_ptr<Backlog> backlog_;
+  Scratch scratch_{*device_};
 };
 
 // A handle: "offset size path", of the exporter's file.

@@ -20,6 +20,7 @@
 #include <span>
 
 #include "kernels/codec.h"
+#include "kernels/pieces.h"
 #include "kernels/update.h"
 
 namespace psstore {
@@ -40,8 +41,13 @@ struct LaunchMemory {
   size_t num_bytes = 0;
 };
 
-// What a LaunchMemory must hold for a call with that batch. Host arithmetic, about 10 ns for a slice.
-size_t cuda_descriptor_bytes(std::span<const SliceUpdate> batch);
+// Who launches gives it when a batch is planned, and its size known.
+class LaunchMemorySource {
+ public:
+  virtual ~LaunchMemorySource() = default;
+  // Of `num_bytes` at least, to stay as it is until the stream has passed the launch.
+  virtual LaunchMemory take(size_t num_bytes) = 0;
+};
 
 // reduce_update() of each slice of the batch, which may mix rules, options and dtypes: one launch for each
 // kind of kernel that the batch needs, whatever its number of slices. `hyper` and `contributions` are read
@@ -49,7 +55,7 @@ size_t cuda_descriptor_bytes(std::span<const SliceUpdate> batch);
 // REQUIRES: the slices' outputs do not overlap.
 //
 // Captured into a CUDA graph it is one copy and these launches; see cuda_rewrite_batch().
-void cuda_reduce_update_async(std::span<const SliceUpdate> batch, const LaunchMemory& memory,
+void cuda_reduce_update_async(std::span<const SliceUpdate> batch, LaunchMemorySource& memory,
                               CudaStream stream);
 
 // The next launch of a graph that captured cuda_reduce_update_async() with this memory takes the step of
@@ -61,7 +67,11 @@ void cuda_rewrite_batch(std::span<const SliceUpdate> batch, const LaunchMemory& 
 
 // reduced_squares() of slice i to sums[i] (device memory).
 void cuda_reduced_squares_async(std::span<const SliceUpdate> batch, double* sums,
-                                const LaunchMemory& memory, CudaStream stream);
+                                LaunchMemorySource& memory, CudaStream stream);
+
+// The pieces side by side in one launch: none of them reads or writes what another one writes. Any alignment.
+void cuda_copy_pieces_async(std::span<const CopyPiece> pieces, LaunchMemorySource& memory,
+                            CudaStream stream);
 
 // convert() of update.h.
 void cuda_convert_async(DType from, DType to, const void* source, void* destination,

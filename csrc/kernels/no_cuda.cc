@@ -17,11 +17,7 @@ int cuda_device_count() {
   return 0;
 }
 
-size_t cuda_descriptor_bytes(std::span<const SliceUpdate>) {
-  refuse();
-}
-
-void cuda_reduce_update_async(std::span<const SliceUpdate>, const LaunchMemory&, CudaStream) {
+void cuda_reduce_update_async(std::span<const SliceUpdate>, LaunchMemorySource&, CudaStream) {
   refuse();
 }
 
@@ -29,8 +25,12 @@ void cuda_rewrite_batch(std::span<const SliceUpdate>, const LaunchMemory&) {
   refuse();
 }
 
-void cuda_reduced_squares_async(std::span<const SliceUpdate>, double*, const LaunchMemory&,
+void cuda_reduced_squares_async(std::span<const SliceUpdate>, double*, LaunchMemorySource&,
                                 CudaStream) {
+  refuse();
+}
+
+void cuda_copy_pieces_async(std::span<const CopyPiece>, LaunchMemorySource&, CudaStream) {
   refuse();
 }
 

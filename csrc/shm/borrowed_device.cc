@@ -5,31 +5,6 @@
 namespace psstore {
 namespace {
 
-// Queues copies; those that go on where the one before ends, on both sides, are one.
-class CopyRun {
- public:
-  explicit CopyRun(device::Queue& queue) : queue_(queue) {}
-
-  void add(std::byte* to, const std::byte* from, size_t num_bytes) {
-    if (to != to_ + num_bytes_ || from != from_ + num_bytes_) {
-      flush();
-      to_ = to;
-      from_ = from;
-      num_bytes_ = 0;
-    }
-    num_bytes_ += num_bytes;
-  }
-  void flush() {
-    if (num_bytes_ > 0) queue_.copy(to_, from_, num_bytes_);
-  }
-
- private:
-  device::Queue& queue_;
-  std::byte* to_ = nullptr;
-  const std::byte* from_ = nullptr;
-  size_t num_bytes_ = 0;
-};
-
 void check_size(const SliceEntry& entry, size_t target_bytes) {
   if (entry.num_bytes == target_bytes || entry.num_bytes == 0) return;
   throw Error(ErrorCode::BAD_HEADER, "slice of key " + std::to_string(entry.key) + " came with " +
@@ -71,16 +46,13 @@ void BorrowedDevice::read(device::Queue& queue, std::span<const SliceEntry> entr
                                            " slices came where " + std::to_string(targets.size()) +
                                            " were asked for");
   }
+  CopyList copies;
   for (size_t i = 0; i < entries.size(); ++i) {
     check_size(entries[i], targets[i].num_bytes);
-    at(entries[i].offset, entries[i].num_bytes);
-  }
-  CopyRun run(queue);
-  for (size_t i = 0; i < entries.size(); ++i) {
     const size_t num_bytes = entries[i].num_bytes;
-    if (num_bytes > 0) run.add(targets[i].data, at(entries[i].offset, num_bytes), num_bytes);
+    copies.add(targets[i].data, at(entries[i].offset, num_bytes), num_bytes);
   }
-  run.flush();
+  queue.copy_pieces(copies.pieces());
 }
 
 DevicePushes::DevicePushes(std::shared_ptr<BorrowedDevice> blocks, int control_fd, uint64_t address,
@@ -112,12 +84,12 @@ void PushRoom::write(device::Queue& queue, std::span<const DeviceRange> sources)
                                              " bytes was given " + std::to_string(total));
   }
   std::byte* to = pushes_->data_ + first_block_ * kPushBlockBytes;
-  CopyRun run(queue);
+  CopyList copies;
   for (const DeviceRange& source : sources) {
-    run.add(to, source.data, source.num_bytes);
+    copies.add(to, source.data, source.num_bytes);
     to += source.num_bytes;
   }
-  run.flush();
+  queue.copy_pieces(copies.pieces());
 }
 
 uint64_t PushRoom::send(uint64_t number) {

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "device/pieces.h"
+
 namespace psstore {
 namespace {
 
@@ -275,11 +277,13 @@ Gathered DeviceBackend::read(std::vector<Range> ranges) {
   read_->wait_for(compute_->record());
   Held held{{}, {piece.buffer}};
   std::byte* to = piece.buffer->data();
+  CopyList copies;
   for (Range& range : ranges) {
-    read_->copy_out(to, range.buffer->data() + range.offset, range.num_bytes);
+    copies.add(to, range.buffer->data() + range.offset, range.num_bytes);
     to += range.num_bytes;
     held.buffers.push_back(std::move(range.buffer));
   }
+  device::copy_pieces_out(*read_, copies.pieces());
   FenceRef ready = read_->record();
   held.until.push_back(ready);
   reading_.push_back(std::move(held));

@@ -57,6 +57,10 @@ std::vector<Ranks> rank_cases(DType tensor) {
   std::vector<Ranks> cases = {{}};
   for (const size_t count : {1U, 2U, 3U, 4U, 8U}) cases.emplace_back(count, DType::kFloat32);
   for (const size_t count : {1U, 2U, 4U, 8U}) cases.emplace_back(count, DType::kBFloat16);
+  cases.emplace_back(7, DType::kFloat16);  // groups of four and of two, and one
+  cases.emplace_back(6, DType::kInt8);
+  cases.emplace_back(5, DType::kSign);
+  if (tensor == DType::kFloat64) cases.emplace_back(3, DType::kFloat64);
   cases.push_back({DType::kFloat32, DType::kBFloat16, DType::kFloat16, DType::kInt8, DType::kSign,
                    DType::kTopK});
   if (tensor == DType::kFloat64) cases.push_back({DType::kFloat64, DType::kTopK});

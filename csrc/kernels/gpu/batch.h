@@ -32,7 +32,8 @@ struct Slice {
   uint32_t num_sources;
   uint32_t step;  // index of a StepBytes
   uint32_t state_is_new;
-  uint32_t position;  // in the batch
+  uint32_t position;           // in the batch
+  uint32_t sources_are_alike;  // of one dtype, and whole vectors of theirs are whole accesses
 };
 
 // A form of a step (steps.h) as bytes.
@@ -52,9 +53,10 @@ struct BatchView {
 
 // Calls `visit(slice, begin, end)` for the chunks [begin, end) of each slice that the block has a part in;
 // chunks count from the slice's first.
-template <class Visit>
-PSSTORE_HD void visit_slices(const BatchView& batch, int64_t block, Visit visit) {
-  const Slice* slice = batch.slices + batch.first_slices[block];
+// `View`: a BatchView, or another one of slices, their first ones and a grid.
+template <class View, class Visit>
+PSSTORE_HD void visit_slices(const View& batch, int64_t block, Visit visit) {
+  const auto* slice = batch.slices + batch.first_slices[block];
   int64_t chunk = batch.grid.begin(block);
   const int64_t end = batch.grid.end(block);
   for (; chunk < end; ++slice) {

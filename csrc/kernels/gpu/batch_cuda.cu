@@ -17,28 +17,15 @@ using gpu::Variant;
 // On the host the table follows its plan, which cuda_rewrite_batch() compares the next one with.
 constexpr size_t kPlanBytes = (sizeof(Plan) + 15) / 16 * 16;
 
-void check_memory(const Plan& plan, const LaunchMemory& memory) {
-  const size_t needed = kPlanBytes + plan.num_bytes();
-  if (memory.num_bytes < needed) {
-    throw Error(ErrorCode::INTERNAL, "a batch's descriptors need " + std::to_string(needed) +
-                                         " bytes of launch memory, not " +
-                                         std::to_string(memory.num_bytes));
-  }
-}
-
-// Writes the plan and the table, and puts the table's copy into the stream.
-Plan prepare_async(Purpose purpose, std::span<const SliceUpdate> batch, const LaunchMemory& memory,
-                   CudaStream stream) {
-  const Plan plan(purpose, batch);
-  check_memory(plan, memory);
+// Writes the plan and the table, puts the table's copy into the stream, and says where that will be.
+const std::byte* prepare_async(const Plan& plan, std::span<const SliceUpdate> batch,
+                               LaunchMemorySource& source, CudaStream stream) {
+  const LaunchMemory memory = source.take(kPlanBytes + plan.num_bytes());
   ::new (memory.pinned) Plan(plan);
   plan.write(batch, memory.pinned + kPlanBytes);
-  if (plan.num_bytes() > 0) {
-    gpu::check(cudaMemcpyAsync(memory.device + kPlanBytes, memory.pinned + kPlanBytes,
-                               plan.num_bytes(), cudaMemcpyHostToDevice, stream),
-               "copy of descriptors to the device");
-  }
-  return plan;
+  gpu::copy_table_async(memory.device + kPlanBytes, memory.pinned + kPlanBytes, plan.num_bytes(),
+                        stream);
+  return memory.device + kPlanBytes;
 }
 
 template <class T>
@@ -62,18 +49,14 @@ int cuda_device_count() {
   return count;
 }
 
-size_t cuda_descriptor_bytes(std::span<const SliceUpdate> batch) {
-  return kPlanBytes + Plan::most_bytes(batch);
-}
-
-void cuda_reduce_update_async(std::span<const SliceUpdate> batch, const LaunchMemory& memory,
+void cuda_reduce_update_async(std::span<const SliceUpdate> batch, LaunchMemorySource& memory,
                               CudaStream stream) {
-  const Plan plan = prepare_async(Purpose::kUpdate, batch, memory, stream);
-  plan.for_each_launch(memory.device + kPlanBytes,
-                       [&](const Variant& variant, const Launch&, const BatchView& view) {
-                         variant.is_double ? launch_update<double>(variant, view, stream)
-                                           : launch_update<float>(variant, view, stream);
-                       });
+  const Plan plan(Purpose::kUpdate, batch);
+  const std::byte* const table = prepare_async(plan, batch, memory, stream);
+  plan.for_each_launch(table, [&](const Variant& variant, const Launch&, const BatchView& view) {
+    variant.is_double ? launch_update<double>(variant, view, stream)
+                      : launch_update<float>(variant, view, stream);
+  });
 }
 
 void cuda_rewrite_batch(std::span<const SliceUpdate> batch, const LaunchMemory& memory) {
@@ -87,16 +70,17 @@ void cuda_rewrite_batch(std::span<const SliceUpdate> batch, const LaunchMemory& 
 }
 
 void cuda_reduced_squares_async(std::span<const SliceUpdate> batch, double* sums,
-                                const LaunchMemory& memory, CudaStream stream) {
-  const Plan plan = prepare_async(Purpose::kSquares, batch, memory, stream);
-  plan.for_each_launch(memory.device + kPlanBytes, [&](const Variant& variant, const Launch& launch,
-                                                       const BatchView& view) {
-    if (variant.is_double) {
-      launch_async(gpu::SquaresBody<double>{view, sums}, launch.num_slices, "squares", stream);
-    } else {
-      launch_async(gpu::SquaresBody<float>{view, sums}, launch.num_slices, "squares", stream);
-    }
-  });
+                                LaunchMemorySource& memory, CudaStream stream) {
+  const Plan plan(Purpose::kSquares, batch);
+  const std::byte* const table = prepare_async(plan, batch, memory, stream);
+  plan.for_each_launch(
+      table, [&](const Variant& variant, const Launch& launch, const BatchView& view) {
+        if (variant.is_double) {
+          launch_async(gpu::SquaresBody<double>{view, sums}, launch.num_slices, "squares", stream);
+        } else {
+          launch_async(gpu::SquaresBody<float>{view, sums}, launch.num_slices, "squares", stream);
+        }
+      });
 }
 
 }  // namespace psstore

@@ -19,6 +19,14 @@ inline void check(cudaError_t status, const char* call) {
   throw Error(ErrorCode::DEVICE_FAILED, std::string(call) + ": " + cudaGetErrorString(status));
 }
 
+// Of what a launch reads of the host.
+inline void copy_table_async(std::byte* device, const std::byte* pinned, size_t num_bytes,
+                             cudaStream_t stream) {
+  if (num_bytes == 0) return;
+  check(cudaMemcpyAsync(device, pinned, num_bytes, cudaMemcpyHostToDevice, stream),
+        "copy of descriptors to the device");
+}
+
 template <class Body>
 __global__ void __launch_bounds__(kThreads, Body::kMinBlocks) run_on_device(const Body body) {
   __shared__ typename Body::Shared shared;

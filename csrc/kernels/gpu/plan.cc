@@ -2,19 +2,29 @@
 #include "kernels/gpu/plan.h"
 
 #include <algorithm>
+#include <cstddef>
+#include <cstring>
 #include <new>
 
+#include "kernels/gpu/first_slices.h"
 #include "kernels/kernel_set.h"
 
 namespace psstore::gpu {
 namespace {
+
+// Bit by bit, since -0 is not 0; padding is after the last member only.
+bool is_same(const Hyper* one, const Hyper* other) {
+  constexpr size_t kBytes = offsetof(Hyper, centered) + sizeof(Hyper::centered);
+  if (one == nullptr || other == nullptr) return one == other;
+  return one == other || std::memcmp(one, other, kBytes) == 0;
+}
 
 // What the slices of one variant have in common with the one before: most have its step.
 class StepRun {
  public:
   // Whether the update needs a step of its own.
   bool begins_with(const SliceUpdate& update) {
-    if (any_ && hyper_ == update.hyper && step_ == update.step && rule_ == update.rule) {
+    if (any_ && step_ == update.step && rule_ == update.rule && is_same(hyper_, update.hyper)) {
       return false;
     }
     any_ = true;
@@ -64,6 +74,22 @@ bool lies_like(const VectorMap& vectors, const void* data, size_t elem_bytes) {
   return first % (elem_bytes * static_cast<size_t>(vectors.vector_elems)) == 0;
 }
 
+// An encoded payload that begins with a whole scale has whole scales, and codes at multiples of 4 bytes.
+bool takes_whole_accesses(const VectorMap& vectors, const Contribution& one) {
+  switch (one.dtype) {
+    case DType::kTopK: return false;
+    case DType::kInt8:
+    case DType::kSign: return vectors.lead == 0 && is_aligned(one.data, sizeof(float));
+    default: return lies_like(vectors, one.data, dtype_bytes(one.dtype));
+  }
+}
+
+bool sources_are_alike(const VectorMap& vectors, std::span<const Contribution> contributions) {
+  return std::ranges::all_of(contributions, [&](const Contribution& one) {
+    return one.dtype == contributions.front().dtype && takes_whole_accesses(vectors, one);
+  });
+}
+
 bool is_aligned_throughout(const SliceUpdate& update) {
   const VectorMap vectors = vectors_of(Purpose::kUpdate, update);
   bool aligned = lies_like(vectors, update.value_in, sizeof(float)) &&
@@ -74,11 +100,7 @@ bool is_aligned_throughout(const SliceUpdate& update) {
     const void* state = update.state[static_cast<size_t>(slot)];
     aligned = aligned && (!layout.uses(slot) || lies_like(vectors, state, sizeof(float)));
   }
-  for (const Contribution& one : update.contributions) {
-    aligned = aligned && one.dtype == update.contributions.front().dtype &&
-              lies_like(vectors, one.data, dtype_bytes(one.dtype));
-  }
-  return aligned;
+  return aligned && sources_are_alike(vectors, update.contributions);
 }
 
 SourceForm form_for(DType dtype, size_t count) {
@@ -120,6 +142,7 @@ Slice slice_of(Purpose purpose, const SliceUpdate& update) {
   slice.scale = update.scale;
   slice.num_sources = static_cast<uint32_t>(update.contributions.size());
   slice.state_is_new = update.state_is_new;
+  slice.sources_are_alike = sources_are_alike(slice.vectors, update.contributions);
   return slice;
 }
 
@@ -132,61 +155,34 @@ class LaunchWriter {
  public:
   LaunchWriter() = default;
   LaunchWriter(const Launch& launch, std::byte* table)
-      : grid_(launch.grid),
-        slice_(reinterpret_cast<Slice*>(table + launch.slices)),
+      : slice_(reinterpret_cast<Slice*>(table + launch.slices)),
         sources_(reinterpret_cast<Source*>(table + launch.sources)),
-        first_slices_(reinterpret_cast<uint32_t*>(table + launch.first_slices)) {}
+        blocks_(launch.grid, reinterpret_cast<uint32_t*>(table + launch.first_slices)) {}
 
   void add(Slice slice, std::span<const Contribution> contributions) {
     slice.first_source = num_sources_;
-    slice.first_chunk = num_chunks_;
+    slice.first_chunk = blocks_.num_chunks();
     for (const Contribution& one : contributions) {
       sources_[num_sources_++] = {one.data, one.num_bytes, one.weight, one.dtype};
     }
-    num_chunks_ += slice.vectors.num_chunks();
-    for (; grid_.begin(num_blocks_) < num_chunks_; ++num_blocks_) {
-      first_slices_[num_blocks_] = num_slices_;
-    }
-    slice_[num_slices_++] = slice;
+    slice_[blocks_.num_slices()] = slice;
+    blocks_.add(slice.vectors.num_chunks());
   }
 
   // The slice after the last.
   void end() const {
-    slice_[num_slices_] = Slice{};
-    slice_[num_slices_].first_chunk = num_chunks_;
+    slice_[blocks_.num_slices()] = Slice{};
+    slice_[blocks_.num_slices()].first_chunk = blocks_.num_chunks();
   }
 
  private:
-  Grid grid_;
   Slice* slice_ = nullptr;
   Source* sources_ = nullptr;
-  uint32_t* first_slices_ = nullptr;
-  uint32_t num_slices_ = 0;
+  FirstSlices blocks_;
   uint32_t num_sources_ = 0;
-  int64_t num_chunks_ = 0;
-  int64_t num_blocks_ = 0;
 };
 
 }  // namespace
-
-uint64_t Plan::most_bytes(std::span<const SliceUpdate> batch) {
-  uint64_t num_bytes = 0;
-  uint64_t num_runs = 0;
-  StepRun run;
-  for (const SliceUpdate& update : batch) {
-    const VectorMap vectors{update.num_elems, 2, 1};  // the most that there can be
-    const int64_t blocks = std::min(vectors.num_chunks(), kMaxBlocks);
-    num_bytes += sizeof(Slice) + update.contributions.size() * sizeof(Source) +
-                 static_cast<uint64_t>(blocks) * sizeof(uint32_t);
-    if (run.begins_with(update)) ++num_runs;
-  }
-  // Of each launch: the slice after its last, and what its three parts are rounded up by. A run of slices
-  // with one step may be spread over all of them.
-  const uint64_t num_slices = batch.size();
-  const uint64_t num_launches = std::min(num_slices, uint64_t{kNumVariants});
-  num_bytes += num_launches * (sizeof(Slice) + 3 * 16);
-  return num_bytes + std::min(num_slices, num_runs * num_launches) * sizeof(StepBytes);
-}
 
 Variant Plan::variant_of(const SliceUpdate& update) const {
   const bool is_double = update.dtype == DType::kFloat64;

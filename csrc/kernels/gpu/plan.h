@@ -32,9 +32,6 @@ class Plan {
   // Throws Error(INTERNAL) for an update that breaks what update.h requires.
   Plan(Purpose purpose, std::span<const SliceUpdate> batch);
 
-  // At least num_bytes() of any plan for the batch, from a glance at it.
-  static uint64_t most_bytes(std::span<const SliceUpdate> batch);
-
   uint64_t num_bytes() const { return steps_ + num_steps_ * sizeof(StepBytes); }
 
   // The table, to `table`; of num_bytes(), aligned to 16.

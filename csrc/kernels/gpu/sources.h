@@ -78,6 +78,67 @@ PSSTORE_HD Pack<T, N> nothing(uint32_t num_sources) {
   return sum;
 }
 
+// ---- whole vectors of contributions that are alike: loads apart from what is done with them, so that several are
+// under way at once. What load() returns, elements() makes numbers.
+
+template <class E>
+struct RawVectors {
+  template <int N>
+  PSSTORE_HD Pack<E, N> load(const Source& source, int64_t begin) const {
+    return load_pack<E, N, Alignment::kPack>(source.data, begin);
+  }
+  template <int N>
+  PSSTORE_HD Pack<E, N> elements(const Pack<E, N>& pack, int64_t) const {
+    return pack;
+  }
+};
+
+// A vector that begins at a multiple of its size lies within one block, and within one byte of signs.
+template <class Codes>
+struct Scaled {
+  float scale;
+  Codes codes;
+};
+
+PSSTORE_HD float load_scale(const Source& source, int64_t begin) {
+  return load_pack<float, 1, Alignment::kPack>(source.data, begin / kEncodedBlock)[0];
+}
+
+struct Int8Vectors {
+  int64_t num_elems;
+
+  template <int N>
+  PSSTORE_HD Scaled<Pack<int8_t, N>> load(const Source& source, int64_t begin) const {
+    const auto* codes = static_cast<const std::byte*>(source.data) + codes_offset(num_elems);
+    return {load_scale(source, begin), load_pack<int8_t, N, Alignment::kPack>(codes, begin)};
+  }
+  template <int N>
+  PSSTORE_HD Pack<float, N> elements(const Scaled<Pack<int8_t, N>>& loaded, int64_t) const {
+    Pack<float, N> out;
+    for (int e = 0; e < N; ++e) out[e] = decoded_int8(loaded.scale, loaded.codes[e]);
+    return out;
+  }
+};
+
+struct SignVectors {
+  int64_t num_elems;
+
+  template <int N>
+  PSSTORE_HD Scaled<Pack<uint8_t, N>> load(const Source& source, int64_t begin) const {
+    const auto* bits = static_cast<const std::byte*>(source.data) + codes_offset(num_elems);
+    return {load_scale(source, begin), {load_one<uint8_t>(bits, begin / 8)}};
+  }
+  template <int N>
+  PSSTORE_HD Pack<float, N> elements(const Scaled<Pack<uint8_t, N>>& loaded, int64_t begin) const {
+    const auto byte = static_cast<uint32_t>(loaded.codes[0]);
+    Pack<float, N> out;
+    for (int e = 0; e < N; ++e) {
+      out[e] = decoded_sign(loaded.scale, (byte >> ((begin + e) % 8) & 1U) != 0);
+    }
+    return out;
+  }
+};
+
 // Contributions of any number and any kinds.
 template <class T>
 class AnySources {
@@ -88,16 +149,62 @@ class AnySources {
   PSSTORE_HD AnySources(const BatchView& batch, const Slice& slice)
       : sources_(batch.sources + slice.first_source),
         num_sources_(slice.num_sources),
+        are_alike_(slice.sources_are_alike != 0),
         num_elems_(slice.vectors.num_elems) {}
 
   template <int N>
   PSSTORE_HD Pack<T, N> sum(int64_t begin) const {
     Pack<T, N> sum = nothing<T, N>(num_sources_);
-    for (uint32_t k = 0; k < num_sources_; ++k) add(sum, sources_[k], begin);
+    uint32_t k = 0;
+    if constexpr (N > 1) {
+      if (are_alike_) k = add_alike(sum, begin);
+    }
+    for (; k < num_sources_; ++k) add(sum, sources_[k], begin);
     return sum;
   }
 
  private:
+  // As many as there are groups of; returns their number.
+  template <int N>
+  PSSTORE_HD uint32_t add_alike(Pack<T, N>& sum, int64_t begin) const {
+    switch (sources_[0].dtype) {
+      case DType::kFloat32: return add_groups(sum, begin, RawVectors<float>{});
+      case DType::kFloat64:
+        if constexpr (sizeof(T) == sizeof(double)) {
+          return add_groups(sum, begin, RawVectors<double>{});
+        }
+        return 0;
+      case DType::kBFloat16: return add_groups(sum, begin, RawVectors<BFloat16>{});
+      case DType::kFloat16: return add_groups(sum, begin, RawVectors<Float16>{});
+      case DType::kInt8: return add_groups(sum, begin, Int8Vectors{num_elems_});
+      case DType::kSign: return add_groups(sum, begin, SignVectors{num_elems_});
+      case DType::kTopK: return 0;
+    }
+    return 0;
+  }
+
+  template <int N, class Vectors>
+  PSSTORE_HD uint32_t add_groups(Pack<T, N>& sum, int64_t begin, const Vectors& vectors) const {
+    uint32_t k = 0;
+    PSSTORE_ROLLED
+    for (; k + 4 <= num_sources_; k += 4) add_group<4>(sum, begin, vectors, sources_ + k);
+    if (k + 2 <= num_sources_) {
+      add_group<2>(sum, begin, vectors, sources_ + k);
+      k += 2;
+    }
+    return k;
+  }
+
+  template <int kCount, int N, class Vectors>
+  PSSTORE_HD void add_group(Pack<T, N>& sum, int64_t begin, const Vectors& vectors,
+                            const Source* sources) const {
+    decltype(vectors.template load<N>(*sources, begin)) loaded[kCount];
+    for (int j = 0; j < kCount; ++j) loaded[j] = vectors.template load<N>(sources[j], begin);
+    for (int j = 0; j < kCount; ++j) {
+      add_weighted(sum, static_cast<T>(sources[j].weight), vectors.elements(loaded[j], begin));
+    }
+  }
+
   template <int N>
   PSSTORE_HD void add(Pack<T, N>& sum, const Source& source, int64_t begin) const {
     const auto weight = static_cast<T>(source.weight);
@@ -123,6 +230,7 @@ class AnySources {
 
   const Source* sources_;
   uint32_t num_sources_;
+  bool are_alike_;
   int64_t num_elems_;
 };
 

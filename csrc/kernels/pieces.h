@@ -1,0 +1,53 @@
+// Copies that are queued together: few calls and launches, however many pieces of memory there are.
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <vector>
+
+namespace psstore {
+
+struct CopyPiece {
+  std::byte* to;
+  const std::byte* from;
+  size_t num_bytes;
+};
+
+class CopyList {
+ public:
+  // A piece that goes on where the one before ends, on both sides, is one with it. Empty ones are left out.
+  void add(void* to, const void* from, size_t num_bytes) {
+    if (num_bytes == 0) return;
+    auto* const begin = static_cast<std::byte*>(to);
+    const auto* const source = static_cast<const std::byte*>(from);
+    if (!pieces_.empty()) {
+      CopyPiece& last = pieces_.back();
+      if (begin == last.to + last.num_bytes && source == last.from + last.num_bytes) {
+        last.num_bytes += num_bytes;
+        return;
+      }
+    }
+    pieces_.push_back({begin, source, num_bytes});
+  }
+
+  std::span<const CopyPiece> pieces() const { return pieces_; }
+
+ private:
+  std::vector<CopyPiece> pieces_;
+};
+
+// Calls `visit(run, num_bytes)` for each longest run of pieces that lie one after the other where `address`
+// says: at their `from`, or at their `to`.
+template <class Address, class Visit>
+void for_each_run(std::span<const CopyPiece> pieces, Address address, Visit visit) {
+  for (size_t begin = 0, end = 0; begin < pieces.size(); begin = end) {
+    size_t num_bytes = pieces[begin].num_bytes;
+    for (end = begin + 1; end < pieces.size(); ++end) {
+      if (address(pieces[end]) != address(pieces[begin]) + num_bytes) break;
+      num_bytes += pieces[end].num_bytes;
+    }
+    visit(pieces.subspan(begin, end - begin), num_bytes);
+  }
+}
+
+}  // namespace psstore
