@@ -19,6 +19,7 @@ import gc
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 
@@ -158,16 +159,30 @@ def measured(options: argparse.Namespace) -> Report:
     setting = setting_of(options)
     contests: list[Contest] = []
     notes: list[str] = []
-    for name in [options.part] if options.part else PARTS:
-        try:
-            for contest in PARTS[name](setting):
-                contests.append(contest)
-                _free_memory()
-        except Exception as error:
-            notes.append(f"{name}: not measured: {type(error).__name__}: {error}")
-            print(f"gpu: {notes[-1]}", file=sys.stderr)
-        _free_memory()
+    try:
+        for name in [options.part] if options.part else PARTS:
+            _measure(name, setting, contests, notes, options.json)
+    except KeyboardInterrupt:
+        _note(notes, "not measured: what comes after this: it was stopped")
     return report(setting, contests, notes)
+
+
+def _measure(name: str, setting: Setting, contests: list[Contest], notes: list[str], results: Path | None) -> None:
+    """Adds what was found. Each contest is in the results as soon as it is over: this process may end at any time."""
+    try:
+        for contest in PARTS[name](setting):
+            contests.append(contest)
+            if results is not None:
+                report(setting, contests, [*notes, "not measured: the rest"]).save(results)
+            _free_memory()
+    except Exception as error:
+        _note(notes, f"{name}: not measured: {type(error).__name__}: {error}")
+    _free_memory()
+
+
+def _note(notes: list[str], note: str) -> None:
+    notes.append(note)
+    print(f"gpu: {note}", file=sys.stderr)
 
 
 def setting_of(options: argparse.Namespace) -> Setting:

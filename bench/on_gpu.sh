@@ -1,16 +1,20 @@
 #!/usr/bin/env bash
-# Everything that needs a GPU, in one go of at most 8 minutes: builds from this checkout, runs a selection under
-# compute-sanitizer, the GPU tests and the GPU bench, and leaves logs, results and a chart in one folder.
+# Everything that needs a GPU, in one go of at most 8 minutes: builds from this checkout, tests the kernels, measures,
+# tests shards and workers, and runs a selection under compute-sanitizer. What is worth most comes first, and all of it
+# is on disk as it comes: who is cut off has what was done until then.
 #
 #   bench/on_gpu.sh [--dry-run] [--wheels FOLDER] [RESULTS]
 #
-#   RESULTS          where to: $OUT, or build/on_gpu/results
+#   RESULTS          where to: $OUT, or build/on_gpu/results: summary.txt, log.txt, GPU.json and GPU.png
 #   --dry-run        on a machine without a GPU: builds, loads the extension, collects the tests, and stops there
 #   --wheels FOLDER  wheels of packages that the machine lacks; msgspec, say, without which there is no store
 #
 # It uses no network and installs into build/on_gpu alone. What the machine's Python has to have: torch, numpy, pip,
 # pybind11, scikit-build-core, CMake >= 3.26, ninja, pytest, and nvcc >= 12 on the PATH or in /usr/local/cuda. Where
-# msgspec or psutil is missing the kernels are still tested and measured, and the summary says what was left out.
+# msgspec, psutil or hypothesis is missing the kernels are still tested and measured, and the summary says what was left
+# out. On a machine that has a network, wheels for one that has none are fetched by
+#
+#   pip download --no-deps --only-binary=:all: --python-version 3.12 --platform manylinux2014_x86_64 -d FOLDER msgspec
 #
 # Each step has a time limit of its own, and its failure does not keep the later ones from running. Exits with 0 if
 # all passed, 1 if one failed, 2 if there is no GPU.
@@ -38,16 +42,19 @@ readonly SITE=$PWD/build/on_gpu/site TREE=$PWD/build/on_gpu/tree
 PYTHON=${PYTHON:-python3}
 export PYTHONPATH=$SITE PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
 export PIP_NO_INDEX=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1
-command -v nvcc >/dev/null || export PATH=$PATH:/usr/local/cuda/bin
+# CMake and ninja may be this Python's packages, and nvcc beside its libraries alone.
+PATH=$("$PYTHON" -c 'import sysconfig; print(sysconfig.get_path("scripts"))'):$PATH
+command -v nvcc >/dev/null || PATH=$PATH:/usr/local/cuda/bin
+export PATH
 
-summary=$results/summary.txt
-: >"$summary"
+summary=$results/summary.txt log=$results/log.txt
+: >"$summary" >"$log"
 say() { printf '%s\n' "$*" | tee -a "$summary"; }
 
 failed=0
-# step NAME LIMIT_S COMMAND...: its output goes to NAME.log, and the end of it to the terminal.
+# step NAME LIMIT_S COMMAND...: its output goes to the log, and the end of it to the terminal.
 step() {
-    local name=$1 limit=$2 log=$results/$1.log begin=$SECONDS left status
+    local name=$1 limit=$2 begin=$SECONDS left status
     shift 2
     left=$((TOTAL_S - SECONDS))
     if [ "$left" -lt 10 ]; then
@@ -55,15 +62,17 @@ step() {
         failed=1
         return 1
     fi
-    printf '\n== %s\n' "$name"
-    # SIGINT first: pytest then tells what it was doing.
-    timeout --signal=INT --kill-after=10 $((limit < left ? limit : left)) "$@" >"$log" 2>&1 </dev/null
+    printf '\n== %s\n' "$name" | tee -a "$log"
+    # SIGINT first: pytest then tells what it was doing, and the bench what it has measured.
+    timeout --signal=INT --kill-after=10 $((limit < left ? limit : left)) "$@" >"$log.step" 2>&1 </dev/null
     status=$?
-    tail -n "${SHOWN_LINES:-12}" "$log"
+    cat "$log.step" >>"$log"
+    tail -n "${SHOWN_LINES:-12}" "$log.step"
+    rm "$log.step"
     case $status in
         0) say "$name: passed in $((SECONDS - begin)) s" ;;
         124 | 137) say "$name: FAILED: stopped after $((SECONDS - begin)) s" && failed=1 ;;
-        *) say "$name: FAILED with status $status after $((SECONDS - begin)) s: $log" && failed=1 ;;
+        *) say "$name: FAILED with status $status after $((SECONDS - begin)) s: see '== $name' in $log" && failed=1 ;;
     esac
     return "$status"
 }
@@ -117,6 +126,8 @@ for tool in nvcc cmake ninja; do
 done
 if [ -n "${lacking// /}" ]; then
     say "can't build and test without: $lacking"
+    say "  packages: those of this Python, $(command -v "$PYTHON"); PYTHON=... chooses another one"
+    say "  nvcc: of a CUDA toolkit >= 12, in /usr/local/cuda/bin or on the PATH"
     exit 1
 fi
 
@@ -132,7 +143,7 @@ pytest_options=(-q -o "pythonpath=. tests tests/gpu")
 tests=(tests/gpu)
 left_out=$(missing msgspec psutil hypothesis)
 if [ -n "$left_out" ]; then
-    say "left out: all tests and measurements with a store, for want of $left_out (--wheels brings them)"
+    say "left out: all tests and measurements with a store, for want of $left_out (bring wheels: --wheels FOLDER, see the head of this script)"
     pytest_options+=(--confcutdir tests/gpu)
     tests=(tests/gpu/kernels)
 fi
@@ -148,6 +159,11 @@ fi
 
 # ---- run ----
 
+readonly tested=("$PYTHON" -m pytest "${pytest_options[@]}" -m gpu -p no:cacheprovider)
+
+step kernels 100 "${tested[@]}" tests/gpu/kernels
+SHOWN_LINES=80 step bench 170 "$PYTHON" -m bench.gpu --json "$results/$slug.json" --plot
+if [ -z "$left_out" ]; then step stores 100 "${tested[@]}" --ignore tests/gpu/kernels tests/gpu; fi
 if command -v compute-sanitizer >/dev/null; then
     for tool in memcheck racecheck; do
         step "$tool" 70 bash -c "$(declare -f sanitized); $(declare -p PYTHON pytest_options); sanitized $tool"
@@ -155,8 +171,6 @@ if command -v compute-sanitizer >/dev/null; then
 else
     say "left out: compute-sanitizer, which is not on the PATH"
 fi
-step tests 130 "$PYTHON" -m pytest "${pytest_options[@]}" -m gpu -p no:cacheprovider "${tests[@]}"
-SHOWN_LINES=80 step bench 170 "$PYTHON" -m bench.gpu --json "$results/$slug.json" --plot
 
 printf '\n== summary\n'
 cat "$summary"

@@ -72,7 +72,10 @@ class Report:
         return "\n\n".join(part for part in parts if part)
 
     def save(self, path: Path) -> None:
-        path.write_text(json.dumps(asdict(self), indent=2) + "\n")
+        """At once: whoever reads it finds this one whole, or the one before."""
+        new = path.with_name(path.name + ".new")
+        new.write_text(json.dumps(asdict(self), indent=2) + "\n")
+        new.replace(path)
 
     @classmethod
     def load(cls, path: Path) -> Report:

@@ -6,6 +6,7 @@ import argparse
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -48,9 +49,27 @@ def test_what_a_part_lacks_is_said_and_the_others_are_measured(monkeypatch: pyte
         raise ModuleNotFoundError("No module named 'msgspec'")
 
     monkeypatch.setattr(gpu, "PARTS", {"ipc": lacking, "host": gpu.host})
-    report = gpu.measured(argparse.Namespace(device="fake:0", part=None, quick=True))
+    report = gpu.measured(argparse.Namespace(device="fake:0", part=None, quick=True, json=None))
     assert [row[0] for row in report.tables[0].rows] == ["host → device → host, sgd()", "host → device → host, adam()"]
     assert "ipc: not measured: ModuleNotFoundError: No module named 'msgspec'" in report.notes
+
+
+def test_what_was_measured_is_there_whenever_the_bench_is_stopped(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    results = tmp_path / "results.json"
+    saved: list[Report] = []
+
+    def stopped(setting: gpu.Setting) -> Iterator[Contest]:
+        yield made_up("steps", ours=1.0, limit=0.96, fused=1.5)
+        saved.append(Report.load(results))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(gpu, "PARTS", {"steps": stopped, "host": gpu.host})
+    report = gpu.measured(argparse.Namespace(device="fake:0", part=None, quick=True, json=results))
+    for one in (saved[0], report):
+        assert [row[0] for row in one.tables[0].rows] == ["steps in float32"]
+        assert any("not measured:" in note for note in one.notes)
 
 
 def test_a_target_is_about_its_worst_case() -> None:
@@ -94,3 +113,19 @@ def test_without_a_gpu_the_bench_and_the_script_say_so(repository: Path, tmp_pat
     assert script.returncode == 2, script.stderr
     assert "no GPU can be used here" in script.stdout
     assert (tmp_path / "summary.txt").read_text() == script.stdout
+
+
+@pytest.mark.skipif(has_gpu(), reason="there is a GPU here")
+def test_the_script_says_what_is_missing_and_what_to_do(repository: Path, tmp_path: Path) -> None:
+    bare = tmp_path / "bare"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", bare], check=True)
+    script = subprocess.run(
+        ["bash", "bench/on_gpu.sh", "--dry-run", str(tmp_path)],
+        cwd=repository,
+        env={**os.environ, "PYTHON": str(bare / "bin" / "python"), "PYTHONPATH": ""},
+        capture_output=True,
+        text=True,
+    )
+    assert script.returncode == 1, script.stdout
+    assert "can't build and test without: numpy torch" in script.stdout
+    assert "PYTHON=... chooses another one" in script.stdout
