@@ -9,7 +9,8 @@ from server_process import StoreProcess, failed_start
 
 import psstore
 from psstore.client.store import Store
-from psstore.errors import DeviceFailed
+from psstore.errors import DeviceFailed, OutOfMemory
+from psstore.types import TensorSpec
 
 pytestmark = pytest.mark.sockets
 
@@ -36,6 +37,19 @@ def test_shards_on_devices_take_the_steps_of_those_on_the_host() -> None:
     devices = "fake:0?seed=1,fake:1?seed=2"
     with StoreProcess("--shards", "2", "--device", devices) as server, psstore.connect(server.url) as store:
         assert_array_equal(train(store), expected)
+
+
+def test_a_tensor_that_one_shard_has_no_room_for_is_created_on_none() -> None:
+    spec = TensorSpec(name="w", shape=(1_000_000,))
+    with psstore.connect("local://?shards=2&device=fake:0,fake:1?bytes=1048576") as store:
+        with pytest.raises(OutOfMemory, match="device fake:1"):
+            store.create_many([spec, TensorSpec(name="b", shape=(3,))])
+        assert store.keys() == []
+        store.create("w", np.ones(1000, np.float32))
+        with pytest.raises(OutOfMemory):
+            store.create_many([TensorSpec(name="w", shape=(1000,)), TensorSpec(name="x", shape=(1_000_000,))])
+        assert store.keys() == ["w"]
+        assert_array_equal(store.pull("w"), np.ones(1000, np.float32))
 
 
 def test_device_that_fails_ends_its_store_and_tells_its_clients() -> None:

@@ -61,7 +61,10 @@ class Catalogue:
         tensors = [self._tensors[spec.name] for spec in request.specs]
         mine = [t.id for t in tensors if request.offer and self._claim(t.id, client, is_gone)]
         return Created(
-            tensors=tuple(self._signed[t.spec.name] for t in tensors), dropped=tuple(dropped), initialise=tuple(mine)
+            tensors=tuple(self._signed[t.spec.name] for t in tensors),
+            dropped=tuple(dropped),
+            made=tuple(new),
+            initialise=tuple(mine),
         )
 
     def ready(self, ids: Sequence[int]) -> None:

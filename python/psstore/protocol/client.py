@@ -16,6 +16,7 @@ from psstore.errors import (
     BadBody,
     DeadlineExceeded,
     NotAWorker,
+    OutOfMemory,
     PsstoreError,
     TornRound,
     UnknownTensor,
@@ -125,9 +126,15 @@ class Client:
     async def create(
         self, specs: Sequence[TensorSpec], *, exist: m.Exist, offer: bool
     ) -> tuple[list[Tensor], list[int]]:
-        """Creates or matches tensors, known to every shard on return. Also: ids whose value is ours to send."""
+        """Creates or matches tensors, known to every shard on return. Also: ids whose value is ours to send. Raises
+        OutOfMemory if a shard has no room for its part; then none of them was created."""
         created = await self._control("CREATE", m.Create(specs=tuple(specs), exist=exist, offer=offer), m.Created)
-        await self._define((*created.dropped, *created.tensors))
+        try:
+            await self._define((*created.dropped, *created.tensors))
+        except OutOfMemory:
+            if created.made:  # none, rather than the part of them that some shards have room for
+                await self.drop(created.made)
+            raise
         return self._learn(created.tensors), list(created.initialise)
 
     async def ready(self, ids: Sequence[int]) -> None:

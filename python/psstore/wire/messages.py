@@ -240,6 +240,8 @@ class Created(Message, frozen=True, kw_only=True):
     """The Tensor of each spec, in order."""
     dropped: tuple[Signed, ...] = ()
     """DropFact of what was overwritten."""
+    made: tuple[str, ...] = ()
+    """Names of those that were not there before."""
     initialise: tuple[int, ...] = ()
     """Ids whose value this client is to send (INIT to the shards, then READY)."""
 
