@@ -18,6 +18,7 @@ from psstore import _core
 from psstore.client import device_arrays, near
 from psstore.client.store import Store
 from psstore.errors import AvailabilityError
+from psstore.protocol.sharing import Lease
 
 pytestmark = pytest.mark.sockets
 
@@ -103,6 +104,31 @@ def test_nothing_goes_through_the_host_to_a_shard_on_the_same_device(monkeypatch
             store.pull("w", out=out)
             assert_array_equal(out.read(), value)
         assert pinned_bytes(store, stream) == 0
+
+
+def test_what_is_shared_travels_in_few_frames(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = stream_on("fake:0", monkeypatch)
+    rooms: list[int] = []
+    leases: list[Lease] = []
+    take, end_lease = near.Near.take, near.Neighbours.end_lease
+
+    def taken(self: near.Near, num_bytes: int) -> _core.PushRoom | None:
+        rooms.append(num_bytes)
+        return take(self, num_bytes)
+
+    def ended(self: near.Neighbours, lease: Lease) -> bool:
+        leases.append(lease)
+        return end_lease(self, lease)
+
+    monkeypatch.setattr(near.Near, "take", taken)
+    monkeypatch.setattr(near.Neighbours, "end_lease", ended)
+    with StoreProcess("--device", "fake:0") as server, psstore.connect(server.url) as store:
+        value = some(2_500_000, 1)
+        store.create("w", np.zeros_like(value))
+        store.push("w", Interface(stream, value))
+        store.pull("w", out=Interface(stream, np.zeros_like(value)))
+        assert set(rooms) == {value.nbytes}
+        assert len(leases) == 1
 
 
 def test_a_value_is_read_before_it_changes(server: StoreProcess, stream: Stream) -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from psstore import _core
 from psstore.cli import model_shapes
+from psstore.client import staging
 from psstore.errors import BadArgument
 from psstore.partition import packing
 from psstore.partition.packing import pack
@@ -153,3 +154,15 @@ def test_frame_has_no_more_slices_than_a_header_may_announce() -> None:
 
 def test_empty_tensors_need_no_frame() -> None:
     assert pack(tensors_of({"empty": (0, 3)}, num_shards=2), num_shards=2) == []
+
+
+def test_frames_of_a_shard_that_shares_a_device_are_long_and_may_travel_all_the_same() -> None:
+    assert staging.PASSAGE_BYTES >= packing.NEAR_FRAME_BYTES <= _core.MAX_PAYLOAD_BYTES
+    tensors = tensors_of(model_shapes.vgg16(), num_shards=2)
+    frames = pack(tensors, num_shards=2, near={1})
+    sizes = [
+        [4 * sum(one.end - one.begin for one in frame.slices) for frame in frames if frame.shard == s] for s in (0, 1)
+    ]
+    assert max(sizes[0]) <= packing.FRAME_BYTES
+    assert len(sizes[1]) <= sum(sizes[1]) / (packing.NEAR_FRAME_BYTES - SLICE_BYTES) + 1
+    assert max(sizes[1]) <= packing.NEAR_FRAME_BYTES

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -44,10 +44,17 @@ class Frame(NamedTuple):
 
 class Layout:
     """The frames of one list of tensors in given dtypes or codecs, in one direction. `part`: 0 for the values, i for a
-    buffer of rule state."""
+    buffer of rule state. `near`: the shards that share a device with the arrays."""
 
     def __init__(
-        self, tensors: Sequence[Tensor], dtypes: Sequence[str], *, num_shards: int, pull: bool, part: int = 0
+        self,
+        tensors: Sequence[Tensor],
+        dtypes: Sequence[str],
+        *,
+        num_shards: int,
+        pull: bool,
+        part: int = 0,
+        near: Collection[int] = (),
     ) -> None:
         self.tensors = tuple(tensors)
         self.names = tuple(tensor.spec.name for tensor in tensors)
@@ -59,7 +66,7 @@ class Layout:
         """To its last pull."""
         self._pull = pull
         self.frames: list[Frame] = []
-        for packed in pack(tensors, num_shards=num_shards):
+        for packed in pack(tensors, num_shards=num_shards, near=near):
             entries = []
             ranges = []
             for ref in packed.slices:
@@ -160,11 +167,14 @@ class Layouts:
         self.habits: OrderedDict[Hashable, Habit] = OrderedDict()
         """What calls came to of late, by their manner (asked.py). Cleared when a name comes to mean something else."""
 
-    def of(self, tensors: Sequence[Tensor], dtypes: Sequence[str], *, pull: bool) -> Layout:
-        key = (pull, *[tensor.id for tensor in tensors], *dtypes)
+    def of(
+        self, tensors: Sequence[Tensor], dtypes: Sequence[str], *, pull: bool, near: frozenset[int] = frozenset()
+    ) -> Layout:
+        """`near`: the shards that share a device with the arrays."""
+        key = (pull, near, *[tensor.id for tensor in tensors], *dtypes)
         layout = self._known.get(key)
         if layout is None:
-            layout = Layout(tensors, dtypes, num_shards=self._num_shards, pull=pull)
+            layout = Layout(tensors, dtypes, num_shards=self._num_shards, pull=pull, near=near)
         _use(self._known, key, layout)
         return layout
 

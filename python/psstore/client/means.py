@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+from psstore import _core
 from psstore.client.coded import Coded
-from psstore.client.layout import Layouts
+from psstore.client.layout import Layout, Layouts
 from psstore.client.near import Neighbours
 from psstore.client.pacing import Pace
 from psstore.client.schema import Schema
@@ -31,6 +32,13 @@ class Means:
 
     def patience(self, wait_s: float | None) -> float:
         return self._wait_s if wait_s is None else wait_s
+
+    async def layout(
+        self, tensors: Sequence[Tensor], dtypes: Sequence[str], *, pull: bool, place: _core.Device | None
+    ) -> Layout:
+        """Of arrays on that device; None: in main memory."""
+        near = frozenset[int]() if place is None else await self.passages.near(place)
+        return self.layouts.of(tensors, dtypes, pull=pull, near=near)
 
     @property
     def turns(self) -> Pace | None:

@@ -98,6 +98,11 @@ class Neighbours:
                     await self._ask(session, device, SMALLEST_ARENA_BYTES)
         return session.near if isinstance(session.near, Near) else None
 
+    async def shards(self, device: _core.Device) -> frozenset[int]:
+        """Those that share it."""
+        near = [await self.near(shard, device) for shard in range(len(self._client.sessions))]
+        return frozenset(shard for shard, shared in enumerate(near) if shared is not None)
+
     async def room(self, shard: int, device: _core.Device, num_bytes: int) -> tuple[Near, _core.PushRoom] | None:
         """Room for a frame; None: there is none."""
         near = await self.near(shard, device)

@@ -101,7 +101,8 @@ class Reading:
             return await self._pull_coded(tensors, targets, codecs_for(asked.codec, names), asked)
         results: dict[int, Array] = {}
         for place, positions in by_place(targets).items():
-            layout = means.layouts.of([tensors[i] for i in positions], [targets[i].dtype for i in positions], pull=True)
+            chosen, dtypes = [tensors[i] for i in positions], [targets[i].dtype for i in positions]
+            layout = await means.layout(chosen, dtypes, pull=True, place=place)
             if place is None and len(positions) == len(targets):
                 means.layouts.note(asked.manner, "PULL", layout)
             pulled = await self.pull_into(layout, [targets[i] for i in positions], asked.if_newer_than, asked.wait_s)

@@ -251,12 +251,7 @@ class Passage:
 
     async def _batches(self, frames: Sequence[Frame]) -> list[Batch]:
         """Frames in their order: each of a shard that shares the device by itself, the others together."""
-        near = {
-            shard
-            for shard in {frame.shard for frame in frames}
-            if await self._neighbours.near(shard, self._device) is not None
-        }
-        return list(_grouped(frames, near))
+        return list(_grouped(frames, await self._neighbours.shards(self._device)))
 
     async def _room(self, batch: Batch) -> Room:
         async with self._turn:
@@ -389,6 +384,10 @@ class Passages:
     def into(self, device: _core.Device) -> Passage:
         """For what is pulled."""
         return self._passage(device, "in")
+
+    async def near(self, device: _core.Device) -> frozenset[int]:
+        """The shards that share it."""
+        return await self._neighbours.shards(device)
 
     def _passage(self, device: _core.Device, direction: str) -> Passage:
         passage = self._passages.get((device, direction))

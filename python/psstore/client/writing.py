@@ -130,7 +130,7 @@ class Writing:
                 coded = means.coded.transfers(wire_op, written, sources, encoders, loss_scale=asked.loss_scale)
                 await self.send(wire_op, *coded)
                 continue
-            layout = means.layouts.of(written, [one.dtype for one in sources], pull=False)
+            layout = await means.layout(written, [one.dtype for one in sources], pull=False, place=place)
             if place is not None:
                 await self.send(wire_op, layout, Departure(means.passages.out_of(place), layout, sources))
                 continue
