@@ -33,6 +33,9 @@ HEADER_BYTES = 64
 BULK_ELEMS = 4 << 20
 """16 MiB: what another client sends again and again while latency is measured under load."""
 
+BUSY_POLL_US = 200.0
+"""Longer than a round trip, so that between two calls nobody sleeps."""
+
 PUSH, PULL, BULK, SPIN, BLOCK = b"w", b"r", b"m", b"s", b"b"
 
 
@@ -55,11 +58,13 @@ class Caller:
 
 
 @contextlib.contextmanager
-def store_caller(transport: str) -> Iterator[Caller]:
+def store_caller(transport: str, *, spinning: bool = False) -> Iterator[Caller]:
+    """Blocking, or both ends asking the kernel for `BUSY_POLL_US` before they sleep."""
     where = cast(Transport, transport)  # bulk of others, too, is to go over the same socket
+    busy_us = BUSY_POLL_US if spinning else 0.0
     with (
-        store_server("tcp" if transport == "tcp" else "unix", 1) as url,
-        psstore.connect(url, rank=0, transport=where) as store,
+        store_server("tcp" if transport == "tcp" else "unix", 1, options=["--busy-poll-us", str(busy_us)]) as url,
+        psstore.connect(url, rank=0, transport=where, busy_poll_us=busy_us) as store,
     ):
         value, out = np.ones(VALUE_ELEMS, np.float32), np.zeros(VALUE_ELEMS, np.float32)
         store.create("small", value)
@@ -69,13 +74,13 @@ def store_caller(transport: str) -> Iterator[Caller]:
                 under_way.result()
 
         yield Caller(
-            f"psstore, {transport}",
+            f"psstore, {transport}{', spinning' if spinning else ''}",
             transport,
             "psstore",
             push=lambda: store.push("small", value),
             pull=lambda: store.pull("small", out=out),
             pipelined=pipelined,
-            bulk=StoreBulk(url, where),
+            bulk=None if spinning else StoreBulk(url, where),
         )
 
 

@@ -4,7 +4,8 @@
 
 Axes: transport, peers (callers.py), load. The client is this process, the server another one; each caller makes a
 burst of calls in turn. Pushes and pulls are of a plain tensor ('assign'). The limit is a ping-pong of as many bytes,
-blocking, as the client is; spinning is what blocking costs. Also: pushes per second with 100 of them under way.
+blocking, as the client is; spinning is what blocking costs, also for psstore (`busy_poll_us`). Also: pushes per second
+with 100 of them under way.
 """
 
 from __future__ import annotations
@@ -154,7 +155,8 @@ def measure(chosen: argparse.Namespace) -> Report:
     with contextlib.ExitStack() as ends:
         callers = [ends.enter_context(raw_caller("tcp")), ends.enter_context(raw_caller("unix"))]
         callers.append(ends.enter_context(raw_caller("tcp", spinning=True)))
-        callers += [ends.enter_context(store_caller(transport)) for transport in ("tcp", "unix")]
+        for spinning in (False, True):
+            callers += [ends.enter_context(store_caller(where, spinning=spinning)) for where in ("tcp", "unix")]
         for start in (partial(redis_caller, "tcp"), partial(redis_caller, "unix"), rpc_caller):
             try:
                 callers.append(ends.enter_context(start()))

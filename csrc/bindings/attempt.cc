@@ -60,10 +60,10 @@ bool Attempt::send() {
   return exchange_->send();
 }
 
-bool Attempt::run(int bell) {
+bool Attempt::run(int bell, std::chrono::nanoseconds busy) {
   make();
   const py::gil_scoped_release released;
-  return exchange_->run(bell);
+  return exchange_->run(bell, busy);
 }
 
 void Attempt::make() {

@@ -4,6 +4,7 @@
 // Needs the GIL, but for the exchange itself, and the loop: whoever has it, one thread at a time.
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -86,7 +87,7 @@ class Attempt {
   // Sends what the kernel takes. True: that was all.
   bool send();
   // Sends all and receives what comes, without the GIL. True: all is answered.
-  bool run(int bell);
+  bool run(int bell, std::chrono::nanoseconds busy);
   // On their lines. `now_s`: on the event loop's clock.
   void note_answers(double now_s) const;
 

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "bindings/attempt.h"
+#include "core/busy_poll.h"
 #include "core/descriptor.h"
 
 namespace psstore::bindings {
@@ -31,10 +32,16 @@ struct LoopParts {
   int bell;          // ends its poll
   int sockets;       // its epoll
   int idle;          // the epoll on which the own thread sleeps: it has `sockets` in it
+  std::chrono::nanoseconds busy;  // how long a call asks for each answer before it sleeps
 };
 
 // How long the answers to small calls that were started wait, if nobody waits for them.
 constexpr std::chrono::nanoseconds kPostponed = std::chrono::milliseconds{1};
+
+std::chrono::nanoseconds as_nanoseconds(double seconds) {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(
+      std::chrono::duration<double>(seconds));
+}
 
 // What a call of a function of Python returned.
 py::object called(PyObject* result) {
@@ -66,6 +73,9 @@ class FastLane {
   }
 
   bool busy() const { return busy_; }
+
+  // Waits, without sleeping, until the loop's sockets have something. Needs no loop.
+  void ask(double timeout_s) const;
 
   // Whether the own thread wakes for what arrives. REQUIRES of mute and unmute: the loop is the caller's.
   void mute();
@@ -154,6 +164,13 @@ bool FastLane::nobody_waits() const {
          called(PyObject_CallNoArgs(wanted_.ptr())).ptr() == Py_False;
 }
 
+void FastLane::ask(double timeout_s) const {
+  const auto timeout = as_nanoseconds(timeout_s);
+  const py::gil_scoped_release no_gil;
+  pollfd sockets{loop_.sockets, POLLIN, 0};
+  poll_busily({&sockets, 1}, timeout, timeout);
+}
+
 void FastLane::mute() {
   if (!muted_) listen(false);
   postponed_ = false;
@@ -214,7 +231,7 @@ std::optional<FastLane::Outcome> FastLane::call(const Sender& sender, const Fram
   const bool possible =
       hold && nobody_waits() && attempt.possible() && py::len(futures) >= plan.num_frames();
   if (!possible) return std::nullopt;
-  const bool all_answered = attempt.run(loop_.bell);
+  const bool all_answered = attempt.run(loop_.bell, loop_.busy);
   attempt.note_answers(now_s());
   if (all_answered) {
     hold.release();
@@ -285,13 +302,15 @@ void bind_lane(py::module_& m) {
       .def_readonly("timeout_s", &Terms::timeout_s);
   py::class_<FastLane>(m, "FastLane", py::is_final())
       .def(py::init([](py::object loop, py::object mutex, py::object queue, py::list callers,
-                       py::object ready, int bell, int sockets, int idle) {
+                       py::object ready, int bell, int sockets, int idle, double busy_s) {
              return FastLane({std::move(loop), std::move(mutex), std::move(queue),
-                              std::move(callers), std::move(ready), bell, sockets, idle});
+                              std::move(callers), std::move(ready), bell, sockets, idle,
+                              as_nanoseconds(busy_s)});
            }),
            py::kw_only(), "loop"_a, "mutex"_a, "queue"_a, "callers"_a, "ready"_a, "bell"_a,
-           "sockets"_a, "idle"_a)
+           "sockets"_a, "idle"_a, "busy_s"_a = 0.0)
       .def_property_readonly("busy", &FastLane::busy)
+      .def("ask", &FastLane::ask, "timeout_s"_a)
       .def("mute", &FastLane::mute)
       .def("unmute", &FastLane::unmute)
       .def("hasten", &FastLane::hasten)

@@ -87,7 +87,7 @@ class LentBytes : public BufferOwner {
 
 class PyPump {
  public:
-  PyPump(Desk& desk, int bell) : pump_(desk, bell) {}
+  PyPump(Desk& desk, int bell, double busy_s) : pump_(desk, bell, as_duration(busy_s)) {}
 
   int fileno() const { return pump_.fileno(); }
   void add(Pump::Id id, int socket, const py::object& port) {
@@ -200,7 +200,8 @@ void bind_serve(py::module_& m) {
       .def("take_replies", &PyPort::take_replies);
 
   py::class_<PyPump>(m, "Pump", py::is_final())
-      .def(py::init<Desk&, int>(), "desk"_a, py::kw_only(), "bell"_a, py::keep_alive<1, 2>())
+      .def(py::init<Desk&, int, double>(), "desk"_a, py::kw_only(), "bell"_a, "busy_s"_a = 0.0,
+           py::keep_alive<1, 2>())
       .def("fileno", &PyPump::fileno)
       .def("add", &PyPump::add, "connection"_a, py::kw_only(), "socket"_a, "port"_a)
       .def("send", &PyPump::send, "connection"_a, "pieces"_a)

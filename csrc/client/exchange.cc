@@ -1,11 +1,12 @@
 #include "client/exchange.h"
 
-#include <poll.h>
 #include <sys/socket.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <utility>
+
+#include "core/busy_poll.h"
 
 namespace psstore {
 namespace {
@@ -51,13 +52,13 @@ std::span<const iovec> Exchange::unsent(size_t peer) const {
   return std::span(outputs_[peer].pieces).subspan(outputs_[peer].first);
 }
 
-bool Exchange::run(int bell) {
+bool Exchange::run(int bell, std::chrono::nanoseconds busy) {
   const auto end = Clock::now() + kLongestExchange;
   for (size_t peer = 0; peer < peers_.size(); ++peer) {
     if (!send(peer)) return false;
   }
   while (!over()) {
-    if (!wait(bell) || Clock::now() > end) return false;
+    if (!wait(bell, busy) || Clock::now() > end) return false;
   }
   return true;
 }
@@ -75,7 +76,7 @@ bool Exchange::over() const {
   return num_unanswered_ == 0 && all_sent();
 }
 
-bool Exchange::wait(int bell) {
+bool Exchange::wait(int bell, std::chrono::nanoseconds busy) {
   std::vector<pollfd> files;
   files.reserve(peers_.size() + 1);
   for (size_t peer = 0; peer < peers_.size(); ++peer) {
@@ -83,7 +84,7 @@ bool Exchange::wait(int bell) {
     files.push_back({peers_[peer].fd, static_cast<short>(events), 0});
   }
   files.push_back({bell, POLLIN, 0});
-  const int found = poll(files.data(), files.size(), static_cast<int>(kQuiet.count()));
+  const int found = poll_busily(files, kQuiet, busy);
   if (found <= 0 || files.back().revents != 0) return false;
   for (size_t peer = 0; peer < peers_.size(); ++peer) {
     const int events = files[peer].revents;

@@ -58,8 +58,8 @@ class Exchange {
   // Hands the kernel what it takes, and receives nothing. True: that was all.
   bool send();
   // True: all is sent, and every call is answered. `bell`: a file descriptor that ends it when it becomes
-  // readable.
-  bool run(int bell);
+  // readable. `busy`: how long it asks for each answer before it sleeps.
+  bool run(int bell, std::chrono::nanoseconds busy = {});
 
   std::span<Peer> peers() { return peers_; }
   std::span<Call> calls() { return calls_; }
@@ -77,7 +77,7 @@ class Exchange {
   // An answer that comes before its request is sent is not the end: the next frame would follow half of one.
   bool over() const;
   // False: there is something else to do.
-  bool wait(int bell);
+  bool wait(int bell, std::chrono::nanoseconds busy);
   bool send(size_t peer);
   bool receive(size_t peer);
   bool take_frames(size_t peer);

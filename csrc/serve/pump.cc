@@ -1,12 +1,13 @@
 #include "serve/pump.h"
 
-#include <poll.h>
 #include <sys/epoll.h>
 
 #include <array>
 #include <cerrno>
 #include <system_error>
 #include <utility>
+
+#include "core/busy_poll.h"
 
 namespace psstore {
 namespace {
@@ -18,14 +19,10 @@ constexpr int kMaxReady = 64;
   throw std::system_error(errno, std::generic_category(), call);
 }
 
-timespec as_timespec(Pump::Clock::duration time) {
-  const auto seconds = std::chrono::floor<std::chrono::seconds>(time);
-  return {seconds.count(), std::chrono::nanoseconds(time - seconds).count()};
-}
-
 }  // namespace
 
-Pump::Pump(Desk& desk, int bell) : desk_(desk), epoll_(epoll_create1(EPOLL_CLOEXEC)), bell_(bell) {
+Pump::Pump(Desk& desk, int bell, std::chrono::nanoseconds busy)
+    : desk_(desk), epoll_(epoll_create1(EPOLL_CLOEXEC)), bell_(bell), busy_(busy) {
   if (epoll_.get() < 0) throw_system_error("epoll_create1");
 }
 
@@ -136,8 +133,7 @@ bool Pump::wait(Clock::time_point until) const {
   const auto left = until - Clock::now();
   if (bell_ < 0 || left <= Clock::duration::zero()) return false;
   std::array<pollfd, 2> files{{{epoll_.get(), POLLIN, 0}, {bell_, POLLIN, 0}}};
-  const timespec time = as_timespec(left);
-  return ppoll(files.data(), files.size(), &time, nullptr) > 0 && files[0].revents != 0;
+  return poll_busily(files, left, busy_) > 0 && files[0].revents != 0;
 }
 
 }  // namespace psstore

@@ -42,9 +42,10 @@ class Pump {
     Happening what;
   };
 
-  // `desk`: of all ports. `bell`: a file descriptor that becomes readable when the loop has something to do, because of the pump
-  // or of anything else; -1: there is none, and no turn lingers. Throws std::system_error.
-  Pump(Desk& desk, int bell);
+  // `desk`: of all ports. `bell`: a file descriptor that becomes readable when the loop has something to do,
+  // because of the pump or of anything else; -1: there is none, and no turn lingers. `busy`: how long after
+  // a request a turn that lingers asks for the next one before it sleeps. Throws std::system_error.
+  explicit Pump(Desk& desk, int bell, std::chrono::nanoseconds busy = {});
 
   int fileno() const { return epoll_.get(); }
 
@@ -87,6 +88,7 @@ class Pump {
   Desk& desk_;
   Descriptor epoll_;
   int bell_;
+  std::chrono::nanoseconds busy_;
   std::map<Id, Watched> links_;
   std::deque<Id> ready_;  // whose rounds are not over
 };

@@ -13,6 +13,7 @@
 #include <random>
 #include <thread>
 
+#include "sleeps.h"
 #include "wire_support.h"
 
 namespace psstore::testing {
@@ -264,6 +265,20 @@ TEST(Exchange, AnAnswerIsOneToItsOwnPeersCall) {
   ASSERT_TRUE(finishes(exchange));
   EXPECT_TRUE(first.arrived());
   EXPECT_TRUE(second.arrived());
+}
+
+TEST(Exchange, WhoIsBusyAsksAndDoesNotSleep) {
+  Ends ends;
+  const Asking read(Op::kPULL, 1, {30});
+  Exchange exchange = exchange_of(ends, {&read});
+  const long before = num_sleeps();
+  EXPECT_FALSE(exchange.run(kNoBell, kQuiet));  // nobody answers
+  EXPECT_EQ(num_sleeps(), before);
+  EXPECT_FALSE(exchange.run(kNoBell));
+  EXPECT_GT(num_sleeps(), before);
+  ends.reply(read.answer());
+  EXPECT_TRUE(exchange.run(kNoBell, kQuiet));
+  EXPECT_TRUE(read.arrived());
 }
 
 // ---- not taken, not all there -----------------------------------------------------------------------

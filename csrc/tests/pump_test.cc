@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "request_support.h"
+#include "sleeps.h"
 
 namespace psstore::testing {
 namespace {
@@ -277,6 +278,17 @@ TEST_F(PumpTest, ATurnEndsForReadsThatAreForOthers) {
   writer.send(wire({.op = Op::kASSIGN, .slices = {{kEmpty, {1, 2}}}, .sequence = 1}));
   EXPECT_FALSE(pump_.turn(1h));
   EXPECT_TRUE(desk_.has_left_over());
+}
+
+TEST_F(PumpTest, WhatIsBusyLingersWithoutSleeping) {
+  const long before = num_sleeps();
+  Pump busy(desk_, bell_, 1h);
+  EXPECT_FALSE(busy.turn(5ms));
+  EXPECT_EQ(num_sleeps(), before);
+  EXPECT_FALSE(pump_.turn(5ms));
+  EXPECT_GT(num_sleeps(), before);
+  eventfd_write(bell_, 1);
+  EXPECT_FALSE(busy.turn(1h));
 }
 
 TEST_F(PumpTest, OnlyWhoStoppedInTheMiddleOfAFrameIsStalled) {

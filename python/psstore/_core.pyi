@@ -197,9 +197,10 @@ class Pump:
 
     An event loop watches `fileno` for reading, and calls `turn` then, until it returns None."""
 
-    def __init__(self, desk: Desk, *, bell: int) -> None:
+    def __init__(self, desk: Desk, *, bell: int, busy_s: float = 0.0) -> None:
         """`desk`: of all ports. `bell`: a file descriptor that is readable when the event loop has something to do,
-        because of the pump or of anything else; -1: there is none, and no turn lingers."""
+        because of the pump or of anything else; -1: there is none, and no turn lingers. `busy_s`: how long after a
+        request a turn that lingers asks for the next one before it sleeps."""
     def fileno(self) -> int: ...
     def add(self, connection: int, *, socket: int, port: Port) -> None:
         """Serves a socket, which is the pump's from now on. Raises OSError."""
@@ -292,10 +293,11 @@ class FastLane:
         bell: int,
         sockets: int,
         idle: int,
+        busy_s: float = 0.0,
     ) -> None:
         """Who has the `loop` holds `mutex`, who wants it next holds `queue`, `callers` wait for something, and
         `ready` has something in it if a turn is due. `bell`: the event descriptor that wakes the loop. `sockets`: its
-        epoll, which `idle`, another one, has in it."""
+        epoll, which `idle`, another one, has in it. `busy_s`: how long a call asks for each answer before it sleeps."""
     @property
     def busy(self) -> bool:
         """A call is under way, and holds the mutex. Ringing the bell ends it."""
@@ -311,6 +313,8 @@ class FastLane:
         None: it can't be done this way now (or there are fewer futures than frames), and nothing was done. Else whether
         all is answered and no slice failed, and of each frame the answer, as `Frame`, or the request that its session
         has now. A signal's handler may raise; the requests' futures are cancelled then."""
+    def ask(self, timeout_s: float) -> None:
+        """Waits, without sleeping, until the loop's sockets have something or the time is over. Releases the GIL."""
     def mute(self) -> None:
         """The thread that sleeps on `idle` no longer wakes for the loop's sockets. Whoever has the loop may call it."""
     def unmute(self) -> None: ...

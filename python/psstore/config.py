@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -15,6 +16,9 @@ from psstore.errors import BadArgument
 Transport = Literal["auto", "tcp", "unix", "shm"]
 """What a client may use: 'auto' the best there is; 'shm' shared memory, or it is an error; 'unix' and 'tcp' a socket
 of that kind and no shared memory."""
+
+MAX_BUSY_POLL_US = 10_000.0
+"""Longer than any round trip that is worth a core. A shard's timers wait as long."""
 
 
 class WorkerEnvironment(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,6 +34,8 @@ class WorkerEnvironment(msgspec.Struct, frozen=True, kw_only=True):
     """Content of the file that PSSTORE_TOKEN_FILE names."""
     transport: Transport = "auto"
     """PSSTORE_TRANSPORT."""
+    busy_poll_us: float = 0.0
+    """PSSTORE_BUSY_POLL_US."""
 
 
 def worker_environment(environ: Mapping[str, str] = os.environ) -> WorkerEnvironment:
@@ -42,6 +48,9 @@ def worker_environment(environ: Mapping[str, str] = os.environ) -> WorkerEnviron
         num_workers=num_workers,
         token=read_token(Path(path)) if path else None,
         transport=check_transport("environment variable PSSTORE_TRANSPORT", environ.get("PSSTORE_TRANSPORT") or "auto"),
+        busy_poll_us=check_busy_poll(
+            "environment variable PSSTORE_BUSY_POLL_US", environ.get("PSSTORE_BUSY_POLL_US") or 0.0
+        ),
     )
 
 
@@ -165,6 +174,17 @@ def check_transport(what: str, value: object) -> Transport:
         if value == transport:
             return transport  # type: ignore[no-any-return]
     raise BadArgument(f"{what} is {value!r}; expected {', '.join(get_args(Transport))}")
+
+
+def check_busy_poll(what: str, value: object) -> float:
+    """Raises BadArgument saying what it may be."""
+    try:
+        us = float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        us = math.nan
+    if not 0.0 <= us <= MAX_BUSY_POLL_US:
+        raise BadArgument(f"{what} is {value!r}; expected microseconds from 0 to {MAX_BUSY_POLL_US:g}")
+    return us
 
 
 def _place(environ: Mapping[str, str]) -> tuple[int | None, int | None]:

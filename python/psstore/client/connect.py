@@ -11,7 +11,7 @@ from psstore.client.operations import Operations
 from psstore.client.options import Options
 from psstore.client.remote import Remote
 from psstore.client.store import AsyncStore, Store
-from psstore.config import Transport, check_transport, worker_environment
+from psstore.config import Transport, check_busy_poll, check_transport, worker_environment
 from psstore.errors import BadArgument
 from psstore.net.address import parse_address
 from psstore.wire.messages import Role
@@ -30,6 +30,7 @@ def connect(
     wait_s: float = 300.0,
     connect_timeout_s: float = 10.0,
     transport: Transport | None = None,
+    busy_poll_us: float | None = None,
 ) -> Store:
     """Connects to a store and, as a worker, joins it. Blocks.
 
@@ -43,10 +44,12 @@ def connect(
     `transport`: 'auto' uses shared memory with shards on this machine, else unix sockets that are here, else TCP; 'shm'
     is the same, but fails without shared memory; 'unix' and 'tcp' use such sockets only (default: PSSTORE_TRANSPORT,
     else 'auto').
+    `busy_poll_us`: how long a call that blocks asks for its answer, on a core of its own, before it sleeps (default:
+    PSSTORE_BUSY_POLL_US, else 0). With `psstore-server --busy-poll-us` it is what an idle machine's latency can be.
 
     Raises StoreUnreachable, AuthFailed, RankTaken, TooManyWorkers, BadArgument.
     """
-    options = _options(role, rank, num_workers, token, timeout_s, wait_s, connect_timeout_s, transport)
+    options = _options(role, rank, num_workers, token, timeout_s, wait_s, connect_timeout_s, transport, busy_poll_us)
     return _connect(Store, url, options)
 
 
@@ -61,9 +64,10 @@ async def connect_async(
     wait_s: float = 300.0,
     connect_timeout_s: float = 10.0,
     transport: Transport | None = None,
+    busy_poll_us: float | None = None,
 ) -> AsyncStore:
     """`connect` for asyncio: the same arguments, and a store whose calls are awaited."""
-    options = _options(role, rank, num_workers, token, timeout_s, wait_s, connect_timeout_s, transport)
+    options = _options(role, rank, num_workers, token, timeout_s, wait_s, connect_timeout_s, transport, busy_poll_us)
     return await asyncio.to_thread(_connect, AsyncStore, url, options)
 
 
@@ -76,6 +80,7 @@ def _options(
     wait_s: float,
     connect_timeout_s: float,
     transport: Transport | None,
+    busy_poll_us: float | None,
 ) -> Options:
     told = worker_environment()
     if role not in ("worker", "client"):
@@ -92,6 +97,7 @@ def _options(
         wait_s=wait_s,
         connect_timeout_s=connect_timeout_s,
         transport=told.transport if transport is None else check_transport("transport", transport),
+        busy_poll_us=told.busy_poll_us if busy_poll_us is None else check_busy_poll("busy_poll_us", busy_poll_us),
     )
 
 
@@ -105,7 +111,7 @@ def _connect(face: type[S], url: str | None, options: Options) -> S:
     if chosen.startswith("local:"):
         return LocalStore(**parse_local(chosen)).open(face, options, private=True)
     seed = parse_address(chosen)
-    thread = LoopThread()
+    thread = LoopThread(busy_s=1e-6 * options.busy_poll_us)
     remote = Remote(thread)
     opening = thread.submit(remote.open(seed, options))
     try:

@@ -38,7 +38,9 @@ _CLOSED = "this store is closed; connect again"
 class LoopThread:
     """Runs until `stop`. Daemonic: a program that ends without closing its store ends all the same."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, busy_s: float = 0.0) -> None:
+        """`busy_s`: how long a caller asks for what it waits for before it sleeps."""
+        self._busy_s = busy_s
         self._loop = ManualLoop()
         self.loop = cast(asyncio.AbstractEventLoop, self._loop)
         """For what is written for asyncio, as far as `ManualLoop` has it."""
@@ -68,6 +70,7 @@ class LoopThread:
             bell=self._loop.bell,
             sockets=self._loop.fileno(),
             idle=self._idle.fileno(),
+            busy_s=busy_s,
         )
         """For calls that need no turn of the loop, as long as nobody else needs one."""
         self._polls_until, self._sleeps_until = 0.0, math.inf
@@ -246,9 +249,18 @@ class LoopThread:
             return self._loop.poll(0)
         self._give()
         try:
-            return self._loop.poll(timeout_s)
+            return self._loop.poll(self._ask(timeout_s) if self._busy_s else timeout_s)
         finally:
             self._take()
+
+    def _ask(self, timeout_s: float | None) -> float | None:
+        """Waits without sleeping at first. Returns how much is left of the time."""
+        if timeout_s is None:
+            self.lane.ask(self._busy_s)
+            return None
+        until = self._loop.time() + timeout_s
+        self.lane.ask(min(self._busy_s, timeout_s))
+        return max(0.0, until - self._loop.time())
 
     def _until_next(self) -> tuple[float, float | None]:
         """When the loop wants its next turn at the latest, and how long to wait for it."""

@@ -20,3 +20,4 @@ class Options:
     wait_s: float = 300.0
     connect_timeout_s: float = 10.0
     transport: Transport = "auto"
+    busy_poll_us: float = 0.0

@@ -47,10 +47,18 @@ REFUSALS = 64
 class Server:
     """All connections of one shard."""
 
-    def __init__(self, service: ShardService, *, loop: asyncio.AbstractEventLoop, limits: ServerLimits) -> None:
+    def __init__(
+        self,
+        service: ShardService,
+        *,
+        loop: asyncio.AbstractEventLoop,
+        limits: ServerLimits,
+        busy_poll_s: float = 0.0,
+    ) -> None:
+        """`busy_poll_s`: how long after a request it asks for the next one before it sleeps."""
         self.loop = loop
         self.limits = limits
-        self.pump = _core.Pump(service.desk, bell=loops.bell(loop))
+        self.pump = _core.Pump(service.desk, bell=loops.bell(loop), busy_s=busy_poll_s)
         """Has the connections' sockets, and answers what is ordinary."""
         loop.add_reader(self.pump.fileno(), self._serve)
         self.on_turn: Callable[[float], None] | None = None
@@ -58,6 +66,7 @@ class Server:
         self.on_device_failed: Callable[[DeviceFailed], None] | None = None
         """Called when there is nothing left to serve; perhaps more than once."""
         self._service = service
+        self._busy_poll_s = busy_poll_s
         self._numbers = itertools.count(1)
         self._connections: dict[int, ServerConnection] = {}
         self._listeners: list[Listener] = []
@@ -133,8 +142,9 @@ class Server:
 
     def _serve(self) -> None:
         """The pump has something to do. It lingers if nothing else of ours waits for its turn."""
+        linger_s = max(LINGER_S, self._busy_poll_s)
         for _ in range(EVENTS_PER_TURN):
-            event = self.pump.turn(0.0 if self._turn_is_due or self._is_settling else LINGER_S)
+            event = self.pump.turn(0.0 if self._turn_is_due or self._is_settling else linger_s)
             if event is None:
                 self._see_to_reads()
                 return
@@ -227,6 +237,8 @@ class Server:
             self._carry_out(self._service.filled())
         if not settled or self._service.is_filling:
             self._settle_soon()
+        elif self._busy_poll_s:
+            self._serve()  # asks for what comes next
 
     def _settle_some(self) -> bool:
         """True: nothing is left."""

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from psstore.config import MAX_BUSY_POLL_US
 from psstore.errors import BadArgument
 from psstore.net.address import DEFAULT_PORT, TcpAddress
 from psstore.server.hosts import parse_hosts, split_hosts
@@ -72,6 +73,11 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     heartbeat_s: Annotated[Seconds, _text("how often workers say that they live")] = 1.0
     silence_s: Annotated[Seconds, _text("a worker that said nothing for so long is lost")] = 10.0
     max_connections: Annotated[int, Meta(ge=1), _text("connections that one shard takes")] = 4096
+    busy_poll_us: Annotated[
+        float,
+        Meta(ge=0, le=MAX_BUSY_POLL_US),
+        _text("microseconds that a shard asks for the next request before it sleeps; takes a core while workers train"),
+    ] = 0.0
     loop: Annotated[Loop, _text("event loop: auto takes uvloop if it is installed")] = "auto"
     log_level: Annotated[LogLevel, _text("least important messages to log")] = "info"
     log_format: Annotated[LogFormat, _text("text or one JSON object per line")] = "text"
@@ -147,6 +153,7 @@ class ShardSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Shards of this host that share the device, this one included."""
     refuse_non_finite: bool
     max_connections: int
+    busy_poll_us: float
     loop: Loop
     log_level: LogLevel
     log_format: LogFormat

@@ -61,7 +61,12 @@ async def serve(settings: ShardSettings) -> None:
     shard = make_shard(settings, arena)
     lender = FileLender(arena) if arena is not None else make_device_lender(settings, shard)
     service = make_service(settings, coordinator, shard, lender)
-    server = Server(service, loop=loop, limits=ServerLimits(max_connections=make_room(settings.max_connections)))
+    server = Server(
+        service,
+        loop=loop,
+        limits=ServerLimits(max_connections=make_room(settings.max_connections)),
+        busy_poll_s=1e-6 * settings.busy_poll_us,
+    )
     failures: list[DeviceFailed] = []
 
     def give_up(error: DeviceFailed) -> None:

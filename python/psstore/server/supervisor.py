@@ -281,6 +281,7 @@ class Supervisor:
                 num_sharing=devices.count(device),
                 refuse_non_finite=settings.refuse_non_finite,
                 max_connections=settings.max_connections,
+                busy_poll_us=settings.busy_poll_us,
                 loop=settings.loop,
                 log_level=settings.log_level,
                 log_format=settings.log_format,
