@@ -78,10 +78,10 @@ class FakeStore:
         peer.port = self.services[shard].opened(conn, self.now)
         return peer
 
-    def connect(self, *, client: str | None = None, shard: int = 0, role: m.Role = "client") -> Peer:
+    def connect(self, *, client: str | None = None, shard: int = 0, role: m.Role = "client", channel: int = 0) -> Peer:
         """A connection after its handshake."""
         peer = self.dial(client=client, shard=shard)
-        peer.ask("HELLO", m.Hello(client=peer.client, role=role))
+        peer.ask("HELLO", m.Hello(client=peer.client, role=role, channel=channel))
         return peer
 
     def worker(self, rank: int | None = None, *, client: str | None = None) -> Peer:

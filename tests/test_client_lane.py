@@ -26,6 +26,7 @@ from psstore.client.loop_thread import LoopThread
 from psstore.errors import BadMagic, UnknownKey, UnknownTensor
 from psstore.net.client import QuietFuture
 from psstore.partition.slicing import SLICE_BYTES
+from psstore.partition.ways import Ways
 from psstore.protocol.frames import failure_frame
 from psstore.protocol.session import OPS, Request
 from psstore.types import Tensor, TensorSpec
@@ -59,7 +60,7 @@ class Ends:
         self.peer.close()
 
     def call(self, op: str = "ASSIGN") -> tuple[bool, list[Any]] | None:
-        layout = Layout([self._tensor], ["float32"], num_shards=1, pull=op == "PULL")
+        layout = Layout([self._tensor], ["float32"], ways=Ways(1), pull=op == "PULL")
         sender = _core.Sender([self.line], request=Request, rank=0, incarnation=0, checksum=False)
         futures = [QuietFuture(loop=self.thread.loop)]
         return self.thread.lane.call(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from functools import partial
 from typing import cast
 
 import numpy as np
@@ -39,7 +40,10 @@ def cuts(seed: int, count: int, transport: str) -> Iterator[int]:
     return iter([int(10 ** chance.uniform(1.5, most)) for _ in range(count)])
 
 
-CUT = pytest.mark.parametrize(("transport", "seed"), [("tcp", 0), ("tcp", 1), ("tcp", 2), ("shm", 3), ("shm", 4)])
+CUT = pytest.mark.parametrize(
+    ("transport", "seed", "connections"),
+    [("tcp", 0, 1), ("tcp", 1, 1), ("tcp", 2, 3), ("shm", 3, 1), ("shm", 4, 1)],
+)
 
 
 @pytest.fixture
@@ -64,14 +68,16 @@ def behind_proxy(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Proxy]]:
 
 
 @CUT
-def test_additions_count_once_whatever_is_cut(transport: Transport, seed: int, behind_proxy: list[Proxy]) -> None:
+def test_additions_count_once_whatever_is_cut(
+    transport: Transport, seed: int, connections: int, behind_proxy: list[Proxy]
+) -> None:
     with clusters("tcp") as start:
         cluster = start(shards=2)
         assert cluster.process is not None
         behind_proxy += [
             proxied(address, cuts(2 * seed + i, 12, transport)) for i, address in enumerate(cluster.process.addresses)
         ]
-        with psstore.connect(cluster.url, role="client", transport=transport) as store:
+        with psstore.connect(cluster.url, role="client", transport=transport, connections=connections) as store:
             store.create("sum", shape=(NUM_ELEMS,), rule="add")
             for step in range(20):
                 store.push("sum", np.full(NUM_ELEMS, step, F32))
@@ -81,7 +87,7 @@ def test_additions_count_once_whatever_is_cut(transport: Transport, seed: int, b
 
 @CUT
 def test_training_gives_the_same_bytes_whatever_is_cut(
-    transport: Transport, seed: int, behind_proxy: list[Proxy]
+    transport: Transport, seed: int, connections: int, behind_proxy: list[Proxy]
 ) -> None:
     rounds = 10
     with clusters("tcp") as start:
@@ -90,9 +96,8 @@ def test_training_gives_the_same_bytes_whatever_is_cut(
         behind_proxy += [
             proxied(address, cuts(2 * seed + i, 12, transport)) for i, address in enumerate(cluster.process.addresses)
         ]
-        stores = at_once(
-            *[lambda rank=rank: psstore.connect(cluster.url, rank=rank, transport=transport) for rank in range(2)]
-        )
+        connect = partial(psstore.connect, cluster.url, transport=transport, connections=connections)
+        stores = at_once(*[partial(connect, rank=rank) for rank in range(2)])
 
         def train(store: Store) -> object:
             store.create("w", shape=(NUM_ELEMS,), rule="sgd")

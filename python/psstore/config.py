@@ -36,6 +36,8 @@ class WorkerEnvironment(msgspec.Struct, frozen=True, kw_only=True):
     """PSSTORE_TRANSPORT."""
     busy_poll_us: float = 0.0
     """PSSTORE_BUSY_POLL_US."""
+    connections: int | None = None
+    """PSSTORE_CONNECTIONS."""
 
 
 def worker_environment(environ: Mapping[str, str] = os.environ) -> WorkerEnvironment:
@@ -51,6 +53,7 @@ def worker_environment(environ: Mapping[str, str] = os.environ) -> WorkerEnviron
         busy_poll_us=check_busy_poll(
             "environment variable PSSTORE_BUSY_POLL_US", environ.get("PSSTORE_BUSY_POLL_US") or 0.0
         ),
+        connections=_integer(environ, "PSSTORE_CONNECTIONS"),
     )
 
 

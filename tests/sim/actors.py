@@ -58,7 +58,7 @@ class Actor:
         self.machine = machine
         self.client = machine.client
         self.history = history
-        self.num_shards = len(self.client.sessions)
+        self.ways = self.client.ways
 
     async def run(self) -> None:
         try:
@@ -112,7 +112,7 @@ class Actor:
         if decision is None or decision.max_norm is None:
             return
         counted = [t for t in tensors if any(contains(member.present, t.id) for member in decision.members)]
-        sums = SquareSums(counted, num_shards=self.num_shards)
+        sums = SquareSums(counted, self.ways)
         asked = sums.transfers()
         await self.call("norm", self.client.norm(asked, wait_s=PULL_WAIT_S), PULL_WAIT_S + GRACE_S)
         factor = clip_factor(sums.norm(), decision.max_norm)
@@ -193,7 +193,7 @@ class Worker(Actor):
             return
         chosen = [tensor for tensor in self.tensors if tensor.id in mine]
         first = [model.noise(tensor.spec.name, size=tensor.spec.num_elems) for tensor in chosen]
-        sent = model.transfers(chosen, first, num_shards=self.num_shards)
+        sent = model.transfers(chosen, first, self.ways)
         await self.call("init", self.client.write("INIT", sent))
         await self.call("ready", self.client.ready(mine))
 
@@ -208,7 +208,7 @@ class Worker(Actor):
         raise NotInitialised("the tensors never got a value")
 
     async def pull(self) -> None:
-        asked = model.transfers(self.tensors, self.values, num_shards=self.num_shards, into=True)
+        asked = model.transfers(self.tensors, self.values, self.ways, into=True)
         await self.call("pull", self.client.pull(asked, wait_s=PULL_WAIT_S), PULL_WAIT_S + GRACE_S)
 
     async def train_one_round(self) -> None:
@@ -224,7 +224,7 @@ class Worker(Actor):
         ]
         self.history.pushed.add((self.rank, self.life, round))
         chosen = [self.tensors[i] for i in present]
-        sent = model.transfers(chosen, gradients, num_shards=self.num_shards)
+        sent = model.transfers(chosen, gradients, self.ways)
         manner = model.manner_of(self.plan, rank=self.rank, round=round)
         train = self.train_early if manner == "early" else self.train_late
         await train(chosen, sent, gradients)
@@ -334,7 +334,7 @@ class Writer(Actor):
         what = "momentum" if momentum else op
         writes = self.history.writes.setdefault(f"{what} {self.index}", Writes())
         writes.begun += 1
-        sent = model.transfers([tensor], [values], num_shards=self.num_shards)
+        sent = model.transfers([tensor], [values], self.ways)
         if momentum:
             sent = [model.about_momentum(transfer, steps=writes.begun) for transfer in sent]
         try:
@@ -382,7 +382,7 @@ class Reader(Actor):
     async def read(self, tensors: list[Tensor], versions: dict[int, int]) -> None:
         arrays: list[Array] = [np.full(tensor.spec.num_elems, np.nan, np.float32) for tensor in tensors]
         asked = []
-        for transfer in model.transfers(tensors, arrays, num_shards=self.num_shards, into=True):
+        for transfer in model.transfers(tensors, arrays, self.ways, into=True):
             newer = [versions.get(key, 0) for key in transfer.table.keys()]
             asked.append(transfer._replace(table=transfer.table.with_versions(newer)))
         answers = await self.call("pull", self.client.pull(asked, wait_s=0.0), TIMEOUT_S)
@@ -423,14 +423,14 @@ class Auditor(Worker):
         await self.settle_scale(tensors)
         ready = [tensor for tensor in tensors if tensor.spec.zeros]
         arrays = [np.empty(tensor.spec.num_elems, np.float32) for tensor in ready]
-        asked = model.transfers(ready, arrays, num_shards=self.num_shards, into=True)
+        asked = model.transfers(ready, arrays, self.ways, into=True)
         last = self.client.sessions[0].facts.last
         await self.call("pull", self.client.pull(asked, at_least=last, wait_s=PULL_WAIT_S), PULL_WAIT_S + GRACE_S)
 
     async def look_around(self, tensors: list[Tensor]) -> None:
         for tensor in filter(lambda tensor: model.is_counter(tensor.spec), tensors):
             array = np.full(tensor.spec.num_elems, np.nan, np.float32)
-            for index, transfer in enumerate(model.singly(tensor, array)):
+            for index, transfer in enumerate(model.singly(tensor, array, self.ways)):
                 try:
                     (answer,) = await self.call("pull", self.client.pull([transfer], wait_s=0.0), TIMEOUT_S)
                 except DeadlineExceeded:

@@ -129,7 +129,14 @@ class Machine:
     """A process with a Client in it. Also the client's `Driver`."""
 
     def __init__(
-        self, network: Network, servers: Sequence[Server], *, name: str, role: Role, token: bytes | None
+        self,
+        network: Network,
+        servers: Sequence[Server],
+        *,
+        name: str,
+        role: Role,
+        token: bytes | None,
+        num_channels: int = 1,
     ) -> None:
         self.network = network
         self.world = network.world
@@ -146,7 +153,8 @@ class Machine:
         self.identity = Identity(client=f"{self.world.rng.getrandbits(128):032x}", role=role, token=token)
         facts = Facts(len(servers))
         self.links = [
-            SessionLink(self, self._session(self.identity, facts, shard), server)
+            SessionLink(self, self._session(self.identity, facts, shard, channel), server)
+            for channel in range(num_channels)
             for shard, server in enumerate(servers)
         ]
         self.client = Client(
@@ -159,10 +167,15 @@ class Machine:
         for link in self.links:
             link.connect()
 
-    def _session(self, identity: Identity, facts: Facts, shard: int) -> Session:
+    def _session(self, identity: Identity, facts: Facts, shard: int, channel: int = 0) -> Session:
         nonce = self.world.rng.randbytes
         return Session(
-            identity=identity, facts=facts, make_nonce=lambda: nonce(32), address=f"sim://{shard}", shard=shard
+            identity=identity,
+            facts=facts,
+            make_nonce=lambda: nonce(32),
+            address=f"sim://{shard}",
+            shard=shard,
+            channel=channel,
         )
 
     # ---- the driver ----
@@ -174,7 +187,7 @@ class Machine:
         return self.world.future()
 
     def flush(self, session: Session) -> None:
-        self.links[session.shard].flush()
+        self.links[session.channel * len(self.client.shards) + session.shard].flush()
 
     # ---- its life ----
 

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from psstore import _core
 from psstore.partition.packing import pack
+from psstore.partition.ways import Ways
 from psstore.protocol.client import Transfer
 from psstore.types import Tensor, TensorSpec
 from psstore.wire.messages import DecisionFact
@@ -149,25 +150,23 @@ def counters_after(
     return values
 
 
-def transfers(
-    tensors: Sequence[Tensor], arrays: Sequence[Array], *, num_shards: int, into: bool = False
-) -> list[Transfer]:
+def transfers(tensors: Sequence[Tensor], arrays: Sequence[Array], ways: Ways, *, into: bool = False) -> list[Transfer]:
     """Frames that bring `arrays` to the tensors; `into`: that ask for their values."""
     made = []
-    for layout in pack(tensors, num_shards=num_shards):
+    for layout in pack(tensors, ways):
         ranges = [arrays[s.position][s.begin : s.end] for s in layout.slices]
         table = _core.SliceTable([(s.key, 0 if into else 4 * (s.end - s.begin), F32) for s in layout.slices])
-        made.append(Transfer(layout.shard, table, _core.Segments(ranges, writable=into)))
+        made.append(Transfer(layout.way, table, _core.Segments(ranges, writable=into)))
     return made
 
 
-def singly(tensor: Tensor, array: Array) -> list[Transfer]:
+def singly(tensor: Tensor, array: Array, ways: Ways) -> list[Transfer]:
     """A request for each slice, so that each has an answer of its own."""
     made = []
-    for index, shard in enumerate(tensor.shards):
+    for index, way in enumerate(ways.of(tensor)):
         begin, end = tensor.bounds(index)
         table = _core.SliceTable([(tensor.key(index), 0, F32)])
-        made.append(Transfer(shard, table, _core.Segments([array[begin:end]], writable=True)))
+        made.append(Transfer(way, table, _core.Segments([array[begin:end]], writable=True)))
     return made
 
 

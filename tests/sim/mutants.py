@@ -16,6 +16,7 @@ from psstore.protocol import rounds, slices
 from psstore.protocol.barriers import Barriers
 from psstore.protocol.client import Client
 from psstore.protocol.clients import Clients
+from psstore.protocol.connection import Connection
 from psstore.protocol.facts import Facts
 from psstore.protocol.membership import Membership
 from psstore.protocol.replies import Reply
@@ -207,6 +208,10 @@ MUTANTS: dict[str, tuple[str, Mutant]] = {
     "skipped rounds are applied": ("sync", skips_are_applied),
     "parked pulls are never woken": ("sync", _method(Slices, "wake", lambda self, now: [])),
     "older connections still speak": ("sync", _method(ShardService, "_siblings", lambda self, c, h: ([], []))),
+    "channels number their writes together": (
+        "async",
+        lambda: mock.patch.object(Connection, "writer", property(lambda self: self.client)),
+    ),
     "late workers are told that they count": ("backup", late_workers_are_told_that_they_count),
     "closed rounds are forgotten": ("async", closed_rounds_are_forgotten),
     "staleness is one too many": ("ssp", staleness_is_one_too_many),

@@ -30,6 +30,8 @@ class Plan:
     mode: str
     num_workers: int
     num_shards: int
+    num_channels: int
+    """Connections side by side of each client to each shard."""
     rounds: int
     staleness: int
     latency_s: float
@@ -73,6 +75,7 @@ class Plan:
             self,
             seed=0,
             num_shards=1,
+            num_channels=1,
             latency_s=0.001,
             compute_s=(0.1,) * self.num_workers,
             break_chance=0.0,
@@ -133,6 +136,7 @@ def plan_of(seed: int, mode: str | None = None) -> Plan:
         hasty_writers=rng.random() < 0.5,
         with_curator=rng.random() < 0.5,
         num_readers=rng.randint(0, 2),
+        num_channels=manners.choice((1, 1, 2, 3)),
     )
 
 

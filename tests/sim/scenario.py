@@ -136,7 +136,9 @@ class Scenario:
     # ---- who takes part ----
 
     def _machine(self, name: str, role: Role) -> Machine:
-        return Machine(self.network, self.servers, name=name, role=role, token=self.token)
+        return Machine(
+            self.network, self.servers, name=name, role=role, token=self.token, num_channels=self.plan.num_channels
+        )
 
     def _start(self, actor: Actor) -> Task:
         name = actor.machine.name

@@ -14,6 +14,7 @@ from psstore.client.store import AsyncStore, Store
 from psstore.config import Transport, check_busy_poll, check_transport, worker_environment
 from psstore.errors import BadArgument
 from psstore.net.address import parse_address
+from psstore.protocol.connection import MAX_CHANNELS
 from psstore.wire.messages import Role
 
 S = TypeVar("S", Store, AsyncStore)
@@ -31,6 +32,7 @@ def connect(
     connect_timeout_s: float = 10.0,
     transport: Transport | None = None,
     busy_poll_us: float | None = None,
+    connections: int | None = None,
 ) -> Store:
     """Connects to a store and, as a worker, joins it. Blocks.
 
@@ -44,12 +46,16 @@ def connect(
     `transport`: 'auto' uses shared memory with shards on this machine, else unix sockets that are here, else TCP; 'shm'
     is the same, but fails without shared memory; 'unix' and 'tcp' use such sockets only (default: PSSTORE_TRANSPORT,
     else 'auto').
+    `connections`: how many to have side by side with each shard on another machine, where one TCP connection can't fill
+    the link: it has much delay, or a cloud caps each (default: PSSTORE_CONNECTIONS, else 1).
     `busy_poll_us`: how long a call that blocks asks for its answer, on a core of its own, before it sleeps (default:
     PSSTORE_BUSY_POLL_US, else 0). With `psstore-server --busy-poll-us` it is what an idle machine's latency can be.
 
     Raises StoreUnreachable, AuthFailed, RankTaken, TooManyWorkers, BadArgument.
     """
-    options = _options(role, rank, num_workers, token, timeout_s, wait_s, connect_timeout_s, transport, busy_poll_us)
+    options = _options(
+        role, rank, num_workers, token, timeout_s, wait_s, connect_timeout_s, transport, busy_poll_us, connections
+    )
     return _connect(Store, url, options)
 
 
@@ -65,9 +71,12 @@ async def connect_async(
     connect_timeout_s: float = 10.0,
     transport: Transport | None = None,
     busy_poll_us: float | None = None,
+    connections: int | None = None,
 ) -> AsyncStore:
     """`connect` for asyncio: the same arguments, and a store whose calls are awaited."""
-    options = _options(role, rank, num_workers, token, timeout_s, wait_s, connect_timeout_s, transport, busy_poll_us)
+    options = _options(
+        role, rank, num_workers, token, timeout_s, wait_s, connect_timeout_s, transport, busy_poll_us, connections
+    )
     return await asyncio.to_thread(_connect, AsyncStore, url, options)
 
 
@@ -81,6 +90,7 @@ def _options(
     connect_timeout_s: float,
     transport: Transport | None,
     busy_poll_us: float | None,
+    connections: int | None,
 ) -> Options:
     told = worker_environment()
     if role not in ("worker", "client"):
@@ -98,7 +108,16 @@ def _options(
         connect_timeout_s=connect_timeout_s,
         transport=told.transport if transport is None else check_transport("transport", transport),
         busy_poll_us=told.busy_poll_us if busy_poll_us is None else check_busy_poll("busy_poll_us", busy_poll_us),
+        connections=_checked(connections if connections is not None else told.connections),
     )
+
+
+def _checked(connections: int | None) -> int:
+    if connections is None:
+        return 1
+    if not 1 <= connections <= MAX_CHANNELS:
+        raise BadArgument(f"connections is {connections}; expected 1 to {MAX_CHANNELS}, to each shard")
+    return connections
 
 
 def _connect(face: type[S], url: str | None, options: Options) -> S:

@@ -78,7 +78,7 @@ class Arrival:
 
     def transfer(self) -> Transfer:
         asking = self._frame.table.with_versions([part.ask for part in self._parts])
-        return Transfer(self._frame.shard, asking, self._make_room)
+        return Transfer(self._frame.way, asking, self._make_room)
 
     def take(self, answer: Answer) -> None:
         table = answer.table

@@ -42,7 +42,7 @@ class Lane:
         self._writing = operations.writing
         self._reading = operations.reading
         self._client = client = operations.client
-        self._facts = client.sessions[0].facts
+        self._facts = client.shards[0].facts
         self._driver = driver
         self._thread = thread
         who = client.identity
@@ -178,7 +178,7 @@ class Lane:
             return None
         layout, client = habit.layout, self._client
         patience_s = self._means.patience(wait_s)
-        if not client.may_pull(layout.shards) or not 0.0 <= patience_s <= m.MAX_WAIT_S:
+        if not client.may_pull(layout.ways) or not 0.0 <= patience_s <= m.MAX_WAIT_S:
             return None
         return layout, self._carry("PULL", at_least=client.decision, wait_s=patience_s, timeout_s=patience_s + GRACE_S)
 
@@ -252,7 +252,9 @@ class Lane:
         )
         if sent is None:
             return NOT_NOW
-        self._driver.look_after(layout.shards, self._driver.now() + terms.timeout_s, unsent=not sent)
+        self._driver.look_after(
+            [self._client.sessions[way] for way in layout.ways], self._driver.now() + terms.timeout_s, unsent=not sent
+        )
         return started
 
     def _ask(self, layout: Layout, arrays: Sequence[Array], terms: _core.Terms) -> Sequence[Reply] | NotNow:
@@ -275,7 +277,7 @@ class Lane:
                 answer = self._driver.future()
                 answer.set_result(Answer(result.table, result.sequence))
                 futures.append(answer)
-            self._driver.resume(self._client.sessions[frame.shard])  # answered or not: more may have come behind it
+            self._driver.resume(self._client.sessions[frame.way])  # answered or not: more may have come behind it
         return await self._answers(layout, futures)
 
     async def _answers(self, layout: Layout, requests: Sequence[Future]) -> list[Answer]:

@@ -13,6 +13,7 @@ from psstore.client.arrays import Array, Bytes
 from psstore.codec.codecs import dtype_of, payload_bytes
 from psstore.errors import NO_STATE, NOT_MODIFIED
 from psstore.partition.packing import SliceRef, pack
+from psstore.partition.ways import Ways
 from psstore.protocol.client import Transfer
 from psstore.protocol.session import Answer
 from psstore.types import Tensor
@@ -37,21 +38,22 @@ class Range(NamedTuple):
 class Frame(NamedTuple):
     """One frame to or from one shard."""
 
-    shard: int
+    way: int
+    """The session that it goes over."""
     table: _core.SliceTable
     ranges: tuple[Range, ...]
 
 
 class Layout:
     """The frames of one list of tensors in given dtypes or codecs, in one direction. `part`: 0 for the values, i for a
-    buffer of rule state. `near`: the shards that share a device with the arrays."""
+    buffer of rule state. `near`: the ways to shards that share a device with the arrays."""
 
     def __init__(
         self,
         tensors: Sequence[Tensor],
         dtypes: Sequence[str],
         *,
-        num_shards: int,
+        ways: Ways,
         pull: bool,
         part: int = 0,
         near: Collection[int] = (),
@@ -66,7 +68,7 @@ class Layout:
         """To its last pull."""
         self._pull = pull
         self.frames: list[Frame] = []
-        for packed in pack(tensors, num_shards=num_shards, near=near):
+        for packed in pack(tensors, ways, near=near):
             entries = []
             ranges = []
             for ref in packed.slices:
@@ -78,12 +80,12 @@ class Layout:
             table = _core.SliceTable(entries)
             if part:
                 table = table.with_parts([part] * len(entries))
-            self.frames.append(Frame(packed.shard, table, tuple(ranges)))
+            self.frames.append(Frame(packed.way, table, tuple(ranges)))
         forms = [(_core.DTYPES[dtype_of(d)], t.spec.shape) for t, d in zip(tensors, dtypes, strict=True)]
         self._map = _core.FrameMap(forms, [frame.ranges for frame in self.frames])
-        self.shards = frozenset(frame.shard for frame in self.frames)
+        self.ways = frozenset(frame.way for frame in self.frames)
         self.plan = _core.FramePlan(
-            self._map, [frame.shard for frame in self.frames], [frame.table for frame in self.frames]
+            self._map, [frame.way for frame in self.frames], [frame.table for frame in self.frames]
         )
         """The same, for the extension."""
 
@@ -103,7 +105,7 @@ class Layout:
 
     def _to_or_from(self, segments: Sequence[_core.Segments], newer_than: int | None) -> list[Transfer]:
         return [
-            Transfer(frame.shard, asking(frame.table, newer_than), memory)
+            Transfer(frame.way, asking(frame.table, newer_than), memory)
             for frame, memory in zip(self.frames, segments, strict=True)
         ]
 
@@ -161,8 +163,8 @@ class Habit(NamedTuple):
 class Layouts:
     """The layouts used of late."""
 
-    def __init__(self, num_shards: int) -> None:
-        self._num_shards = num_shards
+    def __init__(self, ways: Ways) -> None:
+        self._ways = ways
         self._known: OrderedDict[tuple[object, ...], Layout] = OrderedDict()
         self.habits: OrderedDict[Hashable, Habit] = OrderedDict()
         """What calls came to of late, by their manner (asked.py). Cleared when a name comes to mean something else."""
@@ -170,11 +172,11 @@ class Layouts:
     def of(
         self, tensors: Sequence[Tensor], dtypes: Sequence[str], *, pull: bool, near: frozenset[int] = frozenset()
     ) -> Layout:
-        """`near`: the shards that share a device with the arrays."""
+        """`near`: the ways to shards that share a device with the arrays."""
         key = (pull, near, *[tensor.id for tensor in tensors], *dtypes)
         layout = self._known.get(key)
         if layout is None:
-            layout = Layout(tensors, dtypes, num_shards=self._num_shards, pull=pull, near=near)
+            layout = Layout(tensors, dtypes, ways=self._ways, pull=pull, near=near)
         _use(self._known, key, layout)
         return layout
 

@@ -22,7 +22,7 @@ class Means:
 
     def __init__(self, client: Client, *, wait_s: float, pace: Pace | None) -> None:
         self.client = client
-        self.layouts = Layouts(len(client.sessions))
+        self.layouts = Layouts(client.ways)
         self.schema = Schema(client, on_changed=self.layouts.habits.clear)
         self.coded = Coded(self.layouts)
         self.passages = Passages(Neighbours(client))

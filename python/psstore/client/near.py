@@ -87,9 +87,9 @@ class Neighbours:
         self._client = client
         self._asking = asyncio.Lock()
 
-    async def near(self, shard: int, device: _core.Device) -> Near | None:
-        """What is shared with that shard on that device; None: nothing, and its values go over the stream."""
-        session = self._client.sessions[shard]
+    async def near(self, way: int, device: _core.Device) -> Near | None:
+        """What is shared on that device with the shard of that way; None: nothing: its values go over the stream."""
+        session = self._client.sessions[way]
         if session.device != device.identity:
             return None
         if session.near is None:
@@ -98,26 +98,26 @@ class Neighbours:
                     await self._ask(session, device, SMALLEST_ARENA_BYTES)
         return session.near if isinstance(session.near, Near) else None
 
-    async def shards(self, device: _core.Device) -> frozenset[int]:
-        """Those that share it."""
-        near = [await self.near(shard, device) for shard in range(len(self._client.sessions))]
-        return frozenset(shard for shard, shared in enumerate(near) if shared is not None)
+    async def ways(self, device: _core.Device) -> frozenset[int]:
+        """Those to shards that share it."""
+        near = [await self.near(way, device) for way in range(len(self._client.sessions))]
+        return frozenset(way for way, shared in enumerate(near) if shared is not None)
 
-    async def room(self, shard: int, device: _core.Device, num_bytes: int) -> tuple[Near, _core.PushRoom] | None:
+    async def room(self, way: int, device: _core.Device, num_bytes: int) -> tuple[Near, _core.PushRoom] | None:
         """Room for a frame; None: there is none."""
-        near = await self.near(shard, device)
+        near = await self.near(way, device)
         if near is None:
             return None
         room = near.take(num_bytes)
         if room is None and not near.is_full:
             async with self._asking:
-                await self._ask(self._client.sessions[shard], device, max(near.num_bytes // 2, num_bytes))
+                await self._ask(self._client.sessions[way], device, max(near.num_bytes // 2, num_bytes))
             room = near.take(num_bytes)
         return (near, room) if room is not None else None
 
     def shared_with(self, lease: Lease) -> Near | None:
         """What the values that are lent lie in; None: it is lost."""
-        session = self._client.sessions[lease.shard]
+        session = self._client.shards[lease.shard]
         if lease.connection != session.connection or not isinstance(session.near, Near):
             return None
         return session.near

@@ -11,6 +11,7 @@ from psstore import _core
 from psstore.client.means import Means
 from psstore.errors import BadArgument
 from psstore.partition.packing import pack
+from psstore.partition.ways import Ways
 from psstore.protocol.client import Transfer
 from psstore.types import Tensor
 from psstore.wire.messages import Scale
@@ -32,7 +33,7 @@ class Norm:
         if decision is None or decision.max_norm is None:
             raise BadArgument("there is no norm to ask for: commit with max_norm= first, and ask once")
         tensors = await self._means.schema.within(member.present for member in decision.members)
-        sums = SquareSums(tensors, num_shards=len(client.sessions))
+        sums = SquareSums(tensors, client.ways)
         await client.norm(sums.transfers(), wait_s=self._means.patience(wait_s))
         norm = sums.norm()
         client.set_scale(Scale(decision=decision.number, factor=clip_factor(norm, decision.max_norm)))
@@ -48,8 +49,8 @@ class Norm:
 class SquareSums:
     """Sums of squares, one float64 per slice of these tensors; a slice without a gradient has 0."""
 
-    def __init__(self, tensors: Sequence[Tensor], *, num_shards: int) -> None:
-        self._frames = pack(tensors, num_shards=num_shards)
+    def __init__(self, tensors: Sequence[Tensor], ways: Ways) -> None:
+        self._frames = pack(tensors, ways)
         self._sums = [np.zeros(len(frame.slices)) for frame in self._frames]
 
     def transfers(self) -> list[Transfer]:
@@ -57,7 +58,7 @@ class SquareSums:
         float64 = _core.DTYPES["float64"]
         return [
             Transfer(
-                frame.shard,
+                frame.way,
                 _core.SliceTable([(piece.key, 0, float64) for piece in frame.slices]),
                 _core.Segments([memoryview(sums[i : i + 1]) for i in range(len(sums))], writable=True),
             )

@@ -290,7 +290,7 @@ class Operations:
         RuleMismatch, BadArgument before anything is sent.
         """
         tensors = await self.means.schema.find(list(items))
-        transfers = list(restoring(tensors, list(items.values()), num_shards=len(self.client.sessions)))
+        transfers = list(restoring(tensors, list(items.values()), self.client.ways))
         with self.means.forgetting_unknown(tensors):
             await self.client.write("RESTORE", transfers)
         self.writing.num_bytes += sum(transfer.table.payload_bytes for transfer in transfers)

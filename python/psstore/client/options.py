@@ -21,3 +21,4 @@ class Options:
     connect_timeout_s: float = 10.0
     transport: Transport = "auto"
     busy_poll_us: float = 0.0
+    connections: int = 1

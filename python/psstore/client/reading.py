@@ -74,7 +74,7 @@ class Reading:
             layout = Layout(
                 chosen,
                 [tensor.spec.dtype for tensor in chosen],
-                num_shards=len(self._means.client.sessions),
+                ways=self._means.client.ways,
                 pull=True,
                 part=part,
             )

@@ -43,6 +43,8 @@ class Remote:
         routes = [_usable(addresses, options.transport) for addresses in welcome.addresses]
         identity.features = 0 if all(_is_local(route[0]) for route in routes) else FEATURE_CHECKSUM
         facts = Facts(len(routes))
+        # What stays on this machine has no link to fill; whoever asks for TCP here has a reason.
+        num_channels = options.connections if identity.features or options.transport == "tcp" else 1
         sessions = [
             Session(
                 identity=identity,
@@ -50,12 +52,14 @@ class Remote:
                 make_nonce=_nonce,
                 address=str(route[0]),
                 shard=shard,
-                borrow=borrow if options.transport in ("auto", "shm") else None,
+                channel=channel,
+                borrow=borrow if options.transport in ("auto", "shm") and channel == 0 else None,
                 welcome=welcome if shard == welcome.shard else None,
             )
+            for channel in range(num_channels)
             for shard, route in enumerate(routes)
         ]
-        self._driver = self._tie(sessions, routes, options)
+        self._driver = self._tie(sessions, routes * num_channels, options)
         await asyncio.gather(*[asyncio.shield(tether.first_up) for tether in self._driver.tethers.values()])
         client = Client(
             driver=self._driver, identity=identity, facts=facts, sessions=sessions, timeout_s=options.timeout_s
@@ -63,7 +67,7 @@ class Remote:
         client.num_workers = welcome.num_workers
         if options.transport == "shm":
             await client.stats()  # each shard has answered what it was asked before: whether it shares memory
-            _check_shares_memory(sessions)
+            _check_shares_memory(client.shards)
         if options.role == "worker":
             await client.join(rank=options.rank, num_workers=options.num_workers)
             coordinator = sessions[0]

@@ -13,6 +13,7 @@ from psstore.client.arrays import Array, Source
 from psstore.client.layout import Layout
 from psstore.client.schema import as_source
 from psstore.errors import BadArgument, RuleMismatch
+from psstore.partition.ways import Ways
 from psstore.protocol.client import Transfer
 from psstore.types import Tensor, applies_by_decision
 
@@ -63,19 +64,19 @@ def state_name(tensor: Tensor, part: int) -> str:
     return name
 
 
-def restoring(tensors: Sequence[Tensor], wanted: Sequence[Restored], *, num_shards: int) -> Iterator[Transfer]:
+def restoring(tensors: Sequence[Tensor], wanted: Sequence[Restored], ways: Ways) -> Iterator[Transfer]:
     """The writes that make these tensors what is wanted. Raises before the first if one does not fit."""
     for tensor, one in zip(tensors, wanted, strict=True):
         one.check(tensor)
     values = [i for i, one in enumerate(wanted) if one.value is not None]
-    writes = [_write(tensors, values, [wanted[i].value for i in values], 0, [0] * len(values), num_shards)]
+    writes = [_write(tensors, values, [wanted[i].value for i in values], 0, [0] * len(values), ways)]
     for part, positions in parts(tensors):
         states = [(i, wanted[i].state) for i in positions]
         held = [(i, s) for i, s in states if s is not None and state_name(tensors[i], part) in s.buffers]
         lost = [(i, s) for i, s in states if s is not None and state_name(tensors[i], part) not in s.buffers]
         buffers = [s.buffers[state_name(tensors[i], part)] for i, s in held]
-        writes.append(_write(tensors, [i for i, _ in held], buffers, part, [s.steps for _, s in held], num_shards))
-        writes.append(_clear(tensors, [i for i, _ in lost], part, [s.steps for _, s in lost], num_shards))
+        writes.append(_write(tensors, [i for i, _ in held], buffers, part, [s.steps for _, s in held], ways))
+        writes.append(_clear(tensors, [i for i, _ in lost], part, [s.steps for _, s in lost], ways))
     for transfers in writes:
         yield from transfers
 
@@ -86,13 +87,13 @@ def _write(
     arrays: Sequence[Array],
     part: int,
     steps: Sequence[int],
-    num_shards: int,
+    ways: Ways,
 ) -> list[Transfer]:
     chosen = [tensors[i] for i in positions]
     sources: list[Source] = [
         as_source("restore", tensor.spec, array) for tensor, array in zip(chosen, arrays, strict=True)
     ]
-    layout = Layout(chosen, [one.dtype for one in sources], num_shards=num_shards, pull=False, part=part)
+    layout = Layout(chosen, [one.dtype for one in sources], ways=ways, pull=False, part=part)
     return [
         transfer._replace(table=frame.table.with_versions([steps[piece.position] for piece in frame.ranges]))
         for frame, transfer in zip(layout.frames, layout.transfers([one.data for one in sources]), strict=True)
@@ -100,12 +101,12 @@ def _write(
 
 
 def _clear(
-    tensors: Sequence[Tensor], positions: Sequence[int], part: int, steps: Sequence[int], num_shards: int
+    tensors: Sequence[Tensor], positions: Sequence[int], part: int, steps: Sequence[int], ways: Ways
 ) -> list[Transfer]:
     """No bytes: the buffer is to be as if it had never been made."""
     chosen = [tensors[i] for i in positions]
-    layout = Layout(chosen, [t.spec.dtype for t in chosen], num_shards=num_shards, pull=True, part=part)
+    layout = Layout(chosen, [t.spec.dtype for t in chosen], ways=ways, pull=True, part=part)
     return [
-        Transfer(frame.shard, frame.table.with_versions([steps[piece.position] for piece in frame.ranges]), None)
+        Transfer(frame.way, frame.table.with_versions([steps[piece.position] for piece in frame.ranges]), None)
         for frame in layout.frames
     ]

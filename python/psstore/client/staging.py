@@ -117,7 +117,7 @@ class NearRoom:
 
     def departing(self, batch: Batch) -> list[Transfer]:
         (frame,) = batch.frames
-        return [Transfer(frame.shard, frame.table, Placed(self._near, self._room, partial(self._fetch, batch)))]
+        return [Transfer(frame.way, frame.table, Placed(self._near, self._room, partial(self._fetch, batch)))]
 
     def give_back(self) -> None:
         """The shard says when it is free."""
@@ -132,7 +132,7 @@ class LateRoom:
 
     def arriving(self, batch: Batch, newer_than: int | None) -> list[Transfer]:
         (frame,) = batch.frames
-        return [Transfer(frame.shard, asking(frame.table, newer_than), Landing(partial(self._find, batch)))]
+        return [Transfer(frame.way, asking(frame.table, newer_than), Landing(partial(self._find, batch)))]
 
     def _find(self, batch: Batch, _: _core.SliceTable) -> _core.Segments:
         self.buffer = self._pool.allocate(batch.num_bytes)
@@ -251,7 +251,7 @@ class Passage:
 
     async def _batches(self, frames: Sequence[Frame]) -> list[Batch]:
         """Frames in their order: each of a shard that shares the device by itself, the others together."""
-        return list(_grouped(frames, await self._neighbours.shards(self._device)))
+        return list(_grouped(frames, await self._neighbours.ways(self._device)))
 
     async def _room(self, batch: Batch) -> Room:
         async with self._turn:
@@ -260,7 +260,7 @@ class Passage:
     async def _near_room(self, batch: Batch, arrays: Sequence[OnDevice]) -> Room | NearRoom:
         """Of the host's if there is none, in the same turn: what is pushed later must not overtake."""
         async with self._turn:
-            found = await self._neighbours.room(batch.frames[0].shard, self._device, batch.num_bytes)
+            found = await self._neighbours.room(batch.frames[0].way, self._device, batch.num_bytes)
             if found is None:
                 return await self._pinned_room(batch.num_bytes)
             return NearRoom(*found, fetch=partial(self._fetch_now, arrays))
@@ -386,8 +386,8 @@ class Passages:
         return self._passage(device, "in")
 
     async def near(self, device: _core.Device) -> frozenset[int]:
-        """The shards that share it."""
-        return await self._neighbours.shards(device)
+        """The ways to shards that share it."""
+        return await self._neighbours.ways(device)
 
     def _passage(self, device: _core.Device, direction: str) -> Passage:
         passage = self._passages.get((device, direction))
@@ -423,7 +423,7 @@ def _grouped(frames: Iterable[Frame], near: Set[int]) -> Iterator[Batch]:
     num_bytes = 0
     for frame in frames:
         frame_bytes = sum(one.end - one.begin for one in frame.ranges)
-        is_near = frame.shard in near and frame_bytes >= NEAR_BYTES
+        is_near = frame.way in near and frame_bytes >= NEAR_BYTES
         if together and (is_near or num_bytes + frame_bytes > BATCH_BYTES):
             yield Batch.of([one for frame in together for one in frame.ranges], together)
             together, num_bytes = [], 0
@@ -465,7 +465,7 @@ def _departing(batch: Batch, buffer: _core.Buffer) -> list[Transfer]:
     memory, begin, transfers = memoryview(buffer), 0, []
     for frame in batch.frames:
         end = begin + sum(one.end - one.begin for one in frame.ranges)
-        transfers.append(Transfer(frame.shard, frame.table, _core.Segments([memory[begin:end]])))
+        transfers.append(Transfer(frame.way, frame.table, _core.Segments([memory[begin:end]])))
         begin = end
     return transfers
 
@@ -475,7 +475,7 @@ def _arriving(batch: Batch, buffer: _core.Buffer, newer_than: int | None) -> lis
     parts = iter([memory for _, memory in _parts(batch, buffer)])
     return [
         Transfer(
-            frame.shard,
+            frame.way,
             asking(frame.table, newer_than),
             _core.Segments([next(parts) for _ in frame.ranges], writable=True),
         )

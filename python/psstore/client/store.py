@@ -79,7 +79,7 @@ class _Face:
 
     @property
     def num_shards(self) -> int:
-        return len(self._operations.client.sessions)
+        return len(self._operations.client.shards)
 
     @property
     def round(self) -> int:
@@ -113,7 +113,7 @@ class _Face:
     @property
     def shares_memory(self) -> bool:
         """What is pushed and pulled is copied to and from memory of every shard, not sent: all are on this machine."""
-        return all(session.shares_memory for session in self._operations.client.sessions)
+        return all(session.shares_memory for session in self._operations.client.shards)
 
     def version_of(self, name: str) -> int:
         return self._operations.version_of(name)

@@ -188,10 +188,10 @@ class Tether:
 
 
 class SocketDriver:
-    """The `protocol.client.Driver` of a store whose shards are behind sockets: one tether per shard."""
+    """The `protocol.client.Driver` of a store whose shards are behind sockets: one tether per session."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, tethers: Iterable[Tether]) -> None:
-        self.tethers = {tether.session.shard: tether for tether in tethers}
+        self.tethers = {(tether.session.shard, tether.session.channel): tether for tether in tethers}
         self._loop = loop
 
     def now(self) -> float:
@@ -201,16 +201,16 @@ class SocketDriver:
         return QuietFuture(loop=self._loop)
 
     def flush(self, session: Session) -> None:
-        self.tethers[session.shard].flush()
+        self._tether(session).flush()
 
     def resume(self, session: Session) -> None:
         """Somebody has sent and received for the session without the loop, and left the rest to it."""
-        self.tethers[session.shard].resume()
+        self._tether(session).resume()
 
-    def look_after(self, shards: Collection[int], deadline: float, *, unsent: bool) -> None:
+    def look_after(self, sessions: Collection[Session], deadline: float, *, unsent: bool) -> None:
         """Somebody has sent requests without the loop. `unsent`: not all of it. Any thread may call it, after that."""
-        for shard in shards:
-            tether = self.tethers[shard]
+        for session in sessions:
+            tether = self._tether(session)
             if unsent or not tether.rings_by(deadline):
                 self._loop.call_soon_threadsafe(tether.resume)
 
@@ -221,6 +221,9 @@ class SocketDriver:
     def abandon(self) -> None:
         for tether in self.tethers.values():
             tether.abandon()
+
+    def _tether(self, session: Session) -> Tether:
+        return self.tethers[session.shard, session.channel]
 
 
 class QuietFuture(asyncio.Future[object]):

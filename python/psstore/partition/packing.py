@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from psstore import _core
+from psstore.partition.ways import Ways
 from psstore.types import ITEM_BYTES, Tensor
 
 FRAME_BYTES = 4 << 20
@@ -29,37 +30,38 @@ class SliceRef(NamedTuple):
 
 
 class FrameLayout(NamedTuple):
-    """What one frame to one shard carries, in order."""
+    """What one frame carries, in order."""
 
-    shard: int
+    way: int
+    """The session that it goes over; see `Ways`."""
     slices: tuple[SliceRef, ...]
 
 
-def pack(tensors: Sequence[Tensor], *, num_shards: int, near: Collection[int] = ()) -> list[FrameLayout]:
-    """Frames for pushing or pulling `tensors`, interleaved over the shards so that all are busy at once. `near`: the
-    shards that share a device with the arrays."""
-    per_shard: list[list[FrameLayout]] = [[] for _ in range(num_shards)]
-    open_slices: list[list[SliceRef]] = [[] for _ in range(num_shards)]
-    open_bytes = [0] * num_shards
-    most_bytes = [NEAR_FRAME_BYTES if shard in near else FRAME_BYTES for shard in range(num_shards)]
+def pack(tensors: Sequence[Tensor], ways: Ways, *, near: Collection[int] = ()) -> list[FrameLayout]:
+    """Frames for pushing or pulling `tensors`, interleaved over the ways so that all are busy at once. `near`: the ways
+    to shards that share a device with the arrays."""
+    per_way: list[list[FrameLayout]] = [[] for _ in range(len(ways))]
+    open_slices: list[list[SliceRef]] = [[] for _ in range(len(ways))]
+    open_bytes = [0] * len(ways)
+    most_bytes = [NEAR_FRAME_BYTES if way in near else FRAME_BYTES for way in range(len(ways))]
 
-    def close(shard: int) -> None:
-        if open_slices[shard]:
-            per_shard[shard].append(FrameLayout(shard, tuple(open_slices[shard])))
-            open_slices[shard] = []
-            open_bytes[shard] = 0
+    def close(way: int) -> None:
+        if open_slices[way]:
+            per_way[way].append(FrameLayout(way, tuple(open_slices[way])))
+            open_slices[way] = []
+            open_bytes[way] = 0
 
     for position, tensor in enumerate(tensors):
         item_bytes = ITEM_BYTES[tensor.spec.dtype]
-        for index, shard in enumerate(tensor.shards):
+        for index, way in enumerate(ways.of(tensor)):
             begin, end = tensor.bounds(index)
             size = (end - begin) * item_bytes
-            full = open_bytes[shard] + size > most_bytes[shard] or len(open_slices[shard]) == _core.MAX_SLICES
+            full = open_bytes[way] + size > most_bytes[way] or len(open_slices[way]) == _core.MAX_SLICES
             if full:
-                close(shard)
-            open_slices[shard].append(SliceRef(position, tensor.key(index), begin, end))
-            open_bytes[shard] += size
-    for shard in range(num_shards):
-        close(shard)
-    longest = max((len(frames) for frames in per_shard), default=0)
-    return [frames[i] for i in range(longest) for frames in per_shard if i < len(frames)]
+                close(way)
+            open_slices[way].append(SliceRef(position, tensor.key(index), begin, end))
+            open_bytes[way] += size
+    for way in range(len(ways)):
+        close(way)
+    longest = max((len(frames) for frames in per_way), default=0)
+    return [frames[i] for i in range(longest) for frames in per_way if i < len(frames)]

@@ -22,6 +22,7 @@ from psstore.errors import (
     UnknownTensor,
     from_code,
 )
+from psstore.partition.ways import Ways
 from psstore.protocol.facts import Facts
 from psstore.protocol.session import Answer, Destination, Future, Identity, Session
 from psstore.protocol.sharing import Lease, Placed
@@ -47,7 +48,8 @@ class Driver(Protocol):
 class Transfer(NamedTuple):
     """Slices of one frame to or from one shard, with the memory that they come from or go to."""
 
-    shard: int
+    way: int
+    """The session that it goes over."""
     table: _core.SliceTable
     memory: Destination | Placed | None
     """To send from: `Segments` or what is `Placed`."""
@@ -59,8 +61,13 @@ class Client:
     def __init__(
         self, *, driver: Driver, identity: Identity, facts: Facts, sessions: Sequence[Session], timeout_s: float
     ) -> None:
+        """`sessions`: with each shard, then as many again for every further channel."""
         self.identity = identity
         self.sessions = sessions
+        num_shards = sum(session.channel == 0 for session in sessions)
+        self.shards = sessions[:num_shards]
+        """With each shard, the session for all that is no data."""
+        self.ways = Ways(num_shards, num_channels=1 + max((session.channel for session in sessions), default=0))
         self.timeout_s = timeout_s
         """How long a request may take, when the caller names no time."""
         self.num_workers = 0
@@ -86,7 +93,10 @@ class Client:
     @property
     def version(self) -> int:
         """Number of the last decision that this client knows, or that every shard has told it of."""
-        return max(self._facts.last, min(session.version for session in self.sessions))
+        heard = [
+            max(one.version for one in self.sessions[shard :: len(self.shards)]) for shard in range(len(self.shards))
+        ]
+        return max(self._facts.last, min(heard))
 
     @property
     def unscaled(self) -> m.DecisionFact | None:
@@ -168,14 +178,14 @@ class Client:
 
     def end_lease(self, lease: Lease) -> bool:
         """`Session.end_lease`, and tells the shard."""
-        session = self.sessions[lease.shard]
+        session = self.shards[lease.shard]
         was_good = session.end_lease(lease)
         self._driver.flush(session)
         return was_good
 
     async def stats(self) -> list[dict[str, int | float | str]]:
         """Counters of each shard."""
-        replies = await collect([self._request(session, "STATS") for session in self.sessions])
+        replies = await collect([self._request(session, "STATS") for session in self.shards])
         return [reply.counters for reply in replies]
 
     # ---- data ----
@@ -281,11 +291,14 @@ class Client:
         """Nothing has to be said or done before."""
         return self.joined and self.unscaled is None
 
-    def may_pull(self, shards: Set[int]) -> bool:
-        """The same; nor has any shard to be told of a decision but these."""
+    def may_pull(self, ways: Set[int]) -> bool:
+        """The same; nor has any shard to be told of a decision but those that they lead to."""
         if self._torn is not None or self.unscaled is not None:
             return False
-        return len(shards) == len(self.sessions) or all(session.shard in shards for session in self._behind())
+        if len(ways) == len(self.sessions):
+            return True
+        asked = {self.sessions[way].shard for way in ways}
+        return all(session.shard in asked for session in self._behind())
 
     async def answers(self, futures: Sequence[Future]) -> list[Answer]:
         """To requests of slices. Raises the first failure, of a request or a slice, after all have ended."""
@@ -303,7 +316,7 @@ class Client:
     async def _send(self, op: str, transfers: Iterable[Transfer], *, body: m.Message | None) -> None:
         futures = []
         for transfer in transfers:
-            session = self.sessions[transfer.shard]
+            session = self.sessions[transfer.way]
             round = self.round if op == "PUSH" else 0
             asked = self._ask(session, op, table=transfer.table, body=body, payload=transfer.memory, round=round)
             futures.append(asked)
@@ -320,11 +333,11 @@ class Client:
             wait_s = 0.0  # what is not there by now will never be
         carry = m.Carry(at_least=self.decision if at_least is None else at_least, wait_s=wait_s)
         transfers = list(transfers)
-        asked = {transfer.shard for transfer in transfers}
+        asked = {self.sessions[transfer.way].shard for transfer in transfers}
         told = self._tell([s for s in self._behind() if s.shard not in asked], timeout_s=wait_s + GRACE_S)
         futures = [
             self._ask(
-                self.sessions[transfer.shard],
+                self.sessions[transfer.way],
                 op,
                 table=transfer.table,
                 body=carry,
@@ -339,7 +352,9 @@ class Client:
     def _behind(self) -> list[Session]:
         """Those whose shard may lack the last decision, or its scale."""
         scaled = self._facts.scale.decision if self._facts.scale is not None else 0
-        return [s for s in self.sessions if s.version < self._facts.last or s.scaled < scaled]
+        last = self._facts.last
+        told = {s.shard for s in self.sessions if s.version >= last and s.scaled >= scaled}
+        return [s for s in self.shards if s.shard not in told]
 
     def _tell(self, sessions: Sequence[Session], *, timeout_s: float | None = None) -> list[Future]:
         """A PULL of nothing carries what is known."""
@@ -354,7 +369,7 @@ class Client:
     async def _define(self, facts: Sequence[m.Signed]) -> None:
         if facts:
             body = m.Define(facts=tuple(facts))
-            await collect([self._request(session, "DEFINE", body=body) for session in self.sessions])
+            await collect([self._request(session, "DEFINE", body=body) for session in self.shards])
 
     async def _control(self, op: str, body: m.Message, kind: type[T]) -> T:
         return _expect(kind, await self._request(self.sessions[0], op, body=body))

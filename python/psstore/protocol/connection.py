@@ -18,6 +18,9 @@ FEATURE_CHECKSUM = 1
 """HELLO feature bit: payloads on this connection carry a CRC-32C, in both directions. TCP's 16-bit sum lets
 errors through at rates seen in the field (Stone & Partridge 2000, "When the CRC and TCP checksum disagree")."""
 
+MAX_CHANNELS = 64
+"""Connections of one client to one shard side by side: ten times what fills the links that cap each."""
+
 _CLIENT_ID = re.compile(r"[0-9a-f]{32}")
 
 
@@ -52,6 +55,16 @@ class Connection:
         return self.hello.client if self.hello else ""
 
     @property
+    def writer(self) -> str:
+        """Who numbers the plain writes that come over it: each of a client's channels does so for itself."""
+        return f"{self.client}.{self.hello.channel}" if self.hello and self.hello.channel else self.client
+
+    @property
+    def is_first(self) -> bool:
+        """Its client speaks to the coordinator over it."""
+        return not self.only_beats and self.hello is not None and self.hello.channel == 0
+
+    @property
     def wants_checksum(self) -> bool:
         return self.hello is not None and bool(self.hello.features & FEATURE_CHECKSUM)
 
@@ -68,8 +81,9 @@ class Connection:
         return f"client {self.client[:8]}" if self.client else "a client before its HELLO"
 
     def is_of(self, hello: Hello) -> bool:
-        """It speaks for that client, in that role."""
-        return self.hello is not None and (self.hello.client, self.hello.role) == (hello.client, hello.role)
+        """It speaks for that client, in that role, on that channel."""
+        mine = self.hello
+        return mine is not None and (mine.client, mine.role, mine.channel) == (hello.client, hello.role, hello.channel)
 
     def greet(self, frame: _core.Frame, token: bytes | None, nonce: bytes) -> Challenge | None:
         """Takes one handshake frame. Returns a challenge to send, or None: the connection is open.
@@ -80,6 +94,8 @@ class Connection:
             self.hello = decode_body(Hello, frame.body)
             if not _CLIENT_ID.fullmatch(self.hello.client):
                 raise BadBody("HELLO: client must be 32 hex digits, random per client")
+            if not 0 <= self.hello.channel < MAX_CHANNELS:
+                raise BadBody(f"HELLO: channel is {self.hello.channel}; there are 0 to {MAX_CHANNELS - 1}")
             if token is None:
                 self.stage = Stage.OPEN
                 return None

@@ -217,10 +217,10 @@ class ShardService:
             return [Close(connection.id, "its client has a newer connection")]
         if not connection.only_beats:
             connection.port.open(
-                connection=connection.id, client=connection.client, wants_checksum=connection.wants_checksum
+                connection=connection.id, client=connection.writer, wants_checksum=connection.wants_checksum
             )
         coordinator = self._acting()
-        if coordinator is not None and not connection.only_beats:
+        if coordinator is not None and connection.is_first:
             coordinator.attached(connection.id, hello.client, now)
         welcome = m.Welcome(
             store=identity.store,
@@ -230,7 +230,7 @@ class ShardService:
             quorum=identity.consistency.quorum,
             staleness=identity.consistency.staleness,
             version=self.shard.version,
-            last_sequence=self.shard.last_sequence(connection.client),
+            last_sequence=self.shard.last_sequence(connection.writer),
             features=hello.features,
             proof=connection.own_proof(identity.token),
             heartbeat_s=identity.heartbeat_s,
@@ -239,7 +239,7 @@ class ShardService:
         return [*closing, _answer(connection.id, frame, welcome, op=OPS["WELCOME"])]
 
     def _siblings(self, connection: Connection, hello: m.Hello) -> tuple[list[int], list[int]]:
-        """Open connections of the same client in the same role, accepted before and after this one.
+        """Open connections of the same client in the same role on the same channel, accepted before and after this one.
 
         Only the newest may speak: all that was unanswered is sent again on it, and what an older one still brings
         would come out of order, and take answers to where nobody listens.
@@ -302,6 +302,8 @@ class ShardService:
             raise UnexpectedMessage(
                 f"operation {frame.op} is the coordinator's; ask shard 0, this is {self.identity.shard}"
             )
+        if not connection.is_first:
+            raise UnexpectedMessage(f"operation {frame.op} is the coordinator's; ask it on the client's channel 0")
         kind = CONTROL[frame.op]
         message = m.decode_body(kind, frame.body) if kind is not None else None
         self._owed[connection.id, frame.request] = frame.op + 1

@@ -123,6 +123,8 @@ class Session:
     make_nonce: Callable[[], bytes]
     address: str
     shard: int = 0
+    channel: int = 0
+    """Which of the client's connections to that shard."""
     link: Link = Link.DOWN
     welcome: m.Welcome | None = None
     borrow: Borrow | None = None
@@ -165,7 +167,9 @@ class Session:
         self.connection += 1
         self.link, self._nonce, self.line.last_heard = Link.HELLO, self.make_nonce(), now
         who = self.identity
-        hello = m.Hello(client=who.client, role=who.role, nonce=self._nonce, features=who.features)
+        hello = m.Hello(
+            client=who.client, role=who.role, nonce=self._nonce, features=who.features, channel=self.channel
+        )
         self._out.append([_core.encode_frame(OPS["HELLO"], body=m.encode_body(hello))])
 
     def disconnected(self) -> None:

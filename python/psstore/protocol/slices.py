@@ -158,9 +158,9 @@ class Slices:
         elif frame.op == OPS["INIT"]:
             table = self.shard.initialise(frame)
         elif frame.op == OPS["RESTORE"]:
-            table = self.shard.restore(frame, connection.client)
+            table = self.shard.restore(frame, connection.writer)
         else:
-            table = self.shard.write(frame, connection.client)
+            table = self.shard.write(frame, connection.writer)
         self.desk.touched(frame)
         head = _core.encode_frame(frame.op + 1, request=frame.request, sequence=self.shard.version, table=table)
         return [Send(connection.id, [head])]

@@ -99,6 +99,8 @@ class Hello(Message, frozen=True, kw_only=True):
     nonce: bytes = b""
     """Random; the shard's proof covers it."""
     features: int = 0
+    channel: int = 0
+    """Which of the connections that the client has side by side: each has its newest, and numbers its own writes."""
 
 
 class Challenge(Message, frozen=True, kw_only=True):
