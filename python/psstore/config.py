@@ -38,6 +38,8 @@ class WorkerEnvironment(msgspec.Struct, frozen=True, kw_only=True):
     """PSSTORE_BUSY_POLL_US."""
     connections: int | None = None
     """PSSTORE_CONNECTIONS."""
+    congestion_control: str | None = None
+    """PSSTORE_CONGESTION_CONTROL."""
 
 
 def worker_environment(environ: Mapping[str, str] = os.environ) -> WorkerEnvironment:
@@ -54,6 +56,7 @@ def worker_environment(environ: Mapping[str, str] = os.environ) -> WorkerEnviron
             "environment variable PSSTORE_BUSY_POLL_US", environ.get("PSSTORE_BUSY_POLL_US") or 0.0
         ),
         connections=_integer(environ, "PSSTORE_CONNECTIONS"),
+        congestion_control=environ.get("PSSTORE_CONGESTION_CONTROL") or None,
     )
 
 

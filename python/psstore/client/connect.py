@@ -14,6 +14,7 @@ from psstore.client.store import AsyncStore, Store
 from psstore.config import Transport, check_busy_poll, check_transport, worker_environment
 from psstore.errors import BadArgument
 from psstore.net.address import parse_address
+from psstore.net.sockets import check_congestion_control
 from psstore.protocol.connection import MAX_CHANNELS
 from psstore.wire.messages import Role
 
@@ -33,6 +34,7 @@ def connect(
     transport: Transport | None = None,
     busy_poll_us: float | None = None,
     connections: int | None = None,
+    congestion_control: str | None = None,
 ) -> Store:
     """Connects to a store and, as a worker, joins it. Blocks.
 
@@ -48,13 +50,25 @@ def connect(
     else 'auto').
     `connections`: how many to have side by side with each shard on another machine, where one TCP connection can't fill
     the link: it has much delay, or a cloud caps each (default: PSSTORE_CONNECTIONS, else 1).
+    `congestion_control`: TCP's, of what this store sends, as `psstore-server --congestion-control` is for the way back.
+    'bbr' fills long links that lose packets (default: PSSTORE_CONGESTION_CONTROL, else the system's).
     `busy_poll_us`: how long a call that blocks asks for its answer, on a core of its own, before it sleeps (default:
     PSSTORE_BUSY_POLL_US, else 0). With `psstore-server --busy-poll-us` it is what an idle machine's latency can be.
 
     Raises StoreUnreachable, AuthFailed, RankTaken, TooManyWorkers, BadArgument.
     """
     options = _options(
-        role, rank, num_workers, token, timeout_s, wait_s, connect_timeout_s, transport, busy_poll_us, connections
+        role,
+        rank,
+        num_workers,
+        token,
+        timeout_s,
+        wait_s,
+        connect_timeout_s,
+        transport,
+        busy_poll_us,
+        connections,
+        congestion_control,
     )
     return _connect(Store, url, options)
 
@@ -72,10 +86,21 @@ async def connect_async(
     transport: Transport | None = None,
     busy_poll_us: float | None = None,
     connections: int | None = None,
+    congestion_control: str | None = None,
 ) -> AsyncStore:
     """`connect` for asyncio: the same arguments, and a store whose calls are awaited."""
     options = _options(
-        role, rank, num_workers, token, timeout_s, wait_s, connect_timeout_s, transport, busy_poll_us, connections
+        role,
+        rank,
+        num_workers,
+        token,
+        timeout_s,
+        wait_s,
+        connect_timeout_s,
+        transport,
+        busy_poll_us,
+        connections,
+        congestion_control,
     )
     return await asyncio.to_thread(_connect, AsyncStore, url, options)
 
@@ -91,8 +116,10 @@ def _options(
     transport: Transport | None,
     busy_poll_us: float | None,
     connections: int | None,
+    congestion_control: str | None,
 ) -> Options:
     told = worker_environment()
+    control = told.congestion_control if congestion_control is None else congestion_control
     if role not in ("worker", "client"):
         raise BadArgument(f"role is {role!r}; expected 'worker' or 'client'")
     for name, seconds in (("timeout_s", timeout_s), ("wait_s", wait_s), ("connect_timeout_s", connect_timeout_s)):
@@ -109,6 +136,7 @@ def _options(
         transport=told.transport if transport is None else check_transport("transport", transport),
         busy_poll_us=told.busy_poll_us if busy_poll_us is None else check_busy_poll("busy_poll_us", busy_poll_us),
         connections=_checked(connections if connections is not None else told.connections),
+        congestion_control=None if control is None else check_congestion_control("congestion_control", control),
     )
 
 

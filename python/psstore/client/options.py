@@ -22,3 +22,4 @@ class Options:
     transport: Transport = "auto"
     busy_poll_us: float = 0.0
     connections: int = 1
+    congestion_control: str | None = None

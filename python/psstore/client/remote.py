@@ -111,7 +111,13 @@ class Remote:
 
     def _tie(self, sessions: Sequence[Session], routes: Sequence[Sequence[Address]], options: Options) -> SocketDriver:
         tethers = [
-            Tether(session, route, loop=self.thread.loop, patience_s=max(options.timeout_s, options.connect_timeout_s))
+            Tether(
+                session,
+                route,
+                loop=self.thread.loop,
+                patience_s=max(options.timeout_s, options.connect_timeout_s),
+                congestion_control=options.congestion_control,
+            )
             for session, route in zip(sessions, routes, strict=True)
         ]
         for tether in tethers:

@@ -15,7 +15,7 @@ from psstore.errors import StoreClosed, StoreUnreachable
 from psstore.net.address import Address, TcpAddress
 from psstore.net.alarm import Alarm
 from psstore.net.client_connection import Connection
-from psstore.net.sockets import unpace
+from psstore.net.sockets import choose_congestion_control
 from psstore.protocol.connection import HANDSHAKE_S
 from psstore.protocol.session import Future, Session
 
@@ -39,8 +39,10 @@ class Tether:
         loop: asyncio.AbstractEventLoop,
         patience_s: float,
         on_up: Callable[[Connection], None] | None = None,
+        congestion_control: str | None = None,
     ) -> None:
-        """`patience_s`: a shard that can't be reached for so long is gone, and with it what it held."""
+        """`patience_s`: a shard that can't be reached for so long is gone, and with it what it held.
+        `congestion_control`: TCP's; None: the system's."""
         self.session = session
         self.first_up: asyncio.Future[None] = loop.create_future()
         """Done when the session was up once; failed if it never can be."""
@@ -50,6 +52,7 @@ class Tether:
         self._loop = loop
         self._patience_s = patience_s
         self._on_up = on_up
+        self._congestion_control = congestion_control
         self._connection: Connection | None = None
         self._socket: socket.socket | None = None
         self._task: asyncio.Task[None] | None = None
@@ -176,7 +179,7 @@ class Tether:
         try:
             sock.setblocking(False)
             if family != socket.AF_UNIX:
-                unpace(sock, where[0])
+                choose_congestion_control(sock, where[0], self._congestion_control)
             await _connect(self._loop, sock, where)
             make = functools.partial(Connection, self.session, self._loop)
             if family == socket.AF_UNIX:

@@ -12,6 +12,7 @@ import contextlib
 import socket
 from typing import Protocol
 
+from psstore.errors import BadArgument
 from psstore.net.address import is_loopback
 
 UNIX_SEND_BUFFER_BYTES = 1 << 20
@@ -50,8 +51,29 @@ def tune(sock: _Options) -> None:
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
-def unpace(sock: socket.socket, host: str) -> None:
-    """For a socket of `host`, if that is this one, before it connects or listens: pacing that has begun goes on."""
+def choose_congestion_control(sock: socket.socket, host: str, chosen: str | None) -> None:
+    """For a socket of `host`, before it connects or listens: pacing that has begun goes on. `chosen`: by the user, and
+    checked; None: the system's, but on loopback."""
+    if chosen is not None and sock.family != socket.AF_UNIX:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, chosen.encode())
+    else:
+        _unpace(sock, host)
+
+
+def check_congestion_control(what: str, name: str) -> str:
+    """Raises BadArgument if the system has none of that name, or keeps it for root."""
+    try:
+        with socket.socket() as probe:
+            probe.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name.encode())
+    except (OSError, AttributeError) as error:
+        raise BadArgument(
+            f"{what} is {name!r}, which this system does not let us use ({error}); Linux lists what it does in"
+            " net.ipv4.tcp_allowed_congestion_control"
+        ) from None
+    return name
+
+
+def _unpace(sock: socket.socket, host: str) -> None:
     name = getattr(socket, "TCP_CONGESTION", None)
     if name is None or sock.family == socket.AF_UNIX or not is_loopback(host):
         return

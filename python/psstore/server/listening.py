@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from psstore.errors import BadArgument
 from psstore.net.address import Address, TcpAddress, UnixAddress, is_loopback
 from psstore.net.limits import BACKLOG
-from psstore.net.sockets import unpace
+from psstore.net.sockets import choose_congestion_control
 from psstore.server.port_owner import describe_owner
 
 PROBE_S = 1.0
@@ -43,8 +43,8 @@ class Endpoint:
         self.local = UnixAddress(path)
         self._files[path] = os.stat(path).st_ino
 
-    def add_tcp(self, host: str, port: int, advertise: str) -> None:
-        sock = _bind_tcp(host, port)
+    def add_tcp(self, host: str, port: int, advertise: str, *, congestion_control: str | None) -> None:
+        sock = _bind_tcp(host, port, congestion_control)
         self.sockets.append(sock)
         bound, port = sock.getsockname()[:2]
         self.addresses.append(TcpAddress(advertise, port))
@@ -64,8 +64,17 @@ class Endpoint:
                     os.unlink(path)
 
 
-def bind_shards(num_shards: int, *, tcp: TcpAddress | None, uds: str | None, advertise: str | None) -> list[Endpoint]:
-    """One endpoint per shard; unix sockets come first in its addresses. Raises BadArgument, with nothing left bound."""
+def bind_shards(
+    num_shards: int,
+    *,
+    tcp: TcpAddress | None,
+    uds: str | None,
+    advertise: str | None,
+    congestion_control: str | None,
+) -> list[Endpoint]:
+    """One endpoint per shard; unix sockets come first in its addresses. Raises BadArgument, with nothing left bound.
+
+    `congestion_control`: of TCP connections that are accepted; None: the system's."""
     endpoints = [Endpoint() for _ in range(num_shards)]
     try:
         for index, endpoint in enumerate(endpoints):
@@ -73,7 +82,8 @@ def bind_shards(num_shards: int, *, tcp: TcpAddress | None, uds: str | None, adv
                 endpoint.add_unix(os.path.abspath(uds if index == 0 else f"{uds}.{index}"))
             if tcp is not None:
                 port = tcp.port + index if tcp.port else 0
-                endpoint.add_tcp(tcp.host, port, advertise or _reachable(tcp.host))
+                where = advertise or _reachable(tcp.host)
+                endpoint.add_tcp(tcp.host, port, where, congestion_control=congestion_control)
     except BaseException:
         for endpoint in endpoints:
             endpoint.close()
@@ -82,7 +92,7 @@ def bind_shards(num_shards: int, *, tcp: TcpAddress | None, uds: str | None, adv
     return endpoints
 
 
-def _bind_tcp(host: str, port: int) -> socket.socket:
+def _bind_tcp(host: str, port: int, congestion_control: str | None) -> socket.socket:
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except OSError as error:
@@ -92,7 +102,7 @@ def _bind_tcp(host: str, port: int) -> socket.socket:
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind(address)
-        unpace(sock, str(address[0]))
+        choose_congestion_control(sock, str(address[0]), congestion_control)
         sock.listen(BACKLOG)
     except OSError as error:
         sock.close()

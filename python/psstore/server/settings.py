@@ -10,6 +10,7 @@ from msgspec import Meta
 from psstore.config import MAX_BUSY_POLL_US
 from psstore.errors import BadArgument
 from psstore.net.address import DEFAULT_PORT, TcpAddress
+from psstore.net.sockets import check_congestion_control
 from psstore.server.hosts import parse_hosts, split_hosts
 from psstore.types import UNBOUNDED, Consistency, place_shards
 
@@ -73,6 +74,10 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     heartbeat_s: Annotated[Seconds, _text("how often workers say that they live")] = 1.0
     silence_s: Annotated[Seconds, _text("a worker that said nothing for so long is lost")] = 10.0
     max_connections: Annotated[int, Meta(ge=1), _text("connections that one shard takes")] = 4096
+    congestion_control: Annotated[
+        str | None,
+        _text("TCP's, of what shards send: bbr fills long links that lose packets (default: the system's)"),
+    ] = None
     busy_poll_us: Annotated[
         float,
         Meta(ge=0, le=MAX_BUSY_POLL_US),
@@ -93,6 +98,8 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
         if self.port and self.port + self.shards > 65536:
             raise BadArgument(f"{self.shards} shards from port {self.port} on go beyond port 65535; use --port 0")
         place_shards(self.device, self.shards)
+        if self.congestion_control is not None:
+            check_congestion_control("congestion_control", self.congestion_control)
         self._check_hosts()
 
     def hosts(self) -> tuple[TcpAddress, ...] | None:

@@ -42,13 +42,15 @@ class Site:
 
 def open_site(settings: ServerSettings, tcp: TcpAddress | None) -> Site:
     """Binds what is to run here. Raises BadArgument, with nothing left bound."""
-    hosts = settings.hosts()
+    hosts, control = settings.hosts(), settings.congestion_control
     if hosts is None:
-        endpoints = bind_shards(settings.shards, tcp=tcp, uds=settings.uds, advertise=settings.advertise)
+        endpoints = bind_shards(
+            settings.shards, tcp=tcp, uds=settings.uds, advertise=settings.advertise, congestion_control=control
+        )
         addresses = tuple(tuple(str(address) for address in endpoint.addresses) for endpoint in endpoints)
         return Site(0, endpoints, addresses)
     index = settings.shard_index or 0
-    endpoints = bind_shards(1, tcp=tcp, uds=None, advertise=hosts[index].host)
+    endpoints = bind_shards(1, tcp=tcp, uds=None, advertise=hosts[index].host, congestion_control=control)
     return Site(index, endpoints, tuple((str(host),) for host in hosts))
 
 
