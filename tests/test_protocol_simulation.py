@@ -29,7 +29,7 @@ NOTICED_BY = {
     "finish is answered once": 13,
     "whoever has pushed everything goes on": 60,
     "who reads in a torn round waits on": 107,
-    "scales are kept to oneself": 136,
+    "scales are kept to oneself": 331,
     "norms are added as they come": 49,
 }
 """Seeds to begin with, where few notice anything. They save time; when the simulator has changed, others will do."""

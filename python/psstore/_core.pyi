@@ -245,7 +245,7 @@ class RequestLine:
 
 @final
 class FramePlan:
-    """The frames of a list of tensors: the map of their arrays, and of each frame its shard and its table."""
+    """The frames of a list of tensors: the map of their arrays, and of each frame its way (`shards`) and its table."""
 
     def __init__(self, arrays: FrameMap, shards: Sequence[int], tables: Sequence[SliceTable]) -> None: ...
 
