@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from psstore.client.arrays import Array
 from psstore.client.local import LocalStore
 from psstore.client.store import Store
 from psstore.types import TensorSpec
@@ -21,23 +22,41 @@ from psstore.types import TensorSpec
 CASES = {"1 KiB": (1, 256), "4 MiB": (1, 1 << 20), "1000 x 4 KiB": (1000, 1024)}
 """Tensors, and float32 elements of each: what costs by the call, by the byte, and by the slice."""
 
+EARLY_CASE = "64 x 16 KiB, early"
+EARLY_SIZES = 64, 4096
+"""The same of a round that was committed early: its pulls wait, each for its push."""
+
 WARM_UP = 6
 ROUNDS = 5
 
 Part = Callable[[], object]
 
 
-def round_of(store: Store, num_tensors: int, num_elems: int) -> dict[str, Part]:
+def round_of(store: Store, num_tensors: int, num_elems: int, *, early: bool = False) -> dict[str, Part]:
     """The parts of a round, in order."""
     names = [f"tensor {index}" for index in range(num_tensors)]
     gradients = {name: np.ones(num_elems, np.float32) for name in names}
     weights = [np.zeros(num_elems, np.float32) for _ in names]
     store.create_many([TensorSpec(name=name, shape=(num_elems,), rule="sgd") for name in names])
+    if early:
+        return {"round": lambda: early_round(store, gradients, weights)}
     return {
         "push": lambda: store.push_many(gradients),
         "commit": lambda: store.commit({"lr": 0.1}),
         "pull": lambda: store.pull_many(names, out=weights),
     }
+
+
+def early_round(store: Store, gradients: dict[str, Array], weights: list[Array]) -> None:
+    """All pulls wait at the shard before the first push comes: so each push ends one, in every round alike."""
+    store.commit({"lr": 0.1}, present=gradients, early=True)
+    pulls = [store.start_pull_many([name], out=[out]) for name, out in zip(gradients, weights, strict=True)]
+    store.stats()
+    for name, gradient in gradients.items():
+        store.push(name, gradient)
+    for pull in pulls:
+        pull.result()
+    store.finish()
 
 
 def count(case: str, parts: dict[str, Part], marks: ctypes.CDLL) -> None:
@@ -59,6 +78,8 @@ def main() -> None:
     for case, sizes in CASES.items():
         with LocalStore() as local, local.connect(rank=0) as store:
             count(case, round_of(store, *sizes), marks)
+    with LocalStore() as local, local.connect(rank=0) as store:
+        count(EARLY_CASE, round_of(store, *EARLY_SIZES, early=True), marks)
 
 
 if __name__ == "__main__":

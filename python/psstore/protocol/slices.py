@@ -178,6 +178,9 @@ class Slices:
         """Answers the parked reads whose wait is over, by what happened or by time, and sends the replies whose bytes
         are there now. Call after every event."""
         outputs = self.filled()
+        wake = self.desk.next_wake()
+        if wake is None or wake > now:
+            return outputs
         answered, left = self.desk.wake(now)
         outputs += [Send(conn, pieces) for conn, pieces in answered]
         for conn, frame, until in left:
