@@ -34,6 +34,32 @@ def test_synchronous_round_closes_with_the_last_commit() -> None:
     assert (fact.number, fact.divisor) == (1, 3.0)
 
 
+def test_shard_of_the_coordinator_need_not_be_told_what_was_decided() -> None:
+    """It knows once it is idle: the step is under way before anybody asks for it."""
+    store = FakeStore(num_workers=1)
+    (peer,) = workers(store, 1)
+    tensor = tensor_of(peer.create(sgd("w", zeros=True)).tensors[0])
+    peer.push(tensor, [1.0] * 4, round=1)
+    reader = store.connect()
+    reading = reader.pull(tensor, at_least=1, wait_s=10.0)
+    assert store.services[0].catch_up(store.now) == []
+    peer.committed(peer.commit(1, [tensor.id], hypers={0: {"lr": 1.0}}))
+    assert (store.shards[0].version, reader.is_answered(reading)) == (0, False)
+    store.carry_out(0, store.services[0].catch_up(store.now))
+    assert store.shards[0].version == 1
+    assert reader.pulled(reading) == [-1.0] * 4
+
+
+def test_commit_that_names_what_was_not_pushed_is_told_to_who_brings_it() -> None:
+    store = FakeStore(num_workers=1)
+    (peer,) = workers(store, 1)
+    tensor = tensor_of(peer.create(sgd("w", zeros=True)).tensors[0])
+    committed = peer.committed(peer.commit(1, [tensor.id]))
+    assert store.services[0].catch_up(store.now) == []
+    assert store.shards[0].version == 0
+    assert isinstance(failure_of(peer, peer.pull(tensor, decisions=committed.decisions)), errors.MissingContribution)
+
+
 def test_sum_instead_of_average_divides_by_one() -> None:
     (peer,) = workers(FakeStore(num_workers=1), 1)
     (fact,) = decisions_in(peer.committed(peer.commit(1, weight=3.0, average=False)))

@@ -213,10 +213,17 @@ class Server:
 
     def _end_turn(self) -> None:
         self._turn_is_due = False
+        self._catch_up()
         self._set_timer(self._service.next_wake())
         self._settle_soon()
         if self.on_turn is not None:
             self.on_turn(self.now())
+
+    def _catch_up(self) -> None:
+        try:
+            self._carry_out(self._service.catch_up(self.now()))
+        except DeviceFailed as error:
+            self._device_failed(error)
 
     def _settle_soon(self) -> None:
         if not self._is_settling:

@@ -12,7 +12,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from psstore import _core
-from psstore.errors import HandshakeTimeout, ProtocolError, PsstoreError, ShuttingDown, UnexpectedMessage
+from psstore.errors import (
+    DeviceFailed,
+    HandshakeTimeout,
+    ProtocolError,
+    PsstoreError,
+    ShuttingDown,
+    UnexpectedMessage,
+)
 from psstore.protocol.connection import HANDSHAKE_S, Connection, Stage
 from psstore.protocol.coordinator import Coordinator
 from psstore.protocol.frames import Close, Output, Send, failure
@@ -171,6 +178,20 @@ class ShardService:
         times = [stranger.opened_at + HANDSHAKE_S for stranger in itertools.islice(self._strangers.values(), 1)]
         times += [t for t in (self._slices.next_wake(), self._coordinator_wake()) if t is not None]
         return min(times, default=None)
+
+    def catch_up(self, now: float) -> list[Output]:
+        """Applies what this process's own coordinator has decided, once its clients know, who are only about to bring
+        it. Returns the replies to whoever waited for that. Raises DeviceFailed."""
+        coordinator = self.coordinator
+        if coordinator is None or coordinator.rounds.decided <= self.shard.version:
+            return []
+        try:
+            self._slices.hear(coordinator.rounds.since(self.shard.version))
+        except DeviceFailed:
+            raise
+        except PsstoreError:
+            return []  # a commit named what was not pushed: who carries the decision is told
+        return self._slices.wake(now)
 
     def settle(self) -> bool:
         """Does a little of the work that the last decision left over; True: nothing is left. Raises DeviceFailed."""

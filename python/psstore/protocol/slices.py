@@ -110,10 +110,16 @@ class Slices:
             )
 
     def _learn(self, connection: Connection, carry: m.Carry) -> None:
-        """Applies the carried decisions that are new here, in order, then the scale that the last may need.
+        """Applies the carried decisions that are new here, then the scale that the last may need.
 
         Who is no worker has no say in the scale: nothing else vouches for it."""
-        for signed in carry.decisions:
+        self.hear(carry.decisions)
+        if carry.scale is not None and connection.ticket is not None:
+            self._set_scale(carry.scale)
+
+    def hear(self, decisions: Sequence[m.Signed]) -> None:
+        """Applies those that are new here, in order."""
+        for signed in decisions:
             fact = m.decode_fact(signed.blob)
             if isinstance(fact, m.DecisionFact) and fact.number <= self.shard.version:
                 continue  # known: nothing to verify, nothing to do
@@ -122,8 +128,6 @@ class Slices:
                 raise BadSignature("a fact that is no decision was carried as one")
             self.shard.advance(_to_core(fact))
             self.desk.reached_version()
-        if carry.scale is not None and connection.ticket is not None:
-            self._set_scale(carry.scale)
 
     def _note_heard(self, frame: _core.Frame, carry: m.Carry) -> None:
         """Whoever brings the same again, brings nothing: what was learned stays learned."""
