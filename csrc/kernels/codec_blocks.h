@@ -13,7 +13,8 @@
 namespace psstore {
 namespace {
 
-static_assert(kBlockElems % kEncodedBlock == 0, "a block of the reduction begins with a scale");
+static_assert(kBlockElems % kEncodedBlock == 0 && kEncodedBlock % kShortBlockElems == 0,
+              "a block of the reduction begins with a scale, or has one for all");
 
 // ---- int8 -----------------------------------------------------------------------------------------
 

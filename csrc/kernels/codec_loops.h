@@ -98,7 +98,7 @@ void decode_blocks(const Encoded& encoded, int64_t begin, int64_t count, float* 
   }
 }
 
-// The elements from `begin`, which begins a block, on.
+// The elements from `begin` on, which begins a block or lies with all of them in one.
 void decode_range(const Encoded& encoded, int64_t begin, int64_t count, float* out) {
   if (encoded.encoding == DType::kTopK) return decode_topk(encoded, begin, count, out);
   if (encoded.encoding == DType::kInt8) {

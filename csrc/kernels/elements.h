@@ -13,17 +13,19 @@ namespace psstore {
 namespace {
 
 // What is summed before the rule is applied to it. So short that the processor, which looks some hundred
-// instructions ahead, begins with the memory of one while it still computes with the other.
+// instructions ahead, begins with the memory of one while it still computes with the other: a few cache lines
+// where that takes one pass and memory is what it waits for, and enough to be worth their overhead elsewhere.
 constexpr int64_t kBlockElems = 512;
+constexpr int64_t kShortBlockElems = 64;
 
 // A loop with arithmetic in it keeps too few loads in flight to be as fast as memory by itself, and the
 // processor's own prefetching begins anew at every page of every stream. Past the end it is no access.
 //
-// Both measured from memory with AVX-512 on Cascade Lake, Adam with four gradients, in one run: 13.2 GB/s
-// with 2048 floats and no prefetch, 15.5 with it (2 KiB ahead), 17.5 with 512 floats and prefetch, where
-// a loop that only adds makes 16.9, and 18.4 with the same prefetch.
+// Measured from memory with AVX-512 on Zen 5, as a share of the speed of a loop that only adds (docs/performance.md):
+// SGD and Adam with four gradients 0.73 and 0.71 in blocks of 512 elements, fetched 1 KiB ahead; 0.96 and 1.00 in
+// blocks of 64, and 1.04 and 1.00 with those 2 KiB ahead.
 constexpr int64_t kCacheLineBytes = 64;
-constexpr int64_t kPrefetchBytes = 1024;
+constexpr int64_t kPrefetchBytes = 2048;
 
 template <class T>
 [[gnu::always_inline]] inline T load(const std::byte* data, int64_t index) {

@@ -53,8 +53,9 @@ void run(const SliceUpdate& update, const Step& step, Slots<kSlots...>) {
   const auto* value_in = static_cast<const std::byte*>(update.value_in);
   auto* value_out = static_cast<std::byte*>(update.value_out);
 
-  for (int64_t begin = 0; begin < update.num_elems; begin += kBlockElems) {
-    const int64_t count = std::min(kBlockElems, update.num_elems - begin);
+  const int64_t block_elems = gradient.block_elems();
+  for (int64_t begin = 0; begin < update.num_elems; begin += block_elems) {
+    const int64_t count = std::min(block_elems, update.num_elems - begin);
     apply_to_block<T>(count, value_in + begin * kBytes, value_out + begin * kBytes,
                       gradient.block(begin, count), step,
                       state_block(update, kSlots, step.initial(), begin, count)...);

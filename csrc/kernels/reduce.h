@@ -66,17 +66,38 @@ const std::byte* sole_gradient(const SliceUpdate& update) {
   return static_cast<const std::byte*>(sole.data);
 }
 
+// What sums the slice in one pass, for short blocks; null where it takes several, and for encodings: with less
+// memory to wait for, what a block costs beside counts for more than what it overlaps.
+template <class Sums, class T>
+AddBlock<T> pass_of(const SliceUpdate& update) {
+  const std::span<const Contribution> all = update.contributions;
+  if (all.empty() || is_encoding(all.front().dtype) || group_size(all) < all.size()) return nullptr;
+  return Sums::chosen(all, static_cast<T>(update.divisor));
+}
+
 // The gradient of a slice, times `scale`, a block at a time.
 template <class Sums, class T>
 class BlockGradient {
  public:
   BlockGradient(const SliceUpdate& update, double scale)
-      : update_(update), scale_(scale), sole_(scale == 1.0 ? sole_gradient<T>(update) : nullptr) {}
+      : update_(update),
+        scale_(scale),
+        sole_(scale == 1.0 ? sole_gradient<T>(update) : nullptr),
+        add_(sole_ == nullptr ? pass_of<Sums, T>(update) : nullptr) {}
 
-  // The elements from `begin` on, at most kBlockElems; valid until the next call.
+  // How many elements to ask for at once.
+  int64_t block_elems() const { return add_ == nullptr ? kBlockElems : kShortBlockElems; }
+
+  // The elements from `begin` on, at most block_elems(); valid until the next call.
   const std::byte* block(int64_t begin, int64_t count) {
     if (sole_ != nullptr) return sole_ + begin * static_cast<int64_t>(sizeof(T));
-    reduce_block<Sums>(update_, scale_, begin, count, reduced_);
+    if (add_ != nullptr && count == kShortBlockElems) {
+      add_({kNothing<T>.data(), reduced_, begin, count, static_cast<T>(update_.divisor),
+            static_cast<T>(scale_)},
+           update_.contributions.data(), update_.num_elems);
+    } else {
+      reduce_block<Sums>(update_, scale_, begin, count, reduced_);
+    }
     return reinterpret_cast<const std::byte*>(reduced_);
   }
 
@@ -84,6 +105,7 @@ class BlockGradient {
   const SliceUpdate& update_;
   const double scale_;
   const std::byte* const sole_;
+  const AddBlock<T> add_;
   alignas(64) T reduced_[kBlockElems];
 };
 

@@ -79,9 +79,19 @@ void add_encoded(BlockSum<T> sum, std::span<const Contribution> group, int64_t n
   }
 }
 
+// Adds a group of contributions to a block of a slice of `num_elems` elements.
+template <class T>
+using AddBlock = void (*)(const BlockSum<T>& sum, const Contribution* group, int64_t num_elems);
+
 struct ElementSums {
-  // Adds 1, 2, 4 or 8 contributions of one dtype to slices of `num_elems` elements.
-  // REQUIRES: the block begins at a multiple of kEncodedBlock.
+  // What adds 1, 2, 4 or 8 contributions of one dtype to short blocks, chosen once for a slice; or null.
+  template <class T>
+  static AddBlock<T> chosen(std::span<const Contribution>, T /*divisor*/) {
+    return nullptr;
+  }
+
+  // Adds as many to a block of a slice of `num_elems` elements.
+  // REQUIRES: the block begins at a multiple of kEncodedBlock, or lies between two of them.
   template <class T>
   static void add(const BlockSum<T>& sum, std::span<const Contribution> group, int64_t num_elems) {
     switch (group.front().dtype) {

@@ -33,37 +33,12 @@ template <class Registers>
 struct VectorSums {
   using Vector = typename Registers::Vector;
 
-  // As ElementSums::add(), which does what does not fill a cache line, or a block of an encoding.
-  static void add(const BlockSum<float>& sum, std::span<const Contribution> group,
-                  int64_t num_elems) {
-    switch (group.front().dtype) {
-      case DType::kFloat32: return add_dtype<DType::kFloat32>(sum, group, num_elems);
-      case DType::kBFloat16: return add_dtype<DType::kBFloat16>(sum, group, num_elems);
-      case DType::kFloat16: return add_dtype<DType::kFloat16>(sum, group, num_elems);
-      case DType::kInt8: return add_dtype<DType::kInt8>(sum, group, num_elems);
-      case DType::kSign: return add_dtype<DType::kSign>(sum, group, num_elems);
-      case DType::kFloat64:
-      case DType::kTopK: return ElementSums::add(sum, group, num_elems);
-    }
-  }
-  static void add(const BlockSum<double>& sum, std::span<const Contribution> group,
-                  int64_t num_elems) {
-    ElementSums::add(sum, group, num_elems);
-  }
-
- private:
-  template <DType dtype>
-  static constexpr int64_t kLineElems =
-      std::min(kEncodedBlock, 8 * kCacheLineBytes / bits_of_element(dtype));
-  template <DType dtype>
-  static constexpr int64_t kRunElems = is_encoding(dtype) ? kEncodedBlock : kLineElems<dtype>;
-
-  template <DType dtype>
-  static void add_dtype(BlockSum<float> sum, std::span<const Contribution> group,
-                        int64_t num_elems) {
-    const int64_t rest = sum.count % kRunElems<dtype>;
+  // As ElementSums, which does what does not fill a short block.
+  static void add(BlockSum<float> sum, std::span<const Contribution> group, int64_t num_elems) {
+    const AddBlock<float> add_whole = chosen(group, sum.divisor);
+    const int64_t rest = add_whole == nullptr ? sum.count : sum.count % kShortBlockElems;
     sum.count -= rest;
-    if (sum.count > 0) add_sized<dtype>(sum, group, num_elems);
+    if (sum.count > 0) add_whole(sum, group.data(), num_elems);
     if (rest == 0) return;
     sum.before += sum.count;
     sum.after += sum.count;
@@ -71,30 +46,60 @@ struct VectorSums {
     sum.count = rest;
     ElementSums::add(sum, group, num_elems);
   }
+  static void add(const BlockSum<double>& sum, std::span<const Contribution> group,
+                  int64_t num_elems) {
+    ElementSums::add(sum, group, num_elems);
+  }
+
+  static AddBlock<float> chosen(std::span<const Contribution> group, float divisor) {
+    switch (group.front().dtype) {
+      case DType::kFloat32: return chosen<DType::kFloat32>(group, divisor);
+      case DType::kBFloat16: return chosen<DType::kBFloat16>(group, divisor);
+      case DType::kFloat16: return chosen<DType::kFloat16>(group, divisor);
+      case DType::kInt8: return chosen<DType::kInt8>(group, divisor);
+      case DType::kSign: return chosen<DType::kSign>(group, divisor);
+      case DType::kFloat64:
+      case DType::kTopK: break;
+    }
+    return nullptr;
+  }
+  static AddBlock<double> chosen(std::span<const Contribution>, double) { return nullptr; }
+
+ private:
+  template <DType dtype>
+  static constexpr int64_t kLineElems =
+      std::min(kShortBlockElems, 8 * kCacheLineBytes / bits_of_element(dtype));
 
   template <DType dtype>
-  static void add_sized(const BlockSum<float>& sum, std::span<const Contribution> group,
-                        int64_t num_elems) {
+  static AddBlock<float> chosen(std::span<const Contribution> group, float divisor) {
     switch (group.size()) {
-      case 8: return add_group<dtype, 8>(sum, group.data(), num_elems);
-      case 4: return add_group<dtype, 4>(sum, group.data(), num_elems);
-      case 2: return add_group<dtype, 2>(sum, group.data(), num_elems);
-      default: return add_group<dtype, 1>(sum, group.data(), num_elems);
+      case 8: return chosen<dtype, 8>(group, divisor);
+      case 4: return chosen<dtype, 4>(group, divisor);
+      case 2: return chosen<dtype, 2>(group, divisor);
+      default: return chosen<dtype, 1>(group, divisor);
     }
   }
 
   // The mean of as many as a power of two is the common case, and has less arithmetic than the general one.
   template <DType dtype, int kGroup>
-  static void add_group(const BlockSum<float>& sum, const Contribution* group, int64_t num_elems) {
-    const bool unweighted = std::all_of(group, group + kGroup,
+  static AddBlock<float> chosen(std::span<const Contribution> group, float divisor) {
+    const bool unweighted = std::all_of(group.begin(), group.end(),
                                         [](const Contribution& one) { return one.weight == 1.0F; });
-    if (unweighted && has_exact_inverse(sum.divisor)) {
-      add_lines<dtype, kGroup>(
-          sum, group, num_elems,
-          [inverse = Registers::all(1 / sum.divisor)](Vector total) { return total * inverse; },
-          [](Vector element, int) { return element; });
-      return;
-    }
+    return unweighted && has_exact_inverse(divisor) ? add_mean<dtype, kGroup>
+                                                    : add_weighted<dtype, kGroup>;
+  }
+
+  template <DType dtype, int kGroup>
+  static void add_mean(const BlockSum<float>& sum, const Contribution* group, int64_t num_elems) {
+    add_lines<dtype, kGroup>(
+        sum, group, num_elems,
+        [inverse = Registers::all(1 / sum.divisor)](Vector total) { return total * inverse; },
+        [](Vector element, int) { return element; });
+  }
+
+  template <DType dtype, int kGroup>
+  static void add_weighted(const BlockSum<float>& sum, const Contribution* group,
+                           int64_t num_elems) {
     Vector weights[kGroup];
     for (int k = 0; k < kGroup; ++k) weights[k] = Registers::all(group[k].weight);
     add_lines<dtype, kGroup>(
