@@ -12,7 +12,7 @@ from cluster import PATIENCE_S
 from numpy.testing import assert_array_equal
 
 from psstore.client.loop_thread import LoopThread
-from psstore.client.started import Started
+from psstore.client.started import Part, Started
 from psstore.client.store import Store
 from psstore.errors import UnknownKey, UnknownTensor
 from psstore.protocol.session import Future
@@ -86,7 +86,7 @@ def test_a_small_call_that_fails_names_what_failed(store: Store) -> None:
 
 
 def started_call(thread: LoopThread, ended: list[object]) -> Started[list[int]]:
-    async def conclude(parts: Sequence[Future]) -> list[int]:
+    async def conclude(parts: Sequence[Part]) -> list[int]:
         return [await part for part in parts]
 
     return Started(2, conclude=conclude, ended=ended.append, thread=thread)

@@ -53,8 +53,19 @@ bool Attempt::is_small() const {
   return num_bytes < kReleaseGilBytes;
 }
 
-bool Attempt::send() {
+bool Attempt::can_wait() const {
+  if (!is_small()) return false;
+  for (size_t peer = 0; peer < plan_.peers().size(); ++peer) {
+    const RequestLine& to = line_of(peer);
+    if (!to.answer_is_near() || to.held_bytes() >= kMaxHeldBytes) return false;
+  }
+  return true;
+}
+
+bool Attempt::send(bool waits) {
   make();
+  waits_ = waits;
+  if (waits) return true;
   if (is_small()) return exchange_->send();
   const py::gil_scoped_release released;
   return exchange_->send();
@@ -164,19 +175,35 @@ py::object Attempt::make_request(size_t frame, const py::object& future, const p
 
 // To whoever drives the connections: what was fetched in vain, and what is still to be written.
 void Attempt::leave_rest(const py::object& memories) {
+  py::object owner;
   for (size_t peer = 0; peer < plan_.peers().size(); ++peer) {
+    RequestLine& to = line_of(peer);
     std::shared_ptr<Frame>& other = exchange_->peers()[peer].other;
-    if (other != nullptr) line_of(peer).decoder().put_back(std::move(other));
-  }
-  if (exchange_->all_sent()) return;
-  const py::capsule heads(new std::shared_ptr<Exchange>(exchange_),
-                          [](void* held) { delete static_cast<std::shared_ptr<Exchange>*>(held); });
-  const py::object owner = py::make_tuple(heads, memories);
-  for (size_t peer = 0; peer < plan_.peers().size(); ++peer) {
-    for (const iovec& piece : exchange_->unsent(peer)) {
-      line_of(peer).leave(
-          make_readonly_view(owner, {static_cast<std::byte*>(piece.iov_base), piece.iov_len}));
+    if (other != nullptr) to.decoder().put_back(std::move(other));
+    const uint64_t last_write = terms_.reads() ? 0 : to.next_request - 1;
+    const std::span<const iovec> unsent = exchange_->unsent(peer);
+    if (!unsent.empty() && !owner) owner = py::make_tuple(heads(), memories);
+    if (waits_) {
+      to.hold(unsent, owner, last_write);
+      continue;
     }
+    if (last_write != 0) to.sent_write(last_write);
+    for (const iovec& piece : unsent) {
+      to.leave(make_readonly_view(owner, {static_cast<std::byte*>(piece.iov_base), piece.iov_len}));
+    }
+  }
+}
+
+// Keeps what the frames begin with.
+py::capsule Attempt::heads() const {
+  return py::capsule(new std::shared_ptr<Exchange>(exchange_),
+                     [](void* held) { delete static_cast<std::shared_ptr<Exchange>*>(held); });
+}
+
+void Attempt::note_waiting(py::list& holding) const {
+  for (const size_t shard : plan_.peers()) {
+    const py::object line = sender_.owner[shard];
+    if (!holding.contains(line)) holding.append(line);
   }
 }
 

@@ -71,6 +71,9 @@ struct Terms {
   std::span<const std::byte> body_for(size_t shard) const;
 };
 
+// What waits on a line to go out together, at most: it goes out with the GIL held.
+inline constexpr size_t kMaxHeldBytes = kReleaseGilBytes;
+
 class Attempt {
  public:
   // `memories`: of each frame.
@@ -78,14 +81,17 @@ class Attempt {
           const Terms& terms)
       : plan_(plan), memories_(std::move(memories)), sender_(sender), terms_(terms) {}
 
+  size_t num_frames() const { return plan_.num_frames(); }
   // Nothing else is under way: it can `run`.
   bool possible() const;
   // Nothing else waits to be sent: it can `send`.
   bool sendable() const;
   // A few bytes, either way: moved in less time than it takes to get the GIL back.
   bool is_small() const;
-  // Sends what the kernel takes. True: that was all.
-  bool send();
+  // The answer to a write on each of its lines is near, and little waits for it there: it can wait, too.
+  bool can_wait() const;
+  // Sends what the kernel takes, or nothing yet if it `waits`. True: there is nothing that it did not take.
+  bool send(bool waits = false);
   // Sends all and receives what comes, without the GIL. True: all is answered.
   bool run(int bell, std::chrono::nanoseconds busy);
   // On their lines. `now_s`: on the event loop's clock.
@@ -101,6 +107,8 @@ class Attempt {
   // The answers, and in their places requests for those that are missing: they are their sessions' now.
   // `futures`: of the requests; the first of them are taken out. REQUIRES: one for each frame.
   py::list hand_over(py::list& futures, double now_s);
+  // Adds the lines on which it waits to `holding`, each once.
+  void note_waiting(py::list& holding) const;
 
  private:
   RequestLine& line(size_t frame) const { return *sender_.lines.at(plan_.shard(frame)); }
@@ -110,12 +118,14 @@ class Attempt {
   py::object make_request(size_t frame, const py::object& future, const py::object& memory,
                           double now_s) const;
   void leave_rest(const py::object& memories);
+  py::capsule heads() const;
 
   const FramePlan& plan_;
   std::vector<Segments> memories_;
   const Sender& sender_;
   const Terms& terms_;
   std::vector<uint64_t> writes_;  // sequence of each frame
+  bool waits_ = false;
   std::shared_ptr<Exchange> exchange_;
 };
 

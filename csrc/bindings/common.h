@@ -17,25 +17,28 @@ namespace psstore::bindings {
 namespace py = pybind11;
 
 // One per file of this folder; module.cc calls them in this order.
-void bind_constants(py::module_& m);  // limits, OPS, ERROR_CODES, DTYPES, RULES
-void bind_memory(py::module_& m);     // Buffer, Segments, crc32c
-void bind_frame_map(py::module_& m);  // FrameMap
-void bind_wire(py::module_& m);       // SliceTable, Frame, encode_frame
-void bind_decoder(py::module_& m);    // FrameDecoder
-void bind_lane(py::module_& m);       // RequestLine, FramePlan, Sender, Terms, FastLane
-void bind_shm(py::module_& m);        // ValueArena, PushArena, ClientMemory
-void bind_device(py::module_& m);     // Device, Queue, Fence, pinned and device memory
-void bind_liveness(py::module_& m);   // Heartbeat
-void bind_serve(py::module_& m);      // Desk, Port, Pump
-void bind_table(py::module_& m);      // Decision, Shard
-void bind_kernels(py::module_& m);    // instruction_sets, reduce_update, CUDA
-void bind_codec(py::module_& m);      // encode_slice, decode_slice
-void bind_batches(py::module_& m);    // SliceBatch, queue_...
+void bind_constants(py::module_& m);    // limits, OPS, ERROR_CODES, DTYPES, RULES
+void bind_memory(py::module_& m);       // Buffer, Segments, crc32c
+void bind_frame_map(py::module_& m);    // FrameMap
+void bind_wire(py::module_& m);         // SliceTable, Frame, encode_frame
+void bind_decoder(py::module_& m);      // FrameDecoder
+void bind_lane(py::module_& m);         // RequestLine, FramePlan, Sender, Terms, FastLane
+void bind_short_calls(py::module_& m);  // Habit, ShortCalls
+void bind_shm(py::module_& m);          // ValueArena, PushArena, ClientMemory
+void bind_device(py::module_& m);       // Device, Queue, Fence, pinned and device memory
+void bind_liveness(py::module_& m);     // Heartbeat
+void bind_serve(py::module_& m);        // Desk, Port, Pump
+void bind_table(py::module_& m);        // Decision, Shard
+void bind_kernels(py::module_& m);      // instruction_sets, reduce_update, CUDA
+void bind_codec(py::module_& m);        // encode_slice, decode_slice
+void bind_batches(py::module_& m);      // SliceBatch, queue_...
 
 // psstore::Error becomes the class of its code in psstore.errors.
 void register_error_translation();
 // The exception that Python would see, without raising it.
 py::object exception_of(const std::exception_ptr& error);
+// For functions that Python calls without pybind11 in between.
+void raise_in_python(const std::exception_ptr& error);
 
 // The bytes of a Python object for as long as this lives: one C-contiguous range, by reference.
 // Needs the GIL to be made and destroyed, not to be read. Raises what the object raises: BufferError

@@ -37,6 +37,20 @@ py::object exception_of(const std::exception_ptr& pending) {
   }
 }
 
+void raise_in_python(const std::exception_ptr& pending) {
+  try {
+    std::rethrow_exception(pending);
+  } catch (py::error_already_set& error) {
+    error.restore();
+  } catch (...) {
+    try {
+      set_python_error(exception_of(pending));
+    } catch (py::error_already_set& import_failed) {
+      import_failed.restore();
+    }
+  }
+}
+
 void register_error_translation() {
   py::register_exception_translator([](std::exception_ptr pending) {
     try {
@@ -44,12 +58,8 @@ void register_error_translation() {
     } catch (const std::system_error& error) {
       errno = error.code().value();
       PyErr_SetFromErrno(PyExc_OSError);
-    } catch (const Error& error) {
-      try {
-        set_python_error(exception_of(error));
-      } catch (py::error_already_set& import_failed) {
-        import_failed.restore();
-      }
+    } catch (const Error&) {
+      raise_in_python(pending);
     }
   });
 }

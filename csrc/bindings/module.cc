@@ -11,6 +11,7 @@ PYBIND11_MODULE(_core, m) {
   bindings::bind_wire(m);
   bindings::bind_decoder(m);
   bindings::bind_lane(m);
+  bindings::bind_short_calls(m);
   bindings::bind_device(m);
   bindings::bind_shm(m);
   bindings::bind_liveness(m);

@@ -2,11 +2,15 @@
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
+#include <span>
 #include <utility>
+#include <vector>
 
 #include "bindings/common.h"
 #include "bindings/decoder.h"
+#include "client/outgoing.h"
 
 namespace psstore::bindings {
 
@@ -30,20 +34,23 @@ class RequestLine {
     last_heard_s = now_s;
   }
 
-  // `unsent`: what waits to be written to `fd`.
-  void connect(int fd, const py::object& decoder, py::object unsent) {
+  // `unsent`: what waits to be written to `fd`. `resume`: to be called when something was put there.
+  void connect(int fd, const py::object& decoder, py::object unsent, py::object resume) {
     decoder_ = &decoder.cast<PyDecoder&>();
     owner_ = decoder;
     unsent_ = std::move(unsent);
+    resume_ = std::move(resume);
     fd_ = fd;
   }
   void disconnect() {
     fd_ = -1;
     decoder_ = nullptr;
-    owner_ = unsent_ = py::none();
+    owner_ = unsent_ = resume_ = py::none();
+    held_ = {};
+    last_write_out_ = 0;
   }
 
-  // It is connected, and nothing waits to be sent.
+  // It is connected, and nothing waits for the kernel.
   bool free() const { return fd_ >= 0 && py::len(unsent_) == 0; }
   // Nor is anything under way, in either direction.
   bool quiet() const { return free() && requests_.empty() && !decoder_->mid_frame(); }
@@ -55,12 +62,43 @@ class RequestLine {
   void add(uint64_t id, const py::object& request) { requests_[py::int_(id)] = request; }
   void leave(const py::object& piece) { unsent_.attr("append")(piece); }
 
+  // ---- what waits to go out with what comes next: see FastLane::start ----
+
+  // A write that was sent is not answered yet. Shards answer writes at once, so that something will soon come.
+  bool answer_is_near() const {
+    return last_write_out_ != 0 && requests_.contains(py::int_(last_write_out_));
+  }
+  void sent_write(uint64_t id) { last_write_out_ = id; }
+  // `owner` keeps the bytes. `newest_write`: the last write of these.
+  void hold(std::span<const iovec> pieces, py::object owner, uint64_t newest_write) {
+    for (const iovec& piece : pieces) {
+      held_.outgoing.add({static_cast<const std::byte*>(piece.iov_base), piece.iov_len});
+      held_.num_bytes += piece.iov_len;
+    }
+    held_.owners.push_back(std::move(owner));
+    if (newest_write != 0) held_.newest_write = newest_write;
+  }
+  size_t held_bytes() const { return held_.num_bytes; }
+  // True: the kernel has taken all of it, or the connection is lost, which others will notice. Else the rest is left.
+  bool send_held();
+  const py::object& resume() const { return resume_; }
+
  private:
+  struct Held {
+    Outgoing outgoing;
+    std::vector<py::object> owners;
+    size_t num_bytes = 0;
+    uint64_t newest_write = 0;
+  };
+
   py::dict requests_;
   int fd_ = -1;
   PyDecoder* decoder_ = nullptr;
   py::object owner_ = py::none();  // of the decoder
   py::object unsent_ = py::none();
+  py::object resume_ = py::none();
+  Held held_;
+  uint64_t last_write_out_ = 0;  // a request
 };
 
 }  // namespace psstore::bindings

@@ -13,23 +13,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Linux's UIO_MAXIOV: pieces of one sendmsg.
-constexpr size_t kMaxPieces = 1024;
-
-void append(std::vector<iovec>& pieces, std::span<const std::byte> bytes) {
-  if (bytes.empty()) return;
-  auto* const data = const_cast<std::byte*>(bytes.data());  // only read
-  if (!pieces.empty()) {
-    // Slices of one tensor lie side by side: one piece.
-    iovec& last = pieces.back();
-    if (static_cast<std::byte*>(last.iov_base) + last.iov_len == data) {
-      last.iov_len += bytes.size();
-      return;
-    }
-  }
-  pieces.push_back({data, bytes.size()});
-}
-
 bool would_block(int error) {
   return error == EAGAIN || error == EWOULDBLOCK || error == EINTR;
 }
@@ -42,20 +25,16 @@ Exchange::Exchange(std::vector<Peer> peers, std::vector<Call> calls)
       outputs_(peers_.size()),
       num_unanswered_(calls_.size()) {
   for (const Call& call : calls_) {
-    std::vector<iovec>& pieces = outputs_[call.peer].pieces;
-    append(pieces, call.head);
-    for (const std::span<std::byte> range : call.payload) append(pieces, range);
+    Outgoing& output = outputs_[call.peer];
+    output.add(call.head);
+    for (const std::span<std::byte> range : call.payload) output.add(range);
   }
-}
-
-std::span<const iovec> Exchange::unsent(size_t peer) const {
-  return std::span(outputs_[peer].pieces).subspan(outputs_[peer].first);
 }
 
 bool Exchange::run(int bell, std::chrono::nanoseconds busy) {
   const auto end = Clock::now() + kLongestExchange;
   for (size_t peer = 0; peer < peers_.size(); ++peer) {
-    if (!send(peer)) return false;
+    if (!outputs_[peer].send(peers_[peer].fd)) return false;
   }
   while (!over()) {
     if (!wait(bell, busy) || Clock::now() > end) return false;
@@ -64,12 +43,12 @@ bool Exchange::run(int bell, std::chrono::nanoseconds busy) {
 }
 
 bool Exchange::send() {
-  for (size_t peer = 0; peer < peers_.size(); ++peer) send(peer);
+  for (size_t peer = 0; peer < peers_.size(); ++peer) outputs_[peer].send(peers_[peer].fd);
   return all_sent();
 }
 
 bool Exchange::all_sent() const {
-  return std::ranges::all_of(outputs_, &Output::done);
+  return std::ranges::all_of(outputs_, &Outgoing::done);
 }
 
 bool Exchange::over() const {
@@ -88,29 +67,8 @@ bool Exchange::wait(int bell, std::chrono::nanoseconds busy) {
   if (found <= 0 || files.back().revents != 0) return false;
   for (size_t peer = 0; peer < peers_.size(); ++peer) {
     const int events = files[peer].revents;
-    if ((events & POLLOUT) != 0 && !send(peer)) return false;
+    if ((events & POLLOUT) != 0 && !outputs_[peer].send(peers_[peer].fd)) return false;
     if ((events & ~POLLOUT) != 0 && !receive(peer)) return false;
-  }
-  return true;
-}
-
-bool Exchange::send(size_t peer) {
-  Output& output = outputs_[peer];
-  while (!output.done()) {
-    msghdr message{};
-    message.msg_iov = output.pieces.data() + output.first;
-    message.msg_iovlen = std::min(output.pieces.size() - output.first, kMaxPieces);
-    const ssize_t taken = sendmsg(peers_[peer].fd, &message, MSG_NOSIGNAL);
-    if (taken < 0) return would_block(errno);
-    auto sent = static_cast<size_t>(taken);
-    while (!output.done() && sent >= output.pieces[output.first].iov_len) {
-      sent -= output.pieces[output.first++].iov_len;
-    }
-    if (sent > 0) {
-      iovec& piece = output.pieces[output.first];
-      piece.iov_base = static_cast<std::byte*>(piece.iov_base) + sent;
-      piece.iov_len -= sent;
-    }
   }
   return true;
 }

@@ -8,8 +8,6 @@
 // Not thread-safe: whoever has the connections, one thread at a time.
 #pragma once
 
-#include <sys/uio.h>
-
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -17,6 +15,7 @@
 #include <span>
 #include <vector>
 
+#include "client/outgoing.h"
 #include "wire/decoder.h"
 #include "wire/frame.h"
 
@@ -65,27 +64,20 @@ class Exchange {
   std::span<Call> calls() { return calls_; }
   bool all_sent() const;
   // What is still to be written to a peer, in order.
-  std::span<const iovec> unsent(size_t peer) const;
+  std::span<const iovec> unsent(size_t peer) const { return outputs_[peer].pieces(); }
 
  private:
-  struct Output {
-    std::vector<iovec> pieces;
-    size_t first = 0;  // not wholly sent
-    bool done() const { return first == pieces.size(); }
-  };
-
   // An answer that comes before its request is sent is not the end: the next frame would follow half of one.
   bool over() const;
   // False: there is something else to do.
   bool wait(int bell, std::chrono::nanoseconds busy);
-  bool send(size_t peer);
   bool receive(size_t peer);
   bool take_frames(size_t peer);
   Call* asked_by(size_t peer, const Frame& reply);
 
   std::vector<Peer> peers_;
   std::vector<Call> calls_;
-  std::vector<Output> outputs_;  // of each peer
+  std::vector<Outgoing> outputs_;  // of each peer
   size_t num_unanswered_;
 };
 

@@ -1,12 +1,12 @@
 """The compiled core, as Python sees it. csrc/bindings implements exactly this; a test compares them.
 
 Every call that does work releases the GIL. Errors are `psstore.errors` classes, chosen by code.
-Nothing here waits, does I/O or calls back, but for `FastLane` and `Pump`, whose calls send, receive and wait, and
-for `Heartbeat`, whose thread writes one small frame at intervals.
+Nothing here waits, does I/O or calls back, but for `ShortCalls`, `FastLane` and `Pump`, whose calls send, receive and
+wait, and for `Heartbeat`, whose thread writes one small frame at intervals.
 """
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, Protocol, final
 
 # Anything with the buffer protocol: bytes, memoryview, numpy array, Buffer.
@@ -237,8 +237,9 @@ class RequestLine:
     """When, on the event loop's clock."""
     def __init__(self, requests: dict[int, Any]) -> None:
         """`requests`: those that are not answered, by number."""
-    def connect(self, fd: int, decoder: FrameDecoder, unsent: deque[memoryview]) -> None:
-        """`fd`: a socket that does not block. `unsent`: what waits to be written to it."""
+    def connect(self, fd: int, decoder: FrameDecoder, unsent: deque[memoryview], resume: Callable[[], object]) -> None:
+        """`fd`: a socket that does not block. `unsent`: what waits to be written to it. `resume`: called, on the loop,
+        when something was put there."""
     def disconnect(self) -> None: ...
     def heard(self, version: int, scaled: int, now: float) -> None:
         """A request that told the scale of decision `scaled`, or none: 0, was answered by the shard at that version."""
@@ -290,34 +291,26 @@ class FastLane:
         queue: object,
         callers: list[int],
         ready: object,
+        holding: list[RequestLine],
         bell: int,
         sockets: int,
         idle: int,
         busy_s: float = 0.0,
     ) -> None:
         """Who has the `loop` holds `mutex`, who wants it next holds `queue`, `callers` wait for something, and
-        `ready` has something in it if a turn is due. `bell`: the event descriptor that wakes the loop. `sockets`: its
-        epoll, which `idle`, another one, has in it. `busy_s`: how long a call asks for each answer before it sleeps."""
+        `ready` has something in it if a turn is due. Who takes the loop while a line is in `holding` calls
+        `send_held` first. `bell`: the event descriptor that wakes the loop. `sockets`: its epoll, which `idle`, another
+        one, has in it. `busy_s`: how long a call asks for each answer before it sleeps."""
     @property
     def busy(self) -> bool:
         """A call is under way, and holds the mutex. Ringing the bell ends it."""
-    def call(
-        self, sender: Sender, plan: FramePlan, arrays: Sequence[object], terms: Terms, futures: list[Any]
-    ) -> tuple[bool, list[Any]] | None:
-        """Sends a request for each frame of the plan, and waits for the answers, with the GIL released: as long as they
-        keep coming, and nobody rings the bell.
-
-        `arrays`: what is sent, or received into by a PULL. `futures`: for requests that are not answered, taken out
-        then.
-
-        None: it can't be done this way now (or there are fewer futures than frames), and nothing was done. Else whether
-        all is answered and no slice failed, and of each frame the answer, as `Frame`, or the request that its session
-        has now. A signal's handler may raise; the requests' futures are cancelled then."""
     def ask(self, timeout_s: float) -> None:
         """Waits, without sleeping, until the loop's sockets have something or the time is over. Releases the GIL."""
     def mute(self) -> None:
         """The thread that sleeps on `idle` no longer wakes for the loop's sockets. Whoever has the loop may call it."""
     def unmute(self) -> None: ...
+    def send_held(self) -> None:
+        """What waits on `holding`, which is empty then. Whoever has the loop may call it."""
     def hasten(self) -> None:
         """It is to look now after the answers to what was started. From any thread."""
     def start(
@@ -330,12 +323,56 @@ class FastLane:
         under_way: set[object] | None,
         whole: object,
     ) -> bool | None:
-        """Sends the same requests, and leaves them to their sessions: the replies are for whoever drives the
-        connections, after a while if they are small and nobody calls `hasten`. Waits for whoever has the loop.
+        """Sends a request for each frame of the plan, and leaves them to their sessions: the replies are for whoever
+        drives the connections, after a while if they are small and nobody calls `hasten`. While the answer to a write
+        is near, they wait in `holding` instead, to go out together. Waits for whoever has the loop.
+
+        `arrays`: what is sent, or received into by a PULL. `futures`: of the requests, taken out.
         `under_way`: `whole` is added to it, with the loop held.
 
         None: it can't be done this way now, and nothing was done. False: the kernel did not take all; whoever drives
         the connections has to be told of what is left."""
+
+@final
+class Habit:
+    """What a call came to: an operation, a layout (layout.py) and its plan."""
+
+    @property
+    def op(self) -> str: ...
+    @property
+    def layout(self) -> Any: ...
+    def __init__(self, op: str, layout: object, plan: FramePlan) -> None: ...
+
+@final
+class ShortCalls:
+    """A store's blocking pushes and pulls, as far as they go as such a call went before.
+
+    The methods take what the store's take, and return what those return: after one call of the lane, which sends
+    everything and waits for the answers, with the GIL released: as long as they keep coming, and nobody rings the bell.
+    NotImplemented: it can't be done this way, or not now, and nothing was done. A signal's handler may raise; what was
+    not answered is cancelled then."""
+
+    def __init__(
+        self,
+        lane: FastLane,
+        sender: Sender,
+        *,
+        habits: dict[Hashable, Habit],
+        terms: list[dict[str, Terms]],
+        renew: Callable[[str, Any, float | None], Terms | None],
+        future: Callable[[], object],
+        sent: Callable[[str, Any], object],
+        received: Callable[[Any, list[Any]], object],
+        conclude: Callable[[Any, list[Any]], Sequence[Any]],
+    ) -> None:
+        """`habits`: by the manner of the call, see asked.py. `terms`: those by operation that are good now. `renew`:
+        what they are for an operation, a layout and a time to wait; None: this way is closed. `future`: for a request
+        that is not answered at once. `sent`, `received`: told of what was acknowledged, and of the answers. `conclude`:
+        waits for the rest; given are, for each frame, the answer, or the request that its session has."""
+    def push(self, *args: object, **kwargs: object) -> object: ...
+    def push_many(self, *args: object, **kwargs: object) -> object: ...
+    def pull(self, *args: object, **kwargs: object) -> object: ...
+    def pull_many(self, *args: object, **kwargs: object) -> object: ...
 
 # ---- table ----------------------------------------------------------------------------------------
 

@@ -153,20 +153,13 @@ def asking(table: _core.SliceTable, newer_than: int | None) -> _core.SliceTable:
     return table if newer_than is None else table.with_versions([newer_than + 1] * len(table))
 
 
-class Habit(NamedTuple):
-    """What a call came to."""
-
-    op: str
-    layout: Layout
-
-
 class Layouts:
     """The layouts used of late."""
 
     def __init__(self, ways: Ways) -> None:
         self._ways = ways
         self._known: OrderedDict[tuple[object, ...], Layout] = OrderedDict()
-        self.habits: OrderedDict[Hashable, Habit] = OrderedDict()
+        self.habits: OrderedDict[Hashable, _core.Habit] = OrderedDict()
         """What calls came to of late, by their manner (asked.py). Cleared when a name comes to mean something else."""
 
     def of(
@@ -180,13 +173,13 @@ class Layouts:
         _use(self._known, key, layout)
         return layout
 
-    def habit(self, manner: Hashable) -> Habit | None:
+    def habit(self, manner: Hashable) -> _core.Habit | None:
         """What such a call came to the last time, if it was of late."""
         return self.habits.get(manner)
 
     def note(self, manner: Hashable, op: str, layout: Layout) -> None:
         """Next time such a call will come to the same, if its arrays are of the same kind."""
-        _use(self.habits, manner, Habit(op, layout))
+        _use(self.habits, manner, _core.Habit(op, layout, layout.plan))
 
 
 def _use(lately: OrderedDict[Any, T], key: Hashable, value: T) -> None:

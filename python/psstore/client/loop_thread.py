@@ -59,6 +59,11 @@ class LoopThread:
         self._starting = threading.RLock()
         """Orders `submit` and `stop`. Reentrant: a garbage collection inside `submit` may end another store here."""
         self._stopping = False
+        self.terms: list[dict[str, _core.Terms]] = [{}]
+        """What calls in the lane say besides their slices, by operation: one dictionary, and another one as soon as
+        somebody has the loop, where all that changes by which they would say something else."""
+        self._holding: list[_core.RequestLine] = []
+        """On which something waits to go out: whoever has the loop next sends it first."""
         self._idle = select.epoll()
         self._idle.register(self._loop.fileno(), select.EPOLLIN)
         self.lane = _core.FastLane(
@@ -66,6 +71,7 @@ class LoopThread:
             queue=self._queue,
             callers=self._callers,
             ready=self._loop.ready,
+            holding=self._holding,
             loop=self._loop,
             bell=self._loop.bell,
             sockets=self._loop.fileno(),
@@ -229,6 +235,9 @@ class LoopThread:
                 self._mutex.acquire()
         self._holder = threading.get_ident()
         asyncio._set_running_loop(self.loop)
+        self.terms[0] = {}
+        if self._holding:
+            self.lane.send_held()
 
     def _give(self) -> None:
         if self._holder == threading.get_ident():

@@ -8,7 +8,6 @@ from collections.abc import Callable, Coroutine, Generator, Sequence
 from typing import Any, TypeVar
 
 from psstore.client.loop_thread import LoopThread
-from psstore.protocol.session import Future
 
 T = TypeVar("T")
 
@@ -20,14 +19,14 @@ class Started(concurrent.futures.Future[T]):
         self,
         num_requests: int,
         *,
-        conclude: Callable[[Sequence[Future]], Coroutine[Any, Any, T]],
+        conclude: Callable[[Sequence[Part]], Coroutine[Any, Any, T]],
         ended: Callable[[object], None],
         thread: LoopThread,
     ) -> None:
         """`conclude`: what the call comes to, of parts that have all ended. `ended`: told of this, once, however it
         ends. Both run with the loop held."""
         super().__init__()
-        self.parts: list[Future] = [Part(self) for _ in range(num_requests)]
+        self.parts = [Part(self) for _ in range(num_requests)]
         """The futures of its requests."""
         self._left = num_requests
         self._over = False
@@ -89,6 +88,11 @@ class Part:
         self._result: Any = None
         self._error: BaseException | None = None
         self._over = False
+
+    @property
+    def result(self) -> Any:
+        """None: there is none, or it failed."""
+        return self._result
 
     def done(self) -> bool:
         return self._over or self._call.cancelled()

@@ -9,10 +9,11 @@ import functools
 import weakref
 from collections.abc import Callable, Coroutine
 from types import TracebackType
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast
 
+from psstore._core import ShortCalls
 from psstore.client import open_stores
-from psstore.client.lane import NOT_NOW, Lane, NotNow
+from psstore.client.lane import Lane
 from psstore.client.loop_thread import LoopThread
 from psstore.client.operations import Operations
 from psstore.errors import PsstoreError, StoreClosed
@@ -34,7 +35,7 @@ class Backend(Protocol):
 
     @property
     def lane(self) -> Lane | None:
-        """The short way of blocking calls, if there is one."""
+        """The short way of calls, if there is one."""
 
     async def close(self) -> None:
         """Ends the connections. Runs on the thread's loop."""
@@ -54,6 +55,8 @@ class _Face:
         self._backend = backend
         self._url = url
         self._lane = backend.lane
+        self._short = None if self._lane is None else self._lane.short_calls()
+        """None: closed, or there are none."""
         self._closed: str | None = None
         """Why it can't be used any more."""
         self._finalizer = weakref.finalize(self, _forgotten, operations, backend)
@@ -126,6 +129,7 @@ class _Face:
             "this store was connected before the process forked, and sockets do not survive a fork; connect again in"
             " the child, or use the store in the parent only"
         )
+        self._short = None
         self._finalizer.detach()
         self._backend.abandon()
 
@@ -151,7 +155,7 @@ class _Face:
         """What closing does; without `leave` a worker is lost to the others. Blocks for at most LEAVE_S and a little.
         Does nothing the second time."""
         if self._closed is None:
-            self._closed = _CLOSED
+            self._closed, self._short = _CLOSED, None
             self._finalizer.detach()
             _end(self._operations, self._backend, leave)
 
@@ -197,17 +201,15 @@ def _blocking(operation: Operation[P, T]) -> Callable[Concatenate[Store, P], T]:
     return call
 
 
-def _hasty(
-    operation: Operation[P, T], at_once: Callable[Concatenate[Lane, P], T | NotNow]
-) -> Callable[Concatenate[Store, P], T]:
+def _hasty(operation: Operation[P, T], at_once: Callable[..., object]) -> Callable[Concatenate[Store, P], T]:
     """The same, by the short way if it is open."""
 
     @functools.wraps(operation)
     def call(self: Store, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        if self._lane is not None and self._closed is None:
-            result = at_once(self._lane, *args, **kwargs)
-            if result is not NOT_NOW:
-                return result
+        if self._short is not None:
+            result = at_once(self._short, *args, **kwargs)
+            if result is not NotImplemented:
+                return cast(T, result)
         return self._run(operation(self._operations, *args, **kwargs))
 
     return call
@@ -215,7 +217,7 @@ def _hasty(
 
 def _started(
     operation: Operation[P, T],
-    at_once: Callable[Concatenate[Lane, P], concurrent.futures.Future[T] | NotNow] | None = None,
+    at_once: Callable[Concatenate[Lane, P], concurrent.futures.Future[T] | None] | None = None,
 ) -> Callable[Concatenate[Store, P], concurrent.futures.Future[T]]:
     """The operation as a method that does not wait: it is under way when the call returns, after those started before
     it; by the short way if there is one and it is open. Arrays must stay alive and as they are until the future is
@@ -225,7 +227,7 @@ def _started(
     def call(self: Store, /, *args: P.args, **kwargs: P.kwargs) -> concurrent.futures.Future[T]:
         if at_once is not None and self._lane is not None and self._closed is None:
             started = at_once(self._lane, *args, **kwargs)
-            if started is not NOT_NOW:
+            if started is not None:
                 return started
         return self._submit(operation(self._operations, *args, **kwargs))
 
@@ -260,12 +262,12 @@ class Store(_Face):
     describe = _blocking(Operations.describe)
     keys = _blocking(Operations.keys)
     drop = _blocking(Operations.drop)
-    push = _hasty(Operations.push, Lane.push)
-    push_many = _hasty(Operations.push_many, Lane.push_many)
+    push = _hasty(Operations.push, ShortCalls.push)
+    push_many = _hasty(Operations.push_many, ShortCalls.push_many)
     settle = _blocking(Operations.settle)
     commit = _blocking(Operations.commit)
-    pull = _hasty(Operations.pull, Lane.pull)
-    pull_many = _hasty(Operations.pull_many, Lane.pull_many)
+    pull = _hasty(Operations.pull, ShortCalls.pull)
+    pull_many = _hasty(Operations.pull_many, ShortCalls.pull_many)
     barrier = _blocking(Operations.barrier)
     leave = _blocking(Operations.leave)
     global_norm = _blocking(Operations.global_norm)

@@ -115,7 +115,8 @@ class Connection(asyncio.BufferedProtocol):
         if self.session.link is Link.UP and not self.up.done():
             self.up.set_result(None)
             if isinstance(self._transport, Stream):
-                self.session.line.connect(self.fileno(), self._decoder, self._transport.unsent)
+                stream = self._transport
+                self.session.line.connect(self.fileno(), self._decoder, stream.unsent, stream.resume)
 
     def _fail(self, error: PsstoreError) -> None:
         if is_final(error):

@@ -1,0 +1,93 @@
+// A call's way to the sockets, and back if it waits, without the event loop, as long as there is nothing else
+// for the loop to do.
+//
+// A blocking call sends, waits and receives, so that no signal's handler finds it halfway: handlers run
+// after it. It holds the loop's mutex all the while; who wants the loop rings the bell. A call that is
+// started only sends, or not even that: while the answer to a write is on its way, what is started next
+// waits for whoever takes the loop for it, or for anything else, so that much goes out in one write. Nothing
+// waits where nothing is under way, nor longer than the own thread sleeps then.
+#pragma once
+
+#include <chrono>
+#include <optional>
+#include <vector>
+
+#include "bindings/attempt.h"
+#include "core/descriptor.h"
+
+namespace psstore::bindings {
+
+// What the event loop's driver shares with the lane.
+struct LoopParts {
+  py::object loop;
+  py::object mutex;  // threading.Lock: who has the loop
+  py::object queue;  // threading.Lock: held by who wants it next
+  py::list callers;  // who waits for something on it
+  py::object ready;  // deque: what it has to do
+  py::list holding;  // lines on which something waits to go out: who takes the loop calls send_held
+  int bell;          // ends its poll
+  int sockets;       // its epoll
+  int idle;          // the epoll on which the own thread sleeps: it has `sockets` in it
+  std::chrono::nanoseconds busy;  // how long a call asks for each answer before it sleeps
+};
+
+class FastLane {
+ public:
+  explicit FastLane(LoopParts parts);
+
+  bool busy() const { return busy_; }
+
+  // Waits, without sleeping, until the loop's sockets have something. Needs no loop.
+  void ask(double timeout_s) const;
+
+  // Whether the own thread wakes for what arrives. REQUIRES of these three: the loop is the caller's.
+  void mute() {
+    if (!muted_ || postponed_) listen(false);
+  }
+  void unmute() {
+    if (muted_) listen(true);
+  }
+  void send_held();
+  // Ends a postponement. Needs no loop.
+  void hasten() {
+    if (postponed_) listen(true);
+  }
+
+  enum class Outcome {
+    kNotNow,    // it is not the time for this; nothing was done
+    kAnswered,  // all of it
+    kLeft,      // to the sessions, as far as it is not answered
+  };
+  // Sends all, and waits for the answers. `futures`: of what is left, as Attempt::hand_over has them; `left` is what it
+  // returns.
+  Outcome call(Attempt& attempt, py::list& futures, py::list& left);
+  // Sends, or has it wait for the next answer if one is near, and leaves the requests to their sessions. None: nothing
+  // was done. Else whether all is sent that is not to wait: the rest is for whoever drives the connections. `under_way`:
+  // a set, to which `whole` is added.
+  std::optional<bool> start(const Sender& sender, const FramePlan& plan, const py::sequence& arrays,
+                            const Terms& terms, py::list& futures, std::optional<py::set> under_way,
+                            const py::object& whole);
+
+ private:
+  class Hold;
+  class Visit;
+  class Inside;
+
+  bool nobody_waits() const;
+  void listen(bool listens);
+  void postpone();
+  py::list leave_to_loop(Attempt& attempt, py::list& futures);
+
+  LoopParts loop_;
+  py::object acquire_;
+  py::object release_;
+  py::object wanted_;
+  py::object running_loop_;
+  py::object set_running_loop_;
+  bool busy_ = false;
+  Descriptor timer_;  // wakes the own thread
+  bool muted_ = false;
+  bool postponed_ = false;  // muted, until the timer rings
+};
+
+}  // namespace psstore::bindings

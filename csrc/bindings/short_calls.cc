@@ -1,0 +1,259 @@
+// Habit and ShortCalls for Python. The methods of ShortCalls take what those of a store take, and read it
+// themselves: what pybind11 makes of keywords, as much as it is, costs more than all the rest.
+#include "bindings/short_calls.h"
+
+#include <array>
+#include <cstddef>
+#include <span>
+#include <utility>
+
+namespace psstore::bindings {
+namespace {
+
+// What a function of Python returned.
+template <typename T>
+T stolen(PyObject* result) {
+  if (result == nullptr) throw py::error_already_set();
+  return py::reinterpret_steal<T>(result);
+}
+
+// For good.
+PyObject* interned(const char* text) {
+  return stolen<py::object>(PyUnicode_InternFromString(text)).release().ptr();
+}
+
+bool same_text(PyObject* one, PyObject* other) {
+  return one == other || PyUnicode_Compare(one, other) == 0;
+}
+
+// How a method is called: names of its parameters, of which the first may be given by position.
+template <size_t num_parameters>
+class Signature {
+ public:
+  using Given = std::array<py::handle, num_parameters>;
+
+  Signature(const std::array<const char*, num_parameters>& names, size_t num_positional)
+      : num_positional_(num_positional) {
+    for (size_t i = 0; i < num_parameters; ++i) names_[i] = interned(names[i]);
+  }
+
+  // What was given for each parameter; None where nothing was. Nullopt: not called like this.
+  std::optional<Given> read(PyObject* const* arguments, size_t num_given,
+                            PyObject* keywords) const {
+    if (num_given > num_positional_) return std::nullopt;
+    Given given;
+    given.fill(Py_None);
+    for (size_t i = 0; i < num_given; ++i) given[i] = arguments[i];
+    const Py_ssize_t num_keywords = keywords == nullptr ? 0 : PyTuple_GET_SIZE(keywords);
+    for (Py_ssize_t i = 0; i < num_keywords; ++i) {
+      const size_t place = position(PyTuple_GET_ITEM(keywords, i));
+      if (place < num_given || place == num_parameters) return std::nullopt;
+      given[place] = arguments[num_given + static_cast<size_t>(i)];
+    }
+    return given;
+  }
+
+ private:
+  size_t position(PyObject* name) const {
+    size_t i = 0;
+    while (i < num_parameters && !same_text(names_[i], name)) ++i;
+    return i;
+  }
+
+  std::array<PyObject*, num_parameters> names_;
+  size_t num_positional_;
+};
+
+// ---- the methods ------------------------------------------------------------------------------------
+
+py::object not_now() {
+  return py::reinterpret_borrow<py::object>(Py_NotImplemented);
+}
+
+py::object push(ShortCalls& calls, PyObject* const* arguments, size_t num_given,
+                PyObject* keywords) {
+  static const Signature<5> signature({"name", "value", "op", "codec", "loss_scale"}, 2);
+  const auto given = signature.read(arguments, num_given, keywords);
+  if (!given) return not_now();
+  const auto [name, value, op, codec, loss_scale] = *given;
+  if (!codec.is_none()) return not_now();
+  return calls.push(py::make_tuple(name), py::make_tuple(value), op) ? py::none() : not_now();
+}
+
+py::object push_many(ShortCalls& calls, PyObject* const* arguments, size_t num_given,
+                     PyObject* keywords) {
+  static const Signature<4> signature({"items", "op", "codec", "loss_scale"}, 1);
+  const auto given = signature.read(arguments, num_given, keywords);
+  if (!given) return not_now();
+  const auto [items, op, codec, loss_scale] = *given;
+  if (!codec.is_none() || !PyDict_CheckExact(items.ptr())) return not_now();
+  const auto names = stolen<py::tuple>(PySequence_Tuple(items.ptr()));
+  const auto values = stolen<py::list>(PyDict_Values(items.ptr()));
+  return calls.push(names, values, op) ? py::none() : not_now();
+}
+
+py::object pull(ShortCalls& calls, PyObject* const* arguments, size_t num_given,
+                PyObject* keywords) {
+  static const Signature<6> signature({"name", "out", "if_newer_than", "dtype", "codec", "wait_s"},
+                                      1);
+  const auto given = signature.read(arguments, num_given, keywords);
+  if (!given) return not_now();
+  const auto [name, out, if_newer_than, dtype, codec, wait_s] = *given;
+  if (!codec.is_none() || !if_newer_than.is_none()) return not_now();
+  std::optional<py::sequence> places;
+  if (!out.is_none()) places = py::make_tuple(out);
+  const auto pulled = calls.pull(py::make_tuple(name), std::move(places), dtype, wait_s);
+  return pulled ? py::object((*pulled)[0]) : not_now();
+}
+
+py::object pull_many(ShortCalls& calls, PyObject* const* arguments, size_t num_given,
+                     PyObject* keywords) {
+  static const Signature<6> signature({"names", "out", "if_newer_than", "dtype", "codec", "wait_s"},
+                                      1);
+  const auto given = signature.read(arguments, num_given, keywords);
+  if (!given) return not_now();
+  const auto [names, out, if_newer_than, dtype, codec, wait_s] = *given;
+  const bool plain = codec.is_none() && if_newer_than.is_none() &&
+                     (PyList_Check(names.ptr()) || PyTuple_Check(names.ptr()));
+  if (!plain) return not_now();
+  std::optional<py::sequence> places;
+  if (!out.is_none()) {
+    if (!PySequence_Check(out.ptr())) return not_now();
+    places = stolen<py::list>(PySequence_List(out.ptr()));
+  }
+  const auto pulled = calls.pull(stolen<py::tuple>(PySequence_Tuple(names.ptr())),
+                                 std::move(places), dtype, wait_s);
+  return pulled ? py::object(*pulled) : not_now();
+}
+
+using Method = py::object (*)(ShortCalls&, PyObject* const*, size_t, PyObject*);
+
+template <Method method>
+PyObject* entry(PyObject* self, PyObject* const* arguments, Py_ssize_t num_given,
+                PyObject* keywords) {
+  try {
+    auto& calls = py::handle(self).cast<ShortCalls&>();
+    return method(calls, arguments, static_cast<size_t>(num_given), keywords).release().ptr();
+  } catch (...) {
+    raise_in_python(std::current_exception());
+    return nullptr;
+  }
+}
+
+template <Method method>
+PyMethodDef definition(const char* name, const char* doc) {
+  return {name, reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&entry<method>)),
+          METH_FASTCALL | METH_KEYWORDS, doc};
+}
+
+void add_method(py::handle cls, PyMethodDef& method) {
+  auto* const type = reinterpret_cast<PyTypeObject*>(cls.ptr());
+  cls.attr(method.ml_name) = py::reinterpret_steal<py::object>(PyDescr_NewMethod(type, &method));
+}
+
+}  // namespace
+
+// ---- what they do -----------------------------------------------------------------------------------
+
+ShortCalls::ShortCalls(ShortCallParts parts)
+    : parts_(std::move(parts)),
+      lane_(parts_.lane_object.cast<FastLane&>()),
+      sender_(parts_.sender_object.cast<const Sender&>()) {}
+
+bool ShortCalls::push(const py::tuple& names, const py::sequence& values, py::handle op) {
+  static PyObject* const what = interned("push");
+  const std::optional<Habit> known = habit(py::make_tuple(py::handle(what), names, op));
+  if (!known || !carry_out(*known, values, Py_None)) return false;
+  parts_.sent(known->op, known->layout);
+  return true;
+}
+
+std::optional<py::sequence> ShortCalls::pull(const py::tuple& names,
+                                             std::optional<py::sequence> out, py::handle dtype,
+                                             py::handle wait_s) {
+  static PyObject* const what = interned("pull");
+  const std::optional<Habit> known =
+      habit(py::make_tuple(py::handle(what), names, dtype, py::bool_(!out)));
+  if (!known) return std::nullopt;
+  if (!out) out = known->layout.attr("fresh")();
+  const std::optional<py::list> answers = carry_out(*known, *out, wait_s);
+  if (!answers) return std::nullopt;
+  parts_.received(known->layout, *answers);
+  return out;
+}
+
+// What cannot be looked up, such as a name that is a list, is for others to complain of.
+std::optional<Habit> ShortCalls::habit(const py::tuple& manner) const {
+  PyObject* const found = PyDict_GetItemWithError(parts_.habits.ptr(), manner.ptr());
+  if (found != nullptr) return py::handle(found).cast<const Habit&>();
+  PyErr_Clear();
+  return std::nullopt;
+}
+
+// A time that is named for this call makes terms of its own.
+py::object ShortCalls::terms_of(const Habit& habit, py::handle wait_s) const {
+  if (wait_s.is_none()) {
+    PyObject* const known =
+        PyDict_GetItemWithError(py::object(parts_.terms[0]).ptr(), habit.op.ptr());
+    if (known != nullptr) return py::reinterpret_borrow<py::object>(known);
+  }
+  return parts_.renew(habit.op, habit.layout, wait_s);
+}
+
+std::optional<py::list> ShortCalls::carry_out(const Habit& habit, const py::sequence& arrays,
+                                              py::handle wait_s) {
+  std::optional<std::vector<Segments>> memories =
+      habit.plan->map().of_arrays(arrays, /*writable=*/habit.reads);
+  if (!memories) return std::nullopt;
+  while (futures_.size() < habit.plan->num_frames()) futures_.append(parts_.future());
+  const py::object terms = terms_of(habit, wait_s);
+  if (terms.is_none()) return std::nullopt;
+  Attempt attempt(*habit.plan, std::move(*memories), sender_, terms.cast<const Terms&>());
+  py::list answers;
+  switch (lane_.call(attempt, futures_, answers)) {
+    case FastLane::Outcome::kNotNow: return std::nullopt;
+    case FastLane::Outcome::kLeft: return py::list(parts_.conclude(habit.layout, answers));
+    case FastLane::Outcome::kAnswered: break;
+  }
+  if (!attempt.succeeded()) return py::list(parts_.conclude(habit.layout, attempt.answers()));
+  return habit.reads ? attempt.answers() : answers;
+}
+
+void bind_short_calls(py::module_& m) {
+  using namespace py::literals;
+  py::class_<Habit>(m, "Habit", py::is_final())
+      .def(py::init([](const py::str& op, py::object layout, py::object plan) {
+             const auto& frames = plan.cast<const FramePlan&>();
+             PyObject* name = op.inc_ref().ptr();
+             PyUnicode_InternInPlace(&name);
+             auto interned_op = py::reinterpret_steal<py::str>(name);
+             const bool reads = interned_op.equal(py::str("PULL"));
+             return Habit{std::move(interned_op), std::move(layout), std::move(plan), &frames,
+                          reads};
+           }),
+           "op"_a, "layout"_a, "plan"_a)
+      .def_property_readonly("op", [](const Habit& self) { return self.op; })
+      .def_property_readonly("layout", [](const Habit& self) { return self.layout; });
+
+  static PyMethodDef methods[] = {
+      definition<&push>("push", "push(self, *args: object, **kwargs: object) -> object"),
+      definition<&push_many>("push_many",
+                             "push_many(self, *args: object, **kwargs: object) -> object"),
+      definition<&pull>("pull", "pull(self, *args: object, **kwargs: object) -> object"),
+      definition<&pull_many>("pull_many",
+                             "pull_many(self, *args: object, **kwargs: object) -> object"),
+  };
+  py::class_<ShortCalls> calls(m, "ShortCalls", py::is_final());
+  calls.def(py::init([](py::object lane, py::object sender, py::dict habits, py::list terms,
+                        py::object renew, py::object future, py::object sent, py::object received,
+                        py::object conclude) {
+              return ShortCalls({std::move(lane), std::move(sender), std::move(habits),
+                                 std::move(terms), std::move(renew), std::move(future),
+                                 std::move(sent), std::move(received), std::move(conclude)});
+            }),
+            "lane"_a, "sender"_a, py::kw_only(), "habits"_a, "terms"_a, "renew"_a, "future"_a,
+            "sent"_a, "received"_a, "conclude"_a);
+  for (PyMethodDef& method : methods) add_method(calls, method);
+}
+
+}  // namespace psstore::bindings
