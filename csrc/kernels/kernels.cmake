@@ -1,9 +1,12 @@
 # Adds to psstore_core the kernels that the target's instruction sets allow, each file with its flags.
 #
-# -O3 in every build type: the vectoriser is what makes these fast, and inlining is what keeps one
-# instruction set's code out of another's. No errno and no trapping from sqrt and comparisons: neither
-# changes a result, both would keep loops from being vectorised. openmp-simd is the pragma alone.
-set(PSSTORE_KERNEL_FLAGS -O3 -fopenmp-simd -fno-math-errno -fno-trapping-math)
+# -O3 in every build type but the sanitized ones, whose checked loops are not vectorised: the vectoriser is what
+# makes these fast. No errno and no trapping from sqrt and comparisons: neither changes a result, both would
+# keep loops from being vectorised. openmp-simd is the pragma alone.
+set(PSSTORE_KERNEL_FLAGS -fopenmp-simd -fno-math-errno -fno-trapping-math)
+if(NOT PSSTORE_SANITIZE)
+  list(APPEND PSSTORE_KERNEL_FLAGS -O3)
+endif()
 
 set_source_files_properties(csrc/kernels/plain.cc PROPERTIES COMPILE_OPTIONS "${PSSTORE_KERNEL_FLAGS}")
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$" AND NOT PSSTORE_PORTABLE)

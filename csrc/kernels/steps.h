@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <utility>
 
+#include "core/instruction_set.h"
 #include "kernels/update.h"
 #include "rules/adagrad.h"
 #include "rules/adam.h"
@@ -12,6 +13,7 @@
 #include "rules/sgd.h"
 
 namespace psstore {
+inline namespace PSSTORE_INSTRUCTION_SET {
 
 enum class StepForm : uint8_t {
   kAssign,
@@ -212,4 +214,5 @@ auto with_form(StepForm form, Visit visit) {
   return visit(Type<AssignStep<T>>{});
 }
 
+}  // namespace PSSTORE_INSTRUCTION_SET
 }  // namespace psstore

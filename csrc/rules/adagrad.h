@@ -4,10 +4,12 @@
 // the diagonal form of section 3.
 #pragma once
 
+#include "core/instruction_set.h"
 #include "rules/arithmetic.h"
 #include "rules/hyper.h"
 
 namespace psstore {
+inline namespace PSSTORE_INSTRUCTION_SET {
 
 template <class T>
 struct Adagrad {
@@ -30,4 +32,5 @@ struct Adagrad {
   T negative_lr;
 };
 
+}  // namespace PSSTORE_INSTRUCTION_SET
 }  // namespace psstore

@@ -5,10 +5,12 @@
 // arXiv:1711.05101, algorithm 2.
 #pragma once
 
+#include "core/instruction_set.h"
 #include "rules/arithmetic.h"
 #include "rules/hyper.h"
 
 namespace psstore {
+inline namespace PSSTORE_INSTRUCTION_SET {
 
 template <class T>
 struct Adam {
@@ -63,4 +65,5 @@ struct Adam {
   T negative_step_size;
 };
 
+}  // namespace PSSTORE_INSTRUCTION_SET
 }  // namespace psstore

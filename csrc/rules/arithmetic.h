@@ -11,8 +11,10 @@
 #include <type_traits>
 
 #include "core/host_device.h"
+#include "core/instruction_set.h"
 
 namespace psstore {
+inline namespace PSSTORE_INSTRUCTION_SET {
 
 // a * b + c, rounded once.
 PSSTORE_HD float multiply_add(float a, float b, float c) {
@@ -93,4 +95,5 @@ class DecayedGradient {
   T decay_;
 };
 
+}  // namespace PSSTORE_INSTRUCTION_SET
 }  // namespace psstore

@@ -4,10 +4,12 @@
 // centered: Graves, arXiv:1308.0850, equations 38-45, with eps outside of the root.
 #pragma once
 
+#include "core/instruction_set.h"
 #include "rules/arithmetic.h"
 #include "rules/hyper.h"
 
 namespace psstore {
+inline namespace PSSTORE_INSTRUCTION_SET {
 
 template <class T>
 struct RmsProp {
@@ -77,4 +79,5 @@ struct RmsProp {
   T negative_lr;
 };
 
+}  // namespace PSSTORE_INSTRUCTION_SET
 }  // namespace psstore

@@ -4,10 +4,12 @@
 // torch's sign and scaling of the learning rate.
 #pragma once
 
+#include "core/instruction_set.h"
 #include "rules/arithmetic.h"
 #include "rules/hyper.h"
 
 namespace psstore {
+inline namespace PSSTORE_INSTRUCTION_SET {
 
 template <class T>
 struct Sgd {
@@ -50,4 +52,5 @@ struct Sgd {
   Option<T> nesterov;
 };
 
+}  // namespace PSSTORE_INSTRUCTION_SET
 }  // namespace psstore

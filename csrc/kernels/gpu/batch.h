@@ -55,7 +55,7 @@ struct BatchView {
 // chunks count from the slice's first.
 // `View`: a BatchView, or another one of slices, their first ones and a grid.
 template <class View, class Visit>
-PSSTORE_HD void visit_slices(const View& batch, int64_t block, Visit visit) {
+PSSTORE_GPU void visit_slices(const View& batch, int64_t block, Visit visit) {
   const auto* slice = batch.slices + batch.first_slices[block];
   int64_t chunk = batch.grid.begin(block);
   const int64_t end = batch.grid.end(block);

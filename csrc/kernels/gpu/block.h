@@ -8,8 +8,8 @@
 //     struct Shared {};                                     // one for each block, of no constructors
 //     struct Local {};                                      // one for each thread
 //     static constexpr int kMinBlocks;  // that a multiprocessor has registers for
-//     PSSTORE_HD int num_phases(int64_t block) const;       // the same for all of its threads
-//     PSSTORE_HD void run(int phase, int64_t block, int thread, Local&, Shared&) const;
+//     PSSTORE_GPU int num_phases(int64_t block) const;       // the same for all of its threads
+//     PSSTORE_GPU void run(int phase, int64_t block, int thread, Local&, Shared&) const;
 //   };
 #pragma once
 

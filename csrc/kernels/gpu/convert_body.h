@@ -7,7 +7,7 @@
 namespace psstore::gpu {
 
 template <class To, class From>
-PSSTORE_HD To converted(From element) {
+PSSTORE_GPU To converted(From element) {
   if constexpr (std::is_same_v<To, BFloat16>) {
     return to_bfloat16(number<float>(element));
   } else if constexpr (std::is_same_v<To, Float16>) {
@@ -26,7 +26,7 @@ struct Converted {
   const void* source;
 
   template <int N>
-  PSSTORE_HD Pack<To, N> pack(const VectorMap&, int64_t begin) const {
+  PSSTORE_GPU Pack<To, N> pack(const VectorMap&, int64_t begin) const {
     const Pack<From, N> in = load_pack<From, N>(source, begin);
     Pack<To, N> out;
     for (int e = 0; e < N; ++e) out[e] = converted<To>(in[e]);
@@ -39,7 +39,7 @@ struct Decoded {
   Source source;
 
   template <int N>
-  PSSTORE_HD Pack<float, N> pack(const VectorMap& vectors, int64_t begin) const {
+  PSSTORE_GPU Pack<float, N> pack(const VectorMap& vectors, int64_t begin) const {
     return load_encoded<N>(source, vectors.num_elems, begin);
   }
 };
@@ -56,8 +56,8 @@ struct WriteBody {
   Elements elements;
   void* destination;
 
-  PSSTORE_HD int num_phases(int64_t) const { return 1; }
-  PSSTORE_HD void run(int, int64_t block, int thread, Local&, Shared&) const {
+  PSSTORE_GPU int num_phases(int64_t) const { return 1; }
+  PSSTORE_GPU void run(int, int64_t block, int thread, Local&, Shared&) const {
     for (int64_t chunk = grid.begin(block); chunk < grid.end(block); ++chunk) {
       visit_vector(
           vectors, vectors.begin(chunk, thread),
@@ -67,7 +67,7 @@ struct WriteBody {
 
  private:
   template <int N>
-  PSSTORE_HD void write(int64_t begin) const {
+  PSSTORE_GPU void write(int64_t begin) const {
     store_pack(destination, begin, elements.template pack<N>(vectors, begin));
   }
 };
@@ -76,7 +76,7 @@ struct WriteBody {
 template <class Bits, Bits kExponent>
 struct ExponentTest {
   using Element = Bits;
-  PSSTORE_HD bool is_finite(Bits bits) const { return (bits & kExponent) != kExponent; }
+  PSSTORE_GPU bool is_finite(Bits bits) const { return (bits & kExponent) != kExponent; }
 };
 
 using Float32Test = ExponentTest<uint32_t, 0x7F800000U>;
@@ -87,7 +87,7 @@ using Float16Test = ExponentTest<uint16_t, 0x7C00U>;
 // A scale whose product with the largest code is beyond float is none either.
 struct ScaleTest {
   using Element = float;
-  PSSTORE_HD bool is_finite(float scale) const { return psstore::is_finite(scale * largest_code); }
+  PSSTORE_GPU bool is_finite(float scale) const { return psstore::is_finite(scale * largest_code); }
   float largest_code;
 };
 
@@ -105,8 +105,8 @@ struct FiniteBody {
   Test test;
   uint32_t* flag;
 
-  PSSTORE_HD int num_phases(int64_t) const { return 1; }
-  PSSTORE_HD void run(int, int64_t block, int thread, Local&, Shared&) const {
+  PSSTORE_GPU int num_phases(int64_t) const { return 1; }
+  PSSTORE_GPU void run(int, int64_t block, int thread, Local&, Shared&) const {
     bool finite = true;
     for (int64_t chunk = grid.begin(block); chunk < grid.end(block); ++chunk) {
       visit_vector(
@@ -119,7 +119,7 @@ struct FiniteBody {
 
  private:
   template <int N>
-  PSSTORE_HD bool are_finite(int64_t begin) const {
+  PSSTORE_GPU bool are_finite(int64_t begin) const {
     const Pack<Element, N> pack = load_pack<Element, N>(data, begin);
     bool finite = true;
     for (int e = 0; e < N; ++e) finite = test.is_finite(pack[e]) && finite;

@@ -39,8 +39,8 @@ struct CopyBody {
 
   CopyView batch;
 
-  PSSTORE_HD int num_phases(int64_t) const { return 1; }
-  PSSTORE_HD void run(int, int64_t block, int thread, Local&, Shared&) const {
+  PSSTORE_GPU int num_phases(int64_t) const { return 1; }
+  PSSTORE_GPU void run(int, int64_t block, int thread, Local&, Shared&) const {
     visit_slices(batch, block, [&](const CopySlice& slice, int64_t begin, int64_t end) {
       const std::byte* const first = slice.from - slice.bytes.lead;  // where a vector would begin
       if (is_aligned(first, 16)) return copy_chunks<16>(slice, begin, end, thread);
@@ -54,8 +54,8 @@ struct CopyBody {
   using Vector = Pack<uint32_t, kCopyVectorBytes / 4>;
 
   template <size_t kAlignment>
-  PSSTORE_HD void copy_chunks(const CopySlice& slice, int64_t begin, int64_t end,
-                              int thread) const {
+  PSSTORE_GPU void copy_chunks(const CopySlice& slice, int64_t begin, int64_t end,
+                               int thread) const {
     PSSTORE_ROLLED
     for (int64_t chunk = begin; chunk < end; ++chunk) {
       const int64_t first = slice.bytes.begin(chunk * kCopyVectors, thread);
@@ -69,7 +69,7 @@ struct CopyBody {
   }
 
   template <size_t kAlignment>
-  PSSTORE_HD void copy_whole(const CopySlice& slice, int64_t first) const {
+  PSSTORE_GPU void copy_whole(const CopySlice& slice, int64_t first) const {
     constexpr int64_t kStride = int64_t{kThreads} * kCopyVectorBytes;
     Vector vectors[kCopyVectors];
     for (int j = 0; j < kCopyVectors; ++j) {
@@ -81,7 +81,7 @@ struct CopyBody {
   }
 
   template <size_t kAlignment>
-  PSSTORE_HD void copy_ragged(const CopySlice& slice, int64_t chunk, int thread) const {
+  PSSTORE_GPU void copy_ragged(const CopySlice& slice, int64_t chunk, int thread) const {
     PSSTORE_ROLLED
     for (int j = 0; j < kCopyVectors; ++j) {
       visit_vector(

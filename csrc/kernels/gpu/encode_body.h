@@ -27,14 +27,14 @@ struct EncodeBody {
 
   ToEncode what;
 
-  PSSTORE_HD int64_t num_blocks() const {
+  PSSTORE_GPU int64_t num_blocks() const {
     return ceil_divide(what.num_elems, kTeams * kEncodedBlock);
   }
 
   // Read and reduced by thread, reduced by team in five halvings, encoded, and signs made bits.
-  PSSTORE_HD int num_phases(int64_t) const { return what.encoding == DType::kSign ? 8 : 7; }
+  PSSTORE_GPU int num_phases(int64_t) const { return what.encoding == DType::kSign ? 8 : 7; }
 
-  PSSTORE_HD void run(int phase, int64_t block, int thread, Local& local, Shared& shared) const {
+  PSSTORE_GPU void run(int phase, int64_t block, int thread, Local& local, Shared& shared) const {
     const int team = thread / kTeam;
     const int lane = thread % kTeam;
     const int64_t begin = (block * kTeams + team) * kEncodedBlock;
@@ -55,7 +55,7 @@ struct EncodeBody {
 
  private:
   // 0 past the end, as the CPU fills up the last block.
-  PSSTORE_HD float element(int64_t i) const {
+  PSSTORE_GPU float element(int64_t i) const {
     if (i >= what.num_elems) return 0.0F;
     const auto x = load_one<float>(what.source, i);
     if (what.residual != nullptr) return x + load_one<float>(what.residual, i);
@@ -64,12 +64,12 @@ struct EncodeBody {
   }
 
   // Sums have the CPU's order; magnitudes as integers have the order of the numbers, and NaN comes last.
-  PSSTORE_HD float combined(float a, float b) const {
+  PSSTORE_GPU float combined(float a, float b) const {
     if (what.encoding == DType::kSign) return a + b;
     return bits_of(a) > bits_of(b) ? a : b;
   }
 
-  PSSTORE_HD float reduced(const Local& local) const {
+  PSSTORE_GPU float reduced(const Local& local) const {
     float lane = 0.0F;
     for (int j = 0; j < kTeamElems; ++j) {
       lane = combined(lane, float_of(magnitude_bits(local.x[j])));
@@ -77,19 +77,19 @@ struct EncodeBody {
     return lane;
   }
 
-  PSSTORE_HD float scale(int64_t begin, float reduced) const {
+  PSSTORE_GPU float scale(int64_t begin, float reduced) const {
     if (what.encoding == DType::kInt8) return scale_of_largest(reduced);
     const int64_t rest = what.num_elems - begin;
     const int64_t count = rest < kEncodedBlock ? rest : kEncodedBlock;
     return finite_or_nan(reduced / static_cast<float>(count));
   }
 
-  PSSTORE_HD std::byte* codes() const {
+  PSSTORE_GPU std::byte* codes() const {
     return static_cast<std::byte*>(what.payload) + codes_offset(what.num_elems);
   }
 
-  PSSTORE_HD void encode(int64_t begin, int lane, float scale, const Local& local,
-                         uint8_t* negative) const {
+  PSSTORE_GPU void encode(int64_t begin, int lane, float scale, const Local& local,
+                          uint8_t* negative) const {
     if (lane == 0) store_one(what.payload, begin / kEncodedBlock, scale);
     for (int j = 0; j < kTeamElems; ++j) {
       const int place = lane + j * kTeam;
@@ -108,7 +108,7 @@ struct EncodeBody {
   }
 
   // A scale of 0, be it one that was rounded to it, says nothing.
-  PSSTORE_HD float encode_int8(float scale, float x, int64_t i) const {
+  PSSTORE_GPU float encode_int8(float scale, float x, int64_t i) const {
     if (!(scale > 0)) {
       store_one(codes(), i, int8_t{0});
       return scale * 0.0F;
@@ -118,7 +118,7 @@ struct EncodeBody {
     return scale * (shifted - kRounder);
   }
 
-  PSSTORE_HD void keep(int64_t i, bool finite, float x, float decoded) const {
+  PSSTORE_GPU void keep(int64_t i, bool finite, float x, float decoded) const {
     if (what.residual != nullptr && finite) {
       store_one(what.residual, i, x - decoded);
     } else if (what.base != nullptr) {

@@ -22,7 +22,7 @@ inline constexpr int kThreads = 256;
 // lengthen the table that says where they begin.
 inline constexpr int64_t kMaxBlocks = 16384;
 
-PSSTORE_HD int64_t ceil_divide(int64_t a, int64_t b) {
+PSSTORE_GPU int64_t ceil_divide(int64_t a, int64_t b) {
   return (a + b - 1) / b;
 }
 
@@ -31,23 +31,23 @@ struct VectorMap {
   int vector_elems;
   int lead;  // elements by which the first vector begins before the slice
 
-  PSSTORE_HD int64_t num_vectors() const {
+  PSSTORE_GPU int64_t num_vectors() const {
     return num_elems == 0 ? 0 : ceil_divide(lead + num_elems, vector_elems);
   }
-  PSSTORE_HD int64_t num_chunks() const { return ceil_divide(num_vectors(), kThreads); }
+  PSSTORE_GPU int64_t num_chunks() const { return ceil_divide(num_vectors(), kThreads); }
 
   // First element of a thread's vector in a chunk of this slice; may be below 0 or past the end.
-  PSSTORE_HD int64_t begin(int64_t chunk, int thread) const {
+  PSSTORE_GPU int64_t begin(int64_t chunk, int thread) const {
     return (chunk * kThreads + thread) * vector_elems - lead;
   }
-  PSSTORE_HD bool is_whole(int64_t begin) const {
+  PSSTORE_GPU bool is_whole(int64_t begin) const {
     return begin >= 0 && begin + vector_elems <= num_elems;
   }
 };
 
 // Calls `whole(begin)` for a whole vector, or `one(i)` for each element of it that the slice has.
 template <class Whole, class One>
-PSSTORE_HD void visit_vector(const VectorMap& map, int64_t begin, Whole whole, One one) {
+PSSTORE_GPU void visit_vector(const VectorMap& map, int64_t begin, Whole whole, One one) {
   if (map.is_whole(begin)) {
     whole(begin);
   } else {
@@ -76,9 +76,9 @@ struct Grid {
   }
   bool operator==(const Grid&) const = default;
 
-  PSSTORE_HD int64_t num_blocks() const { return ceil_divide(num_chunks, chunks_per_block); }
-  PSSTORE_HD int64_t begin(int64_t block) const { return block * chunks_per_block; }
-  PSSTORE_HD int64_t end(int64_t block) const {
+  PSSTORE_GPU int64_t num_blocks() const { return ceil_divide(num_chunks, chunks_per_block); }
+  PSSTORE_GPU int64_t begin(int64_t block) const { return block * chunks_per_block; }
+  PSSTORE_GPU int64_t end(int64_t block) const {
     const int64_t end = begin(block) + chunks_per_block;
     return end < num_chunks ? end : num_chunks;
   }

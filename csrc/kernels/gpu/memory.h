@@ -18,8 +18,8 @@ template <class E, int N>
 struct Pack {
   E elems[N];
 
-  PSSTORE_HD E& operator[](int i) { return elems[i]; }
-  PSSTORE_HD const E& operator[](int i) const { return elems[i]; }
+  PSSTORE_GPU E& operator[](int i) { return elems[i]; }
+  PSSTORE_GPU const E& operator[](int i) const { return elems[i]; }
 };
 
 // What one thread takes of a tensor: 16 bytes.
@@ -30,14 +30,14 @@ inline constexpr int kVectorElems = static_cast<int>(16 / sizeof(T));
 template <class E, int N>
 inline constexpr size_t kPackAlignment = sizeof(E) * N < 16 ? sizeof(E) * N : 16;
 
-PSSTORE_HD bool is_aligned(const void* address, size_t alignment) {
+PSSTORE_GPU bool is_aligned(const void* address, size_t alignment) {
   return (reinterpret_cast<uintptr_t>(address) & (alignment - 1)) == 0;
 }
 
 // A kernel finds its pointers in memory, where the compiler can't see that they are global addresses; it
 // then makes slower, generic accesses.
 template <class P>
-PSSTORE_HD P* global(P* address) {
+PSSTORE_GPU P* global(P* address) {
 #ifdef __CUDA_ARCH__
   __builtin_assume(__isGlobal(address));
 #endif
@@ -45,14 +45,14 @@ PSSTORE_HD P* global(P* address) {
 }
 
 template <size_t kAlignment, class P>
-PSSTORE_HD P load_at(const std::byte* address) {
+PSSTORE_GPU P load_at(const std::byte* address) {
   P pack;
   std::memcpy(&pack, __builtin_assume_aligned(global(address), kAlignment), sizeof(P));
   return pack;
 }
 
 template <size_t kAlignment, class P>
-PSSTORE_HD void store_at(std::byte* address, const P& pack) {
+PSSTORE_GPU void store_at(std::byte* address, const P& pack) {
   std::memcpy(__builtin_assume_aligned(global(address), kAlignment), &pack, sizeof(P));
 }
 
@@ -61,7 +61,7 @@ enum class Alignment { kAny, kElement, kPack };
 
 // Elements from `begin` on. Where not even an element is aligned, a byte at a time.
 template <class E, int N, Alignment kKnown = Alignment::kAny>
-PSSTORE_HD Pack<E, N> load_pack(const void* data, int64_t begin) {
+PSSTORE_GPU Pack<E, N> load_pack(const void* data, int64_t begin) {
   using P = Pack<E, N>;
   constexpr size_t kWhole = kPackAlignment<E, N>;
   const auto* address = static_cast<const std::byte*>(data) + begin * int64_t{sizeof(E)};
@@ -73,7 +73,7 @@ PSSTORE_HD Pack<E, N> load_pack(const void* data, int64_t begin) {
 }
 
 template <Alignment kKnown = Alignment::kAny, class E, int N>
-PSSTORE_HD void store_pack(void* data, int64_t begin, const Pack<E, N>& pack) {
+PSSTORE_GPU void store_pack(void* data, int64_t begin, const Pack<E, N>& pack) {
   constexpr size_t kWhole = kPackAlignment<E, N>;
   auto* address = static_cast<std::byte*>(data) + begin * int64_t{sizeof(E)};
   if (kKnown == Alignment::kPack || is_aligned(address, kWhole)) {
@@ -86,18 +86,18 @@ PSSTORE_HD void store_pack(void* data, int64_t begin, const Pack<E, N>& pack) {
 }
 
 template <class E>
-PSSTORE_HD E load_one(const void* data, int64_t index) {
+PSSTORE_GPU E load_one(const void* data, int64_t index) {
   return load_pack<E, 1>(data, index)[0];
 }
 
 template <class E>
-PSSTORE_HD void store_one(void* data, int64_t index, E element) {
+PSSTORE_GPU void store_one(void* data, int64_t index, E element) {
   store_pack(data, index, Pack<E, 1>{{element}});
 }
 
 // To the number type that is computed in: exact, but for double to float.
 template <class To, class E>
-PSSTORE_HD To number(E element) {
+PSSTORE_GPU To number(E element) {
   if constexpr (std::is_arithmetic_v<E>) {
     return static_cast<To>(element);
   } else {
@@ -107,7 +107,7 @@ PSSTORE_HD To number(E element) {
 
 // Sums of integers only: their order is free.
 template <class Integer>
-PSSTORE_HD void add_atomically(Integer* sum, Integer amount) {
+PSSTORE_GPU void add_atomically(Integer* sum, Integer amount) {
 #ifdef __CUDA_ARCH__
   atomicAdd(sum, amount);
 #else
@@ -116,7 +116,7 @@ PSSTORE_HD void add_atomically(Integer* sum, Integer amount) {
 }
 
 // May be called by any number of threads at once.
-PSSTORE_HD void set_atomically(uint32_t* flag) {
+PSSTORE_GPU void set_atomically(uint32_t* flag) {
 #ifdef __CUDA_ARCH__
   atomicOr(flag, 1U);
 #else

@@ -11,7 +11,7 @@ namespace psstore::gpu {
 // ---- encodings: elements of a payload as floats -----------------------------------------------------
 
 template <int N>
-PSSTORE_HD Pack<float, N> load_int8(const Source& source, int64_t num_elems, int64_t begin) {
+PSSTORE_GPU Pack<float, N> load_int8(const Source& source, int64_t num_elems, int64_t begin) {
   const auto* codes = static_cast<const std::byte*>(source.data) + codes_offset(num_elems);
   const Pack<int8_t, N> code = load_pack<int8_t, N>(codes, begin);
   Pack<float, N> out;
@@ -23,7 +23,7 @@ PSSTORE_HD Pack<float, N> load_int8(const Source& source, int64_t num_elems, int
 }
 
 template <int N>
-PSSTORE_HD Pack<float, N> load_sign(const Source& source, int64_t num_elems, int64_t begin) {
+PSSTORE_GPU Pack<float, N> load_sign(const Source& source, int64_t num_elems, int64_t begin) {
   const auto* bits = static_cast<const std::byte*>(source.data) + codes_offset(num_elems);
   Pack<float, N> out;
   for (int e = 0; e < N; ++e) {
@@ -37,7 +37,7 @@ PSSTORE_HD Pack<float, N> load_sign(const Source& source, int64_t num_elems, int
 
 // A search for each vector: its upper steps are the same for all, and come from the cache.
 template <int N>
-PSSTORE_HD Pack<float, N> load_topk(const Source& source, int64_t begin) {
+PSSTORE_GPU Pack<float, N> load_topk(const Source& source, int64_t begin) {
   const auto num_kept = static_cast<int64_t>(source.num_bytes / kTopKEntryBytes);
   const auto* indices = static_cast<const std::byte*>(source.data);
   const std::byte* values = indices + num_kept * int64_t{sizeof(uint32_t)};
@@ -56,7 +56,7 @@ PSSTORE_HD Pack<float, N> load_topk(const Source& source, int64_t begin) {
 }
 
 template <int N>
-PSSTORE_HD Pack<float, N> load_encoded(const Source& source, int64_t num_elems, int64_t begin) {
+PSSTORE_GPU Pack<float, N> load_encoded(const Source& source, int64_t num_elems, int64_t begin) {
   if (source.dtype == DType::kInt8) return load_int8<N>(source, num_elems, begin);
   if (source.dtype == DType::kSign) return load_sign<N>(source, num_elems, begin);
   return load_topk<N>(source, begin);
@@ -66,13 +66,13 @@ PSSTORE_HD Pack<float, N> load_encoded(const Source& source, int64_t num_elems, 
 
 // sum += weight * pack, product and sum rounded by themselves.
 template <class T, class E, int N>
-PSSTORE_HD void add_weighted(Pack<T, N>& sum, T weight, const Pack<E, N>& pack) {
+PSSTORE_GPU void add_weighted(Pack<T, N>& sum, T weight, const Pack<E, N>& pack) {
   for (int e = 0; e < N; ++e) sum[e] = sum[e] + weight * number<T>(pack[e]);
 }
 
 // -0 and not +0 is what added to any x gives x; no contribution at all counts as +0.
 template <class T, int N>
-PSSTORE_HD Pack<T, N> nothing(uint32_t num_sources) {
+PSSTORE_GPU Pack<T, N> nothing(uint32_t num_sources) {
   Pack<T, N> sum;
   for (int e = 0; e < N; ++e) sum[e] = num_sources == 0 ? T(0) : -T(0);
   return sum;
@@ -84,11 +84,11 @@ PSSTORE_HD Pack<T, N> nothing(uint32_t num_sources) {
 template <class E>
 struct RawVectors {
   template <int N>
-  PSSTORE_HD Pack<E, N> load(const Source& source, int64_t begin) const {
+  PSSTORE_GPU Pack<E, N> load(const Source& source, int64_t begin) const {
     return load_pack<E, N, Alignment::kPack>(source.data, begin);
   }
   template <int N>
-  PSSTORE_HD Pack<E, N> elements(const Pack<E, N>& pack, int64_t) const {
+  PSSTORE_GPU Pack<E, N> elements(const Pack<E, N>& pack, int64_t) const {
     return pack;
   }
 };
@@ -100,7 +100,7 @@ struct Scaled {
   Codes codes;
 };
 
-PSSTORE_HD float load_scale(const Source& source, int64_t begin) {
+PSSTORE_GPU float load_scale(const Source& source, int64_t begin) {
   return load_pack<float, 1, Alignment::kPack>(source.data, begin / kEncodedBlock)[0];
 }
 
@@ -108,12 +108,12 @@ struct Int8Vectors {
   int64_t num_elems;
 
   template <int N>
-  PSSTORE_HD Scaled<Pack<int8_t, N>> load(const Source& source, int64_t begin) const {
+  PSSTORE_GPU Scaled<Pack<int8_t, N>> load(const Source& source, int64_t begin) const {
     const auto* codes = static_cast<const std::byte*>(source.data) + codes_offset(num_elems);
     return {load_scale(source, begin), load_pack<int8_t, N, Alignment::kPack>(codes, begin)};
   }
   template <int N>
-  PSSTORE_HD Pack<float, N> elements(const Scaled<Pack<int8_t, N>>& loaded, int64_t) const {
+  PSSTORE_GPU Pack<float, N> elements(const Scaled<Pack<int8_t, N>>& loaded, int64_t) const {
     Pack<float, N> out;
     for (int e = 0; e < N; ++e) out[e] = decoded_int8(loaded.scale, loaded.codes[e]);
     return out;
@@ -124,12 +124,12 @@ struct SignVectors {
   int64_t num_elems;
 
   template <int N>
-  PSSTORE_HD Scaled<Pack<uint8_t, N>> load(const Source& source, int64_t begin) const {
+  PSSTORE_GPU Scaled<Pack<uint8_t, N>> load(const Source& source, int64_t begin) const {
     const auto* bits = static_cast<const std::byte*>(source.data) + codes_offset(num_elems);
     return {load_scale(source, begin), {load_one<uint8_t>(bits, begin / 8)}};
   }
   template <int N>
-  PSSTORE_HD Pack<float, N> elements(const Scaled<Pack<uint8_t, N>>& loaded, int64_t begin) const {
+  PSSTORE_GPU Pack<float, N> elements(const Scaled<Pack<uint8_t, N>>& loaded, int64_t begin) const {
     const auto byte = static_cast<uint32_t>(loaded.codes[0]);
     Pack<float, N> out;
     for (int e = 0; e < N; ++e) {
@@ -146,14 +146,14 @@ class AnySources {
   static constexpr bool kAligned = false;
   static constexpr size_t kStreams = 1;
 
-  PSSTORE_HD AnySources(const BatchView& batch, const Slice& slice)
+  PSSTORE_GPU AnySources(const BatchView& batch, const Slice& slice)
       : sources_(batch.sources + slice.first_source),
         num_sources_(slice.num_sources),
         are_alike_(slice.sources_are_alike != 0),
         num_elems_(slice.vectors.num_elems) {}
 
   template <int N>
-  PSSTORE_HD Pack<T, N> sum(int64_t begin) const {
+  PSSTORE_GPU Pack<T, N> sum(int64_t begin) const {
     Pack<T, N> sum = nothing<T, N>(num_sources_);
     uint32_t k = 0;
     if constexpr (N > 1) {
@@ -166,7 +166,7 @@ class AnySources {
  private:
   // As many as there are groups of; returns their number.
   template <int N>
-  PSSTORE_HD uint32_t add_alike(Pack<T, N>& sum, int64_t begin) const {
+  PSSTORE_GPU uint32_t add_alike(Pack<T, N>& sum, int64_t begin) const {
     switch (sources_[0].dtype) {
       case DType::kFloat32: return add_groups(sum, begin, RawVectors<float>{});
       case DType::kFloat64:
@@ -184,7 +184,7 @@ class AnySources {
   }
 
   template <int N, class Vectors>
-  PSSTORE_HD uint32_t add_groups(Pack<T, N>& sum, int64_t begin, const Vectors& vectors) const {
+  PSSTORE_GPU uint32_t add_groups(Pack<T, N>& sum, int64_t begin, const Vectors& vectors) const {
     uint32_t k = 0;
     PSSTORE_ROLLED
     for (; k + 4 <= num_sources_; k += 4) add_group<4>(sum, begin, vectors, sources_ + k);
@@ -196,8 +196,8 @@ class AnySources {
   }
 
   template <int kCount, int N, class Vectors>
-  PSSTORE_HD void add_group(Pack<T, N>& sum, int64_t begin, const Vectors& vectors,
-                            const Source* sources) const {
+  PSSTORE_GPU void add_group(Pack<T, N>& sum, int64_t begin, const Vectors& vectors,
+                             const Source* sources) const {
     decltype(vectors.template load<N>(*sources, begin)) loaded[kCount];
     for (int j = 0; j < kCount; ++j) loaded[j] = vectors.template load<N>(sources[j], begin);
     for (int j = 0; j < kCount; ++j) {
@@ -206,7 +206,7 @@ class AnySources {
   }
 
   template <int N>
-  PSSTORE_HD void add(Pack<T, N>& sum, const Source& source, int64_t begin) const {
+  PSSTORE_GPU void add(Pack<T, N>& sum, const Source& source, int64_t begin) const {
     const auto weight = static_cast<T>(source.weight);
     switch (source.dtype) {
       case DType::kFloat32:
@@ -242,7 +242,7 @@ class AlignedSources {
   static constexpr bool kAligned = true;
   static constexpr size_t kStreams = kCount;  // of loads that a thread has under way
 
-  PSSTORE_HD AlignedSources(const BatchView& batch, const Slice& slice) {
+  PSSTORE_GPU AlignedSources(const BatchView& batch, const Slice& slice) {
     for (int k = 0; k < kCount; ++k) {
       const Source& source = batch.sources[slice.first_source + static_cast<uint32_t>(k)];
       data_[k] = source.data;
@@ -251,7 +251,7 @@ class AlignedSources {
   }
 
   template <int N>
-  PSSTORE_HD Pack<T, N> sum(int64_t begin) const {
+  PSSTORE_GPU Pack<T, N> sum(int64_t begin) const {
     Pack<E, N> packs[kCount];
     for (int k = 0; k < kCount; ++k) {
       packs[k] = load_pack<E, N, Alignment::kPack>(data_[k], begin);
@@ -268,7 +268,7 @@ class AlignedSources {
 
 // Quotient and product each with a rounding of its own; a divisor of 1 changes nothing and costs nothing.
 template <class T, int N>
-PSSTORE_HD void divide_and_scale(Pack<T, N>& sum, T divisor, T scale) {
+PSSTORE_GPU void divide_and_scale(Pack<T, N>& sum, T divisor, T scale) {
   for (int e = 0; e < N; ++e) {
     sum[e] = (divisor == T(1) ? sum[e] : sum[e] / divisor) * scale;
   }

@@ -32,9 +32,9 @@ struct SquaresBody {
   double* sums;
 
   // Two of each tile, then the partial sums: put down, halved five times, handed out.
-  PSSTORE_HD int num_phases(int64_t block) const { return 2 * num_tiles(block) + 7; }
+  PSSTORE_GPU int num_phases(int64_t block) const { return 2 * num_tiles(block) + 7; }
 
-  PSSTORE_HD void run(int phase, int64_t block, int thread, Local& local, Shared& shared) const {
+  PSSTORE_GPU void run(int phase, int64_t block, int thread, Local& local, Shared& shared) const {
     const Slice& slice = batch.slices[block];
     const int after = phase - 2 * num_tiles(block);
     if (after < 0) {
@@ -55,12 +55,12 @@ struct SquaresBody {
   }
 
  private:
-  PSSTORE_HD int num_tiles(int64_t block) const {
+  PSSTORE_GPU int num_tiles(int64_t block) const {
     return static_cast<int>(ceil_divide(batch.slices[block].vectors.num_elems, kTile));
   }
 
-  PSSTORE_HD void reduce_tile(const Slice& slice, int64_t tile_begin, int thread,
-                              Shared& shared) const {
+  PSSTORE_GPU void reduce_tile(const Slice& slice, int64_t tile_begin, int thread,
+                               Shared& shared) const {
     const AnySources<T> sources(batch, slice);
     const VectorMap vectors{slice.vectors.num_elems, kVectorElems<T>, 0};
     visit_vector(
@@ -72,15 +72,15 @@ struct SquaresBody {
   }
 
   template <int N>
-  PSSTORE_HD void put(const Slice& slice, const AnySources<T>& sources, int64_t begin,
-                      T* tile) const {
+  PSSTORE_GPU void put(const Slice& slice, const AnySources<T>& sources, int64_t begin,
+                       T* tile) const {
     Pack<T, N> grad = sources.template sum<N>(begin);
     divide_and_scale(grad, static_cast<T>(slice.divisor), T(1));
     for (int e = 0; e < N; ++e) tile[e] = grad[e];
   }
 
   // Exact for a float: the square of 24 bits fits the 53 of a double.
-  PSSTORE_HD void add_squares(int64_t count, int lane, Local& local, const Shared& shared) const {
+  PSSTORE_GPU void add_squares(int64_t count, int lane, Local& local, const Shared& shared) const {
     const int end = count < kTile ? static_cast<int>(count) : kTile;
     for (int i = lane; i < end; i += kSumLanes) {
       const auto element = static_cast<double>(shared.tile[i]);

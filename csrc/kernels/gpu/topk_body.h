@@ -29,7 +29,7 @@ struct TopkScratch {
   Cut cut;
   Count bins[kNumBins];
 
-  PSSTORE_HD TileCounts* tiles() { return reinterpret_cast<TileCounts*>(this + 1); }
+  PSSTORE_GPU TileCounts* tiles() { return reinterpret_cast<TileCounts*>(this + 1); }
 };
 
 inline int64_t num_topk_tiles(const ToEncode& what) {
@@ -40,15 +40,15 @@ inline size_t topk_scratch_bytes(const ToEncode& what) {
 }
 
 // Bits below digit number `digit`.
-PSSTORE_HD int shift_below(int digit) {
+PSSTORE_GPU int shift_below(int digit) {
   return digit == 0 ? 20 : digit == 1 ? 10 : 0;
 }
-PSSTORE_HD int digit_bits(int digit) {
+PSSTORE_GPU int digit_bits(int digit) {
   return digit == 0 ? 11 : 10;
 }
 static_assert(kDigitBits[0] == 11 && kDigitBits[1] == 10 && kDigitBits[2] == 10);
 
-PSSTORE_HD float topk_element(const ToEncode& what, int64_t i) {
+PSSTORE_GPU float topk_element(const ToEncode& what, int64_t i) {
   const auto x = load_one<float>(what.source, i);
   return what.residual == nullptr ? x : x + load_one<float>(what.residual, i);
 }
@@ -62,8 +62,8 @@ struct TopkBeginBody {
   ToEncode what;
   TopkScratch* scratch;
 
-  PSSTORE_HD int num_phases(int64_t) const { return 1; }
-  PSSTORE_HD void run(int, int64_t, int thread, Local&, Shared&) const {
+  PSSTORE_GPU int num_phases(int64_t) const { return 1; }
+  PSSTORE_GPU void run(int, int64_t, int thread, Local&, Shared&) const {
     for (int bin = thread; bin < kNumBins; bin += kThreads) scratch->bins[bin] = 0;
     if (thread == 0) scratch->cut = what.num_kept > 0 ? Cut{0, what.num_kept} : kKeepNothing;
   }
@@ -81,8 +81,8 @@ struct TopkCountBody {
   TopkScratch* scratch;
   int digit;
 
-  PSSTORE_HD int num_phases(int64_t) const { return 3; }
-  PSSTORE_HD void run(int phase, int64_t block, int thread, Local&, Shared& shared) const {
+  PSSTORE_GPU int num_phases(int64_t) const { return 3; }
+  PSSTORE_GPU void run(int phase, int64_t block, int thread, Local&, Shared& shared) const {
     if (phase == 1) return count(block * kTopkTile, thread, shared);
     for (int bin = thread; bin < kNumBins; bin += kThreads) {
       if (phase == 0) {
@@ -94,7 +94,7 @@ struct TopkCountBody {
   }
 
  private:
-  PSSTORE_HD void count(int64_t tile, int thread, Shared& shared) const {
+  PSSTORE_GPU void count(int64_t tile, int thread, Shared& shared) const {
     const int shift = shift_below(digit);
     const int bits = digit_bits(digit);
     const uint32_t above = scratch->cut.magnitude;
@@ -121,8 +121,8 @@ struct TopkPickBody {
   TopkScratch* scratch;
   int digit;
 
-  PSSTORE_HD int num_phases(int64_t) const { return 3; }
-  PSSTORE_HD void run(int phase, int64_t, int thread, Local&, Shared& shared) const {
+  PSSTORE_GPU int num_phases(int64_t) const { return 3; }
+  PSSTORE_GPU void run(int phase, int64_t, int thread, Local&, Shared& shared) const {
     Count* own = scratch->bins + thread * kBins;
     if (phase == 0) {
       shared.sums[thread] = 0;
@@ -135,7 +135,7 @@ struct TopkPickBody {
   }
 
  private:
-  PSSTORE_HD void pick(const Shared& shared) const {
+  PSSTORE_GPU void pick(const Shared& shared) const {
     Cut cut = scratch->cut;
     int part = kThreads - 1;
     for (; part > 0 && shared.sums[part] < static_cast<Count>(cut.num_equal); --part) {
@@ -157,7 +157,7 @@ struct TopkOwn {
   uint32_t equal;
 };
 
-PSSTORE_HD TopkOwn count_own(const ToEncode& what, const Cut& cut, int64_t begin) {
+PSSTORE_GPU TopkOwn count_own(const ToEncode& what, const Cut& cut, int64_t begin) {
   TopkOwn own{0, 0};
   for (int64_t i = begin; i < begin + kTopkElems && i < what.num_elems; ++i) {
     const uint32_t magnitude = magnitude_bits(topk_element(what, i));
@@ -179,8 +179,8 @@ struct TopkTileBody {
   ToEncode what;
   TopkScratch* scratch;
 
-  PSSTORE_HD int num_phases(int64_t) const { return 3; }
-  PSSTORE_HD void run(int phase, int64_t block, int thread, Local&, Shared& shared) const {
+  PSSTORE_GPU int num_phases(int64_t) const { return 3; }
+  PSSTORE_GPU void run(int phase, int64_t block, int thread, Local&, Shared& shared) const {
     if (phase == 0) {
       if (thread == 0) shared.above = shared.equal = 0;
     } else if (phase == 1) {
@@ -205,8 +205,8 @@ struct TopkScanBody {
   int64_t num_tiles;
   TopkScratch* scratch;
 
-  PSSTORE_HD int num_phases(int64_t) const { return 3; }
-  PSSTORE_HD void run(int phase, int64_t, int thread, Local&, Shared& shared) const {
+  PSSTORE_GPU int num_phases(int64_t) const { return 3; }
+  PSSTORE_GPU void run(int phase, int64_t, int thread, Local&, Shared& shared) const {
     if (phase == 0) {
       shared.before[thread] = scan_own(thread, {0, 0}, false);
     } else if (phase == 2) {
@@ -219,13 +219,13 @@ struct TopkScanBody {
 
  private:
   // `place` becomes what was before it; returns what is before the next.
-  PSSTORE_HD static TileCounts exchange(TileCounts& place, const TileCounts& before) {
+  PSSTORE_GPU static TileCounts exchange(TileCounts& place, const TileCounts& before) {
     const TileCounts next{before.above + place.above, before.equal + place.equal};
     place = before;
     return next;
   }
 
-  PSSTORE_HD TileCounts scan_own(int thread, TileCounts sum, bool writes) const {
+  PSSTORE_GPU TileCounts scan_own(int thread, TileCounts sum, bool writes) const {
     const int64_t run = ceil_divide(num_tiles, kThreads);
     for (int64_t tile = thread * run; tile < (thread + 1) * run && tile < num_tiles; ++tile) {
       TileCounts counts = scratch->tiles()[tile];
@@ -251,8 +251,8 @@ struct TopkWriteBody {
   ToEncode what;
   TopkScratch* scratch;
 
-  PSSTORE_HD int num_phases(int64_t) const { return 4; }
-  PSSTORE_HD void run(int phase, int64_t block, int thread, Local&, Shared& shared) const {
+  PSSTORE_GPU int num_phases(int64_t) const { return 4; }
+  PSSTORE_GPU void run(int phase, int64_t block, int thread, Local&, Shared& shared) const {
     const int64_t begin = block * kTopkTile + thread * kTopkElems;
     if (phase == 0) {
       shared.before[thread] = count_own(what, scratch->cut, begin);
@@ -270,7 +270,7 @@ struct TopkWriteBody {
 
  private:
   // kGroup counts become those of all before; returns the sum.
-  PSSTORE_HD static TopkOwn scan(TopkOwn* counts) {
+  PSSTORE_GPU static TopkOwn scan(TopkOwn* counts) {
     TopkOwn sum{0, 0};
     for (int i = 0; i < kGroup; ++i) {
       const TopkOwn own = counts[i];
@@ -281,7 +281,7 @@ struct TopkWriteBody {
   }
 
   // The elements from `begin` on; `above` and `equal` lie before it.
-  PSSTORE_HD void write(int64_t begin, Count above, Count equal) const {
+  PSSTORE_GPU void write(int64_t begin, Count above, Count equal) const {
     const Cut cut = scratch->cut;
     const auto num_equal = static_cast<Count>(cut.num_equal);
     for (int64_t i = begin; i < begin + kTopkElems && i < what.num_elems; ++i) {
@@ -300,7 +300,7 @@ struct TopkWriteBody {
     }
   }
 
-  PSSTORE_HD void write_entry(int64_t entry, int64_t i, float x) const {
+  PSSTORE_GPU void write_entry(int64_t entry, int64_t i, float x) const {
     auto* indices = static_cast<std::byte*>(what.payload);
     store_one(indices, entry, static_cast<uint32_t>(i));
     store_one(indices + what.num_kept * int64_t{sizeof(uint32_t)}, entry, x);

@@ -16,14 +16,14 @@ class SliceStepper {
   static constexpr Alignment kOwn = Sources::kAligned ? Alignment::kPack : Alignment::kElement;
 
  public:
-  PSSTORE_HD SliceStepper(const BatchView& batch, const Slice& slice)
+  PSSTORE_GPU SliceStepper(const BatchView& batch, const Slice& slice)
       : slice_(slice),
         step_(*reinterpret_cast<const Step*>(batch.steps[slice.step].bytes)),
         sources_(batch, slice),
         divisor_(static_cast<T>(slice.divisor)),
         scale_(static_cast<T>(slice.scale)) {}
 
-  PSSTORE_HD void step_vector(int64_t chunk, int thread) const {
+  PSSTORE_GPU void step_vector(int64_t chunk, int thread) const {
     visit_vector(
         slice_.vectors, slice_.vectors.begin(chunk, thread),
         [&](int64_t begin) { step<kVectorElems<T>>(begin, typename Step::States{}); },
@@ -32,7 +32,7 @@ class SliceStepper {
 
  private:
   template <int N, int... kSlots>
-  PSSTORE_HD void step(int64_t begin, Slots<kSlots...>) const {
+  PSSTORE_GPU void step(int64_t begin, Slots<kSlots...>) const {
     Pack<T, N> value = load_pack<T, N, kOwn>(slice_.value_in, begin);
     step_states(begin, value, state_pack<N>(begin, kSlots)...);
     store_pack<kOwn>(slice_.value_out, begin, value);
@@ -41,7 +41,7 @@ class SliceStepper {
 
   // `states` in the order of the form's slots.
   template <int N, class... Packs>
-  PSSTORE_HD void step_states(int64_t begin, Pack<T, N>& value, Packs... states) const {
+  PSSTORE_GPU void step_states(int64_t begin, Pack<T, N>& value, Packs... states) const {
     Pack<T, N> grad = sources_.template sum<N>(begin);
     divide_and_scale(grad, divisor_, scale_);
     for (int e = 0; e < N; ++e) value[e] = step_(value[e], grad[e], states[e]...);
@@ -49,13 +49,13 @@ class SliceStepper {
   }
 
   template <int... kSlots, class... Packs>
-  PSSTORE_HD void store_states([[maybe_unused]] int64_t begin, Slots<kSlots...>,
-                               const Packs&... states) const {
+  PSSTORE_GPU void store_states([[maybe_unused]] int64_t begin, Slots<kSlots...>,
+                                const Packs&... states) const {
     (store_pack<kOwn>(slice_.state[kSlots], begin, states), ...);
   }
 
   template <int N>
-  PSSTORE_HD Pack<T, N> state_pack(int64_t begin, int slot) const {
+  PSSTORE_GPU Pack<T, N> state_pack(int64_t begin, int slot) const {
     if ((slice_.state_is_new >> slot & 1U) == 0) {
       return load_pack<T, N, kOwn>(slice_.state[slot], begin);
     }
@@ -65,7 +65,7 @@ class SliceStepper {
   }
 
   template <int N>
-  PSSTORE_HD void store_shadow(int64_t begin, const Pack<T, N>& value) const {
+  PSSTORE_GPU void store_shadow(int64_t begin, const Pack<T, N>& value) const {
     Pack<BFloat16, N> rounded;
     for (int e = 0; e < N; ++e) rounded[e] = to_bfloat16(static_cast<float>(value[e]));
     store_pack<kOwn>(slice_.shadow, begin, rounded);
@@ -97,8 +97,8 @@ struct UpdateBody {
 
   BatchView batch;
 
-  PSSTORE_HD int num_phases(int64_t) const { return 1; }
-  PSSTORE_HD void run(int, int64_t block, int thread, Local&, Shared&) const {
+  PSSTORE_GPU int num_phases(int64_t) const { return 1; }
+  PSSTORE_GPU void run(int, int64_t block, int thread, Local&, Shared&) const {
     visit_slices(batch, block, [&](const Slice& slice, int64_t begin, int64_t end) {
       const SliceStepper<Step, Sources> stepper(batch, slice);
       PSSTORE_ROLLED  // registers are better spent on threads

@@ -1,4 +1,5 @@
 // The kernels for AVX2 with fused multiply-add (Haswell, Zen and later).
+#define PSSTORE_INSTRUCTION_SET avx2
 #include "kernels/codec_loops.h"
 #include "kernels/convert.h"
 #include "kernels/loops.h"

@@ -1,4 +1,5 @@
 // The kernels for AVX-512 F, BW, DQ and VL (Skylake-SP, Zen 4 and later).
+#define PSSTORE_INSTRUCTION_SET avx512
 #include "kernels/codec_loops.h"
 #include "kernels/convert.h"
 #include "kernels/loops.h"
