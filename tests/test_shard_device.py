@@ -69,6 +69,15 @@ def test_tensor_that_does_not_fit_is_refused_and_the_others_go_on() -> None:
     assert value(shard, key_of(1)) == [0.0] * 1000
 
 
+def test_memory_to_push_through_counts_with_the_slots_while_it_is_there() -> None:
+    shard = _core.Shard(index=0, device="fake:0?bytes=4194304")
+    arena, _ = shard.make_push_arena(2 << 20)
+    with pytest.raises(OutOfMemory, match="rule state or pushes do not fit"):
+        define(shard, 1, (2 << 20) // 4)
+    del arena
+    define(shard, 1, (2 << 20) // 4)
+
+
 def test_shard_whose_device_failed_says_so_at_every_call() -> None:
     shard = _core.Shard(index=0, device="fake:1?fail_after=0")
     define(shard, 1, 1)

@@ -13,6 +13,7 @@
 #include "serve/desk.h"
 #include "shm/push_arena.h"
 #include "table/device_backend.h"
+#include "table/reservation.h"
 
 namespace psstore::bindings {
 namespace {
@@ -169,9 +170,11 @@ std::pair<std::shared_ptr<PushArena>, uint64_t> make_push_arena(const Shard& sha
                                                                 size_t num_bytes) {
   DeviceBackend& backend = on_device(shard);
   const size_t num_blocks = (num_bytes + kPushBlockBytes - 1) / kPushBlockBytes;
-  BufferRef memory = backend.allocate(num_blocks * kPushBlockBytes);
+  const size_t whole_bytes = num_blocks * kPushBlockBytes;
+  auto reservation = std::make_shared<const Reservation>(shard.backend(), whole_bytes);
+  BufferRef memory = backend.allocate(whole_bytes);
   const std::optional<uint64_t> address = backend.offset_of(memory->data());
-  return {PushArena::create_over(std::move(memory), *address), *address};
+  return {PushArena::create_over(std::move(memory), *address, std::move(reservation)), *address};
 }
 
 py::dict state(Shard& shard, Key key) {

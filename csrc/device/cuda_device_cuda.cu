@@ -6,8 +6,10 @@
 #include <algorithm>
 #include <cstring>
 #include <deque>
+#include <optional>
 #include <utility>
 
+#include "device/cuda_context.h"
 #include "device/device.h"
 #include "device/scratch.h"
 #include "kernels/batch_cuda.h"
@@ -82,24 +84,19 @@ class CudaDevice final : public Device, public std::enable_shared_from_this<Cuda
   std::unique_ptr<Queue> borrow_queue(uint64_t stream) override;
 
   // Makes it the calling thread's device: streams and memory are those of the current one. Until the end of
-  // the scope, as the thread may be a program's that has chosen another.
+  // the scope, as the thread may be a program's that has chosen another, or none yet.
   class Entered {
    public:
     explicit Entered(const CudaDevice& device) {
-      require(cudaGetDevice(&before_), device.name_, "cudaGetDevice");
-      if (before_ == device.index_) return;
-      require(cudaSetDevice(device.index_), device.name_, "cudaSetDevice");
-      left_ = true;
-    }
-    ~Entered() {
-      if (left_) cudaSetDevice(before_);
+      int current = 0;  // or what it will be when it is first used
+      require(cudaGetDevice(&current), device.name_, "cudaGetDevice");
+      if (current != device.index_) context_.emplace(device.context_.get());
     }
     Entered(const Entered&) = delete;
     Entered& operator=(const Entered&) = delete;
 
    private:
-    int before_ = 0;
-    bool left_ = false;
+    std::optional<PushedContext> context_;
   };
   [[nodiscard]] Entered enter() const { return Entered(*this); }
 
@@ -134,6 +131,7 @@ class CudaDevice final : public Device, public std::enable_shared_from_this<Cuda
 
   const std::string name_;
   const int index_;
+  mutable PrimaryContext context_{index_};
   const std::string identity_ = find_identity();  // once: it takes milliseconds
 };
 

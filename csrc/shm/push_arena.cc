@@ -22,8 +22,10 @@ std::shared_ptr<PushArena> PushArena::create(size_t num_bytes) {
   return std::shared_ptr<PushArena>(new PushArena(whole_blocks));
 }
 
-std::shared_ptr<PushArena> PushArena::create_over(BufferRef memory, uint64_t address) {
-  return std::shared_ptr<PushArena>(new PushArena(std::move(memory), address));
+std::shared_ptr<PushArena> PushArena::create_over(BufferRef memory, uint64_t address,
+                                                  std::shared_ptr<const void> reservation) {
+  return std::shared_ptr<PushArena>(
+      new PushArena(std::move(memory), address, std::move(reservation)));
 }
 
 PushArena::PushArena(size_t num_bytes)
@@ -36,8 +38,9 @@ PushArena::PushArena(size_t num_bytes)
       control_(control_file_.get(), control_bytes(num_bytes), Access::kWrite),
       present_(num_bytes / kPushBlockBytes) {}
 
-PushArena::PushArena(BufferRef on_device, uint64_t address)
+PushArena::PushArena(BufferRef on_device, uint64_t address, std::shared_ptr<const void> reservation)
     : num_bytes_(on_device->size()),
+      reservation_(std::move(reservation)),
       on_device_(std::move(on_device)),
       address_(address),
       data_(on_device_->data()),

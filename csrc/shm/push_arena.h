@@ -39,8 +39,9 @@ class PushArena : public BufferOwner, public std::enable_shared_from_this<PushAr
   // `num_bytes` is rounded down to whole blocks. Throws std::system_error.
   static std::shared_ptr<PushArena> create(size_t num_bytes);
   // Over memory of a device, whose size is whole blocks and that begins at `address`: there is no file of it,
-  // nor a seal.
-  static std::shared_ptr<PushArena> create_over(BufferRef memory, uint64_t address);
+  // nor a seal. `reservation` goes with it.
+  static std::shared_ptr<PushArena> create_over(BufferRef memory, uint64_t address,
+                                                std::shared_ptr<const void> reservation = nullptr);
   PushArena(const PushArena&) = delete;
   PushArena& operator=(const PushArena&) = delete;
 
@@ -66,13 +67,14 @@ class PushArena : public BufferOwner, public std::enable_shared_from_this<PushAr
   struct Range;
 
   explicit PushArena(size_t num_bytes);
-  PushArena(BufferRef on_device, uint64_t address);
+  PushArena(BufferRef on_device, uint64_t address, std::shared_ptr<const void> reservation);
   bool may_hold(DType dtype) const;
   void make_present(size_t first_block, size_t num_blocks);
   void release(Buffer* buffer) noexcept override;
 
   const size_t num_bytes_;
   const Descriptor file_;  // none: on a device
+  const std::shared_ptr<const void> reservation_;
   const BufferRef on_device_;
   const uint64_t address_ = 0;           // what offsets begin with
   const std::optional<Mapping> memory_;  // of the file

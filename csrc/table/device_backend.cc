@@ -139,19 +139,20 @@ BufferRef DeviceBackend::bring(const BufferRef& payload) {
 }
 
 void DeviceBackend::reserve(uint64_t num_bytes) {
-  const MutexLock lock(mutex_);
-  if (num_bytes > capacity_ - reserved_) {
-    throw Error(ErrorCode::OUT_OF_MEMORY,
-                in_mib(num_bytes) + " for values and rule state do not fit: this shard may use " +
-                    in_mib(capacity_) + " of device " + device_->name() + ", and " +
-                    in_mib(capacity_ - reserved_) +
-                    " of that are left; use more shards on more devices, or --device cpu");
-  }
-  reserved_ += num_bytes;
+  uint64_t reserved = reserved_.load();
+  do {
+    if (num_bytes > capacity_ - reserved) {
+      throw Error(ErrorCode::OUT_OF_MEMORY,
+                  in_mib(num_bytes) +
+                      " for values, rule state or pushes do not fit: this shard may use " +
+                      in_mib(capacity_) + " of device " + device_->name() + ", and " +
+                      in_mib(capacity_ - reserved) +
+                      " of that are left; use more shards on more devices, or --device cpu");
+    }
+  } while (!reserved_.compare_exchange_weak(reserved, reserved + num_bytes));
 }
 
 void DeviceBackend::unreserve(uint64_t num_bytes) {
-  const MutexLock lock(mutex_);
   reserved_ -= num_bytes;
 }
 

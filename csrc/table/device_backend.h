@@ -14,6 +14,7 @@
 // launch each for all slots that are ready in one call.
 #pragma once
 
+#include <atomic>
 #include <deque>
 #include <memory>
 #include <optional>
@@ -118,9 +119,10 @@ class DeviceBackend final : public Backend {
   const std::shared_ptr<device::Device> device_;
   const std::shared_ptr<DeviceMemory> memory_;
   const uint64_t capacity_;  // bytes of slots
+  // Not under the lock: what is let go of under it may end a reservation.
+  std::atomic<uint64_t> reserved_ = 0;
 
   Mutex mutex_;
-  uint64_t reserved_ GUARDED_BY(mutex_) = 0;
   const std::unique_ptr<device::Queue> ingest_ GUARDED_BY(mutex_);
   const std::unique_ptr<device::Queue> compute_ GUARDED_BY(mutex_);
   const std::unique_ptr<device::Queue> read_ GUARDED_BY(mutex_);
