@@ -203,7 +203,7 @@ def _summary(one: Found, found: Sequence[Found]) -> list[Cell]:
     peers = [peer.push.median for peer in found if peer.caller.role == "peer"]
     return [
         "latency",
-        f"push 1 KiB, {one.caller.transport}",
+        f"push 1 KiB: {one.caller.name}",
         f"{1e6 * one.push.median:.0f} µs",
         one.push.median / _limit(one, found).push.median,
         one.push.median / min(peers) if peers else None,
