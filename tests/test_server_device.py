@@ -52,8 +52,10 @@ def test_a_tensor_that_one_shard_has_no_room_for_is_created_on_none() -> None:
         assert_array_equal(store.pull("w"), np.ones(1000, np.float32))
 
 
-def test_device_that_fails_ends_its_store_and_tells_its_clients() -> None:
-    with StoreProcess("--device", "fake:0?fail_after=40") as server:
+@pytest.mark.parametrize("num_steps", [40, 55])
+def test_device_that_fails_ends_its_store_and_tells_its_clients(num_steps: int) -> None:
+    """Whether it is policy that asks too much of it, or a port that answers a pull by itself."""
+    with StoreProcess("--device", f"fake:0?fail_after={num_steps}") as server:
         with psstore.connect(server.url, timeout_s=10.0) as store, pytest.raises(DeviceFailed, match="fake:0"):
             train_for_ever(store)
         assert server.wait() == 1

@@ -160,7 +160,7 @@ class Server:
             self._set_timer(wake)
 
     def _handle(self, connection: ServerConnection, what: _core.Frame | Exception | None) -> None:
-        """What goes wrong ends this connection only."""
+        """What goes wrong ends this connection only, unless it is the device."""
         try:
             if isinstance(what, _core.Frame):
                 self._arrived(connection, what)
@@ -170,6 +170,9 @@ class Server:
                 raise what
         except ProtocolError as error:
             self._blame(connection, error)
+        except DeviceFailed as error:
+            connection.refuse(error)
+            self._device_failed(error)
         except Exception as error:
             self._broke(connection, error)
 
