@@ -58,9 +58,10 @@ class Caller:
 
 
 @contextlib.contextmanager
-def store_caller(transport: str, *, spinning: bool = False) -> Iterator[Caller]:
-    """Blocking, or both ends asking the kernel for `BUSY_POLL_US` before they sleep."""
-    where = cast(Transport, transport)  # bulk of others, too, is to go over the same socket
+def store_caller(transport: str, *, spinning: bool = False, shares: bool = False) -> Iterator[Caller]:
+    """Blocking, or both ends asking the kernel for `BUSY_POLL_US` before they sleep. `shares`: memory for
+    what is large, as clients on one host do by themselves, and that transport's sockets for the rest."""
+    where = cast(Transport, "auto" if shares else transport)  # bulk of others, too, is to go the same way
     busy_us = BUSY_POLL_US if spinning else 0.0
     with (
         store_server("tcp" if transport == "tcp" else "unix", 1, options=["--busy-poll-us", str(busy_us)]) as url,
@@ -74,7 +75,7 @@ def store_caller(transport: str, *, spinning: bool = False) -> Iterator[Caller]:
                 under_way.result()
 
         yield Caller(
-            f"psstore, {transport}{', spinning' if spinning else ''}",
+            f"psstore, {transport}{', spinning' if spinning else ''}{' and shared memory' if shares else ''}",
             transport,
             "psstore",
             push=lambda: store.push("small", value),

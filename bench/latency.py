@@ -157,6 +157,7 @@ def measure(chosen: argparse.Namespace) -> Report:
         callers.append(ends.enter_context(raw_caller("tcp", spinning=True)))
         for spinning in (False, True):
             callers += [ends.enter_context(store_caller(where, spinning=spinning)) for where in ("tcp", "unix")]
+        callers.append(ends.enter_context(store_caller("tcp", shares=True)))
         for start in (partial(redis_caller, "tcp"), partial(redis_caller, "unix"), rpc_caller):
             try:
                 callers.append(ends.enter_context(start()))

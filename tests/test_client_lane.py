@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -229,6 +229,17 @@ def test_a_call_does_nothing_while_something_else_is_under_way(ends: Ends) -> No
     assert ends.line.next_request == 1
 
 
+def test_what_goes_through_shared_memory_is_not_for_the_lane(ends: Ends) -> None:
+    ends.line.share(ends.array.nbytes + 1)
+    ends.peer.send(reply("ASSIGNED"))
+    ends.answer()
+    ends.line.share(ends.array.nbytes)
+    for op in ("ASSIGN", "PULL"):
+        assert ends.call(op) is None
+    ends.line.disconnect()
+    assert ends.line.carries(ends.array.nbytes)  # the next connection shares nothing yet
+
+
 def test_a_call_does_not_take_arrays_of_another_kind(ends: Ends) -> None:
     ends.array = ends.array.astype(np.float64)
     assert ends.call() is None
@@ -275,8 +286,11 @@ def test_an_interrupt_ends_the_call_and_gives_the_loop_back(ends: Ends) -> None:
 
 
 @pytest.mark.sockets
-def test_what_was_done_before_needs_no_turn_of_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    with clusters("tcp") as start:
+@pytest.mark.parametrize("transport", ["tcp", "shm"])
+def test_what_was_done_before_needs_no_turn_of_the_loop(
+    transport: Literal["tcp", "shm"], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with clusters(transport) as start:
         store = start(shards=2).connect()
         values = {"a": np.full(8, 1, F32), "b": np.full(8, 2, F32)}
         for name, value in values.items():

@@ -34,15 +34,17 @@ std::span<const std::byte> Terms::body_for(size_t shard) const {
 // ---- on its way -------------------------------------------------------------------------------------
 
 bool Attempt::possible() const {
-  for (size_t frame = 0; frame < plan_.num_frames(); ++frame) {
-    if (!line(frame).quiet()) return false;
-  }
-  return true;
+  return all_lines(&RequestLine::quiet);
 }
 
 bool Attempt::sendable() const {
+  return all_lines(&RequestLine::free);
+}
+
+bool Attempt::all_lines(bool (RequestLine::*ready)() const) const {
   for (size_t frame = 0; frame < plan_.num_frames(); ++frame) {
-    if (!line(frame).free()) return false;
+    const RequestLine& to = line(frame);
+    if (!to.carries(memories_[frame].num_bytes()) || !(to.*ready)()) return false;
   }
   return true;
 }

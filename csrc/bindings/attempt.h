@@ -82,9 +82,9 @@ class Attempt {
       : plan_(plan), memories_(std::move(memories)), sender_(sender), terms_(terms) {}
 
   size_t num_frames() const { return plan_.num_frames(); }
-  // Nothing else is under way: it can `run`.
+  // Nothing else is under way, and nothing of it goes through shared memory: it can `run`.
   bool possible() const;
-  // Nothing else waits to be sent: it can `send`.
+  // The same, but that others wait for their answers: it can `send`.
   bool sendable() const;
   // A few bytes, either way: moved in less time than it takes to get the GIL back.
   bool is_small() const;
@@ -113,6 +113,8 @@ class Attempt {
  private:
   RequestLine& line(size_t frame) const { return *sender_.lines.at(plan_.shard(frame)); }
   RequestLine& line_of(size_t peer) const { return *sender_.lines[plan_.peers()[peer]]; }
+  // They are to carry its frames, and are ready.
+  bool all_lines(bool (RequestLine::*ready)() const) const;
   void make();
   Call make_call(size_t frame);
   py::object make_request(size_t frame, const py::object& future, const py::object& memory,

@@ -229,6 +229,8 @@ void bind_lane(py::module_& m) {
       .def_readwrite("last_heard", &RequestLine::last_heard_s)
       .def("heard", &RequestLine::heard, "version"_a, "scaled"_a, "now"_a)
       .def("connect", &RequestLine::connect, "fd"_a, "decoder"_a, "unsent"_a, "resume"_a)
+      .def("share", &RequestLine::share, "from_bytes"_a)
+      .def("carries", &RequestLine::carries, "num_bytes"_a)
       .def("disconnect", &RequestLine::disconnect);
   py::class_<FramePlan>(m, "FramePlan", py::is_final())
       .def(py::init<const FrameMap&, std::vector<size_t>, std::vector<py::object>>(), "arrays"_a,

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <span>
 #include <utility>
 #include <vector>
@@ -42,14 +43,19 @@ class RequestLine {
     resume_ = std::move(resume);
     fd_ = fd;
   }
+  // What the ends share from now on: frames of so many bytes are not to go over this line.
+  void share(size_t from_bytes) { shared_from_bytes_ = from_bytes; }
   void disconnect() {
     fd_ = -1;
+    shared_from_bytes_ = kNothingShared;
     decoder_ = nullptr;
     owner_ = unsent_ = resume_ = py::none();
     held_ = {};
     last_write_out_ = 0;
   }
 
+  // A frame with such a payload, or answer, is to go over it.
+  bool carries(size_t num_bytes) const { return num_bytes < shared_from_bytes_; }
   // It is connected, and nothing waits for the kernel.
   bool free() const { return fd_ >= 0 && py::len(unsent_) == 0; }
   // Nor is anything under way, in either direction.
@@ -84,6 +90,8 @@ class RequestLine {
   const py::object& resume() const { return resume_; }
 
  private:
+  static constexpr size_t kNothingShared = std::numeric_limits<size_t>::max();
+
   struct Held {
     Outgoing outgoing;
     std::vector<py::object> owners;
@@ -93,6 +101,7 @@ class RequestLine {
 
   py::dict requests_;
   int fd_ = -1;
+  size_t shared_from_bytes_ = kNothingShared;
   PyDecoder* decoder_ = nullptr;
   py::object owner_ = py::none();  // of the decoder
   py::object unsent_ = py::none();

@@ -56,7 +56,7 @@ bool has_indices(const SliceTable& table) {
 // The table, saying where the slices lie now; None: they have to go over the stream.
 std::optional<SliceTable> write(ClientMemory& memory, const SliceTable& table,
                                 const Segments& payload, uint64_t request) {
-  if (payload.num_bytes() < kPushBlockBytes || has_indices(table)) return std::nullopt;
+  if (has_indices(table)) return std::nullopt;
   const py::gil_scoped_release no_gil;
   const std::optional<uint64_t> begin = memory.write(payload.ranges(), request);
   if (!begin) return std::nullopt;

@@ -26,7 +26,7 @@
 
 namespace psstore {
 
-// Where in the arena a frame may begin. A frame of less than this goes over the stream.
+// Where in the arena a frame may begin.
 inline constexpr size_t kPushBlockBytes = 64 << 10;
 
 // Control entries, one for each block, as they lie in the file.

@@ -240,6 +240,10 @@ class RequestLine:
     def connect(self, fd: int, decoder: FrameDecoder, unsent: deque[memoryview], resume: Callable[[], object]) -> None:
         """`fd`: a socket that does not block. `unsent`: what waits to be written to it. `resume`: called, on the loop,
         when something was put there."""
+    def share(self, from_bytes: int) -> None:
+        """Payloads of so many bytes go through memory from now on, until it is disconnected."""
+    def carries(self, num_bytes: int) -> bool:
+        """Whether a payload of so many bytes is to go over it."""
     def disconnect(self) -> None: ...
     def heard(self, version: int, scaled: int, now: float) -> None:
         """A request that told the scale of decision `scaled`, or none: 0, was answered by the shard at that version."""
@@ -576,7 +580,7 @@ class ClientMemory:
         """Copies the values of a `shared` answer. Raises BAD_HEADER, and then has copied nothing."""
     def write(self, table: SliceTable, payload: Segments, request: int) -> SliceTable | None:
         """Copies what a write brings to where the shard can read it; returns the table that says so. None: it has to
-        go over the stream, since it is small, or of indices, or there is no room."""
+        go over the stream, since it is of indices, or there is no room."""
 
 @final
 class SharedBlock:

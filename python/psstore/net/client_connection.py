@@ -65,7 +65,6 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._unsent.clear()
-        self.session.line.disconnect()
         self.session.disconnected()
         if not self.lost.done():
             self.lost.set_result(None)

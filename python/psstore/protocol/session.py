@@ -31,7 +31,7 @@ from psstore.errors import (
 from psstore.protocol import auth
 from psstore.protocol.facts import Facts
 from psstore.protocol.frames import Piece
-from psstore.protocol.sharing import Borrow, Landing, Lease, Near, Placed
+from psstore.protocol.sharing import SHARED_FROM_BYTES, Borrow, Landing, Lease, Near, Placed
 from psstore.wire import messages as m
 
 OPS = _core.OPS
@@ -175,6 +175,7 @@ class Session:
     def disconnected(self) -> None:
         """The connection is gone. Requests stay, to be sent again on the next one."""
         self.link = Link.DOWN
+        self.line.disconnect()
         self._memory = None
         self.device, self.near = b"", None
         self.connection += 1
@@ -362,13 +363,17 @@ class Session:
         if not isinstance(payload, _core.Segments):
             placed = payload.told(self.near, table, request.id)
             return (placed, None) if placed is not None else (None, payload.in_main_memory())
-        placed = self._memory.write(table, payload, request.id) if self._memory is not None else None
+        if self._memory is None or self.line.carries(payload.nbytes):
+            return None, payload
+        placed = self._memory.write(table, payload, request.id)
         return (placed, None) if placed is not None else (None, payload)
 
     def _may_be_lent(self, request: Request) -> bool:
         """Its answer's values need not come over the stream."""
         if request.op != OPS["PULL"] or request.table is None:
             return False
+        if isinstance(request.destination, _core.Segments):
+            return not self.line.carries(request.destination.nbytes)
         return self._memory is not None or (self.near is not None and isinstance(request.destination, Landing))
 
     def completed(self, body: m.Carry) -> m.Carry:
@@ -384,7 +389,8 @@ class Session:
         else:
             assert self.borrow is not None, "nothing was asked for"
             self._memory = self.borrow(shared)
-            self.line.disconnect()  # what goes through that memory is for `_send` to say
+            if self._memory is not None:
+                self.line.share(SHARED_FROM_BYTES)
 
     def _read_shared(self, frame: _core.Frame) -> Lease | None:
         """Copies an answer's values from where they lie, and lets the shard have that memory again; or leaves both to

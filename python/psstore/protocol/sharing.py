@@ -18,6 +18,11 @@ MAX_LENT = 1024
 """Answers of one connection that it may have before it says that it has read them; later ones go over the stream.
 As many as reads may be parked: what they refer to can't be freed, and is replaced out of place."""
 
+SHARED_FROM_BYTES = 512 << 10
+"""A frame of less goes over the stream: two copies by the kernel cost less than a table that says where values lie, and
+the word that they were read. Measured (AMD EPYC, processor time of both ends): 256 KiB took 120 to 155 µs over a
+socket, in shared memory 170 (pushed) and 310 (pulled); 1 MiB took 400 to 700, and 225."""
+
 Borrow = Callable[[Shared], _core.ClientMemory | None]
 """A client's way to the files that a shard offers. None: they are out of reach, which is no error."""
 
