@@ -82,5 +82,8 @@ def test_what_stays_on_this_machine_has_one_connection(cluster: Cluster) -> None
 def test_number_of_connections_may_be_named_by_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     assert worker_environment({"PSSTORE_CONNECTIONS": "4"}).connections == 4
     monkeypatch.setenv("PSSTORE_CONNECTIONS", "0")
-    with pytest.raises(BadArgument, match="connections is 0; expected 1 to 64"):
+    with pytest.raises(BadArgument, match="PSSTORE_CONNECTIONS is '0'; expected 1 to 64"):
         psstore.connect("ps://127.0.0.1:1")
+    monkeypatch.delenv("PSSTORE_CONNECTIONS")
+    with pytest.raises(BadArgument, match=r"^connections is 65; expected 1 to 64"):
+        psstore.connect("ps://127.0.0.1:1", connections=65)

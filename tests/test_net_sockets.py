@@ -66,7 +66,9 @@ def test_shards_accept_with_the_congestion_control_that_was_chosen() -> None:
 
 def test_congestion_control_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PSSTORE_CONGESTION_CONTROL", "pigeon")
-    with pytest.raises(BadArgument, match=r"congestion_control is 'pigeon'.*tcp_allowed_congestion_control"):
+    with pytest.raises(BadArgument, match=r"PSSTORE_CONGESTION_CONTROL is 'pigeon'.*tcp_allowed_congestion"):
         psstore.connect("ps://127.0.0.1:1")
+    with pytest.raises(BadArgument, match=r"^congestion_control is 'parrot'"):
+        psstore.connect("ps://127.0.0.1:1", congestion_control="parrot")
     with pytest.raises(BadArgument, match="congestion_control is 'pigeon'"):
         ServerSettings(congestion_control="pigeon").check()

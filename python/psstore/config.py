@@ -20,6 +20,9 @@ of that kind and no shared memory."""
 MAX_BUSY_POLL_US = 10_000.0
 """Longer than any round trip that is worth a core. A shard's timers wait as long."""
 
+MAX_CONNECTIONS = 64
+"""Of one client to one shard, side by side: ten times what fills the links that cap each."""
+
 
 class WorkerEnvironment(msgspec.Struct, frozen=True, kw_only=True):
     """What a launcher (psstore run, torchrun, srun) tells a worker process."""
@@ -36,7 +39,7 @@ class WorkerEnvironment(msgspec.Struct, frozen=True, kw_only=True):
     """PSSTORE_TRANSPORT."""
     busy_poll_us: float = 0.0
     """PSSTORE_BUSY_POLL_US."""
-    connections: int | None = None
+    connections: int = 1
     """PSSTORE_CONNECTIONS."""
     congestion_control: str | None = None
     """PSSTORE_CONGESTION_CONTROL."""
@@ -55,7 +58,9 @@ def worker_environment(environ: Mapping[str, str] = os.environ) -> WorkerEnviron
         busy_poll_us=check_busy_poll(
             "environment variable PSSTORE_BUSY_POLL_US", environ.get("PSSTORE_BUSY_POLL_US") or 0.0
         ),
-        connections=_integer(environ, "PSSTORE_CONNECTIONS"),
+        connections=check_connections(
+            "environment variable PSSTORE_CONNECTIONS", environ.get("PSSTORE_CONNECTIONS") or 1
+        ),
         congestion_control=environ.get("PSSTORE_CONGESTION_CONTROL") or None,
     )
 
@@ -191,6 +196,17 @@ def check_busy_poll(what: str, value: object) -> float:
     if not 0.0 <= us <= MAX_BUSY_POLL_US:
         raise BadArgument(f"{what} is {value!r}; expected microseconds from 0 to {MAX_BUSY_POLL_US:g}")
     return us
+
+
+def check_connections(what: str, value: object) -> int:
+    """Raises BadArgument saying how many there may be."""
+    try:
+        number = int(value)  # type: ignore[call-overload]
+    except (TypeError, ValueError):
+        number = 0
+    if not 1 <= number <= MAX_CONNECTIONS:
+        raise BadArgument(f"{what} is {value!r}; expected 1 to {MAX_CONNECTIONS}, to each shard")
+    return number  # type: ignore[no-any-return]
 
 
 def _place(environ: Mapping[str, str]) -> tuple[int | None, int | None]:

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TypeVar
+import functools
+from collections.abc import Callable, Coroutine
+from typing import Any, ParamSpec
 
 from psstore.client.local import LocalStore, parse_local
 from psstore.client.loop_thread import LoopThread
 from psstore.client.operations import Operations
 from psstore.client.options import Options
 from psstore.client.remote import Remote
-from psstore.client.store import AsyncStore, Store
-from psstore.config import Transport, check_busy_poll, check_transport, worker_environment
+from psstore.client.store import AsyncStore, Store, as_async
+from psstore.config import Transport, check_busy_poll, check_connections, check_transport, worker_environment
 from psstore.errors import BadArgument
 from psstore.net.address import parse_address
 from psstore.net.sockets import check_congestion_control
-from psstore.protocol.connection import MAX_CHANNELS
 from psstore.wire.messages import Role
 
-S = TypeVar("S", Store, AsyncStore)
+P = ParamSpec("P")
 
 
 def connect(
@@ -57,75 +58,13 @@ def connect(
 
     Raises StoreUnreachable, AuthFailed, RankTaken, TooManyWorkers, BadArgument.
     """
-    options = _options(
-        role,
-        rank,
-        num_workers,
-        token,
-        timeout_s,
-        wait_s,
-        connect_timeout_s,
-        transport,
-        busy_poll_us,
-        connections,
-        congestion_control,
-    )
-    return _connect(Store, url, options)
-
-
-async def connect_async(
-    url: str | None = None,
-    *,
-    role: Role = "worker",
-    rank: int | None = None,
-    num_workers: int | None = None,
-    token: bytes | str | None = None,
-    timeout_s: float = 30.0,
-    wait_s: float = 300.0,
-    connect_timeout_s: float = 10.0,
-    transport: Transport | None = None,
-    busy_poll_us: float | None = None,
-    connections: int | None = None,
-    congestion_control: str | None = None,
-) -> AsyncStore:
-    """`connect` for asyncio: the same arguments, and a store whose calls are awaited."""
-    options = _options(
-        role,
-        rank,
-        num_workers,
-        token,
-        timeout_s,
-        wait_s,
-        connect_timeout_s,
-        transport,
-        busy_poll_us,
-        connections,
-        congestion_control,
-    )
-    return await asyncio.to_thread(_connect, AsyncStore, url, options)
-
-
-def _options(
-    role: Role,
-    rank: int | None,
-    num_workers: int | None,
-    token: bytes | str | None,
-    timeout_s: float,
-    wait_s: float,
-    connect_timeout_s: float,
-    transport: Transport | None,
-    busy_poll_us: float | None,
-    connections: int | None,
-    congestion_control: str | None,
-) -> Options:
-    told = worker_environment()
-    control = told.congestion_control if congestion_control is None else congestion_control
     if role not in ("worker", "client"):
         raise BadArgument(f"role is {role!r}; expected 'worker' or 'client'")
     for name, seconds in (("timeout_s", timeout_s), ("wait_s", wait_s), ("connect_timeout_s", connect_timeout_s)):
         if not seconds > 0:
             raise BadArgument(f"{name} is {seconds}; expected a positive number of seconds")
-    return Options(
+    told = worker_environment()
+    options = Options(
         role=role,
         rank=told.rank if rank is None else rank,
         num_workers=told.num_workers if num_workers is None else num_workers,
@@ -135,29 +74,40 @@ def _options(
         connect_timeout_s=connect_timeout_s,
         transport=told.transport if transport is None else check_transport("transport", transport),
         busy_poll_us=told.busy_poll_us if busy_poll_us is None else check_busy_poll("busy_poll_us", busy_poll_us),
-        connections=_checked(connections if connections is not None else told.connections),
-        congestion_control=None if control is None else check_congestion_control("congestion_control", control),
+        connections=told.connections if connections is None else check_connections("connections", connections),
+        congestion_control=_congestion_control(congestion_control, told.congestion_control),
     )
+    return _open(url or told.url, options)
 
 
-def _checked(connections: int | None) -> int:
-    if connections is None:
-        return 1
-    if not 1 <= connections <= MAX_CHANNELS:
-        raise BadArgument(f"connections is {connections}; expected 1 to {MAX_CHANNELS}, to each shard")
-    return connections
+def _awaited(connect: Callable[P, Store]) -> Callable[P, Coroutine[Any, Any, AsyncStore]]:
+    @functools.wraps(connect)
+    async def connect_async(*args: P.args, **kwargs: P.kwargs) -> AsyncStore:
+        return as_async(await asyncio.to_thread(connect, *args, **kwargs))
+
+    connect_async.__name__ = connect_async.__qualname__ = "connect_async"
+    connect_async.__doc__ = "`connect` for asyncio: the same arguments, and a store whose calls are awaited."
+    return connect_async
 
 
-def _connect(face: type[S], url: str | None, options: Options) -> S:
-    chosen = url or worker_environment().url
-    if chosen is None:
+connect_async = _awaited(connect)
+
+
+def _congestion_control(asked: str | None, told: str | None) -> str | None:
+    if asked is not None:
+        return check_congestion_control("congestion_control", asked)
+    return None if told is None else check_congestion_control("environment variable PSSTORE_CONGESTION_CONTROL", told)
+
+
+def _open(url: str | None, options: Options) -> Store:
+    if url is None:
         raise BadArgument(
             "no store to connect to: give a URL or set PSSTORE_URL. `psstore-server --shards 1` starts a store at"
             " ps://127.0.0.1:5700, `psstore run` starts one with its workers, and local:// is one inside this process"
         )
-    if chosen.startswith("local:"):
-        return LocalStore(**parse_local(chosen)).open(face, options, private=True)
-    seed = parse_address(chosen)
+    if url.startswith("local:"):
+        return LocalStore(**parse_local(url)).open(Store, options, private=True)
+    seed = parse_address(url)
     thread = LoopThread(busy_s=1e-6 * options.busy_poll_us)
     remote = Remote(thread)
     opening = thread.submit(remote.open(seed, options))
@@ -168,4 +118,4 @@ def _connect(face: type[S], url: str | None, options: Options) -> S:
         thread.submit(remote.close()).result()
         thread.stop()
         raise
-    return face(operations, remote, chosen)
+    return Store(operations, remote, url)

@@ -335,3 +335,10 @@ class AsyncStore(_Face):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         await asyncio.to_thread(self.end, leave=kind is None)
+
+
+def as_async(store: Store) -> AsyncStore:
+    """The same connection, whose calls are awaited. The one that blocks is closed."""
+    store._closed, store._short = "this store became an AsyncStore", None
+    store._finalizer.detach()
+    return AsyncStore(store._operations, store._backend, store._url)

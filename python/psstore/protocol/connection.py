@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from psstore import _core
+from psstore.config import MAX_CONNECTIONS
 from psstore.errors import AuthFailed, BadBody, UnexpectedMessage
 from psstore.protocol.auth import NONCE_BYTES, matches, proof
 from psstore.wire.messages import Auth, Challenge, Hello, TicketFact, decode_body
@@ -17,9 +18,6 @@ HANDSHAKE_S = 10.0
 FEATURE_CHECKSUM = 1
 """HELLO feature bit: payloads on this connection carry a CRC-32C, in both directions. TCP's 16-bit sum lets
 errors through at rates seen in the field (Stone & Partridge 2000, "When the CRC and TCP checksum disagree")."""
-
-MAX_CHANNELS = 64
-"""Connections of one client to one shard side by side: ten times what fills the links that cap each."""
 
 _CLIENT_ID = re.compile(r"[0-9a-f]{32}")
 
@@ -94,8 +92,8 @@ class Connection:
             self.hello = decode_body(Hello, frame.body)
             if not _CLIENT_ID.fullmatch(self.hello.client):
                 raise BadBody("HELLO: client must be 32 hex digits, random per client")
-            if not 0 <= self.hello.channel < MAX_CHANNELS:
-                raise BadBody(f"HELLO: channel is {self.hello.channel}; there are 0 to {MAX_CHANNELS - 1}")
+            if not 0 <= self.hello.channel < MAX_CONNECTIONS:
+                raise BadBody(f"HELLO: channel is {self.hello.channel}; there are 0 to {MAX_CONNECTIONS - 1}")
             if token is None:
                 self.stage = Stage.OPEN
                 return None
