@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -47,11 +47,15 @@ class Reading:
         if transfers is None:
             return await self._pull_one_by_one(asked)
         answers = await self.receive(layout, transfers, asked.wait_s)
-        unchanged, torn = layout.unchanged(answers) if asked.if_newer_than is not None else (set(), [])
-        if torn:
+        if asked.if_newer_than is None:
+            return results
+
+        def again(torn: Sequence[int]) -> Coroutine[Any, Any, object]:
             names = tuple(asked.names[i] for i in torn)
-            await self.pull(Pull(names, [results[i] for i in torn], wait_s=asked.wait_s))
-        return [None if i in unchanged else result for i, result in enumerate(results)] if unchanged else results
+            return self.pull(Pull(names, [results[i] for i in torn], wait_s=asked.wait_s))
+
+        unchanged = await _unchanged(layout, answers, again)
+        return [None if i in unchanged else result for i, result in enumerate(results)]
 
     def version_of(self, name: str) -> int:
         """As it was last pulled here; 0 if it was not."""
@@ -132,12 +136,13 @@ class Reading:
     ) -> list[Array]:
         """All in main memory, or all on one device."""
         answers = await self._pull(layout, targets, newer_than, wait_s)
-        unchanged, torn = layout.unchanged(answers) if newer_than is not None else (set(), [])
-        if torn:
-            chosen = [targets[i] for i in torn]
-            tensors = [layout.tensors[i] for i in torn]
-            whole = self._means.layouts.of(tensors, [receiver.dtype for receiver in chosen], pull=True)
-            await self._pull(whole, chosen, None, wait_s)
+
+        def again(torn: Sequence[int]) -> Coroutine[Any, Any, object]:
+            tensors, dtypes = [layout.tensors[i] for i in torn], [targets[i].dtype for i in torn]
+            whole = self._means.layouts.of(tensors, dtypes, pull=True)
+            return self._pull(whole, [targets[i] for i in torn], None, wait_s)
+
+        unchanged = set() if newer_than is None else await _unchanged(layout, answers, again)
         _finish([receiver for i, receiver in enumerate(targets) if i not in unchanged])
         return [None if i in unchanged else receiver.result for i, receiver in enumerate(targets)]
 
@@ -178,6 +183,17 @@ class Reading:
         if layout is not self._latest:
             self._pulled.update(dict.fromkeys(layout.names, layout))
             self._latest = layout
+
+
+async def _unchanged(
+    layout: Layout, answers: Sequence[Reply], again: Callable[[Sequence[int]], Coroutine[Any, Any, object]]
+) -> set[int]:
+    """Positions of the tensors of which nothing is newer. `again` pulls, whatever its version, what came torn: of which
+    only some slices are newer."""
+    unchanged, torn = layout.unchanged(answers)
+    if torn:
+        await again(torn)
+    return unchanged
 
 
 def _finish(targets: Iterable[Target | OnDevice]) -> None:
