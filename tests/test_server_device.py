@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+import socket
+from unittest.mock import Mock
+
 import numpy as np
 import pytest
 from numpy.testing import assert_array_equal
 from server_process import StoreProcess, failed_start
+from server_thread import make_service
 
 import psstore
 from psstore.client.store import Store
 from psstore.errors import DeviceFailed, OutOfMemory
+from psstore.net.limits import ServerLimits
+from psstore.net.server import Server
+from psstore.protocol.service import ShardService
 from psstore.types import TensorSpec
 
 pytestmark = pytest.mark.sockets
@@ -60,6 +68,33 @@ def test_device_that_fails_ends_its_store_and_tells_its_clients(num_steps: int) 
             train_for_ever(store)
         assert server.wait() == 1
         assert "fake:0" in server.log()
+
+
+@pytest.mark.parametrize("step", ["tick", "catch_up", "settle", "woken"])
+def test_device_that_fails_in_what_no_client_asked_for_ends_its_store(
+    step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When time is up, a decision is applied ahead, what it left over is done, or a port has woken readers."""
+    failure, due = DeviceFailed("device fake:0 failed"), Mock(return_value=0.0)
+
+    async def ended_by() -> DeviceFailed:
+        loop, service = asyncio.get_running_loop(), make_service()
+        sock = socket.create_server(("127.0.0.1", 0))
+        server = Server(service, loop=loop, limits=ServerLimits(linger_s=0.5))
+        ended: asyncio.Future[DeviceFailed] = loop.create_future()
+        server.on_device_failed = lambda error: None if ended.done() else ended.set_result(error)
+        monkeypatch.setattr(service, step, Mock(side_effect=failure))
+        monkeypatch.setattr(service, "next_wake", due)
+        monkeypatch.setattr(ShardService, "desk", Mock(next_wake=due))
+        server.listen(sock)
+        _, writer = await asyncio.open_connection(*sock.getsockname())
+        writer.write(b"something")
+        error = await asyncio.wait_for(ended, 30.0)
+        writer.close()
+        await server.drain(error)
+        return error
+
+    assert asyncio.run(ended_by()) is failure
 
 
 @pytest.mark.skipif(psstore.cuda.device_count() > 0, reason="there is a GPU here")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 import logging
 import socket
@@ -42,6 +43,21 @@ RETRY_S = 1.0
 
 REFUSALS = 64
 """Connections over the limit that are told so before they are closed; beyond them they are only closed."""
+
+
+def _guarded(called: Callable[[Server], None]) -> Callable[[Server], None]:
+    """Of what the loop calls. A device that fails leaves nothing to serve; a bug costs this call alone."""
+
+    @functools.wraps(called)
+    def call(self: Server) -> None:
+        try:
+            called(self)
+        except DeviceFailed as error:
+            self._device_failed(error)
+        except Exception:
+            _log.exception("a bug in psstore; what was waited for may be late")
+
+    return call
 
 
 class Server:
@@ -140,6 +156,7 @@ class Server:
 
     # ---- events ----
 
+    @_guarded
     def _serve(self) -> None:
         """The pump has something to do. It lingers if nothing else of ours waits for its turn."""
         linger_s = max(LINGER_S, self._busy_poll_s)
@@ -172,7 +189,7 @@ class Server:
             self._blame(connection, error)
         except DeviceFailed as error:
             connection.refuse(error)
-            self._device_failed(error)
+            raise
         except Exception as error:
             self._broke(connection, error)
 
@@ -214,35 +231,27 @@ class Server:
             self._turn_is_due = True
             self.loop.call_soon(self._end_turn)
 
+    @_guarded
     def _end_turn(self) -> None:
         self._turn_is_due = False
-        self._catch_up()
+        self._carry_out(self._service.catch_up(self.now()))
         self._set_timer(self._service.next_wake())
         self._settle_soon()
         if self.on_turn is not None:
             self.on_turn(self.now())
-
-    def _catch_up(self) -> None:
-        try:
-            self._carry_out(self._service.catch_up(self.now()))
-        except DeviceFailed as error:
-            self._device_failed(error)
 
     def _settle_soon(self) -> None:
         if not self._is_settling:
             self._is_settling = True
             self.loop.call_soon(self._settle)
 
+    @_guarded
     def _settle(self) -> None:
         """Some of the work that the last decision left over, unless frames came: their turn ends with it."""
         self._is_settling = False
         if self._turn_is_due:
             return
-        try:
-            settled = self._settle_some()
-        except DeviceFailed as error:
-            self._device_failed(error)
-            return
+        settled = self._settle_some()
         if self._service.is_filling:
             self._carry_out(self._service.filled())
         if not settled or self._service.is_filling:
@@ -274,15 +283,15 @@ class Server:
         """Reads once before anything is late: what came while this process stood still lies unread."""
         self._timer = self.loop.call_later(TIMER_GRAIN_S, self._tick)
 
+    @_guarded
     def _tick(self) -> None:
         self._timer = None
-        try:
-            self._carry_out(self._service.tick(self.now()))
-        except Exception:
-            self._no_tick_before = self.now() + RETRY_S
-            _log.exception("a bug in psstore: time-outs may be late")
         self._turn()
+        self._no_tick_before = self.now() + RETRY_S  # unless this one ends well
+        self._carry_out(self._service.tick(self.now()))
+        self._no_tick_before = 0.0
 
+    @_guarded
     def _sweep(self) -> None:
         self._sweeper = self.loop.call_later(self.limits.stalled_frame_s / 4, self._sweep)
         limit_s = self.limits.stalled_frame_s
