@@ -13,7 +13,7 @@ from pathlib import Path
 
 from bench.report import Report, summary_table
 
-SUBJECTS = ("dense", "latency", "kernels", "scaling", "links", "training", "compression")
+SUBJECTS = ("dense", "latency", "kernels", "scaling", "links", "training", "connections", "compression")
 
 
 def main() -> None:
@@ -24,20 +24,22 @@ def main() -> None:
     parser.add_argument("--plot", type=Path, metavar="FOLDER", help="also draw charts there: SUBJECT-NAME.png")
     chosen = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        reports = [_measured(subject, chosen, Path(folder)) for subject in chosen.only or SUBJECTS]
-    print(summary_table(reports).markdown())
+        found = {subject: _measured(subject, chosen, Path(folder)) for subject in chosen.only or SUBJECTS}
+    print(summary_table([report for report in found.values() if report]).markdown())
+    if failed := [subject for subject, report in found.items() if report is None]:
+        sys.exit(f"failed: {', '.join(failed)}")
 
 
-def _measured(subject: str, chosen: argparse.Namespace, folder: Path) -> Report:
-    """Of a process of its own, which prints its report."""
+def _measured(subject: str, chosen: argparse.Namespace, folder: Path) -> Report | None:
+    """Of a process of its own, which prints its report. None: it failed, and said how."""
     print(f"\n# {subject}\n", flush=True)
     into: Path = chosen.json or folder
     into.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", f"bench.{subject}", "--json", str(into / f"{subject}.json")]
     command += ["--quick"] if chosen.quick else []
     command += ["--plot", str(chosen.plot / f"{subject}.png")] if chosen.plot else []
-    subprocess.run(command, check=True)
-    return Report.load(into / f"{subject}.json")
+    failed = subprocess.run(command).returncode != 0
+    return None if failed else Report.load(into / f"{subject}.json")
 
 
 if __name__ == "__main__":

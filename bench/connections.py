@@ -87,6 +87,13 @@ def row(name: str, congestion_control: str, limit_s: float, series: dict[int, Se
     return [name, congestion_control, three_digits(limit_s), *times, *gains]
 
 
+def summary_row(name: str, congestion_control: str, limit_s: float, series: dict[int, Series]) -> list[Cell]:
+    """Of the number of connections that is fastest."""
+    count, best = min(series.items(), key=lambda one: one[1].median)
+    what = f"{name}, {congestion_control}: {count} of {', '.join(map(str, series))} connections"
+    return ["connections", what, f"{best.median:.2f} s", best.median / limit_s, None]
+
+
 def connections(arguments: argparse.Namespace) -> Report:
     num_bytes = arguments.megabytes << 20
     about = (
@@ -95,17 +102,19 @@ def connections(arguments: argparse.Namespace) -> Report:
     )
     if reason := why_not():
         return Report("connections", about, [], notes=[f"not run: {reason}"], machine=machine())
-    rows, figures = [], []
+    rows, figures, summary = [], [], []
     for name, quality in LINKS.items():
         for control in CONGESTION_CONTROLS:
             series = measure(quality, control, num_bytes=num_bytes, rounds=1 if arguments.quick else 3)
             limit_s = 2 * 8e-6 * num_bytes / quality.rate_mbit
             rows.append(row(name, control, limit_s, series))
+            summary.append(summary_row(name, control, limit_s, series))
             figures += [
                 {"link": name, "congestion_control": control, "connections": count, "times_s": one.times_s}
                 for count, one in series.items()
             ]
-    return Report("connections", about, [Table("push, pull", HEADERS, rows)], figures=figures, machine=machine())
+    table = Table("push, pull", HEADERS, rows)
+    return Report("connections", about, [table], figures=figures, summary=summary, machine=machine())
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

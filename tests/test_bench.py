@@ -5,14 +5,18 @@ from __future__ import annotations
 import argparse
 import multiprocessing
 import os
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from pathlib import Path
+from subprocess import CompletedProcess
 from time import process_time
 
 import pytest
+from bench import __main__ as every_subject
 from bench import latency
 from bench.callers import raw_caller, store_caller
 from bench.command import Subject, run
@@ -150,6 +154,22 @@ def test_a_subject_writes_what_it_is_asked_for(tmp_path: Path, capsys: pytest.Ca
     assert "quick: True" in capsys.readouterr().out
     assert Report.load(tmp_path / "a.json").command == "python -m bench.dense --quick"
     assert (tmp_path / "a-chart.png").stat().st_size > 0
+
+
+def test_all_subjects_are_measured_even_if_one_fails(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def measure(command: Sequence[str]) -> CompletedProcess[str]:
+        subject = command[2].removeprefix("bench.")
+        replace(a_report(subject), summary=[(subject, "a case", "1 ms", 1.5, None)]).save(Path(command[4]))
+        return CompletedProcess(command, returncode=subject == "latency")
+
+    monkeypatch.setattr(subprocess, "run", measure)
+    monkeypatch.setattr(sys, "argv", ["bench"])
+    with pytest.raises(SystemExit, match="failed: latency"):
+        every_subject.main()
+    shown = [line.split(" | ")[0] for line in capsys.readouterr().out.splitlines() if "a case" in line]
+    assert shown == [f"| {subject}" for subject in every_subject.SUBJECTS if subject != "latency"]
 
 
 def _quick_or_not(chosen: argparse.Namespace) -> Report:
