@@ -14,7 +14,7 @@ from numpy.testing import assert_array_equal
 
 import psstore
 from psstore import _core
-from psstore.client import device_arrays, staging
+from psstore.client import batches, device_arrays, staging
 from psstore.client.store import Store
 from psstore.errors import BadArgument, DeviceFailed, DTypeMismatch, ShapeMismatch
 
@@ -86,7 +86,7 @@ def test_many_arrays_on_several_streams_and_in_main_memory_travel_in_one_call(
 def test_more_than_a_passage_holds_goes_through_it(
     store: Store, stream: Stream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(staging, "BATCH_BYTES", 1 << 20)
+    monkeypatch.setattr(batches, "BATCH_BYTES", 1 << 20)
     monkeypatch.setattr(staging, "PASSAGE_BYTES", 4 << 20)
     value = some(5 << 20)
     store.create("w", np.zeros_like(value))

@@ -13,28 +13,24 @@ stream waits for it. Frames to and from shards that share the device go past the
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence, Set
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from itertools import pairwise
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
 from psstore import _core
 from psstore.client.arrays import Bytes, Source, Target
+from psstore.client.batches import BATCH_BYTES, Batch, cut, grouped
 from psstore.client.device_arrays import OnDevice
-from psstore.client.layout import Frame, Layout, Range, asking
-from psstore.client.near import NEAR_BYTES, Near, Neighbours, Placed
+from psstore.client.layout import Frame, Layout, asking
+from psstore.client.near import Near, Neighbours, Placed
 from psstore.protocol.client import Transfer
 from psstore.protocol.session import Answer
 from psstore.protocol.sharing import Landing
 
 T = TypeVar("T")
-
-BATCH_BYTES = 8 << 20
-"""What is copied at once: two full frames. PCIe takes 0.15 to 0.3 ms for it, next to which it is little that the host
-is told when it is done; and the first bytes are on the wire as much earlier as it is smaller."""
 
 PASSAGE_BYTES = 8 * BATCH_BYTES
 """Pinned memory of a passage at most. Two batches are enough to copy and to send at once; the others are on their way
@@ -45,39 +41,6 @@ Send = Callable[[Sequence[Transfer]], Awaitable[None]]
 
 Pull = Callable[[Sequence[Transfer]], Awaitable[list[Answer]]]
 """Receives frames into their memory."""
-
-
-class Batch(NamedTuple):
-    """Ranges of arrays that lie one after the other in pinned memory, and the frames that they make, if any."""
-
-    ranges: Sequence[Range]
-    offsets: Sequence[int]
-    """Where each begins there, and where the last one ends."""
-    frames: Sequence[Frame] = ()
-    is_near: bool = False
-    """It is one frame, of a shard that shares the device."""
-
-    @staticmethod
-    def of(ranges: Sequence[Range], frames: Sequence[Frame] = (), *, is_near: bool = False) -> Batch:
-        offsets = [0]
-        for one in ranges:
-            offsets.append(offsets[-1] + one.end - one.begin)
-        return Batch(ranges, offsets, frames, is_near)
-
-    @property
-    def num_bytes(self) -> int:
-        return self.offsets[-1]
-
-    def pieces(self, arrays: Sequence[OnDevice]) -> list[tuple[int, int, int]]:
-        """(offset, pointer, bytes) of each range, as a queue copies them."""
-        return [
-            (offset, arrays[one.position].pointer + one.begin, one.end - one.begin)
-            for offset, one in zip(self.offsets, self.ranges, strict=False)
-        ]
-
-    def places(self, arrays: Sequence[OnDevice]) -> list[tuple[int, int]]:
-        """(pointer, bytes) of each range."""
-        return [(arrays[one.position].pointer + one.begin, one.end - one.begin) for one in self.ranges]
 
 
 class Room:
@@ -93,10 +56,10 @@ class Room:
         queue.copy_out(self.buffer, batch.pieces(arrays))
 
     def departing(self, batch: Batch) -> list[Transfer]:
-        return _departing(batch, self.buffer)
+        return batch.departing(self.buffer)
 
     def arriving(self, batch: Batch, newer_than: int | None) -> list[Transfer]:
-        return _arriving(batch, self.buffer, newer_than)
+        return batch.arriving(self.buffer, newer_than)
 
     def give_back(self) -> None:
         """Does nothing the second time."""
@@ -136,7 +99,7 @@ class LateRoom:
 
     def _find(self, batch: Batch, _: _core.SliceTable) -> _core.Segments:
         self.buffer = self._pool.allocate(batch.num_bytes)
-        return _core.Segments([memory for _, memory in _parts(batch, self.buffer)], writable=True)
+        return _core.Segments([memory for _, memory in batch.parts(self.buffer)], writable=True)
 
     def give_back(self) -> None:
         """The pool sees when it is free."""
@@ -200,7 +163,7 @@ class Passage:
                     return answers
                 answers = await pull(room.arriving(batch, newer_than))
             if room.buffer is not None:
-                self._land(_came(batch, arrays, answers), arrays, room.buffer, room)
+                self._land(batch.came(arrays, answers), arrays, room.buffer, room)
             return answers
 
         async def make_room(batch: Batch) -> Room | LateRoom:
@@ -221,11 +184,11 @@ class Passage:
         async def work(batch: Batch, room: Room) -> None:
             self._queue.copy_out(room.buffer, batch.pieces(arrays))
             await self._passed(room.buffer, arrays)
-            for one, memory in _parts(batch, room.buffer):
+            for one, memory in batch.parts(room.buffer):
                 copies[one.position].data[one.begin : one.end] = memory
             room.give_back()
 
-        await self._each(_cut(arrays), self._room, work)
+        await self._each(cut(arrays), self._room, work)
         return copies
 
     async def deliver(self, values: Sequence[Bytes], arrays: Sequence[OnDevice]) -> None:
@@ -233,12 +196,12 @@ class Passage:
         self._wait_for(arrays)
 
         async def work(batch: Batch, room: Room) -> None:
-            for one, memory in _parts(batch, room.buffer):
+            for one, memory in batch.parts(room.buffer):
                 memory[:] = values[one.position][one.begin : one.end]
             self._land(batch.pieces(arrays), arrays, room.buffer, room)
 
         try:
-            await self._each(_cut(arrays), self._room, work)
+            await self._each(cut(arrays), self._room, work)
         finally:
             self._let_wait(arrays)
         await self._settled(arrays)
@@ -251,7 +214,7 @@ class Passage:
 
     async def _batches(self, frames: Sequence[Frame]) -> list[Batch]:
         """Frames in their order: each of a shard that shares the device by itself, the others together."""
-        return list(_grouped(frames, await self._neighbours.ways(self._device)))
+        return list(grouped(frames, await self._neighbours.ways(self._device)))
 
     async def _room(self, batch: Batch) -> Room:
         async with self._turn:
@@ -415,75 +378,3 @@ def _after_landing(room: AnyRoom, landed: asyncio.Future[None]) -> None:
     if not landed.cancelled():
         landed.exception()  # seen: whoever uses the device next hears of its failure
     room.give_back()
-
-
-def _grouped(frames: Iterable[Frame], near: Set[int]) -> Iterator[Batch]:
-    """Frames in their order, with about BATCH_BYTES to each batch, or one of a shard that is `near`."""
-    together: list[Frame] = []
-    num_bytes = 0
-    for frame in frames:
-        frame_bytes = sum(one.end - one.begin for one in frame.ranges)
-        is_near = frame.way in near and frame_bytes >= NEAR_BYTES
-        if together and (is_near or num_bytes + frame_bytes > BATCH_BYTES):
-            yield Batch.of([one for frame in together for one in frame.ranges], together)
-            together, num_bytes = [], 0
-        if is_near:
-            yield Batch.of(frame.ranges, (frame,), is_near=True)
-            continue
-        together.append(frame)
-        num_bytes += frame_bytes
-    if together:
-        yield Batch.of([one for frame in together for one in frame.ranges], together)
-
-
-def _cut(arrays: Sequence[OnDevice]) -> Iterator[Batch]:
-    """All bytes of the arrays in their order, BATCH_BYTES to each batch."""
-    ranges: list[Range] = []
-    room = BATCH_BYTES
-    for position, array in enumerate(arrays):
-        begin = 0
-        while begin < array.num_bytes:
-            end = min(array.num_bytes, begin + room)
-            ranges.append(Range(position, begin, end))
-            room -= end - begin
-            begin = end
-            if not room:
-                yield Batch.of(ranges)
-                ranges, room = [], BATCH_BYTES
-    if ranges:
-        yield Batch.of(ranges)
-
-
-def _parts(batch: Batch, buffer: _core.Buffer) -> Iterator[tuple[Range, Bytes]]:
-    memory = np.asarray(memoryview(buffer))
-    for one, (begin, end) in zip(batch.ranges, pairwise(batch.offsets), strict=True):
-        yield one, memory[begin:end]
-
-
-def _departing(batch: Batch, buffer: _core.Buffer) -> list[Transfer]:
-    """A frame's slices lie one after the other: one piece of memory."""
-    memory, begin, transfers = memoryview(buffer), 0, []
-    for frame in batch.frames:
-        end = begin + sum(one.end - one.begin for one in frame.ranges)
-        transfers.append(Transfer(frame.way, frame.table, _core.Segments([memory[begin:end]])))
-        begin = end
-    return transfers
-
-
-def _arriving(batch: Batch, buffer: _core.Buffer, newer_than: int | None) -> list[Transfer]:
-    """A piece of memory for each slice, as some may not come."""
-    parts = iter([memory for _, memory in _parts(batch, buffer)])
-    return [
-        Transfer(
-            frame.way,
-            asking(frame.table, newer_than),
-            _core.Segments([next(parts) for _ in frame.ranges], writable=True),
-        )
-        for frame in batch.frames
-    ]
-
-
-def _came(batch: Batch, arrays: Sequence[OnDevice], answers: Sequence[Answer]) -> list[tuple[int, int, int]]:
-    """The pieces of the slices that came."""
-    sizes = [size for answer in answers for size in answer.table.num_bytes()]
-    return [piece for piece, size in zip(batch.pieces(arrays), sizes, strict=True) if size]
