@@ -1,4 +1,5 @@
-"""All subjects, one after the other, each in a process of its own, and one table of what came out.
+"""All subjects, one after the other, each in a process of its own, and two tables of what came out: all
+subjects, and what was to be reached.
 
 python -m bench [--quick] [--only SUBJECT] [--json FOLDER] [--plot FOLDER]
 """
@@ -12,6 +13,7 @@ import tempfile
 from pathlib import Path
 
 from bench.report import Report, summary_table
+from bench.targets import targets_table
 
 SUBJECTS = ("dense", "latency", "kernels", "scaling", "links", "training", "connections", "compression")
 
@@ -25,7 +27,8 @@ def main() -> None:
     chosen = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         found = {subject: _measured(subject, chosen, Path(folder)) for subject in chosen.only or SUBJECTS}
-    print(summary_table([report for report in found.values() if report]).markdown())
+    reports = [report for report in found.values() if report]
+    print(summary_table(reports).markdown(), targets_table(reports).markdown(), sep="\n\n")
     if failed := [subject for subject, report in found.items() if report is None]:
         sys.exit(f"failed: {', '.join(failed)}")
 

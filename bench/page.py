@@ -3,8 +3,10 @@
     python -m bench.page docs/performance.md REPORT.json... [--plot FOLDER]
 
 What stands between `<!-- bench: SUBJECT -->` and the next `<!-- end -->` is replaced by that subject's report; several
-of one subject are its parts. `<!-- bench: all -->` gets the table of all subjects, `<!-- bench: all TEXT -->` the rows
-of it that TEXT occurs in. What a page has of subjects that are not among the reports stays as it is.
+of one subject are its parts. `<!-- bench: SUBJECT TEXT -->` gets the tables and charts with TEXT in their titles, and
+`<!-- bench: SUBJECT charts -->` the charts. `<!-- bench: targets -->` gets the table of targets, `<!-- bench: all -->`
+that of all subjects, `<!-- bench: all TEXT -->` its rows with TEXT in them. What a page has of subjects that are not
+among the reports stays as it is.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from bench.report import Report, Table, by_subject, rows_in, summary_table
+from bench.targets import targets_table
 
 PLACE = re.compile(r"(<!-- bench: (\w+) ?([^\n]*?) ?-->\n)(.*?)(<!-- end -->)", re.DOTALL)
 
@@ -30,9 +33,11 @@ def filled(page: str, reports: Sequence[Report], images: str | None) -> str:
         begin, subject, text, old, end = place.groups()
         if subject == "all":
             return f"{begin}\n{_renewed(rows_in(old), summary_table(reports, text), subjects).markdown()}\n\n{end}"
+        if subject == "targets":
+            return f"{begin}\n{targets_table(reports, old).markdown()}\n\n{end}"
         if subject not in subjects:
             return place.group()
-        return f"{begin}\n{_section(subjects[subject], images)}\n\n{end}"
+        return f"{begin}\n{_section(_chosen(subjects[subject], text), images)}\n\n{end}"
 
     return PLACE.sub(content, page)
 
@@ -42,6 +47,12 @@ def _renewed(old: Sequence[Sequence[str]], table: Table, subjects: Collection[st
     order = list(dict.fromkeys([*(row[0] for row in old), *subjects]))
     rows = [*(row for row in old if row[0] not in subjects), *table.rows]
     return replace(table, rows=sorted(rows, key=lambda row: order.index(str(row[0]))))
+
+
+def _chosen(report: Report, text: str) -> Report:
+    """What has `text` in its title."""
+    charts = report.charts if text == "charts" else [chart for chart in report.charts if text in chart.title]
+    return replace(report, tables=[table for table in report.tables if text in table.title], charts=charts)
 
 
 def _section(report: Report, images: str | None) -> str:

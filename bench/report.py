@@ -124,7 +124,7 @@ def summary_table(reports: Sequence[Report], text: str = "") -> Table:
 def rows_in(markdown: str) -> list[list[str]]:
     """Of a table that was printed."""
     lines = [line for line in markdown.splitlines() if line.startswith("|")]
-    return [line.strip("| ").split(" | ") for line in lines[2:]]
+    return [line.removeprefix("| ").removesuffix(" |").split(" | ") for line in lines[2:]]
 
 
 def shown(cell: Cell) -> str:

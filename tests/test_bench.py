@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import multiprocessing
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -119,6 +120,42 @@ def test_a_page_gets_reports_where_it_has_a_place_for_them() -> None:
     assert "![title](images/dense-chart.png)\n\n<!-- end -->\n<!-- bench: kernels -->\nkept\n<!-- end -->" in found
     assert "old" not in found
     assert filled(found, [a_report("dense", "large")], images="images") == found
+
+
+def test_a_page_gets_the_tables_and_charts_that_it_asks_for() -> None:
+    report = replace(a_report("dense", "large"), charts=[Chart("a", "small", "ms", {}), Chart("b", "large", "ms", {})])
+
+    def shown(text: str) -> list[str]:
+        page = filled(f"<!-- bench: dense {text} -->\n<!-- end -->", [report], images="images")
+        return re.findall(r"^(?:\*\*|!\[)(\w+)", page, re.MULTILINE)
+
+    assert shown("large") == ["large", "large"]
+    assert shown("small") == ["small"]
+    assert shown("charts") == ["small", "large"]
+
+
+def test_a_page_says_which_targets_are_met() -> None:
+    def rounds(name: str, time_s: float) -> dict[str, object]:
+        return {"title": "ResNet-50, 1 worker", "name": name, "times_s": [time_s]}
+
+    def row_of(place: str, psstore_s: float) -> str:
+        figures = [rounds("raw sockets, tcp, pipelined", 1.0), rounds("psstore, tcp, early commit", psstore_s)]
+        page = filled(place, [replace(a_report("dense"), figures=figures)], None)
+        return next(line for line in page.splitlines() if "× raw sockets" in line)
+
+    place = "<!-- bench: targets -->\n<!-- end -->"
+    assert "| ≤ 1.1 × raw sockets | 1.10 | yes |" in row_of(place, 1.104)
+    assert "| ≤ 1.1 × raw sockets | 1.11 | no |" in row_of(place, 1.106)
+
+
+def test_a_page_keeps_the_targets_of_subjects_that_were_not_measured() -> None:
+    def links(sign_s: float) -> Report:
+        figures = [{"codec": "none", "times_s": [30.0]}, {"codec": "sign", "times_s": [sign_s]}]
+        return replace(a_report("links"), figures=figures)
+
+    page = filled("<!-- bench: targets -->\n<!-- end -->", [links(1.0)], None)
+    assert filled(page, [a_report("latency")], None) == page
+    assert "| ≥ 25 × as fast as float32 | 15.0 | no |" in filled(page, [links(2.0)], None)
 
 
 def test_a_page_gets_the_rows_of_all_subjects_that_it_asks_for() -> None:

@@ -1,0 +1,352 @@
+"""What the project wants to reach, beside what reports say of it: a row for each target.
+
+A target is about ratios within one run. It is met if all that were measured are within the bound.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from bench.report import Cell, Report, Table, rows_in, three_digits
+
+HEADERS = ("subject", "what", "target", "measured", "met", "what stands in the way")
+
+Ratios = Callable[[Report], Iterator[float]]
+"""Of one subject; nothing for what was not measured."""
+
+
+@dataclass(frozen=True)
+class Target:
+    subject: str
+    what: str
+    ratios: Ratios
+    at_most: float | None = None
+    at_least: float | None = None
+    unit: str = ""
+    """What the bound is a multiple of, or a share."""
+    why: str = ""
+    """Of the page: a link to where it says what stands in the way."""
+
+    @property
+    def bound(self) -> str:
+        sign, value = ("≤", self.at_most) if self.at_most is not None else ("≥", self.at_least)
+        return f"{sign} {value:g} {self.unit}".strip()
+
+    def row(self, report: Report) -> list[Cell] | None:
+        """None if nothing of it was measured."""
+        found = sorted(self.ratios(report))
+        if not found:
+            return None
+        num_met = sum(self._is_met(ratio) for ratio in found)
+        met = "yes" if num_met == len(found) else "no" if num_met == 0 else f"{num_met} of {len(found)}"
+        ends = list(dict.fromkeys(three_digits(ratio) for ratio in (found[0], found[-1])))
+        return [self.subject, self.what, self.bound, "–".join(ends), met, "" if met == "yes" else self.why]
+
+    def _is_met(self, ratio: float) -> bool:
+        """As it is shown."""
+        ratio = round(ratio, 2)
+        return ratio <= self.at_most if self.at_most is not None else ratio >= (self.at_least or 0.0)
+
+
+def targets_table(reports: Sequence[Report], old: str = "") -> Table:
+    """`old`: the table as it was printed before, which is kept of what was not measured now."""
+    of_subject = {report.subject: report for report in reports}
+    before = {(row[0], row[1]): row for row in rows_in(old)}
+    rows: list[Sequence[Cell]] = []
+    for target in TARGETS:
+        report = of_subject.get(target.subject)
+        row = (report and target.row(report)) or before.get((target.subject, target.what))
+        rows.append(row or [target.subject, target.what, target.bound, None, None, target.why])
+    return Table("Targets", HEADERS, rows)
+
+
+# ---- dense: titles are of cases, names of contestants ----
+
+LARGE, SMALL = ("one tensor", "ResNet-50"), ("1,000 tensors",)
+
+
+def medians(report: Report) -> dict[str, dict[str, float]]:
+    found: dict[str, dict[str, float]] = {}
+    for figure in report.figures:
+        found.setdefault(str(figure["title"]), {})[str(figure["name"])] = median(figure["times_s"])
+    return found
+
+
+def beside(begins: Sequence[str], transports: Sequence[str], limits: Mapping[str, str]) -> Ratios:
+    """The faster of psstore's commits by the fastest of the limits over the same transport."""
+
+    def ratios(report: Report) -> Iterator[float]:
+        for title, names in medians(report).items():
+            for transport in transports if title.startswith(tuple(begins)) else ():
+                ours, limit = (_fastest(names, begin) for begin in (f"psstore, {transport}", limits[transport]))
+                if ours and limit:
+                    yield ours / limit
+
+    return ratios
+
+
+def faster_than(begins: Sequence[str], *peers: str) -> Ratios:
+    """How many times as fast as peers whose names match one of `peers`, over sockets of the same kind."""
+
+    def ratios(report: Report) -> Iterator[float]:
+        for title, names in medians(report).items():
+            for name, took in names.items() if title.startswith(tuple(begins)) else ():
+                transport = name.split(", ")[1]
+                ours = _fastest(names, f"psstore, {transport}")
+                if ours and transport in SOCKETS and any(re.match(peer, name) for peer in peers):
+                    yield took / ours
+
+    return ratios
+
+
+def _fastest(names: Mapping[str, float], begin: str) -> float | None:
+    return min((took for name, took in names.items() if name.startswith(begin)), default=None)
+
+
+SOCKETS = ("tcp", "unix")
+RAW = {transport: f"raw sockets, {transport}" for transport in SOCKETS}
+MEMORY = {"shm": "memory, shm, copy + SGD + copy"}
+
+
+# ---- latency ----
+
+
+def latency(of: Callable[[Mapping[str, Mapping[str, Any]], str], Iterator[float]]) -> Ratios:
+    """`of`: percentiles by caller and kind of call, and a transport → ratios."""
+
+    def ratios(report: Report) -> Iterator[float]:
+        callers = {str(figure["name"]): figure["percentiles_s"] for figure in report.figures}
+        for transport in SOCKETS:
+            if f"psstore, {transport}" in callers:
+                yield from of(callers, transport)
+
+    return ratios
+
+
+KINDS = ("push", "pull")
+
+
+def _beside_raw(callers: Mapping[str, Mapping[str, Any]], transport: str) -> Iterator[float]:
+    raw = callers[f"raw sockets, {transport}, blocking"]
+    yield max(callers[f"psstore, {transport}"][kind]["50"] / raw[kind]["50"] for kind in KINDS)
+
+
+def _beside_redis(callers: Mapping[str, Mapping[str, Any]], transport: str) -> Iterator[float]:
+    redis = callers.get(f"Redis, {transport}")
+    if redis:
+        yield from (callers[f"psstore, {transport}"][kind]["50"] / redis[kind]["50"] for kind in KINDS)
+
+
+def _unix_beside_tcp(callers: Mapping[str, Mapping[str, Any]], transport: str) -> Iterator[float]:
+    if transport == "unix":
+        yield from (callers["psstore, unix"][kind]["50"] / callers["psstore, tcp"][kind]["50"] for kind in KINDS)
+
+
+def _loaded(callers: Mapping[str, Mapping[str, Any]], transport: str) -> Iterator[float]:
+    ours = callers[f"psstore, {transport}"]
+    if ours.get("loaded"):
+        yield ours["loaded"]["99"] / ours["push"]["99"]
+
+
+# ---- kernels ----
+
+
+def kernels(pattern: str, other: str) -> Ratios:
+    """How many times as fast as `other`, of the cases whose titles match."""
+
+    def ratios(report: Report) -> Iterator[float]:
+        for title, names in medians(report).items():
+            if re.search(pattern, title) and "psstore" in names and other in names:
+                yield names[other] / names["psstore"]
+
+    return ratios
+
+
+# ---- links ----
+
+
+def scaling(who: str) -> Ratios:
+    def ratios(report: Report) -> Iterator[float]:
+        yield from (median(one["times_s"]) / one["limit_s"] for one in report.figures if one["who"] == who)
+
+    return ratios
+
+
+def _early_beside_ring(report: Report) -> Iterator[float]:
+    took = {one["who"]: median(one["times_s"]) for one in report.figures if one["shards"] == 8}
+    if {"psstore, early commit", "gloo, ring all-reduce"} <= took.keys():
+        yield took["psstore, early commit"] / took["gloo, ring all-reduce"]
+
+
+def of_the_ideal(*codecs: str) -> Ratios:
+    def ratios(report: Report) -> Iterator[float]:
+        for _, what, _, beside_limit, _ in report.summary:
+            if isinstance(beside_limit, float) and str(what).rpartition(" ")[2] in codecs:
+                yield 1 / beside_limit
+
+    return ratios
+
+
+def _sign_beside_floats(report: Report) -> Iterator[float]:
+    took = {one["codec"]: median(one["times_s"]) for one in report.figures}
+    if {"none", "sign"} <= took.keys():
+        yield took["none"] / took["sign"]
+
+
+# ---- training ----
+
+
+def _beside_ddp(report: Report) -> Iterator[float]:
+    took = {(one["network"], one["model"], one["who"]): median(one["times_s"]) for one in report.figures}
+    for (network, model, who), ours in took.items():
+        if who == "psstore":  # on one host, as it is by default
+            yield took[network, model, "DDP, gloo"] / ours
+
+
+def _eager_on_links(report: Report) -> Iterator[float]:
+    for one in report.figures:
+        if one["network"] != "one host" and one["who"] == "psstore, overlap='eager'":
+            yield median(one["times_s"]) / one["limit_s"]
+
+
+TARGETS: Sequence[Target] = (
+    Target("dense", "100 MiB, ResNet-50; tcp", beside(LARGE, ("tcp",), RAW), at_most=1.10, unit="× raw sockets"),
+    Target(
+        "dense",
+        "the same; unix",
+        beside(LARGE, ("unix",), RAW),
+        at_most=1.10,
+        unit="× raw sockets",
+        why="[staging](#unix-sockets)",
+    ),
+    Target(
+        "dense",
+        "the same, over sockets, beside torch.rpc and Redis",
+        faster_than(LARGE, "torch", "Redis"),
+        at_least=1.5,
+        unit="× as fast",
+    ),
+    Target(
+        "dense",
+        "the same, beside gloo + SGD",
+        faster_than(LARGE, "gloo"),
+        at_least=1.5,
+        unit="× as fast",
+        why="[half the bytes](#beside-an-all-reduce)",
+    ),
+    Target("dense", "the same, beside ps-lite", faster_than(LARGE, "ps-lite"), at_least=1.0, unit="× as fast"),
+    Target(
+        "dense",
+        "1,000 × 4 KiB, over sockets",
+        beside(SMALL, SOCKETS, RAW),
+        at_most=1.5,
+        unit="× raw sockets",
+        why="[per round and slice](#small-tensors)",
+    ),
+    Target(
+        "dense",
+        "the same, beside peers that keep tensors apart",
+        faster_than(SMALL, "torch", "Redis", "gloo.*per tensor", "ps-lite.*per tensor"),
+        at_least=5.0,
+        unit="× as fast",
+        why="[per round and slice](#small-tensors)",
+    ),
+    Target(
+        "dense",
+        "shared memory",
+        beside((*LARGE, *SMALL), ("shm",), MEMORY),
+        at_most=1.15,
+        unit="× copy, SGD, copy",
+        why="[shared memory](#shared-memory)",
+    ),
+    Target(
+        "latency",
+        "1 KiB, p50, blocking",
+        latency(_beside_raw),
+        at_most=1.3,
+        unit="× ping-pong",
+        why="[where a process sleeps](#where-a-process-sleeps)",
+    ),
+    Target("latency", "p50 beside Redis", latency(_beside_redis), at_most=1.0, unit="×"),
+    Target("latency", "p50 over unix sockets beside tcp", latency(_unix_beside_tcp), at_most=1.0, unit="×"),
+    Target(
+        "latency",
+        "p99 while another client pushes in bulk",
+        latency(_loaded),
+        at_most=5.0,
+        unit="× idle",
+        why="[under load](#under-load)",
+    ),
+    Target(
+        "kernels",
+        "W = 4",
+        kernels(r"W = 4, \w+, \d thread", "plain loop"),
+        at_least=0.90,
+        unit="of the plain loop's rate",
+        why="[the kernels](#kernels)",
+    ),
+    Target(
+        "kernels",
+        "W = 8",
+        kernels(r"W = 8, \w+, \d thread", "plain loop"),
+        at_least=0.90,
+        unit="of the plain loop's rate",
+        why="[eight gradients](#eight-gradients)",
+    ),
+    Target(
+        "kernels",
+        "W = 4, float32",
+        kernels("W = 4, float32", "torch sum + fused"),
+        at_least=1.7,
+        unit="× torch sum + fused",
+    ),
+    Target(
+        "kernels",
+        "W = 8, float32",
+        kernels("W = 8, float32", "torch sum + fused"),
+        at_least=1.7,
+        unit="× torch sum + fused",
+        why="[eight gradients](#eight-gradients)",
+    ),
+    Target("kernels", "W = 1", kernels("W = 1, float32", "torch sum + fused"), at_least=1.0, unit="× torch fused"),
+    Target("kernels", "10,000 small slices", kernels("10000 ×", "torch sum + fused"), at_least=5.0, unit="× torch"),
+    Target(
+        "scaling",
+        "late commit, 1 to 8 shards",
+        scaling("psstore, late commit"),
+        at_most=1.05,
+        unit="× the formula",
+        why="[scaling](#scaling)",
+    ),
+    Target(
+        "scaling",
+        "early commit, 1 to 8 shards",
+        scaling("psstore, early commit"),
+        at_most=1.05,
+        unit="× the formula",
+        why="[early commits](#early-commits)",
+    ),
+    Target("scaling", "early commit, 8 workers and shards", _early_beside_ring, at_most=1.0, unit="× ring all-reduce"),
+    Target("links", "bf16 and int8 both ways", of_the_ideal("bf16", "int8"), at_least=0.95, unit="of the bytes' ratio"),
+    Target("links", "1-bit pushes and deltas", _sign_beside_floats, at_least=25.0, unit="× as fast as float32"),
+    Target(
+        "training",
+        "one host, 2 workers",
+        _beside_ddp,
+        at_least=1.2,
+        unit="× DDP's rate",
+        why="[on one host](#on-one-host)",
+    ),
+    Target(
+        "training",
+        "links with a rate, early commit",
+        _eager_on_links,
+        at_most=1.10,
+        unit="× max(compute, link)",
+        why="[on links](#on-links)",
+    ),
+)
