@@ -2,11 +2,15 @@
 
     python -m bench.page docs/performance.md REPORT.json... [--plot FOLDER]
 
-What stands between `<!-- bench: SUBJECT -->` and the next `<!-- end -->` is replaced by that subject's report; several
-of one subject are its parts. `<!-- bench: SUBJECT TEXT -->` gets the tables and charts with TEXT in their titles, and
-`<!-- bench: SUBJECT charts -->` the charts. `<!-- bench: targets -->` gets the table of targets, `<!-- bench: all -->`
-that of all subjects, `<!-- bench: all TEXT -->` its rows with TEXT in them. What a page has of subjects that are not
-among the reports stays as it is.
+What stands between such a line and the next `<!-- end -->` is replaced:
+
+    <!-- bench: SUBJECT -->                that subject's report; several of one subject are its parts
+    <!-- bench: SUBJECT TEXT -->           its tables and charts with TEXT in their titles
+    <!-- bench: SUBJECT charts TEXT -->    the charts alone
+    <!-- bench: all TEXT -->               the table of all subjects: its rows with TEXT in them; without one all
+    <!-- bench: targets -->                the table of targets
+
+What a page has of subjects that are not among the reports stays as it is.
 """
 
 from __future__ import annotations
@@ -51,7 +55,11 @@ def _renewed(old: Sequence[Sequence[str]], table: Table, subjects: Collection[st
 
 def _chosen(report: Report, text: str) -> Report:
     """What has `text` in its title."""
-    charts = report.charts if text == "charts" else [chart for chart in report.charts if text in chart.title]
+    _, only_charts, text = text.rpartition("charts")
+    text = text.strip()
+    charts = [chart for chart in report.charts if text in chart.title]
+    if only_charts:
+        return replace(report, tables=[], notes=[], charts=charts)
     return replace(report, tables=[table for table in report.tables if text in table.title], charts=charts)
 
 

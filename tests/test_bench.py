@@ -132,6 +132,7 @@ def test_a_page_gets_the_tables_and_charts_that_it_asks_for() -> None:
     assert shown("large") == ["large", "large"]
     assert shown("small") == ["small"]
     assert shown("charts") == ["small", "large"]
+    assert shown("charts small") == ["small"]
 
 
 def test_a_page_says_which_targets_are_met() -> None:
