@@ -37,6 +37,15 @@ KEY = 1 << _core.SLICE_INDEX_BITS
 SLICE_ELEMS = SLICE_BYTES // 4
 
 
+def nothing_is_started() -> _core.StartingParts:
+    def never(*_: object) -> Any:
+        raise AssertionError("nothing was started")
+
+    return _core.StartingParts(
+        make=never, ended=never, unfinished=never, look_after=never, paced=never, under_way=set()
+    )
+
+
 class Ends:
     """A lane over one connection, for one tensor of 256 elements or more, and the other end."""
 
@@ -83,6 +92,7 @@ class Ends:
             sent=lambda op, layout: None,
             received=lambda layout, answers: came.append(answers),
             conclude=conclude,
+            starting=nothing_is_started(),
         )
         result = calls.pull("t", out=self.array) if op == "PULL" else calls.push("t", self.array)
         if result is NotImplemented:

@@ -86,6 +86,30 @@ def test_additions_count_once_whatever_is_cut(
 
 
 @CUT
+def test_small_calls_that_were_started_count_once_whatever_is_cut(
+    transport: Transport, seed: int, connections: int, behind_proxy: list[Proxy]
+) -> None:
+    with clusters("tcp") as start:
+        cluster = start(shards=2)
+        assert cluster.process is not None
+        behind_proxy += [
+            proxied(address, cuts(2 * seed + i, 12, transport)) for i, address in enumerate(cluster.process.addresses)
+        ]
+        with psstore.connect(cluster.url, role="client", transport=transport, connections=connections) as store:
+            names = ["one", "other"]
+            for name in names:
+                store.create(name, shape=(256,), rule="add")
+            for step in range(50):
+                pushes = [store.start_push_many({name: np.full(256, step, F32) for name in names}) for _ in range(20)]
+                pull = store.start_pull_many(names)
+                for push in pushes:
+                    push.result(PATIENCE_S)
+                for value in pull.result(PATIENCE_S):
+                    assert value[0] == 20 * sum(range(step + 1))
+        assert sum(proxy.num_cut for proxy in behind_proxy) > 5
+
+
+@CUT
 def test_training_gives_the_same_bytes_whatever_is_cut(
     transport: Transport, seed: int, connections: int, behind_proxy: list[Proxy]
 ) -> None:

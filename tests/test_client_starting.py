@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Sequence
-from concurrent.futures import CancelledError, wait
+from concurrent.futures import CancelledError, ThreadPoolExecutor, wait
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from cluster import PATIENCE_S
 from numpy.testing import assert_array_equal
 
 from psstore.client.loop_thread import LoopThread
-from psstore.client.started import Part, Started
+from psstore.client.started import Part, Started, Unfinished
 from psstore.client.store import Store
 from psstore.errors import UnknownKey, UnknownTensor
 from psstore.protocol.session import Future
@@ -85,11 +85,11 @@ def test_a_small_call_that_fails_names_what_failed(store: Store) -> None:
         store.start_push_many({"w": np.zeros(8, F32)}).result(PATIENCE_S)
 
 
-def started_call(thread: LoopThread, ended: list[object]) -> Started[list[int]]:
+def started_call(thread: LoopThread, forgotten: list[object]) -> Unfinished:
     async def conclude(parts: Sequence[Part]) -> list[int]:
         return [await part for part in parts]
 
-    return Started(2, conclude=conclude, ended=ended.append, thread=thread)
+    return Unfinished(Started[list[int]](thread, forgotten.append), [None, None], conclude)
 
 
 @pytest.fixture
@@ -100,14 +100,12 @@ def thread() -> Iterator[LoopThread]:
 
 
 def test_a_started_call_ends_with_the_last_of_its_requests(thread: LoopThread) -> None:
-    ended: list[object] = []
-    call = started_call(thread, ended)
+    call = started_call(thread, [])
     first, second = call.parts
     second.set_result(2)
-    assert not call.done()
+    assert not call.whole.done()
     first.set_result(1)
-    assert call.result() == [1, 2]
-    assert ended == [call]
+    assert call.whole.result() == [1, 2]
 
 
 def test_a_started_call_has_the_error_of_its_first_request_that_failed(thread: LoopThread) -> None:
@@ -116,7 +114,7 @@ def test_a_started_call_has_the_error_of_its_first_request_that_failed(thread: L
     second.set_exception(UnknownTensor("second"))
     first.set_exception(UnknownTensor("first"))
     with pytest.raises(UnknownTensor, match="first"):
-        call.result()
+        call.whole.result()
 
 
 def test_whoever_waits_for_a_started_call_drives_the_loop(thread: LoopThread) -> None:
@@ -128,22 +126,70 @@ def test_whoever_waits_for_a_started_call_drives_the_loop(thread: LoopThread) ->
 
     for part in call.parts:
         thread.loop.call_soon_threadsafe(answer, part)
-    assert call.result() == [0, 0]
+    assert call.whole.result() == [0, 0]
 
 
 def test_a_cancelled_call_ends_at_once_and_only_once(thread: LoopThread) -> None:
-    ended: list[object] = []
-    call = started_call(thread, ended)
-    assert call.cancel()
+    forgotten: list[object] = []
+    call = started_call(thread, forgotten)
+    assert call.whole.cancel()
     assert all(part.done() for part in call.parts), "what still comes is not taken"
-    done, _ = wait([call], PATIENCE_S)
-    assert done == {call}
-    assert call.cancel()
+    done, _ = wait([call.whole], PATIENCE_S)
+    assert done == {call.whole}
+    assert call.whole.cancel()
     with pytest.raises(CancelledError):
-        call.result()
+        call.whole.result()
 
     async def turn() -> None:
-        return
+        for part in call.parts:
+            part.set_result(0)
 
     thread.run(turn())
-    assert ended == [call]
+    assert call.whole.cancelled()
+    assert forgotten == [call.whole]
+
+
+def succeeded(thread: LoopThread) -> Started[int]:
+    call = Started[int](thread, lambda call: None)
+    call.succeed(1)
+    return call
+
+
+def failed(thread: LoopThread) -> Started[int]:
+    call = Started[int](thread, lambda call: None)
+    call.fail(UnknownTensor("w"))
+    return call
+
+
+def test_a_started_call_is_a_future_before_it_is_over_and_after(thread: LoopThread) -> None:
+    for make in (succeeded, failed):
+        over = make(thread)
+        seen: list[object] = []
+        over.add_done_callback(seen.append)
+        assert seen == [over]
+        assert wait([over], 0.0).done == {over}
+        waiting = Started[int](thread, lambda call: None)
+        assert not waiting.done()
+        waiting.add_done_callback(seen.append)
+        with ThreadPoolExecutor(2) as others:
+            ended = others.submit(wait, [waiting], PATIENCE_S)
+            error = others.submit(waiting.exception, PATIENCE_S)
+            waiting.fail(UnknownTensor("w")) if over.exception() else waiting.succeed(1)
+            assert ended.result().done == {waiting}
+            assert type(error.result()) is type(over.exception())
+        assert seen == [over, waiting]
+        assert not waiting.cancel()
+        if over.exception() is None:
+            assert waiting.result() == over.result() == 1
+        else:
+            with pytest.raises(UnknownTensor):
+                waiting.result()
+
+
+def test_a_started_call_is_awaited_in_any_event_loop(thread: LoopThread) -> None:
+    async def awaited() -> int:
+        call = Started[int](thread, lambda call: None)
+        thread.loop.call_soon_threadsafe(call.succeed, 1)
+        return await asyncio.wrap_future(call)
+
+    assert asyncio.run(awaited()) == 1

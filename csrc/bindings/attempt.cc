@@ -64,6 +64,13 @@ bool Attempt::can_wait() const {
   return true;
 }
 
+bool Attempt::looked_at(double deadline_s) const {
+  for (size_t peer = 0; peer < plan_.peers().size(); ++peer) {
+    if (line_of(peer).looks_at > deadline_s) return false;
+  }
+  return true;
+}
+
 bool Attempt::send(bool waits) {
   make();
   waits_ = waits;
@@ -145,22 +152,33 @@ py::list Attempt::answers() const {
 
 // ---- handed over ------------------------------------------------------------------------------------
 
+// Moving a Segments leaves its ranges where they are, for the exchange.
+py::object Attempt::memory(size_t frame) {
+  memory_objects_.resize(num_frames());
+  py::object& made = memory_objects_[frame];
+  if (!made) made = py::cast(std::move(memories_[frame]));
+  return made;
+}
+
 py::list Attempt::hand_over(py::list& futures, double now_s) {
-  // Moving a Segments leaves its ranges where they are, for the exchange.
-  py::list memories;
-  for (Segments& memory : memories_) memories.append(py::cast(std::move(memory)));
+  py::list results = leave_requests(futures, now_s);
+  leave_received();
+  // What is unsent lies in the exchange and in the memories.
+  for (size_t frame = 0; frame < num_frames(); ++frame) memory(frame);
+  leave_unsent(std::make_shared<std::pair<std::shared_ptr<Exchange>, std::vector<py::object>>>(
+      exchange_, memory_objects_));
+  return results;
+}
+
+py::list Attempt::leave_requests(py::list& futures, double begun_s) {
   py::list results = answers();
-  const std::span<Call> calls = exchange_->calls();
-  for (size_t frame = 0; frame < calls.size(); ++frame) {
-    const py::object memory = memories[frame];
-    if (calls[frame].receiving) line(frame).decoder().keep(memory);
-    if (calls[frame].answer != nullptr) continue;
+  for (size_t frame = 0; frame < num_frames(); ++frame) {
+    if (call(frame).answer != nullptr) continue;
     const py::object future = futures.attr("pop")(0);
-    const py::object request = make_request(frame, future, memory, now_s);
-    line(frame).add(calls[frame].request, request);
+    const py::object request = make_request(frame, future, memory(frame), begun_s);
+    line(frame).add(call(frame).request, request);
     results[frame] = request;
   }
-  leave_rest(memories);
   return results;
 }
 
@@ -175,31 +193,27 @@ py::object Attempt::make_request(size_t frame, const py::object& future, const p
       py::arg(terms_.reads() ? "destination" : "payload") = memory);
 }
 
-// To whoever drives the connections: what was fetched in vain, and what is still to be written.
-void Attempt::leave_rest(const py::object& memories) {
-  py::object owner;
+void Attempt::leave_received() {
+  for (size_t frame = 0; frame < num_frames(); ++frame) {
+    if (call(frame).receiving) line(frame).decoder().keep(memory(frame));
+  }
   for (size_t peer = 0; peer < plan_.peers().size(); ++peer) {
-    RequestLine& to = line_of(peer);
     std::shared_ptr<Frame>& other = exchange_->peers()[peer].other;
-    if (other != nullptr) to.decoder().put_back(std::move(other));
-    const uint64_t last_write = terms_.reads() ? 0 : to.next_request - 1;
-    const std::span<const iovec> unsent = exchange_->unsent(peer);
-    if (!unsent.empty() && !owner) owner = py::make_tuple(heads(), memories);
-    if (waits_) {
-      to.hold(unsent, owner, last_write);
-      continue;
-    }
-    if (last_write != 0) to.sent_write(last_write);
-    for (const iovec& piece : unsent) {
-      to.leave(make_readonly_view(owner, {static_cast<std::byte*>(piece.iov_base), piece.iov_len}));
-    }
+    if (other != nullptr) line_of(peer).decoder().put_back(std::move(other));
   }
 }
 
-// Keeps what the frames begin with.
-py::capsule Attempt::heads() const {
-  return py::capsule(new std::shared_ptr<Exchange>(exchange_),
-                     [](void* held) { delete static_cast<std::shared_ptr<Exchange>*>(held); });
+void Attempt::leave_unsent(std::shared_ptr<void> owner) {
+  for (size_t peer = 0; peer < plan_.peers().size(); ++peer) {
+    RequestLine& to = line_of(peer);
+    const uint64_t last_write = terms_.reads() ? 0 : to.next_request - 1;
+    if (waits_) {
+      to.hold(exchange_->unsent(peer), owner, last_write);
+      continue;
+    }
+    if (last_write != 0) to.sent_write(last_write);
+    to.leave(exchange_->unsent(peer), owner);
+  }
 }
 
 void Attempt::note_waiting(py::list& holding) const {

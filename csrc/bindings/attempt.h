@@ -82,6 +82,10 @@ class Attempt {
       : plan_(plan), memories_(std::move(memories)), sender_(sender), terms_(terms) {}
 
   size_t num_frames() const { return plan_.num_frames(); }
+  bool reads() const { return terms_.reads(); }
+  RequestLine& line(size_t frame) const { return *sender_.lines.at(plan_.shard(frame)); }
+  // The memory of a frame as Python has it.
+  py::object memory(size_t frame);
   // Nothing else is under way, and nothing of it goes through shared memory: it can `run`.
   bool possible() const;
   // The same, but that others wait for their answers: it can `send`.
@@ -90,12 +94,22 @@ class Attempt {
   bool is_small() const;
   // The answer to a write on each of its lines is near, and little waits for it there: it can wait, too.
   bool can_wait() const;
+  // Its sessions look at deadlines by then.
+  bool looked_at(double deadline_s) const;
   // Sends what the kernel takes, or nothing yet if it `waits`. True: there is nothing that it did not take.
   bool send(bool waits = false);
   // Sends all and receives what comes, without the GIL. True: all is answered.
   bool run(int bell, std::chrono::nanoseconds busy);
   // On their lines. `now_s`: on the event loop's clock.
   void note_answers(double now_s) const;
+
+  // ---- a frame of it, once it is sent ----
+
+  const Call& call(size_t frame) const { return exchange_->calls()[frame]; }
+  // Somebody else has received it.
+  void answer(size_t frame, std::shared_ptr<Frame> reply) {
+    exchange_->calls()[frame].answer = std::move(reply);
+  }
 
   // ---- once all is answered ----
 
@@ -104,14 +118,19 @@ class Attempt {
 
   // ---- or not ----
 
-  // The answers, and in their places requests for those that are missing: they are their sessions' now.
-  // `futures`: of the requests; the first of them are taken out. REQUIRES: one for each frame.
+  // All that is left of a `run`: see the next three. Returns the answers, and in their places the requests.
   py::list hand_over(py::list& futures, double now_s);
+  // To their sessions: requests for the answers that are missing. `futures`: of the requests; the first of them
+  // are taken out. REQUIRES: one for each.
+  py::list leave_requests(py::list& futures, double begun_s);
+  // To whoever drives the connections: what was fetched in vain,
+  void leave_received();
+  // and what is still to be written, or to wait on its lines. `owner` keeps all of it.
+  void leave_unsent(std::shared_ptr<void> owner);
   // Adds the lines on which it waits to `holding`, each once.
   void note_waiting(py::list& holding) const;
 
  private:
-  RequestLine& line(size_t frame) const { return *sender_.lines.at(plan_.shard(frame)); }
   RequestLine& line_of(size_t peer) const { return *sender_.lines[plan_.peers()[peer]]; }
   // They are to carry its frames, and are ready.
   bool all_lines(bool (RequestLine::*ready)() const) const;
@@ -119,8 +138,6 @@ class Attempt {
   Call make_call(size_t frame);
   py::object make_request(size_t frame, const py::object& future, const py::object& memory,
                           double now_s) const;
-  void leave_rest(const py::object& memories);
-  py::capsule heads() const;
 
   const FramePlan& plan_;
   std::vector<Segments> memories_;
@@ -128,6 +145,7 @@ class Attempt {
   const Terms& terms_;
   std::vector<uint64_t> writes_;  // sequence of each frame
   bool waits_ = false;
+  std::vector<py::object> memory_objects_;  // of each frame, as far as they were asked for
   std::shared_ptr<Exchange> exchange_;
 };
 

@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "bindings/started.h"
 #include "core/busy_poll.h"
 
 namespace psstore::bindings {
@@ -192,29 +193,22 @@ FastLane::Outcome FastLane::call(Attempt& attempt, py::list& futures, py::list& 
   return Outcome::kLeft;
 }
 
-std::optional<bool> FastLane::start(const Sender& sender, const FramePlan& plan,
-                                    const py::sequence& arrays, const Terms& terms,
-                                    py::list& futures, std::optional<py::set> under_way,
-                                    const py::object& whole) {
-  std::optional<std::vector<Segments>> memories =
-      plan.map().of_arrays(arrays, /*writable=*/terms.reads());
-  if (!memories || running_loop_().is(loop_.loop)) return std::nullopt;
-  Attempt attempt(plan, std::move(*memories), sender, terms);
+std::optional<bool> FastLane::start(StartedCall& call) {
+  if (running_loop_().is(loop_.loop)) return std::nullopt;
+  Attempt& attempt = call.attempt();
   const Visit visit(*this);
   // What was started before has to go before.
-  const bool possible =
-      py::len(loop_.ready) == 0 && attempt.sendable() && py::len(futures) >= plan.num_frames();
-  if (!possible) return std::nullopt;
+  if (py::len(loop_.ready) != 0 || !attempt.sendable()) return std::nullopt;
   const bool small = attempt.is_small();
   const bool waits = attempt.can_wait();
   if (!waits) send_held();
   if (!waits && !attempt.sendable()) return std::nullopt;  // the kernel is full
   const bool sent = attempt.send(waits);
-  leave_to_loop(attempt, futures);
+  const Inside inside(*this);
+  call.leave(now_s());
   if (waits) attempt.note_waiting(loop_.holding);
   if (small) postpone();
-  if (under_way) under_way->add(whole);
-  return sent;
+  return sent && attempt.looked_at(call.deadline_s());
 }
 
 void bind_lane(py::module_& m) {
@@ -227,6 +221,11 @@ void bind_lane(py::module_& m) {
       .def_readwrite("version", &RequestLine::version)
       .def_readwrite("scaled", &RequestLine::scaled)
       .def_readwrite("last_heard", &RequestLine::last_heard_s)
+      .def_readwrite("looks_at", &RequestLine::looks_at)
+      .def_property_readonly("has_started", &RequestLine::has_started)
+      .def("next_frame", &RequestLine::next_frame, "decoder"_a, "now"_a)
+      .def("hand_over", &RequestLine::hand_over)
+      .def("next_deadline", &RequestLine::next_deadline)
       .def("heard", &RequestLine::heard, "version"_a, "scaled"_a, "now"_a)
       .def("connect", &RequestLine::connect, "fd"_a, "decoder"_a, "unsent"_a, "resume"_a)
       .def("share", &RequestLine::share, "from_bytes"_a)
@@ -268,9 +267,7 @@ void bind_lane(py::module_& m) {
       .def("mute", &FastLane::mute)
       .def("unmute", &FastLane::unmute)
       .def("send_held", &FastLane::send_held)
-      .def("hasten", &FastLane::hasten)
-      .def("start", &FastLane::start, "sender"_a, "plan"_a, "arrays"_a, "terms"_a, "futures"_a,
-           "under_way"_a, "whole"_a);
+      .def("hasten", &FastLane::hasten);
 }
 
 }  // namespace psstore::bindings

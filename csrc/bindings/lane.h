@@ -31,6 +31,8 @@ struct LoopParts {
   std::chrono::nanoseconds busy;  // how long a call asks for each answer before it sleeps
 };
 
+class StartedCall;
+
 class FastLane {
  public:
   explicit FastLane(LoopParts parts);
@@ -61,12 +63,9 @@ class FastLane {
   // Sends all, and waits for the answers. `futures`: of what is left, as Attempt::hand_over has them; `left` is what it
   // returns.
   Outcome call(Attempt& attempt, py::list& futures, py::list& left);
-  // Sends, or has it wait for the next answer if one is near, and leaves the requests to their sessions. None: nothing
-  // was done. Else whether all is sent that is not to wait: the rest is for whoever drives the connections. `under_way`:
-  // a set, to which `whole` is added.
-  std::optional<bool> start(const Sender& sender, const FramePlan& plan, const py::sequence& arrays,
-                            const Terms& terms, py::list& futures, std::optional<py::set> under_way,
-                            const py::object& whole);
+  // Sends, or has it wait for the next answer if one is near, and leaves it to its lines. None: nothing was done.
+  // False: whoever drives the connections has to be told, of what is not sent or of a new deadline.
+  std::optional<bool> start(StartedCall& call);
 
  private:
   class Hold;

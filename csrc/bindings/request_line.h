@@ -4,7 +4,10 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <limits>
+#include <memory>
+#include <optional>
 #include <span>
 #include <utility>
 #include <vector>
@@ -14,6 +17,15 @@
 #include "client/outgoing.h"
 
 namespace psstore::bindings {
+
+class StartedCall;
+
+// A request that was made without the session, and is not its own yet.
+struct StartedRequest {
+  uint64_t id;
+  std::shared_ptr<StartedCall> call;
+  size_t frame;  // of the call
+};
 
 // The numbers of a session's requests and the connection that it has now. Needs the GIL.
 class RequestLine {
@@ -59,24 +71,43 @@ class RequestLine {
   // It is connected, and nothing waits for the kernel.
   bool free() const { return fd_ >= 0 && py::len(unsent_) == 0; }
   // Nor is anything under way, in either direction.
-  bool quiet() const { return free() && requests_.empty() && !decoder_->mid_frame(); }
+  bool quiet() const {
+    return free() && requests_.empty() && started_.empty() && !decoder_->mid_frame();
+  }
 
   // REQUIRES: connected.
   int fd() const { return fd_; }
   PyDecoder& decoder() const { return *decoder_; }
-  // What is left to whoever drives the session: an unanswered request, and a piece still to be written.
+  // What is left to whoever drives the session: an unanswered request, and pieces still to be written.
   void add(uint64_t id, const py::object& request) { requests_[py::int_(id)] = request; }
-  void leave(const py::object& piece) { unsent_.attr("append")(piece); }
+  void leave(std::span<const iovec> pieces, std::shared_ptr<void> owner);
+
+  // ---- requests of calls that were started, until they are answered: see StartedCall ----
+
+  // REQUIRES: its number is the highest so far.
+  void add_started(StartedRequest request) { started_.push_back(std::move(request)); }
+  void forget_started(uint64_t id);
+  bool has_started() const { return !started_.empty(); }
+  // The next frame of this line's connection that does not answer one of them.
+  std::shared_ptr<Frame> next_frame(PyDecoder& decoder, double now_s);
+  // All of them become the session's own.
+  void hand_over();
+  // Of those that are not the session's own.
+  std::optional<double> next_deadline() const;
+
+  // The session looks at deadlines then at the latest: no word to it is needed if theirs is no earlier.
+  double looks_at = std::numeric_limits<double>::infinity();
 
   // ---- what waits to go out with what comes next: see FastLane::start ----
 
   // A write that was sent is not answered yet. Shards answer writes at once, so that something will soon come.
   bool answer_is_near() const {
-    return last_write_out_ != 0 && requests_.contains(py::int_(last_write_out_));
+    return last_write_out_ != 0 && (find_started(last_write_out_) != started_.end() ||
+                                    requests_.contains(py::int_(last_write_out_)));
   }
   void sent_write(uint64_t id) { last_write_out_ = id; }
   // `owner` keeps the bytes. `newest_write`: the last write of these.
-  void hold(std::span<const iovec> pieces, py::object owner, uint64_t newest_write) {
+  void hold(std::span<const iovec> pieces, std::shared_ptr<void> owner, uint64_t newest_write) {
     for (const iovec& piece : pieces) {
       held_.outgoing.add({static_cast<const std::byte*>(piece.iov_base), piece.iov_len});
       held_.num_bytes += piece.iov_len;
@@ -94,12 +125,21 @@ class RequestLine {
 
   struct Held {
     Outgoing outgoing;
-    std::vector<py::object> owners;
+    std::vector<std::shared_ptr<void>> owners;
     size_t num_bytes = 0;
     uint64_t newest_write = 0;
   };
 
+  using StartedRequests = std::deque<StartedRequest>;
+
+  StartedRequests::const_iterator find_started(uint64_t id) const {
+    const auto found = std::ranges::lower_bound(started_, id, {}, &StartedRequest::id);
+    return found != started_.end() && found->id == id ? found : started_.end();
+  }
+  bool take(PyDecoder& decoder, const std::shared_ptr<Frame>& frame, double now_s);
+
   py::dict requests_;
+  StartedRequests started_;  // in the order of their numbers
   int fd_ = -1;
   size_t shared_from_bytes_ = kNothingShared;
   PyDecoder* decoder_ = nullptr;

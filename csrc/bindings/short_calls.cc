@@ -80,16 +80,36 @@ py::object push(ShortCalls& calls, PyObject* const* arguments, size_t num_given,
   return calls.push(py::make_tuple(name), py::make_tuple(value), op) ? py::none() : not_now();
 }
 
-py::object push_many(ShortCalls& calls, PyObject* const* arguments, size_t num_given,
-                     PyObject* keywords) {
+// How many tensors are pushed.
+struct PushMany {
+  py::tuple names;
+  py::list values;
+  py::handle op;
+};
+
+std::optional<PushMany> read_push_many(PyObject* const* arguments, size_t num_given,
+                                       PyObject* keywords) {
   static const Signature<4> signature({"items", "op", "codec", "loss_scale"}, 1);
   const auto given = signature.read(arguments, num_given, keywords);
-  if (!given) return not_now();
+  if (!given) return std::nullopt;
   const auto [items, op, codec, loss_scale] = *given;
-  if (!codec.is_none() || !PyDict_CheckExact(items.ptr())) return not_now();
-  const auto names = stolen<py::tuple>(PySequence_Tuple(items.ptr()));
-  const auto values = stolen<py::list>(PyDict_Values(items.ptr()));
-  return calls.push(names, values, op) ? py::none() : not_now();
+  if (!codec.is_none() || !PyDict_CheckExact(items.ptr())) return std::nullopt;
+  return PushMany{stolen<py::tuple>(PySequence_Tuple(items.ptr())),
+                  stolen<py::list>(PyDict_Values(items.ptr())), op};
+}
+
+py::object push_many(ShortCalls& calls, PyObject* const* arguments, size_t num_given,
+                     PyObject* keywords) {
+  const auto asked = read_push_many(arguments, num_given, keywords);
+  return asked && calls.push(asked->names, asked->values, asked->op) ? py::none() : not_now();
+}
+
+py::object start_push_many(ShortCalls& calls, PyObject* const* arguments, size_t num_given,
+                           PyObject* keywords) {
+  const auto asked = read_push_many(arguments, num_given, keywords);
+  if (!asked) return not_now();
+  py::object started = calls.start_push(asked->names, asked->values, asked->op);
+  return started ? started : not_now();
 }
 
 py::object pull(ShortCalls& calls, PyObject* const* arguments, size_t num_given,
@@ -106,24 +126,46 @@ py::object pull(ShortCalls& calls, PyObject* const* arguments, size_t num_given,
   return pulled ? py::object((*pulled)[0]) : not_now();
 }
 
-py::object pull_many(ShortCalls& calls, PyObject* const* arguments, size_t num_given,
-                     PyObject* keywords) {
+// How many tensors are pulled.
+struct PullMany {
+  py::tuple names;
+  std::optional<py::sequence> out;
+  py::handle dtype;
+  py::handle wait_s;
+};
+
+std::optional<PullMany> read_pull_many(PyObject* const* arguments, size_t num_given,
+                                       PyObject* keywords) {
   static const Signature<6> signature({"names", "out", "if_newer_than", "dtype", "codec", "wait_s"},
                                       1);
   const auto given = signature.read(arguments, num_given, keywords);
-  if (!given) return not_now();
+  if (!given) return std::nullopt;
   const auto [names, out, if_newer_than, dtype, codec, wait_s] = *given;
   const bool plain = codec.is_none() && if_newer_than.is_none() &&
-                     (PyList_Check(names.ptr()) || PyTuple_Check(names.ptr()));
-  if (!plain) return not_now();
+                     (PyList_Check(names.ptr()) || PyTuple_Check(names.ptr())) &&
+                     (out.is_none() || PySequence_Check(out.ptr()));
+  if (!plain) return std::nullopt;
   std::optional<py::sequence> places;
-  if (!out.is_none()) {
-    if (!PySequence_Check(out.ptr())) return not_now();
-    places = stolen<py::list>(PySequence_List(out.ptr()));
-  }
-  const auto pulled = calls.pull(stolen<py::tuple>(PySequence_Tuple(names.ptr())),
-                                 std::move(places), dtype, wait_s);
+  if (!out.is_none()) places = stolen<py::list>(PySequence_List(out.ptr()));
+  return PullMany{stolen<py::tuple>(PySequence_Tuple(names.ptr())), std::move(places), dtype,
+                  wait_s};
+}
+
+py::object pull_many(ShortCalls& calls, PyObject* const* arguments, size_t num_given,
+                     PyObject* keywords) {
+  auto asked = read_pull_many(arguments, num_given, keywords);
+  if (!asked) return not_now();
+  const auto pulled = calls.pull(asked->names, std::move(asked->out), asked->dtype, asked->wait_s);
   return pulled ? py::object(*pulled) : not_now();
+}
+
+py::object start_pull_many(ShortCalls& calls, PyObject* const* arguments, size_t num_given,
+                           PyObject* keywords) {
+  auto asked = read_pull_many(arguments, num_given, keywords);
+  if (!asked) return not_now();
+  py::object started =
+      calls.start_pull(asked->names, std::move(asked->out), asked->dtype, asked->wait_s);
+  return started ? started : not_now();
 }
 
 using Method = py::object (*)(ShortCalls&, PyObject* const*, size_t, PyObject*);
@@ -161,8 +203,7 @@ ShortCalls::ShortCalls(ShortCallParts parts)
       sender_(parts_.sender_object.cast<const Sender&>()) {}
 
 bool ShortCalls::push(const py::tuple& names, const py::sequence& values, py::handle op) {
-  static PyObject* const what = interned("push");
-  const std::optional<Habit> known = habit(py::make_tuple(py::handle(what), names, op));
+  const std::optional<Habit> known = push_habit(names, op);
   if (!known || !carry_out(*known, values, Py_None)) return false;
   parts_.sent(known->op, known->layout);
   return true;
@@ -171,15 +212,38 @@ bool ShortCalls::push(const py::tuple& names, const py::sequence& values, py::ha
 std::optional<py::sequence> ShortCalls::pull(const py::tuple& names,
                                              std::optional<py::sequence> out, py::handle dtype,
                                              py::handle wait_s) {
-  static PyObject* const what = interned("pull");
-  const std::optional<Habit> known =
-      habit(py::make_tuple(py::handle(what), names, dtype, py::bool_(!out)));
+  const std::optional<Habit> known = pull_habit(names, !out, dtype);
   if (!known) return std::nullopt;
   if (!out) out = known->layout.attr("fresh")();
   const std::optional<py::list> answers = carry_out(*known, *out, wait_s);
   if (!answers) return std::nullopt;
   parts_.received(known->layout, *answers);
   return out;
+}
+
+py::object ShortCalls::start_push(const py::tuple& names, const py::sequence& values,
+                                  py::handle op) {
+  const std::optional<Habit> known = push_habit(names, op);
+  return known ? start(*known, values, Py_None, py::none()) : py::object();
+}
+
+py::object ShortCalls::start_pull(const py::tuple& names, std::optional<py::sequence> out,
+                                  py::handle dtype, py::handle wait_s) {
+  const std::optional<Habit> known = pull_habit(names, !out, dtype);
+  if (!known) return {};
+  if (!out) out = known->layout.attr("fresh")();
+  return start(*known, *out, wait_s, *out);
+}
+
+std::optional<Habit> ShortCalls::push_habit(const py::tuple& names, py::handle op) const {
+  static PyObject* const what = interned("push");
+  return habit(py::make_tuple(py::handle(what), names, op));
+}
+
+std::optional<Habit> ShortCalls::pull_habit(const py::tuple& names, bool fresh,
+                                            py::handle dtype) const {
+  static PyObject* const what = interned("pull");
+  return habit(py::make_tuple(py::handle(what), names, dtype, py::bool_(fresh)));
 }
 
 // What cannot be looked up, such as a name that is a list, is for others to complain of.
@@ -219,8 +283,34 @@ std::optional<py::list> ShortCalls::carry_out(const Habit& habit, const py::sequ
   return habit.reads ? attempt.answers() : answers;
 }
 
+py::object ShortCalls::start(const Habit& habit, const py::sequence& arrays, py::handle wait_s,
+                             py::object results) {
+  const StartingParts& starting = *parts_.starting;
+  if (habit.plan->num_frames() == 0 || starting.paced().ptr() == Py_True) return {};
+  std::optional<std::vector<Segments>> memories =
+      habit.plan->map().of_arrays(arrays, /*writable=*/habit.reads);
+  if (!memories) return {};
+  py::object terms = terms_of(habit, wait_s);
+  if (terms.is_none()) return {};
+  const auto call =
+      std::make_shared<StartedCall>(parts_.starting, habit, std::move(*memories),
+                                    parts_.sender_object, std::move(terms), std::move(results));
+  const std::optional<bool> all_done = lane_.start(*call);
+  if (!all_done) return {};
+  if (!*all_done) starting.look_after(habit.layout);
+  return call->whole();
+}
+
 void bind_short_calls(py::module_& m) {
   using namespace py::literals;
+  py::class_<StartingParts, std::shared_ptr<StartingParts>>(m, "StartingParts", py::is_final())
+      .def(py::init([](py::object make, py::object ended, py::object unfinished,
+                       py::object look_after, py::object paced, py::set under_way) {
+             return StartingParts{std::move(make),       std::move(ended), std::move(unfinished),
+                                  std::move(look_after), std::move(paced), std::move(under_way)};
+           }),
+           py::kw_only(), "make"_a, "ended"_a, "unfinished"_a, "look_after"_a, "paced"_a,
+           "under_way"_a);
   py::class_<Habit>(m, "Habit", py::is_final())
       .def(py::init([](const py::str& op, py::object layout, py::object plan) {
              const auto& frames = plan.cast<const FramePlan&>();
@@ -239,20 +329,25 @@ void bind_short_calls(py::module_& m) {
       definition<&push>("push", "push(self, *args: object, **kwargs: object) -> object"),
       definition<&push_many>("push_many",
                              "push_many(self, *args: object, **kwargs: object) -> object"),
+      definition<&start_push_many>(
+          "start_push_many", "start_push_many(self, *args: object, **kwargs: object) -> object"),
+      definition<&start_pull_many>(
+          "start_pull_many", "start_pull_many(self, *args: object, **kwargs: object) -> object"),
       definition<&pull>("pull", "pull(self, *args: object, **kwargs: object) -> object"),
       definition<&pull_many>("pull_many",
                              "pull_many(self, *args: object, **kwargs: object) -> object"),
   };
   py::class_<ShortCalls> calls(m, "ShortCalls", py::is_final());
-  calls.def(py::init([](py::object lane, py::object sender, py::dict habits, py::list terms,
-                        py::object renew, py::object future, py::object sent, py::object received,
-                        py::object conclude) {
-              return ShortCalls({std::move(lane), std::move(sender), std::move(habits),
-                                 std::move(terms), std::move(renew), std::move(future),
-                                 std::move(sent), std::move(received), std::move(conclude)});
-            }),
-            "lane"_a, "sender"_a, py::kw_only(), "habits"_a, "terms"_a, "renew"_a, "future"_a,
-            "sent"_a, "received"_a, "conclude"_a);
+  calls.def(
+      py::init([](py::object lane, py::object sender, py::dict habits, py::list terms,
+                  py::object renew, py::object future, py::object sent, py::object received,
+                  py::object conclude, std::shared_ptr<StartingParts> starting) {
+        return ShortCalls({std::move(lane), std::move(sender), std::move(habits), std::move(terms),
+                           std::move(renew), std::move(future), std::move(sent),
+                           std::move(received), std::move(conclude), std::move(starting)});
+      }),
+      "lane"_a, "sender"_a, py::kw_only(), "habits"_a, "terms"_a, "renew"_a, "future"_a, "sent"_a,
+      "received"_a, "conclude"_a, "starting"_a);
   for (PyMethodDef& method : methods) add_method(calls, method);
 }
 

@@ -1,5 +1,5 @@
-// The blocking pushes and pulls of a store that go as such a call went before, from their arguments to their
-// result: what they come to, what they say, and their way to the shards and back.
+// The pushes and pulls of a store that go as such a call went before, from their arguments to their result, or
+// to what was started: what they come to, what they say, and their way to the shards and back.
 //
 // Whatever is not as before is no error here, but for those who look at everything: `NotImplemented` says so.
 #pragma once
@@ -9,17 +9,9 @@
 
 #include "bindings/attempt.h"
 #include "bindings/lane.h"
+#include "bindings/started.h"
 
 namespace psstore::bindings {
-
-// What a call came to: an operation, and how its arrays go to and from the shards.
-struct Habit {
-  py::str op;
-  py::object layout;  // of Python
-  py::object plan_object;
-  const FramePlan* plan;
-  bool reads;
-};
 
 // What it asks of Python.
 struct ShortCallParts {
@@ -32,6 +24,7 @@ struct ShortCallParts {
   py::object sent;      // (op, layout): it is acknowledged
   py::object received;  // (layout, answers)
   py::object conclude;  // (layout, answers and requests) -> answers
+  std::shared_ptr<StartingParts> starting;
 };
 
 class ShortCalls {
@@ -43,13 +36,21 @@ class ShortCalls {
   // The arrays into which it has pulled: `out`, or new ones.
   std::optional<py::sequence> pull(const py::tuple& names, std::optional<py::sequence> out,
                                    py::handle dtype, py::handle wait_s);
+  // The same, not waited for: what was started, or null.
+  py::object start_push(const py::tuple& names, const py::sequence& values, py::handle op);
+  py::object start_pull(const py::tuple& names, std::optional<py::sequence> out, py::handle dtype,
+                        py::handle wait_s);
 
  private:
+  std::optional<Habit> push_habit(const py::tuple& names, py::handle op) const;
+  std::optional<Habit> pull_habit(const py::tuple& names, bool fresh, py::handle dtype) const;
   std::optional<Habit> habit(const py::tuple& manner) const;
   py::object terms_of(const Habit& habit, py::handle wait_s) const;
   // The answers. None: nothing was done.
   std::optional<py::list> carry_out(const Habit& habit, const py::sequence& arrays,
                                     py::handle wait_s);
+  py::object start(const Habit& habit, const py::sequence& arrays, py::handle wait_s,
+                   py::object results);
 
   ShortCallParts parts_;
   FastLane& lane_;

@@ -247,6 +247,17 @@ class RequestLine:
     def disconnect(self) -> None: ...
     def heard(self, version: int, scaled: int, now: float) -> None:
         """A request that told the scale of decision `scaled`, or none: 0, was answered by the shard at that version."""
+    looks_at: float
+    """The session looks at deadlines then at the latest."""
+    @property
+    def has_started(self) -> bool:
+        """There are requests of calls that were started, and are not the session's own yet."""
+    def next_frame(self, decoder: FrameDecoder, now: float) -> Frame | None:
+        """`decoder.next_frame()`, after all frames that answer those: such a call ends with its last answer."""
+    def hand_over(self) -> None:
+        """All of those become the session's own: they are in `requests` then."""
+    def next_deadline(self) -> float | None:
+        """Of those."""
 
 @final
 class FramePlan:
@@ -317,25 +328,6 @@ class FastLane:
         """What waits on `holding`, which is empty then. Whoever has the loop may call it."""
     def hasten(self) -> None:
         """It is to look now after the answers to what was started. From any thread."""
-    def start(
-        self,
-        sender: Sender,
-        plan: FramePlan,
-        arrays: Sequence[object],
-        terms: Terms,
-        futures: list[Any],
-        under_way: set[object] | None,
-        whole: object,
-    ) -> bool | None:
-        """Sends a request for each frame of the plan, and leaves them to their sessions: the replies are for whoever
-        drives the connections, after a while if they are small and nobody calls `hasten`. While the answer to a write
-        is near, they wait in `holding` instead, to go out together. Waits for whoever has the loop.
-
-        `arrays`: what is sent, or received into by a PULL. `futures`: of the requests, taken out.
-        `under_way`: `whole` is added to it, with the loop held.
-
-        None: it can't be done this way now, and nothing was done. False: the kernel did not take all; whoever drives
-        the connections has to be told of what is left."""
 
 @final
 class Habit:
@@ -348,11 +340,32 @@ class Habit:
     def __init__(self, op: str, layout: object, plan: FramePlan) -> None: ...
 
 @final
-class ShortCalls:
-    """A store's blocking pushes and pulls, as far as they go as such a call went before.
+class StartingParts:
+    """What calls that are started ask of Python."""
 
-    The methods take what the store's take, and return what those return: after one call of the lane, which sends
-    everything and waits for the answers, with the GIL released: as long as they keep coming, and nobody rings the bell.
+    def __init__(
+        self,
+        *,
+        make: Callable[[], object],
+        ended: Callable[[Any, str, Any, list[Any], Any], object],
+        unfinished: Callable[[Any, str, Any, list[Any], Any], list[Any]],
+        look_after: Callable[[Any], object],
+        paced: Callable[[], bool],
+        under_way: set[object],
+    ) -> None:
+        """`make`: what the caller has of a call. `ended`: told of it, its operation, layout, answers (of a read) and
+        results (the same): all went well. `unfinished`: its requests are their sessions', or it failed: the same, but
+        None for answers that have not come; returns futures for those. `look_after`: given a layout; whoever drives
+        its connections has something to see to. `paced`: whether calls wait for their turns. `under_way`: pushes are
+        added to it."""
+
+@final
+class ShortCalls:
+    """A store's pushes and pulls, as far as they go as such a call went before.
+
+    The methods take what the store's take, and return what those return. Blocking ones: after one call of the lane,
+    which sends everything and waits for the answers, with the GIL released: as long as they keep coming, and nobody
+    rings the bell. What is started is sent, or waits for the next answer if one is near, and stays with its lines.
     NotImplemented: it can't be done this way, or not now, and nothing was done. A signal's handler may raise; what was
     not answered is cancelled then."""
 
@@ -368,11 +381,14 @@ class ShortCalls:
         sent: Callable[[str, Any], object],
         received: Callable[[Any, list[Any]], object],
         conclude: Callable[[Any, list[Any]], Sequence[Any]],
+        starting: StartingParts,
     ) -> None:
         """`habits`: by the manner of the call, see asked.py. `terms`: those by operation that are good now. `renew`:
         what they are for an operation, a layout and a time to wait; None: this way is closed. `future`: for a request
         that is not answered at once. `sent`, `received`: told of what was acknowledged, and of the answers. `conclude`:
         waits for the rest; given are, for each frame, the answer, or the request that its session has."""
+    def start_push_many(self, *args: object, **kwargs: object) -> object: ...
+    def start_pull_many(self, *args: object, **kwargs: object) -> object: ...
     def push(self, *args: object, **kwargs: object) -> object: ...
     def push_many(self, *args: object, **kwargs: object) -> object: ...
     def pull(self, *args: object, **kwargs: object) -> object: ...

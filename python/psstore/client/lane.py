@@ -8,26 +8,23 @@ then.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Hashable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Hashable, Sequence
+from functools import partial
+from typing import Any
 
 from psstore import _core
-from psstore.client.arrays import Array
 from psstore.client.layout import Layout, Reply
 from psstore.client.loop_thread import LoopThread
 from psstore.client.operations import Operations
-from psstore.client.started import Part, Started
-from psstore.codec.codecs import Codecs
+from psstore.client.started import Part, Started, Unfinished
 from psstore.net.client import SocketDriver
 from psstore.protocol.client import GRACE_S
 from psstore.protocol.session import NUMBERED, OPS, Answer, Future, Request
 from psstore.wire import messages as m
 
-T = TypeVar("T")
-
 
 class Lane:
-    """What starts a call returns None if it has to go the long way: nothing is done then. Any thread may call it."""
+    """Any thread may call it."""
 
     def __init__(self, operations: Operations, driver: SocketDriver, thread: LoopThread) -> None:
         self._means = operations.means
@@ -50,7 +47,6 @@ class Lane:
         """By operation: the last terms that brought no news, and what they depend on."""
 
     def short_calls(self) -> _core.ShortCalls:
-        """The blocking ones."""
         return _core.ShortCalls(
             self._thread.lane,
             self._sender,
@@ -61,52 +57,19 @@ class Lane:
             sent=self._writing.sent,
             received=self._reading.received,
             conclude=self._conclude,
+            starting=self._starting(),
         )
 
-    def start_push_many(
-        self,
-        items: object,
-        *,
-        op: str | None = None,
-        codec: Codecs | None = None,
-        loss_scale: float | None = None,
-    ) -> Started[None] | None:
-        if codec is not None or not isinstance(items, Mapping):
-            return None
-        habit = self._means.layouts.habit(("push", tuple(items), op))
-        if habit is None:
-            return None
-        wire_op, layout = habit.op, habit.layout
-
-        async def conclude(parts: Sequence[Part]) -> None:
-            await self._taken(layout, parts)
-            self._writing.sent(wire_op, layout)
-
-        return self._start(wire_op, layout, list(items.values()), None, conclude)
-
-    def start_pull_many(
-        self,
-        names: Sequence[str],
-        *,
-        out: Sequence[Array] | None = None,
-        if_newer_than: int | None = None,
-        dtype: str | None = None,
-        codec: Codecs | None = None,
-        wait_s: float | None = None,
-    ) -> Started[list[Array]] | None:
-        if codec is not None or if_newer_than is not None:
-            return None
-        habit = self._means.layouts.habit(("pull", tuple(names), dtype, out is None))
-        if habit is None:
-            return None
-        layout = habit.layout
-        results = layout.fresh() if out is None else list(out)
-
-        async def conclude(parts: Sequence[Part]) -> list[Array]:
-            self._reading.received(layout, await self._taken(layout, parts))
-            return results
-
-        return self._start("PULL", layout, results, wait_s, conclude)
+    def _starting(self) -> _core.StartingParts:
+        """The others."""
+        return _core.StartingParts(
+            make=partial(Started, self._thread, self._writing.push_ended),
+            ended=self._ended,
+            unfinished=self._unfinished,
+            look_after=self._look_after,
+            paced=lambda: self._means.turns is not None,
+            under_way=self._writing.under_way,
+        )
 
     # ---- what is said ----
 
@@ -161,33 +124,6 @@ class Lane:
 
     # ---- how ----
 
-    def _start(
-        self,
-        op: str,
-        layout: Layout,
-        arrays: Sequence[Array],
-        wait_s: float | None,
-        conclude: Callable[[Sequence[Part]], Coroutine[Any, Any, T]],
-    ) -> Started[T] | None:
-        if not layout.frames or self._means.turns is not None:
-            return None
-        known = self._thread.terms[0].get(op) if wait_s is None else None
-        terms = known or self._terms(op, layout, wait_s)
-        if terms is None:
-            return None
-        ended = self._writing.push_ended
-        started = Started(len(layout.frames), conclude=conclude, ended=ended, thread=self._thread)
-        under_way = self._writing.under_way if op == "PUSH" else None
-        sent = self._thread.lane.start(
-            self._sender, layout.plan, arrays, terms, list(started.parts), under_way, started
-        )
-        if sent is None:
-            return None
-        self._driver.look_after(
-            [self._client.sessions[way] for way in layout.ways], self._driver.now() + terms.timeout_s, unsent=not sent
-        )
-        return started
-
     def _conclude(self, layout: Layout, results: Sequence[_core.Frame | Request]) -> Sequence[Reply]:
         """Waits for the rest of a blocking call, and raises what the first slice or request raises that failed."""
         return self._thread.run(self._rest(layout, results))
@@ -204,12 +140,46 @@ class Lane:
             self._driver.resume(self._client.sessions[frame.way])  # answered or not: more may have come behind it
         return await self._answers(layout, futures)
 
-    async def _taken(self, layout: Layout, parts: Sequence[Part]) -> Sequence[Answer]:
-        """What a call came to that was started."""
-        for part in parts:
-            if part.result is None or part.result.table.first_failure() is not None:
-                return await self._answers(layout, parts)
-        return [part.result for part in parts]
+    # ---- what becomes of a call that was started ----
+
+    def _ended(
+        self, whole: Started[Any], op: str, layout: Layout, answers: Sequence[_core.Frame], results: Any
+    ) -> None:
+        """It was answered, and well."""
+        self._writing.push_ended(whole)
+        if whole.done():  # cancelled
+            return
+        try:
+            self._note(op, layout, answers)
+        except BaseException as error:  # of a signal's handler
+            whole.fail(error)
+            raise
+        whole.succeed(results)
+
+    def _note(self, op: str, layout: Layout, answers: Sequence[Reply]) -> None:
+        if op == "PULL":
+            self._reading.received(layout, answers)
+        else:
+            self._writing.sent(op, layout)
+
+    def _unfinished(
+        self, whole: Started[Any], op: str, layout: Layout, answers: Sequence[_core.Frame | None], results: Any
+    ) -> list[Part]:
+        """Its sessions have what is left of it: futures for the answers that have not come, in order."""
+
+        async def conclude(parts: Sequence[Part]) -> Any:
+            self._writing.push_ended(whole)
+            self._note(op, layout, await self._answers(layout, parts))
+            return results
+
+        came = [None if answer is None else Answer(answer.table, answer.sequence) for answer in answers]
+        parts = Unfinished(whole, came, conclude).parts
+        return [part for part, answer in zip(parts, came, strict=True) if answer is None]
+
+    def _look_after(self, layout: Layout) -> None:
+        self._driver.look_after([self._client.sessions[way] for way in layout.ways])
+
+    # ---- answers ----
 
     async def _answers(self, layout: Layout, requests: Sequence[Future]) -> list[Answer]:
         with self._means.forgetting_unknown(layout.tensors):

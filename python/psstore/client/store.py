@@ -216,8 +216,7 @@ def _hasty(operation: Operation[P, T], at_once: Callable[..., object]) -> Callab
 
 
 def _started(
-    operation: Operation[P, T],
-    at_once: Callable[Concatenate[Lane, P], concurrent.futures.Future[T] | None] | None = None,
+    operation: Operation[P, T], at_once: Callable[..., object] | None = None
 ) -> Callable[Concatenate[Store, P], concurrent.futures.Future[T]]:
     """The operation as a method that does not wait: it is under way when the call returns, after those started before
     it; by the short way if there is one and it is open. Arrays must stay alive and as they are until the future is
@@ -225,10 +224,10 @@ def _started(
 
     @functools.wraps(operation)
     def call(self: Store, /, *args: P.args, **kwargs: P.kwargs) -> concurrent.futures.Future[T]:
-        if at_once is not None and self._lane is not None and self._closed is None:
-            started = at_once(self._lane, *args, **kwargs)
-            if started is not None:
-                return started
+        if at_once is not None and self._short is not None:
+            started = at_once(self._short, *args, **kwargs)
+            if started is not NotImplemented:
+                return cast(concurrent.futures.Future[T], started)
         return self._submit(operation(self._operations, *args, **kwargs))
 
     return call
@@ -278,9 +277,9 @@ class Store(_Face):
     set_residuals = _blocking(Operations.set_residuals)
     stats = _blocking(Operations.stats)
 
-    start_push_many = _started(Operations.push_many, Lane.start_push_many)
+    start_push_many = _started(Operations.push_many, ShortCalls.start_push_many)
     start_commit = _started(Operations.commit)
-    start_pull_many = _started(Operations.pull_many, Lane.start_pull_many)
+    start_pull_many = _started(Operations.pull_many, ShortCalls.start_pull_many)
     start_finish = _started(Operations.finish)
 
     def close(self) -> None:

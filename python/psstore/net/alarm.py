@@ -34,11 +34,6 @@ class Alarm:
             self._timer = self._loop.call_at(wake, self._ring)
             self._rings_at = wake
 
-    def rings_by(self, when: float) -> bool:
-        """Whether it rings then or before, and so looks after whatever the machine wants from then on. Any thread may
-        ask after it has made the machine want something: if the alarm is about to ring, it has yet to look."""
-        return self._timer is not None and self._rings_at <= when
-
     def cancel(self) -> None:
         if self._timer is not None:
             self._timer.cancel()

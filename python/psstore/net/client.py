@@ -73,10 +73,6 @@ class Tether:
             self._connection.resume()
         self.flush()
 
-    def rings_by(self, when: float) -> bool:
-        """Whether requests with that deadline end at it, without a word to this. Any thread may ask."""
-        return self._alarm.rings_by(when)
-
     async def close(self) -> None:
         """Ends what is still asked for with StoreClosed, and the connection."""
         self.session.give_up(StoreClosed("this store is closed; connect again"))
@@ -210,12 +206,10 @@ class SocketDriver:
         """Somebody has sent and received for the session without the loop, and left the rest to it."""
         self._tether(session).resume()
 
-    def look_after(self, sessions: Collection[Session], deadline: float, *, unsent: bool) -> None:
-        """Somebody has sent requests without the loop. `unsent`: not all of it. Any thread may call it, after that."""
+    def look_after(self, sessions: Collection[Session]) -> None:
+        """Somebody has made requests without the loop, and left something of them to it. Any thread may call it."""
         for session in sessions:
-            tether = self._tether(session)
-            if unsent or not tether.rings_by(deadline):
-                self._loop.call_soon_threadsafe(tether.resume)
+            self._loop.call_soon_threadsafe(self._tether(session).resume)
 
     async def close(self) -> None:
         for tether in self.tethers.values():

@@ -104,7 +104,8 @@ class Connection(asyncio.BufferedProtocol):
         return pieces
 
     def _take_frames(self) -> None:
-        while (frame := self._decoder.next_frame()) is not None:
+        line = self.session.line
+        while (frame := line.next_frame(self._decoder, self._loop.time())) is not None:
             if frame.complete:
                 self.session.frame(frame, self._loop.time())
             elif (destination := self.session.head(frame)) is not None:

@@ -6,6 +6,7 @@ Every request is harmless to repeat (the shard knows staged rounds, sequences an
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from enum import Enum
@@ -227,7 +228,8 @@ class Session:
 
     def tick(self, now: float) -> None:
         """Ends the requests whose deadline is past."""
-        for request in [r for r in self._requests.values() if r.deadline <= now]:
+        self.line.looks_at = math.inf
+        for request in [r for r in self._all() if r.deadline <= now]:
             del self._requests[request.id]
             waited = now - request.started
             if self.welcome is None or self.link is not Link.UP:
@@ -246,19 +248,26 @@ class Session:
             self._fail(request, error)
 
     def next_wake(self) -> float | None:
-        return min((request.deadline for request in self._requests.values()), default=None)
+        """Whoever asks calls `tick` then, or earlier."""
+        wakes = [request.deadline for request in self._requests.values()]
+        if (wake := self.line.next_deadline()) is not None:
+            wakes.append(wake)
+        if not wakes:
+            return None
+        self.line.looks_at = min(self.line.looks_at, *wakes)
+        return min(wakes)
 
     def give_up(self, error: PsstoreError) -> None:
         """This link can't be again: every request, now and later, fails with `error`."""
         self.failure = error
-        requests = list(self._requests.values())
+        requests = self._all()
         self._requests.clear()
         for request in requests:
             self._fail(request, error)
 
     def abandon_reads(self, error: PsstoreError) -> None:
         """What is being read will never be there: those requests fail with `error` now."""
-        for request in [r for r in self._requests.values() if r.op in READS]:
+        for request in [r for r in self._all() if r.op in READS]:
             del self._requests[request.id]
             self._fail(request, error)
 
@@ -278,7 +287,7 @@ class Session:
     @property
     def idle(self) -> bool:
         """Nothing is owed to anybody."""
-        return not self._requests
+        return not self._requests and not self.line.has_started
 
     # ---- what the client calls ----
 
@@ -463,15 +472,20 @@ class Session:
             self._out.append([_core.encode_frame(OPS["ATTACH"], body=body)])
         if self.borrow is not None:
             self._out.append([_core.encode_frame(OPS["SHARE"])])
-        for request in list(self._requests.values()):
+        for request in self._all():
             self._send(request, now)
+
+    def _all(self) -> list[Request]:
+        """Every request, in order: also those that were made without the session, which are its own from now on."""
+        self.line.hand_over()
+        return [self._requests[number] for number in sorted(self._requests)]
 
     def _renumber_writes(self, last_applied: int) -> None:
         """Closes the gaps of writes that gave up before they arrived: a shard takes no number out of turn.
 
         Safe here only: the shard reads nothing more from the connections before this one.
         """
-        waiting = [request for request in self._requests.values() if request.sequence > last_applied]
+        waiting = [request for request in self._all() if request.sequence > last_applied]
         for sequence, request in enumerate(waiting, start=last_applied + 1):
             request.sequence = sequence
         self.line.last_write = last_applied + len(waiting)

@@ -1,0 +1,167 @@
+"""A lane without a thread of its own, over one end of a pair of sockets; the other end reads what has come."""
+
+from __future__ import annotations
+
+import select
+import socket
+import threading
+from collections import deque
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from psstore import _core
+from psstore.client.asked import Pull, Push
+from psstore.client.layout import Layout
+from psstore.net.manual_loop import ManualLoop
+from psstore.partition.ways import Ways
+from psstore.protocol.session import OPS, Request
+from psstore.types import Tensor, TensorSpec
+
+F32 = np.float32
+KEY = 1 << _core.SLICE_INDEX_BITS
+TIMEOUT_S = 1.0
+
+
+def _never(*_: object) -> Any:
+    raise AssertionError("nothing of the kind was asked for")
+
+
+class Whole:
+    """What the caller of a started call has."""
+
+    is_cancelled = False
+
+    def cancelled(self) -> bool:
+        return self.is_cancelled
+
+
+class Heard(NamedTuple):
+    """Of a started call: that it was answered, or left to its session."""
+
+    whole: Whole
+    op: str
+    answers: list[Any]
+    results: Any
+
+
+class Lane:
+    """Starts calls, and hears what becomes of them."""
+
+    def __init__(self) -> None:
+        self.loop, self._idle = ManualLoop(), select.epoll()
+        self._idle.register(self.loop.fileno(), select.EPOLLIN)
+        self.holding: list[_core.RequestLine] = []
+        self.lane = _core.FastLane(
+            mutex=threading.Lock(),
+            queue=threading.Lock(),
+            callers=[],
+            ready=self.loop.ready,
+            holding=self.holding,
+            loop=self.loop,
+            bell=self.loop.bell,
+            sockets=self.loop.fileno(),
+            idle=self._idle.fileno(),
+        )
+        self._ours, self._peer = socket.socketpair()
+        for end in (self._ours, self._peer):
+            end.setblocking(False)
+        self.requests: dict[int, Any] = {}
+        self.unsent: deque[memoryview] = deque()
+        self.resumed = 0
+        self.line = _core.RequestLine(self.requests)
+        self.decoder = _core.FrameDecoder()
+        self.line.connect(self._ours.fileno(), self.decoder, self.unsent, self._resume)
+        self.looked_after = 0
+        self.wholes: list[Whole] = []
+        """Of the calls that were started."""
+        self.ended: list[Heard] = []
+        self.unfinished: list[Heard] = []
+        self._sender = _core.Sender([self.line], request=Request, rank=0, incarnation=0, checksum=False)
+
+    def _resume(self) -> None:
+        self.resumed += 1
+
+    def close(self) -> None:
+        self._ours.close()
+        self._peer.close()
+        self._idle.close()
+        self.loop.close()
+
+    def start(self, op: str = "ASSIGN", num_elems: int = 8, *, out: npt.NDArray[np.float32] | None = None) -> bool:
+        """False: it can't be started like this now."""
+        tensor = Tensor(
+            id=1, spec=TensorSpec(name="t", shape=(num_elems,), rule="assign"), slice_elems=1 << 18, shards=(0,)
+        )
+        layout = Layout([tensor], ["float32"], ways=Ways(1), pull=op == "PULL")
+        habit = _core.Habit(op, layout, layout.plan)
+        calls = _core.ShortCalls(
+            self.lane,
+            self._sender,
+            habits={Push(("t",), ()).manner: habit, Pull(("t",), ()).manner: habit},
+            terms=[{op: _core.Terms(OPS[op], timeout_s=TIMEOUT_S)}],
+            renew=lambda op, layout, wait_s: None,
+            future=_never,
+            sent=_never,
+            received=_never,
+            conclude=_never,
+            starting=self._starting(),
+        )
+        array = np.zeros(num_elems, F32) if out is None else out
+        started = calls.start_pull_many(["t"], out=[array]) if op == "PULL" else calls.start_push_many({"t": array})
+        if started is NotImplemented:
+            return False
+        self.wholes.append(cast(Whole, started))
+        return True
+
+    def _starting(self) -> _core.StartingParts:
+        def look_after(_: Layout) -> None:
+            self.looked_after += 1
+
+        def ended(whole: Whole, op: str, layout: Layout, answers: list[Any], results: Any) -> None:
+            self.ended.append(Heard(whole, op, answers, results))
+
+        def unfinished(whole: Whole, op: str, layout: Layout, answers: list[Any], results: Any) -> list[Any]:
+            self.unfinished.append(Heard(whole, op, answers, results))
+            return [self.loop.create_future() for answer in answers if answer is None]
+
+        return _core.StartingParts(
+            make=Whole,
+            ended=ended,
+            unfinished=unfinished,
+            look_after=look_after,
+            paced=lambda: False,
+            under_way=set(),
+        )
+
+    def left(self) -> list[int]:
+        """Numbers of the requests that are not answered, now that the session has them."""
+        self.line.hand_over()
+        return sorted(self.requests)
+
+    def answer(self, request: int, reply: int = OPS["ASSIGN"] + 1) -> _core.Frame | None:
+        """Takes that answer; returns what is for the session."""
+        self.feed(_core.encode_frame(reply, request=request))
+        return self.line.next_frame(self.decoder, now=0.0)
+
+    def feed(self, data: bytes) -> None:
+        self.decoder.feed(data)
+
+    def came(self) -> int:
+        """Bytes, to the other end."""
+        num_bytes = 0
+        while True:
+            try:
+                num_bytes += len(self._peer.recv(1 << 20))
+            except BlockingIOError:
+                return num_bytes
+
+    def fill(self) -> int:
+        """Takes all the room that the kernel has for what is sent. Returns how much there was."""
+        num_bytes = 0
+        while True:
+            try:
+                num_bytes += self._ours.send(bytes(1 << 10))
+            except BlockingIOError:
+                return num_bytes

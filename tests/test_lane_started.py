@@ -1,0 +1,103 @@
+"""What becomes of the requests of calls that were started: answered without their session, or left to it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from lane_support import F32, KEY, TIMEOUT_S, Heard, Lane
+from numpy.testing import assert_array_equal
+
+from psstore import _core
+from psstore.protocol.session import OPS
+
+VALUES = OPS["PULL"] + 1
+
+NUM_ELEMS = 1 << 17
+"""Of a pull whose answer is received where it is to live, and not at once."""
+
+
+@pytest.fixture
+def lane() -> Iterator[Lane]:
+    made = Lane()
+    yield made
+    made.close()
+
+
+def values(num_elems: int) -> tuple[_core.SliceTable, bytes]:
+    """Of an answer to a pull."""
+    table = _core.SliceTable([(KEY, 4 * num_elems, _core.DTYPES["float32"])])
+    return table, np.arange(num_elems, dtype=F32).tobytes()
+
+
+def test_calls_end_with_their_answers_in_whatever_order_they_come(lane: Lane) -> None:
+    out = np.zeros(8, F32)
+    lane.start("PULL", out=out)
+    lane.start()
+    assert lane.answer(2) is None
+    assert lane.ended == [Heard(lane.wholes[1], "ASSIGN", [], None)]
+    table, payload = values(8)
+    lane.feed(_core.encode_frame(VALUES, request=1, sequence=7, table=table, payload_bytes=32) + payload)
+    assert lane.line.next_frame(lane.decoder, 5.0) is None
+    (whole, op, (answer,), results) = lane.ended[1]
+    assert (whole, op, answer.sequence) == (lane.wholes[0], "PULL", 7)
+    assert results[0] is out
+    assert_array_equal(out, np.arange(8))
+    assert (lane.line.version, lane.line.last_heard) == (7, 5.0)
+    assert not lane.line.has_started
+    assert not lane.requests
+
+
+def test_a_large_answer_is_received_where_it_is_to_live(lane: Lane) -> None:
+    out = np.zeros(NUM_ELEMS, F32)
+    lane.start("PULL", NUM_ELEMS, out=out)
+    table, payload = values(NUM_ELEMS)
+    lane.feed(_core.encode_frame(VALUES, request=1, table=table, payload_bytes=len(payload)))
+    assert lane.line.next_frame(lane.decoder, 0.0) is None
+    assert not lane.ended
+    lane.feed(payload)
+    assert lane.line.next_frame(lane.decoder, 0.0) is None
+    assert len(lane.ended) == 1
+    assert_array_equal(out, np.arange(NUM_ELEMS))
+
+
+def test_what_comes_for_a_cancelled_call_goes_nowhere(lane: Lane) -> None:
+    out = np.zeros(8, F32)
+    lane.start("PULL", out=out)
+    lane.wholes[0].is_cancelled = True
+    table, payload = values(8)
+    lane.feed(_core.encode_frame(VALUES, request=1, table=table, payload_bytes=32) + payload)
+    assert lane.line.next_frame(lane.decoder, 0.0) is None
+    assert not lane.line.has_started
+    assert not out.any()
+
+
+def test_a_request_that_is_answered_with_an_error_is_its_sessions(lane: Lane) -> None:
+    lane.start()
+    lane.start()
+    error = lane.answer(1, OPS["ERROR"])
+    assert error is not None
+    assert error.request == 1
+    assert lane.unfinished == [Heard(lane.wholes[0], "ASSIGN", [None], None)]
+    assert list(lane.requests) == [1], "the other one may still be answered plainly"
+
+
+def test_a_session_gets_the_requests_in_order_with_all_it_needs_to_send_them_again(lane: Lane) -> None:
+    lane.start()
+    lane.start("PULL")
+    assert lane.left() == [1, 2]
+    assert not lane.line.has_started
+    push, pull = lane.requests[1], lane.requests[2]
+    assert (push.op, push.sequence, push.payload.nbytes) == (OPS["ASSIGN"], 1, 32)
+    assert (pull.op, pull.sequence, pull.destination.nbytes) == (OPS["PULL"], 0, 32)
+    assert push.deadline == push.started + TIMEOUT_S
+    assert lane.answer(1) is not None, "its session's, too"
+
+
+def test_sessions_are_told_of_deadlines_that_they_do_not_look_at_anyhow(lane: Lane) -> None:
+    lane.start()
+    assert lane.looked_after == 1
+    lane.line.looks_at = lane.line.next_deadline() or 0.0
+    lane.start()
+    assert lane.looked_after == 1
