@@ -18,8 +18,9 @@ def test_help_names_every_command() -> None:
 
 
 def test_version_says_which_and_with_what() -> None:
-    plain, verbose = (CliRunner().invoke(app, ["version", *flags]).stdout for flags in ((), ("-v",)))
-    assert plain == f"psstore {psstore.__version__}\n"
+    asked = (["version"], ["--version"], ["version", "-v"])
+    plain, flag, verbose = (CliRunner().invoke(app, arguments).stdout for arguments in asked)
+    assert plain == flag == f"psstore {psstore.__version__}\n"
     assert verbose.startswith(plain)
     assert "instruction sets" in verbose
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, Literal, TypeVar, get_args
+from types import NoneType
+from typing import Annotated, Any, Generic, Literal, TypeVar, get_args, get_origin
 
 import msgspec
 
@@ -149,7 +150,18 @@ def _convert(value: object, kind: type, what: str) -> object:
     try:
         return msgspec.convert(value, kind, strict=False)
     except msgspec.ValidationError as error:
-        raise BadArgument(f"{what} is {value!r}: {error}") from None
+        named = ", ".join(choices(kind))
+        raise BadArgument(f"{what} is {value!r}: {f'expected {named}' if named else error}") from None
+
+
+def choices(kind: Any) -> Sequence[str]:
+    """The texts that a setting may be, where all that it may be is named; else nothing."""
+    if get_origin(kind) is Annotated:
+        return choices(get_args(kind)[0])
+    if get_origin(kind) is Literal:
+        return get_args(kind)
+    members = [member for member in get_args(kind) if member is not NoneType]
+    return choices(members[0]) if len(members) == 1 else ()
 
 
 def _read_file(path: Path, known: set[str]) -> dict[str, object]:

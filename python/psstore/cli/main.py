@@ -22,6 +22,7 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 AS_IS = {"allow_extra_args": True, "ignore_unknown_options": True}
@@ -55,6 +56,19 @@ def version(
         typer.echo(f"python {sys.version.split()[0]}")
         typer.echo(f"instruction sets {', '.join(_core.instruction_sets())}")
         typer.echo(f"cuda {'built in' if _core.CUDA_COMPILED else 'not built in'}, {_core.cuda_device_count()} devices")
+
+
+def _say_version(asked: bool) -> None:
+    if asked:
+        version()
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    _: Annotated[bool, typer.Option("--version", callback=_say_version, help="The same as `psstore version`.")] = False,
+) -> None:
+    """Before any command."""
 
 
 def main() -> None:

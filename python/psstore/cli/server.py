@@ -10,12 +10,10 @@ import argparse
 import sys
 import typing
 from collections.abc import Sequence
-from types import NoneType
-from typing import Any
 
 import msgspec
 
-from psstore.config import config_path, flag_of, resolve
+from psstore.config import choices, config_path, flag_of, resolve
 from psstore.errors import PsstoreError
 from psstore.server import logs
 from psstore.server.settings import ServerSettings
@@ -85,18 +83,9 @@ def _add_flag(parser: argparse.ArgumentParser, field: msgspec.structs.FieldInfo)
         return
     if field.default is not None:
         text += f" (default: {field.default})"
-    choices = _choices(kind)
-    parser.add_argument(flag_of(field.name), metavar=choices or field.name.upper(), help=text)
-
-
-def _choices(kind: Any) -> str:
-    """'{a,b}' if all that the setting takes is named, else nothing."""
-    members = [member for member in typing.get_args(kind) if member is not NoneType] or [kind]
-    if typing.get_origin(kind) is typing.Literal:
-        return "{" + ",".join(members) + "}"
-    if len(members) == 1 and typing.get_origin(members[0]) is typing.Literal:
-        return _choices(members[0])
-    return ""
+    named = choices(kind)
+    metavar = "{" + ",".join(named) + "}" if named else field.name.upper()
+    parser.add_argument(flag_of(field.name), metavar=metavar, help=text)
 
 
 if __name__ == "__main__":
