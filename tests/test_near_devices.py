@@ -15,7 +15,7 @@ from server_process import StoreProcess
 
 import psstore
 from psstore import _core
-from psstore.client import device_arrays, near
+from psstore.client import device_arrays, near, near_shards
 from psstore.client.store import Store
 from psstore.errors import AvailabilityError
 from psstore.protocol.sharing import Lease
@@ -110,9 +110,9 @@ def test_what_is_shared_travels_in_few_frames(monkeypatch: pytest.MonkeyPatch) -
     stream = stream_on("fake:0", monkeypatch)
     rooms: list[int] = []
     leases: list[Lease] = []
-    take, end_lease = near.Near.take, near.Neighbours.end_lease
+    take, end_lease = near_shards.Near.take, near.Neighbours.end_lease
 
-    def taken(self: near.Near, num_bytes: int) -> _core.PushRoom | None:
+    def taken(self: near_shards.Near, num_bytes: int) -> _core.PushRoom | None:
         rooms.append(num_bytes)
         return take(self, num_bytes)
 
@@ -120,7 +120,7 @@ def test_what_is_shared_travels_in_few_frames(monkeypatch: pytest.MonkeyPatch) -
         leases.append(lease)
         return end_lease(self, lease)
 
-    monkeypatch.setattr(near.Near, "take", taken)
+    monkeypatch.setattr(near_shards.Near, "take", taken)
     monkeypatch.setattr(near.Neighbours, "end_lease", ended)
     with StoreProcess("--device", "fake:0") as server, psstore.connect(server.url) as store:
         value = some(2_500_000, 1)
@@ -170,7 +170,7 @@ def test_frames_go_through_the_host_where_memory_can_not_be_shared(
     server: StoreProcess, expected: list[Array], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stream = stream_on("fake:0", monkeypatch)
-    monkeypatch.setattr(near, "borrow_pushes", lambda offer, blocks: None)
+    monkeypatch.setattr(near_shards, "borrow_pushes", lambda offer, blocks: None)
     with psstore.connect(server.url) as store:
         for value, wanted in zip(trained(store, stream), expected, strict=True):
             assert_array_equal(value, wanted)
@@ -180,7 +180,7 @@ def test_values_that_can_not_be_imported_are_asked_for_again(
     server: StoreProcess, expected: list[Array], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stream = stream_on("fake:0", monkeypatch)
-    monkeypatch.setattr(near.Near, "learn", lambda self, blocks: False)
+    monkeypatch.setattr(near_shards.Imported, "learn", lambda self, blocks: False)
     with psstore.connect(server.url) as store:
         for value, wanted in zip(trained(store, stream), expected, strict=True):
             assert_array_equal(value, wanted)

@@ -108,6 +108,7 @@ void bind_device_sharing(py::module_& m) {
             self.add_block(address, num_bytes, bytes);
           },
           py::arg("address"), py::arg("num_bytes"), py::arg("handle"))
+      .def("add_own_block", &BorrowedDevice::add_own_block, py::arg("block"), no_gil)
       .def("read", &read_on_device, py::arg("queue"), py::arg("table"), py::arg("targets"));
 
   py::classh<PushRoom>(m, "PushRoom", py::is_final())

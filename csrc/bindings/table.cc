@@ -221,6 +221,14 @@ void bind_table(py::module_& m) {
       .def("read", &read_frame, py::arg("frame"), py::kw_only(), py::arg("share") = false)
       .def("norms", &norms, py::arg("frame"))
       .def("flush", &Shard::flush, no_gil)
+      .def(
+          "work_after",
+          [](const Shard& self, const device::FenceRef& fence) {
+            on_device(self).work_after(fence);
+          },
+          py::arg("fence"), no_gil)
+      .def(
+          "work_so_far", [](const Shard& self) { return on_device(self).work_so_far(); }, no_gil)
       .def_property_readonly(
           "device_identity",
           [](const Shard& self) { return py::bytes(on_device(self).identity()); })

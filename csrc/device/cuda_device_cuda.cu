@@ -41,7 +41,9 @@ class CudaDevice final : public Device, public std::enable_shared_from_this<Cuda
     const auto on_device = [](void** block, size_t size) { return cudaMalloc(block, size); };
     return block_of(on_device, "cudaMalloc", num_bytes);
   }
-  void free(std::byte* memory) noexcept override { cudaFree(memory); }
+  void free(std::byte* memory) noexcept override {
+    if (memory != nullptr) leave([&] { cudaFree(memory); });
+  }
   std::byte* allocate_pinned(size_t num_bytes) override {
     const Entered here = enter();
     const auto pinned = [](void** block, size_t size) {
@@ -49,7 +51,9 @@ class CudaDevice final : public Device, public std::enable_shared_from_this<Cuda
     };
     return block_of(pinned, "cudaHostAlloc", num_bytes);
   }
-  void free_pinned(std::byte* memory) noexcept override { cudaFreeHost(memory); }
+  void free_pinned(std::byte* memory) noexcept override {
+    if (memory != nullptr) leave([&] { cudaFreeHost(memory); });
+  }
 
   std::string identity() const override { return identity_; }
   std::string export_block(const std::byte* block) override {
@@ -74,10 +78,8 @@ class CudaDevice final : public Device, public std::enable_shared_from_this<Cuda
            "cudaIpcOpenMemHandle");
     return static_cast<std::byte*>(block);
   }
-  void end_import(std::byte* block) noexcept override try {
-    const Entered here = enter();  // where it was opened
-    cudaIpcCloseMemHandle(block);
-  } catch (const Error&) {  // the device failed, and has nothing mapped any more
+  void end_import(std::byte* block) noexcept override {
+    leave([&] { cudaIpcCloseMemHandle(block); });
   }
 
   std::unique_ptr<Queue> make_queue() override;
@@ -99,6 +101,16 @@ class CudaDevice final : public Device, public std::enable_shared_from_this<Cuda
     std::optional<PushedContext> context_;
   };
   [[nodiscard]] Entered enter() const { return Entered(*this); }
+  // Gives something back where it was made. A call from a thread without a context would make one, and of
+  // device 0 whichever this is.
+  template <class GiveBack>
+  void leave(GiveBack give_back) const noexcept {
+    try {
+      const Entered here = enter();
+      give_back();
+    } catch (const Error&) {  // the device failed, and has nothing of ours any more
+    }
+  }
 
  private:
   template <class Allocate>
@@ -141,11 +153,14 @@ class CudaFence final : public Fence {
     require(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming), device_->name(),
             "cudaEventCreate");
   }
-  ~CudaFence() override { cudaEventDestroy(event_); }
+  ~CudaFence() override {
+    device_->leave([&] { cudaEventDestroy(event_); });
+  }
   CudaFence(const CudaFence&) = delete;
   CudaFence& operator=(const CudaFence&) = delete;
 
   bool done() override {
+    const CudaDevice::Entered here = device_->enter();
     const cudaError_t status = cudaEventQuery(event_);
     if (status == cudaErrorNotReady) {
       cudaGetLastError();  // an answer, not an error
@@ -154,7 +169,10 @@ class CudaFence final : public Fence {
     require(status, device_->name(), "work on it");
     return true;
   }
-  void wait() override { require(cudaEventSynchronize(event_), device_->name(), "work on it"); }
+  void wait() override {
+    const CudaDevice::Entered here = device_->enter();
+    require(cudaEventSynchronize(event_), device_->name(), "work on it");
+  }
   cudaEvent_t event() const { return event_; }
 
  private:
@@ -230,8 +248,10 @@ class CudaQueue final : public Queue {
   }
   ~CudaQueue() override {
     if (borrowed_ && descriptors_.empty() && scratch_.empty()) return;
-    cudaStreamSynchronize(stream_);  // a failure was reported where somebody asked
-    if (!borrowed_) cudaStreamDestroy(stream_);
+    device_->leave([&] {
+      cudaStreamSynchronize(stream_);  // a failure was reported where somebody asked
+      if (!borrowed_) cudaStreamDestroy(stream_);
+    });
   }
   CudaQueue(const CudaQueue&) = delete;
   CudaQueue& operator=(const CudaQueue&) = delete;

@@ -15,13 +15,20 @@ void check_size(const SliceEntry& entry, size_t target_bytes) {
 }  // namespace
 
 BorrowedDevice::~BorrowedDevice() {
-  for (const auto& [address, block] : blocks_) device_->end_import(block.data);
+  for (const auto& [address, block] : blocks_) {
+    if (!block.own) device_->end_import(block.data);
+  }
 }
 
 void BorrowedDevice::add_block(uint64_t address, size_t num_bytes, const std::string& handle) {
   const MutexLock lock(mutex_);
   if (blocks_.contains(address)) return;
-  blocks_[address] = {device_->import_block(handle), num_bytes};
+  blocks_[address] = {device_->import_block(handle), num_bytes, nullptr};
+}
+
+void BorrowedDevice::add_own_block(std::shared_ptr<device::SharedBlock> block) {
+  const MutexLock lock(mutex_);
+  blocks_[block->address()] = {block->data(), block->num_bytes(), block};
 }
 
 std::byte* BorrowedDevice::at(uint64_t address, size_t num_bytes) const {

@@ -1,5 +1,6 @@
 // A client's side of the memory of a device that one shard shares (device/device_arena.h): the blocks in which
-// the shard's values lie, and the arena there that the client pushes through.
+// the shard's values lie, and the arena there that the client pushes through. They are imported from the
+// shard's process, or simply there if that is the client's own.
 //
 // By convention a client reads values and writes to rooms of its own: nothing keeps it from the rest.
 // Copies are queued, and nothing here waits: blocks, arena and rooms are to be kept until they are done.
@@ -17,6 +18,7 @@
 #include "core/mutex.h"
 #include "core/types.h"
 #include "device/device.h"
+#include "device/device_arena.h"
 #include "shm/push_rooms.h"
 
 namespace psstore {
@@ -37,6 +39,8 @@ class BorrowedDevice {
 
   // Does nothing if it is there already. Throws Error(BAD_ARGUMENT) with the reason if it can't be imported.
   void add_block(uint64_t address, size_t num_bytes, const std::string& handle);
+  // Of a shard of this very process, which can't import what it has exported itself.
+  void add_own_block(std::shared_ptr<device::SharedBlock> block);
   // Throws Error(BAD_HEADER) if it is not within a block.
   std::byte* at(uint64_t address, size_t num_bytes) const;
   // Queues copies of the entries that have bytes to their targets. Throws Error(BAD_HEADER) if targets have
@@ -48,6 +52,7 @@ class BorrowedDevice {
   struct Block {
     std::byte* data;
     size_t num_bytes;
+    std::shared_ptr<device::SharedBlock> own;  // null: imported
   };
 
   const std::shared_ptr<device::Device> device_;

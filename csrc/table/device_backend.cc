@@ -221,6 +221,18 @@ void DeviceBackend::flush() {
   let_go(released_, false);
 }
 
+void DeviceBackend::work_after(const FenceRef& fence) {
+  const MutexLock lock(mutex_);
+  compute_->wait_for(fence);
+}
+
+FenceRef DeviceBackend::work_so_far() {
+  const MutexLock lock(mutex_);
+  launch();
+  hold_released();  // so that flush() finds all of that free when the fence is done
+  return compute_->record();
+}
+
 // ---- reads ------------------------------------------------------------------------------------------
 
 BufferRef DeviceBackend::bytes_wanted(const Finding& finding) {

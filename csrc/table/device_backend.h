@@ -79,6 +79,13 @@ class DeviceBackend final : public Backend {
   bool makes_deltas() const override { return false; }
   const std::string& device() const override { return device_->name(); }
 
+  // ---- for clients of the same process, which need not wait on the host
+
+  // What is given to it from here on is done after `fence`.
+  void work_after(const device::FenceRef& fence);
+  // What was given to it by now, and all that it refers to.
+  device::FenceRef work_so_far();
+
   // ---- for processes that have the device, too
 
   std::string identity() const { return device_->identity(); }

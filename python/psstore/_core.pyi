@@ -505,9 +505,15 @@ class Shard:
         gradient, and all for a decision without scale, answer NOT_MODIFIED with no bytes."""
     def flush(self) -> None:
         """Takes note of what its device has done by now."""
+    def work_after(self, fence: Fence) -> None:
+        """What its device is given from here on, it does after that. Raises BAD_ARGUMENT if it is on none, as do
+        `work_so_far`, `device_identity` and `make_push_arena`."""
+    def work_so_far(self) -> Fence:
+        """What its device was given by now: values are what `read` said when this is done, and what was pushed before
+        is free after the next `flush`."""
     @property
     def device_identity(self) -> bytes:
-        """`Device.identity` of its device. Raises BAD_ARGUMENT if it is on none, as does `make_push_arena`."""
+        """`Device.identity` of its device."""
     def shared_blocks(self, after: int) -> list[SharedBlock]:
         """Those of larger numbers, in their order; none if it is on no device."""
     def make_push_arena(self, num_bytes: int) -> tuple[PushArena, int]:
@@ -621,6 +627,8 @@ class BorrowedDevice:
     def __init__(self, device: Device) -> None: ...
     def add_block(self, address: int, num_bytes: int, handle: bytes) -> None:
         """Raises BAD_ARGUMENT if it can't be imported."""
+    def add_own_block(self, block: SharedBlock) -> None:
+        """Of a shard of this very process."""
     def read(self, queue: Queue, table: SliceTable, targets: Sequence[tuple[int, int]]) -> None:
         """Queues copies of the values of a `shared` answer to (pointer, bytes) of each slice. Raises BAD_HEADER, and
         then has queued nothing. Keep this object until they are done."""

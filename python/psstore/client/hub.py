@@ -25,6 +25,7 @@ from psstore.protocol.membership import Liveness
 from psstore.protocol.service import Identity as ShardIdentity
 from psstore.protocol.service import ShardService
 from psstore.protocol.session import Future, Identity, Session
+from psstore.protocol.sharing import OwnShard
 from psstore.protocol.signing import MAC_BYTES, Signer
 from psstore.types import Consistency
 
@@ -71,6 +72,7 @@ class Hub:
                     make_nonce=lambda: b"",
                 ),
                 loop,
+                shares_device=devices[index] != "cpu" and not refuse_non_finite,
             )
             for index in range(num_shards)
         ]
@@ -83,9 +85,11 @@ class Hub:
 class ShardHost:
     """Drives one shard's service: carries its outputs out, gives it its time."""
 
-    def __init__(self, service: ShardService, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, service: ShardService, loop: asyncio.AbstractEventLoop, *, shares_device: bool) -> None:
+        """`shares_device`: with clients, since it lives on one, and nobody has to look at what is pushed."""
         self._service = service
         self._loop = loop
+        self._shares_device = shares_device
         self._wires: dict[int, Wire] = {}
         self._next_conn = 1
         self._alarm = Alarm(loop, next_wake=service.next_wake, tick=self._tick)
@@ -97,6 +101,9 @@ class ShardHost:
         self._next_conn += 1
         self._wires[conn] = wire
         return conn, self._service.opened(conn, self._loop.time())
+
+    def share_within(self, conn: int) -> OwnShard | None:
+        return self._service.share_within(conn) if self._shares_device else None
 
     def hang_up(self, conn: int) -> None:
         if self._wires.pop(conn, None) is not None:
@@ -166,6 +173,8 @@ class Wire:
         self._pumping = False
         self._conn, self._to_shard = host.open(self)
         session.connected(loop.time())
+        session.own_shard = host.share_within(self._conn)
+        session.device = session.own_shard.shard.device_identity if session.own_shard is not None else b""
         self._pump()
 
     def flush(self) -> None:

@@ -5,60 +5,27 @@
 
 One connection shares with its shard what `Near` holds, and loses it when it ends. What one process has the device
 do the other can't wait for on the device; so a frame is sent when the host has seen its copy done, and a value is
-given back when the host has seen it read.
+given back when the host has seen it read. Where both are one process the device waits, and the host goes on
+(near_shards.py).
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from psstore import _core
-from psstore.errors import PsstoreError
-from psstore.net.borrowing import borrow_pushes
+from psstore.client.near_shards import Imported, Near, Own
 from psstore.protocol.client import Client
 from psstore.protocol.session import Session
 from psstore.protocol.sharing import Lease
 from psstore.protocol.sharing import Near as AnyNear
-from psstore.wire.messages import Block
 
 SMALLEST_ARENA_BYTES = 1 << 20
 """To push through, at first. It is of the device's memory, and gets more by half when a frame finds no room."""
 
 NEAR_BYTES = 64 << 10
 """A frame of less goes over the stream, as the shard's answers do: it is no slower, and has no block to itself."""
-
-_log = logging.getLogger("psstore.client")
-
-
-class Near:
-    """What one connection shares of a device with its shard."""
-
-    def __init__(self, device: _core.Device) -> None:
-        self.device = device
-        self.blocks = _core.BorrowedDevice(device)
-        self.arenas: list[_core.DevicePushes] = []
-        """To push through."""
-        self.is_full = False
-        """There is no more to be had."""
-
-    @property
-    def num_bytes(self) -> int:
-        """Of the arenas."""
-        return sum(arena.nbytes for arena in self.arenas)
-
-    def take(self, num_bytes: int) -> _core.PushRoom | None:
-        return next((room for arena in self.arenas if (room := arena.take(num_bytes)) is not None), None)
-
-    def learn(self, blocks: Sequence[Block]) -> bool:
-        try:
-            for block in blocks:
-                self.blocks.add_block(block.address, block.num_bytes, block.handle)
-        except PsstoreError as error:
-            _log.warning("no shared memory with the shard: %s; its socket is used instead", error)
-            return False
-        return True
 
 
 class Placed:
@@ -109,6 +76,9 @@ class Neighbours:
         if near is None:
             return None
         room = near.take(num_bytes)
+        if room is None:
+            await near.settle()
+            room = near.take(num_bytes)
         if room is None and not near.is_full:
             async with self._asking:
                 await self._ask(self._client.sessions[way], device, max(near.num_bytes // 2, num_bytes))
@@ -129,16 +99,19 @@ class Neighbours:
     async def _ask(self, session: Session, device: _core.Device, push_bytes: int) -> None:
         """For an arena to push through, or another one. If there is none, all stays as it is, and is not asked for
         again."""
-        near = session.near if isinstance(session.near, Near) else Near(device)
+        near = session.near if isinstance(session.near, Near) else self._found(session, device)
         connection = session.connection
-        offer = await self._client.share(session, push_bytes=push_bytes)
-        arena = borrow_pushes(offer, near.blocks)
+        grew = await near.grow(push_bytes)
         if connection != session.connection:
             return
-        if arena is not None:
-            near.arenas.append(arena)
+        if grew:
             session.near = near
         elif session.near is None:
             session.device = b""
         else:
             near.is_full = True
+
+    def _found(self, session: Session, device: _core.Device) -> Near:
+        if session.own_shard is not None:
+            return Own(device, session.own_shard)
+        return Imported(device, lambda push_bytes: self._client.share(session, push_bytes=push_bytes))

@@ -7,7 +7,8 @@
 While one batch is copied, those before it are on the wire. A passage is one direction: it has a queue of its own on the
 device, which waits for the callers' streams by fences, and a thread that waits for the copies, so that the store's
 loop does not. A push is under way when its copy is done; a pull is over when its copy is queued, and the caller's
-stream waits for it. Frames to and from shards that share the device go past the pinned memory (near.py).
+stream waits for it. Frames to and from shards that share the device go past the pinned memory (near.py), and between
+us and a shard in this process nobody waits but the device.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from psstore.client.arrays import Bytes, Source, Target
 from psstore.client.batches import BATCH_BYTES, Batch, cut, grouped
 from psstore.client.device_arrays import OnDevice
 from psstore.client.layout import Frame, Layout, asking
-from psstore.client.near import Near, Neighbours, Placed
+from psstore.client.near import Neighbours, Placed
+from psstore.client.near_shards import Near
 from psstore.protocol.client import Transfer
 from psstore.protocol.session import Answer
 from psstore.protocol.sharing import Landing
@@ -55,6 +57,10 @@ class Room:
         """Queues copies of what is to be sent."""
         queue.copy_out(self.buffer, batch.pieces(arrays))
 
+    def hand_over(self, queue: _core.Queue) -> bool:
+        """The host sends it."""
+        return False
+
     def departing(self, batch: Batch) -> list[Transfer]:
         return batch.departing(self.buffer)
 
@@ -77,6 +83,9 @@ class NearRoom:
 
     def fill(self, queue: _core.Queue, batch: Batch, arrays: Sequence[OnDevice]) -> None:
         self._room.write(queue, batch.places(arrays))
+
+    def hand_over(self, queue: _core.Queue) -> bool:
+        return self._near.hand_over(queue)
 
     def departing(self, batch: Batch) -> list[Transfer]:
         (frame,) = batch.frames
@@ -140,7 +149,10 @@ class Passage:
 
         async def work(batch: Batch, room: Room | NearRoom) -> None:
             room.fill(self._queue, batch, arrays)
-            await self._passed(room, arrays)
+            if room.hand_over(self._queue):
+                self._let_wait(arrays)
+            else:
+                await self._passed(room, arrays)
             await send(room.departing(batch))
             room.give_back()
 
@@ -148,6 +160,7 @@ class Passage:
             return await self._near_room(batch, arrays) if batch.is_near else await self._room(batch)
 
         await self._each(await self._batches(layout.frames), make_room, work)
+        await self._settled(arrays)
 
     async def pull(
         self, layout: Layout, arrays: Sequence[OnDevice], pull: Pull, *, newer_than: int | None
@@ -249,8 +262,10 @@ class Passage:
         assert answer.lease is not None, "they came otherwise"
         near = self._neighbours.shared_with(answer.lease)
         if near is not None:
+            near.catch_up(self._queue)
             near.blocks.read(self._queue, answer.table, batch.places(arrays))
-            await self._passed(near, arrays)
+            if not near.hand_over(self._queue):
+                await self._passed(near, arrays)
         return self._neighbours.end_lease(answer.lease) and near is not None
 
     async def _each(
@@ -287,8 +302,9 @@ class Passage:
                 self._queue.wait_for(fence)
 
     def _let_wait(self, arrays: Sequence[OnDevice]) -> None:
-        """What the callers queue from here on comes after what is queued here."""
+        """What the callers queue from here on comes after what is queued here. Until that is done, the arrays stay."""
         fence = self._queue.record()
+        self._waiter.submit(_wait, fence, arrays)
         for device, stream in {(one.device, one.stream) for one in arrays}:
             if stream is not None:
                 device.borrow_queue(stream).wait_for(fence)

@@ -47,6 +47,8 @@ class Connection:
     """The memory that it pushes through, once its client has it: on a device it may ask for more."""
     blocks: list[_core.SharedBlock] = field(default_factory=list)
     """Of the shard's device, that its client was told of: they stay there for it."""
+    is_own: bool = False
+    """Its client is in this process, knows where values lie, and has the device wait for them."""
 
     @property
     def client(self) -> str:

@@ -24,7 +24,7 @@ from psstore.protocol.connection import HANDSHAKE_S, Connection, Stage
 from psstore.protocol.coordinator import Coordinator
 from psstore.protocol.frames import Close, Output, Send, failure
 from psstore.protocol.replies import Reply
-from psstore.protocol.sharing import Lender
+from psstore.protocol.sharing import Lender, OwnShard
 from psstore.protocol.signing import Signer
 from psstore.protocol.slices import OPS, READS, WRITES, Slices
 from psstore.types import Consistency
@@ -108,6 +108,12 @@ class ShardService:
         port = _core.Port(self._slices.desk, max_body_bytes=_core.PRE_AUTH_MAX_BYTES, max_payload_bytes=0)
         self._connections[conn] = self._strangers[conn] = Connection(id=conn, opened_at=now, port=port)
         return port
+
+    def share_within(self, conn: int) -> OwnShard:
+        """The connection's client is in this process, and uses the shard's device with it."""
+        connection = self._connections[conn]
+        connection.is_own = True
+        return OwnShard(self.shard, connection)
 
     def drain(self) -> None:
         """Refuses every request from now on."""

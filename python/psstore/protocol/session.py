@@ -32,7 +32,7 @@ from psstore.errors import (
 from psstore.protocol import auth
 from psstore.protocol.facts import Facts
 from psstore.protocol.frames import Piece
-from psstore.protocol.sharing import SHARED_FROM_BYTES, Borrow, Landing, Lease, Near, Placed
+from psstore.protocol.sharing import SHARED_FROM_BYTES, Borrow, Landing, Lease, Near, OwnShard, Placed
 from psstore.wire import messages as m
 
 OPS = _core.OPS
@@ -132,6 +132,8 @@ class Session:
     """How to get at the memory that the shard offers; None: everything goes over the stream."""
     device: bytes = b""
     """The one that the shard of this connection offers to share."""
+    own_shard: OwnShard | None = None
+    """It, if it is in this process and shares a device."""
     near: Near | None = None
     """What this connection shares with it there."""
     connection: int = 0

@@ -44,6 +44,14 @@ class Near(Protocol):
         """Values lie there, too. False: they are out of reach, and so is all of it from now on."""
 
 
+class OwnShard(NamedTuple):
+    """A shard on a device, for a client of the same process: they have the device's queues in common."""
+
+    shard: _core.Shard
+    connection: Connection
+    """The client's, as the shard has it."""
+
+
 class Placed(Protocol):
     """A payload that lies where a shard can read it, on a device that both have."""
 

@@ -241,7 +241,7 @@ class Slices:
             return []
 
         version = self.shard.version
-        if ready is None:
+        if ready is None or (shared and read.connection.is_own):
             return [self._reply(read, table, pieces, shared=shared, version=version)]
         reply = partial(self._reply, read, table, pieces, shared=shared, version=version)
         self._filling.add(conn, frame.request, ready, reply)
@@ -268,6 +268,8 @@ class Slices:
 
     def _news(self, connection: Connection) -> list[Piece]:
         """A device's blocks that a client has to know before it reads what lies there."""
+        if connection.is_own:
+            return []
         blocks = self.shard.shared_blocks(connection.blocks[-1].number if connection.blocks else 0)
         if not blocks:
             return []
