@@ -83,6 +83,7 @@ def train(
     backward: Callable[[torch.Tensor], None] = torch.Tensor.backward,
     clip: bool = False,
     compression: str | None = None,
+    url: str = "local://?shards=2",
 ) -> list[torch.Tensor]:
     """The parameters after three steps."""
     model = net()
@@ -91,7 +92,7 @@ def train(
         for parameter in model.parameters():
             parameter.register_post_accumulate_grad_hook(gpu.postpone)  # type: ignore[no-untyped-call]
         optimizer.register_step_pre_hook(lambda *_: gpu.synchronize())  # what torch computes there, it does on the CPU
-    with psstore.connect("local://?shards=2") as store:
+    with psstore.connect(url) as store:
         opt = psstore.torch.DistributedOptimizer(
             optimizer, store, named_parameters=model.named_parameters(), compression=compression
         )
@@ -126,6 +127,29 @@ def test_a_model_on_a_gpu_trains_as_on_the_cpu(
     gpu.stand_in(monkeypatch)
     trained = train(gpu=gpu, **case)
     assert all(map(torch.equal, trained, expected))
+
+
+@pytest.mark.parametrize("case", CASES, ids=["plain", "clip", "int8", "bf16", "worker step"])
+def test_a_model_on_the_gpu_of_its_store_trains_as_on_the_cpu(
+    gpu: StandIn, case: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = train(**case)
+    gpu.stand_in(monkeypatch)
+    trained = train(gpu=gpu, url="local://?shards=2&device=fake:0?seed=9", **case)
+    assert all(map(torch.equal, trained, expected))
+
+
+def test_gradients_on_the_stores_own_gpu_are_left_to_step(gpu: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hooks would be most of a step's work in Python, and there is nothing to send."""
+    gpu.stand_in(monkeypatch)
+
+    def hook(*_: object) -> None:
+        raise AssertionError("a hook ran")
+
+    monkeypatch.setattr(gradients.Gradients, "_take", hook)
+    with pytest.raises(AssertionError, match="hook"):
+        train(gpu=gpu)
+    train(gpu=gpu, url="local://?shards=2&device=fake:0")
 
 
 def test_nothing_waits_for_the_gpu_while_backward_runs(gpu: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,5 @@
-"""A worker and a shard in another process pass gradients and values on the GPU that both have, byte by byte."""
+"""A worker and a shard, in another process or in its own, pass gradients and values on the GPU that both have, byte by
+byte."""
 
 from __future__ import annotations
 
@@ -19,8 +20,12 @@ ELEMS = 3_000_001
 NUM_ROUNDS = 4
 
 
-@pytest.fixture
-def store() -> Iterator[Store]:
+@pytest.fixture(params=["another process", "this process"])
+def store(request: pytest.FixtureRequest) -> Iterator[Store]:
+    if request.param == "this process":
+        with psstore.connect("local://?device=cuda:0") as store:
+            yield store
+        return
     with (
         store_server("unix", 1, options=["--device", "cuda:0"]) as url,
         psstore.connect(url, rank=0) as store,

@@ -13,6 +13,8 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast
 
 from psstore._core import ShortCalls
 from psstore.client import open_stores
+from psstore.client.arrays import Array
+from psstore.client.device_arrays import OnDevice, seen
 from psstore.client.lane import Lane
 from psstore.client.loop_thread import LoopThread
 from psstore.client.operations import Operations
@@ -117,6 +119,12 @@ class _Face:
     def shares_memory(self) -> bool:
         """What is pushed and pulled is copied to and from memory of every shard, not sent: all are on this machine."""
         return all(session.shares_memory for session in self._operations.client.shards)
+
+    def shares_device(self, array: Array) -> bool:
+        """The same of an array on a CUDA device: every shard is on that device, and shares it with this process."""
+        (place,) = seen([array])
+        shards = self._operations.client.shards
+        return isinstance(place, OnDevice) and all(shard.device == place.device.identity for shard in shards)
 
     def version_of(self, name: str) -> int:
         return self._operations.version_of(name)

@@ -185,7 +185,10 @@ class Gradients:
     def _is_early(self, parameter: torch.Tensor) -> bool:
         """Whether its gradient is pushed while backward runs. A push into shared memory is a copy, by a processor that
         backward could use: with two workers on two cores, hooks and hand-overs between threads were a seventh of a
-        step (docs/performance.md, Training)."""
+        step (docs/performance.md, Training). On one device it is a copy of a microsecond for a megabyte, and hooks are
+        four fifths of what Python does for a step."""
+        if self._overlap == "auto" and parameter.is_cuda:
+            return not self._store.shares_device(parameter.detach())
         if self._overlap == "auto":
             return not (parameter.is_cpu and self._store.shares_memory)
         return self._overlap == "backward"

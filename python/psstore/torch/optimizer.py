@@ -52,14 +52,14 @@ class DistributedOptimizer(torch.optim.Optimizer):
         named_buffers: `model.named_buffers()`, to have rank 0's buffers (batch-norm statistics) on every worker after
             each step; without it each worker has its own.
         overlap: 'backward' sends each gradient while backward runs; 'none' sends all in step(). 'auto' is 'backward',
-            but 'none' for gradients in main memory where every shard shares memory with this worker: to send one is to
-            copy it then, and that is work for the processors that backward runs on. 'eager' commits the round with its
-            first gradient, so that new parameters are on their way back while backward runs. It needs mode 'sync',
-            memory for a second copy of the parameters, and to be the only optimizer whose hooks run in a backward pass;
-            rules out clipping and GradScaler; and counts a parameter without gradient as having zeros, and one that was
-            unfrozen only from the step after on.
-            The price: a worker that is lost between backward and the end of its step tears the round, and all get
-            TornRound: training has to start anew from a checkpoint.
+            but 'none' where every shard shares the memory with this worker that gradients are in, the machine's or one
+            GPU's: to send one is to copy it then, and that is work for the processors that backward runs on. 'eager'
+            commits the round with its first gradient, so that new parameters are on their way back while backward runs.
+            It needs mode 'sync', memory for a second copy of the parameters, and to be the only optimizer whose hooks
+            run in a backward pass; rules out clipping and GradScaler; and counts a parameter without gradient as having
+            zeros, and one that was unfrozen only from the step after on. The price: a worker that is lost between
+            backward and the end of its step tears the round, and all get TornRound: training has to start anew from a
+            checkpoint.
         mode: 'gradients' exchanges gradients in every step. 'average' lets each worker train alone with the wrapped
             optimizer, and averages the parameters after `every` steps and in `synchronize()`.
         every: see there.
