@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-
-import pytest
+import sys
 
 from psstore import _core
 from psstore.client.flight import Flight
 from psstore.client.window import FEWEST_PUSHES
 from psstore.errors import BadArgument
 from psstore.protocol.client import Transfer
+from psstore.protocol.session import Future
 
 FRAME_BYTES = 4096
 
@@ -25,13 +24,11 @@ class Wire:
 
     def __init__(self) -> None:
         self.sent: list[Transfer] = []
-        self._answers: list[asyncio.Future[None]] = []
+        self._answers: list[Future] = []
 
-    async def push(self, transfers: Sequence[Transfer]) -> None:
-        self.sent += transfers
-        answer = asyncio.get_running_loop().create_future()
-        self._answers.append(answer)
-        await answer
+    def send(self, transfer: Transfer, future: Future) -> None:
+        self.sent.append(transfer)
+        self._answers.append(future)
 
     async def acknowledge(self, position: int) -> None:
         self._answers[position].set_result(None)
@@ -52,7 +49,7 @@ def test_a_frame_waits_until_one_before_it_is_acknowledged_whatever_its_shard() 
     async def work() -> None:
         flight, wire = Flight(asyncio.get_running_loop()), Wire()
         frames = [frame(number, shard=number % 2) for number in range(FEWEST_PUSHES + 2)]
-        sending = asyncio.create_task(flight.send(wire.push, frames))
+        sending = asyncio.create_task(flight.push(wire.send, frames))
         await a_moment()
         assert wire.sent == frames[:FEWEST_PUSHES]
         await wire.acknowledge(1)
@@ -72,7 +69,7 @@ def test_frames_of_a_later_call_follow_all_of_an_earlier_one() -> None:
         flight, wire = Flight(asyncio.get_running_loop()), Wire()
         earlier = [frame(number) for number in range(FEWEST_PUSHES + 1)]
         later = [frame(100, num_bytes=4)]
-        calls = [asyncio.create_task(flight.send(wire.push, frames)) for frames in (earlier, later)]
+        calls = [asyncio.create_task(flight.push(wire.send, frames)) for frames in (earlier, later)]
         await a_moment()
         assert wire.sent == earlier[:FEWEST_PUSHES]
         await wire.acknowledge(0)
@@ -84,32 +81,51 @@ def test_frames_of_a_later_call_follow_all_of_an_earlier_one() -> None:
     asyncio.run(work())
 
 
-def test_an_error_is_raised_when_the_other_frames_have_ended_and_makes_room() -> None:
+def test_an_error_is_its_frames_alone_and_makes_room() -> None:
     async def work() -> None:
         flight, wire = Flight(asyncio.get_running_loop()), Wire()
-        sending = asyncio.create_task(flight.send(wire.push, [frame(number) for number in range(2)]))
+        sending = asyncio.create_task(flight.push(wire.send, [frame(number) for number in range(2)]))
         await a_moment()
         await wire.refuse(0)
         assert not sending.done()
         await wire.acknowledge(1)
-        with pytest.raises(BadArgument):
-            await sending
+        refused, acknowledged = await sending
+        assert isinstance(refused.exception(), BadArgument)
+        assert acknowledged.result() is None
         assert flight.is_empty
 
     asyncio.run(work())
 
 
-def test_who_is_cancelled_leaves_room_for_others() -> None:
+def test_what_is_given_up_is_not_sent_but_takes_room_as_long_as_it_is_on_its_way() -> None:
     async def work() -> None:
         flight, wire = Flight(asyncio.get_running_loop()), Wire()
-        given_up = asyncio.create_task(flight.send(wire.push, [frame(number) for number in range(2 * FEWEST_PUSHES)]))
+        frames = [frame(number) for number in range(2 * FEWEST_PUSHES)]
+        given_up = asyncio.create_task(flight.push(wire.send, frames))
+        await a_moment()
+        last = frame(100)
+        following = asyncio.create_task(flight.push(wire.send, [last]))
         await a_moment()
         given_up.cancel()
         await a_moment()
-        assert flight.is_empty
-        following = asyncio.create_task(flight.send(wire.push, [frame(100)]))
-        await a_moment()
+        assert wire.sent == frames[:FEWEST_PUSHES]
+        await wire.acknowledge(0)
+        assert wire.sent == [*frames[:FEWEST_PUSHES], last]
         await wire.acknowledge(FEWEST_PUSHES)
         await following
+
+    asyncio.run(work())
+
+
+def test_frames_that_fail_as_they_are_sent_do_not_hold_up_those_behind_them() -> None:
+    """As when the connection is gone for good: more of them than calls may be nested."""
+
+    def fail(_: Transfer, future: Future) -> None:
+        future.set_exception(BadArgument("gone"))
+
+    async def work() -> None:
+        flight = Flight(asyncio.get_running_loop())
+        flown = await flight.push(fail, [frame(number) for number in range(sys.getrecursionlimit())])
+        assert all(isinstance(one.exception(), BadArgument) for one in flown)
 
     asyncio.run(work())

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import ExitStack
+import sys
+from functools import partial
 
 import numpy as np
 import pytest
@@ -40,12 +41,12 @@ class Round:
         self.pace.begin(1)
         self.went: list[int] = []
         self.pushes: dict[int, asyncio.Task[None]] = {}
-        self._reads: dict[int, ExitStack] = {}
+        self.asked: list[int] = []
+        self._reads: dict[int, frozenset[int]] = {}
 
     def read(self, *numbers: int) -> None:
         for number in numbers:
-            self._reads[number] = ExitStack()
-            self._reads[number].enter_context(self.pace.reading(frozenset([number])))
+            self._reads[number] = self.pace.begin_read(frozenset([number]), partial(self.asked.append, number))
 
     async def push(self, *numbers: int) -> None:
         for number in numbers:
@@ -53,7 +54,7 @@ class Round:
             await a_moment()
 
     async def come_back(self, number: int) -> None:
-        self._reads[number].close()
+        self.pace.end_read(self._reads[number])
         await a_moment()
 
     async def _push(self, number: int) -> None:
@@ -97,17 +98,44 @@ def test_push_that_is_interrupted_lets_the_next_one_go() -> None:
     asyncio.run(work())
 
 
-def test_read_of_what_waits_for_its_turn_is_asked_after_it() -> None:
+def test_read_of_what_waits_for_its_turn_is_asked_in_front_of_the_push() -> None:
     async def work() -> None:
         round_ = Round()
-        round_.read(*range(5))
+        round_.read(*range(4))
         await round_.push(*range(5))
-        following = asyncio.create_task(round_.pace.follow(frozenset([4])))
-        await round_.pace.follow(frozenset([3]))  # it had its turn
+        round_.read(3)  # it had its turn
+        assert round_.asked == [*range(4), 3]
+        round_.read(4)
         await a_moment()
-        assert not following.done()
+        assert round_.asked == [*range(4), 3]
+        asked_before: list[int] = []
+        round_.pace.queue([tensor(5)], lambda: asked_before.extend(round_.asked) or True)  # type: ignore[func-returns-value]
+        round_.read(5)
         await round_.come_back(0)
-        assert following.done()
+        await round_.come_back(1)
+        assert asked_before == [*range(4), 3, 4, 5]
+
+    asyncio.run(work())
+
+
+def test_pushes_that_fail_as_they_go_do_not_hold_up_those_behind_them() -> None:
+    """As when the connection is gone for good: more of them than calls may be nested."""
+
+    async def work() -> None:
+        round_ = Round()
+        round_.read(*range(4))
+        await round_.push(*range(4))
+        reads: list[frozenset[int]] = []
+
+        def fail() -> bool:
+            round_.pace.end_read(reads.pop(0))
+            return True
+
+        for _ in range(sys.getrecursionlimit()):
+            round_.pace.queue([tensor(5)], fail)
+            reads.append(round_.pace.begin_read(frozenset([5]), lambda: None))
+        await round_.come_back(0)
+        assert not reads
 
     asyncio.run(work())
 

@@ -142,6 +142,15 @@ def test_frames_are_full_and_no_fuller() -> None:
     assert len(frames) <= sum(sizes) / (packing.FRAME_BYTES - SLICE_BYTES) + 2
 
 
+def test_frames_of_an_early_round_have_one_large_slice_and_small_ones_beside_it() -> None:
+    tensors = tensors_of(model_shapes.resnet50(), num_shards=2)
+    frames = pack(tensors, Ways(2), frame_bytes=packing.EARLY_FRAME_BYTES)
+    sizes = [[4 * (ref.end - ref.begin) for ref in frame.slices] for frame in frames]
+    assert max(map(sum, sizes)) <= packing.EARLY_FRAME_BYTES
+    assert max(one.count(SLICE_BYTES) for one in sizes) == 1
+    assert len(frames) < sum(map(len, sizes))
+
+
 def test_frames_take_turns_over_the_shards() -> None:
     frames = pack(tensors_of(model_shapes.vgg16(), num_shards=3), Ways(3))
     assert [frame.way for frame in frames[:6]] == [0, 1, 2, 0, 1, 2]

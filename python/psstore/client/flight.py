@@ -10,13 +10,25 @@ acknowledgements and requests stand in long queues then (docs/performance.md, Tr
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Generator, Iterable
+from typing import Any, NamedTuple
 
 from psstore.client.window import Window
-from psstore.protocol.client import Transfer, collect
+from psstore.protocol.client import Transfer
+from psstore.protocol.session import Future
 
-Push = Callable[[Sequence[Transfer]], Awaitable[None]]
-"""Sends these, and returns when they are acknowledged."""
+Send = Callable[[Transfer, Future], None]
+"""Sends a frame, and has the future told what becomes of it."""
+
+
+class Waiting(NamedTuple):
+    """A frame that was not sent."""
+
+    transfer: Transfer
+    future: Future
+    """Of who pushes it. Done before the frame's turn: it is not to be sent any more."""
+    send: Send
 
 
 class Flight:
@@ -25,12 +37,11 @@ class Flight:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._window = Window()
-        self._order = asyncio.Lock()
-        """Whose frames go now: calls have it in their order."""
+        self._queue: deque[Waiting] = deque()
         self._out_bytes = 0
         """Not acknowledged."""
-        self._landed = asyncio.Event()
-        """Something was acknowledged since this was cleared."""
+        self._sending = False
+        """A frame is being sent; should it fail at once, the next one is its sender's to send."""
 
     @property
     def is_empty(self) -> bool:
@@ -40,35 +51,83 @@ class Flight:
         """A round."""
         self._window.begin()
 
-    async def send(self, push: Push, transfers: Iterable[Transfer]) -> None:
-        """Pushes them one by one, after those of earlier calls; returns when all are acknowledged."""
-        under_way: list[asyncio.Task[None]] = []
+    async def push(self, send: Send, transfers: Iterable[Transfer]) -> list[asyncio.Future[Any]]:
+        """`queue`, and waits for what becomes of them all. Interrupted, it sends no more of them."""
+        frames = list(transfers)
+        futures: list[asyncio.Future[Any]] = [self._loop.create_future() for _ in frames]
+        self.queue(send, frames, futures)
         try:
-            async with self._order:
-                for transfer in transfers:
-                    num_bytes = transfer.table.payload_bytes
-                    await self._room(num_bytes)
-                    self._out_bytes += num_bytes
-                    under_way.append(self._loop.create_task(self._push(push, transfer, num_bytes)))
-            await collect(under_way)
+            for future in futures:
+                await asyncio.wait((future,))
         finally:
-            for one in under_way:
-                one.cancel()
+            for future in futures:
+                future.cancel()
+        return futures
+
+    def queue(self, send: Send, transfers: Iterable[Transfer], futures: Iterable[Future]) -> None:
+        """Sends them one by one, after those of earlier calls; the futures are told of the acknowledgements."""
+        for transfer, future in zip(transfers, futures, strict=True):
+            self._window.sent(transfer.table.payload_bytes)
+            self._queue.append(Waiting(transfer, future, send))
+        self._go_on()
 
     # ---- how ----
 
-    async def _room(self, num_bytes: int) -> None:
-        """Returns when there is room for so many bytes, or nothing out that could make any."""
-        self._window.sent(num_bytes)
-        while not self.is_empty and self._out_bytes + num_bytes > self._window.num_bytes:
-            self._landed.clear()
-            await self._landed.wait()
-
-    async def _push(self, push: Push, transfer: Transfer, num_bytes: int) -> None:
-        began = self._loop.time()
+    def _go_on(self) -> None:
+        if self._sending:
+            return
+        self._sending = True
         try:
-            await push([transfer])
-            self._window.came_back(num_bytes, began=began, now=self._loop.time())
+            while self._queue and self._fits(self._queue[0]):
+                self._send(self._queue.popleft())
         finally:
-            self._out_bytes -= num_bytes
-            self._landed.set()
+            self._sending = False
+
+    def _fits(self, waiting: Waiting) -> bool:
+        num_bytes = waiting.transfer.table.payload_bytes
+        return self.is_empty or self._out_bytes + num_bytes <= self._window.num_bytes
+
+    def _send(self, waiting: Waiting) -> None:
+        if not waiting.future.done():
+            num_bytes = waiting.transfer.table.payload_bytes
+            self._out_bytes += num_bytes
+            waiting.send(waiting.transfer, _Flown(self, waiting.future, num_bytes, self._loop.time()))
+
+    def landed(self, num_bytes: int, *, began: float, came: bool) -> None:
+        """A frame that was sent then: it was acknowledged, or failed."""
+        self._out_bytes -= num_bytes
+        if came:
+            self._window.came_back(num_bytes, began=began, now=self._loop.time())
+        self._go_on()
+
+
+class _Flown:
+    """What its session tells of a frame, for the flight and for who pushed it."""
+
+    __slots__ = ("_began", "_flight", "_future", "_num_bytes", "_over")
+
+    def __init__(self, flight: Flight, future: Future, num_bytes: int, began: float) -> None:
+        self._flight = flight
+        self._future = future
+        self._num_bytes = num_bytes
+        self._began = began
+        self._over = False
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        return self._future.__await__()
+
+    def done(self) -> bool:
+        """Even if nobody waits for it any more, it is on its way."""
+        return self._over
+
+    def set_result(self, result: Any, /) -> None:
+        self._over = True
+        self._flight.landed(self._num_bytes, began=self._began, came=True)
+        if not self._future.done():
+            self._future.set_result(result)
+
+    def set_exception(self, error: BaseException, /) -> None:
+        self._over = True
+        self._flight.landed(self._num_bytes, began=self._began, came=False)
+        if not self._future.done():
+            self._future.set_exception(error)

@@ -16,10 +16,11 @@ from psstore import _core
 from psstore.client.layout import Layout, Reply
 from psstore.client.loop_thread import LoopThread
 from psstore.client.operations import Operations
+from psstore.client.paced import PacedCalls
 from psstore.client.started import Part, Started, Unfinished
 from psstore.net.client import SocketDriver
 from psstore.protocol.client import GRACE_S
-from psstore.protocol.session import NUMBERED, OPS, Answer, Future, Request
+from psstore.protocol.session import NUMBERED, OPS, Answer, Request
 from psstore.wire import messages as m
 
 
@@ -42,6 +43,7 @@ class Lane:
             incarnation=who.incarnation,
             checksum=who.features != 0,
         )
+        self.paced = PacedCalls(operations, thread)
         self._plain = {op: _core.Terms(OPS[op], timeout_s=client.timeout_s) for op in NUMBERED}
         self._carrying: dict[str, tuple[Hashable, _core.Terms]] = {}
         """By operation: the last terms that brought no news, and what they depend on."""
@@ -138,7 +140,7 @@ class Lane:
                 answer.set_result(Answer(result.table, result.sequence))
                 futures.append(answer)
             self._driver.resume(self._client.sessions[frame.way])  # answered or not: more may have come behind it
-        return await self._answers(layout, futures)
+        return await self._means.answers(layout, futures)
 
     # ---- what becomes of a call that was started ----
 
@@ -169,7 +171,7 @@ class Lane:
 
         async def conclude(parts: Sequence[Part]) -> Any:
             self._writing.push_ended(whole)
-            self._note(op, layout, await self._answers(layout, parts))
+            self._note(op, layout, await self._means.answers(layout, parts))
             return results
 
         came = [None if answer is None else Answer(answer.table, answer.sequence) for answer in answers]
@@ -178,9 +180,3 @@ class Lane:
 
     def _look_after(self, layout: Layout) -> None:
         self._driver.look_after([self._client.sessions[way] for way in layout.ways])
-
-    # ---- answers ----
-
-    async def _answers(self, layout: Layout, requests: Sequence[Future]) -> list[Answer]:
-        with self._means.forgetting_unknown(layout.tensors):
-            return await self._client.answers(requests)

@@ -12,7 +12,7 @@ from psstore import _core
 from psstore.client.arrays import Array, Bytes
 from psstore.codec.codecs import dtype_of, payload_bytes
 from psstore.errors import NO_STATE, NOT_MODIFIED
-from psstore.partition.packing import SliceRef, pack
+from psstore.partition.packing import EARLY_FRAME_BYTES, FRAME_BYTES, SliceRef, pack
 from psstore.partition.ways import Ways
 from psstore.protocol.client import Transfer
 from psstore.protocol.session import Answer
@@ -46,7 +46,8 @@ class Frame(NamedTuple):
 
 class Layout:
     """The frames of one list of tensors in given dtypes or codecs, in one direction. `part`: 0 for the values, i for a
-    buffer of rule state. `near`: the ways to shards that share a device with the arrays."""
+    buffer of rule state. `near`: the ways to shards that share a device with the arrays. `early`: for rounds that were
+    committed early, over links."""
 
     def __init__(
         self,
@@ -57,7 +58,9 @@ class Layout:
         pull: bool,
         part: int = 0,
         near: Collection[int] = (),
+        early: bool = False,
     ) -> None:
+        self.early = early
         self.tensors = tuple(tensors)
         self.names = tuple(tensor.spec.name for tensor in tensors)
         self.ids = frozenset(tensor.id for tensor in tensors)
@@ -68,7 +71,7 @@ class Layout:
         """To its last pull."""
         self._pull = pull
         self.frames: list[Frame] = []
-        for packed in pack(tensors, ways, near=near):
+        for packed in pack(tensors, ways, near=near, frame_bytes=EARLY_FRAME_BYTES if early else FRAME_BYTES):
             entries = []
             ranges = []
             for ref in packed.slices:
@@ -160,26 +163,39 @@ class Layouts:
         self._ways = ways
         self._known: OrderedDict[tuple[object, ...], Layout] = OrderedDict()
         self.habits: OrderedDict[Hashable, _core.Habit] = OrderedDict()
-        """What calls came to of late, by their manner (asked.py). Cleared when a name comes to mean something else."""
+        """What calls came to of late, by their manner (asked.py)."""
+        self._early_habits: OrderedDict[Hashable, _core.Habit] = OrderedDict()
+        """The same of calls in rounds that were committed early, over links."""
 
     def of(
-        self, tensors: Sequence[Tensor], dtypes: Sequence[str], *, pull: bool, near: frozenset[int] = frozenset()
+        self,
+        tensors: Sequence[Tensor],
+        dtypes: Sequence[str],
+        *,
+        pull: bool,
+        near: frozenset[int] = frozenset(),
+        early: bool = False,
     ) -> Layout:
-        """`near`: the ways to shards that share a device with the arrays."""
-        key = (pull, near, *[tensor.id for tensor in tensors], *dtypes)
+        """`near`, `early`: see `Layout`."""
+        key = (pull, near, early, *[tensor.id for tensor in tensors], *dtypes)
         layout = self._known.get(key)
         if layout is None:
-            layout = Layout(tensors, dtypes, ways=self._ways, pull=pull, near=near)
+            layout = Layout(tensors, dtypes, ways=self._ways, pull=pull, near=near, early=early)
         _use(self._known, key, layout)
         return layout
 
-    def habit(self, manner: Hashable) -> _core.Habit | None:
+    def habit(self, manner: Hashable, *, early: bool = False) -> _core.Habit | None:
         """What such a call came to the last time, if it was of late."""
-        return self.habits.get(manner)
+        return (self._early_habits if early else self.habits).get(manner)
 
     def note(self, manner: Hashable, op: str, layout: Layout) -> None:
         """Next time such a call will come to the same, if its arrays are of the same kind."""
-        _use(self.habits, manner, _core.Habit(op, layout, layout.plan))
+        _use(self._early_habits if layout.early else self.habits, manner, _core.Habit(op, layout, layout.plan))
+
+    def forget_habits(self) -> None:
+        """A name has come to mean something else."""
+        self.habits.clear()
+        self._early_habits.clear()
 
 
 def _use(lately: OrderedDict[Any, T], key: Hashable, value: T) -> None:

@@ -20,7 +20,7 @@ import math
 import os
 import select
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar, cast
 
 from psstore import _core
@@ -121,6 +121,18 @@ class LoopThread:
         finally:
             if inspect.getcoroutinestate(work) == inspect.CORO_CREATED:
                 work.close()
+
+    def at_once(self, work: Callable[[], object]) -> None:
+        """Does `work`, which does not wait, as soon as the loop is free: on this thread, or in the turn that it is in.
+
+        Raises StoreClosed like `run`."""
+        outer = asyncio._get_running_loop()
+        if outer is None:
+            self.run(_done(work))
+        elif outer is self.loop:
+            work()
+        else:
+            self.loop.call_soon_threadsafe(work)
 
     def submit(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
         """Starts `work` and returns. Cancelling the future cancels the work.
@@ -353,3 +365,7 @@ class LoopThread:
             self._loop.turn(self._loop.poll(self._until_next()[1]))
         self._loop.close()
         self._idle.close()
+
+
+async def _done(work: Callable[[], object]) -> None:
+    work()

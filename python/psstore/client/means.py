@@ -14,6 +14,7 @@ from psstore.client.schema import Schema
 from psstore.client.staging import Passages
 from psstore.errors import UnknownKey
 from psstore.protocol.client import Client
+from psstore.protocol.session import Answer, Future
 from psstore.types import Tensor
 
 
@@ -23,7 +24,7 @@ class Means:
     def __init__(self, client: Client, *, wait_s: float, pace: Pace | None) -> None:
         self.client = client
         self.layouts = Layouts(client.ways)
-        self.schema = Schema(client, on_changed=self.layouts.habits.clear)
+        self.schema = Schema(client, on_changed=self.layouts.forget_habits)
         self.coded = Coded(self.layouts)
         self.passages = Passages(Neighbours(client))
         self.pace = pace
@@ -38,12 +39,17 @@ class Means:
     ) -> Layout:
         """Of arrays on that device; None: in main memory."""
         near = frozenset[int]() if place is None else await self.passages.near(place)
-        return self.layouts.of(tensors, dtypes, pull=pull, near=near)
+        return self.layouts.of(tensors, dtypes, pull=pull, near=near, early=self.turns is not None)
 
     @property
     def turns(self) -> Pace | None:
         """Set while pushes and pulls go when it is theirs, and not at once."""
         return self.pace if self.pace is not None and self.pace.is_on else None
+
+    async def answers(self, layout: Layout, requests: Sequence[Future]) -> list[Answer]:
+        """To requests of its slices. Raises the first failure, of a request or a slice, after all have ended."""
+        with self.forgetting_unknown(layout.tensors):
+            return await self.client.answers(requests)
 
     @contextmanager
     def forgetting_unknown(self, tensors: Sequence[Tensor]) -> Iterator[None]:

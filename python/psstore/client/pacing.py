@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
 from psstore.client.flight import Flight
 from psstore.client.window import Window
@@ -35,15 +36,20 @@ class Trip:
     """Tensors."""
 
 
-class Waiting(NamedTuple):
+@dataclass(eq=False)
+class Waiting:
     """A push whose turn has not come."""
 
     tensors: Sequence[Tensor]
     num_bytes: int
-    turn: asyncio.Future[None]
+    go: Callable[[], bool]
+    """Called when it has come. False: who waited was interrupted, and will not push."""
+    reads: list[Callable[[], object]] = field(default_factory=list)
+    """What reads some of these tensors, and goes in front of the push: its bytes would be in the way."""
 
 
-class Out(NamedTuple):
+@dataclass(frozen=True)
+class Out:
     """A tensor that was pushed and has not come back."""
 
     num_bytes: int
@@ -69,6 +75,8 @@ class Pace:
         """Ids of what is being read."""
         self._ahead_bytes = 0
         """What is both out and being read."""
+        self._releasing = False
+        """Pushes have their turn now; should one fail at once, those behind it have theirs where this was set."""
         self._moved_at = 0.0
         """When the queue began, or something came back."""
 
@@ -88,36 +96,49 @@ class Pace:
 
     async def turn(self, tensors: Sequence[Tensor]) -> None:
         """Returns when these may be pushed: in the order of the calls."""
-        waiting = Waiting(tensors, sum(map(_num_bytes, tensors)), self._loop.create_future())
+        turn: asyncio.Future[None] = self._loop.create_future()
+        self.queue(tensors, partial(_tell, turn))
+        await turn
+
+    def queue(self, tensors: Sequence[Tensor], go: Callable[[], bool]) -> None:
+        """Calls `go` when these may be pushed; it returns whether they are."""
+        waiting = Waiting(tensors, sum(map(_num_bytes, tensors)), go)
         self._window.sent(waiting.num_bytes)
         if not self._queue:
             self._moved_at = self._loop.time()
         self._queue.append(waiting)
         self._release()
-        await waiting.turn
 
     @contextmanager
-    def reading(self, ids: frozenset[int]) -> Iterator[None]:
-        """Around a read of these tensors: they come back with its end, or never will."""
-        ids = ids - self._read
-        self._read |= ids
-        self._ahead_bytes += sum(self._out[one].num_bytes for one in ids & self._out.keys())
+    def reading(self, ids: frozenset[int]) -> Iterator[asyncio.Future[None]]:
+        """Around a read of these tensors. Yields what is done when it may go."""
+        turn: asyncio.Future[None] = self._loop.create_future()
+        ids = self.begin_read(ids, partial(_tell, turn))
         try:
-            yield
+            yield turn
         finally:
-            self._read -= ids
-            for one in ids & self._out.keys():
-                self._came_back(self._out.pop(one))
-            self._moved_at = self._loop.time()
-            self._release()
+            self.end_read(ids)
 
-    async def follow(self, ids: frozenset[int]) -> None:
-        """Returns when no push of these tensors waits for its turn: asked for sooner, they would not come sooner, and
-        to ask takes its part of the links."""
+    def begin_read(self, ids: frozenset[int], go: Callable[[], object]) -> frozenset[int]:
+        """Of these tensors. Calls `go` when none of their pushes waits for its turn: asked for sooner, they would not
+        come sooner, and to ask takes its part of the links. Returns what to end it with."""
+        begun = ids - self._read
+        self._read |= begun
+        self._ahead_bytes += sum(self._out[one].num_bytes for one in begun & self._out.keys())
         for waiting in reversed(self._queue):
             if not ids.isdisjoint(tensor.id for tensor in waiting.tensors):
-                await asyncio.wait((waiting.turn,))
-                return
+                waiting.reads.append(go)
+                return begun
+        go()
+        return begun
+
+    def end_read(self, ids: frozenset[int]) -> None:
+        """They have come back, or never will."""
+        self._read -= ids
+        for one in ids & self._out.keys():
+            self._came_back(self._out.pop(one))
+        self._moved_at = self._loop.time()
+        self._release()
 
     # ---- how ----
 
@@ -128,22 +149,29 @@ class Pace:
             self._window.came_back(out.trip.num_bytes, began=out.trip.began, now=self._loop.time())
 
     def _release(self) -> None:
-        while self._queue and self._fits(self._queue[0]):
-            self._go(self._queue.popleft())
+        if self._releasing:
+            return
+        self._releasing = True
+        try:
+            while self._queue and self._fits(self._queue[0]):
+                self._go(self._queue.popleft())
+        finally:
+            self._releasing = False
         self._alarm.update()
 
     def _fits(self, waiting: Waiting) -> bool:
         return not self._ahead_bytes or self._ahead_bytes + waiting.num_bytes <= self._window.num_bytes
 
     def _go(self, waiting: Waiting) -> None:
-        if waiting.turn.done():  # who waited was interrupted
+        for read in waiting.reads:
+            read()
+        if not waiting.go():
             return
         trip = Trip(self._loop.time(), waiting.num_bytes, missing=len(waiting.tensors))
         for tensor in waiting.tensors:
             if tensor.id in self._read and tensor.id not in self._out:
                 self._ahead_bytes += _num_bytes(tensor)
             self._out[tensor.id] = Out(_num_bytes(tensor), trip)
-        waiting.turn.set_result(None)
 
     # ---- time ----
 
@@ -156,6 +184,14 @@ class Pace:
             self._window.stall()
             self._moved_at = now
             self._release()
+
+
+def _tell(turn: asyncio.Future[Any]) -> bool:
+    """False: who waited was interrupted."""
+    if turn.done():
+        return False
+    turn.set_result(None)
+    return True
 
 
 def _num_bytes(tensor: Tensor) -> int:

@@ -38,7 +38,7 @@ class Reading:
         """The last pull of all."""
 
     async def pull(self, asked: Pull) -> list[Array]:
-        habit = self._means.layouts.habit(asked.manner)
+        habit = self._means.layouts.habit(asked.manner, early=self._means.turns is not None)
         if habit is None:
             return await self._pull_one_by_one(asked)
         layout = habit.layout
@@ -163,9 +163,12 @@ class Reading:
         """Carries out the transfers of a pull."""
         await self._norm.settle(wait_s)
         pace = self._means.turns
-        with self._means.forgetting_unknown(layout.tensors), _UNPACED if pace is None else pace.reading(layout.ids):
-            if pace is not None:
-                await pace.follow(layout.ids)
+        with (
+            self._means.forgetting_unknown(layout.tensors),
+            _UNPACED if pace is None else pace.reading(layout.ids) as turn,
+        ):
+            if turn is not None:
+                await turn
             if isinstance(transfers, Arrival):
                 answers = await transfers.received(lambda some: self._read(some, wait_s))
             else:

@@ -18,6 +18,7 @@ from psstore.client.device_arrays import OnDevice, seen
 from psstore.client.lane import Lane
 from psstore.client.loop_thread import LoopThread
 from psstore.client.operations import Operations
+from psstore.client.paced import PacedCalls
 from psstore.errors import PsstoreError, StoreClosed
 from psstore.types import Consistency
 
@@ -224,17 +225,19 @@ def _hasty(operation: Operation[P, T], at_once: Callable[..., object]) -> Callab
 
 
 def _started(
-    operation: Operation[P, T], at_once: Callable[..., object] | None = None
+    operation: Operation[P, T], at_once: Callable[..., object] | None = None, paced: Callable[..., object] | None = None
 ) -> Callable[Concatenate[Store, P], concurrent.futures.Future[T]]:
     """The operation as a method that does not wait: it is under way when the call returns, after those started before
-    it; by the short way if there is one and it is open. Arrays must stay alive and as they are until the future is
+    it; by a short way if there is one and it is open. Arrays must stay alive and as they are until the future is
     done."""
 
     @functools.wraps(operation)
     def call(self: Store, /, *args: P.args, **kwargs: P.kwargs) -> concurrent.futures.Future[T]:
-        if at_once is not None and self._short is not None:
+        if at_once is not None and paced is not None and self._short is not None and self._lane is not None:
             started = at_once(self._short, *args, **kwargs)
-            if started is not NotImplemented:
+            if started is NotImplemented:
+                started = paced(self._lane.paced, *args, **kwargs)
+            if started is not None:
                 return cast(concurrent.futures.Future[T], started)
         return self._submit(operation(self._operations, *args, **kwargs))
 
@@ -285,9 +288,9 @@ class Store(_Face):
     set_residuals = _blocking(Operations.set_residuals)
     stats = _blocking(Operations.stats)
 
-    start_push_many = _started(Operations.push_many, ShortCalls.start_push_many)
+    start_push_many = _started(Operations.push_many, ShortCalls.start_push_many, PacedCalls.start_push_many)
     start_commit = _started(Operations.commit)
-    start_pull_many = _started(Operations.pull_many, ShortCalls.start_pull_many)
+    start_pull_many = _started(Operations.pull_many, ShortCalls.start_pull_many, PacedCalls.start_pull_many)
     start_finish = _started(Operations.finish)
 
     def close(self) -> None:

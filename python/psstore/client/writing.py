@@ -11,6 +11,7 @@ from psstore import _core
 from psstore.client.arrays import Array
 from psstore.client.asked import Push
 from psstore.client.device_arrays import OnDevice, by_place
+from psstore.client.flight import Flight
 from psstore.client.layout import Layout
 from psstore.client.means import Means
 from psstore.client.norms import Norm
@@ -37,7 +38,7 @@ class Writing:
         self._norm = norm
 
     async def push(self, asked: Push) -> None:
-        habit = self._means.layouts.habit(asked.manner)
+        habit = self._means.layouts.habit(asked.manner, early=self._means.turns is not None)
         transfers = habit.layout.transfers_of(asked.values) if habit is not None else None
         if habit is not None and transfers is not None:
             await self.send(habit.op, habit.layout, transfers)
@@ -77,12 +78,18 @@ class Writing:
                         await _carried(client.push, transfers)
                     else:
                         await turns.turn(layout.tensors)
-                        await _carried(partial(turns.flight.send, client.push), transfers)
+                        await _carried(partial(self._fly, turns.flight), transfers)
                 finally:
                     self.push_ended(push)
             else:
                 await _carried(partial(client.write, op), transfers)
         self.sent(op, layout)
+
+    async def _fly(self, flight: Flight, transfers: Iterable[Transfer]) -> None:
+        """`client.push` in a round that was committed early."""
+        client = self._means.client
+        client.check_push()
+        await client.answers(await flight.push(client.ask_to_stage, transfers))
 
     def _begin_push(self) -> object:
         """Until `push_ended` is told of the result, a push is under way."""

@@ -13,6 +13,10 @@ FRAME_BYTES = 4 << 20
 """Payload at which a frame is full. Python handles frames, so few are good; a shard starts to reduce when
 the first one is there, so several in flight are good too."""
 
+EARLY_FRAME_BYTES = 384 << 10
+"""The same in a round that was committed early, over links: a slice of the largest size, with small ones beside it. Not
+before a whole frame is there does a step begin, and not before a whole one can go back does the link back have
+anything to carry: what a frame takes on the wire is lost twice in a round."""
 
 NEAR_FRAME_BYTES = 64 << 20
 """The same for a shard that shares a device with the arrays: of such a frame only the table travels, and a gigabyte
@@ -37,13 +41,15 @@ class FrameLayout(NamedTuple):
     slices: tuple[SliceRef, ...]
 
 
-def pack(tensors: Sequence[Tensor], ways: Ways, *, near: Collection[int] = ()) -> list[FrameLayout]:
+def pack(
+    tensors: Sequence[Tensor], ways: Ways, *, near: Collection[int] = (), frame_bytes: int = FRAME_BYTES
+) -> list[FrameLayout]:
     """Frames for pushing or pulling `tensors`, interleaved over the ways so that all are busy at once. `near`: the ways
-    to shards that share a device with the arrays."""
+    to shards that share a device with the arrays. `frame_bytes`: at which the others are full."""
     per_way: list[list[FrameLayout]] = [[] for _ in range(len(ways))]
     open_slices: list[list[SliceRef]] = [[] for _ in range(len(ways))]
     open_bytes = [0] * len(ways)
-    most_bytes = [NEAR_FRAME_BYTES if way in near else FRAME_BYTES for way in range(len(ways))]
+    most_bytes = [NEAR_FRAME_BYTES if way in near else frame_bytes for way in range(len(ways))]
 
     def close(way: int) -> None:
         if open_slices[way]:

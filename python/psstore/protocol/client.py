@@ -198,9 +198,13 @@ class Client:
         """Stages contributions for the current round. Returns when every one is acknowledged.
 
         Raises BadArgument while the last round is `unscaled`: shards still need what was pushed for it."""
+        self.check_push()
+        await self._send("PUSH", transfers, body=m.Carry())
+
+    def check_push(self) -> None:
+        """What `push` raises before anything is sent."""
         self._need_worker("push")
         self._need_scale("push")
-        await self._send("PUSH", transfers, body=m.Carry())
 
     async def commit(
         self,
@@ -300,6 +304,27 @@ class Client:
         asked = {self.sessions[way].shard for way in ways}
         return all(session.shard in asked for session in self._behind())
 
+    def ask_to_stage(self, transfer: Transfer, future: Future) -> None:
+        """`push` of a frame; the future is told the answer. REQUIRES: `may_push`."""
+        session = self.sessions[transfer.way]
+        self._ask(
+            session, "PUSH", future, table=transfer.table, body=m.Carry(), payload=transfer.memory, round=self.round
+        )
+        self._driver.flush(session)
+
+    def ask_to_read(self, transfers: Sequence[Transfer], futures: Sequence[Future], *, wait_s: float) -> None:
+        """`pull` of these frames; the futures are told the answers. REQUIRES: `may_pull` where they lead."""
+        wait_s = 0.0 if self._torn is not None else wait_s
+        carry = m.Carry(at_least=self.decision, wait_s=wait_s)
+        timeout_s = wait_s + GRACE_S
+        for transfer, future in zip(transfers, futures, strict=True):
+            session = self.sessions[transfer.way]
+            memory = transfer.memory
+            self._ask(
+                session, "PULL", future, table=transfer.table, body=carry, destination=memory, timeout_s=timeout_s
+            )
+        self._flush()
+
     async def answers(self, futures: Sequence[Future]) -> list[Answer]:
         """To requests of slices. Raises the first failure, of a request or a slice, after all have ended."""
         try:
@@ -318,8 +343,9 @@ class Client:
         for transfer in transfers:
             session = self.sessions[transfer.way]
             round = self.round if op == "PUSH" else 0
-            asked = self._ask(session, op, table=transfer.table, body=body, payload=transfer.memory, round=round)
-            futures.append(asked)
+            future = self._driver.future()
+            self._ask(session, op, future, table=transfer.table, body=body, payload=transfer.memory, round=round)
+            futures.append(future)
             if op != "PUSH" or self._unfinished or not session.shares_memory:
                 self._driver.flush(session)  # the others are copied and only staged: the shard need not wake for each
         self._flush()
@@ -339,6 +365,7 @@ class Client:
             self._ask(
                 self.sessions[transfer.way],
                 op,
+                self._driver.future(),
                 table=transfer.table,
                 body=carry,
                 destination=transfer.memory,
@@ -386,13 +413,14 @@ class Client:
             raise
 
     def _request(self, session: Session, op: str, *, timeout_s: float | None = None, **parts: Any) -> Future:
-        future = self._ask(session, op, timeout_s=timeout_s, **parts)
+        future = self._ask(session, op, self._driver.future(), timeout_s=timeout_s, **parts)
         self._driver.flush(session)
         return future
 
-    def _ask(self, session: Session, op: str, *, timeout_s: float | None = None, **parts: Any) -> Future:
+    def _ask(
+        self, session: Session, op: str, future: Future, *, timeout_s: float | None = None, **parts: Any
+    ) -> Future:
         """A request that goes with the next flush."""
-        future = self._driver.future()
         chosen = self.timeout_s if timeout_s is None else timeout_s
         session.request(op, future, now=self._driver.now(), timeout_s=chosen, **parts)
         return future

@@ -52,8 +52,9 @@ class Early:
 
     hypers: Hypers
     commit: Started[Commit]
-    awaited: deque[Sequence[str]] = field(default_factory=deque)
-    """Names that are to be pulled together, once the decision is known."""
+    awaited: deque[tuple[Sequence[str], int | None]] = field(default_factory=deque)
+    """Names that are to be pulled together, once the decision is known; and the decision that they have here, if the
+    round may leave them as they are."""
     pulls: list[tuple[Sequence[str], Started[list[Any]]]] = field(default_factory=list)
     """With the names."""
     finish: Started[None] | None = None
@@ -133,10 +134,10 @@ class EagerStep(StoreStep):
         commit.future.add_done_callback(self._decided)
         return self._early
 
-    def _await(self, names: Sequence[str]) -> None:
+    def _await(self, names: Sequence[str], newer_than: int | None = None) -> None:
         """What becomes of these is pulled."""
         assert self._early is not None, "a round has begun in which they were pushed"
-        self._early.awaited.append(names)
+        self._early.awaited.append((names, newer_than))
         self._start_pulls()
 
     def _decided(self, commit: Future[Commit]) -> None:
@@ -148,10 +149,10 @@ class EagerStep(StoreStep):
         early, store = self._early, self._training.store
         with self._lock:
             while early is not None and early.is_decided and early.awaited:
-                names = early.awaited.popleft()
+                names, newer_than = early.awaited.popleft()
                 memory = [self._arriving[name] for name in names]
                 codec = self._codecs or None
-                pull = partial(store.start_pull_many, names, out=memory, if_newer_than=self._decision, codec=codec)
+                pull = partial(store.start_pull_many, names, out=memory, if_newer_than=newer_than, codec=codec)
                 early.pulls.append((names, Started(pull)))
 
     def _commit(self, overflow: Overflow, *, max_norm: float | None = None) -> Ended:
@@ -177,7 +178,7 @@ class EagerStep(StoreStep):
             self._prepare()
         awaited = {name for names, _ in early.pulls for name in names}
         if rest := [one.name for one in training.trained if one.name not in awaited]:
-            self._await(rest)
+            self._await(rest, newer_than=self._decision)
         early.finish = early.finish or Started(training.store.start_finish)
         came = {
             name
