@@ -98,9 +98,10 @@ void decode_blocks(const Encoded& encoded, int64_t begin, int64_t count, float* 
   }
 }
 
-// The elements from `begin` on, which begins a block or lies with all of them in one.
-void decode_range(const Encoded& encoded, int64_t begin, int64_t count, float* out) {
-  if (encoded.encoding == DType::kTopK) return decode_topk(encoded, begin, count, out);
+// The elements from `begin` on, which begins a block or lies with all of them in one. `entry`: as decode_topk().
+void decode_range(const Encoded& encoded, int64_t begin, int64_t count, float* out,
+                  int64_t& entry) {
+  if (encoded.encoding == DType::kTopK) return decode_topk(encoded, begin, count, out, entry);
   if (encoded.encoding == DType::kInt8) {
     return decode_blocks(encoded, begin, count, out,
                          [](float scale, const std::byte* codes, int64_t from, int64_t length,
@@ -116,9 +117,10 @@ void decode_loop(const Encoded& encoded, void* destination) {
   constexpr int64_t kBytes = sizeof(float);
   alignas(64) float block[kBlockElems];
   const auto num_elems = static_cast<int64_t>(encoded.num_elems);
+  int64_t entry = 0;
   for (int64_t begin = 0; begin < num_elems; begin += kBlockElems) {
     const int64_t count = std::min(kBlockElems, num_elems - begin);
-    decode_range(encoded, begin, count, block);
+    decode_range(encoded, begin, count, block, entry);
     std::memcpy(static_cast<std::byte*>(destination) + begin * kBytes, block,
                 static_cast<size_t>(count * kBytes));
   }

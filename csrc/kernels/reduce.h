@@ -28,19 +28,19 @@ constexpr std::array<T, kBlockElems> kNothing = [] {
 
 // How many at the front are added in one pass: 8, 4, 2 or 1 of one dtype.
 inline size_t group_size(std::span<const Contribution> contributions) {
-  constexpr size_t kLargest = 8;
   const DType dtype = contributions.front().dtype;
   size_t length = 1;
-  while (length < std::min(kLargest, contributions.size()) &&
+  while (length < std::min(kLargestGroup, contributions.size()) &&
          contributions[length].dtype == dtype) {
     ++length;
   }
   return std::bit_floor(length);
 }
 
+// `entries`: of the first contributions, as BlockSum has it for a group.
 template <class Sums, class T>
 void reduce_block(const SliceUpdate& update, double scale, int64_t begin, int64_t count,
-                  T* gradient) {
+                  T* gradient, std::span<int64_t> entries) {
   std::span<const Contribution> rest = update.contributions;
   BlockSum<T> sum{kNothing<T>.data(), gradient, begin, count};
   const T divisor = static_cast<T>(update.divisor);
@@ -48,6 +48,8 @@ void reduce_block(const SliceUpdate& update, double scale, int64_t begin, int64_
   while (!rest.empty()) {
     const std::span<const Contribution> group = rest.first(group_size(rest));
     rest = rest.subspan(group.size());
+    sum.entries = entries.first(std::min(group.size(), entries.size()));
+    entries = entries.subspan(sum.entries.size());
     if (rest.empty()) {
       sum.divisor = divisor;
       sum.scale = static_cast<T>(scale);
@@ -75,6 +77,12 @@ AddBlock<T> pass_of(const SliceUpdate& update) {
   return Sums::chosen(all, static_cast<T>(update.divisor));
 }
 
+// Of a slice that takes one pass: no more than 1 KiB of contributions.
+inline int64_t short_block_elems(std::span<const Contribution> all) {
+  const bool is_wide = all.size() == 8 && all.front().dtype == DType::kFloat32;
+  return is_wide ? kShortestBlockElems : kShortBlockElems;
+}
+
 // The gradient of a slice, times `scale`, a block at a time.
 template <class Sums, class T>
 class BlockGradient {
@@ -83,20 +91,21 @@ class BlockGradient {
       : update_(update),
         scale_(scale),
         sole_(scale == 1.0 ? sole_gradient<T>(update) : nullptr),
-        add_(sole_ == nullptr ? pass_of<Sums, T>(update) : nullptr) {}
+        add_(sole_ == nullptr ? pass_of<Sums, T>(update) : nullptr),
+        block_elems_(add_ == nullptr ? kBlockElems : short_block_elems(update.contributions)) {}
 
   // How many elements to ask for at once.
-  int64_t block_elems() const { return add_ == nullptr ? kBlockElems : kShortBlockElems; }
+  int64_t block_elems() const { return block_elems_; }
 
   // The elements from `begin` on, at most block_elems(); valid until the next call.
   const std::byte* block(int64_t begin, int64_t count) {
     if (sole_ != nullptr) return sole_ + begin * static_cast<int64_t>(sizeof(T));
-    if (add_ != nullptr && count == kShortBlockElems) {
+    if (add_ != nullptr && count == block_elems_) {
       add_({kNothing<T>.data(), reduced_, begin, count, static_cast<T>(update_.divisor),
             static_cast<T>(scale_)},
            update_.contributions.data(), update_.num_elems);
     } else {
-      reduce_block<Sums>(update_, scale_, begin, count, reduced_);
+      reduce_block<Sums>(update_, scale_, begin, count, reduced_, entries_);
     }
     return reinterpret_cast<const std::byte*>(reduced_);
   }
@@ -106,7 +115,9 @@ class BlockGradient {
   const double scale_;
   const std::byte* const sole_;
   const AddBlock<T> add_;
+  const int64_t block_elems_;
   alignas(64) T reduced_[kBlockElems];
+  int64_t entries_[4 * kLargestGroup] = {};  // those of later contributions are searched for
 };
 
 }  // namespace

@@ -5,7 +5,6 @@
 #pragma once
 
 #include <span>
-#include <utility>
 
 #include "kernels/codec_loops.h"
 #include "kernels/elements.h"
@@ -13,6 +12,9 @@
 
 namespace psstore {
 namespace {
+
+// Contributions that are added in one pass.
+constexpr size_t kLargestGroup = 8;
 
 // One block of the sum: what was added so far, where it goes, and what is done to it afterwards.
 template <class T>
@@ -25,6 +27,8 @@ struct BlockSum {
   // change nothing, and are free in a loop that waits for memory.
   T divisor = T(1);
   T scale = T(1);
+  // Of top-k contributions: where the entries of the next block begin, as far as somebody knows.
+  std::span<int64_t> entries = {};
 };
 
 // sum += w0*g0; sum += w1*g1; ... for `kGroup` contributions of one encoding: each product and each sum
@@ -58,25 +62,20 @@ void add_group(const BlockSum<T>& sum, std::span<const Contribution> group) {
   }
 }
 
-// Encoded blocks are decoded into the first-level cache, one after the other, and added from there.
-template <class T>
+// Encoded blocks are decoded into the first-level cache, and added from there as `Sums` adds floats.
+template <class Sums, class T>
 void add_encoded(BlockSum<T> sum, std::span<const Contribution> group, int64_t num_elems) {
-  const int64_t begin = std::exchange(sum.begin, 0);
-  const T divisor = std::exchange(sum.divisor, T(1));
-  const T scale = std::exchange(sum.scale, T(1));
-  for (const Contribution& contribution : group) {
-    alignas(64) float decoded[kBlockElems];
-    decode_range({contribution.dtype, contribution.data, contribution.num_bytes,
-                  static_cast<uint64_t>(num_elems)},
-                 begin, sum.count, decoded);
-    if (&contribution == &group.back()) {
-      sum.divisor = divisor;
-      sum.scale = scale;
-    }
-    const Contribution floats{decoded, DType::kFloat32, contribution.weight};
-    add_group<T, float, 1>(sum, &floats);
-    sum.before = sum.after;
+  alignas(64) float decoded[kLargestGroup][kBlockElems];
+  Contribution floats[kLargestGroup];
+  for (size_t k = 0; k < group.size(); ++k) {
+    int64_t unknown = 0;
+    decode_range(
+        {group[k].dtype, group[k].data, group[k].num_bytes, static_cast<uint64_t>(num_elems)},
+        sum.begin, sum.count, decoded[k], k < sum.entries.size() ? sum.entries[k] : unknown);
+    floats[k] = {decoded[k], DType::kFloat32, group[k].weight};
   }
+  sum.begin = 0;
+  Sums::add(sum, std::span<const Contribution>(floats, group.size()), num_elems);
 }
 
 // Adds a group of contributions to a block of a slice of `num_elems` elements.
@@ -101,7 +100,7 @@ struct ElementSums {
       case DType::kFloat16: return add_group<T, Float16>(sum, group);
       case DType::kInt8:
       case DType::kSign:
-      case DType::kTopK: return add_encoded(sum, group, num_elems);
+      case DType::kTopK: return add_encoded<ElementSums>(sum, group, num_elems);
     }
   }
 };

@@ -185,6 +185,35 @@ INSTANTIATE_TEST_SUITE_P(DTypes, SumTest,
                          testing::Values(DType::kFloat32, DType::kBFloat16, DType::kFloat16,
                                          DType::kInt8, DType::kSign));
 
+// Slices of several blocks; more workers than whose places in their payloads are remembered.
+TEST(TopKSumTest, IsTheSumOfWhatThePayloadsSay) {
+  constexpr int64_t kNumWorkers = 37;
+  for (const int64_t num_elems : {1, 512, 5 * 512 + 7}) {
+    std::vector<std::vector<std::byte>> payloads;
+    std::vector<Floats> said;
+    std::vector<Contribution> encoded, decoded;
+    for (int64_t rank = 0; rank < kNumWorkers; ++rank) {
+      const Floats floats =
+          random_floats(static_cast<size_t>(num_elems), static_cast<uint32_t>(rank));
+      const int64_t num_kept = num_elems * rank / (kNumWorkers - 1);  // from none to all
+      payloads.emplace_back(static_cast<size_t>(num_kept) * kTopKEntryBytes);
+      encode({DType::kTopK, floats.data(), nullptr, nullptr, num_elems, num_kept,
+              payloads.back().data()});
+      said.emplace_back(floats.size());
+      decode({DType::kTopK, payloads.back().data(), payloads.back().size(),
+              static_cast<uint64_t>(num_elems)},
+             said.back().data());
+      encoded.push_back({payloads.back().data(), DType::kTopK, 0.7F, payloads.back().size()});
+      decoded.push_back({said.back().data(), DType::kFloat32, 0.7F});
+    }
+    for (const KernelSet* kernels : runnable_kernels()) {
+      EXPECT_TRUE(Slice::same_bytes(sum_with(*kernels, encoded, 3, num_elems),
+                                    sum_with(kPlainKernels, decoded, 3, num_elems)))
+          << kernels->name << ", " << num_elems << " elements";
+    }
+  }
+}
+
 TEST_F(KernelTest, AScaledStepIsTheStepOfTheScaledGradient) {
   for (const RuleKind rule : kRules) {
     Slice scaled(rule);

@@ -35,6 +35,7 @@ struct VectorSums {
 
   // As ElementSums, which does what does not fill a short block.
   static void add(BlockSum<float> sum, std::span<const Contribution> group, int64_t num_elems) {
+    if (group.front().dtype == DType::kTopK) return add_encoded<VectorSums>(sum, group, num_elems);
     const AddBlock<float> add_whole = chosen(group, sum.divisor);
     const int64_t rest = add_whole == nullptr ? sum.count : sum.count % kShortBlockElems;
     sum.count -= rest;
