@@ -153,6 +153,21 @@ def test_topk_keeps_the_first_of_equals() -> None:
     assert list(payload.view(np.float32)[2:]) == [-3.0, 3.0]
 
 
+@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
+@pytest.mark.parametrize("kept", [1, 2, 15, 16, 17, 63, 64, 65, 2047])
+def test_topk_keeps_the_largest_wherever_they_lie(kept: int, instruction_set: str) -> None:
+    """Of 64 runs of 32 elements: one in each, all in a few of them, and many alike."""
+    spread = random_floats(2048, seed=kept)
+    gathered = spread[np.argsort(-np.abs(spread))]
+    alike = np.round(np.random.default_rng(kept).standard_normal(2048)).astype(np.float32)
+    for x in (spread, gathered, gathered[::-1].copy(), alike):
+        payload = np.zeros(8 * kept, np.uint8)
+        _core.encode_slice(_core.DTYPES["topk"], x, None, payload, kept, instruction_set=instruction_set)
+        indices = np.sort(np.argsort(-np.abs(x), kind="stable")[:kept])
+        assert_same(payload.view(np.uint32)[:kept], indices.astype(np.uint32))
+        assert_same(payload.view(np.float32)[kept:], x[indices])
+
+
 @pytest.mark.parametrize("kept", [0, 5])
 def test_topk_keeps_none_or_all(kept: int) -> None:
     source, residual = np.arange(5, dtype=np.float32), np.ones(5, np.float32)

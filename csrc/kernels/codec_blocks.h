@@ -36,10 +36,12 @@ inline void encode_int8_block(float scale, const float* x, int8_t* codes, float*
     std::fill_n(decoded, kEncodedBlock, scale * 0.0F);
     return;
   }
+  // Apart from each other: GCC 12 does the clamping of what becomes bytes as bytes, in masks.
+  float* shifted = decoded;
+  for_each_index(kEncodedBlock, [=](int64_t i) { shifted[i] = shifted_code(scale, x[i]); });
   for_each_index(kEncodedBlock, [=](int64_t i) {
-    const float shifted = shifted_code(scale, x[i]);
-    codes[i] = static_cast<int8_t>(std::bit_cast<uint32_t>(shifted));
-    decoded[i] = scale * (shifted - kRounder);
+    codes[i] = static_cast<int8_t>(std::bit_cast<uint32_t>(shifted[i]));
+    decoded[i] = scale * (shifted[i] - kRounder);
   });
 }
 

@@ -36,7 +36,7 @@ inline void read_block(const ToEncode& what, int64_t begin, int64_t count, float
     const std::byte* base = floats_from(what.base, begin);
     for_each_index(count, [=](int64_t i) { x[i] = load<float>(source, i) - load<float>(base, i); });
   } else {
-    std::memcpy(x, source, static_cast<size_t>(count) * sizeof(float));
+    for_each_index(count, [=](int64_t i) { x[i] = load<float>(source, i); });
   }
   std::fill(x + count, x + kEncodedBlock, 0.0F);
 }

@@ -10,22 +10,68 @@
 namespace psstore {
 namespace {
 
-// Calls `visit(i, x)` for the few elements x = at(i) whose magnitude passes the test: most chunks have none,
-// which the vectorised loop finds out.
+constexpr int64_t kChunk = 32;
+constexpr std::array<uint32_t, kChunk> kChunkBits = [] {
+  std::array<uint32_t, kChunk> bits{};
+  for (size_t i = 0; i < bits.size(); ++i) bits[i] = 1U << i;
+  return bits;
+}();
+
+// Which of `count` elements from `begin` on have a magnitude that passes the test, a bit for each.
+template <class At, class Test>
+[[gnu::always_inline]] inline uint32_t passing(At at, int64_t begin, int64_t count, Test test) {
+  uint32_t passed = 0;
+#pragma omp simd reduction(| : passed)
+  for (int64_t i = 0; i < count; ++i) {
+    passed |= test(magnitude_bits(at(begin + i))) ? kChunkBits[static_cast<size_t>(i)] : 0U;
+  }
+  return passed;
+}
+
+// Calls `visit(i, x)` for the few elements x = at(i) whose magnitude passes the test.
 template <class At, class Test, class Visit>
 void visit_few(At at, int64_t num_elems, Test test, Visit visit) {
-  constexpr int64_t kChunk = 32;
-  for (int64_t begin = 0; begin < num_elems; begin += kChunk) {
-    const int64_t count = std::min(kChunk, num_elems - begin);
-    uint32_t any = 0;
-#pragma omp simd reduction(| : any)
-    for (int64_t i = begin; i < begin + count; ++i) any |= test(magnitude_bits(at(i))) ? 1U : 0U;
-    if (any == 0) continue;
-    for (int64_t i = begin; i < begin + count; ++i) {
-      const float x = at(i);
-      if (test(magnitude_bits(x))) visit(i, x);
+  const auto visit_chunk = [&](int64_t begin, uint32_t passed) {
+    for (; passed != 0; passed &= passed - 1) {
+      const int64_t i = begin + std::countr_zero(passed);
+      visit(i, at(i));
     }
+  };
+  int64_t begin = 0;
+  for (; begin + kChunk <= num_elems; begin += kChunk) {
+    visit_chunk(begin, passing(at, begin, kChunk, test));
   }
+  visit_chunk(begin, passing(at, begin, num_elems - begin, test));
+}
+
+constexpr int kFirstDigitShift = 31 - kDigitBits[0];
+using DigitCounts = std::array<uint32_t, 1 << kDigitBits[0]>;
+
+// The highest digit that, with those above, was counted `k` times at least; `k` becomes how many of the digit
+// itself these are. REQUIRES: that many were counted.
+inline uint32_t digit_of(const DigitCounts& counts, uint32_t highest, int64_t& k) {
+  uint32_t digit = highest;
+  for (; counts[digit] < k; --digit) k -= counts[digit];
+  return digit;
+}
+
+// A magnitude that k elements reach, with as few others as a glance shows: so many chunks have one that does.
+// 0 where k is too large for that.
+template <class At>
+uint32_t low_magnitude(At at, int64_t num_elems, int64_t k) {
+  const int64_t num_chunks = num_elems / kChunk;
+  if (num_chunks < k) return 0;
+  DigitCounts counts{};
+  for (int64_t chunk = 0; chunk < num_chunks; ++chunk) {
+    int32_t largest = 0;
+#pragma omp simd reduction(max : largest)
+    for (int64_t i = chunk * kChunk; i < (chunk + 1) * kChunk; ++i) {
+      const auto magnitude = static_cast<int32_t>(magnitude_bits(at(i)));
+      largest = magnitude > largest ? magnitude : largest;
+    }
+    ++counts[static_cast<uint32_t>(largest) >> kFirstDigitShift];
+  }
+  return digit_of(counts, counts.size() - 1, k) << kFirstDigitShift;
 }
 
 // The k-th largest magnitude, digit by digit from the highest on: each pass counts the elements that share
@@ -33,7 +79,8 @@ void visit_few(At at, int64_t num_elems, Test test, Visit visit) {
 // matters. `at(i)` is element i. REQUIRES: 1 <= k <= num_elems.
 template <class At>
 Cut find_cut(At at, int64_t num_elems, int64_t k) {
-  std::array<uint32_t, 1 << kDigitBits[0]> counts;
+  const uint32_t low = low_magnitude(at, num_elems, k);
+  DigitCounts counts;
   Cut cut{0, k};
   int shift = 31;
   for (const int bits : kDigitBits) {
@@ -41,14 +88,12 @@ Cut find_cut(At at, int64_t num_elems, int64_t k) {
     const int shift_above = shift;
     shift -= bits;
     const uint32_t mask = (1U << bits) - 1;
-    const auto shares_digits = [=](uint32_t magnitude) {
-      return magnitude >> shift_above == cut.magnitude;
+    const auto counted = [=](uint32_t magnitude) {
+      return magnitude >= low && magnitude >> shift_above == cut.magnitude;
     };
-    visit_few(at, num_elems, shares_digits,
+    visit_few(at, num_elems, counted,
               [&](int64_t, float x) { ++counts[magnitude_bits(x) >> shift & mask]; });
-    uint32_t digit = mask;
-    for (; counts[digit] < cut.num_equal; --digit) cut.num_equal -= counts[digit];
-    cut.magnitude = cut.magnitude << bits | digit;
+    cut.magnitude = cut.magnitude << bits | digit_of(counts, mask, cut.num_equal);
   }
   return cut;
 }

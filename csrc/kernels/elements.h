@@ -24,7 +24,8 @@ constexpr int64_t kShortestBlockElems = 32;  // of eight float32: the bytes of f
 //
 // Measured from memory with AVX-512 on Zen 5, as a share of the speed of a loop that only adds (docs/performance.md):
 // SGD and Adam with four gradients 0.73 and 0.71 in blocks of 512 elements, fetched 1 KiB ahead; 0.96 and 1.00 in
-// blocks of 64, and 1.04 and 1.00 with those 2 KiB ahead. With eight 0.83 and 0.88 in blocks of 64, 0.94 and 1.00 of 32.
+// blocks of 64, and 1.04 and 1.00 with those 2 KiB ahead. With eight 0.83 and 0.88 in blocks of 64,
+// 0.94 and 1.00 in blocks of 32.
 constexpr int64_t kCacheLineBytes = 64;
 constexpr int64_t kPrefetchBytes = 2048;
 
