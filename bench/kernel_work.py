@@ -18,24 +18,17 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from bench.kernel_inputs import READS, Add, Bytes, Floats, Read, adding, gradients, payload_bytes
 from bench.parity import Case, state_names
 from psstore import _core
-
-Floats = npt.NDArray[np.float32]
-Bytes = npt.NDArray[np.uint8]
 
 Work = Callable[[int], object]
 """Takes a step on the slice of that number."""
 
 FLOAT32 = _core.DTYPES["float32"]
 
-INT8_BLOCK = 256
-
 NUMPY_BLOCK = 1 << 14
 """Elements that numpy works on at a time: what it makes on the way stays in the second-level cache."""
-
-READS = {"float32": "float", "bfloat16": "uint16_t", "float16": "uint16_t", "int8": "int8_t"}
-"""What the plain loop reads in a contribution's place."""
 
 
 @dataclass(frozen=True)
@@ -60,12 +53,12 @@ class Task:
     @property
     def bytes_per_parameter(self) -> float:
         """DESIGN: contributions are read, value and states read and written."""
-        return self.num_workers * _input_bytes(self.inputs, self.num_elems) / self.num_elems + 8 + 8 * self.num_states
+        return self.num_workers * payload_bytes(self.inputs, self.num_elems) / self.num_elems + 8 + 8 * self.num_states
 
     @property
     def gradients(self) -> list[list[Bytes]]:
         """(worker, slot): as they come over the wire."""
-        return _gradients(self.num_workers, self.inputs, self.num_slots, self.num_elems)
+        return gradients(self.num_workers, self.inputs, self.num_slots, self.num_elems)
 
     def arrays(self, content: float = 0.5) -> list[Floats]:
         """One for each slice: values before the first step, by default."""
@@ -96,7 +89,6 @@ def core_work(task: Task, values: Sequence[Floats]) -> Work:
 
 
 def plain_work(task: Task) -> Work:
-    """Bytes of contributions that are not elements of int8, its scales, are left out: 1.5 % of them."""
     loop = _compiled(READS[task.inputs], task.num_workers, 1 + task.num_states)
     changed = [task.arrays() for _ in range(1 + task.num_states)]
 
@@ -111,10 +103,12 @@ def torch_work(task: Task, values: Sequence[Floats], *, fused: bool) -> Work:
     """One optimizer for each slice, so that the sum is in the cache still when it is applied: its best setting."""
     parameters = [torch.nn.Parameter(torch.from_numpy(value)) for value in values]
     optimizers = [optimizer_of(task.case, [parameter], fused=fused) for parameter in parameters]
-    gradients = [[_as_tensors(one, task.inputs) for one in worker] for worker in task.gradients]
+    add = [[adding(task.inputs, one, task.num_elems) for one in worker] for worker in task.gradients]
+    sole = task.num_workers == 1 and task.inputs == "float32"
+    views = [torch.from_numpy(one.view(np.float32)) for one in task.gradients[0]] if sole else []
 
     def work(slot: int) -> None:
-        parameters[slot].grad = _mean([worker[slot] for worker in gradients])
+        parameters[slot].grad = views[slot] if sole else _mean([worker[slot] for worker in add])
         optimizers[slot].step()
 
     return work
@@ -146,29 +140,12 @@ def optimizer_of(case: Case, parameters: list[torch.nn.Parameter], *, fused: boo
     return torch.optim.Adam(parameters, fused=fused, foreach=not fused)
 
 
-def _mean(gradients: Sequence[tuple[torch.Tensor, ...]]) -> torch.Tensor:
-    first, *others = gradients
-    if not others and first[0].dtype == torch.float32 and len(first) == 1:
-        return first[0]
-    total = _decoded(first) if len(first) > 1 else first[0].to(torch.float32, copy=True)
-    for other in others:
-        total.add_(_decoded(other))
-    return total.div_(len(gradients)).view(-1)
-
-
-def _decoded(gradient: tuple[torch.Tensor, ...]) -> torch.Tensor:
-    """Halves as they are: torch widens them while it adds."""
-    return gradient[0] if len(gradient) == 1 else torch.mul(*gradient)
-
-
-def _as_tensors(payload: Bytes, inputs: str) -> tuple[torch.Tensor, ...]:
-    """The elements; of int8 the codes and the scales, a row for each block."""
-    flat = torch.from_numpy(payload)
-    if inputs != "int8":
-        return (flat.view(getattr(torch, inputs)),)
-    num_scales = flat.numel() // (INT8_BLOCK + 4)
-    scales, codes = flat[: 4 * num_scales], flat[4 * num_scales :]
-    return codes.view(torch.int8).view(-1, INT8_BLOCK), scales.view(torch.float32).view(-1, 1)
+def _mean(adds: Sequence[Add]) -> torch.Tensor:
+    total = None
+    for add in adds:
+        total = add(total)
+    assert total is not None
+    return total.div_(len(adds))
 
 
 def _numpy_sgd(value: Floats, gradient: Floats, spare: Floats) -> None:
@@ -189,41 +166,23 @@ def _numpy_adam(value: Floats, gradient: Floats, spare: Floats, exp_avg: Floats,
     value -= np.multiply(np.divide(exp_avg, spare, out=spare), np.float32(1e-3), out=spare)
 
 
-@lru_cache(maxsize=1)
-def _gradients(num_workers: int, inputs: str, num_slots: int, num_elems: int) -> list[list[Bytes]]:
-    random = np.random.default_rng(0).standard_normal(num_elems, dtype=np.float32)
-    return [
-        [_encoded(random + np.float32(slot + worker), inputs) for slot in range(num_slots)]
-        for worker in range(num_workers)
-    ]
-
-
-def _input_bytes(inputs: str, num_elems: int) -> int:
-    if inputs == "int8":
-        return num_elems + 4 * -(-num_elems // INT8_BLOCK)
-    return num_elems * (4 if inputs == "float32" else 2)
-
-
-def _encoded(gradient: Floats, inputs: str) -> Bytes:
-    payload = np.empty(_input_bytes(inputs, gradient.size), np.uint8)
-    if inputs == "int8":
-        _core.encode_slice(_core.DTYPES["int8"], gradient.data, None, payload.data)
-    else:
-        _core.convert(gradient.data, FLOAT32, payload.data, _core.DTYPES[inputs])
-    return payload
-
-
 def _pointers(arrays: Sequence[npt.NDArray[Any]]) -> ctypes.Array[ctypes.c_void_p]:
     return (ctypes.c_void_p * len(arrays))(*(array.ctypes.data for array in arrays))
 
 
-def _compiled(read: str, num_reads: int, num_changed: int) -> Callable[..., None]:
+@lru_cache
+def _compiled(read: Read, num_reads: int, num_changed: int) -> Callable[..., None]:
     """plain_loop.c for that mix."""
-    source = Path(__file__).with_name("plain_loop.c")
+    return compiled("plain_loop", READ=read.c_type, ELEMS=read.elems, READS=num_reads, CHANGED=num_changed)
+
+
+def compiled(name: str, **macros: str | int) -> Callable[..., None]:
+    """The function of that name in a C file of that name."""
+    source = Path(__file__).with_name(f"{name}.c")
     with tempfile.TemporaryDirectory() as folder:
-        library = Path(folder) / "plain_loop.so"
-        mix = [f"-DREAD={read}", f"-DREADS={num_reads}", f"-DCHANGED={num_changed}"]
+        library = Path(folder) / f"{name}.so"
+        defined = [f"-D{macro}={value}" for macro, value in macros.items()]
         flags = ["-O3", "-march=native", "-fopenmp-simd", "-shared", "-fPIC"]
-        subprocess.run(["cc", *flags, *mix, "-o", str(library), str(source)], check=True)
-        loop: Callable[..., None] = ctypes.CDLL(str(library)).plain_loop
+        subprocess.run(["cc", *flags, *defined, "-o", str(library), str(source)], check=True)
+        loop: Callable[..., None] = getattr(ctypes.CDLL(str(library)), name)
         return loop

@@ -3,9 +3,10 @@
     OPENBLAS_NUM_THREADS=1 python -m bench.kernels [--quick] [--part PART] [--json FILE] [--plot FILE.png]
 
 Axes: rule, number of workers W, dtype of the gradients, threads; 25 M parameters in slices of 4 MiB (numpy's arrays of
-that size lie on huge pages where the system has them; all contestants' do), and 10,000 small slices. The limit is
-plain_loop.c: a loop that reads and writes as many arrays and only adds, compiled here with prefetching, on the same
-gradients. Bytes per parameter: W gradients, value and states read, value and states written.
+that size lie on huge pages where the system has them; all contestants' do), 8 M with --quick; 10,000 small slices; and
+the encoders. The limit is plain_loop.c: a loop that reads and writes as many arrays and only adds, compiled here with
+prefetching, on the same gradients; of encoders copy_loop.c. Bytes per parameter: W gradients, value and states read,
+value and states written.
 """
 
 from __future__ import annotations
@@ -18,8 +19,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
+from bench import encoders
 from bench.command import Subject, run
 from bench.harness import Series, Turn, alternate
+from bench.kernel_inputs import READS
 from bench.kernel_work import Task, Work, core_work, numpy_work, plain_work, torch_work
 from bench.machine import machine
 from bench.parity import Case
@@ -48,38 +51,48 @@ HEADERS = (
 
 SMALL_HEADERS = ("rule", "W", "slices of", "psstore ms", f"× {FUSED}", f"× {FOREACH}")
 
-NUM_SLOTS = 24
-"""Slices of 4 MiB: 25 M parameters."""
+SLICE_ELEMS = 1 << 20
+
+NUM_SLOTS, NUM_SLOTS_QUICK = 24, 8
+"""Slices of 4 MiB: 25 M and 8 M parameters. More than the last-level cache holds, with their gradients."""
 
 SLOTS_PER_TURN = 4
 """Few, so that the contestants take turns often: what else the machine does then slows all alike."""
 
-PARTS = ("workers", "inputs", "threads", "small")
+PARTS = ("workers", "inputs", "threads", "small", "encoders")
+
+INPUTS = tuple(name for name in READS if name != "float32")
 
 
 def tasks(part: str, quick: bool) -> list[Task]:
-    cases = CASES[::2] if quick else CASES
     axes = {
-        "workers": [(num_workers, "float32", 1) for num_workers in ((1, 4) if quick else (1, 2, 4, 8))],
-        "inputs": [(4, inputs, 1) for inputs in ("bfloat16", "float16", "int8")],
-        "threads": [(4, "float32", 2)],
-    }[part]
+        "workers": [(num_workers, "float32", 1) for num_workers in (1, 2, 4, 8)],
+        "inputs": [(num_workers, inputs, 1) for inputs in INPUTS for num_workers in (2, 4, 8)],
+        "threads": [(num_workers, "float32", 2) for num_workers in (1, 2, 4, 8)],
+    }.get(part, [])
     return [
-        Task(case, num_workers, inputs, num_threads, NUM_SLOTS, 1 << 20)
+        Task(case, num_workers, inputs, num_threads, NUM_SLOTS_QUICK if quick else NUM_SLOTS, SLICE_ELEMS)
         for num_workers, inputs, num_threads in axes
-        for case in cases
+        for case in CASES
     ]
 
 
 def small_tasks(quick: bool) -> list[SmallTask]:
-    sizes = (256,) if quick else (256, 1024)
-    workers = (4,) if quick else (1, 4)
     return [
         SmallTask(case, num_workers, 10_000, num_elems)
-        for num_elems in sizes
-        for num_workers in workers
-        for case in (CASES[::2] if quick else CASES)
+        for num_elems in ((256,) if quick else (256, 1024))
+        for num_workers in ((4,) if quick else (1, 4))
+        for case in CASES
     ]
+
+
+TITLES = {
+    "workers": "Sum of W gradients and a step",
+    "inputs": "The same of gradients in fewer bytes",
+    "threads": "The same with two threads",
+    "small": "The same of 10,000 small slices: a shard's apply, torch over a list",
+    "encoders": "A gradient encoded",
+}
 
 
 def walk(task: Task, work: Work, *, first_slot: int, pool: ThreadPoolExecutor | None) -> Turn:
@@ -179,37 +192,40 @@ def chart(name: str, title: str, groups: Sequence[tuple[str, dict[str, Series]]]
 
 def measured(options: argparse.Namespace) -> Report:
     rounds = 6 if options.quick else 30
-    parts = [options.part] if options.part else PARTS
-    large = [task for part in parts if part != "small" for task in tasks(part, options.quick)]
+    parts = options.part or PARTS
+    found = {part: [(task, measure(task, rounds=rounds)) for task in tasks(part, options.quick)] for part in parts}
     small = small_tasks(options.quick) if "small" in parts else []
-    found = [(task, measure(task, rounds=rounds)) for task in large]
-    found_small = [(task, measure_small(task, rounds=rounds // 6)) for task in small]
-    tables = []
-    if found:
-        tables.append(Table("Sum of W gradients and a step", HEADERS, [row(*one) for one in found]))
+    found_small = [(task, measure_small(task, rounds=max(2, rounds // 6))) for task in small]
+    encoder_tasks = encoders.tasks(NUM_SLOTS_QUICK, SLICE_ELEMS) if "encoders" in parts else []
+    found_encoders = [(task, encoders.measure(task, rounds=8 * rounds)) for task in encoder_tasks]
+    tables = [Table(TITLES[part], HEADERS, [row(*one) for one in rows]) for part, rows in found.items() if rows]
     if found_small:
-        title = "The same of 10,000 small slices: a shard's apply, torch over a list"
-        tables.append(Table(title, SMALL_HEADERS, [small_row(*one) for one in found_small]))
-    named = [(str(task), one) for task, one in found]
+        tables.append(Table(TITLES["small"], SMALL_HEADERS, [small_row(*one) for one in found_small]))
+    if found_encoders:
+        rows = [encoders.row(*one) for one in found_encoders]
+        tables.append(Table(TITLES["encoders"], encoders.HEADERS, rows))
+    named = {part: [(str(task), one) for task, one in rows] for part, rows in found.items() if rows}
     named_small = [(str(task), one) for task, one in found_small]
+    named_encoders = [(str(task), one) for task, one in found_encoders]
+    steps = [one for rows in named.values() for one in rows] + named_small
     return Report(
         subject="kernels",
         about=(__doc__ or "").partition("\n")[0],
         tables=tables,
         notes=[] if shutil.which("cc") else ["no limit: plain_loop.c needs a C compiler, `cc`"],
-        charts=[chart(options.part or "steps", "Sum of W gradients and a step", named)] if named else [],
+        charts=[chart(part, TITLES[part], rows) for part, rows in named.items()],
         figures=[
             {"title": title, "name": name, "times_s": series.times_s}
-            for title, one in named + named_small
+            for title, one in steps + named_encoders
             for name, series in one.items()
         ],
-        summary=[summary_row(*one) for one in named + named_small if "W = 4" in one[0]],
+        summary=[summary_row(*one) for one in steps if "W = 4" in one[0] and "1 threads" in one[0]],
         machine={"instruction set": _core.instruction_sets()[0], **machine("torch")},
     )
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--part", choices=PARTS, help="only this axis")
+    parser.add_argument("--part", action="append", choices=PARTS, help="only this part (may be given several times)")
 
 
 SUBJECT = Subject("kernels", "the pass that sums gradients and steps", measured, add_options, isolated=False)

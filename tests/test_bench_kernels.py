@@ -7,8 +7,10 @@ import shutil
 import numpy as np
 import pytest
 import torch
+from bench import encoders
 from bench.harness import Series
-from bench.kernel_work import READS, Task, core_work, numpy_work, plain_work, torch_work
+from bench.kernel_inputs import READS
+from bench.kernel_work import Task, core_work, numpy_work, plain_work, torch_work
 from bench.kernels import CASES, OURS, measure_small, row, small_row
 from bench.parity import Case
 from bench.small_slices import SmallTask
@@ -20,7 +22,7 @@ SGD_CASES = [case for case in CASES if case.rule == "sgd"]
 @pytest.mark.parametrize("inputs", READS)
 @pytest.mark.parametrize("case", SGD_CASES, ids=str)
 def test_contestants_come_to_the_same_values(case: Case, inputs: str) -> None:
-    task = Task(case, num_workers=3, inputs=inputs, num_threads=1, num_slots=2, num_elems=512)
+    task = Task(case, num_workers=3, inputs=inputs, num_threads=1, num_slots=2, num_elems=1024)
     ours, *others = (task.arrays() for _ in range(4 if inputs == "float32" else 3))
     core_work(task, ours)(1)
     torch_work(task, others[0], fused=True)(1)
@@ -35,7 +37,7 @@ def test_contestants_come_to_the_same_values(case: Case, inputs: str) -> None:
 @pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
 def test_the_plain_loop_runs_on_every_dtype() -> None:
     for inputs in READS:
-        task = Task(CASES[-1], num_workers=2, inputs=inputs, num_threads=1, num_slots=1, num_elems=512)
+        task = Task(CASES[-1], num_workers=2, inputs=inputs, num_threads=1, num_slots=1, num_elems=1024)
         plain_work(task)(0)
 
 
@@ -45,6 +47,26 @@ def test_small_slices_are_measured_in_a_shard() -> None:
     found = measure_small(task, rounds=1)
     torch.set_num_threads(threads)
     assert small_row(task, found)[:3] == ["adam()", "2", "1 KiB"]
+
+
+@pytest.mark.parametrize("encoding", ["int8", "sign", "topk"])
+def test_encoders_lose_the_same(encoding: str) -> None:
+    task = encoders.EncoderTask(encoding, num_slots=2, num_elems=1024)
+    ours, torchs = task.residuals(), task.residuals()
+    for _ in range(2):
+        encoders.core_work(task, task.sources(), ours)(1)
+        encoders.torch_work(task, task.sources(), torchs)(1)
+    np.testing.assert_allclose(ours, torchs, rtol=1e-4, atol=1e-6)
+    assert ours[1].any()
+
+
+@pytest.mark.parametrize("encoding", ["bfloat16", "int8", "sign", "topk"])
+def test_encoders_are_measured(encoding: str) -> None:
+    task = encoders.EncoderTask(encoding, num_slots=2, num_elems=1024)
+    threads = torch.get_num_threads()
+    found = encoders.measure(task, rounds=1)
+    torch.set_num_threads(threads)
+    assert encoders.row(task, found)[0] == encoding
 
 
 def test_a_row_tells_how_many_times_as_fast() -> None:
