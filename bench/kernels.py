@@ -49,6 +49,9 @@ HEADERS = (
     f"× {NUMPY}",
 )
 
+Named = tuple[str, dict[str, Series]]
+"""A case, and what each contestant took."""
+
 SMALL_HEADERS = ("rule", "W", "slices of", "psstore ms", f"× {FUSED}", f"× {FOREACH}")
 
 SLICE_ELEMS = 1 << 20
@@ -61,6 +64,8 @@ SLOTS_PER_TURN = 4
 
 PARTS = ("workers", "inputs", "threads", "small", "encoders")
 
+CHARTED = ("workers", "inputs", "threads")
+
 INPUTS = tuple(name for name in READS if name != "float32")
 
 
@@ -69,7 +74,7 @@ def tasks(part: str, quick: bool) -> list[Task]:
         "workers": [(num_workers, "float32", 1) for num_workers in (1, 2, 4, 8)],
         "inputs": [(num_workers, inputs, 1) for inputs in INPUTS for num_workers in (2, 4, 8)],
         "threads": [(num_workers, "float32", 2) for num_workers in (1, 2, 4, 8)],
-    }.get(part, [])
+    }[part]
     return [
         Task(case, num_workers, inputs, num_threads, NUM_SLOTS_QUICK if quick else NUM_SLOTS, SLICE_ELEMS)
         for num_workers, inputs, num_threads in axes
@@ -185,41 +190,50 @@ def summary_row(what: str, found: dict[str, Series]) -> list[Cell]:
     return ["kernels", what, f"{1e3 * ours:.1f} ms", limit and ours / limit, ours / min(peers)]
 
 
-def chart(name: str, title: str, groups: Sequence[tuple[str, dict[str, Series]]]) -> Chart:
+def _of_four(cases: Sequence[Named]) -> list[Named]:
+    return [one for one in cases if "W = 4" in one[0]]
+
+
+def chart(name: str, title: str, groups: Sequence[Named]) -> Chart:
     series = {group: {contestant: 1e3 * one.median for contestant, one in found.items()} for group, found in groups}
     return Chart(name=name, title=title, unit="ms", series=series)
 
 
+def measured_part(part: str, quick: bool) -> tuple[Table, list[Named]]:
+    rounds = 6 if quick else 30
+    if part == "small":
+        small = [(task, measure_small(task, rounds=max(2, rounds // 6))) for task in small_tasks(quick)]
+        return Table(TITLES[part], SMALL_HEADERS, [small_row(*one) for one in small]), _named(small)
+    if part == "encoders":
+        each = encoders.tasks(NUM_SLOTS_QUICK, SLICE_ELEMS)
+        encoded = [(task, encoders.measure(task, rounds=8 * rounds)) for task in each]
+        return Table(TITLES[part], encoders.HEADERS, [encoders.row(*one) for one in encoded]), _named(encoded)
+    found = [(task, measure(task, rounds=rounds)) for task in tasks(part, quick)]
+    return Table(TITLES[part], HEADERS, [row(*one) for one in found]), _named(found)
+
+
+def _named(found: Sequence[tuple[object, dict[str, Series]]]) -> list[Named]:
+    return [(str(task), series) for task, series in found]
+
+
 def measured(options: argparse.Namespace) -> Report:
-    rounds = 6 if options.quick else 30
-    parts = options.part or PARTS
-    found = {part: [(task, measure(task, rounds=rounds)) for task in tasks(part, options.quick)] for part in parts}
-    small = small_tasks(options.quick) if "small" in parts else []
-    found_small = [(task, measure_small(task, rounds=max(2, rounds // 6))) for task in small]
-    encoder_tasks = encoders.tasks(NUM_SLOTS_QUICK, SLICE_ELEMS) if "encoders" in parts else []
-    found_encoders = [(task, encoders.measure(task, rounds=8 * rounds)) for task in encoder_tasks]
-    tables = [Table(TITLES[part], HEADERS, [row(*one) for one in rows]) for part, rows in found.items() if rows]
-    if found_small:
-        tables.append(Table(TITLES["small"], SMALL_HEADERS, [small_row(*one) for one in found_small]))
-    if found_encoders:
-        rows = [encoders.row(*one) for one in found_encoders]
-        tables.append(Table(TITLES["encoders"], encoders.HEADERS, rows))
-    named = {part: [(str(task), one) for task, one in rows] for part, rows in found.items() if rows}
-    named_small = [(str(task), one) for task, one in found_small]
-    named_encoders = [(str(task), one) for task, one in found_encoders]
-    steps = [one for rows in named.values() for one in rows] + named_small
+    found = {part: measured_part(part, options.quick) for part in options.part or PARTS}
+    cases = [one for _, named in found.values() for one in named]
+    charted = {part: named for part, (_, named) in found.items() if part in CHARTED}
     return Report(
         subject="kernels",
         about=(__doc__ or "").partition("\n")[0],
-        tables=tables,
+        tables=[table for table, _ in found.values()],
         notes=[] if shutil.which("cc") else ["no limit: plain_loop.c needs a C compiler, `cc`"],
-        charts=[chart(part, TITLES[part], rows) for part, rows in named.items()],
+        charts=[
+            chart(part, TITLES[part], _of_four(named) if part == "inputs" else named) for part, named in charted.items()
+        ],
         figures=[
             {"title": title, "name": name, "times_s": series.times_s}
-            for title, one in steps + named_encoders
+            for title, one in cases
             for name, series in one.items()
         ],
-        summary=[summary_row(*one) for one in steps if "W = 4" in one[0] and "1 threads" in one[0]],
+        summary=[summary_row(*one) for one in _of_four(cases) if "2 threads" not in one[0]],
         machine={"instruction set": _core.instruction_sets()[0], **machine("torch")},
     )
 

@@ -154,6 +154,9 @@ def _loaded(callers: Mapping[str, Mapping[str, Any]], transport: str) -> Iterato
 
 # ---- kernels ----
 
+NAMED_INPUTS = "(float32|bfloat16|float16|int8)"
+"""Of gradients that have a target; others are measured, too."""
+
 
 def kernels(pattern: str, other: str) -> Ratios:
     """How many times as fast as `other`, of the cases whose titles match."""
@@ -284,7 +287,7 @@ TARGETS: Sequence[Target] = (
     Target(
         "kernels",
         "W = 4",
-        kernels(r"W = 4, \w+, \d thread", "plain loop"),
+        kernels(rf"W = 4, {NAMED_INPUTS}, ", "plain loop"),
         at_least=0.90,
         unit="of the plain loop's rate",
         why="[the kernels](#kernels)",
@@ -292,7 +295,7 @@ TARGETS: Sequence[Target] = (
     Target(
         "kernels",
         "W = 8",
-        kernels(r"W = 8, \w+, \d thread", "plain loop"),
+        kernels(rf"W = 8, {NAMED_INPUTS}, ", "plain loop"),
         at_least=0.90,
         unit="of the plain loop's rate",
         why="[eight gradients](#eight-gradients)",
