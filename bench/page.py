@@ -1,8 +1,9 @@
-"""Writes reports into a page, so that no figure in the docs was typed by hand.
+"""Writes reports into pages, so that no figure in the docs was typed by hand.
 
-    python -m bench.page docs/performance.md REPORT.json... [--plot FOLDER]
+    python -m bench.page [PAGE.md...] REPORT.json... [--plot FOLDER]
 
-What stands between such a line and the next `<!-- end -->` is replaced:
+Without a page: into all that have places for reports. What stands between such a place and the next `<!-- end -->` is
+replaced:
 
     <!-- bench: SUBJECT -->                that subject's report; several of one subject are its parts
     <!-- bench: SUBJECT TEXT -->           its tables and charts with TEXT in their titles
@@ -69,14 +70,15 @@ def _section(report: Report, images: str | None) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.page", description="Writes reports into a page.")
-    parser.add_argument("page", type=Path)
-    parser.add_argument("reports", type=Path, nargs="+", metavar="REPORT.json")
+    parser = argparse.ArgumentParser(prog="python -m bench.page", description="Writes reports into pages.")
+    parser.add_argument("files", type=Path, nargs="+", metavar="[PAGE.md...] REPORT.json...")
     parser.add_argument("--plot", type=Path, metavar="FOLDER", help="also draw the charts there, and show them")
     chosen = parser.parse_args()
-    reports = by_subject([Report.load(path) for path in chosen.reports])
-    images = os.path.relpath(chosen.plot, chosen.page.parent) if chosen.plot else None
-    chosen.page.write_text(filled(chosen.page.read_text(), reports, images))
+    named = [path for path in chosen.files if path.suffix == ".md"]
+    reports = by_subject([Report.load(path) for path in chosen.files if path not in named])
+    for page in named or [*Path().glob("*.md"), *Path("docs").glob("*.md")]:
+        images = os.path.relpath(chosen.plot, page.parent) if chosen.plot else None
+        page.write_text(filled(page.read_text(), reports, images))
     if chosen.plot:
         from bench.plots import draw  # only who draws needs matplotlib
 

@@ -19,6 +19,7 @@ from time import process_time
 import pytest
 from bench import __main__ as every_subject
 from bench import latency
+from bench import page as pages
 from bench.callers import raw_caller, store_caller
 from bench.command import Subject, run
 from bench.comparison import Entry, comparison, comparison_chart, comparison_summary
@@ -120,6 +121,18 @@ def test_a_page_gets_reports_where_it_has_a_place_for_them() -> None:
     assert "![title](images/dense-chart.png)\n\n<!-- end -->\n<!-- bench: kernels -->\nkept\n<!-- end -->" in found
     assert "old" not in found
     assert filled(found, [a_report("dense", "large")], images="images") == found
+
+
+def test_all_pages_with_places_get_the_reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    paths = [tmp_path / "README.md", tmp_path / "docs" / "a.md"]
+    (tmp_path / "docs").mkdir()
+    for path in paths:
+        path.write_text("<!-- bench: dense -->\n<!-- end -->")
+    a_report("dense").save(tmp_path / "dense.json")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["bench.page", "dense.json"])
+    pages.main()
+    assert all("about dense" in path.read_text() for path in paths)
 
 
 def test_a_page_gets_the_tables_and_charts_that_it_asks_for() -> None:
