@@ -53,17 +53,8 @@ class LaunchMemorySource {
 // kind of kernel that the batch needs, whatever its number of slices. `hyper` and `contributions` are read
 // before the call returns; `value_*`, `state`, `shadow` and the contributions' data are device memory.
 // REQUIRES: the slices' outputs do not overlap.
-//
-// Captured into a CUDA graph it is one copy and these launches; see cuda_rewrite_batch().
 void cuda_reduce_update_async(std::span<const SliceUpdate> batch, LaunchMemorySource& memory,
                               CudaStream stream);
-
-// The next launch of a graph that captured cuda_reduce_update_async() with this memory takes the step of
-// `batch` (new hyper-parameters, step numbers, weights, addresses). Host work only. REQUIRES: no launch of
-// the graph is under way that has not yet copied the old descriptors. Throws Error(INTERNAL) and changes
-// nothing if the batch would need other launches than the captured ones: each slice must have the rule,
-// options, dtypes, number of contributions and size that it had, and its value the same alignment to 16.
-void cuda_rewrite_batch(std::span<const SliceUpdate> batch, const LaunchMemory& memory);
 
 // reduced_squares() of slice i to sums[i] (device memory).
 void cuda_reduced_squares_async(std::span<const SliceUpdate> batch, double* sums,

@@ -21,10 +21,6 @@ void cuda_reduce_update_async(std::span<const SliceUpdate>, LaunchMemorySource&,
   refuse();
 }
 
-void cuda_rewrite_batch(std::span<const SliceUpdate>, const LaunchMemory&) {
-  refuse();
-}
-
 void cuda_reduced_squares_async(std::span<const SliceUpdate>, double*, LaunchMemorySource&,
                                 CudaStream) {
   refuse();

@@ -46,7 +46,7 @@ class HostTable {
  public:
   HostTable(gpu::Purpose purpose, std::span<const SliceUpdate> batch)
       : plan(purpose, batch), memory_(plan.num_bytes(), 0) {
-    plan.write(batch, memory_.data());
+    plan.write(memory_.data());
   }
 
   template <class Visit>

@@ -323,7 +323,7 @@ TEST(GpuMapTest, SlicesBeyondTwoToTheThirtyOneAreCoveredByBlocksInOrder) {
   });
 }
 
-// ---- what the caller may get wrong, and what a captured graph allows --------------------------------
+// ---- what the caller may get wrong ------------------------------------------------------------------
 
 TEST(GpuPlanTest, ATensorThatIsNotAlignedToItsElementsIsRefused) {
   Floats value(8);
@@ -333,21 +333,4 @@ TEST(GpuPlanTest, ATensorThatIsNotAlignedToItsElementsIsRefused) {
   EXPECT_THROW(gpu::Plan(gpu::Purpose::kUpdate, {&update, 1}), Error);
 }
 
-TEST(GpuPlanTest, AnotherStepFitsACapturedPlanAndAnotherShapeDoesNot) {
-  const auto& cases = rule_cases();
-  const Pushes pushes({DType::kFloat32}, 5000, 0);
-  Tensor tensor(cases[7], DType::kFloat32, 5000, 0);
-  const auto plan_of = [](const SliceUpdate& update) {
-    return gpu::Plan(gpu::Purpose::kUpdate, {&update, 1});
-  };
-  const SliceUpdate captured = tensor.update(2, pushes.contributions());
-  SliceUpdate later = tensor.update(9, pushes.contributions());
-  EXPECT_TRUE(plan_of(later).fits(plan_of(captured)));
-  later.num_elems = 500;
-  EXPECT_FALSE(plan_of(later).fits(plan_of(captured)));
-  SliceUpdate lonely = tensor.update(9, {});
-  EXPECT_FALSE(plan_of(lonely).fits(plan_of(captured)));
-}
-
-}  // namespace
 }  // namespace psstore

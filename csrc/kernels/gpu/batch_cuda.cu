@@ -1,6 +1,4 @@
 // Batches of updates: the table to the device, then a launch for each variant.
-#include <new>
-
 #include "kernels/gpu/plan.h"
 #include "kernels/gpu/squares_body.h"
 #include "kernels/gpu/update_kernels.cuh"
@@ -14,18 +12,12 @@ using gpu::Plan;
 using gpu::Purpose;
 using gpu::Variant;
 
-// On the host the table follows its plan, which cuda_rewrite_batch() compares the next one with.
-constexpr size_t kPlanBytes = (sizeof(Plan) + 15) / 16 * 16;
-
-// Writes the plan and the table, puts the table's copy into the stream, and says where that will be.
-const std::byte* prepare_async(const Plan& plan, std::span<const SliceUpdate> batch,
-                               LaunchMemorySource& source, CudaStream stream) {
-  const LaunchMemory memory = source.take(kPlanBytes + plan.num_bytes());
-  ::new (memory.pinned) Plan(plan);
-  plan.write(batch, memory.pinned + kPlanBytes);
-  gpu::copy_table_async(memory.device + kPlanBytes, memory.pinned + kPlanBytes, plan.num_bytes(),
-                        stream);
-  return memory.device + kPlanBytes;
+// Writes the table, puts its copy into the stream, and says where that will be.
+const std::byte* prepare_async(const Plan& plan, LaunchMemorySource& source, CudaStream stream) {
+  const LaunchMemory memory = source.take(plan.num_bytes());
+  plan.write(memory.pinned);
+  gpu::copy_table_async(memory.device, memory.pinned, plan.num_bytes(), stream);
+  return memory.device;
 }
 
 template <class T>
@@ -52,27 +44,17 @@ int cuda_device_count() {
 void cuda_reduce_update_async(std::span<const SliceUpdate> batch, LaunchMemorySource& memory,
                               CudaStream stream) {
   const Plan plan(Purpose::kUpdate, batch);
-  const std::byte* const table = prepare_async(plan, batch, memory, stream);
+  const std::byte* const table = prepare_async(plan, memory, stream);
   plan.for_each_launch(table, [&](const Variant& variant, const Launch&, const BatchView& view) {
     variant.is_double ? launch_update<double>(variant, view, stream)
                       : launch_update<float>(variant, view, stream);
   });
 }
 
-void cuda_rewrite_batch(std::span<const SliceUpdate> batch, const LaunchMemory& memory) {
-  const Plan plan(Purpose::kUpdate, batch);
-  const Plan& captured = *std::launder(reinterpret_cast<const Plan*>(memory.pinned));
-  if (!plan.fits(captured)) {
-    throw Error(ErrorCode::INTERNAL,
-                "the batch needs other launches than the captured ones; capture it anew");
-  }
-  plan.write(batch, memory.pinned + kPlanBytes);
-}
-
 void cuda_reduced_squares_async(std::span<const SliceUpdate> batch, double* sums,
                                 LaunchMemorySource& memory, CudaStream stream) {
   const Plan plan(Purpose::kSquares, batch);
-  const std::byte* const table = prepare_async(plan, batch, memory, stream);
+  const std::byte* const table = prepare_async(plan, memory, stream);
   plan.for_each_launch(
       table, [&](const Variant& variant, const Launch& launch, const BatchView& view) {
         if (variant.is_double) {

@@ -74,7 +74,6 @@ struct Grid {
     const int64_t per_block = ceil_divide(num_chunks, kMaxBlocks);
     return {num_chunks, per_block < 1 ? 1 : per_block};
   }
-  bool operator==(const Grid&) const = default;
 
   PSSTORE_GPU int64_t num_blocks() const { return ceil_divide(num_chunks, chunks_per_block); }
   PSSTORE_GPU int64_t begin(int64_t block) const { return block * chunks_per_block; }

@@ -191,12 +191,14 @@ Variant Plan::variant_of(const SliceUpdate& update) const {
   return {step, is_double, source_form(step, update)};
 }
 
-Plan::Plan(Purpose purpose, std::span<const SliceUpdate> batch) : purpose_(purpose) {
+Plan::Plan(Purpose purpose, std::span<const SliceUpdate> batch) : purpose_(purpose), batch_(batch) {
+  variants_.reserve(batch.size());
   StepRuns runs{};
   std::array<int64_t, kNumVariants> num_chunks{};
   for (const SliceUpdate& update : batch) {
     check_for(purpose, update);
-    const auto index = static_cast<size_t>(variant_of(update).index());
+    const auto index = static_cast<uint16_t>(variant_of(update).index());
+    variants_.push_back(index);
     Launch& launch = launches_[index];
     ++launch.num_slices;
     launch.num_sources += static_cast<int64_t>(update.contributions.size());
@@ -225,7 +227,7 @@ void Plan::place_parts() {
   steps_ = end;
 }
 
-void Plan::write(std::span<const SliceUpdate> batch, std::byte* table) const {
+void Plan::write(std::byte* table) const {
   StepRuns runs{};
   std::array<uint32_t, kNumVariants> last_step{};
   std::array<LaunchWriter, kNumVariants> writers;
@@ -234,12 +236,12 @@ void Plan::write(std::span<const SliceUpdate> batch, std::byte* table) const {
   }
   auto* steps = reinterpret_cast<StepBytes*>(table + steps_);
   uint32_t num_steps = 0;
-  for (size_t position = 0; position < batch.size(); ++position) {
-    const SliceUpdate& update = batch[position];
-    const Variant variant = variant_of(update);
-    const auto index = static_cast<size_t>(variant.index());
+  for (size_t position = 0; position < batch_.size(); ++position) {
+    const SliceUpdate& update = batch_[position];
+    const size_t index = variants_[position];
     if (runs[index].begins_with(update)) {
       last_step[index] = num_steps++;
+      const Variant variant = Variant::of_index(static_cast<int>(index));
       StepBytes& bytes = steps[last_step[index]];
       variant.is_double ? put_step<double>(variant.step, update, bytes)
                         : put_step<float>(variant.step, update, bytes);

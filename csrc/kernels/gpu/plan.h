@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include "kernels/batch_cuda.h"
 #include "kernels/gpu/batch.h"
@@ -20,22 +21,20 @@ struct Launch {
   uint64_t slices = 0;
   uint64_t sources = 0;
   uint64_t first_slices = 0;
-
-  bool operator==(const Launch&) const = default;
 };
 
 enum class Purpose : uint8_t { kUpdate, kSquares };
 
-// What a batch needs. A plan is a value of some kilobytes: nothing is allocated for it.
+// What a batch needs.
 class Plan {
  public:
-  // Throws Error(INTERNAL) for an update that breaks what update.h requires.
+  // Refers to the batch. Throws Error(INTERNAL) for an update that breaks what update.h requires.
   Plan(Purpose purpose, std::span<const SliceUpdate> batch);
 
   uint64_t num_bytes() const { return steps_ + num_steps_ * sizeof(StepBytes); }
 
   // The table, to `table`; of num_bytes(), aligned to 16.
-  void write(std::span<const SliceUpdate> batch, std::byte* table) const;
+  void write(std::byte* table) const;
 
   // Calls `visit(variant, view)` for each launch; the table lies at `table` when it begins.
   template <class Visit>
@@ -46,19 +45,16 @@ class Plan {
     }
   }
 
-  // Whether launches that were made for `other` read a table of this plan as well.
-  bool fits(const Plan& other) const {
-    return launches_ == other.launches_ && num_bytes() <= other.num_bytes();
-  }
-
  private:
   Variant variant_of(const SliceUpdate& update) const;
   void place_parts();
   BatchView view(const Launch& launch, const std::byte* table) const;
 
-  Purpose purpose_;
+  const Purpose purpose_;
+  const std::span<const SliceUpdate> batch_;
+  std::vector<uint16_t> variants_;  // of each update, by index
   std::array<Launch, kNumVariants> launches_{};
-  uint64_t steps_ = 0;  // offset: last, because their number may change from one step to the next
+  uint64_t steps_ = 0;  // offset: last, as their number is known last
   uint64_t num_steps_ = 0;
 };
 
