@@ -3,16 +3,18 @@
 # tests shards and workers, and runs a selection under compute-sanitizer. What is worth most comes first, and all of it
 # is on disk as it comes: who is cut off has what was done until then.
 #
-#   bench/on_gpu.sh [--dry-run] [--wheels FOLDER] [RESULTS]
+#   bench/on_gpu.sh [--dry-run] [--only STEP,STEP] [--wheels FOLDER] [RESULTS]
 #
 #   RESULTS          where to: $OUT, or build/on_gpu/results: summary.txt, log.txt, GPU.json and GPU.png
 #   --dry-run        on a machine without a GPU: builds, loads the extension, collects the tests, and stops there
-#   --wheels FOLDER  wheels of packages that the machine lacks; msgspec, say, without which there is no store
+#   --only STEPS     of kernels, bench, stores, memcheck and racecheck, these: for a second look, after the first build
+#   --wheels FOLDER  wheels of packages that the machine lacks, or has too old; msgspec, say, without which there is no
+#                    store
 #
 # It uses no network and installs into build/on_gpu alone. What the machine's Python has to have: torch, numpy, pip,
-# pybind11, scikit-build-core, CMake >= 3.26, ninja, pytest, and nvcc >= 12 on the PATH or in /usr/local/cuda. Where
-# msgspec, psutil or hypothesis is missing the kernels are still tested and measured, and the summary says what was left
-# out. On a machine that has a network, wheels for one that has none are fetched by
+# pybind11 >= 3, scikit-build-core >= 0.11, CMake >= 3.26, ninja, pytest, and nvcc >= 12 on the PATH or in
+# /usr/local/cuda. Where msgspec, psutil or hypothesis is missing the kernels are still tested and measured, and the
+# summary says what was left out. On a machine that has a network, wheels for one that has none are fetched by
 #
 #   pip download --no-deps --only-binary=:all: --python-version 3.12 --platform manylinux2014_x86_64 -d FOLDER msgspec
 #
@@ -22,11 +24,13 @@ set -uo pipefail
 cd "$(dirname "$0")/.."
 
 dry_run=
+only=
 wheels=
 results=${OUT:-build/on_gpu/results}
 while [ $# -gt 0 ]; do
     case $1 in
         --dry-run) dry_run=1 ;;
+        --only) only=,${2:?--only needs names of steps}, && shift ;;
         --wheels) wheels=$(realpath -- "${2:?--wheels needs a folder}") && shift ;;
         -*) sed -n '2,/^set /s/^# \{0,1\}//p' "$0" | sed '/^set /d' && exit 64 ;;
         *) results=$1 ;;
@@ -56,6 +60,7 @@ failed=0
 step() {
     local name=$1 limit=$2 begin=$SECONDS left status
     shift 2
+    if [ -n "$only" ] && [ "$name" != build ] && [[ $only != *",$name,"* ]]; then return 0; fi
     left=$((TOTAL_S - SECONDS))
     if [ "$left" -lt 10 ]; then
         say "$name: NOT RUN: no time left"
@@ -77,16 +82,23 @@ step() {
     return "$status"
 }
 
+# too_old PACKAGE VERSION: that it is, and which one would do.
+too_old() {
+    "$PYTHON" -c '
+import sys
+from importlib.metadata import version
+name, wanted = sys.argv[1:]
+found = version(name)
+if [int(part) for part in found.split(".")[:2]] < [int(part) for part in wanted.split(".")]:
+    print(f"{name} >= {wanted} (there is {found})", end=" ")' "$@" 2>/dev/null
+}
+
 # missing MODULE...: those that Python would not find.
 missing() {
     "$PYTHON" -c 'import importlib.util as u, sys; print(*[m for m in sys.argv[1:] if u.find_spec(m) is None])' "$@"
 }
 
 build() {
-    rm -rf "$SITE" && mkdir -p "$SITE"
-    if [ -n "$wheels" ]; then
-        "$PYTHON" -m pip install --no-deps --no-compile --target "$SITE" "$wheels"/*.whl || return
-    fi
     "$PYTHON" -m pip install -v --no-build-isolation --no-deps --no-compile --upgrade --target "$SITE" . \
         -C build-dir="$TREE" -C cmake.define.PSSTORE_CUDA=on -C cmake.define.PSSTORE_WERROR=OFF \
         -C cmake.define.CMAKE_CUDA_ARCHITECTURES="$architectures" || return
@@ -120,7 +132,13 @@ else
 fi
 say "$("$PYTHON" --version 2>&1), $(nvcc --version 2>/dev/null | grep -o 'release [0-9.]*' || echo 'no nvcc')"
 
-lacking=$(missing numpy torch pip pybind11 scikit_build_core pytest)
+rm -rf "$SITE" && mkdir -p "$SITE"
+if [ -n "$wheels" ]; then
+    "$PYTHON" -m pip install --no-deps --no-compile --target "$SITE" "$wheels"/*.whl >>"$log" 2>&1 ||
+        say "the wheels in $wheels can't be installed: see $log"
+fi
+"$PYTHON" -m pip list 2>/dev/null >>"$log"
+lacking="$(missing numpy torch pip pybind11 scikit_build_core pytest) $(too_old pybind11 3.0)$(too_old scikit-build-core 0.11)"
 for tool in nvcc cmake ninja; do
     command -v "$tool" >/dev/null || lacking="$lacking $tool"
 done
@@ -133,7 +151,7 @@ fi
 
 # ---- build ----
 
-if ! step build "$BUILD_S" bash -c "$(declare -f build); $(declare -p PYTHON SITE TREE wheels architectures dry_run); build"; then
+if ! step build "$BUILD_S" bash -c "$(declare -f build); $(declare -p PYTHON SITE TREE architectures dry_run); build"; then
     say "the later steps were not run: they need the extension"
     exit 1
 fi
