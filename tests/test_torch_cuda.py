@@ -82,10 +82,12 @@ def train(
     kind: type[torch.optim.Optimizer] = torch.optim.Adam,
     backward: Callable[[torch.Tensor], None] = torch.Tensor.backward,
     clip: bool = False,
+    scale: float = 0.0,
+    overflow: bool = False,
     compression: str | None = None,
     url: str = "local://?shards=2",
 ) -> list[torch.Tensor]:
-    """The parameters after three steps."""
+    """The parameters after three steps. `scale`: of the losses, by a GradScaler; `overflow`: in the second of them."""
     model = net()
     optimizer = kind(model.parameters(), lr=0.01)  # type: ignore[call-arg]
     if gpu is not None:
@@ -96,15 +98,21 @@ def train(
         opt = psstore.torch.DistributedOptimizer(
             optimizer, store, named_parameters=model.named_parameters(), compression=compression
         )
+        scaler = psstore.torch.GradScaler("cpu", init_scale=scale or 1.0, enabled=scale > 0)
         for step in range(3):
             if gpu is not None:
                 gpu.synchronize()
             inputs = torch.randn(8, 16, generator=torch.Generator().manual_seed(step))
             opt.zero_grad()
-            backward(model(inputs).square().mean())
+            loss = model(inputs).square().mean()
+            backward(scaler.scale(loss * torch.inf if overflow and step == 1 else loss))
+            if gpu is not None and scale:
+                gpu.synchronize()  # the scaler looks at the gradients on the CPU
             if clip:
+                scaler.unscale_(opt)
                 opt.clip_grad_norm_(0.1)
-            opt.step()
+            scaler.step(opt)
+            scaler.update()
         if gpu is not None:
             gpu.synchronize()
     return [parameter.detach().clone() for parameter in model.parameters()]
@@ -113,13 +121,19 @@ def train(
 CASES: list[dict[str, Any]] = [
     {},
     {"clip": True},
+    {"scale": 1024.0},
+    {"scale": 1024.0, "overflow": True},
+    {"scale": 1024.0, "clip": True},
     {"compression": "push=int8"},
     {"compression": "bf16"},
     {"kind": torch.optim.Adamax},  # the store has no rule for it: reduced gradients come back
 ]
 
 
-@pytest.mark.parametrize("case", CASES, ids=["plain", "clip", "int8", "bf16", "worker step"])
+CASE_NAMES = ["plain", "clip", "scaler", "overflow", "scaler and clip", "int8", "bf16", "worker step"]
+
+
+@pytest.mark.parametrize("case", CASES, ids=CASE_NAMES)
 def test_a_model_on_a_gpu_trains_as_on_the_cpu(
     gpu: StandIn, case: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -129,7 +143,7 @@ def test_a_model_on_a_gpu_trains_as_on_the_cpu(
     assert all(map(torch.equal, trained, expected))
 
 
-@pytest.mark.parametrize("case", CASES, ids=["plain", "clip", "int8", "bf16", "worker step"])
+@pytest.mark.parametrize("case", CASES, ids=CASE_NAMES)
 def test_a_model_on_the_gpu_of_its_store_trains_as_on_the_cpu(
     gpu: StandIn, case: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
