@@ -90,6 +90,8 @@ class _Look:
     def __init__(self, writable: bool) -> None:
         self._writable = writable
         self._fences: dict[tuple[str, int], _core.Fence] = {}
+        self._streams: dict[Any, int] = {}
+        """torch's current ones, by its devices."""
 
     def at(self, array: Array) -> Array:
         torch = sys.modules.get("torch")
@@ -115,7 +117,9 @@ class _Look:
             else:
                 place = tensor.resolve_neg().contiguous()
         device = device_at(tensor.device.index)
-        stream = torch.cuda.current_stream(tensor.device).cuda_stream
+        stream = self._streams.get(tensor.device)
+        if stream is None:
+            stream = self._streams[tensor.device] = torch.cuda.current_stream(tensor.device).cuda_stream
         return OnDevice(
             shape=tuple(tensor.shape),
             dtype=torch_dtype(tensor.dtype),

@@ -18,6 +18,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeVar
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -25,7 +26,7 @@ from psstore import _core
 from psstore.client.arrays import Bytes, Source, Target
 from psstore.client.batches import BATCH_BYTES, Batch, cut, grouped
 from psstore.client.device_arrays import OnDevice
-from psstore.client.layout import Frame, Layout, asking
+from psstore.client.layout import Layout, asking
 from psstore.client.near import Neighbours, Placed
 from psstore.client.near_shards import Near
 from psstore.protocol.client import Transfer
@@ -132,6 +133,8 @@ class Passage:
         self._queue = device.make_queue()
         self._pool = _core.PinnedPool(device, max_idle_bytes=PASSAGE_BYTES)
         self._free_bytes = PASSAGE_BYTES
+        self._grouped: WeakKeyDictionary[Layout, tuple[frozenset[int], list[Batch]]] = WeakKeyDictionary()
+        """Layouts are used every round, and most ways stay near."""
         self._turn = asyncio.Lock()
         """Whoever came first gets room first."""
         self._freed = asyncio.Event()
@@ -159,7 +162,7 @@ class Passage:
         async def make_room(batch: Batch) -> Room | NearRoom:
             return await self._near_room(batch, arrays) if batch.is_near else await self._room(batch)
 
-        await self._each(await self._batches(layout.frames), make_room, work)
+        await self._each(await self._batches(layout), make_room, work)
         await self._settled(arrays)
 
     async def pull(
@@ -183,7 +186,7 @@ class Passage:
             return LateRoom(self._pool) if batch.is_near else await self._room(batch)
 
         try:
-            answers = await self._each(await self._batches(layout.frames), make_room, work)
+            answers = await self._each(await self._batches(layout), make_room, work)
         finally:
             self._let_wait(arrays)
         await self._settled(arrays)
@@ -225,9 +228,13 @@ class Passage:
 
     # ---- how ----
 
-    async def _batches(self, frames: Sequence[Frame]) -> list[Batch]:
-        """Frames in their order: each of a shard that shares the device by itself, the others together."""
-        return list(grouped(frames, await self._neighbours.ways(self._device)))
+    async def _batches(self, layout: Layout) -> list[Batch]:
+        """Its frames in their order: each of a shard that shares the device by itself, the others together."""
+        near = await self._neighbours.ways(self._device)
+        known = self._grouped.get(layout)
+        if known is None or known[0] != near:
+            known = self._grouped[layout] = near, list(grouped(layout.frames, near))
+        return known[1]
 
     async def _room(self, batch: Batch) -> Room:
         async with self._turn:
