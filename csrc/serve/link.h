@@ -37,6 +37,8 @@ class Link {
 
   // ---- a round
 
+  // Bytes read in the last one.
+  size_t num_read() const { return kRoundBytes - round_bytes_; }
   // These epoll events have come.
   void begin_round(uint32_t events);
   // Goes on with the round. A frame: it is for others, and what they do about it comes before the next
@@ -68,12 +70,12 @@ class Link {
   Descriptor socket_;
   FrameDecoder& decoder_;
   Port& port_;
-  bool readable_ = false;   // for all we know
-  size_t round_bytes_ = 0;  // that this round may still read
-  bool closing_ = false;    // nothing that comes matters any more
-  bool told_end_ = false;   // the peer knows that nothing more will come
-  bool mute_ = false;       // nothing can be sent any more
-  bool ended_ = false;      // nothing can be received any more
+  bool readable_ = false;             // for all we know
+  size_t round_bytes_ = kRoundBytes;  // that this round may still read
+  bool closing_ = false;              // nothing that comes matters any more
+  bool told_end_ = false;             // the peer knows that nothing more will come
+  bool mute_ = false;                 // nothing can be sent any more
+  bool ended_ = false;                // nothing can be received any more
   int error_ = 0;
   Clock::time_point came_at_{};  // the latest bytes, or the latest of our delays
 };

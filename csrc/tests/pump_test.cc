@@ -145,6 +145,18 @@ TEST_F(PumpTest, WhatOthersAnswerKeepsItsPlaceAmongTheReplies) {
   EXPECT_EQ(ops, (std::vector{Op::kPULLED, Op::kJOINED, Op::kPULLED}));
 }
 
+TEST_F(PumpTest, WhoSaysLittleGoesBeforeWhoSendsInBulk) {
+  Client& bulk = connect(1);
+  Client& small = connect(2);
+  for (int i = 0; i < 100; ++i) bulk.send(kForOthers);
+  while (pump_.turn(0s)) {
+  }
+  bulk.send(kForOthers);  // it is ready before the other one
+  small.send(kForOthers);
+  EXPECT_EQ(pump_.turn(0s)->id, 2u);
+  EXPECT_EQ(pump_.turn(0s)->id, 1u);
+}
+
 TEST_F(PumpTest, WhoDoesNotReadIsNotReadFromAndMissesNothing) {
   Client& reader = connect(1);
   Client& other = connect(2);
