@@ -13,7 +13,7 @@ from protocol_support import F32, FakeStore, Peer, decisions_in, sgd, tensor_of
 from psstore import _core, errors
 from psstore.protocol.client import Client
 from psstore.protocol.facts import Facts
-from psstore.protocol.session import Identity
+from psstore.protocol.greeting import Identity
 from psstore.types import Tensor
 from psstore.wire import messages as m
 

@@ -12,7 +12,8 @@ from protocol_support import F32, NONCE, OPS, SIGNER
 from psstore import _core, errors
 from psstore.protocol import auth
 from psstore.protocol.facts import Facts
-from psstore.protocol.session import Answer, Identity, Link, Session, is_final
+from psstore.protocol.greeting import Identity
+from psstore.protocol.session import Answer, Link, Session, is_final
 from psstore.wire import messages as m
 
 CLIENT = "c" * 32

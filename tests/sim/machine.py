@@ -8,7 +8,8 @@ from psstore import _core
 from psstore.errors import PsstoreError
 from psstore.protocol.client import Client
 from psstore.protocol.facts import Facts
-from psstore.protocol.session import Identity, Link, Session, is_final
+from psstore.protocol.greeting import Identity
+from psstore.protocol.session import Link, Session, is_final
 from psstore.wire.messages import Role
 
 from .network import Connection, Network

@@ -14,7 +14,8 @@ from psstore.net.address import parse_address
 from psstore.net.client import Tether
 from psstore.net.client_connection import Connection
 from psstore.protocol.facts import Facts
-from psstore.protocol.session import Identity, Session
+from psstore.protocol.greeting import Identity
+from psstore.protocol.session import Session
 from psstore.wire.messages import Welcome
 
 

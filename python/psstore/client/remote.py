@@ -22,7 +22,8 @@ from psstore.protocol.auth import NONCE_BYTES
 from psstore.protocol.client import Client
 from psstore.protocol.connection import FEATURE_CHECKSUM
 from psstore.protocol.facts import Facts
-from psstore.protocol.session import Identity, Session
+from psstore.protocol.greeting import Identity
+from psstore.protocol.session import Session
 from psstore.wire.messages import Welcome
 
 

@@ -24,7 +24,8 @@ from psstore.errors import (
 )
 from psstore.partition.ways import Ways
 from psstore.protocol.facts import Facts
-from psstore.protocol.session import Answer, Destination, Future, Identity, Session
+from psstore.protocol.greeting import Identity
+from psstore.protocol.session import Answer, Destination, Future, Session
 from psstore.protocol.sharing import Lease, Placed
 from psstore.types import Tensor, TensorSpec
 from psstore.wire import messages as m

@@ -17,7 +17,6 @@ from msgspec.structs import replace
 
 from psstore import _core
 from psstore.errors import (
-    AuthFailed,
     BadChecksum,
     DeadlineExceeded,
     HandshakeTimeout,
@@ -29,9 +28,9 @@ from psstore.errors import (
     UnexpectedMessage,
     from_code,
 )
-from psstore.protocol import auth
 from psstore.protocol.facts import Facts
 from psstore.protocol.frames import Piece
+from psstore.protocol.greeting import Greeting, Identity
 from psstore.protocol.sharing import SHARED_FROM_BYTES, Borrow, Landing, Lease, Near, OwnShard, Placed
 from psstore.wire import messages as m
 
@@ -93,26 +92,11 @@ class Answer(NamedTuple):
 
 
 class Link(Enum):
-    """DOWN → HELLO → [AUTH →] UP."""
+    """DOWN → GREETING → UP."""
 
     DOWN = "down"
-    HELLO = "hello"
-    AUTH = "auth"
+    GREETING = "greeting"
     UP = "up"
-
-
-@dataclass(kw_only=True)
-class Identity:
-    """Who the client is, on every shard."""
-
-    client: str
-    role: m.Role
-    token: bytes | None = None
-    features: int = 0
-    rank: int = 0
-    incarnation: int = 0
-    ticket: m.Signed | None = None
-    """Set by JOIN; from then on every session attaches with it first."""
 
 
 @dataclass(kw_only=True)
@@ -143,8 +127,7 @@ class Session:
     line: _core.RequestLine = field(init=False)
     """What it shares with those who send its requests without it."""
     _requests: dict[int, Request] = field(default_factory=dict)
-    _nonce: bytes = b""
-    _shard_nonce: bytes = b""
+    _greeting: Greeting | None = None
     _out: list[list[Piece]] = field(default_factory=list)
     _memory: _core.ClientMemory | None = None
     """What this connection shares with the shard."""
@@ -168,12 +151,9 @@ class Session:
         """A connection stands: say hello. The fresh link answers nothing until WELCOME."""
         self._out.clear()
         self.connection += 1
-        self.link, self._nonce, self.line.last_heard = Link.HELLO, self.make_nonce(), now
-        who = self.identity
-        hello = m.Hello(
-            client=who.client, role=who.role, nonce=self._nonce, features=who.features, channel=self.channel
-        )
-        self._out.append([_core.encode_frame(OPS["HELLO"], body=m.encode_body(hello))])
+        self.link, self.line.last_heard = Link.GREETING, now
+        self._greeting = Greeting(self.identity, nonce=self.make_nonce(), address=self.address)
+        self._out.append([self._greeting.hello(self.channel)])
 
     def disconnected(self) -> None:
         """The connection is gone. Requests stay, to be sent again on the next one."""
@@ -422,43 +402,14 @@ class Session:
         self._out.append([_core.encode_frame(OPS["RELEASE"], request=request)])
 
     def _handshake(self, frame: _core.Frame, now: float) -> None:
-        if frame.op == OPS["ERROR"]:
-            failure = m.decode_body(m.Failure, frame.body)
-            raise from_code(failure.code, failure.message, **failure.details)
-        if frame.op == OPS["CHALLENGE"] and self.link is Link.HELLO:
-            self._answer_challenge(m.decode_body(m.Challenge, frame.body))
-        elif frame.op == OPS["WELCOME"]:
-            self._welcomed(m.decode_body(m.Welcome, frame.body), now)
+        assert self._greeting is not None, "said when the connection stood"
+        answer = self._greeting.heard(frame)
+        if isinstance(answer, m.Welcome):
+            self._welcomed(answer, now)
         else:
-            raise UnexpectedMessage(f"shard {self.shard} sent operation {frame.op} during the handshake")
-
-    def _answer_challenge(self, challenge: m.Challenge) -> None:
-        token = self.identity.token
-        if token is None:
-            raise AuthFailed(
-                f"the store at {self.address} needs a token: connect with token=, or set PSSTORE_TOKEN_FILE"
-            )
-        self._shard_nonce = challenge.nonce
-        self.link = Link.AUTH
-        self._out.append(
-            [_core.encode_frame(OPS["AUTH"], body=m.encode_body(m.Auth(proof=self._proof(token, "client"))))]
-        )
-
-    def _proof(self, token: bytes, side: str) -> bytes:
-        return auth.proof(
-            token,
-            "client" if side == "client" else "shard",
-            client=self.identity.client,
-            client_nonce=self._nonce,
-            shard_nonce=self._shard_nonce,
-        )
+            self._out.append([answer])
 
     def _welcomed(self, welcome: m.Welcome, now: float) -> None:
-        token = self.identity.token
-        if token is not None and (
-            self.link is not Link.AUTH or not auth.matches(self._proof(token, "shard"), welcome.proof)
-        ):
-            raise AuthFailed(f"the store at {self.address} did not prove that it has the token")
         if self.welcome is not None and welcome.store != self.welcome.store:
             raise StoreUnreachable(
                 f"the store at {self.address} was restarted and has lost what it held; connect again",

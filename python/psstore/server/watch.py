@@ -23,7 +23,8 @@ from psstore.net.address import parse_address
 from psstore.net.client import QuietFuture, Tether
 from psstore.protocol.auth import NONCE_BYTES
 from psstore.protocol.facts import Facts
-from psstore.protocol.session import Identity, Link, Session
+from psstore.protocol.greeting import Identity
+from psstore.protocol.session import Link, Session
 from psstore.server.attendance import REMIND_S, Attendance, Verdict
 from psstore.types import Consistency
 from psstore.wire.messages import Statistics, Welcome
