@@ -4,8 +4,9 @@
 
 Axes: transport, peers (callers.py), load. The client is this process, the server another one; each caller makes a
 burst of calls in turn. Pushes and pulls are of a plain tensor ('assign'). The limit is a ping-pong of as many bytes,
-blocking, as the client is; spinning is what blocking costs, also for psstore (`busy_poll_us`). Also: pushes per second
-with 100 of them under way.
+blocking, as the client is; spinning is what blocking costs, also for psstore (`busy_poll_us`). Where both ends sleep
+decides much: so both are measured on one core and on two, too. Under load the limit has one thread for all clients, as a
+shard has. Also: pushes per second with 100 of them under way.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
 
-from bench.callers import Caller, raw_caller, redis_caller, rpc_caller, store_caller
+from bench.callers import Caller, placements, raw_caller, redis_caller, rpc_caller, store_caller
 from bench.command import Subject, run
 from bench.harness import Series, Turn, alternate
 from bench.machine import machine
@@ -154,10 +155,15 @@ def measure(chosen: argparse.Namespace) -> Report:
     absent: list[str] = []
     with contextlib.ExitStack() as ends:
         callers = [ends.enter_context(raw_caller("tcp")), ends.enter_context(raw_caller("unix"))]
+        callers += [ends.enter_context(raw_caller(where, one_thread=True)) for where in ("tcp", "unix")]
         callers.append(ends.enter_context(raw_caller("tcp", spinning=True)))
         for spinning in (False, True):
             callers += [ends.enter_context(store_caller(where, spinning=spinning)) for where in ("tcp", "unix")]
         callers.append(ends.enter_context(store_caller("tcp", shares=True)))
+        for cores in placements():
+            for where in ("tcp", "unix"):
+                callers.append(ends.enter_context(raw_caller(where, cores=cores)))
+                callers.append(ends.enter_context(store_caller(where, cores=cores)))
         for start in (partial(redis_caller, "tcp"), partial(redis_caller, "unix"), rpc_caller):
             try:
                 callers.append(ends.enter_context(start()))
@@ -173,8 +179,9 @@ def report(found: Sequence[Found], absent: Sequence[str]) -> Report:
         subject="latency",
         about=(
             "One call at a time of a client that blocks, 1 KiB. × raw blocking: the slower of push and pull by the same"
-            " of a ping-pong over the same transport. Under load another client sends 16 MiB again and again, to"
-            " the same server."
+            " of a ping-pong over the same transport and on the same cores: both ends wake where the kernel likes, or"
+            " share a core, or have one each. Under load another client sends 16 MiB again and again, to the same"
+            " server; × raw's is beside a server that has one thread for all, as a shard has."
         ),
         tables=[Table("1 KiB", HEADERS, [_row(one, found) for one in found])],
         notes=absent,
@@ -187,6 +194,7 @@ def report(found: Sequence[Found], absent: Sequence[str]) -> Report:
 
 def _row(one: Found, found: Sequence[Found]) -> list[Cell]:
     name, limit = one.caller.name, _limit(one, found)
+    loaded = _limit(one, found, one_thread=True).loaded
     ratio = max(one.push.median / limit.push.median, one.pull.median / limit.pull.median)
     return [
         f"**{name}**" if one.caller.role == "psstore" else name,
@@ -195,7 +203,7 @@ def _row(one: Found, found: Sequence[Found]) -> list[Cell]:
         ratio,
         _percentiles(one.loaded) if one.loaded else None,
         one.loaded.percentile(99) / one.push.percentile(99) if one.loaded else None,
-        one.loaded.percentile(99) / limit.loaded.percentile(99) if one.loaded and limit.loaded else None,
+        one.loaded.percentile(99) / loaded.percentile(99) if one.loaded and loaded else None,
         f"{UNDER_WAY / one.pipelined_s:,.0f}",
     ]
 
@@ -211,11 +219,16 @@ def _summary(one: Found, found: Sequence[Found]) -> list[Cell]:
     ]
 
 
-def _limit(one: Found, found: Sequence[Found]) -> Found:
-    """The blocking ping-pong over the same transport, which comes first."""
-    return next(
-        limit for limit in found if limit.caller.role == "limit" and limit.caller.transport == one.caller.transport
-    )
+def _limit(one: Found, found: Sequence[Found], *, one_thread: bool = False) -> Found:
+    """The blocking ping-pong over the same transport, on the same cores, which comes first; or with such a server, if
+    there is one."""
+    limits = [
+        limit
+        for limit in found
+        if limit.caller.role == "limit"
+        and (limit.caller.transport, limit.caller.cores) == (one.caller.transport, one.caller.cores)
+    ]
+    return next((limit for limit in limits if limit.caller.one_thread == one_thread), limits[0])
 
 
 def _percentiles(series: Series) -> str:

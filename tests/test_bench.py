@@ -20,7 +20,7 @@ import pytest
 from bench import __main__ as every_subject
 from bench import latency
 from bench import page as pages
-from bench.callers import raw_caller, store_caller
+from bench.callers import placements, raw_caller, store_caller
 from bench.command import Subject, run
 from bench.comparison import Entry, comparison, comparison_chart, comparison_summary
 from bench.dense import Contestant, contest
@@ -315,3 +315,23 @@ def test_latency_is_measured_idle_and_under_load(monkeypatch: pytest.MonkeyPatch
     assert [len(one.push.times_s) for one in found] == [3, 3, 3]
     assert [one.loaded is None for one in found] == [False, True, False]
     assert "**psstore, unix**" in latency.report(found, []).markdown()
+
+
+def test_latency_is_compared_with_a_limit_on_the_same_cores_and_under_load_with_one_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(latency, "BURST", 3)
+    cores, before = placements()[-1], os.sched_getaffinity(0)
+    with (
+        raw_caller("unix") as free,
+        raw_caller("unix", one_thread=True) as alone,
+        raw_caller("unix", cores=cores) as pinned,
+        store_caller("unix", cores=cores) as store,
+        raw_caller("unix", one_thread=True) as another,
+    ):
+        found = latency.measure_callers([free, alone, pinned, store, another], warm_up=0, rounds=1)
+    assert latency._limit(found[3], found).caller is pinned
+    assert latency._limit(found[4], found, one_thread=True).caller is alone
+    assert latency._limit(found[4], found).caller is free
+    assert [one.loaded is None for one in found] == [False, False, True, True, False]
+    assert os.sched_getaffinity(0) == before
