@@ -5,8 +5,8 @@
 Axes: transport, peers (callers.py), load. The client is this process, the server another one; each caller makes a
 burst of calls in turn. Pushes and pulls are of a plain tensor ('assign'). The limit is a ping-pong of as many bytes,
 blocking, as the client is; spinning is what blocking costs, also for psstore (`busy_poll_us`). Where both ends sleep
-decides much: so both are measured on one core and on two, too. Under load the limit has one thread for all clients, as a
-shard has. Also: pushes per second with 100 of them under way.
+decides much: so both are measured on one core and on two, too. Under load the limit has one thread for all clients, as
+a shard has. Also: pushes per second with 100 of them under way.
 """
 
 from __future__ import annotations
