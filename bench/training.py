@@ -7,7 +7,8 @@ host the store has one shard, and its process, the workers and the kernel's copy
 has the transport that `connect` finds by itself there, shared memory, and DDP, which has no other, TCP over loopback.
 Links with a rate are those of four hosts, two of them with a shard each, as virtual hosts (needs root): there
 W = N = 2, so that psstore and a ring all-reduce send and receive the same bytes, the size of the model, and the limit
-for both is the slower of computing and sending.
+for both is the slower of computing and sending. Beside it is the chain of an eager step: nothing can be sent before the
+first gradient is there, and when all is sent the last slice has to come back.
 
 Each contestant trains a model of its own, all in turns, and its weights are held to the others' where they must be
 alike: DDP takes the same steps.
@@ -18,7 +19,9 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import statistics
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -39,6 +42,7 @@ from bench.report import Cell, Chart, Report, Table, three_digits
 from bench.scaling import CONGESTION_CONTROL, TOKEN, shards
 from bench.virtual_hosts import VirtualHosts, why_not
 from psstore.config import Transport
+from psstore.partition.slicing import SLICE_BYTES
 from psstore.torch import DistributedOptimizer
 
 WORKERS = 2
@@ -47,6 +51,9 @@ STEPS = 5
 
 STEPS_ON_LINKS = 2
 """In a turn there, where a step takes several times as long, and caches matter less."""
+
+FIRST_GRADIENTS = 15
+"""Steps by which it is found how long the first gradient takes."""
 
 RATE_MBIT = 250.0
 """Sending the model then takes longer than a step's work takes two cores, the kernel's for the links included: it is
@@ -154,6 +161,15 @@ class Worker:
         for _ in range(count):
             self._trained[way].step()
 
+    def first_gradient_s(self, count: int) -> float:
+        """How long after a step's beginning the first one is there, where nothing is sent."""
+        trained = self._trained[ALONE.name]
+        times_s = []
+        for _ in range(count):
+            begin = time.perf_counter()
+            times_s.append(trained.step_seen() - begin)
+        return statistics.median(times_s)
+
     def check(self) -> None:
         """Raises if two that are exact trained to different weights."""
         first, *others = (one for one in self._trained.values() if one.way.exact)
@@ -185,6 +201,18 @@ class _Trained:
             name = f"{model}: {way.name}"
             self._optimizer = DistributedOptimizer(self._optimizer, store, named, name=name, **way.options)
 
+    def step_seen(self) -> float:
+        """Takes a step; returns when its first gradient was there."""
+        seen_s: list[float] = []
+        hooks = [
+            one.register_post_accumulate_grad_hook(lambda _: seen_s.append(time.perf_counter()))  # type: ignore[no-untyped-call]
+            for one in self.model.parameters()
+        ]
+        self.step()
+        for hook in hooks:
+            hook.remove()
+        return seen_s[0]
+
     def step(self) -> None:
         self._optimizer.zero_grad()
         self._called(self._batch).square().mean().backward()
@@ -209,6 +237,8 @@ class Found:
     ddp_s: float
     limit_s: float
     """For a turn: the slower of computing and sending."""
+    chain_s: float | None
+    """For a turn of eager steps over links: until there is a gradient, sending, and the last slice's way back."""
 
 
 def measure(
@@ -222,9 +252,14 @@ def measure(
         series = alternate(turns, warm_up=1 if quick else 2, rounds=3 if quick else 9, progress=f"{model}, {network}")
         workers.call("check")
         alone_s, ddp_s = series[ALONE.name].median, series[DDP.name].median
-        sending_s = steps * num_bytes / link_bytes_s if link_bytes_s else 0.0
-        limit_s = max(alone_s, sending_s)
-        found += [Found(network, model, way, series[way.name], steps, alone_s, ddp_s, limit_s) for way in ways]
+        first_s = max(workers.call("first_gradient_s", FIRST_GRADIENTS))
+        limit_s, chain_s = alone_s, None
+        if link_bytes_s is not None:
+            limit_s = max(alone_s, steps * num_bytes / link_bytes_s)
+            chain_s = steps * (first_s + (num_bytes + SLICE_BYTES) / link_bytes_s)
+        for way in ways:
+            chain = chain_s if way.options.get("overlap") == "eager" else None
+            found.append(Found(network, model, way, series[way.name], steps, alone_s, ddp_s, limit_s, chain))
     return found
 
 
@@ -277,6 +312,7 @@ HEADERS = (
     "processor ms",
     "× no communication",
     "× limit",
+    "× chain",
     "× DDP's rate",
 )
 
@@ -295,6 +331,7 @@ def _row(one: Found) -> list[Cell]:
         three_digits(1e3 * one.series.cpu_s / one.steps),
         one.series.median / one.alone_s,
         one.series.median / one.limit_s,
+        None if one.chain_s is None else one.series.median / one.chain_s,
         one.ddp_s / one.series.median,
     ]
 
@@ -311,8 +348,9 @@ def training(arguments: argparse.Namespace) -> Report:
     return Report(
         subject="training",
         about=f"A step of {WORKERS} workers with a thread each, fp32, SGD with momentum. The limit is the step without"
-        " communication, or on links with a rate what sending the model once takes, if that is longer. Processor time"
-        " is that of all processes; on a host with two cores a step can't take less than half of it.",
+        " communication, or on links with a rate what sending the model once takes, if that is longer. The chain of an"
+        " eager step: computing until there is a gradient, sending the model, and the last slice's way back. Processor"
+        " time is that of all processes; on a host with two cores a step can't take less than half of it.",
         tables=[table(found)],
         notes=notes,
         charts=charts(found),
@@ -325,6 +363,7 @@ def training(arguments: argparse.Namespace) -> Report:
                 "times_s": one.series.times_s,
                 "cpu_times_s": one.series.cpu_times_s,
                 "limit_s": one.limit_s,
+                "chain_s": one.chain_s,
             }
             for one in found
         ],
