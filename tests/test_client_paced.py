@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from concurrent.futures import CancelledError, Future, wait
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -77,6 +79,35 @@ def test_rounds_like_the_one_before_need_no_task(stores: list[Store], monkeypatc
     for out in at_once(*[lambda store=store: work(store) for store in stores]):
         assert_array_equal(out, np.full_like(out, -4.5))
     assert set(tasks) == {"Operations.commit"}
+
+
+def test_what_is_done_at_once_is_done_with_the_loop_held_wherever_it_is_asked_for() -> None:
+    thread = LoopThread()
+    held: list[bool] = []
+
+    def work() -> None:
+        held.append(asyncio._get_running_loop() is thread.loop)
+
+    async def on_the_loop() -> None:
+        thread.at_once(work)
+        assert len(held) == 2
+
+    async def on_another() -> None:
+        thread.at_once(work)
+
+    async def turn() -> None:
+        return
+
+    thread.at_once(work)
+    assert len(held) == 1
+    thread.run(on_the_loop())
+    asyncio.run(on_another())
+    thread.run(turn())
+    assert held == [True, True, True]
+    thread.stop()
+    for asked in (partial(thread.at_once, work), partial(asyncio.run, on_another())):
+        with pytest.raises(StoreClosed):
+            asked()
 
 
 def test_a_call_that_is_given_up_while_it_waits_holds_up_nothing(stores: list[Store]) -> None:

@@ -132,7 +132,10 @@ class LoopThread:
         elif outer is self.loop:
             work()
         else:
-            self.loop.call_soon_threadsafe(work)
+            with self._starting:
+                if self._stopping:
+                    raise StoreClosed(_CLOSED)
+                self.loop.call_soon_threadsafe(work)
 
     def submit(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
         """Starts `work` and returns. Cancelling the future cancels the work.
