@@ -10,6 +10,7 @@ import pytest
 from cluster import Cluster
 from numpy.testing import assert_array_equal
 
+from psstore.client.loop_thread import LoopThread
 from psstore.client.store import AsyncStore, Store
 from psstore.errors import StoreClosed
 from psstore.types import TensorSpec
@@ -48,6 +49,27 @@ def test_async_calls_run_side_by_side(cluster: Cluster) -> None:
             await store.create("sum", shape=(1000,), rule="add", exist="overwrite")
             await asyncio.gather(*[store.push("sum", np.full(1000, i, F32)) for i in range(100)])
             assert_array_equal(await store.pull("sum"), np.full(1000, sum(range(100)), F32))
+
+    asyncio.run(add())
+
+
+def test_small_calls_that_were_done_before_are_awaited_without_a_task(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def add() -> None:
+        async with await cluster.connect_async(role="client") as store:
+            if store._lane is None:
+                pytest.skip("an embedded store has no connections to send over")
+            await store.create("sum", shape=(8,), rule="add", exist="overwrite")
+            one = np.ones(8, F32)
+            for _ in range(2):  # the second time its deadline is noted
+                await store.push("sum", one)
+                await store.pull_many(["sum"])
+            with monkeypatch.context() as patched:
+                patched.setattr(LoopThread, "submit", None)
+                await asyncio.gather(*[store.push("sum", one) for _ in range(20)])
+                await asyncio.gather(*[store.push_many({"sum": one}) for _ in range(20)])
+                assert_array_equal((await store.pull_many(["sum"]))[0], np.full(8, 42, F32))
 
     asyncio.run(add())
 

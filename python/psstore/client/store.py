@@ -244,14 +244,29 @@ def _started(
     return call
 
 
-def _awaited(operation: Operation[P, T]) -> Callable[Concatenate[AsyncStore, P], Coroutine[Any, Any, T]]:
-    """The operation for the caller's event loop. Cancelling ends the operation; the store stays usable."""
+def _awaited(
+    operation: Operation[P, T], at_once: Callable[..., object] | None = None
+) -> Callable[Concatenate[AsyncStore, P], Coroutine[Any, Any, T]]:
+    """The operation for the caller's event loop; by the short way if there is one and it is open. Cancelling ends the
+    operation; the store stays usable."""
 
     @functools.wraps(operation)
     async def call(self: AsyncStore, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        if at_once is not None and self._short is not None:
+            started = at_once(self._short, *args, **kwargs)
+            if started is not NotImplemented:
+                self._backend.thread.lane.hasten()  # nobody drives it but the own thread
+                return await asyncio.wrap_future(cast(concurrent.futures.Future[T], started))
         return await asyncio.wrap_future(self._submit(operation(self._operations, *args, **kwargs)))
 
     return call
+
+
+def _push_one(short: ShortCalls, name: str, value: Array, **options: Any) -> object:
+    """`push` as `push_many` is started."""
+    if not isinstance(name, str):
+        return NotImplemented  # others complain of it
+    return short.start_push_many({name: value}, **options)
 
 
 class Store(_Face):
@@ -318,12 +333,12 @@ class AsyncStore(_Face):
     describe = _awaited(Operations.describe)
     keys = _awaited(Operations.keys)
     drop = _awaited(Operations.drop)
-    push = _awaited(Operations.push)
-    push_many = _awaited(Operations.push_many)
+    push = _awaited(Operations.push, _push_one)
+    push_many = _awaited(Operations.push_many, ShortCalls.start_push_many)
     settle = _awaited(Operations.settle)
     commit = _awaited(Operations.commit)
     pull = _awaited(Operations.pull)
-    pull_many = _awaited(Operations.pull_many)
+    pull_many = _awaited(Operations.pull_many, ShortCalls.start_pull_many)
     barrier = _awaited(Operations.barrier)
     leave = _awaited(Operations.leave)
     global_norm = _awaited(Operations.global_norm)
