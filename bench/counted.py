@@ -1,8 +1,9 @@
-"""What bench.instructions counts, to be run under callgrind: training rounds of one worker on an embedded store.
+"""What bench.instructions counts, to be run under callgrind: training rounds of one worker.
 
-All of the data path but sockets: face, layout, frames, decoder, session, service, staging, update. Each part of each
-round is dumped under its name. Not counted: imports, creating, and the first rounds, in which layouts are worked out,
-pools fill and the interpreter specialises its bytecode.
+On an embedded store it is all of the data path but sockets: face, layout, frames, decoder, session, service, staging,
+update. Over a socket it is the worker's side of the short way; the store is a process of its own, and is not counted.
+Each part of each round is dumped under its name. Not counted: imports, creating, and the first rounds, in which layouts
+are worked out, pools fill and the interpreter specialises its bytecode.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from collections.abc import Callable
 
 import numpy as np
 
+import psstore
+from bench.processes import store_server
 from psstore.client.arrays import Array
 from psstore.client.local import LocalStore
 from psstore.client.store import Store
@@ -21,6 +24,9 @@ from psstore.types import TensorSpec
 
 CASES = {"1 KiB": (1, 256), "4 MiB": (1, 1 << 20), "1000 x 4 KiB": (1000, 1024)}
 """Tensors, and float32 elements of each: what costs by the call, by the byte, and by the slice."""
+
+SOCKET_CASES = {"1 KiB, socket": (1, 256), "1000 x 64 B, socket": (1000, 16)}
+"""As much as a socket takes at once, so that it does not matter who is faster."""
 
 EARLY_CASE = "64 x 16 KiB, early"
 EARLY_SIZES = 64, 4096
@@ -77,6 +83,9 @@ def main() -> None:
     gc.disable()  # when it runs depends on what else was allocated
     for case, sizes in CASES.items():
         with LocalStore() as local, local.connect(rank=0) as store:
+            count(case, round_of(store, *sizes), marks)
+    for case, sizes in SOCKET_CASES.items():
+        with store_server("unix", 1) as url, psstore.connect(url, rank=0, transport="unix") as store:
             count(case, round_of(store, *sizes), marks)
     with LocalStore() as local, local.connect(rank=0) as store:
         count(EARLY_CASE, round_of(store, *EARLY_SIZES, early=True), marks)

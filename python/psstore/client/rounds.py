@@ -68,7 +68,7 @@ class Rounds:
         )
         means.coded.committed(counted, loss_scale=loss_scale)
         if not early:
-            writing.pushed = set()
+            writing.round_ended()
             if max_norm is None or committed.late or committed.skip:
                 means.coded.conclude(counts=not committed.late and not committed.skip)
         return Commit(round=committed.round, decision=committed.decision, late=committed.late, skipped=committed.skip)
@@ -79,7 +79,7 @@ class Rounds:
         await means.client.finish(wait_s=means.patience(wait_s))
         if means.pace is not None:
             means.pace.end()
-        self._writing.pushed = set()
+        self._writing.round_ended()
         means.coded.conclude(counts=True)
 
     def _need_quiet(self, what: str) -> None:
@@ -89,7 +89,8 @@ class Rounds:
     async def _counted(self, names: Iterable[str], *, promised: bool) -> set[int]:
         """Ids of the tensors that a commit counts."""
         tensors = await self._means.schema.find(list(names))
+        pushed = self._writing.pushed
         for tensor in tensors:
-            if not promised and tensor.id not in self._writing.pushed:
+            if not promised and tensor.id not in pushed:
                 raise BadArgument(f"commit counts on {tensor.spec.name!r}, which was not pushed in this round")
         return {tensor.id for tensor in tensors}

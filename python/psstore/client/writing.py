@@ -28,8 +28,8 @@ class Writing:
     def __init__(self, means: Means, norm: Norm) -> None:
         self.num_bytes = 0
         """Payload sent so far."""
-        self.pushed: set[int] = set()
-        """Ids of the tensors that were pushed in this round."""
+        self._pushed: set[frozenset[int]] = set()
+        """Ids of the tensors that were pushed in this round, together as they were."""
         self.under_way: set[object] = set()
         """Pushes."""
         self._quiet = asyncio.Event()
@@ -55,8 +55,17 @@ class Writing:
     def sent(self, op: str, layout: Layout) -> None:
         """PUSH, ASSIGN, ADD or INIT of the layout's tensors is acknowledged."""
         if op == "PUSH":
-            self.pushed.update(layout.ids)
+            self._pushed.add(layout.ids)
         self.num_bytes += layout.num_bytes
+
+    @property
+    def pushed(self) -> frozenset[int]:
+        """Ids of the tensors that were pushed in this round: of a round of one push the same object in every round."""
+        together = tuple(self._pushed)
+        return together[0] if len(together) == 1 else frozenset().union(*together)
+
+    def round_ended(self) -> None:
+        self._pushed.clear()
 
     def push_ended(self, push: object) -> None:
         """It is under way no longer, however it ended."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 
 Ranges = tuple[tuple[int, int], ...]
@@ -10,12 +11,17 @@ Ranges = tuple[tuple[int, int], ...]
 
 def to_ranges(ids: Iterable[int]) -> Ranges:
     """The ranges of these ids, in any order, repeated or not."""
-    distinct = ids if isinstance(ids, (set, frozenset)) else set(ids)
+    return _ranges_of(ids if isinstance(ids, frozenset) else frozenset(ids))
+
+
+@functools.lru_cache(maxsize=64)
+def _ranges_of(distinct: frozenset[int]) -> Ranges:
+    """Remembered: a training loop pushes the same tensors in every round."""
     if not distinct:
         return ()
     first, last = min(distinct), max(distinct)
     if last - first == len(distinct) - 1:
-        return ((first, last),)  # nearly always, and asked for in every round
+        return ((first, last),)  # nearly always
     made: list[tuple[int, int]] = []
     for tensor_id in sorted(distinct):
         if made and made[-1][1] + 1 == tensor_id:
