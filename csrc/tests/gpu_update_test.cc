@@ -333,4 +333,5 @@ TEST(GpuPlanTest, ATensorThatIsNotAlignedToItsElementsIsRefused) {
   EXPECT_THROW(gpu::Plan(gpu::Purpose::kUpdate, {&update, 1}), Error);
 }
 
+}  // namespace
 }  // namespace psstore
