@@ -225,7 +225,14 @@ def _eager_on_links(report: Report) -> Iterator[float]:
 
 
 TARGETS: Sequence[Target] = (
-    Target("dense", "100 MiB, ResNet-50; tcp", beside(LARGE, ("tcp",), RAW), at_most=1.10, unit="× raw sockets"),
+    Target(
+        "dense",
+        "100 MiB, ResNet-50; tcp",
+        beside(LARGE, ("tcp",), RAW),
+        at_most=1.10,
+        unit="× raw sockets",
+        why="[the machine](#where-a-round-goes)",
+    ),
     Target(
         "dense",
         "the same; unix",
@@ -240,6 +247,7 @@ TARGETS: Sequence[Target] = (
         faster_than(LARGE, "torch", "Redis"),
         at_least=1.5,
         unit="× as fast",
+        why="[the machine](#where-a-round-goes)",
     ),
     Target(
         "dense",
@@ -293,7 +301,14 @@ TARGETS: Sequence[Target] = (
         )
         for cores in ("one core", "two cores")
     ),
-    Target("latency", "p50 beside Redis", latency(_beside_redis), at_most=1.0, unit="×"),
+    Target(
+        "latency",
+        "p50 beside Redis",
+        latency(_beside_redis),
+        at_most=1.0,
+        unit="×",
+        why="[where a process sleeps](#where-a-process-sleeps)",
+    ),
     Target("latency", "p50 over unix sockets beside tcp", latency(_unix_beside_tcp), at_most=1.0, unit="×"),
     Target(
         "latency",
