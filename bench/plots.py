@@ -28,12 +28,18 @@ def draw(report: Report, path: Path) -> list[Path]:
     return files
 
 
+ALIKE = 4.0
+"""Groups whose longest bars differ by more have a scale each: else the shorter ones could not be told apart."""
+
+
 def _bars(chart: Chart) -> Figure:
     """A column of axes, one for each group, whose bars are sorted as they came."""
+    longest = [max(bars.values()) for bars in chart.series.values()]
+    alike = max(longest) <= ALIKE * min(longest)
     heights = [0.28 * len(bars) + 0.5 for bars in chart.series.values()]
     figure = Figure(figsize=(8, sum(heights) + 0.8), layout="constrained")
     figure.suptitle(chart.title)
-    panels = figure.subplots(len(heights), 1, squeeze=False, sharex=True, height_ratios=heights)[:, 0]
+    panels = figure.subplots(len(heights), 1, squeeze=False, sharex=alike, height_ratios=heights)[:, 0]
     for axes, (group, bars) in zip(panels, chart.series.items(), strict=True):
         _bar_panel(axes, group, dict(bars))
     panels[-1].set_xlabel(chart.unit)
