@@ -60,13 +60,17 @@ def _started_by_tests() -> list[psutil.Process]:
     return [process for process in psutil.process_iter() if _belongs(process, session)]
 
 
+MAY_STAY = ("multiprocessing.resource_tracker", "torch._inductor.compile_worker")
+"""In the command lines of processes that live as long as the one that runs the tests."""
+
+
 def _belongs(process: psutil.Process, session: str) -> bool:
     try:
         return (
             process.pid != os.getpid()
             and process.environ().get(SESSION_VARIABLE) == session
             and process.status() != psutil.STATUS_ZOMBIE
-            and "multiprocessing.resource_tracker" not in " ".join(process.cmdline())
+            and not any(word in " ".join(process.cmdline()) for word in MAY_STAY)
         )
     except psutil.Error:  # it ended meanwhile, or is another user's
         return False

@@ -234,12 +234,16 @@ def test_worker_that_ends_without_closing_leaves_unless_it_died(cluster: Cluster
 
 # ---- forks ----------------------------------------------------------------------------------------
 
+MAY_FORK = "ignore:This process:DeprecationWarning"
+"""From Python 3.12 on, whoever forks beside other threads is warned."""
+
 
 def in_child(cluster: Cluster, program: str) -> subprocess.CompletedProcess[str]:
     """Runs a program that forks, with `store` connected; a process of its own, as forking pytest is unkind."""
     url = cluster.url if cluster.local is None else "local://"
     prelude = f"import os, sys, psstore\nstore = psstore.connect({url!r}, role='client')\n"
-    return subprocess.run([sys.executable, "-c", prelude + program], capture_output=True, text=True, timeout=PATIENCE_S)
+    command = [sys.executable, "-W", MAY_FORK, "-c", prelude + program]
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
 
 
 FORK = """
