@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import cast
 
@@ -67,10 +68,9 @@ def behind_proxy(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Proxy]]:
         proxy.close()
 
 
-@CUT
-def test_additions_count_once_whatever_is_cut(
-    transport: Transport, seed: int, connections: int, behind_proxy: list[Proxy]
-) -> None:
+@contextmanager
+def cut_connections(transport: Transport, seed: int, connections: int, behind_proxy: list[Proxy]) -> Iterator[Store]:
+    """A client of two shards whose connections are cut, again and again."""
     with clusters("tcp") as start:
         cluster = start(shards=2)
         assert cluster.process is not None
@@ -78,35 +78,36 @@ def test_additions_count_once_whatever_is_cut(
             proxied(address, cuts(2 * seed + i, 12, transport)) for i, address in enumerate(cluster.process.addresses)
         ]
         with psstore.connect(cluster.url, role="client", transport=transport, connections=connections) as store:
-            store.create("sum", shape=(NUM_ELEMS,), rule="add")
-            for step in range(20):
-                store.push("sum", np.full(NUM_ELEMS, step, F32))
-            assert_array_equal(store.pull("sum"), np.full(NUM_ELEMS, sum(range(20)), F32))
+            yield store
         assert sum(proxy.num_cut for proxy in behind_proxy) > 5
+
+
+@CUT
+def test_additions_count_once_whatever_is_cut(
+    transport: Transport, seed: int, connections: int, behind_proxy: list[Proxy]
+) -> None:
+    with cut_connections(transport, seed, connections, behind_proxy) as store:
+        store.create("sum", shape=(NUM_ELEMS,), rule="add")
+        for step in range(20):
+            store.push("sum", np.full(NUM_ELEMS, step, F32))
+        assert_array_equal(store.pull("sum"), np.full(NUM_ELEMS, sum(range(20)), F32))
 
 
 @CUT
 def test_small_calls_that_were_started_count_once_whatever_is_cut(
     transport: Transport, seed: int, connections: int, behind_proxy: list[Proxy]
 ) -> None:
-    with clusters("tcp") as start:
-        cluster = start(shards=2)
-        assert cluster.process is not None
-        behind_proxy += [
-            proxied(address, cuts(2 * seed + i, 12, transport)) for i, address in enumerate(cluster.process.addresses)
-        ]
-        with psstore.connect(cluster.url, role="client", transport=transport, connections=connections) as store:
-            names = ["one", "other"]
-            for name in names:
-                store.create(name, shape=(256,), rule="add")
-            for step in range(50):
-                pushes = [store.start_push_many({name: np.full(256, step, F32) for name in names}) for _ in range(20)]
-                pull = store.start_pull_many(names)
-                for push in pushes:
-                    push.result(PATIENCE_S)
-                for value in pull.result(PATIENCE_S):
-                    assert value[0] == 20 * sum(range(step + 1))
-        assert sum(proxy.num_cut for proxy in behind_proxy) > 5
+    with cut_connections(transport, seed, connections, behind_proxy) as store:
+        names = ["one", "other"]
+        for name in names:
+            store.create(name, shape=(256,), rule="add")
+        for step in range(50):
+            pushes = [store.start_push_many({name: np.full(256, step, F32) for name in names}) for _ in range(20)]
+            pull = store.start_pull_many(names)
+            for push in pushes:
+                push.result(PATIENCE_S)
+            for value in pull.result(PATIENCE_S):
+                assert value[0] == 20 * sum(range(step + 1))
 
 
 @CUT

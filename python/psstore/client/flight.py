@@ -10,10 +10,10 @@ acknowledgements and requests stand in long queues then (docs/performance.md, Tr
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from typing import Any, NamedTuple
 
+from psstore.client.turns import Turns
 from psstore.client.window import Window
 from psstore.protocol.client import Transfer
 from psstore.protocol.session import Future
@@ -37,11 +37,9 @@ class Flight:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._window = Window()
-        self._queue: deque[Waiting] = deque()
+        self._turns = Turns(self._fits, self._send)
         self._out_bytes = 0
         """Not acknowledged."""
-        self._sending = False
-        """A frame is being sent; should it fail at once, the next one is its sender's to send."""
 
     @property
     def is_empty(self) -> bool:
@@ -68,20 +66,10 @@ class Flight:
         """Sends them one by one, after those of earlier calls; the futures are told of the acknowledgements."""
         for transfer, future in zip(transfers, futures, strict=True):
             self._window.sent(transfer.table.payload_bytes)
-            self._queue.append(Waiting(transfer, future, send))
-        self._go_on()
+            self._turns.queue.append(Waiting(transfer, future, send))
+        self._turns.release()
 
     # ---- how ----
-
-    def _go_on(self) -> None:
-        if self._sending:
-            return
-        self._sending = True
-        try:
-            while self._queue and self._fits(self._queue[0]):
-                self._send(self._queue.popleft())
-        finally:
-            self._sending = False
 
     def _fits(self, waiting: Waiting) -> bool:
         num_bytes = waiting.transfer.table.payload_bytes
@@ -98,7 +86,7 @@ class Flight:
         self._out_bytes -= num_bytes
         if came:
             self._window.came_back(num_bytes, began=began, now=self._loop.time())
-        self._go_on()
+        self._turns.release()
 
 
 class _Flown:

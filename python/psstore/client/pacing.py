@@ -13,7 +13,6 @@ opens (window.py), so that workers may push in different orders.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -21,6 +20,7 @@ from functools import partial
 from typing import Any
 
 from psstore.client.flight import Flight
+from psstore.client.turns import Turns
 from psstore.client.window import Window
 from psstore.net.alarm import Alarm
 from psstore.types import ITEM_BYTES, Tensor
@@ -68,15 +68,13 @@ class Pace:
         self._alarm = Alarm(loop, next_wake=self._next_wake, tick=self._tick)
         self._window = Window()
         self._round = 0
-        self._queue: deque[Waiting] = deque()
+        self._turns = Turns(self._fits, self._go)
         self._out: dict[int, Out] = {}
         """By tensor id."""
         self._read: set[int] = set()
         """Ids of what is being read."""
         self._ahead_bytes = 0
         """What is both out and being read."""
-        self._releasing = False
-        """Pushes have their turn now; should one fail at once, those behind it have theirs where this was set."""
         self._moved_at = 0.0
         """When the queue began, or something came back."""
 
@@ -104,9 +102,9 @@ class Pace:
         """Calls `go` when these may be pushed; it returns whether they are."""
         waiting = Waiting(tensors, sum(map(_num_bytes, tensors)), go)
         self._window.sent(waiting.num_bytes)
-        if not self._queue:
+        if not self._turns.queue:
             self._moved_at = self._loop.time()
-        self._queue.append(waiting)
+        self._turns.queue.append(waiting)
         self._release()
 
     @contextmanager
@@ -125,7 +123,7 @@ class Pace:
         begun = ids - self._read
         self._read |= begun
         self._ahead_bytes += sum(self._out[one].num_bytes for one in begun & self._out.keys())
-        for waiting in reversed(self._queue):
+        for waiting in reversed(self._turns.queue):
             if not ids.isdisjoint(tensor.id for tensor in waiting.tensors):
                 waiting.reads.append(go)
                 return begun
@@ -149,14 +147,7 @@ class Pace:
             self._window.came_back(out.trip.num_bytes, began=out.trip.began, now=self._loop.time())
 
     def _release(self) -> None:
-        if self._releasing:
-            return
-        self._releasing = True
-        try:
-            while self._queue and self._fits(self._queue[0]):
-                self._go(self._queue.popleft())
-        finally:
-            self._releasing = False
+        self._turns.release()
         self._alarm.update()
 
     def _fits(self, waiting: Waiting) -> bool:
@@ -176,7 +167,7 @@ class Pace:
     # ---- time ----
 
     def _next_wake(self) -> float | None:
-        return self._moved_at + self._window.patience_s if self._queue else None
+        return self._moved_at + self._window.patience_s if self._turns.queue else None
 
     def _tick(self, now: float) -> None:
         wake = self._next_wake()
