@@ -7,17 +7,16 @@
 
 namespace psstore::bindings {
 
-FramePlan::FramePlan(const FrameMap& map, std::vector<size_t> shards,
-                     std::vector<py::object> tables)
-    : map_(map), shards_(std::move(shards)), tables_(std::move(tables)) {
-  if (shards_.size() != map_.num_frames() || tables_.size() != map_.num_frames()) {
-    throw py::value_error("every frame of the map has one shard and one table");
+FramePlan::FramePlan(const FrameMap& map, std::vector<size_t> ways, std::vector<py::object> tables)
+    : map_(map), ways_(std::move(ways)), tables_(std::move(tables)) {
+  if (ways_.size() != map_.num_frames() || tables_.size() != map_.num_frames()) {
+    throw py::value_error("every frame of the map has one way and one table");
   }
-  for (size_t frame = 0; frame < shards_.size(); ++frame) {
+  for (size_t frame = 0; frame < ways_.size(); ++frame) {
     entries_.push_back(tables_[frame].cast<const SliceTable&>().entries());
-    const auto peer = std::ranges::find(peers_, shards_[frame]);
+    const auto peer = std::ranges::find(peers_, ways_[frame]);
     peer_of_.push_back(static_cast<size_t>(peer - peers_.begin()));
-    if (peer == peers_.end()) peers_.push_back(shards_[frame]);
+    if (peer == peers_.end()) peers_.push_back(ways_[frame]);
   }
 }
 
@@ -26,9 +25,9 @@ bool Sender::has_told(uint64_t decision) const {
       lines, [decision](const RequestLine* line) { return line->told >= decision; });
 }
 
-std::span<const std::byte> Terms::body_for(size_t shard) const {
+std::span<const std::byte> Terms::body_for(size_t way) const {
   if (bodies.empty()) return {};
-  return std::as_bytes(std::span(bodies.size() == 1 ? bodies.front() : bodies.at(shard)));
+  return std::as_bytes(std::span(bodies.size() == 1 ? bodies.front() : bodies.at(way)));
 }
 
 // ---- on its way -------------------------------------------------------------------------------------
@@ -107,7 +106,7 @@ Call Attempt::make_call(size_t frame) {
                    .rank = sender_.rank,
                    .incarnation = sender_.incarnation,
                    .table = plan_.table(frame),
-                   .body = terms_.body_for(plan_.shard(frame))};
+                   .body = terms_.body_for(plan_.way(frame))};
   if (!terms_.reads()) {
     parts.payload_bytes = memory.num_bytes();
     if (sender_.checksum) parts.payload_crc = memory.checksum();
@@ -217,8 +216,8 @@ void Attempt::leave_unsent(std::shared_ptr<void> owner) {
 }
 
 void Attempt::note_waiting(py::list& holding) const {
-  for (const size_t shard : plan_.peers()) {
-    const py::object line = sender_.owner[shard];
+  for (const size_t way : plan_.peers()) {
+    const py::object line = sender_.owner[way];
     if (!holding.contains(line)) holding.append(line);
   }
 }

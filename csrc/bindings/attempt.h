@@ -22,12 +22,12 @@ namespace psstore::bindings {
 class FramePlan {
  public:
   // `tables`: each a SliceTable.
-  FramePlan(const FrameMap& map, std::vector<size_t> shards, std::vector<py::object> tables);
+  FramePlan(const FrameMap& map, std::vector<size_t> ways, std::vector<py::object> tables);
 
   const FrameMap& map() const { return map_; }
-  size_t num_frames() const { return shards_.size(); }
-  size_t shard(size_t frame) const { return shards_[frame]; }
-  // The shards, each once; and which of them is a frame's.
+  size_t num_frames() const { return ways_.size(); }
+  size_t way(size_t frame) const { return ways_[frame]; }
+  // The ways, each once; and which of them is a frame's.
   const std::vector<size_t>& peers() const { return peers_; }
   size_t peer(size_t frame) const { return peer_of_[frame]; }
   std::span<const SliceEntry> table(size_t frame) const { return entries_[frame]; }
@@ -35,7 +35,7 @@ class FramePlan {
 
  private:
   FrameMap map_;
-  std::vector<size_t> shards_;
+  std::vector<size_t> ways_;
   std::vector<size_t> peers_;
   std::vector<size_t> peer_of_;
   std::vector<py::object> tables_;
@@ -44,14 +44,14 @@ class FramePlan {
 
 // Who sends, and over what.
 struct Sender {
-  std::vector<RequestLine*> lines;  // to each shard
+  std::vector<RequestLine*> lines;  // of each way
   py::list owner;                   // of the lines
   py::object request;               // the class of a session's requests
   uint32_t rank;
   uint32_t incarnation;
   bool checksum;
 
-  // Every shard was told of that decision.
+  // That decision was told over every way.
   bool has_told(uint64_t decision) const;
 };
 
@@ -61,14 +61,14 @@ struct Terms {
   uint64_t round;
   double timeout_s;
   py::object body;                  // the message of the bodies, or None
-  std::vector<std::string> bodies;  // none, one for all shards, or one for each
+  std::vector<std::string> bodies;  // none, one for all ways, or one for each
   uint64_t told;                    // the last decision that they tell
   uint64_t scaled;                  // the decision whose scale they tell; 0: none
 
   bool reads() const { return op == Op::kPULL; }
   // Its frames are writes with a sequence.
   bool is_numbered() const { return op == Op::kASSIGN || op == Op::kADD || op == Op::kRESTORE; }
-  std::span<const std::byte> body_for(size_t shard) const;
+  std::span<const std::byte> body_for(size_t way) const;
 };
 
 // What waits on a line to go out together, at most: it goes out with the GIL held.
@@ -83,7 +83,7 @@ class Attempt {
 
   size_t num_frames() const { return plan_.num_frames(); }
   bool reads() const { return terms_.reads(); }
-  RequestLine& line(size_t frame) const { return *sender_.lines.at(plan_.shard(frame)); }
+  RequestLine& line(size_t frame) const { return *sender_.lines.at(plan_.way(frame)); }
   // The memory of a frame as Python has it.
   py::object memory(size_t frame);
   // Nothing else is under way, and nothing of it goes through shared memory: it can `run`.

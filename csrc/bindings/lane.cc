@@ -233,7 +233,7 @@ void bind_lane(py::module_& m) {
       .def("disconnect", &RequestLine::disconnect);
   py::class_<FramePlan>(m, "FramePlan", py::is_final())
       .def(py::init<const FrameMap&, std::vector<size_t>, std::vector<py::object>>(), "arrays"_a,
-           "shards"_a, "tables"_a);
+           "ways"_a, "tables"_a);
   py::class_<Sender>(m, "Sender", py::is_final())
       .def(py::init([](py::list lines, py::object request, uint32_t rank, uint32_t incarnation,
                        bool checksum) {

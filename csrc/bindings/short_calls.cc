@@ -26,6 +26,13 @@ bool same_text(PyObject* one, PyObject* other) {
   return one == other || PyUnicode_Compare(one, other) == 0;
 }
 
+// What a method was given: as Python's vectorcall has it.
+struct Arguments {
+  PyObject* const* values;
+  size_t num_positional;
+  PyObject* keywords;  // a tuple of names, or null
+};
+
 // How a method is called: names of its parameters, of which the first may be given by position.
 template <size_t num_parameters>
 class Signature {
@@ -38,17 +45,17 @@ class Signature {
   }
 
   // What was given for each parameter; None where nothing was. Nullopt: not called like this.
-  std::optional<Given> read(PyObject* const* arguments, size_t num_given,
-                            PyObject* keywords) const {
+  std::optional<Given> read(const Arguments& arguments) const {
+    const auto [values, num_given, keywords] = arguments;
     if (num_given > num_positional_) return std::nullopt;
     Given given;
     given.fill(Py_None);
-    for (size_t i = 0; i < num_given; ++i) given[i] = arguments[i];
+    for (size_t i = 0; i < num_given; ++i) given[i] = values[i];
     const Py_ssize_t num_keywords = keywords == nullptr ? 0 : PyTuple_GET_SIZE(keywords);
     for (Py_ssize_t i = 0; i < num_keywords; ++i) {
       const size_t place = position(PyTuple_GET_ITEM(keywords, i));
       if (place < num_given || place == num_parameters) return std::nullopt;
-      given[place] = arguments[num_given + static_cast<size_t>(i)];
+      given[place] = values[num_given + static_cast<size_t>(i)];
     }
     return given;
   }
@@ -64,118 +71,93 @@ class Signature {
   size_t num_positional_;
 };
 
-// ---- the methods ------------------------------------------------------------------------------------
+// ---- what is asked: of one tensor, or of many. Nullopt: more than the short way has -----------------
 
-py::object not_now() {
-  return py::reinterpret_borrow<py::object>(Py_NotImplemented);
-}
-
-py::object push(ShortCalls& calls, PyObject* const* arguments, size_t num_given,
-                PyObject* keywords) {
+std::optional<PushAsked> push_of_one(const Arguments& arguments) {
   static const Signature<5> signature({"name", "value", "op", "codec", "loss_scale"}, 2);
-  const auto given = signature.read(arguments, num_given, keywords);
-  if (!given) return not_now();
+  const auto given = signature.read(arguments);
+  if (!given) return std::nullopt;
   const auto [name, value, op, codec, loss_scale] = *given;
-  if (!codec.is_none()) return not_now();
-  return calls.push(py::make_tuple(name), py::make_tuple(value), op) ? py::none() : not_now();
+  if (!codec.is_none()) return std::nullopt;
+  return PushAsked{py::make_tuple(name), py::make_tuple(value), op};
 }
 
-// How many tensors are pushed.
-struct PushMany {
-  py::tuple names;
-  py::list values;
-  py::handle op;
-};
-
-std::optional<PushMany> read_push_many(PyObject* const* arguments, size_t num_given,
-                                       PyObject* keywords) {
+std::optional<PushAsked> push_of_many(const Arguments& arguments) {
   static const Signature<4> signature({"items", "op", "codec", "loss_scale"}, 1);
-  const auto given = signature.read(arguments, num_given, keywords);
+  const auto given = signature.read(arguments);
   if (!given) return std::nullopt;
   const auto [items, op, codec, loss_scale] = *given;
   if (!codec.is_none() || !PyDict_CheckExact(items.ptr())) return std::nullopt;
-  return PushMany{stolen<py::tuple>(PySequence_Tuple(items.ptr())),
-                  stolen<py::list>(PyDict_Values(items.ptr())), op};
+  return PushAsked{stolen<py::tuple>(PySequence_Tuple(items.ptr())),
+                   stolen<py::list>(PyDict_Values(items.ptr())), op};
 }
 
-py::object push_many(ShortCalls& calls, PyObject* const* arguments, size_t num_given,
-                     PyObject* keywords) {
-  const auto asked = read_push_many(arguments, num_given, keywords);
-  return asked && calls.push(asked->names, asked->values, asked->op) ? py::none() : not_now();
-}
-
-py::object start_push_many(ShortCalls& calls, PyObject* const* arguments, size_t num_given,
-                           PyObject* keywords) {
-  const auto asked = read_push_many(arguments, num_given, keywords);
-  if (!asked) return not_now();
-  py::object started = calls.start_push(asked->names, asked->values, asked->op);
-  return started ? started : not_now();
-}
-
-py::object pull(ShortCalls& calls, PyObject* const* arguments, size_t num_given,
-                PyObject* keywords) {
+std::optional<PullAsked> pull_of_one(const Arguments& arguments) {
   static const Signature<6> signature({"name", "out", "if_newer_than", "dtype", "codec", "wait_s"},
                                       1);
-  const auto given = signature.read(arguments, num_given, keywords);
-  if (!given) return not_now();
+  const auto given = signature.read(arguments);
+  if (!given) return std::nullopt;
   const auto [name, out, if_newer_than, dtype, codec, wait_s] = *given;
-  if (!codec.is_none() || !if_newer_than.is_none()) return not_now();
-  std::optional<py::sequence> places;
-  if (!out.is_none()) places = py::make_tuple(out);
-  const auto pulled = calls.pull(py::make_tuple(name), std::move(places), dtype, wait_s);
-  return pulled ? py::object((*pulled)[0]) : not_now();
+  if (!codec.is_none() || !if_newer_than.is_none()) return std::nullopt;
+  PullAsked asked{py::make_tuple(name), std::nullopt, dtype, wait_s};
+  if (!out.is_none()) asked.out = py::make_tuple(out);
+  return asked;
 }
 
-// How many tensors are pulled.
-struct PullMany {
-  py::tuple names;
-  std::optional<py::sequence> out;
-  py::handle dtype;
-  py::handle wait_s;
-};
-
-std::optional<PullMany> read_pull_many(PyObject* const* arguments, size_t num_given,
-                                       PyObject* keywords) {
+std::optional<PullAsked> pull_of_many(const Arguments& arguments) {
   static const Signature<6> signature({"names", "out", "if_newer_than", "dtype", "codec", "wait_s"},
                                       1);
-  const auto given = signature.read(arguments, num_given, keywords);
+  const auto given = signature.read(arguments);
   if (!given) return std::nullopt;
   const auto [names, out, if_newer_than, dtype, codec, wait_s] = *given;
   const bool plain = codec.is_none() && if_newer_than.is_none() &&
                      (PyList_Check(names.ptr()) || PyTuple_Check(names.ptr())) &&
                      (out.is_none() || PySequence_Check(out.ptr()));
   if (!plain) return std::nullopt;
-  std::optional<py::sequence> places;
-  if (!out.is_none()) places = stolen<py::list>(PySequence_List(out.ptr()));
-  return PullMany{stolen<py::tuple>(PySequence_Tuple(names.ptr())), std::move(places), dtype,
-                  wait_s};
+  PullAsked asked{stolen<py::tuple>(PySequence_Tuple(names.ptr())), std::nullopt, dtype, wait_s};
+  if (!out.is_none()) asked.out = stolen<py::list>(PySequence_List(out.ptr()));
+  return asked;
 }
 
-py::object pull_many(ShortCalls& calls, PyObject* const* arguments, size_t num_given,
-                     PyObject* keywords) {
-  auto asked = read_pull_many(arguments, num_given, keywords);
-  if (!asked) return not_now();
-  const auto pulled = calls.pull(asked->names, std::move(asked->out), asked->dtype, asked->wait_s);
-  return pulled ? py::object(*pulled) : not_now();
+// ---- the methods: null, if it is not the time for this, or not so -----------------------------------
+
+template <auto asked_of>
+py::object push(ShortCalls& calls, const Arguments& arguments) {
+  const std::optional<PushAsked> asked = asked_of(arguments);
+  return asked && calls.push(*asked) ? py::none() : py::object();
 }
 
-py::object start_pull_many(ShortCalls& calls, PyObject* const* arguments, size_t num_given,
-                           PyObject* keywords) {
-  auto asked = read_pull_many(arguments, num_given, keywords);
-  if (!asked) return not_now();
-  py::object started =
-      calls.start_pull(asked->names, std::move(asked->out), asked->dtype, asked->wait_s);
-  return started ? started : not_now();
+template <auto asked_of>
+py::object start_push(ShortCalls& calls, const Arguments& arguments) {
+  const std::optional<PushAsked> asked = asked_of(arguments);
+  return asked ? calls.start_push(*asked) : py::object();
 }
 
-using Method = py::object (*)(ShortCalls&, PyObject* const*, size_t, PyObject*);
+// The array, or a sequence of them.
+template <auto asked_of>
+py::object pull(ShortCalls& calls, const Arguments& arguments) {
+  std::optional<PullAsked> asked = asked_of(arguments);
+  if (!asked || !calls.pull(*asked)) return {};
+  if constexpr (asked_of == pull_of_one) return (*asked->out)[0];
+  return std::move(*asked->out);
+}
+
+template <auto asked_of>
+py::object start_pull(ShortCalls& calls, const Arguments& arguments) {
+  std::optional<PullAsked> asked = asked_of(arguments);
+  return asked ? calls.start_pull(*asked) : py::object();
+}
+
+using Method = py::object (*)(ShortCalls&, const Arguments&);
 
 template <Method method>
-PyObject* entry(PyObject* self, PyObject* const* arguments, Py_ssize_t num_given,
+PyObject* entry(PyObject* self, PyObject* const* values, Py_ssize_t num_positional,
                 PyObject* keywords) {
   try {
     auto& calls = py::handle(self).cast<ShortCalls&>();
-    return method(calls, arguments, static_cast<size_t>(num_given), keywords).release().ptr();
+    py::object done = method(calls, {values, static_cast<size_t>(num_positional), keywords});
+    if (!done) done = py::reinterpret_borrow<py::object>(Py_NotImplemented);
+    return done.release().ptr();
   } catch (...) {
     raise_in_python(std::current_exception());
     return nullptr;
@@ -202,48 +184,43 @@ ShortCalls::ShortCalls(ShortCallParts parts)
       lane_(parts_.lane_object.cast<FastLane&>()),
       sender_(parts_.sender_object.cast<const Sender&>()) {}
 
-bool ShortCalls::push(const py::tuple& names, const py::sequence& values, py::handle op) {
-  const std::optional<Habit> known = push_habit(names, op);
-  if (!known || !carry_out(*known, values, Py_None)) return false;
+bool ShortCalls::push(const PushAsked& asked) {
+  const std::optional<Habit> known = habit_of(asked);
+  if (!known || !carry_out(*known, asked.values, Py_None)) return false;
   parts_.sent(known->op, known->layout);
   return true;
 }
 
-std::optional<py::sequence> ShortCalls::pull(const py::tuple& names,
-                                             std::optional<py::sequence> out, py::handle dtype,
-                                             py::handle wait_s) {
-  const std::optional<Habit> known = pull_habit(names, !out, dtype);
-  if (!known) return std::nullopt;
-  if (!out) out = known->layout.attr("fresh")();
-  const std::optional<py::list> answers = carry_out(*known, *out, wait_s);
-  if (!answers) return std::nullopt;
+bool ShortCalls::pull(PullAsked& asked) {
+  const std::optional<Habit> known = habit_of(asked);
+  if (!known) return false;
+  if (!asked.out) asked.out = known->layout.attr("fresh")();
+  const std::optional<py::list> answers = carry_out(*known, *asked.out, asked.wait_s);
+  if (!answers) return false;
   parts_.received(known->layout, *answers);
-  return out;
+  return true;
 }
 
-py::object ShortCalls::start_push(const py::tuple& names, const py::sequence& values,
-                                  py::handle op) {
-  const std::optional<Habit> known = push_habit(names, op);
-  return known ? start(*known, values, Py_None, py::none()) : py::object();
+py::object ShortCalls::start_push(const PushAsked& asked) {
+  const std::optional<Habit> known = habit_of(asked);
+  return known ? start(*known, asked.values, Py_None, py::none()) : py::object();
 }
 
-py::object ShortCalls::start_pull(const py::tuple& names, std::optional<py::sequence> out,
-                                  py::handle dtype, py::handle wait_s) {
-  const std::optional<Habit> known = pull_habit(names, !out, dtype);
+py::object ShortCalls::start_pull(PullAsked& asked) {
+  const std::optional<Habit> known = habit_of(asked);
   if (!known) return {};
-  if (!out) out = known->layout.attr("fresh")();
-  return start(*known, *out, wait_s, *out);
+  if (!asked.out) asked.out = known->layout.attr("fresh")();
+  return start(*known, *asked.out, asked.wait_s, *asked.out);
 }
 
-std::optional<Habit> ShortCalls::push_habit(const py::tuple& names, py::handle op) const {
+std::optional<Habit> ShortCalls::habit_of(const PushAsked& asked) const {
   static PyObject* const what = interned("push");
-  return habit(py::make_tuple(py::handle(what), names, op));
+  return habit(py::make_tuple(py::handle(what), asked.names, asked.op));
 }
 
-std::optional<Habit> ShortCalls::pull_habit(const py::tuple& names, bool fresh,
-                                            py::handle dtype) const {
+std::optional<Habit> ShortCalls::habit_of(const PullAsked& asked) const {
   static PyObject* const what = interned("pull");
-  return habit(py::make_tuple(py::handle(what), names, dtype, py::bool_(fresh)));
+  return habit(py::make_tuple(py::handle(what), asked.names, asked.dtype, py::bool_(!asked.out)));
 }
 
 // What cannot be looked up, such as a name that is a list, is for others to complain of.
@@ -326,16 +303,18 @@ void bind_short_calls(py::module_& m) {
       .def_property_readonly("layout", [](const Habit& self) { return self.layout; });
 
   static PyMethodDef methods[] = {
-      definition<&push>("push", "push(self, *args: object, **kwargs: object) -> object"),
-      definition<&push_many>("push_many",
-                             "push_many(self, *args: object, **kwargs: object) -> object"),
-      definition<&start_push_many>(
+      definition<&push<push_of_one>>("push",
+                                     "push(self, *args: object, **kwargs: object) -> object"),
+      definition<&push<push_of_many>>("push_many",
+                                      "push_many(self, *args: object, **kwargs: object) -> object"),
+      definition<&start_push<push_of_many>>(
           "start_push_many", "start_push_many(self, *args: object, **kwargs: object) -> object"),
-      definition<&start_pull_many>(
+      definition<&start_pull<pull_of_many>>(
           "start_pull_many", "start_pull_many(self, *args: object, **kwargs: object) -> object"),
-      definition<&pull>("pull", "pull(self, *args: object, **kwargs: object) -> object"),
-      definition<&pull_many>("pull_many",
-                             "pull_many(self, *args: object, **kwargs: object) -> object"),
+      definition<&pull<pull_of_one>>("pull",
+                                     "pull(self, *args: object, **kwargs: object) -> object"),
+      definition<&pull<pull_of_many>>("pull_many",
+                                      "pull_many(self, *args: object, **kwargs: object) -> object"),
   };
   py::class_<ShortCalls> calls(m, "ShortCalls", py::is_final());
   calls.def(

@@ -27,23 +27,33 @@ struct ShortCallParts {
   std::shared_ptr<StartingParts> starting;
 };
 
+// What its caller asks for. `op`, `dtype`, `wait_s`: as Python has them, or None.
+struct PushAsked {
+  py::tuple names;
+  py::sequence values;
+  py::handle op;
+};
+struct PullAsked {
+  py::tuple names;
+  std::optional<py::sequence> out;  // none: new arrays
+  py::handle dtype;
+  py::handle wait_s;
+};
+
 class ShortCalls {
  public:
   explicit ShortCalls(ShortCallParts parts);
 
-  // False: not now, or not so. `op`, `dtype`, `wait_s`: as Python has them, or None.
-  bool push(const py::tuple& names, const py::sequence& values, py::handle op);
-  // The arrays into which it has pulled: `out`, or new ones.
-  std::optional<py::sequence> pull(const py::tuple& names, std::optional<py::sequence> out,
-                                   py::handle dtype, py::handle wait_s);
+  // False: not now, or not so. A pull leaves the arrays that it has filled in `asked.out`.
+  bool push(const PushAsked& asked);
+  bool pull(PullAsked& asked);
   // The same, not waited for: what was started, or null.
-  py::object start_push(const py::tuple& names, const py::sequence& values, py::handle op);
-  py::object start_pull(const py::tuple& names, std::optional<py::sequence> out, py::handle dtype,
-                        py::handle wait_s);
+  py::object start_push(const PushAsked& asked);
+  py::object start_pull(PullAsked& asked);
 
  private:
-  std::optional<Habit> push_habit(const py::tuple& names, py::handle op) const;
-  std::optional<Habit> pull_habit(const py::tuple& names, bool fresh, py::handle dtype) const;
+  std::optional<Habit> habit_of(const PushAsked& asked) const;
+  std::optional<Habit> habit_of(const PullAsked& asked) const;
   std::optional<Habit> habit(const py::tuple& manner) const;
   py::object terms_of(const Habit& habit, py::handle wait_s) const;
   // The answers. None: nothing was done.

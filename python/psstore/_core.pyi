@@ -261,18 +261,18 @@ class RequestLine:
 
 @final
 class FramePlan:
-    """The frames of a list of tensors: the map of their arrays, and of each frame its way (`shards`) and its table."""
+    """The frames of a list of tensors: the map of their arrays, and of each frame its way and its table."""
 
-    def __init__(self, arrays: FrameMap, shards: Sequence[int], tables: Sequence[SliceTable]) -> None: ...
+    def __init__(self, arrays: FrameMap, ways: Sequence[int], tables: Sequence[SliceTable]) -> None: ...
 
 @final
 class Sender:
     """Who sends requests of data, and over which lines."""
 
     def __init__(self, lines: list[RequestLine], *, request: type, rank: int, incarnation: int, checksum: bool) -> None:
-        """`lines`: to each shard. `request`: the class of sessions' requests. `checksum`: of payloads."""
+        """`lines`: of each way. `request`: the class of sessions' requests. `checksum`: of payloads."""
     def has_told(self, decision: int) -> bool:
-        """Every shard was told of it."""
+        """It was told over every way."""
 
 @final
 class Terms:
@@ -291,7 +291,7 @@ class Terms:
         told: int = 0,
         scaled: int = 0,
     ) -> None:
-        """`body`: the message, and `bodies`: encoded, for all shards or for each of them. `told`: the last decision
+        """`body`: the message, and `bodies`: encoded, for all ways or for each of them. `told`: the last decision
         that they tell. `scaled`: the decision whose scale they tell; 0: none."""
 
 @final
