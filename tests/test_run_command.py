@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
 from typer.testing import CliRunner
 
 import psstore
@@ -37,6 +38,15 @@ def test_server_is_psstore_server_with_its_own_flags_and_exit_status() -> None:
     assert one == other
     assert one[0] == 0
     assert [code for code, _ in both("--shards", "zero")] == [3, 3]
+
+
+@pytest.mark.parametrize("arguments", [["version"], ["--help"], ["plan", "--shards", "2", "--model", "gpt2"]])
+def test_what_the_system_refuses_is_said_in_a_sentence(arguments: list[str]) -> None:
+    with open("/dev/full", "w") as full:
+        ran = subprocess.run(
+            [sys.executable, "-m", "psstore.cli.main", *arguments], stdout=full, stderr=subprocess.PIPE, text=True
+        )
+    assert (ran.returncode, ran.stderr) == (1, "psstore: [Errno 28] No space left on device\n")
 
 
 def test_the_command_line_loads_torch_for_no_command_that_needs_none() -> None:

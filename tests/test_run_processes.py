@@ -168,6 +168,17 @@ def test_nothing_outlives_a_launcher_that_is_killed(asleep: subprocess.Popen[str
     assert_all_gone(everyone)
 
 
+def test_output_that_cant_be_shown_ends_the_run_and_holds_nobody_up(tmp_path: Path) -> None:
+    work = script(tmp_path, "for _ in range(100_000):\n    print('more than a pipe holds')", "talker.py")
+    with open("/dev/full", "w") as full:
+        ended = subprocess.run(
+            command("--workers", "1", work), stdout=full, stderr=subprocess.PIPE, text=True, timeout=RUN_S
+        )
+    assert ended.returncode == 1
+    last = ended.stderr.splitlines()[-1]
+    assert last == "psstore: can't show what the workers print: No space left on device; everything was stopped"
+
+
 def test_a_worker_that_ignores_the_request_to_end_is_killed(tmp_path: Path) -> None:
     work = script(
         tmp_path,

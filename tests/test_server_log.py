@@ -56,6 +56,14 @@ def test_lost_worker_is_a_warning_and_so_is_its_return() -> None:
     assert back.endswith("rank 0 (incarnation 1) is back")
 
 
+def test_no_worker_is_called_lost_when_the_store_ends() -> None:
+    with StoreProcess("--heartbeat-s", "0.1", "--silence-s", "0.3") as store, RawClient(store.url) as client:
+        client.hello()
+        client.join()
+        assert store.stop() == 0
+        assert "is lost" not in store.log()
+
+
 def test_json_lines_have_the_same_facts() -> None:
     with StoreProcess("--log-format", "json") as store:
         with RawClient(store.url) as client:

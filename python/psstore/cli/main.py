@@ -5,6 +5,7 @@ Each command is a module that is imported when it is called, so that `psstore ve
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from typing import Annotated
 
@@ -24,6 +25,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+EXIT_SYSTEM = 1
 
 AS_IS = {"allow_extra_args": True, "ignore_unknown_options": True}
 """What follows belongs to another program."""
@@ -72,7 +75,13 @@ def _options(
 
 
 def main() -> None:
-    app()
+    """What the system refuses, as a full disk does, is said in a sentence."""
+    try:
+        app()
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            print(f"psstore: {error}", file=sys.stderr)
+        sys.exit(EXIT_SYSTEM)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,8 @@
     store starts ─► ready ─► workers start ─► all end with 0          ─► store ends, exit code 0
                                           └─► one fails, or a signal  ─► all end, that one is named
 
-The first process to fail is the cause; the others fail because of it, and are not reported.
+The first process to fail is the cause; the others fail because of it, and are not reported. Output that can't be shown,
+to a full disk or to nobody, ends a run, too, as it would end a script that writes there itself.
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ import asyncio
 import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from psstore.errors import PsstoreError
 from psstore.launch.environment import worker_environ
 from psstore.launch.group import Child, ProcessGroup, end
-from psstore.launch.lines import Deliver, pump
+from psstore.launch.lines import Deliver, Delivery, pump
 from psstore.launch.store import StoreProcess
 from psstore.types import Consistency
 
@@ -30,6 +32,8 @@ DRAIN_S = 2.0
 """For the last output, when all processes are gone: it is in pipes of 64 KiB."""
 
 END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+EXIT_NOT_SHOWN = 1
 
 EXIT_STORE_FAILED = 3
 """As psstore-server's own exit code for a failed start."""
@@ -80,14 +84,16 @@ async def run_job(job: Job, *, deliver: Deliver) -> Outcome:
     SIGINT, SIGTERM and SIGHUP end the run; the exit code is then 128 + the signal's number, as in a shell.
     """
     told_to_end = _on_signals()
+    delivery = Delivery(deliver)
     pumps: list[asyncio.Task[None]] = []
     try:
         async with ProcessGroup() as group:
             running = _Processes(await _start_store(job, group))
             for store in running.stores:
-                pumps += _pumps(store, "store", deliver)
-            work = asyncio.create_task(_work(job, group, running, pumps, deliver))
-            await _either(work, told_to_end)
+                pumps += _pumps(store, "store", delivery)
+            work = asyncio.create_task(_work(job, group, running, pumps, delivery))
+            ends: list[asyncio.Future[Any]] = [work, told_to_end, delivery.failed]
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             work.cancel()
             await asyncio.wait([work])
             await end(list(running.workers.values()), grace_s=WORKER_GRACE_S)
@@ -95,19 +101,17 @@ async def run_job(job: Job, *, deliver: Deliver) -> Outcome:
         await _drain(pumps)
     finally:
         _restore_signals()
-    return _interrupted(told_to_end.result()) if work.cancelled() else work.result()
+    if not work.cancelled() and work.result().exit_code != 0:
+        return work.result()
+    if work.cancelled() and told_to_end.done():
+        return _interrupted(told_to_end.result())
+    return _not_shown(delivery.failed.result()) if delivery.failed.done() else work.result()
 
 
 async def _start_store(job: Job, group: ProcessGroup) -> StoreProcess | None:
     if job.num_shards == 0:
         return None
     return await StoreProcess.start(group, num_shards=job.num_shards, consistency=job.consistency, environ=job.environ)
-
-
-async def _either(one: asyncio.Future[Outcome], other: asyncio.Future[int]) -> None:
-    """Until one of them is done."""
-    futures: list[asyncio.Future[Outcome] | asyncio.Future[int]] = [one, other]
-    await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
 
 
 async def _work(
@@ -172,6 +176,10 @@ def _ending(returncode: int) -> str:
 
 def _interrupted(signum: int) -> Outcome:
     return Outcome(128 + signum, f"interrupted by {signal.Signals(signum).name}")
+
+
+def _not_shown(error: OSError) -> Outcome:
+    return Outcome(EXIT_NOT_SHOWN, f"can't show what the workers print: {error.strerror}")
 
 
 def _on_signals() -> asyncio.Future[int]:

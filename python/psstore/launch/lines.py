@@ -24,6 +24,23 @@ class Line(NamedTuple):
 
 
 Deliver = Callable[[Line], None]
+"""Raises OSError if it can't."""
+
+
+class Delivery:
+    """Delivers lines until that fails. What follows is dropped, so that nobody waits for ever for room in a pipe."""
+
+    def __init__(self, deliver: Deliver) -> None:
+        self.failed: asyncio.Future[OSError] = asyncio.get_running_loop().create_future()
+        self._deliver = deliver
+
+    def __call__(self, line: Line) -> None:
+        if self.failed.done():
+            return
+        try:
+            self._deliver(line)
+        except OSError as error:
+            self.failed.set_result(error)
 
 
 class LineCutter:

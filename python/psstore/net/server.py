@@ -106,6 +106,7 @@ class Server:
         for listener in self._listeners:
             listener.close()
         self._service.drain()
+        self.on_turn = None  # nobody is lost now; we are
         self._emptied = asyncio.Event()
         for connection in list(self._connections.values()):
             connection.refuse(reason or ShuttingDown("the store is shutting down"))
