@@ -7,6 +7,7 @@ import shlex
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 
 from bench.machine import isolate_network
@@ -39,8 +40,7 @@ def run(subject: Subject, arguments: Sequence[str] | None = None) -> Report:
     parser.add_argument("--quick", action="store_true", help="few rounds: does it run, roughly how fast")
     subject.add_options(parser)
     chosen = parser.parse_args(given)
-    if chosen.plot == BESIDE_JSON and not chosen.json:
-        parser.error("--plot without a file draws beside the one of --json, which is not given")
+    _check_output(parser, chosen)
     why_not = isolate_network() if subject.isolated else None
     report = subject.run(chosen)
     _, measuring = output.parse_known_args(given)
@@ -52,6 +52,17 @@ def run(subject: Subject, arguments: Sequence[str] | None = None) -> Report:
     print(report.markdown())
     _write(report, chosen)
     return report
+
+
+def _check_output(parser: argparse.ArgumentParser, chosen: argparse.Namespace) -> None:
+    """Before anything is measured."""
+    if chosen.plot == BESIDE_JSON and not chosen.json:
+        parser.error("--plot without a file draws beside the one of --json, which is not given")
+    if chosen.plot and find_spec("matplotlib") is None:
+        parser.error("--plot needs matplotlib: pip install '.[bench]'")
+    for file in (chosen.json, chosen.plot):
+        if file and not file.parent.is_dir():
+            parser.error(f"there is no folder {file.parent}")
 
 
 def _write(report: Report, chosen: argparse.Namespace) -> None:

@@ -5,7 +5,9 @@ A report that was saved can be printed again, so that what stands in the docs is
 
 from __future__ import annotations
 
+import contextlib
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -72,16 +74,25 @@ class Report:
         return "\n\n".join(part for part in parts if part)
 
     def save(self, path: Path) -> None:
-        """At once: whoever reads it finds this one whole, or the one before."""
-        new = path.with_name(path.name + ".new")
-        new.write_text(json.dumps(asdict(self), indent=2) + "\n")
-        new.replace(path)
+        write_json(path, asdict(self))
 
     @classmethod
     def load(cls, path: Path) -> Report:
         saved = json.loads(path.read_text())
         tables = [Table(**table) for table in saved.pop("tables")]
         return cls(tables=tables, charts=[Chart(**chart) for chart in saved.pop("charts")], **saved)
+
+
+def write_json(path: Path, value: object) -> None:
+    """At once: whoever reads it finds this one whole, or the one before. Ends the program if it can't."""
+    new = path.with_name(path.name + ".new")
+    try:
+        new.write_text(json.dumps(value, indent=2) + "\n")
+        new.replace(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            new.unlink()
+        sys.exit(f"can't write {path}: {error.strerror}")
 
 
 def by_subject(reports: Sequence[Report]) -> list[Report]:

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import statistics
 import tempfile
 import time
@@ -34,6 +33,7 @@ from torch.nn.parallel import DistributedDataParallel
 import psstore
 from bench.machine import machine
 from bench.processes import store_server
+from bench.report import write_json
 from psstore.cli.demo.data import scikit_learn_digits
 from psstore.cli.demo.training import seeded_model
 from psstore.torch import DistributedOptimizer
@@ -247,8 +247,7 @@ def main() -> None:
     figures = run({"warm_up": 1, "rounds": 3} if arguments.quick else {"warm_up": 2, "rounds": 11})
     show(figures)
     if arguments.json:
-        written = {"machine": described(), "figures": [asdict(figure) for figure in figures]}
-        arguments.json.write_text(json.dumps(written, indent=2) + "\n")
+        write_json(arguments.json, {"machine": described(), "figures": [asdict(figure) for figure in figures]})
 
 
 if __name__ == "__main__":

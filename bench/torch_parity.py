@@ -11,7 +11,6 @@ difference of any final weight: absolute, and in units in the last place of that
 from __future__ import annotations
 
 import argparse
-import json
 import platform
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -23,6 +22,7 @@ import torch
 
 from bench.features import FEATURES, Feature
 from bench.parity import ulp_distance
+from bench.report import write_json
 from bench.trainers import DdpWorkers, Weights, train_alone_on_store, train_locally, train_on_store
 
 T = TypeVar("T")
@@ -126,7 +126,7 @@ def main() -> None:
     machine = f"torch {torch.__version__}, Python {platform.python_version()}, {platform.machine()}"
     print(f"\n{machine}, {torch.backends.cpu.get_cpu_capability()}")
     if args.json:
-        args.json.write_text(json.dumps({"machine": machine, "rows": [asdict(row) for row in rows]}, indent=2) + "\n")
+        write_json(args.json, {"machine": machine, "rows": [asdict(row) for row in rows]})
 
 
 if __name__ == "__main__":

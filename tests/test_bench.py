@@ -207,6 +207,24 @@ def test_a_subject_writes_what_it_is_asked_for(tmp_path: Path, capsys: pytest.Ca
     assert (tmp_path / "a-chart.png").stat().st_size > 0
 
 
+def test_what_cant_be_written_is_said_before_anything_is_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        run(Subject("dense", "a summary", _not_run, isolated=False), ["--json", str(tmp_path / "nowhere" / "a.json")])
+    assert f"there is no folder {tmp_path / 'nowhere'}" in capsys.readouterr().err
+
+
+def test_a_report_that_cant_be_written_is_shown_and_ends_in_a_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a.json").mkdir()
+    with pytest.raises(SystemExit, match=r"can't write .*a\.json: Is a directory"):
+        run(Subject("dense", "a summary", _quick_or_not, isolated=False), ["--json", str(tmp_path / "a.json")])
+    assert "quick: False" in capsys.readouterr().out
+    assert [file.name for file in tmp_path.iterdir()] == ["a.json"]
+
+
 def test_all_subjects_are_measured_even_if_one_fails(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -221,6 +239,10 @@ def test_all_subjects_are_measured_even_if_one_fails(
         every_subject.main()
     shown = [line.split(" | ")[0] for line in capsys.readouterr().out.splitlines() if "a case" in line]
     assert shown == [f"| {subject}" for subject in every_subject.SUBJECTS if subject != "latency"]
+
+
+def _not_run(_: argparse.Namespace) -> Report:
+    raise AssertionError("it measured first")
 
 
 def _quick_or_not(chosen: argparse.Namespace) -> Report:
