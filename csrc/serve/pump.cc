@@ -1,10 +1,12 @@
 #include "serve/pump.h"
 
 #include <sys/epoll.h>
+#include <sys/timerfd.h>
 
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <limits>
 #include <span>
 #include <system_error>
 #include <utility>
@@ -17,6 +19,11 @@ namespace {
 // Connections that have a round before it is asked again who is ready.
 constexpr int kMaxReady = 64;
 
+// In place of a connection's.
+constexpr Pump::Id kTimerId = std::numeric_limits<Pump::Id>::max();
+
+constexpr int kForever = -1;
+
 [[noreturn]] void throw_system_error(const char* call) {
   throw std::system_error(errno, std::generic_category(), call);
 }
@@ -24,8 +31,19 @@ constexpr int kMaxReady = 64;
 }  // namespace
 
 Pump::Pump(Desk& desk, int bell, std::chrono::nanoseconds busy)
-    : desk_(desk), epoll_(epoll_create1(EPOLL_CLOEXEC)), bell_(bell), busy_(busy) {
+    : desk_(desk),
+      epoll_(epoll_create1(EPOLL_CLOEXEC)),
+      timer_(timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC)),
+      bell_(bell),
+      busy_(busy) {
   if (epoll_.get() < 0) throw_system_error("epoll_create1");
+  if (timer_.get() < 0) throw_system_error("timerfd_create");
+  epoll_event event{};
+  event.events = EPOLLIN | EPOLLET;  // so that it needs not be read
+  event.data.u64 = kTimerId;
+  if (epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, timer_.get(), &event) != 0) {
+    throw_system_error("epoll_ctl");
+  }
 }
 
 // ---- connections ------------------------------------------------------------------------------------
@@ -78,22 +96,27 @@ void Pump::watch(Id id, Watched& watched) {
 
 std::optional<Pump::Event> Pump::turn(Clock::duration linger) {
   const auto until = Clock::now() + linger;
+  std::optional<Event> event;
+  if (ready_.empty()) collect(0);
   do {
-    if (ready_.empty()) collect();
-    while (!ready_.empty()) {
-      std::optional<Event> event = serve();
+    while (!ready_.empty() && !event) {
+      event = serve();
       deliver();
-      if (event) return event;
-      ready_.pop_front();
+      if (!event) ready_.pop_front();
     }
-  } while (!desk_.has_left_over() && wait(until));
-  return std::nullopt;
+  } while (!event && !desk_.has_left_over() && wait(until));
+  if (timer_at_) set_timer(std::nullopt);
+  return event;
 }
 
-void Pump::collect() {
+void Pump::collect(int timeout_ms) {
   std::array<epoll_event, kMaxReady> events;
-  const int found = epoll_wait(epoll_.get(), events.data(), kMaxReady, 0);
-  const auto ready = std::span(events).first(static_cast<size_t>(std::max(found, 0)));
+  const int found = epoll_wait(epoll_.get(), events.data(), kMaxReady, timeout_ms);
+  const auto all = std::span(events).first(static_cast<size_t>(std::max(found, 0)));
+  const auto end = std::remove_if(
+      all.begin(), all.end(), [](const epoll_event& event) { return event.data.u64 == kTimerId; });
+  if (end != all.end()) timer_at_.reset();
+  const std::span ready(all.begin(), end);
   // Who had little to say the last time goes first: a small request waits for one round of who sends in bulk,
   // the one in which it came.
   std::ranges::stable_sort(ready, {}, [this](const epoll_event& event) {
@@ -137,11 +160,30 @@ void Pump::deliver() {
   }
 }
 
-bool Pump::wait(Clock::time_point until) const {
+bool Pump::wait(Clock::time_point until) {
   const auto left = until - Clock::now();
-  if (bell_ < 0 || left <= Clock::duration::zero()) return false;
-  std::array<pollfd, 2> files{{{epoll_.get(), POLLIN, 0}, {bell_, POLLIN, 0}}};
-  return poll_busily(files, left, busy_) > 0 && files[0].revents != 0;
+  if (busy_ > Clock::duration::zero() && left > Clock::duration::zero()) {
+    const auto asked = std::min<std::chrono::nanoseconds>(busy_, left);
+    std::array<pollfd, 2> files{{{epoll_.get(), POLLIN, 0}, {bell_, POLLIN, 0}}};
+    if (poll_busily(files, asked, asked) > 0) {
+      if (files[0].revents != 0) collect(0);
+      return !ready_.empty();
+    }
+  }
+  if (Clock::now() >= until) return false;
+  if (!timer_at_) set_timer(until);
+  collect(kForever);
+  return !ready_.empty();
+}
+
+void Pump::set_timer(std::optional<Clock::time_point> at) {
+  const auto since = at.value_or(Clock::time_point{}).time_since_epoch();
+  const auto seconds = std::chrono::floor<std::chrono::seconds>(since);
+  const itimerspec once{
+      .it_interval = {},
+      .it_value = {.tv_sec = seconds.count(), .tv_nsec = (since - seconds).count()}};
+  timerfd_settime(timer_.get(), TFD_TIMER_ABSTIME, &once, nullptr);
+  timer_at_ = at;
 }
 
 }  // namespace psstore

@@ -106,6 +106,12 @@ class PumpTest : public ::testing::Test {
     return event && event->id == id && std::holds_alternative<Pump::Gone>(event->what);
   }
 
+  // Within so many milliseconds.
+  bool is_called(int timeout_ms) const {
+    pollfd file{pump_.fileno(), POLLIN, 0};
+    return poll(&file, 1, timeout_ms) == 1;
+  }
+
   Shard shard_{ShardOptions()};
   Desk desk_{shard_};
   std::map<Pump::Id, Client> clients_;
@@ -184,13 +190,10 @@ TEST_F(PumpTest, RequestsThatWaitGoOnWhenEverTheirPeerReads) {
     while (answered < kNumReads && !reader.ended) answered += reader.frames().size();
     reader.hang_up();
   });
-  bool is_called = true;
-  while (is_called && !pump_.turn(0s)) {  // its end is the first event
-    pollfd file{pump_.fileno(), POLLIN, 0};
-    is_called = poll(&file, 1, 10'000) > 0;
-  }
-  EXPECT_TRUE(is_called);
-  if (!is_called) pump_.drop(1);
+  bool called = true;
+  while (called && !pump_.turn(0s)) called = is_called(10'000);  // its end is the first event
+  EXPECT_TRUE(called);
+  if (!called) pump_.drop(1);
   other.join();
 }
 
@@ -255,17 +258,42 @@ TEST_F(PumpTest, BadBytesAreOneConnectionsEvent) {
   EXPECT_EQ(good.frames().size(), 1u);
 }
 
-TEST_F(PumpTest, ATurnLingersForRequestsUntilTheBellRings) {
+TEST_F(PumpTest, ATurnLingersForRequests) {
   Client& client = connect(1);
   std::thread other([&] {
     for (int i = 0; i < 3; ++i) {
       client.send(read_of(kSmall));
       while (client.frames().empty()) std::this_thread::yield();
     }
-    eventfd_write(bell_, 1);
+    client.send(kForOthers);
   });
-  EXPECT_FALSE(pump_.turn(1h));
+  EXPECT_NE(frame_of(pump_.turn(1h)), nullptr);
   other.join();
+}
+
+TEST_F(PumpTest, ATurnEndsWhenItsTimeIsOver) {
+  Client& client = connect(1);
+  for (int i = 0; i < 3; ++i) {
+    client.send(read_of(kSmall));
+    EXPECT_FALSE(pump_.turn(2ms));
+    EXPECT_EQ(client.frames().size(), 1u);
+    EXPECT_FALSE(is_called(0));
+  }
+}
+
+TEST_F(PumpTest, TheTimeOfATurnThatHasEndedCallsNobody) {
+  Client& client = connect(1);
+  std::thread other([&] {
+    client.send(read_of(kSmall));
+    while (client.frames().empty()) std::this_thread::yield();
+    client.send(kForOthers);
+  });
+  std::optional<Pump::Event> event;
+  while (!event) event = pump_.turn(50ms);
+  EXPECT_NE(frame_of(event), nullptr);
+  other.join();
+  EXPECT_FALSE(is_called(60));
+  EXPECT_FALSE(pump_.turn(2ms));
 }
 
 TEST_F(PumpTest, WhatSomebodyWaitsForIsSentInTheTurnThatBringsIt) {

@@ -198,9 +198,9 @@ class Pump:
     An event loop watches `fileno` for reading, and calls `turn` then, until it returns None."""
 
     def __init__(self, desk: Desk, *, bell: int, busy_s: float = 0.0) -> None:
-        """`desk`: of all ports. `bell`: a file descriptor that is readable when the event loop has something to do,
-        because of the pump or of anything else; -1: there is none, and no turn lingers. `busy_s`: how long after a
-        request a turn that lingers asks for the next one before it sleeps."""
+        """`desk`: of all ports. `busy_s`: how long after a request a turn that lingers asks for the next one before it
+        sleeps, or `bell` rings: a file descriptor that is readable when the event loop has something to do, because of
+        the pump or of anything else; -1: there is none."""
     def fileno(self) -> int: ...
     def add(self, connection: int, *, socket: int, port: Port) -> None:
         """Serves a socket, which is the pump's from now on. Raises OSError."""
@@ -215,8 +215,8 @@ class Pump:
     def turn(self, linger_s: float) -> tuple[int, Frame | Exception | None] | None:
         """Serves the connections until one has something for others: a frame that its port can't answer; what was wrong
         with its bytes, or with us, and then it is to be closed; None, or an OSError, when it is gone. Returns None when
-        there is nothing to do, `linger_s` after it began, or earlier if the bell rings, or if the desk has something
-        for others. Releases the GIL."""
+        there is nothing to do, `linger_s` after it began, or earlier if the desk has something for others. Releases the
+        GIL."""
 
 # ---- lane ------------------------------------------------------------------------------------------
 

@@ -21,8 +21,7 @@ EVENTS_PER_TURN = 64
 """Frames that Python has to handle before timers and others of the event loop have a turn."""
 
 LINGER_S = 0.001
-"""That a turn may take if only ordinary requests come: it returns earlier when the event loop has something to do, but
-not for its timers."""
+"""That a turn may take if only ordinary requests come: all else that the event loop has to do waits for so long."""
 
 
 @dataclass(frozen=True, kw_only=True)
