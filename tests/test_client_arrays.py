@@ -191,6 +191,12 @@ def test_a_known_pull_takes_any_kind_of_array(store: Store) -> None:
         assert_array_equal(torch.as_tensor(a).detach().float().numpy(), np.ones((2, 3), F32))
 
 
+@pytest.mark.parametrize("array", [np.zeros(4, np.int32), torch.zeros(4, dtype=torch.int8)], ids=["numpy", "torch"])
+def test_an_array_of_another_dtype_is_told_what_it_could_be(store: Store, array: Any) -> None:
+    with pytest.raises(DTypeMismatch, match="use one of float32, float64, bfloat16, float16 "):
+        store.push("b", array)
+
+
 def test_a_known_pull_refuses_what_does_not_fit(store: Store) -> None:
     read_only = np.zeros((2, 3), F32)
     read_only.flags.writeable = False

@@ -12,7 +12,7 @@ from cluster import PATIENCE_S, at_once
 from numpy.testing import assert_array_equal
 
 import psstore
-from psstore.errors import BadArgument, DTypeMismatch, NonFinite, StoreClosed, WorkerLost
+from psstore.errors import BadArgument, BadHyper, DTypeMismatch, NonFinite, StoreClosed, WorkerLost
 from psstore.types import TensorSpec
 
 F32 = np.float32
@@ -106,6 +106,14 @@ def test_hypers_of_no_known_form_are_refused(hypers: dict[object, object]) -> No
         store.create("w", shape=(1,), rule="sgd")
         store.push("w", [1.0])
         with pytest.raises(BadArgument, match="hypers"):
+            store.commit(hypers)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("hypers", [{"lr": "fast"}, {0: {"lr": None}}])
+def test_a_hyper_parameter_that_is_no_number_is_refused(hypers: dict[object, object]) -> None:
+    with psstore.connect("local://", rank=0, num_workers=1) as store:
+        store.create("w", shape=(1,), rule="sgd")
+        with pytest.raises(BadHyper, match=r"'lr' is .*; expected a number"):
             store.commit(hypers)  # type: ignore[arg-type]
 
 

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from psstore import _core
 from psstore.errors import BadArgument, DTypeMismatch
 from psstore.types import ITEM_BYTES
 
@@ -91,6 +90,15 @@ def fresh(shape: tuple[int, ...], dtype: str) -> Target:
     return Target(shape, dtype, _numpy_bytes(array), array, None)
 
 
+def sendable(dtype: str, *, convert: str) -> str:
+    """The dtype. Raises DTypeMismatch, which names the way to `convert`, if arrays of it are no values here."""
+    if dtype not in ITEM_BYTES:
+        raise DTypeMismatch(
+            f"an array of dtype {dtype} can't be stored or sent; use one of {', '.join(ITEM_BYTES)} ({convert})"
+        )
+    return dtype
+
+
 # ---- numpy ----------------------------------------------------------------------------------------
 
 
@@ -100,12 +108,7 @@ def _numpy_dtype_for(value: Array, dtype: str) -> str | None:
 
 
 def _numpy_dtype(array: np.ndarray[Any, Any]) -> str:
-    name: str = array.dtype.name
-    if name not in ITEM_BYTES:
-        raise DTypeMismatch(
-            f"an array of dtype {name} can't be stored or sent; use one of {', '.join(_core.DTYPES)} (array.astype)"
-        )
-    return name
+    return sendable(array.dtype.name, convert="array.astype")
 
 
 def _numpy_bytes(array: np.ndarray[Any, Any]) -> Bytes:
@@ -118,12 +121,7 @@ def _numpy_bytes(array: np.ndarray[Any, Any]) -> Bytes:
 
 @cache
 def torch_dtype(dtype: Any) -> str:
-    name = str(dtype).removeprefix("torch.")
-    if name not in ITEM_BYTES:
-        raise DTypeMismatch(
-            f"a tensor of dtype {name} can't be stored or sent; use one of {', '.join(_core.DTYPES)} (tensor.to)"
-        )
-    return name
+    return sendable(str(dtype).removeprefix("torch."), convert="tensor.to")
 
 
 def _copy(aside: Any, tensor: Any) -> None:

@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from psstore import _core
-from psstore.client.arrays import Array, torch_dtype
-from psstore.errors import BadArgument, DTypeMismatch
+from psstore.client.arrays import Array, sendable, torch_dtype
+from psstore.errors import BadArgument
 from psstore.types import ITEM_BYTES
 
 ON_DEVICE = (2, 13)
@@ -150,7 +150,7 @@ class _Look:
         device = device_at(_index_of(array, pointer))
         return OnDevice(
             shape=shape,
-            dtype=_sent_as(dtype.name if dtype.isnative else dtype.str),
+            dtype=sendable(dtype.name if dtype.isnative else dtype.str, convert="array.astype"),
             pointer=pointer or 0,
             num_bytes=int(np.prod(shape, dtype=np.int64)) * dtype.itemsize,
             device=device,
@@ -169,7 +169,7 @@ class _Look:
         pointer, sizes, dtype, row_major = _core.dlpack_array(capsule)
         if not row_major:
             raise _has_gaps()
-        sent = _sent_as(dtype)
+        sent = sendable(dtype, convert="array.astype")
         return OnDevice(
             shape=tuple(sizes),
             dtype=sent,
@@ -221,14 +221,6 @@ def _index_of(array: Array, pointer: int) -> int:
     if hasattr(array, "__dlpack_device__"):
         return int(array.__dlpack_device__()[1])
     return _core.cuda_device_of(pointer)
-
-
-def _sent_as(dtype: str) -> str:
-    if dtype not in ITEM_BYTES:
-        raise DTypeMismatch(
-            f"an array of dtype {dtype} can't be stored or sent; use one of {', '.join(_core.DTYPES)} (array.astype)"
-        )
-    return dtype
 
 
 def _row_major(shape: Sequence[int], strides: Sequence[int]) -> bool:

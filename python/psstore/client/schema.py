@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from psstore.client.arrays import Array, Source, Target, fresh, source, target
 from psstore.client.device_arrays import OnDevice
 from psstore.codec.codecs import Codec
-from psstore.errors import BadArgument, DTypeMismatch, RuleMismatch, ShapeMismatch
+from psstore.errors import BadArgument, BadHyper, DTypeMismatch, RuleMismatch, ShapeMismatch
 from psstore.protocol.client import Client
 from psstore.types import Tensor, TensorSpec, applies_by_decision
 from psstore.wire.ranges import Ranges
@@ -205,11 +205,18 @@ def per_group(hypers: Hypers | None, groups: set[int]) -> dict[int, dict[str, fl
     common: dict[str, float] = {}
     for key, value in hypers.items():
         if isinstance(key, int) and isinstance(value, Mapping):
-            by_group[key] = {name: float(number) for name, number in value.items()}
+            by_group[key] = {name: _number(name, number) for name, number in value.items()}
         elif isinstance(key, str) and not isinstance(value, Mapping):
-            common[key] = float(value)
+            common[key] = _number(key, value)
         else:
             raise BadArgument(f"hypers: expected {{'lr': 0.1}} or {{group: {{'lr': 0.1}}}}, got {key!r}: {value!r}")
     if common and by_group:
         raise BadArgument("hypers: name hyper-parameters for all groups or by group, not both")
     return by_group or {group: dict(common) for group in sorted(groups)}
+
+
+def _number(name: str, value: object) -> float:
+    try:
+        return float(value)  # type: ignore[arg-type]  # whatever has a __float__, as a tensor of one element
+    except (TypeError, ValueError):
+        raise BadHyper(f"hyper-parameter {name!r} is {value!r}; expected a number") from None
