@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from typing import cast
@@ -13,6 +14,7 @@ import pytest
 from cluster import PATIENCE_S, at_once, clusters
 from numpy.testing import assert_array_equal
 from proxy import Proxy
+from server_process import eventually
 
 import psstore
 from psstore.client.store import Store
@@ -139,6 +141,28 @@ def test_training_gives_the_same_bytes_whatever_is_cut(
         assert sum(proxy.num_cut for proxy in behind_proxy) > 5
         for store in stores:
             store.close()
+
+
+def test_commit_that_waits_counts_once_whatever_is_cut(behind_proxy: list[Proxy]) -> None:
+    with clusters("tcp") as start:
+        cluster = start(workers=2)
+        other = cluster.connect(rank=1)
+        behind_proxy.append(proxied(cluster.url, iter(())))
+        store = cluster.connect(rank=0)
+        store.create("w", np.zeros(8, F32), rule="sgd")
+        thread = store._backend.thread
+        for round in range(1, 11):
+            for worker in (store, other):
+                worker.push("w", np.ones(8, F32))
+            with ThreadPoolExecutor(1) as pool:
+                waiting = pool.submit(store.commit, {"lr": 1.0})
+                if round % 2:  # until the loop waits for the answer; else mostly before it, or before it is asked for
+                    assert eventually(lambda: bool(thread._callers) and not thread.lane.busy)
+                behind_proxy[0].cut()
+                other.commit({"lr": 1.0})
+                committed = waiting.result(PATIENCE_S)
+            assert (committed.decision, committed.late, store.round) == (round, False, round + 1)
+            assert_array_equal(store.pull("w"), np.full(8, -round, F32))
 
 
 def test_store_that_stays_away_is_reported_with_its_address(behind_proxy: list[Proxy]) -> None:

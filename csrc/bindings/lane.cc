@@ -8,7 +8,9 @@
 
 #include <algorithm>
 #include <chrono>
+#include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -45,6 +47,31 @@ double now_s() {
     if (!py::isinstance<Frame>(one)) one.attr("future").attr("cancel")();
   }
   throw error;
+}
+
+// Of a request that is encoded already, and has no payload.
+std::shared_ptr<Exchange> exchange_of(const RequestLine& line, std::string_view request) {
+  const auto bytes = std::as_bytes(std::span(request));
+  const Header header = parse_header(bytes);
+  Call call{.peer = 0,
+            .head = {bytes.begin(), bytes.end()},
+            .payload = {},
+            .destination = {},
+            .request = header.request,
+            .reply = Op{static_cast<uint8_t>(static_cast<uint8_t>(header.op) + 1)}};
+  return std::make_shared<Exchange>(
+      std::vector<Peer>{{line.fd(), &line.decoder().decoder(), nullptr}},
+      std::vector<Call>{std::move(call)});
+}
+
+// What has come, and what is to be sent: to whoever drives the connection.
+void leave(RequestLine& line, const std::shared_ptr<Exchange>& exchange) {
+  PyDecoder& decoder = line.decoder();
+  for (std::shared_ptr<Frame>* frame :
+       {&exchange->calls().front().answer, &exchange->peers().front().other}) {
+    if (*frame != nullptr) decoder.put_back(std::move(*frame));
+  }
+  line.leave(exchange->unsent(0), exchange);
 }
 
 }  // namespace
@@ -131,9 +158,8 @@ class FastLane::Inside {
   const py::object outer_;
 };
 
-bool FastLane::nobody_waits() const {
-  return loop_.callers.empty() && py::len(loop_.ready) == 0 &&
-         called(PyObject_CallNoArgs(wanted_.ptr())).ptr() == Py_False;
+bool FastLane::nothing_is_due() const {
+  return py::len(loop_.ready) == 0 && called(PyObject_CallNoArgs(wanted_.ptr())).ptr() == Py_False;
 }
 
 void FastLane::ask(double timeout_s) const {
@@ -191,6 +217,20 @@ FastLane::Outcome FastLane::call(Attempt& attempt, py::list& futures, py::list& 
   hold.release();  // a signal's handler may want the loop
   if (PyErr_CheckSignals() != 0) cancel_and_throw(left);
   return Outcome::kLeft;
+}
+
+std::optional<bool> FastLane::exchange(RequestLine& line, const py::bytes& request) {
+  if (py::len(loop_.callers) != 1 || !nothing_is_due() || !line.asks_once()) return std::nullopt;
+  const auto exchange = exchange_of(line, std::string_view(request));
+  busy_ = true;
+  bool answered = false;
+  {
+    const py::gil_scoped_release no_gil;
+    answered = exchange->run(loop_.bell, loop_.busy);
+  }
+  busy_ = false;
+  leave(line, exchange);
+  return answered;
 }
 
 std::optional<bool> FastLane::start(StartedCall& call) {
@@ -264,6 +304,7 @@ void bind_lane(py::module_& m) {
            "bell"_a, "sockets"_a, "idle"_a, "busy_s"_a = 0.0)
       .def_property_readonly("busy", &FastLane::busy)
       .def("ask", &FastLane::ask, "timeout_s"_a)
+      .def("exchange", &FastLane::exchange, "line"_a, "request"_a)
       .def("mute", &FastLane::mute)
       .def("unmute", &FastLane::unmute)
       .def("send_held", &FastLane::send_held)

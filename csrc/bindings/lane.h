@@ -63,6 +63,10 @@ class FastLane {
   // Sends all, and waits for the answers. `futures`: of what is left, as Attempt::hand_over has them; `left` is what it
   // returns.
   Outcome call(Attempt& attempt, py::list& futures, py::list& left);
+  // Of a call of Python that has the loop and waits for nothing but this: the one request of its line, which it has not
+  // sent yet. Sends it, and waits for the answer as long as it may be near. What has come is to be fetched from the line.
+  // None: nothing was done. False: whoever drives the connection has to go on, with what is not sent or not here.
+  std::optional<bool> exchange(RequestLine& line, const py::bytes& request);
   // Sends, or has it wait for the next answer if one is near, and leaves it to its lines. None: nothing was done.
   // False: whoever drives the connections has to be told, of what is not sent or of a new deadline.
   std::optional<bool> start(StartedCall& call);
@@ -72,7 +76,9 @@ class FastLane {
   class Visit;
   class Inside;
 
-  bool nobody_waits() const;
+  bool nobody_waits() const { return loop_.callers.empty() && nothing_is_due(); }
+  // Nor does anybody want the loop.
+  bool nothing_is_due() const;
   void listen(bool listens);
   void postpone();
   py::list leave_to_loop(Attempt& attempt, py::list& futures);

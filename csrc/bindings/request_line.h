@@ -75,6 +75,11 @@ class RequestLine {
     return free() && requests_.empty() && started_.empty() && !decoder_->mid_frame();
   }
 
+  // But for one request of the session's.
+  bool asks_once() const {
+    return free() && py::len(requests_) == 1 && started_.empty() && !decoder_->mid_frame();
+  }
+
   // REQUIRES: connected.
   int fd() const { return fd_; }
   PyDecoder& decoder() const { return *decoder_; }

@@ -321,6 +321,10 @@ class FastLane:
         """A call is under way, and holds the mutex. Ringing the bell ends it."""
     def ask(self, timeout_s: float) -> None:
         """Waits, without sleeping, until the loop's sockets have something or the time is over. Releases the GIL."""
+    def exchange(self, line: RequestLine, request: bytes) -> bool | None:
+        """Sends the encoded request, the only one of its line, and waits for the answer, as long as it may be near and
+        nobody else wants the loop, which is the caller's. `next_frame` has what came. True: that was all. False: the
+        connection has to go on, with what is not sent or not here. None: nothing was done. Releases the GIL."""
     def mute(self) -> None:
         """The thread that sleeps on `idle` no longer wakes for the loop's sockets. Whoever has the loop may call it."""
     def unmute(self) -> None: ...

@@ -190,6 +190,8 @@ class Machine:
     def flush(self, session: Session) -> None:
         self.links[session.channel * len(self.client.shards) + session.shard].flush()
 
+    exchange = flush
+
     # ---- its life ----
 
     def start_heartbeats(self, server: Server, interval_s: float) -> None:

@@ -250,6 +250,8 @@ class LocalLine:
     def flush(self, session: Session) -> None:
         self._wires[session.shard].flush()
 
+    exchange = flush
+
     async def close(self) -> None:
         for wire in self._wires:
             wire.session.give_up(StoreClosed("this store is closed; connect again"))

@@ -123,7 +123,7 @@ class Remote:
         ]
         for tether in tethers:
             tether.start()
-        return SocketDriver(self.thread.loop, tethers)
+        return SocketDriver(self.thread.loop, tethers, self.thread.lane)
 
 
 def _nonce() -> bytes:

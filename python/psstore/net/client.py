@@ -11,6 +11,7 @@ import socket
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
+from psstore import _core
 from psstore.errors import StoreClosed, StoreUnreachable
 from psstore.net.address import Address, TcpAddress
 from psstore.net.alarm import Alarm
@@ -66,6 +67,13 @@ class Tether:
         if self._connection is not None:
             self._connection.flush()
         self._alarm.update()
+
+    def exchange(self, lane: _core.FastLane) -> None:
+        """`flush`, and waits for what may be there at once."""
+        if self._connection is not None:
+            self._connection.exchange(lane)
+        if not self.session.idle:
+            self._alarm.update()
 
     def resume(self) -> None:
         """The session has requests that it did not send itself."""
@@ -189,9 +197,11 @@ class Tether:
 class SocketDriver:
     """The `protocol.client.Driver` of a store whose shards are behind sockets: one tether per session."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, tethers: Iterable[Tether]) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, tethers: Iterable[Tether], lane: _core.FastLane) -> None:
+        """`lane`: of callers that drive the loop."""
         self.tethers = {(tether.session.shard, tether.session.channel): tether for tether in tethers}
         self._loop = loop
+        self._lane = lane
 
     def now(self) -> float:
         return self._loop.time()
@@ -201,6 +211,15 @@ class SocketDriver:
 
     def flush(self, session: Session) -> None:
         self._tether(session).flush()
+
+    def exchange(self, session: Session) -> None:
+        """In the extension, for a caller on its own thread (a task is nobody's), while nothing else is under way."""
+        tether = self._tether(session)
+        others_idle = all(other is tether or other.session.idle for other in self.tethers.values())
+        if others_idle and asyncio.current_task(self._loop) is None:
+            tether.exchange(self._lane)
+        else:
+            tether.flush()
 
     def resume(self, session: Session) -> None:
         """Somebody has sent and received for the session without the loop, and left the rest to it."""

@@ -79,6 +79,20 @@ class Connection(asyncio.BufferedProtocol):
         while self._unsent and self._writable:
             self._transport.writelines(self._next_write())
 
+    def exchange(self, lane: _core.FastLane) -> None:
+        """`flush`, and waits for the answer to what the session asks, if that is all and as long as it may be near."""
+        output = self.session.take_output()
+        answered = None
+        if len(output) == 1 and len(output[0]) == 1 and not self._unsent:
+            answered = lane.exchange(self.session.line, bytes(output[0][0]))
+        if answered is None:
+            self._unsent.extend(output)
+            self.flush()
+        elif answered:
+            self.buffer_updated(0)
+        else:
+            self.resume()
+
     def resume(self) -> None:
         """Goes on where somebody stopped who has sent and received without this."""
         if isinstance(self._transport, Stream) and not self._transport.is_closing():

@@ -45,6 +45,9 @@ class Driver(Protocol):
     def flush(self, session: Session) -> None:
         """The session may have output."""
 
+    def exchange(self, session: Session) -> None:
+        """It has a request, and its caller waits for nothing else: the answer may be there on return."""
+
 
 class Transfer(NamedTuple):
     """Slices of one frame to or from one shard, with the memory that they come from or go to."""
@@ -404,8 +407,11 @@ class Client:
 
     async def _coordinate(self, op: str, body: m.Message, *, wait_s: float) -> object:
         """A request that waits for other workers. Once there is nothing to wait for any more, reads don't, either."""
+        session = self.sessions[0]
+        answer = self._ask(session, op, self._driver.future(), body=body, timeout_s=wait_s + GRACE_S)
+        self._driver.exchange(session)
         try:
-            return await self._request(self.sessions[0], op, body=body, timeout_s=wait_s + GRACE_S)
+            return await answer
         except TornRound as torn:
             self._torn = torn
             for session in self.sessions:
