@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor, wait
+from functools import partial
+from threading import Barrier
 
 import numpy as np
 import pytest
@@ -184,6 +186,26 @@ def test_a_started_call_is_a_future_before_it_is_over_and_after(thread: LoopThre
         else:
             with pytest.raises(UnknownTensor):
                 waiting.result()
+
+
+@pytest.mark.parametrize("end", ["succeed", "cancel"])
+def test_all_who_come_while_a_started_call_ends_are_told_of_it(thread: LoopThread, end: str) -> None:
+    together = Barrier(3)
+
+    def at_once(do: Callable[[], object]) -> object:
+        together.wait(PATIENCE_S)
+        return do()
+
+    with ThreadPoolExecutor(3) as threads:
+        for _ in range(200):
+            call = Started[int](thread, lambda call: None)
+            seen: list[object] = []
+            ending = call.cancel if end == "cancel" else partial(call.succeed, 1)
+            does = (partial(wait, [call], PATIENCE_S), partial(call.add_done_callback, seen.append), ending)
+            waited, *others = [threads.submit(at_once, do) for do in does]
+            assert waited.result() == ({call}, set())
+            assert wait(others, PATIENCE_S).not_done == set()
+            assert seen == [call]
 
 
 def test_a_started_call_is_awaited_in_any_event_loop(thread: LoopThread) -> None:

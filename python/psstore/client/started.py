@@ -6,25 +6,31 @@ import asyncio
 import concurrent.futures
 import threading
 from collections.abc import Callable, Coroutine, Generator, Sequence
-from concurrent.futures._base import CANCELLED_AND_NOTIFIED, FINISHED, PENDING
+from concurrent.futures import CancelledError
 from typing import Any, TypeVar, cast
 
 from psstore.client.loop_thread import LoopThread
 
 T = TypeVar("T")
 
+_becoming_whole = threading.RLock()
+"""Of two threads one makes a future whole. One for all: that is rare, and takes microseconds. Reentrant: a garbage
+collection meanwhile may run anything."""
+
+
+Ending = tuple[Any, BaseException | None]
+"""A call's result, and its error: CancelledError if it was cancelled. Plain: there is one for every call."""
+
 
 class Started(concurrent.futures.Future[T]):
     """Cancelling it forgets its requests: what was sent counts, what comes goes nowhere.
 
-    Most are over before anybody waits for them. So it has what a future waits with only when somebody asks for it, and
-    a `_state` of its own only when it is over: who writes that first says how it ended."""
+    Most are over before anybody waits for them. So it becomes a whole future, with all that it takes to wait for one,
+    only when somebody asks it for any of that, and is then told as every future is. Until then it has its ending alone:
+    who writes that first says how it ended."""
 
-    _state = PENDING
-    _result = None
-    _exception = None
-    _watched = False
-    """Somebody may wait for it."""
+    _ending: Ending | None = None
+    _is_whole = False
     _signal: asyncio.Event | None = None
     """Of those who wait for it on the loop."""
 
@@ -34,54 +40,49 @@ class Started(concurrent.futures.Future[T]):
         self._forgotten = forgotten
 
     def __getattr__(self, name: str) -> Any:
-        """What `Future` waits with. Who ends it writes its state and then looks whether it is watched; who waits does
-        the reverse: one of the two sees the other."""
-        if name == "_condition":
-            self._watched = True
-            return self.__dict__.setdefault(name, threading.Condition())
-        if name in ("_waiters", "_done_callbacks"):
-            return self.__dict__.setdefault(name, [])
-        raise AttributeError(f"{type(self).__name__} has no {name}")
+        """What `Future` sets when it begins: it begins now. Who ends it writes the ending and then looks whether it is
+        whole; who makes it whole does the reverse: one of the two sees the other."""
+        if name.startswith("__"):
+            raise AttributeError(name)
+        with _becoming_whole:
+            if not self._is_whole:
+                super().__init__()
+                self._is_whole = True
+        if self._ending is not None:
+            self._tell(self._ending)
+        return self.__getattribute__(name)
 
     def done(self) -> bool:
-        return self._state != PENDING
+        return self._ending is not None
 
     def cancelled(self) -> bool:
-        return self._state == CANCELLED_AND_NOTIFIED
+        return self._ending is not None and isinstance(self._ending[1], CancelledError)
 
     def cancel(self) -> bool:
-        with self._condition:  # of several threads one cancels it
-            if self.done():
-                return self.cancelled()
-            self.__dict__.setdefault("_state", CANCELLED_AND_NOTIFIED)
-        if self.cancelled():
-            self._tell()
+        if self._end((None, CancelledError())):
             self._thread.loop.call_soon_threadsafe(self._forget)
         return self.cancelled()
 
     def result(self, timeout: float | None = None) -> T:
-        if not self.done():
+        if self._ending is None:
             if timeout is None:
                 self._thread.run(self._until_done())
             else:
                 self._thread.lane.hasten()
-        if self._state == FINISHED and self._exception is None:
-            return cast(T, self._result)
+        if self._ending is not None and self._ending[1] is None:
+            return cast(T, self._ending[0])
         return super().result(timeout)
 
     # ---- with the loop held ----
 
     def succeed(self, result: T) -> None:
-        self._result = result
-        self._finish()
+        self._finish((result, None))
 
     def fail(self, error: BaseException) -> None:
-        self._exception = error
-        self._finish()
+        self._finish((None, error))
 
-    def _finish(self) -> None:
-        if self.__dict__.setdefault("_state", FINISHED) == FINISHED and self._watched:
-            self._tell()
+    def _finish(self, ending: Ending) -> None:
+        self._end(ending)
         if self._signal is not None:
             self._signal.set()
 
@@ -96,20 +97,29 @@ class Started(concurrent.futures.Future[T]):
             self._signal = self._signal or asyncio.Event()
             await self._signal.wait()
 
-    # ---- how ----
+    # ---- from any thread ----
 
-    def _tell(self) -> None:
-        """Those who wait for it in the ways of `concurrent.futures`."""
-        with self._condition:
-            for waiter in self._waiters:
-                if self.cancelled():
-                    waiter.add_cancelled(self)
-                elif self._exception is not None:
-                    waiter.add_exception(self)
-                else:
-                    waiter.add_result(self)
-            self._condition.notify_all()
-        self._invoke_callbacks()
+    def _end(self, ending: Ending) -> bool:
+        """False: it has ended otherwise."""
+        if self.__dict__.setdefault("_ending", ending) is not ending:
+            return False
+        if self._is_whole:
+            self._tell(ending)
+        return True
+
+    def _tell(self, ending: Ending) -> None:
+        """Those who wait for it, once."""
+        told = object()
+        if self.__dict__.setdefault("_told", told) is not told:
+            return
+        result, error = ending
+        if isinstance(error, CancelledError):
+            super().cancel()
+            super().set_running_or_notify_cancel()
+        elif error is not None:
+            super().set_exception(error)
+        else:
+            super().set_result(result)
 
 
 class Unfinished:
