@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "core/half.h"
+#include "kernels/update.h"
 
 namespace psstore {
 namespace {
@@ -27,7 +28,6 @@ constexpr int64_t kShortestBlockElems = 32;  // of eight float32: the bytes of f
 // blocks of 64, and 1.04 and 1.00 with those 2 KiB ahead. With eight 0.83 and 0.88 in blocks of 64,
 // 0.94 and 1.00 in blocks of 32.
 constexpr int64_t kCacheLineBytes = 64;
-constexpr int64_t kPrefetchBytes = 2048;
 
 template <class T>
 [[gnu::always_inline]] inline T load(const std::byte* data, int64_t index) {
@@ -79,7 +79,7 @@ template <class Element, size_t kStreams, class Body>
   int64_t begin = 0;
   for (; begin + kLineElems <= count; begin += kLineElems) {
     for (const std::byte* stream : streams) {
-      __builtin_prefetch(stream + begin * kBytes + kPrefetchBytes);
+      __builtin_prefetch(stream + begin * kBytes + kFetchedAheadBytes);
     }
 #pragma omp simd
     for (int64_t i = begin; i < begin + kLineElems; ++i) body(i);

@@ -34,7 +34,7 @@ void add_squares(double* lanes, const std::byte* data, int64_t count) {
   int64_t begin = 0;
   for (; begin + kLanes <= count; begin += kLanes) {
     for (int64_t line = 0; line < kLanes * kBytes; line += kCacheLineBytes) {
-      __builtin_prefetch(data + begin * kBytes + line + kPrefetchBytes);
+      __builtin_prefetch(data + begin * kBytes + line + kFetchedAheadBytes);
     }
     for (int64_t lane = 0; lane < kLanes; ++lane) sums[lane] += square<T>(data, begin + lane);
   }

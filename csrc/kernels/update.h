@@ -48,6 +48,10 @@ struct SliceUpdate {
   void* shadow = nullptr;  // (num_elems,) bfloat16, or null: becomes value_out, as convert() rounds
 };
 
+// How far ahead of what it reads the pass has memory on its way. So the first bytes of a slice come late, unless
+// whoever steps one slice after the other has begun with them.
+inline constexpr int64_t kFetchedAheadBytes = 2048;
+
 // g = (w0*g0 + w1*g1 + ...) / divisor * scale, each product, sum and quotient rounded once; then
 // (value_out, state) = rule(value_in, state, g).
 // REQUIRES: accepts_contribution() of each; state memory for each slot in state_layout().

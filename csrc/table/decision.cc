@@ -57,7 +57,9 @@ Decision::Decision(uint64_t number, bool skip, double divisor, std::vector<Membe
   }
 }
 
+// Where all ranks are members, a rank is its own place.
 const Member* Decision::member(uint32_t rank) const {
+  if (rank < members_.size() && members_[rank].origin.rank == rank) return &members_[rank];
   const auto found = std::lower_bound(
       members_.begin(), members_.end(), rank,
       [](const Member& member, uint32_t wanted) { return member.origin.rank < wanted; });

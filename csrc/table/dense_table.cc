@@ -7,6 +7,9 @@
 namespace psstore {
 namespace {
 
+// So many slots ahead the fields of a slot are fetched from memory, which takes longer than one small slot.
+constexpr size_t kSlotsAhead = 4;
+
 // Bytes of values, and of the rule state that every slot of the rule has: options may ask for more.
 uint64_t least_bytes(const TensorDefinition& definition) {
   const StateLayout layout = state_layout(definition.rule, Hyper{});
@@ -54,10 +57,11 @@ std::vector<Slot> DenseTable::make_slots(const TensorDefinition& definition) {
 
 void DenseTable::insert(Slot slot) {
   const Key key = slot.spec().key;
-  if (applies_by_decision(slot.spec().rule)) decided_keys_.push_back(key);
   Stripe& stripe = stripe_of(key);
   const MutexLock lock(stripe.mutex);
-  index_.insert(key, &stripe.slots.emplace(key, std::move(slot)).first->second);
+  Slot& there = stripe.slots.emplace(key, std::move(slot)).first->second;
+  index_.insert(key, &there);
+  if (applies_by_decision(there.spec().rule)) decided_.push_back({key, &there});
 }
 
 void DenseTable::drop(uint64_t tensor_id) {
@@ -66,7 +70,7 @@ void DenseTable::drop(uint64_t tensor_id) {
   if (known == definitions_.end()) return;
   settle(-1);
   for (const SliceSpec& slice : known->second.slices) erase(slice.key);
-  std::erase_if(decided_keys_, [=](Key key) { return tensor_of(key) == tensor_id; });
+  std::erase_if(decided_, [=](const Decided& one) { return tensor_of(one.key) == tensor_id; });
   backend_->unreserve(least_bytes(known->second));
   definitions_.erase(known);
 }
@@ -104,7 +108,7 @@ bool DenseTable::advance(const Decision& decision) {
   Checked checked = check(decision);
   pending_.emplace(std::move(checked.pending));
   num_held_.store(checked.num_held, std::memory_order_relaxed);
-  num_unsettled_.store(decided_keys_.size(), std::memory_order_relaxed);
+  num_unsettled_.store(decided_.size(), std::memory_order_relaxed);
   version_.store(decision.number(), std::memory_order_release);
   return true;
 }
@@ -118,10 +122,10 @@ void DenseTable::finish_pending() {
                                              " still waits for its scale; send that before the " +
                                              "next decision");
   }
-  for (const Key key : decided_keys_) {
+  for (const auto& [key, there] : decided_) {
     Stripe& stripe = stripe_of(key);
     const MutexLock lock(stripe.mutex);
-    const Slot& slot = *find(stripe, key);
+    const Slot& slot = *there;
     if (!is_settled(slot)) slot.require_contributions(held);
   }
 }
@@ -129,10 +133,12 @@ void DenseTable::finish_pending() {
 DenseTable::Checked DenseTable::check(const Decision& decision) {
   Checked checked{PendingDecision(decision)};
   if (decision.skip()) return checked;
-  for (const Key key : decided_keys_) {
+  for (size_t place = 0; place < decided_.size(); ++place) {
+    const auto& [key, there] = decided_[place];
+    fetch_lines(decided_[(place + kSlotsAhead) % decided_.size()].slot, sizeof(Slot));
     Stripe& stripe = stripe_of(key);
     const MutexLock lock(stripe.mutex);
-    const Slot& slot = *find(stripe, key);
+    const Slot& slot = *there;
     if (!decision.early()) slot.require_contributions(decision);
     if (slot.counted(decision)) checked.pending.require_hyper(slot.spec());
     if (!slot.ready(checked.pending)) ++checked.num_held;
@@ -152,17 +158,26 @@ bool DenseTable::settle(int64_t max_slots) {
     return num_unsettled_.load(std::memory_order_relaxed) <=
            num_held_.load(std::memory_order_relaxed);
   };
-  const size_t num_keys = decided_keys_.size();
-  for (size_t visited = 0; visited < num_keys && max_slots != 0 && !all_settled(); ++visited) {
-    const Key key =
-        decided_keys_[next_to_settle_.fetch_add(1, std::memory_order_relaxed) % num_keys];
+  const size_t num_slots = decided_.size();
+  for (size_t visited = 0; visited < num_slots && max_slots != 0 && !all_settled(); ++visited) {
+    const size_t place = next_to_settle_.fetch_add(1, std::memory_order_relaxed);
+    fetch_after(place);
+    const auto& [key, there] = decided_[place % num_slots];
     Stripe& stripe = stripe_of(key);
     const MutexLock lock(stripe.mutex);
-    Slot& slot = *find(stripe, key);
+    Slot& slot = *there;
     if (is_settled(slot) || !bring_up_to_date(stripe, slot)) continue;
     --max_slots;
   }
   return all_settled();
+}
+
+void DenseTable::fetch_after(size_t place) {
+  fetch_lines(decided_[(place + kSlotsAhead) % decided_.size()].slot, sizeof(Slot));
+  const auto& [key, slot] = decided_[(place + 1) % decided_.size()];
+  Stripe& stripe = stripe_of(key);
+  const MutexLock lock(stripe.mutex);
+  slot->fetch();
 }
 
 bool DenseTable::bring_up_to_date(Stripe&, Slot& slot) {

@@ -99,6 +99,11 @@ class DenseTable {
   TableSize size() REQUIRES_SHARED(decision_mutex);
 
  private:
+  struct Decided {
+    Key key;
+    Slot* slot;  // guarded by the stripe of the key
+  };
+
   struct Checked {
     PendingDecision pending;
     size_t num_held = 0;  // slots that can't settle yet
@@ -107,6 +112,8 @@ class DenseTable {
   std::vector<Slot> make_slots(const TensorDefinition& definition) REQUIRES(decision_mutex);
   void insert(Slot slot) REQUIRES(decision_mutex);
   void erase(Key key) REQUIRES(decision_mutex);
+  // Has the slots that settle() comes to after that place on their way from memory.
+  void fetch_after(size_t place) REQUIRES_SHARED(decision_mutex);
   void finish_pending() REQUIRES(decision_mutex);
   Checked check(const Decision& decision) REQUIRES(decision_mutex);
   bool is_settled(const Slot& slot) const {
@@ -120,13 +127,13 @@ class DenseTable {
   SlotIndex index_ GUARDED_BY(decision_mutex);
   std::unordered_map<uint64_t, TensorDefinition> definitions_ GUARDED_BY(decision_mutex);
   std::unordered_set<uint64_t> dropped_ GUARDED_BY(decision_mutex);
-  std::vector<Key> decided_keys_ GUARDED_BY(decision_mutex);  // of slots that decisions change
+  std::vector<Decided> decided_ GUARDED_BY(decision_mutex);  // the slots that decisions change
 
   std::atomic<uint64_t> version_{0};  // written under the exclusive lock
   std::optional<PendingDecision> pending_ GUARDED_BY(decision_mutex);  // its number is version_
   std::atomic<size_t> num_unsettled_{0};   // slots that lack the pending decision
   std::atomic<size_t> num_held_{0};        // of them, those that can't take it yet
-  std::atomic<size_t> next_to_settle_{0};  // runs around decided_keys_
+  std::atomic<size_t> next_to_settle_{0};  // runs around decided_
 };
 
 }  // namespace psstore

@@ -158,9 +158,17 @@ Change Slot::settle(const PendingDecision& pending, Backend& backend) {
   squares(decision,
           backend);  // before the contributions go: the scale may have come from elsewhere
   const Change change = pending.skip() ? Change::kNone : step(pending, backend);
-  staging_.release(decision.members());
+  staging_.release(decision);
   settled_ = decision.number();
   return change;
+}
+
+void Slot::fetch() const {
+  const size_t num_bytes = std::min<size_t>(spec_.num_bytes(), kFetchedAheadBytes);
+  if (value_) value_.fetch(num_bytes);
+  for (const State& state : state_) {
+    if (state.buffer) state.buffer.fetch(num_bytes);
+  }
 }
 
 std::vector<Contribution> Slot::contributions(const Decision& decision) const {

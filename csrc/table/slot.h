@@ -101,6 +101,10 @@ class Slot {
   // require_contributions() was fine.
   Change settle(const PendingDecision& pending, Backend& backend);
 
+  // Has value and rule state on their way from memory, for a step that comes soon. Contributions lie one
+  // after the other in their frames: the step of the slot before has begun with them.
+  void fetch() const;
+
   // The sum of squares of the gradient that the decision reduces to, before any scale: computed at most
   // once, and remembered until the next decision's. None if the decision needs no scale, or does not
   // concern the slot. REQUIRES: settled to the decision, or its contributions are here.

@@ -6,21 +6,29 @@
 namespace psstore {
 namespace {
 
-bool comes_before(const StagedContribution& staged, uint32_t rank) {
-  return staged.origin.rank < rank;
+// Whether the decision used what is staged, or left it behind.
+bool is_over(const Origin& staged, const Origin& decided) {
+  if (staged.incarnation != decided.incarnation) return staged.incarnation < decided.incarnation;
+  return staged.round <= decided.round;
 }
 
 }  // namespace
 
-std::vector<StagedContribution>::iterator Staging::position(uint32_t rank) {
-  return std::lower_bound(by_rank_.begin(), by_rank_.end(), rank, comes_before);
+// Where everybody has staged, a rank is its own place.
+size_t Staging::position(uint32_t rank) const {
+  if (rank < by_rank_.size() && by_rank_[rank].origin.rank == rank) return rank;
+  const auto place = std::lower_bound(by_rank_.begin(), by_rank_.end(), rank,
+                                      [](const StagedContribution& staged, uint32_t wanted) {
+                                        return staged.origin.rank < wanted;
+                                      });
+  return static_cast<size_t>(place - by_rank_.begin());
 }
 
 Staged Staging::offer(StagedContribution contribution) {
   const Origin& incoming = contribution.origin;
-  const auto place = position(incoming.rank);
-  if (place != by_rank_.end() && place->origin.rank == incoming.rank) {
-    const Origin& staged = place->origin;
+  const size_t place = position(incoming.rank);
+  if (place < by_rank_.size() && by_rank_[place].origin.rank == incoming.rank) {
+    const Origin& staged = by_rank_[place].origin;
     if (incoming.incarnation < staged.incarnation) return Staged::kStale;
     if (incoming.incarnation == staged.incarnation && incoming.round < staged.round) {
       return Staged::kLate;
@@ -31,30 +39,24 @@ Staged Staging::offer(StagedContribution contribution) {
 }
 
 void Staging::put(StagedContribution contribution) {
-  const auto place = position(contribution.origin.rank);
-  if (place != by_rank_.end() && place->origin.rank == contribution.origin.rank) {
-    *place = std::move(contribution);
+  const size_t place = position(contribution.origin.rank);
+  if (place < by_rank_.size() && by_rank_[place].origin.rank == contribution.origin.rank) {
+    by_rank_[place] = std::move(contribution);
   } else {
-    by_rank_.insert(place, std::move(contribution));
+    by_rank_.insert(by_rank_.begin() + static_cast<std::ptrdiff_t>(place), std::move(contribution));
   }
 }
 
 const StagedContribution* Staging::find(const Origin& origin) const {
-  const auto place = std::lower_bound(by_rank_.begin(), by_rank_.end(), origin.rank, comes_before);
-  return place != by_rank_.end() && place->origin == origin ? &*place : nullptr;
+  const size_t place = position(origin.rank);
+  return place < by_rank_.size() && by_rank_[place].origin == origin ? &by_rank_[place] : nullptr;
 }
 
-void Staging::release(std::span<const Member> members) {
-  for (const Member& member : members) {
-    const Origin& decided = member.origin;
-    const auto place = position(decided.rank);
-    if (place == by_rank_.end() || place->origin.rank != decided.rank) continue;
-    const Origin& staged = place->origin;
-    if (staged.incarnation < decided.incarnation ||
-        (staged.incarnation == decided.incarnation && staged.round <= decided.round)) {
-      by_rank_.erase(place);
-    }
-  }
+void Staging::release(const Decision& decision) {
+  std::erase_if(by_rank_, [&](const StagedContribution& staged) {
+    const Member* member = decision.member(staged.origin.rank);
+    return member != nullptr && is_over(staged.origin, member->origin);
+  });
 }
 
 size_t Staging::num_bytes() const {

@@ -5,7 +5,6 @@
 #pragma once
 
 #include <cstddef>
-#include <span>
 #include <vector>
 
 #include "core/buffer.h"
@@ -43,13 +42,14 @@ class Staging {
   // The contribution of exactly that origin; nullptr if there is none.
   const StagedContribution* find(const Origin& origin) const;
 
-  // Drops what these members staged up to their decided round, and what earlier lives of them left.
-  void release(std::span<const Member> members);
+  // Drops what the members staged up to their decided round, and what earlier lives of them left.
+  void release(const Decision& decision);
 
   size_t num_bytes() const;
 
  private:
-  std::vector<StagedContribution>::iterator position(uint32_t rank);
+  // Where the rank's contribution is, or would be.
+  size_t position(uint32_t rank) const;
 
   std::vector<StagedContribution> by_rank_;  // ascending by origin.rank
 };

@@ -374,10 +374,21 @@ TEST_F(StagingTest, ReleasesWhatWasDecidedAndKeepsWhatIsToCome) {
   offer({0, 1, 4});
   offer({1, 1, 5});
   offer({2, 1, 4});
-  staging.release(std::vector<Member>{member(0, 4), member(1, 4)});
+  staging.release(Decision(1, false, 2.0, {member(0, 4), member(1, 4)}, {}));
   EXPECT_EQ(staging.find({0, 1, 4}), nullptr);
   EXPECT_NE(staging.find({1, 1, 5}), nullptr);
   EXPECT_NE(staging.find({2, 1, 4}), nullptr);
+}
+
+TEST_F(StagingTest, FindsAndReleasesRanksWithGapsBetweenThem) {
+  for (const uint32_t rank : {6U, 1U, 3U, 0U}) offer({rank, 1, 4});
+  for (const uint32_t rank : {0U, 1U, 3U, 6U}) EXPECT_NE(staging.find({rank, 1, 4}), nullptr);
+  for (const uint32_t rank : {2U, 4U, 7U}) EXPECT_EQ(staging.find({rank, 1, 4}), nullptr);
+
+  staging.release(Decision(1, false, 2.0, {member(1, 4), member(2, 4), member(6, 4)}, {}));
+  for (const uint32_t rank : {0U, 3U}) EXPECT_NE(staging.find({rank, 1, 4}), nullptr);
+  for (const uint32_t rank : {1U, 6U}) EXPECT_EQ(staging.find({rank, 1, 4}), nullptr);
+  EXPECT_EQ(staging.num_bytes(), 2 * sizeof(float));
 }
 
 TEST_F(StagingTest, ReturnsThePayloadOnceItsLastSliceIsReleased) {
@@ -386,9 +397,10 @@ TEST_F(StagingTest, ReturnsThePayloadOnceItsLastSliceIsReleased) {
   staging.offer({{0, 1, 1}, {payload, 0, 4, DType::kFloat32}});
   other.offer({{0, 1, 1}, {payload, 4, 4, DType::kFloat32}});
   EXPECT_FALSE(payload.unique());
-  staging.release(std::vector<Member>{member(0, 1)});
+  const Decision decision(1, false, 1.0, {member(0, 1)}, {});
+  staging.release(decision);
   EXPECT_FALSE(payload.unique());
-  other.release(std::vector<Member>{member(0, 1)});
+  other.release(decision);
   EXPECT_TRUE(payload.unique());
 }
 

@@ -126,7 +126,7 @@ struct VectorSums {
     float* after = sum.after;
     for (int64_t line = 0; line < sum.count; line += kLineElems<dtype>) {
       for (int k = 0; k < kGroup; ++k) {
-        __builtin_prefetch(codes[k] + line * kBits / 8 + kPrefetchBytes);
+        __builtin_prefetch(codes[k] + line * kBits / 8 + kFetchedAheadBytes);
         if constexpr (!is_encoding(dtype)) continue;
         const auto* of_blocks = static_cast<const std::byte*>(group[k].data);
         scales[k] = Registers::all(load<float>(of_blocks, (sum.begin + line) / kEncodedBlock));
