@@ -15,6 +15,7 @@ from psstore import _core
 from psstore.client.asked import Pull, Push
 from psstore.client.layout import Layout
 from psstore.net.manual_loop import ManualLoop
+from psstore.net.sockets import sleep_in_recv
 from psstore.partition.ways import Ways
 from psstore.protocol.session import OPS, Request
 from psstore.types import Tensor, TensorSpec
@@ -67,6 +68,7 @@ class Lane:
         self._ours, self._peer = socket.socketpair()
         for end in (self._ours, self._peer):
             end.setblocking(False)
+        sleep_in_recv(self._ours)
         self.requests: dict[int, Any] = {}
         self.unsent: deque[memoryview] = deque()
         self.resumed = 0
@@ -162,6 +164,6 @@ class Lane:
         num_bytes = 0
         while True:
             try:
-                num_bytes += self._ours.send(bytes(1 << 10))
+                num_bytes += self._ours.send(bytes(1 << 10), socket.MSG_DONTWAIT)
             except BlockingIOError:
                 return num_bytes

@@ -26,6 +26,7 @@ from psstore.client.layout import Layout
 from psstore.client.loop_thread import LoopThread
 from psstore.errors import BadMagic, UnknownKey, UnknownTensor
 from psstore.net.client import QuietFuture
+from psstore.net.sockets import sleep_in_recv
 from psstore.partition.slicing import SLICE_BYTES
 from psstore.partition.ways import Ways
 from psstore.protocol.frames import failure_frame
@@ -54,6 +55,7 @@ class Ends:
         ours, self.peer = socket.socketpair()
         self._ours = ours
         ours.setblocking(False)
+        sleep_in_recv(ours)
         self.peer.setblocking(False)
         self.decoder, self.unsent = _core.FrameDecoder(), deque[memoryview]()
         self.requests: dict[int, Any] = {}

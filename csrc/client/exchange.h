@@ -28,7 +28,7 @@ inline constexpr std::chrono::milliseconds kLongestExchange{1000};
 
 // A connection. What was sent over it before is sent, and no frame is in the middle of arriving.
 struct Peer {
-  int fd;  // does not block
+  int fd;  // a plain recv sleeps for a moment at most, as nobody can end it; nobody else's sleeps at all
   FrameDecoder* decoder;
   std::shared_ptr<Frame> other =
       nullptr;  // set: a frame that answers none of the calls, whole or announced
@@ -57,7 +57,7 @@ class Exchange {
   // Hands the kernel what it takes, and receives nothing. True: that was all.
   bool send();
   // True: all is sent, and every call is answered. `bell`: a file descriptor that ends it when it becomes
-  // readable. `busy`: how long it asks for each answer before it sleeps.
+  // readable, soon. `busy`: how long it asks for each answer before it sleeps.
   bool run(int bell, std::chrono::nanoseconds busy = {});
 
   std::span<Peer> peers() { return peers_; }
@@ -70,8 +70,10 @@ class Exchange {
   // An answer that comes before its request is sent is not the end: the next frame would follow half of one.
   bool over() const;
   // False: there is something else to do.
+  bool sleep_in_recv();
   bool wait(int bell, std::chrono::nanoseconds busy);
-  bool receive(size_t peer);
+  // `flags`: of its first recv.
+  bool receive(size_t peer, int flags);
   bool take_frames(size_t peer);
   Call* asked_by(size_t peer, const Frame& reply);
 

@@ -32,7 +32,7 @@ bool Outgoing::send(int fd) {
     msghdr message{};
     message.msg_iov = pieces_.data() + first_;
     message.msg_iovlen = std::min(pieces_.size() - first_, kMaxPieces);
-    const ssize_t taken = sendmsg(fd, &message, MSG_NOSIGNAL);
+    const ssize_t taken = sendmsg(fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
     if (taken < 0) return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR;
     auto sent = static_cast<size_t>(taken);
     while (!done() && sent >= pieces_[first_].iov_len) sent -= pieces_[first_++].iov_len;

@@ -27,7 +27,8 @@ class Ends {
     EXPECT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds), 0);
     ours_ = fds[0];
     theirs_ = fds[1];
-    EXPECT_EQ(fcntl(ours_, F_SETFL, O_NONBLOCK), 0);
+    const timeval moment{.tv_sec = 0, .tv_usec = 1000};
+    EXPECT_EQ(setsockopt(ours_, SOL_SOCKET, SO_RCVTIMEO, &moment, sizeof moment), 0);
   }
   Ends(const Ends&) = delete;
   Ends& operator=(const Ends&) = delete;
@@ -352,10 +353,9 @@ TEST(Exchange, AnAnswerThatIsCutGoesOnWhereItStopped) {
   }
 }
 
-TEST(Exchange, ABellComesBeforeAnAnswer) {
+TEST(Exchange, ABellEndsTheWaitForAnAnswer) {
   Ends ends;
   const Asking write(Op::kASSIGN, 1, {100});
-  ends.reply(write.answer());
   const int bell = eventfd(1, EFD_CLOEXEC);
   Exchange exchange = exchange_of(ends, {&write});
   EXPECT_FALSE(exchange.run(bell));
@@ -363,7 +363,21 @@ TEST(Exchange, ABellComesBeforeAnAnswer) {
   EXPECT_EQ(ends.came(), write.wire());
   EXPECT_EQ(exchange.calls()[0].answer, nullptr);
   EXPECT_FALSE(ends.decoder.mid_frame());
+  ends.reply(write.answer());
   EXPECT_TRUE(finishes(exchange));
+}
+
+TEST(Exchange, ASocketWhoseRecvDoesNotSleepIsPolled) {
+  Ends ends;
+  EXPECT_EQ(fcntl(ends.peer().fd, F_SETFL, O_NONBLOCK), 0);
+  const Asking write(Op::kASSIGN, 1, {100});
+  std::thread other([&] {
+    ends.read(write.wire().size());
+    ends.reply(write.answer());
+  });
+  Exchange exchange = exchange_of(ends, {&write});
+  EXPECT_TRUE(finishes(exchange));
+  other.join();
 }
 
 // ---- something else comes ---------------------------------------------------------------------------

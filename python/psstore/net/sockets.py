@@ -9,7 +9,9 @@ as without. So small a fixed window would cap a link with real latency.
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
+import struct
 from typing import Protocol
 
 from psstore.errors import BadArgument
@@ -19,6 +21,10 @@ UNIX_SEND_BUFFER_BYTES = 1 << 20
 """Unix sockets do not tune themselves: with Linux's 208 KiB a round of ResNet-50 took 1.5 times raw sockets on one
 shard and 2.1 on two, with this 1.3 and 1.8 to 2.0 (`python -m bench.dense`, alternating). The system may grant less
 (net.core.wmem_max)."""
+
+RECV_SLEEP_S = 0.001
+"""So long nobody else can have the connection, whoever wants it; most small calls end sooner. The kernel counts in its
+own ticks, which may be 4 ms."""
 
 KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
 """A peer whose machine is gone is noticed after 60 s of silence, not after Linux's two hours. Not every system has
@@ -49,6 +55,14 @@ def tune(sock: _Options) -> None:
     for name, value in KEEPALIVE.items():
         if hasattr(socket, name):
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+def sleep_in_recv(sock: socket.socket) -> None:
+    """A plain recv of the socket waits for a moment from now on: who waits for an answer then does it with one system
+    call, and need not poll before. Whoever is not to wait says MSG_DONTWAIT."""
+    microseconds = round(1e6 * RECV_SLEEP_S)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("@ll", 0, microseconds))  # a timeval
+    os.set_blocking(sock.fileno(), True)  # but not for Python, which would poll itself
 
 
 def choose_congestion_control(sock: socket.socket, host: str, chosen: str | None) -> None:

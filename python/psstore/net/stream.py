@@ -14,6 +14,8 @@ from collections import deque
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from psstore.net.sockets import sleep_in_recv
+
 if TYPE_CHECKING:
     from psstore.net.manual_loop import ManualLoop
 
@@ -40,6 +42,7 @@ class Stream(asyncio.Transport):
         self._full = False
         """The protocol was told to pause."""
         self._closing = False
+        sleep_in_recv(sock)
         loop.watch(self._fd, select.EPOLLIN, self._on_events)
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
@@ -81,7 +84,7 @@ class Stream(asyncio.Transport):
     def _try(self, pieces: Any) -> int:
         """Bytes that the kernel has taken."""
         try:
-            return self._socket.sendmsg(pieces)
+            return self._socket.sendmsg(pieces, (), socket.MSG_DONTWAIT)
         except (BlockingIOError, InterruptedError):
             return 0
         except OSError as error:
@@ -138,7 +141,7 @@ class Stream(asyncio.Transport):
                 return
             buffer = memoryview(self._protocol.get_buffer(-1))
             try:
-                received = self._socket.recv_into(buffer)
+                received = self._socket.recv_into(buffer, 0, socket.MSG_DONTWAIT)
             except (BlockingIOError, InterruptedError):
                 return
             except OSError as error:
