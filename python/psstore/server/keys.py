@@ -20,6 +20,6 @@ def signing_key(token: bytes, *, addresses: Sequence[str], store: str) -> bytes:
 
 
 def hkdf(secret: bytes, *, salt: bytes, info: bytes) -> bytes:
-    """HKDF-SHA-256 (RFC 5869) for a key of 32 bytes, as HMAC-SHA-256 wants it: one block is all that has to be expanded."""
+    """HKDF-SHA-256 (RFC 5869) for a key of 32 bytes: one block is all that has to be expanded."""
     extracted = hmac.digest(salt, secret, "sha256")
     return hmac.digest(extracted, info + b"\x01", "sha256")
