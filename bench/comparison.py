@@ -13,6 +13,10 @@ Role = Literal["psstore", "limit", "peer"]
 
 HEADERS = ("who", "ms: median (min–max)", "× limit", "× best peer", "CPU s per GB")
 
+BORROWED = "borrowed values"
+"""How the names of those end who read values where they lie. They are shown, but limits and peers bring values to where
+they are wanted, and so does whoever is held against them in a summary."""
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -53,7 +57,7 @@ def comparison_figures(title: str, entries: Sequence[Entry]) -> list[dict[str, A
 
 def comparison_summary(subject: str, title: str, entries: Sequence[Entry]) -> list[list[Cell]]:
     """A row for the fastest of psstore's entries under each limit."""
-    ours = [entry for entry in entries if entry.role == "psstore"]
+    ours = [entry for entry in entries if entry.role == "psstore" and not entry.name.endswith(BORROWED)]
     fastest = [
         min((entry for entry in ours if entry.limit == limit), key=lambda entry: entry.series.median)
         for limit in dict.fromkeys(entry.limit for entry in ours)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+from bench.comparison import BORROWED
 from bench.report import Cell, Report, Table, rows_in, three_digits
 
 HEADERS = ("subject", "what", "target", "measured", "met", "what stands in the way")
@@ -104,7 +105,9 @@ def faster_than(begins: Sequence[str], *peers: str) -> Ratios:
 
 
 def _fastest(names: Mapping[str, float], begin: str) -> float | None:
-    return min((took for name, took in names.items() if name.startswith(begin)), default=None)
+    """Of those who bring values to where they are wanted, as limits and peers do."""
+    found = [took for name, took in names.items() if name.startswith(begin) and not name.endswith(BORROWED)]
+    return min(found, default=None)
 
 
 SOCKETS = ("tcp", "unix")

@@ -25,6 +25,9 @@ TRANSPORTS = (
     pytest.param("unix", marks=pytest.mark.sockets),
 )
 
+MAY_FORK = "ignore:This process:DeprecationWarning"
+"""From Python 3.12 on, whoever forks beside other threads is warned."""
+
 PATIENCE_S = 60.0
 """For waits that are to end at once: a machine that does much else may take its time."""
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from cluster import PATIENCE_S, TRANSPORTS, Cluster, clusters
+from cluster import MAY_FORK, PATIENCE_S, TRANSPORTS, Cluster, clusters
 from server_process import eventually
 
 import psstore
@@ -233,9 +233,6 @@ def test_worker_that_ends_without_closing_leaves_unless_it_died(cluster: Cluster
 
 
 # ---- forks ----------------------------------------------------------------------------------------
-
-MAY_FORK = "ignore:This process:DeprecationWarning"
-"""From Python 3.12 on, whoever forks beside other threads is warned."""
 
 
 def in_child(cluster: Cluster, program: str) -> subprocess.CompletedProcess[str]:

@@ -14,6 +14,7 @@
 #include "shm/client_memory.h"
 #include "shm/push_arena.h"
 #include "shm/value_arena.h"
+#include "shm/value_view.h"
 #include "wire/frame.h"
 
 namespace psstore::bindings {
@@ -46,6 +47,26 @@ void read(const ClientMemory& memory, const SliceTable& table, const Segments& d
   }
   const py::gil_scoped_release no_gil;
   memory.read(table.entries(), destination.ranges());
+}
+
+std::unique_ptr<ValueView> make_view(const std::vector<std::pair<size_t, size_t>>& given) {
+  std::vector<ValueView::Part> parts;
+  parts.reserve(given.size());
+  for (const auto& [begin, num_bytes] : given) parts.push_back({begin, num_bytes});
+  return std::make_unique<ValueView>(std::move(parts));
+}
+
+void show(ValueView& view, const ClientMemory& memory, const SliceTable& table, size_t first) {
+  const py::gil_scoped_release no_gil;
+  view.show(memory, table.entries(), first);
+}
+
+// Of the view's own memory, to receive into.
+Segments own(const py::object& self, size_t first, size_t count) {
+  Segments segments(true);
+  segments.keep(self);
+  for (const auto& range : self.cast<ValueView&>().own(first, count)) segments.add(range);
+  return segments;
 }
 
 bool has_indices(const SliceTable& table) {
@@ -160,6 +181,21 @@ void bind_shm(py::module_& m) {
            py::arg("control"))
       .def("read", &read, py::arg("table"), py::arg("destination"))
       .def("write", &write, py::arg("table"), py::arg("payload"), py::arg("request"));
+
+  py::classh<ValueView>(m, "ValueView", py::buffer_protocol(), py::is_final())
+      .def(py::init(&make_view), py::arg("parts"))
+      .def_buffer([](const ValueView& self) {
+        return py::buffer_info(reinterpret_cast<const uint8_t*>(self.data()),
+                               static_cast<py::ssize_t>(self.num_bytes()));
+      })
+      .def_property_readonly("num_mappings", &ValueView::num_mappings)
+      .def(
+          "shown",
+          [](const ValueView& self, const ClientMemory& memory, const SliceTable& table,
+             size_t first) { return self.shown(memory, table.entries(), first); },
+          py::arg("memory"), py::arg("table"), py::arg("first"))
+      .def("show", &show, py::arg("memory"), py::arg("table"), py::arg("first"))
+      .def("own", &own, py::arg("first"), py::arg("count"));
 
   bind_device_sharing(m);
 }

@@ -1,29 +1,45 @@
 #include "shm/client_memory.h"
 
+#include <fcntl.h>
+
+#include <atomic>
+#include <cerrno>
 #include <cstring>
 #include <string>
+#include <system_error>
 
 namespace psstore {
 namespace {
 
-void check_entry(const SliceEntry& entry, size_t range_bytes, size_t arena_bytes) {
-  if (entry.num_bytes != range_bytes && entry.num_bytes != 0) {
-    throw Error(ErrorCode::BAD_HEADER, "slice of key " + std::to_string(entry.key) + " came with " +
-                                           std::to_string(entry.num_bytes) + " bytes, expected " +
-                                           std::to_string(range_bytes));
-  }
-  if (entry.offset > arena_bytes || entry.num_bytes > arena_bytes - entry.offset) {
-    throw Error(ErrorCode::BAD_HEADER, "slice of key " + std::to_string(entry.key) +
-                                           " lies beyond the end of the shard's memory");
-  }
+std::atomic<uint64_t> last_arena{0};
+
+Descriptor kept(int fd) {
+  Descriptor copy(fcntl(fd, F_DUPFD_CLOEXEC, 0));
+  if (copy.get() < 0)
+    throw std::system_error(errno, std::generic_category(), "keeping a file open");
+  return copy;
 }
 
 }  // namespace
 
 ClientMemory::ClientMemory(int values_fd, int pushes_fd, int control_fd)
-    : values_(values_fd, size_of_sealed(values_fd), Access::kRead),
+    : arena_(++last_arena),
+      values_file_(kept(values_fd)),
+      values_(values_fd, size_of_sealed(values_fd), Access::kRead),
       pushes_(pushes_fd, size_of_sealed(pushes_fd), Access::kWrite),
       rooms_(control_fd, pushes_.size()) {}
+
+void ClientMemory::check(const SliceEntry& entry, size_t num_bytes) const {
+  if (entry.num_bytes != num_bytes && entry.num_bytes != 0) {
+    throw Error(ErrorCode::BAD_HEADER, "slice of key " + std::to_string(entry.key) + " came with " +
+                                           std::to_string(entry.num_bytes) + " bytes, expected " +
+                                           std::to_string(num_bytes));
+  }
+  if (entry.offset > values_.size() || entry.num_bytes > values_.size() - entry.offset) {
+    throw Error(ErrorCode::BAD_HEADER, "slice of key " + std::to_string(entry.key) +
+                                           " lies beyond the end of the shard's memory");
+  }
+}
 
 void ClientMemory::read(std::span<const SliceEntry> entries,
                         std::span<const std::span<std::byte>> ranges) const {
@@ -33,7 +49,7 @@ void ClientMemory::read(std::span<const SliceEntry> entries,
                                            " were asked for");
   }
   for (size_t i = 0; i < entries.size(); ++i) {
-    check_entry(entries[i], ranges[i].size(), values_.size());
+    check(entries[i], ranges[i].size());
   }
   for (size_t i = 0; i < entries.size(); ++i) {
     if (entries[i].num_bytes == 0) continue;

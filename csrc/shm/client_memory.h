@@ -8,6 +8,7 @@
 #include <optional>
 #include <span>
 
+#include "core/descriptor.h"
 #include "core/types.h"
 #include "shm/memory_file.h"
 #include "shm/push_rooms.h"
@@ -19,6 +20,14 @@ class ClientMemory {
   // The files that the shard sent; they may be closed afterwards. Throws std::system_error,
   // std::invalid_argument.
   ClientMemory(int values_fd, int pushes_fd, int control_fd);
+
+  // What shows values where they lie (shm/value_view.h) maps them from this file; its number is no other's in
+  // this process.
+  int values_file() const { return values_file_.get(); }
+  uint64_t arena() const { return arena_; }
+  const std::byte* values() const { return values_.data(); }
+  // Throws Error(BAD_HEADER) if the entry has another size, though not none, or lies outside.
+  void check(const SliceEntry& entry, size_t num_bytes) const;
 
   // Copies the bytes of entry i from where they lie to ranges[i]. Throws Error(BAD_HEADER) if the ranges
   // have other sizes than the entries, or one lies outside: then nothing is copied.
@@ -32,6 +41,8 @@ class ClientMemory {
  private:
   bool make_present(size_t num_blocks);
 
+  const uint64_t arena_;
+  const Descriptor values_file_;
   const Mapping values_;
   const Mapping pushes_;
   PushRooms rooms_;

@@ -81,6 +81,9 @@ class Backend {
   // Waits for the device.
   virtual std::string bytes_of(const BufferRef& buffer, size_t num_bytes) = 0;
 
+  // Whether a slot keeps the memory of a value that was read when it was replaced, until the next change: then
+  // values that are read are found in the same places.
+  virtual bool keeps_places() const = 0;
   // Whether who follows a slot can be sent encoded changes (table/published.h).
   virtual bool makes_deltas() const = 0;
 

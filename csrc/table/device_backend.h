@@ -76,6 +76,7 @@ class DeviceBackend final : public Backend {
   Gathered gather_sums(const std::vector<Sum>& sums) override;
   std::string bytes_of(const BufferRef& buffer, size_t num_bytes) override;
   // It would have to wait, to see whether a change is finite: who follows is sent values.
+  bool keeps_places() const override { return false; }
   bool makes_deltas() const override { return false; }
   const std::string& device() const override { return device_->name(); }
 

@@ -39,6 +39,7 @@ class HostBackend final : public Backend {
   std::optional<uint64_t> offset_of(const std::byte* data) const override;
   Gathered gather_sums(const std::vector<Sum>& sums) override;
   std::string bytes_of(const BufferRef& buffer, size_t num_bytes) override;
+  bool keeps_places() const override { return arena_ != nullptr; }
   bool makes_deltas() const override { return true; }
   const std::string& device() const override {
     static const std::string cpu = "cpu";

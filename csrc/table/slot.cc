@@ -29,6 +29,7 @@ void copy_elements(const PayloadSlice& from, const SlotSpec& spec, void* to, Bac
 }  // namespace
 
 BufferRef Slot::destination(Backend& backend) const {
+  if (last_ && last_.unique() && value_ && !value_.unique()) return last_;
   return own_or_new(value_, spec_.num_bytes(), backend);
 }
 
@@ -41,9 +42,14 @@ BufferRef Slot::received(const PayloadSlice& from, Backend& backend) const {
   return target;
 }
 
-Change Slot::replace_value(BufferRef target) {
+Change Slot::replace_value(BufferRef target, const Backend& backend) {
   const Change change = target.get() == value_.get() ? Change::kInPlace : Change::kOutOfPlace;
-  value_ = std::move(target);
+  last_ = {};
+  if (change == Change::kOutOfPlace) {
+    const bool is_read = value_ && !value_.unique();
+    if (is_read && backend.keeps_places()) last_ = std::move(value_);
+    value_ = std::move(target);
+  }
   return change;
 }
 
@@ -58,7 +64,7 @@ void Slot::initialise_with_zeros(Backend& backend) {
 Change Slot::assign(const PayloadSlice& from, Backend& backend) {
   BufferRef target = received(from, backend);
   ++version_;
-  return replace_value(std::move(target));
+  return replace_value(std::move(target), backend);
 }
 
 Change Slot::add(const PayloadSlice& from, Backend& backend) {
@@ -73,14 +79,14 @@ Change Slot::add(const PayloadSlice& from, Backend& backend) {
   update.value_out = target->data();
   backend.reduce_update(update);
   ++version_;
-  return replace_value(std::move(target));
+  return replace_value(std::move(target), backend);
 }
 
 Change Slot::restore_value(const PayloadSlice& from, uint64_t decision, Backend& backend) {
   BufferRef target = received(from, backend);
   version_ = std::max(version_, decision) + 1;
   published_.reset();
-  return replace_value(std::move(target));
+  return replace_value(std::move(target), backend);
 }
 
 void Slot::restore_state(size_t index, const PayloadSlice& from, uint64_t num_steps,
@@ -234,7 +240,7 @@ Change Slot::step(const PendingDecision& pending, Backend& backend) {
   state_ = std::move(state);
   ++num_steps_;
   version_ = std::max(decision.number(), version_ + 1);
-  return replace_value(std::move(target));
+  return replace_value(std::move(target), backend);
 }
 
 size_t Slot::state_bytes() const {

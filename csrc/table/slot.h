@@ -7,7 +7,9 @@
 //   nobody reads      value ─► [ v7 ]         updated in place            value ─► [ v8 ]
 //   somebody reads    value ─► [ v7 ] ◄─ r    old is read, new written    value ─► [ v8 ]   [ v7 ] ◄─ r
 //
-// Out of place costs no extra pass: the kernel reads one buffer and writes the other. Rule state is read
+// Out of place costs no extra pass: the kernel reads one buffer and writes the other. If somebody reads each
+// value in turn, the next one goes where the one before lay: who maps values (shm/value_view.h) finds them in
+// one of two places. Rule state is read
 // seldom, by checkpoints; a buffer that somebody reads is copied before the step, which is in place. All
 // memory that a change needs is allocated before the first byte changes: if that throws, the slot is
 // what it was.
@@ -129,12 +131,13 @@ class Slot {
     Sum sum;
   };
 
-  // Where the next value goes: the value's own memory if nobody else refers to it, else new memory.
+  // Where the next value goes: the value's own memory if nobody else refers to it, else that of the value
+  // before it, or new memory.
   BufferRef destination(Backend& backend) const;
   // The received slice as a value: where it lies if it may stay there, else copied to a destination().
   BufferRef received(const PayloadSlice& from, Backend& backend) const;
   // Makes `target`, with the new value in it, the value.
-  Change replace_value(BufferRef target);
+  Change replace_value(BufferRef target, const Backend& backend);
   // The first member that has a gradient for the tensor and has not staged it; nullptr: all is here.
   const Member* lacking(const Decision& decision) const;
   // What the members have staged, in rank order.
@@ -147,6 +150,8 @@ class Slot {
 
   const SlotSpec spec_;
   BufferRef value_;
+  BufferRef
+      last_;  // the memory that the value was in before, if somebody read it when it was replaced
   std::array<State, kMaxStates> state_;  // allocated when the rule first needs it
   int64_t num_steps_ = 0;                // updates applied: torch's per-parameter step
   uint64_t version_ = 0;

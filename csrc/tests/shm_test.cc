@@ -13,6 +13,7 @@
 #include "shm/client_memory.h"
 #include "shm/push_arena.h"
 #include "shm/value_arena.h"
+#include "shm/value_view.h"
 
 namespace psstore::testing {
 namespace {
@@ -106,6 +107,144 @@ TEST(ClientMemory, RefusesWhatLiesElsewhereOrIsOfAnotherSizeAndCopiesNothing) {
   }
   EXPECT_TRUE(refused([&] { pair.client.read(std::vector{entry_at(0, 4)}, ranges); }));
   EXPECT_EQ(good, std::vector<std::byte>(4));
+}
+
+// ---- values that are read where they lie ----------------------------------------------------------
+
+constexpr size_t kBlock = 256 << 10;
+
+// Blocks of a shard's arena, each of one byte; and what a client sees of them.
+struct Blocks : Pair {
+  std::vector<std::byte*> blocks;
+
+  explicit Blocks(size_t count) {
+    for (size_t i = 0; i < count; ++i) {
+      blocks.push_back(values->take(kBlock));
+      std::memset(blocks.back(), static_cast<int>(i + 1), kBlock);
+    }
+  }
+  SliceEntry at(size_t block, size_t begin = 0, uint32_t num_bytes = kBlock) const {
+    return entry_at(*values->offset_of(blocks[block]) + begin, num_bytes);
+  }
+};
+
+// The first and the last byte of each part.
+std::vector<int> ends_of(const ValueView& view, const std::vector<ValueView::Part>& parts) {
+  std::vector<int> found;
+  for (const auto& [begin, num_bytes] : parts) {
+    found.push_back(static_cast<int>(view.data()[begin]));
+    found.push_back(static_cast<int>(view.data()[begin + num_bytes - 1]));
+  }
+  return found;
+}
+
+std::vector<ValueView::Part> parts_in_a_row(size_t count) {
+  std::vector<ValueView::Part> parts;
+  for (size_t i = 0; i < count; ++i) parts.push_back({i * kBlock, kBlock});
+  return parts;
+}
+
+TEST(ValueView, ShowsWhatLiesApartInOnePieceAndWithoutACopy) {
+  const Blocks shard(3);
+  const auto parts = parts_in_a_row(3);
+  ValueView view(parts);
+  view.show(shard.client, std::vector{shard.at(2), shard.at(0), shard.at(1)}, 0);
+  EXPECT_EQ(ends_of(view, parts), (std::vector{3, 3, 1, 1, 2, 2}));
+  EXPECT_EQ(view.num_mappings(), 2U);  // two of them lie together
+  shard.blocks[0][0] = std::byte{9};
+  EXPECT_EQ(view.data()[kBlock], std::byte{9});
+}
+
+TEST(ValueView, ShowsOtherPlacesWhenValuesHaveMoved) {
+  const Blocks shard(4);
+  const auto parts = parts_in_a_row(2);
+  ValueView view(parts);
+  const std::vector here{shard.at(0), shard.at(1)}, there{shard.at(3), shard.at(1)};
+  view.show(shard.client, here, 0);
+  EXPECT_EQ(view.shown(shard.client, here, 0), 2U);
+  EXPECT_EQ(view.shown(shard.client, there, 0), 1U);
+  view.show(shard.client, there, 0);
+  EXPECT_EQ(ends_of(view, parts), (std::vector{4, 4, 2, 2}));
+  const Blocks other(4);  // an arena of its own, with the same offsets
+  EXPECT_EQ(view.shown(other.client, there, 0), 0U);
+}
+
+TEST(ValueView, CopiesWhatIsNoWholePages) {
+  const Blocks shard(2);
+  const std::vector<ValueView::Part> parts{{0, 100}, {4096, 5000}, {4096 + 5000, 10}};
+  ValueView view(parts);
+  view.show(shard.client,
+            std::vector{shard.at(0, 64, 100), shard.at(1, 0, 5000), shard.at(0, 0, 10)}, 0);
+  EXPECT_EQ(ends_of(view, parts), (std::vector{1, 1, 2, 2, 1, 1}));
+  EXPECT_EQ(view.num_mappings(), 0U);  // where the second ends the third begins, in the same page
+  EXPECT_EQ(view.num_bytes(), 4096U + 5010U);
+}
+
+TEST(ValueView, TakesPartsInAnyOrderAndLetsWhatDidNotComeBe) {
+  const Blocks shard(2);
+  const std::vector<ValueView::Part> parts{{kBlock, kBlock}, {0, kBlock}};
+  ValueView view(parts);
+  view.show(shard.client, std::vector{shard.at(0)}, 1);
+  view.show(shard.client, std::vector{entry_at(0, 0), shard.at(1)}, 0);
+  EXPECT_EQ(ends_of(view, parts), (std::vector{0, 0, 2, 2}));
+}
+
+TEST(ValueView, HasMemoryOfItsOwnForWhatIsReceived) {
+  const Blocks shard(2);
+  const auto parts = parts_in_a_row(2);
+  ValueView view(parts);
+  view.show(shard.client, std::vector{shard.at(0), shard.at(1)}, 0);
+  const std::span<std::byte> own = view.own(1, 1)[0];
+  std::memset(own.data(), 7, own.size());
+  EXPECT_EQ(ends_of(view, parts), (std::vector{1, 1, 7, 7}));
+  EXPECT_EQ(shard.blocks[1][0], std::byte{2});
+  view.show(shard.client, std::vector{shard.at(1)}, 1);
+  EXPECT_EQ(ends_of(view, parts), (std::vector{1, 1, 2, 2}));
+}
+
+TEST(ValueView, RefusesWhatLiesElsewhereOrIsOfAnotherSizeAndShowsNothing) {
+  const Blocks shard(2);
+  const auto parts = parts_in_a_row(2);
+  ValueView view(parts);
+  for (const SliceEntry& wrong : {entry_at(16 * kMiB - 4096, kBlock),
+                                  entry_at(~uint64_t{0} - 1, kBlock), shard.at(1, 0, 3)}) {
+    EXPECT_TRUE(refused([&] { view.show(shard.client, std::vector{shard.at(0), wrong}, 0); }));
+  }
+  EXPECT_TRUE(refused([&] { view.show(shard.client, std::vector{shard.at(0), shard.at(1)}, 1); }));
+  EXPECT_EQ(ends_of(view, parts), (std::vector{0, 0, 0, 0}));
+  EXPECT_THROW(view.own(1, 2), std::invalid_argument);
+  EXPECT_THROW(ValueView({{0, 8}, {4, 8}}), std::invalid_argument);
+  EXPECT_THROW(ValueView({{~size_t{0} - 4, 8}}), std::invalid_argument);
+}
+
+TEST(ValueView, StaysReadableWhenTheShardAndTheConnectionAreGone) {
+  const auto parts = parts_in_a_row(2);
+  ValueView view(parts);
+  {
+    const Blocks shard(2);
+    view.show(shard.client, std::vector{shard.at(0), shard.at(1)}, 0);
+  }
+  EXPECT_EQ(ends_of(view, parts), (std::vector{1, 1, 2, 2}));
+}
+
+TEST(ValueView, CopiesWhenThereAreTooManyMappings) {
+  constexpr size_t kPage = 4096, kCount = 8300;
+  const auto arena = std::make_shared<ValueArena>(2 * kCount * kPage);
+  const auto pushes = PushArena::create(kPushBlockBytes);
+  const ClientMemory client(arena->readonly_file().get(), pushes->file().get(),
+                            pushes->control_file().get());
+  std::byte* const block = arena->take(2 * kCount * kPage);
+  std::vector<ValueView::Part> parts;
+  std::vector<SliceEntry> entries;
+  for (size_t i = 0; i < kCount; ++i) {  // each second page
+    block[2 * i * kPage] = static_cast<std::byte>(i);
+    parts.push_back({i * kPage, kPage});
+    entries.push_back(entry_at(2 * i * kPage, kPage));
+  }
+  ValueView view(parts);
+  view.show(client, entries, 0);
+  EXPECT_EQ(view.num_mappings(), 8192U);
+  for (size_t i = 0; i < kCount; ++i) ASSERT_EQ(view.data()[i * kPage], static_cast<std::byte>(i));
 }
 
 // ---- pushes ---------------------------------------------------------------------------------------

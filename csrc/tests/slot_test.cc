@@ -1,6 +1,7 @@
 // A slot by itself: where values live, what a step does to them, who may still count.
 #include "table/slot.h"
 
+#include "shm/value_arena.h"
 #include "table_support.h"
 
 namespace psstore::testing {
@@ -79,6 +80,50 @@ TEST_P(SlotTest, UpdatesOutOfPlaceWhileSomebodyReads) {
   EXPECT_EQ(settle(slot, decision(1, {member(0, 1)})), Change::kOutOfPlace);
   EXPECT_EQ(floats_of(reader), (Floats{5, 5}));
   EXPECT_EQ(floats_of(slot.value()), (Floats{4, 3}));
+}
+
+// What a client maps of shared memory (shm/value_view.h).
+struct SharedSlot {
+  HostBackend host{make_pool(), std::make_shared<ValueArena>(1 << 20)};
+  Slot slot{{kKey, 1, DType::kFloat32, RuleKind::kAdd, 0}, 0};
+
+  SharedSlot() { slot.initialise(slice_of(host, {0}), host); }
+  Change add_one() { return slot.add(slice_of(host, {1}), host); }
+};
+
+TEST(SharedValues, ThatAreAlwaysReadTakeTurnsInTwoPlaces) {
+  SharedSlot shared;
+  BufferRef reader = shared.slot.value();
+  const Buffer* const first = reader.get();
+  EXPECT_EQ(shared.add_one(), Change::kOutOfPlace);
+  const Buffer* const second = shared.slot.value().get();
+  for (int i = 0; i < 3; ++i) {
+    reader = shared.slot.value();
+    EXPECT_EQ(shared.add_one(), Change::kOutOfPlace);
+    EXPECT_EQ(shared.slot.value().get(), i % 2 == 0 ? first : second);
+    EXPECT_EQ(floats_of(reader), (Floats{static_cast<float>(i + 1)}));
+    EXPECT_EQ(floats_of(shared.slot.value()), (Floats{static_cast<float>(i + 2)}));
+  }
+}
+
+TEST(SharedValues, LeaveThePlacesAloneThatAreReadStill) {
+  SharedSlot shared;
+  const BufferRef first = shared.slot.value();
+  shared.add_one();
+  const BufferRef second = shared.slot.value();
+  EXPECT_EQ(shared.add_one(), Change::kOutOfPlace);
+  EXPECT_EQ(floats_of(first), (Floats{0}));
+  EXPECT_EQ(floats_of(second), (Floats{1}));
+  EXPECT_EQ(floats_of(shared.slot.value()), (Floats{2}));
+}
+
+TEST(SharedValues, HaveOnePlaceAgainWhenNobodyReads) {
+  SharedSlot shared;
+  BufferRef reader = shared.slot.value();
+  shared.add_one();
+  EXPECT_FALSE(reader.unique());  // the slot's, for the next value
+  EXPECT_EQ(shared.add_one(), Change::kInPlace);
+  EXPECT_TRUE(reader.unique());
 }
 
 TEST(KeptPayloads, AreValuesWhereTheyLieIfLargePartsOfThem) {

@@ -609,6 +609,25 @@ class ClientMemory:
         go over the stream, since it is of indices, or there is no room."""
 
 @final
+class ValueView:
+    """Shards' values in one piece, for reading where they lie: what is whole pages is mapped, the rest copied. Its
+    bytes stay readable as long as it lives, and are what they were while the shard lends them. Not thread-safe."""
+
+    def __init__(self, parts: Sequence[tuple[int, int]]) -> None:
+        """Where each begins, and its bytes; in any order. Zeros until then. Raises ValueError, OSError."""
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+    @property
+    def num_mappings(self) -> int:
+        """What lies together there and here has one."""
+    def shown(self, memory: ClientMemory, table: SliceTable, first: int) -> int:
+        """How many of these slices are where `show` would have them."""
+    def show(self, memory: ClientMemory, table: SliceTable, first: int) -> None:
+        """The parts from `first` on are what a `shared` answer says. Raises BAD_HEADER, and has then shown nothing;
+        OSError."""
+    def own(self, first: int, count: int) -> Segments:
+        """Memory of its own for these parts, to receive into. Raises OSError."""
+
+@final
 class SharedBlock:
     """Memory of a shard's device that other processes can import. Stays the shard's while this object lives."""
 

@@ -87,14 +87,14 @@ class Neighbours:
 
     def shared_with(self, lease: Lease) -> Near | None:
         """What the values that are lent lie in; None: it is lost."""
-        session = self._client.shards[lease.shard]
+        session = self._client.lender(lease)
         if lease.connection != session.connection or not isinstance(session.near, Near):
             return None
         return session.near
 
     def end_lease(self, lease: Lease) -> bool:
         """See `Session.end_lease`."""
-        return self._client.end_lease(lease)
+        return self._client.end_leases([lease])
 
     async def _ask(self, session: Session, device: _core.Device, push_bytes: int) -> None:
         """For an arena to push through, or another one. If there is none, all stays as it is, and is not asked for

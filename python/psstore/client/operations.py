@@ -12,6 +12,7 @@ from typing import Any
 
 from psstore.client.arrays import Array
 from psstore.client.asked import Pull, Push
+from psstore.client.borrowing import Borrowed, Borrowing, Debt
 from psstore.client.compression import Floats
 from psstore.client.creating import Creating
 from psstore.client.device_arrays import seen
@@ -39,6 +40,7 @@ class Operations:
         self._norm = norm = Norm(means)
         self.writing = Writing(means, norm)
         self.reading = Reading(means, norm)
+        self.borrowing = Borrowing(means, self.reading)
         self._creating = Creating(means, self.writing)
         self._rounds = Rounds(means, norm, self.writing)
 
@@ -271,6 +273,10 @@ class Operations:
         mapping that names it for some."""
         places = None if out is None else seen(list(out), writable=True)
         return self.reading.pull(Pull(tuple(names), places, if_newer_than, dtype, codec, wait_s))
+
+    async def borrow(self, debt: Debt, names: Sequence[str], *, wait_s: float | None = None) -> Borrowed:
+        """What `Store.borrow` gives, until the debt is settled."""
+        return await self.borrowing.borrow(debt, names, wait_s)
 
     def version_of(self, name: str) -> int:
         """The version of the tensor as it was last pulled here; 0 if it was not. For training rules the number of

@@ -7,13 +7,15 @@ import asyncio
 import concurrent.futures
 import functools
 import weakref
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast
 
 from psstore._core import ShortCalls
 from psstore.client import open_stores
 from psstore.client.arrays import Array
+from psstore.client.borrowing import Borrowed, Debt
 from psstore.client.device_arrays import OnDevice, seen
 from psstore.client.lane import Lane
 from psstore.client.loop_thread import LoopThread
@@ -154,6 +156,17 @@ class _Face:
     def _submit(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
         self._check_open(work)
         return self._backend.thread.submit(work)
+
+    @contextmanager
+    def _debt(self) -> Iterator[Debt]:
+        """Ended with the block, if it has not been settled."""
+        debt = Debt()
+        try:
+            yield debt
+        finally:
+            if debt.loan is not None:
+                with suppress(StoreClosed):  # then all loans are over
+                    self._backend.thread.at_once(lambda: self._operations.borrowing.end(debt))
 
     def _check_open(self, work: Coroutine[Any, Any, T]) -> None:
         if self._closed is not None:
@@ -308,6 +321,14 @@ class Store(_Face):
     start_pull_many = _started(Operations.pull_many, ShortCalls.start_pull_many, PacedCalls.start_pull_many)
     start_finish = _started(Operations.finish)
 
+    @contextmanager
+    def borrow(self, names: Sequence[str], *, wait_s: float | None = None) -> Iterator[Borrowed]:
+        with self._debt() as debt:
+            yield self._run(self._operations.borrow(debt, names, wait_s=wait_s))
+            self._run(self._operations.borrowing.settle(debt))
+
+    borrow.__doc__ = Operations.borrow.__doc__
+
     def close(self) -> None:
         """Leaves, if it is a worker, and disconnects. Does nothing the second time."""
         self.end(leave=True)
@@ -348,6 +369,14 @@ class AsyncStore(_Face):
     residuals = _awaited(Operations.residuals)
     set_residuals = _awaited(Operations.set_residuals)
     stats = _awaited(Operations.stats)
+
+    @asynccontextmanager
+    async def borrow(self, names: Sequence[str], *, wait_s: float | None = None) -> AsyncIterator[Borrowed]:
+        with self._debt() as debt:
+            yield await asyncio.wrap_future(self._submit(self._operations.borrow(debt, names, wait_s=wait_s)))
+            await asyncio.wrap_future(self._submit(self._operations.borrowing.settle(debt)))
+
+    borrow.__doc__ = Operations.borrow.__doc__
 
     async def close(self) -> None:
         """Leaves, if it is a worker, and disconnects. Does nothing the second time."""

@@ -180,12 +180,16 @@ class Client:
         reply = await self._request(session, "SHARE", body=m.Share(push_bytes=push_bytes))
         return _expect(m.Shared, reply)
 
-    def end_lease(self, lease: Lease) -> bool:
-        """`Session.end_lease`, and tells the shard."""
-        session = self.shards[lease.shard]
-        was_good = session.end_lease(lease)
-        self._driver.flush(session)
-        return was_good
+    def lender(self, lease: Lease) -> Session:
+        """Over which the values were lent."""
+        return self.sessions[lease.channel * len(self.shards) + lease.shard]
+
+    def end_leases(self, leases: Sequence[Lease]) -> bool:
+        """`Session.end_lease` for each, and tells the shards. False: one was over already."""
+        ended = [self.lender(lease).end_lease(lease) for lease in leases]
+        if ended:
+            self._flush()
+        return all(ended)
 
     async def stats(self) -> list[dict[str, int | float | str]]:
         """Counters of each shard."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from psstore.errors import PsstoreError
 from psstore.wire.messages import Message
 
 
-class Reply(NamedTuple):
+@dataclass(frozen=True)
+class Reply:
     """The answer to one request. `result`: a body, None for an empty one, or the error."""
 
     conn: int

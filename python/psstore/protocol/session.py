@@ -31,16 +31,13 @@ from psstore.errors import (
 from psstore.protocol.facts import Facts
 from psstore.protocol.frames import Piece
 from psstore.protocol.greeting import Greeting, Identity
-from psstore.protocol.sharing import SHARED_FROM_BYTES, Borrow, Landing, Lease, Near, OwnShard, Placed
+from psstore.protocol.sharing import SHARED_FROM_BYTES, Borrow, Borrower, Landing, Lease, Near, OwnShard, Placed
 from psstore.wire import messages as m
 
 OPS = _core.OPS
 
 NUMBERED = ("ASSIGN", "ADD", "RESTORE")
 """Writes that the shard takes in the order of their sequence, each once."""
-
-MAX_RELEASES = 64
-"""That wait for the next request: of MAX_LENT answers a few are left."""
 
 READS = (OPS["PULL"], OPS["NORM"])
 """Requests whose reply has a payload."""
@@ -49,7 +46,7 @@ READS = (OPS["PULL"], OPS["NORM"])
 Destination = _core.Segments | Callable[[_core.SliceTable], _core.Segments]
 """Memory to receive into, or what finds it when the table of the answer says how many bytes came of each slice. It may
 raise ProtocolError, and is asked again if the connection is lost before all are here. A `Landing` may get an answer
-whose values are lent instead."""
+whose values are lent instead, and a `Borrower` is lent them."""
 
 Payload = _core.Segments | Placed
 """What to send; its memory must stay as it is until the answer."""
@@ -134,8 +131,6 @@ class Session:
     _out: list[list[Piece]] = field(default_factory=list)
     _memory: _core.ClientMemory | None = None
     """What this connection shares with the shard."""
-    _releases: list[Piece] = field(default_factory=list)
-    """Words that values were read, which go with the next request: each by itself would wake the shard."""
 
     def __post_init__(self) -> None:
         self.line = _core.RequestLine(self._requests)
@@ -168,7 +163,6 @@ class Session:
         self.device, self.near = b"", None
         self.connection += 1
         self._out.clear()
-        self._releases.clear()
 
     def take_output(self) -> list[list[Piece]]:
         """Frames to write, oldest first."""
@@ -177,13 +171,7 @@ class Session:
 
     def head(self, frame: _core.Frame) -> _core.Segments | None:
         """Where the payload of this reply goes; None: its request has given up, discard."""
-        request = self._requests.get(frame.request)
-        asked = frame.op - 1 if request is None else request.op
-        if asked not in READS or frame.op != asked + 1:
-            raise UnexpectedMessage(f"shard {self.shard} sent a payload with operation {frame.op}")
-        if request is None or request.future.done():
-            return None
-        destination = request.destination
+        destination = self._destination(frame)
         return destination(frame.table) if callable(destination) else destination
 
     def frame(self, frame: _core.Frame, now: float) -> None:
@@ -264,22 +252,12 @@ class Session:
         """Values in main memory need not go over the connection that there is now."""
         return self._memory is not None
 
-    @property
-    def owes_releases(self) -> bool:
-        """The driver calls `release` a little later, whatever else is said until then."""
-        return bool(self._releases)
-
-    def release(self) -> None:
-        """Has the shard be told of all that was read."""
-        if self._releases:
-            self._out.append(self._take_releases())
-
     def end_lease(self, lease: Lease) -> bool:
         """The shard may have that memory again. False: it had so already, since the connection was lost, and what was
         read may be anything."""
         if lease.connection != self.connection:
             return False
-        self._out.append([_release(lease.request)])
+        self._release(lease.request)
         return True
 
     @property
@@ -360,7 +338,7 @@ class Session:
             payload_bytes=request.payload.nbytes if request.payload is not None else 0,
             payload_crc=payload.crc32c() if payload is not None and checksum else None,
         )
-        self._out.append([*self._take_releases(), head, *(payload.pieces() if payload is not None else ())])
+        self._out.append([head, *(payload.pieces() if payload is not None else ())])
 
     def _place(self, request: Request) -> tuple[_core.SliceTable | None, _core.Segments | None]:
         """The table that says where the payload lies, or else what to send of it."""
@@ -399,38 +377,35 @@ class Session:
             if self._memory is not None:
                 self.line.share(SHARED_FROM_BYTES)
 
+    def _destination(self, frame: _core.Frame) -> Destination | None:
+        """Of the values that came; None: nobody wants them any more."""
+        request = self._requests.get(frame.request)
+        asked = frame.op - 1 if request is None else request.op
+        if asked not in READS or frame.op != asked + 1:
+            raise UnexpectedMessage(f"shard {self.shard} sent a payload with operation {frame.op}")
+        return None if request is None or request.future.done() else request.destination
+
     def _read_shared(self, frame: _core.Frame) -> Lease | None:
         """Copies an answer's values from where they lie, and lets the shard have that memory again; or leaves both to
-        who asked, if they lie on a device."""
+        who asked, if they lie on a device, or are borrowed."""
         request = self._requests.get(frame.request)
+        lease = Lease(self.shard, self.channel, self.connection, frame.request)
         if self._memory is not None:
-            destination = self.head(frame)
-            if destination is not None:
-                self._memory.read(frame.table, destination)
+            destination = self._destination(frame)
+            if isinstance(destination, Borrower):
+                if destination.borrow(self._memory, frame.table, lease):
+                    return None
+            elif destination is not None:
+                self._memory.read(frame.table, destination(frame.table) if callable(destination) else destination)
         elif request is not None and isinstance(request.destination, Landing) and not request.future.done():
-            return Lease(self.shard, self.connection, frame.request)
+            return lease
         elif request is not None and not request.future.done():
             raise UnexpectedMessage(f"shard {self.shard} refers to shared memory that this connection does not have")
-        self._releases.append(_release(frame.request))
-        if not self._steps_wait_for_us or len(self._releases) >= MAX_RELEASES:
-            self.release()
+        self._release(frame.request)
         return None
 
-    def _take_releases(self) -> list[Piece]:
-        releases, self._releases = self._releases, []
-        return releases
-
-    @property
-    def _steps_wait_for_us(self) -> bool:
-        """No value takes a step before this client asks for something again, so that nothing is to be gained by telling
-        before that what was read."""
-        welcome = self.welcome
-        return (
-            welcome is not None
-            and self.identity.ticket is not None
-            and welcome.staleness == 0
-            and welcome.quorum == welcome.num_workers
-        )
+    def _release(self, request: int) -> None:
+        self._out.append([_core.encode_frame(OPS["RELEASE"], request=request)])
 
     def _handshake(self, frame: _core.Frame, now: float) -> None:
         assert self._greeting is not None, "said when the connection stood"
@@ -492,10 +467,6 @@ class Session:
     def _fail(request: Request, error: PsstoreError) -> None:
         if not request.future.done():
             request.future.set_exception(error)
-
-
-def _release(request: int) -> Piece:
-    return _core.encode_frame(OPS["RELEASE"], request=request)
 
 
 def is_final(error: PsstoreError) -> bool:

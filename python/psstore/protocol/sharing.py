@@ -1,11 +1,13 @@
 """What a shard and the clients of its machine share: answers that say where values lie instead of bringing them.
 
 The memory itself is csrc/shm/, on a device csrc/device/; how it gets from one process to the other is psstore.net's.
-Main memory is read while the answer is handled. A device is told to, and the answer is `Lent` to its client meanwhile.
+Main memory is read while the answer is handled, or by a `Borrower` as long as it likes. A device is told to read. The
+answer is `Lent` to its client meanwhile.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
@@ -79,9 +81,22 @@ class Lease(NamedTuple):
     """An answer's values, which the shard keeps as they are while they are read where they lie."""
 
     shard: int
+    channel: int
     connection: int
     """Which one of the session's: what was lent over one that is lost may have changed."""
     request: int
+
+
+class Borrower(ABC):
+    """A destination for values that are read where they lie, in main memory, for as long as they are borrowed."""
+
+    @abstractmethod
+    def __call__(self, table: _core.SliceTable) -> _core.Segments:
+        """Memory for an answer that comes over the stream."""
+
+    @abstractmethod
+    def borrow(self, memory: _core.ClientMemory, table: _core.SliceTable, lease: Lease) -> bool:
+        """The answer's values are the borrower's until it ends the lease. False: it wants them no more."""
 
 
 class Lent:
