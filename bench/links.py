@@ -115,7 +115,7 @@ def measure_all(arguments: argparse.Namespace) -> tuple[dict[str, Series], dict[
 
 # ---- showing ----
 
-HEADERS = ("codec", "s: median (min–max)", "× float32", "bytes, float32 to 1", "of the ideal")
+HEADERS = ("codec", "s: median (min–max)", "× float32", "bytes, float32 to 1", "of the ideal", "CPU s per GB of values")
 
 
 def ratios(
@@ -133,15 +133,17 @@ def table(series: Mapping[str, Series], num_bytes: Mapping[str, int], plain_byte
     for codec, times, ideal in ratios(series, num_bytes, plain_bytes):
         median, low, high = (three_digits(t) for t in (series[codec].median, series[codec].min, series[codec].max))
         name = "float32" if codec == PLAIN else f"**{codec}**"
-        rows.append([name, f"{median} ({low}–{high})", times, ideal, times / ideal])
+        cpu_s_per_gb = series[codec].cpu_s / (WORKERS * plain_bytes) * 1e9
+        rows.append([name, f"{median} ({low}–{high})", times, ideal, times / ideal, cpu_s_per_gb])
     return Table("push, commit, pull", HEADERS, rows)
 
 
 def links(arguments: argparse.Namespace) -> Report:
     about = (
         f"{WORKERS} workers and {SHARDS} shards on hosts of their own, a model of {arguments.megabytes} MiB in 1-MiB"
-        f" tensors, links of {arguments.rate:g} Mbit/s each way. The same codec both ways; pulls in int8 and sign are"
-        " deltas."
+        f" tensors, links of {arguments.rate:g} Mbit/s each way, all connections under {CONGESTION_CONTROL}. The same"
+        " codec both ways; pulls in int8 and sign are deltas. A GB of values is 10⁹ bytes of them in"
+        " float32, sent or received."
     )
     if reason := why_not():
         return Report("links", about, [], notes=[f"not run: {reason}"], machine=machine())

@@ -58,11 +58,17 @@ BURST_BYTES = 16 << 10
 # ---- servers ----
 
 
+def shard_addresses(hosts: Hosts, count: int, first_host: int) -> list[str]:
+    """All different, also where the hosts are one; and those of a store of another size are others."""
+    port = STORE_PORT + 10 * count
+    return [f"{hosts.address(first_host + shard)}:{port + shard}" for shard in range(count)]
+
+
 @contextlib.contextmanager
 def shards(hosts: Hosts, count: int, token_file: Path, *, first_host: int) -> Iterator[str]:
     """A store with a shard on each of so many hosts, for as many workers as there are hosts before them. Yields its
     URL; it may be starting still."""
-    at = [f"{hosts.address(first_host + shard)}:{STORE_PORT + count}" for shard in range(count)]
+    at = shard_addresses(hosts, count, first_host)
     told = ["--shards-at", ",".join(at), "--workers", str(first_host), "--token-file", str(token_file)]
     command = [sys.executable, "-m", "psstore.cli.server", *told, "--log-level", "error", "--shard-index"]
     with contextlib.ExitStack() as ends:
@@ -103,6 +109,8 @@ class Found:
     num_shards: int
     series: Series
     limit_s: float
+    num_bytes: int
+    """Payload that the workers sent and received in one turn."""
     idle: float
     """What the machine's processors were idle of the time."""
     busy: float
@@ -111,6 +119,10 @@ class Found:
     @property
     def ratio(self) -> float:
         return self.series.median / self.limit_s
+
+    @property
+    def cpu_s_per_gb(self) -> float:
+        return self.series.cpu_s / self.num_bytes * 1e9
 
 
 LATE, EARLY = "psstore, late commit", "psstore, early commit"
@@ -131,6 +143,11 @@ def limit_s(who: str, num_shards: int, link_s: float) -> float:
     if who == RING:
         return 2 * (WORKERS - 1) / WORKERS * link_s
     return (1 if who in BOTH_WAYS else 2) * max(1.0, WORKERS / num_shards) * link_s
+
+
+def moved_bytes(who: str, model_bytes: int) -> int:
+    """By all workers in a turn, both ways."""
+    return 4 * (WORKERS - 1) * model_bytes if who == RING else 2 * WORKERS * model_bytes
 
 
 class Idle:
@@ -183,7 +200,15 @@ class Site:
         series = alternate(turns, warm_up=warm_up, rounds=rounds, progress=f"{num_shards} shards")
         link_s = series.pop("link").median * num_bytes / LINK_BYTES
         return [
-            Found(who, num_shards, one, limit_s(who, num_shards, link_s), mean(turns[who].shares[warm_up:]), busy(one))
+            Found(
+                who,
+                num_shards,
+                one,
+                limit_s(who, num_shards, link_s),
+                moved_bytes(who, num_bytes),
+                mean(turns[who].shares[warm_up:]),
+                busy(one),
+            )
             for who, one in series.items()
         ]
 
@@ -227,7 +252,17 @@ def measure_all(arguments: argparse.Namespace) -> tuple[list[Found], float]:
 
 # ---- showing ----
 
-HEADERS = ("shards", "who", "s: median (min–max)", "limit, s", "× limit", "× ring", "processors used, %", "idle, %")
+HEADERS = (
+    "shards",
+    "who",
+    "s: median (min–max)",
+    "limit, s",
+    "× limit",
+    "× ring",
+    "CPU s per GB",
+    "processors used, %",
+    "idle, %",
+)
 
 
 def table(found: Sequence[Found]) -> Table:
@@ -244,6 +279,7 @@ def _row(one: Found, rings: Mapping[int, float]) -> list[str | float]:
         one.limit_s,
         one.ratio,
         one.series.median / rings[one.num_shards],
+        one.cpu_s_per_gb,
         100 * one.busy,
         100 * one.idle,
     ]
@@ -292,6 +328,7 @@ def scaling(arguments: argparse.Namespace) -> Report:
             "shards": one.num_shards,
             "times_s": one.series.times_s,
             "limit_s": one.limit_s,
+            "num_bytes": one.num_bytes,
             "idle": one.idle,
             "rate_mbit": rate,
             "cpu_times_s": one.series.cpu_times_s,

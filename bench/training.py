@@ -233,12 +233,21 @@ class Found:
     """Of turns."""
     steps: int
     """In a turn."""
-    alone_s: float
+    alone: Series
     ddp_s: float
+    num_bytes: int
+    """In float32, of the gradients and values that the workers sent and received in a turn."""
     limit_s: float
     """For a turn: the slower of computing and sending."""
     chain_s: float | None
     """For a turn of eager steps over links: until there is a gradient, sending, and the last slice's way back."""
+
+    @property
+    def cpu_s_per_gb(self) -> float | None:
+        """Beyond what computing takes."""
+        if self.way.kind == "alone":
+            return None
+        return (self.series.cpu_s - self.alone.cpu_s) / self.num_bytes * 1e9
 
 
 def measure(
@@ -251,15 +260,16 @@ def measure(
         turns = {way.name: workers.turn("steps", way.name, steps) for way in ways}
         series = alternate(turns, warm_up=1 if quick else 2, rounds=3 if quick else 9, progress=f"{model}, {network}")
         workers.call("check")
-        alone_s, ddp_s = series[ALONE.name].median, series[DDP.name].median
+        alone, ddp_s = series[ALONE.name], series[DDP.name].median
         first_s = max(workers.call("first_gradient_s", FIRST_GRADIENTS))
-        limit_s, chain_s = alone_s, None
+        limit_s, chain_s = alone.median, None
         if link_bytes_s is not None:
-            limit_s = max(alone_s, steps * num_bytes / link_bytes_s)
+            limit_s = max(alone.median, steps * num_bytes / link_bytes_s)
             chain_s = steps * (first_s + (num_bytes + SLICE_BYTES) / link_bytes_s)
         for way in ways:
             chain = chain_s if way.options.get("overlap") == "eager" else None
-            found.append(Found(network, model, way, series[way.name], steps, alone_s, ddp_s, limit_s, chain))
+            moved = 2 * WORKERS * steps * num_bytes
+            found.append(Found(network, model, way, series[way.name], steps, alone, ddp_s, moved, limit_s, chain))
     return found
 
 
@@ -310,6 +320,7 @@ HEADERS = (
     "who",
     "ms per step: median (min–max)",
     "processor ms",
+    "CPU s per GB",
     "× no communication",
     "× limit",
     "× chain",
@@ -329,7 +340,8 @@ def _row(one: Found) -> list[Cell]:
         f"**{one.way.name}**" if one.way.kind == "psstore" else one.way.name,
         f"{median} ({low}–{high})",
         three_digits(1e3 * one.series.cpu_s / one.steps),
-        one.series.median / one.alone_s,
+        one.cpu_s_per_gb,
+        one.series.median / one.alone.median,
         one.series.median / one.limit_s,
         None if one.chain_s is None else one.series.median / one.chain_s,
         one.ddp_s / one.series.median,
@@ -350,7 +362,9 @@ def training(arguments: argparse.Namespace) -> Report:
         about=f"A step of {WORKERS} workers with a thread each, fp32, SGD with momentum. The limit is the step without"
         " communication, or on links with a rate what sending the model once takes, if that is longer. The chain of an"
         " eager step: computing until there is a gradient, sending the model, and the last slice's way back. Processor"
-        " time is that of all processes; on a host with two cores a step can't take less than half of it.",
+        " time is that of all processes; on a host with two cores a step can't take less than half of it. CPU s per GB:"
+        " what is beyond the step without communication, per 10⁹ bytes of gradients and values in float32. Connections"
+        f" on links with a rate are under {CONGESTION_CONTROL}.",
         tables=[table(found)],
         notes=notes,
         charts=charts(found),

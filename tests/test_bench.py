@@ -24,6 +24,7 @@ from bench.callers import placements, raw_caller, store_caller
 from bench.command import Subject, run
 from bench.comparison import Entry, comparison, comparison_chart, comparison_summary
 from bench.dense import Contestant, contest
+from bench.far import ThisHost
 from bench.harness import Rotation, Series, alternate, cpu_seconds, last_level_cache_bytes, process_tree
 from bench.ledger import account
 from bench.machine import congestion_control, machine
@@ -31,6 +32,7 @@ from bench.page import filled
 from bench.peers import load
 from bench.processes import FRESH, child, preload
 from bench.report import Chart, Report, Table, merged, three_digits
+from bench.scaling import shard_addresses
 from bench.team import WorkerFailed, team
 from bench.work import Work
 
@@ -357,3 +359,8 @@ def test_latency_is_compared_with_a_limit_on_the_same_cores_and_under_load_with_
     assert latency._limit(found[4], found).caller is free
     assert [one.loaded is None for one in found] == [False, False, True, True, False]
     assert os.sched_getaffinity(0) == before
+
+
+def test_shards_have_addresses_of_their_own_also_on_one_host() -> None:
+    addresses = [one for count in (1, 2, 4, 8) for one in shard_addresses(ThisHost(), count, first_host=2)]
+    assert len(set(addresses)) == len(addresses) == 15
