@@ -432,7 +432,7 @@ INSTANTIATE_TEST_SUITE_P(
                       OtherFrame{"AnotherOperationsAnswer", frame_with(Op::kPULLED, {100})},
                       OtherFrame{"APayloadWithoutAPlace", frame_with(Op::kASSIGNED, {100})},
                       OtherFrame{"ASecondAnswer", frame_with(Op::kPULLED, {300}), 2}),
-    [](const auto& info) { return info.param.name; });
+    [](const auto& frame) { return frame.param.name; });
 
 TEST(Exchange, AnAnswerInSharedMemoryIsLeft) {
   Ends ends;

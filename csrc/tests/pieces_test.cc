@@ -78,7 +78,7 @@ TEST(GpuCopyTest, PiecesBeyondTwoToTheThirtyOneAreCoveredByBlocksInOrder) {
 // ---- lists ------------------------------------------------------------------------------------------
 
 TEST(CopyListTest, PiecesThatGoOnOnBothSidesAreOne) {
-  std::byte to[100], from[100];
+  std::byte to[100] = {}, from[100] = {};
   CopyList copies;
   copies.add(to, from, 10);
   copies.add(to + 10, from + 10, 20);
