@@ -135,7 +135,7 @@ def one_process() -> tuple[list[float], list[np.ndarray[tuple[int, ...], np.dtyp
     for round_ in range(1, NUM_ROUNDS + 1):
         drawn = [draw(100 * round_ + rank) for rank in range(NUM_WORKERS)]
         for name, parameter in zip(NAMES, parameters, strict=True):
-            total = sum(one[name] for one in drawn) / F32(NUM_WORKERS)
+            total = sum((one[name] for one in drawn), F32(0)) / F32(NUM_WORKERS)
             parameter.grad = torch.from_numpy(np.asarray(total))
         norms.append(float(torch.nn.utils.clip_grad_norm_(parameters, MAX_NORM)))
         optimizer.step()

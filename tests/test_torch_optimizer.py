@@ -22,6 +22,8 @@ import psstore
 from psstore.errors import StoreClosed, UsageError
 from psstore.torch import DistributedOptimizer
 
+torch_names = pytest.mark.skipif(torch.__version__ < "2.6", reason="torch 2.4's optimizers take no names")
+
 
 @pytest.fixture
 def store() -> Iterator[psstore.Store]:
@@ -106,6 +108,7 @@ def test_a_group_added_later_may_bring_its_names(store: psstore.Store) -> None:
     assert torch.equal(torch.from_numpy(store.pull("grown")), torch.full((2,), 0.9))
 
 
+@torch_names
 def test_groups_that_know_their_names_keep_them(store: psstore.Store) -> None:
     model, plain = Odd(), Odd()
     pairs = [(model, wrap(SGD([("first", model.first)], lr=0.1), store, model)), (plain, SGD([plain.first], lr=0.1))]

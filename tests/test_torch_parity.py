@@ -12,7 +12,7 @@ import pytest
 import torch
 from bench.parity import exact_square_root
 from torch.optim import SGD, Adagrad, Adam, AdamW, RMSprop
-from torch_support import Odd, OptimizerFactory, assert_same_bits, backward, batches, distributed
+from torch_support import DECOUPLED_ADAM, Odd, OptimizerFactory, assert_same_bits, backward, batches, distributed
 
 import psstore
 
@@ -26,7 +26,7 @@ CASES: dict[str, OptimizerFactory] = {
     "adam": partial(Adam, lr=0.01),
     "adam betas": partial(Adam, lr=0.01, betas=(0.4, 0.95), eps=1e-6, weight_decay=0.01),
     "adam amsgrad": partial(Adam, lr=0.01, amsgrad=True, maximize=True),
-    "adam decoupled": partial(Adam, lr=0.01, weight_decay=0.1, decoupled_weight_decay=True),
+    **DECOUPLED_ADAM,
     "adamw": partial(AdamW, lr=0.01),
     "adamw amsgrad": partial(AdamW, lr=0.01, weight_decay=0.1, amsgrad=True),
     "adagrad": partial(Adagrad, lr=0.05),

@@ -84,6 +84,8 @@ def _series(model: Odd, optimizer: Optimizer, schedule: Any) -> list[list[float]
     series = []
     with warnings.catch_warnings():
         warnings.simplefilter("error")
+        # What torch 2.4 says of its own SequentialLR.
+        warnings.filterwarnings("ignore", "The epoch parameter in")
         for inputs in batches(STEPS):
             series.append(_hypers(optimizer))
             optimizer.zero_grad()

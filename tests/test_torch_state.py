@@ -11,7 +11,16 @@ import pytest
 import torch
 from bench.parity import exact_square_root
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer, RMSprop, lr_scheduler
-from torch_support import Odd, OptimizerFactory, assert_same_bits, backward, batches, distributed, on_each_worker
+from torch_support import (
+    DECOUPLED_ADAM,
+    Odd,
+    OptimizerFactory,
+    assert_same_bits,
+    backward,
+    batches,
+    distributed,
+    on_each_worker,
+)
 
 import psstore
 from psstore.errors import BadArgument
@@ -24,7 +33,7 @@ CASES: dict[str, OptimizerFactory] = {
     "sgd nesterov": partial(SGD, lr=0.05, momentum=0.9, nesterov=True, maximize=True),
     "adam": partial(Adam, lr=0.01),
     "adam amsgrad": partial(Adam, lr=0.01, amsgrad=True, weight_decay=0.1),
-    "adam decoupled": partial(Adam, lr=0.01, weight_decay=0.1, decoupled_weight_decay=True),
+    **DECOUPLED_ADAM,
     "adamw": partial(AdamW, lr=0.01),
     "adamw amsgrad": partial(AdamW, lr=0.01, amsgrad=True),
     "adagrad": partial(Adagrad, lr=0.05, lr_decay=0.01, initial_accumulator_value=0.1),

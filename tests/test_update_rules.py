@@ -68,6 +68,8 @@ def test_rule_equals_torch_after_1000_steps_in_float32(case: Case) -> None:
 @torch_fuses
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_rule_equals_torch_after_1000_steps_in_float64(case: Case) -> None:
+    if case.options.get("beta1") == 0.3 and torch.__version__ < "2.5":
+        pytest.skip("torch 2.4 rounds lerp otherwise, for weights of 0.5 and more of float64")
     with exact_square_root():
         assert_equal(distances(case, start(515, "float64"), gradients(515, 1000, "float64")))
 

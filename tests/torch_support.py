@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -14,6 +15,13 @@ import psstore
 OptimizerFactory = Callable[..., torch.optim.Optimizer]
 
 JOIN_S = 60.0
+
+DECOUPLED_ADAM: dict[str, OptimizerFactory] = (
+    {"adam decoupled": partial(torch.optim.Adam, lr=0.01, weight_decay=0.1, decoupled_weight_decay=True)}
+    if "decoupled_weight_decay" in inspect.signature(torch.optim.Adam).parameters
+    else {}
+)
+"""Where torch has it: 2.4 does not."""
 
 
 class Odd(nn.Module):
