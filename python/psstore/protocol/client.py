@@ -11,7 +11,6 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 from psstore import _core
 from psstore.errors import (
-    NOT_APPLIED,
     BadArgument,
     BadBody,
     DeadlineExceeded,
@@ -20,13 +19,13 @@ from psstore.errors import (
     PsstoreError,
     TornRound,
     UnknownTensor,
-    from_code,
 )
 from psstore.partition.ways import Ways
 from psstore.protocol.facts import Facts
 from psstore.protocol.greeting import Identity
 from psstore.protocol.session import Answer, Destination, Future, Session
 from psstore.protocol.sharing import Lease, Placed
+from psstore.protocol.statuses import check
 from psstore.types import Tensor, TensorSpec
 from psstore.wire import messages as m
 from psstore.wire.ranges import to_ranges
@@ -337,7 +336,7 @@ class Client:
         """To requests of slices. Raises the first failure, of a request or a slice, after all have ended."""
         try:
             answers = await collect(futures)
-            self._check(answers)
+            check(answers, self._names)
         except DeadlineExceeded:
             if self._torn is not None:
                 raise TornRound(self._torn.message, **self._torn.details) from None
@@ -357,7 +356,7 @@ class Client:
             if op != "PUSH" or self._unfinished or not session.shares_memory:
                 self._driver.flush(session)  # the others are copied and only staged: the shard need not wake for each
         self._flush()
-        self._check(await collect(futures))
+        check(await collect(futures), self._names)
 
     async def _read(
         self, op: str, transfers: Iterable[Transfer], *, at_least: int | None, wait_s: float
@@ -450,18 +449,6 @@ class Client:
             tensors.append(fact)
         return tensors
 
-    def _check(self, answers: Sequence[Answer]) -> None:
-        """Raises the first slice's failure, naming its tensor."""
-        for answer in answers:
-            failure = answer.table.first_failure()
-            if failure is not None:
-                position, status = failure
-                key = answer.table.keys()[position]
-                name = self._names.get(key >> _core.SLICE_INDEX_BITS, f"of key {key}")
-                meaning = _MEANINGS.get(status, "the shard refused it")
-                message = f"tensor {name!r}: {meaning}"
-                raise DeadlineExceeded(message) if status == NOT_APPLIED else from_code(status, message, name=name)
-
     def _need_worker(self, what: str) -> None:
         if not self.joined:
             raise NotAWorker(f"{what} needs a worker: connect with role='worker' (the default), and before leave()")
@@ -496,18 +483,3 @@ async def collect(futures: Sequence[Future]) -> list[Any]:
     if first is not None:
         raise first
     return results
-
-
-_MEANINGS = {
-    _core.ERROR_CODES["UNKNOWN_KEY"]: "the shard does not know it; it was dropped or overwritten, describe it again",
-    _core.ERROR_CODES["DTYPE_MISMATCH"]: "the values sent have a dtype that it does not take",
-    _core.ERROR_CODES["SIZE_MISMATCH"]: "the bytes sent do not match its shape",
-    _core.ERROR_CODES["RULE_MISMATCH"]: "its update rule does not take this operation"
-    " (push and commit are for training rules, assign and add for tensors of those rules)",
-    _core.ERROR_CODES["STALE_INCARNATION"]: "a newer life of this worker has joined; this one was replaced",
-    _core.ERROR_CODES["NON_FINITE"]: "the values contain NaN or infinity, which this store refuses",
-    _core.ERROR_CODES["ROUND_OUT_OF_ORDER"]: "it still waits for what an earlier round lacks",
-    NOT_APPLIED: "its last decision is not applied: contributions or the scale are missing and did not come in time",
-    _core.ERROR_CODES["NOT_INITIALISED"]: "it has no value yet: the client that created it did not send one in time",
-}
-"""What a slice's status means to a caller."""
