@@ -191,6 +191,15 @@ def test_mnist_files_are_checked(mnist: Path) -> None:
     images.unlink()
     with pytest.raises(BadArgument, match="train-images-idx3-ubyte"):
         data.load(str(mnist))
+    (mnist / f"{images.name}.gz").write_bytes(gzip.compress(whole)[:-9])
+    with pytest.raises(BadArgument, match="can't be read"):
+        data.load(str(mnist))
+
+
+def test_files_that_are_not_mnists_are_refused_before_anything_starts(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["demo", "--data-dir", str(tmp_path)])
+    assert result.exit_code == 2
+    assert "--data-dir wants MNIST's four IDX files" in result.stderr
 
 
 @pytest.mark.long
@@ -256,6 +265,7 @@ def test_the_display_shows_progress_and_passes_other_output_on(terminal: bool) -
     text, display = shown(
         record(PROGRESS),
         Line("rank 1", True, b"a [warning]"),
+        Line("rank 1", True, b"a long line " * 20),
         Line("store", False, b"ready"),
         record(FINISHED),
         terminal=terminal,
@@ -263,6 +273,7 @@ def test_the_display_shows_progress_and_passes_other_output_on(terminal: bool) -
     assert "ssp · 1 shard · 2 workers · digits" in text
     assert "loss 0.500" in text
     assert "[rank 1] a [warning]" in text
+    assert "a long line " * 20 in text
     assert "ready" not in text
     assert display.finished == {0: FINISHED}
 

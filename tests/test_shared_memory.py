@@ -24,10 +24,12 @@ from server_thread import make_service, serving
 import psstore
 import psstore.client.remote as remote
 from psstore import _core
+from psstore.client.store import Store
 from psstore.errors import BadArgument, StoreUnreachable
-from psstore.net import borrowing
+from psstore.net import borrowing, client_connection
 from psstore.net.lending import TICKET_BYTES, FileLender
 from psstore.protocol.connection import Connection
+from psstore.protocol.session import Session
 from psstore.protocol.sharing import SHARED_FROM_BYTES
 from psstore.types import TensorSpec
 from psstore.wire.messages import Share, Shared
@@ -114,6 +116,57 @@ def test_plain_tensors_and_half_precision_go_through_shared_memory(
         store.drop("plain")
     assert [memory.writes for memory in borrowed] == [2, 2]
     assert [memory.reads for memory in borrowed] == [2, 2]
+
+
+# ---- when a shard hears what was read ----
+
+
+def out_of_place(store: Store) -> int:
+    """Changes for which a value was copied, since somebody still read it. Asks after all that the store has said."""
+    return sum(int(shard["applied_out_of_place"]) for shard in store.stats())
+
+
+@pytest.mark.sockets
+def test_what_a_worker_has_read_is_told_along_with_its_next_push(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_connection, "RELEASE_S", 600.0)
+    monkeypatch.setattr(Session, "release", None)  # nor is it told by itself
+    with clusters("shm") as start:
+        cluster = start(shards=2)
+        train(cluster.url, "shm", "shared", rounds=6)
+        with cluster.connect(role="client") as store:
+            assert out_of_place(store) == 0
+
+
+@pytest.mark.sockets
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_whoever_keeps_nobody_waiting_tells_at_once_what_was_read(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_connection, "RELEASE_S", 600.0)
+    with clusters("shm") as start:
+        cluster = start(workers=2, mode=mode)
+        reader = cluster.connect(role="client" if mode == "sync" else "worker")
+        other = cluster.connect(role="client")
+        other.create("sum", np.zeros(400_000, F32), rule="add")
+        for _ in range(3):
+            reader.pull("sum")
+            reader.stats()
+            other.push("sum", np.ones(400_000, F32))
+        assert out_of_place(other) == 0
+
+
+@pytest.mark.sockets
+def test_worker_that_is_idle_tells_what_it_has_read_a_little_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_connection, "RELEASE_S", 0.05)
+    with clusters("shm") as start:
+        cluster = start()
+        worker, other = cluster.connect(rank=0), cluster.connect(role="client")
+        (session,) = worker._operations.client.sessions
+        other.create("sum", np.zeros(400_000, F32), rule="add")
+        for _ in range(3):
+            worker.pull("sum")
+            assert eventually(lambda: not session.owes_releases)
+            worker.stats()
+            other.push("sum", np.ones(400_000, F32))
+        assert out_of_place(other) == 0
 
 
 # ---- deaths ----

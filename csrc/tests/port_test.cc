@@ -37,17 +37,12 @@ class PortTest : public ::testing::Test {
   std::vector<std::shared_ptr<Frame>> others(std::span<const std::byte> bytes,
                                              size_t max_read = 1 << 20) {
     std::vector<std::shared_ptr<Frame>> all;
-    while (!bytes.empty()) {
-      const std::span<std::byte> window = decoder_.writable().bytes;
-      const size_t size = std::min({window.size(), max_read, bytes.size()});
-      std::memcpy(window.data(), bytes.data(), size);
-      decoder_.written(size);
-      bytes = bytes.subspan(size);
+    receive(decoder_, bytes, max_read, [&] {
       while (std::shared_ptr<Frame> frame = port_.next_frame(now_s_)) {
         if (!frame->complete) decoder_.discard();
         all.push_back(std::move(frame));
       }
-    }
+    });
     return all;
   }
 

@@ -65,18 +65,25 @@ struct TestFrame {
   }
 };
 
-// Plays the kernel: delivers `stream` in reads of at most `max_read` bytes and calls `on_frame` for each
-// frame, incomplete ones too.
-inline void deliver(FrameDecoder& decoder, std::span<const std::byte> stream, size_t max_read,
-                    const std::function<void(Frame&)>& on_frame) {
+// Plays the kernel: `stream` comes in reads of at most `max_read` bytes, and `after_read` is called after each.
+inline void receive(FrameDecoder& decoder, std::span<const std::byte> stream, size_t max_read,
+                    const std::function<void()>& after_read) {
   while (!stream.empty()) {
     const std::span<std::byte> window = decoder.writable().bytes;
     const size_t size = std::min({window.size(), max_read, stream.size()});
     std::memcpy(window.data(), stream.data(), size);
     decoder.written(size);
     stream = stream.subspan(size);
-    while (const std::shared_ptr<Frame> frame = decoder.next_frame()) on_frame(*frame);
+    after_read();
   }
+}
+
+// The same, with `on_frame` called for each frame, incomplete ones too.
+inline void deliver(FrameDecoder& decoder, std::span<const std::byte> stream, size_t max_read,
+                    const std::function<void(Frame&)>& on_frame) {
+  receive(decoder, stream, max_read, [&] {
+    while (const std::shared_ptr<Frame> frame = decoder.next_frame()) on_frame(*frame);
+  });
 }
 
 }  // namespace psstore::testing

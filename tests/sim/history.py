@@ -89,7 +89,6 @@ class History:
     """Bytes of rule state, per tensor."""
     unfinished: list[str] = field(default_factory=list)
     """Actors that came to no end."""
-    duration_s: float = 0.0
     num_duplicates: int = 0
     """Slices that shards acknowledged and ignored: the disturbances did bite."""
     max_staleness: int = 0

@@ -115,7 +115,6 @@ class Scenario:
 
     def _record(self) -> None:
         history = self.history
-        history.duration_s = self.world.now
         history.torn = self.coordinator.rounds.torn
         history.unfinished = sorted(self.pending)
         history.decisions = self.notary.decisions

@@ -12,7 +12,7 @@ from typing import cast
 
 from psstore import _core
 from psstore.errors import InternalError, PsstoreError
-from psstore.net.limits import WRITE_HIGH_BYTES
+from psstore.net.limits import RELEASE_S, WRITE_HIGH_BYTES
 from psstore.net.sockets import tune
 from psstore.net.stream import Stream
 from psstore.protocol.frames import Piece
@@ -32,6 +32,7 @@ class Connection(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
         self._unsent: deque[Sequence[Piece]] = deque()
         self._writable = True
+        self._release_timer: asyncio.TimerHandle | None = None
 
     # ---- what the event loop calls ----
 
@@ -55,6 +56,8 @@ class Connection(asyncio.BufferedProtocol):
             self._fail(InternalError(f"while reading from {self.session.address}: {error!r}"))
         else:
             self.flush()
+            if self.session.owes_releases and self._release_timer is None:
+                self._release_timer = self._loop.call_later(RELEASE_S, self._release)
 
     def pause_writing(self) -> None:
         self._writable = False
@@ -65,6 +68,8 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._unsent.clear()
+        if self._release_timer is not None:
+            self._release_timer.cancel()
         self.session.disconnected()
         if not self.lost.done():
             self.lost.set_result(None)
@@ -131,6 +136,11 @@ class Connection(asyncio.BufferedProtocol):
             if isinstance(self._transport, Stream):
                 stream = self._transport
                 self.session.line.connect(self.fileno(), self._decoder, stream.unsent, stream.resume)
+
+    def _release(self) -> None:
+        self._release_timer = None
+        self.session.release()
+        self.flush()
 
     def _fail(self, error: PsstoreError) -> None:
         if is_final(error):

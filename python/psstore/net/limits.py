@@ -24,6 +24,11 @@ LINGER_S = 0.001
 """That a turn may take if only ordinary requests come: all else that the event loop has to do waits for so long."""
 
 
+RELEASE_S = 1.0
+"""That a client waits for something to say before it only says what it has read in shared memory. Longer than the steps
+that would notice another word; and what is held for it meanwhile is at most what it has pulled."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class ServerLimits:
     """What one shard grants its peers; tests tighten them."""

@@ -32,7 +32,10 @@ class Hypers:
         for group, hyper in given.items():
             if group not in rules:
                 raise BadArgument(f"commit names parameter group {group}, and no tensor belongs to it")
-            rule = rules[group]
+            rule, last = rules[group], self._last.get(group)
+            if last is not None and last.rule == rule and hyper.items() <= last.values.items():
+                chosen[group] = last  # as most commits have it, all of one round at the latest
+                continue
             values = complete_hyper(rule, {**self._kept(group, rule), **hyper})
             _core.check_hyper(_core.RULES[rule], values)
             chosen[group] = Chosen(rule, values)

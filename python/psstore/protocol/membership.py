@@ -155,8 +155,8 @@ class Membership:
 
     def slowest_clock(self) -> int:
         """Smallest clock among the live."""
-        lost = {worker.rank for worker in self.lost()}
-        return min((self.clock(rank) for rank in self.expected() - lost), default=0)
+        gone = {worker.rank for worker in self.workers.values() if worker.life is not Life.LIVE}
+        return min((self.clock(rank) for rank in range(self.num_workers) if rank not in gone), default=0)
 
     def describe(self, rank: int, now: float, *, round: int | None = None) -> str:
         """For messages: 'rank 1 (in round 7, last seen 0.3 s ago)'. `round`: if it is not the one after its clock."""

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from psstore.errors import PsstoreError
 from psstore.wire.messages import Message
 
 
-@dataclass(frozen=True)
-class Reply:
+class Reply(NamedTuple):
     """The answer to one request. `result`: a body, None for an empty one, or the error."""
 
     conn: int

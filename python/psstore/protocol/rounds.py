@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import NamedTuple
 
 from psstore.errors import BadArgument, DeadlineExceeded, PsstoreError, RoundOutOfOrder, TornRound, WorkerLost
 from psstore.protocol import decisions
@@ -14,11 +15,10 @@ from psstore.protocol.replies import Reply
 from psstore.protocol.signing import Signer
 from psstore.protocol.unfinished import Finishing, Unfinished
 from psstore.types import UNBOUNDED, Consistency
-from psstore.wire.messages import Commit, Committed, Signed
+from psstore.wire.messages import Commit, Committed, DecisionFact, Signed
 
 
-@dataclass(frozen=True)
-class Waiting:
+class Waiting(NamedTuple):
     """A commit whose reply is owed."""
 
     commit: Commit
@@ -26,7 +26,7 @@ class Waiting:
     request: int
     since: float
     """When the wait began."""
-    hypers: Mapping[int, Chosen] = field(default_factory=dict)
+    hypers: Mapping[int, Chosen] = MappingProxyType({})
     """What it names, completed and checked."""
 
     @property
@@ -37,8 +37,14 @@ class Waiting:
         return Reply(self.conn, self.request, result)
 
 
-@dataclass(frozen=True)
-class Closed:
+class Made(NamedTuple):
+    """A decision, as it was made and as clients carry it."""
+
+    fact: DecisionFact
+    signed: Signed
+
+
+class Closed(NamedTuple):
     """The last round of a worker that was decided, so that a resent commit gets the same answer."""
 
     incarnation: int
@@ -68,7 +74,7 @@ class Rounds:
         """Why there will be no other decision."""
         self._membership = membership
         self._signer = signer
-        self._log: deque[tuple[int, Signed]] = deque()
+        self._log: deque[Made] = deque()
         self._staged: dict[int, Waiting] = {}
         """By rank: commits that no decision holds yet."""
         self._owed: dict[int, Waiting] = {}
@@ -81,11 +87,15 @@ class Rounds:
 
     def since(self, number: int) -> tuple[Signed, ...]:
         """Every kept decision after `number`, in order."""
-        return tuple(signed for n, signed in self._log if n > number)
+        return tuple(made.signed for made in self._log if made.fact.number > number)
+
+    def made_since(self, number: int) -> list[DecisionFact]:
+        """The same, for this process."""
+        return [made.fact for made in self._log if made.fact.number > number]
 
     def forget(self, floor: int) -> None:
         """Every shard has applied decision `floor`: nobody needs it carried any more."""
-        while self._log and self._log[0][0] <= floor:
+        while self._log and self._log[0].fact.number <= floor:
             self._log.popleft()
 
     @property
@@ -115,7 +125,7 @@ class Rounds:
         if lockstep and commit.round <= self.decided:
             return self._late(worker, waiting)
         self._check_agreement(worker.rank, commit)
-        self._staged[worker.rank] = replace(waiting, hypers=self._hypers.complete(commit.hypers))
+        self._staged[worker.rank] = waiting._replace(hypers=self._hypers.complete(commit.hypers))
         self.forget(min(commit.floor, self.decided))
         if not lockstep:
             self._decide()
@@ -152,7 +162,7 @@ class Rounds:
             for rank, waiting in waits.items():
                 if waiting.until <= now:
                     replies.append(waiting.reply(self._too_late(rank, waiting, now)))
-                    waits[rank] = replace(waiting, since=float("inf"))
+                    waits[rank] = waiting._replace(since=float("inf"))
         return replies
 
     def next_wake(self) -> float | None:
@@ -220,7 +230,7 @@ class Rounds:
         number = self.decided + 1
         workers = [self._membership.workers[rank] for rank in ranks]
         fact = decisions.make(number, workers, commits, hypers)
-        self._log.append((number, self._signer.sign(fact)))
+        self._log.append(Made(fact, self._signer.sign(fact)))
         self.decided = number
         for worker, commit in zip(workers, commits, strict=True):
             worker.clock = commit.round
@@ -273,8 +283,10 @@ class Rounds:
         """In lockstep, tells those who wait if the round can't close for want of lost workers. Their commits
         stay: if the lost one's next life joins and commits, the round closes with them."""
         lost = [w for w in self._membership.lost() if w.rank not in self._staged]
+        if not lost:
+            return []
         able = self._membership.expected() - {w.rank for w in lost}
-        if not lost or not self.consistency.lockstep or len(able | set(self._staged)) >= self._needed():
+        if not self.consistency.lockstep or len(able | set(self._staged)) >= self._needed():
             return []
         missing = lost[0]
         round = self.decided + 1

@@ -192,7 +192,8 @@ class ShardService:
         if coordinator is None or coordinator.rounds.decided <= self.shard.version:
             return []
         try:
-            self._slices.hear(coordinator.rounds.since(self.shard.version))
+            for decision in coordinator.rounds.made_since(self.shard.version):
+                self._slices.take(decision)
         except DeviceFailed:
             raise
         except PsstoreError:

@@ -39,6 +39,9 @@ OPS = _core.OPS
 NUMBERED = ("ASSIGN", "ADD", "RESTORE")
 """Writes that the shard takes in the order of their sequence, each once."""
 
+MAX_RELEASES = 64
+"""That wait for the next request: of MAX_LENT answers a few are left."""
+
 READS = (OPS["PULL"], OPS["NORM"])
 """Requests whose reply has a payload."""
 
@@ -131,6 +134,8 @@ class Session:
     _out: list[list[Piece]] = field(default_factory=list)
     _memory: _core.ClientMemory | None = None
     """What this connection shares with the shard."""
+    _releases: list[Piece] = field(default_factory=list)
+    """Words that values were read, which go with the next request: each by itself would wake the shard."""
 
     def __post_init__(self) -> None:
         self.line = _core.RequestLine(self._requests)
@@ -163,6 +168,7 @@ class Session:
         self.device, self.near = b"", None
         self.connection += 1
         self._out.clear()
+        self._releases.clear()
 
     def take_output(self) -> list[list[Piece]]:
         """Frames to write, oldest first."""
@@ -252,12 +258,22 @@ class Session:
         """Values in main memory need not go over the connection that there is now."""
         return self._memory is not None
 
+    @property
+    def owes_releases(self) -> bool:
+        """The driver calls `release` a little later, whatever else is said until then."""
+        return bool(self._releases)
+
+    def release(self) -> None:
+        """Has the shard be told of all that was read."""
+        if self._releases:
+            self._out.append(self._take_releases())
+
     def end_lease(self, lease: Lease) -> bool:
         """The shard may have that memory again. False: it had so already, since the connection was lost, and what was
         read may be anything."""
         if lease.connection != self.connection:
             return False
-        self._release(lease.request)
+        self._out.append([_release(lease.request)])
         return True
 
     @property
@@ -338,7 +354,7 @@ class Session:
             payload_bytes=request.payload.nbytes if request.payload is not None else 0,
             payload_crc=payload.crc32c() if payload is not None and checksum else None,
         )
-        self._out.append([head, *(payload.pieces() if payload is not None else ())])
+        self._out.append([*self._take_releases(), head, *(payload.pieces() if payload is not None else ())])
 
     def _place(self, request: Request) -> tuple[_core.SliceTable | None, _core.Segments | None]:
         """The table that says where the payload lies, or else what to send of it."""
@@ -401,11 +417,26 @@ class Session:
             return lease
         elif request is not None and not request.future.done():
             raise UnexpectedMessage(f"shard {self.shard} refers to shared memory that this connection does not have")
-        self._release(frame.request)
+        self._releases.append(_release(frame.request))
+        if not self._steps_wait_for_us or len(self._releases) >= MAX_RELEASES:
+            self.release()
         return None
 
-    def _release(self, request: int) -> None:
-        self._out.append([_core.encode_frame(OPS["RELEASE"], request=request)])
+    def _take_releases(self) -> list[Piece]:
+        releases, self._releases = self._releases, []
+        return releases
+
+    @property
+    def _steps_wait_for_us(self) -> bool:
+        """No value takes a step before this client asks for something again, so that nothing is to be gained by telling
+        before that what was read."""
+        welcome = self.welcome
+        return (
+            welcome is not None
+            and self.identity.ticket is not None
+            and welcome.staleness == 0
+            and welcome.quorum == welcome.num_workers
+        )
 
     def _handshake(self, frame: _core.Frame, now: float) -> None:
         assert self._greeting is not None, "said when the connection stood"
@@ -467,6 +498,10 @@ class Session:
     def _fail(request: Request, error: PsstoreError) -> None:
         if not request.future.done():
             request.future.set_exception(error)
+
+
+def _release(request: int) -> Piece:
+    return _core.encode_frame(OPS["RELEASE"], request=request)
 
 
 def is_final(error: PsstoreError) -> bool:

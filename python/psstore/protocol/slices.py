@@ -123,11 +123,15 @@ class Slices:
             fact = m.decode_fact(signed.blob)
             if isinstance(fact, m.DecisionFact) and fact.number <= self.shard.version:
                 continue  # known: nothing to verify, nothing to do
-            fact = self._signer.open(signed)
+            self._signer.check(signed)
             if not isinstance(fact, m.DecisionFact):
                 raise BadSignature("a fact that is no decision was carried as one")
-            self.shard.advance(_to_core(fact))
-            self.desk.reached_version()
+            self.take(fact)
+
+    def take(self, decision: m.DecisionFact) -> None:
+        """Applies the next one."""
+        self.shard.advance(_to_core(decision))
+        self.desk.reached_version()
 
     def _note_heard(self, frame: _core.Frame, carry: m.Carry) -> None:
         """Whoever brings the same again, brings nothing: what was learned stays learned."""

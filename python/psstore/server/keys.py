@@ -11,9 +11,6 @@ from __future__ import annotations
 import hmac
 from collections.abc import Sequence
 
-KEY_BYTES = 32
-"""Of HMAC-SHA-256: as long as its output, RFC 2104 section 3."""
-
 CONTEXT = b"psstore signing key 1"
 
 
@@ -23,6 +20,6 @@ def signing_key(token: bytes, *, addresses: Sequence[str], store: str) -> bytes:
 
 
 def hkdf(secret: bytes, *, salt: bytes, info: bytes) -> bytes:
-    """HKDF-SHA-256 (RFC 5869) for a key of KEY_BYTES: one block is all that has to be expanded."""
+    """HKDF-SHA-256 (RFC 5869) for a key of 32 bytes: one block is all that has to be expanded."""
     extracted = hmac.digest(salt, secret, "sha256")
     return hmac.digest(extracted, info + b"\x01", "sha256")

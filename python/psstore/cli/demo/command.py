@@ -73,6 +73,8 @@ def demo(
     if strategy is not Strategy.ps and compression != "none":
         fail(f"--compression {compression} is a store's; --strategy {strategy.value} sends float32")
     _check(compression)
+    if data_dir is not None:
+        _check_files(data_dir)
     num_shards = 0 if strategy is Strategy.allreduce else shards
     consistency = consistency_of(mode, workers=workers, backups=backups, staleness=staleness)
     chosen = epochs or (DEFAULT_EPOCHS if data_dir is None else MNIST_EPOCHS)
@@ -128,6 +130,16 @@ def _check(compression: str) -> None:
     """Before anything is started."""
     try:
         Compression.of(compression)
+    except BadArgument as error:
+        fail(error.message)
+
+
+def _check_files(data_dir: Path) -> None:
+    """Before anything is started."""
+    from psstore.cli.demo import mnist_files
+
+    try:
+        mnist_files.read(data_dir)
     except BadArgument as error:
         fail(error.message)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import math
 from pathlib import Path
 from typing import NamedTuple
@@ -11,15 +10,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from psstore.errors import BadArgument
+from psstore.cli.demo import mnist_files
 
 NUM_CLASSES = 10
 
 TEST_SHARE = 0.2
 """Of scikit-learn's digits, which come without a split."""
-
-IDX_UNSIGNED_BYTE = 0x08
-"""Type code of MNIST's files (yann.lecun.com/exdb/mnist, 'the IDX file format')."""
 
 MNIST_PIXEL_MAX = 255.0
 DIGITS_PIXEL_MAX = 16.0
@@ -56,31 +52,12 @@ def scikit_learn_digits() -> Digits:
 
 
 def mnist(directory: Path) -> Digits:
-    """The four IDX files, gzipped or not."""
-    train = _tensors(_idx(directory, "train-images", 3) / MNIST_PIXEL_MAX, _idx(directory, "train-labels", 1))
-    test = _tensors(_idx(directory, "t10k-images", 3) / MNIST_PIXEL_MAX, _idx(directory, "t10k-labels", 1))
+    files = mnist_files.read(directory)
+    train = _tensors(files["train-images"] / MNIST_PIXEL_MAX, files["train-labels"])
+    test = _tensors(files["t10k-images"] / MNIST_PIXEL_MAX, files["t10k-labels"])
     return Digits("MNIST", *train, *test)
 
 
 def _tensors(images: npt.ArrayLike, labels: npt.ArrayLike) -> tuple[torch.Tensor, torch.Tensor]:
     pixels = np.asarray(images, dtype=np.float32)[:, np.newaxis]
     return torch.from_numpy(pixels), torch.from_numpy(np.asarray(labels, dtype=np.int64))
-
-
-def _idx(directory: Path, name: str, num_dims: int) -> npt.NDArray[np.uint8]:
-    """Content of 'name-idx3-ubyte', 'name.idx3-ubyte' or either with '.gz'.
-
-    2 zero bytes | type code | number of dims | size of each dim, 4 bytes big-endian | elements, row by row
-    """
-    names = [f"{name}{dash}idx{num_dims}-ubyte{end}" for dash in "-." for end in ("", ".gz")]
-    path = next((directory / one for one in names if (directory / one).is_file()), None)
-    if path is None:
-        raise BadArgument(f"{directory} has none of {', '.join(names)}; --data-dir wants MNIST's four IDX files")
-    content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    header_bytes = 4 + 4 * num_dims
-    if content[:4] != bytes((0, 0, IDX_UNSIGNED_BYTE, num_dims)) or len(content) < header_bytes:
-        raise BadArgument(f"{path} is no IDX file of unsigned bytes in {num_dims} dims")
-    shape = tuple(int(size) for size in np.frombuffer(content, ">u4", num_dims, offset=4))
-    if len(content) != header_bytes + math.prod(shape):
-        raise BadArgument(f"{path} holds {len(content) - header_bytes} elements; its header says {shape}")
-    return np.frombuffer(content, np.uint8, offset=header_bytes).reshape(shape)

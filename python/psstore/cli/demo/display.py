@@ -75,7 +75,7 @@ class Display:
         ]
 
     def __enter__(self) -> Display:
-        self._console.print(f"{self._title} · {self._dataset}")
+        self._print(f"{self._title} · {self._dataset}")
         self._progress.start()
         return self
 
@@ -92,7 +92,7 @@ class Display:
             case events.Finished():
                 self.finished[event.rank] = event
             case None if line.is_error or line.source != "store":
-                self._console.print(Text.assemble((f"[{line.source}] ", "dim"), line.text.decode(errors="replace")))
+                self._print(Text.assemble((f"[{line.source}] ", "dim"), line.text.decode(errors="replace")))
 
     def _show(self, event: events.Progress) -> None:
         curve = self._curves[event.rank]
@@ -108,11 +108,14 @@ class Display:
         )
         if not self._console.is_terminal and event.rank == 0 and event.epoch > self._epoch:
             self._epoch = event.epoch
-            self._console.print(
+            self._print(
                 f"epoch {event.epoch}/{event.epochs}  loss {event.loss:.3f}  staleness {event.staleness}"
-                f"  {event.images_per_s:,.0f} images/s per worker",
-                highlight=False,
+                f"  {event.images_per_s:,.0f} images/s per worker"
             )
+
+    def _print(self, line: str | Text) -> None:
+        """As one line, however long: a traceback that is cut at 80 columns can't be read."""
+        self._console.print(line, soft_wrap=True, highlight=False)
 
 
 def count(number: int, noun: str) -> str:
