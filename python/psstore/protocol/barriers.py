@@ -96,4 +96,6 @@ class Barriers:
 
     def next_wake(self) -> float | None:
         """When `expire` may next find something."""
+        if not self._waits:
+            return None
         return min((at.until for waits in self._waits.values() for at in waits.values()), default=None)

@@ -16,6 +16,9 @@ class Life(Enum):
     LEFT = "left"
 
 
+LIVE, LOST, LEFT = Life
+"""An enum's attribute costs more than a comparison with it, and each commit asks for the lives of all."""
+
 @dataclass(frozen=True, kw_only=True)
 class Liveness:
     """When silence becomes loss, in seconds."""
@@ -71,10 +74,10 @@ class Membership:
             raise BadArgument(
                 f"rank {rank} is not in [0, {self.num_workers}): the store was started for that many workers"
             )
-        if all(worker.life is Life.LEFT for worker in self.workers.values()):
+        if all(worker.life is LEFT for worker in self.workers.values()):
             self.workers.clear()  # the whole group is done: the next one starts afresh
         for worker in self.workers.values():
-            if worker.client == client and worker.life is not Life.LEFT:
+            if worker.client == client and worker.life is not LEFT:
                 if rank not in (None, worker.rank):
                     raise BadArgument(f"this client is rank {worker.rank} already; it can't be rank {rank} as well")
                 self.seen(worker, now)
@@ -93,7 +96,7 @@ class Membership:
         """The current worker that this client is. Raises if it is none, or an older life."""
         for worker in self.workers.values():
             if worker.client == client:
-                if worker.life is Life.LEFT:
+                if worker.life is LEFT:
                     raise NotAWorker(f"rank {worker.rank} has left; connect again to train on")
                 return worker
         raise StaleIncarnation("this client is no worker here: it never joined, or a newer life took its rank")
@@ -101,19 +104,19 @@ class Membership:
     def heartbeat(self, *, rank: int, incarnation: int, conn: int, now: float) -> None:
         """Word from a worker's native thread. One from an older life is ignored."""
         worker = self.workers.get(rank)
-        if worker is not None and worker.incarnation == incarnation and worker.life is not Life.LEFT:
+        if worker is not None and worker.incarnation == incarnation and worker.life is not LEFT:
             self.seen(worker, now)
             self._attach(worker, conn)
 
     def seen(self, worker: Worker, now: float) -> None:
         worker.last_seen = max(worker.last_seen, now)
-        if worker.life is Life.LOST:
-            worker.life = Life.LIVE
+        if worker.life is LOST:
+            worker.life = LIVE
 
     def attach(self, *, client: str, conn: int, now: float) -> None:
         """A connection of this client to the coordinator is open (again)."""
         for worker in self.workers.values():
-            if worker.client == client and worker.life is not Life.LEFT:
+            if worker.client == client and worker.life is not LEFT:
                 self.seen(worker, now)
                 self._attach(worker, conn)
 
@@ -126,28 +129,28 @@ class Membership:
                     worker.detached_since = now
 
     def leave(self, worker: Worker) -> None:
-        worker.life = Life.LEFT
+        worker.life = LEFT
         worker.links.clear()
         self.left.add(worker.rank)
 
     def sweep(self, now: float) -> list[Worker]:
         """Those that became lost by now."""
-        lost = [worker for worker in self.workers.values() if worker.life is Life.LIVE and self._lost_at(worker) <= now]
+        lost = [worker for worker in self.workers.values() if worker.life is LIVE and self._lost_at(worker) <= now]
         for worker in lost:
-            worker.life = Life.LOST
+            worker.life = LOST
         return lost
 
     def next_wake(self) -> float | None:
         """When `sweep` may next find somebody."""
-        return min((self._lost_at(w) for w in self.workers.values() if w.life is Life.LIVE), default=None)
+        return min((self._lost_at(w) for w in self.workers.values() if w.life is LIVE), default=None)
 
     def expected(self) -> set[int]:
         """Ranks that synchronous rounds wait for: all announced that have not left."""
-        gone = {worker.rank for worker in self.workers.values() if worker.life is Life.LEFT}
+        gone = {worker.rank for worker in self.workers.values() if worker.life is LEFT}
         return set(range(self.num_workers)) - gone
 
     def lost(self) -> list[Worker]:
-        return [worker for worker in self.workers.values() if worker.life is Life.LOST]
+        return [worker for worker in self.workers.values() if worker.life is LOST]
 
     def clock(self, rank: int) -> int:
         """One that was announced and has not joined yet stands at 0."""
@@ -155,7 +158,7 @@ class Membership:
 
     def slowest_clock(self) -> int:
         """Smallest clock among the live."""
-        gone = {worker.rank for worker in self.workers.values() if worker.life is not Life.LIVE}
+        gone = {worker.rank for worker in self.workers.values() if worker.life is not LIVE}
         return min((self.clock(rank) for rank in range(self.num_workers) if rank not in gone), default=0)
 
     def describe(self, rank: int, now: float, *, round: int | None = None) -> str:
@@ -180,7 +183,7 @@ class Membership:
         if rank in self.reserved:
             return False
         worker = self.workers.get(rank)
-        return worker is None or worker.life is not Life.LIVE or worker.detached_since is not None
+        return worker is None or worker.life is not LIVE or worker.detached_since is not None
 
     def _free_rank(self, now: float) -> int:
         """A rank that nobody ever had before one whose worker is gone."""

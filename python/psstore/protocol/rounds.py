@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
@@ -162,14 +163,16 @@ class Rounds:
             for rank, waiting in waits.items():
                 if waiting.until <= now:
                     replies.append(waiting.reply(self._too_late(rank, waiting, now)))
-                    waits[rank] = waiting._replace(since=float("inf"))
+                    waits[rank] = waiting._replace(since=math.inf)
         return replies
 
     def next_wake(self) -> float | None:
         """When `expire` may next find something."""
-        waits = (*self._staged.values(), *self._owed.values())
-        times = [waiting.until for waiting in waits if waiting.until < float("inf")]
-        return min((t for t in (self._unfinished.next_wake(), *times) if t is not None), default=None)
+        times = [waiting.until for waits in (self._staged, self._owed) for waiting in waits.values()]
+        if (unfinished := self._unfinished.next_wake()) is not None:
+            times.append(unfinished)
+        wake = min(times, default=math.inf)
+        return wake if wake < math.inf else None
 
     def replaced(self, rank: int) -> list[Reply]:
         """A rank starts a new life: nothing is owed to the old one. A staged commit of the old life is void,

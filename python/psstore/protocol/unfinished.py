@@ -106,6 +106,8 @@ class Unfinished:
         return replies
 
     def next_wake(self) -> float | None:
+        if not self._waits:
+            return None
         return min((one.until for one in self._waits.values() if one.until < float("inf")), default=None)
 
     # ---- how ----
