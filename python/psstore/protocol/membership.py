@@ -19,6 +19,7 @@ class Life(Enum):
 LIVE, LOST, LEFT = Life
 """An enum's attribute costs more than a comparison with it, and each commit asks for the lives of all."""
 
+
 @dataclass(frozen=True, kw_only=True)
 class Liveness:
     """When silence becomes loss, in seconds."""

@@ -17,7 +17,7 @@ from psstore.protocol.filling import Filling
 from psstore.protocol.frames import Output, Piece, Send, failure
 from psstore.protocol.sharing import Lent, described
 from psstore.protocol.signing import Signer
-from psstore.types import Tensor
+from psstore.types import ITEM_BYTES, Tensor
 from psstore.wire import messages as m
 
 OPS = _core.OPS
@@ -58,6 +58,8 @@ class Slices:
         device answers is waited for."""
         if shard.device != "cpu":
             self.desk.close()
+        self.largest_bytes = 1
+        """Of a slice's value, so far."""
         self._scaled = 0
         """The last decision whose scale was told here: it is, with every read and push from then on."""
 
@@ -82,6 +84,8 @@ class Slices:
                 begin, end = tensor.bounds(index)
                 mine.append((tensor.key(index), end - begin))
         spec = tensor.spec
+        largest_elems = max((num_elems for _, num_elems in mine), default=0)
+        self.largest_bytes = max(self.largest_bytes, largest_elems * ITEM_BYTES[spec.dtype])
         self.shard.define(
             tensor.id,
             dtype=_core.DTYPES[spec.dtype],
