@@ -14,7 +14,7 @@ import pytest
 from cluster import PATIENCE_S, at_once, clusters
 from numpy.testing import assert_array_equal
 from proxy import Proxy
-from server_process import eventually
+from server_process import StoreProcess, eventually
 
 import psstore
 from psstore.client.store import Store
@@ -178,6 +178,15 @@ def test_store_that_stays_away_is_reported_with_its_address(behind_proxy: list[P
             store.push("a", [2.0])
         assert float(str(caught.value.details["tried_s"])) < PATIENCE_S
         assert str(TcpAddress(*proxy.address)) in caught.value.message
+        store.close()
+
+
+def test_a_store_that_was_shut_down_is_said_to_be() -> None:
+    with StoreProcess() as process:
+        store = psstore.connect(process.url, role="client", timeout_s=0.5, connect_timeout_s=30.0)
+        assert process.stop() == 0
+        with pytest.raises(StoreUnreachable, match="can't be reached: the store is shutting down; tried for 0"):
+            store.keys()
         store.close()
 
 

@@ -292,6 +292,18 @@ def test_store_that_is_not_there_is_unreachable() -> None:
     far.session.tick(3.0)
     assert isinstance(promise.error, errors.StoreUnreachable)
     assert promise.error.details == {"address": "fake://0", "tried_s": 3.0}
+    assert promise.error.message == "shard 0 at fake://0 can't be reached; tried for 3.0 s"
+
+
+def test_why_a_connection_ended_is_told_until_there_is_another() -> None:
+    far = Far()
+    far.session.last_word = "it has enough"
+    promise = far.request("STATS", timeout_s=3.0)
+    far.session.tick(3.0)
+    assert promise.error is not None
+    assert str(promise.error) == "shard 0 at fake://0 can't be reached: it has enough; tried for 3.0 s"
+    far.connect()
+    assert far.session.last_word == ""
 
 
 def test_late_answer_to_a_request_that_gave_up_is_ignored() -> None:

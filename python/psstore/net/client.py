@@ -121,9 +121,10 @@ class Tether:
             self.first_up.set_exception(self.session.failure)
 
     def _unreachable(self, tried_s: float) -> StoreUnreachable:
+        said = self.session.last_word
+        hint = f"it said: {said}" if said else "is it running? `psstore-server --shards 1` starts one"
         return StoreUnreachable(
-            f"no connection to the store at {self.session.address} in {tried_s:.1f} s ({self.trouble}); is it running?"
-            " `psstore-server --shards 1` starts one",
+            f"no connection to the store at {self.session.address} in {tried_s:.1f} s ({self.trouble}); {hint}",
             address=self.session.address,
             tried_s=tried_s,
         )

@@ -145,4 +145,5 @@ class Connection(asyncio.BufferedProtocol):
     def _fail(self, error: PsstoreError) -> None:
         if is_final(error):
             self.session.give_up(error)
+        self.session.last_word = error.message
         self.abort()

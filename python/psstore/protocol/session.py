@@ -127,6 +127,8 @@ class Session:
     """How many there were."""
     failure: PsstoreError | None = None
     """Why this link can't be again; every request gets it."""
+    last_word: str = ""
+    """Of whoever ended the last connection, until there is another: why it did."""
     line: _core.RequestLine = field(init=False)
     """What it shares with those who send its requests without it."""
     _requests: dict[int, Request] = field(default_factory=dict)
@@ -215,8 +217,9 @@ class Session:
             del self._requests[request.id]
             waited = now - request.started
             if self.welcome is None or self.link is not Link.UP:
+                why = f": {self.last_word}" if self.last_word else ""
                 error: PsstoreError = StoreUnreachable(
-                    f"shard {self.shard} at {self.address} can't be reached; tried for {waited:.1f} s",
+                    f"shard {self.shard} at {self.address} can't be reached{why}; tried for {waited:.1f} s",
                     address=self.address,
                     tried_s=waited,
                 )
@@ -452,7 +455,7 @@ class Session:
                 f"the store at {self.address} was restarted and has lost what it held; connect again",
                 address=self.address,
             )
-        self.welcome, self.shard, self.link = welcome, welcome.shard, Link.UP
+        self.welcome, self.shard, self.link, self.last_word = welcome, welcome.shard, Link.UP, ""
         self.line.version = self.line.told = welcome.version
         self.facts.resize(len(welcome.addresses))
         self.facts.heard(self.shard, welcome.version)
