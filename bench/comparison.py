@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from bench.harness import Series
-from bench.report import Cell, Chart, Table, three_digits
+from bench.report import Cell, Chart, Table, spread, three_digits
 
 Role = Literal["psstore", "limit", "peer"]
 
@@ -87,12 +87,21 @@ def _ratio(entry: Entry, others: Sequence[Entry]) -> float | None:
     return entry.series.median / min(one.series.median for one in others) if others else None
 
 
+def milliseconds(series: Series) -> str:
+    """Median (min–max)."""
+    return spread(*(1e3 * seconds for seconds in (series.median, series.min, series.max)))
+
+
+def rates(series: Series, num_bytes: float) -> str:
+    """Of turns of so many bytes in GB/s: median (min–max)."""
+    return spread(*(num_bytes / seconds / 1e9 for seconds in (series.median, series.max, series.min)))
+
+
 def _row(entry: Entry, entries: Sequence[Entry]) -> list[Cell]:
-    milliseconds = [three_digits(1e3 * time) for time in (entry.series.median, entry.series.min, entry.series.max)]
     return [
         f"**{entry.name}**" if entry.role == "psstore" else entry.name,
-        "{} ({}–{})".format(*milliseconds),
+        milliseconds(entry.series),
         ratio_to_limit(entry, entries),
         ratio_to_best_peer(entry, entries),
-        1e9 * entry.series.cpu_s / entry.num_bytes if entry.num_bytes else None,
+        entry.series.cpu_s_per_gb(entry.num_bytes) if entry.num_bytes else None,
     ]

@@ -10,12 +10,22 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from bench.comparison import rates
 from bench.harness import Series, alternate
 from bench.kernel_inputs import BLOCK, ELEMS_PER_KEPT, READS, Floats, encode, is_encoding, payload_bytes
 from bench.kernel_work import Work, compiled
 from bench.report import Cell
 
-HEADERS = ("encoder", "error feedback", "bytes per element", "GB/s", "copy loop's GB/s", "of the limit", "× torch")
+HEADERS = (
+    "encoder",
+    "error feedback",
+    "bytes per element",
+    "GB/s: median (min–max)",
+    "copy loop's GB/s",
+    "of the limit",
+    "× torch",
+    "CPU s per GB",
+)
 
 OURS, LIMIT, TORCH = "psstore", "copy loop", "torch"
 
@@ -85,10 +95,11 @@ def row(task: EncoderTask, found: dict[str, Series]) -> list[Cell]:
         task.encoding,
         "yes" if task.has_residual else "–",
         f"{task.bytes_per_element:.4g}",
-        num_bytes / found[OURS].median / 1e9,
+        rates(found[OURS], num_bytes),
         limit and num_bytes / limit / 1e9,
         limit and limit / found[OURS].median,
         found[TORCH].median / found[OURS].median,
+        found[OURS].cpu_s_per_gb(num_bytes),
     ]
 
 

@@ -21,7 +21,16 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 T = TypeVar("T")
 
-Turn = Callable[[], "float | None"]
+
+@dataclass(frozen=True)
+class Took:
+    """What the part of a turn took that counts, where it has another one that does not."""
+
+    seconds: float
+    cpu_seconds: float
+
+
+Turn = Callable[[], "float | Took | None"]
 """Does the work once. Work that is done in several processes returns the seconds that it took them, from the first
 one's beginning to the last one's end; else it is timed from outside."""
 
@@ -52,6 +61,10 @@ class Series:
     @property
     def cpu_s(self) -> float:
         return statistics.median(self.cpu_times_s)
+
+    def cpu_s_per_gb(self, num_bytes: float) -> float | None:
+        """Of turns that are about so many bytes each."""
+        return 1e9 * self.cpu_s / num_bytes if self.cpu_times_s else None
 
     def percentile(self, percent: float) -> float:
         """The time that so many percent of the turns did not exceed."""
@@ -88,10 +101,20 @@ def alternate(
 def _take(turn: Turn, processes: list[int], found: _Found) -> None:
     cpu_before = cpu_seconds(processes)
     begin = time.perf_counter()
-    own_time = turn()
-    took = time.perf_counter() - begin
-    found.times_s.append(took if own_time is None else own_time)
-    found.cpu_times_s.append(cpu_seconds(processes) - cpu_before)
+    own = turn()
+    took = Took(time.perf_counter() - begin, cpu_seconds(processes) - cpu_before)
+    if own is not None:
+        took = own if isinstance(own, Took) else Took(own, took.cpu_seconds)
+    found.times_s.append(took.seconds)
+    found.cpu_times_s.append(took.cpu_seconds)
+
+
+def timed(work: Callable[[], object]) -> Took:
+    """What that takes, in this process."""
+    cpu_before = time.process_time()
+    begin = time.perf_counter()
+    work()
+    return Took(time.perf_counter() - begin, time.process_time() - cpu_before)
 
 
 @contextlib.contextmanager

@@ -21,6 +21,7 @@ import torch
 
 from bench import encoders
 from bench.command import Subject, run
+from bench.comparison import milliseconds, rates
 from bench.harness import Series, Turn, alternate
 from bench.kernel_inputs import READS
 from bench.kernel_work import Task, Work, core_work, numpy_work, plain_work, torch_work
@@ -41,18 +42,27 @@ HEADERS = (
     "inputs",
     "threads",
     "bytes per parameter",
-    "GB/s",
+    "GB/s: median (min–max)",
     "plain loop's GB/s",
     "of the limit",
     f"× {FUSED}",
     f"× {FOREACH}",
     f"× {NUMPY}",
+    "CPU s per GB",
 )
 
 Named = tuple[str, dict[str, Series]]
 """A case, and what each contestant took."""
 
-SMALL_HEADERS = ("rule", "W", "slices of", "psstore ms", f"× {FUSED}", f"× {FOREACH}")
+SMALL_HEADERS = (
+    "rule",
+    "W",
+    "slices of",
+    "ms: median (min–max)",
+    f"× {FUSED}",
+    f"× {FOREACH}",
+    "CPU s per GB",
+)
 
 SLICE_ELEMS = 1 << 20
 
@@ -167,9 +177,10 @@ def row(task: Task, found: dict[str, Series]) -> list[Cell]:
         task.inputs,
         str(task.num_threads),
         f"{task.bytes_per_parameter:g}",
-        num_bytes / found[OURS].median / 1e9,
+        rates(found[OURS], num_bytes),
         num_bytes / found[LIMIT].median / 1e9 if LIMIT in found else None,
         *(times_as_fast(found, other) for other in (LIMIT, FUSED, FOREACH, NUMPY)),
+        found[OURS].cpu_s_per_gb(num_bytes),
     ]
 
 
@@ -178,8 +189,9 @@ def small_row(task: SmallTask, found: dict[str, Series]) -> list[Cell]:
         str(task.case),
         str(task.num_workers),
         f"{4 * task.num_elems >> 10} KiB",
-        1e3 * found[OURS].median,
+        milliseconds(found[OURS]),
         *(times_as_fast(found, other) for other in (FUSED, FOREACH)),
+        found[OURS].cpu_s_per_gb(task.num_bytes),
     ]
 
 

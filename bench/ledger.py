@@ -18,7 +18,7 @@ from pathlib import Path
 
 from bench.command import Subject, run
 from bench.dense import CASES, OWN, TRANSPORTS, Contestant, title
-from bench.harness import Turn, alternate, cpu_seconds
+from bench.harness import Took, Turn, alternate, cpu_seconds
 from bench.machine import machine
 from bench.processes import preload
 from bench.report import Cell, Report, Table
@@ -56,7 +56,7 @@ class Account:
     spent: dict[str, list[Usage]] = field(default_factory=dict)
     """Of each side, a round each."""
 
-    def take(self, turn: Turn) -> float | None:
+    def take(self, turn: Turn) -> float | Took | None:
         before = {side: usage(pids) for side, pids in self.sides.items()}
         took = turn()
         for side, pids in self.sides.items():

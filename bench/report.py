@@ -144,6 +144,11 @@ def shown(cell: Cell) -> str:
     return cell if isinstance(cell, str) else three_digits(cell)
 
 
+def spread(median: float, low: float, high: float) -> str:
+    """As tables show it under "median (min–max)"."""
+    return f"{three_digits(median)} ({three_digits(low)}–{three_digits(high)})"
+
+
 def three_digits(value: float) -> str:
     """12345 → 12345, 123.4 → 123, 12.34 → 12.3, 1.234 → 1.23."""
     magnitude = abs(value)

@@ -35,7 +35,7 @@ from statistics import mean
 
 from bench.command import Subject, run
 from bench.far import Crew, Hosts, crew
-from bench.harness import Series, Turn, alternate
+from bench.harness import Series, Took, Turn, alternate
 from bench.machine import machine
 from bench.report import Cell, Chart, Report, Table, three_digits
 from bench.scaling_worker import LINK_BYTES, WORKERS, Worker
@@ -157,7 +157,7 @@ class Idle:
         self._turn = turn
         self.shares: list[float] = []
 
-    def __call__(self) -> float | None:
+    def __call__(self) -> float | Took | None:
         before = self._times()
         took = self._turn()
         total, idle = (now - then for now, then in zip(self._times(), before, strict=True))

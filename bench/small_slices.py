@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from bench.harness import Turn, last_level_cache_bytes
+from bench.harness import Took, Turn, last_level_cache_bytes, timed
 from bench.kernel_work import optimizer_of
-from bench.parity import Case
+from bench.parity import Case, state_names
 from psstore import _core
 
 SLICES_PER_FRAME = 1000
@@ -32,6 +31,12 @@ class SmallTask:
     def __str__(self) -> str:
         return f"{self.case}, W = {self.num_workers}, {self.num_slices} × {4 * self.num_elems >> 10} KiB"
 
+    @property
+    def num_bytes(self) -> int:
+        """As `bytes_per_parameter` of kernel_work.Task."""
+        num_passes = self.num_workers + 2 + 2 * len(state_names(self.case))
+        return 4 * self.num_elems * self.num_slices * num_passes
+
 
 def shard_turn(task: SmallTask) -> Turn:
     """Times what a shard does with a decision once all contributions are staged; staging is not timed."""
@@ -42,16 +47,18 @@ def shard_turn(task: SmallTask) -> Turn:
         shard.define(tensor, dtype=FLOAT32, rule=rule, group=0, zeros=True, slices=[(key, task.num_elems)])
     evict = _evictor()
 
-    def turn() -> float:
+    def turn() -> Took:
         number = shard.version + 1
         for rank in range(task.num_workers):
             _push(shard, keys, task.num_elems, rank=rank, round=number)
         decision = _decision(task, number)
+
+        def apply() -> None:
+            shard.advance(decision)
+            shard.settle()
+
         evict()
-        begin = time.perf_counter()
-        shard.advance(decision)
-        shard.settle()
-        return time.perf_counter() - begin
+        return timed(apply)
 
     return turn
 
@@ -66,15 +73,16 @@ def torch_turn(task: SmallTask, *, fused: bool) -> Turn:
     optimizer = optimizer_of(task.case, parameters, fused=fused)
     evict = _evictor()
 
-    def turn() -> float:
-        evict()
-        begin = time.perf_counter()
+    def step() -> None:
         for other in workers[1:]:
             torch._foreach_add_(workers[0], other)
         if task.num_workers > 1:
             torch._foreach_div_(workers[0], task.num_workers)
         optimizer.step()
-        return time.perf_counter() - begin
+
+    def turn() -> Took:
+        evict()
+        return timed(step)
 
     return turn
 

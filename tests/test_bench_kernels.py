@@ -47,6 +47,7 @@ def test_small_slices_are_measured_in_a_shard() -> None:
     found = measure_small(task, rounds=1)
     torch.set_num_threads(threads)
     assert small_row(task, found)[:3] == ["adam()", "2", "1 KiB"]
+    assert task.num_bytes == 3 * 256 * 4 * (2 + 2 + 2 * 2)
 
 
 @pytest.mark.parametrize("encoding", ["int8", "sign", "topk"])
@@ -71,5 +72,6 @@ def test_encoders_are_measured(encoding: str) -> None:
 
 def test_a_row_tells_how_many_times_as_fast() -> None:
     task = Task(CASES[0], num_workers=4, inputs="float32", num_threads=1, num_slots=1, num_elems=250_000)
-    found = {OURS: Series((0.002,), ()), "plain loop": Series((0.001,), ())}
-    assert row(task, found) == ["sgd()", "4", "float32", "1", "24", 12.0, 24.0, 0.5, None, None, None]
+    found = {OURS: Series((0.001, 0.002, 0.003), (0.002, 0.003, 0.004)), "plain loop": Series((0.001,), (0.001,))}
+    ours = "12.0 (8.00–24.0)"
+    assert row(task, found) == ["sgd()", "4", "float32", "1", "24", ours, 24.0, 0.5, None, None, None, 0.125]
