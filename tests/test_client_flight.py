@@ -47,7 +47,7 @@ async def a_moment() -> None:
 
 def test_a_frame_waits_until_one_before_it_is_acknowledged_whatever_its_shard() -> None:
     async def work() -> None:
-        flight, wire = Flight(asyncio.get_running_loop()), Wire()
+        flight, wire = Flight(asyncio.get_running_loop(), 2), Wire()
         frames = [frame(number, shard=number % 2) for number in range(FEWEST_PUSHES + 2)]
         sending = asyncio.create_task(flight.push(wire.send, frames))
         await a_moment()
@@ -66,7 +66,7 @@ def test_a_frame_waits_until_one_before_it_is_acknowledged_whatever_its_shard() 
 
 def test_frames_of_a_later_call_follow_all_of_an_earlier_one() -> None:
     async def work() -> None:
-        flight, wire = Flight(asyncio.get_running_loop()), Wire()
+        flight, wire = Flight(asyncio.get_running_loop(), 2), Wire()
         earlier = [frame(number) for number in range(FEWEST_PUSHES + 1)]
         later = [frame(100, num_bytes=4)]
         calls = [asyncio.create_task(flight.push(wire.send, frames)) for frames in (earlier, later)]
@@ -83,7 +83,7 @@ def test_frames_of_a_later_call_follow_all_of_an_earlier_one() -> None:
 
 def test_an_error_is_its_frames_alone_and_makes_room() -> None:
     async def work() -> None:
-        flight, wire = Flight(asyncio.get_running_loop()), Wire()
+        flight, wire = Flight(asyncio.get_running_loop(), 2), Wire()
         sending = asyncio.create_task(flight.push(wire.send, [frame(number) for number in range(2)]))
         await a_moment()
         await wire.refuse(0)
@@ -99,7 +99,7 @@ def test_an_error_is_its_frames_alone_and_makes_room() -> None:
 
 def test_what_is_given_up_is_not_sent_but_takes_room_as_long_as_it_is_on_its_way() -> None:
     async def work() -> None:
-        flight, wire = Flight(asyncio.get_running_loop()), Wire()
+        flight, wire = Flight(asyncio.get_running_loop(), 2), Wire()
         frames = [frame(number) for number in range(2 * FEWEST_PUSHES)]
         given_up = asyncio.create_task(flight.push(wire.send, frames))
         await a_moment()
@@ -124,8 +124,21 @@ def test_frames_that_fail_as_they_are_sent_do_not_hold_up_those_behind_them() ->
         future.set_exception(BadArgument("gone"))
 
     async def work() -> None:
-        flight = Flight(asyncio.get_running_loop())
+        flight = Flight(asyncio.get_running_loop(), 2)
         flown = await flight.push(fail, [frame(number) for number in range(sys.getrecursionlimit())])
         assert all(isinstance(one.exception(), BadArgument) for one in flown)
+
+    asyncio.run(work())
+
+
+def test_as_many_frames_are_on_their_way_as_keep_all_shards_busy() -> None:
+    async def work() -> None:
+        for num_shards, expected in ((1, FEWEST_PUSHES), (8, 8)):
+            flight, wire = Flight(asyncio.get_running_loop(), num_shards), Wire()
+            frames = [frame(number, shard=number % num_shards) for number in range(20)]
+            sending = asyncio.create_task(flight.push(wire.send, frames))
+            await a_moment()
+            assert wire.sent == frames[:expected]
+            sending.cancel()
 
     asyncio.run(work())

@@ -33,7 +33,7 @@ def stores() -> Iterator[list[Store]]:
     with clusters("tcp") as start:
         found = start(shards=2, workers=2).workers()
         for store in found:
-            store._operations.means.pace = Pace(store._backend.thread.loop)
+            store._operations.means.pace = Pace(store._backend.thread.loop, store.num_shards)
         yield found
 
 

@@ -37,7 +37,7 @@ class Round:
     """An early round on a pace of its own: which tensors were asked for, which had their turn, which came back."""
 
     def __init__(self) -> None:
-        self.pace = Pace(asyncio.get_running_loop())
+        self.pace = Pace(asyncio.get_running_loop(), 1)
         self.pace.begin(1)
         self.went: list[int] = []
         self.pushes: dict[int, asyncio.Task[None]] = {}
@@ -194,7 +194,7 @@ def train(store: Store, order: list[str]) -> np.ndarray[tuple[int, ...], np.dtyp
     """Two rounds, in which this worker pushes in that order."""
     shape = (PUSH_BYTES // 4,)
     out = np.empty((len(NAMES), *shape), np.float32)
-    store._operations.means.pace = Pace(store._backend.thread.loop)
+    store._operations.means.pace = Pace(store._backend.thread.loop, store.num_shards)
     store.create_many([TensorSpec(name=name, shape=shape, rule="sgd") for name in NAMES])
     assert store.rank is not None
     gradient = np.full(shape, store.rank + 1.0, np.float32)

@@ -59,10 +59,10 @@ class Out:
 class Pace:
     """Of one worker's pushes. Lives on the store's loop, and is asked while a round `is_on`."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, num_shards: int) -> None:
         self.is_on = False
         """A round is under way that was committed early."""
-        self.flight = Flight(loop)
+        self.flight = Flight(loop, num_shards)
         """Of what had its turn."""
         self._loop = loop
         self._alarm = Alarm(loop, next_wake=self._next_wake, tick=self._tick)

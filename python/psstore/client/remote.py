@@ -75,9 +75,8 @@ class Remote:
             assert coordinator.welcome is not None, "it has answered JOIN"
             self._heartbeats = Heartbeats(identity, coordinator.welcome, coordinator.address, self.thread.loop)
             await self._heartbeats.begun(options.connect_timeout_s)
-        operations = Operations(
-            client, wait_s=options.wait_s, pace=Pace(self.thread.loop) if identity.features else None
-        )
+        pace = Pace(self.thread.loop, len(client.shards)) if identity.features else None
+        operations = Operations(client, wait_s=options.wait_s, pace=pace)
         self.lane = Lane(operations, self._driver, self.thread)
         return operations
 

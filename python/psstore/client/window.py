@@ -1,6 +1,6 @@
 """How many bytes may be on their way to the shards and back: enough for the links, and few more.
 
-    window = 2 · rate · shortest trip, and no less than FEWEST_PUSHES pushes
+    window = 2 · rate · shortest trip, and no less than a few pushes
 
 A trip is a push, the step that waits for everybody's push, and the pull of what became of it. The rate is what came
 back in a round per second. The product of both is what keeps the links busy with no queue in front of them, as in BBR
@@ -37,7 +37,8 @@ LAST_CALM_ROUNDS = 1024
 class Window:
     """Of one worker. Lives as long as its connection; rounds begin with `begin`."""
 
-    def __init__(self) -> None:
+    def __init__(self, fewest_pushes: int = FEWEST_PUSHES) -> None:
+        self._fewest_pushes = fewest_pushes
         self._largest_bytes = 0
         """Push of this round."""
         self._shortest_s = math.inf
@@ -59,7 +60,11 @@ class Window:
 
     @property
     def num_bytes(self) -> float:
-        return self._wider * max(FEWEST_PUSHES * self._largest_bytes, min(self._open_bytes, 2 * self._busy_bytes))
+        return self._wider * max(self._fewest_bytes, min(self._open_bytes, 2 * self._busy_bytes))
+
+    @property
+    def _fewest_bytes(self) -> int:
+        return self._fewest_pushes * self._largest_bytes
 
     @property
     def _busy_bytes(self) -> float:
@@ -88,7 +93,7 @@ class Window:
     def came_back(self, num_bytes: int, *, began: float, now: float) -> None:
         """A push that had its turn then."""
         self._shortest_s = min(self._shortest_s, now - began)
-        self._open_bytes = max(self._open_bytes, FEWEST_PUSHES * self._largest_bytes) + num_bytes
+        self._open_bytes = max(self._open_bytes, self._fewest_bytes) + num_bytes
         if self._first_came is None:
             self._first_came = now
             return
