@@ -20,7 +20,7 @@ FLAGS = ["-std=c++20", "-O3", "--fmad=false", "-gencode", "arch=compute_90,code=
 """The build's own (cmake/cuda.cmake), for one architecture."""
 
 # (file, kernels, registers): two blocks of 256 threads fit on a multiprocessor, and most kernels leave room for three.
-SOURCES = [("sgd_cuda.cu", 18, 128), ("adam_cuda.cu", 10, 128), ("rules_cuda.cu", 8, 80)]
+SOURCES = [("sgd_cuda.cu", 18, 128), ("adam_cuda.cu", 10, 128), ("rules_cuda.cu", 8, 80), ("codec_cuda.cu", 25, 64)]
 
 # What a whole vector takes of a kernel with W float32 gradients: value and states in and out, and the gradients.
 STATES = {"SgdStep": 0, "SgdMomentumStep": 1, "AdamStep": 2}
@@ -66,6 +66,9 @@ def test_cuda_kernels_take_sixteen_bytes_at_a_time(compiled: Compiled) -> None:
         if "AnySources<float>" in name:  # four contributions' loads are under way at once
             assert code.count("LDG.E.128") >= 4, name
             seen += 1
+        if "EncodeBody" in name:  # half precision: eight elements of each thread, and what they lacked
+            assert code.count("LDG.E.128") >= 6, name
+            seen += 4
         kernel = re.search(r"(\w+Step)<float>.*AlignedSources<float, (float), (\d)>", name)
         if kernel is None:
             continue

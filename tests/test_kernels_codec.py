@@ -230,9 +230,37 @@ def test_more_than_there_is_cannot_be_kept() -> None:
         _core.encode_slice(_core.DTYPES["topk"], np.ones(3, np.float32), None, bytearray(32), 4)
 
 
-def test_a_dtype_of_elements_is_no_encoding() -> None:
+def test_a_dtype_of_elements_is_no_encoding_but_half_precision_can_be_made_like_one() -> None:
+    with pytest.raises(errors.DTypeMismatch, match="int8, sign, topk or half"):
+        _core.encoded_bytes(_core.DTYPES["float32"], 3)
+    assert _core.encoded_bytes(_core.DTYPES["bfloat16"], 3) == 6
     with pytest.raises(errors.DTypeMismatch, match="int8, sign or topk"):
-        _core.encoded_bytes(_core.DTYPES["bfloat16"], 3)
+        _core.decode_slice(_core.DTYPES["bfloat16"], bytes(6), bytearray(12))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
+@given(seed=seeds)
+@few_examples
+def test_half_precision_is_rounded_and_what_was_rounded_off_is_kept(
+    instruction_set: str, dtype: str, seed: int
+) -> None:
+    for num_elems in SIZES:
+        source, residual = random_floats(num_elems, seed), random_floats(num_elems, seed + 1)
+        source[::7] = np.nan
+        source[3::7] = np.inf
+        before, x = residual.copy(), source + residual
+        payload, said = np.empty(2 * num_elems, np.uint8), np.empty(num_elems, np.float32)
+        _core.convert(x, _core.DTYPES["float32"], payload, _core.DTYPES[dtype])
+        _core.convert(payload, _core.DTYPES[dtype], said, _core.DTYPES["float32"])
+        with np.errstate(invalid="ignore"):
+            lacking = np.where(np.isfinite(said), x - said, before)
+        out = np.zeros(2 * num_elems, np.uint8)
+        _core.encode_slice(_core.DTYPES[dtype], source, residual, out, instruction_set=instruction_set)
+        assert_same(out, payload)
+        assert_same(residual, lacking)
+        _core.encode_slice(_core.DTYPES[dtype], x, None, out, instruction_set=instruction_set)
+        assert_same(out, payload)
 
 
 @pytest.mark.parametrize("indices", [(2, 1), (1, 1), (0, 3)])

@@ -12,11 +12,14 @@ namespace {
 
 using Access = PyBytesRange::Access;
 
-DType checked_encoding(int number) {
+DType checked_encoding(int number, bool may_be_half) {
   const auto encoding = static_cast<DType>(number);
-  if (number < 0 || number > 255 || !is_encoding(encoding)) {
+  const bool is_known =
+      number >= 0 && number <= 255 && (may_be_half ? can_encode(encoding) : is_encoding(encoding));
+  if (!is_known) {
     throw Error(ErrorCode::DTYPE_MISMATCH,
-                std::to_string(number) + " is not the number of an encoding: int8, sign or topk");
+                std::to_string(number) + " is not the number of an encoding: int8, sign" +
+                    (may_be_half ? ", topk or half precision" : " or topk"));
   }
   return encoding;
 }
@@ -43,7 +46,7 @@ const KernelSet& kernels_or_best(const std::optional<std::string>& name) {
 
 uint64_t checked_bytes(int encoding, uint64_t num_elems, uint64_t num_kept) {
   check_kept(num_elems, num_kept);
-  return encoded_bytes(checked_encoding(encoding), num_elems, num_kept);
+  return encoded_bytes(checked_encoding(encoding, /*may_be_half=*/true), num_elems, num_kept);
 }
 
 uint64_t encode_slice(int encoding, const py::object& source, const py::object& residual,
@@ -62,7 +65,7 @@ uint64_t encode_slice(int encoding, const py::object& source, const py::object& 
                     std::to_string(num_bytes) + " bytes in out, got " + std::to_string(to.size()) +
                     "; a residual has the bytes of the source");
   }
-  const ToEncode what{.encoding = checked_encoding(encoding),
+  const ToEncode what{.encoding = static_cast<DType>(encoding),
                       .source = from.data(),
                       .residual = rest ? rest->data() : nullptr,
                       .num_elems = static_cast<int64_t>(num_elems),
@@ -79,7 +82,8 @@ void decode_slice(int encoding, const py::object& payload, const py::object& out
   const PyBytesRange from(payload);
   const PyBytesRange to(out, Access::kWrite);
   const uint64_t num_elems = num_floats(to, "out");
-  const Encoded encoded{checked_encoding(encoding), from.data(), from.size(), num_elems};
+  const Encoded encoded{checked_encoding(encoding, /*may_be_half=*/false), from.data(), from.size(),
+                        num_elems};
   const py::gil_scoped_release release;
   if (!is_encoded_size(encoded.encoding, num_elems, encoded.num_bytes)) {
     throw Error(ErrorCode::SIZE_MISMATCH, std::to_string(encoded.num_bytes) + " bytes can't be " +

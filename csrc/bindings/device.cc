@@ -15,6 +15,7 @@
 #include "bindings/common.h"
 #include "bindings/memory.h"
 #include "device/device.h"
+#include "device/encoding.h"
 #include "device/pieces.h"
 
 namespace psstore::bindings {
@@ -84,6 +85,13 @@ class DeviceMemory {
 
 // ---- copies -----------------------------------------------------------------------------------------
 
+void require_room(const PyBuffer& buffer, size_t num_bytes) {
+  if (num_bytes > buffer.ref()->size()) {
+    throw py::value_error("payloads of " + std::to_string(num_bytes) +
+                          " bytes lie beyond the end of the buffer");
+  }
+}
+
 // Where in the host's buffer, where on the device, and how many bytes.
 using Piece = std::tuple<size_t, uint64_t, size_t>;
 
@@ -119,6 +127,67 @@ void copy_in(Queue& queue, const PyBuffer& from, const std::vector<Piece>& piece
   device::copy_pieces_in(queue, copies.pieces());
 }
 
+// (encoding, elements, k, source, its dtype, lacked or 0, times what, lacking)
+using GivenToSend = std::tuple<int, int64_t, int64_t, uint64_t, int, uint64_t, float, uint64_t>;
+
+void encode_out(Queue& queue, const PyBuffer& to, const std::vector<GivenToSend>& given) {
+  std::vector<device::ToSend> slices;
+  slices.reserve(given.size());
+  size_t num_bytes = 0;
+  for (const auto& [encoding, elems, kept, source, dtype, lacked, scale, lacking] : given) {
+    slices.push_back({.encoding = static_cast<DType>(encoding),
+                      .num_elems = elems,
+                      .num_kept = kept,
+                      .source = reinterpret_cast<const void*>(source),
+                      .dtype = static_cast<DType>(dtype),
+                      .lacked = reinterpret_cast<const void*>(lacked),
+                      .lacked_scale = scale,
+                      .lacking = reinterpret_cast<void*>(lacking)});
+    num_bytes += slices.back().payload_bytes();
+  }
+  require_room(to, num_bytes);
+  const py::gil_scoped_release no_gil;
+  device::encode_out(queue, to.ref()->data(), slices);
+}
+
+// (dtype, elements, offset, value)
+using GivenToDecode = std::tuple<int, int64_t, size_t, uint64_t>;
+
+void decode_in(Queue& queue, const PyBuffer& from, size_t num_bytes,
+               const std::vector<GivenToDecode>& given) {
+  std::vector<device::ToDecode> slices;
+  slices.reserve(given.size());
+  require_room(from, num_bytes);
+  for (const auto& [dtype, elems, offset, value] : given) {
+    slices.push_back({.dtype = static_cast<DType>(dtype),
+                      .num_elems = elems,
+                      .offset = offset,
+                      .value = reinterpret_cast<void*>(value)});
+    const uint64_t size = encoded_bytes(slices.back().dtype, static_cast<uint64_t>(elems));
+    if (offset > num_bytes || size > num_bytes - offset) {
+      throw py::value_error("a payload lies beyond the end of what has come");
+    }
+  }
+  const py::gil_scoped_release no_gil;
+  device::decode_in(queue, from.ref()->data(), num_bytes, slices);
+}
+
+// (floats, elements, to, dtype)
+using GivenToGiveOut = std::tuple<uint64_t, int64_t, uint64_t, int>;
+
+void give_out(Queue& queue, const std::vector<GivenToGiveOut>& given) {
+  std::vector<device::ToGiveOut> arrays;
+  arrays.reserve(given.size());
+  for (const auto& [floats, elems, to, dtype] : given) {
+    arrays.push_back({.floats = reinterpret_cast<const void*>(floats),
+                      .num_elems = elems,
+                      .to = reinterpret_cast<void*>(to),
+                      .dtype = static_cast<DType>(dtype)});
+  }
+  const py::gil_scoped_release no_gil;
+  device::give_out(queue, arrays);
+}
+
 }  // namespace
 
 void bind_device(py::module_& m) {
@@ -134,7 +203,10 @@ void bind_device(py::module_& m) {
       .def("record", &Queue::record, no_gil)
       .def("wait_for", &Queue::wait_for, "fence"_a, no_gil)
       .def("copy_out", &copy_out, "to"_a, "pieces"_a)
-      .def("copy_in", &copy_in, "source"_a, "pieces"_a);
+      .def("copy_in", &copy_in, "source"_a, "pieces"_a)
+      .def("encode_out", &encode_out, "to"_a, "slices"_a)
+      .def("decode_in", &decode_in, "source"_a, "num_bytes"_a, "slices"_a)
+      .def("give_out", &give_out, "arrays"_a);
 
   py::classh<Device>(m, "Device", py::is_final())
       .def_property_readonly("name", &Device::name)

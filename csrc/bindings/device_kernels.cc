@@ -127,12 +127,13 @@ void queue_convert(device::Queue& queue, int from, int to, Address source, Addre
 
 void queue_encode(device::Queue& queue, int encoding, Address source, Address residual,
                   Address payload, int64_t num_elems, int64_t num_kept) {
-  queue.encode({.encoding = static_cast<DType>(encoding),
-                .source = pointer<const void>(source),
-                .residual = pointer<>(residual),
-                .num_elems = num_elems,
-                .num_kept = num_kept,
-                .payload = pointer<>(payload)});
+  const ToEncode what{.encoding = static_cast<DType>(encoding),
+                      .source = pointer<const void>(source),
+                      .residual = pointer<>(residual),
+                      .num_elems = num_elems,
+                      .num_kept = num_kept,
+                      .payload = pointer<>(payload)};
+  queue.encode({&what, 1});
 }
 
 void queue_decode(device::Queue& queue, int encoding, Address payload, uint64_t num_bytes,

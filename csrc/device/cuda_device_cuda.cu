@@ -202,8 +202,10 @@ class Descriptors final : public LaunchMemorySource {
     }
     return lent(ring_.emplace_back(Block{make(std::max(num_bytes, kSmallestBytes)), nullptr}));
   }
-  // What was taken last is free after this.
-  void used_until(FenceRef fence) { last_->used = std::move(fence); }
+  // What was taken last, if anything was, is free after this.
+  void used_until(FenceRef fence) {
+    if (last_ != nullptr) std::exchange(last_, nullptr)->used = std::move(fence);
+  }
 
  private:
   static constexpr size_t kSmallestBytes = 64 << 10;  // of some hundred slices
@@ -247,7 +249,7 @@ class CudaQueue final : public Queue {
             "cudaStreamCreate");
   }
   ~CudaQueue() override {
-    if (borrowed_ && descriptors_.empty() && scratch_.empty()) return;
+    if (borrowed_ && descriptors_.empty() && scratch_.empty() && encoding_.empty()) return;
     device_->leave([&] {
       cudaStreamSynchronize(stream_);  // a failure was reported where somebody asked
       if (!borrowed_) cudaStreamDestroy(stream_);
@@ -308,16 +310,17 @@ class CudaQueue final : public Queue {
     const CudaDevice::Entered here = device_->enter();
     cuda_convert_async(from, to, source, destination, num_elems, stream_);
   }
-  void encode(const ToEncode& what) override {
+  void encode(std::span<const ToEncode> slices) override {
+    if (slices.empty()) return;
     const CudaDevice::Entered here = device_->enter();
-    const size_t num_bytes = cuda_encode_scratch_bytes(what);
-    std::byte* const memory = num_bytes > 0 ? scratch(num_bytes) : nullptr;
+    const size_t num_bytes = cuda_encode_scratch_bytes(slices);
+    std::byte* const memory = num_bytes > 0 ? encoding_.of(*this, num_bytes) : nullptr;
     if (num_bytes > 0 && memory == nullptr) {
       throw Error(ErrorCode::OUT_OF_MEMORY, "device " + device_->name() + " has no " +
                                                 std::to_string(num_bytes) +
                                                 " bytes left to encode with");
     }
-    cuda_encode_async(what, memory, stream_);
+    launch([&](LaunchMemorySource& source) { cuda_encode_async(slices, memory, source, stream_); });
   }
   void decode(const Encoded& encoded, void* destination) override {
     const CudaDevice::Entered here = device_->enter();
@@ -346,6 +349,7 @@ class CudaQueue final : public Queue {
   const bool borrowed_;
   Descriptors descriptors_{*device_};
   Scratch scratch_{*device_};
+  Scratch encoding_{*device_};  // of topk: what is encoded may lie in the other one
 };
 
 std::unique_ptr<Queue> CudaDevice::make_queue() {

@@ -71,8 +71,8 @@ class Queue {
   virtual void convert(DType from, DType to, const void* source, void* destination,
                        int64_t num_elems) = 0;
 
-  // As kernels/codec.h.
-  virtual void encode(const ToEncode& what) = 0;
+  // As kernels/codec.h. Slices side by side, as above.
+  virtual void encode(std::span<const ToEncode> slices) = 0;
   virtual void decode(const Encoded& encoded, void* destination) = 0;
 
   // Memory of the queue's own, contents undefined, for what is queued from here to the next call. Null: there

@@ -417,8 +417,14 @@ class FakeQueue final : public Queue {
                int64_t num_elems) override {
     add_work([=] { psstore::convert(from, to, source, destination, num_elems); });
   }
-  void encode(const ToEncode& what) override {
-    add_work([=] { psstore::encode(what); });
+  void encode(std::span<const ToEncode> slices) override {
+    if (slices.empty()) return;
+    std::vector<ToEncode> batch(slices.begin(), slices.end());
+    const Locked lock(world());  // for the order that is drawn
+    device_->shuffle(batch);
+    add_work([batch = std::move(batch)] {
+      for (const ToEncode& what : batch) psstore::encode(what);
+    });
   }
   void decode(const Encoded& encoded, void* destination) override {
     add_work([=] { psstore::decode(encoded, destination); });

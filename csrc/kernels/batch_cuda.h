@@ -74,9 +74,11 @@ void cuda_all_finite_async(DType dtype, const void* data, int64_t num_elems, uin
                            CudaStream stream);
 void cuda_all_finite_async(const Encoded& encoded, uint32_t* flag, CudaStream stream);
 
-// encode() of codec.h. `scratch`: device memory of cuda_encode_scratch_bytes(), aligned to 16; null if 0.
-size_t cuda_encode_scratch_bytes(const ToEncode& what);
-void cuda_encode_async(const ToEncode& what, std::byte* scratch, CudaStream stream);
+// encode() of codec.h, of slices side by side: one launch for all but those of kTopK, which take ten each.
+// `scratch`: device memory of cuda_encode_scratch_bytes(), aligned to 16; null if 0.
+size_t cuda_encode_scratch_bytes(std::span<const ToEncode> batch);
+void cuda_encode_async(std::span<const ToEncode> batch, std::byte* scratch,
+                       LaunchMemorySource& memory, CudaStream stream);
 
 // decode() of codec.h. That a payload is_well_formed() must have been asked where the host can read it.
 void cuda_decode_async(const Encoded& encoded, void* destination, CudaStream stream);

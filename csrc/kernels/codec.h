@@ -10,7 +10,8 @@
 // int8 (Dettmers 2016, arXiv:1511.04561): scale = max|x| / 127, q = x / scale, each rounded to nearest even.
 // sign (Karimireddy 2019, arXiv:1901.09847): scale = mean|x|. topk (Stich 2018, arXiv:1809.07599): the k of
 // largest magnitude, of equal ones the first; indices ascend. What a payload lost is carried in a residual
-// and added to what is encoded next (error feedback: the last two).
+// and added to what is encoded next (error feedback: the last two). Half precision, whose elements stay
+// elements, is encoded likewise.
 //
 // Contract: as kernels/update.h. All instruction sets give the same bytes.
 #pragma once
@@ -23,21 +24,25 @@ namespace psstore {
 
 // What is to be encoded: x = source, or source + residual, or source - base.
 struct ToEncode {
-  DType encoding = DType::kInt8;
-  const void* source = nullptr;  // (num_elems,) float32
+  DType encoding = DType::kInt8;  // or half precision
+  const void* source = nullptr;   // (num_elems,) float32
   // (num_elems,) float32, or null. Becomes x minus what the payload says; where the payload can't say a
   // finite number (a NaN or an infinity in the element, or in its block) it stays.
   void* residual = nullptr;
-  // (num_elems,) float32, or null; null beside a residual and for kTopK. Becomes base plus what the payload
-  // says, whatever that is: what somebody has who had the base and adds the payload to it.
+  // (num_elems,) float32, or null; null beside a residual, for kTopK and for half precision. Becomes base plus
+  // what the payload says, whatever that is: what somebody has who had the base and adds the payload to it.
   void* base = nullptr;
   int64_t num_elems = 0;
   int64_t num_kept = 0;     // k of kTopK, at most num_elems; else not read
   void* payload = nullptr;  // encoded_bytes() of it
 };
 
+constexpr bool can_encode(DType encoding) {
+  return is_encoding(encoding) || encoding == DType::kBFloat16 || encoding == DType::kFloat16;
+}
+
 // A block of kInt8 or kSign with a NaN or an infinity in it gets NaN as its scale, so that the whole block
-// is NaN again when decoded. REQUIRES: is_encoding(). The ranges must not overlap.
+// is NaN again when decoded. REQUIRES: can_encode(). The ranges must not overlap.
 void encode(const ToEncode& what);
 
 // A payload of an encoding.

@@ -2,7 +2,9 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
+#include "core/half.h"
 #include "core/host_device.h"
 #include "core/types.h"
 
@@ -41,6 +43,22 @@ PSSTORE_HD constexpr int64_t codes_offset(int64_t num_elems) {
 // What a scale is multiplied by at most: 128 and not 127, because a code of -128 is never made, but may be sent.
 constexpr float largest_code(DType encoding) {
   return encoding == DType::kInt8 ? 128.0F : 1.0F;
+}
+
+// ---- half precision -------------------------------------------------------------------------------
+
+template <class Half>
+PSSTORE_HD Half rounded_to(float x) {
+  if constexpr (std::is_same_v<Half, BFloat16>) {
+    return to_bfloat16(x);
+  } else {
+    return to_float16(x);
+  }
+}
+
+// What is still to be said of x when `said` was; where that is not finite, what was before.
+PSSTORE_HD float lacking(float x, float said, float before) {
+  return is_finite(said) ? x - said : before;
 }
 
 // ---- int8 -----------------------------------------------------------------------------------------

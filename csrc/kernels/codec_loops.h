@@ -69,7 +69,28 @@ void encode_blocks(const ToEncode& what, EncodeBlock encode_block) {
   }
 }
 
+template <class Half>
+void encode_halves(const ToEncode& what) {
+  const auto* source = static_cast<const std::byte*>(what.source);
+  auto* residual = static_cast<std::byte*>(what.residual);
+  auto* payload = static_cast<std::byte*>(what.payload);
+  if (residual == nullptr) {
+    return for_each_index(what.num_elems, [=](int64_t i) {
+      store(payload, i, rounded_to<Half>(load<float>(source, i)));
+    });
+  }
+  for_each_index(what.num_elems, [=](int64_t i) {
+    const auto before = load<float>(residual, i);
+    const float x = load<float>(source, i) + before;
+    const Half half = rounded_to<Half>(x);
+    store(payload, i, half);
+    store(residual, i, lacking(x, to_float(half), before));
+  });
+}
+
 void encode_loop(const ToEncode& what) {
+  if (what.encoding == DType::kBFloat16) return encode_halves<BFloat16>(what);
+  if (what.encoding == DType::kFloat16) return encode_halves<Float16>(what);
   if (what.encoding == DType::kTopK) return encode_topk(what);
   if (what.encoding == DType::kInt8) {
     return encode_blocks<8>(what, [](int64_t, BlockBuffers& block) {

@@ -42,11 +42,11 @@ void cuda_all_finite_async(const Encoded&, uint32_t*, CudaStream) {
   refuse();
 }
 
-size_t cuda_encode_scratch_bytes(const ToEncode&) {
+size_t cuda_encode_scratch_bytes(std::span<const ToEncode>) {
   refuse();
 }
 
-void cuda_encode_async(const ToEncode&, std::byte*, CudaStream) {
+void cuda_encode_async(std::span<const ToEncode>, std::byte*, LaunchMemorySource&, CudaStream) {
   refuse();
 }
 

@@ -235,30 +235,43 @@ FenceRef DeviceBackend::work_so_far() {
 
 // ---- reads ------------------------------------------------------------------------------------------
 
-BufferRef DeviceBackend::bytes_wanted(const Finding& finding) {
-  if (finding.dtype == finding.wanted) return finding.value;
-  BufferRef bytes = take(finding.num_bytes());
-  compute().convert(finding.dtype, finding.wanted, finding.value->data(), bytes->data(),
-                    static_cast<int64_t>(finding.num_elems));
-  return bytes;
+std::vector<BufferRef> DeviceBackend::bytes_wanted(const std::vector<Finding>& findings) {
+  std::vector<BufferRef> wanted;
+  std::vector<ToEncode> halves;  // float32 that travels in half precision: one launch for all
+  wanted.reserve(findings.size());
+  for (const Finding& finding : findings) {
+    if (finding.dtype == finding.wanted) {
+      wanted.push_back(finding.value);
+      continue;
+    }
+    wanted.push_back(take(finding.num_bytes()));
+    halves.push_back({.encoding = finding.wanted,
+                      .source = finding.value->data(),
+                      .num_elems = static_cast<int64_t>(finding.num_elems),
+                      .payload = wanted.back()->data()});
+  }
+  if (!halves.empty()) compute().encode(halves);
+  return wanted;
 }
 
 Gathered DeviceBackend::gather(const std::vector<Finding>& findings) {
   const MutexLock lock(mutex_);
   std::vector<Range> ranges;
   ranges.reserve(findings.size());
-  for (const Finding& finding : findings) {
-    ranges.push_back({bytes_wanted(finding), 0, finding.num_bytes()});
+  for (BufferRef& bytes : bytes_wanted(findings)) {
+    ranges.push_back({std::move(bytes), 0, findings[ranges.size()].num_bytes()});
   }
   return read(std::move(ranges));
 }
 
 Gathered DeviceBackend::lend(const std::vector<Finding>& findings) {
   const MutexLock lock(mutex_);
+  std::vector<BufferRef> wanted = bytes_wanted(findings);
   std::vector<Piece> pieces;
   pieces.reserve(findings.size());
-  for (const Finding& finding : findings) {
-    if (finding.num_bytes() > 0) pieces.push_back({bytes_wanted(finding), finding.num_bytes()});
+  for (size_t i = 0; i < findings.size(); ++i) {
+    const size_t num_bytes = findings[i].num_bytes();
+    if (num_bytes > 0) pieces.push_back({std::move(wanted[i]), num_bytes});
   }
   launch();
   hold_released();  // before `ready`: when the client hears of its values, its pushes' memory is free again

@@ -121,7 +121,8 @@ class DeviceBackend final : public Backend {
   device::Queue& compute() REQUIRES(mutex_);
   void launch() REQUIRES(mutex_);
   void after_uploads() REQUIRES(mutex_);
-  BufferRef bytes_wanted(const Finding& finding) REQUIRES(mutex_);
+  // Of each.
+  std::vector<BufferRef> bytes_wanted(const std::vector<Finding>& findings) REQUIRES(mutex_);
   Gathered read(std::vector<Range> ranges) REQUIRES(mutex_);
 
   const std::shared_ptr<device::Device> device_;

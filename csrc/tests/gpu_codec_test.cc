@@ -7,7 +7,7 @@
 #include "gpu_support.h"
 #include "kernels/codec.h"
 #include "kernels/gpu/convert_body.h"
-#include "kernels/gpu/encode_body.h"
+#include "kernels/gpu/encode_plan.h"
 #include "kernels/gpu/topk_body.h"
 
 namespace psstore {
@@ -116,10 +116,15 @@ void encode_topk_like_a_gpu(const ToEncode& what) {
   run_on_host(gpu::TopkWriteBody{what, scratch}, num_tiles);
 }
 
-void encode_like_a_gpu(const ToEncode& what) {
-  if (what.encoding == DType::kTopK) return encode_topk_like_a_gpu(what);
-  const gpu::EncodeBody body{what};
-  run_on_host(body, body.num_blocks());
+// As cuda_encode_async() launches it.
+void encode_like_a_gpu(std::span<const ToEncode> batch) {
+  const gpu::EncodePlan plan(batch);
+  Shifted table(plan.num_bytes(), 0);
+  plan.write(table.data());
+  run_on_host(gpu::EncodeBody{plan.view(table.data())}, static_cast<int64_t>(plan.num_blocks()));
+  for (const ToEncode& what : batch) {
+    if (what.encoding == DType::kTopK) encode_topk_like_a_gpu(what);
+  }
 }
 
 void decode_like_a_gpu(const Encoded& encoded, void* destination) {
@@ -134,7 +139,7 @@ void decode_like_a_gpu(const Encoded& encoded, void* destination) {
 // What is kept of an encoding besides its payload.
 enum class Keeps { kNothing, kResidual, kBase };
 
-// Encodes on both and compares the payload, what is kept, and what is decoded.
+// Encodes on both and compares the payload, what is kept, and what is decoded: halves are no encodings.
 void expect_encoded(DType encoding, const Floats& source, size_t num_kept, Keeps keeps,
                     size_t shift) {
   const size_t num_elems = source.size();
@@ -154,9 +159,11 @@ void expect_encoded(DType encoding, const Floats& source, size_t num_kept, Keeps
                     .payload = to.data()};
   };
   encode(what(kept, payload));
-  encode_like_a_gpu(what(gpu_kept, gpu_payload));
+  const ToEncode on_gpu = what(gpu_kept, gpu_payload);
+  encode_like_a_gpu({&on_gpu, 1});
   EXPECT_EQ(gpu_payload, payload) << num_elems << " elements, " << num_kept << " kept";
   EXPECT_EQ(gpu_kept, kept) << num_elems << " elements, " << num_kept << " kept";
+  if (!is_encoding(encoding)) return;
   Shifted decoded(num_elems * sizeof(float), 0);
   Shifted gpu_decoded = decoded;
   decode({encoding, payload.data(), num_bytes, num_elems}, decoded.data());
@@ -184,6 +191,70 @@ TEST(GpuEncodeTest, BlocksHaveTheBytesOfTheCpu) {
         expect_encoded(encoding, Floats(num_elems, 0.0F), 0, keeps, 0);
       }
     }
+  }
+}
+
+TEST(GpuEncodeTest, HalvesHaveTheBytesOfTheCpuAtAnyAddress) {
+  for (const DType encoding : {DType::kBFloat16, DType::kFloat16}) {
+    for (const Keeps keeps : {Keeps::kNothing, Keeps::kResidual}) {
+      for (const size_t num_elems : kSizes) {
+        for (const size_t shift : {0U, 1U, 2U, 4U, 13U}) {
+          expect_encoded(encoding, awkward_floats(num_elems), 0, keeps, shift);
+        }
+        expect_encoded(encoding, Floats(num_elems, 70'000.0F), 0, keeps, 0);
+      }
+    }
+  }
+}
+
+TEST(GpuEncodeTest, SlicesOfAllEncodingsAndSizesAreOneLaunch) {
+  std::vector<Shifted> payloads, residuals;
+  std::vector<Floats> sources;
+  std::vector<ToEncode> batch;
+  for (const DType encoding :
+       {DType::kInt8, DType::kBFloat16, DType::kTopK, DType::kSign, DType::kFloat16}) {
+    for (const size_t num_elems : kSizes) {
+      sources.push_back(awkward_floats(num_elems));
+      const Floats other = random_floats(num_elems, 6);
+      residuals.emplace_back(other.data(), num_elems * sizeof(float), num_elems % 5);
+      payloads.emplace_back(encoded_bytes(encoding, num_elems, num_elems / 3), num_elems % 7);
+      batch.push_back({.encoding = encoding,
+                       .source = sources.back().data(),
+                       .num_elems = static_cast<int64_t>(num_elems),
+                       .num_kept = static_cast<int64_t>(num_elems / 3)});
+    }
+  }
+  auto expected = std::pair(payloads, residuals);
+  auto got = expected;
+  const auto placed = [&](auto& to) {
+    for (size_t i = 0; i < batch.size(); ++i) {
+      batch[i].payload = to.first[i].data();
+      batch[i].residual = to.second[i].data();
+    }
+    return std::span<const ToEncode>(batch);
+  };
+  for (const ToEncode& what : placed(expected)) encode(what);
+  encode_like_a_gpu(placed(got));
+  EXPECT_EQ(got, expected);
+}
+
+// Slices that no memory here could hold: their addresses are never followed.
+TEST(GpuEncodeTest, SlicesBeyondTwoToTheThirtyOneAreCoveredByBlocksInOrder) {
+  const ToEncode batch[] = {{.num_elems = (int64_t{1} << 33) + 5},
+                            {.encoding = DType::kTopK, .num_elems = 5000},
+                            {.num_elems = 0},
+                            {.encoding = DType::kBFloat16, .num_elems = 7},
+                            {.encoding = DType::kSign, .num_elems = 4097}};
+  const gpu::EncodePlan plan(batch);
+  Shifted table(plan.num_bytes(), 0);
+  plan.write(table.data());
+  const gpu::EncodeView view = plan.view(table.data());
+  const auto blocks_of_first = ((uint64_t{1} << 33) + 5 + 2047) / 2048;
+  ASSERT_EQ(plan.num_blocks(), blocks_of_first + 1 + 3);
+  for (uint64_t block = 0; block < plan.num_blocks(); ++block) {
+    const gpu::EncodeSlice& slice = view.slices[view.first_slices[block]];
+    const int64_t chunk = static_cast<int64_t>(block) - slice.first_chunk;
+    ASSERT_TRUE(chunk >= 0 && chunk < slice.num_chunks()) << block;
   }
 }
 

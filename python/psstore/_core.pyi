@@ -753,7 +753,8 @@ def encode_slice(
     *,
     instruction_set: str | None = None,
 ) -> int:
-    """Encodes x = source + residual (float32, of one size) into the first bytes of `out`, and returns how many.
+    """Encodes x = source + residual (float32, of one size) into the first bytes of `out`, and returns how many; also as
+    a half precision.
 
     `residual` becomes x minus what the payload says. Where x is NaN or infinite (of "int8" and "sign": anywhere in the
     block of 256) the payload says NaN (of "topk": what x is, if it is kept) and the residual stays."""
@@ -792,6 +793,21 @@ class Queue:
 
     def copy_in(self, source: Buffer, pieces: Sequence[tuple[int, int, int]]) -> None:
         """The other way."""
+
+    def encode_out(self, to: Buffer, slices: Sequence[tuple[int, int, int, int, int, int, float, int]]) -> None:
+        """Encodes slices on the device, and copies the payloads into the buffer, one after the other. A slice: (dtype
+        number of the payload, elements, k of topk, source, its dtype's number, what was lacking before or 0, times
+        what, what is lacking then); all but the numbers are addresses. The same has to stay as of `copy_out`. Raises
+        OutOfMemory, ValueError if the payloads are too long, DeviceFailed."""
+
+    def decode_in(self, source: Buffer, num_bytes: int, slices: Sequence[tuple[int, int, int, int]]) -> None:
+        """The other way, of what has come to the first bytes of the buffer: a change in int8 or sign is added to the
+        float32 value, float32 and half precision take its place. A slice: (dtype number, elements, offset in the
+        buffer, address of the value). That payloads are well formed is believed."""
+
+    def give_out(self, arrays: Sequence[tuple[int, int, int, int]]) -> None:
+        """Copies of float32 on the device, also in half precision: (address, elements, to which address, dtype number
+        there)."""
 
 @final
 class Device:

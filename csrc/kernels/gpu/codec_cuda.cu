@@ -1,6 +1,8 @@
-// Conversions, checks for finite values, encoding and decoding: one slice a call.
+// Conversions, checks for finite values and decoding, one slice a call; encoding, many.
+#include <algorithm>
+
 #include "kernels/gpu/convert_body.h"
-#include "kernels/gpu/encode_body.h"
+#include "kernels/gpu/encode_plan.h"
 #include "kernels/gpu/kernels.cuh"
 #include "kernels/gpu/topk_body.h"
 
@@ -124,14 +126,27 @@ void cuda_all_finite_async(const Encoded& encoded, uint32_t* flag, CudaStream st
   test_async(test, encoded.payload, num_scales, flag, stream);
 }
 
-size_t cuda_encode_scratch_bytes(const ToEncode& what) {
-  return what.encoding == DType::kTopK ? gpu::topk_scratch_bytes(what) : 0;
+size_t cuda_encode_scratch_bytes(std::span<const ToEncode> batch) {
+  size_t most = 0;  // one after the other
+  for (const ToEncode& what : batch) {
+    if (what.encoding == DType::kTopK) most = std::max(most, gpu::topk_scratch_bytes(what));
+  }
+  return most;
 }
 
-void cuda_encode_async(const ToEncode& what, std::byte* scratch, CudaStream stream) {
-  if (what.encoding == DType::kTopK) return encode_topk_async(what, scratch, stream);
-  const gpu::EncodeBody body{what};
-  launch_async(body, body.num_blocks(), "encode", stream);
+void cuda_encode_async(std::span<const ToEncode> batch, std::byte* scratch,
+                       LaunchMemorySource& source, CudaStream stream) {
+  const gpu::EncodePlan plan(batch);
+  if (plan.num_blocks() > 0) {
+    const LaunchMemory memory = source.take(plan.num_bytes());
+    plan.write(memory.pinned);
+    gpu::copy_table_async(memory.device, memory.pinned, plan.num_bytes(), stream);
+    launch_async(gpu::EncodeBody{plan.view(memory.device)}, static_cast<int64_t>(plan.num_blocks()),
+                 "encode", stream);
+  }
+  for (const ToEncode& what : batch) {
+    if (what.encoding == DType::kTopK) encode_topk_async(what, scratch, stream);
+  }
 }
 
 void cuda_decode_async(const Encoded& encoded, void* destination, CudaStream stream) {

@@ -27,7 +27,7 @@ struct Converted {
 
   template <int N>
   PSSTORE_GPU Pack<To, N> pack(const VectorMap&, int64_t begin) const {
-    const Pack<From, N> in = load_pack<From, N>(source, begin);
+    const Pack<From, N> in = load_widely<From, N>(source, begin);
     Pack<To, N> out;
     for (int e = 0; e < N; ++e) out[e] = converted<To>(in[e]);
     return out;
@@ -120,7 +120,7 @@ struct FiniteBody {
  private:
   template <int N>
   PSSTORE_GPU bool are_finite(int64_t begin) const {
-    const Pack<Element, N> pack = load_pack<Element, N>(data, begin);
+    const Pack<Element, N> pack = load_widely<Element, N>(data, begin);
     bool finite = true;
     for (int e = 0; e < N; ++e) finite = test.is_finite(pack[e]) && finite;
     return finite;

@@ -56,6 +56,51 @@ PSSTORE_GPU void store_at(std::byte* address, const P& pack) {
   std::memcpy(__builtin_assume_aligned(global(address), kAlignment), &pack, sizeof(P));
 }
 
+#ifdef __CUDA_ARCH__
+// What one access of so many bytes takes.
+template <size_t kBytes>
+struct WordOf;
+template <>
+struct WordOf<16> {
+  using Type = uint4;
+};
+template <>
+struct WordOf<8> {
+  using Type = uint2;
+};
+template <>
+struct WordOf<4> {
+  using Type = uint32_t;
+};
+template <>
+struct WordOf<2> {
+  using Type = uint16_t;
+};
+template <>
+struct WordOf<1> {
+  using Type = uint8_t;
+};
+#endif
+
+// The same by words of the alignment. Loads by load_at() on two sides of a branch are alike but for the alignment, so
+// that the compiler makes one of them, by bytes: for passes that do little else that is slow, and for those that do
+// much the shorter code is better.
+template <size_t kAlignment, class P>
+PSSTORE_GPU P load_words_at(const std::byte* address) {
+#ifdef __CUDA_ARCH__
+  using Word = typename WordOf<kAlignment>::Type;
+  Word words[sizeof(P) / kAlignment];
+  static_assert(sizeof(words) == sizeof(P));
+  const auto* from = reinterpret_cast<const Word*>(global(address));
+  for (size_t i = 0; i < sizeof(P) / kAlignment; ++i) words[i] = from[i];
+  P pack;
+  std::memcpy(&pack, words, sizeof(P));
+  return pack;
+#else
+  return load_at<kAlignment, P>(address);
+#endif
+}
+
 // What is known of an address; kElement: it may be aligned to a whole pack, which is then asked.
 enum class Alignment { kAny, kElement, kPack };
 
@@ -70,6 +115,17 @@ PSSTORE_GPU Pack<E, N> load_pack(const void* data, int64_t begin) {
     return load_at<sizeof(E), P>(address);
   }
   return load_at<1, P>(address);
+}
+
+// The same by accesses as wide as the address allows.
+template <class E, int N>
+PSSTORE_GPU Pack<E, N> load_widely(const void* data, int64_t begin) {
+  using P = Pack<E, N>;
+  constexpr size_t kWhole = kPackAlignment<E, N>;
+  const auto* address = static_cast<const std::byte*>(data) + begin * int64_t{sizeof(E)};
+  if (is_aligned(address, kWhole)) return load_words_at<kWhole, P>(address);
+  if (is_aligned(address, sizeof(E))) return load_words_at<sizeof(E), P>(address);
+  return load_words_at<1, P>(address);
 }
 
 template <Alignment kKnown = Alignment::kAny, class E, int N>

@@ -49,8 +49,8 @@ PSSTORE_GPU int digit_bits(int digit) {
 static_assert(kDigitBits[0] == 11 && kDigitBits[1] == 10 && kDigitBits[2] == 10);
 
 PSSTORE_GPU float topk_element(const ToEncode& what, int64_t i) {
-  const auto x = load_one<float>(what.source, i);
-  return what.residual == nullptr ? x : x + load_one<float>(what.residual, i);
+  const auto x = load_widely<float, 1>(what.source, i)[0];
+  return what.residual == nullptr ? x : x + load_widely<float, 1>(what.residual, i)[0];
 }
 
 // One block.
