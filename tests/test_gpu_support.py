@@ -9,6 +9,7 @@ import pytest
 from bench.parity import Case
 from device_rounds import after_rounds, assert_same_bits
 from gpu_copies import check_pieces
+from gpu_payloads import check_arriving, check_leaving
 from gpu_support import (
     CASES,
     ENCODED,
@@ -63,6 +64,12 @@ def test_encodings_have_the_same_answer_on_a_device(encoding: str, special: bool
 @pytest.mark.parametrize(("num_pieces", "most_bytes"), [(1, 1000), (300, 40), (3, 200_000)])
 def test_pieces_are_checked_on_the_fake_device(num_pieces: int, most_bytes: int) -> None:
     check_pieces(FAKE, num_pieces, most_bytes=most_bytes)
+
+
+@pytest.mark.parametrize(("num_slices", "most_elems"), [(1, 5000), (40, 700), (5, 70_000)])
+def test_payloads_are_checked_on_the_fake_device(num_slices: int, most_elems: int) -> None:
+    check_leaving(FAKE, num_slices, most_elems=most_elems)
+    check_arriving(FAKE, num_slices, most_elems=most_elems)
 
 
 def test_problems_cover_what_there_is() -> None:

@@ -126,14 +126,19 @@ CASES: list[dict[str, Any]] = [
     {"scale": 1024.0, "clip": True},
     {"compression": "push=int8"},
     {"compression": "bf16"},
+    {"compression": "push=topk:0.1", "scale": 1024.0, "overflow": True},
     {"kind": torch.optim.Adamax},  # the store has no rule for it: reduced gradients come back
 ]
 
 
-CASE_NAMES = ["plain", "clip", "scaler", "overflow", "scaler and clip", "int8", "bf16", "worker step"]
+CASE_NAMES = ["plain", "clip", "scaler", "overflow", "scaler and clip", "int8", "bf16", "topk", "worker step"]
 
 
-@pytest.mark.parametrize("case", CASES, ids=CASE_NAMES)
+FOLLOWING: list[dict[str, Any]] = [{"compression": "push=sign,pull=sign"}, {"compression": "push=bf16,pull=int8"}]
+"""Changes are pulled, which shards on a device do not make: they send values."""
+
+
+@pytest.mark.parametrize("case", [*CASES, *FOLLOWING], ids=[*CASE_NAMES, "sign, followed", "int8, followed"])
 def test_a_model_on_a_gpu_trains_as_on_the_cpu(
     gpu: StandIn, case: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

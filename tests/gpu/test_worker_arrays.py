@@ -76,7 +76,15 @@ def test_a_model_trains_as_one_whose_gradients_come_from_main_memory(overlap: An
     assert_same(train(overlap, through_main_memory=False), train(overlap, through_main_memory=True))
 
 
-def train(overlap: Any, *, through_main_memory: bool) -> list[torch.Tensor]:
+@pytest.mark.parametrize("compression", ["bf16", "int8", "sign", "push=topk:0.05,pull=bf16"])
+def test_a_model_whose_gradients_are_encoded_on_the_gpu_trains_as_one_whose_are_not(compression: str) -> None:
+    assert_same(
+        train("backward", through_main_memory=False, compression=compression),
+        train("backward", through_main_memory=True, compression=compression),
+    )
+
+
+def train(overlap: Any, *, through_main_memory: bool, compression: str | None = None) -> list[torch.Tensor]:
     """The parameters after five steps. `through_main_memory`: a copy of the model there is what the store trains; its
     gradients are those of the model on the GPU."""
     torch.manual_seed(0)
@@ -85,7 +93,11 @@ def train(overlap: Any, *, through_main_memory: bool) -> list[torch.Tensor]:
     named = [(f"p{index}", parameter) for index, parameter in enumerate(trained)]
     with psstore.connect("local://?shards=2") as store:
         opt = psstore.torch.DistributedOptimizer(
-            torch.optim.AdamW(trained, lr=0.01), store, named, overlap="none" if through_main_memory else overlap
+            torch.optim.AdamW(trained, lr=0.01),
+            store,
+            named,
+            overlap="none" if through_main_memory else overlap,
+            compression=compression,
         )
         for step in range(5):
             inputs = torch.randn(32, 64, generator=torch.Generator().manual_seed(step)).cuda()

@@ -11,10 +11,11 @@ import numpy as np
 from psstore import _core
 from psstore.client.arrays import Bytes
 from psstore.client.device_arrays import OnDevice
-from psstore.client.layout import Frame, Range, asking
+from psstore.client.layout import Frame, Layout, Range, asking
 from psstore.client.near import NEAR_BYTES
 from psstore.protocol.client import Transfer
 from psstore.protocol.session import Answer
+from psstore.types import ITEM_BYTES, slice_index
 
 BATCH_BYTES = 8 << 20
 """What is copied at once: two full frames. PCIe takes 0.15 to 0.3 ms for it, next to which it is little that the host
@@ -48,6 +49,12 @@ class Batch(NamedTuple):
             (offset, arrays[one.position].pointer + one.begin, one.end - one.begin)
             for offset, one in zip(self.offsets, self.ranges, strict=False)
         ]
+
+    def slices(self) -> Iterator[tuple[int, int]]:
+        """(position, index) of the slice that each range is."""
+        for frame in self.frames:
+            for one, key in zip(frame.ranges, frame.table.keys(), strict=True):
+                yield one.position, slice_index(key)
 
     def places(self, arrays: Sequence[OnDevice]) -> list[tuple[int, int]]:
         """(pointer, bytes) of each range."""
@@ -84,6 +91,19 @@ class Batch(NamedTuple):
         """The pieces of the slices that came."""
         sizes = [size for answer in answers for size in answer.table.num_bytes()]
         return [piece for piece, size in zip(self.pieces(arrays), sizes, strict=True) if size]
+
+    def widened(
+        self, layout: Layout, arrays: Sequence[OnDevice], answers: Sequence[Answer]
+    ) -> list[tuple[int, int, int, int]]:
+        """The same of arrays of float32, as a queue decodes them from what the layout has them travel in."""
+        steps = []
+        sizes = [size for answer in answers for size in answer.table.num_bytes()]
+        for one, offset, size in zip(self.ranges, self.offsets, sizes, strict=False):
+            if size:
+                dtype = layout.dtypes[one.position]
+                begin, count = one.begin // ITEM_BYTES[dtype], size // ITEM_BYTES[dtype]
+                steps.append((_core.DTYPES[dtype], count, offset, arrays[one.position].pointer + 4 * begin))
+        return steps
 
 
 def grouped(frames: Iterable[Frame], near: Set[int]) -> Iterator[Batch]:

@@ -7,15 +7,22 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Iterator, Sequence
-from typing import Protocol
+from functools import partial
+from typing import Any, Protocol
 
+import numpy as np
+
+from psstore import _core
 from psstore.client.arrays import Array, Source, Target
-from psstore.client.compression import Compression, Encoder, Floats
-from psstore.client.following import Following
+from psstore.client.compression import Compression
+from psstore.client.device_arrays import OnDevice
+from psstore.client.following import Following, delivered
 from psstore.client.halves import received_as
+from psstore.client.kept_floats import Floats
 from psstore.client.layout import Layout, Layouts
-from psstore.client.schema import check_decodes, check_encodes
+from psstore.client.staging import EncodedDeparture, FollowedArrival, Passages, in_main_memory
 from psstore.codec.codecs import Codec, is_dtype
+from psstore.errors import OutOfMemory
 from psstore.protocol.client import Transfer
 from psstore.protocol.session import Answer
 from psstore.types import Tensor, slice_index
@@ -24,11 +31,13 @@ from psstore.types import Tensor, slice_index
 class Reader(Protocol):
     """Who pulls what is not coded."""
 
-    async def receive(self, layout: Layout, transfers: Sequence[Transfer], wait_s: float | None) -> list[Answer]:
+    async def receive(
+        self, layout: Layout, transfers: Sequence[Transfer] | FollowedArrival, wait_s: float | None
+    ) -> list[Answer]:
         """Carries out the transfers of a pull."""
 
     async def pull_into(
-        self, layout: Layout, targets: Sequence[Target], newer_than: int | None, wait_s: float | None
+        self, layout: Layout, targets: Sequence[Target | OnDevice], newer_than: int | None, wait_s: float | None
     ) -> list[Array]:
         """A pull without deltas."""
 
@@ -36,8 +45,9 @@ class Reader(Protocol):
 class Coded:
     """Of one client. Runs on its loop."""
 
-    def __init__(self, layouts: Layouts) -> None:
+    def __init__(self, layouts: Layouts, passages: Passages) -> None:
         self._layouts = layouts
+        self._passages = passages
         self._compression = Compression()
         self._following = Following()
         self._open: tuple[Collection[int], float] | None = None
@@ -45,6 +55,32 @@ class Coded:
         the round counts."""
 
     # ---- pushes ----
+
+    async def bring_residuals(self, tensors: Sequence[Tensor], place: _core.Device | None) -> None:
+        """To where the tensors are encoded now; None: main memory. Raises OutOfMemory, with nothing changed."""
+        while residuals := self._compression.elsewhere(tensors, place):
+            settled = [residual.settled for residual in residuals if residual.settled is not None]
+            brought = await self._passages.brought(settled, place)
+            for residual, was, now in zip(residuals, settled, brought, strict=True):
+                if residual.settled is was:
+                    residual.settled = now
+
+    def departure(
+        self,
+        op: str,
+        tensors: Sequence[Tensor],
+        arrays: Sequence[OnDevice],
+        codecs: Sequence[Codec],
+        *,
+        loss_scale: float | None,
+    ) -> tuple[Layout, EncodedDeparture]:
+        """What is to be sent of arrays on one device, which encodes them. REQUIRES: their residuals are there. Raises
+        OutOfMemory; no residual has changed then."""
+        layout = self._layouts.of(tensors, [codec.name for codec in codecs], pull=False)
+        encoders = self._compression.device_encoders(layout.tensors, arrays, codecs, loss_scale=loss_scale)
+        passage = self._passages.out_of(arrays[0].device)
+        ended = partial(self._ended, op, layout.tensors)
+        return layout, EncodedDeparture(passage, layout, arrays, encoders, ended)
 
     def transfers(
         self,
@@ -55,10 +91,8 @@ class Coded:
         *,
         loss_scale: float | None,
     ) -> tuple[Layout, Iterator[Transfer]]:
-        """What is to be sent: each frame is encoded when it is asked for, while the one before is on its way. Raises
-        DTypeMismatch, BadArgument; no residual has changed then."""
-        for tensor, codec in zip(tensors, codecs, strict=True):
-            check_encodes(tensor.spec, op, codec)
+        """What is to be sent of values in main memory: each frame is encoded when it is asked for, while the one
+        before is on its way. REQUIRES: their residuals are there."""
         encodings = [value.dtype if codec is None else codec.name for value, codec in zip(sources, codecs, strict=True)]
         layout = self._layouts.of(tensors, encodings, pull=False)
         return layout, self._encoded(op, layout, sources, codecs, loss_scale)
@@ -84,12 +118,14 @@ class Coded:
                 if encoder is not None:
                     encoder.encode(slice_index(key), encoder.payload[piece.begin : piece.end])
             yield transfer
-        if op == "ADD":
-            self._settle_at_once(layout.tensors, encoders)
+        self._ended(
+            op, [tensor for tensor, encoder in zip(layout.tensors, encoders, strict=True) if encoder is not None]
+        )
 
-    def _settle_at_once(self, tensors: Sequence[Tensor], encoders: Sequence[Encoder | None]) -> None:
-        for tensor, encoder in zip(tensors, encoders, strict=True):
-            if encoder is not None:
+    def _ended(self, op: str, tensors: Sequence[Tensor]) -> None:
+        """All slices of these are encoded."""
+        if op == "ADD":
+            for tensor in tensors:
                 self._compression.settle_at_once(tensor)
 
     @property
@@ -118,8 +154,15 @@ class Coded:
             self._compression.settle(counted if counts else (), loss_scale=loss_scale)
             self._open = None
 
-    def residuals(self, tensors: Sequence[Tensor]) -> dict[str, Floats]:
-        return self._compression.read(tensors)
+    async def residuals(self, tensors: Sequence[Tensor]) -> dict[str, Floats]:
+        """Copies of what is settled, by name, of the tensors that have any; in units of real gradients."""
+        settled = self._compression.settled(tensors)
+        values = await self._passages.brought([value for _, value, _ in settled], None)
+        return {
+            tensor.spec.name: (value / np.float32(loss_scale)).reshape(tensor.spec.shape)
+            for (tensor, _, loss_scale), value in zip(settled, values, strict=True)
+            if isinstance(value, np.ndarray)
+        }
 
     def set_residuals(self, tensors: Sequence[Tensor], values: Sequence[Source | None]) -> None:
         self._compression.write(tensors, values)
@@ -135,24 +178,25 @@ class Coded:
         self,
         reader: Reader,
         tensors: Sequence[Tensor],
-        targets: Sequence[Target],
+        targets: Sequence[Any],
         codecs: Sequence[Codec | None],
         newer_than: int | None,
         wait_s: float | None,
+        *,
+        place: _core.Device | None,
     ) -> list[Array]:
-        """Deltas, and at the same time what comes whole. Raises DTypeMismatch, BadArgument, RuleMismatch, before it
-        sends anything."""
-        for tensor, codec in zip(tensors, codecs, strict=True):
-            check_decodes(tensor.spec, codec)
+        """To targets that are all there. Deltas, and at the same time what comes whole."""
         followed = {i: codec.name for i, codec in enumerate(codecs) if codec is not None and codec.follows}
         whole = [i for i in range(len(tensors)) if i not in followed]
         pulled = await asyncio.gather(
             self._pull_whole(
                 reader,
                 [tensors[i] for i in whole],
-                [received_as(codecs[i], targets[i]) for i in whole],
+                [targets[i] for i in whole],
+                [codecs[i] for i in whole],
                 newer_than,
                 wait_s,
+                place,
             ),
             self._pull_deltas(
                 reader,
@@ -161,6 +205,7 @@ class Coded:
                 list(followed.values()),
                 newer_than,
                 wait_s,
+                place,
             ),
             return_exceptions=True,
         )
@@ -175,28 +220,76 @@ class Coded:
         self,
         reader: Reader,
         tensors: Sequence[Tensor],
-        targets: Sequence[Target],
+        targets: Sequence[Any],
+        codecs: Sequence[Codec | None],
         newer_than: int | None,
         wait_s: float | None,
+        place: _core.Device | None,
     ) -> list[Array]:
-        layout = self._layouts.of(tensors, [target.dtype for target in targets], pull=True)
+        """On a device what came in half precision is widened there: then the values can't be read where they lie."""
+        dtypes = [target.dtype if codec is None else codec.dtype for target, codec in zip(targets, codecs, strict=True)]
+        near = frozenset[int]()
+        if place is None:
+            targets = [received_as(codec, target) for codec, target in zip(codecs, targets, strict=True)]
+            dtypes = [target.dtype for target in targets]
+        elif any(target.dtype not in ("float32", dtype) for target, dtype in zip(targets, dtypes, strict=True)):
+            return await self._pull_by_way_of_memory(reader, tensors, targets, codecs, newer_than, wait_s, place)
+        elif dtypes == [target.dtype for target in targets]:
+            near = await self._passages.near(place)
+        layout = self._layouts.of(tensors, dtypes, pull=True, near=near)
         return await reader.pull_into(layout, targets, newer_than, wait_s)
+
+    async def _pull_by_way_of_memory(
+        self,
+        reader: Reader,
+        tensors: Sequence[Tensor],
+        targets: Sequence[OnDevice],
+        codecs: Sequence[Codec | None],
+        newer_than: int | None,
+        wait_s: float | None,
+        place: _core.Device,
+    ) -> list[Array]:
+        """From one half precision to the other, which devices can't."""
+        landing = [in_main_memory(target) for target in targets]
+        results = await self._pull_whole(reader, tensors, landing, codecs, newer_than, wait_s, None)
+        came = [i for i, result in enumerate(results) if result is not None]
+        arrays = [targets[i] for i in came]
+        await self._passages.into(place).deliver([landing[i].data for i in came], arrays)
+        for array in arrays:
+            if array.finish is not None:
+                array.finish()
+        return results
 
     async def _pull_deltas(
         self,
         reader: Reader,
         tensors: Sequence[Tensor],
-        targets: Sequence[Target],
+        targets: Sequence[Any],
         codecs: Sequence[str],
         newer_than: int | None,
         wait_s: float | None,
+        place: _core.Device | None,
     ) -> list[Array]:
+        """Followed where the targets are, or in main memory if a device has no room for the values."""
         layout = self._layouts.of(tensors, codecs, pull=True)
-        arrivals = self._following.arrivals(layout, codecs)
-        answers = await reader.receive(layout, [arrival.transfer() for arrival in arrivals], wait_s)
-        for arrival, answer in zip(arrivals, answers, strict=True):
-            arrival.take(answer)
-        return [
-            self._following.deliver(tensor, target, newer_than=newer_than)
-            for tensor, target in zip(tensors, targets, strict=True)
-        ]
+        passage = None if place is None else self._passages.into(place)
+        on_device = passage is not None
+        try:
+            followed = self._following.followed(tensors, place)
+        except OutOfMemory:
+            followed = self._following.followed(tensors, None)
+            on_device = False
+        arrivals = self._following.arrivals(layout, codecs, followed)
+        if passage is not None and on_device:
+            await reader.receive(layout, FollowedArrival(passage, arrivals), wait_s)
+        else:
+            answers = await reader.receive(layout, [arrival.transfer() for arrival in arrivals], wait_s)
+            for arrival, answer in zip(arrivals, answers, strict=True):
+                arrival.take(answer)
+        newer = [i for i, one in enumerate(followed) if one.is_newer(newer_than)]
+        if passage is None:
+            for i in newer:
+                delivered(followed[i], targets[i])
+        else:
+            await passage.give_out([followed[i].value for i in newer], [targets[i] for i in newer])
+        return [targets[i].result if i in newer else None for i in range(len(targets))]

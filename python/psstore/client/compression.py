@@ -8,53 +8,47 @@ round lost is its tensor's *residual*, here, on the worker that encodes. It chan
        └── counted ──────┴── not counted (late, skipped, not named in the commit): dropped
 
 So a round that does not count leaves no trace: its gradients are lost as without a codec, and the residual is what it
-was before.
+was before. It is kept where it was encoded last, in main memory or on a device.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Any
 
 import numpy as np
 
 from psstore import _core
 from psstore.client.arrays import Bytes, Source
+from psstore.client.device_arrays import OnDevice
 from psstore.client.halves import converted
+from psstore.client.kept_floats import DeviceFloats, Floats, Kept, place_of
 from psstore.codec.codecs import Codec
-from psstore.types import Tensor
-
-Floats = np.ndarray[Any, np.dtype[np.float32]]
+from psstore.types import ITEM_BYTES, Tensor
 
 
 class Residual:
     """Of one tensor. Two buffers: what is settled has to be there until a round is known to count."""
 
     def __init__(self) -> None:
-        self.settled: Floats | None = None
+        self.settled: Kept | None = None
         """None: zeros."""
-        self.pending: Floats | None = None
+        self.pending: Kept | None = None
         self.loss_scale = 1.0
         """`settled` is so many times the real one, as the gradients were that left it."""
-        self._spare: Floats | None = None
-        self._factor = np.float32(1.0)
-        """From the settled one's loss scale to that of the push that is under way."""
+        self._spare: Kept | None = None
 
-    def begin(self, num_elems: int, loss_scale: float | None) -> None:
-        """A push begins, of gradients of that loss scale; None: of the same."""
-        pending = self.pending if self.pending is not None else self._spare
-        self.pending, self._spare = pending if pending is not None else np.empty(num_elems, np.float32), None
-        self._factor = np.float32(1.0 if loss_scale is None else loss_scale / self.loss_scale)
+    def room(self, place: _core.Device | None) -> Kept | None:
+        """What a push from there may make pending; None: there is none yet."""
+        for one in (self.pending, self._spare):
+            if one is not None and place_of(one) is place:
+                return one
+        return None
 
-    def continued(self, begin: int, end: int) -> Floats:
-        """That part of `pending`, as it was settled: to be encoded with."""
-        assert self.pending is not None, "a push has begun"
-        part = self.pending[begin:end]
-        if self.settled is None:
-            part.fill(0.0)
-        else:
-            np.multiply(self.settled[begin:end], self._factor, out=part)
-        return part
+    def begin(self, room: Kept, loss_scale: float | None) -> np.float32:
+        """A push begins, that makes `room` pending, of gradients of that loss scale; None: of the same. Returns what
+        is to be multiplied with what is settled."""
+        self.pending, self._spare = room, None
+        return np.float32(1.0 if loss_scale is None else loss_scale / self.loss_scale)
 
     def settle(self, *, counted: bool, loss_scale: float) -> None:
         """`loss_scale`: of the gradients that were encoded."""
@@ -68,19 +62,64 @@ class Residual:
 class Encoder:
     """Of one push of one tensor: makes the codec's bytes of values and residual, slice by slice, each once."""
 
-    def __init__(self, tensor: Tensor, values: Floats, codec: Codec, residual: Residual) -> None:
+    def __init__(
+        self, tensor: Tensor, values: Floats, codec: Codec, settled: Floats | None, factor: np.float32, pending: Floats
+    ) -> None:
+        """The payloads say values + factor * settled; `pending` becomes what they lack."""
         bounds = map(tensor.bounds, range(len(tensor.shards)))
         self.payload: Bytes = np.empty(sum(codec.num_bytes(end - begin) for begin, end in bounds), np.uint8)
         """Slice after slice; undefined where none was encoded yet."""
         self._tensor = tensor
         self._values = values
         self._codec = codec
-        self._residual = residual
+        self._settled = settled
+        self._factor = factor
+        self._pending = pending
 
     def encode(self, index: int, out: Bytes) -> None:
-        """Slice `index`, into its part of the payload. What that lacks is pending then."""
+        """Slice `index`, into its part of the payload."""
         begin, end = self._tensor.bounds(index)
-        _encode(self._codec, self._values[begin:end], self._residual.continued(begin, end), out)
+        residual = self._pending[begin:end]
+        if self._settled is None:
+            residual.fill(0.0)
+        else:
+            np.multiply(self._settled[begin:end], self._factor, out=residual)
+        kept = self._codec.num_kept(end - begin)
+        _core.encode_slice(_core.DTYPES[self._codec.dtype], self._values[begin:end], residual, out, kept)
+
+
+class DeviceEncoder:
+    """The same of values on a device, for it to do."""
+
+    def __init__(
+        self,
+        tensor: Tensor,
+        values: OnDevice,
+        codec: Codec,
+        settled: DeviceFloats | None,
+        factor: np.float32,
+        pending: DeviceFloats,
+    ) -> None:
+        self._tensor = tensor
+        self._values = values
+        self._codec = codec
+        self._settled = settled
+        self._factor = float(factor)
+        self._pending = pending
+
+    def slice(self, index: int) -> tuple[int, int, int, int, int, int, float, int]:
+        """Slice `index`, as `Queue.encode_out` takes it."""
+        begin, end = self._tensor.bounds(index)
+        return (
+            _core.DTYPES[self._codec.dtype],
+            end - begin,
+            self._codec.num_kept(end - begin),
+            self._values.pointer + ITEM_BYTES[self._values.dtype] * begin,
+            _core.DTYPES[self._values.dtype],
+            0 if self._settled is None else self._settled.pointer + 4 * begin,
+            self._factor,
+            self._pending.pointer + 4 * begin,
+        )
 
 
 class Compression:
@@ -91,12 +130,48 @@ class Compression:
         self.has_pending = False
         """Something was encoded in the round that is going on."""
 
+    def elsewhere(self, tensors: Sequence[Tensor], place: _core.Device | None) -> list[Residual]:
+        """What is settled of them, but not there."""
+        held = (self._residuals.get(tensor.id) for tensor in tensors)
+        return [
+            one for one in held if one is not None and one.settled is not None and place_of(one.settled) is not place
+        ]
+
+    # A push REQUIRES that the tensors are stored as float32, and that none of their residuals is elsewhere.
+
     def encoder(self, tensor: Tensor, given: Source, codec: Codec, *, loss_scale: float | None) -> Encoder:
-        """For a push of these values. REQUIRES: the tensor is stored as float32."""
+        """For a push of values in main memory."""
         residual = self._residuals.setdefault(tensor.id, Residual())
-        residual.begin(tensor.spec.num_elems, loss_scale)
+        room, settled = residual.room(None), residual.settled
+        pending = np.empty(tensor.spec.num_elems, np.float32) if room is None else room
+        assert not isinstance(settled, DeviceFloats), "it was brought here"
+        assert not isinstance(pending, DeviceFloats), "there is room here"
         self.has_pending = True
-        return Encoder(tensor, _as_floats(given), codec, residual)
+        return Encoder(tensor, _as_floats(given), codec, settled, residual.begin(pending, loss_scale), pending)
+
+    def device_encoders(
+        self, tensors: Sequence[Tensor], given: Sequence[OnDevice], codecs: Sequence[Codec], *, loss_scale: float | None
+    ) -> list[DeviceEncoder]:
+        """For a push of values on one device. Raises OutOfMemory; nothing has changed then."""
+        device = given[0].device
+        residuals = [self._residuals.get(tensor.id, Residual()) for tensor in tensors]
+        rooms = [residual.room(device) for residual in residuals]
+        new = iter(
+            DeviceFloats.together(
+                device, [t.spec.num_elems for t, room in zip(tensors, rooms, strict=True) if room is None]
+            )
+        )
+        encoders = []
+        for tensor, values, codec, residual, room in zip(tensors, given, codecs, residuals, rooms, strict=True):
+            pending = next(new) if room is None else room
+            settled = residual.settled
+            assert not isinstance(settled, np.ndarray), "it was brought there"
+            assert not isinstance(pending, np.ndarray), "there is room there"
+            factor = residual.begin(pending, loss_scale)
+            self._residuals[tensor.id] = residual
+            encoders.append(DeviceEncoder(tensor, values, codec, settled, factor, pending))
+        self.has_pending = True
+        return encoders
 
     def settle(self, counted: Collection[int], *, loss_scale: float = 1.0) -> None:
         """A round is over, in which these tensors' contributions counted. `loss_scale`: as it was committed."""
@@ -114,14 +189,14 @@ class Compression:
         """What was encoded last of the tensor is no round's: it counts when it arrives, and is sent until it does."""
         self._residuals[tensor.id].settle(counted=True, loss_scale=1.0)
 
-    def read(self, tensors: Sequence[Tensor]) -> dict[str, Floats]:
-        """Copies of what is settled, by name, of the tensors that have any; in units of real gradients."""
+    def settled(self, tensors: Sequence[Tensor]) -> list[tuple[Tensor, Kept, float]]:
+        """What is settled, and its loss scale, of the tensors that have any."""
         held = ((tensor, self._residuals.get(tensor.id)) for tensor in tensors)
-        return {
-            tensor.spec.name: (residual.settled / np.float32(residual.loss_scale)).reshape(tensor.spec.shape)
+        return [
+            (tensor, residual.settled, residual.loss_scale)
             for tensor, residual in held
             if residual is not None and residual.settled is not None
-        }
+        ]
 
     def write(self, tensors: Sequence[Tensor], values: Sequence[Source | None]) -> None:
         """Makes these the settled residuals; None: zeros."""
@@ -141,15 +216,3 @@ def _as_floats(given: Source) -> Floats:
     if given.dtype == "float32":
         return given.data.view(np.float32)
     return converted(given.data, given.dtype, "float32").view(np.float32)
-
-
-def _encode(codec: Codec, values: Floats, residual: Floats, out: Bytes) -> None:
-    """One slice. `residual` becomes what the payload lacks."""
-    dtype = _core.DTYPES[codec.dtype]
-    if not codec.is_half:
-        _core.encode_slice(dtype, values, residual, out, codec.num_kept(values.size))
-        return
-    wanted = values + residual
-    _core.convert(wanted, _core.DTYPES["float32"], out, dtype)
-    said = converted(out, codec.dtype, "float32").view(np.float32)
-    np.subtract(wanted, said, out=residual, where=np.isfinite(said))

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
+from typing import NamedTuple
 
 import numpy as np
 
 from psstore import _core
 from psstore.client.arrays import Array, Bytes, Target
-from psstore.client.compression import Floats
 from psstore.client.halves import copied_into
+from psstore.client.kept_floats import DeviceFloats, Kept
 from psstore.client.layout import Frame, Layout
 from psstore.codec.codecs import payload_bytes
 from psstore.errors import BadHeader
@@ -30,23 +31,26 @@ WHOLE = _core.DTYPES["float32"]
 class Followed:
     """One tensor as published."""
 
-    def __init__(self, tensor: Tensor) -> None:
+    def __init__(self, tensor: Tensor, value: Kept) -> None:
+        """`value`: memory for it."""
         self.tensor = tensor
-        self.value: Floats = np.zeros(tensor.spec.num_elems, np.float32)
+        self.value = value
         self.versions: list[int | None] = [None] * len(tensor.shards)
         """Of each slice; None: it is not here yet."""
+
+    def is_newer(self, than: int | None) -> bool:
+        return than is None or any((version or 0) > than for version in self.versions)
 
 
 class Part:
     """One slice of a followed tensor, and which version of it was here when it was asked for."""
 
     def __init__(self, followed: Followed, index: int, codec: str) -> None:
-        begin, end = followed.tensor.bounds(index)
-        self.delta_bytes = payload_bytes(codec, end - begin)
-        self.whole_bytes = payload_bytes("float32", end - begin)
+        self._begin, self._end = followed.tensor.bounds(index)
+        self.delta_bytes = payload_bytes(codec, self._end - self._begin)
+        self.whole_bytes = payload_bytes("float32", self._end - self._begin)
         self._followed = followed
         self._index = index
-        self._value = followed.value[begin:end]
         self._had = followed.versions[index]
 
     @property
@@ -54,39 +58,84 @@ class Part:
         """The version to ask for: one more than what is here; 0 for any."""
         return 0 if self._had is None else self._had + 1
 
-    def take(self, data: Bytes, dtype: int, version: int) -> None:
-        """What came. Of two pulls under way at once the later brings nothing new, or the whole."""
+    def is_news(self, dtype: int, version: int) -> bool:
+        """Whether what came is to be taken. Of two pulls under way at once the later brings nothing new, or the
+        whole."""
         has = self._followed.versions[self._index]
-        if dtype == WHOLE and (has is None or has < version):
-            self._value[:] = data.view(np.float32)
-        elif dtype != WHOLE and has == self._had:
-            delta = np.empty_like(self._value)
-            _core.decode_slice(dtype, data, delta)
-            self._value += delta
+        return (has is None or has < version) if dtype == WHOLE else has == self._had
+
+    def take(self, data: Bytes, dtype: int) -> None:
+        """In main memory."""
+        value = self._followed.value
+        assert not isinstance(value, DeviceFloats), "it is followed in main memory"
+        if dtype == WHOLE:
+            value[self._begin : self._end] = data.view(np.float32)
         else:
-            return
+            delta = np.empty(self._end - self._begin, np.float32)
+            _core.decode_slice(dtype, data, delta)
+            value[self._begin : self._end] += delta
+
+    def step(self, offset: int, dtype: int) -> tuple[int, int, int, int]:
+        """The same of what came at that offset of a buffer, as `Queue.decode_in` has it."""
+        value = self._followed.value
+        assert isinstance(value, DeviceFloats), "it is followed on a device"
+        return dtype, self._end - self._begin, offset, value.pointer + 4 * self._begin
+
+    def taken(self, version: int) -> None:
+        """That is here now."""
         self._followed.versions[self._index] = version
+
+
+class News(NamedTuple):
+    """What came of a slice, and is to be taken."""
+
+    part: Part
+    offset: int
+    """Of its bytes in the arrival's memory."""
+    num_bytes: int
+    dtype: int
+    version: int
 
 
 class Arrival:
     """What comes of one frame, in memory of its own: a slice may only change as a whole, and once."""
 
     def __init__(self, frame: Frame, parts: Sequence[Part]) -> None:
+        self.num_bytes = 0
+        """That came."""
         self._frame = frame
         self._parts = parts
-        self._pieces: list[Bytes] = []
+        self._given: Bytes | None = None
+        self._memory = np.empty(0, np.uint8)
+        self._sizes: Sequence[int] = ()
 
-    def transfer(self) -> Transfer:
+    @property
+    def most_bytes(self) -> int:
+        """That may come."""
+        return sum(part.whole_bytes for part in self._parts)
+
+    def transfer(self, memory: Bytes | None = None) -> Transfer:
+        """`memory`: for `most_bytes`; None: it is made when the answer is there, for what comes."""
+        self._given = memory
         asking = self._frame.table.with_versions([part.ask for part in self._parts])
         return Transfer(self._frame.way, asking, self._make_room)
 
-    def take(self, answer: Answer) -> None:
+    def news(self, answer: Answer) -> list[News]:
         table = answer.table
-        for part, data, dtype, version in zip(
-            self._parts, self._pieces, table.dtypes(), table.versions(), strict=bool(self._pieces)
-        ):
-            if data.size:
-                part.take(data, dtype, version)
+        offsets = accumulate(self._sizes, initial=0)
+        return [
+            News(part, offset, size, dtype, version)
+            for part, offset, size, dtype, version in zip(
+                self._parts, offsets, self._sizes, table.dtypes(), table.versions(), strict=False
+            )
+            if size and part.is_news(dtype, version)
+        ]
+
+    def take(self, answer: Answer) -> None:
+        """In main memory."""
+        for part, offset, size, dtype, version in self.news(answer):
+            part.take(self._memory[offset : offset + size], dtype)
+            part.taken(version)
 
     def _make_room(self, table: _core.SliceTable) -> _core.Segments:
         """Raises BadHeader for what was not asked for."""
@@ -97,23 +146,35 @@ class Arrival:
             expected = {wanted: part.delta_bytes, WHOLE: part.whole_bytes}.get(dtype)
             if size and size != expected:
                 raise BadHeader(f"a slice came with {size} bytes of dtype {dtype}, expected {expected}")
-        memory = np.empty(sum(sizes), np.uint8)
-        self._pieces = [memory[begin:end] for begin, end in pairwise(accumulate(sizes, initial=0))]
-        return _core.Segments(self._pieces, writable=True)
+        self.num_bytes = sum(sizes)
+        self._sizes = sizes
+        self._memory = np.empty(self.num_bytes, np.uint8) if self._given is None else self._given[: self.num_bytes]
+        pieces = [self._memory[begin:end] for begin, end in pairwise(accumulate(sizes, initial=0))]
+        return _core.Segments(pieces, writable=True)
 
 
 class Following:
     """All that one client follows. Used on its loop only."""
 
     def __init__(self) -> None:
-        self._followed: dict[int, Followed] = {}
+        self._followed: dict[tuple[int, _core.Device | None], Followed] = {}
+        """By the tensor's id and where it is followed: on a device, or in main memory."""
 
-    def arrivals(self, layout: Layout, codecs: Sequence[str]) -> list[Arrival]:
+    def followed(self, tensors: Sequence[Tensor], place: _core.Device | None) -> list[Followed]:
+        """From now on, if they are not yet. Raises OutOfMemory; nothing has changed then."""
+        new = {tensor.id: tensor for tensor in tensors if (tensor.id, place) not in self._followed}
+        sizes = [tensor.spec.num_elems for tensor in new.values()]
+        values: Sequence[Kept]
+        if place is None:
+            values = [np.zeros(size, np.float32) for size in sizes]
+        else:
+            values = DeviceFloats.together(place, sizes) if sizes else []
+        for tensor, value in zip(new.values(), values, strict=True):
+            self._followed[tensor.id, place] = Followed(tensor, value)
+        return [self._followed[tensor.id, place] for tensor in tensors]
+
+    def arrivals(self, layout: Layout, codecs: Sequence[str], followed: Sequence[Followed]) -> list[Arrival]:
         """One for each frame of a pull of these tensors, each in its codec."""
-        for tensor in layout.tensors:
-            if tensor.id not in self._followed:
-                self._followed[tensor.id] = Followed(tensor)
-        followed = [self._followed[tensor.id] for tensor in layout.tensors]
         return [
             Arrival(
                 frame,
@@ -125,15 +186,14 @@ class Following:
             for frame in layout.frames
         ]
 
-    def deliver(self, tensor: Tensor, target: Target, *, newer_than: int | None) -> Array:
-        """The tensor as it was published last, where it is wanted; None if that is no newer, and nothing is written."""
-        followed = self._followed[tensor.id]
-        if newer_than is not None and all((version or 0) <= newer_than for version in followed.versions):
-            return None
-        copied_into(followed.value.view(np.uint8), "float32", target)
-        return target.result
-
     def forget(self, tensors: Sequence[Tensor]) -> None:
         """They are gone, or others by now."""
-        for tensor in tensors:
-            self._followed.pop(tensor.id, None)
+        gone = {tensor.id for tensor in tensors}
+        self._followed = {key: one for key, one in self._followed.items() if key[0] not in gone}
+
+
+def delivered(followed: Followed, target: Target) -> Array:
+    """The tensor as it was published last, where it is wanted in main memory."""
+    assert not isinstance(followed.value, DeviceFloats), "it is followed in main memory"
+    copied_into(followed.value.view(np.uint8), "float32", target)
+    return target.result

@@ -25,8 +25,8 @@ class Means:
         self.client = client
         self.layouts = Layouts(client.ways)
         self.schema = Schema(client, on_changed=self.layouts.forget_habits)
-        self.coded = Coded(self.layouts)
         self.passages = Passages(Neighbours(client))
+        self.coded = Coded(self.layouts, self.passages)
         self.pace = pace
         """Of pushes over links that workers share."""
         self._wait_s = wait_s

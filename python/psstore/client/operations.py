@@ -13,9 +13,9 @@ from typing import Any
 from psstore.client.arrays import Array
 from psstore.client.asked import Pull, Push
 from psstore.client.borrowing import Borrowed, Borrowing, Debt
-from psstore.client.compression import Floats
 from psstore.client.creating import Creating
 from psstore.client.device_arrays import seen
+from psstore.client.kept_floats import Floats
 from psstore.client.means import Means
 from psstore.client.norms import Norm
 from psstore.client.pacing import Pace
@@ -211,7 +211,7 @@ class Operations:
     async def residuals(self, names: Sequence[str]) -> dict[str, Floats]:
         """What the codecs of this worker's pushes lost so far, of the tensors that have any: for a checkpoint. Copies,
         as of the last round that is over, in units of gradients without a loss scale."""
-        return self.means.coded.residuals(await self.means.schema.find(names))
+        return await self.means.coded.residuals(await self.means.schema.find(names))
 
     async def set_residuals(self, values: Mapping[str, Array | None]) -> None:
         """Takes them over, as from a checkpoint, between rounds; None: the tensor has lost nothing. Raises

@@ -13,8 +13,8 @@ from psstore.client.layout import Layout, Reply
 from psstore.client.means import Means
 from psstore.client.norms import Norm
 from psstore.client.rule_state import RuleState, parts, state_name
-from psstore.client.schema import as_target
-from psstore.client.staging import Arrival, in_main_memory
+from psstore.client.schema import as_target, check_decodes
+from psstore.client.staging import Arrival, FollowedArrival
 from psstore.codec.codecs import Codec, codecs_for
 from psstore.errors import BadArgument
 from psstore.protocol.client import Transfer
@@ -120,16 +120,22 @@ class Reading:
         codecs: Sequence[Codec | None],
         asked: Pull,
     ) -> list[Array]:
-        """What comes in codecs is decoded on the CPU, and goes to devices from there."""
-        landing = [in_main_memory(one) if isinstance(one, OnDevice) else one for one in targets]
-        results = await self._means.coded.pull(self, tensors, landing, codecs, asked.if_newer_than, asked.wait_s)
+        """What comes in codecs is decoded where it goes."""
+        for tensor, codec in zip(tensors, codecs, strict=True):
+            check_decodes(tensor.spec, codec)
+        results: dict[int, Array] = {}
         for place, positions in by_place(targets).items():
-            if place is not None:
-                came = [i for i in positions if results[i] is not None]
-                arrays: list[Any] = [targets[i] for i in came]
-                await self._means.passages.into(place).deliver([landing[i].data for i in came], arrays)
-                _finish(arrays)
-        return results
+            pulled = await self._means.coded.pull(
+                self,
+                [tensors[i] for i in positions],
+                [targets[i] for i in positions],
+                [codecs[i] for i in positions],
+                asked.if_newer_than,
+                asked.wait_s,
+                place=place,
+            )
+            results.update(zip(positions, pulled, strict=True))
+        return [results[i] for i in range(len(targets))]
 
     async def pull_into(
         self, layout: Layout, targets: Sequence[Target | OnDevice], newer_than: int | None, wait_s: float | None
@@ -138,7 +144,7 @@ class Reading:
         answers = await self._pull(layout, targets, newer_than, wait_s)
 
         def again(torn: Sequence[int]) -> Coroutine[Any, Any, object]:
-            tensors, dtypes = [layout.tensors[i] for i in torn], [targets[i].dtype for i in torn]
+            tensors, dtypes = [layout.tensors[i] for i in torn], [layout.dtypes[i] for i in torn]
             whole = self._means.layouts.of(tensors, dtypes, pull=True)
             return self._pull(whole, [targets[i] for i in torn], None, wait_s)
 
@@ -158,7 +164,7 @@ class Reading:
     # ---- how ----
 
     async def receive(
-        self, layout: Layout, transfers: Sequence[Transfer] | Arrival, wait_s: float | None
+        self, layout: Layout, transfers: Sequence[Transfer] | Arrival | FollowedArrival, wait_s: float | None
     ) -> list[Answer]:
         """Carries out the transfers of a pull."""
         await self._norm.settle(wait_s)
@@ -169,7 +175,7 @@ class Reading:
         ):
             if turn is not None:
                 await turn
-            if isinstance(transfers, Arrival):
+            if isinstance(transfers, Arrival | FollowedArrival):
                 answers = await transfers.received(lambda some: self._read(some, wait_s))
             else:
                 answers = await self._read(transfers, wait_s)

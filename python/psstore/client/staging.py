@@ -8,7 +8,8 @@ While one batch is copied, those before it are on the wire. A passage is one dir
 device, which waits for the callers' streams by fences, and a thread that waits for the copies, so that the store's
 loop does not. A push is under way when its copy is done; a pull is over when its copy is queued, and the caller's
 stream waits for it. Frames to and from shards that share the device go past the pinned memory (near.py), and between
-us and a shard in this process nobody waits but the device.
+us and a shard in this process nobody waits but the device. What is pushed in a codec is encoded on the device, and
+leaves it in the codec's bytes.
 """
 
 from __future__ import annotations
@@ -25,7 +26,11 @@ import numpy as np
 from psstore import _core
 from psstore.client.arrays import Bytes, Source, Target
 from psstore.client.batches import BATCH_BYTES, Batch, cut, grouped
+from psstore.client.compression import DeviceEncoder
 from psstore.client.device_arrays import OnDevice
+from psstore.client.following import Arrival as Followed
+from psstore.client.halves import converted
+from psstore.client.kept_floats import DeviceFloats, Floats, Kept
 from psstore.client.layout import Layout, asking
 from psstore.client.near import Neighbours, Placed
 from psstore.client.near_shards import Near
@@ -33,6 +38,7 @@ from psstore.protocol.client import Transfer
 from psstore.protocol.session import Answer
 from psstore.protocol.sharing import Landing
 
+B = TypeVar("B")
 T = TypeVar("T")
 
 PASSAGE_BYTES = 8 * BATCH_BYTES
@@ -165,6 +171,34 @@ class Passage:
         await self._each(await self._batches(layout), make_room, work)
         await self._settled(arrays)
 
+    async def push_encoded(
+        self,
+        layout: Layout,
+        arrays: Sequence[OnDevice],
+        encoders: Sequence[DeviceEncoder],
+        send: Send,
+        *,
+        encoded: Callable[[], None],
+    ) -> None:
+        """The same in codecs, through pinned memory wherever the shards are: they look at what is encoded. Calls
+        `encoded` when the encoders have had all they are to do."""
+        self._wait_for(arrays)
+        batches = list(grouped(layout.frames, frozenset()))
+        left = len(batches)
+
+        async def work(batch: Batch, room: Room) -> None:
+            nonlocal left
+            self._queue.encode_out(room.buffer, [encoders[position].slice(i) for position, i in batch.slices()])
+            left -= 1
+            if not left:
+                encoded()
+            await self._passed(room, arrays, encoders)
+            await send(room.departing(batch))
+            room.give_back()
+
+        await self._each(batches, self._room, work)
+        await self._settled(arrays)
+
     async def pull(
         self, layout: Layout, arrays: Sequence[OnDevice], pull: Pull, *, newer_than: int | None
     ) -> list[Answer]:
@@ -178,19 +212,64 @@ class Passage:
                 if await self._read_lent(batch, arrays, answers[0]):
                     return answers
                 answers = await pull(room.arriving(batch, newer_than))
-            if room.buffer is not None:
+            if room.buffer is not None and widened:
+                steps = batch.widened(layout, arrays, answers)
+                self._queue.decode_in(room.buffer, batch.num_bytes, steps)
+                self._give_back_later(room.buffer, arrays, room)
+            elif room.buffer is not None:
                 self._land(batch.came(arrays, answers), arrays, room.buffer, room)
             return answers
 
         async def make_room(batch: Batch) -> Room | LateRoom:
             return LateRoom(self._pool) if batch.is_near else await self._room(batch)
 
+        widened = any(one.dtype != dtype for one, dtype in zip(arrays, layout.dtypes, strict=True))
+        batches = list(grouped(layout.frames, frozenset())) if widened else await self._batches(layout)
         try:
-            answers = await self._each(await self._batches(layout), make_room, work)
+            answers = await self._each(batches, make_room, work)
         finally:
             self._let_wait(arrays)
         await self._settled(arrays)
         return [answer for some in answers for answer in some]
+
+    async def follow(self, arrivals: Sequence[Followed], pull: Pull) -> list[Answer]:
+        """Receives what is followed on the device. REQUIRES: all of it is."""
+
+        async def work(arrival: Followed, room: Room) -> Answer:
+            (answer,) = await pull([arrival.transfer(np.asarray(memoryview(room.buffer)))])
+            news = arrival.news(answer)
+            steps = [one.part.step(one.offset, one.dtype) for one in news]
+            self._queue.decode_in(room.buffer, arrival.num_bytes, steps)
+            for one in news:
+                one.part.taken(one.version)
+            self._give_back_later(room.buffer, arrival, room)
+            return answer
+
+        async def make_room(arrival: Followed) -> Room:
+            async with self._turn:
+                return await self._pinned_room(arrival.most_bytes)
+
+        return await self._each(arrivals, make_room, work)
+
+    async def give_out(self, floats: Sequence[Kept], arrays: Sequence[OnDevice]) -> None:
+        """Copies floats, on the device or in main memory, to arrays on it, in the order of their streams."""
+        there = [(one, array) for one, array in zip(floats, arrays, strict=True) if isinstance(one, DeviceFloats)]
+        here = [(one, array) for one, array in zip(floats, arrays, strict=True) if isinstance(one, np.ndarray)]
+        if here:
+            values = [converted(one.view(np.uint8), "float32", array.dtype) for one, array in here]
+            await self.deliver(values, [array for _, array in here])
+        if there:
+            self._wait_for(arrays)
+            try:
+                self._queue.give_out(
+                    [(one.pointer, one.size, array.pointer, _core.DTYPES[array.dtype]) for one, array in there]
+                )
+            finally:
+                self._let_wait(arrays, floats)
+            await self._settled(arrays)
+        for array in arrays:
+            if array.finish is not None:
+                array.finish()
 
     async def fetch(self, arrays: Sequence[OnDevice]) -> list[Source]:
         """Copies of the arrays in main memory."""
@@ -277,9 +356,9 @@ class Passage:
 
     async def _each(
         self,
-        batches: Iterable[Batch],
-        make_room: Callable[[Batch], Coroutine[Any, Any, R]],
-        work: Callable[[Batch, R], Coroutine[Any, Any, T]],
+        batches: Iterable[B],
+        make_room: Callable[[B], Coroutine[Any, Any, R]],
+        work: Callable[[B, R], Coroutine[Any, Any, T]],
     ) -> list[T]:
         """The work of all, begun in their order, each when it has room. Raises the first failure when all have ended;
         what fails gives its room back here."""
@@ -308,10 +387,10 @@ class Passage:
             if fence is not None:
                 self._queue.wait_for(fence)
 
-    def _let_wait(self, arrays: Sequence[OnDevice]) -> None:
+    def _let_wait(self, arrays: Sequence[OnDevice], *kept: object) -> None:
         """What the callers queue from here on comes after what is queued here. Until that is done, the arrays stay."""
         fence = self._queue.record()
-        self._waiter.submit(_wait, fence, arrays)
+        self._waiter.submit(_wait, fence, (arrays, kept))
         for device, stream in {(one.device, one.stream) for one in arrays}:
             if stream is not None:
                 device.borrow_queue(stream).wait_for(fence)
@@ -325,7 +404,11 @@ class Passage:
         self, pieces: list[tuple[int, int, int]], arrays: Sequence[OnDevice], buffer: _core.Buffer, room: AnyRoom
     ) -> None:
         self._queue.copy_in(buffer, pieces)
-        self._passed(buffer, arrays).add_done_callback(partial(_after_landing, room))
+        self._give_back_later(buffer, arrays, room)
+
+    def _give_back_later(self, buffer: _core.Buffer, kept: object, room: AnyRoom) -> None:
+        """The room, when all is done that is queued by now."""
+        self._passed(buffer, kept).add_done_callback(partial(_after_landing, room))
 
     def _passed(self, *kept: object) -> asyncio.Future[None]:
         """Done when all is that is queued by now. `kept` lives until then, whatever becomes of the future."""
@@ -344,6 +427,21 @@ class Departure(NamedTuple):
         await self.passage.push(self.layout, self.arrays, send)
 
 
+class EncodedDeparture(NamedTuple):
+    """The same in codecs."""
+
+    passage: Passage
+    layout: Layout
+    arrays: Sequence[OnDevice]
+    encoders: Sequence[DeviceEncoder]
+    """Of each."""
+    encoded: Callable[[], None]
+    """Called when they have had all they are to do."""
+
+    async def sent(self, send: Send) -> None:
+        await self.passage.push_encoded(self.layout, self.arrays, self.encoders, send, encoded=self.encoded)
+
+
 class Arrival(NamedTuple):
     """What is pulled onto one device."""
 
@@ -354,6 +452,16 @@ class Arrival(NamedTuple):
 
     async def received(self, pull: Pull) -> list[Answer]:
         return await self.passage.pull(self.layout, self.arrays, pull, newer_than=self.newer_than)
+
+
+class FollowedArrival(NamedTuple):
+    """What is pulled of tensors that are followed on one device."""
+
+    passage: Passage
+    arrivals: Sequence[Followed]
+
+    async def received(self, pull: Pull) -> list[Answer]:
+        return await self.passage.follow(self.arrivals, pull)
 
 
 class Passages:
@@ -370,6 +478,22 @@ class Passages:
     def into(self, device: _core.Device) -> Passage:
         """For what is pulled."""
         return self._passage(device, "in")
+
+    async def brought(self, floats: Sequence[Kept], place: _core.Device | None) -> list[Kept]:
+        """Copies of what is kept, all of it there: on that device, or in main memory. Raises OutOfMemory."""
+        copies: list[Floats] = []
+        for one in floats:
+            if isinstance(one, DeviceFloats):
+                (fetched,) = await self.out_of(one.device).fetch([one.as_array()])
+                copies.append(fetched.data.view(np.float32))
+            else:
+                copies.append(one)
+        if place is None:
+            return list(copies)
+        there = DeviceFloats.together(place, [one.size for one in copies])
+        memories = [one.view(np.uint8) for one in copies]
+        await self.into(place).deliver(memories, [one.as_array() for one in there])
+        return list(there)
 
     async def near(self, device: _core.Device) -> frozenset[int]:
         """The ways to shards that share it."""

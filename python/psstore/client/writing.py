@@ -15,11 +15,15 @@ from psstore.client.flight import Flight
 from psstore.client.layout import Layout
 from psstore.client.means import Means
 from psstore.client.norms import Norm
-from psstore.client.schema import as_pushed, write_op
-from psstore.client.staging import Departure
-from psstore.codec.codecs import Codec, codecs_for
+from psstore.client.schema import as_pushed, check_encodes, write_op
+from psstore.client.staging import Departure, EncodedDeparture
+from psstore.codec.codecs import codecs_for
+from psstore.errors import OutOfMemory
 from psstore.protocol.client import Transfer
 from psstore.types import Tensor
+
+Departing = Iterable[Transfer] | Departure | EncodedDeparture
+"""What is to be sent."""
 
 
 class Writing:
@@ -73,7 +77,7 @@ class Writing:
         if not self.under_way:
             self._quiet.set()
 
-    async def send(self, op: str, layout: Layout, transfers: Iterable[Transfer] | Departure) -> None:
+    async def send(self, op: str, layout: Layout, transfers: Departing) -> None:
         """PUSH, ASSIGN, ADD or INIT of a layout's tensors."""
         client = self._means.client
         with self._means.forgetting_unknown(layout.tensors):
@@ -129,22 +133,23 @@ class Writing:
         means, values = self._means, asked.values
         tensors = await means.schema.find(asked.names)
         codecs = codecs_for(asked.codec, asked.names)
-        if asked.codec is not None:
-            values = await self.fetched(values)  # they are encoded on the CPU
-        chosen: dict[tuple[str, _core.Device | None], tuple[list[Tensor], list[Any], list[Codec | None]]] = {}
-        for tensor, value, encoder in zip(tensors, values, codecs, strict=True):
+        chosen: dict[tuple[str, _core.Device | None, bool], tuple[list[Tensor], list[Any], list[Any]]] = {}
+        for tensor, value, codec in zip(tensors, values, codecs, strict=True):
             given = as_pushed(tensor.spec, value)
+            op = write_op(tensor.spec, asked.op)
+            check_encodes(tensor.spec, op, codec)
             place = given.device if isinstance(given, OnDevice) else None
-            of_op = chosen.setdefault((write_op(tensor.spec, asked.op), place), ([], [], []))
+            in_codecs = (codec if place is not None else asked.codec) is not None
+            of_op = chosen.setdefault((op, place, in_codecs), ([], [], []))
             of_op[0].append(tensor)
             of_op[1].append(given)
-            of_op[2].append(encoder)
+            of_op[2].append(codec)
         if asked.codec is not None:
             await self._norm.settle(None)  # it tells what becomes of the last round's residuals
-        for (wire_op, place), (written, sources, encoders) in chosen.items():
-            if asked.codec is not None:
-                coded = means.coded.transfers(wire_op, written, sources, encoders, loss_scale=asked.loss_scale)
-                await self.send(wire_op, *coded)
+        for (wire_op, place, in_codecs), (written, sources, encoders) in chosen.items():
+            if in_codecs:
+                departing = await self._encoded(wire_op, place, written, sources, encoders, asked.loss_scale)
+                await self.send(wire_op, *departing)
                 continue
             layout = await means.layout(written, [one.dtype for one in sources], pull=False, place=place)
             if place is not None:
@@ -154,8 +159,34 @@ class Writing:
                 means.layouts.note(asked.manner, wire_op, layout)
             await self.send(wire_op, layout, layout.transfers([one.data for one in sources]))
 
+    async def _encoded(
+        self,
+        wire_op: str,
+        place: _core.Device | None,
+        tensors: Sequence[Tensor],
+        values: Sequence[Any],
+        codecs: Sequence[Any],
+        loss_scale: float | None,
+    ) -> tuple[Layout, Iterable[Transfer] | EncodedDeparture]:
+        """What is to be sent of values that are all there, in codecs: encoded on the device that they are on, or on
+        the CPU if that has no memory for their residuals."""
+        coded = self._means.coded
+        push = self._begin_push()
+        try:
+            if place is not None:
+                try:
+                    await coded.bring_residuals(tensors, place)
+                    return coded.departure(wire_op, tensors, values, codecs, loss_scale=loss_scale)
+                except OutOfMemory:
+                    values = await self._means.passages.out_of(place).fetch(values)
+            await coded.bring_residuals(tensors, None)
+            return coded.transfers(wire_op, tensors, values, codecs, loss_scale=loss_scale)
+        finally:
+            self.push_ended(push)
 
-async def _carried(
-    send: Callable[[Iterable[Transfer]], Coroutine[Any, Any, None]], transfers: Iterable[Transfer] | Departure
-) -> None:
-    await (transfers.sent(send) if isinstance(transfers, Departure) else send(transfers))
+
+async def _carried(send: Callable[[Iterable[Transfer]], Coroutine[Any, Any, None]], transfers: Departing) -> None:
+    if isinstance(transfers, Departure | EncodedDeparture):
+        await transfers.sent(send)
+    else:
+        await send(transfers)

@@ -1,0 +1,110 @@
+"""What leaves a device encoded and what comes encoded, many slices at once: checked as gpu_support.py does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from gpu_support import ENCODED, ITEM_BYTES, OFFSETS, Engine, Place, first_difference, fresh_seed
+
+from psstore import _core
+
+SOURCES = ("float32", "bfloat16", "float16")
+
+HALVES = ("bfloat16", "float16")
+
+Floats = np.ndarray[Any, np.dtype[np.float32]]
+
+
+def check_leaving(engine: Engine, num_slices: int, *, most_elems: int) -> None:
+    """Slices in every encoding, from every dtype: payloads and what they lack are the processor's, and nothing else was
+    written."""
+    seed = fresh_seed()
+    random = np.random.default_rng(seed)
+    kept: list[tuple[Place, Floats]] = []
+    slices, payloads, places = [], [], []
+    for index in range(num_slices):
+        size, dtype = int(random.integers(0, most_elems + 1)), SOURCES[index % 3]
+        encoding = (*ENCODED, *HALVES)[index % 5]
+        offset, scale = OFFSETS[index % 4], float(np.float32(random.choice([1.0, 0.3])))
+        given = converted(_numbers(random, size).view(np.uint8), "float32", dtype)
+        lacked = _numbers(random, size)
+        begins_at_zero = bool(random.integers(0, 2))
+        lacking = np.zeros(size, np.float32) if begins_at_zero else lacked * np.float32(scale)
+        num_kept = -(-size // 10) if encoding == "topk" else 0
+        payload = np.empty(_core.encoded_bytes(_core.DTYPES[encoding], size, num_kept), np.uint8)
+        floats = converted(given, dtype, "float32")
+        _core.encode_slice(_core.DTYPES[encoding], floats.data, lacking.data, payload.data, num_kept)
+        payloads.append(payload)
+        source = Place(engine, given.size, offset=offset).put(given)
+        before = Place(engine, 4 * size, offset=offset, item_bytes=4).put(lacked.view(np.uint8))
+        after = Place(engine, 4 * size, offset=offset, item_bytes=4)
+        places += [source, before]
+        kept.append((after, lacking))
+        address = 0 if begins_at_zero else before.address
+        numbers = (_core.DTYPES[encoding], size, num_kept, source.address, _core.DTYPES[dtype])
+        slices.append((*numbers, address, scale, after.address))
+    expected = np.concatenate(payloads)
+    buffer = _core.PinnedPool(engine.device, max_idle_bytes=0).allocate(expected.size)
+    engine.finish_torch()
+    engine.queue.encode_out(buffer, slices)
+    engine.finish()
+    assert (np.asarray(memoryview(buffer))[: expected.size] == expected).all(), f"payloads, seed {seed}"
+    for after, lacking in kept:
+        assert first_difference(after.get(), lacking.view(np.uint8), "float32") is None, f"lacking, seed {seed}"
+    for place in places:
+        place.get()
+
+
+def check_arriving(engine: Engine, num_slices: int, *, most_elems: int) -> None:
+    """Changes are added, all else is written, and values are given out, as the processor does it."""
+    seed = fresh_seed()
+    random = np.random.default_rng(seed)
+    steps, payloads, values = [], [], []
+    offset = 0
+    for index in range(num_slices):
+        size, dtype = int(random.integers(0, most_elems + 1)), ("int8", "sign", *SOURCES)[index % 5]
+        before, came = _numbers(random, size), _numbers(random, size)
+        if dtype in ITEM_BYTES:
+            payload = converted(came.view(np.uint8), "float32", dtype)
+            wanted = converted(payload, dtype, "float32").view(np.float32)
+        else:
+            payload = np.empty(_core.encoded_bytes(_core.DTYPES[dtype], size), np.uint8)
+            _core.encode_slice(_core.DTYPES[dtype], came.data, None, payload.data)
+            wanted = np.empty(size, np.float32)
+            _core.decode_slice(_core.DTYPES[dtype], payload.data, wanted.data)
+            wanted += before
+        value = Place(engine, 4 * size, offset=OFFSETS[index % 4], item_bytes=4).put(before.view(np.uint8))
+        steps.append((_core.DTYPES[dtype], size, offset, value.address))
+        values.append((value, wanted))
+        payloads.append(payload)
+        offset += payload.size
+    buffer = _core.PinnedPool(engine.device, max_idle_bytes=0).allocate(offset)
+    np.asarray(memoryview(buffer))[:offset] = np.concatenate(payloads)
+    outs = [
+        (value, Place(engine, wanted.size * ITEM_BYTES[dtype], offset=OFFSETS[index % 4]), wanted, dtype)
+        for index, (value, wanted) in enumerate(values)
+        for dtype in SOURCES
+    ]
+    engine.finish_torch()
+    engine.queue.decode_in(buffer, offset, steps)
+    engine.queue.give_out(
+        [(value.address, wanted.size, out.address, _core.DTYPES[dtype]) for value, out, wanted, dtype in outs]
+    )
+    engine.finish()
+    for value, wanted in values:
+        assert first_difference(value.get(), wanted.view(np.uint8), "float32") is None, f"values, seed {seed}"
+    for _, out, wanted, dtype in outs:
+        given = converted(wanted.view(np.uint8), "float32", dtype)
+        assert first_difference(out.get(), given, dtype) is None, f"given out in {dtype}, seed {seed}"
+
+
+def converted(content: np.ndarray[Any, np.dtype[np.uint8]], dtype: str, to: str) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    out = np.empty(content.size // ITEM_BYTES[dtype] * ITEM_BYTES[to], np.uint8)
+    _core.convert(content.data, _core.DTYPES[dtype], out.data, _core.DTYPES[to])
+    return out
+
+
+def _numbers(random: np.random.Generator, size: int) -> Floats:
+    numbers: Floats = (random.standard_normal(size) * 10.0 ** random.uniform(-4, 2, size)).astype(np.float32)
+    return numbers
