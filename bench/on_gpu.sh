@@ -103,7 +103,10 @@ build() {
         -C build-dir="$TREE" -C cmake.define.PSSTORE_CUDA=on -C cmake.define.PSSTORE_WERROR=OFF \
         -C cmake.define.CMAKE_CUDA_ARCHITECTURES="$architectures" || return
     (cd / && "$PYTHON" -c "
-import psstore.cuda
+import psstore._core, psstore.cuda, sys
+# An editable install of this Python's would come first, and be tested in place of what was built here.
+found = psstore._core.__file__
+assert found.startswith('$SITE'), f'{sys.executable} imports {found}: uninstall that psstore, or set PYTHON to another one'
 assert psstore.cuda.is_built(), 'the extension has no CUDA kernels'
 print('loaded; it finds', psstore.cuda.device_count(), 'devices')
 # Tests would all be skipped, and nobody would see that nothing was tested.
