@@ -21,6 +21,7 @@ class Proxy:
         self._allowances = allowances
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address: tuple[str, int] = self._listener.getsockname()[:2]
+        self.num_accepted = 0
         self.num_cut = 0
         self.refusing = False
         """True: whoever connects is hung up on at once."""
@@ -48,6 +49,7 @@ class Proxy:
                 client, _ = self._listener.accept()
             except OSError:
                 return
+            self.num_accepted += 1
             if self.refusing:
                 client.close()
                 continue

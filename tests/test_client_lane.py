@@ -269,6 +269,21 @@ def test_who_wants_the_loop_gets_it(ends: Ends) -> None:
         assert len(set(wanting.result(PATIENCE_S))) == 1
 
 
+def test_what_other_threads_ask_for_after_a_call_is_done_without_another_one(ends: Ends) -> None:
+    async def done() -> bool:
+        return True
+
+    ends.peer.send(reply("ASSIGNED"))
+    ends.answer()
+    assert ends.thread.submit(done()).result(PATIENCE_S)
+    ends.peer.send(reply("ASSIGNED", request=2))
+    ends.answer()
+    other = threading.Thread(target=lambda: ends.thread.run(done()))
+    other.start()
+    other.join(PATIENCE_S)
+    assert not other.is_alive()
+
+
 def test_an_interrupt_ends_the_call_and_gives_the_loop_back(ends: Ends) -> None:
     over = threading.Event()
 

@@ -165,6 +165,23 @@ def test_commit_that_waits_counts_once_whatever_is_cut(behind_proxy: list[Proxy]
             assert_array_equal(store.pull("w"), np.full(8, -round, F32))
 
 
+def test_a_connection_that_ends_after_a_small_call_is_made_again_without_another_call(
+    behind_proxy: list[Proxy],
+) -> None:
+    with clusters("tcp") as start:
+        cluster = start()
+        assert cluster.process is not None
+        behind_proxy.append(proxied(cluster.process.addresses[0], iter(())))
+        with psstore.connect(cluster.url, role="client", transport="tcp") as store:
+            store.create("sum", shape=(8,), rule="add")
+            for _ in range(3):
+                store.push("sum", np.ones(8, F32))
+            connected = behind_proxy[0].num_accepted
+            behind_proxy[0].cut()
+            assert eventually(lambda: behind_proxy[0].num_accepted > connected)
+            assert_array_equal(store.pull("sum"), np.full(8, 3, F32))
+
+
 def test_store_that_stays_away_is_reported_with_its_address(behind_proxy: list[Proxy]) -> None:
     with clusters("tcp") as start:
         cluster = start()

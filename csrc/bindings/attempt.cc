@@ -36,6 +36,10 @@ bool Attempt::possible() const {
   return all_lines(&RequestLine::quiet);
 }
 
+bool Attempt::all_quiet() const {
+  return std::ranges::all_of(sender_.lines, [](const RequestLine* line) { return line->quiet(); });
+}
+
 bool Attempt::sendable() const {
   return all_lines(&RequestLine::free);
 }

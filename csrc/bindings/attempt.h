@@ -88,7 +88,9 @@ class Attempt {
   py::object memory(size_t frame);
   // Nothing else is under way, and nothing of it goes through shared memory: it can `run`.
   bool possible() const;
-  // The same, but that others wait for their answers: it can `send`.
+  // Nor over any other way of its sender's.
+  bool all_quiet() const;
+  // The same as `possible`, but that others wait for their answers: it can `send`.
   bool sendable() const;
   // A few bytes, either way: moved in less time than it takes to get the GIL back.
   bool is_small() const;

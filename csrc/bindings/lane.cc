@@ -23,6 +23,10 @@ namespace {
 // How long the answers to small calls that were started wait, if nobody waits for them.
 constexpr std::chrono::nanoseconds kPostponed = std::chrono::milliseconds{1};
 
+// How long after a blocking call the own thread sleeps on, as the next one may follow and nothing is asked for. What
+// comes unasked, as the end of a connection, is noticed so late.
+constexpr std::chrono::nanoseconds kRest = std::chrono::milliseconds{100};
+
 std::chrono::nanoseconds as_nanoseconds(double seconds) {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(
       std::chrono::duration<double>(seconds));
@@ -91,7 +95,8 @@ FastLane::FastLane(LoopParts parts)
   }
 }
 
-// The loop, taken if nobody wants it; given back at the end. Meanwhile the own thread sleeps on, whatever arrives.
+// The loop, taken if nobody wants it; given back at the end. Meanwhile the own thread sleeps on, whatever arrives, and
+// afterwards for a while, if the call was answered and nothing else is under way.
 class FastLane::Hold {
  public:
   explicit Hold(FastLane& lane) : lane_(lane) {
@@ -109,9 +114,14 @@ class FastLane::Hold {
   ~Hold() { release(); }
 
   explicit operator bool() const { return held_; }
+  void answered(const Attempt& attempt) { rests_ = attempt.all_quiet(); }
   void release() {
     if (!held_) return;
-    lane_.unmute();
+    if (rests_ && lane_.nobody_waits()) {
+      lane_.postpone(kRest);
+    } else {
+      lane_.unmute();
+    }
     lane_.busy_ = false;
     let_go();
   }
@@ -124,6 +134,7 @@ class FastLane::Hold {
 
   FastLane& lane_;
   bool held_ = false;
+  bool rests_ = false;
 };
 
 // The same for as long as sending takes: whoever has the loop is waited for, and who listens goes on listening.
@@ -171,7 +182,6 @@ void FastLane::ask(double timeout_s) const {
 
 void FastLane::listen(bool listens) {
   muted_ = !listens;
-  postponed_ = false;
   epoll_event event{};
   if (listens) event.events = EPOLLIN;
   event.data.fd = loop_.sockets;
@@ -189,13 +199,13 @@ void FastLane::send_held() {
 }
 
 // The own thread looks after what comes a little later, unless somebody waits for it before: woken by each
-// answer, it would fight for the GIL with a thread that starts one call after the other.
-void FastLane::postpone() {
-  if (muted_) return;
-  listen(false);
+// answer, it would fight for the GIL with a thread that makes one call after the other.
+void FastLane::postpone(std::chrono::nanoseconds time) {
+  if (!muted_) listen(false);
   postponed_ = true;
-  const itimerspec once{.it_interval = {},
-                        .it_value = {.tv_sec = 0, .tv_nsec = kPostponed.count()}};
+  if (rings_within_ <= time) return;
+  rings_within_ = time;
+  const itimerspec once{.it_interval = {}, .it_value = {.tv_sec = 0, .tv_nsec = time.count()}};
   timerfd_settime(timer_.get(), 0, &once, nullptr);
 }
 
@@ -212,7 +222,10 @@ FastLane::Outcome FastLane::call(Attempt& attempt, py::list& futures, py::list& 
   if (!possible) return Outcome::kNotNow;
   const bool all_answered = attempt.run(loop_.bell, loop_.busy);
   attempt.note_answers(now_s());
-  if (all_answered) return Outcome::kAnswered;
+  if (all_answered) {
+    hold.answered(attempt);
+    return Outcome::kAnswered;
+  }
   left = leave_to_loop(attempt, futures);
   hold.release();  // a signal's handler may want the loop
   if (PyErr_CheckSignals() != 0) cancel_and_throw(left);
@@ -247,7 +260,9 @@ std::optional<bool> FastLane::start(StartedCall& call) {
   const Inside inside(*this);
   call.leave(now_s());
   if (waits) attempt.note_waiting(loop_.holding);
-  if (small) postpone();
+  const bool led = muted_ && !postponed_;
+  if (!led && small) postpone(kPostponed);
+  if (!led && !small) unmute();
   return sent && attempt.looked_at(call.deadline_s());
 }
 
@@ -307,6 +322,7 @@ void bind_lane(py::module_& m) {
       .def("exchange", &FastLane::exchange, "line"_a, "request"_a)
       .def("mute", &FastLane::mute)
       .def("unmute", &FastLane::unmute)
+      .def("woken", &FastLane::woken)
       .def("send_held", &FastLane::send_held)
       .def("hasten", &FastLane::hasten);
 }

@@ -42,17 +42,21 @@ class FastLane {
   // Waits, without sleeping, until the loop's sockets have something. Needs no loop.
   void ask(double timeout_s) const;
 
-  // Whether the own thread wakes for what arrives. REQUIRES of these three: the loop is the caller's.
+  // Whether the own thread wakes for what arrives. REQUIRES of these four: the loop is the caller's.
   void mute() {
-    if (!muted_ || postponed_) listen(false);
+    if (!muted_) listen(false);
+    postponed_ = false;
   }
   void unmute() {
     if (muted_) listen(true);
+    postponed_ = false;
   }
+  // It is awake, be it by the timer.
+  void woken() { rings_within_ = kNever; }
   void send_held();
   // Ends a postponement. Needs no loop.
   void hasten() {
-    if (postponed_) listen(true);
+    if (postponed_) unmute();
   }
 
   enum class Outcome {
@@ -80,7 +84,7 @@ class FastLane {
   // Nor does anybody want the loop.
   bool nothing_is_due() const;
   void listen(bool listens);
-  void postpone();
+  void postpone(std::chrono::nanoseconds time);
   py::list leave_to_loop(Attempt& attempt, py::list& futures);
 
   LoopParts loop_;
@@ -93,6 +97,8 @@ class FastLane {
   Descriptor timer_;  // wakes the own thread
   bool muted_ = false;
   bool postponed_ = false;  // muted, until the timer rings
+  static constexpr std::chrono::nanoseconds kNever = std::chrono::nanoseconds::max();
+  std::chrono::nanoseconds rings_within_ = kNever;  // the timer, when it was set
 };
 
 }  // namespace psstore::bindings

@@ -330,8 +330,10 @@ class FastLane:
     def unmute(self) -> None: ...
     def send_held(self) -> None:
         """What waits on `holding`, which is empty then. Whoever has the loop may call it."""
+    def woken(self) -> None:
+        """The own thread is awake, and its caller."""
     def hasten(self) -> None:
-        """It is to look now after the answers to what was started. From any thread."""
+        """It is to look now after the answers to what was started, or what else there is. From any thread."""
 
 @final
 class Habit:

@@ -48,6 +48,8 @@ class ManualLoop:
         self._streams: weakref.WeakSet[Stream] = weakref.WeakSet()
         self._executor: concurrent.futures.ThreadPoolExecutor | None = None
         self._closed = False
+        self.on_call: Callable[[], object] = _nothing
+        """Told of each call that another thread may have asked for, until the loop is closed."""
         self.bell = bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         weakref.finalize(self, os.close, bell)  # no sooner: `wake` must not hit another file that got its number
         self.watch(bell, select.EPOLLIN, lambda _: os.eventfd_read(bell))
@@ -174,6 +176,7 @@ class ManualLoop:
     ) -> asyncio.Handle:
         handle = self.call_soon(callback, *args, context=context)
         self.wake()
+        self.on_call()
         return handle
 
     def call_later(
@@ -205,9 +208,13 @@ class ManualLoop:
     def close(self) -> None:
         """Nothing may be under way."""
         self._closed = True
+        self.on_call = _nothing
         if self._executor is not None:
             self._executor.shutdown(wait=False)
         self._sockets.close()
+
+
+def _nothing() -> None: ...
 
 
 def _number(fd: int | socket.socket) -> int:
