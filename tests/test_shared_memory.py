@@ -28,6 +28,7 @@ from psstore.client.store import Store
 from psstore.errors import BadArgument, StoreUnreachable
 from psstore.net import borrowing, client_connection
 from psstore.net.lending import TICKET_BYTES, FileLender
+from psstore.net.stream import Stream
 from psstore.protocol.connection import Connection
 from psstore.protocol.session import Session
 from psstore.protocol.sharing import SHARED_FROM_BYTES
@@ -135,6 +136,31 @@ def test_what_a_worker_has_read_is_told_along_with_its_next_push(monkeypatch: py
         train(cluster.url, "shm", "shared", rounds=6)
         with cluster.connect(role="client") as store:
             assert out_of_place(store) == 0
+
+
+@pytest.mark.sockets
+def test_what_is_said_in_one_call_is_one_write(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A push of tensors in shared memory and of small ones, behind the word that values were read."""
+    writes: list[int] = []
+    attempt = Stream._try
+
+    def counted(self: Stream, pieces: list[Any]) -> int:
+        writes.append(len(pieces))
+        return attempt(self, pieces)
+
+    with clusters("shm") as start:
+        store = start().connect(rank=0)
+        gradients = {"large": np.ones((2, 1 << 20), F32), "small": np.ones(100, F32)}
+        store.create_many([TensorSpec(name=name, shape=value.shape, rule="sgd") for name, value in gradients.items()])
+        for round in range(1, 4):
+            with monkeypatch.context() as patched:
+                patched.setattr(Stream, "_try", counted)
+                store.push_many(gradients)
+            store.commit({"lr": 1.0})
+            for value in store.pull_many(list(gradients)):
+                assert_array_equal(value, np.full(value.shape, -round, F32))
+    assert len(writes) == 3
+    assert writes[-1] > writes[0]  # with what was read in the round before
 
 
 @pytest.mark.sockets

@@ -12,7 +12,7 @@ from typing import cast
 
 from psstore import _core
 from psstore.errors import InternalError, PsstoreError
-from psstore.net.limits import RELEASE_S, WRITE_HIGH_BYTES
+from psstore.net.limits import RELEASE_S, SMALL_WRITE_BYTES, WRITE_HIGH_BYTES
 from psstore.net.sockets import tune
 from psstore.net.stream import Stream
 from psstore.protocol.frames import Piece
@@ -116,9 +116,9 @@ class Connection(asyncio.BufferedProtocol):
     # ---- how ----
 
     def _next_write(self) -> list[Piece]:
-        """A frame, and those behind it that are heads only: the shard is not woken for each."""
+        """A frame with what is small before it, and the heads behind it: the shard is not woken for each."""
         pieces = list(self._unsent.popleft())
-        while self._unsent and len(self._unsent[0]) == 1:
+        while self._unsent and (len(self._unsent[0]) == 1 or sum(map(len, pieces)) < SMALL_WRITE_BYTES):
             pieces += self._unsent.popleft()
         return pieces
 
