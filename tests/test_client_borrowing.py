@@ -335,7 +335,7 @@ def test_answer_that_comes_when_the_loan_is_over_is_not_wanted(near: Store) -> N
     place = borrowing.Place(loan, 0, 1)
     memory = near._operations.client.sessions[0]._memory
     assert memory is not None
-    assert not place.borrow(memory, layout.frames[0].table, sharing.Lease(0, 0, 1, 1))
+    assert not place.borrow(memory, layout.frames[0].table, sharing.Lease(0, 1, 1))
 
 
 @pytest.mark.sockets

@@ -180,8 +180,8 @@ class Client:
         return _expect(m.Shared, reply)
 
     def lender(self, lease: Lease) -> Session:
-        """Over which the values were lent."""
-        return self.sessions[lease.channel * len(self.shards) + lease.shard]
+        """Over which the values were lent: who shares memory with a shard has one connection to it."""
+        return self.shards[lease.shard]
 
     def end_leases(self, leases: Sequence[Lease]) -> bool:
         """`Session.end_lease` for each, and tells the shards. False: one was over already."""

@@ -408,7 +408,7 @@ class Session:
         """Copies an answer's values from where they lie, and lets the shard have that memory again; or leaves both to
         who asked, if they lie on a device, or are borrowed."""
         request = self._requests.get(frame.request)
-        lease = Lease(self.shard, self.channel, self.connection, frame.request)
+        lease = Lease(self.shard, self.connection, frame.request)
         if self._memory is not None:
             destination = self._destination(frame)
             if isinstance(destination, Borrower):

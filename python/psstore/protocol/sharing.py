@@ -81,7 +81,6 @@ class Lease(NamedTuple):
     """An answer's values, which the shard keeps as they are while they are read where they lie."""
 
     shard: int
-    channel: int
     connection: int
     """Which one of the session's: what was lent over one that is lost may have changed."""
     request: int
