@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -35,9 +36,10 @@ UNDER_WAY = 100
 
 HEADERS = (
     "who",
-    "push µs: p50, p99",
-    "pull µs: p50, p99",
+    "push µs: p50 (min–max), p99",
+    "pull µs: p50 (min–max), p99",
     "× raw blocking (p50)",
+    "CPU µs per push, pull",
     "under load, push µs: p50, p99",
     "p99 under load × idle",
     "p99 under load × raw's",
@@ -63,9 +65,9 @@ class Calls:
                 self.times_s.append(time.perf_counter() - before)
             return time.perf_counter() - begin
 
-    def series(self, *, warm_up: int) -> Series:
-        """Without the first `warm_up` bursts."""
-        return Series(tuple(self.times_s[warm_up * BURST :]), ())
+    def series(self, bursts: Series, *, warm_up: int) -> Series:
+        """The calls of `bursts`, which `warm_up` others came before."""
+        return Series(tuple(self.times_s[warm_up * BURST :]), tuple(one / BURST for one in bursts.cpu_times_s))
 
 
 class Load:
@@ -112,6 +114,7 @@ class Found:
 
     caller: Caller
     push: Series
+    """Each call's time, and each burst's processor time by its calls."""
     pull: Series
     loaded: Series | None
     pipelined_s: float
@@ -130,7 +133,7 @@ def measure_callers(callers: Sequence[Caller], *, warm_up: int, rounds: int) -> 
             turns[f"{one.name}: pipelined"] = partial(_pipelined, one)
         bursts: dict[str, Turn] = {name: calls.burst for name, calls in kinds.items()}
         taken = alternate(bursts | turns, warm_up=warm_up, rounds=rounds, progress="latency")
-    series = {name: calls.series(warm_up=warm_up) for name, calls in kinds.items()}
+    series = {name: calls.series(taken[name], warm_up=warm_up) for name, calls in kinds.items()}
     return [
         Found(
             one,
@@ -181,7 +184,8 @@ def report(found: Sequence[Found], absent: Sequence[str]) -> Report:
             "One call at a time of a client that blocks, 1 KiB. × raw blocking: the slower of push and pull by the same"
             " of a ping-pong over the same transport and on the same cores: both ends wake where the kernel likes, or"
             " share a core, or have one each. Under load another client sends 16 MiB again and again, to the same"
-            " server; × raw's is beside a server that has one thread for all, as a shard has."
+            " server; × raw's is beside a server that has one thread for all, as a shard has. min–max: the least and"
+            f" the largest median of {BURST} calls in a row. CPU: client's and server's processor time."
         ),
         tables=[Table("1 KiB", HEADERS, [_row(one, found) for one in found])],
         notes=absent,
@@ -198,9 +202,10 @@ def _row(one: Found, found: Sequence[Found]) -> list[Cell]:
     ratio = max(one.push.median / limit.push.median, one.pull.median / limit.pull.median)
     return [
         f"**{name}**" if one.caller.role == "psstore" else name,
-        _percentiles(one.push),
-        _percentiles(one.pull),
+        _percentiles(one.push, range_of_bursts(one.push)),
+        _percentiles(one.pull, range_of_bursts(one.pull)),
         ratio,
+        f"{1e6 * one.push.cpu_s:.0f}, {1e6 * one.pull.cpu_s:.0f}",
         _percentiles(one.loaded) if one.loaded else None,
         one.loaded.percentile(99) / one.push.percentile(99) if one.loaded else None,
         one.loaded.percentile(99) / loaded.percentile(99) if one.loaded and loaded else None,
@@ -231,8 +236,16 @@ def _limit(one: Found, found: Sequence[Found], *, one_thread: bool = False) -> F
     return next((limit for limit in limits if limit.caller.one_thread == one_thread), limits[0])
 
 
-def _percentiles(series: Series) -> str:
-    return f"{1e6 * series.percentile(50):.0f}, {1e6 * series.percentile(99):.0f}"
+def range_of_bursts(calls: Series) -> tuple[float, float]:
+    """The least and the largest median of a burst."""
+    bursts = [calls.times_s[begin : begin + BURST] for begin in range(0, len(calls.times_s), BURST)]
+    medians = [statistics.median(burst) for burst in bursts]
+    return min(medians), max(medians)
+
+
+def _percentiles(series: Series, ends: tuple[float, float] | None = None) -> str:
+    shown = "" if ends is None else f" ({1e6 * ends[0]:.0f}–{1e6 * ends[1]:.0f})"
+    return f"{1e6 * series.percentile(50):.0f}{shown}, {1e6 * series.percentile(99):.0f}"
 
 
 def _chart(found: Sequence[Found]) -> Chart:
@@ -253,7 +266,14 @@ def _figures(one: Found) -> dict[str, Any]:
         for kind, series in kinds.items()
         if series is not None
     }
-    return {"name": one.caller.name, "percentiles_s": percentiles, "pipelined_s": one.pipelined_s}
+    ranges = {"push": range_of_bursts(one.push), "pull": range_of_bursts(one.pull)}
+    return {
+        "name": one.caller.name,
+        "percentiles_s": percentiles,
+        "bursts_s": ranges,
+        "cpu_s": {kind: series.cpu_s for kind, series in kinds.items() if series is not None},
+        "pipelined_s": one.pipelined_s,
+    }
 
 
 SUBJECT = Subject("latency", "1 KiB pushed and pulled, beside raw sockets, Redis and torch.distributed.rpc", measure)

@@ -341,6 +341,11 @@ def test_latency_is_measured_idle_and_under_load(monkeypatch: pytest.MonkeyPatch
     assert "**psstore, unix**" in latency.report(found, []).markdown()
 
 
+def test_latency_says_how_far_bursts_of_calls_differ(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(latency, "BURST", 3)
+    assert latency.range_of_bursts(Series((5.0, 1.0, 3.0, 2.0, 9.0, 2.0), (0.0, 0.0))) == (2.0, 3.0)
+
+
 def test_latency_is_compared_with_a_limit_on_the_same_cores_and_under_load_with_one_thread(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
