@@ -1,7 +1,8 @@
 """What bench.instructions counts, to be run under callgrind: training rounds of one worker.
 
 On an embedded store it is all of the data path but sockets: face, layout, frames, decoder, session, service, staging,
-update. Over a socket it is the worker's side of the short way; the store is a process of its own, and is not counted.
+update. Over a socket it is one end of the short way: the worker's, whose store is a process of its own and is not
+counted, or the shard's (counted_shard.py).
 Each part of each round is dumped under its name. Not counted: imports, creating, and the first rounds, in which layouts
 are worked out, pools fill and the interpreter specialises its bytecode.
 """
@@ -12,10 +13,12 @@ import ctypes
 import gc
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
 
 import psstore
+from bench.counted_shard import PARTS, shards_end
 from bench.processes import store_server
 from psstore.client.arrays import Array
 from psstore.client.local import LocalStore
@@ -65,16 +68,28 @@ def early_round(store: Store, gradients: dict[str, Array], weights: list[Array])
     store.finish()
 
 
-def count(case: str, parts: dict[str, Part], marks: ctypes.CDLL) -> None:
+def _at_once(_: str) -> AbstractContextManager[None]:
+    return nullcontext()
+
+
+def count(
+    case: str,
+    parts: dict[str, Part],
+    marks: ctypes.CDLL,
+    around: Callable[[str], AbstractContextManager[None]] = _at_once,
+) -> None:
+    """`around`: what is done before and after a part, and is not counted."""
     for _ in range(WARM_UP):
-        for part in parts.values():
-            part()
+        for name, part in parts.items():
+            with around(name):
+                part()
     marks.begin()
     for _ in range(ROUNDS):
         for name, part in parts.items():
-            marks.forget()
-            part()
-            marks.dump(f"{name} {case}".encode())
+            with around(name):
+                marks.forget()
+                part()
+                marks.dump(f"{name} {case}".encode())
     marks.end()
 
 
@@ -87,6 +102,8 @@ def main() -> None:
     for case, sizes in SOCKET_CASES.items():
         with store_server("unix", 1) as url, psstore.connect(url, rank=0, transport="unix") as store:
             count(case, round_of(store, *sizes), marks)
+        with shards_end(*sizes) as shard:
+            count(f"{case}, shard", dict.fromkeys(PARTS, shard.turn), marks, shard.asked)
     with LocalStore() as local, local.connect(rank=0) as store:
         count(EARLY_CASE, round_of(store, *EARLY_SIZES, early=True), marks)
 
