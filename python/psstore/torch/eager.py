@@ -33,8 +33,8 @@ from psstore.torch.telling import warn
 T = TypeVar("T")
 
 
-class Started(Generic[T]):
-    """A call to the store that is under way. Asked for after it has failed, it is made again."""
+class UnderWay(Generic[T]):
+    """A call to the store. Asked for after it has failed, it is made again."""
 
     def __init__(self, start: Callable[[], Future[T]]) -> None:
         self._start = start
@@ -51,13 +51,13 @@ class Early:
     """A round that was committed before its gradients were there."""
 
     hypers: Hypers
-    commit: Started[Commit]
+    commit: UnderWay[Commit]
     awaited: deque[tuple[Sequence[str], int | None]] = field(default_factory=deque)
     """Names that are to be pulled together, once the decision is known; and the decision that they have here, if the
     round may leave them as they are."""
-    pulls: list[tuple[Sequence[str], Started[list[Any]]]] = field(default_factory=list)
+    pulls: list[tuple[Sequence[str], UnderWay[list[Any]]]] = field(default_factory=list)
     """With the names."""
-    finish: Started[None] | None = None
+    finish: UnderWay[None] | None = None
 
     @property
     def is_decided(self) -> bool:
@@ -127,7 +127,7 @@ class EagerStep(StoreStep):
             if one.parameter.requires_grad or one.parameter.grad is not None  # frozen since: torch steps what has one
         ]
         self._promised.promise(promised)
-        commit = Started(
+        commit = UnderWay(
             lambda: training.store.start_commit(hypers, present=promised, early=True, average=training.average)
         )
         self._early = Early(hypers, commit)
@@ -153,7 +153,7 @@ class EagerStep(StoreStep):
                 memory = [self._arriving[name] for name in names]
                 codec = self._codecs or None
                 pull = partial(store.start_pull_many, names, out=memory, if_newer_than=newer_than, codec=codec)
-                early.pulls.append((names, Started(pull)))
+                early.pulls.append((names, UnderWay(pull)))
 
     def _commit(self, overflow: Overflow, *, max_norm: float | None = None) -> Ended:
         if overflow != Overflow():
@@ -179,7 +179,7 @@ class EagerStep(StoreStep):
         awaited = {name for names, _ in early.pulls for name in names}
         if rest := [one.name for one in training.trained if one.name not in awaited]:
             self._await(rest, newer_than=self._decision)
-        early.finish = early.finish or Started(training.store.start_finish)
+        early.finish = early.finish or UnderWay(training.store.start_finish)
         came = {
             name
             for names, pull in early.pulls
