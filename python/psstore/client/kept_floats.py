@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
@@ -30,7 +30,7 @@ class DeviceFloats:
         """It is freed with the last of them."""
 
     @classmethod
-    def together(cls, device: _core.Device, sizes: Sequence[int]) -> list[Self]:
+    def together(cls, device: _core.Device, sizes: Sequence[int]) -> list[DeviceFloats]:
         """In one block, contents undefined. Raises OutOfMemory."""
         lengths = [-(-4 * size // ALIGNMENT) * ALIGNMENT for size in sizes]
         block = _core.DeviceMemory(device, max(1, sum(lengths)))
