@@ -287,6 +287,21 @@ def test_threads_push_at_the_same_time(store: Store, reference: Store, stream: S
             assert_same(store, reference)
 
 
+def test_a_push_that_was_given_up_can_be_pushed_again(store: Store, reference: Store, stream: Stream) -> None:
+    create(store, reference)
+    for round_ in range(6):
+        given = gradients(round_)
+        store.start_push_many(on(stream, given), codec="sign").cancel()
+        store.push_many(on(stream, given), codec="sign")
+        reference.push_many(given, codec="sign")
+        for one in (store, reference):
+            one.commit()
+        for ours, theirs in zip(store.pull_many(NAMES), reference.pull_many(NAMES), strict=True):
+            assert_array_equal(ours, theirs)
+    for name, kept in reference.residuals(NAMES).items():
+        assert_array_equal(store.residuals([name])[name], kept)
+
+
 def test_a_push_that_does_not_fit_changes_no_residual(store: Store, stream: Stream) -> None:
     create(store)
     store.create("wide", np.zeros(8), rule="reduce")

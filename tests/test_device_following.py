@@ -162,6 +162,17 @@ def test_pulls_that_overlap_add_a_change_once(stores: tuple[Store, Store], strea
                 assert_array_equal(array.read(), value)
 
 
+def test_a_pull_that_was_given_up_is_no_change_lost(stores: tuple[Store, Store], stream: Stream) -> None:
+    one, other = stores
+    out = places(stream)
+    for round_ in range(6):
+        one.start_pull_many(NAMES, out=places(stream), codec="int8").cancel()
+        one.pull_many(NAMES, out=out, codec="int8")
+        for array, wanted in zip(out, other.pull_many(NAMES, codec="int8"), strict=True):
+            assert_array_equal(array.read(), wanted)
+        step(other, round_)
+
+
 def test_a_device_without_memory_for_values_has_the_host_follow(
     stores: tuple[Store, Store], monkeypatch: pytest.MonkeyPatch
 ) -> None:
