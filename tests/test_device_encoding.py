@@ -291,8 +291,9 @@ def test_a_push_that_was_given_up_can_be_pushed_again(store: Store, reference: S
     create(store, reference)
     for round_ in range(6):
         given = gradients(round_)
-        store.start_push_many(on(stream, given), codec="sign").cancel()
-        store.push_many(on(stream, given), codec="sign")
+        arrays = on(stream, given)  # stay until what is queued on their stream is done
+        store.start_push_many(arrays, codec="sign").cancel()
+        store.push_many(arrays, codec="sign")
         reference.push_many(given, codec="sign")
         for one in (store, reference):
             one.commit()
