@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -25,11 +26,12 @@ from numpy.testing import assert_array_equal
 from psstore import _core
 from psstore.client.loop_thread import LoopThread
 from psstore.client.store import Store
-from psstore.errors import BadMagic, UnknownTensor
+from psstore.errors import BadMagic, DeviceFailed, UnknownTensor
 from psstore.net.client import Tether
+from psstore.net.client_connection import Connection
 from psstore.net.manual_loop import ManualLoop
 from psstore.protocol.frames import failure_frame
-from psstore.protocol.session import OPS
+from psstore.protocol.session import OPS, Link
 
 F32 = np.float32
 REQUEST = _core.encode_frame(OPS["COMMIT"], request=1, body=b"asked")
@@ -107,6 +109,17 @@ def test_whatever_else_comes_is_for_the_session_in_its_order(frames: list[bytes]
     assert ends.exchange() is False
     assert ends.sent() == REQUEST
     assert [frame.op for frame in ends.came()] == [frame[5] for frame in frames]
+
+
+def test_what_came_before_the_end_of_a_connection_is_told_first(ends: Ends) -> None:
+    """Received by a call, and left to the loop, which finds the end before the call can tell it to go on."""
+    session = Mock(line=_core.RequestLine({}), link=Link.UP, owes_releases=False)
+    session.take_output.return_value = []
+    connection = Connection(session, ends.thread.loop)
+    connection._decoder.feed(failure_frame(0, DeviceFailed("it was told to")))
+    connection.connection_lost(None)
+    told = [call[0] for call in session.method_calls]
+    assert [one for one in told if one in ("frame", "disconnected")] == ["frame", "disconnected"]
 
 
 def test_an_answer_that_does_not_come_is_left_to_the_loop(ends: Ends) -> None:

@@ -67,6 +67,8 @@ class Connection(asyncio.BufferedProtocol):
         self.flush()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        if self.session.link is Link.UP:
+            self.buffer_updated(0)  # who receives without the loop may have left what came before the end
         self._unsent.clear()
         if self._release_timer is not None:
             self._release_timer.cancel()
