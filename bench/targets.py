@@ -361,7 +361,14 @@ TARGETS: Sequence[Target] = (
         unit="× torch sum + fused",
         why="[eight gradients](#eight-gradients)",
     ),
-    Target("kernels", "W = 1", kernels("W = 1, float32", "torch sum + fused"), at_least=1.0, unit="× torch fused"),
+    Target(
+        "kernels",
+        "W = 1",
+        kernels("W = 1, float32", "torch sum + fused"),
+        at_least=1.0,
+        unit="× torch fused",
+        why="[the kernels](#kernels)",
+    ),
     Target(
         "kernels",
         "10,000 small slices",
