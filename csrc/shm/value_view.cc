@@ -84,7 +84,8 @@ void ValueView::show(const ClientMemory& memory, std::span<const SliceEntry> ent
     if (entries[begin].num_bytes == 0) continue;
     if (may_be_mapped(part, entries[begin].offset)) {
       // What follows there as it does here is the same mapping.
-      while (end < entries.size() && may_be_mapped(first + end, entries[end].offset) &&
+      while (end < entries.size() && follows(first + end) &&
+             may_be_mapped(first + end, entries[end].offset) &&
              entries[end].offset - entries[begin].offset ==
                  parts_[first + end].begin - parts_[part].begin) {
         ++end;
@@ -148,12 +149,17 @@ void ValueView::make_own(size_t part) {
   num_mappings_ += mappings(part, part + 1) - before;
 }
 
+// Its predecessor ends where it begins: between others may lie what is another shard's.
+bool ValueView::follows(size_t part) const {
+  return part > 0 && parts_[part].begin == parts_[part - 1].begin + room_[part - 1];
+}
+
 // How many begin with one of the parts [begin, end), or with the one that follows.
 size_t ValueView::mappings(size_t begin, size_t end) const {
   size_t found = 0;
   for (size_t part = begin; part < std::min(end + 1, parts_.size()); ++part) {
     if (shown_[part].arena == 0) continue;
-    const bool goes_on = part > 0 && shown_[part - 1].arena == shown_[part].arena &&
+    const bool goes_on = follows(part) && shown_[part - 1].arena == shown_[part].arena &&
                          shown_[part].offset - shown_[part - 1].offset ==
                              parts_[part].begin - parts_[part - 1].begin;
     found += !goes_on;

@@ -62,6 +62,7 @@ class ValueView {
            size_t begin, size_t end);
   void copy(const ClientMemory& memory, const SliceEntry& entry, size_t part);
   void make_own(size_t part);
+  bool follows(size_t part) const;
   size_t mappings(size_t begin, size_t end) const;
   bool place(size_t begin, size_t num_bytes, int fd, uint64_t offset);
 

@@ -169,6 +169,18 @@ TEST(ValueView, ShowsOtherPlacesWhenValuesHaveMoved) {
   EXPECT_EQ(view.shown(other.client, there, 0), 0U);
 }
 
+// They lie as far apart as they are to be shown, and neither there nor here is what is between them theirs.
+TEST(ValueView, LeavesWhatAnotherShardShowsBetweenTwoParts) {
+  const Blocks shard(3), other(1);
+  const std::vector<ValueView::Part> parts{{0, kBlock}, {2 * kBlock, kBlock}, {kBlock, kBlock}};
+  ValueView view(parts);
+  other.blocks[0][0] = other.blocks[0][kBlock - 1] = std::byte{7};
+  view.show(other.client, std::vector{other.at(0)}, 2);
+  view.show(shard.client, std::vector{shard.at(0), shard.at(2)}, 0);
+  EXPECT_EQ(ends_of(view, parts), (std::vector{1, 1, 3, 3, 7, 7}));
+  EXPECT_EQ(view.num_mappings(), 3U);
+}
+
 TEST(ValueView, CopiesWhatIsNoWholePages) {
   const Blocks shard(2);
   const std::vector<ValueView::Part> parts{{0, 100}, {4096, 5000}, {4096 + 5000, 10}};
