@@ -7,8 +7,10 @@ import ctypes
 from typing import Any
 
 import numpy as np
+import pytest
 
 from psstore import _core
+from psstore.client import device_arrays
 
 Array = np.ndarray[Any, Any]
 
@@ -36,6 +38,13 @@ class Stream:
         self.queue.copy_out(buffer, [(0, source.memory.pointer, num_bytes)])
         self.queue.record().wait()
         return np.asarray(memoryview(buffer))[:num_bytes].copy().view(source.dtype).reshape(source.shape)
+
+
+def stream_on(device: str, monkeypatch: pytest.MonkeyPatch) -> Stream:
+    """On the device that clients find their arrays on from now on."""
+    opened = _core.open_device(device)
+    monkeypatch.setattr(device_arrays, "device_at", lambda index: opened)
+    return Stream(opened)
 
 
 class FakeArray:

@@ -25,6 +25,16 @@ KEY = 1 << _core.SLICE_INDEX_BITS
 TIMEOUT_S = 1.0
 
 
+def all_at(end: socket.socket) -> bytes:
+    """What has come to an end that does not block."""
+    pieces = []
+    while True:
+        try:
+            pieces.append(end.recv(1 << 20))
+        except BlockingIOError:
+            return b"".join(pieces)
+
+
 def _never(*_: object) -> Any:
     raise AssertionError("nothing of the kind was asked for")
 
@@ -152,12 +162,7 @@ class Lane:
 
     def came(self) -> int:
         """Bytes, to the other end."""
-        num_bytes = 0
-        while True:
-            try:
-                num_bytes += len(self._peer.recv(1 << 20))
-            except BlockingIOError:
-                return num_bytes
+        return len(all_at(self._peer))
 
     def fill(self) -> int:
         """Takes all the room that the kernel has for what is sent. Returns how much there was."""

@@ -85,14 +85,6 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
         yield start(shards=2)
 
 
-@pytest.fixture
-def store(cluster: Cluster) -> Iterator[Store]:
-    with cluster.connect(rank=0) as store:
-        yield store
-        for name in store.keys():
-            store.drop(name)
-
-
 def test_borrowed_values_are_those_that_are_pulled(cluster: Cluster, store: Store) -> None:
     values = make(store)
     with store.borrow(list(SHAPES)) as borrowed:

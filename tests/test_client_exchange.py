@@ -21,6 +21,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 from cluster import PATIENCE_S, Cluster, clusters
+from lane_support import all_at
 from numpy.testing import assert_array_equal
 
 from psstore import _core
@@ -71,12 +72,7 @@ class Ends:
         return frames
 
     def sent(self) -> bytes:
-        pieces = []
-        while True:
-            try:
-                pieces.append(self.peer.recv(1 << 20))
-            except BlockingIOError:
-                return b"".join(pieces)
+        return all_at(self.peer)
 
 
 @pytest.fixture

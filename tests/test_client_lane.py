@@ -18,6 +18,7 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 from cluster import PATIENCE_S, clusters
+from lane_support import all_at
 from numpy.testing import assert_array_equal
 
 from psstore import _core
@@ -124,12 +125,7 @@ class Ends:
 
     def sent(self) -> bytes:
         """All that has come to the other end."""
-        pieces = []
-        while True:
-            try:
-                pieces.append(self.peer.recv(1 << 20))
-            except BlockingIOError:
-                return b"".join(pieces)
+        return all_at(self.peer)
 
 
 @pytest.fixture

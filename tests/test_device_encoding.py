@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from fake_arrays import Array, Interface, Stream
+from fake_arrays import Array, Interface, Stream, stream_on
 from numpy.testing import assert_array_equal
 from server_process import StoreProcess
 
@@ -29,12 +29,6 @@ SIZES = {"large": 600_000, "middle": 70_001, "small": 7, "none": 0}
 """Elements: several slices of which one is not full, one slice, and less than a block of an encoding."""
 
 NAMES = list(SIZES)
-
-
-def stream_on(device: str, monkeypatch: pytest.MonkeyPatch) -> Stream:
-    opened = _core.open_device(device)
-    monkeypatch.setattr(device_arrays, "device_at", lambda index: opened)
-    return Stream(opened)
 
 
 @pytest.fixture(params=range(3))

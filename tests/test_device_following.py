@@ -9,13 +9,12 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from fake_arrays import Array, Interface, Stream
+from fake_arrays import Array, Interface, Stream, stream_on
 from numpy.testing import assert_array_equal
 from server_process import StoreProcess
 
 import psstore
-from psstore import _core
-from psstore.client import device_arrays, staging
+from psstore.client import staging
 from psstore.client.store import Store
 from psstore.errors import UnknownKey
 
@@ -25,12 +24,6 @@ FOLLOWING = ("int8", "sign")
 
 SIZES = {"large": 600_000, "middle": 70_001, "small": 7, "none": 0}
 NAMES = list(SIZES)
-
-
-def stream_on(device: str, monkeypatch: pytest.MonkeyPatch) -> Stream:
-    opened = _core.open_device(device)
-    monkeypatch.setattr(device_arrays, "device_at", lambda index: opened)
-    return Stream(opened)
 
 
 @pytest.fixture(params=range(3))

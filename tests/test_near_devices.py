@@ -9,13 +9,13 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from fake_arrays import Array, Interface, Stream
+from fake_arrays import Array, Interface, Stream, stream_on
 from numpy.testing import assert_array_equal
 from server_process import StoreProcess
 
 import psstore
 from psstore import _core
-from psstore.client import device_arrays, near, near_shards
+from psstore.client import near, near_shards
 from psstore.client.store import Store
 from psstore.errors import AvailabilityError
 from psstore.protocol.sharing import Lease
@@ -33,12 +33,6 @@ def server() -> Iterator[StoreProcess]:
     """Shard 0 on the worker's device, shard 1 on another."""
     with StoreProcess("--shards", "2", "--device", "fake:0?seed=7,fake:1") as process:
         yield process
-
-
-def stream_on(device: str, monkeypatch: pytest.MonkeyPatch) -> Stream:
-    opened = _core.open_device(device)
-    monkeypatch.setattr(device_arrays, "device_at", lambda index: opened)
-    return Stream(opened)
 
 
 @pytest.fixture(params=range(2))
