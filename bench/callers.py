@@ -162,10 +162,8 @@ def raw_caller(
             link.connect(address)
             listener.close()
             tune(link)
-            calls = _raw_calls(link, transport, spinning=spinning)
+            calls = _raw_calls(link, transport, spinning=spinning, core=cores.client)
             name = f"{calls.name}{', one thread' if one_thread else ''}{cores}"
-            if not spinning:
-                calls = replace(calls, around=partial(on_core, cores.client))
             bulk = None if spinning or cores.pinned else partial(_raw_bulk, transport, address)
             yield replace(calls, name=name, bulk=bulk, cores=cores, one_thread=one_thread)
 
@@ -184,7 +182,7 @@ def _raw_bulk(transport: str, address: Any) -> Callable[[], object]:
     return push
 
 
-def _raw_calls(link: socket.socket, transport: str, *, spinning: bool) -> Caller:
+def _raw_calls(link: socket.socket, transport: str, *, spinning: bool, core: int | None) -> Caller:
     pull = PULL.ljust(HEADER_BYTES)
     push = PUSH.ljust(HEADER_BYTES) + bytes(4 * VALUE_ELEMS)
     header, value = bytearray(HEADER_BYTES), bytearray(HEADER_BYTES + 4 * VALUE_ELEMS)
@@ -204,7 +202,8 @@ def _raw_calls(link: socket.socket, transport: str, *, spinning: bool) -> Caller
         call(SPIN.ljust(HEADER_BYTES), header)
         link.setblocking(False)
         try:
-            yield
+            with on_core(core):
+                yield
         finally:
             link.setblocking(True)
             call(BLOCK.ljust(HEADER_BYTES), header)
@@ -216,7 +215,7 @@ def _raw_calls(link: socket.socket, transport: str, *, spinning: bool) -> Caller
         push=lambda: call(push, header),
         pull=lambda: call(pull, value),
         pipelined=pipelined,
-        around=both_spin if spinning else nullcontext,
+        around=both_spin if spinning else partial(on_core, core),
     )
 
 

@@ -119,10 +119,10 @@ MEMORY = {"shm": "memory, shm, copy + SGD + copy"}
 
 
 def latency(of: Callable[[Mapping[str, Mapping[str, Any]], str], Iterator[float]]) -> Ratios:
-    """`of`: percentiles by caller and kind of call, and a transport → ratios."""
+    """`of`: figures by caller, and a transport → ratios."""
 
     def ratios(report: Report) -> Iterator[float]:
-        callers = {str(figure["name"]): figure["percentiles_s"] for figure in report.figures}
+        callers = {str(figure["name"]): figure for figure in report.figures}
         for transport in SOCKETS:
             if f"psstore, {transport}" in callers:
                 yield from of(callers, transport)
@@ -141,7 +141,7 @@ def _beside_raw(cores: str) -> Callable[[Mapping[str, Mapping[str, Any]], str], 
             callers.get(f"{who}{cores}") for who in (f"psstore, {transport}", f"raw sockets, {transport}, blocking")
         )
         if ours and raw:
-            yield max(ours[kind]["50"] / raw[kind]["50"] for kind in KINDS)
+            yield max(ours["typical_s"][kind] / raw["typical_s"][kind] for kind in KINDS)
 
     return ratios
 
@@ -149,16 +149,18 @@ def _beside_raw(cores: str) -> Callable[[Mapping[str, Mapping[str, Any]], str], 
 def _beside_redis(callers: Mapping[str, Mapping[str, Any]], transport: str) -> Iterator[float]:
     redis = callers.get(f"Redis, {transport}")
     if redis:
-        yield from (callers[f"psstore, {transport}"][kind]["50"] / redis[kind]["50"] for kind in KINDS)
+        ours = callers[f"psstore, {transport}"]
+        yield from (ours["typical_s"][kind] / redis["typical_s"][kind] for kind in KINDS)
 
 
 def _unix_beside_tcp(callers: Mapping[str, Mapping[str, Any]], transport: str) -> Iterator[float]:
     if transport == "unix":
-        yield from (callers["psstore, unix"][kind]["50"] / callers["psstore, tcp"][kind]["50"] for kind in KINDS)
+        unix, tcp = (callers[f"psstore, {one}"]["typical_s"] for one in ("unix", "tcp"))
+        yield from (unix[kind] / tcp[kind] for kind in KINDS)
 
 
 def _loaded(callers: Mapping[str, Mapping[str, Any]], transport: str) -> Iterator[float]:
-    ours = callers[f"psstore, {transport}"]
+    ours = callers[f"psstore, {transport}"]["percentiles_s"]
     if ours.get("loaded"):
         yield ours["loaded"]["99"] / ours["push"]["99"]
 
@@ -287,7 +289,7 @@ TARGETS: Sequence[Target] = (
     ),
     Target(
         "latency",
-        "1 KiB, p50, blocking",
+        "1 KiB, blocking, placed by the kernel",
         latency(_beside_raw("")),
         at_most=1.3,
         unit="× ping-pong",
@@ -306,13 +308,13 @@ TARGETS: Sequence[Target] = (
     ),
     Target(
         "latency",
-        "p50 beside Redis",
+        "beside Redis",
         latency(_beside_redis),
         at_most=1.0,
         unit="×",
         why="[where a process sleeps](#where-a-process-sleeps)",
     ),
-    Target("latency", "p50 over unix sockets beside tcp", latency(_unix_beside_tcp), at_most=1.0, unit="×"),
+    Target("latency", "over unix sockets beside tcp", latency(_unix_beside_tcp), at_most=1.0, unit="×"),
     Target(
         "latency",
         "p99 while another client pushes in bulk",

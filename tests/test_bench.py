@@ -18,9 +18,10 @@ from time import process_time
 
 import pytest
 from bench import __main__ as every_subject
-from bench import latency
+from bench import calls, latency
 from bench import page as pages
 from bench.callers import placements, raw_caller, store_caller
+from bench.calls import Found
 from bench.command import Subject, run
 from bench.comparison import Entry, comparison, comparison_chart, comparison_summary
 from bench.dense import Contestant, contest
@@ -333,23 +334,33 @@ def test_contestants_say_what_they_cannot_do() -> None:
 
 
 def test_latency_is_measured_idle_and_under_load(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(latency, "BURST", 3)
+    monkeypatch.setattr(calls, "BURST", 3)
     with raw_caller("unix") as raw, raw_caller("unix", spinning=True) as spinning, store_caller("unix") as store:
-        found = latency.measure_callers([raw, spinning, store], warm_up=1, rounds=1)
+        found = calls.measure_callers([raw, spinning, store], warm_up=1, rounds=1)
     assert [len(one.push.times_s) for one in found] == [3, 3, 3]
     assert [one.loaded is None for one in found] == [False, True, False]
     assert "**psstore, unix**" in latency.report(found, []).markdown()
 
 
 def test_latency_says_how_far_bursts_of_calls_differ(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(latency, "BURST", 3)
-    assert latency.range_of_bursts(Series((5.0, 1.0, 3.0, 2.0, 9.0, 2.0), (0.0, 0.0))) == (2.0, 3.0)
+    monkeypatch.setattr(calls, "BURST", 3)
+    some = Series((5.0, 1.0, 3.0, 2.0, 9.0, 2.0), (0.0, 0.0))
+    assert calls.range_of_bursts(some) == (2.0, 3.0)
+    assert calls.typical_s(some) == 2.5
+
+
+def test_latency_joins_what_one_caller_took_in_all_its_starts() -> None:
+    with raw_caller("unix") as one:
+        starts = [Found(one, Series((time_s,), (0.1,)), Series((1.0,), (0.1,)), None, time_s) for time_s in (1.0, 3.0)]
+    found = calls.joined(starts)
+    assert (found.push.times_s, found.pull.times_s, found.loaded) == ((1.0, 3.0), (1.0, 1.0), None)
+    assert found.pipelined_s == 2.0
 
 
 def test_latency_is_compared_with_a_limit_on_the_same_cores_and_under_load_with_one_thread(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(latency, "BURST", 3)
+    monkeypatch.setattr(calls, "BURST", 3)
     cores, before = placements()[-1], os.sched_getaffinity(0)
     with (
         raw_caller("unix") as free,
@@ -358,7 +369,7 @@ def test_latency_is_compared_with_a_limit_on_the_same_cores_and_under_load_with_
         store_caller("unix", cores=cores) as store,
         raw_caller("unix", one_thread=True) as another,
     ):
-        found = latency.measure_callers([free, alone, pinned, store, another], warm_up=0, rounds=1)
+        found = calls.measure_callers([free, alone, pinned, store, another], warm_up=0, rounds=1)
     assert latency._limit(found[3], found).caller is pinned
     assert latency._limit(found[4], found, one_thread=True).caller is alone
     assert latency._limit(found[4], found).caller is free
