@@ -2,12 +2,12 @@
 
     python -m bench.latency [--quick] [--json FILE] [--plot FILE.png]
 
-Axes: transport, peers (callers.py), load. The client is this process, the server another one; each caller makes a
-burst of calls in turn. Pushes and pulls are of a plain tensor ('assign'). The limit is a ping-pong of as many bytes,
-blocking, as the client is; spinning is what blocking costs, also for psstore (`busy_poll_us`). Where both ends sleep
-decides much: so both are measured on one core and on two, too, and those that the kernel places are started again and
-again, as it mostly leaves two processes where it put them first. Under load the limit has one thread for all clients,
-as a shard has. Also: pushes per second with 100 of them under way.
+Axes: transport, peers (callers.py, ping_pong.py), load. The client is this process, the server another one; each caller
+makes a burst of calls in turn. Pushes and pulls are of a plain tensor ('assign'). The limit is a ping-pong of as many
+bytes, blocking, as the client is; spinning is what blocking costs, also for psstore (`busy_poll_us`). Where both ends
+sleep decides much: so both are measured on one core and on two, too, and those that the kernel places are started again
+and again, as it mostly leaves two processes where it put them first. Under load the limit has one thread for all
+clients, as a shard has. Also: pushes per second with 100 of them under way.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
-from bench.callers import Caller, placements, raw_caller, redis_caller, rpc_caller, store_caller
+from bench.callers import Caller, placements, redis_caller, rpc_caller, store_caller
 from bench.calls import BURST, UNDER_WAY, Found, joined, measure_callers, range_of_bursts, typical_s
 from bench.command import Subject, run
 from bench.harness import Series
 from bench.machine import machine
+from bench.ping_pong import raw_caller
 from bench.processes import preload
 from bench.report import Cell, Chart, Report, Table
 
@@ -71,7 +72,7 @@ def _started_once() -> list[Start]:
 
 
 def measure(chosen: argparse.Namespace) -> Report:
-    preload("bench.callers")
+    preload("bench.ping_pong")
     absent: set[str] = set()
     passes: list[list[Found]] = []
     with contextlib.ExitStack() as kept:

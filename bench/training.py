@@ -18,34 +18,23 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import os
-import statistics
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
-import torch
-import torch.distributed as dist
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
-
-import psstore
 from bench.command import Subject, run
 from bench.far import Crew, Hosts, ThisHost, crew
 from bench.harness import Series, alternate
 from bench.machine import machine
 from bench.report import Cell, Chart, Report, Table, three_digits
 from bench.scaling import CONGESTION_CONTROL, TOKEN, shards
+from bench.training_worker import ALONE, COMPRESSED, DDP, DEFAULT, MODELS, OVERLAPS, WORKERS, Way, Worker
 from bench.virtual_hosts import VirtualHosts, why_not
 from psstore.config import Transport
 from psstore.partition.slicing import SLICE_BYTES
-from psstore.torch import DistributedOptimizer
 
-WORKERS = 2
 STEPS = 5
 """In a turn on one host. The first one finds the caches full of another contestant's model."""
 
@@ -60,164 +49,6 @@ RATE_MBIT = 250.0
 the links that are measured. At 800 Mbit/s it is the processor."""
 
 PARTS = ("loopback", "links")
-
-RING_PORT = 5900
-LEARNING_RATE = 1e-3
-
-
-class Convolutions(nn.Sequential):
-    """Four convolutions and a linear layer on images of 32x32: 1.6 million parameters."""
-
-    def __init__(self) -> None:
-        widths = (3, 64, 128, 256, 512)
-        layers: list[nn.Module] = []
-        for inputs, outputs in pairwise(widths):
-            layers += [nn.Conv2d(inputs, outputs, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)]
-        super().__init__(*layers, nn.Flatten(), nn.Linear(512 * 4, 10))
-
-
-class Transformer(nn.Module):
-    """Four layers of width 192 on 64 tokens of 1,000: 2.2 million parameters."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(1000, 192)
-        layer = nn.TransformerEncoderLayer(192, 4, 768, dropout=0.0, batch_first=True)
-        self.layers = nn.TransformerEncoder(layer, 4, enable_nested_tensor=False)
-        self.output = nn.Linear(192, 1000)
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        result: torch.Tensor = self.output(self.layers(self.embedding(tokens)))
-        return result
-
-
-def _images(chance: torch.Generator) -> torch.Tensor:
-    return torch.randn(8, 3, 32, 32, generator=chance)
-
-
-def _tokens(chance: torch.Generator) -> torch.Tensor:
-    return torch.randint(1000, (2, 64), generator=chance)
-
-
-MODELS: Mapping[str, tuple[Callable[[], nn.Module], Callable[[torch.Generator], torch.Tensor]]] = {
-    "convolutions": (Convolutions, _images),
-    "transformer": (Transformer, _tokens),
-}
-"""How to make it, and a batch for it."""
-
-
-@dataclass(frozen=True)
-class Way:
-    """How workers train together."""
-
-    name: str
-    kind: str
-    """'alone', 'psstore' or 'ddp'."""
-    options: Mapping[str, Any]
-    exact: bool = True
-    """All that are take the same steps."""
-
-
-ALONE = Way("no communication", "alone", {}, exact=False)
-DDP = Way("DDP, gloo", "ddp", {"gradient_as_bucket_view": True})
-DEFAULT = Way("psstore", "psstore", {})
-OVERLAPS = tuple(Way(f"psstore, overlap={how!r}", "psstore", {"overlap": how}) for how in ("none", "backward", "eager"))
-COMPRESSED = tuple(
-    Way(f"psstore, {codec}", "psstore", {"overlap": "backward", "compression": codec}, exact=False)
-    for codec in ("bf16", "int8", "sign")
-)
-
-
-class Worker:
-    """One of the workers, in a process of its own."""
-
-    def __init__(self, rank: int, hosts: Hosts, transport: Transport) -> None:
-        self._rank = rank
-        self._hosts = hosts
-        self._transport = transport
-        self._trained: dict[str, _Trained] = {}
-
-    def join(self, url: str) -> None:
-        """The store, and DDP's group."""
-        torch.set_num_threads(1)
-        os.environ["GLOO_SOCKET_IFNAME"] = self._hosts.interface
-        where = f"tcp://{self._hosts.address(0)}:{RING_PORT}"
-        dist.init_process_group("gloo", init_method=where, rank=self._rank, world_size=WORKERS)
-        self._store = psstore.connect(
-            url,
-            rank=self._rank,
-            num_workers=WORKERS,
-            token=TOKEN,
-            transport=self._transport,
-            connect_timeout_s=30.0,
-        )
-
-    def make(self, model: str, ways: Sequence[Way]) -> int:
-        """A model for each way; returns its number of bytes."""
-        self._trained = {way.name: _Trained(model, way, self._store, self._rank) for way in ways}
-        return 4 * sum(p.numel() for p in self._trained[ALONE.name].model.parameters())
-
-    def steps(self, way: str, count: int) -> None:
-        for _ in range(count):
-            self._trained[way].step()
-
-    def first_gradient_s(self, count: int) -> float:
-        """How long after a step's beginning the first one is there, where nothing is sent."""
-        trained = self._trained[ALONE.name]
-        times_s = []
-        for _ in range(count):
-            begin = time.perf_counter()
-            times_s.append(trained.step_seen() - begin)
-        return statistics.median(times_s)
-
-    def check(self) -> None:
-        """Raises if two that are exact trained to different weights."""
-        first, *others = (one for one in self._trained.values() if one.way.exact)
-        for other in others:
-            for ours, theirs in zip(first.model.parameters(), other.model.parameters(), strict=True):
-                assert torch.equal(ours, theirs), f"{other.way.name} and {first.way.name} differ"
-
-    def leave(self) -> None:
-        self._store.close()
-        dist.destroy_process_group()
-
-
-class _Trained:
-    """A model that is trained in one way."""
-
-    def __init__(self, model: str, way: Way, store: psstore.Store, rank: int) -> None:
-        make, batch = MODELS[model]
-        torch.manual_seed(0)
-        self.way = way
-        self.model = self._called = make()
-        self._batch = batch(torch.Generator().manual_seed(rank))
-        self._optimizer: torch.optim.Optimizer = torch.optim.SGD(
-            self.model.parameters(), lr=LEARNING_RATE, momentum=0.9, foreach=False
-        )
-        if way.kind == "ddp":
-            self._called = DistributedDataParallel(self.model, **way.options)
-        elif way.kind == "psstore":
-            named = self.model.named_parameters()
-            name = f"{model}: {way.name}"
-            self._optimizer = DistributedOptimizer(self._optimizer, store, named, name=name, **way.options)
-
-    def step_seen(self) -> float:
-        """Takes a step; returns when its first gradient was there."""
-        seen_s: list[float] = []
-        hooks = [
-            one.register_post_accumulate_grad_hook(lambda _: seen_s.append(time.perf_counter()))  # type: ignore[no-untyped-call]
-            for one in self.model.parameters()
-        ]
-        self.step()
-        for hook in hooks:
-            hook.remove()
-        return seen_s[0]
-
-    def step(self) -> None:
-        self._optimizer.zero_grad()
-        self._called(self._batch).square().mean().backward()
-        self._optimizer.step()
-
 
 # ---- measuring ----
 
@@ -281,7 +112,8 @@ def joined(hosts: Hosts, *, num_shards: int, transport: Transport) -> Iterator[C
         token_file.write_text(TOKEN)
         token_file.chmod(0o600)
         workers = ends.enter_context(crew(hosts, WORKERS, lambda rank: Worker(rank, hosts, transport)))
-        workers.call("join", ends.enter_context(shards(hosts, num_shards, token_file, first_host=WORKERS)))
+        url = ends.enter_context(shards(hosts, num_shards, token_file, first_host=WORKERS))
+        workers.call("join", url, TOKEN)
         yield workers
         workers.call("leave")
 

@@ -20,7 +20,7 @@ import pytest
 from bench import __main__ as every_subject
 from bench import calls, latency
 from bench import page as pages
-from bench.callers import placements, raw_caller, store_caller
+from bench.callers import placements, store_caller
 from bench.calls import Found
 from bench.command import Subject, run
 from bench.comparison import Entry, comparison, comparison_chart, comparison_summary
@@ -31,6 +31,7 @@ from bench.ledger import account
 from bench.machine import congestion_control, machine
 from bench.page import filled
 from bench.peers import load
+from bench.ping_pong import raw_caller
 from bench.processes import FRESH, child, preload
 from bench.report import Chart, Report, Table, merged, three_digits
 from bench.scaling import shard_addresses
