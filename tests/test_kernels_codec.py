@@ -205,6 +205,24 @@ def test_topk_sends_what_is_not_finite_first_and_leaves_its_residual(kept: int) 
     assert list(residual[1:]) == [0.25, 0.25, 1.25]
 
 
+@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
+@given(seed=seeds)
+@few_examples
+def test_topk_keeps_as_many_as_were_asked_for_where_source_and_residual_are_not_numbers(
+    instruction_set: str, seed: int
+) -> None:
+    """Any bits: whose NaN a sum becomes is up to the compiler, pass by pass."""
+    kept, num_elems, untouched = 300, 70_000, 0xA5
+    bits = np.random.default_rng(seed).integers(0, 1 << 32, (2, num_elems), np.uint32)
+    source, residual = bits.view(np.float32)
+    payload = np.full(8 * kept + 4096, untouched, np.uint8)
+    _core.encode_slice(_core.DTYPES["topk"], source, residual, payload, kept, instruction_set=instruction_set)
+    indices = payload[: 4 * kept].view(np.uint32).astype(np.int64)
+    assert (np.diff(indices) > 0).all()
+    assert indices[-1] < num_elems
+    assert (payload[8 * kept :] == untouched).all()
+
+
 # ---- what is refused -----------------------------------------------------------------------------
 
 

@@ -132,13 +132,21 @@ void keep_topk(At at, const ToEncode& what) {
   }
 }
 
+// Of two NaN a sum has the bits of one or the other, as the compiler likes, and what passes count has to be the same
+// in each.
+inline float with_one_nan(float x) {
+  return magnitude_bits(x) > kInfinityBits ? float_of(kNanBits) : x;
+}
+
 inline void encode_topk(const ToEncode& what) {
   const auto* source = static_cast<const std::byte*>(what.source);
   const auto* residual = static_cast<const std::byte*>(what.residual);
   if (residual == nullptr) {
     encode_topk([=](int64_t i) { return load<float>(source, i); }, what);
   } else {
-    const auto sum = [=](int64_t i) { return load<float>(source, i) + load<float>(residual, i); };
+    const auto sum = [=](int64_t i) {
+      return with_one_nan(load<float>(source, i) + load<float>(residual, i));
+    };
     encode_topk(sum, what);
     keep_topk(sum, what);
   }
