@@ -152,31 +152,5 @@ inline void encode_topk(const ToEncode& what) {
   }
 }
 
-// Where the entries from element `begin` on begin: at `guess` if that is so, else searched.
-template <class IndexAt>
-int64_t first_entry_near(IndexAt index_at, int64_t num_kept, int64_t begin, int64_t guess) {
-  const bool is_right = guess <= num_kept && (guess == 0 || index_at(guess - 1) < begin) &&
-                        (guess == num_kept || index_at(guess) >= begin);
-  return is_right ? guess : first_entry(index_at, num_kept, begin);
-}
-
-// `entry`: a guess, from 0 on, where the entries from `begin` on begin; becomes where those of the next block do.
-// Indices that do not ascend spoil the block and reach nothing outside of it: they may lie in memory that
-// somebody else can still write to.
-inline void decode_topk(const Encoded& encoded, int64_t begin, int64_t count, float* out,
-                        int64_t& entry) {
-  const auto num_kept = static_cast<int64_t>(encoded.num_bytes / kTopKEntryBytes);
-  const auto* indices = static_cast<const std::byte*>(encoded.payload);
-  const std::byte* values = indices + num_kept * static_cast<int64_t>(sizeof(uint32_t));
-  std::fill_n(out, count, 0.0F);
-  const auto index_at = [=](int64_t i) { return int64_t{load<uint32_t>(indices, i)}; };
-  entry = first_entry_near(index_at, num_kept, begin, entry);
-  for (; entry < num_kept; ++entry) {
-    const int64_t place = index_at(entry) - begin;
-    if (place < 0 || place >= count) return;
-    out[place] = load<float>(values, entry);
-  }
-}
-
 }  // namespace
 }  // namespace psstore

@@ -34,7 +34,7 @@ void convert_from(DType to, const std::byte* source, std::byte* destination, int
     case DType::kFloat16: return convert_elements<From, Float16>(source, destination, count);
     case DType::kInt8:
     case DType::kSign:
-    case DType::kTopK: return;  // codec_loops.h does these
+    case DType::kTopK: return;  // codec_encode.h does these
   }
 }
 
@@ -52,7 +52,7 @@ void convert_loop(DType from, DType to, const void* source, void* destination, i
     case DType::kFloat16: return convert_from<Float16>(to, in, out, num_elems);
     case DType::kInt8:
     case DType::kSign:
-    case DType::kTopK: return;  // codec_loops.h does these
+    case DType::kTopK: return;  // codec_decode.h does these
   }
 }
 

@@ -1,5 +1,6 @@
 // The kernels for the target's baseline: the reference that the other sets are tested against.
-#include "kernels/codec_loops.h"
+#include "kernels/codec_decode.h"
+#include "kernels/codec_encode.h"
 #include "kernels/convert.h"
 #include "kernels/kernel_set.h"
 #include "kernels/loops.h"
@@ -12,7 +13,7 @@ const KernelSet kPlainKernels{"plain",
                               reduced_squares_loop<ElementSums>,
                               convert_loop,
                               all_finite_loop,
-                              encode_loop,
+                              encode_loop<ElementEncoders>,
                               decode_loop};
 
 }  // namespace psstore

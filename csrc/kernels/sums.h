@@ -6,7 +6,7 @@
 
 #include <span>
 
-#include "kernels/codec_loops.h"
+#include "kernels/codec_decode.h"
 #include "kernels/elements.h"
 #include "kernels/update.h"
 

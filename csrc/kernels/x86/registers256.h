@@ -39,6 +39,46 @@ struct Registers256 {
       return _mm256_xor_ps(scale, _mm256_and_ps(shifted, all(-0.0F)));
     }
   }
+
+  [[gnu::always_inline]] static Vector magnitude(Vector x) {
+    return _mm256_andnot_ps(all(-0.0F), x);
+  }
+
+  // Of each two, the first a magnitude: the larger magnitude, where NaN is larger than all.
+  [[gnu::always_inline]] static Vector larger_magnitude(Vector magnitudes, Vector x) {
+    return _mm256_castsi256_ps(
+        _mm256_max_epi32(_mm256_castps_si256(magnitudes), _mm256_castps_si256(magnitude(x))));
+  }
+  [[gnu::always_inline]] static float largest(Vector magnitudes) {
+    const __m256i all_eight = _mm256_castps_si256(magnitudes);
+    __m128i rest =
+        _mm_max_epi32(_mm256_castsi256_si128(all_eight), _mm256_extracti128_si256(all_eight, 1));
+    rest = _mm_max_epi32(rest, _mm_unpackhi_epi64(rest, rest));
+    rest = _mm_max_epi32(rest, _mm_shuffle_epi32(rest, 1));
+    return _mm_cvtss_f32(_mm_castsi128_ps(rest));
+  }
+
+  // The upper half onto the lower half, until one is left.
+  [[gnu::always_inline]] static float sum(Vector x) {
+    const __m128 four = _mm256_castps256_ps128(x) + _mm256_extractf128_ps(x, 1);
+    const __m128 two = four + _mm_movehl_ps(four, four);
+    return two[0] + two[1];
+  }
+
+  // Of each element as an integer.
+  [[gnu::always_inline]] static void store_low_bytes(std::byte* to, Vector x) {
+    const __m256i low = _mm256_shuffle_epi8(_mm256_castps_si256(x), _mm256_set1_epi32(0x0C080400));
+    store(to, 0,
+          _mm_unpacklo_epi32(_mm256_castsi256_si128(low), _mm256_extracti128_si256(low, 1))[0]);
+  }
+
+  // A bit for each element.
+  [[gnu::always_inline]] static uint8_t negative(Vector x) {
+    return static_cast<uint8_t>(_mm256_movemask_ps(x));
+  }
+  [[gnu::always_inline]] static Vector with_sign_of(Vector magnitudes, Vector x) {
+    return _mm256_or_ps(magnitudes, _mm256_and_ps(x, all(-0.0F)));
+  }
 };
 
 }  // namespace

@@ -9,6 +9,7 @@
 
 #include "core/types.h"
 #include "kernels/elements.h"
+#include "kernels/x86/registers256.h"
 
 namespace psstore {
 namespace {
@@ -42,6 +43,44 @@ struct Registers512 {
       const auto negative = load<__mmask16>(data, 0);
       return _mm512_mask_xor_ps(scale, negative, scale, all(-0.0F));
     }
+  }
+
+  [[gnu::always_inline]] static Vector magnitude(Vector x) {
+    return _mm512_maskz_andnot_ps(kEach, all(-0.0F), x);
+  }
+
+  // Of each two, the first a magnitude: the larger magnitude, where NaN is larger than all.
+  [[gnu::always_inline]] static Vector larger_magnitude(Vector magnitudes, Vector x) {
+    return _mm512_castsi512_ps(_mm512_maskz_max_epi32(kEach, _mm512_castps_si512(magnitudes),
+                                                      _mm512_castps_si512(magnitude(x))));
+  }
+  [[gnu::always_inline]] static float largest(Vector magnitudes) {
+    return Registers256::largest(
+        Registers256::larger_magnitude(half<0>(magnitudes), half<1>(magnitudes)));
+  }
+
+  // The upper half onto the lower half, until one is left.
+  [[gnu::always_inline]] static float sum(Vector x) {
+    return Registers256::sum(half<0>(x) + half<1>(x));
+  }
+
+  // Of each element as an integer.
+  [[gnu::always_inline]] static void store_low_bytes(std::byte* to, Vector x) {
+    store(to, 0, _mm512_maskz_cvtepi32_epi8(kEach, _mm512_castps_si512(x)));
+  }
+
+  // A bit for each element.
+  [[gnu::always_inline]] static uint16_t negative(Vector x) {
+    return _mm512_movepi32_mask(_mm512_castps_si512(x));
+  }
+  [[gnu::always_inline]] static Vector with_sign_of(Vector magnitudes, Vector x) {
+    return _mm512_maskz_or_ps(kEach, magnitudes, _mm512_maskz_and_ps(kEach, x, all(-0.0F)));
+  }
+
+ private:
+  template <int upper>
+  [[gnu::always_inline]] static __m256 half(Vector x) {
+    return _mm512_maskz_extractf32x8_ps(0xFF, x, upper);
   }
 };
 

@@ -1,0 +1,60 @@
+// Encoding a slice.
+//
+// How a block is encoded is `Encoders`: ElementEncoders, or what an instruction set has of its own.
+//
+// Included only by the .cc file of each instruction set: see loops.h for why everything is in an unnamed namespace.
+#pragma once
+
+#include "kernels/codec_blocks.h"
+#include "kernels/codec_feedback.h"
+#include "kernels/codec_topk.h"
+#include "kernels/convert.h"
+
+namespace psstore {
+namespace {
+
+template <class Encoders, class Code>
+void encode_blocks(const ToEncode& what) {
+  auto* const scales = static_cast<std::byte*>(what.payload);
+  const BlockPayload payload{scales, scales + codes_offset(what.num_elems)};
+  with_feedback(what, [&](auto feedback) {
+    const int64_t rest = what.num_elems % kEncodedBlock;
+    const int64_t end = what.num_elems - rest;
+    for (int64_t begin = 0; begin < end; begin += kEncodedBlock) {
+      Encoders::template encode_whole<Code>(payload, feedback, begin);
+    }
+    if (rest > 0) encode_block<Code>(payload, feedback, end, rest);
+  });
+}
+
+template <class Half>
+void encode_halves(const ToEncode& what) {
+  if (what.residual == nullptr) {
+    return convert_loop(DType::kFloat32, what.encoding, what.source, what.payload, what.num_elems);
+  }
+  const ResidualFeedback feedback{what.source, what.residual};
+  auto* payload = static_cast<std::byte*>(what.payload);
+  for_each_index(what.num_elems, [=](int64_t i) {
+    const auto before = load_at<float>(feedback.residual, i);
+    const auto x = feedback.meant<float>(i);
+    const Half half = rounded_to<Half>(x);
+    store(payload, i, half);
+    store_at(feedback.residual, i, lacking(x, to_float(half), before));
+  });
+}
+
+template <class Encoders>
+void encode_loop(const ToEncode& what) {
+  switch (what.encoding) {
+    case DType::kBFloat16: return encode_halves<BFloat16>(what);
+    case DType::kFloat16: return encode_halves<Float16>(what);
+    case DType::kInt8: return encode_blocks<Encoders, Int8Code>(what);
+    case DType::kSign: return encode_blocks<Encoders, SignCode>(what);
+    case DType::kTopK: return encode_topk(what);
+    case DType::kFloat32:
+    case DType::kFloat64: return;  // not encoded
+  }
+}
+
+}  // namespace
+}  // namespace psstore
