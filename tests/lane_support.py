@@ -1,19 +1,25 @@
-"""A lane without a thread of its own, over one end of a pair of sockets; the other end reads what has come."""
+"""Lanes over one end of a pair of sockets; the other end answers, and reads what has come."""
 
 from __future__ import annotations
 
+import os
 import select
+import signal
 import socket
 import threading
+import time
 from collections import deque
+from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
+import pytest
 
 from psstore import _core
 from psstore.client.asked import Pull, Push
 from psstore.client.layout import Layout
+from psstore.client.loop_thread import LoopThread
 from psstore.net.manual_loop import ManualLoop
 from psstore.net.sockets import sleep_in_recv
 from psstore.partition.ways import Ways
@@ -35,8 +41,72 @@ def all_at(end: socket.socket) -> bytes:
             return b"".join(pieces)
 
 
-def _never(*_: object) -> Any:
+def never(*_: object) -> Any:
     raise AssertionError("nothing of the kind was asked for")
+
+
+class Ends:
+    """One connection of a lane, and its other end."""
+
+    def __init__(self, resume: Callable[[], None] = lambda: None) -> None:
+        self.ours, self.peer = socket.socketpair()
+        for end in (self.ours, self.peer):
+            end.setblocking(False)
+        sleep_in_recv(self.ours)
+        self.decoder, self.unsent = _core.FrameDecoder(), deque[memoryview]()
+        self.requests: dict[int, Any] = {}
+        self.line = _core.RequestLine(self.requests)
+        self.line.connect(self.ours.fileno(), self.decoder, self.unsent, resume)
+
+    def close(self) -> None:
+        self.ours.close()
+        self.peer.close()
+
+    def sent(self) -> bytes:
+        """All that has come to the other end."""
+        return all_at(self.peer)
+
+    def fill(self) -> int:
+        """Takes all the room that the kernel has for what is sent. Returns how much there was."""
+        num_bytes = 0
+        while True:
+            try:
+                num_bytes += self.ours.send(bytes(1 << 10), socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return num_bytes
+
+
+class ThreadedEnds(Ends):
+    """The same of a store's loop."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.thread = LoopThread()
+
+    def close(self) -> None:
+        self.thread.stop()
+        super().close()
+
+
+def interrupt_while_busy(lane: _core.FastLane, call: Callable[[], object]) -> None:
+    """Calls again and again, until Ctrl-C comes in the middle of a call."""
+    over = threading.Event()
+
+    def interrupt() -> None:
+        while not lane.busy and not over.is_set():
+            time.sleep(0)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    def call_until_interrupted() -> None:
+        while not over.wait(0):
+            call()
+
+    interrupting = threading.Thread(target=interrupt)
+    interrupting.start()
+    with pytest.raises(KeyboardInterrupt):
+        call_until_interrupted()
+    over.set()
+    interrupting.join()
 
 
 class Whole:
@@ -57,10 +127,11 @@ class Heard(NamedTuple):
     results: Any
 
 
-class Lane:
-    """Starts calls, and hears what becomes of them."""
+class Lane(Ends):
+    """Starts calls, and hears what becomes of them. Its loop has no thread of its own."""
 
     def __init__(self) -> None:
+        super().__init__(self._resume)
         self.loop, self._idle = ManualLoop(), select.epoll()
         self._idle.register(self.loop.fileno(), select.EPOLLIN)
         self.holding: list[_core.RequestLine] = []
@@ -75,16 +146,7 @@ class Lane:
             sockets=self.loop.fileno(),
             idle=self._idle.fileno(),
         )
-        self._ours, self._peer = socket.socketpair()
-        for end in (self._ours, self._peer):
-            end.setblocking(False)
-        sleep_in_recv(self._ours)
-        self.requests: dict[int, Any] = {}
-        self.unsent: deque[memoryview] = deque()
         self.resumed = 0
-        self.line = _core.RequestLine(self.requests)
-        self.decoder = _core.FrameDecoder()
-        self.line.connect(self._ours.fileno(), self.decoder, self.unsent, self._resume)
         self.looked_after = 0
         self.wholes: list[Whole] = []
         """Of the calls that were started."""
@@ -96,8 +158,7 @@ class Lane:
         self.resumed += 1
 
     def close(self) -> None:
-        self._ours.close()
-        self._peer.close()
+        super().close()
         self._idle.close()
         self.loop.close()
 
@@ -114,10 +175,10 @@ class Lane:
             habits={Push(("t",), ()).manner: habit, Pull(("t",), ()).manner: habit},
             terms=[{op: _core.Terms(OPS[op], timeout_s=TIMEOUT_S)}],
             renew=lambda op, layout, wait_s: None,
-            future=_never,
-            sent=_never,
-            received=_never,
-            conclude=_never,
+            future=never,
+            sent=never,
+            received=never,
+            conclude=never,
             starting=self._starting(),
         )
         array = np.zeros(num_elems, F32) if out is None else out
@@ -162,13 +223,4 @@ class Lane:
 
     def came(self) -> int:
         """Bytes, to the other end."""
-        return len(all_at(self._peer))
-
-    def fill(self) -> int:
-        """Takes all the room that the kernel has for what is sent. Returns how much there was."""
-        num_bytes = 0
-        while True:
-            try:
-                num_bytes += self._ours.send(bytes(1 << 10), socket.MSG_DONTWAIT)
-            except BlockingIOError:
-                return num_bytes
+        return len(self.sent())

@@ -7,25 +7,20 @@ Mostly over a pair of sockets, whose other end has answered before it is asked.
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 import socket
 import threading
-import time
-from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Literal
+from typing import Literal
 from unittest.mock import Mock
 
 import numpy as np
 import pytest
 from cluster import PATIENCE_S, Cluster, clusters
-from lane_support import all_at
+from lane_support import ThreadedEnds, interrupt_while_busy
 from numpy.testing import assert_array_equal
 
 from psstore import _core
-from psstore.client.loop_thread import LoopThread
 from psstore.client.store import Store
 from psstore.errors import BadMagic, DeviceFailed, UnknownTensor
 from psstore.net.client import Tether
@@ -40,23 +35,12 @@ ANSWER = _core.encode_frame(OPS["COMMITTED"], request=1, body=b"answered")
 NEWS = _core.encode_frame(OPS["SHARED"], body=b"news")
 
 
-class Ends:
-    """One connection, and its other end."""
+class Asking(ThreadedEnds):
+    """Of the coordinator, whose answers to one request are awaited."""
 
     def __init__(self) -> None:
-        self.thread = LoopThread()
-        self.ours, self.peer = socket.socketpair()
-        for end in (self.ours, self.peer):
-            end.setblocking(False)
-        self.decoder, self.unsent = _core.FrameDecoder(), deque[memoryview]()
-        self.requests: dict[int, Any] = {1: "asked"}
-        self.line = _core.RequestLine(self.requests)
-        self.line.connect(self.ours.fileno(), self.decoder, self.unsent, lambda: None)
-
-    def close(self) -> None:
-        self.thread.stop()
-        self.ours.close()
-        self.peer.close()
+        super().__init__()
+        self.requests[1] = "asked"
 
     def exchange(self, request: bytes = REQUEST) -> bool | None:
         async def exchange() -> bool | None:
@@ -71,18 +55,15 @@ class Ends:
             frames.append(frame)
         return frames
 
-    def sent(self) -> bytes:
-        return all_at(self.peer)
-
 
 @pytest.fixture
-def ends() -> Iterator[Ends]:
-    made = Ends()
+def ends() -> Iterator[Asking]:
+    made = Asking()
     yield made
     made.close()
 
 
-def test_a_request_is_sent_and_its_answer_is_there(ends: Ends) -> None:
+def test_a_request_is_sent_and_its_answer_is_there(ends: Asking) -> None:
     ends.peer.send(ANSWER)
     assert ends.exchange() is True
     assert ends.sent() == REQUEST
@@ -100,14 +81,14 @@ def test_a_request_is_sent_and_its_answer_is_there(ends: Ends) -> None:
     ],
     ids=["an error", "news first", "news behind it", "another operation's answer", "another request's answer"],
 )
-def test_whatever_else_comes_is_for_the_session_in_its_order(frames: list[bytes], ends: Ends) -> None:
+def test_whatever_else_comes_is_for_the_session_in_its_order(frames: list[bytes], ends: Asking) -> None:
     ends.peer.send(b"".join(frames))
     assert ends.exchange() is False
     assert ends.sent() == REQUEST
     assert [frame.op for frame in ends.came()] == [frame[5] for frame in frames]
 
 
-def test_what_came_before_the_end_of_a_connection_is_told_first(ends: Ends) -> None:
+def test_what_came_before_the_end_of_a_connection_is_told_first(ends: Asking) -> None:
     """Received by a call, and left to the loop, which finds the end before the call can tell it to go on."""
     session = Mock(line=_core.RequestLine({}), link=Link.UP, owes_releases=False)
     session.take_output.return_value = []
@@ -118,14 +99,14 @@ def test_what_came_before_the_end_of_a_connection_is_told_first(ends: Ends) -> N
     assert [one for one in told if one in ("frame", "disconnected")] == ["frame", "disconnected"]
 
 
-def test_an_answer_that_does_not_come_is_left_to_the_loop(ends: Ends) -> None:
+def test_an_answer_that_does_not_come_is_left_to_the_loop(ends: Asking) -> None:
     assert ends.exchange() is False
     assert ends.requests == {1: "asked"}
     ends.decoder.feed(ANSWER)
     assert [frame.op for frame in ends.came()] == [OPS["COMMITTED"]]
 
 
-def test_an_answer_that_is_cut_is_left_to_the_loop(ends: Ends) -> None:
+def test_an_answer_that_is_cut_is_left_to_the_loop(ends: Asking) -> None:
     ends.peer.send(ANSWER[:20])
     ends.peer.shutdown(socket.SHUT_WR)
     assert ends.exchange() is False
@@ -133,14 +114,14 @@ def test_an_answer_that_is_cut_is_left_to_the_loop(ends: Ends) -> None:
     assert ends.came() == []
 
 
-def test_bytes_that_are_no_frame_are_told_by_the_decoder(ends: Ends) -> None:
+def test_bytes_that_are_no_frame_are_told_by_the_decoder(ends: Asking) -> None:
     ends.peer.send(b"nonsense" * 20)
     assert ends.exchange() is False
     with pytest.raises(BadMagic):
         ends.came()
 
 
-def test_what_the_kernel_does_not_take_is_left_to_be_sent(ends: Ends) -> None:
+def test_what_the_kernel_does_not_take_is_left_to_be_sent(ends: Asking) -> None:
     long = _core.encode_frame(OPS["COMMIT"], request=1, body=bytes(1 << 20))
     assert ends.exchange(long) is False
     came = ends.sent()
@@ -148,7 +129,7 @@ def test_what_the_kernel_does_not_take_is_left_to_be_sent(ends: Ends) -> None:
     assert b"".join([came, *ends.unsent]) == long
 
 
-def test_nothing_is_done_while_something_else_is_under_way(ends: Ends) -> None:
+def test_nothing_is_done_while_something_else_is_under_way(ends: Asking) -> None:
     ends.requests[2] = "asked, too"
     assert ends.exchange() is None
     del ends.requests[2]
@@ -164,7 +145,7 @@ def test_nothing_is_done_while_something_else_is_under_way(ends: Ends) -> None:
     assert ends.sent() == b""
 
 
-def test_who_wants_the_loop_gets_it(ends: Ends) -> None:
+def test_who_wants_the_loop_gets_it(ends: Asking) -> None:
     async def here() -> int:
         return threading.get_ident()
 
@@ -175,25 +156,8 @@ def test_who_wants_the_loop_gets_it(ends: Ends) -> None:
         assert len(set(wanting.result(PATIENCE_S))) == 1
 
 
-def test_an_interrupt_ends_the_wait_and_gives_the_loop_back(ends: Ends) -> None:
-    over = threading.Event()
-
-    def interrupt() -> None:
-        while not ends.thread.lane.busy and not over.is_set():
-            time.sleep(0)
-        os.kill(os.getpid(), signal.SIGINT)
-
-    interrupting = threading.Thread(target=interrupt)
-    interrupting.start()
-
-    def exchange_until_interrupted() -> None:
-        while not over.wait(0):
-            ends.exchange()
-
-    with pytest.raises(KeyboardInterrupt):
-        exchange_until_interrupted()
-    over.set()
-    interrupting.join()
+def test_an_interrupt_ends_the_wait_and_gives_the_loop_back(ends: Asking) -> None:
+    interrupt_while_busy(ends.thread.lane, ends.exchange)
     assert not ends.thread.lane.busy
     ends.thread.at_once(int)
 

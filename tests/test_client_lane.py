@@ -5,12 +5,8 @@ Mostly over a pair of sockets, whose other end has answered before it is asked: 
 
 from __future__ import annotations
 
-import os
-import signal
 import socket
 import threading
-import time
-from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
@@ -18,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 from cluster import PATIENCE_S, clusters
-from lane_support import all_at
+from lane_support import ThreadedEnds, interrupt_while_busy, never
 from numpy.testing import assert_array_equal
 
 from psstore import _core
@@ -27,7 +23,6 @@ from psstore.client.layout import Layout
 from psstore.client.loop_thread import LoopThread
 from psstore.errors import BadMagic, UnknownKey, UnknownTensor
 from psstore.net.client import QuietFuture
-from psstore.net.sockets import sleep_in_recv
 from psstore.partition.slicing import SLICE_BYTES
 from psstore.partition.ways import Ways
 from psstore.protocol.frames import failure_frame
@@ -40,37 +35,20 @@ SLICE_ELEMS = SLICE_BYTES // 4
 
 
 def nothing_is_started() -> _core.StartingParts:
-    def never(*_: object) -> Any:
-        raise AssertionError("nothing was started")
-
     return _core.StartingParts(
         make=never, ended=never, unfinished=never, look_after=never, paced=never, under_way=set()
     )
 
 
-class Ends:
-    """A lane over one connection, for one tensor of 256 elements or more, and the other end."""
+class Calling(ThreadedEnds):
+    """For one tensor of 256 elements or more."""
 
     def __init__(self, num_elems: int = 256) -> None:
-        self.thread = LoopThread()
-        ours, self.peer = socket.socketpair()
-        self._ours = ours
-        ours.setblocking(False)
-        sleep_in_recv(ours)
-        self.peer.setblocking(False)
-        self.decoder, self.unsent = _core.FrameDecoder(), deque[memoryview]()
-        self.requests: dict[int, Any] = {}
-        self.line = _core.RequestLine(self.requests)
-        self.line.connect(ours.fileno(), self.decoder, self.unsent, lambda: None)
+        super().__init__()
         spec = TensorSpec(name="t", shape=(num_elems,), rule="assign")
         num_slices = -(-num_elems // SLICE_ELEMS)
         self._tensor = Tensor(id=1, spec=spec, slice_elems=SLICE_ELEMS, shards=(0,) * num_slices)
         self.array = np.arange(num_elems, dtype=F32)
-
-    def close(self) -> None:
-        self.thread.stop()
-        self._ours.close()
-        self.peer.close()
 
     def call(self, op: str = "ASSIGN") -> tuple[bool, list[Any]] | None:
         """None: nothing was done. Else whether all was answered, and the answers to what has any, or what is left."""
@@ -123,14 +101,10 @@ class Ends:
         assert request.id == 1
         return request
 
-    def sent(self) -> bytes:
-        """All that has come to the other end."""
-        return all_at(self.peer)
-
 
 @pytest.fixture
-def ends() -> Iterator[Ends]:
-    made = Ends()
+def ends() -> Iterator[Calling]:
+    made = Calling()
     yield made
     made.close()
 
@@ -142,7 +116,7 @@ def reply(op: str, *, request: int = 1, payload: np.ndarray[Any, Any] | None = N
     return head if payload is None else head + payload.tobytes()
 
 
-def test_a_call_sends_its_frame_and_returns_the_answer(ends: Ends) -> None:
+def test_a_call_sends_its_frame_and_returns_the_answer(ends: Calling) -> None:
     ends.peer.send(reply("ASSIGNED"))
     ends.answer()
     table = _core.SliceTable([(KEY, ends.array.nbytes, _core.DTYPES["float32"])])
@@ -151,7 +125,7 @@ def test_a_call_sends_its_frame_and_returns_the_answer(ends: Ends) -> None:
     assert (ends.line.next_request, ends.line.last_write) == (2, 1)
 
 
-def test_a_read_lands_in_the_array(ends: Ends) -> None:
+def test_a_read_lands_in_the_array(ends: Calling) -> None:
     values = np.full(256, 3, F32)
     ends.peer.send(reply("PULLED", payload=values))
     ends.answer("PULL")
@@ -159,7 +133,7 @@ def test_a_read_lands_in_the_array(ends: Ends) -> None:
 
 
 def test_what_the_kernel_does_not_take_is_left_to_be_sent() -> None:
-    ends = Ends(num_elems=4 * SLICE_ELEMS)
+    ends = Calling(num_elems=4 * SLICE_ELEMS)
     try:
         ends.left()
         came = ends.sent()
@@ -171,7 +145,7 @@ def test_what_the_kernel_does_not_take_is_left_to_be_sent() -> None:
         ends.close()
 
 
-def test_a_read_that_is_cut_in_its_payload_goes_on_in_the_same_array(ends: Ends) -> None:
+def test_a_read_that_is_cut_in_its_payload_goes_on_in_the_same_array(ends: Calling) -> None:
     whole = reply("PULLED", payload=np.full(256, 3, F32))
     ends.peer.send(whole[:500])
     request = ends.left("PULL")
@@ -184,7 +158,7 @@ def test_a_read_that_is_cut_in_its_payload_goes_on_in_the_same_array(ends: Ends)
     assert_array_equal(ends.array, np.full(256, 3, F32))
 
 
-def test_a_lost_connection_leaves_the_request_to_be_sent_again(ends: Ends) -> None:
+def test_a_lost_connection_leaves_the_request_to_be_sent_again(ends: Calling) -> None:
     ends.peer.send(reply("ASSIGNED")[:10])
     ends.peer.shutdown(socket.SHUT_WR)
     request = ends.left()
@@ -202,7 +176,7 @@ def test_a_lost_connection_leaves_the_request_to_be_sent_again(ends: Ends) -> No
     ],
     ids=["an error", "an answer nobody waits for", "a payload nobody waits for", "another operation's answer"],
 )
-def test_any_other_frame_is_left_to_the_session(other: bytes, ends: Ends) -> None:
+def test_any_other_frame_is_left_to_the_session(other: bytes, ends: Calling) -> None:
     ends.peer.send(other + reply("ASSIGNED"))
     ends.left()
     frame = ends.decoder.next_frame()
@@ -215,14 +189,14 @@ def test_any_other_frame_is_left_to_the_session(other: bytes, ends: Ends) -> Non
     assert frame is not None
 
 
-def test_bytes_that_are_no_frame_are_told_by_the_decoder(ends: Ends) -> None:
+def test_bytes_that_are_no_frame_are_told_by_the_decoder(ends: Calling) -> None:
     ends.peer.send(b"nonsense" * 20)
     ends.left()
     with pytest.raises(BadMagic):
         ends.decoder.next_frame()
 
 
-def test_a_call_does_nothing_while_something_else_is_under_way(ends: Ends) -> None:
+def test_a_call_does_nothing_while_something_else_is_under_way(ends: Calling) -> None:
     ends.requests[5] = "not answered"
     assert ends.call() is None
     ends.requests.clear()
@@ -237,7 +211,7 @@ def test_a_call_does_nothing_while_something_else_is_under_way(ends: Ends) -> No
     assert ends.line.next_request == 1
 
 
-def test_what_goes_through_shared_memory_is_not_for_the_lane(ends: Ends) -> None:
+def test_what_goes_through_shared_memory_is_not_for_the_lane(ends: Calling) -> None:
     ends.line.share(ends.array.nbytes + 1)
     ends.peer.send(reply("ASSIGNED"))
     ends.answer()
@@ -248,12 +222,12 @@ def test_what_goes_through_shared_memory_is_not_for_the_lane(ends: Ends) -> None
     assert ends.line.carries(ends.array.nbytes)  # the next connection shares nothing yet
 
 
-def test_a_call_does_not_take_arrays_of_another_kind(ends: Ends) -> None:
+def test_a_call_does_not_take_arrays_of_another_kind(ends: Calling) -> None:
     ends.array = ends.array.astype(np.float64)
     assert ends.call() is None
 
 
-def test_who_wants_the_loop_gets_it(ends: Ends) -> None:
+def test_who_wants_the_loop_gets_it(ends: Calling) -> None:
     async def here() -> int:
         return threading.get_ident()
 
@@ -265,7 +239,7 @@ def test_who_wants_the_loop_gets_it(ends: Ends) -> None:
         assert len(set(wanting.result(PATIENCE_S))) == 1
 
 
-def test_what_other_threads_ask_for_after_a_call_is_done_without_another_one(ends: Ends) -> None:
+def test_what_other_threads_ask_for_after_a_call_is_done_without_another_one(ends: Calling) -> None:
     async def done() -> bool:
         return True
 
@@ -280,26 +254,12 @@ def test_what_other_threads_ask_for_after_a_call_is_done_without_another_one(end
     assert not other.is_alive()
 
 
-def test_an_interrupt_ends_the_call_and_gives_the_loop_back(ends: Ends) -> None:
-    over = threading.Event()
+def test_an_interrupt_ends_the_call_and_gives_the_loop_back(ends: Calling) -> None:
+    def call() -> None:
+        ends.call()
+        ends.requests.clear()
 
-    def interrupt() -> None:
-        while not ends.thread.lane.busy and not over.is_set():
-            time.sleep(0)
-        os.kill(os.getpid(), signal.SIGINT)
-
-    interrupting = threading.Thread(target=interrupt)
-    interrupting.start()
-
-    def call_until_interrupted() -> None:
-        while not over.wait(0):
-            ends.call()
-            ends.requests.clear()
-
-    with pytest.raises(KeyboardInterrupt):
-        call_until_interrupted()
-    over.set()
-    interrupting.join()
+    interrupt_while_busy(ends.thread.lane, call)
     assert not ends.thread.lane.busy
     ends.requests.clear()
     assert ends.call() is not None
