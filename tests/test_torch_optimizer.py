@@ -16,7 +16,7 @@ from torch import nn
 from torch.optim import SGD, AdamW
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.profiler import ProfilerActivity, profile
-from torch_support import Odd, assert_same_bits, backward, batches, distributed
+from torch_support import Odd, assert_same_bits, backward, batches, distributed, wrap
 
 import psstore
 from psstore.errors import StoreClosed, UsageError
@@ -29,10 +29,6 @@ torch_names = pytest.mark.skipif(torch.__version__ < "2.6", reason="torch 2.4's 
 def store() -> Iterator[psstore.Store]:
     with psstore.connect("local://?shards=2") as connection:
         yield connection
-
-
-def wrap(optimizer: torch.optim.Optimizer, store: psstore.Store, model: nn.Module) -> DistributedOptimizer:
-    return DistributedOptimizer(optimizer, store, named_parameters=model.named_parameters())
 
 
 def linear() -> nn.Linear:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 from torch.optim import SGD, AdamW
-from torch_support import Odd, OptimizerFactory, assert_same_bits, backward, batches, distributed, in_threads
+from torch_support import Odd, OptimizerFactory, assert_same_bits, backward, batches, distributed, in_threads, wrap
 
 import psstore
 from psstore.errors import (
@@ -34,10 +34,6 @@ MOMENTUM = partial(SGD, lr=0.1, momentum=0.9, foreach=False)
 def store() -> Iterator[psstore.Store]:
     with psstore.connect("local://?shards=2") as connection:
         yield connection
-
-
-def wrap(optimizer: torch.optim.Optimizer, store: psstore.Store, model: nn.Module) -> DistributedOptimizer:
-    return DistributedOptimizer(optimizer, store, named_parameters=model.named_parameters())
 
 
 def linear() -> nn.Linear:

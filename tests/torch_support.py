@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import psstore
+from psstore.torch import DistributedOptimizer
 
 OptimizerFactory = Callable[..., torch.optim.Optimizer]
 
@@ -65,12 +66,12 @@ def assert_same_bits(left: nn.Module, right: nn.Module) -> None:
         assert torch.equal(one, other), f"{name}: {one} is not {other}"
 
 
-def distributed(
-    model: nn.Module, store: psstore.Store, factory: OptimizerFactory
-) -> psstore.torch.DistributedOptimizer:
-    return psstore.torch.DistributedOptimizer(
-        factory(model.parameters()), store, named_parameters=model.named_parameters()
-    )
+def wrap(optimizer: torch.optim.Optimizer, store: psstore.Store, model: nn.Module) -> DistributedOptimizer:
+    return DistributedOptimizer(optimizer, store, named_parameters=model.named_parameters())
+
+
+def distributed(model: nn.Module, store: psstore.Store, factory: OptimizerFactory) -> DistributedOptimizer:
+    return wrap(factory(model.parameters()), store, model)
 
 
 def in_threads(calls: Sequence[Callable[[], object]]) -> None:
