@@ -1,4 +1,5 @@
-"""A TCP proxy that cuts connections: after so many bytes, or when told to. Its clients are to notice nothing."""
+"""A TCP proxy that cuts connections, or swallows what they carry: after so many bytes, or when told to. Its clients are
+to notice nothing."""
 
 from __future__ import annotations
 
@@ -26,6 +27,7 @@ class Proxy:
         self.refusing = False
         """True: whoever connects is hung up on at once."""
         self._open: set[socket.socket] = set()
+        self._mute: set[socket.socket] = set()
         self._lock = threading.Lock()
         self._threads = [threading.Thread(target=self._accept, daemon=True)]
         self._threads[0].start()
@@ -35,6 +37,11 @@ class Proxy:
         with self._lock:
             for sock in self._open:
                 _shut(sock)
+
+    def swallow(self) -> None:
+        """Carries nothing more of what the connections that are open now say, and closes none of them."""
+        with self._lock:
+            self._mute |= self._open
 
     def close(self) -> None:
         _shut(self._listener)
@@ -77,6 +84,8 @@ class Proxy:
                     data = sender.recv(READ_BYTES if allowance is None else min(READ_BYTES, allowance))
                     if not data:
                         return
+                    if sender in self._mute:
+                        continue
                     other[sender].sendall(data)
                     if allowance is not None:
                         allowance -= len(data)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -19,7 +19,7 @@ from server_process import StoreProcess, eventually
 import psstore
 from psstore.client.store import Store
 from psstore.config import Transport
-from psstore.errors import StoreUnreachable
+from psstore.errors import DeadlineExceeded, StoreUnreachable
 from psstore.net.address import TcpAddress, parse_address
 
 pytestmark = pytest.mark.sockets
@@ -180,6 +180,62 @@ def test_a_connection_that_ends_after_a_small_call_is_made_again_without_another
             behind_proxy[0].cut()
             assert eventually(lambda: behind_proxy[0].num_accepted > connected)
             assert_array_equal(store.pull("sum"), np.full(8, 3, F32))
+
+
+def test_connection_that_swallows_everything_is_replaced_while_others_are_waited_for(
+    behind_proxy: list[Proxy],
+) -> None:
+    with clusters("tcp") as start:
+        cluster = start(workers=2)
+        other = cluster.connect(rank=1)
+        behind_proxy.append(proxied(cluster.url, iter(())))
+        with psstore.connect(cluster.url, rank=0, transport="tcp", timeout_s=10.0) as store:
+            for worker in (store, other):
+                worker.create("w", np.zeros(8, F32), rule="sgd")
+                worker.push("w", np.ones(8, F32))
+            with ThreadPoolExecutor(1) as pool:
+                waiting = pool.submit(store.commit, {"lr": 1.0})
+                assert eventually(lambda: bool(store._backend.thread._callers))
+                behind_proxy[0].swallow()
+                assert not other.commit({"lr": 1.0}).late
+                assert not waiting.result(PATIENCE_S).late
+            assert_array_equal(store.pull("w"), np.full(8, -1, F32))
+
+
+def test_store_that_answers_keeps_its_connections_however_long_others_are_waited_for(
+    behind_proxy: list[Proxy], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("psstore.protocol.silence.MIN_LOOK_S", 0.5)
+    with clusters("tcp") as start:
+        cluster = start(workers=2)
+        behind_proxy.append(proxied(cluster.url, iter(())))
+        with psstore.connect(cluster.url, rank=0, transport="tcp", timeout_s=0.5, wait_s=4.0) as store:
+            connected = behind_proxy[0].num_accepted
+            with pytest.raises(DeadlineExceeded, match="rank 1"):
+                store.barrier()
+            assert behind_proxy[0].num_accepted == connected
+
+
+@pytest.mark.parametrize("wait", ["commit", "pull"])
+def test_store_that_stands_still_ends_the_wait_for_others(wait: str) -> None:
+    with clusters("tcp") as start:
+        cluster = start(workers=2)
+        assert cluster.process is not None
+        other = cluster.connect(rank=1)
+        store = psstore.connect(cluster.url, rank=0, transport="tcp", timeout_s=1.0, connect_timeout_s=1.0)
+        for worker in (store, other):
+            worker.create("w", np.zeros(8, F32), rule="sgd")
+        waits: dict[str, Callable[[], object]] = {
+            "commit": lambda: store.commit({"lr": 1.0}),
+            "pull": lambda: store.pull("w"),
+        }
+        with (
+            cluster.process.stopped(),
+            pytest.raises(StoreUnreachable, match=r"answers nothing.*; last heard") as caught,
+        ):
+            waits[wait]()
+        assert "no connection to shard 0 at ps://" in caught.value.message
+        store.close()
 
 
 def test_store_that_stays_away_is_reported_with_its_address(behind_proxy: list[Proxy]) -> None:

@@ -14,6 +14,7 @@ from psstore.protocol import auth
 from psstore.protocol.facts import Facts
 from psstore.protocol.greeting import Identity
 from psstore.protocol.session import Answer, Link, Session, is_final
+from psstore.protocol.silence import Silence
 from psstore.wire import messages as m
 
 CLIENT = "c" * 32
@@ -74,7 +75,7 @@ class Far:
         )
 
     def connect(self, **fields: Any) -> None:
-        self.session.connected(0.0)
+        self.session.connected()
         self.sent()
         self.welcome(**fields)
 
@@ -111,7 +112,7 @@ def payload_head(op: str, request: int) -> _core.Frame:
 
 def test_token_is_proved_and_the_shards_proof_is_checked() -> None:
     far = Far(token=TOKEN)
-    far.session.connected(0.0)
+    far.session.connected()
     far.sent()
     far.answer("CHALLENGE", m.Challenge(nonce=SHARD_NONCE))
     (frame,) = far.sent()
@@ -124,7 +125,7 @@ def test_token_is_proved_and_the_shards_proof_is_checked() -> None:
 @pytest.mark.parametrize("proof", [b"", b"x" * 32])
 def test_store_that_does_not_prove_the_token_is_refused(proof: bytes) -> None:
     far = Far(token=TOKEN)
-    far.session.connected(0.0)
+    far.session.connected()
     far.answer("CHALLENGE", m.Challenge(nonce=SHARD_NONCE))
     with pytest.raises(errors.AuthFailed, match="did not prove that it has the token") as caught:
         far.welcome(proof=proof)
@@ -133,14 +134,14 @@ def test_store_that_does_not_prove_the_token_is_refused(proof: bytes) -> None:
 
 def test_store_that_asks_for_no_proof_is_refused_by_a_client_with_a_token() -> None:
     far = Far(token=TOKEN)
-    far.session.connected(0.0)
+    far.session.connected()
     with pytest.raises(errors.AuthFailed):
         far.welcome()
 
 
 def test_client_without_a_token_says_how_to_give_one() -> None:
     far = Far()
-    far.session.connected(0.0)
+    far.session.connected()
     with pytest.raises(errors.AuthFailed, match="PSSTORE_TOKEN_FILE"):
         far.answer("CHALLENGE", m.Challenge(nonce=SHARD_NONCE))
 
@@ -149,7 +150,7 @@ def test_restarted_store_has_lost_everything_and_is_not_used() -> None:
     far = Far()
     far.connect()
     far.session.disconnected()
-    far.session.connected(0.0)
+    far.session.connected()
     with pytest.raises(errors.StoreUnreachable, match="was restarted") as caught:
         far.welcome(store="another run")
     assert is_final(caught.value)
@@ -157,7 +158,7 @@ def test_restarted_store_has_lost_everything_and_is_not_used() -> None:
 
 def test_error_in_the_handshake_is_raised_as_what_it_is() -> None:
     far = Far()
-    far.session.connected(0.0)
+    far.session.connected()
     with pytest.raises(errors.Overloaded, match="too many") as caught:
         far.answer("ERROR", m.Failure(code=errors.Overloaded.code, message="too many"))
     assert not is_final(caught.value)
@@ -242,7 +243,7 @@ def test_wait_at_the_store_began_with_ours_however_often_it_is_asked() -> None:
     far.request("FINISH", body=m.Finish(round=1, wait_s=20.0), timeout_s=25.0)
     far.sent()
     far.session.disconnected()
-    far.session.connected(15.0)
+    far.session.connected()
     far.sent()
     far.welcome(now=15.0)
     barrier, finish = far.sent()
@@ -304,6 +305,92 @@ def test_why_a_connection_ended_is_told_until_there_is_another() -> None:
     assert str(promise.error) == "shard 0 at fake://0 can't be reached: it has enough; tried for 3.0 s"
     far.connect()
     assert far.session.last_word == ""
+
+
+def waiting(far: Far, **parts: Any) -> Promise:
+    """For other workers, on a session that looks every second."""
+    far.session.silence = Silence(interval_s=1.0)
+    far.connect()
+    promise = far.request("BARRIER", body=m.Barrier(count=1, wait_s=300.0), timeout_s=305.0, **parts)
+    far.sent()
+    return promise
+
+
+def test_shard_that_is_silent_while_others_are_waited_for_is_asked_once() -> None:
+    far = Far()
+    promise = waiting(far)
+    far.session.tick(0.9)
+    assert far.sent() == []
+    assert far.session.next_wake() == 1.0
+    far.session.tick(1.0)
+    (question,) = far.sent()
+    assert (question.op, len(question.table)) == (OPS["PULL"], 0)
+    for look in (2.0, 3.0, 4.0):
+        assert not far.session.silence.is_broken
+        far.session.tick(look)
+    assert far.session.silence.is_broken
+    assert far.session.silence.asked_at == 1.0
+    assert far.sent() == []
+    assert not promise.done()  # another connection may bring its answer
+
+
+def test_any_byte_is_a_sign_of_life() -> None:
+    far = Far()
+    waiting(far)
+    for look in range(1, 20):
+        far.session.tick(look)
+        far.session.silence.heard |= look % 3 == 0
+    assert not far.session.silence.is_broken
+
+
+def test_client_that_stood_still_itself_does_not_blame_the_shard() -> None:
+    far = Far()
+    waiting(far)
+    far.session.tick(1.0)
+    far.session.tick(100.0)
+    assert not far.session.silence.is_broken
+    far.answer("PULLED", request=2, now=100.5)
+    for look in (101.0, 102.0, 103.0):
+        far.session.tick(look)
+    assert not far.session.silence.is_broken
+    assert far.session.silence.asked_at == 102.0
+
+
+def test_shard_need_not_speak_while_it_is_sent_something() -> None:
+    far = Far()
+    waiting(far)
+    far.request("PUSH", body=m.Carry(), timeout_s=50.0)
+    far.sent()
+    for look in range(1, 40):
+        far.session.tick(look)
+    assert not far.session.silence.is_broken
+    assert far.sent() == []
+
+
+def test_question_ends_with_the_wait() -> None:
+    far = Far()
+    waiting(far)
+    far.session.tick(1.0)
+    far.answer("PASSED", request=1)
+    far.session.tick(2.0)
+    assert far.session.idle
+    assert far.session.next_wake() is None
+    far.answer("PULLED", request=2)
+
+
+def test_silent_shard_that_speaks_on_another_connection_is_believed() -> None:
+    far = Far()
+    waiting(far)
+    for look in (1.0, 2.0, 3.0, 4.0):
+        far.session.tick(look)
+    far.session.disconnected()
+    assert far.session.silence.asked_at == 1.0  # since when it can't be reached
+    far.session.connected()
+    far.sent()
+    far.welcome(now=5.0)
+    assert [frame.op for frame in far.sent()] == [OPS["BARRIER"], OPS["PULL"]]
+    assert far.session.silence.asked_at is None
+    assert not far.session.silence.is_broken
 
 
 def test_late_answer_to_a_request_that_gave_up_is_ignored() -> None:

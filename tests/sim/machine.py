@@ -10,6 +10,7 @@ from psstore.protocol.client import Client
 from psstore.protocol.facts import Facts
 from psstore.protocol.greeting import Identity
 from psstore.protocol.session import Link, Session, is_final
+from psstore.protocol.silence import Silence
 from psstore.wire.messages import Role
 
 from .network import Connection, Network
@@ -18,6 +19,9 @@ from .world import Action, Future, Task
 
 FIRST_BACKOFF_S = 0.05
 MAX_BACKOFF_S = 2.0
+
+LOOK_S = 1.5
+"""Between two looks whether a shard speaks: short enough that connections which are only slow are given up, too."""
 
 TIMEOUT_S = 40.0
 """Per request that waits for nobody: longer than any run of breaks that a plan makes."""
@@ -47,7 +51,7 @@ class SessionLink:
         incoming = Incoming(self)
         self.connection = end.connection = Connection(self._machine.network, client=incoming, server=end)
         self._machine.connections.append(self.connection)
-        self.session.connected(self._world.now)
+        self.session.connected()
         self.flush()
 
     def flush(self) -> None:
@@ -61,6 +65,7 @@ class SessionLink:
         self._arm()
 
     def received(self, data: bytes) -> None:
+        self.session.silence.heard = True
         self._decoder.feed(data)
         try:
             while self.connection is not None and (frame := self._decoder.next_frame()) is not None:
@@ -110,7 +115,10 @@ class SessionLink:
         self._armed = float("inf")
         if not self._machine.dead:
             self.session.tick(self._world.now)
-            self._arm()
+            if self.session.silence.is_broken and self.connection is not None:
+                self._world.say(f"{self._machine.name} shard {self.session.shard}: silent")
+                self.lost()
+            self.flush()
 
 
 class Incoming:
@@ -177,6 +185,7 @@ class Machine:
             address=f"sim://{shard}",
             shard=shard,
             channel=channel,
+            silence=Silence(interval_s=LOOK_S),
         )
 
     # ---- the driver ----

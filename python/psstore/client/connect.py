@@ -44,8 +44,8 @@ def connect(
     `role`: 'worker' trains and is waited for; 'client' reads, and writes plain tensors.
     `rank`, `num_workers`: of this worker (default: RANK and WORLD_SIZE, else the lowest free rank).
     `token`: the store's secret, if it has one (default: what is in the file that PSSTORE_TOKEN_FILE names).
-    `timeout_s`: how long the store may take to answer. `wait_s`: how long to wait for other workers in commits,
-    pulls and barriers. `connect_timeout_s`: how long to try to reach the store.
+    `timeout_s`: how long the store may take to answer, also when it is asked whether it still lives. `wait_s`: how long
+    to wait for other workers in commits, pulls and barriers. `connect_timeout_s`: how long to try to reach the store.
     `transport`: 'auto' uses shared memory with shards on this machine, else unix sockets that are here, else TCP; 'shm'
     is the same, but fails without shared memory; 'unix' and 'tcp' use such sockets only (default: PSSTORE_TRANSPORT,
     else 'auto').

@@ -173,7 +173,7 @@ class Wire:
         self._alarm = Alarm(loop, next_wake=session.next_wake, tick=session.tick)
         self._pumping = False
         self._conn, self._to_shard = host.open(self)
-        session.connected(loop.time())
+        session.connected()
         session.own_shard = host.share_within(self._conn)
         session.device = session.own_shard.shard.device_identity if session.own_shard is not None else b""
         self._pump()

@@ -24,6 +24,7 @@ from psstore.protocol.connection import FEATURE_CHECKSUM
 from psstore.protocol.facts import Facts
 from psstore.protocol.greeting import Identity
 from psstore.protocol.session import Session
+from psstore.protocol.silence import Silence, look_interval_s
 from psstore.wire.messages import Welcome
 
 
@@ -56,6 +57,7 @@ class Remote:
                 channel=channel,
                 borrow=borrow if options.transport in ("auto", "shm") and channel == 0 else None,
                 welcome=welcome if shard == welcome.shard else None,
+                silence=Silence(interval_s=look_interval_s(options.timeout_s)),
             )
             for channel in range(num_channels)
             for shard, route in enumerate(routes)

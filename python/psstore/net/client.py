@@ -28,6 +28,8 @@ a fleet does not come back in the same instant."""
 DIAL_S = 5.0
 """How long one attempt to connect may take: two lost SYNs (1 s and 2 s, RFC 6298) and a slow answer."""
 
+MUTE = "it takes connections and answers nothing"
+
 
 class Tether:
     """Keeps one session connected, from `start` to `close`: the first address that answers, again and again."""
@@ -57,7 +59,7 @@ class Tether:
         self._connection: Connection | None = None
         self._socket: socket.socket | None = None
         self._task: asyncio.Task[None] | None = None
-        self._alarm = Alarm(loop, next_wake=session.next_wake, tick=session.tick)
+        self._alarm = Alarm(loop, next_wake=session.next_wake, tick=self._tick)
 
     def start(self) -> None:
         self._task = self._loop.create_task(self._stay_connected())
@@ -110,7 +112,7 @@ class Tether:
         backoff_s, down_since = FIRST_BACKOFF_S, self._loop.time()
         while self.session.failure is None:
             if await self._connect_once():
-                backoff_s, down_since = FIRST_BACKOFF_S, self._loop.time()
+                backoff_s, down_since = FIRST_BACKOFF_S, self.session.silence.asked_at or self._loop.time()
             down_s = self._loop.time() - down_since
             if down_s >= self._patience_s and self.session.failure is None:
                 self.session.give_up(self._unreachable(down_s))
@@ -120,12 +122,29 @@ class Tether:
         if not self.first_up.done():
             self.first_up.set_exception(self.session.failure)
 
+    def _tick(self, now: float) -> None:
+        self.session.tick(now)
+        if self._connection is None:
+            return
+        if self.session.silence.is_broken:
+            self.trouble = TimeoutError(MUTE)
+            self._connection.abort()
+        else:
+            self._connection.flush()
+
     def _unreachable(self, tried_s: float) -> StoreUnreachable:
-        said = self.session.last_word
+        """It is not there, or no longer."""
+        session = self.session
+        heard_at = session.line.last_heard
+        said = session.last_word
         hint = f"it said: {said}" if said else "is it running? `psstore-server --shards 1` starts one"
+        if heard_at:
+            ago_s = self._loop.time() - heard_at
+            hint = f"last heard {ago_s:.1f} s ago" + (f": {said}" if said else "")
+        what = f"shard {session.shard}" if heard_at else "the store"
         return StoreUnreachable(
-            f"no connection to the store at {self.session.address} in {tried_s:.1f} s ({self.trouble}); {hint}",
-            address=self.session.address,
+            f"no connection to {what} at {session.address} in {tried_s:.1f} s ({self.trouble}); {hint}",
+            address=session.address,
             tried_s=tried_s,
         )
 
@@ -140,6 +159,8 @@ class Tether:
         self._connection = connection
         await asyncio.wait((connection.up, connection.lost), timeout=HANDSHAKE_S, return_when="FIRST_COMPLETED")
         if not connection.up.done():
+            if not connection.lost.done():
+                self.trouble = TimeoutError(MUTE)
             connection.abort()
         else:
             if not self.first_up.done():

@@ -40,13 +40,15 @@ class Connection(asyncio.BufferedProtocol):
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but name
         self._transport.set_write_buffer_limits(high=WRITE_HIGH_BYTES)
         tune(transport.get_extra_info("socket"))
-        self.session.connected(self._loop.time())
+        self.session.connected()
         self.flush()
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self._decoder.get_buffer(sizehint)
 
     def buffer_updated(self, nbytes: int) -> None:
+        if nbytes:
+            self.session.silence.heard = True
         try:
             self._decoder.buffer_updated(nbytes)
             self._take_frames()

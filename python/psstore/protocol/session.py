@@ -32,6 +32,7 @@ from psstore.protocol.facts import Facts
 from psstore.protocol.frames import Piece
 from psstore.protocol.greeting import Greeting, Identity
 from psstore.protocol.sharing import SHARED_FROM_BYTES, Borrow, Borrower, Landing, Lease, Near, OwnShard, Placed
+from psstore.protocol.silence import Silence
 from psstore.wire import messages as m
 
 OPS = _core.OPS
@@ -129,11 +130,15 @@ class Session:
     """Why this link can't be again; every request gets it."""
     last_word: str = ""
     """Of whoever ended the last connection, until there is another: why it did."""
+    silence: Silence = field(default_factory=Silence)
+    """Whether the shard speaks while it is waited for."""
     line: _core.RequestLine = field(init=False)
     """What it shares with those who send its requests without it."""
     _requests: dict[int, Request] = field(default_factory=dict)
     _greeting: Greeting | None = None
     _out: list[list[Piece]] = field(default_factory=list)
+    _question: int = 0
+    """The request that only asks for a word; 0: none."""
     _memory: _core.ClientMemory | None = None
     """What this connection shares with the shard."""
     _releases: list[Piece] = field(default_factory=list)
@@ -154,11 +159,11 @@ class Session:
 
     # ---- what the driver calls ----
 
-    def connected(self, now: float) -> None:
+    def connected(self) -> None:
         """A connection stands: say hello. The fresh link answers nothing until WELCOME."""
         self._out.clear()
         self.connection += 1
-        self.link, self.line.last_heard = Link.GREETING, now
+        self.link = Link.GREETING
         self._greeting = Greeting(self.identity, nonce=self.make_nonce(), address=self.address)
         self._out.append([self._greeting.hello(self.channel)])
 
@@ -166,6 +171,7 @@ class Session:
         """The connection is gone. Requests stay, to be sent again on the next one."""
         self.link = Link.DOWN
         self.line.disconnect()
+        self.silence.disconnected()
         self._memory = None
         self.device, self.near = b"", None
         self.connection += 1
@@ -211,7 +217,8 @@ class Session:
             self._finish(request, Answer(frame.table, frame.sequence, lease))
 
     def tick(self, now: float) -> None:
-        """Ends the requests whose deadline is past."""
+        """Ends the requests whose deadline is past, and asks a shard that says nothing. The driver ends the connection
+        if its silence `is_broken`."""
         self.line.looks_at = math.inf
         for request in [r for r in self._all() if r.deadline <= now]:
             del self._requests[request.id]
@@ -231,6 +238,8 @@ class Session:
                     waited_s=waited,
                 )
             self._fail(request, error)
+        if now >= self._looks_at:
+            self._look(now)
 
     def next_wake(self) -> float | None:
         """Whoever asks calls `tick` then, or earlier."""
@@ -239,6 +248,7 @@ class Session:
             wakes.append(wake)
         if not wakes:
             return None
+        wakes.append(self._looks_at)
         self.line.looks_at = min(self.line.looks_at, *wakes)
         return min(wakes)
 
@@ -320,6 +330,7 @@ class Session:
             self.line.last_write += 1
             request.sequence = self.line.last_write
         self._requests[request.id] = request
+        self.silence.begin(now)
         if self.link is Link.UP:
             self._send(request, now)
 
@@ -329,6 +340,32 @@ class Session:
         self.request("ATTACH", future, body=m.Attach(ticket=self.identity.ticket), now=now, timeout_s=timeout_s)
 
     # ---- how ----
+
+    @property
+    def _looks_at(self) -> float:
+        """When to look whether the shard speaks. Of calls that were made without the session it is not known when."""
+        looks_at = self.silence.looks_at
+        return looks_at if looks_at < math.inf else self.line.last_heard + self.silence.interval_s
+
+    def _look(self, now: float) -> None:
+        waiting = [request for request in self._all() if request.id != self._question]
+        if not waiting:
+            self._requests.pop(self._question, None)
+            self.silence.end()
+            return
+        if self.link is not Link.UP:
+            self.silence.looks_at = now + self.silence.interval_s
+            return
+        self.silence.heard |= self.line.last_heard > self.silence.looked_at
+        # What waits for nobody else has a deadline that tells as much; and may be long on its way.
+        if self.silence.look(now, excused=not all(_is_patient(request) for request in waiting)):
+            self._ask_for_a_word(now)
+
+    def _ask_for_a_word(self, now: float) -> None:
+        """By a read of nothing. One such request is enough, however often the connection is lost."""
+        if self._question not in self._requests:
+            self._question = self.line.next_request
+            self.request("PULL", _NOBODY, now=now, timeout_s=math.inf, body=m.Carry())
 
     def _send(self, request: Request, now: float) -> None:
         body = request.body
@@ -456,6 +493,8 @@ class Session:
                 address=self.address,
             )
         self.welcome, self.shard, self.link, self.last_word = welcome, welcome.shard, Link.UP, ""
+        self.silence.end()
+        self.silence.begin(now)
         self.line.version = self.line.told = welcome.version
         self.facts.resize(len(welcome.addresses))
         self.facts.heard(self.shard, welcome.version)
@@ -501,6 +540,26 @@ class Session:
     def _fail(request: Request, error: PsstoreError) -> None:
         if not request.future.done():
             request.future.set_exception(error)
+
+
+def _is_patient(request: Request) -> bool:
+    """Others are waited for, for as long as it says."""
+    return isinstance(request.body, _PATIENT) and request.body.wait_s > 0.0
+
+
+class _Nobody:
+    """Waits for the answer."""
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        yield from ()
+
+    def set_result(self, result: Any, /) -> None: ...
+    def set_exception(self, error: BaseException, /) -> None: ...
+    def done(self) -> bool:
+        return True
+
+
+_NOBODY = _Nobody()
 
 
 def _release(request: int) -> Piece:
