@@ -16,26 +16,29 @@ Contestants, in turns, with a model of M bytes, W workers, N shards and R bytes 
 
 R is what one plain connection carries over one link when nobody else sends. The model has `--megabytes` for each shard,
 so that a turn takes as long with any number of them, and tensors are of 16 KiB: all is smaller than in a data centre by
-the factor by which the links are slower.
+the factor by which the links are slower. What the first shard's link carries is metered: what a round takes longer than
+its limit is more bytes than payload, links that are not full, or a way back that begins late.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import math
 import os
 import secrets
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import mean
 
 from bench.command import Subject, run
 from bench.far import Crew, Hosts, crew
 from bench.harness import Series, Took, Turn, alternate
+from bench.link_meter import Carried, Meter, meter
 from bench.machine import machine
 from bench.report import Cell, Chart, Report, Table, three_digits
 from bench.scaling_worker import LINK_BYTES, WORKERS, Worker
@@ -115,6 +118,11 @@ class Found:
     """What the machine's processors were idle of the time."""
     busy: float
     """What this bench's processes used of the processors' time."""
+    alone_bytes_s: float
+    """At which the link carries one plain connection."""
+    up: Carried | None
+    """To the first shard, in the last turn."""
+    down: Carried | None
 
     @property
     def ratio(self) -> float:
@@ -125,6 +133,7 @@ class Found:
         return self.series.cpu_s / self.num_bytes * 1e9
 
 
+LINK = "one link"
 LATE, EARLY = "psstore, late commit", "psstore, early commit"
 OURS = (LATE, EARLY)
 METHODS = {
@@ -174,8 +183,9 @@ class Idle:
 class Site:
     """Hosts, the workers on them, and shards as they are needed."""
 
-    def __init__(self, hosts: VirtualHosts, workers: Crew, token_file: Path, *, rate_mbit: float) -> None:
+    def __init__(self, hosts: VirtualHosts, workers: Crew, meter: Meter, token_file: Path, *, rate_mbit: float) -> None:
         self.hosts = hosts
+        self._meter = meter
         self.rate_mbit = rate_mbit
         self.workers = workers
         self._token_file = token_file
@@ -196,9 +206,13 @@ class Site:
             self.workers.call("hang_up")
 
     def measure(self, num_shards: int, num_bytes: int, *, warm_up: int, rounds: int) -> list[Found]:
-        turns = {who: Idle(self.workers.turn(method)) for who, method in {"link": "one_link", **METHODS}.items()}
+        metered = {
+            who: self._meter.during(self.workers.turn(method)) for who, method in {LINK: "one_link", **METHODS}.items()
+        }
+        turns = {who: Idle(turn) for who, turn in metered.items()}
         series = alternate(turns, warm_up=warm_up, rounds=rounds, progress=f"{num_shards} shards")
-        link_s = series.pop("link").median * num_bytes / LINK_BYTES
+        link_s = series.pop(LINK).median * num_bytes / LINK_BYTES
+        alone = metered[LINK].up
         return [
             Found(
                 who,
@@ -208,6 +222,9 @@ class Site:
                 moved_bytes(who, num_bytes),
                 mean(turns[who].shares[warm_up:]),
                 busy(one),
+                alone.middle_bytes_s if alone else math.nan,
+                metered[who].up,
+                metered[who].down,
             )
             for who, one in series.items()
         ]
@@ -236,10 +253,11 @@ def measure_all(arguments: argparse.Namespace) -> tuple[list[Found], float]:
         token_file = Path(ends.enter_context(tempfile.TemporaryDirectory()), "token")
         token_file.write_text(TOKEN)
         token_file.chmod(0o600)
+        first_link = ends.enter_context(meter(hosts, WORKERS))
         workers = ends.enter_context(crew(hosts, WORKERS, lambda rank: Worker(rank, hosts)))
         workers.call("ready")
         workers.call("join_ring")
-        site = Site(hosts, workers, token_file, rate_mbit=rate)
+        site = Site(hosts, workers, first_link, token_file, rate_mbit=rate)
         for num_shards in sorted(arguments.shards, reverse=True):  # with the most work for the processors first
             num_bytes = int(num_shards * arguments.megabytes * (1 << 20))
             with site.joined(num_shards, num_bytes):
@@ -259,6 +277,9 @@ HEADERS = (
     "limit, s",
     "× limit",
     "× ring",
+    "link's bytes by payload's: up, down",
+    "its rate by one connection's: up, down",
+    "way back begins, s",
     "CPU s per GB",
     "processors used, %",
     "idle, %",
@@ -270,7 +291,7 @@ def table(found: Sequence[Found]) -> Table:
     return Table("one iteration", HEADERS, [_row(one, rings) for one in found])
 
 
-def _row(one: Found, rings: Mapping[int, float]) -> list[str | float]:
+def _row(one: Found, rings: Mapping[int, float]) -> list[Cell]:
     median, low, high = (three_digits(time) for time in (one.series.median, one.series.min, one.series.max))
     return [
         str(one.num_shards),
@@ -279,9 +300,22 @@ def _row(one: Found, rings: Mapping[int, float]) -> list[str | float]:
         one.limit_s,
         one.ratio,
         one.series.median / rings[one.num_shards],
+        *_link_cells(one),
         one.cpu_s_per_gb,
         100 * one.busy,
         100 * one.idle,
+    ]
+
+
+def _link_cells(one: Found) -> list[Cell]:
+    """Of who has shards."""
+    if one.who == RING or one.up is None or one.down is None:
+        return [None, None, None]
+    payload = one.num_bytes / 2 / one.num_shards  # each way
+    return [
+        ", ".join(three_digits(way.num_bytes / payload) for way in (one.up, one.down)),
+        ", ".join(three_digits(way.middle_bytes_s / one.alone_bytes_s) for way in (one.up, one.down)),
+        one.down.begins_s,
     ]
 
 
@@ -319,8 +353,9 @@ def scaling(arguments: argparse.Namespace) -> Report:
     about = (
         f"{WORKERS} workers and N shards on hosts of their own, a model of {arguments.megabytes:g} MiB per shard in"
         f" 16-KiB tensors, links of {rate:g} Mbit/s each way ({chosen}), all connections under {CONGESTION_CONTROL}."
-        " Limits are those of the links, at the rate that one plain connection gets. Used: what of the processors this"
-        " bench's processes used. Idle: what nobody did."
+        " Limits are those of the links, at the rate that one plain connection gets. Of the first shard's link: what it"
+        " carried by what there was to carry, and how fast the middle nine tenths of that went. Used: what of the"
+        " processors this bench's processes used. Idle: what nobody did."
     )
     figures = [
         {
@@ -331,6 +366,9 @@ def scaling(arguments: argparse.Namespace) -> Report:
             "num_bytes": one.num_bytes,
             "idle": one.idle,
             "rate_mbit": rate,
+            "alone_bytes_s": one.alone_bytes_s,
+            "up": one.up and asdict(one.up),
+            "down": one.down and asdict(one.down),
             "cpu_times_s": one.series.cpu_times_s,
         }
         for one in found

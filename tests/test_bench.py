@@ -28,6 +28,7 @@ from bench.dense import Contestant, contest
 from bench.far import ThisHost
 from bench.harness import Rotation, Series, alternate, cpu_seconds, last_level_cache_bytes, process_tree
 from bench.ledger import account
+from bench.link_meter import Carried, carried
 from bench.machine import congestion_control, machine
 from bench.page import filled
 from bench.peers import load
@@ -381,3 +382,10 @@ def test_latency_is_compared_with_a_limit_on_the_same_cores_and_under_load_with_
 def test_shards_have_addresses_of_their_own_also_on_one_host() -> None:
     addresses = [one for count in (1, 2, 4, 8) for one in shard_addresses(ThisHost(), count, first_host=2)]
     assert len(set(addresses)) == len(addresses) == 15
+
+
+def test_a_link_is_metered_by_what_it_carried_and_when() -> None:
+    times_s = [0.0, 1.0, 2.0, 3.0, 4.0]
+    found = carried(times_s, [50, 50, 150, 1000, 1050])
+    assert found == Carried(num_bytes=1000, begins_s=2.0, middle_bytes_s=850.0)
+    assert carried(times_s, [50, 50, 50, 50, 50]) is None
