@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+import gc
+import threading
 from functools import partial
 
 import pytest
 import torch
 from torch.optim import SGD
-from torch_support import Odd, assert_same_bits, backward, batches, distributed, in_threads, on_each_worker
+from torch_support import (
+    JOIN_S,
+    Odd,
+    OptimizerFactory,
+    assert_same_bits,
+    backward,
+    batches,
+    distributed,
+    in_threads,
+    on_each_worker,
+)
 
 import psstore
+from psstore.errors import UsageError
 
 STEPS = 12
 
@@ -123,6 +136,52 @@ def test_asynchronous_workers_train(mode: str) -> None:
     untrained = max(seen[0] for seen in losses)  # whoever comes later begins with what the other has trained
     for seen in losses:
         assert seen[-1] < 0.7 * untrained, "40 steps without the other's come to 0.6"
+
+
+@pytest.mark.parametrize(
+    ("rule", "mode"),
+    [(MOMENTUM, "sync"), (MOMENTUM, "ssp"), (partial(torch.optim.NAdam, lr=0.1), "sync")],
+    ids=["sync", "ssp", "applied in the worker"],
+)
+def test_a_parameter_that_is_frozen_on_one_worker_only_is_told_of_there(rule: OptimizerFactory, mode: str) -> None:
+    stepped = threading.Event()
+
+    def work(store: psstore.Store, rank: int) -> None:
+        model = Odd()
+        model.bias.requires_grad_(rank == 0)
+        optimizer = distributed(model, store, rule)
+        store.barrier()  # what was trained before would prove nothing
+        if mode != "sync" and rank == 1:
+            assert stepped.wait(JOIN_S)
+        backward(model, next(batches(1)))
+        if rank == 0:
+            optimizer.step()
+            stepped.set()
+            return
+        with pytest.raises(UsageError, match=r"'bias' is frozen on this worker \(rank 1\).*alike on every worker"):
+            optimizer.step()
+
+    on_each_worker(2, work, mode=mode)
+
+
+def train(model: Odd, store: psstore.Store) -> None:
+    optimizer = distributed(model, store, MOMENTUM)
+    for inputs in batches(3):
+        optimizer.zero_grad()
+        backward(model, inputs)
+        optimizer.step()
+
+
+@pytest.mark.filterwarnings("ignore:the store has trained")
+def test_what_every_worker_has_frozen_may_have_been_trained_before() -> None:
+    def work(store: psstore.Store, rank: int) -> None:
+        train(Odd(), store)
+        gc.collect()  # nobody here trains the bias any more
+        model = Odd()
+        model.bias.requires_grad_(False)
+        train(model, store)
+
+    on_each_worker(2, work)
 
 
 def test_parameters_that_join_later_are_trained_by_all_with_rank_0s_values() -> None:

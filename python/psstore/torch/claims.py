@@ -27,6 +27,11 @@ class Claims:
 _claims: WeakKeyDictionary[Store, Claims] = WeakKeyDictionary()
 
 
+def claimed(store: Store) -> set[str]:
+    """Names of what somebody in this process trains."""
+    return set(_claims[store].parameters) if store in _claims else set()
+
+
 def claim(store: Store, way: Way, trained: Sequence[Trained]) -> None:
     """From now on it is `way` that trains these: whoever did so before is retired.
 

@@ -22,6 +22,7 @@ from psstore.torch import choosing, residuals
 from psstore.torch.buffers import Buffers
 from psstore.torch.choosing import Mode
 from psstore.torch.compression import is_wanted
+from psstore.torch.frozen import Frozen
 from psstore.torch.parameters import Names
 from psstore.torch.stepping import Overflow, Overlap, Training
 from psstore.torch.telling import warn
@@ -122,6 +123,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             raise UsageError("no parameter of this optimizer requires a gradient, so there is nothing to train")
         self._way = choosing.way_for(self._training, mode=mode, every=every)
         self._training.admit(self._way)
+        self._frozen = Frozen(self._training)
         self._buffers = Buffers(self._training, named_buffers, prefix=prefix)
         optimizer.register_step_pre_hook(_refusal(weakref.ref(self)))
         self._stepping = False
@@ -171,13 +173,16 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._refuse_stock_scaler()
         self._warn_without_gradients()
         self._training.admit(self._way)
-        with self._sharing() if self._way.shares_next else nullcontext():
+        is_round = self._way.shares_next
+        with self._sharing() if is_round else nullcontext():
             self._stepping = True
             try:
                 self.skipped = not self._way.step(self.overflow)
             finally:
                 self._stepping = False
         self.overflow = Overflow()
+        if is_round:
+            self._frozen.check()
         self.optimizer._opt_called = True  # type: ignore[attr-defined]  # torch's schedulers of the wrapped one ask
         return loss
 

@@ -66,6 +66,10 @@ class Names:
                 )
             self._names.setdefault(parameter, name)
 
+    def all(self) -> set[str]:
+        """In the store, whether it has them or not."""
+        return {self._prefix + name for name in self._names.values()}
+
     def without(self, param_group: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """The group for torch, which takes (name, parameter) pairs only if the other groups have names too."""
         params = param_group["params"]

@@ -39,8 +39,10 @@ class WorkerStep(Reducing):
         self._refuse_latecomer(trained)
         self._pull_weights(trained)
         self._gradients.watch(
-            {gradient_name(one): one.parameter for one in trained},
-            codecs={gradient_name(one): compression.push for one, compression in zip(trained, chosen, strict=True)},
+            {gradient_name(one.name): one.parameter for one in trained},
+            codecs={
+                gradient_name(one.name): compression.push for one, compression in zip(trained, chosen, strict=True)
+            },
         )
 
     def publish(self) -> None:
@@ -89,7 +91,7 @@ class WorkerStep(Reducing):
             for one, given in zip(trained, memory, strict=True)
         ]
         return self._training.store.pull_many(
-            [gradient_name(one) for one in trained], out=targets, if_newer_than=ended.commit.decision - 1
+            [gradient_name(one.name) for one in trained], out=targets, if_newer_than=ended.commit.decision - 1
         )
 
     def _compression_of(self, one: Trained) -> Compression:
@@ -104,7 +106,7 @@ class WorkerStep(Reducing):
         return chosen
 
     def _refuse_latecomer(self, trained: Sequence[Trained]) -> None:
-        names = [gradient_name(one) for one in trained]
+        names = [gradient_name(one.name) for one in trained]
         reduced = self._training.store.pull_many(names, if_newer_than=0)
         before = [one.name for one, value in zip(trained, reduced, strict=True) if value is not None]
         if before:
@@ -122,7 +124,7 @@ class WorkerStep(Reducing):
 
     def _gradient(self, one: Trained) -> TensorSpec:
         return TensorSpec(
-            name=gradient_name(one),
+            name=gradient_name(one.name),
             shape=tuple(one.parameter.shape),
             dtype=STORED_AS[one.parameter.dtype],
             rule="reduce",
@@ -131,9 +133,9 @@ class WorkerStep(Reducing):
         )
 
 
-def gradient_name(one: Trained) -> str:
+def gradient_name(parameter: str) -> str:
     """Of the tensor that reduces its gradients."""
-    return f"{one.name}.grad"
+    return f"{parameter}.grad"
 
 
 def check_lockstep(training: Training, what: str) -> None:
