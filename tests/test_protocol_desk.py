@@ -48,6 +48,45 @@ def test_desk_answers_a_push_once_its_body_is_known_to_carry_nothing() -> None:
     assert store.shards[0].stats()["pushes"] == 2
 
 
+def test_desk_answers_who_brings_the_decision_that_its_process_has_made() -> None:
+    """All workers pull with the same words after a commit, and the shard was told before of what they say."""
+    store = FakeStore(num_workers=1)
+    worker, tensor = worker_with_tensor(store)
+    left = []
+    for round in (1, 2):
+        push(worker, tensor, round=round)
+        committed = worker.committed(worker.commit(round, [tensor.id], since=round - 1))
+        store.carry_out(0, store.services[0].catch_up(store.now))
+        with left_to_the_service() as frame:
+            brought = m.Carry(decisions=committed.decisions[-1:], at_least=round, wait_s=9.0)
+            assert worker.ask("PULL", brought, table=table_of(tensor)).sequence == round
+            left.append(frame.call_count)
+    assert left == [1, 0], "how long they wait it knows from the first"
+
+
+def test_desk_answers_early_pushes_that_bring_the_decision_that_its_process_has_made() -> None:
+    store = FakeStore(num_workers=1)
+    worker, tensor = worker_with_tensor(store)
+    committed = worker.committed(worker.commit(1, [tensor.id], early=True))
+    store.carry_out(0, store.services[0].catch_up(store.now))
+    with left_to_the_service() as frame:
+        body = m.Carry(decisions=committed.decisions)
+        worker.ask("PUSH", body, values=[1.0] * 4, table=table_of(tensor, num_bytes=16), round=1)
+        assert frame.call_count == 0
+
+
+def test_desk_goes_on_knowing_what_is_said_in_every_round() -> None:
+    store = FakeStore(num_workers=1)
+    worker, tensor = worker_with_tensor(store)
+    push(worker, tensor, round=1)
+    for round in range(1, 40):
+        with left_to_the_service() as frame:
+            push(worker, tensor, round=round)
+            assert frame.call_count == 0
+        worker.committed(worker.commit(round, [tensor.id]))
+        store.carry_out(0, store.services[0].catch_up(store.now))
+
+
 def test_desk_leaves_pushes_of_an_older_life_to_the_service() -> None:
     store = FakeStore(num_workers=1)
     worker, tensor = worker_with_tensor(store)

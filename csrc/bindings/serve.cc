@@ -166,8 +166,8 @@ void bind_serve(py::module_& m) {
       .def("close", &Desk::close)
       .def(
           "remember",
-          [](Desk& self, const Frame& frame, double wait_s) { self.remember(frame.body, wait_s); },
-          "frame"_a, py::kw_only(), "wait_s"_a)
+          [](Desk& self, const py::bytes& body, double wait_s) { self.remember(body, wait_s); },
+          "body"_a, py::kw_only(), "wait_s"_a)
       .def("newest_incarnation", &Desk::newest_incarnation, "rank"_a)
       .def(
           "park",

@@ -31,6 +31,7 @@ Op reply_to(Op op) {
 
 void Desk::remember(const std::string& body, double wait_s) {
   if (body.size() > kMaxRememberedBodyBytes) return;
+  std::erase_if(bodies_, [&](const Known& one) { return one.body == body; });
   bodies_.push_front({body, wait_s});
   if (bodies_.size() > kMaxRememberedBodies) bodies_.pop_back();
 }
@@ -46,17 +47,19 @@ void Desk::attached(const Life& life) {
 
 // ---- requests ---------------------------------------------------------------------------------------
 
-const Desk::Known* Desk::known(const Frame& frame) const {
+const Desk::Known* Desk::known(const Frame& frame) {
   const auto found = std::ranges::find(bodies_, frame.body, &Known::body);
-  return found == bodies_.end() ? nullptr : &*found;
+  if (found == bodies_.end()) return nullptr;
+  std::rotate(bodies_.begin(), found, found + 1);
+  return &bodies_.front();
 }
 
-double Desk::patience_s(const Frame& frame) const {
+double Desk::patience_s(const Frame& frame) {
   const Known* body = known(frame);
   return body == nullptr ? 0.0 : body->wait_s;
 }
 
-bool Desk::is_ordinary(const Peer& peer, const Frame& frame) const {
+bool Desk::is_ordinary(const Peer& peer, const Frame& frame) {
   const Header& header = frame.header;
   if (closed_ || header.is_shared()) return false;
   switch (header.op) {

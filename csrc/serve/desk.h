@@ -68,7 +68,7 @@ class Desk {
   // ---- requests
 
   // Whether the desk may act on the frame, be it announced or complete.
-  bool is_ordinary(const Peer& peer, const Frame& frame) const;
+  bool is_ordinary(const Peer& peer, const Frame& frame);
   // REQUIRES: is_ordinary().
   BufferRef admit(Frame& frame) { return psstore::admit(shard_, frame); }
   // Adds the reply to a complete frame. False: it is not ordinary after all; nothing has changed.
@@ -105,8 +105,9 @@ class Desk {
     double wait_s;
   };
 
-  const Known* known(const Frame& frame) const;
-  double patience_s(const Frame& frame) const;
+  // It is the latest from now on.
+  const Known* known(const Frame& frame);
+  double patience_s(const Frame& frame);
   void answer_write(const Peer& peer, Frame& frame, Replies& replies);
   bool answer_pull(Parked read, double now_s, Replies& replies);
   // To deliveries_; or parks them again, or leaves them over.
@@ -116,7 +117,7 @@ class Desk {
 
   Shard& shard_;
   bool closed_ = false;
-  std::deque<Known> bodies_;                             // latest first
+  std::deque<Known> bodies_;                             // latest said first
   std::unordered_map<uint32_t, uint32_t> incarnations_;  // by rank
   Parking parking_;
   std::map<uint64_t, Replies> deliveries_;  // by connection

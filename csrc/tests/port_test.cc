@@ -169,15 +169,27 @@ TEST_F(PortTest, APushIsOrdinaryOfTheNewestLifeAttachedHere) {
   EXPECT_TRUE(port_.replies().empty());
 }
 
-TEST_F(PortTest, BodiesAreForgottenWhenThereAreTooMany) {
+TEST_F(PortTest, BodiesThatWereNotSaidForLongAreForgottenWhenThereAreTooMany) {
   port_.open({.client = "a"});
   const Bytes read = wire({.op = Op::kPULL, .slices = {{kSmall, {}}}, .body = kBody});
+  const auto remember_others = [&](size_t count) {
+    for (size_t i = 0; i < count; ++i) desk_.remember(std::to_string(i), 0.0);
+  };
   desk_.remember(std::string(kMaxRememberedBodyBytes + 1, 'x'), 0.0);
   desk_.remember(kBody, 0.0);
-  for (size_t i = 1; i < kMaxRememberedBodies; ++i) desk_.remember(std::to_string(i), 0.0);
-  EXPECT_TRUE(others(read).empty());
-  desk_.remember("another", 0.0);
+  for (int times = 0; times < 2; ++times) {
+    remember_others(kMaxRememberedBodies - 1);
+    EXPECT_TRUE(others(read).empty());
+  }
+  remember_others(kMaxRememberedBodies);
   EXPECT_EQ(others(read).size(), 1u);
+}
+
+TEST_F(PortTest, ABodyThatIsRememberedAgainTakesNoOthersPlace) {
+  port_.open({.client = "a"});
+  desk_.remember(kBody, 0.0);
+  for (size_t i = 0; i <= kMaxRememberedBodies; ++i) desk_.remember("again", 0.0);
+  EXPECT_TRUE(others(wire({.op = Op::kPULL, .slices = {{kSmall, {}}}, .body = kBody})).empty());
 }
 
 TEST_F(PortTest, AReadWaitsForAWriteHereOrElsewhereAndIsAnsweredWithIt) {

@@ -539,7 +539,7 @@ class Desk:
 
     def close(self) -> None:
         """Nothing is ordinary any more."""
-    def remember(self, frame: Frame, *, wait_s: float) -> None:
+    def remember(self, body: bytes, *, wait_s: float) -> None:
         """A PUSH or PULL with exactly this body carries nothing new from now on for ever, nor waits for a version; a
         PULL waits so long for values."""
     def newest_incarnation(self, rank: int) -> int:

@@ -90,9 +90,9 @@ class Rounds:
         """Every kept decision after `number`, in order."""
         return tuple(made.signed for made in self._log if made.fact.number > number)
 
-    def made_since(self, number: int) -> list[DecisionFact]:
+    def made_since(self, number: int) -> list[Made]:
         """The same, for this process."""
-        return [made.fact for made in self._log if made.fact.number > number]
+        return [made for made in self._log if made.fact.number > number]
 
     def forget(self, floor: int) -> None:
         """Every shard has applied decision `floor`: nobody needs it carried any more."""

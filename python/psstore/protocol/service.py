@@ -194,8 +194,7 @@ class ShardService:
         if coordinator is None or coordinator.rounds.decided <= self.shard.version:
             return []
         try:
-            for decision in coordinator.rounds.made_since(self.shard.version):
-                self._slices.take(decision)
+            self._slices.catch_up(coordinator.rounds.made_since(self.shard.version))
         except DeviceFailed:
             raise
         except PsstoreError:

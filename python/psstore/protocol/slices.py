@@ -10,11 +10,14 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from psstore import _core
 from psstore.errors import NOT_APPLIED, BadSignature, DeadlineExceeded, NotAWorker, PsstoreError, StaleIncarnation
 from psstore.protocol.connection import Connection
 from psstore.protocol.filling import Filling
 from psstore.protocol.frames import Output, Piece, Send, failure
+from psstore.protocol.rounds import Made
 from psstore.protocol.sharing import Lent, described
 from psstore.protocol.signing import Signer
 from psstore.types import ITEM_BYTES, Tensor
@@ -60,6 +63,8 @@ class Slices:
             self.desk.close()
         self.largest_bytes = 1
         """Of a slice's value, so far."""
+        self._patience_s = 0.0
+        """For how long the last read may wait that told something: others do as it does."""
         self._scaled = 0
         """The last decision whose scale was told here: it is, with every read and push from then on."""
 
@@ -137,11 +142,23 @@ class Slices:
         self.shard.advance(_to_core(decision))
         self.desk.reached_version()
 
+    def catch_up(self, made: Sequence[Made]) -> None:
+        """Applies what this process has decided. Who was told of it is about to say so, all in the same words."""
+        for decision in made:
+            self.take(decision.fact)
+        news = m.Carry(decisions=tuple(decision.signed for decision in made))
+        if made[-1].fact.early:
+            self._note_known(news)  # as pushes say it
+        self._note_known(replace(news, at_least=self.shard.version, wait_s=self._patience_s))
+
     def _note_heard(self, frame: _core.Frame, carry: m.Carry) -> None:
         """Whoever brings the same again, brings nothing: what was learned stays learned."""
         is_scaled = carry.scale is None or carry.scale.decision <= self._scaled
         if is_scaled and carry.at_least <= self.shard.version:
-            self.desk.remember(frame, wait_s=carry.wait_s)
+            self.desk.remember(frame.body, wait_s=carry.wait_s)
+
+    def _note_known(self, carry: m.Carry) -> None:
+        self.desk.remember(m.encode_body(carry), wait_s=carry.wait_s)
 
     def _set_scale(self, scale: m.Scale) -> None:
         if self._scaled < scale.decision == self.shard.version:
@@ -184,6 +201,7 @@ class Slices:
         carry = _carried(frame)
         self._learn(connection, carry)
         self._note_heard(frame, carry)
+        self._patience_s = carry.wait_s
         return self._answer(Read(connection, frame, carry, now + carry.wait_s), now)
 
     def wake(self, now: float) -> list[Output]:
