@@ -34,6 +34,10 @@ from psstore.wire.messages import (
 )
 
 
+NEEDS_WHOLE_ROUNDS = (Commit, Finish, Barrier, Join)
+"""Requests that stand on the round before."""
+
+
 class Coordinator:
     """Dispatches control requests. `now` is any monotonic clock in seconds."""
 
@@ -69,7 +73,7 @@ class Coordinator:
 
     def handle(self, conn: int, request: int, message: Message | None, *, client: str, now: float) -> list[Reply]:
         """`message`: a decoded body; None stands for LEAVE, which has none. Raises PsstoreError for this request."""
-        if isinstance(message, Commit | Finish | Barrier | Join):
+        if isinstance(message, NEEDS_WHOLE_ROUNDS):
             self.rounds.refuse_if_torn()
         match message:
             case Commit():

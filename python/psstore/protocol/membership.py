@@ -150,6 +150,10 @@ class Membership:
         gone = {worker.rank for worker in self.workers.values() if worker.life is LEFT}
         return set(range(self.num_workers)) - gone
 
+    @property
+    def num_expected(self) -> int:
+        return self.num_workers - len([1 for worker in self.workers.values() if worker.life is LEFT])
+
     def lost(self) -> list[Worker]:
         return [worker for worker in self.workers.values() if worker.life is LOST]
 
@@ -159,8 +163,9 @@ class Membership:
 
     def slowest_clock(self) -> int:
         """Smallest clock among the live."""
-        gone = {worker.rank for worker in self.workers.values() if worker.life is not LIVE}
-        return min((self.clock(rank) for rank in range(self.num_workers) if rank not in gone), default=0)
+        if len(self.workers) < self.num_workers:
+            return 0  # of those that have not joined yet
+        return min([worker.clock for worker in self.workers.values() if worker.life is LIVE], default=0)
 
     def describe(self, rank: int, now: float, *, round: int | None = None) -> str:
         """For messages: 'rank 1 (in round 7, last seen 0.3 s ago)'. `round`: if it is not the one after its clock."""

@@ -126,7 +126,8 @@ class Rounds:
         if lockstep and commit.round <= self.decided:
             return self._late(worker, waiting)
         self._check_agreement(worker.rank, commit)
-        self._staged[worker.rank] = waiting._replace(hypers=self._hypers.complete(commit.hypers))
+        hypers = self._hypers.complete(commit.hypers)
+        self._staged[worker.rank] = Waiting(commit, waiting.conn, waiting.request, waiting.since, hypers)
         self.forget(min(commit.floor, self.decided))
         if not lockstep:
             self._decide()
@@ -220,7 +221,7 @@ class Rounds:
                 )
 
     def _needed(self) -> int:
-        expected = len(self._membership.expected())
+        expected = self._membership.num_expected
         if self.consistency.quorum == self.consistency.num_workers:
             return max(1, expected)
         return max(1, min(self.consistency.quorum, expected))
@@ -254,6 +255,8 @@ class Rounds:
     def _release(self) -> list[Reply]:
         """Answers every decided commit that staleness lets go. One that was not early and is in a decision that is
         waits until the round is done: what its worker pushes next would come in place of what slots still need."""
+        if not self._owed:
+            return []
         slowest = self._membership.slowest_clock()
         bound = self.consistency.staleness
         answers = []
@@ -285,6 +288,8 @@ class Rounds:
     def _complain(self, now: float) -> list[Reply]:
         """In lockstep, tells those who wait if the round can't close for want of lost workers. Their commits
         stay: if the lost one's next life joins and commits, the round closes with them."""
+        if not self._staged:
+            return []
         lost = [w for w in self._membership.lost() if w.rank not in self._staged]
         if not lost:
             return []

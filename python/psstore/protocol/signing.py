@@ -15,7 +15,8 @@ class Signer:
     """Signs and opens facts under the key that only the store's processes share."""
 
     def __init__(self, key: bytes) -> None:
-        self._key = key
+        self._keyed = hmac.new(key, digestmod="sha256")
+        """Before the message: to set up a MAC takes OpenSSL as long as many short messages."""
 
     def sign(self, fact: Fact) -> Signed:
         blob = encode_body(fact)
@@ -32,4 +33,6 @@ class Signer:
             raise BadSignature("a carried fact was not signed by this store; was the store restarted?")
 
     def _mac(self, blob: bytes) -> bytes:
-        return hmac.digest(self._key, blob, "sha256")[:MAC_BYTES]
+        mac = self._keyed.copy()
+        mac.update(blob)
+        return mac.digest()[:MAC_BYTES]
