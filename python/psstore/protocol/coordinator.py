@@ -33,7 +33,6 @@ from psstore.wire.messages import (
     TicketFact,
 )
 
-
 NEEDS_WHOLE_ROUNDS = (Commit, Finish, Barrier, Join)
 """Requests that stand on the round before."""
 
