@@ -112,13 +112,5 @@ void encode_block(const BlockPayload& payload, const Feedback& feedback, int64_t
   for_each_index(count, [&](int64_t i) { feedback.keep(begin + i, block.x[i], block.said[i]); });
 }
 
-struct ElementEncoders {
-  // The block from `begin` on, all of it.
-  template <class Code, class Feedback>
-  static void encode_whole(const BlockPayload& payload, const Feedback& feedback, int64_t begin) {
-    encode_block<Code>(payload, feedback, begin, kEncodedBlock);
-  }
-};
-
 }  // namespace
 }  // namespace psstore

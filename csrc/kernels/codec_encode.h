@@ -1,6 +1,6 @@
 // Encoding a slice.
 //
-// How a block is encoded is `Encoders`: ElementEncoders, or what an instruction set has of its own.
+// How a block is encoded, and how the large elements of one are found, is `Encoders`: ElementEncoders, or what an instruction set has of its own.
 //
 // Included only by the .cc file of each instruction set: see loops.h for why everything is in an unnamed namespace.
 #pragma once
@@ -12,6 +12,20 @@
 
 namespace psstore {
 namespace {
+
+struct ElementEncoders {
+  // The block from `begin` on, all of it.
+  template <class Code, class Feedback>
+  static void encode_whole(const BlockPayload& payload, const Feedback& feedback, int64_t begin) {
+    encode_block<Code>(payload, feedback, begin, kEncodedBlock);
+  }
+
+  // Which of the kChunk elements from `begin` on have a magnitude of `low` or more, a bit for each.
+  template <class At>
+  static uint32_t reaching(At at, int64_t begin, uint32_t low) {
+    return passing(at, begin, kChunk, [=](uint32_t magnitude) { return magnitude >= low; });
+  }
+};
 
 template <class Encoders, class Code>
 void encode_blocks(const ToEncode& what) {
@@ -50,7 +64,7 @@ void encode_loop(const ToEncode& what) {
     case DType::kFloat16: return encode_halves<Float16>(what);
     case DType::kInt8: return encode_blocks<Encoders, Int8Code>(what);
     case DType::kSign: return encode_blocks<Encoders, SignCode>(what);
-    case DType::kTopK: return encode_topk(what);
+    case DType::kTopK: return encode_topk<Encoders>(what);
     case DType::kFloat32:
     case DType::kFloat64: return;  // not encoded
   }

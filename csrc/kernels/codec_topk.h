@@ -1,14 +1,27 @@
-// topk: which elements are kept, and a range of a payload as floats.
+// topk: which elements are kept.
 //
-// Included only by codec_loops.h: see loops.h for why everything is in an unnamed namespace.
+// The elements pass by twice: once to find a magnitude that only a few more than k of them reach, and once to list
+// those. What else it takes to keep the k largest is a matter of the list.
+//
+// Included only by codec_encode.h: see loops.h for why everything is in an unnamed namespace.
 #pragma once
 
+#include <algorithm>
 #include <array>
+#include <bit>
 
-#include "kernels/codec_blocks.h"
+#include "kernels/codec_elements.h"
+#include "kernels/codec_feedback.h"
 
 namespace psstore {
 namespace {
+
+// Elements in memory as they are.
+struct FloatsAt {
+  const void* floats;
+
+  [[gnu::always_inline]] float operator()(int64_t i) const { return load_at<float>(floats, i); }
+};
 
 constexpr int64_t kChunk = 32;
 constexpr std::array<uint32_t, kChunk> kChunkBits = [] {
@@ -44,43 +57,79 @@ void visit_few(At at, int64_t num_elems, Test test, Visit visit) {
   visit_chunk(begin, passing(at, begin, num_elems - begin, test));
 }
 
-constexpr int kFirstDigitShift = 31 - kDigitBits[0];
-using DigitCounts = std::array<uint32_t, 1 << kDigitBits[0]>;
-
 // The highest digit that, with those above, was counted `k` times at least; `k` becomes how many of the digit
 // itself these are. REQUIRES: that many were counted.
-inline uint32_t digit_of(const DigitCounts& counts, uint32_t highest, int64_t& k) {
+template <size_t kDigits>
+uint32_t digit_of(const std::array<uint32_t, kDigits>& counts, uint32_t highest, int64_t& k) {
   uint32_t digit = highest;
-  for (; counts[digit] < k; --digit) k -= counts[digit];
+  for (; digit > 0 && counts[digit] < k; --digit) k -= counts[digit];
   return digit;
 }
 
-// A magnitude that k elements reach, with as few others as a glance shows: so many chunks have one that does.
-// 0 where k is too large for that.
-template <class At>
-uint32_t low_magnitude(At at, int64_t num_elems, int64_t k) {
-  const int64_t num_chunks = num_elems / kChunk;
-  if (num_chunks < k) return 0;
-  DigitCounts counts{};
-  for (int64_t chunk = 0; chunk < num_chunks; ++chunk) {
-    int32_t largest = 0;
-#pragma omp simd reduction(max : largest)
-    for (int64_t i = chunk * kChunk; i < (chunk + 1) * kChunk; ++i) {
-      const auto magnitude = static_cast<int32_t>(magnitude_bits(at(i)));
-      largest = magnitude > largest ? magnitude : largest;
+// ---- a low magnitude ------------------------------------------------------------------------------
+
+// Counts groups of elements by the largest magnitude in each. What the k-th of these is, k elements reach; and few
+// others do, where a group has fewer elements than there are to one that is kept. A group is every kGroups-th element
+// of a run, so that no register is looked at across.
+class GroupCounts {
+ public:
+  static constexpr int64_t kGroups = 16;
+  static constexpr int64_t kRunElems = 32 * kGroups;
+  using Largest = std::array<int32_t, kGroups>;
+
+  // Of `count` elements from `begin` on, which are a run, or fewer.
+  template <class Feedback>
+  [[gnu::always_inline]] static Largest largest_of(const Feedback& feedback, int64_t begin,
+                                                   int64_t count) {
+    Largest largest{};
+    const auto look_at = [&](int64_t row, int64_t num_groups) {
+      for_each_index(num_groups, [&](int64_t group) {
+        const float x = feedback.template meant<float>(begin + row + group);
+        const auto magnitude = static_cast<int32_t>(magnitude_bits(x));
+        int32_t& so_far = largest[static_cast<size_t>(group)];
+        so_far = magnitude > so_far ? magnitude : so_far;
+      });
+    };
+    int64_t row = 0;
+    for (; row + kGroups <= count; row += kGroups) {
+      feedback.fetch_ahead(begin + row);
+      look_at(row, kGroups);
     }
-    ++counts[static_cast<uint32_t>(largest) >> kFirstDigitShift];
+    look_at(row, count - row);
+    return largest;
   }
-  return digit_of(counts, counts.size() - 1, k) << kFirstDigitShift;
-}
+
+  void add(const Largest& largest) {
+    for (const int32_t one : largest) ++counts_[static_cast<uint32_t>(one) >> kShift];
+    for (size_t group = 0; group < kGroups; ++group) {
+      largest_[group] = std::max(largest_[group], largest[group]);
+    }
+    num_groups_ += kGroups;
+  }
+
+  // A magnitude that k elements reach; 0 where there are fewer groups.
+  uint32_t low_magnitude(int64_t k) const {
+    if (num_groups_ < k) return 0;
+    const auto highest = static_cast<uint32_t>(*std::max_element(largest_.begin(), largest_.end()));
+    return digit_of(counts_, highest >> kShift, k) << kShift;
+  }
+
+ private:
+  // The exponent and five bits: no more than 3 % below.
+  static constexpr int kShift = 18;
+  std::array<uint32_t, 1U << (31 - kShift)> counts_{};
+  Largest largest_{};
+  int64_t num_groups_ = 0;
+};
+
+// ---- the k largest --------------------------------------------------------------------------------
 
 // The k-th largest magnitude, digit by digit from the highest on: each pass counts the elements that share
 // the digits found so far by their next one, so that no memory is needed and no order of the elements
-// matters. `at(i)` is element i. REQUIRES: 1 <= k <= num_elems.
+// matters. `at(i)` is element i. REQUIRES: 1 <= k <= num_elems; that k elements reach `low`.
 template <class At>
-Cut find_cut(At at, int64_t num_elems, int64_t k) {
-  const uint32_t low = low_magnitude(at, num_elems, k);
-  DigitCounts counts;
+Cut find_cut(At at, int64_t num_elems, int64_t k, uint32_t low) {
+  std::array<uint32_t, 1 << kDigitBits[0]> counts;
   Cut cut{0, k};
   int shift = 31;
   for (const int bits : kDigitBits) {
@@ -98,38 +147,93 @@ Cut find_cut(At at, int64_t num_elems, int64_t k) {
   return cut;
 }
 
-// The payload. `at(i)` is what is to be encoded of element i.
-template <class At>
-void encode_topk(At at, const ToEncode& what) {
-  auto* indices = static_cast<std::byte*>(what.payload);
-  std::byte* values = indices + what.num_kept * static_cast<int64_t>(sizeof(uint32_t));
-  Cut cut = kKeepNothing;
-  if (what.num_kept > 0) cut = find_cut(at, what.num_elems, what.num_kept);
-  int64_t num_kept = 0;
-  visit_few(
-      at, what.num_elems, [=](uint32_t magnitude) { return magnitude >= cut.magnitude; },
-      [&](int64_t i, float x) {
-        if (magnitude_bits(x) == cut.magnitude && cut.num_equal-- <= 0) return;
-        store(indices, num_kept, static_cast<uint32_t>(i));
-        store(values, num_kept, x);
-        ++num_kept;
-      });
+constexpr int64_t kTooMany = -1;
+
+// The indices, ascending, of the elements that reach `low`: how many, or kTooMany.
+template <class Encoders, class At>
+int64_t list_reaching(At at, int64_t num_elems, uint32_t low, std::byte* indices, int64_t room) {
+  int64_t num_listed = 0;
+  const auto list = [&](int64_t begin, uint32_t reaching) {
+    for (; reaching != 0; reaching &= reaching - 1) {
+      if (num_listed == room) return false;
+      store(indices, num_listed, static_cast<uint32_t>(begin + std::countr_zero(reaching)));
+      ++num_listed;
+    }
+    return true;
+  };
+  int64_t begin = 0;
+  for (; begin + kChunk <= num_elems; begin += kChunk) {
+    if (!list(begin, Encoders::reaching(at, begin, low))) return kTooMany;
+  }
+  const auto reaches = [=](uint32_t magnitude) { return magnitude >= low; };
+  return list(begin, passing(at, begin, num_elems - begin, reaches)) ? num_listed : kTooMany;
 }
 
-// The residual of the same: x, and nothing of what is kept.
-template <class At>
-void keep_topk(At at, const ToEncode& what) {
-  auto* residual = static_cast<std::byte*>(what.residual);
-  const auto* indices = static_cast<const std::byte*>(what.payload);
-  const std::byte* values = indices + what.num_kept * static_cast<int64_t>(sizeof(uint32_t));
-  for_each_index(what.num_elems, [=](int64_t i) {
-    const float x = at(i);
-    store(residual, i, is_finite(x) ? x : load<float>(residual, i));
-  });
-  for (int64_t i = 0; i < what.num_kept; ++i) {
-    const bool sent = is_finite(load<float>(values, i));
-    if (sent) store(residual, load<uint32_t>(indices, i), 0.0F);
+// The two halves of a payload.
+struct Entries {
+  std::byte* indices;
+  std::byte* values;
+
+  explicit Entries(const ToEncode& what)
+      : indices(static_cast<std::byte*>(what.payload)),
+        values(indices + what.num_kept * int64_t{sizeof(uint32_t)}) {}
+};
+
+// The k largest of some candidates, of which `index_of` says which elements they are, in ascending order, and how
+// many these were. The candidates may be listed where the payload will be: what is written is not ahead of them.
+template <class At, class IndexOf>
+int64_t keep_largest(At at, IndexOf index_of, int64_t num_candidates, uint32_t low,
+                     const ToEncode& what) {
+  const Entries entries(what);
+  const auto candidate = [=](int64_t c) { return at(index_of(c)); };
+  Cut cut = find_cut(candidate, num_candidates, what.num_kept, low);
+  int64_t num_kept = 0;
+  visit_few(
+      candidate, num_candidates, [=](uint32_t magnitude) { return magnitude >= cut.magnitude; },
+      [&](int64_t c, float x) {
+        if (magnitude_bits(x) == cut.magnitude && cut.num_equal-- <= 0) return;
+        if (num_kept == what.num_kept) return;  // somebody changes the elements meanwhile
+        store(entries.indices, num_kept++, static_cast<uint32_t>(index_of(c)));
+      });
+  for (int64_t i = 0; i < num_kept; ++i) {
+    store(entries.values, i, at(load<uint32_t>(entries.indices, i)));
   }
+  return num_kept;
+}
+
+// `at(i)` is what is to be encoded of element i. Returns the number of entries.
+template <class Encoders, class At>
+int64_t encode_topk(At at, uint32_t low, const ToEncode& what) {
+  if (what.num_kept == 0) return 0;
+  const Entries entries(what);
+  const int64_t num_listed =
+      list_reaching<Encoders>(at, what.num_elems, low, entries.indices, 2 * what.num_kept);
+  if (num_listed == kTooMany) {
+    return keep_largest(at, [](int64_t i) { return i; }, what.num_elems, low, what);
+  }
+  const auto listed = [=](int64_t c) { return int64_t{load<uint32_t>(entries.indices, c)}; };
+  return keep_largest(at, listed, num_listed, low, what);
+}
+
+// ---- with a residual ------------------------------------------------------------------------------
+
+// The source is added to the residual, run by run up to one with a sum that is not finite, for which the residual
+// has to stay as it is. Returns how many elements were added.
+inline int64_t add_to_residual(const ResidualFeedback& feedback, int64_t num_elems,
+                               GroupCounts& groups) {
+  constexpr int64_t kRun = GroupCounts::kRunElems;
+  for (int64_t begin = 0; begin < num_elems; begin += kRun) {
+    const int64_t count = std::min(kRun, num_elems - begin);
+    const auto largest = count == kRun ? GroupCounts::largest_of(feedback, begin, kRun)
+                                       : GroupCounts::largest_of(feedback, begin, count);
+    const int32_t largest_of_all = *std::max_element(largest.begin(), largest.end());
+    if (largest_of_all >= static_cast<int32_t>(kInfinityBits)) return begin;
+    if (count == kRun) groups.add(largest);
+    for_each_index(count, [=](int64_t i) {
+      store_at(feedback.residual, begin + i, feedback.meant<float>(begin + i));
+    });
+  }
+  return num_elems;
 }
 
 // Of two NaN a sum has the bits of one or the other, as the compiler likes, and what passes count has to be the same
@@ -138,18 +242,44 @@ inline float with_one_nan(float x) {
   return magnitude_bits(x) > kInfinityBits ? float_of(kNanBits) : x;
 }
 
-inline void encode_topk(const ToEncode& what) {
-  const auto* source = static_cast<const std::byte*>(what.source);
-  const auto* residual = static_cast<const std::byte*>(what.residual);
-  if (residual == nullptr) {
-    encode_topk([=](int64_t i) { return load<float>(source, i); }, what);
+template <class Encoders>
+void encode_topk(const ResidualFeedback& feedback, const ToEncode& what) {
+  GroupCounts groups;
+  const int64_t num_added = add_to_residual(feedback, what.num_elems, groups);
+  const uint32_t low = groups.low_magnitude(what.num_kept);
+  int64_t num_kept = 0;
+  const FloatsAt added{feedback.residual};
+  const auto sum = [=](int64_t i) {
+    return i < num_added ? added(i) : with_one_nan(feedback.meant<float>(i));
+  };
+  if (num_added == what.num_elems) {
+    num_kept = encode_topk<Encoders>(added, low, what);
   } else {
-    const auto sum = [=](int64_t i) {
-      return with_one_nan(load<float>(source, i) + load<float>(residual, i));
-    };
-    encode_topk(sum, what);
-    keep_topk(sum, what);
+    num_kept = encode_topk<Encoders>(sum, low, what);
   }
+  for_each_index(what.num_elems - num_added, [=](int64_t i) {
+    const float x = sum(num_added + i);
+    if (is_finite(x)) store_at(feedback.residual, num_added + i, x);
+  });
+  const Entries entries(what);
+  for (int64_t i = 0; i < num_kept; ++i) {
+    const bool sent = is_finite(load<float>(entries.values, i));
+    if (sent) store_at(feedback.residual, load<uint32_t>(entries.indices, i), 0.0F);
+  }
+}
+
+template <class Encoders>
+void encode_topk(const ToEncode& what) {
+  if (what.residual != nullptr) {
+    return encode_topk<Encoders>(ResidualFeedback{what.source, what.residual}, what);
+  }
+  constexpr int64_t kRun = GroupCounts::kRunElems;
+  GroupCounts groups;
+  for (int64_t begin = 0; begin + kRun <= what.num_elems; begin += kRun) {
+    groups.add(GroupCounts::largest_of(NoFeedback{what.source}, begin, kRun));
+  }
+  const uint32_t low = groups.low_magnitude(what.num_kept);
+  encode_topk<Encoders>(FloatsAt{what.source}, low, what);
 }
 
 }  // namespace

@@ -58,6 +58,13 @@ struct Registers256 {
     return _mm_cvtss_f32(_mm_castsi128_ps(rest));
   }
 
+  // A bit for each element whose magnitude is the other's or larger.
+  [[gnu::always_inline]] static uint8_t reaching(Vector x, Vector magnitudes) {
+    const __m256i below =
+        _mm256_cmpgt_epi32(_mm256_castps_si256(magnitudes), _mm256_castps_si256(magnitude(x)));
+    return static_cast<uint8_t>(~_mm256_movemask_ps(_mm256_castsi256_ps(below)));
+  }
+
   // The upper half onto the lower half, until one is left.
   [[gnu::always_inline]] static float sum(Vector x) {
     const __m128 four = _mm256_castps256_ps128(x) + _mm256_extractf128_ps(x, 1);

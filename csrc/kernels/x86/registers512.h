@@ -59,6 +59,12 @@ struct Registers512 {
         Registers256::larger_magnitude(half<0>(magnitudes), half<1>(magnitudes)));
   }
 
+  // A bit for each element whose magnitude is the other's or larger.
+  [[gnu::always_inline]] static uint16_t reaching(Vector x, Vector magnitudes) {
+    return _mm512_cmpge_epi32_mask(_mm512_castps_si512(magnitude(x)),
+                                   _mm512_castps_si512(magnitudes));
+  }
+
   // The upper half onto the lower half, until one is left.
   [[gnu::always_inline]] static float sum(Vector x) {
     return Registers256::sum(half<0>(x) + half<1>(x));

@@ -8,7 +8,7 @@
 
 #include <limits>
 
-#include "kernels/codec_blocks.h"
+#include "kernels/codec_encode.h"
 
 namespace psstore {
 namespace {
@@ -27,6 +27,21 @@ struct VectorEncoders {
     } else {
       encode_sign(payload, feedback, begin);
     }
+  }
+
+  // As ElementEncoders::reaching().
+  static uint32_t reaching(FloatsAt at, int64_t begin, uint32_t low) {
+    const Vector lowest = Registers::all(float_of(low));
+    uint32_t reaching = 0;
+    for (int64_t i = 0; i < kChunk; i += kElems) {
+      const auto x = load_at<Vector>(at.floats, begin + i);
+      reaching |= uint32_t{Registers::reaching(x, lowest)} << i;
+    }
+    return reaching;
+  }
+  template <class At>
+  static uint32_t reaching(At at, int64_t begin, uint32_t low) {
+    return ElementEncoders::reaching(at, begin, low);
   }
 
  private:
