@@ -39,14 +39,14 @@ def beside(begins: Sequence[str], transports: Sequence[str], limits: Mapping[str
     return ratios
 
 
-def faster_than(begins: Sequence[str], *peers: str) -> Ratios:
-    """How many times as fast as peers whose names match one of `peers`, over sockets of the same kind."""
+def faster_than(begins: Sequence[str], *peers: str, who: str = "psstore") -> Ratios:
+    """How many times as fast `who` is as peers whose names match one of `peers`, over sockets of the same kind."""
 
     def ratios(report: Report) -> Iterator[float]:
         for title, names in medians(report).items():
             for name, took in names.items() if title.startswith(tuple(begins)) else ():
                 transport = name.split(", ")[1]
-                ours = _fastest(names, f"psstore, {transport}")
+                ours = _fastest(names, f"{who}, {transport}")
                 if ours and transport in SOCKETS and any(re.match(peer, name) for peer in peers):
                     yield took / ours
 
@@ -67,8 +67,16 @@ MEMORY = {"shm": "memory, shm, copy + SGD + copy"}
 # ---- latency ----
 
 
-def latency(of: Callable[[Mapping[str, Mapping[str, Any]], str], Iterator[float]]) -> Ratios:
-    """`of`: figures by caller, and a transport → ratios."""
+Callers = Mapping[str, Mapping[str, Any]]
+"""Figures by name."""
+
+OfCallers = Callable[[Callers, str], Iterator[float]]
+"""And a transport → ratios."""
+
+BLOCKING, ONE_THREAD = "raw sockets, {}, blocking", "raw sockets, {}, blocking, one thread"
+
+
+def latency(of: OfCallers) -> Ratios:
 
     def ratios(report: Report) -> Iterator[float]:
         callers = {str(figure["name"]): figure for figure in report.figures}
@@ -82,36 +90,47 @@ def latency(of: Callable[[Mapping[str, Mapping[str, Any]], str], Iterator[float]
 KINDS = ("push", "pull")
 
 
-def beside_raw(cores: str) -> Callable[[Mapping[str, Mapping[str, Any]], str], Iterator[float]]:
+def beside_raw(cores: str) -> OfCallers:
     """`cores`: where both ends are, as names of callers end; "": where the kernel likes."""
 
-    def ratios(callers: Mapping[str, Mapping[str, Any]], transport: str) -> Iterator[float]:
-        ours, raw = (
-            callers.get(f"{who}{cores}") for who in (f"psstore, {transport}", f"raw sockets, {transport}, blocking")
-        )
+    def ratios(callers: Callers, transport: str) -> Iterator[float]:
+        ours, raw = (callers.get(who.format(transport) + cores) for who in ("psstore, {}", BLOCKING))
         if ours and raw:
             yield max(ours["typical_s"][kind] / raw["typical_s"][kind] for kind in KINDS)
 
     return ratios
 
 
-def beside_redis(callers: Mapping[str, Mapping[str, Any]], transport: str) -> Iterator[float]:
-    redis = callers.get(f"Redis, {transport}")
-    if redis:
-        ours = callers[f"psstore, {transport}"]
-        yield from (ours["typical_s"][kind] / redis["typical_s"][kind] for kind in KINDS)
+def beside_redis(who: str = "psstore, {}") -> OfCallers:
+    """`who`: its name, but for the transport."""
+
+    def ratios(callers: Callers, transport: str) -> Iterator[float]:
+        ours, redis = callers.get(who.format(transport)), callers.get(f"Redis, {transport}")
+        if ours and redis:
+            yield from (ours["typical_s"][kind] / redis["typical_s"][kind] for kind in KINDS)
+
+    return ratios
 
 
-def unix_beside_tcp(callers: Mapping[str, Mapping[str, Any]], transport: str) -> Iterator[float]:
-    if transport == "unix":
-        unix, tcp = (callers[f"psstore, {one}"]["typical_s"] for one in ("unix", "tcp"))
-        yield from (unix[kind] / tcp[kind] for kind in KINDS)
+def unix_beside_tcp(who: str = "psstore, {}") -> OfCallers:
+    """On the same cores."""
+
+    def ratios(callers: Callers, transport: str) -> Iterator[float]:
+        for cores in (", one core", ", two cores") if transport == "unix" else ():
+            unix, tcp = (callers.get(who.format(one) + cores) for one in ("unix", "tcp"))
+            if unix and tcp:
+                yield from (unix["typical_s"][kind] / tcp["typical_s"][kind] for kind in KINDS)
+
+    return ratios
 
 
-def loaded(callers: Mapping[str, Mapping[str, Any]], transport: str) -> Iterator[float]:
-    ours = callers[f"psstore, {transport}"]["percentiles_s"]
-    if ours.get("loaded"):
-        yield ours["loaded"]["99"] / ours["push"]["99"]
+def loaded(who: str = "psstore, {}") -> OfCallers:
+    def ratios(callers: Callers, transport: str) -> Iterator[float]:
+        times_s = callers.get(who.format(transport), {}).get("percentiles_s", {})
+        if times_s.get("loaded"):
+            yield times_s["loaded"]["99"] / times_s["push"]["99"]
+
+    return ratios
 
 
 # ---- kernels ----
@@ -120,13 +139,13 @@ NAMED_INPUTS = "(float32|bfloat16|float16|int8)"
 """Of gradients that have a target; others are measured, too."""
 
 
-def kernels(pattern: str, other: str) -> Ratios:
+def kernels(pattern: str, other: str, *, who: str = "psstore") -> Ratios:
     """How many times as fast as `other`, of the cases whose titles match."""
 
     def ratios(report: Report) -> Iterator[float]:
         for title, names in medians(report).items():
-            if re.search(pattern, title) and "psstore" in names and other in names:
-                yield names[other] / names["psstore"]
+            if re.search(pattern, title) and who in names and other in names:
+                yield names[other] / names[who]
 
     return ratios
 
@@ -141,10 +160,15 @@ def scaling(who: str) -> Ratios:
     return ratios
 
 
-def early_beside_ring(report: Report) -> Iterator[float]:
-    took = {one["who"]: median(one["times_s"]) for one in report.figures if one["shards"] == 8}
-    if {"psstore, early commit", "gloo, ring all-reduce"} <= took.keys():
-        yield took["psstore, early commit"] / took["gloo, ring all-reduce"]
+def beside_ring(who: str) -> Ratios:
+    """With as many shards as workers."""
+
+    def ratios(report: Report) -> Iterator[float]:
+        took = {one["who"]: median(one["times_s"]) for one in report.figures if one["shards"] == 8}
+        if {who, "gloo, ring all-reduce"} <= took.keys():
+            yield took[who] / took["gloo, ring all-reduce"]
+
+    return ratios
 
 
 def of_the_ideal(*codecs: str) -> Ratios:
@@ -165,14 +189,31 @@ def sign_beside_floats(report: Report) -> Iterator[float]:
 # ---- training ----
 
 
-def beside_ddp(report: Report) -> Iterator[float]:
-    took = {(one["network"], one["model"], one["who"]): median(one["times_s"]) for one in report.figures}
-    for (network, model, who), ours in took.items():
-        if who == "psstore":  # on one host, as it is by default
-            yield took[network, model, "DDP, gloo"] / ours
+ONE_HOST = "one host"
+
+
+def beside_ddp(who: str) -> Ratios:
+    """On one host."""
+
+    def ratios(report: Report) -> Iterator[float]:
+        took = {(one["network"], one["model"], one["who"]): median(one["times_s"]) for one in report.figures}
+        for (network, model, name), ours in took.items():
+            if (network, name) == (ONE_HOST, who):
+                yield took[network, model, "DDP, gloo"] / ours
+
+    return ratios
 
 
 def eager_on_links(report: Report) -> Iterator[float]:
+    yield from (median(one["times_s"]) / one["limit_s"] for one in _eager_steps(report))
+
+
+def chain_on_links(report: Report) -> Iterator[float]:
+    """Of what an eager step can't do at once."""
+    yield from (one["chain_s"] / one["limit_s"] for one in _eager_steps(report))
+
+
+def _eager_steps(report: Report) -> Iterator[Mapping[str, Any]]:
     for one in report.figures:
-        if one["network"] != "one host" and one["who"] == "psstore, overlap='eager'":
-            yield median(one["times_s"]) / one["limit_s"]
+        if one["network"] != ONE_HOST and one["who"] == "psstore, overlap='eager'":
+            yield one

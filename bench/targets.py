@@ -9,9 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bench.ratios import (
+    BLOCKING,
     LARGE,
     MEMORY,
     NAMED_INPUTS,
+    ONE_THREAD,
     RAW,
     SMALL,
     SOCKETS,
@@ -20,8 +22,9 @@ from bench.ratios import (
     beside_ddp,
     beside_raw,
     beside_redis,
+    beside_ring,
+    chain_on_links,
     eager_on_links,
-    early_beside_ring,
     faster_than,
     kernels,
     latency,
@@ -33,7 +36,7 @@ from bench.ratios import (
 )
 from bench.report import Cell, Report, Table, rows_in, three_digits
 
-HEADERS = ("subject", "what", "target", "measured", "met", "what stands in the way")
+HEADERS = ("subject", "what", "target", "measured", "the limit's own", "met", "what stands in the way")
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,8 @@ class Target:
     at_least: float | None = None
     unit: str = ""
     """What the bound is a multiple of, or a share."""
+    own: Ratios | None = None
+    """The same ratios of the limit in psstore's place: nobody can do better."""
     why: str = ""
     """Of the page: a link to where it says what stands in the way."""
 
@@ -60,13 +65,18 @@ class Target:
             return None
         num_met = sum(self._is_met(ratio) for ratio in found)
         met = "yes" if num_met == len(found) else "no" if num_met == 0 else f"{num_met} of {len(found)}"
-        ends = list(dict.fromkeys(three_digits(ratio) for ratio in (found[0], found[-1])))
-        return [self.subject, self.what, self.bound, "–".join(ends), met, "" if met == "yes" else self.why]
+        own = _ends(sorted(self.own(report))) if self.own else None
+        return [self.subject, self.what, self.bound, _ends(found), own, met, "" if met == "yes" else self.why]
 
     def _is_met(self, ratio: float) -> bool:
         """As it is shown."""
         ratio = round(ratio, 2)
         return ratio <= self.at_most if self.at_most is not None else ratio >= (self.at_least or 0.0)
+
+
+def _ends(ratios: Sequence[float]) -> str | None:
+    """Of a sorted list."""
+    return "–".join(dict.fromkeys(three_digits(ratio) for ratio in (ratios[0], ratios[-1]))) if ratios else None
 
 
 def targets_table(reports: Sequence[Report], old: str = "") -> Table:
@@ -77,9 +87,12 @@ def targets_table(reports: Sequence[Report], old: str = "") -> Table:
     for target in TARGETS:
         report = of_subject.get(target.subject)
         row = (report and target.row(report)) or before.get((target.subject, target.what))
-        rows.append(row or [target.subject, target.what, target.bound, None, None, target.why])
+        rows.append(row or [target.subject, target.what, target.bound, None, None, None, target.why])
     return Table("Targets", HEADERS, rows)
 
+
+APART = ("torch", "Redis", "gloo.*per tensor", "ps-lite.*per tensor")
+"""Peers that keep tensors apart."""
 
 TARGETS: Sequence[Target] = (
     Target(
@@ -104,6 +117,7 @@ TARGETS: Sequence[Target] = (
         faster_than(LARGE, "torch", "Redis"),
         at_least=1.5,
         unit="× as fast",
+        own=faster_than(LARGE, "torch", "Redis", who="raw sockets"),
         why="[the machine](#where-a-round-goes)",
     ),
     Target(
@@ -112,9 +126,17 @@ TARGETS: Sequence[Target] = (
         faster_than(LARGE, "gloo"),
         at_least=1.5,
         unit="× as fast",
+        own=faster_than(LARGE, "gloo", who="raw sockets"),
         why="[half the bytes](#beside-an-all-reduce)",
     ),
-    Target("dense", "the same, beside ps-lite", faster_than(LARGE, "ps-lite"), at_least=1.0, unit="× as fast"),
+    Target(
+        "dense",
+        "the same, beside ps-lite",
+        faster_than(LARGE, "ps-lite"),
+        at_least=1.0,
+        unit="× as fast",
+        own=faster_than(LARGE, "ps-lite", who="raw sockets"),
+    ),
     Target(
         "dense",
         "1,000 × 4 KiB, over sockets",
@@ -126,9 +148,10 @@ TARGETS: Sequence[Target] = (
     Target(
         "dense",
         "the same, beside peers that keep tensors apart",
-        faster_than(SMALL, "torch", "Redis", "gloo.*per tensor", "ps-lite.*per tensor"),
+        faster_than(SMALL, *APART),
         at_least=5.0,
         unit="× as fast",
+        own=faster_than(SMALL, *APART, who="raw sockets"),
         why="[per round and slice](#small-tensors)",
     ),
     Target(
@@ -161,18 +184,28 @@ TARGETS: Sequence[Target] = (
     Target(
         "latency",
         "beside Redis",
-        latency(beside_redis),
+        latency(beside_redis()),
         at_most=1.0,
         unit="×",
+        own=latency(beside_redis(BLOCKING)),
         why="[where a process sleeps](#where-a-process-sleeps)",
     ),
-    Target("latency", "over unix sockets beside tcp", latency(unix_beside_tcp), at_most=1.0, unit="×"),
+    Target(
+        "latency",
+        "over unix sockets beside tcp, on the same cores",
+        latency(unix_beside_tcp()),
+        at_most=1.0,
+        unit="×",
+        own=latency(unix_beside_tcp(BLOCKING)),
+        why="[where a process sleeps](#where-a-process-sleeps)",
+    ),
     Target(
         "latency",
         "p99 while another client pushes in bulk",
-        latency(loaded),
+        latency(loaded()),
         at_most=5.0,
         unit="× idle",
+        own=latency(loaded(ONE_THREAD)),
         why="[under load](#under-load)",
     ),
     Target(
@@ -197,6 +230,7 @@ TARGETS: Sequence[Target] = (
         kernels("W = 4, float32, 1 thread", "torch sum + fused"),
         at_least=1.7,
         unit="× torch sum + fused",
+        own=kernels("W = 4, float32, 1 thread", "torch sum + fused", who="plain loop"),
         why="[eight gradients](#eight-gradients)",
     ),
     Target(
@@ -205,6 +239,7 @@ TARGETS: Sequence[Target] = (
         kernels("W = 8, float32, 1 thread", "torch sum + fused"),
         at_least=1.7,
         unit="× torch sum + fused",
+        own=kernels("W = 8, float32, 1 thread", "torch sum + fused", who="plain loop"),
         why="[eight gradients](#eight-gradients)",
     ),
     Target(
@@ -213,6 +248,7 @@ TARGETS: Sequence[Target] = (
         kernels("W = [48], float32, 2 thread", "torch sum + fused"),
         at_least=1.7,
         unit="× torch sum + fused",
+        own=kernels("W = [48], float32, 2 thread", "torch sum + fused", who="plain loop"),
         why="[eight gradients](#eight-gradients)",
     ),
     Target(
@@ -221,6 +257,7 @@ TARGETS: Sequence[Target] = (
         kernels("W = 1, float32", "torch sum + fused"),
         at_least=1.0,
         unit="× torch fused",
+        own=kernels("W = 1, float32", "torch sum + fused", who="plain loop"),
         why="[the kernels](#kernels)",
     ),
     Target(
@@ -237,6 +274,7 @@ TARGETS: Sequence[Target] = (
         scaling("psstore, late commit"),
         at_most=1.05,
         unit="× the formula",
+        own=scaling("plain sockets, up, then down"),
         why="[scaling](#scaling)",
     ),
     Target(
@@ -245,17 +283,26 @@ TARGETS: Sequence[Target] = (
         scaling("psstore, early commit"),
         at_most=1.05,
         unit="× the formula",
+        own=scaling("plain sockets, both ways at once"),
         why="[early commits](#early-commits)",
     ),
-    Target("scaling", "early commit, 8 workers and shards", early_beside_ring, at_most=1.0, unit="× ring all-reduce"),
+    Target(
+        "scaling",
+        "early commit, 8 workers and shards",
+        beside_ring("psstore, early commit"),
+        at_most=1.0,
+        unit="× ring all-reduce",
+        own=beside_ring("plain sockets, both ways at once"),
+    ),
     Target("links", "bf16 and int8 both ways", of_the_ideal("bf16", "int8"), at_least=0.95, unit="of the bytes' ratio"),
     Target("links", "1-bit pushes and deltas", sign_beside_floats, at_least=25.0, unit="× as fast as float32"),
     Target(
         "training",
         "one host, 2 workers",
-        beside_ddp,
+        beside_ddp("psstore"),
         at_least=1.2,
         unit="× DDP's rate",
+        own=beside_ddp("no communication"),
         why="[on one host](#on-one-host)",
     ),
     Target(
@@ -264,6 +311,7 @@ TARGETS: Sequence[Target] = (
         eager_on_links,
         at_most=1.10,
         unit="× max(compute, link)",
+        own=chain_on_links,
         why="[on links](#on-links)",
     ),
 )

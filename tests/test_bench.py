@@ -163,8 +163,15 @@ def test_a_page_says_which_targets_are_met() -> None:
         return next(line for line in page.splitlines() if "× raw sockets" in line)
 
     place = "<!-- bench: targets -->\n<!-- end -->"
-    assert "| ≤ 1.1 × raw sockets | 1.10 | yes |" in row_of(place, 1.104)
-    assert "| ≤ 1.1 × raw sockets | 1.11 | no |" in row_of(place, 1.106)
+    assert "| ≤ 1.1 × raw sockets | 1.10 | – | yes |" in row_of(place, 1.104)
+    assert "| ≤ 1.1 × raw sockets | 1.11 | – | no |" in row_of(place, 1.106)
+
+
+def test_a_page_says_what_the_limit_itself_reaches() -> None:
+    took_s = {"raw sockets, tcp, pipelined": 1.0, "psstore, tcp, early commit": 1.25, "gloo all-reduce, tcp": 1.5}
+    figures = [{"title": "ResNet-50, 2 workers", "name": name, "times_s": [time_s]} for name, time_s in took_s.items()]
+    page = filled("<!-- bench: targets -->\n<!-- end -->", [replace(a_report("dense"), figures=figures)], None)
+    assert "| dense | the same, beside gloo + SGD | ≥ 1.5 × as fast | 1.20 | 1.50 | no |" in page
 
 
 def test_a_page_keeps_the_targets_of_subjects_that_were_not_measured() -> None:
@@ -174,7 +181,7 @@ def test_a_page_keeps_the_targets_of_subjects_that_were_not_measured() -> None:
 
     page = filled("<!-- bench: targets -->\n<!-- end -->", [links(1.0)], None)
     assert filled(page, [a_report("latency")], None) == page
-    assert "| ≥ 25 × as fast as float32 | 15.0 | no |" in filled(page, [links(2.0)], None)
+    assert "| ≥ 25 × as fast as float32 | 15.0 | – | no |" in filled(page, [links(2.0)], None)
 
 
 def test_a_page_gets_the_rows_of_all_subjects_that_it_asks_for() -> None:
