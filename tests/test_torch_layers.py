@@ -10,6 +10,7 @@ import warnings
 import weakref
 from collections.abc import Iterator
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -21,7 +22,7 @@ import psstore
 from psstore.errors import StoreClosed, UsageError
 from psstore.torch import DistributedOptimizer
 from psstore.torch.gradients import BUCKET_BYTES
-from psstore.torch.stepping import Overlap
+from psstore.torch.stepping import Overflow, Overlap
 
 WIDTH = 520
 """A layer of WIDTH × WIDTH fills a bucket alone."""
@@ -139,6 +140,29 @@ def test_parameters_that_did_not_change_are_not_pulled_again(store: psstore.Stor
         optimizer.step()
         if number:  # the first step pulls all
             assert store.bytes_pulled - before == num_bytes(model) - model.sometimes.nbytes
+
+
+def test_what_is_newer_is_asked_only_where_something_may_be_as_it_was(
+    store: psstore.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without that question a pull of small tensors goes past the event loop."""
+    asked = []
+    pull_many = psstore.Store.pull_many
+
+    def noted(self: psstore.Store, *args: Any, **kwargs: Any) -> Any:
+        asked.append(kwargs["if_newer_than"])
+        return pull_many(self, *args, **kwargs)
+
+    model = Odd()
+    optimizer = distributed(model, store, PLAIN)
+    monkeypatch.setattr(psstore.Store, "pull_many", noted)
+    for use_all in (True, True, False, True):
+        optimizer.zero_grad()
+        backward(model, next(batches(1)), use_all=use_all)
+        optimizer.step()
+    optimizer.overflow = Overflow(found=True)
+    optimizer.step()
+    assert asked == [None, None, 2, None, 4]
 
 
 def test_a_graph_kept_across_a_step_is_known_to_be_outdated(store: psstore.Store) -> None:

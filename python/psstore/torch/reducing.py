@@ -26,12 +26,19 @@ class Ended:
     commit: Commit
     hypers: Hypers
     max_norm: float | None
+    counts_all: bool = False
+    """Every parameter has a gradient here."""
     norm: float | None = None
     """Of the reduced gradient, if it is to be clipped and was asked for."""
 
     @property
     def skipped(self) -> bool:
         return self.commit.skipped or (self.norm is not None and not math.isfinite(self.norm))
+
+    @property
+    def changed_all(self) -> bool:
+        """Nobody has to ask what is newer than before. False: perhaps not all."""
+        return self.counts_all and not self.skipped and not self.commit.late
 
 
 class Reducing(ABC):
@@ -134,7 +141,8 @@ class Reducing(ABC):
             average=training.average,
             max_norm=max_norm,
         )
-        self._ended = Ended(committed, hypers, max_norm)
+        counts_all = len(present) == len(training.trained)
+        self._ended = Ended(committed, hypers, max_norm, counts_all)
         return self._ended
 
     def _receive(self, ended: Ended) -> None:

@@ -96,7 +96,7 @@ class StoreStep(Reducing):
 
     def _take(self, ended: Ended) -> None:
         trained = self._training.trained
-        self._pull(trained, newer_than=self._decision)
+        self._pull(trained, newer_than=None if ended.changed_all else self._decision)
         self._edits.note(trained)
         self._decision = ended.commit.decision
 

@@ -90,8 +90,9 @@ class WorkerStep(Reducing):
             given if given is not None and given.layout is torch.strided else torch.empty_like(one.parameter)
             for one, given in zip(trained, memory, strict=True)
         ]
+        before = None if ended.changed_all else ended.commit.decision - 1
         return self._training.store.pull_many(
-            [gradient_name(one.name) for one in trained], out=targets, if_newer_than=ended.commit.decision - 1
+            [gradient_name(one.name) for one in trained], out=targets, if_newer_than=before
         )
 
     def _compression_of(self, one: Trained) -> Compression:
