@@ -45,6 +45,7 @@ class TensorSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     def check(self) -> None:
         """Raises BadArgument naming the field, what was expected and what came."""
+        check_name(self.name)
         encoded = self.name.encode("utf-8", "surrogatepass")
         if not 0 < len(encoded) <= MAX_NAME_BYTES or not self.name.isprintable():
             raise BadArgument(f"tensor name {self.name[:80]!r}: expected 1 to {MAX_NAME_BYTES} bytes of printable text")
@@ -80,6 +81,12 @@ class Tensor(msgspec.Struct, frozen=True, kw_only=True, tag="tensor"):
         """[begin, end) in elements of the flattened tensor."""
         begin = index * self.slice_elems
         return begin, min(begin + self.slice_elems, self.spec.num_elems)
+
+
+def check_name(name: object) -> None:
+    """Raises BadArgument for what can't be a tensor's name."""
+    if not isinstance(name, str):
+        raise BadArgument(f"tensor name {name!r}: expected a string, got {type(name).__name__}")
 
 
 def slice_index(key: int) -> int:

@@ -7,6 +7,7 @@ import functools
 from collections.abc import Callable, Coroutine
 from typing import Any, ParamSpec
 
+from psstore.client.given import number, whole
 from psstore.client.local import LocalStore, parse_local
 from psstore.client.loop_thread import LoopThread
 from psstore.client.operations import Operations
@@ -61,17 +62,17 @@ def connect(
     if role not in ("worker", "client"):
         raise BadArgument(f"role is {role!r}; expected 'worker' or 'client'")
     for name, seconds in (("timeout_s", timeout_s), ("wait_s", wait_s), ("connect_timeout_s", connect_timeout_s)):
-        if not seconds > 0:
-            raise BadArgument(f"{name} is {seconds}; expected a positive number of seconds")
+        if not number(name, seconds) > 0:
+            raise BadArgument(f"{name} is {seconds!r}; expected a positive number of seconds")
     told = worker_environment()
     options = Options(
         role=role,
-        rank=told.rank if rank is None else rank,
-        num_workers=told.num_workers if num_workers is None else num_workers,
+        rank=told.rank if rank is None else whole("rank", rank),
+        num_workers=told.num_workers if num_workers is None else whole("num_workers", num_workers),
         token=told.token if token is None else token.encode() if isinstance(token, str) else token,
-        timeout_s=timeout_s,
-        wait_s=wait_s,
-        connect_timeout_s=connect_timeout_s,
+        timeout_s=float(timeout_s),
+        wait_s=float(wait_s),
+        connect_timeout_s=float(connect_timeout_s),
         transport=told.transport if transport is None else check_transport("transport", transport),
         busy_poll_us=told.busy_poll_us if busy_poll_us is None else check_busy_poll("busy_poll_us", busy_poll_us),
         connections=told.connections if connections is None else check_connections("connections", connections),
@@ -105,6 +106,8 @@ def _open(url: str | None, options: Options) -> Store:
             "no store to connect to: give a URL or set PSSTORE_URL. `psstore-server --shards 1` starts a store at"
             " ps://127.0.0.1:5700, `psstore run` starts one with its workers, and local:// is one inside this process"
         )
+    if not isinstance(url, str):
+        raise BadArgument(f"url is {url!r}; expected a string, as ps://127.0.0.1:5700")
     if url.startswith("local:"):
         return LocalStore(**parse_local(url)).open(Store, options, private=True)
     seed = parse_address(url)

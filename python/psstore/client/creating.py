@@ -44,6 +44,8 @@ class Creating:
         if len(values) != len(specs):
             raise BadArgument(f"create_many: {len(specs)} specs and {len(values)} values; give one for each, or None")
         for spec in specs:
+            if not isinstance(spec, TensorSpec):
+                raise BadArgument(f"create_many: expected psstore.types.TensorSpec, got {spec!r}")
             spec.check()
         sources = [
             None if value is None else as_source("create", spec, value)

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 from psstore import _core
 from psstore.client.coded import Coded
+from psstore.client.given import number
 from psstore.client.layout import Layout, Layouts
 from psstore.client.near import Neighbours
 from psstore.client.pacing import Pace
@@ -32,7 +33,7 @@ class Means:
         self._wait_s = wait_s
 
     def patience(self, wait_s: float | None) -> float:
-        return self._wait_s if wait_s is None else wait_s
+        return self._wait_s if wait_s is None else number("wait_s", wait_s)
 
     async def layout(
         self, tensors: Sequence[Tensor], dtypes: Sequence[str], *, pull: bool, place: _core.Device | None

@@ -8,13 +8,14 @@ that make a coroutine: they look at the arrays on the caller's thread, as device
 from __future__ import annotations
 
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 from psstore.client.arrays import Array
 from psstore.client.asked import Pull, Push
 from psstore.client.borrowing import Borrowed, Borrowing, Debt
 from psstore.client.creating import Creating
 from psstore.client.device_arrays import seen
+from psstore.client.given import one_of, whole
 from psstore.client.kept_floats import Floats
 from psstore.client.means import Means
 from psstore.client.norms import Norm
@@ -25,6 +26,7 @@ from psstore.client.rule_state import Restored, RuleState, restoring
 from psstore.client.schema import Hypers, as_source
 from psstore.client.writing import Writing
 from psstore.codec.codecs import Codecs
+from psstore.errors import BadArgument
 from psstore.protocol.client import Client
 from psstore.types import Tensor, TensorSpec
 from psstore.wire.messages import Exist
@@ -68,7 +70,9 @@ class Operations:
         Raises ShapeMismatch, DTypeMismatch, RuleMismatch, TensorExists, BadArgument; nothing is created then.
         """
         given = None if value is None else seen([value])[0]
-        return self._creating.create(name, given, shape=shape, dtype=dtype, rule=rule, group=group, exist=exist)
+        one_of("exist", exist, get_args(Exist))
+        number = whole("group", group)
+        return self._creating.create(name, given, shape=shape, dtype=dtype, rule=rule, group=number, exist=exist)
 
     def create_many(
         self,
@@ -83,6 +87,7 @@ class Operations:
         `values`: the first value of each spec; None: zeros, as its `zeros` must say then.
         `offer`: False: the values are somebody else's to send. A later pull waits for them.
         """
+        one_of("exist", exist, get_args(Exist))
         given: Sequence[Array | None] = [None] * len(specs) if values is None else seen(list(values))
         return self._creating.create_many(specs, given, exist=exist, offer=offer)
 
@@ -305,6 +310,8 @@ class Operations:
 
     async def barrier(self, name: str = "", *, wait_s: float | None = None) -> None:
         """Returns when every worker has called it with this name. Raises WorkerLost, DeadlineExceeded."""
+        if not isinstance(name, str):
+            raise BadArgument(f"barrier: name is {name!r}; expected a string")
         await self.client.barrier(name, wait_s=self.means.patience(wait_s))
 
     async def leave(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from psstore.client.given import number
 from psstore.client.means import Means
 from psstore.client.norms import Norm
 from psstore.client.schema import Hypers, per_group
@@ -57,13 +58,13 @@ class Rounds:
             means.pace.begin(means.client.round)
         committed = await means.client.commit(
             hypers=per_group(hypers, means.schema.groups()),
-            weight=weight,
-            loss_scale=loss_scale,
-            non_finite=non_finite,
+            weight=number("weight", weight),
+            loss_scale=number("loss_scale", loss_scale),
+            non_finite=bool(non_finite),
             present=counted,
-            average=average,
-            early=early,
-            max_norm=max_norm,
+            average=bool(average),
+            early=bool(early),
+            max_norm=None if max_norm is None else number("max_norm", max_norm),
             wait_s=means.patience(wait_s),
         )
         means.coded.committed(counted, loss_scale=loss_scale)

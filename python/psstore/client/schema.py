@@ -9,7 +9,7 @@ from psstore.client.device_arrays import OnDevice
 from psstore.codec.codecs import Codec
 from psstore.errors import BadArgument, BadHyper, DTypeMismatch, RuleMismatch, ShapeMismatch
 from psstore.protocol.client import Client
-from psstore.types import Tensor, TensorSpec, applies_by_decision
+from psstore.types import Tensor, TensorSpec, applies_by_decision, check_name
 from psstore.wire.ranges import Ranges
 
 Hypers = Mapping[str, float] | Mapping[int, Mapping[str, float]]
@@ -46,7 +46,12 @@ class Schema:
 
     async def find(self, names: Sequence[str]) -> list[Tensor]:
         """Asks the store for those that are not known here. Raises UnknownTensor naming the first that is not there."""
-        unknown = list(dict.fromkeys(name for name in names if name not in self._tensors))
+        try:
+            unknown = list(dict.fromkeys(name for name in names if name not in self._tensors))
+        except TypeError:  # one can't be looked up
+            unknown = list(names)
+        for name in unknown:
+            check_name(name)
         if unknown:
             self.learn(await self._client.describe(unknown))
         return [self._tensors[name] for name in names]
@@ -85,11 +90,13 @@ def spec_for(
         if value is None:
             raise BadArgument(f"create {name!r}: give a value, or a shape for zeros")
         shape = value.shape
+    try:
+        dims = tuple(int(dim) for dim in shape)
+    except (TypeError, ValueError):
+        raise BadArgument(f"create {name!r}: shape is {shape!r}; expected integers, as in (3, 4)") from None
     if dtype is None:
         dtype = "float32" if value is None or value.dtype in HALVES else value.dtype
-    spec = TensorSpec(
-        name=name, shape=tuple(int(dim) for dim in shape), dtype=dtype, rule=rule, group=group, zeros=value is None
-    )
+    spec = TensorSpec(name=name, shape=dims, dtype=dtype, rule=rule, group=group, zeros=value is None)
     spec.check()
     if value is not None:
         check_fit("create", spec, value)
@@ -201,6 +208,8 @@ def per_group(hypers: Hypers | None, groups: set[int]) -> dict[int, dict[str, fl
     """`hypers` as the wire has them: by parameter group. One set of them is for every group."""
     if not hypers:
         return {}
+    if not isinstance(hypers, Mapping):
+        raise BadArgument(f"hypers: expected {{'lr': 0.1}} or {{group: {{'lr': 0.1}}}}, got {hypers!r}")
     by_group: dict[int, dict[str, float]] = {}
     common: dict[str, float] = {}
     for key, value in hypers.items():

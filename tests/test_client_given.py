@@ -1,0 +1,100 @@
+"""Arguments of the wrong kind: an error that names them, and a store that goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import psstore
+from psstore.errors import BadArgument
+
+VALUE = np.ones(4, np.float32)
+
+
+@pytest.fixture
+def store() -> Iterator[Any]:
+    """As callers without a type checker see it."""
+    with psstore.connect("local://") as store:
+        store.create("w", VALUE, rule="sgd")
+        store.push("w", VALUE)
+        yield store
+        store.commit({"lr": 1.0})
+        assert store.pull("w").tolist() == [0.0] * 4
+
+
+NO_NAMES = (3, None, b"w", ("w",), 1.5)
+
+CALLS: dict[str, Callable[[Any, Any], object]] = {
+    "create": lambda store, name: store.create(name, VALUE),
+    "push": lambda store, name: store.push(name, VALUE),
+    "push_many": lambda store, name: store.push_many({name: VALUE}),
+    "pull": lambda store, name: store.pull(name),
+    "pull_many": lambda store, name: store.pull_many([name]),
+    "start_pull_many": lambda store, name: store.start_pull_many([name]).result(),
+    "describe": lambda store, name: store.describe(name),
+    "drop": lambda store, name: store.drop(name),
+}
+
+
+@pytest.mark.parametrize("name", NO_NAMES, ids=repr)
+@pytest.mark.parametrize("call", CALLS)
+def test_name_that_is_no_string_is_refused(store: Any, call: str, name: object) -> None:
+    with pytest.raises(BadArgument, match=r"tensor name .*: expected a string, got "):
+        CALLS[call](store, name)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda store: store.barrier(3), "name is 3; expected a string"),
+        (lambda store: store.barrier([]), r"name is \[\]"),
+        (lambda store: store.barrier(wait_s="long"), "wait_s is 'long'; expected a number"),
+        (lambda store: store.commit(weight="a"), "weight is 'a'; expected a number"),
+        (lambda store: store.commit(weight="1"), "weight is '1'; expected a number"),
+        (lambda store: store.commit(max_norm="x"), "max_norm is 'x'"),
+        (lambda store: store.commit("lr"), "hypers: expected"),
+        (lambda store: store.create("q", VALUE, group="x"), "group is 'x'; expected an integer"),
+        (lambda store: store.create("q", VALUE, group=1.0), r"group is 1\.0; expected an integer"),
+        (lambda store: store.create("q", VALUE, exist="foo"), "exist is 'foo'; expected 'match', 'error', 'overwrite'"),
+        (lambda store: store.create("q", shape="abc"), "shape is 'abc'; expected integers"),
+        (lambda store: store.create("q", shape=4), "shape is 4; expected integers"),
+        (lambda store: store.create_many(["q"]), "expected psstore.types.TensorSpec, got 'q'"),
+    ],
+    ids=lambda one: one if isinstance(one, str) else "",
+)
+def test_what_the_store_would_take_for_a_broken_client_is_refused_before(
+    store: Any, call: Callable[[Any], object], words: str
+) -> None:
+    with pytest.raises(BadArgument, match=words):
+        call(store)
+
+
+def test_numbers_may_be_of_any_kind(store: Any) -> None:
+    store.create("q", shape=[np.int64(2)], group=np.int64(0))
+    committed = store.commit(
+        {"lr": np.float32(0.0)},
+        weight=np.float32(2),
+        loss_scale=np.float64(1),
+        non_finite=np.False_,
+        average=np.True_,
+        wait_s=np.float32(3),
+    )
+    assert committed.decision == 1
+    assert store.pull("w", wait_s=np.float32(3)).tolist() == [1.0] * 4
+    store.push("w", VALUE)
+
+
+@pytest.mark.parametrize("argument", ["rank", "num_workers", "timeout_s", "wait_s", "connect_timeout_s"])
+def test_connect_says_which_argument_is_no_number(argument: str) -> None:
+    connect: Any = psstore.connect
+    with pytest.raises(BadArgument, match=f"{argument} is 'x'; expected"):
+        connect("local://", **{argument: "x"})
+
+
+def test_connect_says_what_is_no_url() -> None:
+    connect: Any = psstore.connect
+    with pytest.raises(BadArgument, match="url is 3; expected a string"):
+        connect(3)
