@@ -40,10 +40,9 @@ class Buffers:
 
     def leave(self) -> None:
         """Before a commit: rank 0's go to the store, if they have changed."""
-        if self._training.is_first:
-            if changed := self._changed():
-                self._training.store.push_many({name: _as_stored(self._buffers[name]) for name in changed})
-                self._remember(changed)
+        if self._training.is_first and (changed := self._changed()):
+            self._training.store.push_many({name: _as_stored(self._buffers[name]) for name in changed})
+            self._remember(changed)
 
     def fetch(self) -> None:
         """After a commit: the others take rank 0's, of this round, or of the next if rank 0 is that far."""
