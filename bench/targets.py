@@ -118,7 +118,7 @@ TARGETS: Sequence[Target] = (
         at_least=1.5,
         unit="× as fast",
         own=faster_than(LARGE, "torch", "Redis", who="raw sockets"),
-        why="[the machine](#where-a-round-goes)",
+        why="[the limit is not](#beside-batched-calls)",
     ),
     Target(
         "dense",
