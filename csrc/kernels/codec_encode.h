@@ -14,10 +14,26 @@ namespace psstore {
 namespace {
 
 struct ElementEncoders {
+  using Conversions = ElementConversions;
+
   // The block from `begin` on, all of it.
   template <class Code, class Feedback>
   static void encode_whole(const BlockPayload& payload, const Feedback& feedback, int64_t begin) {
     encode_block<Code>(payload, feedback, begin, kEncodedBlock);
+  }
+
+  // The elements from `begin` on.
+  template <class Half>
+  static void encode_halves(const ResidualFeedback& feedback, std::byte* payload, int64_t begin,
+                            int64_t count) {
+    for_each_index(count, [=](int64_t offset) {
+      const int64_t i = begin + offset;
+      const auto before = load_at<float>(feedback.residual, i);
+      const auto x = feedback.meant<float>(i);
+      const Half half = rounded_to<Half>(x);
+      store(payload, i, half);
+      store_at(feedback.residual, i, lacking(x, to_float(half), before));
+    });
   }
 
   // Which of the kChunk elements from `begin` on have a magnitude of `low` or more, a bit for each.
@@ -41,27 +57,21 @@ void encode_blocks(const ToEncode& what) {
   });
 }
 
-template <class Half>
+template <class Encoders, class Half>
 void encode_halves(const ToEncode& what) {
   if (what.residual == nullptr) {
-    return convert_loop(DType::kFloat32, what.encoding, what.source, what.payload, what.num_elems);
+    return convert_loop<typename Encoders::Conversions>(DType::kFloat32, what.encoding, what.source,
+                                                        what.payload, what.num_elems);
   }
-  const ResidualFeedback feedback{what.source, what.residual};
-  auto* payload = static_cast<std::byte*>(what.payload);
-  for_each_index(what.num_elems, [=](int64_t i) {
-    const auto before = load_at<float>(feedback.residual, i);
-    const auto x = feedback.meant<float>(i);
-    const Half half = rounded_to<Half>(x);
-    store(payload, i, half);
-    store_at(feedback.residual, i, lacking(x, to_float(half), before));
-  });
+  Encoders::template encode_halves<Half>(ResidualFeedback{what.source, what.residual},
+                                         static_cast<std::byte*>(what.payload), 0, what.num_elems);
 }
 
 template <class Encoders>
 void encode_loop(const ToEncode& what) {
   switch (what.encoding) {
-    case DType::kBFloat16: return encode_halves<BFloat16>(what);
-    case DType::kFloat16: return encode_halves<Float16>(what);
+    case DType::kBFloat16: return encode_halves<Encoders, BFloat16>(what);
+    case DType::kFloat16: return encode_halves<Encoders, Float16>(what);
     case DType::kInt8: return encode_blocks<Encoders, Int8Code>(what);
     case DType::kSign: return encode_blocks<Encoders, SignCode>(what);
     case DType::kTopK: return encode_topk<Encoders>(what);

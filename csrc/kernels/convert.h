@@ -1,5 +1,7 @@
 // Conversions between encodings and the check for finite values.
 //
+// How elements are converted is `Conversions`: ElementConversions, or what an instruction set has of its own.
+//
 // Included only by the .cc file of each instruction set: see loops.h for the unnamed namespace.
 #pragma once
 
@@ -25,19 +27,31 @@ void convert_elements(const std::byte* source, std::byte* destination, int64_t c
   });
 }
 
-template <class From>
+struct ElementConversions {
+  template <class From, class To>
+  static void convert(const std::byte* source, std::byte* destination, int64_t count) {
+    convert_elements<From, To>(source, destination, count);
+  }
+};
+
+template <class Conversions, class From>
 void convert_from(DType to, const std::byte* source, std::byte* destination, int64_t count) {
   switch (to) {
-    case DType::kFloat32: return convert_elements<From, float>(source, destination, count);
-    case DType::kFloat64: return convert_elements<From, double>(source, destination, count);
-    case DType::kBFloat16: return convert_elements<From, BFloat16>(source, destination, count);
-    case DType::kFloat16: return convert_elements<From, Float16>(source, destination, count);
+    case DType::kFloat32:
+      return Conversions::template convert<From, float>(source, destination, count);
+    case DType::kFloat64:
+      return Conversions::template convert<From, double>(source, destination, count);
+    case DType::kBFloat16:
+      return Conversions::template convert<From, BFloat16>(source, destination, count);
+    case DType::kFloat16:
+      return Conversions::template convert<From, Float16>(source, destination, count);
     case DType::kInt8:
     case DType::kSign:
     case DType::kTopK: return;  // codec_encode.h does these
   }
 }
 
+template <class Conversions>
 void convert_loop(DType from, DType to, const void* source, void* destination, int64_t num_elems) {
   const auto* in = static_cast<const std::byte*>(source);
   auto* out = static_cast<std::byte*>(destination);
@@ -46,10 +60,10 @@ void convert_loop(DType from, DType to, const void* source, void* destination, i
     return;
   }
   switch (from) {
-    case DType::kFloat32: return convert_from<float>(to, in, out, num_elems);
-    case DType::kFloat64: return convert_from<double>(to, in, out, num_elems);
-    case DType::kBFloat16: return convert_from<BFloat16>(to, in, out, num_elems);
-    case DType::kFloat16: return convert_from<Float16>(to, in, out, num_elems);
+    case DType::kFloat32: return convert_from<Conversions, float>(to, in, out, num_elems);
+    case DType::kFloat64: return convert_from<Conversions, double>(to, in, out, num_elems);
+    case DType::kBFloat16: return convert_from<Conversions, BFloat16>(to, in, out, num_elems);
+    case DType::kFloat16: return convert_from<Conversions, Float16>(to, in, out, num_elems);
     case DType::kInt8:
     case DType::kSign:
     case DType::kTopK: return;  // codec_decode.h does these

@@ -78,7 +78,8 @@ void reduce_update_loop(const SliceUpdate& update) {
     run_rule<Sums, float>(update);
   }
   if (update.shadow != nullptr) {
-    convert_loop(update.dtype, DType::kBFloat16, update.value_out, update.shadow, update.num_elems);
+    convert_loop<ElementConversions>(update.dtype, DType::kBFloat16, update.value_out,
+                                     update.shadow, update.num_elems);
   }
 }
 

@@ -11,7 +11,7 @@ namespace psstore {
 const KernelSet kPlainKernels{"plain",
                               reduce_update_loop<ElementSums>,
                               reduced_squares_loop<ElementSums>,
-                              convert_loop,
+                              convert_loop<ElementConversions>,
                               all_finite_loop,
                               encode_loop<ElementEncoders>,
                               decode_loop};

@@ -7,6 +7,7 @@
 #include "kernels/squares.h"
 #include "kernels/x86/registers256.h"
 #include "kernels/x86/sets.h"
+#include "kernels/x86/vector_conversions.h"
 #include "kernels/x86/vector_encoders.h"
 #include "kernels/x86/vector_sums.h"
 
@@ -15,7 +16,7 @@ namespace psstore {
 const KernelSet kAvx2Kernels{"avx2",
                              reduce_update_loop<VectorSums<Registers256>>,
                              reduced_squares_loop<VectorSums<Registers256>>,
-                             convert_loop,
+                             convert_loop<VectorConversions<Registers256>>,
                              all_finite_loop,
                              encode_loop<VectorEncoders<Registers256>>,
                              decode_loop};

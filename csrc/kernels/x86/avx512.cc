@@ -7,6 +7,7 @@
 #include "kernels/squares.h"
 #include "kernels/x86/registers512.h"
 #include "kernels/x86/sets.h"
+#include "kernels/x86/vector_conversions.h"
 #include "kernels/x86/vector_encoders.h"
 #include "kernels/x86/vector_sums.h"
 
@@ -15,7 +16,7 @@ namespace psstore {
 const KernelSet kAvx512Kernels{"avx512",
                                reduce_update_loop<VectorSums<Registers512>>,
                                reduced_squares_loop<VectorSums<Registers512>>,
-                               convert_loop,
+                               convert_loop<VectorConversions<Registers512>>,
                                all_finite_loop,
                                encode_loop<VectorEncoders<Registers512>>,
                                decode_loop};

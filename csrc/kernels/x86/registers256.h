@@ -5,6 +5,7 @@
 
 #include <immintrin.h>
 
+#include <cmath>
 #include <cstddef>
 
 #include "core/types.h"
@@ -15,6 +16,7 @@ namespace {
 
 struct Registers256 {
   using Vector = __m256;
+  using Halves = __m128i;
   static constexpr int64_t kElems = 8;
 
   [[gnu::always_inline]] static Vector all(float element) { return _mm256_set1_ps(element); }
@@ -27,7 +29,7 @@ struct Registers256 {
       const __m256i bits = _mm256_cvtepu16_epi32(load<__m128i>(data, 0));
       return _mm256_castsi256_ps(_mm256_slli_epi32(bits, 16));
     }
-    if constexpr (dtype == DType::kFloat16) return _mm256_cvtph_ps(load<__m128i>(data, 0));
+    if constexpr (dtype == DType::kFloat16) return to_float(load<Halves>(data, 0));
     if constexpr (dtype == DType::kInt8) {
       const __m128i codes = _mm_cvtsi64_si128(load<long long>(data, 0));
       return scale * _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(codes));
@@ -38,6 +40,18 @@ struct Registers256 {
       const __m256 shifted = _mm256_castsi256_ps(_mm256_sllv_epi32(byte, to_sign));
       return _mm256_xor_ps(scale, _mm256_and_ps(shifted, all(-0.0F)));
     }
+  }
+
+  [[gnu::always_inline]] static Vector to_float(Halves halves) { return _mm256_cvtph_ps(halves); }
+  [[gnu::always_inline]] static Halves to_float16(Vector x) {
+    return _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  }
+
+  // One or the other of each two, as `said` is finite or not.
+  [[gnu::always_inline]] static Vector where_finite(Vector said, Vector then, Vector otherwise) {
+    const __m256i is_finite = _mm256_cmpgt_epi32(_mm256_castps_si256(all(INFINITY)),
+                                                 _mm256_castps_si256(magnitude(said)));
+    return _mm256_blendv_ps(otherwise, then, _mm256_castsi256_ps(is_finite));
   }
 
   [[gnu::always_inline]] static Vector magnitude(Vector x) {

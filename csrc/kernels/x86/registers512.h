@@ -5,6 +5,7 @@
 
 #include <immintrin.h>
 
+#include <cmath>
 #include <cstddef>
 
 #include "core/types.h"
@@ -16,6 +17,7 @@ namespace {
 
 struct Registers512 {
   using Vector = __m512;
+  using Halves = __m256i;
   static constexpr int64_t kElems = 16;
 
   [[gnu::always_inline]] static Vector all(float element) { return _mm512_set1_ps(element); }
@@ -33,7 +35,7 @@ struct Registers512 {
       return _mm512_castsi512_ps(_mm512_maskz_slli_epi32(kEach, bits, 16));
     }
     if constexpr (dtype == DType::kFloat16) {
-      return _mm512_maskz_cvtph_ps(kEach, load<__m256i>(data, 0));
+      return to_float(load<Halves>(data, 0));
     }
     if constexpr (dtype == DType::kInt8) {
       return scale * _mm512_maskz_cvtepi32_ps(
@@ -43,6 +45,18 @@ struct Registers512 {
       const auto negative = load<__mmask16>(data, 0);
       return _mm512_mask_xor_ps(scale, negative, scale, all(-0.0F));
     }
+  }
+
+  [[gnu::always_inline]] static Vector to_float(Halves halves) {
+    return _mm512_maskz_cvtph_ps(kEach, halves);
+  }
+  [[gnu::always_inline]] static Halves to_float16(Vector x) {
+    return _mm512_maskz_cvtps_ph(kEach, x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  }
+
+  // One or the other of each two, as `said` is finite or not.
+  [[gnu::always_inline]] static Vector where_finite(Vector said, Vector then, Vector otherwise) {
+    return _mm512_mask_mov_ps(then, reaching(said, all(INFINITY)), otherwise);
   }
 
   [[gnu::always_inline]] static Vector magnitude(Vector x) {

@@ -7,14 +7,17 @@
 #pragma once
 
 #include <limits>
+#include <type_traits>
 
 #include "kernels/codec_encode.h"
+#include "kernels/x86/vector_conversions.h"
 
 namespace psstore {
 namespace {
 
 template <class Registers>
 struct VectorEncoders {
+  using Conversions = VectorConversions<Registers>;
   using Vector = typename Registers::Vector;
   static constexpr int64_t kElems = Registers::kElems;
   static constexpr int64_t kRegisters = kEncodedBlock / kElems;
@@ -27,6 +30,19 @@ struct VectorEncoders {
     } else {
       encode_sign(payload, feedback, begin);
     }
+  }
+
+  // As ElementEncoders::encode_halves().
+  template <class Half>
+  static void encode_halves(const ResidualFeedback& feedback, std::byte* payload, int64_t begin,
+                            int64_t count) {
+    int64_t done = 0;
+    if constexpr (std::is_same_v<Half, Float16>) {
+      for (; done + kElems <= count; done += kElems) {
+        encode_float16(feedback, payload, begin + done);
+      }
+    }
+    ElementEncoders::encode_halves<Half>(feedback, payload, begin + done, count - done);
   }
 
   // As ElementEncoders::reaching().
@@ -49,6 +65,15 @@ struct VectorEncoders {
   [[gnu::always_inline]] static Vector meant(const Feedback& feedback, int64_t i) {
     if (i % kLineElems == 0) feedback.fetch_ahead(i);
     return feedback.template meant<Vector>(i);
+  }
+
+  static void encode_float16(const ResidualFeedback& feedback, std::byte* payload, int64_t i) {
+    const auto before = load_at<Vector>(feedback.residual, i);
+    const Vector x = meant(feedback, i);
+    const auto halves = Registers::to_float16(x);
+    store(payload + i * int64_t{sizeof(Float16)}, 0, halves);
+    const Vector said = Registers::to_float(halves);
+    store_at(feedback.residual, i, Registers::where_finite(said, x - said, before));
   }
 
   // As shifted_code() has it, but for the clamping: a quotient is beyond the codes only where the scale is so small
