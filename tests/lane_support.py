@@ -48,7 +48,7 @@ def never(*_: object) -> Any:
 class Ends:
     """One connection of a lane, and its other end."""
 
-    def __init__(self, resume: Callable[[], None] = lambda: None) -> None:
+    def __init__(self) -> None:
         self.ours, self.peer = socket.socketpair()
         for end in (self.ours, self.peer):
             end.setblocking(False)
@@ -56,7 +56,7 @@ class Ends:
         self.decoder, self.unsent = _core.FrameDecoder(), deque[memoryview]()
         self.requests: dict[int, Any] = {}
         self.line = _core.RequestLine(self.requests)
-        self.line.connect(self.ours.fileno(), self.decoder, self.unsent, resume)
+        self.line.connect(self.ours.fileno(), self.decoder, self.unsent)
 
     def close(self) -> None:
         self.ours.close()
@@ -131,7 +131,7 @@ class Lane(Ends):
     """Starts calls, and hears what becomes of them. Its loop has no thread of its own."""
 
     def __init__(self) -> None:
-        super().__init__(self._resume)
+        super().__init__()
         self.loop, self._idle = ManualLoop(), select.epoll()
         self._idle.register(self.loop.fileno(), select.EPOLLIN)
         self.holding: list[_core.RequestLine] = []
@@ -146,16 +146,13 @@ class Lane(Ends):
             sockets=self.loop.fileno(),
             idle=self._idle.fileno(),
         )
-        self.resumed = 0
-        self.looked_after = 0
+        self.loop.watch(self.ours.fileno(), select.EPOLLIN, never)
+        self.looked_after = self.caught_up = 0
         self.wholes: list[Whole] = []
         """Of the calls that were started."""
         self.ended: list[Heard] = []
         self.unfinished: list[Heard] = []
         self._sender = _core.Sender([self.line], request=Request, rank=0, incarnation=0, checksum=False)
-
-    def _resume(self) -> None:
-        self.resumed += 1
 
     def close(self) -> None:
         super().close()
@@ -192,6 +189,10 @@ class Lane(Ends):
         def look_after(_: Layout) -> None:
             self.looked_after += 1
 
+        def catch_up() -> None:
+            self.caught_up += 1
+            self.loop.turn(())
+
         def ended(whole: Whole, op: str, layout: Layout, answers: list[Any], results: Any) -> None:
             self.ended.append(Heard(whole, op, answers, results))
 
@@ -204,6 +205,7 @@ class Lane(Ends):
             ended=ended,
             unfinished=unfinished,
             look_after=look_after,
+            catch_up=catch_up,
             paced=lambda: False,
             under_way=set(),
         )
@@ -224,3 +226,7 @@ class Lane(Ends):
     def came(self) -> int:
         """Bytes, to the other end."""
         return len(self.sent())
+
+    def awaits_room(self) -> bool:
+        """The loop goes on when there is room for what is unsent: so there has to be some now."""
+        return any(mask & select.EPOLLOUT for _, mask in self.loop.poll(0))

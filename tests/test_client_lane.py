@@ -36,7 +36,7 @@ SLICE_ELEMS = SLICE_BYTES // 4
 
 def nothing_is_started() -> _core.StartingParts:
     return _core.StartingParts(
-        make=never, ended=never, unfinished=never, look_after=never, paced=never, under_way=set()
+        make=never, ended=never, unfinished=never, look_after=never, catch_up=never, paced=never, under_way=set()
     )
 
 

@@ -90,8 +90,19 @@ def test_what_the_kernel_does_not_take_of_it_is_left_to_the_loop(lane: Lane) -> 
     lane.start()
     filled = lane.fill()
     lane.lane.send_held()
+    assert not lane.awaits_room()
     assert lane.came() == SMALL_BYTES + filled
     assert sum(map(len, lane.unsent)) == SMALL_BYTES
-    assert not lane.start()  # what was started before has to go before
-    lane.loop.turn(())
-    assert lane.resumed == 1
+    assert lane.awaits_room()
+
+
+def test_what_waits_goes_behind_what_the_kernel_did_not_take_before(lane: Lane) -> None:
+    lane.start()
+    lane.start()
+    lane.fill()
+    lane.lane.send_held()
+    assert lane.start()
+    lane.lane.send_held()
+    lane.came()
+    assert sum(map(len, lane.unsent)) == 2 * SMALL_BYTES
+    assert lane.left() == [1, 2, 3]

@@ -14,6 +14,8 @@ from psstore.protocol.session import OPS
 
 VALUES = OPS["PULL"] + 1
 
+HEAD_BYTES = _core.HEADER_BYTES + _core.SLICE_ENTRY_BYTES
+
 NUM_ELEMS = 1 << 17
 """Of a pull whose answer is received where it is to live, and not at once."""
 
@@ -23,6 +25,15 @@ def lane() -> Iterator[Lane]:
     made = Lane()
     yield made
     made.close()
+
+
+def request_of(data: bytes) -> int:
+    """Whose frame begins there."""
+    decoder = _core.FrameDecoder()
+    decoder.feed(data)
+    frame = decoder.next_frame()
+    assert frame is not None
+    return frame.request
 
 
 def values(num_elems: int) -> tuple[_core.SliceTable, bytes]:
@@ -93,6 +104,35 @@ def test_a_session_gets_the_requests_in_order_with_all_it_needs_to_send_them_aga
     assert (pull.op, pull.sequence, pull.destination.nbytes) == (OPS["PULL"], 0, 32)
     assert push.deadline == push.started + TIMEOUT_S
     assert lane.answer(1) is not None, "its session's, too"
+
+
+def test_what_the_kernel_does_not_take_is_left_to_the_loop_in_order(lane: Lane) -> None:
+    filled = lane.fill()
+    assert lane.start(num_elems=NUM_ELEMS)
+    assert not lane.awaits_room()
+    assert lane.start("PULL")
+    lane.lane.send_held()
+    assert lane.came() == filled
+    assert lane.awaits_room()
+    sent = b"".join(lane.unsent)
+    push, pull = HEAD_BYTES + 4 * NUM_ELEMS, HEAD_BYTES
+    assert len(sent) == push + pull
+    assert [request_of(sent), request_of(sent[push:])] == [1, 2]
+
+
+def test_what_was_asked_of_the_loop_before_begins_before(lane: Lane) -> None:
+    begun: list[bool] = []
+    lane.loop.call_soon(lambda: begun.append(lane.came() == 0))
+    assert lane.start()
+    assert begun == [True]
+    assert lane.caught_up == 1
+    assert lane.came() > 0
+
+
+def test_nothing_starts_before_what_can_not_begin_now(lane: Lane) -> None:
+    lane.loop.call_soon(lambda: lane.loop.call_soon(lambda: None))
+    assert not lane.start()
+    assert lane.came() == 0
 
 
 def test_sessions_are_told_of_deadlines_that_they_do_not_look_at_anyhow(lane: Lane) -> None:

@@ -41,7 +41,7 @@ bool Attempt::all_quiet() const {
 }
 
 bool Attempt::sendable() const {
-  return all_lines(&RequestLine::free);
+  return all_lines(&RequestLine::connected);
 }
 
 bool Attempt::all_lines(bool (RequestLine::*ready)() const) const {
@@ -50,6 +50,12 @@ bool Attempt::all_lines(bool (RequestLine::*ready)() const) const {
     if (!to.carries(memories_[frame].num_bytes()) || !(to.*ready)()) return false;
   }
   return true;
+}
+
+std::vector<const RequestLine*> Attempt::lines() const {
+  std::vector<const RequestLine*> found;
+  for (size_t peer = 0; peer < plan_.peers().size(); ++peer) found.push_back(&line_of(peer));
+  return found;
 }
 
 bool Attempt::is_small() const {
@@ -78,6 +84,7 @@ bool Attempt::send(bool waits) {
   make();
   waits_ = waits;
   if (waits) return true;
+  if (!all_lines(&RequestLine::free)) return false;
   if (is_small()) return exchange_->send();
   const py::gil_scoped_release released;
   return exchange_->send();

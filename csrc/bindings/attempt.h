@@ -84,13 +84,15 @@ class Attempt {
   size_t num_frames() const { return plan_.num_frames(); }
   bool reads() const { return terms_.reads(); }
   RequestLine& line(size_t frame) const { return *sender_.lines.at(plan_.way(frame)); }
+  // Of all frames, each once.
+  std::vector<const RequestLine*> lines() const;
   // The memory of a frame as Python has it.
   py::object memory(size_t frame);
   // Nothing else is under way, and nothing of it goes through shared memory: it can `run`.
   bool possible() const;
   // Nor over any other way of its sender's.
   bool all_quiet() const;
-  // The same as `possible`, but that others wait for their answers: it can `send`.
+  // The same, but that others wait for their answers, or for the kernel: it can `send`.
   bool sendable() const;
   // A few bytes, either way: moved in less time than it takes to get the GIL back.
   bool is_small() const;
@@ -98,7 +100,8 @@ class Attempt {
   bool can_wait() const;
   // Its sessions look at deadlines by then.
   bool looked_at(double deadline_s) const;
-  // Sends what the kernel takes, or nothing yet if it `waits`. True: there is nothing that it did not take.
+  // Sends what the kernel takes, or nothing yet if it `waits`, or if others wait for the kernel. True: there is
+  // nothing for the kernel to take later.
   bool send(bool waits = false);
   // Sends all and receives what comes, without the GIL. True: all is answered.
   bool run(int bell, std::chrono::nanoseconds busy);

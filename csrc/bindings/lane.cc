@@ -188,12 +188,18 @@ void FastLane::listen(bool listens) {
   epoll_ctl(loop_.idle, EPOLL_CTL_MOD, loop_.sockets, &event);
 }
 
+// As the loop does it itself, so that no line of Python runs in between: an exception there would have it never sent.
+void FastLane::await_room(const RequestLine& line) const {
+  epoll_event event{.events = EPOLLIN | EPOLLOUT, .data = {.fd = line.fd()}};
+  epoll_ctl(loop_.sockets, EPOLL_CTL_MOD, line.fd(), &event);
+}
+
 void FastLane::send_held() {
   if (loop_.holding.empty()) return;
   const Inside inside(*this);
   for (const py::handle one : loop_.holding) {
     auto& line = one.cast<RequestLine&>();
-    if (!line.send_held()) loop_.loop.attr("call_soon_threadsafe")(line.resume());
+    if (!line.send_held()) await_room(line);
   }
   loop_.holding.attr("clear")();
 }
@@ -251,19 +257,21 @@ std::optional<bool> FastLane::start(StartedCall& call) {
   Attempt& attempt = call.attempt();
   const Visit visit(*this);
   // What was started before has to go before.
-  if (py::len(loop_.ready) != 0 || !attempt.sendable()) return std::nullopt;
+  if (has_ready() || !attempt.sendable()) return std::nullopt;
   const bool small = attempt.is_small();
   const bool waits = attempt.can_wait();
   if (!waits) send_held();
-  if (!waits && !attempt.sendable()) return std::nullopt;  // the kernel is full
   const bool sent = attempt.send(waits);
   const Inside inside(*this);
   call.leave(now_s());
+  if (!sent) {
+    for (const RequestLine* line : attempt.lines()) await_room(*line);
+  }
   if (waits) attempt.note_waiting(loop_.holding);
   const bool led = muted_ && !postponed_;
   if (!led && small) postpone(kPostponed);
   if (!led && !small) unmute();
-  return sent && attempt.looked_at(call.deadline_s());
+  return attempt.looked_at(call.deadline_s());
 }
 
 void bind_lane(py::module_& m) {
@@ -282,7 +290,7 @@ void bind_lane(py::module_& m) {
       .def("hand_over", &RequestLine::hand_over)
       .def("next_deadline", &RequestLine::next_deadline)
       .def("heard", &RequestLine::heard, "version"_a, "scaled"_a, "now"_a)
-      .def("connect", &RequestLine::connect, "fd"_a, "decoder"_a, "unsent"_a, "resume"_a)
+      .def("connect", &RequestLine::connect, "fd"_a, "decoder"_a, "unsent"_a)
       .def("share", &RequestLine::share, "from_bytes"_a)
       .def("carries", &RequestLine::carries, "num_bytes"_a)
       .def("disconnect", &RequestLine::disconnect);

@@ -54,6 +54,8 @@ class FastLane {
   // It is awake, be it by the timer.
   void woken() { rings_within_ = kNever; }
   void send_held();
+  // What was asked of the loop and has not begun, as far as it is known without the loop.
+  bool has_ready() const { return py::len(loop_.ready) != 0; }
   // Ends a postponement. Needs no loop.
   void hasten() {
     if (postponed_) unmute();
@@ -71,8 +73,8 @@ class FastLane {
   // sent yet. Sends it, and waits for the answer as long as it may be near. What has come is to be fetched from the line.
   // None: nothing was done. False: whoever drives the connection has to go on, with what is not sent or not here.
   std::optional<bool> exchange(RequestLine& line, const py::bytes& request);
-  // Sends, or has it wait for the next answer if one is near, and leaves it to its lines. None: nothing was done.
-  // False: whoever drives the connections has to be told, of what is not sent or of a new deadline.
+  // Sends, or has it wait for the next answer if one is near, or behind what waits for the kernel already, and leaves it
+  // to its lines. None: nothing was done. False: whoever drives the connections has to be told of a new deadline.
   std::optional<bool> start(StartedCall& call);
 
  private:
@@ -84,6 +86,8 @@ class FastLane {
   // Nor does anybody want the loop.
   bool nothing_is_due() const;
   void listen(bool listens);
+  // The loop goes on with what the line has not sent as soon as the kernel takes more.
+  void await_room(const RequestLine& line) const;
   void postpone(std::chrono::nanoseconds time);
   py::list leave_to_loop(Attempt& attempt, py::list& futures);
 

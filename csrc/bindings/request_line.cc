@@ -19,7 +19,8 @@ void RequestLine::leave(std::span<const iovec> pieces, std::shared_ptr<void> own
 bool RequestLine::send_held() {
   Held held = std::exchange(held_, {});
   if (held.newest_write != 0) last_write_out_ = held.newest_write;
-  if (!held.outgoing.send(fd_) || held.outgoing.done()) return true;
+  if (!connected()) return true;
+  if (free() && (!held.outgoing.send(fd_) || held.outgoing.done())) return true;
   auto owners = std::make_shared<std::vector<std::shared_ptr<void>>>(std::move(held.owners));
   leave(held.outgoing.pieces(), std::move(owners));
   return false;

@@ -47,12 +47,11 @@ class RequestLine {
     last_heard_s = now_s;
   }
 
-  // `unsent`: what waits to be written to `fd`. `resume`: to be called when something was put there.
-  void connect(int fd, const py::object& decoder, py::object unsent, py::object resume) {
+  // `unsent`: what waits to be written to `fd`.
+  void connect(int fd, const py::object& decoder, py::object unsent) {
     decoder_ = &decoder.cast<PyDecoder&>();
     owner_ = decoder;
     unsent_ = std::move(unsent);
-    resume_ = std::move(resume);
     fd_ = fd;
   }
   // What the ends share from now on: frames of so many bytes are not to go over this line.
@@ -61,15 +60,16 @@ class RequestLine {
     fd_ = -1;
     shared_from_bytes_ = kNothingShared;
     decoder_ = nullptr;
-    owner_ = unsent_ = resume_ = py::none();
+    owner_ = unsent_ = py::none();
     held_ = {};
     last_write_out_ = 0;
   }
 
   // A frame with such a payload, or answer, is to go over it.
   bool carries(size_t num_bytes) const { return num_bytes < shared_from_bytes_; }
-  // It is connected, and nothing waits for the kernel.
-  bool free() const { return fd_ >= 0 && py::len(unsent_) == 0; }
+  bool connected() const { return fd_ >= 0; }
+  // Nor does anything wait for the kernel.
+  bool free() const { return connected() && py::len(unsent_) == 0; }
   // Nor is anything under way, in either direction.
   bool quiet() const {
     return free() && requests_.empty() && started_.empty() && !decoder_->mid_frame();
@@ -121,9 +121,9 @@ class RequestLine {
     if (newest_write != 0) held_.newest_write = newest_write;
   }
   size_t held_bytes() const { return held_.num_bytes; }
-  // True: the kernel has taken all of it, or the connection is lost, which others will notice. Else the rest is left.
+  // Behind what waits for the kernel already. True: it has taken all, or the connection is lost, which others will
+  // notice. Else the rest is left.
   bool send_held();
-  const py::object& resume() const { return resume_; }
 
  private:
   static constexpr size_t kNothingShared = std::numeric_limits<size_t>::max();
@@ -150,7 +150,6 @@ class RequestLine {
   PyDecoder* decoder_ = nullptr;
   py::object owner_ = py::none();  // of the decoder
   py::object unsent_ = py::none();
-  py::object resume_ = py::none();
   Held held_;
   uint64_t last_write_out_ = 0;  // a request
 };

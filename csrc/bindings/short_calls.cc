@@ -267,6 +267,7 @@ py::object ShortCalls::start(const Habit& habit, const py::sequence& arrays, py:
   std::optional<std::vector<Segments>> memories =
       habit.plan->map().of_arrays(arrays, /*writable=*/habit.reads);
   if (!memories) return {};
+  if (lane_.has_ready()) starting.catch_up();
   py::object terms = terms_of(habit, wait_s);
   if (terms.is_none()) return {};
   const auto call =
@@ -282,12 +283,14 @@ void bind_short_calls(py::module_& m) {
   using namespace py::literals;
   py::class_<StartingParts, std::shared_ptr<StartingParts>>(m, "StartingParts", py::is_final())
       .def(py::init([](py::object make, py::object ended, py::object unfinished,
-                       py::object look_after, py::object paced, py::set under_way) {
-             return StartingParts{std::move(make),       std::move(ended), std::move(unfinished),
-                                  std::move(look_after), std::move(paced), std::move(under_way)};
+                       py::object look_after, py::object catch_up, py::object paced,
+                       py::set under_way) {
+             return StartingParts{std::move(make),       std::move(ended),    std::move(unfinished),
+                                  std::move(look_after), std::move(catch_up), std::move(paced),
+                                  std::move(under_way)};
            }),
-           py::kw_only(), "make"_a, "ended"_a, "unfinished"_a, "look_after"_a, "paced"_a,
-           "under_way"_a);
+           py::kw_only(), "make"_a, "ended"_a, "unfinished"_a, "look_after"_a, "catch_up"_a,
+           "paced"_a, "under_way"_a);
   py::class_<Habit>(m, "Habit", py::is_final())
       .def(py::init([](const py::str& op, py::object layout, py::object plan) {
              const auto& frames = plan.cast<const FramePlan&>();

@@ -31,6 +31,7 @@ struct StartingParts {
   py::object
       unfinished;  // (whole, op, layout, answers, results) -> futures for the answers that are missing
   py::object look_after;  // (layout): something is left to whoever drives its connections
+  py::object catch_up;    // (): has what was asked of the loop before begin now, if it can
   py::object paced;       // () -> whether calls have to wait for their turns
   py::set under_way;      // pushes
 };

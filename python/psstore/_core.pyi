@@ -237,9 +237,8 @@ class RequestLine:
     """When, on the event loop's clock."""
     def __init__(self, requests: dict[int, Any]) -> None:
         """`requests`: those that are not answered, by number."""
-    def connect(self, fd: int, decoder: FrameDecoder, unsent: deque[memoryview], resume: Callable[[], object]) -> None:
-        """`fd`: a socket that does not block. `unsent`: what waits to be written to it. `resume`: called, on the loop,
-        when something was put there."""
+    def connect(self, fd: int, decoder: FrameDecoder, unsent: deque[memoryview]) -> None:
+        """`fd`: a socket that does not block, and is in the loop's epoll. `unsent`: what waits to be written to it."""
     def share(self, from_bytes: int) -> None:
         """Payloads of so many bytes go through memory from now on, until it is disconnected."""
     def carries(self, num_bytes: int) -> bool:
@@ -356,13 +355,14 @@ class StartingParts:
         ended: Callable[[Any, str, Any, list[Any], Any], object],
         unfinished: Callable[[Any, str, Any, list[Any], Any], list[Any]],
         look_after: Callable[[Any], object],
+        catch_up: Callable[[], object],
         paced: Callable[[], bool],
         under_way: set[object],
     ) -> None:
         """`make`: what the caller has of a call. `ended`: told of it, its operation, layout, answers (of a read) and
         results (the same): all went well. `unfinished`: its requests are their sessions', or it failed: the same, but
         None for answers that have not come; returns futures for those. `look_after`: given a layout; whoever drives
-        its connections has something to see to. `paced`: whether calls wait for their turns. `under_way`: pushes are
+        its connections has something to see to. `catch_up`: has begin what was asked of the loop before. `paced`: whether calls wait for their turns. `under_way`: pushes are
         added to it."""
 
 @final

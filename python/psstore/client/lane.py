@@ -69,6 +69,7 @@ class Lane:
             ended=self._ended,
             unfinished=self._unfinished,
             look_after=self._look_after,
+            catch_up=self._thread.catch_up,
             paced=lambda: self._means.turns is not None,
             under_way=self._writing.under_way,
         )

@@ -140,6 +140,11 @@ class LoopThread:
                     raise StoreClosed(_CLOSED)
                 self.loop.call_soon_threadsafe(work)
 
+    def catch_up(self) -> None:
+        """Has all begin that was asked of the loop before, unless this thread is in an event loop itself."""
+        if asyncio._get_running_loop() is None:
+            self.run(_done(_nothing))
+
     def submit(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
         """Starts `work` and returns. Cancelling the future cancels the work.
 
@@ -371,6 +376,9 @@ class LoopThread:
             self._loop.turn(self._loop.poll(self._until_next()[1]))
         self._loop.close()
         self._idle.close()
+
+
+def _nothing() -> None: ...
 
 
 async def _done(work: Callable[[], object]) -> None:

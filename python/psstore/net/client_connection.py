@@ -12,7 +12,7 @@ from typing import cast
 
 from psstore import _core
 from psstore.errors import InternalError, PsstoreError
-from psstore.net.limits import RELEASE_S, SMALL_WRITE_BYTES, WRITE_HIGH_BYTES
+from psstore.net.limits import RELEASE_S, SMALL_WRITE_BYTES
 from psstore.net.sockets import tune
 from psstore.net.stream import Stream
 from psstore.protocol.frames import Piece
@@ -31,14 +31,12 @@ class Connection(asyncio.BufferedProtocol):
         self._decoder = _core.FrameDecoder()
         self._transport: asyncio.Transport | None = None
         self._unsent: deque[Sequence[Piece]] = deque()
-        self._writable = True
         self._release_timer: asyncio.TimerHandle | None = None
 
     # ---- what the event loop calls ----
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but name
-        self._transport.set_write_buffer_limits(high=WRITE_HIGH_BYTES)
         tune(transport.get_extra_info("socket"))
         self.session.connected()
         self.flush()
@@ -61,13 +59,6 @@ class Connection(asyncio.BufferedProtocol):
             if self.session.owes_releases and self._release_timer is None:
                 self._release_timer = self._loop.call_later(RELEASE_S, self._release)
 
-    def pause_writing(self) -> None:
-        self._writable = False
-
-    def resume_writing(self) -> None:
-        self._writable = True
-        self.flush()
-
     def connection_lost(self, exc: Exception | None) -> None:
         if self.session.link is Link.UP:
             self.buffer_updated(0)  # who receives without the loop may have left what came before the end
@@ -81,11 +72,11 @@ class Connection(asyncio.BufferedProtocol):
     # ---- what the link calls ----
 
     def flush(self) -> None:
-        """Writes what the session has to say, in order, while the kernel takes it."""
+        """Writes what the session has to say, in order."""
         self._unsent.extend(self.session.take_output())
         if self._transport is None or self._transport.is_closing():
             return
-        while self._unsent and self._writable:
+        while self._unsent:
             self._transport.writelines(self._next_write())
 
     def exchange(self, lane: _core.FastLane) -> None:
@@ -139,7 +130,7 @@ class Connection(asyncio.BufferedProtocol):
             self.up.set_result(None)
             if isinstance(self._transport, Stream):
                 stream = self._transport
-                self.session.line.connect(self.fileno(), self._decoder, stream.unsent, stream.resume)
+                self.session.line.connect(self.fileno(), self._decoder, stream.unsent)
 
     def _release(self) -> None:
         self._release_timer = None

@@ -4,10 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-WRITE_HIGH_BYTES = 1 << 20
-"""Unsent bytes of a client's connection at which it stops sending. 1 MiB keeps a link of 10 Gbit/s busy for 0.8 ms,
-longer than it takes to wake up. What is unsent refers to the caller's memory."""
-
 SMALL_WRITE_BYTES = 64 << 10
 """Frames of a client that are fewer together wait for the next one, if there is one, and go out with it."""
 

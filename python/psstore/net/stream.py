@@ -36,21 +36,13 @@ class Stream(asyncio.Transport):
         self._fd = sock.fileno()
         self._protocol = protocol
         self.unsent: deque[memoryview] = deque()
-        """What the kernel did not take yet."""
-        self._unsent_bytes = 0
-        self._high_bytes = self._low_bytes = 0
-        self._full = False
-        """The protocol was told to pause."""
+        """What the kernel did not take yet: where it lies, be it ever so much."""
         self._closing = False
         sleep_in_recv(sock)
         loop.watch(self._fd, select.EPOLLIN, self._on_events)
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         return self._socket if name == "socket" else default
-
-    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        self._high_bytes = high or 0
-        self._low_bytes = self._high_bytes // 4 if low is None else low
 
     def is_closing(self) -> bool:
         return self._closing
@@ -72,7 +64,6 @@ class Stream(asyncio.Transport):
 
     def resume(self) -> None:
         """Somebody else has sent, and put what the kernel did not take at the end of `unsent`."""
-        self._unsent_bytes = sum(map(len, self.unsent))
         self._mark()
 
     def abort(self) -> None:
@@ -96,7 +87,6 @@ class Stream(asyncio.Transport):
             view = memoryview(piece)
             if sent < len(view):
                 self.unsent.append(view[sent:])
-                self._unsent_bytes += len(view) - sent
             sent = max(0, sent - len(view))
 
     def _send(self) -> None:
@@ -104,7 +94,6 @@ class Stream(asyncio.Transport):
         while self.unsent:
             offered = list(itertools.islice(self.unsent, MAX_PIECES))
             sent = self._try(offered)
-            self._unsent_bytes -= sent
             whole = sent == sum(map(len, offered))
             while self.unsent and sent >= len(self.unsent[0]):
                 sent -= len(self.unsent.popleft())
@@ -114,14 +103,11 @@ class Stream(asyncio.Transport):
                 return
 
     def _mark(self) -> None:
-        """Has the loop say when there is room, and the protocol pause while there is none."""
+        """Has the loop say when there is room, if something waits for it."""
         if self._closing:
             return
         mask = select.EPOLLIN | select.EPOLLOUT if self.unsent else select.EPOLLIN
         self._loop.watch(self._fd, mask, self._on_events)
-        if not self._full and self._unsent_bytes > self._high_bytes:
-            self._full = True
-            self._protocol.pause_writing()
 
     # ---- what the loop calls ----
 
@@ -131,9 +117,6 @@ class Stream(asyncio.Transport):
         if mask & select.EPOLLOUT and not self._closing:
             self._send()
             self._mark()
-            if self._full and self._unsent_bytes <= self._low_bytes:
-                self._full = False
-                self._protocol.resume_writing()
 
     def _receive(self) -> None:
         for _ in range(READS_PER_TURN):
