@@ -33,6 +33,11 @@ class Look(NamedTuple):
     def at(parameter: torch.Tensor) -> Look:
         return Look(parameter._version, parameter.data_ptr(), parameter.shape)
 
+    def holds(self, parameter: torch.Tensor) -> bool:
+        """`self == Look.at(parameter)`, for each parameter in each step."""
+        version, pointer, shape = self
+        return version == parameter._version and pointer == parameter.data_ptr() and shape == parameter.shape
+
 
 class Edits:
     """Of the parameters that the store trains. `note` when they hold what the store has, `settle` before a commit."""
@@ -63,8 +68,9 @@ class Edits:
         trained = self._training.trained
         suspects: list[Trained] = []
         others: list[Trained] = []
+        looks = self._looks
         for one in trained:
-            (others if Look.at(one.parameter) == self._looks[one.name] else suspects).append(one)
+            (others if looks[one.name].holds(one.parameter) else suspects).append(one)
         for one in suspects:
             self._check_kind(one)
         if self._rounds < CHECKED_ROUNDS:

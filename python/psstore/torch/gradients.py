@@ -55,10 +55,7 @@ class Push(NamedTuple):
     sight: Sight
     checksum: Checksum | None
     done: Future[None]
-
-    @property
-    def failed(self) -> bool:
-        return self.done.done() and (self.done.cancelled() or self.done.exception() is not None)
+    """Of all that were sent together."""
 
 
 class Gradients:
@@ -144,7 +141,7 @@ class Gradients:
             self._send(self._outdated(gradients))
         self._store.settle()
         with self._lock:
-            again = {name: gradient for name, gradient in gradients.items() if self._pushes[name].failed}
+            again = self._failed(gradients)
         if again:
             self._store.push_many(self._dense(again), codec=self._codecs or None, loss_scale=loss_scale)
         return list(gradients)
@@ -232,17 +229,19 @@ class Gradients:
 
     def _sights(self) -> dict[str, Sight]:
         """Every gradient that is there, as it is now."""
+        round = self._store.round
         return {
-            name: Sight.now(self._store.round, parameter.grad)
+            name: Sight.now(round, gradient)
             for name, parameter in self._parameters.items()
-            if parameter.grad is not None
+            if (gradient := parameter.grad) is not None
         }
 
     def _send(self, gradients: Mapping[str, torch.Tensor], on_device: Mapping[str, OnDevice] | None = None) -> None:
         """Starts pushing them. `on_device`: those that a hook has seen there, on its stream."""
         if not gradients:
             return
-        sights = {name: Sight.now(self._store.round, gradient) for name, gradient in gradients.items()}
+        round = self._store.round
+        sights = {name: Sight.now(round, gradient) for name, gradient in gradients.items()}
         dense = self._dense(gradients)
         pushed = {**dense, **(on_device or {})}
         done = self._store.start_push_many(pushed, codec=self._codecs or None, loss_scale=self._loss_scale)
@@ -260,8 +259,21 @@ class Gradients:
         }
         return {name: gradient for name, gradient in gradients.items() if name not in self._pushes}
 
+    def _failed(self, gradients: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Those whose push has ended without the store's having them. Few futures stand for many gradients."""
+        failed = {
+            done
+            for done in {self._pushes[name].done for name in gradients}
+            if done.done() and (done.cancelled() or done.exception() is not None)
+        }
+        if not failed:
+            return {}
+        return {name: gradient for name, gradient in gradients.items() if self._pushes[name].done in failed}
+
     def _look_for_changes(self, gradients: Mapping[str, torch.Tensor]) -> None:
         """Between the push and now."""
+        if not self._arrived:
+            return
         round = self._store.round
         edited: list[str] = []
         accumulated: list[str] = []
@@ -310,7 +322,9 @@ class Gradients:
 
     def _dense(self, gradients: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         sparse = [name for name, gradient in gradients.items() if gradient.layout is not torch.strided]
-        if sparse and not self._densified:
+        if not sparse:
+            return dict(gradients)
+        if not self._densified:
             self._densified = True
             warn(
                 f"the gradient of {some(sparse)} is sparse, and is sent as a dense one: the store trains dense tensors."
