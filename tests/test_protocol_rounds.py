@@ -60,6 +60,19 @@ def test_commit_that_names_what_was_not_pushed_is_told_to_who_brings_it() -> Non
     assert isinstance(failure_of(peer, peer.pull(tensor, decisions=committed.decisions)), errors.MissingContribution)
 
 
+def test_shard_that_lacks_what_nobody_keeps_any_more_goes_on_serving() -> None:
+    """A client that lies twice: of what it has pushed, and of what every shard has applied."""
+    store = FakeStore(num_workers=2)
+    peers = workers(store, 2)
+    tensor = tensor_of(peers[0].create(sgd("w", zeros=True)).tensors[0])
+    for peer in peers:
+        peer.commit(1, [tensor.id])
+    assert store.services[0].catch_up(store.now) == []
+    peers[0].commit(2, floor=1)
+    assert store.services[0].catch_up(store.now) == []
+    assert peers[1].pulled(peers[1].pull(tensor)) == [0.0] * 4
+
+
 def test_sum_instead_of_average_divides_by_one() -> None:
     (peer,) = workers(FakeStore(num_workers=1), 1)
     (fact,) = decisions_in(peer.committed(peer.commit(1, weight=3.0, average=False)))

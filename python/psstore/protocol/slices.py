@@ -146,6 +146,8 @@ class Slices:
         """Applies what this process has decided. Who was told of it is about to say so, all in the same words."""
         for decision in made:
             self.take(decision.fact)
+        if not made:
+            return  # a worker has said that no shard needs them any more, which was not so
         news = m.Carry(decisions=tuple(decision.signed for decision in made))
         if made[-1].fact.early:
             self._note_known(news)  # as pushes say it
