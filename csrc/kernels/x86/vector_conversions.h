@@ -22,9 +22,11 @@ struct VectorConversions {
   static void convert(const std::byte* source, std::byte* destination, int64_t count) {
     int64_t done = 0;
     if constexpr (std::is_same_v<From, float> && std::is_same_v<To, Float16>) {
-      done = convert_registers<Vector, Halves>(source, destination, count, Registers::to_float16);
+      done = convert_registers<Vector>(source, destination, count,
+                                       [](Vector x) { return Registers::to_float16(x); });
     } else if constexpr (std::is_same_v<From, Float16> && std::is_same_v<To, float>) {
-      done = convert_registers<Halves, Vector>(source, destination, count, Registers::to_float);
+      done = convert_registers<Halves>(source, destination, count,
+                                       [](Halves x) { return Registers::to_float(x); });
     }
     convert_elements<From, To>(source + done * int64_t{sizeof(From)},
                                destination + done * int64_t{sizeof(To)}, count - done);
@@ -32,7 +34,7 @@ struct VectorConversions {
 
  private:
   // As many as fill registers; how many these were.
-  template <class From, class To, class Convert>
+  template <class From, class Convert>
   static int64_t convert_registers(const std::byte* source, std::byte* destination, int64_t count,
                                    Convert convert) {
     const int64_t num_registers = count / kElems;
