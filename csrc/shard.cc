@@ -291,14 +291,15 @@ bool Shard::settle(int64_t max_slots) {
 
 // ---- reads ----------------------------------------------------------------------------------------
 
-Shard::Reply Shard::read(std::span<SliceEntry> entries, uint64_t max_payload_bytes, bool share) {
+Shard::Reply Shard::read(std::span<SliceEntry> entries, uint64_t max_payload_bytes,
+                         ReadOptions options) {
   std::vector<Finding> findings;
   findings.reserve(entries.size());
   {
     const SharedLock lock(table_.decision_mutex);
     for (SliceEntry& entry : entries) {
       entry.num_bytes = 0;
-      entry.status = find(entry, findings);
+      entry.status = find(entry, options.whole, findings);
     }
   }
   counters_.pulls.add(entries.size());
@@ -310,12 +311,18 @@ Shard::Reply Shard::read(std::span<SliceEntry> entries, uint64_t max_payload_byt
                     " bytes, one reply holds " + std::to_string(max_payload_bytes) +
                     "; ask for fewer at a time");
   }
-  share = share && reply.payload_bytes >= kSharedReplyBytes;
+  const bool share = options.share && may_share(entries, reply.payload_bytes);
   Gathered gathered = share ? backend_->lend(findings) : backend_->gather(findings);
   reply.pieces = std::move(gathered.pieces);
   reply.ready = std::move(gathered.ready);
   reply.shared = share && locate(entries, reply.pieces);
   return reply;
+}
+
+bool Shard::may_share(std::span<const SliceEntry> entries, uint64_t payload_bytes) const {
+  const auto is_delta = [](const SliceEntry& entry) { return is_encoding(entry.dtype); };
+  return payload_bytes >= kSharedReplyBytes &&
+         (backend_->works_at_once() || std::ranges::none_of(entries, is_delta));
 }
 
 bool Shard::locate(std::span<SliceEntry> entries, std::span<const Piece> pieces) const {
@@ -337,7 +344,7 @@ bool Shard::locate(std::span<SliceEntry> entries, std::span<const Piece> pieces)
   return true;
 }
 
-ErrorCode Shard::find(SliceEntry& entry, std::vector<Finding>& findings) {
+ErrorCode Shard::find(SliceEntry& entry, bool whole, std::vector<Finding>& findings) {
   Stripe& stripe = table_.stripe_of(entry.key);
   const MutexLock lock(stripe.mutex);
   Slot* slot = table_.find(stripe, entry.key);
@@ -352,7 +359,7 @@ ErrorCode Shard::find(SliceEntry& entry, std::vector<Finding>& findings) {
   if (!part.buffer) return entry.part == 0 ? ErrorCode::NOT_INITIALISED : ErrorCode::NO_STATE;
   if (part.version < wanted_version) return ErrorCode::NOT_MODIFIED;
   if (is_encoding(entry.dtype)) {
-    Published::Answer answer = slot->follow(wanted_version, entry.dtype, *backend_);
+    Published::Answer answer = slot->follow(wanted_version, entry.dtype, whole, backend_);
     entry.dtype = answer.dtype;
     findings.push_back({std::move(answer.buffer), answer.dtype, answer.dtype, spec.num_elems});
   } else {

@@ -101,10 +101,18 @@ class Shard {
     bool shared = false;     // the entries say where in shared memory their bytes lie
     device::FenceRef ready;  // null: now; else the pieces are what they say once it is done
   };
-  // `share`: the client can see shared memory. The values stay there as they are while the pieces are held.
-  // An entry that asks for an encoding may get float32: its dtype says what came (table/published.h).
+  struct ReadOptions {
+    bool share = false;  // the client can see shared memory
+    bool whole = false;  // deltas were read, and do not say_changes()
+  };
+  // Values that are shared stay there as they are while the pieces are held.
+  // An entry that asks for an encoding may get float32: its dtype says what came (table/published.h). Where there is
+  // something to wait for, whoever looks at a delta then, and finds that it does not say its change, reads again.
   // Throws Error(FRAME_TOO_LARGE) if the values are more than `max_payload_bytes` together.
-  Reply read(std::span<SliceEntry> entries, uint64_t max_payload_bytes, bool share = false);
+  Reply read(std::span<SliceEntry> entries, uint64_t max_payload_bytes, ReadOptions options);
+  Reply read(std::span<SliceEntry> entries, uint64_t max_payload_bytes) {
+    return read(entries, max_payload_bytes, {});
+  }
 
   // Sums of squares of the gradients that the last decision reduces to, before any scale: one of each
   // entry that is OK afterwards, as float64. NOT_MODIFIED if it needs no scale or does not concern the slice.
@@ -142,9 +150,11 @@ class Shard {
   // The answer to what was done before: OK and today's version.
   void acknowledge(std::span<SliceEntry> entries) REQUIRES_SHARED(table_.decision_mutex);
   void refuse(std::span<SliceEntry> entries, ErrorCode status);
+  // Whether it is worth it, and nobody has to look at the bytes before they are read.
+  bool may_share(std::span<const SliceEntry> entries, uint64_t payload_bytes) const;
   // Notes where in shared memory the entries' bytes lie; false, with no entry changed: some lie elsewhere.
   bool locate(std::span<SliceEntry> entries, std::span<const Piece> pieces) const;
-  ErrorCode find(SliceEntry& entry, std::vector<Finding>& findings)
+  ErrorCode find(SliceEntry& entry, bool whole, std::vector<Finding>& findings)
       REQUIRES_SHARED(table_.decision_mutex);
   ErrorCode find_squares(SliceEntry& entry, std::vector<Sum>& sums)
       REQUIRES_SHARED(table_.decision_mutex);

@@ -11,7 +11,9 @@ from pathlib import Path
 import psutil
 import pytest
 from cluster import TRANSPORTS, Cluster, clusters
+from fake_shards import on_devices
 
+from psstore import _core
 from psstore.client.store import Store
 
 LOOPS = ("uvloop", "asyncio")
@@ -30,17 +32,31 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=LOOPS[0],
         help="event loop of servers under test",
     )
+    parser.addoption(
+        "--device",
+        choices=("cpu", "fake"),
+        default="cpu",
+        help="where shards of the tests' own process are, if they do not say it themselves",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     os.environ["PSSTORE_LOOP"] = config.getoption("--loop")
     os.environ[SESSION_VARIABLE] = uuid.uuid4().hex
+    if config.getoption("--device") == "fake":
+        _core.Shard = on_devices()  # type: ignore[assignment,misc]
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background job, which interrupts itself in vain
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_report_header(config: pytest.Config) -> str:
     return f"event loop: {config.getoption('--loop')}"
+
+
+@pytest.fixture
+def on_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every shard that is made here has a device of its own."""
+    monkeypatch.setattr(_core, "Shard", on_devices())
 
 
 @pytest.fixture(scope="session")

@@ -99,6 +99,52 @@ def check_arriving(engine: Engine, num_slices: int, *, most_elems: int) -> None:
         assert first_difference(out.get(), given, dtype) is None, f"given out in {dtype}, seed {seed}"
 
 
+def check_changes(engine: Engine, num_slices: int, *, most_elems: int) -> None:
+    """Changes are the processor's, and so is what they lead to; where one is not finite that is the source."""
+    seed = fresh_seed()
+    random = np.random.default_rng(seed)
+    changes, expected = [], []
+    for index in range(num_slices):
+        size, encoding = int(random.integers(0, most_elems + 1)), ("int8", "sign")[index % 2]
+        source, base = _numbers(random, size), _numbers(random, size)
+        if index % 3 == 0 and size:
+            source[random.integers(0, size)] = random.choice([np.inf, np.nan, 3e38])
+            base[0] = -3e38
+        here, there = (
+            Place(engine, 4 * size, offset=OFFSETS[index % 4], item_bytes=4).put(floats.view(np.uint8))
+            for floats in (source, base)
+        )
+        payload = Place(engine, _core.encoded_bytes(_core.DTYPES[encoding], size), offset=OFFSETS[index % 3])
+        expected.append((here, there, payload, *_told(encoding, source, base)))
+        changes.append((_core.DTYPES[encoding], here.address, there.address, payload.address, size))
+    engine.finish_torch()
+    _core.queue_encode_changes(engine.queue, changes)
+    engine.finish()
+    for here, there, payload, told, led_to in expected:
+        here.get()
+        assert first_difference(there.get(), led_to.view(np.uint8), "float32") is None, f"bases, seed {seed}"
+        scales = 4 * -(-led_to.size // 256)
+        assert first_difference(payload.get()[:scales], told[:scales], "float32") is None, f"scales, seed {seed}"
+        if np.isfinite(told[:scales].view(np.float32)).all():
+            assert (payload.get() == told).all(), f"payloads, seed {seed}"
+
+
+def _told(encoding: str, source: Floats, base: Floats) -> tuple[np.ndarray[Any, np.dtype[np.uint8]], Floats]:
+    """The payload of the change, and what the base becomes."""
+    number = _core.DTYPES[encoding]
+    payload = np.empty(_core.encoded_bytes(number, source.size), np.uint8)
+    with np.errstate(over="ignore"):
+        change = source - base
+        _core.encode_slice(number, change.data, None, payload.data)
+        said = np.empty(source.size, np.float32)
+        _core.decode_slice(number, payload.data, said.data)
+        return payload, base + said if _says_all(number, payload) else source
+
+
+def _says_all(number: int, payload: np.ndarray[Any, np.dtype[np.uint8]]) -> bool:
+    return _core.say_changes(_core.SliceTable([(0, payload.nbytes, number)]), payload)
+
+
 def converted(content: np.ndarray[Any, np.dtype[np.uint8]], dtype: str, to: str) -> np.ndarray[Any, np.dtype[np.uint8]]:
     out = np.empty(content.size // ITEM_BYTES[dtype] * ITEM_BYTES[to], np.uint8)
     _core.convert(content.data, _core.DTYPES[dtype], out.data, _core.DTYPES[to])

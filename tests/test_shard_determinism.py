@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pytest
+from fake_shards import in_main_memory
 from shard_frames import Array, decision, define, key_of, pull, push
 
 from psstore import _core
@@ -77,6 +78,7 @@ def test_stripes_and_the_order_of_slices_do_not_show_either(num_stripes: int) ->
         assert train("adam", range(NUM_WORKERS), num_stripes=num_stripes, seed=seed) == expected
 
 
+@in_main_memory
 def test_readers_do_not_show_either() -> None:
     """Updates out of place give the bytes that updates in place give."""
     results: list[States] = []

@@ -5,28 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from numpy.testing import assert_array_equal
-from shard_frames import decision, define, floats, key_of, pull, push, value
+from shard_frames import decision, define, floats, key_of, push, value
 from sim.checks import run_and_check
 from sim.plan import plan_of
 
 import psstore
 from psstore import _core
 from psstore.errors import BadArgument, DeviceFailed, OutOfMemory
-from psstore.types import place_shards
+from psstore.types import TensorSpec, place_shards
 
 SIMULATED_SEEDS = range(4)
-
-
-@pytest.fixture
-def on_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every shard that is made has a device of its own."""
-    made = _core.Shard
-    seeds = iter(range(1000))
-
-    def shard_on_device(*, index: int) -> _core.Shard:
-        return made(index=index, device=f"fake:0?seed={next(seeds)}")
-
-    monkeypatch.setattr(_core, "Shard", shard_on_device)
 
 
 @pytest.mark.parametrize("seed", SIMULATED_SEEDS)
@@ -45,13 +33,6 @@ def test_shard_takes_steps_on_its_device() -> None:
     assert shard.device == "fake:0?seed=1"
 
 
-def test_shard_on_a_device_answers_a_follower_with_values() -> None:
-    shard = _core.Shard(index=0, device="fake:0")
-    define(shard, 1, 512)
-    pulled = pull(shard, [key_of(1)], dtype="int8")
-    assert pulled.dtypes == [_core.DTYPES["float32"]]
-
-
 def test_local_store_trains_on_devices() -> None:
     with psstore.connect("local://?shards=2&device=fake:0,fake:1") as store:
         store.create("w", np.zeros(70_000, np.float32), rule="sgd")
@@ -59,6 +40,36 @@ def test_local_store_trains_on_devices() -> None:
             store.push("w", np.ones(70_000, np.float32))
             store.commit({"lr": 1.0})
         assert_array_equal(store.pull("w"), np.full(70_000, -3, np.float32))
+
+
+@pytest.mark.parametrize("codec", ["int8", "sign"])
+def test_who_follows_shards_on_devices_is_told_what_shards_in_main_memory_tell(codec: str) -> None:
+    """Also where a change is not finite, which is seen when it has come."""
+
+    def followed(options: str) -> tuple[list[np.ndarray], list[int]]:
+        random = np.random.default_rng(1)
+        values, num_bytes = [], []
+        with psstore.connect(f"local://?shards=2{options}") as store:
+            store.create_many(
+                [TensorSpec(name=name, shape=(size,), rule="sgd") for name, size in (("w", 70_000), ("b", 7))]
+            )
+            for round_ in range(5):
+                gradient = random.standard_normal(70_000).astype(np.float32)
+                gradient[69_999] = np.inf if round_ == 3 else 1.0
+                store.push_many({"w": gradient, "b": np.ones(7, np.float32)})
+                store.commit({"lr": 0.1})
+                before = store.bytes_pulled
+                values += list(store.pull_many(["w", "b"], codec=codec))
+                num_bytes.append(store.bytes_pulled - before)
+        return values, num_bytes
+
+    here, bytes_here = followed("")
+    there, bytes_there = followed("&device=fake:0,fake:1?seed=2")
+    for wanted, came in zip(here, there, strict=True):
+        assert_array_equal(came, wanted)
+    assert bytes_there[:3] == bytes_here[:3]
+    assert bytes_there[1] * 3 < bytes_there[0]
+    assert max(bytes_there) == bytes_there[0]
 
 
 def test_tensor_that_does_not_fit_is_refused_and_the_others_go_on() -> None:

@@ -17,6 +17,12 @@ N = 3000
 WHOLE = _core.DTYPES["float32"]
 
 
+@pytest.fixture(autouse=True, params=["cpu", "device"])
+def place(request: pytest.FixtureRequest) -> None:
+    if request.param == "device":
+        request.getfixturevalue("on_device")
+
+
 @dataclass
 class Follower:
     """A client that has what was published, slice A of a shard."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from fake_shards import in_main_memory
 from shard_frames import answers, decision, define, floats, key_of, pull, push, receive, value, write
 
 from psstore import _core, errors
@@ -46,6 +47,7 @@ def test_not_modified_carries_no_bytes() -> None:
     assert pulled.payload_bytes == 8
 
 
+@in_main_memory
 def test_small_values_share_a_piece_and_large_ones_are_not_copied() -> None:
     shard = _core.Shard(index=0)
     define(shard, 1, [3, 5, LARGE, 1, 1])

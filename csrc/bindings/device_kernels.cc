@@ -136,6 +136,21 @@ void queue_encode(device::Queue& queue, int encoding, Address source, Address re
   queue.encode({&what, 1});
 }
 
+// (encoding, source, base, payload, elements)
+using GivenChange = std::tuple<int, Address, Address, Address, int64_t>;
+
+void queue_encode_changes(device::Queue& queue, const std::vector<GivenChange>& given) {
+  std::vector<ToEncode> changes;
+  for (const auto& [encoding, source, base, payload, num_elems] : given) {
+    changes.push_back({.encoding = static_cast<DType>(encoding),
+                       .source = pointer<const void>(source),
+                       .base = pointer<>(base),
+                       .num_elems = num_elems,
+                       .payload = pointer<>(payload)});
+  }
+  queue.encode_changes(changes);
+}
+
 void queue_decode(device::Queue& queue, int encoding, Address payload, uint64_t num_bytes,
                   Address destination, uint64_t num_elems) {
   queue.decode({static_cast<DType>(encoding), pointer<const void>(payload), num_bytes, num_elems},
@@ -167,6 +182,8 @@ void bind_batches(py::module_& m) {
   m.def("queue_encode", &queue_encode, py::arg("queue"), py::arg("encoding"), py::kw_only(),
         py::arg("source"), py::arg("residual"), py::arg("payload"), py::arg("num_elems"),
         py::arg("k") = 0, without_gil);
+  m.def("queue_encode_changes", &queue_encode_changes, py::arg("queue"), py::arg("changes"),
+        without_gil);
   m.def("queue_decode", &queue_decode, py::arg("queue"), py::arg("encoding"), py::kw_only(),
         py::arg("payload"), py::arg("num_bytes"), py::arg("destination"), py::arg("num_elems"),
         without_gil);

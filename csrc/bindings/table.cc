@@ -13,6 +13,7 @@
 #include "serve/desk.h"
 #include "shm/push_arena.h"
 #include "table/device_backend.h"
+#include "table/published.h"
 #include "table/reservation.h"
 
 namespace psstore::bindings {
@@ -128,15 +129,25 @@ py::list views_of(std::vector<Piece>& pieces) {
   return views;
 }
 
-py::tuple read_frame(Shard& shard, const Frame& frame, bool share) {
+py::tuple read_frame(Shard& shard, const Frame& frame, bool share, bool whole) {
   expect(frame.header.op == Op::kPULL, frame, "PULL");
   ReadReply reply;
   {
     const py::gil_scoped_release no_gil;
-    reply = read(shard, frame, share);
+    reply = read(shard, frame, {.share = share, .whole = whole});
   }
   return py::make_tuple(std::move(reply.table), views_of(reply.values.pieces), reply.values.shared,
                         std::move(reply.values.ready));
+}
+
+bool changes_are_said(const SliceTable& table, py::handle payload) {
+  const PyBytesRange bytes(payload);
+  if (table.payload_bytes() != bytes.size()) {
+    throw Error(ErrorCode::BAD_ARGUMENT, "a payload of " + std::to_string(bytes.size()) +
+                                             " bytes is not that of the table, which has " +
+                                             std::to_string(table.payload_bytes()));
+  }
+  return say_changes(table.entries(), bytes.bytes());
 }
 
 py::tuple norms(Shard& shard, const Frame& frame) {
@@ -218,7 +229,8 @@ void bind_table(py::module_& m) {
       .def("advance", &Shard::advance, py::arg("decision"), no_gil)
       .def("set_scale", &Shard::set_scale, py::arg("number"), py::arg("factor"), no_gil)
       .def("settle", &Shard::settle, py::arg("max_slots") = -1, no_gil)
-      .def("read", &read_frame, py::arg("frame"), py::kw_only(), py::arg("share") = false)
+      .def("read", &read_frame, py::arg("frame"), py::kw_only(), py::arg("share") = false,
+           py::arg("whole") = false)
       .def("norms", &norms, py::arg("frame"))
       .def("flush", &Shard::flush, no_gil)
       .def(
@@ -239,6 +251,7 @@ void bind_table(py::module_& m) {
       .def(
           "make_desk", [](Shard& self) { return std::make_unique<Desk>(self); },
           py::keep_alive<0, 1>());
+  m.def("say_changes", &changes_are_said, py::arg("table"), py::arg("payload"));
 }
 
 }  // namespace psstore::bindings

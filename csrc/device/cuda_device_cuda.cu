@@ -322,6 +322,11 @@ class CudaQueue final : public Queue {
     }
     launch([&](LaunchMemorySource& source) { cuda_encode_async(slices, memory, source, stream_); });
   }
+  void encode_changes(std::span<const ToEncode> slices) override {
+    if (slices.empty()) return;
+    const CudaDevice::Entered here = device_->enter();
+    launch([&](LaunchMemorySource& source) { cuda_encode_changes_async(slices, source, stream_); });
+  }
   void decode(const Encoded& encoded, void* destination) override {
     const CudaDevice::Entered here = device_->enter();
     cuda_decode_async(encoded, destination, stream_);

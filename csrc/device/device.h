@@ -73,6 +73,8 @@ class Queue {
 
   // As kernels/codec.h. Slices side by side, as above.
   virtual void encode(std::span<const ToEncode> slices) = 0;
+  // encode_change() likewise; whether a payload says its change is for whoever reads it to see.
+  virtual void encode_changes(std::span<const ToEncode> slices) = 0;
   virtual void decode(const Encoded& encoded, void* destination) = 0;
 
   // Memory of the queue's own, contents undefined, for what is queued from here to the next call. Null: there

@@ -417,14 +417,9 @@ class FakeQueue final : public Queue {
                int64_t num_elems) override {
     add_work([=] { psstore::convert(from, to, source, destination, num_elems); });
   }
-  void encode(std::span<const ToEncode> slices) override {
-    if (slices.empty()) return;
-    std::vector<ToEncode> batch(slices.begin(), slices.end());
-    const Locked lock(world());  // for the order that is drawn
-    device_->shuffle(batch);
-    add_work([batch = std::move(batch)] {
-      for (const ToEncode& what : batch) psstore::encode(what);
-    });
+  void encode(std::span<const ToEncode> slices) override { add_encoding(slices, psstore::encode); }
+  void encode_changes(std::span<const ToEncode> slices) override {
+    add_encoding(slices, psstore::encode_change);
   }
   void decode(const Encoded& encoded, void* destination) override {
     add_work([=] { psstore::decode(encoded, destination); });
@@ -433,6 +428,16 @@ class FakeQueue final : public Queue {
   uint64_t stream() const override { return backlog_->stream; }
 
  private:
+  template <class Encode>
+  void add_encoding(std::span<const ToEncode> slices, Encode encode_one) {
+    if (slices.empty()) return;
+    std::vector<ToEncode> batch(slices.begin(), slices.end());
+    const Locked lock(world());  // for the order that is drawn
+    device_->shuffle(batch);
+    add_work([batch = std::move(batch), encode_one] {
+      for (const ToEncode& what : batch) encode_one(what);
+    });
+  }
   void add_work(std::function<void()> work) { add({std::move(work), {}, {}}); }
   void add(Item item) {
     const Locked lock(world());

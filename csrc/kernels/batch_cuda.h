@@ -80,6 +80,10 @@ size_t cuda_encode_scratch_bytes(std::span<const ToEncode> batch);
 void cuda_encode_async(std::span<const ToEncode> batch, std::byte* scratch,
                        LaunchMemorySource& memory, CudaStream stream);
 
+// encode_change() of codec.h, of slices side by side: two launches.
+void cuda_encode_changes_async(std::span<const ToEncode> batch, LaunchMemorySource& memory,
+                               CudaStream stream);
+
 // decode() of codec.h. That a payload is_well_formed() must have been asked where the host can read it.
 void cuda_decode_async(const Encoded& encoded, void* destination, CudaStream stream);
 

@@ -48,6 +48,15 @@ void encode(const ToEncode& what) {
   best_kernels().encode(what);
 }
 
+bool encode_change(const ToEncode& what) {
+  encode(what);
+  const auto num_elems = static_cast<uint64_t>(what.num_elems);
+  const uint64_t num_bytes = encoded_bytes(what.encoding, num_elems);
+  if (all_finite({what.encoding, what.payload, num_bytes, num_elems})) return true;
+  std::memcpy(what.base, what.source, num_elems * sizeof(float));
+  return false;
+}
+
 void decode(const Encoded& encoded, void* destination) {
   best_kernels().decode(encoded, destination);
 }

@@ -45,6 +45,10 @@ constexpr bool can_encode(DType encoding) {
 // is NaN again when decoded. REQUIRES: can_encode(). The ranges must not overlap.
 void encode(const ToEncode& what);
 
+// encode() of a change, source - base, to be told to everybody who has the base. Where the payload can't say it, as it
+// is not finite, the base becomes the source. Returns whether it can: all_finite() of it. REQUIRES: there is a base.
+bool encode_change(const ToEncode& what);
+
 // A payload of an encoding.
 struct Encoded {
   DType encoding = DType::kInt8;

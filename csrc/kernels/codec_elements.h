@@ -41,7 +41,7 @@ PSSTORE_HD constexpr int64_t codes_offset(int64_t num_elems) {
 }
 
 // What a scale is multiplied by at most: 128 and not 127, because a code of -128 is never made, but may be sent.
-constexpr float largest_code(DType encoding) {
+PSSTORE_HD constexpr float largest_code(DType encoding) {
   return encoding == DType::kInt8 ? 128.0F : 1.0F;
 }
 

@@ -50,6 +50,10 @@ void cuda_encode_async(std::span<const ToEncode>, std::byte*, LaunchMemorySource
   refuse();
 }
 
+void cuda_encode_changes_async(std::span<const ToEncode>, LaunchMemorySource&, CudaStream) {
+  refuse();
+}
+
 void cuda_decode_async(const Encoded&, void*, CudaStream) {
   refuse();
 }

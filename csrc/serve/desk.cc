@@ -98,7 +98,7 @@ void Desk::answer_write(const Peer& peer, Frame& frame, Replies& replies) {
 
 bool Desk::answer_pull(Parked asked, double now_s, Replies& replies) {
   const Frame& frame = *asked.frame;
-  ReadReply reply = read(shard_, frame, /*share=*/false);
+  ReadReply reply = read(shard_, frame);
   const auto fails = [](const SliceEntry& entry) { return is_failure(entry.status); };
   const auto failed = std::ranges::find_if(reply.table, fails);
   if (failed != reply.table.end()) {

@@ -57,9 +57,9 @@ SliceTable write(Shard& shard, const Frame& frame, const std::string& client) {
   return SliceTable(std::move(entries));
 }
 
-ReadReply read(Shard& shard, const Frame& frame, bool share) {
+ReadReply read(Shard& shard, const Frame& frame, Shard::ReadOptions options) {
   std::vector<SliceEntry> entries = entries_of(frame);
-  Shard::Reply values = shard.read(entries, kMaxPayloadBytes, share);
+  Shard::Reply values = shard.read(entries, kMaxPayloadBytes, options);
   return {SliceTable(std::move(entries)), std::move(values)};
 }
 

@@ -28,7 +28,7 @@ struct ReadReply {
 };
 
 // Shard::read of a PULL.
-ReadReply read(Shard& shard, const Frame& frame, bool share);
+ReadReply read(Shard& shard, const Frame& frame, Shard::ReadOptions options = {});
 
 // The entries of a frame as they may go into a reply: what lies in shared memory is attached already.
 std::vector<SliceEntry> entries_of(const Frame& frame);

@@ -20,6 +20,7 @@
 
 #include "core/buffer.h"
 #include "device/device.h"
+#include "kernels/codec.h"
 #include "kernels/update.h"
 #include "table/gather.h"
 
@@ -66,6 +67,9 @@ class Backend {
   // What spans and pointers in `update` refer to on the host is read before the call returns.
   virtual void reduce_update(const SliceUpdate& update) = 0;
   virtual Sum reduced_squares(const SliceUpdate& update) = 0;
+  // encode_change() of kernels/codec.h from `base`, which `what.base` is, or becomes a copy of. A device can't say yet
+  // whether the payload says the change, and returns true: who reads it looks (table/published.h).
+  virtual bool encode_change(const void* base, const ToEncode& what) = 0;
   // Lets what was collected begin, and takes note of what is done. After every call that gave work.
   virtual void flush() = 0;
 
@@ -81,11 +85,11 @@ class Backend {
   // Waits for the device.
   virtual std::string bytes_of(const BufferRef& buffer, size_t num_bytes) = 0;
 
+  // Whether work is done when its call returns, so that the call can tell what came of it.
+  virtual bool works_at_once() const = 0;
   // Whether a slot keeps the memory of a value that was read when it was replaced, until the next change: then
   // values that are read are found in the same places.
   virtual bool keeps_places() const = 0;
-  // Whether who follows a slot can be sent encoded changes (table/published.h).
-  virtual bool makes_deltas() const = 0;
 
   // "cpu", or the device's name.
   virtual const std::string& device() const = 0;

@@ -49,6 +49,28 @@ void UpdateRun::clear() {
   hypers_.clear();
 }
 
+void ChangeRun::add(const void* base, const ToEncode& what) {
+  if (what.base != base && what.num_elems > 0) {
+    copies_.push_back({static_cast<std::byte*>(what.base), static_cast<const std::byte*>(base),
+                       static_cast<size_t>(what.num_elems) * sizeof(float)});
+  }
+  changes_.push_back(what);
+  written_.insert(what.base);
+  read_.insert({base, what.source});
+}
+
+void ChangeRun::queue_to(device::Queue& queue) const {
+  queue.copy_pieces(copies_);
+  queue.encode_changes(changes_);
+}
+
+void ChangeRun::clear() {
+  copies_.clear();
+  changes_.clear();
+  written_.clear();
+  read_.clear();
+}
+
 // ---- memory -----------------------------------------------------------------------------------------
 
 DeviceBackend::DeviceBackend(std::shared_ptr<device::Device> device, size_t num_sharing)
@@ -169,9 +191,9 @@ void DeviceBackend::after_uploads() {
   compute_->wait_for(uploaded_);
 }
 
-// The two runs may go in either order: sums read contributions, and nothing writes those.
+// Sums may come before the updates or after them: they read contributions, and nothing writes those.
 void DeviceBackend::launch() {
-  if (squares_.size() + updates_.size() == 0) return;
+  if (squares_.size() + updates_.size() == 0 && changes_.empty()) return;
   after_uploads();
   if (squares_.size() > 0) {
     compute_->reduced_squares(squares_.batch(), reinterpret_cast<double*>(sums_->data()));
@@ -182,6 +204,10 @@ void DeviceBackend::launch() {
     compute_->reduce_update(updates_.batch());
     updates_.clear();
     written_.clear();
+  }
+  if (!changes_.empty()) {
+    changes_.queue_to(*compute_);
+    changes_.clear();
   }
 }
 
@@ -198,8 +224,9 @@ void DeviceBackend::convert(DType from, DType to, const void* source, void* dest
 
 void DeviceBackend::reduce_update(const SliceUpdate& update) {
   const MutexLock lock(mutex_);
-  // Slices of a batch run side by side: the second update of a slot is for the next one.
-  if (written_.count(update.value_in) != 0) launch();
+  // Slices of a batch run side by side: the second update of a slot is for the next one, as is that of a value whose
+  // change is still to be told.
+  if (written_.contains(update.value_in) || changes_.reads(update.value_out)) launch();
   updates_.add(update);
   written_.insert(update.value_out);
 }
@@ -211,6 +238,13 @@ Sum DeviceBackend::reduced_squares(const SliceUpdate& update) {
   const size_t index = squares_.size();
   squares_.add(update);
   return {0, sums_, index};
+}
+
+bool DeviceBackend::encode_change(const void* base, const ToEncode& what) {
+  const MutexLock lock(mutex_);
+  if (changes_.writes(base) || changes_.writes(what.source)) launch();
+  changes_.add(base, what);
+  return true;
 }
 
 void DeviceBackend::flush() {

@@ -10,8 +10,8 @@
 // the device, what a read copies from and to until it is there, and what nobody refers to any more until
 // all is done that was queued before (table/device_memory.h).
 //
-// Steps and sums of squares are collected until flush(), or until something else needs what they write: one
-// launch each for all slots that are ready in one call.
+// Steps, sums of squares and changes to be told are collected until flush(), or until something else needs what they
+// write: one launch each for all slots that are ready in one call, or a few.
 #pragma once
 
 #include <atomic>
@@ -43,6 +43,25 @@ class UpdateRun {
   std::vector<Hyper> hypers_;
 };
 
+// Changes of values that wait for their launches, which come after those of the updates: copies of what they are added
+// to, then all of them.
+class ChangeRun {
+ public:
+  void add(const void* base, const ToEncode& what);
+  bool empty() const { return changes_.empty(); }
+  // Whether one of them changes that memory, or reads it, and so would have to come first.
+  bool writes(const void* memory) const { return written_.contains(memory); }
+  bool reads(const void* memory) const { return read_.contains(memory); }
+  void queue_to(device::Queue& queue) const;
+  void clear();
+
+ private:
+  std::vector<CopyPiece> copies_;
+  std::vector<ToEncode> changes_;
+  std::unordered_set<const void*> written_;
+  std::unordered_set<const void*> read_;
+};
+
 class DeviceBackend final : public Backend {
  public:
   // `num_sharing`: how many shards share the device, this one included: each may use so much of its memory.
@@ -65,6 +84,7 @@ class DeviceBackend final : public Backend {
                int64_t num_elems) override;
   void reduce_update(const SliceUpdate& update) override;
   Sum reduced_squares(const SliceUpdate& update) override;
+  bool encode_change(const void* base, const ToEncode& what) override;
   void flush() override;
 
   Gathered gather(const std::vector<Finding>& findings) override;
@@ -75,9 +95,8 @@ class DeviceBackend final : public Backend {
   }
   Gathered gather_sums(const std::vector<Sum>& sums) override;
   std::string bytes_of(const BufferRef& buffer, size_t num_bytes) override;
-  // It would have to wait, to see whether a change is finite: who follows is sent values.
+  bool works_at_once() const override { return false; }
   bool keeps_places() const override { return false; }
-  bool makes_deltas() const override { return false; }
   const std::string& device() const override { return device_->name(); }
 
   // ---- for clients of the same process, which need not wait on the host
@@ -139,6 +158,7 @@ class DeviceBackend final : public Backend {
   bool upload_is_new_ GUARDED_BY(mutex_) = false;  // compute does not wait for it yet
   UpdateRun updates_ GUARDED_BY(mutex_);
   std::unordered_set<const void*> written_ GUARDED_BY(mutex_);  // by updates_
+  ChangeRun changes_ GUARDED_BY(mutex_);
   UpdateRun squares_ GUARDED_BY(mutex_);
   BufferRef sums_ GUARDED_BY(mutex_);  // where squares_ go
   HeldInOrder uploading_ GUARDED_BY(mutex_);

@@ -33,6 +33,11 @@ Gathered HostBackend::gather(const std::vector<Finding>& findings) {
   return {psstore::gather(findings, *pool_), nullptr};
 }
 
+bool HostBackend::encode_change(const void* base, const ToEncode& what) {
+  if (what.base != base) copy(what.base, base, static_cast<size_t>(what.num_elems) * sizeof(float));
+  return psstore::encode_change(what);
+}
+
 // What is copied together, too, is in a large block.
 Gathered HostBackend::lend(const std::vector<Finding>& findings) {
   return {psstore::gather(findings, *pool_, kLargeBlockBytes), nullptr};

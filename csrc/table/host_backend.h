@@ -32,6 +32,7 @@ class HostBackend final : public Backend {
                int64_t num_elems) override;
   void reduce_update(const SliceUpdate& update) override;
   Sum reduced_squares(const SliceUpdate& update) override;
+  bool encode_change(const void* base, const ToEncode& what) override;
   void flush() override {}
 
   Gathered gather(const std::vector<Finding>& findings) override;
@@ -39,8 +40,8 @@ class HostBackend final : public Backend {
   std::optional<uint64_t> offset_of(const std::byte* data) const override;
   Gathered gather_sums(const std::vector<Sum>& sums) override;
   std::string bytes_of(const BufferRef& buffer, size_t num_bytes) override;
+  bool works_at_once() const override { return true; }
   bool keeps_places() const override { return arena_ != nullptr; }
-  bool makes_deltas() const override { return true; }
   const std::string& device() const override {
     static const std::string cpu = "cpu";
     return cpu;

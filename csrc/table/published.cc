@@ -1,6 +1,5 @@
 #include "table/published.h"
 
-#include <cstring>
 #include <utility>
 
 #include "kernels/codec.h"
@@ -8,48 +7,62 @@
 namespace psstore {
 namespace {
 
-// What a delta may be added to: the buffer itself if nobody else refers to it, else a copy.
-BufferRef own_or_copy(const BufferRef& buffer, size_t num_bytes, Backend& backend) {
-  if (buffer.unique()) return buffer;
-  BufferRef copy = backend.allocate(num_bytes);
-  if (num_bytes > 0) std::memcpy(copy->data(), buffer->data(), num_bytes);
-  return copy;
+// Beyond the slot's own value: another one, and a delta.
+uint64_t bytes_kept(uint64_t num_elems) {
+  return num_elems * sizeof(float) + encoded_bytes(DType::kInt8, num_elems);
+}
+
+// Of an encoding in blocks. Each takes as many bytes as the others, but for the last, which may take fewer.
+bool says_all(DType encoding, const std::byte* payload, uint64_t num_bytes) {
+  const uint64_t block_bytes = encoded_bytes(encoding, kEncodedBlockElems);
+  const uint64_t num_blocks = (num_bytes + block_bytes - 1) / block_bytes;
+  return all_finite({encoding, payload, num_bytes, num_blocks * kEncodedBlockElems});
 }
 
 }  // namespace
 
-Published::Published(BufferRef value, uint64_t version, uint64_t num_elems)
-    : value_(std::move(value)), version_(version), num_elems_(num_elems) {}
+Published::Published(BufferRef value, uint64_t version, uint64_t num_elems,
+                     const std::shared_ptr<Backend>& backend)
+    : reserved_(std::make_unique<const Reservation>(backend, bytes_kept(num_elems))),
+      value_(std::move(value)),
+      version_(version),
+      num_elems_(num_elems) {}
 
 void Published::follow(const BufferRef& value, uint64_t version, DType encoding, Backend& backend) {
   if (version == version_) return;
-  const uint64_t num_bytes = encoded_bytes(encoding, num_elems_);
-  BufferRef payload = backend.allocate(num_bytes);
-  BufferRef next = own_or_copy(value_, num_elems_ * sizeof(float), backend);
-  encode({.encoding = encoding,
-          .source = value->data(),
-          .base = next->data(),
-          .num_elems = static_cast<int64_t>(num_elems_),
-          .payload = payload->data()});
-  if (all_finite({encoding, payload->data(), num_bytes, num_elems_})) {
-    value_ = std::move(next);
-    delta_ = {std::move(payload), encoding, version_};
-  } else {
-    value_ = value;
-    delta_ = {};
-  }
+  BufferRef payload = backend.allocate(encoded_bytes(encoding, num_elems_));
+  // The buffer itself if nobody else refers to it.
+  BufferRef next = value_.unique() ? value_ : backend.allocate(num_elems_ * sizeof(float));
+  const bool is_said =
+      backend.encode_change(value_->data(), {.encoding = encoding,
+                                             .source = value->data(),
+                                             .base = next->data(),
+                                             .num_elems = static_cast<int64_t>(num_elems_),
+                                             .payload = payload->data()});
+  delta_ = is_said ? Delta{std::move(payload), encoding, version_} : Delta{};
+  value_ = std::move(next);
   version_ = version;
 }
 
 Published::Answer Published::answer(uint64_t wanted_version, DType encoding) const {
   const bool fits = delta_.payload && delta_.encoding == encoding;
   if (fits && wanted_version == delta_.since + 1) return {delta_.payload, encoding};
-  return {value_, DType::kFloat32};
+  return whole();
 }
 
 size_t Published::num_bytes() const {
   const size_t delta_bytes = delta_.payload ? encoded_bytes(delta_.encoding, num_elems_) : 0;
   return num_elems_ * sizeof(float) + delta_bytes;
+}
+
+bool say_changes(std::span<const SliceEntry> entries, std::span<const std::byte> payload) {
+  size_t begin = 0;
+  for (const SliceEntry& entry : entries) {
+    const bool is_delta = is_encoding(entry.dtype) && entry.num_bytes > 0;
+    if (is_delta && !says_all(entry.dtype, payload.data() + begin, entry.num_bytes)) return false;
+    begin += entry.num_bytes;
+  }
+  return true;
 }
 
 }  // namespace psstore

@@ -6,18 +6,23 @@
 // What an encoding loses stays in v - p, and is in the next delta: error feedback, of the store. A delta is
 // made when it is first asked for, once for each version that is asked for at all, and kept until the next:
 // whoever asks, and asks again, gets the same bytes and adds them to the same floats. Who has not got the p
-// that it begins at gets the whole p. A change that is not finite is not encoded: p becomes v then, and
+// that it begins at gets the whole p. A change that is not finite can't be said by a delta: p becomes v then, and
 // everybody gets the whole of it.
 //
-// Whether a change is finite is known only to who can look at it: this is for values of the host, and of a
-// backend that makes_deltas(). Guarded, like all of a slot, by the stripe's lock; readers may hold references beyond it.
+// Whether a change is finite is known to who can look at it. A device sees to it that p is right without a word to
+// the host, which hears of it from the delta itself, when that has come and is to be sent: then it asks for the whole.
+//
+// Guarded, like all of a slot, by the stripe's lock; readers may hold references beyond it.
 #pragma once
 
 #include <cstdint>
+#include <memory>
+#include <span>
 
 #include "core/buffer.h"
 #include "core/types.h"
 #include "table/backend.h"
+#include "table/reservation.h"
 
 namespace psstore {
 
@@ -30,7 +35,9 @@ class Published {
   };
 
   // `value`: of `num_elems` floats. Shared, not copied: what changes the slot next goes out of place.
-  Published(BufferRef value, uint64_t version, uint64_t num_elems);
+  // Throws Error(OUT_OF_MEMORY) if the backend has no room for what is kept of it from now on.
+  Published(BufferRef value, uint64_t version, uint64_t num_elems,
+            const std::shared_ptr<Backend>& backend);
 
   // Goes on to that version of the value, by one delta if it is not there yet.
   // REQUIRES: a version is not lower than the one before; `encoding` is kInt8 or kSign.
@@ -39,6 +46,7 @@ class Published {
   // For somebody who has what was published before the delta, if `wanted_version` is above the version of
   // that by one, and decodes `encoding`: the delta. For everybody else all of it, as float32.
   Answer answer(uint64_t wanted_version, DType encoding) const;
+  Answer whole() const { return {value_, DType::kFloat32}; }
 
   size_t num_bytes() const;
 
@@ -49,10 +57,14 @@ class Published {
     uint64_t since = 0;  // the version that it begins at
   };
 
+  std::unique_ptr<const Reservation> reserved_;
   BufferRef value_;
   uint64_t version_;
   uint64_t num_elems_;
   Delta delta_;
 };
+
+// Whether all the deltas among what was read say their changes, now that they can be looked at.
+bool say_changes(std::span<const SliceEntry> entries, std::span<const std::byte> payload);
 
 }  // namespace psstore

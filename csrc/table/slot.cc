@@ -106,11 +106,17 @@ Part Slot::part(uint16_t index) const {
   return {state_[index - 1U].buffer, static_cast<uint64_t>(num_steps_)};
 }
 
-Published::Answer Slot::follow(uint64_t wanted_version, DType encoding, Backend& backend) {
-  if (!backend.makes_deltas()) return {value_, spec_.dtype};
-  if (!published_) published_.emplace(value_, version_, spec_.num_elems);
-  published_->follow(value_, version_, encoding, backend);
-  return published_->answer(wanted_version, encoding);
+Published::Answer Slot::follow(uint64_t wanted_version, DType encoding, bool whole,
+                               const std::shared_ptr<Backend>& backend) {
+  if (!published_) {
+    try {
+      published_.emplace(value_, version_, spec_.num_elems, backend);
+    } catch (const Error&) {
+      return {value_, spec_.dtype};
+    }
+  }
+  published_->follow(value_, version_, encoding, *backend);
+  return whole ? published_->whole() : published_->answer(wanted_version, encoding);
 }
 
 // ---- decisions ------------------------------------------------------------------------------------

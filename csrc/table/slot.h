@@ -67,8 +67,10 @@ class Slot {
   Part part(uint16_t index) const;
 
   // What is sent to somebody who follows the slot by deltas (table/published.h): the first one makes it
-  // published, as it is. REQUIRES: initialised(), follows_as() of its dtype.
-  Published::Answer follow(uint64_t wanted_version, DType encoding, Backend& backend);
+  // published, as it is, unless the backend has no room for that: then it is sent values. `whole`: no delta, as it
+  // turned out to say nothing. REQUIRES: initialised(), follows_as() of its dtype.
+  Published::Answer follow(uint64_t wanted_version, DType encoding, bool whole,
+                           const std::shared_ptr<Backend>& backend);
 
   // First values; they do not count as a write. REQUIRES: !initialised().
   void initialise(const PayloadSlice& from, Backend& backend);

@@ -4,11 +4,15 @@
 // The same calls go to both shards. Replies of the device are looked at some calls later, payloads are let go
 // of at once, and their memory is written again by the next call: what a fence has to keep shows here when
 // it does not.
+#include <array>
 #include <deque>
+#include <limits>
+#include <optional>
 #include <random>
 
 #include "shard.h"
 #include "shard_support.h"
+#include "table/published.h"
 
 namespace psstore::testing {
 namespace {
@@ -55,6 +59,8 @@ class DeviceBackendTest : public ::testing::Test {
     std::mt19937_64 random;
     uint64_t num_writes = 0;
     std::deque<std::pair<std::vector<std::byte>, Shard::Reply>> replies;
+    std::array<uint64_t, std::size(kSliceElems)> followed{};  // versions
+    size_t num_deltas = 0;
 
     static std::vector<SliceEntry> entries() {
       std::vector<SliceEntry> made(std::size(kSliceElems));
@@ -133,6 +139,25 @@ class DeviceBackendTest : public ::testing::Test {
       for (size_t i = 0; i < here.size(); ++i) EXPECT_EQ(here[i].version, there[i].version);
     }
 
+    // As somebody does who has what the host has published. A change that the payload does not say is not one here:
+    // gradients are finite.
+    void follow(DType encoding) {
+      std::vector<SliceEntry> here = entries();
+      for (size_t i = 0; i < here.size(); ++i) {
+        here[i].dtype = encoding;
+        here[i].version = followed[i] + 1;
+      }
+      std::vector<SliceEntry> there = here;
+      const Shard::Reply expected = host.read(here, 64 << 20);
+      keep(bytes_of(expected), device.read(there, 64 << 20));
+      for (size_t i = 0; i < here.size(); ++i) {
+        EXPECT_EQ(here[i].version, there[i].version);
+        EXPECT_EQ(here[i].dtype, there[i].dtype);
+        num_deltas += is_encoding(here[i].dtype) && here[i].num_bytes > 0 ? 1 : 0;
+        followed[i] = here[i].version;
+      }
+    }
+
     static std::vector<std::byte> bytes_of(const Shard::Reply& reply) {
       return elements_of<std::byte>(reply.pieces, reply.ready);
     }
@@ -164,7 +189,10 @@ TEST_F(DeviceBackendTest, HasTheBytesOfTheHostWheneverTheWorkIsDone) {
       pair.add();
       if (pair.random() % 3 != 0) pair.read(DType::kFloat32);
       if (pair.random() % 3 == 0) pair.read(DType::kBFloat16);
+      if (pair.random() % 3 != 0) pair.follow(DType::kInt8);
+      if (pair.random() % 8 == 0) pair.follow(DType::kSign);
     }
+    EXPECT_GT(pair.num_deltas, 0U);
     pair.read(DType::kFloat32);
     while (!pair.replies.empty()) pair.check_first();
     for (size_t i = 0; i < std::size(kSliceElems); ++i) {
@@ -191,6 +219,147 @@ TEST_F(DeviceBackendTest, TakesAllReadySlotsOfACallInOneLaunch) {
   entries[0].key = make_key(1, 0);
   // The copy out of the value is the sixth.
   error_of(ErrorCode::DEVICE_FAILED, [&] { shard.read(entries, 64).ready->wait(); });
+}
+
+// Shards that are told the same steps, of a gradient that may be anything, and asked for changes.
+class DeviceFollowingTest : public ::testing::Test {
+ protected:
+  static constexpr size_t kElems = 700;
+  static constexpr size_t kSlots = 3;
+
+  void define(const std::string& device) {
+    shard.emplace(options_on(device));
+    TensorDefinition weights{1, DType::kFloat32, RuleKind::kSgd, 0, true, {}};
+    for (size_t i = 0; i < kSlots; ++i) weights.slices.push_back({make_key(1, i), kElems});
+    shard->define(weights);
+  }
+  std::vector<SliceEntry> entries(DType dtype, uint64_t version) {
+    std::vector<SliceEntry> made(kSlots);
+    for (size_t i = 0; i < kSlots; ++i) {
+      made[i].key = make_key(1, i);
+      made[i].dtype = dtype;
+      made[i].version = version;
+    }
+    return made;
+  }
+  void step(uint64_t number, const Floats& gradient) {
+    Floats all;
+    for (size_t i = 0; i < kSlots; ++i) all.insert(all.end(), gradient.begin(), gradient.end());
+    std::vector<SliceEntry> made = entries(DType::kFloat32, 0);
+    for (SliceEntry& entry : made) entry.num_bytes = kElems * sizeof(float);
+    const BufferRef payload = shard->admit(WriteKind::kPush, made, all.size() * sizeof(float));
+    std::memcpy(payload->data(), all.data(), payload->size());
+    shard->stage({0, 1, number}, made, payload);
+    shard->advance(decision(number, {member(0, number)}));
+  }
+  // What came, as whoever sends it sees it.
+  std::vector<std::byte> pull(std::vector<SliceEntry>& asked, bool whole = false) {
+    const Shard::Reply reply = shard->read(asked, 64 << 20, {.share = true, .whole = whole});
+    EXPECT_FALSE(reply.shared);
+    return elements_of<std::byte>(reply.pieces, reply.ready);
+  }
+
+  std::optional<Shard> shard;
+};
+
+TEST_F(DeviceFollowingTest, ChangesOfACallAreAFewLaunches) {
+  // Zeros are three pieces of work, and what is pushed is one. All steps are a launch, and so are all changes; a launch
+  // that gathers small pieces and one copy bring them to the host.
+  const auto pulled = [&](const std::string& device, size_t num_steps) {
+    define(device);
+    std::vector<SliceEntry> asked = entries(DType::kInt8, 0);
+    pull(asked);  // another two
+    for (uint64_t number = 1; number <= num_steps; ++number) {
+      step(number, Floats(kElems, 1.0F));
+      asked = entries(DType::kInt8, number);
+      pull(asked);
+    }
+    return asked[0].dtype;
+  };
+  EXPECT_EQ(pulled("fake:0?fail_after=10", 1), DType::kInt8);
+  EXPECT_EQ(pulled("fake:0?fail_after=15", 2), DType::kInt8);
+  error_of(ErrorCode::DEVICE_FAILED, [&] { pulled("fake:0?fail_after=14", 2); });
+}
+
+// Threads of an embedded store give work as it comes: a step may follow a change, and a change a change, in one run.
+TEST(DeviceBackendOrderTest, ChangesComeBetweenTheStepsThatTheyTellOf) {
+  constexpr int64_t kElems = 300;
+  constexpr size_t kBytes = kElems * sizeof(float);
+  for (uint64_t seed = 0; seed < kSeeds; ++seed) {
+    DeviceBackend backend(device::open_device("fake:0?seed=" + std::to_string(seed)));
+    const BufferRef value = backend.allocate_zeroed(kBytes);
+    const BufferRef first = backend.allocate_zeroed(kBytes);
+    const BufferRef second = backend.allocate(kBytes);
+    const BufferRef payload = backend.allocate(encoded_bytes(DType::kInt8, kElems));
+    const BufferRef other = backend.allocate(encoded_bytes(DType::kInt8, kElems));
+    const BufferRef addend = brought_to(backend, Floats(kElems, 127.0F));
+    const Contribution contribution{.data = addend->data()};
+    const auto step = [&] {
+      backend.reduce_update({.rule = RuleKind::kAdd,
+                             .num_elems = kElems,
+                             .contributions = {&contribution, 1},
+                             .value_in = value->data(),
+                             .value_out = value->data()});
+    };
+    const auto floats = [&](const BufferRef& buffer) {
+      const std::string bytes = backend.bytes_of(buffer, kBytes);
+      return elements_of<float>(bytes.data(), bytes.size());
+    };
+    const auto change = [&](const BufferRef& base, const BufferRef& next, const BufferRef& to) {
+      EXPECT_TRUE(backend.encode_change(base->data(), {.encoding = DType::kInt8,
+                                                       .source = value->data(),
+                                                       .base = next->data(),
+                                                       .num_elems = kElems,
+                                                       .payload = to->data()}));
+    };
+    step();
+    backend.flush();
+    change(first, first, payload);
+    step();
+    EXPECT_EQ(floats(first), Floats(kElems, 127.0F));
+    change(first, first, payload);
+    change(first, second, other);  // there is none left
+    EXPECT_EQ(floats(second), Floats(kElems, 254.0F));
+    const size_t num_bytes = encoded_bytes(DType::kInt8, kElems);
+    EXPECT_EQ(backend.bytes_of(other, num_bytes), std::string(num_bytes, '\0'));
+  }
+}
+
+TEST_F(DeviceFollowingTest, AChangeThatIsNotFiniteIsSeenWhenItIsThereAndReadWhole) {
+  Floats gradient(kElems, 1.0F);
+  gradient[300] = std::numeric_limits<float>::infinity();
+  for (const DType encoding : {DType::kInt8, DType::kSign}) {
+    define("fake:0?seed=3");
+    std::vector<SliceEntry> asked = entries(encoding, 0);
+    EXPECT_TRUE(say_changes(asked, pull(asked)));
+    step(1, Floats(kElems, 2.0F));
+    asked = entries(encoding, 1);
+    EXPECT_TRUE(say_changes(asked, pull(asked)));
+    EXPECT_EQ(asked[0].dtype, encoding);
+    step(2, gradient);
+    asked = entries(encoding, 2);
+    const std::vector<std::byte> unsaid = pull(asked);
+    EXPECT_FALSE(say_changes(asked, unsaid));
+    asked = entries(encoding, 2);
+    const std::vector<std::byte> whole = pull(asked, /*whole=*/true);
+    EXPECT_EQ(asked[0].dtype, DType::kFloat32);
+    asked = entries(DType::kFloat32, 0);
+    EXPECT_EQ(whole, pull(asked));
+  }
+}
+
+TEST_F(DeviceFollowingTest, WhoHasNoRoomForWhatIsPublishedSendsValues) {
+  define("fake:0?bytes=8388608");
+  shard->backend()->reserve(
+      6'700'000);  // four fifths are for slots, and so taken but for one value
+  std::vector<SliceEntry> asked;
+  for (uint64_t number = 1; number <= 3; ++number) {
+    step(number, Floats(kElems, 1.0F));
+    asked = entries(DType::kSign, number);
+    pull(asked);
+    EXPECT_EQ(asked[0].dtype, DType::kFloat32);
+  }
+  EXPECT_EQ(shard->stats()["published_bytes"], 0U);
 }
 
 TEST_F(DeviceBackendTest, RefusesATensorThatDoesNotFitAndKeepsTheOthers) {

@@ -1,11 +1,14 @@
 // The GPU's conversions and encodings, their bodies run on the host: the bytes of the CPU's kernels.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <limits>
+#include <span>
 #include <type_traits>
 
 #include "gpu_support.h"
 #include "kernels/codec.h"
+#include "kernels/gpu/change_body.h"
 #include "kernels/gpu/convert_body.h"
 #include "kernels/gpu/encode_plan.h"
 #include "kernels/gpu/topk_body.h"
@@ -95,9 +98,10 @@ TEST(GpuFiniteTest, AScaleThatItsCodesWouldOverflowIsNotFinite) {
 template <class Body>
 constexpr bool kSharesPlainMemory =
     std::is_trivially_default_constructible_v<typename Body::Shared>;
-static_assert(kSharesPlainMemory<gpu::EncodeBody> && kSharesPlainMemory<gpu::TopkCountBody> &&
-              kSharesPlainMemory<gpu::TopkPickBody> && kSharesPlainMemory<gpu::TopkTileBody> &&
-              kSharesPlainMemory<gpu::TopkScanBody> && kSharesPlainMemory<gpu::TopkWriteBody> &&
+static_assert(kSharesPlainMemory<gpu::EncodeBody> && kSharesPlainMemory<gpu::ChangeBody> &&
+              kSharesPlainMemory<gpu::TopkCountBody> && kSharesPlainMemory<gpu::TopkPickBody> &&
+              kSharesPlainMemory<gpu::TopkTileBody> && kSharesPlainMemory<gpu::TopkScanBody> &&
+              kSharesPlainMemory<gpu::TopkWriteBody> &&
               kSharesPlainMemory<gpu::SquaresBody<float>>);
 
 // ---- encodings --------------------------------------------------------------------------------------
@@ -236,6 +240,55 @@ TEST(GpuEncodeTest, SlicesOfAllEncodingsAndSizesAreOneLaunch) {
   for (const ToEncode& what : placed(expected)) encode(what);
   encode_like_a_gpu(placed(got));
   EXPECT_EQ(got, expected);
+}
+
+// As cuda_encode_changes_async() launches it.
+void encode_changes_like_a_gpu(std::span<const ToEncode> batch) {
+  const gpu::EncodePlan plan(batch);
+  Shifted table(plan.num_bytes(), 0);
+  plan.write(table.data());
+  const gpu::EncodeView view = plan.view(table.data());
+  run_on_host(gpu::EncodeBody{view}, static_cast<int64_t>(plan.num_blocks()));
+  run_on_host(gpu::ChangeBody{view.slices}, static_cast<int64_t>(batch.size()));
+}
+
+TEST(GpuEncodeTest, ABaseFollowsItsSourceWhetherTheChangeCanBeSaidOrNot) {
+  constexpr size_t kLarge = 257 * 256;  // more blocks than threads
+  std::vector<Floats> sources, bases;
+  std::vector<Shifted> payloads;
+  std::vector<ToEncode> batch;
+  size_t num_unsaid = 0;
+  for (const DType encoding : {DType::kInt8, DType::kSign}) {
+    for (const size_t num_elems : {size_t{0}, size_t{1}, size_t{300}, kLarge}) {
+      // Everywhere finite, not so in the last element, and finite with a scale that is not.
+      for (const float last : {1.0F, std::numeric_limits<float>::quiet_NaN(), 3e38F}) {
+        sources.push_back(random_floats(num_elems, 8));
+        bases.push_back(random_floats(num_elems, 9));
+        if (num_elems > 0) sources.back().back() = last;
+        if (num_elems > 0) bases.back().back() = -last;
+        payloads.emplace_back(encoded_bytes(encoding, num_elems), num_elems % 3);
+        batch.push_back({.encoding = encoding, .num_elems = static_cast<int64_t>(num_elems)});
+      }
+    }
+  }
+  std::vector<Floats> gpu_bases = bases;
+  std::vector<Shifted> gpu_payloads = payloads;
+  const auto placed = [&](std::vector<Floats>& base, std::vector<Shifted>& payload) {
+    for (size_t i = 0; i < batch.size(); ++i) {
+      batch[i].source = sources[i].data();
+      batch[i].base = base[i].data();
+      batch[i].payload = payload[i].data();
+    }
+    return std::span<const ToEncode>(batch);
+  };
+  for (const ToEncode& what : placed(bases, payloads)) num_unsaid += encode_change(what) ? 0 : 1;
+  encode_changes_like_a_gpu(placed(gpu_bases, gpu_payloads));
+  EXPECT_EQ(gpu_payloads, payloads);
+  EXPECT_EQ(num_unsaid, 12U);
+  for (size_t i = 0; i < batch.size(); ++i) {
+    const auto bits = [](const Floats& floats) { return std::as_bytes(std::span(floats)); };
+    EXPECT_TRUE(std::ranges::equal(bits(gpu_bases[i]), bits(bases[i]))) << i;
+  }
 }
 
 // Slices that no memory here could hold: their addresses are never followed.

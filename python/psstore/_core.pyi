@@ -498,9 +498,12 @@ class Shard:
         for slices that wait for contributions or the scale."""
 
     # reads
-    def read(self, frame: Frame, *, share: bool = False) -> tuple[SliceTable, list[memoryview], bool, Fence | None]:
+    def read(
+        self, frame: Frame, *, share: bool = False, whole: bool = False
+    ) -> tuple[SliceTable, list[memoryview], bool, Fence | None]:
         """Answers a PULL: (table of the reply, pieces to write, shared, ready). The pieces are not to be looked at or
-        sent before `ready`, of a shard on a device, is done. `share`: whoever asks maps the arena; True
+        sent before `ready`, of a shard on a device, is done; what then does not `say_changes` is to be read again, as
+        a `whole`. `share`: whoever asks maps the arena; True
         comes back if it is worth it, and the table then says where in it the values lie. Pieces hold references:
         a later update goes out of place until they are gone. A slice that the last decision waits on answers
         NOT_APPLIED. Parts > 0 are rule state, as stored: version is the number of steps, NO_STATE if there is none."""
@@ -531,6 +534,10 @@ class Shard:
         """Counters: slots, value_bytes, state_bytes, staged_bytes, pool_bytes, pushes, pulls, writes,
         duplicates, applied_in_place, applied_out_of_place, ..."""
     def make_desk(self) -> Desk: ...
+
+def say_changes(table: SliceTable, payload: _HasBuffer) -> bool:
+    """Whether all the changes in an answer to a PULL that had a `ready` say what they are to: one that is not finite
+    can't be said. Raises BAD_ARGUMENT if it is no payload of the table."""
 
 @final
 class Desk:
@@ -904,6 +911,10 @@ def queue_encode(
     queue: Queue, encoding: int, *, source: int, residual: int, payload: int, num_elems: int, k: int = 0
 ) -> None:
     """`encode_slice` likewise. `residual`: 0 for none; `payload`: of `encoded_bytes()`."""
+
+def queue_encode_changes(queue: Queue, changes: Sequence[tuple[int, int, int, int, int]]) -> None:
+    """Of each (encoding, source, base, payload, elements): the payload of source - base, which is added to the base; or
+    the base becomes the source, where that is not finite."""
 
 def queue_decode(
     queue: Queue, encoding: int, *, payload: int, num_bytes: int, destination: int, num_elems: int

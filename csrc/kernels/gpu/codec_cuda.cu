@@ -1,6 +1,8 @@
 // Conversions, checks for finite values and decoding, one slice a call; encoding, many.
 #include <algorithm>
+#include <optional>
 
+#include "kernels/gpu/change_body.h"
 #include "kernels/gpu/convert_body.h"
 #include "kernels/gpu/encode_plan.h"
 #include "kernels/gpu/kernels.cuh"
@@ -76,6 +78,20 @@ void encode_topk_async(const ToEncode& what, std::byte* memory, CudaStream strea
   launch_async(gpu::TopkWriteBody{what, scratch}, num_tiles, name, stream);
 }
 
+// ---- many slices ----------------------------------------------------------------------------------
+
+// Returns what the launch reads; nothing if there is none.
+std::optional<gpu::EncodeView> encode_planned_async(const gpu::EncodePlan& plan,
+                                                    LaunchMemorySource& source, CudaStream stream) {
+  if (plan.num_blocks() == 0) return std::nullopt;
+  const LaunchMemory memory = source.take(plan.num_bytes());
+  plan.write(memory.pinned);
+  gpu::copy_table_async(memory.device, memory.pinned, plan.num_bytes(), stream);
+  const gpu::EncodeView view = plan.view(memory.device);
+  launch_async(gpu::EncodeBody{view}, static_cast<int64_t>(plan.num_blocks()), "encode", stream);
+  return view;
+}
+
 }  // namespace
 
 void cuda_convert_async(DType from, DType to, const void* source, void* destination,
@@ -136,17 +152,18 @@ size_t cuda_encode_scratch_bytes(std::span<const ToEncode> batch) {
 
 void cuda_encode_async(std::span<const ToEncode> batch, std::byte* scratch,
                        LaunchMemorySource& source, CudaStream stream) {
-  const gpu::EncodePlan plan(batch);
-  if (plan.num_blocks() > 0) {
-    const LaunchMemory memory = source.take(plan.num_bytes());
-    plan.write(memory.pinned);
-    gpu::copy_table_async(memory.device, memory.pinned, plan.num_bytes(), stream);
-    launch_async(gpu::EncodeBody{plan.view(memory.device)}, static_cast<int64_t>(plan.num_blocks()),
-                 "encode", stream);
-  }
+  encode_planned_async(gpu::EncodePlan(batch), source, stream);
   for (const ToEncode& what : batch) {
     if (what.encoding == DType::kTopK) encode_topk_async(what, scratch, stream);
   }
+}
+
+void cuda_encode_changes_async(std::span<const ToEncode> batch, LaunchMemorySource& source,
+                               CudaStream stream) {
+  const auto view = encode_planned_async(gpu::EncodePlan(batch), source, stream);
+  if (!view) return;
+  launch_async(gpu::ChangeBody{view->slices}, static_cast<int64_t>(batch.size()), "encode changes",
+               stream);
 }
 
 void cuda_decode_async(const Encoded& encoded, void* destination, CudaStream stream) {

@@ -7,7 +7,7 @@ which the reads came: the device makes its copies in that order.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from psstore import _core
@@ -19,7 +19,7 @@ class _Unsent(NamedTuple):
     conn: int
     request: int
     ready: _core.Fence
-    finish: Callable[[], Output]
+    finish: Callable[[], Sequence[Output]]
 
 
 class Filling:
@@ -28,8 +28,8 @@ class Filling:
     def __init__(self) -> None:
         self._unsent: deque[_Unsent] = deque()
 
-    def add(self, conn: int, request: int, ready: _core.Fence, finish: Callable[[], Output]) -> None:
-        """`finish`: makes the reply, once `ready` is done."""
+    def add(self, conn: int, request: int, ready: _core.Fence, finish: Callable[[], Sequence[Output]]) -> None:
+        """`finish`: makes the reply, once `ready` is done; or finds that it has to be another one, and adds that."""
         self._unsent.append(_Unsent(conn, request, ready, finish))
 
     def forget(self, conn: int) -> None:
@@ -39,14 +39,14 @@ class Filling:
     def take_ready(self) -> list[Output]:
         outputs: list[Output] = []
         while self._unsent:
-            unsent = self._unsent[0]
+            unsent = self._unsent.popleft()
             try:
                 if not unsent.ready.done():
+                    self._unsent.appendleft(unsent)
                     break
-                outputs.append(unsent.finish())
+                outputs += unsent.finish()
             except PsstoreError as error:
                 outputs.append(failure(unsent.conn, unsent.request, error))
-            self._unsent.popleft()
         return outputs
 
     def __bool__(self) -> bool:

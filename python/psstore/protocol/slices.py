@@ -249,7 +249,11 @@ class Slices:
         return 0.0 if self._filling else self.desk.next_wake()
 
     def _answer(self, read: Read, now: float) -> list[Output]:
-        """The reply; nothing if it has to wait, and still may: then it is parked."""
+        """The reply, and others that are there by now; nothing if it has to wait, and still may: then it is parked."""
+        return self._look_up(read, now, whole=False) + self.filled()
+
+    def _look_up(self, read: Read, now: float, *, whole: bool) -> list[Output]:
+        """The same; nothing if a device is to fill it in."""
         frame, carry, patient = read.frame, read.carry, read.until > now
         if self.shard.version < carry.at_least:
             if patient:
@@ -262,18 +266,23 @@ class Slices:
             )
         conn = read.connection.id
         share = frame.shared and bool(read.connection.arenas) and self._lent.has_room(conn)
-        table, pieces, shared, ready = self._read(frame, share=share)
+        table, pieces, shared, ready = self._read(frame, share=share, whole=whole)
         missing = table.first_failure()
         if patient and missing is not None and missing[1] in NOT_YET:
             self._park(read, key=table.keys()[missing[0]])
             return []
 
-        version = self.shard.version
+        reply = partial(self._reply, read, table, pieces, shared=shared, version=self.shard.version)
         if ready is None or (shared and read.connection.is_own):
-            return [self._reply(read, table, pieces, shared=shared, version=version)]
-        reply = partial(self._reply, read, table, pieces, shared=shared, version=version)
-        self._filling.add(conn, frame.request, ready, reply)
-        return self.filled()
+            return [reply()]
+
+        def finish() -> list[Output]:
+            if shared or whole or all(_core.say_changes(table, piece) for piece in pieces):
+                return [reply()]
+            return self._look_up(read, now, whole=True)
+
+        self._filling.add(conn, frame.request, ready, finish)
+        return []
 
     def _reply(
         self, read: Read, table: _core.SliceTable, pieces: Sequence[Piece], *, shared: bool, version: int
@@ -317,11 +326,11 @@ class Slices:
         )
 
     def _read(
-        self, frame: _core.Frame, *, share: bool
+        self, frame: _core.Frame, *, share: bool, whole: bool
     ) -> tuple[_core.SliceTable, Sequence[Piece], bool, _core.Fence | None]:
         """(table, values, whether the table says where they lie, what to wait for before the values are sent)."""
         if frame.op == OPS["PULL"]:
-            return self.shard.read(frame, share=share)
+            return self.shard.read(frame, share=share, whole=whole)
         table, sums, ready = self.shard.norms(frame)
         return table, sums, False, ready
 
