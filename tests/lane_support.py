@@ -23,7 +23,7 @@ from psstore.client.loop_thread import LoopThread
 from psstore.net.manual_loop import ManualLoop
 from psstore.net.sockets import sleep_in_recv
 from psstore.partition.ways import Ways
-from psstore.protocol.session import OPS, Request
+from psstore.protocol.requests import OPS, Request
 from psstore.types import Tensor, TensorSpec
 
 F32 = np.float32

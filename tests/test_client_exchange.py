@@ -27,7 +27,8 @@ from psstore.net.client import Tether
 from psstore.net.client_connection import Connection
 from psstore.net.manual_loop import ManualLoop
 from psstore.protocol.frames import failure_frame
-from psstore.protocol.session import OPS, Link
+from psstore.protocol.requests import OPS
+from psstore.protocol.session import Link
 
 F32 = np.float32
 REQUEST = _core.encode_frame(OPS["COMMIT"], request=1, body=b"asked")

@@ -10,7 +10,7 @@ from psstore.client.flight import Flight
 from psstore.client.window import FEWEST_PUSHES
 from psstore.errors import BadArgument
 from psstore.protocol.client import Transfer
-from psstore.protocol.session import Future
+from psstore.protocol.requests import Future
 
 FRAME_BYTES = 4096
 

@@ -26,7 +26,7 @@ from psstore.net.client import QuietFuture
 from psstore.partition.slicing import SLICE_BYTES
 from psstore.partition.ways import Ways
 from psstore.protocol.frames import failure_frame
-from psstore.protocol.session import OPS, Request
+from psstore.protocol.requests import OPS, Request
 from psstore.types import Tensor, TensorSpec
 
 F32 = np.float32

@@ -17,7 +17,7 @@ from psstore.client.loop_thread import LoopThread
 from psstore.client.started import Part, Started, Unfinished
 from psstore.client.store import Store
 from psstore.errors import UnknownKey, UnknownTensor
-from psstore.protocol.session import Future
+from psstore.protocol.requests import Future
 
 F32 = np.float32
 ELEMS = 600_000

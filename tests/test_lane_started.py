@@ -10,7 +10,7 @@ from lane_support import F32, KEY, TIMEOUT_S, Heard, Lane
 from numpy.testing import assert_array_equal
 
 from psstore import _core
-from psstore.protocol.session import OPS
+from psstore.protocol.requests import OPS
 
 VALUES = OPS["PULL"] + 1
 

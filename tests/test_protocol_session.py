@@ -13,7 +13,8 @@ from psstore import _core, errors
 from psstore.protocol import auth
 from psstore.protocol.facts import Facts
 from psstore.protocol.greeting import Identity
-from psstore.protocol.session import Answer, Link, Session, is_final
+from psstore.protocol.requests import Answer
+from psstore.protocol.session import Link, Session, is_final
 from psstore.protocol.silence import Silence
 from psstore.wire import messages as m
 

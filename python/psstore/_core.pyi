@@ -362,8 +362,8 @@ class StartingParts:
         """`make`: what the caller has of a call. `ended`: told of it, its operation, layout, answers (of a read) and
         results (the same): all went well. `unfinished`: its requests are their sessions', or it failed: the same, but
         None for answers that have not come; returns futures for those. `look_after`: given a layout; whoever drives
-        its connections has something to see to. `catch_up`: has begin what was asked of the loop before. `paced`: whether calls wait for their turns. `under_way`: pushes are
-        added to it."""
+        its connections has something to see to. `catch_up`: has begin what was asked of the loop before. `paced`:
+        whether calls wait for their turns. `under_way`: pushes are added to it."""
 
 @final
 class ShortCalls:

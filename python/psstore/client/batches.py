@@ -14,7 +14,7 @@ from psstore.client.device_arrays import OnDevice
 from psstore.client.layout import Frame, Layout, Range, asking
 from psstore.client.near import NEAR_BYTES
 from psstore.protocol.client import Transfer
-from psstore.protocol.session import Answer
+from psstore.protocol.requests import Answer
 from psstore.types import ITEM_BYTES, slice_index
 
 BATCH_BYTES = 8 << 20

@@ -24,7 +24,7 @@ from psstore.client.staging import EncodedDeparture, FollowedArrival, Passages, 
 from psstore.codec.codecs import Codec, is_dtype
 from psstore.errors import OutOfMemory
 from psstore.protocol.client import Transfer
-from psstore.protocol.session import Answer
+from psstore.protocol.requests import Answer
 from psstore.types import Tensor, slice_index
 
 

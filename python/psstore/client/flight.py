@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from psstore.client.turns import Turns
 from psstore.client.window import FEWEST_PUSHES, Window
 from psstore.protocol.client import Transfer
-from psstore.protocol.session import Future
+from psstore.protocol.requests import Future
 
 Send = Callable[[Transfer, Future], None]
 """Sends a frame, and has the future told what becomes of it."""

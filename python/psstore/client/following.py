@@ -22,7 +22,7 @@ from psstore.client.layout import Frame, Layout
 from psstore.codec.codecs import payload_bytes
 from psstore.errors import BadHeader
 from psstore.protocol.client import Transfer
-from psstore.protocol.session import Answer
+from psstore.protocol.requests import Answer
 from psstore.types import Tensor, slice_index
 
 WHOLE = _core.DTYPES["float32"]

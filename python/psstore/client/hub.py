@@ -23,9 +23,10 @@ from psstore.protocol.facts import Facts
 from psstore.protocol.frames import Output, Piece, Send
 from psstore.protocol.greeting import Identity
 from psstore.protocol.membership import Liveness
+from psstore.protocol.requests import Future
 from psstore.protocol.service import Identity as ShardIdentity
 from psstore.protocol.service import ShardService
-from psstore.protocol.session import Future, Session
+from psstore.protocol.session import Session
 from psstore.protocol.sharing import OwnShard
 from psstore.protocol.signing import MAC_BYTES, Signer
 from psstore.types import Consistency

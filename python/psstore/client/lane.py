@@ -20,7 +20,7 @@ from psstore.client.paced import PacedCalls
 from psstore.client.started import Part, Started, Unfinished
 from psstore.net.client import SocketDriver
 from psstore.protocol.client import GRACE_S
-from psstore.protocol.session import NUMBERED, OPS, Answer, Request
+from psstore.protocol.requests import NUMBERED, OPS, Answer, Request
 from psstore.wire import messages as m
 
 

@@ -15,7 +15,7 @@ from psstore.errors import NO_STATE, NOT_MODIFIED
 from psstore.partition.packing import EARLY_FRAME_BYTES, FRAME_BYTES, SliceRef, pack
 from psstore.partition.ways import Ways
 from psstore.protocol.client import Transfer
-from psstore.protocol.session import Answer
+from psstore.protocol.requests import Answer
 from psstore.types import Tensor
 
 T = TypeVar("T")

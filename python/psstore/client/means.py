@@ -15,7 +15,7 @@ from psstore.client.schema import Schema
 from psstore.client.staging import Passages
 from psstore.errors import UnknownKey
 from psstore.protocol.client import Client
-from psstore.protocol.session import Answer, Future
+from psstore.protocol.requests import Answer, Future
 from psstore.types import Tensor
 
 

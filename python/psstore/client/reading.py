@@ -18,7 +18,7 @@ from psstore.client.staging import Arrival, FollowedArrival
 from psstore.codec.codecs import Codec, codecs_for
 from psstore.errors import BadArgument
 from psstore.protocol.client import Transfer
-from psstore.protocol.session import Answer
+from psstore.protocol.requests import Answer
 from psstore.types import Tensor
 
 _UNPACED = nullcontext()

@@ -35,7 +35,7 @@ from psstore.client.layout import Layout, asking
 from psstore.client.near import Neighbours, Placed
 from psstore.client.near_shards import Near
 from psstore.protocol.client import Transfer
-from psstore.protocol.session import Answer
+from psstore.protocol.requests import Answer
 from psstore.protocol.sharing import Landing
 
 B = TypeVar("B")

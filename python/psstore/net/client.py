@@ -18,7 +18,8 @@ from psstore.net.alarm import Alarm
 from psstore.net.client_connection import Connection
 from psstore.net.sockets import choose_congestion_control
 from psstore.protocol.connection import HANDSHAKE_S
-from psstore.protocol.session import Future, Session
+from psstore.protocol.requests import Future
+from psstore.protocol.session import Session
 
 FIRST_BACKOFF_S = 0.05
 LAST_BACKOFF_S = 2.0

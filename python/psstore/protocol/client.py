@@ -23,7 +23,8 @@ from psstore.errors import (
 from psstore.partition.ways import Ways
 from psstore.protocol.facts import Facts
 from psstore.protocol.greeting import Identity
-from psstore.protocol.session import Answer, Destination, Future, Session
+from psstore.protocol.requests import Answer, Destination, Future
+from psstore.protocol.session import Session
 from psstore.protocol.sharing import Lease, Placed
 from psstore.protocol.statuses import check
 from psstore.types import Tensor, TensorSpec

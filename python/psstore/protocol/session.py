@@ -7,12 +7,10 @@ Every request is harmless to repeat (the shard knows staged rounds, sequences an
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, NamedTuple, Protocol
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from psstore import _core
@@ -31,68 +29,25 @@ from psstore.errors import (
 from psstore.protocol.facts import Facts
 from psstore.protocol.frames import Piece
 from psstore.protocol.greeting import Greeting, Identity
-from psstore.protocol.sharing import SHARED_FROM_BYTES, Borrow, Borrower, Landing, Lease, Near, OwnShard, Placed
+from psstore.protocol.requests import (
+    NOBODY,
+    NUMBERED,
+    OPS,
+    PATIENT,
+    READS,
+    REPLIES,
+    Answer,
+    Destination,
+    Future,
+    Payload,
+    Request,
+)
+from psstore.protocol.sharing import SHARED_FROM_BYTES, Borrow, Borrower, Landing, Lease, Near, OwnShard
 from psstore.protocol.silence import Silence
 from psstore.wire import messages as m
 
-OPS = _core.OPS
-
-NUMBERED = ("ASSIGN", "ADD", "RESTORE")
-"""Writes that the shard takes in the order of their sequence, each once."""
-
 MAX_RELEASES = 64
 """That wait for the next request: of MAX_LENT answers a few are left."""
-
-READS = (OPS["PULL"], OPS["NORM"])
-"""Requests whose reply has a payload."""
-
-
-Destination = _core.Segments | Callable[[_core.SliceTable], _core.Segments]
-"""Memory to receive into, or what finds it when the table of the answer says how many bytes came of each slice. It may
-raise ProtocolError, and is asked again if the connection is lost before all are here. A `Landing` may get an answer
-whose values are lent instead, and a `Borrower` is lent them."""
-
-Payload = _core.Segments | Placed
-"""What to send; its memory must stay as it is until the answer."""
-
-
-class Future(Protocol):
-    """What an awaiting caller holds: asyncio's future in production, the simulator's in tests."""
-
-    def __await__(self) -> Generator[Any, Any, Any]: ...
-    def set_result(self, result: Any, /) -> None: ...
-    def set_exception(self, error: BaseException, /) -> None: ...
-    def done(self) -> bool: ...
-
-
-class Request(Struct, kw_only=True):
-    """One request until its answer is there."""
-
-    id: int
-    op: int
-    future: Future
-    deadline: float
-    started: float
-    table: _core.SliceTable | None = None
-    body: m.Message | None = None
-    """A `Carry` is completed with decisions each time it is sent."""
-    payload: Payload | None = None
-    destination: Destination | None = None
-    """Where the answer's payload goes."""
-    round: int = 0
-    sequence: int = 0
-    scaled: int = 0
-    """The decision whose scale it carried when it was last sent; 0: none."""
-
-
-class Answer(NamedTuple):
-    """What a data request's future gets."""
-
-    table: _core.SliceTable
-    version: int
-    """Of the shard, when it answered."""
-    lease: Lease | None = None
-    """The values are to be read where they lie, by who asked with a `Landing`; then `Session.end_lease`."""
 
 
 class Link(Enum):
@@ -208,13 +163,13 @@ class Session:
         if frame.op != request.op + 1:
             raise UnexpectedMessage(f"shard {self.shard} answered operation {request.op} with {frame.op}")
         del self._requests[frame.request]
-        if frame.op in _BODIES:
-            body = _BODIES[frame.op]
-            self._finish(request, m.decode_body(body, frame.body) if body is not None else None)
+        if frame.op in REPLIES:
+            body = REPLIES[frame.op]
+            request.finish(m.decode_body(body, frame.body) if body is not None else None)
         else:
             self.line.heard(frame.sequence, request.scaled, now)
             self.facts.heard(self.shard, self.version)
-            self._finish(request, Answer(frame.table, frame.sequence, lease))
+            request.finish(Answer(frame.table, frame.sequence, lease))
 
     def tick(self, now: float) -> None:
         """Ends the requests whose deadline is past, and asks a shard that says nothing. The driver ends the connection
@@ -237,7 +192,7 @@ class Session:
                     peer=self.address,
                     waited_s=waited,
                 )
-            self._fail(request, error)
+            request.fail(error)
         if now >= self._looks_at:
             self._look(now)
 
@@ -258,13 +213,13 @@ class Session:
         requests = self._all()
         self._requests.clear()
         for request in requests:
-            self._fail(request, error)
+            request.fail(error)
 
     def abandon_reads(self, error: PsstoreError) -> None:
         """What is being read will never be there: those requests fail with `error` now."""
         for request in [r for r in self._all() if r.op in READS]:
             del self._requests[request.id]
-            self._fail(request, error)
+            request.fail(error)
 
     @property
     def shares_memory(self) -> bool:
@@ -323,7 +278,7 @@ class Session:
             round=round,
         )
         if self.failure is not None:
-            self._fail(request, self.failure)
+            request.fail(self.failure)
             return
         self.line.next_request += 1
         if op in NUMBERED:
@@ -358,18 +313,18 @@ class Session:
             return
         self.silence.heard |= self.line.last_heard > self.silence.looked_at
         # What waits for nobody else has a deadline that tells as much; and may be long on its way.
-        if self.silence.look(now, excused=not all(_is_patient(request) for request in waiting)):
+        if self.silence.look(now, excused=not all(request.is_patient for request in waiting)):
             self._ask_for_a_word(now)
 
     def _ask_for_a_word(self, now: float) -> None:
         """By a read of nothing. One such request is enough, however often the connection is lost."""
         if self._question not in self._requests:
             self._question = self.line.next_request
-            self.request("PULL", _NOBODY, now=now, timeout_s=math.inf, body=m.Carry())
+            self.request("PULL", NOBODY, now=now, timeout_s=math.inf, body=m.Carry())
 
     def _send(self, request: Request, now: float) -> None:
         body = request.body
-        if isinstance(body, _PATIENT):
+        if isinstance(body, PATIENT):
             # The shard's wait began with ours, however often it is asked: its error says more, and must come first.
             body = replace(body, wait_s=max(0.0, body.wait_s - (now - request.started)))
         if isinstance(body, m.Carry):
@@ -529,37 +484,7 @@ class Session:
             raise error
         request = self._requests.pop(request_id, None)
         if request is not None:
-            self._fail(request, error)
-
-    @staticmethod
-    def _finish(request: Request, result: object) -> None:
-        if not request.future.done():
-            request.future.set_result(result)
-
-    @staticmethod
-    def _fail(request: Request, error: PsstoreError) -> None:
-        if not request.future.done():
-            request.future.set_exception(error)
-
-
-def _is_patient(request: Request) -> bool:
-    """Others are waited for, for as long as it says."""
-    return isinstance(request.body, _PATIENT) and request.body.wait_s > 0.0
-
-
-class _Nobody:
-    """Waits for the answer."""
-
-    def __await__(self) -> Generator[Any, Any, Any]:
-        yield from ()
-
-    def set_result(self, result: Any, /) -> None: ...
-    def set_exception(self, error: BaseException, /) -> None: ...
-    def done(self) -> bool:
-        return True
-
-
-_NOBODY = _Nobody()
+            request.fail(error)
 
 
 def _release(request: int) -> Piece:
@@ -569,24 +494,3 @@ def _release(request: int) -> Piece:
 def is_final(error: PsstoreError) -> bool:
     """True if a new connection would meet the same end; else it is worth another try."""
     return not isinstance(error, (BadChecksum, ShuttingDown, HandshakeTimeout, Overloaded))
-
-
-_PATIENT = (m.Commit, m.Finish, m.Barrier, m.Carry)
-"""Requests that say how long the shard may wait."""
-
-_BODIES: dict[int, type[m.Message] | None] = {
-    OPS["DEFINED"]: None,
-    OPS["ATTACHED"]: m.Attached,
-    OPS["JOINED"]: m.Joined,
-    OPS["CREATED"]: m.Created,
-    OPS["READIED"]: None,
-    OPS["COMMITTED"]: m.Committed,
-    OPS["FINISHED"]: m.Finished,
-    OPS["DESCRIBED"]: m.Described,
-    OPS["PASSED"]: None,
-    OPS["LEFT"]: None,
-    OPS["DROPPED"]: m.Dropped,
-    OPS["STATISTICS"]: m.Statistics,
-    OPS["SHARED"]: m.Shared,
-}
-"""Replies that are control messages, and their bodies; the others are `Answer`s."""

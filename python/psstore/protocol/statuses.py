@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from psstore import _core
 from psstore.errors import NOT_APPLIED, DeadlineExceeded, from_code
-from psstore.protocol.session import Answer
+from psstore.protocol.requests import Answer
 
 MEANINGS = {
     _core.ERROR_CODES["UNKNOWN_KEY"]: "the shard does not know it; it was dropped or overwritten, describe it again",
