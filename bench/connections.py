@@ -23,7 +23,7 @@ from bench.harness import Series, alternate
 from bench.long_link import LongLink, Quality, why_not
 from bench.machine import machine
 from bench.report import Cell, Report, Table, three_digits
-from bench.scaling import TOKEN, shards
+from bench.servers import TOKEN, shards
 
 LINKS = {
     "each flow capped at a quarter": Quality(delay_s=0.0005, rate_mbit=200.0, flow_mbit=50.0),

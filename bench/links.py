@@ -24,7 +24,8 @@ from bench.far import Crew, crew
 from bench.harness import Series, alternate
 from bench.machine import machine
 from bench.report import Cell, Report, Table, three_digits
-from bench.scaling import CONGESTION_CONTROL, TOKEN, shards
+from bench.scaling import CONGESTION_CONTROL
+from bench.servers import TOKEN, shards
 from bench.virtual_hosts import VirtualHosts, why_not
 from psstore.client.store import Store
 from psstore.types import TensorSpec

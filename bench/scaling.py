@@ -26,9 +26,6 @@ import argparse
 import contextlib
 import math
 import os
-import secrets
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -36,69 +33,23 @@ from pathlib import Path
 from statistics import mean
 
 from bench.command import Subject, run
-from bench.far import Crew, Hosts, crew
+from bench.far import Crew, crew
 from bench.harness import Series, Took, Turn, alternate
 from bench.link_meter import Carried, Meter, meter
 from bench.machine import machine
 from bench.report import Cell, Chart, Report, Table, three_digits
 from bench.scaling_worker import LINK_BYTES, WORKERS, Worker
+from bench.servers import PEER_PORT, TOKEN, peers, shards
 from bench.virtual_hosts import VirtualHosts, why_not
-from psstore.net.address import TcpAddress
 
 FIRST_RATE_MBIT = 80.0
 LEAST_IDLE = 0.5
 """Of the processors, with all that the bench runs, while a round is committed early."""
 
-STORE_PORT, PEER_PORT = 5700, 5800
-
-TOKEN = secrets.token_hex(16)
 CONGESTION_CONTROL = "cubic"
 
 BURST_BYTES = 16 << 10
 """What a link carries at once after a pause: a slice."""
-
-
-# ---- servers ----
-
-
-def shard_addresses(hosts: Hosts, count: int, first_host: int) -> list[str]:
-    """All different, also where the hosts are one; and those of a store of another size are others."""
-    port = STORE_PORT + 10 * count
-    return [f"{hosts.address(first_host + shard)}:{port + shard}" for shard in range(count)]
-
-
-@contextlib.contextmanager
-def shards(hosts: Hosts, count: int, token_file: Path, *, first_host: int) -> Iterator[str]:
-    """A store with a shard on each of so many hosts, for as many workers as there are hosts before them. Yields its
-    URL; it may be starting still."""
-    at = shard_addresses(hosts, count, first_host)
-    told = ["--shards-at", ",".join(at), "--workers", str(first_host), "--token-file", str(token_file)]
-    command = [sys.executable, "-m", "psstore.cli.server", *told, "--log-level", "error", "--shard-index"]
-    with contextlib.ExitStack() as ends:
-        for shard in range(count):
-            ends.enter_context(_running(hosts.on(first_host + shard, [*command, str(shard)])))
-        yield f"ps://{at[0]}"
-
-
-@contextlib.contextmanager
-def peers(hosts: Hosts, count: int, *, first_host: int) -> Iterator[None]:
-    """A peer of plain sockets on each host of a shard."""
-    with contextlib.ExitStack() as ends:
-        for host in range(first_host, first_host + count):
-            address = TcpAddress(hosts.address(host), PEER_PORT)
-            command = [sys.executable, "-m", "psstore.cli.main", "bench", "--serve", str(address)]
-            ends.enter_context(_running(hosts.on(host, command)))
-        yield
-
-
-@contextlib.contextmanager
-def _running(command: Sequence[str]) -> Iterator[None]:
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-    try:
-        yield
-    finally:
-        process.terminate()
-        process.wait()
 
 
 # ---- measuring ----

@@ -29,7 +29,8 @@ from bench.far import Crew, Hosts, ThisHost, crew
 from bench.harness import Series, alternate
 from bench.machine import machine
 from bench.report import Cell, Chart, Report, Table, three_digits
-from bench.scaling import CONGESTION_CONTROL, TOKEN, shards
+from bench.scaling import CONGESTION_CONTROL
+from bench.servers import TOKEN, shards
 from bench.training_worker import ALONE, COMPRESSED, DDP, DEFAULT, MODELS, OVERLAPS, WORKERS, Way, Worker
 from bench.virtual_hosts import VirtualHosts, why_not
 from psstore.config import Transport

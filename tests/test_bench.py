@@ -35,7 +35,7 @@ from bench.peers import load
 from bench.ping_pong import raw_caller
 from bench.processes import FRESH, child, preload
 from bench.report import Chart, Report, Table, merged, three_digits
-from bench.scaling import shard_addresses
+from bench.servers import shard_addresses
 from bench.team import WorkerFailed, team
 from bench.work import Work
 
