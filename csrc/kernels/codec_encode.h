@@ -1,6 +1,7 @@
 // Encoding a slice.
 //
-// How a block is encoded, and how the large elements of one are found, is `Encoders`: ElementEncoders, or what an instruction set has of its own.
+// How a block is encoded, and how its large elements are found, is `Encoders`: ElementEncoders, or what an instruction
+// set has of its own.
 //
 // Included only by the .cc file of each instruction set: see loops.h for why everything is in an unnamed namespace.
 #pragma once
