@@ -16,7 +16,16 @@ import pytest
 import torch
 from torch import nn
 from torch.optim import SGD
-from torch_support import Odd, assert_same_bits, backward, batches, distributed, in_threads, on_each_worker
+from torch_support import (
+    Odd,
+    OptimizerFactory,
+    assert_same_bits,
+    backward,
+    batches,
+    distributed,
+    in_threads,
+    on_each_worker,
+)
 
 import psstore
 from psstore.errors import StoreClosed, UsageError
@@ -123,6 +132,18 @@ def test_layers_give_the_same_bits_as_plain_torch(store: psstore.Store) -> None:
     plain, stored = deep(), deep()
     train(plain, PLAIN(plain.parameters()), steps=4)
     train(stored, distributed(stored, store, PLAIN), steps=4)
+    assert_same_bits(plain, stored)
+
+
+@pytest.mark.parametrize("rule", [PLAIN, torch.optim.NAdam], ids=["store", "worker"])
+def test_gradients_that_were_made_in_inference_mode_are_sent(store: psstore.Store, rule: OptimizerFactory) -> None:
+    plain, stored = deep(), deep()
+    for model, optimizer in ((plain, rule(plain.parameters())), (stored, distributed(stored, store, rule))):
+        for _ in range(2):
+            for parameter in model.parameters():
+                with torch.inference_mode():
+                    parameter.grad = torch.ones_like(parameter)
+            optimizer.step()
     assert_same_bits(plain, stored)
 
 

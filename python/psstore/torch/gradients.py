@@ -43,10 +43,16 @@ class Sight(NamedTuple):
 
     @staticmethod
     def now(round: int, gradient: torch.Tensor) -> Sight:
-        return Sight(round, gradient, gradient._version)
+        return Sight(round, gradient, version_of(gradient))
 
     def is_still(self, gradient: torch.Tensor) -> bool:
-        return self.gradient is gradient and self.version == gradient._version
+        return self.gradient is gradient and self.version == version_of(gradient)
+
+
+def version_of(gradient: torch.Tensor) -> int:
+    """How often it was changed. One that was made under inference_mode is not counted for, and does not change
+    outside."""
+    return -1 if gradient.is_inference() else gradient._version
 
 
 class Push(NamedTuple):
