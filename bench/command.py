@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 import sys
 from collections.abc import Callable, Sequence
@@ -49,8 +50,10 @@ def run(subject: Subject, arguments: Sequence[str] | None = None) -> Report:
         command=shlex.join(["python", "-m", f"bench.{subject.name}", *measuring]),
         notes=[*report.notes, *([why_not] if why_not else [])],
     )
-    print(report.markdown())
+    why_unshown = _show(report)
     _write(report, chosen)
+    if why_unshown:
+        sys.exit(f"can't show the tables: {why_unshown}")
     return report
 
 
@@ -73,6 +76,16 @@ def _write(report: Report, chosen: argparse.Namespace) -> None:
         from bench.plots import draw  # only who draws needs matplotlib
 
         draw(report, chosen.json.with_suffix(".png") if chosen.plot == BESIDE_JSON else chosen.plot)
+
+
+def _show(report: Report) -> str | None:
+    """Why it can't be, as on a full disk or when nobody reads any more."""
+    try:
+        print(report.markdown(), flush=True)
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python tries once more at its end
+        return error.strerror
+    return None
 
 
 def _output_options() -> argparse.ArgumentParser:

@@ -237,6 +237,23 @@ def test_a_report_that_cant_be_written_is_shown_and_ends_in_a_sentence(
     assert [file.name for file in tmp_path.iterdir()] == ["a.json"]
 
 
+SHOWN_NOWHERE = """
+from bench.command import Subject, run
+from bench.report import Report
+run(Subject("dense", "a summary", lambda _: Report("dense", "about", []), isolated=False))
+"""
+
+
+def test_tables_that_cant_be_shown_are_saved_and_end_in_a_sentence(tmp_path: Path) -> None:
+    saved = tmp_path / "a.json"
+    with Path("/dev/full").open("w") as full:
+        ended = subprocess.run(
+            [sys.executable, "-c", SHOWN_NOWHERE, "--json", str(saved)], stdout=full, stderr=subprocess.PIPE, text=True
+        )
+    assert (ended.returncode, ended.stderr) == (1, "can't show the tables: No space left on device\n")
+    assert saved.exists()
+
+
 def test_all_subjects_are_measured_even_if_one_fails(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
