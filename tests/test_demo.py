@@ -27,8 +27,10 @@ from psstore.cli.main import app
 from psstore.errors import BadArgument
 from psstore.launch.lines import Line
 
-DEMO_S = 110.0
-"""How long one demo may take on a machine that does much else."""
+DEMO_S = 600.0
+"""How long one demo may take on a machine that does much else: its processes' waits for each other end before."""
+
+pytestmark = pytest.mark.timeout(2 * DEMO_S)
 
 
 def demo(*arguments: str) -> dict[str, Any]:
