@@ -162,6 +162,14 @@ def test_a_signal_ends_everything_in_order(asleep: subprocess.Popen[str], signum
     assert_all_gone(everyone)
 
 
+def test_under_nohup_a_run_outlives_its_terminal(tmp_path: Path) -> None:
+    work = script(tmp_path, "import os, signal\nos.kill(os.getppid(), signal.SIGHUP)\nprint('goes on')")
+    ended = subprocess.run(
+        ["nohup", *command("--shards", "1", "--workers", "1", work)], capture_output=True, text=True, timeout=RUN_S
+    )
+    assert (ended.returncode, "goes on" in ended.stdout) == (0, True), ended.stderr
+
+
 def test_nothing_outlives_a_launcher_that_is_killed(asleep: subprocess.Popen[str]) -> None:
     everyone = psutil.Process(asleep.pid).children(recursive=True)
     asleep.kill()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import signal
 import socket
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -12,6 +14,7 @@ import pytest
 from raw_client import RawClient
 from server_process import END_S, StoreProcess
 
+import psstore
 from psstore import errors
 
 pytestmark = pytest.mark.sockets
@@ -35,6 +38,19 @@ def test_signal_drains_and_leaves_nothing(tmp_path: Path, number: signal.Signals
         assert store.log() == ""
         with socket.create_server(("127.0.0.1", port)):
             pass
+
+
+def test_under_nohup_a_store_outlives_its_terminal() -> None:
+    server = ["nohup", sys.executable, "-m", "psstore.cli.server", "--port", "0"]
+    with subprocess.Popen(server, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        url = process.stdout.readline().split()[2]
+        process.send_signal(signal.SIGHUP)
+        process.send_signal(signal.SIGHUP)  # if the first one were seen to, the next would find it draining
+        with psstore.connect(url) as store:
+            assert store.keys() == []
+        process.terminate()
+        assert process.wait(END_S) == 0
 
 
 def test_drain_tells_clients_and_lets_go_of_them() -> None:

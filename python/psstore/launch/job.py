@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +20,7 @@ from psstore.launch.environment import worker_environ
 from psstore.launch.group import Child, ProcessGroup, end
 from psstore.launch.lines import Deliver, Delivery, pump
 from psstore.launch.store import StoreProcess
+from psstore.server.processes import requests_to_end
 from psstore.types import Consistency
 
 WORKER_GRACE_S = 5.0
@@ -30,8 +31,6 @@ STORE_GRACE_S = 10.0
 
 DRAIN_S = 2.0
 """For the last output, when all processes are gone: it is in pipes of 64 KiB."""
-
-END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 EXIT_NOT_SHOWN = 1
 
@@ -81,9 +80,11 @@ class _Processes:
 async def run_job(job: Job, *, deliver: Deliver) -> Outcome:
     """Runs to the end. `deliver` gets every line of output; the reason for a failure is in the outcome.
 
-    SIGINT, SIGTERM and SIGHUP end the run; the exit code is then 128 + the signal's number, as in a shell.
+    SIGINT, SIGTERM and SIGHUP end the run, but the last not under `nohup`; the exit code is then 128 + the signal's
+    number, as in a shell.
     """
-    told_to_end = _on_signals()
+    end_signals = requests_to_end()
+    told_to_end = _on_signals(end_signals)
     delivery = Delivery(deliver)
     pumps: list[asyncio.Task[None]] = []
     try:
@@ -100,7 +101,7 @@ async def run_job(job: Job, *, deliver: Deliver) -> Outcome:
             await end(running.stores, grace_s=STORE_GRACE_S)
         await _drain(pumps)
     finally:
-        _restore_signals()
+        _restore_signals(end_signals)
     if not work.cancelled() and work.result().exit_code != 0:
         return work.result()
     if work.cancelled() and told_to_end.done():
@@ -182,8 +183,8 @@ def _not_shown(error: OSError) -> Outcome:
     return Outcome(EXIT_NOT_SHOWN, f"can't show what the workers print: {error.strerror}")
 
 
-def _on_signals() -> asyncio.Future[int]:
-    """Done with the number of the first signal to end that comes."""
+def _on_signals(numbers: Iterable[int]) -> asyncio.Future[int]:
+    """Done with the number of the first of them that comes."""
     loop = asyncio.get_running_loop()
     came: asyncio.Future[int] = loop.create_future()
 
@@ -191,12 +192,12 @@ def _on_signals() -> asyncio.Future[int]:
         if not came.done():
             came.set_result(signum)
 
-    for signum in END_SIGNALS:
+    for signum in numbers:
         loop.add_signal_handler(signum, on_signal, signum)
     return came
 
 
-def _restore_signals() -> None:
+def _restore_signals(numbers: Iterable[int]) -> None:
     loop = asyncio.get_running_loop()
-    for signum in END_SIGNALS:
+    for signum in numbers:
         loop.remove_signal_handler(signum)

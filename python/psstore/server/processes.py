@@ -13,16 +13,20 @@ import msgspec
 from psstore.server.settings import ShardSettings
 
 
-class Signals:
-    """While entered, SIGTERM, SIGINT and SIGHUP don't interrupt anything but make `received` readable."""
+def requests_to_end() -> list[signal.Signals]:
+    """The signals that end a store, or a run, in order. Not a terminal's end where `nohup` has had that ignored."""
+    numbers = [signal.SIGTERM, signal.SIGINT]
+    return numbers if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else [*numbers, signal.SIGHUP]
 
-    NUMBERS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+class Signals:
+    """While entered, requests to end don't interrupt anything but make `received` readable."""
 
     def __enter__(self) -> Signals:
         self.received, self._sent = socket.socketpair()
         self._sent.setblocking(False)
         self._wakeup_before = signal.set_wakeup_fd(self._sent.fileno(), warn_on_full_buffer=False)
-        self._handlers_before = {number: signal.signal(number, lambda *_: None) for number in self.NUMBERS}
+        self._handlers_before = {number: signal.signal(number, lambda *_: None) for number in requests_to_end()}
         return self
 
     def __exit__(self, *_: object) -> None:
