@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -55,6 +56,23 @@ def test_unreachable_store_says_where_how_long_and_what_to_do(tmp_path: Path) ->
         assert caught.value.details["address"] == url
         assert 0.2 <= float(str(caught.value.details["tried_s"])) < PATIENCE_S
         assert url in caught.value.message
+
+
+@pytest.mark.sockets
+def test_peer_that_hangs_up_is_said_to_do_so() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def hang_up() -> None:
+            with suppress(OSError):
+                while True:
+                    listener.accept()[0].close()
+
+        thread = threading.Thread(target=hang_up)
+        thread.start()
+        with pytest.raises(StoreUnreachable, match="takes connections and ends them at once"):
+            psstore.connect(f"ps://127.0.0.1:{listener.getsockname()[1]}", connect_timeout_s=0.5)
+        listener.shutdown(socket.SHUT_RDWR)
+        thread.join()
 
 
 @pytest.mark.sockets

@@ -6,6 +6,8 @@ import random
 import resource
 import socket
 import struct
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 
 import psutil
@@ -13,6 +15,7 @@ import pytest
 from raw_client import RawClient, connect_socket, failure_of, slice_table
 from server_process import StoreProcess
 
+import psstore
 from psstore import _core, errors
 from psstore.wire import messages as m
 
@@ -236,6 +239,24 @@ def test_connections_are_limited_by_what_the_system_allows() -> None:
         (shard,) = store.shards()
         assert shard.rlimit(psutil.RLIMIT_NOFILE) == (hard, hard)
         assert f"the system allows {hard} open files: connections are limited to" in store.log()
+
+
+def test_few_open_files_are_shared_out_and_too_few_are_said_to_be() -> None:
+    few = ["bash", "-c", 'ulimit -n "$0"; exec "$@"']
+
+    def server(num_files: int) -> list[str]:
+        return [*few, str(num_files), sys.executable, "-m", "psstore.cli.server", "--port", "0"]
+
+    with subprocess.Popen(server(64), stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        url = process.stdout.readline().split()[2]
+        with psstore.connect(url) as store:
+            store.create("a", [1.0])
+            assert store.pull("a") == [1.0]
+        process.terminate()
+    ended = subprocess.run(server(40), capture_output=True, text=True)
+    assert ended.returncode == 3
+    assert "the system allows 40 open files, and a shard needs 48: raise ulimit -n" in ended.stderr
 
 
 def test_raw_socket_that_says_nothing_is_harmless(store: StoreProcess) -> None:

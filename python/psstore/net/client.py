@@ -30,6 +30,7 @@ DIAL_S = 5.0
 """How long one attempt to connect may take: two lost SYNs (1 s and 2 s, RFC 6298) and a slow answer."""
 
 MUTE = "it takes connections and answers nothing"
+CURT = "it takes connections and ends them at once"
 
 
 class Tether:
@@ -160,8 +161,7 @@ class Tether:
         self._connection = connection
         await asyncio.wait((connection.up, connection.lost), timeout=HANDSHAKE_S, return_when="FIRST_COMPLETED")
         if not connection.up.done():
-            if not connection.lost.done():
-                self.trouble = TimeoutError(MUTE)
+            self.trouble = ConnectionError(CURT) if connection.lost.done() else TimeoutError(MUTE)
             connection.abort()
         else:
             if not self.first_up.done():

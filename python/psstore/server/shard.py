@@ -18,7 +18,7 @@ import sys
 import msgspec
 
 from psstore import _core
-from psstore.errors import DeviceFailed, PsstoreError
+from psstore.errors import BadArgument, DeviceFailed, PsstoreError
 from psstore.net import loops
 from psstore.net.lending import DeviceLender, FileLender, Hatch
 from psstore.net.limits import ServerLimits
@@ -34,6 +34,12 @@ from psstore.server.settings import READY, ShardSettings
 
 OTHER_FILES = 128
 """Open files of a shard that are no connections it serves: the loop's own, and refusals under way."""
+
+FILES_PER_CONNECTION = 4
+"""Where there are few: that of a client on this machine comes with those of shared memory."""
+
+FEWEST_FILES = 48
+"""What two workers and the shard itself need."""
 
 _log = logging.getLogger("psstore.server")
 
@@ -98,14 +104,19 @@ async def serve(settings: ShardSettings) -> None:
 
 
 def make_room(num_connections: int) -> int:
-    """Raises this process's limit on open files as far as it may; returns for how many connections it is enough."""
+    """Raises this process's limit on open files as far as it may; returns for how many connections it is enough.
+
+    Raises BadArgument if that is none."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = num_connections + OTHER_FILES
     allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if allowed < FEWEST_FILES:
+        raise BadArgument(f"the system allows {hard} open files, and a shard needs {FEWEST_FILES}: raise ulimit -n")
     resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
-    if allowed < wanted:
-        _log.warning("the system allows %d open files: connections are limited to %d", hard, allowed - OTHER_FILES)
-    return allowed - OTHER_FILES
+    granted = min(num_connections, max(allowed - OTHER_FILES, allowed // FILES_PER_CONNECTION))
+    if granted < num_connections:
+        _log.warning("the system allows %d open files: connections are limited to %d", hard, granted)
+    return granted
 
 
 def make_arena() -> _core.ValueArena | None:
