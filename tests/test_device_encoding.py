@@ -17,6 +17,7 @@ from server_process import StoreProcess
 import psstore
 from psstore import _core
 from psstore.client import batches, device_arrays, staging
+from psstore.client.rooms import Room
 from psstore.client.store import Store
 from psstore.codec.codecs import parse
 from psstore.errors import AvailabilityError, DeviceFailed, DTypeMismatch
@@ -111,7 +112,7 @@ def test_only_a_codecs_bytes_leave_the_device(store: Store, stream: Stream, monk
     left: list[int] = []
     room = staging.Passage._pinned_room
 
-    async def seen(self: staging.Passage, num_bytes: int) -> staging.Room:
+    async def seen(self: staging.Passage, num_bytes: int) -> Room:
         left.append(num_bytes)
         return await room(self, num_bytes)
 

@@ -20,7 +20,8 @@ from psstore.client.following import Following, delivered
 from psstore.client.halves import received_as
 from psstore.client.kept_floats import Floats
 from psstore.client.layout import Layout, Layouts
-from psstore.client.staging import EncodedDeparture, FollowedArrival, Passages, in_main_memory
+from psstore.client.passages import EncodedDeparture, FollowedArrival, Passages
+from psstore.client.staging import in_main_memory
 from psstore.codec.codecs import Codec, is_dtype
 from psstore.errors import OutOfMemory
 from psstore.protocol.client import Transfer

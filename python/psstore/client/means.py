@@ -11,8 +11,8 @@ from psstore.client.given import number
 from psstore.client.layout import Layout, Layouts
 from psstore.client.near import Neighbours
 from psstore.client.pacing import Pace
+from psstore.client.passages import Passages
 from psstore.client.schema import Schema
-from psstore.client.staging import Passages
 from psstore.errors import UnknownKey
 from psstore.protocol.client import Client
 from psstore.protocol.requests import Answer, Future

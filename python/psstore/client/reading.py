@@ -12,9 +12,9 @@ from psstore.client.device_arrays import OnDevice, by_place
 from psstore.client.layout import Layout, Reply
 from psstore.client.means import Means
 from psstore.client.norms import Norm
+from psstore.client.passages import Arrival, FollowedArrival
 from psstore.client.rule_state import RuleState, parts, state_name
 from psstore.client.schema import as_target, check_decodes
-from psstore.client.staging import Arrival, FollowedArrival
 from psstore.codec.codecs import Codec, codecs_for
 from psstore.errors import BadArgument
 from psstore.protocol.client import Transfer

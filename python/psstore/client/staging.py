@@ -18,7 +18,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -30,13 +30,12 @@ from psstore.client.compression import DeviceEncoder
 from psstore.client.device_arrays import OnDevice
 from psstore.client.following import Arrival as Followed
 from psstore.client.halves import converted
-from psstore.client.kept_floats import DeviceFloats, Floats, Kept
-from psstore.client.layout import Layout, asking
-from psstore.client.near import Neighbours, Placed
-from psstore.client.near_shards import Near
+from psstore.client.kept_floats import DeviceFloats, Kept
+from psstore.client.layout import Layout
+from psstore.client.near import Neighbours
+from psstore.client.rooms import AnyRoom, LateRoom, NearRoom, Room
 from psstore.protocol.client import Transfer
 from psstore.protocol.requests import Answer
-from psstore.protocol.sharing import Landing
 
 B = TypeVar("B")
 T = TypeVar("T")
@@ -50,81 +49,6 @@ Send = Callable[[Sequence[Transfer]], Awaitable[None]]
 
 Pull = Callable[[Sequence[Transfer]], Awaitable[list[Answer]]]
 """Receives frames into their memory."""
-
-
-class Room:
-    """Pinned memory of a passage, from when it is free to `give_back`."""
-
-    def __init__(self, passage: Passage, num_bytes: int, buffer: _core.Buffer) -> None:
-        self.buffer = buffer
-        self._passage = passage
-        self._num_bytes = num_bytes
-
-    def fill(self, queue: _core.Queue, batch: Batch, arrays: Sequence[OnDevice]) -> None:
-        """Queues copies of what is to be sent."""
-        queue.copy_out(self.buffer, batch.pieces(arrays))
-
-    def hand_over(self, queue: _core.Queue) -> bool:
-        """The host sends it."""
-        return False
-
-    def departing(self, batch: Batch) -> list[Transfer]:
-        return batch.departing(self.buffer)
-
-    def arriving(self, batch: Batch, newer_than: int | None) -> list[Transfer]:
-        return batch.arriving(self.buffer, newer_than)
-
-    def give_back(self) -> None:
-        """Does nothing the second time."""
-        self._passage.freed(self._num_bytes)
-        self._num_bytes = 0
-
-
-class NearRoom:
-    """Room for a frame in what its shard shares, and nothing of the host's."""
-
-    def __init__(self, near: Near, room: _core.PushRoom, fetch: Callable[[Batch], _core.Segments]) -> None:
-        self._near = near
-        self._room = room
-        self._fetch = fetch
-
-    def fill(self, queue: _core.Queue, batch: Batch, arrays: Sequence[OnDevice]) -> None:
-        self._room.write(queue, batch.places(arrays))
-
-    def hand_over(self, queue: _core.Queue) -> bool:
-        return self._near.hand_over(queue)
-
-    def departing(self, batch: Batch) -> list[Transfer]:
-        (frame,) = batch.frames
-        return [Transfer(frame.way, frame.table, Placed(self._near, self._room, partial(self._fetch, batch)))]
-
-    def give_back(self) -> None:
-        """The shard says when it is free."""
-
-
-class LateRoom:
-    """Memory for the answer of a shard that may lend it: there is some only if it comes over the stream after all."""
-
-    def __init__(self, pool: _core.PinnedPool) -> None:
-        self.buffer: _core.Buffer | None = None
-        self._pool = pool
-
-    def arriving(self, batch: Batch, newer_than: int | None) -> list[Transfer]:
-        (frame,) = batch.frames
-        return [Transfer(frame.way, asking(frame.table, newer_than), Landing(partial(self._find, batch)))]
-
-    def _find(self, batch: Batch, _: _core.SliceTable) -> _core.Segments:
-        self.buffer = self._pool.allocate(batch.num_bytes)
-        return _core.Segments([memory for _, memory in batch.parts(self.buffer)], writable=True)
-
-    def give_back(self) -> None:
-        """The pool sees when it is free."""
-
-
-class AnyRoom(Protocol):
-    """Of a batch."""
-
-    def give_back(self) -> None: ...
 
 
 R = TypeVar("R", bound=AnyRoom)
@@ -301,10 +225,6 @@ class Passage:
             self._let_wait(arrays)
         await self._settled(arrays)
 
-    def freed(self, num_bytes: int) -> None:
-        self._free_bytes += num_bytes
-        self._freed.set()
-
     # ---- how ----
 
     async def _batches(self, layout: Layout) -> list[Batch]:
@@ -333,7 +253,11 @@ class Passage:
             await self._freed.wait()
         buffer = self._pool.allocate(num_bytes)
         self._free_bytes -= num_bytes
-        return Room(self, num_bytes, buffer)
+        return Room(num_bytes, buffer, self._give_back)
+
+    def _give_back(self, num_bytes: int) -> None:
+        self._free_bytes += num_bytes
+        self._freed.set()
 
     def _fetch_now(self, arrays: Sequence[OnDevice], batch: Batch) -> _core.Segments:
         """Waits for the device: a connection was lost."""
@@ -414,96 +338,6 @@ class Passage:
         """Done when all is that is queued by now. `kept` lives until then, whatever becomes of the future."""
         waiting = asyncio.wrap_future(self._waiter.submit(_wait, self._queue.record(), kept))
         return asyncio.shield(waiting)
-
-
-class Departure(NamedTuple):
-    """What is pushed from one device: the layout's arrays, to be sent by somebody else's means."""
-
-    passage: Passage
-    layout: Layout
-    arrays: Sequence[OnDevice]
-
-    async def sent(self, send: Send) -> None:
-        await self.passage.push(self.layout, self.arrays, send)
-
-
-class EncodedDeparture(NamedTuple):
-    """The same in codecs."""
-
-    passage: Passage
-    layout: Layout
-    arrays: Sequence[OnDevice]
-    encoders: Sequence[DeviceEncoder]
-    """Of each."""
-    encoded: Callable[[], None]
-    """Called when they have had all they are to do."""
-
-    async def sent(self, send: Send) -> None:
-        await self.passage.push_encoded(self.layout, self.arrays, self.encoders, send, encoded=self.encoded)
-
-
-class Arrival(NamedTuple):
-    """What is pulled onto one device."""
-
-    passage: Passage
-    layout: Layout
-    arrays: Sequence[OnDevice]
-    newer_than: int | None
-
-    async def received(self, pull: Pull) -> list[Answer]:
-        return await self.passage.pull(self.layout, self.arrays, pull, newer_than=self.newer_than)
-
-
-class FollowedArrival(NamedTuple):
-    """What is pulled of tensors that are followed on one device."""
-
-    passage: Passage
-    arrivals: Sequence[Followed]
-
-    async def received(self, pull: Pull) -> list[Answer]:
-        return await self.passage.follow(self.arrivals, pull)
-
-
-class Passages:
-    """Of one store, by device: made when they are first needed. Used on its loop only."""
-
-    def __init__(self, neighbours: Neighbours) -> None:
-        self._neighbours = neighbours
-        self._passages: dict[tuple[_core.Device, str], Passage] = {}
-
-    def out_of(self, device: _core.Device) -> Passage:
-        """For what is pushed."""
-        return self._passage(device, "out")
-
-    def into(self, device: _core.Device) -> Passage:
-        """For what is pulled."""
-        return self._passage(device, "in")
-
-    async def brought(self, floats: Sequence[Kept], place: _core.Device | None) -> list[Kept]:
-        """Copies of what is kept, all of it there: on that device, or in main memory. Raises OutOfMemory."""
-        copies: list[Floats] = []
-        for one in floats:
-            if isinstance(one, DeviceFloats):
-                (fetched,) = await self.out_of(one.device).fetch([one.as_array()])
-                copies.append(fetched.data.view(np.float32))
-            else:
-                copies.append(one)
-        if place is None:
-            return list(copies)
-        there = DeviceFloats.together(place, [one.size for one in copies])
-        memories = [one.view(np.uint8) for one in copies]
-        await self.into(place).deliver(memories, [one.as_array() for one in there])
-        return list(there)
-
-    async def near(self, device: _core.Device) -> frozenset[int]:
-        """The ways to shards that share it."""
-        return await self._neighbours.ways(device)
-
-    def _passage(self, device: _core.Device, direction: str) -> Passage:
-        passage = self._passages.get((device, direction))
-        if passage is None:
-            passage = self._passages[device, direction] = Passage(device, self._neighbours)
-        return passage
 
 
 def in_main_memory(array: OnDevice) -> Target:

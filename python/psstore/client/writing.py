@@ -15,8 +15,8 @@ from psstore.client.flight import Flight
 from psstore.client.layout import Layout
 from psstore.client.means import Means
 from psstore.client.norms import Norm
+from psstore.client.passages import Departure, EncodedDeparture
 from psstore.client.schema import as_pushed, check_encodes, write_op
-from psstore.client.staging import Departure, EncodedDeparture
 from psstore.codec.codecs import codecs_for
 from psstore.errors import OutOfMemory
 from psstore.protocol.client import Transfer
