@@ -2,7 +2,8 @@
 //
 // cudaSetDevice() can't give back nothing: it would make a context on device 0, which takes half a gigabyte there
 // and is refused where that GPU is somebody else's. So the driver's stack of contexts is used, looked up when it is
-// first needed, because the extension loads without a driver. Not run on a machine with two GPUs yet.
+// first needed, because the extension loads without a driver. Contexts are compared, and not devices: a thread may have
+// none, or one of its own making on the same GPU, of which our streams and events are not. Not run on a GPU yet.
 #pragma once
 
 #include <cuda.h>
@@ -18,6 +19,7 @@ namespace psstore::device {
 // The driver's functions.
 struct ContextCalls {
   decltype(&cuDevicePrimaryCtxRetain) retain;
+  decltype(&cuCtxGetCurrent) current;
   decltype(&cuCtxPushCurrent) push;
   decltype(&cuCtxPopCurrent) pop;
 
@@ -32,6 +34,7 @@ struct ContextCalls {
     void* const driver = dlopen("libcuda.so.1", RTLD_NOW);
     ContextCalls calls{};
     look_up(driver, "cuDevicePrimaryCtxRetain", calls.retain);
+    look_up(driver, "cuCtxGetCurrent", calls.current);
     look_up(driver, "cuCtxPushCurrent_v2", calls.push);
     look_up(driver, "cuCtxPopCurrent_v2", calls.pop);
     return calls;
@@ -69,6 +72,13 @@ class PrimaryContext {
   std::once_flag once_;
   CUcontext context_ = nullptr;
 };
+
+// The calling thread's current one, if any.
+inline CUcontext current_context() {
+  CUcontext context = nullptr;
+  require_call(ContextCalls::get().current(&context), "cuCtxGetCurrent");
+  return context;
+}
 
 // While it is there, the context is the calling thread's current one.
 class PushedContext {

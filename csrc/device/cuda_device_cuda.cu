@@ -20,6 +20,7 @@ namespace {
 // Throws Error(DEVICE_FAILED) that names the device, the call and CUDA's reason.
 void require(cudaError_t status, const std::string& device, const char* call) {
   if (status == cudaSuccess) return;
+  cudaGetLastError();  // clears it, if it can be cleared: the next launch would report it as its own
   throw Error(ErrorCode::DEVICE_FAILED, "device " + device + " failed: " + call + ": " +
                                             cudaGetErrorString(status) + " (" +
                                             cudaGetErrorName(status) + ")");
@@ -90,9 +91,8 @@ class CudaDevice final : public Device, public std::enable_shared_from_this<Cuda
   class Entered {
    public:
     explicit Entered(const CudaDevice& device) {
-      int current = 0;  // or what it will be when it is first used
-      require(cudaGetDevice(&current), device.name_, "cudaGetDevice");
-      if (current != device.index_) context_.emplace(device.context_.get());
+      const CUcontext context = device.context_.get();
+      if (current_context() != context) context_.emplace(context);
     }
     Entered(const Entered&) = delete;
     Entered& operator=(const Entered&) = delete;

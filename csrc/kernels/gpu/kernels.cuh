@@ -16,6 +16,7 @@ namespace psstore::gpu {
 // Throws Error(DEVICE_FAILED) that names the call and CUDA's reason: a launch also reports what failed before it.
 inline void check(cudaError_t status, const char* call) {
   if (status == cudaSuccess) return;
+  cudaGetLastError();  // clears it, if it can be cleared
   throw Error(ErrorCode::DEVICE_FAILED, std::string(call) + ": " + cudaGetErrorString(status));
 }
 
