@@ -60,6 +60,21 @@ def test_a_tensor_that_one_shard_has_no_room_for_is_created_on_none() -> None:
         assert_array_equal(store.pull("w"), np.ones(1000, np.float32))
 
 
+def test_a_step_whose_momentum_does_not_fit_is_refused_and_changes_nothing() -> None:
+    with (
+        StoreProcess("--device", "fake:0?bytes=1048576") as server,
+        psstore.connect(server.url) as store,
+        psstore.connect(server.url, role="client") as reader,
+    ):
+        store.create("w", np.ones(120_000, np.float32), rule="sgd")
+        store.push("w", np.ones(120_000, np.float32))
+        store.commit({"lr": 1.0, "momentum": 0.9})
+        for _ in range(2):
+            with pytest.raises(OutOfMemory, match="rule state or pushes do not fit"):
+                store.pull("w")
+        assert_array_equal(reader.pull("w"), np.ones(120_000, np.float32))
+
+
 @pytest.mark.parametrize("num_steps", [40, 55])
 def test_device_that_fails_ends_its_store_and_tells_its_clients(num_steps: int) -> None:
     """Whether it is policy that asks too much of it, or a port that answers a pull by itself."""

@@ -95,6 +95,8 @@ class PendingDecision {
   // Throws Error(BAD_HYPER) if the decision lacks what slots of that rule and group need. A group of
   // rules without hyper-parameters needs none.
   void require_hyper(const SlotSpec& spec);
+  // Those that were required.
+  const std::map<std::pair<uint32_t, RuleKind>, Hyper>& hypers() const { return hypers_; }
   // REQUIRES: require_hyper() of the same rule and group.
   const Hyper& hyper(const SlotSpec& spec) const;
 

@@ -10,15 +10,16 @@ namespace {
 // So many slots ahead the fields of a slot are fetched from memory, which takes longer than one small slot.
 constexpr size_t kSlotsAhead = 4;
 
-// Bytes of values, and of the rule state that every slot of the rule has: options may ask for more.
-uint64_t least_bytes(const TensorDefinition& definition) {
-  const StateLayout layout = state_layout(definition.rule, Hyper{});
+uint64_t num_states(RuleKind rule, const Hyper& hyper) {
+  const StateLayout layout = state_layout(rule, hyper);
   const auto unused = std::count(layout.names.begin(), layout.names.end(), nullptr);
-  uint64_t value_bytes = 0;
-  for (const SliceSpec& slice : definition.slices) {
-    value_bytes += definition.slot(slice).num_bytes();
-  }
-  return value_bytes * static_cast<uint64_t>(1 + kMaxStates - unused);
+  return static_cast<uint64_t>(kMaxStates - unused);
+}
+
+uint64_t value_bytes(const TensorDefinition& definition) {
+  uint64_t num_bytes = 0;
+  for (const SliceSpec& slice : definition.slices) num_bytes += definition.slot(slice).num_bytes();
+  return num_bytes;
 }
 
 }  // namespace
@@ -33,16 +34,43 @@ void DenseTable::define(const TensorDefinition& definition) {
     throw Error(ErrorCode::INTERNAL, "tensor " + std::to_string(definition.tensor_id) +
                                          " is defined here already, and differently");
   }
-  backend_->reserve(least_bytes(definition));
+  backend_->reserve(bytes_to_reserve(definition));
   std::vector<Slot> slots;  // made first: if memory runs out, nothing has changed
   try {
     slots = make_slots(definition);
   } catch (...) {
-    backend_->unreserve(least_bytes(definition));
+    backend_->unreserve(bytes_to_reserve(definition));
     throw;
   }
   definitions_.emplace(definition.tensor_id, definition);
   for (Slot& slot : slots) insert(std::move(slot));
+}
+
+uint64_t DenseTable::bytes_to_reserve(const TensorDefinition& definition) const {
+  return value_bytes(definition) * (1 + reserved_states({definition.group, definition.rule}));
+}
+
+uint64_t DenseTable::reserved_states(const RuledGroup& of) const {
+  const auto asked = asked_states_.find(of);
+  return asked != asked_states_.end() ? asked->second : num_states(of.second, Hyper{});
+}
+
+void DenseTable::reserve_states(const PendingDecision& pending) {
+  uint64_t num_bytes = 0;
+  std::vector<std::pair<RuledGroup, uint64_t>> asked;
+  for (const auto& [of, hyper] : pending.hypers()) {
+    const uint64_t needed = num_states(of.second, hyper);
+    const uint64_t reserved = reserved_states(of);
+    if (needed <= reserved) continue;
+    asked.emplace_back(of, needed);
+    for (const auto& [id, definition] : definitions_) {
+      if (RuledGroup{definition.group, definition.rule} != of) continue;
+      num_bytes += value_bytes(definition) * (needed - reserved);
+    }
+  }
+  if (asked.empty()) return;
+  backend_->reserve(num_bytes);
+  for (const auto& [of, needed] : asked) asked_states_[of] = needed;
 }
 
 std::vector<Slot> DenseTable::make_slots(const TensorDefinition& definition) {
@@ -71,7 +99,7 @@ void DenseTable::drop(uint64_t tensor_id) {
   settle(-1);
   for (const SliceSpec& slice : known->second.slices) erase(slice.key);
   std::erase_if(decided_, [=](const Decided& one) { return tensor_of(one.key) == tensor_id; });
-  backend_->unreserve(least_bytes(known->second));
+  backend_->unreserve(bytes_to_reserve(known->second));
   definitions_.erase(known);
 }
 
@@ -143,6 +171,7 @@ DenseTable::Checked DenseTable::check(const Decision& decision) {
     if (slot.counted(decision)) checked.pending.require_hyper(slot.spec());
     if (!slot.ready(checked.pending)) ++checked.num_held;
   }
+  reserve_states(checked.pending);
   return checked;
 }
 

@@ -16,6 +16,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <unordered_map>
@@ -60,7 +61,7 @@ class DenseTable {
 
   // Makes `decision` the pending one. False: it was applied before. Throws, with nothing changed:
   // DECISION_GAP, also if the pending one lacks its scale; MISSING_CONTRIBUTION, also of the pending one;
-  // BAD_HYPER.
+  // BAD_HYPER; OUT_OF_MEMORY if it asks for rule state that the backend has no room for.
   bool advance(const Decision& decision) REQUIRES(decision_mutex);
   // What the pending decision lacks (PendingDecision::set_scale). False, with nothing changed: it is not
   // that one, or lacks none.
@@ -109,6 +110,16 @@ class DenseTable {
     size_t num_held = 0;  // slots that can't settle yet
   };
 
+  // What has hyper-parameters of its own.
+  using RuledGroup = std::pair<uint32_t, RuleKind>;
+
+  // Of its values, and of as many state buffers as are reserved.
+  uint64_t bytes_to_reserve(const TensorDefinition& definition) const REQUIRES(decision_mutex);
+  // Buffers for each slot: those that the rule always has, or what a decision has asked for. A definition does not say
+  // whether there is to be momentum, and to count with it always would refuse models that fit.
+  uint64_t reserved_states(const RuledGroup& of) const REQUIRES(decision_mutex);
+  // Room for what the decision's hyper-parameters ask for, before it changes anything. Throws Error(OUT_OF_MEMORY).
+  void reserve_states(const PendingDecision& pending) REQUIRES(decision_mutex);
   std::vector<Slot> make_slots(const TensorDefinition& definition) REQUIRES(decision_mutex);
   void insert(Slot slot) REQUIRES(decision_mutex);
   void erase(Key key) REQUIRES(decision_mutex);
@@ -126,6 +137,7 @@ class DenseTable {
   Stripes stripes_;
   SlotIndex index_ GUARDED_BY(decision_mutex);
   std::unordered_map<uint64_t, TensorDefinition> definitions_ GUARDED_BY(decision_mutex);
+  std::map<RuledGroup, uint64_t> asked_states_ GUARDED_BY(decision_mutex);
   std::unordered_set<uint64_t> dropped_ GUARDED_BY(decision_mutex);
   std::vector<Decided> decided_ GUARDED_BY(decision_mutex);  // the slots that decisions change
 

@@ -4,6 +4,7 @@
 // The same calls go to both shards. Replies of the device are looked at some calls later, payloads are let go
 // of at once, and their memory is written again by the next call: what a fence has to keep shows here when
 // it does not.
+#include <algorithm>
 #include <array>
 #include <deque>
 #include <limits>
@@ -360,6 +361,37 @@ TEST_F(DeviceFollowingTest, WhoHasNoRoomForWhatIsPublishedSendsValues) {
     EXPECT_EQ(asked[0].dtype, DType::kFloat32);
   }
   EXPECT_EQ(shard->stats()["published_bytes"], 0U);
+}
+
+TEST_F(DeviceBackendTest, RefusesAStepWhoseStateDoesNotFitBeforeItChangesAnything) {
+  constexpr uint64_t kElems = 60'000;
+  Shard shard(options_on("fake:0?bytes=1048576"));  // room for three such tensors or states
+  const auto define = [&](uint64_t id) {
+    shard.define({id, DType::kFloat32, RuleKind::kSgd, 0, true, {{make_key(id, 0), kElems}}});
+  };
+  const auto decide = [&](uint64_t number, double momentum) {
+    shard.advance(Decision(number, false, 1, {member(0, number)}, {{0, sgd(1.0, momentum)}}));
+  };
+  const auto push = [&](uint64_t id, uint64_t round) {
+    std::vector<SliceEntry> entries = entries_for({{make_key(id, 0), Floats(kElems, 1.0F)}});
+    const BufferRef payload = shard.admit(WriteKind::kPush, entries, kElems * sizeof(float));
+    std::ranges::fill(std::span(reinterpret_cast<float*>(payload->data()), kElems), 1.0F);
+    shard.stage({0, 1, round}, entries, payload);
+  };
+  define(1);
+  define(2);
+  const auto values = std::pair(shard.state(make_key(1, 0)), shard.state(make_key(2, 0)));
+  push(1, 1);
+  push(2, 1);
+  error_of(ErrorCode::OUT_OF_MEMORY, [&] { decide(1, 0.9); });
+  EXPECT_EQ(shard.version(), 0U);
+  EXPECT_EQ(std::pair(shard.state(make_key(1, 0)), shard.state(make_key(2, 0))), values);
+  shard.drop(2);
+  decide(1, 0.9);
+  EXPECT_NE(shard.state(make_key(1, 0)), values.first);
+  error_of(ErrorCode::OUT_OF_MEMORY, [&] { define(3); });  // with the momentum of its group
+  shard.drop(1);
+  define(4);
 }
 
 TEST_F(DeviceBackendTest, RefusesATensorThatDoesNotFitAndKeepsTheOthers) {

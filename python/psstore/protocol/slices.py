@@ -13,7 +13,15 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from psstore import _core
-from psstore.errors import NOT_APPLIED, BadSignature, DeadlineExceeded, NotAWorker, PsstoreError, StaleIncarnation
+from psstore.errors import (
+    NOT_APPLIED,
+    BadSignature,
+    DeadlineExceeded,
+    NotAWorker,
+    OutOfMemory,
+    PsstoreError,
+    StaleIncarnation,
+)
 from psstore.protocol.connection import Connection
 from psstore.protocol.filling import Filling
 from psstore.protocol.frames import Output, Piece, Send, failure
@@ -67,6 +75,8 @@ class Slices:
         """For how long the last read may wait that told something: others do as it does."""
         self._scaled = 0
         """The last decision whose scale was told here: it is, with every read and push from then on."""
+        self._unaffordable: m.DecisionFact | None = None
+        """The next decision, if there was no room for the rule state that it asks for. It is told only once."""
 
     # ---- facts that clients carry ----
 
@@ -138,8 +148,13 @@ class Slices:
             self.take(fact)
 
     def take(self, decision: m.DecisionFact) -> None:
-        """Applies the next one."""
-        self.shard.advance(_to_core(decision))
+        """Applies the next one. Raises what the shard raises: OutOfMemory also to those who wait for it later."""
+        try:
+            self.shard.advance(_to_core(decision))
+        except OutOfMemory:
+            self._unaffordable = decision
+            raise
+        self._unaffordable = None
         self.desk.reached_version()
 
     def catch_up(self, made: Sequence[Made]) -> None:
@@ -255,6 +270,8 @@ class Slices:
     def _look_up(self, read: Read, now: float, *, whole: bool) -> list[Output]:
         """The same; nothing if a device is to fill it in."""
         frame, carry, patient = read.frame, read.carry, read.until > now
+        if self.shard.version < carry.at_least and self._unaffordable is not None:
+            self.take(self._unaffordable)
         if self.shard.version < carry.at_least:
             if patient:
                 self._park(read, version=carry.at_least)
