@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import os
+import pickle
 import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -29,6 +31,7 @@ from psstore.errors import (
     StoreClosed,
     StoreUnreachable,
     TooManyWorkers,
+    UsageError,
 )
 from psstore.types import TensorSpec
 
@@ -56,6 +59,23 @@ def test_unreachable_store_says_where_how_long_and_what_to_do(tmp_path: Path) ->
         assert caught.value.details["address"] == url
         assert 0.2 <= float(str(caught.value.details["tried_s"])) < PATIENCE_S
         assert url in caught.value.message
+
+
+@pytest.mark.sockets
+def test_second_connect_of_a_process_is_told_of_the_first() -> None:
+    with clusters("tcp") as start:
+        cluster = start()
+        with psstore.connect(cluster.url):
+            for rank, error in ((None, TooManyWorkers), (0, RankTaken)):
+                with pytest.raises(error, match=r"this process has rank 0 already, by an earlier connect\(\)"):
+                    psstore.connect(cluster.url, rank=rank)
+        psstore.connect(cluster.url).close()
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_store_that_is_copied_or_pickled_says_what_to_do(copied: Callable[[object], object]) -> None:
+    with psstore.connect("local://") as store, pytest.raises(UsageError, match="connect in each process"):
+        copied(store)
 
 
 @pytest.mark.sockets

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, ParamSpec
 
 from psstore.client.given import number, whole
 from psstore.client.local import LocalStore, parse_local
 from psstore.client.loop_thread import LoopThread
+from psstore.client.open_stores import ranks_held
 from psstore.client.operations import Operations
 from psstore.client.options import Options
 from psstore.client.remote import Remote
 from psstore.client.store import AsyncStore, Store, as_async
 from psstore.config import Transport, check_busy_poll, check_connections, check_transport, worker_environment
-from psstore.errors import BadArgument
+from psstore.errors import BadArgument, RankTaken, TooManyWorkers
 from psstore.net.address import parse_address
 from psstore.net.sockets import check_congestion_control
 from psstore.wire.messages import Role
@@ -116,9 +117,18 @@ def _open(url: str | None, options: Options) -> Store:
     opening = thread.submit(remote.open(seed, options))
     try:
         operations: Operations = opening.result()
-    except BaseException:
+    except BaseException as error:
         opening.cancel()
         thread.submit(remote.close()).result()
         thread.stop()
+        if isinstance(error, (RankTaken, TooManyWorkers)) and (held := ranks_held(url)):
+            raise type(error)(f"{error.message}; {_own(held)}", **error.details) from None
         raise
     return Store(operations, remote, url)
+
+
+def _own(ranks: Sequence[int]) -> str:
+    return (
+        f"this process has rank {', '.join(map(str, ranks))} already, by an earlier connect(): close() that store"
+        " first, as in a notebook's cell that is run again, or use it"
+    )

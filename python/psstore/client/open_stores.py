@@ -17,6 +17,9 @@ from typing import Protocol
 
 
 class OpenStore(Protocol):
+    def holds(self, url: str) -> int | None:
+        """The rank that it has in the store there, if it has one."""
+
     def abandon(self) -> None:
         """Called in the child, where no other thread exists: takes no locks, talks to nobody."""
 
@@ -36,6 +39,11 @@ def watch(store: OpenStore) -> None:
         os.register_at_fork(after_in_child=_abandon_all)
         atexit.register(_end_all)
         _watching = True
+
+
+def ranks_held(url: str) -> list[int]:
+    """Of the store there, by those that are open in this process."""
+    return sorted(rank for store in list(_open) if (rank := store.holds(url)) is not None)
 
 
 def _abandon_all() -> None:

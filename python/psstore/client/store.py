@@ -10,7 +10,7 @@ import weakref
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from types import TracebackType
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast
+from typing import Any, Concatenate, NoReturn, ParamSpec, Protocol, TypeVar, cast
 
 from psstore._core import ShortCalls
 from psstore.client import open_stores
@@ -21,7 +21,7 @@ from psstore.client.lane import Lane
 from psstore.client.loop_thread import LoopThread
 from psstore.client.operations import Operations
 from psstore.client.paced import PacedCalls
-from psstore.errors import PsstoreError, StoreClosed
+from psstore.errors import PsstoreError, StoreClosed, UsageError
 from psstore.types import Consistency
 
 P = ParamSpec("P")
@@ -66,6 +66,16 @@ class _Face:
         """Why it can't be used any more."""
         self._finalizer = weakref.finalize(self, _forgotten, operations, backend)
         open_stores.watch(self)
+
+    def __getstate__(self) -> NoReturn:
+        raise UsageError(
+            "a store is a connection of one process and can't be copied or pickled: connect in each process, as in a"
+            " dataset's first __getitem__ and not in its constructor"
+        )
+
+    def holds(self, url: str) -> int | None:
+        """See open_stores.py."""
+        return self.rank if self._url == url and self._closed is None else None
 
     @property
     def rank(self) -> int | None:
