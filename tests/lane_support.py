@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
@@ -169,7 +170,7 @@ class Lane(Ends):
         calls = _core.ShortCalls(
             self.lane,
             self._sender,
-            habits={Push(("t",), ()).manner: habit, Pull(("t",), ()).manner: habit},
+            habits=[{Push(("t",), ()).manner: habit, Pull(("t",), ()).manner: habit}],
             terms=[{op: _core.Terms(OPS[op], timeout_s=TIMEOUT_S)}],
             renew=lambda op, layout, wait_s: None,
             future=never,
@@ -222,6 +223,14 @@ class Lane(Ends):
 
     def feed(self, data: bytes) -> None:
         self.decoder.feed(data)
+
+    def say(self, data: bytes) -> None:
+        """Has the other end send that, and receives it all, as the loop would."""
+        left = memoryview(data)
+        while left:
+            with contextlib.suppress(BlockingIOError):
+                left = left[self.peer.send(left) :]
+            assert self.line.receive(0.0)
 
     def came(self) -> int:
         """Bytes, to the other end."""

@@ -64,10 +64,12 @@ class Calling(ThreadedEnds):
         calls = _core.ShortCalls(
             self.thread.lane,
             _core.Sender([self.line], request=Request, rank=0, incarnation=0, checksum=False),
-            habits={
-                Push(("t",), ()).manner: _core.Habit(op, layout, layout.plan),
-                Pull(("t",), ()).manner: _core.Habit(op, layout, layout.plan),
-            },
+            habits=[
+                {
+                    Push(("t",), ()).manner: _core.Habit(op, layout, layout.plan),
+                    Pull(("t",), ()).manner: _core.Habit(op, layout, layout.plan),
+                }
+            ],
             terms=[{op: _core.Terms(OPS[op], timeout_s=PATIENCE_S)}],
             renew=lambda op, layout, wait_s: None,
             future=lambda: QuietFuture(loop=self.thread.loop),

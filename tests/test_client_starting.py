@@ -13,6 +13,7 @@ import pytest
 from cluster import PATIENCE_S
 from numpy.testing import assert_array_equal
 
+from psstore.client.asked import Push
 from psstore.client.loop_thread import LoopThread
 from psstore.client.started import Part, Started, Unfinished
 from psstore.client.store import Store
@@ -74,6 +75,56 @@ def test_small_calls_that_were_done_before_are_started_without_a_task(
     assert not store._operations.writing.under_way
     store.commit({"lr": 1.0})
     assert_array_equal(store.start_pull_many(["w"]).result()[0], np.full(8, -19, F32))
+
+
+def test_large_calls_are_started_without_a_task_though_the_kernel_is_full(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if store._lane is None or store.shares_memory:
+        pytest.skip("nothing is sent but a word")
+    names = [f"w{i}" for i in range(8)]
+    values = {name: np.full(ELEMS, i, F32) for i, name in enumerate(names)}
+    out = [np.empty(ELEMS, F32) for _ in names]
+    for name in names:
+        store.create(name, np.zeros(ELEMS, F32), rule="sgd")
+    for round in range(1, 4):
+        with monkeypatch.context() as patched:
+            store.commit({"lr": 1.0}, present=names, early=True)
+            if round > 1:  # before that nothing went like this
+                patched.setattr(LoopThread, "submit", None)
+            started = [
+                future
+                for name, place in zip(names, out, strict=True)
+                for future in (
+                    store.start_pull_many([name], out=[place]),
+                    store.start_push_many({name: values[name]}),
+                )
+            ]
+            for future in started:
+                future.result(PATIENCE_S)
+        store.finish()
+        for i, place in enumerate(out):
+            assert_array_equal(place, np.full(ELEMS, -i * round, F32))
+
+
+def test_frames_are_short_in_early_rounds_over_sockets(store: Store) -> None:
+    store.create("w", np.zeros(8 * ELEMS, F32), rule="sgd")
+    layouts = store._operations.means.layouts
+
+    def num_frames() -> int:
+        store.push("w", np.zeros(8 * ELEMS, F32))
+        habit = layouts.habit(Push(("w",), ()).manner)
+        assert habit is not None
+        return len(habit.layout.frames)
+
+    late = num_frames()
+    store.commit({"lr": 1.0})
+    store.commit({"lr": 1.0}, present=["w"], early=True)
+    early = num_frames()
+    store.finish()
+    assert num_frames() == late
+    over_sockets = store._lane is not None and not store.shares_memory
+    assert early > 8 * late if over_sockets else early == late
 
 
 def test_a_small_call_that_fails_names_what_failed(store: Store) -> None:

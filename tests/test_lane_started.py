@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 
 import numpy as np
@@ -10,6 +11,7 @@ from lane_support import F32, KEY, TIMEOUT_S, Heard, Lane
 from numpy.testing import assert_array_equal
 
 from psstore import _core
+from psstore.errors import BadMagic
 from psstore.protocol.requests import OPS
 
 VALUES = OPS["PULL"] + 1
@@ -27,13 +29,21 @@ def lane() -> Iterator[Lane]:
     made.close()
 
 
-def request_of(data: bytes) -> int:
-    """Whose frame begins there."""
+def answer_to(request: int) -> bytes:
+    return _core.encode_frame(OPS["ASSIGN"] + 1, request=request)
+
+
+def news() -> bytes:
+    return _core.encode_frame(OPS["SHARED"], body=b"news")
+
+
+def frame_of(data: bytes) -> _core.Frame:
+    """That begins there."""
     decoder = _core.FrameDecoder()
     decoder.feed(data)
     frame = decoder.next_frame()
     assert frame is not None
-    return frame.request
+    return frame
 
 
 def values(num_elems: int) -> tuple[_core.SliceTable, bytes]:
@@ -71,6 +81,52 @@ def test_a_large_answer_is_received_where_it_is_to_live(lane: Lane) -> None:
     assert lane.line.next_frame(lane.decoder, 0.0) is None
     assert len(lane.ended) == 1
     assert_array_equal(out, np.arange(NUM_ELEMS))
+
+
+def test_answers_are_received_piece_by_piece_without_the_loop(lane: Lane) -> None:
+    out = np.zeros(NUM_ELEMS, F32)
+    lane.start("PULL", NUM_ELEMS, out=out)
+    lane.start()
+    table, payload = values(NUM_ELEMS)
+    head = _core.encode_frame(VALUES, request=1, table=table, payload_bytes=len(payload))
+    pieces = [head[:10], head[10:] + payload[:20], payload[20:1000], payload[1000:], answer_to(2)]
+    for piece in pieces[:-1]:
+        assert not lane.ended
+        lane.say(piece)
+    assert [heard.whole for heard in lane.ended] == lane.wholes[:1]
+    assert_array_equal(out, np.arange(NUM_ELEMS))
+    lane.say(pieces[-1])
+    assert [heard.whole for heard in lane.ended] == lane.wholes
+    assert not lane.line.has_started
+
+
+@pytest.mark.parametrize("other", [answer_to(9), news()], ids=["another request's answer", "news"])
+def test_what_else_is_received_is_for_the_session(lane: Lane, other: bytes) -> None:
+    lane.start()
+    lane.peer.send(answer_to(1) + other + answer_to(1))
+    assert not lane.line.receive(0.0)
+    assert len(lane.ended) == 1
+    frame = lane.line.next_frame(lane.decoder, 0.0)
+    assert frame is not None
+    assert frame.op == frame_of(other).op
+    assert lane.line.next_frame(lane.decoder, 0.0) is not None, "what came behind it"
+
+
+def test_bytes_that_are_no_frame_are_told_to_whoever_drives_the_connection(lane: Lane) -> None:
+    lane.start()
+    lane.peer.send(b"what" * 64)
+    assert not lane.line.receive(0.0)
+    with pytest.raises(BadMagic):
+        lane.line.next_frame(lane.decoder, 0.0)
+
+
+def test_the_end_of_a_connection_is_for_whoever_drives_it(lane: Lane) -> None:
+    lane.start()
+    lane.peer.shutdown(socket.SHUT_WR)
+    assert not lane.line.receive(0.0)
+    lane.line.disconnect()
+    assert not lane.line.receive(0.0)
+    assert lane.left() == [1]
 
 
 def test_what_comes_for_a_cancelled_call_goes_nowhere(lane: Lane) -> None:
@@ -117,7 +173,7 @@ def test_what_the_kernel_does_not_take_is_left_to_the_loop_in_order(lane: Lane) 
     sent = b"".join(lane.unsent)
     push, pull = HEAD_BYTES + 4 * NUM_ELEMS, HEAD_BYTES
     assert len(sent) == push + pull
-    assert [request_of(sent), request_of(sent[push:])] == [1, 2]
+    assert [frame_of(sent).request, frame_of(sent[push:]).request] == [1, 2]
 
 
 def test_what_was_asked_of_the_loop_before_begins_before(lane: Lane) -> None:

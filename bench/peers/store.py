@@ -1,5 +1,5 @@
 """psstore itself. "late": all pushes, then the commit, then all pulls, as without overlap. "early": the commit goes
-first, and pushes and pulls are in flight together, a few tensors at a time. Over shared memory, "borrowed values": like
+first, and pulls and pushes are in flight together, a few tensors at a time. Over shared memory, "borrowed values": like
 "late", with the values read where they lie (`Store.borrow`), which the other two copy."""
 
 from __future__ import annotations
@@ -88,8 +88,8 @@ class StoreWorker:
 
     def _start(self, names: Sequence[str], used: Tensors) -> list[Future[Any]]:
         return [
-            self._store.start_push_many({name: used.gradients[name] for name in names}),
             self._store.start_pull_many(names, out=[used.parameters[name] for name in names]),
+            self._store.start_push_many({name: used.gradients[name] for name in names}),
         ]
 
 

@@ -287,6 +287,7 @@ void bind_lane(py::module_& m) {
       .def_readwrite("looks_at", &RequestLine::looks_at)
       .def_property_readonly("has_started", &RequestLine::has_started)
       .def("next_frame", &RequestLine::next_frame, "decoder"_a, "now"_a)
+      .def("receive", &RequestLine::receive, "now"_a)
       .def("hand_over", &RequestLine::hand_over)
       .def("next_deadline", &RequestLine::next_deadline)
       .def("heard", &RequestLine::heard, "version"_a, "scaled"_a, "now"_a)

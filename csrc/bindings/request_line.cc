@@ -1,10 +1,19 @@
 #include "bindings/request_line.h"
 
+#include <sys/socket.h>
+
+#include <cerrno>
 #include <utility>
 
 #include "bindings/started.h"
 
 namespace psstore::bindings {
+namespace {
+
+// Of one connection, before others have their turn: 4 MiB at most, as slices have 256 KiB.
+constexpr int kReadsPerTurn = 16;
+
+}  // namespace
 
 void RequestLine::leave(std::span<const iovec> pieces, std::shared_ptr<void> owner) {
   if (pieces.empty()) return;
@@ -53,6 +62,38 @@ bool RequestLine::take(PyDecoder& decoder, const std::shared_ptr<Frame>& frame, 
   const py::object destination = request.call->destination(request.frame);
   destination.is_none() ? decoder.discard() : decoder.accept(destination);
   return true;
+}
+
+// What ends a connection is found again by whoever goes on.
+bool RequestLine::receive(double now_s) {
+  const py::object kept = owner_;
+  for (int reads = 0; reads < kReadsPerTurn && connected(); ++reads) {
+    FrameDecoder& decoder = decoder_->decoder();
+    ssize_t received = 0;
+    std::span<std::byte> window;
+    try {
+      window = decoder.writable().bytes;
+      {
+        const py::gil_scoped_release released;
+        received = recv(fd_, window.data(), window.size(), MSG_DONTWAIT);
+      }
+      if (received < 0) return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR;
+      if (received == 0) return false;
+      decoder.written(static_cast<size_t>(received));
+      if (!take_frames(now_s)) return false;
+    } catch (const Error&) {
+      return false;
+    }
+    if (static_cast<size_t>(received) < window.size()) return true;  // that was all
+  }
+  return connected();
+}
+
+bool RequestLine::take_frames(double now_s) {
+  std::shared_ptr<Frame> other = next_frame(*decoder_, now_s);
+  if (other == nullptr) return true;
+  decoder_->put_back(std::move(other));
+  return false;
 }
 
 void RequestLine::forget_started(uint64_t id) {

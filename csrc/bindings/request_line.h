@@ -95,6 +95,9 @@ class RequestLine {
   bool has_started() const { return !started_.empty(); }
   // The next frame of this line's connection that does not answer one of them.
   std::shared_ptr<Frame> next_frame(PyDecoder& decoder, double now_s);
+  // Takes such answers from its connection, as much as a turn of the loop may. False: something else has come, or may
+  // have: whoever drives the connection has to see to it.
+  bool receive(double now_s);
   // All of them become the session's own.
   void hand_over();
   // Of those that are not the session's own.
@@ -142,6 +145,8 @@ class RequestLine {
     return found != started_.end() && found->id == id ? found : started_.end();
   }
   bool take(PyDecoder& decoder, const std::shared_ptr<Frame>& frame, double now_s);
+  // False: a frame has come that answers none of them; it is put back.
+  bool take_frames(double now_s);
 
   py::dict requests_;
   StartedRequests started_;  // in the order of their numbers

@@ -225,7 +225,7 @@ std::optional<Habit> ShortCalls::habit_of(const PullAsked& asked) const {
 
 // What cannot be looked up, such as a name that is a list, is for others to complain of.
 std::optional<Habit> ShortCalls::habit(const py::tuple& manner) const {
-  PyObject* const found = PyDict_GetItemWithError(parts_.habits.ptr(), manner.ptr());
+  PyObject* const found = PyDict_GetItemWithError(py::object(parts_.habits[0]).ptr(), manner.ptr());
   if (found != nullptr) return py::handle(found).cast<const Habit&>();
   PyErr_Clear();
   return std::nullopt;
@@ -321,7 +321,7 @@ void bind_short_calls(py::module_& m) {
   };
   py::class_<ShortCalls> calls(m, "ShortCalls", py::is_final());
   calls.def(
-      py::init([](py::object lane, py::object sender, py::dict habits, py::list terms,
+      py::init([](py::object lane, py::object sender, py::sequence habits, py::list terms,
                   py::object renew, py::object future, py::object sent, py::object received,
                   py::object conclude, std::shared_ptr<StartingParts> starting) {
         return ShortCalls({std::move(lane), std::move(sender), std::move(habits), std::move(terms),

@@ -253,6 +253,9 @@ class RequestLine:
         """There are requests of calls that were started, and are not the session's own yet."""
     def next_frame(self, decoder: FrameDecoder, now: float) -> Frame | None:
         """`decoder.next_frame()`, after all frames that answer those: such a call ends with its last answer."""
+    def receive(self, now: float) -> bool:
+        """Receives what answers those, as much as a turn of the loop may. False: something else has come, or may have,
+        also the end of the connection: `next_frame` and whoever reads from the socket find it. Releases the GIL."""
     def hand_over(self) -> None:
         """All of those become the session's own: they are in `requests` then."""
     def next_deadline(self) -> float | None:
@@ -380,7 +383,7 @@ class ShortCalls:
         lane: FastLane,
         sender: Sender,
         *,
-        habits: dict[Hashable, Habit],
+        habits: Sequence[Mapping[Hashable, Habit]],
         terms: list[dict[str, Terms]],
         renew: Callable[[str, Any, float | None], Terms | None],
         future: Callable[[], object],
@@ -389,10 +392,11 @@ class ShortCalls:
         conclude: Callable[[Any, list[Any]], Sequence[Any]],
         starting: StartingParts,
     ) -> None:
-        """`habits`: by the manner of the call, see asked.py. `terms`: those by operation that are good now. `renew`:
-        what they are for an operation, a layout and a time to wait; None: this way is closed. `future`: for a request
-        that is not answered at once. `sent`, `received`: told of what was acknowledged, and of the answers. `conclude`:
-        waits for the rest; given are, for each frame, the answer, or the request that its session has."""
+        """`habits`: by the manner of the call, see asked.py, in rounds like the present one. `terms`: those by
+        operation that are good now. `renew`: what they are for an operation, a layout and a time to wait; None: this
+        way is closed. `future`: for a request that is not answered at once. `sent`, `received`: told of what was
+        acknowledged, and of the answers. `conclude`: waits for the rest; given are, for each frame, the answer, or the
+        request that its session has."""
     def start_push_many(self, *args: object, **kwargs: object) -> object: ...
     def start_pull_many(self, *args: object, **kwargs: object) -> object: ...
     def push(self, *args: object, **kwargs: object) -> object: ...

@@ -47,7 +47,7 @@ class Frame(NamedTuple):
 class Layout:
     """The frames of one list of tensors in given dtypes or codecs, in one direction. `part`: 0 for the values, i for a
     buffer of rule state. `near`: the ways to shards that share a device with the arrays. `early`: for rounds that were
-    committed early, over links."""
+    committed early, over sockets."""
 
     def __init__(
         self,
@@ -60,7 +60,6 @@ class Layout:
         near: Collection[int] = (),
         early: bool = False,
     ) -> None:
-        self.early = early
         self.tensors = tuple(tensors)
         self.names = tuple(tensor.spec.name for tensor in tensors)
         self.ids = frozenset(tensor.id for tensor in tensors)
@@ -162,10 +161,19 @@ class Layouts:
     def __init__(self, ways: Ways) -> None:
         self._ways = ways
         self._known: OrderedDict[tuple[object, ...], Layout] = OrderedDict()
-        self.habits: OrderedDict[Hashable, _core.Habit] = OrderedDict()
-        """What calls came to of late, by their manner (asked.py)."""
-        self._early_habits: OrderedDict[Hashable, _core.Habit] = OrderedDict()
-        """The same of calls in rounds that were committed early, over links."""
+        self._habits: tuple[OrderedDict[Hashable, _core.Habit], ...] = (OrderedDict(), OrderedDict())
+        """What calls came to of late, by their manner (asked.py); and those in early rounds."""
+        self.habits = [self._habits[False]]
+        """Those of rounds like the present one: others in its place when that changes."""
+
+    @property
+    def early(self) -> bool:
+        """The present round was committed early, over sockets: frames are short."""
+        return self.habits[0] is self._habits[True]
+
+    @early.setter
+    def early(self, early: bool) -> None:
+        self.habits[0] = self._habits[early]
 
     def of(
         self,
@@ -184,18 +192,18 @@ class Layouts:
         _use(self._known, key, layout)
         return layout
 
-    def habit(self, manner: Hashable, *, early: bool = False) -> _core.Habit | None:
-        """What such a call came to the last time, if it was of late."""
-        return (self._early_habits if early else self.habits).get(manner)
+    def habit(self, manner: Hashable) -> _core.Habit | None:
+        """What such a call came to the last time in such a round, if it was of late."""
+        return self.habits[0].get(manner)
 
     def note(self, manner: Hashable, op: str, layout: Layout) -> None:
         """Next time such a call will come to the same, if its arrays are of the same kind."""
-        _use(self._early_habits if layout.early else self.habits, manner, _core.Habit(op, layout, layout.plan))
+        _use(self.habits[0], manner, _core.Habit(op, layout, layout.plan))
 
     def forget_habits(self) -> None:
         """A name has come to mean something else."""
-        self.habits.clear()
-        self._early_habits.clear()
+        for habits in self._habits:
+            habits.clear()
 
 
 def _use(lately: OrderedDict[Any, T], key: Hashable, value: T) -> None:

@@ -22,7 +22,7 @@ from psstore.types import Tensor
 class Means:
     """Of one store. Lives on its loop."""
 
-    def __init__(self, client: Client, *, wait_s: float, pace: Pace | None) -> None:
+    def __init__(self, client: Client, *, wait_s: float, pace: Pace | None, over_sockets: bool) -> None:
         self.client = client
         self.layouts = Layouts(client.ways)
         self.schema = Schema(client, on_changed=self.layouts.forget_habits)
@@ -31,6 +31,7 @@ class Means:
         self.pace = pace
         """Of pushes over links that workers share."""
         self._wait_s = wait_s
+        self._over_sockets = over_sockets
 
     def patience(self, wait_s: float | None) -> float:
         return self._wait_s if wait_s is None else number("wait_s", wait_s)
@@ -40,7 +41,12 @@ class Means:
     ) -> Layout:
         """Of arrays on that device; None: in main memory."""
         near = frozenset[int]() if place is None else await self.passages.near(place)
-        return self.layouts.of(tensors, dtypes, pull=pull, near=near, early=self.turns is not None)
+        return self.layouts.of(tensors, dtypes, pull=pull, near=near, early=self.layouts.early)
+
+    @property
+    def sends_all(self) -> bool:
+        """Values travel, every shard's: nothing is copied from here to there by us."""
+        return self._over_sockets and not any(session.shares_memory for session in self.client.sessions)
 
     @property
     def turns(self) -> Pace | None:

@@ -35,10 +35,10 @@ from psstore.wire.messages import Exist
 class Operations:
     """The calls of one store. Runs on the loop of `client`'s driver, and nowhere else."""
 
-    def __init__(self, client: Client, *, wait_s: float, pace: Pace | None = None) -> None:
+    def __init__(self, client: Client, *, wait_s: float, pace: Pace | None = None, over_sockets: bool = False) -> None:
         """`pace`: of pushes over links that workers share."""
         self.client = client
-        self.means = means = Means(client, wait_s=wait_s, pace=pace)
+        self.means = means = Means(client, wait_s=wait_s, pace=pace, over_sockets=over_sockets)
         self._norm = norm = Norm(means)
         self.writing = Writing(means, norm)
         self.reading = Reading(means, norm)
@@ -177,7 +177,8 @@ class Operations:
         `present`: the tensors whose contributions count (default: all that were pushed in this round). The others
         count as zero; one that nobody has stays as it is.
         `early`: the commit goes before the pushes of `present`, which is a promise then, and `finish` ends the round.
-        Each slice takes the step when its last contribution arrives. The price: should a worker be lost before its
+        Each slice takes the step when its last contribution arrives, and a pull of it that was started before the push
+        brings it back at once. The price: should a worker be lost before its
         `finish`, the round can be neither done nor undone, and everybody gets TornRound. Needs mode 'sync'.
         `max_norm`: clip the global norm of the reduced gradient to this: the step is taken once `global_norm` was
         called, which a pull does if need be. Needs mode 'sync'.

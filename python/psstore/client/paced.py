@@ -45,7 +45,7 @@ class PacedCalls:
         if pace is None or codec is not None or not isinstance(items, Mapping):
             return None
         asked = Push(tuple(items), list(items.values()), op)
-        habit = self._means.layouts.habit(asked.manner, early=True)
+        habit = self._means.layouts.habit(asked.manner)
         if habit is None or habit.op != "PUSH" or not client.may_push or self._means.coded.has_pending:
             return None
         transfers = habit.layout.transfers_of(asked.values)
@@ -64,7 +64,7 @@ class PacedCalls:
         pace = self._means.turns
         if pace is None or codec is not None or if_newer_than is not None:
             return None
-        habit = self._means.layouts.habit(Pull(tuple(names), out, dtype=dtype).manner, early=True)
+        habit = self._means.layouts.habit(Pull(tuple(names), out, dtype=dtype).manner)
         patience_s = self._means.patience(wait_s)
         if habit is None or not 0.0 <= patience_s <= m.MAX_WAIT_S or not self._client.may_pull(habit.layout.ways):
             return None

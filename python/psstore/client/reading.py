@@ -38,7 +38,7 @@ class Reading:
         """The last pull of all."""
 
     async def pull(self, asked: Pull) -> list[Array]:
-        habit = self._means.layouts.habit(asked.manner, early=self._means.turns is not None)
+        habit = self._means.layouts.habit(asked.manner)
         if habit is None:
             return await self._pull_one_by_one(asked)
         layout = habit.layout

@@ -78,7 +78,7 @@ class Remote:
             self._heartbeats = Heartbeats(identity, coordinator.welcome, coordinator.address, self.thread.loop)
             await self._heartbeats.begun(options.connect_timeout_s)
         pace = Pace(self.thread.loop, len(client.shards)) if identity.features else None
-        operations = Operations(client, wait_s=options.wait_s, pace=pace)
+        operations = Operations(client, wait_s=options.wait_s, pace=pace, over_sockets=True)
         self.lane = Lane(operations, self._driver, self.thread)
         return operations
 

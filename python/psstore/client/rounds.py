@@ -54,8 +54,8 @@ class Rounds:
             self._need_quiet("commit")
         await self._norm.settle(wait_s)
         counted = writing.pushed if present is None else await self._counted(present, promised=early)
-        if early and means.pace is not None and means.client.num_workers > 1:
-            means.pace.begin(means.client.round)
+        if early:
+            self._begin_early()
         committed = await means.client.commit(
             hypers=per_group(hypers, means.schema.groups()),
             weight=number("weight", weight),
@@ -80,8 +80,16 @@ class Rounds:
         await means.client.finish(wait_s=means.patience(wait_s))
         if means.pace is not None:
             means.pace.end()
+        means.layouts.early = False
         self._writing.round_ended()
         means.coded.conclude(counts=True)
+
+    def _begin_early(self) -> None:
+        """From now on pushes and pulls are of such a round."""
+        means = self._means
+        if means.pace is not None and means.client.num_workers > 1:
+            means.pace.begin(means.client.round)
+        means.layouts.early = means.sends_all
 
     def _need_quiet(self, what: str) -> None:
         if self._writing.under_way:

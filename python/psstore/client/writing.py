@@ -42,7 +42,7 @@ class Writing:
         self._norm = norm
 
     async def push(self, asked: Push) -> None:
-        habit = self._means.layouts.habit(asked.manner, early=self._means.turns is not None)
+        habit = self._means.layouts.habit(asked.manner)
         transfers = habit.layout.transfers_of(asked.values) if habit is not None else None
         if habit is not None and transfers is not None:
             await self.send(habit.op, habit.layout, transfers)

@@ -41,6 +41,17 @@ class Connection(asyncio.BufferedProtocol):
         self.session.connected()
         self.flush()
 
+    def receive(self) -> bool:
+        """Receives without the event loop what answers calls that were started. False: it has to look, too."""
+        try:
+            if self.session.line.receive(self._loop.time()):
+                return True
+        except Exception as error:
+            self._blunder(error)
+            return True
+        self.buffer_updated(0)
+        return False
+
     def get_buffer(self, sizehint: int) -> memoryview:
         return self._decoder.get_buffer(sizehint)
 
@@ -52,8 +63,8 @@ class Connection(asyncio.BufferedProtocol):
             self._take_frames()
         except PsstoreError as error:
             self._fail(error)
-        except Exception as error:  # ours, whatever it is: requests end with it, the program goes on
-            self._fail(InternalError(f"while reading from {self.session.address}: {error!r}"))
+        except Exception as error:
+            self._blunder(error)
         else:
             self.flush()
             if self.session.owes_releases and self._release_timer is None:
@@ -130,12 +141,17 @@ class Connection(asyncio.BufferedProtocol):
             self.up.set_result(None)
             if isinstance(self._transport, Stream):
                 stream = self._transport
+                stream.receive_first = self.receive
                 self.session.line.connect(self.fileno(), self._decoder, stream.unsent)
 
     def _release(self) -> None:
         self._release_timer = None
         self.session.release()
         self.flush()
+
+    def _blunder(self, error: Exception) -> None:
+        """Ours, whatever it is: requests end with it, the program goes on."""
+        self._fail(InternalError(f"while reading from {self.session.address}: {error!r}"))
 
     def _fail(self, error: PsstoreError) -> None:
         if is_final(error):

@@ -11,7 +11,7 @@ import itertools
 import select
 import socket
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from psstore.net.sockets import sleep_in_recv
@@ -37,6 +37,8 @@ class Stream(asyncio.Transport):
         self._protocol = protocol
         self.unsent: deque[memoryview] = deque()
         """What the kernel did not take yet: where it lies, be it ever so much."""
+        self.receive_first: Callable[[], bool] | None = None
+        """Of the protocol: what receives by itself, and returns whether that was all for this turn."""
         self._closing = False
         sleep_in_recv(sock)
         loop.watch(self._fd, select.EPOLLIN, self._on_events)
@@ -119,6 +121,8 @@ class Stream(asyncio.Transport):
             self._mark()
 
     def _receive(self) -> None:
+        if self.receive_first is not None and self.receive_first():
+            return
         for _ in range(READS_PER_TURN):
             if self._closing:
                 return
