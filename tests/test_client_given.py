@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import psstore
-from psstore.errors import BadArgument
+from psstore.errors import BadArgument, BadHyper
 
 VALUE = np.ones(4, np.float32)
 
@@ -54,6 +54,7 @@ def test_name_that_is_no_string_is_refused(store: Any, call: str, name: object) 
         (lambda store: store.barrier(wait_s="long"), "wait_s is 'long'; expected a number"),
         (lambda store: store.commit(weight="a"), "weight is 'a'; expected a number"),
         (lambda store: store.commit(weight="1"), "weight is '1'; expected a number"),
+        (lambda store: store.commit(weight=10**400), "weight is 10+; expected a number"),
         (lambda store: store.commit(max_norm="x"), "max_norm is 'x'"),
         (lambda store: store.commit("lr"), "hypers: expected"),
         (lambda store: store.create("q", VALUE, group="x"), "group is 'x'; expected an integer"),
@@ -70,6 +71,11 @@ def test_what_the_store_would_take_for_a_broken_client_is_refused_before(
 ) -> None:
     with pytest.raises(BadArgument, match=words):
         call(store)
+
+
+def test_hyper_parameter_that_no_float_holds_is_refused(store: Any) -> None:
+    with pytest.raises(BadHyper, match=r"'lr' is 10+; expected a number"):
+        store.commit({"lr": 10**400})
 
 
 def test_numbers_may_be_of_any_kind(store: Any) -> None:

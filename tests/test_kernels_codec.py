@@ -139,11 +139,13 @@ def test_int8_is_within_half_a_step() -> None:
 
 @pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
 def test_scales_among_the_smallest_numbers_are_rounded_like_the_reference(instruction_set: str) -> None:
+    """In a block that registers fill, and in one of few elements. The last three: about the smallest normal scale."""
     smallest = np.float32(np.finfo(np.float32).smallest_subnormal)
-    for steps in (1, 63, 64, 127, 190, 191):
-        x = np.array([steps, -steps, 1, 0], np.float32) * smallest
-        for encoding in ("int8", "sign"):
-            assert_same(encode(encoding, x, instruction_set=instruction_set), encoded(encoding, x))
+    for steps in (1, 63, 64, 127, 190, 191, 126.5 * 2**23, 127 * 2**23, 127.5 * 2**23):
+        few = np.array([steps, -steps, 1, 0], np.float32) * smallest
+        for x in (few, np.resize(few, 256)):
+            for encoding in ("int8", "sign"):
+                assert_same(encode(encoding, x, instruction_set=instruction_set), encoded(encoding, x))
 
 
 def test_topk_keeps_the_first_of_equals() -> None:

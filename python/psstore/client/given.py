@@ -16,7 +16,7 @@ def number(what: str, value: Any) -> float:
     try:
         if not isinstance(value, (str, bytes)):
             return float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         pass
     raise BadArgument(f"{what} is {value!r}; expected a number")
 

@@ -227,5 +227,5 @@ def per_group(hypers: Hypers | None, groups: set[int]) -> dict[int, dict[str, fl
 def _number(name: str, value: object) -> float:
     try:
         return float(value)  # type: ignore[arg-type]  # whatever has a __float__, as a tensor of one element
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise BadHyper(f"hyper-parameter {name!r} is {value!r}; expected a number") from None
