@@ -86,3 +86,27 @@ def test_a_change_of_shape_recompiles_no_more_often_than_with_the_plain_optimize
         on_store = train(partial(stored, store=store), "aot_eager", shapes)
     assert on_store.num_graphs == plain.num_graphs > 1
     assert_same_bits(plain.model, on_store.model)
+
+
+@pytest.mark.parametrize("overlap", ["backward", "none"])
+def test_a_compiled_training_step_leaves_the_store_out_of_its_graphs(overlap: str) -> None:
+    def trained(make_optimizer: MakeOptimizer) -> nn.Module:
+        torch._dynamo.reset()
+        model = Odd()
+        optimizer = make_optimizer(model)
+
+        @torch.compile(backend="aot_eager")
+        def step(batch: torch.Tensor) -> None:
+            optimizer.zero_grad()
+            model(batch).square().mean().backward()
+            optimizer.step()
+
+        for batch in batches(STEPS):
+            step(batch)
+        return model
+
+    plain = trained(sgd)
+    with psstore.connect("local://?shards=2") as store:
+        on_store = trained(partial(stored, store=store, overlap=overlap))
+        assert store.version == STEPS
+    assert_same_bits(plain, on_store)

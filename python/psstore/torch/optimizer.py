@@ -165,6 +165,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
         Returns the closure's loss. Raises UsageError for gradients that can't be sent, and the store's errors
         (WorkerLost, DeadlineExceeded, StoreClosed, ...), which leave the parameters as they were.
         """
+        if torch.compiler.is_compiling():  # a call to a store is no part of a graph
+            outside: Callable[..., float | None] = torch.compiler.disable(self._step)  # type: ignore[no-untyped-call]
+            return outside(closure)
+        return self._step(closure)
+
+    def _step(self, closure: Callable[[], float] | None) -> float | None:
         loss = None
         if closure is not None:
             self._way.admit_closure()
