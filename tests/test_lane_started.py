@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +14,9 @@ from numpy.testing import assert_array_equal
 
 from psstore import _core
 from psstore.errors import BadMagic
+from psstore.net.client_connection import Connection
 from psstore.protocol.requests import OPS
+from psstore.protocol.silence import Silence
 
 VALUES = OPS["PULL"] + 1
 
@@ -98,6 +102,18 @@ def test_answers_are_received_piece_by_piece_without_the_loop(lane: Lane) -> Non
     lane.say(pieces[-1])
     assert [heard.whole for heard in lane.ended] == lane.wholes
     assert not lane.line.has_started
+
+
+def test_part_of_an_answer_is_a_word_of_the_shard(lane: Lane) -> None:
+    """Who counted whole answers only would give up a connection that takes long for one."""
+    silence = Silence()
+    session: Any = SimpleNamespace(line=lane.line, silence=silence)
+    loop: Any = lane.loop
+    connection = Connection(session, loop)
+    lane.start()
+    lane.peer.send(answer_to(1)[:10])
+    assert connection.receive()
+    assert silence.heard
 
 
 @pytest.mark.parametrize("other", [answer_to(9), news()], ids=["another request's answer", "news"])

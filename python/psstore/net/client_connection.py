@@ -43,6 +43,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def receive(self) -> bool:
         """Receives without the event loop what answers calls that were started. False: it has to look, too."""
+        self.session.silence.heard = True  # part of an answer is a word, too, and may be all that comes for long
         try:
             if self.session.line.receive(self._loop.time()):
                 return True
