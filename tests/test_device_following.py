@@ -102,6 +102,22 @@ def test_half_precision_is_widened_on_the_device(
         step(other, round_)
 
 
+def test_dtypes_of_arrays_in_one_call_may_differ(stores: tuple[Store, Store], stream: Stream) -> None:
+    one, other = stores
+    one.create("wide", np.arange(70_000, dtype=np.float64), rule="sgd")
+    other.create("wide", np.arange(70_000, dtype=np.float64), rule="sgd")
+    names = ["large", "middle", "small", "wide"]
+    dtypes: list[type] = [np.float16, F32, np.float16, np.float64]
+    sizes = [SIZES["large"], SIZES["middle"], SIZES["small"], 70_000]
+    codecs = {"large": "fp16", "middle": "bf16", "small": "fp16"}
+    out = [Interface(stream, np.zeros(size, dtype)) for size, dtype in zip(sizes, dtypes, strict=True)]
+    wanted: list[Array] = [np.zeros(size, dtype) for size, dtype in zip(sizes, dtypes, strict=True)]
+    one.pull_many(names, out=out, codec=codecs)
+    other.pull_many(names, out=wanted, codec=codecs)
+    for array, value in zip(out, wanted, strict=True):
+        assert_array_equal(array.read(), value)
+
+
 def test_what_is_on_no_device_travels_in_the_same_call(stores: tuple[Store, Store], stream: Stream) -> None:
     one, other = stores
     out = [Interface(stream, np.zeros(size, F32)) if i % 2 else None for i, size in enumerate(SIZES.values())]

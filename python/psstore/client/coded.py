@@ -229,13 +229,14 @@ class Coded:
     ) -> list[Array]:
         """On a device what came in half precision is widened there: then the values can't be read where they lie."""
         dtypes = [target.dtype if codec is None else codec.dtype for target, codec in zip(targets, codecs, strict=True)]
+        wanted = [target.dtype for target in targets]
         near = frozenset[int]()
         if place is None:
             targets = [received_as(codec, target) for codec, target in zip(codecs, targets, strict=True)]
             dtypes = [target.dtype for target in targets]
-        elif any(target.dtype not in ("float32", dtype) for target, dtype in zip(targets, dtypes, strict=True)):
+        elif dtypes != wanted and any(dtype != "float32" for dtype in wanted):
             return await self._pull_by_way_of_memory(reader, tensors, targets, codecs, newer_than, wait_s, place)
-        elif dtypes == [target.dtype for target in targets]:
+        elif dtypes == wanted:
             near = await self._passages.near(place)
         layout = self._layouts.of(tensors, dtypes, pull=True, near=near)
         return await reader.pull_into(layout, targets, newer_than, wait_s)
@@ -250,7 +251,8 @@ class Coded:
         wait_s: float | None,
         place: _core.Device,
     ) -> list[Array]:
-        """From one half precision to the other, which devices can't."""
+        """From one half precision to the other, which devices can't; and arrays of several dtypes, one of which is to
+        be widened: a device takes them all to be float32 then."""
         landing = [in_main_memory(target) for target in targets]
         results = await self._pull_whole(reader, tensors, landing, codecs, newer_than, wait_s, None)
         came = [i for i, result in enumerate(results) if result is not None]
