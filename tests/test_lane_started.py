@@ -192,6 +192,17 @@ def test_what_the_kernel_does_not_take_is_left_to_the_loop_in_order(lane: Lane) 
     assert [frame_of(sent).request, frame_of(sent[push:]).request] == [1, 2]
 
 
+@pytest.mark.parametrize("op", ["ASSIGN", "PULL"])
+def test_nothing_overtakes_what_the_kernel_did_not_take_though_it_has_room_again(lane: Lane, op: str) -> None:
+    lane.fill()
+    lane.start(num_elems=NUM_ELEMS)
+    lane.sent()
+    assert lane.start(op)
+    lane.lane.send_held()
+    assert lane.came() == 0
+    assert [frame_of(b"".join(lane.unsent)).request] == [1]
+
+
 def test_what_was_asked_of_the_loop_before_begins_before(lane: Lane) -> None:
     begun: list[bool] = []
     lane.loop.call_soon(lambda: begun.append(lane.came() == 0))
