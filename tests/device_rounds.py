@@ -24,11 +24,14 @@ WORKERS = 3
 CODECS = ("raw", "bf16", "int8", "sign", "topk:0.1")
 """Tensors are compressed by each in turn."""
 
+FOLLOWED = ("int8", "sign")
+"""So is what all workers follow."""
+
 HYPERS = {group: {} if rule == "reduce" else {"lr": 0.01} for group, rule in enumerate(RULES)}
 
 
 def after_rounds(device: str, *, rounds: int = 4, shards: int = 2, max_norm: float | None = None) -> dict[str, Floats]:
-    """Every tensor's value, after rounds of workers that are threads."""
+    """Every tensor's value, and what is published of it, after rounds of workers that are threads."""
     server = psstore.LocalStore(shards=shards, workers=WORKERS, device=device)
     created = threading.Barrier(WORKERS)
     with ThreadPoolExecutor(WORKERS) as threads:
@@ -71,4 +74,6 @@ def _work(
             if max_norm is not None:
                 store.global_norm()
             pulled = store.pull_many(names())
-        return dict(zip(names(), pulled, strict=True))
+            followed = store.pull_many(names(), codec=dict(zip(names(), itertools.cycle(FOLLOWED), strict=False)))
+        published = {f"{name}, as published": value for name, value in zip(names(), followed, strict=True)}
+        return dict(zip(names(), pulled, strict=True)) | published
