@@ -14,15 +14,13 @@ HALVES = ("bfloat16", "float16")
 
 def convert(tensor: torch.Tensor, to: str, instruction_set: str) -> torch.Tensor:
     out = torch.empty_like(tensor, dtype=TORCH_DTYPES[to])
-    source = _core.DTYPES[name_of(tensor)]
-    _core.convert(
-        data(tensor),
-        source,
-        data(out),
-        _core.DTYPES[to],
-        instruction_set=instruction_set,
-    )
+    convert_into(out, tensor, instruction_set)
     return out
+
+
+def convert_into(out: torch.Tensor, tensor: torch.Tensor, instruction_set: str) -> None:
+    source, to = (_core.DTYPES[name_of(each)] for each in (tensor, out))
+    _core.convert(data(tensor), source, data(out), to, instruction_set=instruction_set)
 
 
 def assert_same(left: torch.Tensor, right: torch.Tensor) -> None:
@@ -66,6 +64,19 @@ def test_rounding_is_torchs_for_random_patterns(half: str, instruction_set: str)
     assert_same(convert(numbers, half, instruction_set), numbers.to(TORCH_DTYPES[half]))
     doubles = torch.randn(1 << 16, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     assert_same(convert(doubles, half, instruction_set), doubles.to(TORCH_DTYPES[half]))
+
+
+@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
+@pytest.mark.parametrize("source", TORCH_DTYPES)
+@pytest.mark.parametrize("to", TORCH_DTYPES)
+def test_conversion_of_any_number_of_elements_ends_with_the_last(to: str, source: str, instruction_set: str) -> None:
+    """Loops take a cache line of halves at a time, or a register; what is left over is no less exact."""
+    numbers = torch.randn(140, dtype=TORCH_DTYPES[source], generator=torch.Generator().manual_seed(0))
+    for num_elems in range(numbers.numel()):
+        out = torch.full((numbers.numel(),), 7.0, dtype=TORCH_DTYPES[to])
+        convert_into(out[:num_elems], numbers[:num_elems], instruction_set)
+        assert_same(out[:num_elems], numbers[:num_elems].to(TORCH_DTYPES[to]))
+        assert (out[num_elems:] == 7.0).all()
 
 
 @pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
