@@ -13,6 +13,9 @@ SOURCES = ("float32", "bfloat16", "float16")
 
 HALVES = ("bfloat16", "float16")
 
+CONVERSIONS = (("float32", "float32"), *((half, to) for half in HALVES for to in SOURCES))
+"""Of what comes in a dtype, to that of the array it is for."""
+
 Floats = np.ndarray[Any, np.dtype[np.float32]]
 
 
@@ -75,7 +78,7 @@ def check_arriving(engine: Engine, num_slices: int, *, most_elems: int) -> None:
             _core.decode_slice(_core.DTYPES[dtype], payload.data, wanted.data)
             wanted += before
         value = Place(engine, 4 * size, offset=OFFSETS[index % 4], item_bytes=4).put(before.view(np.uint8))
-        steps.append((_core.DTYPES[dtype], size, offset, value.address))
+        steps.append((_core.DTYPES[dtype], size, offset, value.address, _core.DTYPES["float32"]))
         values.append((value, wanted))
         payloads.append(payload)
         offset += payload.size
@@ -97,6 +100,29 @@ def check_arriving(engine: Engine, num_slices: int, *, most_elems: int) -> None:
     for _, out, wanted, dtype in outs:
         given = converted(wanted.view(np.uint8), "float32", dtype)
         assert first_difference(out.get(), given, dtype) is None, f"given out in {dtype}, seed {seed}"
+
+
+def check_converting(engine: Engine, num_slices: int, *, most_elems: int) -> None:
+    """What comes in one dtype is written in the one of its place, as the processor converts it."""
+    seed = fresh_seed()
+    random = np.random.default_rng(seed)
+    steps, payloads, places = [], [], []
+    offset = 0
+    for index in range(num_slices):
+        size, dtype, to = int(random.integers(0, most_elems + 1)), *CONVERSIONS[index % len(CONVERSIONS)]
+        payload = converted(_numbers(random, size).view(np.uint8), "float32", dtype)
+        place = Place(engine, ITEM_BYTES[to] * size, offset=OFFSETS[index % 4], item_bytes=ITEM_BYTES[to])
+        steps.append((_core.DTYPES[dtype], size, offset, place.address, _core.DTYPES[to]))
+        places.append((place, converted(payload, dtype, to), to))
+        payloads.append(payload)
+        offset += payload.size
+    buffer = _core.PinnedPool(engine.device, max_idle_bytes=0).allocate(offset)
+    np.asarray(memoryview(buffer))[:offset] = np.concatenate(payloads)
+    engine.finish_torch()
+    engine.queue.decode_in(buffer, offset, steps)
+    engine.finish()
+    for place, wanted, to in places:
+        assert first_difference(place.get(), wanted, to) is None, f"in {to}, seed {seed}"
 
 
 def check_changes(engine: Engine, num_slices: int, *, most_elems: int) -> None:

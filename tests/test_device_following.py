@@ -109,7 +109,7 @@ def test_dtypes_of_arrays_in_one_call_may_differ(stores: tuple[Store, Store], st
     names = ["large", "middle", "small", "wide"]
     dtypes: list[type] = [np.float16, F32, np.float16, np.float64]
     sizes = [SIZES["large"], SIZES["middle"], SIZES["small"], 70_000]
-    codecs = {"large": "fp16", "middle": "bf16", "small": "fp16"}
+    codecs = {"large": "fp16", "middle": "bf16", "small": "bf16"}
     out = [Interface(stream, np.zeros(size, dtype)) for size, dtype in zip(sizes, dtypes, strict=True)]
     wanted: list[Array] = [np.zeros(size, dtype) for size, dtype in zip(sizes, dtypes, strict=True)]
     one.pull_many(names, out=out, codec=codecs)

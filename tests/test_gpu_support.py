@@ -9,7 +9,7 @@ import pytest
 from bench.parity import Case
 from device_rounds import after_rounds, assert_same_bits
 from gpu_copies import check_pieces
-from gpu_payloads import check_arriving, check_changes, check_leaving
+from gpu_payloads import check_arriving, check_changes, check_converting, check_leaving
 from gpu_support import (
     CASES,
     ENCODED,
@@ -70,6 +70,7 @@ def test_pieces_are_checked_on_the_fake_device(num_pieces: int, most_bytes: int)
 def test_payloads_are_checked_on_the_fake_device(num_slices: int, most_elems: int) -> None:
     check_leaving(FAKE, num_slices, most_elems=most_elems)
     check_arriving(FAKE, num_slices, most_elems=most_elems)
+    check_converting(FAKE, num_slices, most_elems=most_elems)
     check_changes(FAKE, num_slices, most_elems=most_elems)
 
 

@@ -150,19 +150,20 @@ void encode_out(Queue& queue, const PyBuffer& to, const std::vector<GivenToSend>
   device::encode_out(queue, to.ref()->data(), slices);
 }
 
-// (dtype, elements, offset, value)
-using GivenToDecode = std::tuple<int, int64_t, size_t, uint64_t>;
+// (dtype, elements, offset, value, its dtype)
+using GivenToDecode = std::tuple<int, int64_t, size_t, uint64_t, int>;
 
 void decode_in(Queue& queue, const PyBuffer& from, size_t num_bytes,
                const std::vector<GivenToDecode>& given) {
   std::vector<device::ToDecode> slices;
   slices.reserve(given.size());
   require_room(from, num_bytes);
-  for (const auto& [dtype, elems, offset, value] : given) {
+  for (const auto& [dtype, elems, offset, value, to] : given) {
     slices.push_back({.dtype = static_cast<DType>(dtype),
                       .num_elems = elems,
                       .offset = offset,
-                      .value = reinterpret_cast<void*>(value)});
+                      .value = reinterpret_cast<void*>(value),
+                      .to = static_cast<DType>(to)});
     const uint64_t size = encoded_bytes(slices.back().dtype, static_cast<uint64_t>(elems));
     if (offset > num_bytes || size > num_bytes - offset) {
       throw py::value_error("a payload lies beyond the end of what has come");

@@ -38,6 +38,11 @@ size_t widened_bytes(const ToSend& slice) {
   return static_cast<size_t>(slice.num_elems) * sizeof(float);
 }
 
+size_t bytes_of_floats(const ToDecode& slice) {
+  if (slice.to == DType::kFloat32 || slice.to == slice.dtype) return 0;
+  return static_cast<size_t>(slice.num_elems) * sizeof(float);
+}
+
 // As many as fit, and one at least.
 std::span<const ToSend> first_group(std::span<const ToSend> slices) {
   size_t num_bytes = widened_bytes(slices.front());
@@ -115,15 +120,36 @@ void encode_out(Queue& queue, void* to_host, std::span<const ToSend> slices) {
 
 void decode_in(Queue& queue, const void* from_host, size_t num_bytes,
                std::span<const ToDecode> slices) {
-  std::byte* const payloads = room(queue, num_bytes);
-  queue.copy_in(payloads, from_host, num_bytes);
+  size_t floats_bytes = 0;  // of what goes from one half precision to the other by way of them
+  for (const ToDecode& slice : slices) floats_bytes += bytes_of_floats(slice);
+  std::byte* floats = room(queue, floats_bytes + num_bytes);
+  const std::byte* const payloads = floats + floats_bytes;
+  queue.copy_in(floats + floats_bytes, from_host, num_bytes);
   PlainSteps steps(slices.size());
+  CopyList copies;
+  std::vector<ToEncode> halves;
   for (const ToDecode& slice : slices) {
+    void* value = slice.value;
+    if (slice.dtype == slice.to) {
+      const size_t elem_bytes = dtype_bytes(slice.to);
+      copies.add(value, payloads + slice.offset, static_cast<size_t>(slice.num_elems) * elem_bytes);
+      continue;
+    }
+    if (slice.to != DType::kFloat32) {
+      halves.push_back({.encoding = slice.to,
+                        .source = floats,
+                        .num_elems = slice.num_elems,
+                        .payload = slice.value});
+      value = floats;
+      floats += bytes_of_floats(slice);
+    }
     const RuleKind rule = is_encoding(slice.dtype) ? RuleKind::kAdd : RuleKind::kAssign;
-    steps.add(rule, slice.value, slice.num_elems,
+    steps.add(rule, value, slice.num_elems,
               {.data = payloads + slice.offset, .dtype = slice.dtype});
   }
+  queue.copy_pieces(copies.pieces());
   steps.queue_to(queue);
+  queue.encode(halves);
 }
 
 void give_out(Queue& queue, std::span<const ToGiveOut> arrays) {

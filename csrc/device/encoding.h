@@ -38,7 +38,8 @@ struct ToDecode {
   DType dtype = DType::kInt8;
   int64_t num_elems = 0;
   size_t offset = 0;
-  void* value = nullptr;  // (num_elems,) float32
+  void* value = nullptr;       // (num_elems,) of `to`
+  DType to = DType::kFloat32;  // or half precision, where the other one comes; or `dtype`
 };
 
 // Of `num_bytes` that have come to the host. Throws as encode_out(). REQUIRES: the payloads are well formed.

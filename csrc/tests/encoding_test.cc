@@ -1,6 +1,8 @@
 // What leaves a device encoded, and what comes encoded: the host's bytes, over a fake device.
 #include "device/encoding.h"
 
+#include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 
@@ -187,6 +189,37 @@ TEST_P(EncodingTest, ChangesAreAddedAndAllElseIsWritten) {
   queue_->record()->wait();
   for (size_t i = 0; i < values.size(); ++i) {
     EXPECT_TRUE(same_bits(values[i]->get(), expected[i])) << i;
+  }
+}
+
+TEST_P(EncodingTest, WhatComesInADtypeIsWrittenInTheOneThatIsWanted) {
+  constexpr DType kDtypes[] = {DType::kFloat32, DType::kBFloat16, DType::kFloat16, DType::kFloat64};
+  std::vector<std::byte> payloads;
+  std::vector<std::unique_ptr<OnDevice>> places;
+  std::vector<device::ToDecode> slices;
+  std::vector<std::vector<std::byte>> expected;
+  for (const DType dtype : kDtypes) {
+    for (const DType to : kDtypes) {
+      if (dtype != to && (dtype == DType::kFloat64 || to == DType::kFloat64)) continue;
+      if (dtype == DType::kFloat32 && dtype != to) continue;  // nobody asks for more than is wanted
+      Floats floats = some_floats(5001, 8);
+      std::ranges::copy(std::array{-0.0F, 1e-7F, -3e-5F, 65'520.0F, 3e38F}, floats.begin());
+      std::vector<std::byte> payload(5001 * dtype_bytes(dtype)), wanted(5001 * dtype_bytes(to));
+      convert(DType::kFloat32, dtype, floats.data(), payload.data(), 5001);
+      if (dtype == to) wanted = payload;
+      if (dtype != to) convert(dtype, to, payload.data(), wanted.data(), 5001);
+      const std::vector<std::byte> nothing(wanted.size());
+      places.push_back(
+          std::make_unique<OnDevice>(*device_, *queue_, nothing.data(), nothing.size()));
+      slices.push_back({dtype, 5001, payloads.size(), places.back()->data(), to});
+      payloads.insert(payloads.end(), payload.begin(), payload.end());
+      expected.push_back(std::move(wanted));
+    }
+  }
+  device::decode_in(*queue_, payloads.data(), payloads.size(), slices);
+  queue_->record()->wait();
+  for (size_t i = 0; i < places.size(); ++i) {
+    EXPECT_TRUE(places[i]->get<std::byte>() == expected[i]) << i;
   }
 }
 

@@ -813,10 +813,11 @@ class Queue:
         what, what is lacking then); all but the numbers are addresses. The same has to stay as of `copy_out`. Raises
         OutOfMemory, ValueError if the payloads are too long, DeviceFailed."""
 
-    def decode_in(self, source: Buffer, num_bytes: int, slices: Sequence[tuple[int, int, int, int]]) -> None:
+    def decode_in(self, source: Buffer, num_bytes: int, slices: Sequence[tuple[int, int, int, int, int]]) -> None:
         """The other way, of what has come to the first bytes of the buffer: a change in int8 or sign is added to the
         float32 value, float32 and half precision take its place. A slice: (dtype number, elements, offset in the
-        buffer, address of the value). That payloads are well formed is believed."""
+        buffer, address of the value, its dtype number: float32, half precision where the other one comes, or the
+        same). That payloads are well formed is believed."""
 
     def give_out(self, arrays: Sequence[tuple[int, int, int, int]]) -> None:
         """Copies of float32 on the device, also in half precision: (address, elements, to which address, dtype number

@@ -92,17 +92,19 @@ class Batch(NamedTuple):
         sizes = [size for answer in answers for size in answer.table.num_bytes()]
         return [piece for piece, size in zip(self.pieces(arrays), sizes, strict=True) if size]
 
-    def widened(
+    def decoding(
         self, layout: Layout, arrays: Sequence[OnDevice], answers: Sequence[Answer]
-    ) -> list[tuple[int, int, int, int]]:
-        """The same of arrays of float32, as a queue decodes them from what the layout has them travel in."""
+    ) -> list[tuple[int, int, int, int, int]]:
+        """The same as a queue decodes them from what the layout has them travel in, to other dtypes of arrays."""
         steps = []
         sizes = [size for answer in answers for size in answer.table.num_bytes()]
         for one, offset, size in zip(self.ranges, self.offsets, sizes, strict=False):
             if size:
                 dtype = layout.dtypes[one.position]
                 begin, count = one.begin // ITEM_BYTES[dtype], size // ITEM_BYTES[dtype]
-                steps.append((_core.DTYPES[dtype], count, offset, arrays[one.position].pointer + 4 * begin))
+                array = arrays[one.position]
+                place = array.pointer + ITEM_BYTES[array.dtype] * begin
+                steps.append((_core.DTYPES[dtype], count, offset, place, _core.DTYPES[array.dtype]))
         return steps
 
 

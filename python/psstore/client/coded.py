@@ -21,7 +21,6 @@ from psstore.client.halves import received_as
 from psstore.client.kept_floats import Floats
 from psstore.client.layout import Layout, Layouts
 from psstore.client.passages import EncodedDeparture, FollowedArrival, Passages
-from psstore.client.staging import in_main_memory
 from psstore.codec.codecs import Codec, is_dtype
 from psstore.errors import OutOfMemory
 from psstore.protocol.client import Transfer
@@ -227,41 +226,16 @@ class Coded:
         wait_s: float | None,
         place: _core.Device | None,
     ) -> list[Array]:
-        """On a device what came in half precision is widened there: then the values can't be read where they lie."""
+        """On a device what came in half precision is converted there: then the values can't be read where they lie."""
         dtypes = [target.dtype if codec is None else codec.dtype for target, codec in zip(targets, codecs, strict=True)]
-        wanted = [target.dtype for target in targets]
         near = frozenset[int]()
         if place is None:
             targets = [received_as(codec, target) for codec, target in zip(codecs, targets, strict=True)]
             dtypes = [target.dtype for target in targets]
-        elif dtypes != wanted and any(dtype != "float32" for dtype in wanted):
-            return await self._pull_by_way_of_memory(reader, tensors, targets, codecs, newer_than, wait_s, place)
-        elif dtypes == wanted:
+        elif dtypes == [target.dtype for target in targets]:
             near = await self._passages.near(place)
         layout = self._layouts.of(tensors, dtypes, pull=True, near=near)
         return await reader.pull_into(layout, targets, newer_than, wait_s)
-
-    async def _pull_by_way_of_memory(
-        self,
-        reader: Reader,
-        tensors: Sequence[Tensor],
-        targets: Sequence[OnDevice],
-        codecs: Sequence[Codec | None],
-        newer_than: int | None,
-        wait_s: float | None,
-        place: _core.Device,
-    ) -> list[Array]:
-        """From one half precision to the other, which devices can't; and arrays of several dtypes, one of which is to
-        be widened: a device takes them all to be float32 then."""
-        landing = [in_main_memory(target) for target in targets]
-        results = await self._pull_whole(reader, tensors, landing, codecs, newer_than, wait_s, None)
-        came = [i for i, result in enumerate(results) if result is not None]
-        arrays = [targets[i] for i in came]
-        await self._passages.into(place).deliver([landing[i].data for i in came], arrays)
-        for array in arrays:
-            if array.finish is not None:
-                array.finish()
-        return results
 
     async def _pull_deltas(
         self,

@@ -75,11 +75,11 @@ class Part:
             _core.decode_slice(dtype, data, delta)
             value[self._begin : self._end] += delta
 
-    def step(self, offset: int, dtype: int) -> tuple[int, int, int, int]:
+    def step(self, offset: int, dtype: int) -> tuple[int, int, int, int, int]:
         """The same of what came at that offset of a buffer, as `Queue.decode_in` has it."""
         value = self._followed.value
         assert isinstance(value, DeviceFloats), "it is followed on a device"
-        return dtype, self._end - self._begin, offset, value.pointer + 4 * self._begin
+        return dtype, self._end - self._begin, offset, value.pointer + 4 * self._begin, WHOLE
 
     def taken(self, version: int) -> None:
         """That is here now."""

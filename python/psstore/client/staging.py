@@ -24,7 +24,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from psstore import _core
-from psstore.client.arrays import Bytes, Source, Target
+from psstore.client.arrays import Bytes, Source
 from psstore.client.batches import BATCH_BYTES, Batch, cut, grouped
 from psstore.client.compression import DeviceEncoder
 from psstore.client.device_arrays import OnDevice
@@ -136,8 +136,8 @@ class Passage:
                 if await self._read_lent(batch, arrays, answers[0]):
                     return answers
                 answers = await pull(room.arriving(batch, newer_than))
-            if room.buffer is not None and widened:
-                steps = batch.widened(layout, arrays, answers)
+            if room.buffer is not None and converts:
+                steps = batch.decoding(layout, arrays, answers)
                 self._queue.decode_in(room.buffer, batch.num_bytes, steps)
                 self._give_back_later(room.buffer, arrays, room)
             elif room.buffer is not None:
@@ -147,8 +147,8 @@ class Passage:
         async def make_room(batch: Batch) -> Room | LateRoom:
             return LateRoom(self._pool) if batch.is_near else await self._room(batch)
 
-        widened = any(one.dtype != dtype for one, dtype in zip(arrays, layout.dtypes, strict=True))
-        batches = list(grouped(layout.frames, frozenset())) if widened else await self._batches(layout)
+        converts = any(one.dtype != dtype for one, dtype in zip(arrays, layout.dtypes, strict=True))
+        batches = list(grouped(layout.frames, frozenset())) if converts else await self._batches(layout)
         try:
             answers = await self._each(batches, make_room, work)
         finally:
@@ -338,11 +338,6 @@ class Passage:
         """Done when all is that is queued by now. `kept` lives until then, whatever becomes of the future."""
         waiting = asyncio.wrap_future(self._waiter.submit(_wait, self._queue.record(), kept))
         return asyncio.shield(waiting)
-
-
-def in_main_memory(array: OnDevice) -> Target:
-    """Memory to receive into in place of the array's own, for `deliver`."""
-    return Target(array.shape, array.dtype, np.empty(array.num_bytes, np.uint8), array.result, None)
 
 
 def _wait(fence: _core.Fence, kept: object) -> None:

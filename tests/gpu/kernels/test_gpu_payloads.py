@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from gpu_payloads import check_arriving, check_changes, check_leaving
+from gpu_payloads import check_arriving, check_changes, check_converting, check_leaving
 from gpu_support import Engine, on_a_gpu
 
 pytestmark = on_a_gpu
@@ -21,6 +21,7 @@ def test_gpu_encodes_what_leaves_it(num_slices: int, most_elems: int) -> None:
 @pytest.mark.parametrize(("num_slices", "most_elems"), NUMBERS)
 def test_gpu_decodes_what_comes_to_it(num_slices: int, most_elems: int) -> None:
     check_arriving(GPU, num_slices, most_elems=most_elems)
+    check_converting(GPU, num_slices, most_elems=most_elems)
 
 
 @pytest.mark.parametrize(("num_slices", "most_elems"), NUMBERS)
@@ -32,4 +33,5 @@ def test_gpu_encodes_changes_that_are_published(num_slices: int, most_elems: int
 def test_gpu_encodes_and_decodes_a_few_slices() -> None:
     check_leaving(GPU, 10, most_elems=5000)
     check_arriving(GPU, 10, most_elems=5000)
+    check_converting(GPU, 10, most_elems=5000)
     check_changes(GPU, 10, most_elems=5000)
