@@ -19,6 +19,8 @@ from typing import Generic, TypeVar
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+from psstore import _core
+
 T = TypeVar("T")
 
 
@@ -156,8 +158,15 @@ MOST_SETS = 100
 """More of them would be so small that they are not what is measured."""
 
 
+MOST_OF_MEMORY = 1 / 64
+"""For the sets of one worker of one contestant. A virtual machine may be told of a cache that it has a small part of:
+two dozen workers' sets of twice 480 MiB took all of 24 GiB. Where this is less than the cache, the others' sets, which
+have their turns in between, are what is more."""
+
+
 class Rotation(Generic[T]):
-    """Sets of data that take turns, so many that they do not fit into the last-level cache together.
+    """Sets of data that take turns, so many that they do not fit into the last-level cache together, as far as memory
+    goes.
 
     >>> gradients = Rotation(lambda index: make_gradients(seed=index), num_bytes=100 << 20)
     >>> one_set = gradients.next()
@@ -165,7 +174,8 @@ class Rotation(Generic[T]):
 
     def __init__(self, make: Callable[[int], T], *, num_bytes: int) -> None:
         """`make(index)`: one set, of `num_bytes`."""
-        enough = -(-2 * last_level_cache_bytes() // num_bytes)
+        most = int(_core.machine_memory_bytes() * MOST_OF_MEMORY)
+        enough = -(-min(2 * last_level_cache_bytes(), most) // num_bytes)
         self.sets = [make(index) for index in range(min(enough, MOST_SETS))]
         self._next = 0
 

@@ -18,7 +18,7 @@ from time import process_time
 
 import pytest
 from bench import __main__ as every_subject
-from bench import calls, latency
+from bench import calls, harness, latency
 from bench import page as pages
 from bench.callers import placements, store_caller
 from bench.calls import Found
@@ -26,7 +26,7 @@ from bench.command import Subject, run
 from bench.comparison import Entry, comparison, comparison_chart, comparison_summary
 from bench.dense import Contestant, contest
 from bench.far import ThisHost
-from bench.harness import Rotation, Series, alternate, cpu_seconds, last_level_cache_bytes, process_tree
+from bench.harness import Rotation, Series, alternate, cpu_seconds, process_tree
 from bench.ledger import account
 from bench.link_meter import Carried, carried
 from bench.machine import congestion_control, machine
@@ -38,6 +38,8 @@ from bench.report import Chart, Report, Table, merged, three_digits
 from bench.servers import shard_addresses
 from bench.team import WorkerFailed, team
 from bench.work import Work
+
+from psstore import _core
 
 TINY = Work("tiny", {"a": (300,), "b": (3, 4)}, num_workers=2)
 
@@ -89,10 +91,16 @@ def _burn_until_told(link: Connection) -> None:
     link.recv()
 
 
-def test_data_rotates_over_more_than_the_cache() -> None:
-    num_bytes = last_level_cache_bytes()
+@pytest.mark.parametrize(("cache", "memory", "sets"), [(1.0, 1000.0, 2), (1000.0, 3.0, 3), (1000.0, 0.5, 1)])
+def test_data_rotates_over_twice_the_cache_as_far_as_there_is_memory(
+    cache: float, memory: float, sets: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`cache`, `memory`: how many sets would fit into the cache, and into what may be used of the memory."""
+    num_bytes = 1 << 20
+    monkeypatch.setattr(harness, "last_level_cache_bytes", lambda: int(cache * num_bytes))
+    monkeypatch.setattr(harness, "MOST_OF_MEMORY", memory * num_bytes / _core.machine_memory_bytes())
     rotation = Rotation(lambda index: index, num_bytes=num_bytes)
-    assert [rotation.next() for _ in range(4)] == [0, 1, 0, 1]
+    assert [rotation.next() for _ in range(2 * sets)] == [*range(sets), *range(sets)]
 
 
 def test_a_comparison_is_of_medians() -> None:
