@@ -218,7 +218,9 @@ class Client:
         return committed
 
     def pull(self, names: Iterable[str]) -> dict[str, bytes]:
-        """Values that have all decisions that we know; on the way every shard learns of these."""
+        """Values that have all decisions that anybody was told of; on the way every shard learns of these."""
+        if not self.round:
+            self._learn_decisions()
         values = {name: bytearray(num_bytes_of(self.tensors[name])) for name in names}
         for link, parts in self._by_shard(values):
             body = {"decisions": self._lacks(link), "at_least": self._last_decision, "wait_s": WAIT_S}
@@ -229,6 +231,14 @@ class Client:
                 values[part.name][part.begin : part.end] = reply.payload[begin : begin + entry.num_bytes]
                 begin += entry.num_bytes
         return {name: bytes(value) for name, value in values.items()}
+
+    def _learn_decisions(self) -> None:
+        """Who has not joined asks the coordinator's shard for the last one."""
+        reply = self._ask(self.links[0], Frame(Op.PULL, body={}))
+        if reply.sequence > max(self._last_decision, min(link.version for link in self.links)):
+            decided = self._coordinator(Op.DECISIONS, {"since": self._last_decision})
+            self._keep(decided["decisions"])
+            self._last_decision = decided["last"]
 
     def _keep(self, decisions: list[Body]) -> None:
         self._decisions |= {read_fact(signed)["number"]: signed for signed in decisions}

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 import torch
-from cluster import Cluster
+from cluster import TRANSPORTS, Cluster, StartCluster, clusters
 from numpy.testing import assert_array_equal
 
+from psstore.client.layout import Layout
 from psstore.client.store import Store
 from psstore.errors import BadArgument, DeadlineExceeded, DTypeMismatch, NotInitialised, PsstoreError, ShapeMismatch
+from psstore.partition.ways import Ways
+from psstore.protocol.requests import Answer
 from psstore.types import TensorSpec
 
 F32 = np.float32
@@ -173,3 +178,50 @@ def test_reader_sees_what_a_worker_committed(cluster: Cluster, store: Store) -> 
         store.commit({"lr": 1.0})
         store.pull("w")
         assert_array_equal(reader.pull("w"), np.array([0], F32))
+
+
+# ---- what others were told ------------------------------------------------------------------------
+
+
+@pytest.fixture(params=TRANSPORTS)
+def start(request: pytest.FixtureRequest) -> Iterator[StartCluster]:
+    with clusters(request.param) as start:
+        yield start
+
+
+def test_reader_sees_a_step_that_was_acknowledged_on_every_shard(start: StartCluster) -> None:
+    """Whoever took the step has left, and carried it to nobody."""
+    cluster = start(shards=2)
+    worker, reader = cluster.connect(), cluster.connect(role="client")
+    worker.create_many([TensorSpec(name=name, shape=(4,), rule="sgd") for name in "ab"])
+    assert_array_equal(reader.pull_many(["a", "b"]), np.zeros((2, 4), F32))
+    worker.push_many({name: -np.ones(4, F32) for name in "ab"})
+    assert worker.commit({"lr": 1.0}).decision == 1
+    worker.close()
+    assert_array_equal(reader.pull("b"), np.ones(4, F32))
+    assert_array_equal(reader.pull("a"), np.ones(4, F32))
+    assert (reader.version, reader.version_of("a"), reader.version_of("b")) == (1, 1, 1)
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_readers_and_other_workers_see_each_step_in_all_slices(start: StartCluster, mode: str) -> None:
+    cluster = start(shards=4, workers=2 if mode == "async" else 1, mode=mode)
+    worker, *others = [*cluster.workers(), cluster.connect(role="client")]
+    worker.create("a", np.zeros(LARGE, F32), rule="sgd")
+    for step in range(1, 6):
+        worker.push("a", -np.ones(LARGE, F32))
+        worker.commit({"lr": 1.0})
+        for other in others:
+            assert_array_equal(other.pull("a"), np.full(LARGE, step, F32))
+            assert other.version_of("a") == step
+    assert others[-1].pull("a", if_newer_than=5) is None
+
+
+def test_version_of_a_tensor_is_that_of_its_oldest_slice(start: StartCluster) -> None:
+    cluster = start(shards=2)
+    worker, reader = cluster.connect(), cluster.connect(role="client")
+    worker.create("a", np.zeros(LARGE, F32), rule="sgd")
+    layout = Layout([worker.describe("a")], ["float32"], ways=Ways(2, num_channels=1), pull=True)
+    tables = [frame.table.with_versions([3 + i for i in range(len(frame.table))]) for frame in layout.frames]
+    assert layout.version([Answer(table, 9) for table in tables], "a") == 3
+    assert reader.version_of("a") == 0

@@ -157,6 +157,24 @@ def test_two_workers_train_to_the_bytes_of_numpy(kind: type[Client], sync_store:
         for name in NAMES:
             assert_array_equal(store.pull(name), expected[-1][name], strict=True)
 
+def test_reader_sees_a_round_that_nobody_has_told_the_shards(sync_store: StoreProcess) -> None:
+    workers = [Client(sync_store.url) for _ in WEIGHTS]
+    for worker in workers:
+        worker.join()
+        worker.create(specs(), as_bytes(first_values()))
+    model = pull_model(workers[0])
+    for worker in workers:
+        worker.push(as_bytes(gradients(model, worker.rank, 1)))
+    with ThreadPoolExecutor(len(workers)) as pool:
+        list(pool.map(lambda one: one.commit({0: {"lr": LR}}, weight=WEIGHTS[one.rank]), workers))
+    reader = Client(sync_store.url, role="client")
+    reader.describe()
+    found, expected = pull_model(reader), by_numpy()[0]
+    for name in NAMES:
+        assert_array_equal(found[name], expected[name])
+    for client in (*workers, reader):
+        client.close()
+
 
 @pytest.fixture(scope="module")
 def store() -> Iterator[StoreProcess]:

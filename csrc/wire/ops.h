@@ -57,6 +57,8 @@ namespace psstore {
   X(DROPPED, 65, "Dropped", "their signed removal, to be carried to the shards") \
   X(FINISH, 66, "Finish", "every contribution to an early decision is staged")   \
   X(FINISHED, 67, "Finished", "so are those of all its members")                 \
+  X(DECISIONS, 68, "Decisions", "what was decided since")                        \
+  X(DECIDED, 69, "Decided", "the decisions that some shard may still lack")      \
   /* any shard */                                                                \
   X(STATS, 70, "", "counters")                                                   \
   X(STATISTICS, 71, "Statistics", "the counters")                                \

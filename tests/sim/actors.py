@@ -27,7 +27,7 @@ from psstore.wire.messages import Exist, Scale
 from psstore.wire.ranges import contains
 
 from . import model
-from .history import History, Read, Wait, Writes
+from .history import History, Read, Seen, Wait, Writes
 from .machine import TIMEOUT_S, Machine
 from .model import Array
 from .plan import Plan
@@ -39,6 +39,8 @@ COMMIT_WAIT_S = 20.0
 FINISH_WAIT_S = 20.0
 PULL_WAIT_S = 30.0
 BARRIER_WAIT_S = 60.0
+READ_S = 3 * TIMEOUT_S
+"""Of a reader, who asks for the decisions first."""
 PATIENCE = 20
 """How often a worker asks again before it believes that somebody is lost for good."""
 PAUSE_S = 2.0
@@ -385,7 +387,8 @@ class Reader(Actor):
         for transfer in model.transfers(tensors, arrays, self.ways, into=True):
             newer = [versions.get(key, 0) for key in transfer.table.keys()]
             asked.append(transfer._replace(table=transfer.table.with_versions(newer)))
-        answers = await self.call("pull", self.client.pull(asked, wait_s=0.0), TIMEOUT_S)
+        acknowledged = self.history.acknowledged
+        answers = await self.call("pull", self.client.pull(asked, wait_s=0.0), READ_S)
         by_id = {tensor.id: (tensor, array) for tensor, array in zip(tensors, arrays, strict=True)}
         for answer in answers:
             table = answer.table
@@ -399,6 +402,8 @@ class Reader(Actor):
                     self.history.reads.append(Read(self.machine.name, tensor.spec.name, begin, end, version, data))
                 else:
                     assert status == NOT_MODIFIED, f"status {status} of key {key}"
+                name = by_id[key >> _core.SLICE_INDEX_BITS][0].spec.name
+                self.history.seen.append(Seen(self.machine.name, name, versions.get(key, 1) - 1, acknowledged))
 
 
 class Auditor(Worker):

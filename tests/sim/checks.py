@@ -145,6 +145,15 @@ def reads_are_never_torn(plan: Plan, history: History) -> None:
         assert np.array_equal(found, expected), f"{read.reader} read {found} as version {read.version}: {expected}"
 
 
+def readers_see_what_was_acknowledged(plan: Plan, history: History) -> None:
+    """A slice that is older than what somebody had been told of lacks no step of it."""
+    for seen in history.seen:
+        for decision in history.decisions[seen.version : seen.acknowledged]:
+            skipped = decision.skip or history.factors.get(decision.number, 1.0) is None
+            concerns = any(contains(member.present, history.tensors[seen.tensor].id) for member in decision.members)
+            assert skipped or not concerns, f"decision {decision.number} was told to somebody, and then came {seen}"
+
+
 def plain_writes_count_once(plan: Plan, history: History) -> None:
     for index in range(plan.num_writers):
         adds, assigns = history.writes[f"ADD {index}"], history.writes[f"ASSIGN {index}"]
@@ -223,6 +232,7 @@ CHECKS: tuple[Callable[[Plan, History], None], ...] = (
     workers_are_told_the_truth,
     values_are_what_the_decisions_say,
     reads_are_never_torn,
+    readers_see_what_was_acknowledged,
     plain_writes_count_once,
     shards_hold_what_the_catalogue_says,
     staleness_keeps_its_bound,

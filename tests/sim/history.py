@@ -24,6 +24,16 @@ class Read:
     data: bytes
 
 
+@dataclass(frozen=True)
+class Seen:
+    """The version at which somebody saw a slice, and the last decision that anybody had been told of before."""
+
+    reader: str
+    tensor: str
+    version: int
+    acknowledged: int
+
+
 @dataclass
 class Writes:
     """Plain writes of one writer: how many it began, and how many were acknowledged."""
@@ -58,6 +68,7 @@ class History:
     scales: dict[int, set[float | None]] = field(default_factory=dict)
     """Decision that clips -> factors that were found for it."""
     reads: list[Read] = field(default_factory=list)
+    seen: list[Seen] = field(default_factory=list)
     writes: dict[str, Writes] = field(default_factory=dict)
     waits: list[Wait] = field(default_factory=list)
     outcomes: dict[str, str] = field(default_factory=dict)
@@ -94,6 +105,11 @@ class History:
     max_staleness: int = 0
     num_slots: int = 0
     """Slices that the shards hold, all together."""
+
+    @property
+    def acknowledged(self) -> int:
+        """The last decision that anybody was told of so far."""
+        return max((committed.last for committed in self.commits.values()), default=0)
 
     @property
     def factors(self) -> dict[int, float | None]:

@@ -66,6 +66,10 @@ async def scales_are_kept_to_oneself(self: Client) -> None:
     pass
 
 
+async def readers_ask_nobody(self: Client) -> int:
+    return self.version
+
+
 def norms_are_added_as_they_come(self: SquareSums) -> float:
     return math.sqrt(sum(float(sums.sum()) for sums in reversed(self._sums)))
 
@@ -239,6 +243,11 @@ MUTANTS: dict[str, tuple[str, Mutant]] = {
     "who reads in a torn round waits on": ("sync", _method(Session, "abandon_reads", lambda self, error: None)),
     "shards don't hear of scales": ("sync", _method(Slices, "_set_scale", lambda self, scale: None)),
     "scales are kept to oneself": ("sync", _method(Client, "_tell_scale", scales_are_kept_to_oneself)),
+    "readers ask nobody for the last decision": ("sync", _method(Client, "_learn_decisions", readers_ask_nobody)),
+    "the coordinator's own shard waits to be told": (
+        "async",
+        _method(ShardService, "catch_up", lambda self, now: []),
+    ),
     "norms are added as they come": ("sync", _method(SquareSums, "norm", norms_are_added_as_they_come)),
     "rounds without a norm are not skipped": ("sync", rounds_without_a_norm_are_not_skipped),
 }

@@ -92,11 +92,10 @@ class Server:
             else:
                 self.world.say(f"shard {self.service.identity.shard} closes {output.conn}: {output.reason}")
                 end.close()
+        if caught_up := self.service.catch_up(self.world.now):
+            self.carry_out(caught_up)
         if not self._lazy and self.world.rng.random() < 0.2:
-            caught_up = self.service.catch_up(self.world.now)
             self.service.settle()
-            if caught_up:
-                self.carry_out(caught_up)
         self.arm()
 
     def arm(self) -> None:

@@ -9,6 +9,7 @@ import asyncio
 import math
 import secrets
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from psstore import _core
 from psstore.client.loop_thread import LoopThread
@@ -124,6 +125,7 @@ class ShardHost:
                     break
                 if frame is not None:
                     self._carry(self._service.frame(conn, frame, self._loop.time()))
+                    self._catch_up()
         except ProtocolError as error:
             self._carry(self._service.failed(conn, error))
         self._alarm.update()
@@ -137,6 +139,10 @@ class ShardHost:
             wire.session.give_up(StoreClosed("its LocalStore was closed; make another"))
             wire.close()
 
+    def _catch_up(self) -> None:
+        with suppress(DeviceFailed):  # whoever asks for anything is told
+            self._carry(self._service.catch_up(self._loop.time()))
+
     def _carry(self, outputs: Sequence[Output]) -> None:
         for output in outputs:
             wire = self._wires.get(output.conn)
@@ -149,6 +155,7 @@ class ShardHost:
 
     def _tick(self, now: float) -> None:
         self._carry(self._service.tick(now))
+        self._catch_up()
 
     def _settle(self) -> None:
         """Does what the last decision left over, between other things."""

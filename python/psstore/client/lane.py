@@ -84,10 +84,10 @@ class Lane:
         client = self._client
         if op == "PULL":
             patience_s = self._means.patience(wait_s)
-            if not client.may_pull(layout.ways) or not 0.0 <= patience_s <= m.MAX_WAIT_S:
+            if not client.may_pull(layout.ways, trained=layout.is_trained) or not 0.0 <= patience_s <= m.MAX_WAIT_S:
                 return None
             terms, news = self._carry(op, at_least=client.decision, wait_s=patience_s, timeout_s=patience_s + GRACE_S)
-            common = wait_s is None and client.may_pull(frozenset())
+            common = wait_s is None and client.may_pull(frozenset(), trained=True)
         elif op == "PUSH":
             if not client.may_push or self._means.coded.has_pending:
                 return None

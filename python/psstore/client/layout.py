@@ -16,7 +16,7 @@ from psstore.partition.packing import EARLY_FRAME_BYTES, FRAME_BYTES, SliceRef, 
 from psstore.partition.ways import Ways
 from psstore.protocol.client import Transfer
 from psstore.protocol.requests import Answer
-from psstore.types import Tensor
+from psstore.types import Tensor, applies_by_decision
 
 T = TypeVar("T")
 
@@ -63,6 +63,8 @@ class Layout:
         self.tensors = tuple(tensors)
         self.names = tuple(tensor.spec.name for tensor in tensors)
         self.ids = frozenset(tensor.id for tensor in tensors)
+        self.is_trained = any(applies_by_decision(tensor.spec.rule) for tensor in tensors)
+        """Decisions change some of the values."""
         self.num_bytes = 0
         self.dtypes = tuple(dtypes)
         """Or codecs, of each tensor."""
@@ -132,8 +134,8 @@ class Layout:
         return set(range(len(self.tensors))) - came, sorted(missing & came)
 
     def version(self, answers: Sequence[Reply], name: str) -> int:
-        """Of that tensor's newest slice, as answered."""
-        return max(
+        """The version of that tensor's oldest slice, as answered: all of the tensor is at least at it."""
+        return min(
             (
                 version
                 for frame, answer in zip(self.frames, answers, strict=True)

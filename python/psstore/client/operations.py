@@ -241,7 +241,8 @@ class Operations:
         codec: str | None = None,
         wait_s: float | None = None,
     ) -> Coroutine[Any, Any, Array]:
-        """The tensor's value, with at least this worker's last round in it; waits for a first value if there is none.
+        """The tensor's value, with every step in it that anybody was told of before the call; waits for a first value
+        if there is none.
 
         `out`: a numpy array or torch tensor of the tensor's shape to receive into, and to return. Contiguous memory
         is written straight from the socket. Else the result is a new numpy array. Into one on a CUDA device the value
@@ -286,7 +287,8 @@ class Operations:
 
     def version_of(self, name: str) -> int:
         """The version of the tensor as it was last pulled here; 0 if it was not. For training rules the number of
-        the decision that changed it last, else a count of its changes."""
+        the decision that changed it last, else a count of its changes. Of a tensor in several slices that came at
+        different versions, the oldest."""
         return self.reading.version_of(name)
 
     # ---- rule state ----

@@ -66,7 +66,9 @@ class PacedCalls:
             return None
         habit = self._means.layouts.habit(Pull(tuple(names), out, dtype=dtype).manner)
         patience_s = self._means.patience(wait_s)
-        if habit is None or not 0.0 <= patience_s <= m.MAX_WAIT_S or not self._client.may_pull(habit.layout.ways):
+        if habit is None or not 0.0 <= patience_s <= m.MAX_WAIT_S:
+            return None
+        if not self._client.may_pull(habit.layout.ways, trained=habit.layout.is_trained):
             return None
         results = habit.layout.fresh() if out is None else list(out)
         transfers = habit.layout.transfers_of(results)

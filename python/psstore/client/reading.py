@@ -83,7 +83,7 @@ class Reading:
                 part=part,
             )
             await self._norm.settle(wait_s)
-            answers = await self._read(layout.transfers([one.data for one in targets]), wait_s)
+            answers = await self._read(layout, layout.transfers([one.data for one in targets]), wait_s)
             missing = layout.absent(answers)
             for position, i in enumerate(positions):
                 name = state_name(tensors[i], part)
@@ -176,14 +176,15 @@ class Reading:
             if turn is not None:
                 await turn
             if isinstance(transfers, Arrival | FollowedArrival):
-                answers = await transfers.received(lambda some: self._read(some, wait_s))
+                answers = await transfers.received(lambda some: self._read(layout, some, wait_s))
             else:
-                answers = await self._read(transfers, wait_s)
+                answers = await self._read(layout, transfers, wait_s)
         self._note(layout, answers)
         return answers
 
-    async def _read(self, transfers: Sequence[Transfer], wait_s: float | None) -> list[Answer]:
-        answers = await self._means.client.pull(transfers, wait_s=self._means.patience(wait_s))
+    async def _read(self, layout: Layout, transfers: Sequence[Transfer], wait_s: float | None) -> list[Answer]:
+        wait = self._means.patience(wait_s)
+        answers = await self._means.client.pull(transfers, trained=layout.is_trained, wait_s=wait)
         self.num_bytes += sum(answer.table.payload_bytes for answer in answers)
         return answers
 

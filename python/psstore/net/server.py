@@ -197,7 +197,12 @@ class Server:
     def _arrived(self, connection: ServerConnection, frame: _core.Frame) -> None:
         """A frame is whole, or announced, and the connection's port could not answer it."""
         self._carry_out(self._service.frame(connection.id, frame, self.loop.time()))
+        self._catch_up()
         self._turn()
+
+    def _catch_up(self) -> None:
+        """Once who committed is told, and before anybody reads: what was told is what this shard shows."""
+        self._carry_out(self._service.catch_up(self.now()))
 
     def _blame(self, connection: ServerConnection, error: ProtocolError) -> None:
         """The peer is at fault."""
@@ -235,7 +240,6 @@ class Server:
     @_guarded
     def _end_turn(self) -> None:
         self._turn_is_due = False
-        self._carry_out(self._service.catch_up(self.now()))
         self._set_timer(self._service.next_wake())
         self._settle_soon()
         if self.on_turn is not None:
@@ -290,6 +294,7 @@ class Server:
         self._turn()
         self._no_tick_before = self.now() + RETRY_S  # unless this one ends well
         self._carry_out(self._service.tick(self.now()))
+        self._catch_up()
         self._no_tick_before = 0.0
 
     @_guarded

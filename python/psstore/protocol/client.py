@@ -83,6 +83,8 @@ class Client:
         """Rounds that this worker was ahead of the slowest when its last commit was answered."""
         self._unfinished = False
         """The current round was committed early: its pushes go on until `finish`."""
+        self._unanswered = False
+        """A commit was sent, and what became of it is not known here."""
         self._torn: TornRound | None = None
         """Why some slices will never be read again."""
         self._driver = driver
@@ -103,11 +105,21 @@ class Client:
         return max(self._facts.last, min(heard))
 
     @property
+    def is_current(self) -> bool:
+        """Whether a read shows every decision that anybody was told of, with nobody asked before: there is no decision
+        without this worker's commit, or no shard but the coordinator's own."""
+        if len(self.shards) == 1:
+            return True
+        welcome = self.sessions[0].welcome
+        needs_us = welcome is not None and welcome.quorum == welcome.num_workers
+        return self.joined and needs_us and not self._unanswered
+
+    @property
     def unscaled(self) -> m.DecisionFact | None:
         """The last decision, if it clips and its scale is not known here: somebody has to ask for the `norm` and
         `set_scale`, and every worker of the round does, whatever became of the others. Also true of a decision that
-        was made before this client joined."""
-        return self._facts.unscaled
+        was made before this client joined. None for a reader, whom no shard would believe."""
+        return self._facts.unscaled if self.identity.incarnation else None
 
     # ---- membership ----
 
@@ -243,6 +255,7 @@ class Client:
         await self._tell_scale()
         for session in self.sessions:
             self._facts.heard(session.shard, session.version)
+        self._unanswered = True
         body = m.Commit(
             round=self.round,
             hypers={group: dict(hyper) for group, hyper in hypers.items()},
@@ -259,6 +272,7 @@ class Client:
         )
         committed = _expect(m.Committed, await self._coordinate("COMMIT", body, wait_s=wait_s))
         self._facts.learn(committed.last, committed.decisions)
+        self._unanswered = False
         self.decision = committed.decision
         self.staleness = max(0, committed.next_round - 1 - committed.slowest)
         self._unfinished = early
@@ -288,12 +302,18 @@ class Client:
         decision reduced. NOT_MODIFIED, without a value: no member has a gradient there."""
         return await self._read("NORM", transfers, at_least=self._facts.last, wait_s=wait_s)
 
-    async def pull(self, transfers: Iterable[Transfer], *, at_least: int | None = None, wait_s: float) -> list[Answer]:
-        """Reads slices into their memory, each shard at `at_least` or later (default: this worker's last round).
+    async def pull(
+        self, transfers: Iterable[Transfer], *, at_least: int | None = None, trained: bool = True, wait_s: float
+    ) -> list[Answer]:
+        """Reads slices into their memory, each shard at `at_least` or later (default: this worker's last round), and
+        at every decision that anybody was told of before.
 
-        Carries the decisions to every shard, also to those from which nothing is read. Answers are in the order
-        of the transfers; NOT_MODIFIED and NO_STATE are no failures.
+        Carries the decisions to every shard, also to those from which nothing is read. `trained`: False if no decision
+        changes what is read; then nobody is asked for the last one. Answers are in the order of the transfers;
+        NOT_MODIFIED and NO_STATE are no failures.
         """
+        if trained and not self.is_current:
+            at_least = max(at_least or 0, await self._learn_decisions())
         return await self._read("PULL", transfers, at_least=at_least, wait_s=wait_s)
 
     # ---- for those who send requests of data themselves ----
@@ -303,9 +323,9 @@ class Client:
         """Nothing has to be said or done before."""
         return self.joined and self.unscaled is None
 
-    def may_pull(self, ways: Set[int]) -> bool:
-        """The same; nor has any shard to be told of a decision but those that they lead to."""
-        if self._torn is not None or self.unscaled is not None:
+    def may_pull(self, ways: Set[int], *, trained: bool) -> bool:
+        """The same; nor has any shard to be told of a decision but those that they lead to. `trained`: see `pull`."""
+        if self._torn is not None or self.unscaled is not None or (trained and not self.is_current):
             return False
         if len(ways) == len(self.sessions):
             return True
@@ -383,6 +403,17 @@ class Client:
         ]
         self._flush()
         return (await self.answers([*told, *futures]))[len(told) :]
+
+    async def _learn_decisions(self) -> int:
+        """The last decision that anybody was told of, known here from now on. The coordinator's own shard is at it, and
+        says so in any answer; that and all before it are asked for only if another shard may lack it."""
+        first = self.shards[0]
+        await self._request(first, "PULL", body=m.Carry())
+        if self.version < first.version:
+            asked = m.Decisions(since=self._facts.last)
+            decided = await self._control("DECISIONS", asked, m.Decided)
+            self._facts.learn(decided.last, decided.decisions)
+        return self.version
 
     def _behind(self) -> list[Session]:
         """Those whose shard may lack the last decision, or its scale."""

@@ -23,6 +23,8 @@ from psstore.wire.messages import (
     Barrier,
     Commit,
     Create,
+    Decided,
+    Decisions,
     Describe,
     Drop,
     Finish,
@@ -84,6 +86,9 @@ class Coordinator:
                 return self._barriers.enter(worker, message, conn=conn, request=request, now=now)
             case Join():
                 return self._join(conn, request, message, client, now)
+            case Decisions():
+                decisions = self.rounds.since(message.since)
+                return [Reply(conn, request, Decided(last=self.rounds.decided, decisions=decisions))]
             case None:
                 return [Reply(conn, request, None), *self._leave(client)]
             case Create():

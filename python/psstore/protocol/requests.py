@@ -39,6 +39,7 @@ REPLIES: dict[int, type[m.Message] | None] = {
     OPS["READIED"]: None,
     OPS["COMMITTED"]: m.Committed,
     OPS["FINISHED"]: m.Finished,
+    OPS["DECIDED"]: m.Decided,
     OPS["DESCRIBED"]: m.Described,
     OPS["PASSED"]: None,
     OPS["LEFT"]: None,

@@ -36,6 +36,7 @@ CONTROL: dict[int, type[m.Message] | None] = {
     OPS["READY"]: m.Ready,
     OPS["COMMIT"]: m.Commit,
     OPS["FINISH"]: m.Finish,
+    OPS["DECISIONS"]: m.Decisions,
     OPS["DESCRIBE"]: m.Describe,
     OPS["BARRIER"]: m.Barrier,
     OPS["LEAVE"]: None,
@@ -188,8 +189,9 @@ class ShardService:
         return min(times, default=None)
 
     def catch_up(self, now: float) -> list[Output]:
-        """Applies what this process's own coordinator has decided, once its clients know, who are only about to bring
-        it. Returns the replies to whoever waited for that. Raises DeviceFailed."""
+        """Applies what this process's own coordinator has decided. Call it after `frame` and `tick`, when their replies
+        are sent, and before anything else is heard: a read here shows every decision that anybody was told of. Returns
+        the replies to whoever waited for it. Raises DeviceFailed."""
         coordinator = self.coordinator
         if coordinator is None or coordinator.rounds.decided <= self.shard.version:
             return []

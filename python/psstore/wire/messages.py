@@ -306,6 +306,18 @@ class Finished(Message, frozen=True, kw_only=True):
     next_round: int
 
 
+class Decisions(Message, frozen=True, kw_only=True):
+    since: int = 0
+    """Last decision that the client knows."""
+
+
+class Decided(Message, frozen=True, kw_only=True):
+    decisions: tuple[Signed, ...]
+    """All after `since` that some shard may lack, in order, ending with `last`."""
+    last: int
+    """Number of the last decision."""
+
+
 class Describe(Message, frozen=True, kw_only=True):
     names: tuple[str, ...] | None = None
     """None: every tensor."""
