@@ -50,7 +50,7 @@ ErrorCode status_of(Staged outcome) {
 Shard::Shard(const ShardOptions& options)
     : options_(options),
       backend_(backend_of(options)),
-      table_(options.num_stripes, backend_, counters_) {
+      table_(options.num_stripes, backend_, counters_, ranks_) {
   if (options.num_stripes == 0) {
     throw Error(ErrorCode::BAD_ARGUMENT, "num_stripes is 0; a shard needs at least one");
   }
@@ -431,6 +431,7 @@ std::map<std::string, uint64_t> Shard::stats() {
       {"refused", counters_.refused.value()},
       {"decisions", counters_.decisions.value()},
       {"skipped", counters_.skipped.value()},
+      {"missing", counters_.missing.value()},
       {"applied_in_place", counters_.applied_in_place.value()},
       {"applied_out_of_place", counters_.applied_out_of_place.value()},
   };

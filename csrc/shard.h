@@ -86,7 +86,10 @@ class Shard {
 
   uint64_t version() const { return table_.version(); }
   void set_version(uint64_t version);
+  // A contribution that it names and that is not here counts as absent: who said that it is was not telling the truth.
   void advance(const Decision& decision);
+  // The last contribution that a decision named in vain, of each rank's latest life.
+  std::vector<Origin> missing() const { return ranks_.missing(); }
   // The scale that the decision waits for; without a factor it becomes a skip. Ignored if the decision is
   // not the last one, needs none or has one. Throws Error(BAD_ARGUMENT) for a factor that is not finite.
   void set_scale(uint64_t number, std::optional<double> factor);

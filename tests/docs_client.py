@@ -139,6 +139,7 @@ class Client:
         self._pushed: list[int] = []  # ids of this round's tensors
         self._decisions: dict[int, Body] = {}  # by number: those that some shard may lack
         self._last_decision = 0
+        self._applied: list[Body] = []  # what shards attest, for the next commit
         self._requests = itertools.count(1)
         self._closed = threading.Event()
 
@@ -208,13 +209,15 @@ class Client:
 
     def commit(self, hypers: Mapping[int, Mapping[str, float]], *, weight: float = 1.0) -> Body:
         """Ends the round that was pushed; COMMITTED's body, once the round is decided."""
-        floor = min(link.version for link in self.links)
-        self._decisions = {number: signed for number, signed in self._decisions.items() if number > floor}
+        heard = min(link.version for link in self.links)
+        self._decisions = {number: signed for number, signed in self._decisions.items() if number > heard}
         body = {"round": self.round, "hypers": hypers, "weight": weight, "present": as_ranges(self._pushed)}
-        known = {"since": self._last_decision, "floor": floor, "wait_s": WAIT_S}
+        known = {"since": self._last_decision, "applied": self._applied, "wait_s": WAIT_S}
         committed = self._coordinator(Op.COMMIT, body | known)
         self._keep(committed["decisions"])
         self._last_decision, self.round, self._pushed = committed["last"], committed["next_round"], []
+        asked = self.links if committed.get("attest") else []
+        self._applied = [self._ask(link, Frame(Op.ATTEST)).fields["applied"] for link in asked]
         return committed
 
     def pull(self, names: Iterable[str]) -> dict[str, bytes]:

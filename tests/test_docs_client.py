@@ -157,6 +157,7 @@ def test_two_workers_train_to_the_bytes_of_numpy(kind: type[Client], sync_store:
         for name in NAMES:
             assert_array_equal(store.pull(name), expected[-1][name], strict=True)
 
+
 def test_reader_sees_a_round_that_nobody_has_told_the_shards(sync_store: StoreProcess) -> None:
     workers = [Client(sync_store.url) for _ in WEIGHTS]
     for worker in workers:

@@ -120,6 +120,16 @@ def test_heartbeat_of_an_older_life_counts_for_nobody() -> None:
     assert [worker.rank for worker in store.coordinator.membership.lost()] == [0]
 
 
+def test_heartbeat_of_another_client_counts_for_nobody() -> None:
+    store = FakeStore(num_workers=2)
+    worker = store.worker(0, client=CLIENT)
+    beats = store.connect(role="heartbeat")
+    for _ in range(20):
+        beats.send("HEARTBEAT", rank=worker.rank, incarnation=worker.incarnation)
+        store.pass_time(1.0)
+    assert [lost.rank for lost in store.coordinator.membership.lost()] == [0]
+
+
 def test_heartbeat_connection_is_for_heartbeats_alone() -> None:
     beats = FakeStore().connect(role="heartbeat")
     with pytest.raises(errors.UnexpectedMessage, match="heartbeat"):

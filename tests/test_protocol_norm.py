@@ -190,7 +190,7 @@ def unscaled_client() -> Client:
     """A worker that knows of a clipped decision, and not of its scale."""
     store = FakeStore(num_workers=1)
     peer, tensors = worker_with_tensors(store, "w")
-    identity = Identity(client=peer.client, role="worker", ticket=peer.ticket)
+    identity = Identity(client=peer.client, role="worker", ticket=peer.ticket, incarnation=peer.incarnation)
     facts = Facts(1)
     facts.learn(1, clipped_round(store, peer, tensors).decisions)
     return Client(driver=mock.Mock(), identity=identity, facts=facts, sessions=[], timeout_s=1.0)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 
 import pytest
-from protocol_support import LIVENESS, FakeStore, Peer, decisions_in, failure_of, sgd, tensor_of
+from protocol_support import LIVENESS, SIGNER, FakeStore, Peer, decisions_in, failure_of, sgd, tensor_of
 
 from psstore import errors
+from psstore.protocol.rounds import ATTEST_EVERY
 from psstore.types import UNBOUNDED, TensorSpec
 from psstore.wire import messages as m
 
@@ -47,30 +48,72 @@ def test_shard_of_the_coordinator_need_not_be_told_what_was_decided() -> None:
     assert (store.shards[0].version, reader.is_answered(reading)) == (0, False)
     store.carry_out(0, store.services[0].catch_up(store.now))
     assert store.shards[0].version == 1
+    assert store.coordinator.rounds.log_length == 0
     assert reader.pulled(reading) == [-1.0] * 4
 
 
-def test_commit_that_names_what_was_not_pushed_is_told_to_who_brings_it() -> None:
-    store = FakeStore(num_workers=1)
-    (peer,) = workers(store, 1)
-    tensor = tensor_of(peer.create(sgd("w", zeros=True)).tensors[0])
-    committed = peer.committed(peer.commit(1, [tensor.id]))
-    assert store.services[0].catch_up(store.now) == []
-    assert store.shards[0].version == 0
-    assert isinstance(failure_of(peer, peer.pull(tensor, decisions=committed.decisions)), errors.MissingContribution)
-
-
-def test_shard_that_lacks_what_nobody_keeps_any_more_goes_on_serving() -> None:
-    """A client that lies twice: of what it has pushed, and of what every shard has applied."""
+def test_worker_that_commits_what_it_has_not_pushed_may_not_go_on() -> None:
+    """The others' gradients count, and they hear that they wait for somebody."""
     store = FakeStore(num_workers=2)
+    honest, liar = workers(store, 2)
+    tensor = tensor_of(honest.create(sgd("w", zeros=True)).tensors[0])
+    honest.push(tensor, [1.0] * 4, round=1)
+    honest.commit(1, [tensor.id], hypers={0: {"lr": 1.0}})
+    liar.committed(liar.commit(1, [tensor.id]))
+    assert store.services[0].catch_up(store.now) == []
+    assert honest.pulled(honest.pull(tensor)) == [-0.5] * 4
+    refusal = failure_of(liar, liar.commit(2))
+    assert isinstance(refusal, errors.MissingContribution)
+    assert (refusal.details["rank"], refusal.details["round"], refusal.details["shard"]) == (1, 1, 0)
+    assert isinstance(failure_of(liar, liar.send("JOIN", m.Join())), errors.MissingContribution)
+    successor = store.worker(1)
+    waiting = honest.commit(2)
+    assert successor.committed(successor.commit(2)).decision == 2
+    assert honest.committed(waiting).decision == 2
+
+
+def test_worker_hears_that_it_was_refused_while_its_commit_waits() -> None:
+    store = FakeStore(num_workers=2, num_shards=2)
+    honest, liar = workers(store, 2)
+    for peer in (honest, liar):
+        peer.commit(1)
+    waiting = liar.commit(2, applied=[SIGNER.sign(m.AppliedFact(shard=1, decision=1, missing=((1, 1, 1),)))])
+    assert isinstance(failure_of(liar, waiting), errors.MissingContribution)
+    assert isinstance(failure_of(honest, honest.commit(2)), errors.WorkerLost)
+
+
+def test_shard_says_signed_what_it_has_applied_and_what_it_misses() -> None:
+    store = FakeStore(num_workers=1, num_shards=2)
+    peer = store.worker()
+    created = peer.create(sgd("w", zeros=True), sgd("v", zeros=True))
+    tensors = [tensor_of(one) for one in created.tensors]
+    far = store.connect(client=peer.client, shard=1)
+    far.ask("DEFINE", m.Define(facts=created.tensors))
+    committed = peer.committed(peer.commit(1, [t.id for t in tensors]))
+    (there,) = [tensor for tensor in tensors if 1 in tensor.shards]
+    assert far.pulled(far.pull(there, decisions=committed.decisions)) == [0.0] * 4
+    attested = m.decode_body(m.Attested, far.ask("ATTEST").body)
+    assert SIGNER.open(attested.applied) == m.AppliedFact(shard=1, decision=1, missing=((0, 1, 1),))
+
+
+def test_commit_with_what_no_shard_has_signed_is_refused() -> None:
+    store = FakeStore(num_workers=1, num_shards=2)
+    fact = m.AppliedFact(shard=1, decision=9)
+    for forged in (m.Signed(blob=SIGNER.sign(fact).blob, mac=b"x" * 16), SIGNER.sign(m.DropFact(ids=()))):
+        peer = store.worker(0)
+        assert isinstance(failure_of(peer, peer.commit(1, applied=[forged])), errors.BadSignature)
+    assert store.coordinator.rounds.decided == 0
+
+
+def test_one_worker_of_a_round_is_asked_now_and_then_to_have_the_shards_attest() -> None:
+    store = FakeStore(num_workers=2, num_shards=2)
     peers = workers(store, 2)
-    tensor = tensor_of(peers[0].create(sgd("w", zeros=True)).tensors[0])
-    for peer in peers:
-        peer.commit(1, [tensor.id])
-    assert store.services[0].catch_up(store.now) == []
-    peers[0].commit(2, floor=1)
-    assert store.services[0].catch_up(store.now) == []
-    assert peers[1].pulled(peers[1].pull(tensor)) == [0.0] * 4
+    asked = {0: 0, 1: 0}
+    for round in range(1, 4 * ATTEST_EVERY + 1):
+        waiting = [peer.commit(round) for peer in peers]
+        for rank, peer in enumerate(peers):
+            asked[rank] += peer.committed(waiting[rank]).attest
+    assert asked == {0: 2, 1: 2}
 
 
 def test_sum_instead_of_average_divides_by_one() -> None:
@@ -274,12 +317,14 @@ def test_asynchronous_commit_that_is_repeated_is_decided_once() -> None:
 # ---- the log ----
 
 
-def test_decisions_are_kept_until_every_shard_has_them() -> None:
-    (peer,) = workers(FakeStore(num_workers=1), 1)
+def test_decisions_are_kept_until_every_shard_has_attested_them() -> None:
+    store = FakeStore(num_workers=1, num_shards=2)
+    (peer,) = workers(store, 1)
     for round in (1, 2, 3):
-        told = peer.committed(peer.commit(round, floor=round - 2))
+        applied = [SIGNER.sign(m.AppliedFact(shard=shard, decision=round - 1 - shard)) for shard in (0, 1)]
+        told = peer.committed(peer.commit(round, applied=applied if round == 3 else []))
     assert [fact.number for fact in decisions_in(told)] == [2, 3]
-    assert peer._store.coordinator.rounds.log_length == 2
+    assert store.coordinator.rounds.log_length == 2
 
 
 def test_worker_that_joins_learns_the_decisions_that_some_shard_may_lack() -> None:

@@ -27,14 +27,22 @@ def test_a_gap_is_refused(shard: _core.Shard) -> None:
         shard.advance(decision(2, []))
 
 
-def test_a_missing_contribution_is_named_and_nothing_changes(shard: _core.Shard) -> None:
+def test_a_missing_contribution_is_noted_and_counts_as_absent(shard: _core.Shard) -> None:
     push(shard, {A: floats(1)})
-    with pytest.raises(errors.MissingContribution, match=rf"tensor 2, key {B}, from rank 0 .* round 1"):
-        shard.advance(decision(1, [(0, 1, 1, 1.0)]))
-    assert shard.version == 0
-    assert value(shard, A) == [0]
-    shard.advance(decision(1, [(0, 1, 1, 1.0)], present={0: [(1, 1)]}))
-    assert (value(shard, A), value(shard, B)) == ([-1], [0])
+    assert shard.missing() == []
+    shard.advance(decision(1, [(0, 1, 1, 1.0)]))
+    assert (shard.version, value(shard, A), value(shard, B)) == (1, [-1], [0])
+    assert (shard.missing(), shard.stats()["missing"]) == ([(0, 1, 1)], 1)
+    push(shard, {B: floats(1)})  # too late: the step without it is taken
+    assert value(shard, B) == [0]
+
+
+def test_what_a_life_of_a_rank_left_missing_is_forgotten_with_it(shard: _core.Shard) -> None:
+    shard.advance(decision(1, [(0, 1, 1, 1.0)]))
+    push(shard, {A: floats(1), B: floats(1)}, incarnation=2, round=2)
+    shard.advance(decision(2, [(0, 2, 2, 1.0)]))
+    assert shard.missing() == []
+    assert value(shard, A) == [-1]
 
 
 def test_a_tensor_that_came_while_the_decision_was_on_its_way_is_left_alone(shard: _core.Shard) -> None:

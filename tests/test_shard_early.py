@@ -150,16 +150,17 @@ def test_the_round_after_is_decided_as_ever(shard: _core.Shard) -> None:
 # ---- while slices wait ----
 
 
-def test_the_next_decision_is_refused_and_says_who_is_awaited(shard: _core.Shard) -> None:
+def test_the_next_decision_ends_the_wait_and_notes_who_was_awaited(shard: _core.Shard) -> None:
+    """There is none before all have said that what they promised is here."""
     shard.advance(decision(1, BOTH, early=True))
     push(shard, {A: floats(1), B: floats(1)}, rank=0)
     push(shard, {A: floats(1)}, rank=1)
-    with pytest.raises(errors.MissingContribution, match=rf"decision 1 .* tensor 2, key {B}, from rank 1 .* round 1"):
-        shard.advance(decision(2, [], skip=True))
-    assert (shard.version, status(shard, B)) == (1, errors.NOT_APPLIED)
-    push(shard, {B: floats(1)}, rank=1)
+    assert (shard.missing(), status(shard, B)) == ([], errors.NOT_APPLIED)
     shard.advance(decision(2, [], skip=True))
-    assert (shard.version, value(shard, B)) == (2, [-2])
+    assert (shard.version, value(shard, A), value(shard, B)) == (2, [-2], [-1])
+    assert (shard.missing(), shard.stats()["held_slots"]) == ([(1, 1, 1)], 0)
+    push(shard, {B: floats(1)}, rank=1)
+    assert value(shard, B) == [-1]
 
 
 def test_settling_has_nothing_to_do_for_slices_that_wait(shard: _core.Shard) -> None:

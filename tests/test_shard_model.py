@@ -49,7 +49,7 @@ class Model:
         return [rank for rank in RANKS if tensor in self.present.get(rank, ())]
 
     def complete(self, tensor: int) -> bool:
-        return all(self.slots[tensor].staged.get(rank, (0, 0))[0] == self.version for rank in self.counted(tensor))
+        return self.here(tensor) == self.counted(tensor)
 
     def push(self, rank: int, tensor: int, round_: int, gradient: float) -> int:
         slot = self.slots[tensor]
@@ -65,14 +65,15 @@ class Model:
         return errors.OK
 
     def advance(self, present: Present, *, early: bool, needs_scale: bool, skip: bool) -> type[Exception] | None:
-        if any(slot.held for slot in self.slots.values()):
-            return errors.DecisionGap if self.lacks_scale else errors.MissingContribution
+        if self.lacks_scale and any(slot.held for slot in self.slots.values()):
+            return errors.DecisionGap
+        for tensor, slot in self.slots.items():
+            if slot.held:
+                self.settle(tensor, 1.0)
         following = Model(self.slots, self.version + 1, present, early and not skip, needs_scale and not skip)
-        if not skip and not early and not all(map(following.complete, TENSORS)):
-            return errors.MissingContribution
         self.__dict__.update(following.__dict__)
         for tensor, slot in self.slots.items():
-            slot.squares = self.sum(tensor) ** 2 if self.lacks_scale and self.counted(tensor) else None
+            slot.squares = self.sum(tensor) ** 2 if self.lacks_scale and self.here(tensor) else None
             slot.held = bool(self.counted(tensor)) if self.lacks_scale else early and not self.complete(tensor)
             slot.held = slot.held and not skip
             if not slot.held:
@@ -94,13 +95,18 @@ class Model:
         slot.value, slot.version = value, max(slot.version, self.version) + 1
         return errors.OK
 
+    def here(self, tensor: int) -> list[int]:
+        """Ranks that count, and have pushed."""
+        staged = self.slots[tensor].staged
+        return [rank for rank in self.counted(tensor) if staged.get(rank, (0, 0))[0] == self.version]
+
     def sum(self, tensor: int) -> float:
-        return sum(self.slots[tensor].staged[rank][1] for rank in self.counted(tensor))
+        return sum(self.slots[tensor].staged[rank][1] for rank in self.here(tensor))
 
     def settle(self, tensor: int, factor: float | None) -> None:
         """SGD with lr 1. Factor None: a skip."""
         slot = self.slots[tensor]
-        if factor is not None and self.counted(tensor):
+        if factor is not None and self.here(tensor):
             slot.value -= self.sum(tensor) * factor
             slot.version = max(self.version, slot.version + 1)
         slot.held = False

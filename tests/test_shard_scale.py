@@ -149,10 +149,11 @@ def test_a_scale_that_is_not_finite_is_refused(shard: _core.Shard, factor: float
     assert status(shard, A) == errors.NOT_APPLIED
 
 
-def test_contributions_are_checked_before_as_ever(shard: _core.Shard) -> None:
-    with pytest.raises(errors.MissingContribution, match="rank 1"):
-        shard.advance(decision(1, [*ONE, (1, 1, 1, 1.0)], needs_scale=True))
-    assert shard.version == 0
+def test_a_missing_contribution_counts_as_absent_as_ever(shard: _core.Shard) -> None:
+    shard.advance(decision(1, [*ONE, (1, 1, 1, 1.0)], needs_scale=True))
+    shard.set_scale(1, 0.5)
+    assert value(shard, B) == [-1]
+    assert shard.missing() == [(1, 1, 1)]
 
 
 def test_an_early_decision_with_a_scale_is_refused_when_it_is_made() -> None:

@@ -227,6 +227,14 @@ void bind_table(py::module_& m) {
       .def("restore", &restore, py::arg("frame"), py::arg("client"))
       .def("last_sequence", &Shard::last_sequence, py::arg("client"), no_gil)
       .def("advance", &Shard::advance, py::arg("decision"), no_gil)
+      .def("missing",
+           [](const Shard& self) {
+             py::list found;
+             for (const Origin& origin : self.missing()) {
+               found.append(py::make_tuple(origin.rank, origin.incarnation, origin.round));
+             }
+             return found;
+           })
       .def("set_scale", &Shard::set_scale, py::arg("number"), py::arg("factor"), no_gil)
       .def("settle", &Shard::settle, py::arg("max_slots") = -1, no_gil)
       .def("read", &read_frame, py::arg("frame"), py::kw_only(), py::arg("share") = false,

@@ -41,6 +41,7 @@ namespace psstore {
   X(BAD_HYPER, 33, "a hyper-parameter is unknown, missing or out of range")                 \
   X(NOT_INITIALISED, 34, "the tensor has no value yet")                                     \
   X(BAD_ARGUMENT, 35, "an argument is out of range")                                        \
+  X(MISSING_CONTRIBUTION, 36, "a commit named what its worker had not pushed")              \
   /* Information in a reply, per slice. */                                                  \
   X(NOT_MODIFIED, 40, "nothing newer than the version asked about")                         \
   X(NOT_APPLIED, 41, "the decision on it still lacks contributions or its scale")           \
@@ -57,7 +58,6 @@ namespace psstore {
   X(OUT_OF_MEMORY, 58, "the memory of the device that a shard lives on is too small")       \
   /* InternalError: we erred. */                                                            \
   X(INTERNAL, 90, "an invariant of psstore was violated")                                   \
-  X(MISSING_CONTRIBUTION, 91, "a decision names a contribution that the shard lacks")       \
   X(DECISION_GAP, 92, "a decision came before one that precedes it")
 
 enum class ErrorCode : uint8_t {

@@ -27,6 +27,7 @@ struct Counters {
   Counter refused;      // slices answered with an error
   Counter decisions;    // decisions applied
   Counter skipped;      // of them, those that said skip
+  Counter missing;      // slices that a decision named for a member who had not pushed them
   Counter applied_in_place;
   Counter applied_out_of_place;
 

@@ -153,8 +153,20 @@ void DenseTable::finish_pending() {
   for (const auto& [key, there] : decided_) {
     Stripe& stripe = stripe_of(key);
     const MutexLock lock(stripe.mutex);
-    const Slot& slot = *there;
-    if (!is_settled(slot)) slot.require_contributions(held);
+    Slot& slot = *there;
+    if (is_settled(slot)) continue;
+    note_missing(slot, held);
+    counters_.count(slot.settle(*pending_, *backend_));
+  }
+  num_unsettled_.store(0, std::memory_order_relaxed);
+  num_held_.store(0, std::memory_order_relaxed);
+}
+
+void DenseTable::note_missing(const Slot& slot, const Decision& decision) {
+  for (const Member& member : decision.members()) {
+    if (!slot.lacks(member)) continue;
+    ranks_.note_missing(member.origin);
+    counters_.missing.add();
   }
 }
 
@@ -167,7 +179,7 @@ DenseTable::Checked DenseTable::check(const Decision& decision) {
     Stripe& stripe = stripe_of(key);
     const MutexLock lock(stripe.mutex);
     const Slot& slot = *there;
-    if (!decision.early()) slot.require_contributions(decision);
+    if (!decision.early()) note_missing(slot, decision);
     if (slot.counted(decision)) checked.pending.require_hyper(slot.spec());
     if (!slot.ready(checked.pending)) ++checked.num_held;
   }

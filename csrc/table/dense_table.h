@@ -25,6 +25,7 @@
 
 #include "core/mutex.h"
 #include "table/counters.h"
+#include "table/rank_book.h"
 #include "table/stripe.h"
 
 namespace psstore {
@@ -41,8 +42,9 @@ struct TableSize {
 
 class DenseTable {
  public:
-  DenseTable(size_t num_stripes, std::shared_ptr<Backend> backend, Counters& counters)
-      : backend_(std::move(backend)), counters_(counters), stripes_(num_stripes) {}
+  DenseTable(size_t num_stripes, std::shared_ptr<Backend> backend, Counters& counters,
+             RankBook& ranks)
+      : backend_(std::move(backend)), counters_(counters), ranks_(ranks), stripes_(num_stripes) {}
 
   SharedMutex decision_mutex;
 
@@ -59,8 +61,9 @@ class DenseTable {
   // Throws Error(BAD_ARGUMENT) if there are slots.
   void set_version(uint64_t version) REQUIRES(decision_mutex);
 
-  // Makes `decision` the pending one. False: it was applied before. Throws, with nothing changed:
-  // DECISION_GAP, also if the pending one lacks its scale; MISSING_CONTRIBUTION, also of the pending one;
+  // Makes `decision` the pending one. False: it was applied before. What it names and nobody has staged counts as
+  // absent, as does what an early one before it still waits for: the rank book is told.
+  // Throws, with nothing changed but the decision before it finished: DECISION_GAP, also if that lacks its scale;
   // BAD_HYPER; OUT_OF_MEMORY if it asks for rule state that the backend has no room for.
   bool advance(const Decision& decision) REQUIRES(decision_mutex);
   // What the pending decision lacks (PendingDecision::set_scale). False, with nothing changed: it is not
@@ -125,7 +128,10 @@ class DenseTable {
   void erase(Key key) REQUIRES(decision_mutex);
   // Has the slots that settle() comes to after that place on their way from memory.
   void fetch_after(size_t place) REQUIRES_SHARED(decision_mutex);
+  // What the pending decision still waits for will not come any more: there is none after it before all who promised
+  // have said that it is here.
   void finish_pending() REQUIRES(decision_mutex);
+  void note_missing(const Slot& slot, const Decision& decision) REQUIRES(decision_mutex);
   Checked check(const Decision& decision) REQUIRES(decision_mutex);
   bool is_settled(const Slot& slot) const {
     return !applies_by_decision(slot.spec().rule) || slot.settled(version());
@@ -133,6 +139,7 @@ class DenseTable {
 
   const std::shared_ptr<Backend> backend_;
   Counters& counters_;
+  RankBook& ranks_;
 
   Stripes stripes_;
   SlotIndex index_ GUARDED_BY(decision_mutex);

@@ -29,4 +29,19 @@ void RankBook::record(const Decision& decision) {
   }
 }
 
+void RankBook::note_missing(const Origin& origin) {
+  const MutexLock lock(mutex_);
+  Life& life = latest(origin);
+  if (life.incarnation == origin.incarnation) life.missing_round = origin.round;
+}
+
+std::vector<Origin> RankBook::missing() const {
+  const MutexLock lock(mutex_);
+  std::vector<Origin> found;
+  for (const auto& [rank, life] : lives_) {
+    if (life.missing_round) found.push_back({rank, life.incarnation, *life.missing_round});
+  }
+  return found;
+}
+
 }  // namespace psstore

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <optional>
 #include <unordered_map>
+#include <vector>
 
 #include "core/mutex.h"
 #include "table/decision.h"
@@ -28,17 +29,23 @@ class RankBook {
   // Notes that the rounds of these members are decided.
   void record(const Decision& decision);
 
+  // Notes that a decision names this contribution, and that it was not here.
+  void note_missing(const Origin& origin);
+  // The last such contribution of each rank's latest life, if there is any.
+  std::vector<Origin> missing() const;
+
  private:
   struct Life {
     uint32_t incarnation = 0;
     std::optional<uint64_t> decided_round = {};
     bool promised = false;  // that round, by an early decision
+    std::optional<uint64_t> missing_round = {};
   };
 
   // The entry of the origin's rank, moved on to that life if it is a later one.
   Life& latest(const Origin& origin) REQUIRES(mutex_);
 
-  Mutex mutex_;
+  mutable Mutex mutex_;
   std::unordered_map<uint32_t, Life> lives_ GUARDED_BY(mutex_);  // by rank
 };
 

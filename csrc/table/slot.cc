@@ -127,31 +127,15 @@ bool Slot::counted(const Decision& decision) const {
                      [this](const Member& member) { return contributes(member, spec_); });
 }
 
-const Member* Slot::lacking(const Decision& decision) const {
-  for (const Member& member : decision.members()) {
-    if (!contributes(member, spec_)) continue;
-    if (!initialised() || staging_.find(member.origin) == nullptr) return &member;
-  }
-  return nullptr;
-}
-
-void Slot::require_contributions(const Decision& decision) const {
-  const Member* member = lacking(decision);
-  if (member == nullptr) return;
-  const Origin& origin = member->origin;
-  throw Error(ErrorCode::MISSING_CONTRIBUTION,
-              "decision " + std::to_string(decision.number()) + " counts on tensor " +
-                  std::to_string(tensor_of(spec_.key)) + ", key " + std::to_string(spec_.key) +
-                  ", from rank " + std::to_string(origin.rank) + " (incarnation " +
-                  std::to_string(origin.incarnation) + ") in round " +
-                  std::to_string(origin.round) + ", but " +
-                  (initialised() ? "it was not pushed here" : "the tensor has no value yet"));
+bool Slot::lacks(const Member& member) const {
+  return contributes(member, spec_) && (!initialised() || staging_.find(member.origin) == nullptr);
 }
 
 bool Slot::ready(const PendingDecision& pending) const {
   const Decision& decision = pending.decision();
   if (pending.lacks_scale()) return !counted(decision);
-  return !decision.early() || lacking(decision) == nullptr;
+  const auto is_here = [this](const Member& member) { return !lacks(member); };
+  return !decision.early() || std::ranges::all_of(decision.members(), is_here);
 }
 
 std::optional<Sum> Slot::squares(const Decision& decision, Backend& backend) {
@@ -187,8 +171,10 @@ std::vector<Contribution> Slot::contributions(const Decision& decision) const {
   std::vector<Contribution> found;
   found.reserve(decision.members().size());
   for (const Member& member : decision.members()) {
-    if (!contributes(member, spec_)) continue;
-    const PayloadSlice& slice = staging_.find(member.origin)->slice;
+    if (!contributes(member, spec_) || !initialised()) continue;
+    const StagedContribution* staged = staging_.find(member.origin);
+    if (staged == nullptr) continue;
+    const PayloadSlice& slice = staged->slice;
     found.push_back({slice.data(), slice.dtype, member.weight, slice.num_bytes});
   }
   return found;

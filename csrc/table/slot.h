@@ -93,16 +93,14 @@ class Slot {
 
   // Whether the decision concerns the slot: a member of it has a gradient for the tensor.
   bool counted(const Decision& decision) const;
-  // Throws Error(MISSING_CONTRIBUTION) that names who and what if a member has a gradient for the tensor
-  // and has not staged exactly its round.
-  void require_contributions(const Decision& decision) const;
+  // Whether a member has a gradient for the tensor, as the decision says, and has not staged exactly its round.
+  bool lacks(const Member& member) const;
 
   bool settled(uint64_t decision) const { return settled_ >= decision; }
   // Whether it can settle now: nothing that the decision leaves open concerns it, or is missing still.
   // REQUIRES: the decision follows the one that the slot is settled to, as in settle().
   bool ready(const PendingDecision& pending) const;
-  // Carries the decision out and lets go of the contributions it used. REQUIRES: ready(), and
-  // require_contributions() was fine.
+  // Carries the decision out with the contributions that are here, and lets go of them.
   Change settle(const PendingDecision& pending, Backend& backend);
 
   // Has value and rule state on their way from memory, for a step that comes soon. Contributions lie one
@@ -140,8 +138,6 @@ class Slot {
   BufferRef received(const PayloadSlice& from, Backend& backend) const;
   // Makes `target`, with the new value in it, the value.
   Change replace_value(BufferRef target, const Backend& backend);
-  // The first member that has a gradient for the tensor and has not staged it; nullptr: all is here.
-  const Member* lacking(const Decision& decision) const;
   // What the members have staged, in rank order.
   std::vector<Contribution> contributions(const Decision& decision) const;
   // The reduction of them: what a step and a sum of squares have in common.

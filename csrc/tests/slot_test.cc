@@ -29,7 +29,6 @@ class SlotTest : public OnDevices {
     return pending;
   }
   Change settle(Slot& slot, const Decision& decision) {
-    if (!decision.skip()) slot.require_contributions(decision);
     return slot.settle(pend(slot, decision), *backend);
   }
 
@@ -258,27 +257,23 @@ TEST_P(SlotTest, KeepsStateFromTheFirstStepThatNeedsIt) {
   EXPECT_EQ(step_of(slot), 3);
 }
 
-TEST_P(SlotTest, SaysWhoseContributionIsMissing) {
+TEST_P(SlotTest, LacksContributionsOfAnotherRound) {
   Slot slot = make_sgd_slot({0});
   stage(slot, 0, 1, {1});
   stage(slot, 1, 1, {1});
-  const std::string message = error_of(ErrorCode::MISSING_CONTRIBUTION, [&] {
-    slot.require_contributions(decision(1, {member(0, 1), member(1, 2)}));
-  });
-  EXPECT_NE(message.find("tensor 7"), std::string::npos) << message;
-  EXPECT_NE(message.find("key " + std::to_string(kKey)), std::string::npos) << message;
-  EXPECT_NE(message.find("rank 1"), std::string::npos) << message;
-  EXPECT_NE(message.find("round 2"), std::string::npos) << message;
+  EXPECT_FALSE(slot.lacks(member(0, 1)));
+  EXPECT_TRUE(slot.lacks(member(1, 2)));
+  EXPECT_EQ(settle(slot, decision(1, {member(0, 1), member(1, 2)})), Change::kInPlace);
+  EXPECT_EQ(floats_of(slot.value()), (Floats{-1}));
 }
 
-TEST_P(SlotTest, WithoutValueMustBeNamedByNobody) {
+TEST_P(SlotTest, WithoutValueLacksWhateverIsStaged) {
   Slot slot({kKey, 1, DType::kFloat32, RuleKind::kSgd, 0}, 0);
   stage(slot, 0, 1, {1});
-  const Decision of_others = decision(1, {member(0, 1, {kTensor})});
-  slot.require_contributions(of_others);
-  EXPECT_FALSE(slot.counted(of_others));
-  error_of(ErrorCode::MISSING_CONTRIBUTION,
-           [&] { slot.require_contributions(decision(1, {member(0, 1)})); });
+  EXPECT_FALSE(slot.lacks(member(0, 1, {kTensor})));
+  EXPECT_FALSE(slot.counted(decision(1, {member(0, 1, {kTensor})})));
+  EXPECT_TRUE(slot.lacks(member(0, 1)));
+  EXPECT_EQ(settle(slot, decision(1, {member(0, 1)})), Change::kNone);
 }
 
 // ---- decisions that leave something open

@@ -38,6 +38,8 @@ namespace psstore {
   X(SHARE, 34, "Share", "asks for memory that client and shard share")           \
   X(SHARED, 35, "Shared", "where a client of the same machine gets it")          \
   X(RELEASE, 36, "", "that answer's shared memory was read; no reply")           \
+  X(ATTEST, 38, "", "asks what the shard has applied, signed")                   \
+  X(ATTESTED, 39, "Attested", "for the coordinator, carried by a worker")        \
   /* coordinator: answered by shard 0 only */                                    \
   X(JOIN, 50, "Join", "become a worker")                                         \
   X(JOINED, 51, "Joined", "rank, incarnation, round, last decisions")            \

@@ -493,7 +493,10 @@ class Shard:
     # decisions
     def advance(self, decision: Decision) -> None:
         """Applies a decision; a number already applied is ignored, a gap raises DECISION_GAP.
-        All contributions are checked first (MISSING_CONTRIBUTION leaves everything as it was)."""
+        A contribution that it names and that was not staged counts as absent, and is `missing`."""
+    def missing(self) -> list[tuple[int, int, int]]:
+        """(rank, incarnation, round) of the last contribution that a decision named in vain, of each rank's latest
+        life. A worker that committed what it had not pushed."""
     def set_scale(self, number: int, factor: float | None) -> None:
         """The scale that decision `number` waits for; None makes it a skip. Ignored if that decision is not the last,
         does not need one or has one."""

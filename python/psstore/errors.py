@@ -139,6 +139,13 @@ class BadArgument(UsageError):
     code = 35
 
 
+class MissingContribution(UsageError):
+    """A commit of this worker named tensors of which a shard had no gradient from it: they counted as absent, and this
+    life of the rank is over. `details`: rank, round, shard."""
+
+    code = 36
+
+
 class WorkerLost(AvailabilityError):
     """A worker that the round needs is lost. `details`: rank, round, last_seen_s."""
 
@@ -187,10 +194,6 @@ class OutOfMemory(AvailabilityError):
     """The memory of the device that a shard lives on is too small for what was asked of it. Nothing changed."""
 
     code = 58
-
-
-class MissingContribution(InternalError):
-    code = 91
 
 
 class DecisionGap(InternalError):

@@ -46,6 +46,8 @@ PATIENCE = 20
 PAUSE_S = 2.0
 PROMPT_S = 8.0
 """A pause between two commits, and a few reconnects."""
+FIRST_LIE = 2
+"""Round from which on a liar lies."""
 NUM_WRITES = 6
 NUM_SCRATCHES = 4
 HASTY_S = 0.3
@@ -232,8 +234,11 @@ class Worker(Actor):
         await train(chosen, sent, gradients)
 
     async def train_late(self, tensors: list[Tensor], sent: list[Transfer], gradients: list[Array]) -> None:
-        """All that is pushed is committed."""
+        """All that is pushed is committed; but once a liar pushes nothing."""
         round = self.client.round
+        if self.plan.liar == self.rank and self.life == 1 and round >= FIRST_LIE and not self.history.lied:
+            self.history.lied.add((self.rank, self.life, round))
+            sent = []
         await self.call(f"push {round}", self.client.push(sent))
         spoil(gradients)
         await self.commit(tensors)

@@ -61,6 +61,8 @@ class History:
 
     pushed: set[Cell] = field(default_factory=set)
     """Of which at least one push began."""
+    lied: set[Cell] = field(default_factory=set)
+    """That were to be committed with nothing pushed."""
     commits: dict[Cell, Committed] = field(default_factory=dict)
     """Answers that workers got."""
     asked_at: dict[Cell, float] = field(default_factory=dict)

@@ -9,7 +9,7 @@ digits blur; then the same few roundings are made here.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Literal
 
 import numpy as np
@@ -131,9 +131,14 @@ def pulls_after(plan: Plan, round: int) -> bool:
 
 
 def counters_after(
-    plan: Plan, tensors: Mapping[str, Tensor], decisions: Sequence[DecisionFact], factors: Factors
+    plan: Plan,
+    tensors: Mapping[str, Tensor],
+    decisions: Sequence[DecisionFact],
+    factors: Factors,
+    lied: Collection[tuple[int, int, int]],
 ) -> dict[str, Array]:
-    """The value of each counter tensor after these decisions, by arithmetic of our own."""
+    """The value of each counter tensor after these decisions, by arithmetic of our own. `lied`: (rank, life, round) of
+    what was never pushed."""
     values = {
         name: np.zeros(tensor.spec.num_elems, np.float32) for name, tensor in tensors.items() if is_counter(tensor.spec)
     }
@@ -142,6 +147,8 @@ def counters_after(
         if decision.skip or factor is None:
             continue
         for member in decision.members:
+            if (member.rank, member.incarnation, member.round) in lied:
+                continue
             for name, value in values.items():
                 if contains(member.present, tensors[name].id):
                     cell = member.rank * plan.rounds + member.round - 1

@@ -169,9 +169,15 @@ def barriers_open_for_the_first() -> Iterator[None]:
         yield
 
 
-def decisions_are_forgotten_too_early(self: Rounds, floor: int) -> None:
+def decisions_are_forgotten_too_early(self: Rounds, shard: int, decision: int) -> None:
     while len(self._log) > 1:
         self._log.popleft()
+
+
+@contextmanager
+def one_shard_speaks_for_all() -> Iterator[None]:
+    with mock.patch.object(rounds, "min", max, create=True):
+        yield
 
 
 @contextmanager
@@ -224,7 +230,9 @@ MUTANTS: dict[str, tuple[str, Mutant]] = {
     "members are in the order of arrival": ("sync", lambda: mock.patch.object(rounds, "sorted", list, create=True)),
     "the dead are never noticed": ("sync", _method(Membership, "sweep", lambda self, now: [])),
     "a new life inherits the old one's commit": ("sync", _method(Rounds, "replaced", lambda self, rank: [])),
-    "decisions are forgotten too early": ("async", _method(Rounds, "forget", decisions_are_forgotten_too_early)),
+    "decisions are forgotten too early": ("async", _method(Rounds, "applied", decisions_are_forgotten_too_early)),
+    "one shard speaks for all": ("async", one_shard_speaks_for_all),
+    "who lied goes on": ("sync", _method(Membership, "refuse", lambda self, worker, why: None)),
     "a repeated CREATE is carried out again": (
         "async",
         _method(Clients, "once", lambda self, client, request, answer: answer()),

@@ -44,6 +44,8 @@ class Plan:
     deaths: tuple[Death, ...]
     leaves: tuple[tuple[int, int], ...]
     """(rank, round): that worker is content before the end."""
+    liar: int | None
+    """A rank whose first life commits a round of which it has pushed nothing; a next life follows."""
     partition: tuple[int, float] | None
     """(rank, for how long): that worker loses every connection and gets no new one for so long."""
     mute_heartbeats: bool
@@ -67,7 +69,7 @@ class Plan:
     @property
     def disturbed(self) -> bool:
         """Who takes part differs from the fault-free run, so that values may differ too."""
-        return bool(self.deaths or self.leaves)
+        return bool(self.deaths or self.leaves or self.liar is not None)
 
     def undisturbed(self) -> Plan:
         """The same training, with nothing going wrong, on one shard and without what must make no difference."""
@@ -81,6 +83,7 @@ class Plan:
             break_chance=0.0,
             deaths=(),
             leaves=(),
+            liar=None,
             partition=None,
             mute_heartbeats=False,
             early=False,
@@ -104,6 +107,7 @@ def plan_of(seed: int, mode: str | None = None) -> Plan:
         compute_s[rng.randrange(num_workers)] *= 10.0
     deaths = tuple(_death(rng, num_workers) for _ in range(rng.choice((0, 0, 1, 1, 2))))
     leaver, rounds = rng.randrange(num_workers), rng.randint(3, 8)
+    lies = random.Random(f"lies {seed}")
     waits_for_all = chosen == "sync" or num_workers == 1
     manners = random.Random(f"manners {seed}")
     early = manners.random() < 0.5 and waits_for_all
@@ -125,6 +129,7 @@ def plan_of(seed: int, mode: str | None = None) -> Plan:
         late_s=rng.choice((0.0, 0.5, 4.0)),
         deaths=deaths,
         leaves=((leaver, rng.randrange(1, rounds)),) if rng.random() < 0.15 else (),
+        liar=lies.randrange(num_workers) if lies.random() < 0.15 and not early else None,
         partition=(rng.randrange(num_workers), rng.choice((1.0, 5.0, 15.0))) if rng.random() < 0.3 else None,
         mute_heartbeats=rng.random() < 0.2,
         early=early,

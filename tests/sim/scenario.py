@@ -7,6 +7,7 @@ from functools import partial
 from unittest import mock
 
 from psstore.partition import packing, slicing
+from psstore.protocol import rounds
 from psstore.protocol.coordinator import Coordinator
 from psstore.protocol.membership import Liveness
 from psstore.protocol.service import Identity
@@ -76,6 +77,7 @@ class Scenario:
         with (
             mock.patch.object(slicing, "SLICE_BYTES", model.SLICE_BYTES),
             mock.patch.object(packing, "FRAME_BYTES", model.FRAME_BYTES),
+            mock.patch.object(rounds, "ATTEST_EVERY", 2),
         ):
             for rank in range(plan.num_workers):
                 self._start_worker(rank, life=1)
@@ -146,6 +148,8 @@ class Scenario:
 
         async def act() -> None:
             await actor.run()
+            if isinstance(actor, Worker) and self.history.outcomes[name].startswith("MissingContribution"):
+                self._start_worker(actor.rank, life=len(self.plan.deaths) + 2)
             self.pending.discard(name)
 
         task = self.world.spawn(name, act())
@@ -184,7 +188,7 @@ class Scenario:
 
     def _observe_lead(self, rank: int) -> None:
         """A worker was let go: how far is it from the slowest of those that were there all the time?"""
-        disturbed = {death.rank for death in self.plan.deaths} | {r for r, _ in self.plan.leaves}
+        disturbed = {self.plan.liar, *(death.rank for death in self.plan.deaths), *(r for r, _ in self.plan.leaves)}
         if self.plan.partition is not None:
             disturbed.add(self.plan.partition[0])
         steady = [r for r in range(self.plan.num_workers) if r not in disturbed and r not in self.history.done]

@@ -83,6 +83,8 @@ class Client:
         """Rounds that this worker was ahead of the slowest when its last commit was answered."""
         self._unfinished = False
         """The current round was committed early: its pushes go on until `finish`."""
+        self._asked_to_attest = False
+        """The coordinator wants to know what the shards have applied."""
         self._unanswered = False
         """A commit was sent, and what became of it is not known here."""
         self._torn: TornRound | None = None
@@ -255,6 +257,7 @@ class Client:
         await self._tell_scale()
         for session in self.sessions:
             self._facts.heard(session.shard, session.version)
+        applied = await self._attest() if self._asked_to_attest else ()
         self._unanswered = True
         body = m.Commit(
             round=self.round,
@@ -267,12 +270,12 @@ class Client:
             early=early,
             max_norm=max_norm,
             since=self._facts.last,
-            floor=self._facts.floor,
+            applied=applied,
             wait_s=wait_s,
         )
         committed = _expect(m.Committed, await self._coordinate("COMMIT", body, wait_s=wait_s))
         self._facts.learn(committed.last, committed.decisions)
-        self._unanswered = False
+        self._unanswered, self._asked_to_attest = False, committed.attest
         self.decision = committed.decision
         self.staleness = max(0, committed.next_round - 1 - committed.slowest)
         self._unfinished = early
@@ -425,6 +428,11 @@ class Client:
     def _tell(self, sessions: Sequence[Session], *, timeout_s: float | None = None) -> list[Future]:
         """A PULL of nothing carries what is known."""
         return [self._request(s, "PULL", body=m.Carry(), timeout_s=timeout_s) for s in sessions]
+
+    async def _attest(self) -> tuple[m.Signed, ...]:
+        """What each shard says to have applied."""
+        replies = await collect([self._request(session, "ATTEST") for session in self.shards])
+        return tuple(reply.applied for reply in replies)
 
     async def _tell_scale(self) -> None:
         """Before a round is committed every shard has to have the scale of the last one: with the next decision

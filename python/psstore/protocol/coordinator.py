@@ -6,10 +6,10 @@ that comes again gets the answer that the first one got.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
-from psstore.errors import UnexpectedMessage
+from psstore.errors import BadSignature, MissingContribution, UnexpectedMessage
 from psstore.protocol.barriers import Barriers
 from psstore.protocol.catalogue import Catalogue
 from psstore.protocol.clients import Clients
@@ -20,6 +20,7 @@ from psstore.protocol.signing import Signer
 from psstore.protocol.unfinished import Finishing
 from psstore.types import Consistency
 from psstore.wire.messages import (
+    AppliedFact,
     Barrier,
     Commit,
     Create,
@@ -32,6 +33,7 @@ from psstore.wire.messages import (
     Joined,
     Message,
     Ready,
+    Signed,
     TicketFact,
 )
 
@@ -52,6 +54,7 @@ class Coordinator:
             membership=self.membership,
             signer=signer,
             rule_of_group=self.catalogue.rule_of_group,
+            num_shards=num_shards,
         )
         self._signer = signer
         self._clients = Clients()
@@ -67,8 +70,40 @@ class Coordinator:
         self._clients.detached(conn, now)
         self.membership.detach(conn, now)
 
-    def heartbeat(self, conn: int, *, rank: int, incarnation: int, now: float) -> None:
-        self.membership.heartbeat(rank=rank, incarnation=incarnation, conn=conn, now=now)
+    def heartbeat(self, conn: int, *, client: str, rank: int, incarnation: int, now: float) -> None:
+        self.membership.heartbeat(client=client, rank=rank, incarnation=incarnation, conn=conn, now=now)
+
+    # ---- what shards say ----
+
+    def applied(self, fact: AppliedFact, now: float) -> list[Reply]:
+        """A shard has applied a decision, and found these contributions missing: their workers may not go on."""
+        self.rounds.applied(fact.shard, fact.decision)
+        replies: list[Reply] = []
+        for rank, incarnation, round in fact.missing:
+            worker = self.membership.workers.get(rank)
+            if worker is None or worker.incarnation != incarnation or worker.refusal is not None:
+                continue
+            refusal = MissingContribution(
+                f"rank {rank} committed round {round} with tensors of which shard {fact.shard} has no gradient from it;"
+                " they counted as absent, and this worker may not go on: name only what was acknowledged, and connect"
+                " again",
+                rank=rank,
+                round=round,
+                shard=fact.shard,
+            )
+            self.membership.refuse(worker, refusal)
+            replies += self.rounds.refused(worker, refusal, now) + self._move_barriers(now)
+        return replies
+
+    def _attested(self, signed: Sequence[Signed], now: float) -> list[Reply]:
+        """The same, as workers carry it. Raises BadSignature."""
+        facts = [self._signer.open(one) for one in signed]
+        replies: list[Reply] = []
+        for fact in facts:
+            if not isinstance(fact, AppliedFact):
+                raise BadSignature("COMMIT carries a fact that no shard says of itself")
+            replies += self.applied(fact, now)
+        return replies
 
     # ---- requests ----
 
@@ -78,7 +113,8 @@ class Coordinator:
             self.rounds.refuse_if_torn()
         match message:
             case Commit():
-                return self.rounds.commit(self._worker(client, now), Waiting(message, conn, request, now))
+                told = self._attested(message.applied, now)
+                return told + self.rounds.commit(self._worker(client, now), Waiting(message, conn, request, now))
             case Finish():
                 return self.rounds.finish(self._worker(client, now), Finishing(message, conn, request, now))
             case Barrier():

@@ -5,7 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
-from psstore.errors import BadArgument, NotAWorker, RankTaken, StaleIncarnation, TooManyWorkers
+from psstore.errors import (
+    BadArgument,
+    MissingContribution,
+    NotAWorker,
+    RankTaken,
+    StaleIncarnation,
+    TooManyWorkers,
+)
 
 
 class Life(Enum):
@@ -47,6 +54,13 @@ class Worker:
     links: set[int] = field(default_factory=set)
     """Connections it has to the coordinator, heartbeat included."""
     detached_since: float | None = None
+    refusal: MissingContribution | None = None
+    """Why this life may not go on; it stays lost."""
+
+    def check(self) -> None:
+        """Raises what it is refused with."""
+        if self.refusal is not None:
+            raise MissingContribution(self.refusal.message, **self.refusal.details)
 
 
 class Membership:
@@ -81,6 +95,7 @@ class Membership:
             if worker.client == client and worker.life is not LEFT:
                 if rank not in (None, worker.rank):
                     raise BadArgument(f"this client is rank {worker.rank} already; it can't be rank {rank} as well")
+                worker.check()
                 self.seen(worker, now)
                 self._attach(worker, conn)
                 return worker
@@ -99,20 +114,27 @@ class Membership:
             if worker.client == client:
                 if worker.life is LEFT:
                     raise NotAWorker(f"rank {worker.rank} has left; connect again to train on")
+                worker.check()
                 return worker
         raise StaleIncarnation("this client is no worker here: it never joined, or a newer life took its rank")
 
-    def heartbeat(self, *, rank: int, incarnation: int, conn: int, now: float) -> None:
-        """Word from a worker's native thread. One from an older life is ignored."""
+    def heartbeat(self, *, client: str, rank: int, incarnation: int, conn: int, now: float) -> None:
+        """Word from a worker's native thread. One from an older life is ignored, or from another client."""
         worker = self.workers.get(rank)
-        if worker is not None and worker.incarnation == incarnation and worker.life is not LEFT:
+        if worker is None or worker.life is LEFT:
+            return
+        if (worker.client, worker.incarnation) == (client, incarnation):
             self.seen(worker, now)
             self._attach(worker, conn)
 
     def seen(self, worker: Worker, now: float) -> None:
         worker.last_seen = max(worker.last_seen, now)
-        if worker.life is LOST:
+        if worker.life is LOST and worker.refusal is None:
             worker.life = LIVE
+
+    def refuse(self, worker: Worker, why: MissingContribution) -> None:
+        """That life is over, whatever it says: its rank is free for another one."""
+        worker.refusal, worker.life = why, LOST
 
     def attach(self, *, client: str, conn: int, now: float) -> None:
         """A connection of this client to the coordinator is open (again)."""

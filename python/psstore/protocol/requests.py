@@ -34,6 +34,7 @@ PATIENT = (m.Commit, m.Finish, m.Barrier, m.Carry)
 REPLIES: dict[int, type[m.Message] | None] = {
     OPS["DEFINED"]: None,
     OPS["ATTACHED"]: m.Attached,
+    OPS["ATTESTED"]: m.Attested,
     OPS["JOINED"]: m.Joined,
     OPS["CREATED"]: m.Created,
     OPS["READIED"]: None,

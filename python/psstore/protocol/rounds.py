@@ -18,6 +18,10 @@ from psstore.protocol.unfinished import Finishing, Unfinished
 from psstore.types import UNBOUNDED, Consistency
 from psstore.wire.messages import Commit, Committed, DecisionFact, Signed
 
+ATTEST_EVERY = 64
+"""Decisions after which one of the workers asks every shard what it has applied: about twice as many are kept. Each is
+a few hundred bytes, and goes to whoever joins."""
+
 
 class Waiting(NamedTuple):
     """A commit whose reply is owed."""
@@ -65,6 +69,7 @@ class Rounds:
         membership: Membership,
         signer: Signer,
         rule_of_group: Callable[[], Mapping[int, str]],
+        num_shards: int,
     ) -> None:
         self.consistency = consistency
         self.decided = 0
@@ -76,6 +81,11 @@ class Rounds:
         self._membership = membership
         self._signer = signer
         self._log: deque[Made] = deque()
+        """Those that some shard has not said to have applied."""
+        self._applied = [0] * num_shards
+        """The last decision of which each shard has said so."""
+        self._attester = -1
+        """The rank that is to ask the shards what they have applied."""
         self._staged: dict[int, Waiting] = {}
         """By rank: commits that no decision holds yet."""
         self._owed: dict[int, Waiting] = {}
@@ -94,8 +104,10 @@ class Rounds:
         """The same, for this process."""
         return [made for made in self._log if made.fact.number > number]
 
-    def forget(self, floor: int) -> None:
-        """Every shard has applied decision `floor`: nobody needs it carried any more."""
+    def applied(self, shard: int, decision: int) -> None:
+        """What all have applied, nobody needs to have carried any more."""
+        self._applied[shard] = max(self._applied[shard], decision)
+        floor = min(self._applied)
         while self._log and self._log[0].fact.number <= floor:
             self._log.popleft()
 
@@ -128,7 +140,6 @@ class Rounds:
         self._check_agreement(worker.rank, commit)
         hypers = self._hypers.complete(commit.hypers)
         self._staged[worker.rank] = Waiting(commit, waiting.conn, waiting.request, waiting.since, hypers)
-        self.forget(min(commit.floor, self.decided))
         if not lockstep:
             self._decide()
             return self.settle()
@@ -156,6 +167,11 @@ class Rounds:
         for worker in workers:
             replies += self._tear(worker.rank, "was lost") + self._void_promise(worker, now)
         return replies + self.settle() + self._complain(now)
+
+    def refused(self, worker: Worker, why: PsstoreError, now: float) -> list[Reply]:
+        """That life may not go on. What it has committed and is not decided does not count."""
+        waits = [waits.pop(worker.rank) for waits in (self._staged, self._owed) if worker.rank in waits]
+        return [waiting.reply(why) for waiting in waits] + self.lost([worker], now)
 
     def expire(self, now: float) -> list[Reply]:
         """Ends the waits whose time is up. The commits stay: only the waiting is over."""
@@ -240,6 +256,8 @@ class Rounds:
             worker.clock = commit.round
             self._closed[worker.rank] = Closed(worker.incarnation, commit.round, number, skip=fact.skip)
             self._owed[worker.rank] = self._staged.pop(worker.rank)
+        if number % ATTEST_EVERY == 0 and len(self._applied) > 1:
+            self._attester = ranks[number // ATTEST_EVERY % len(ranks)]
         if fact.early:
             promising = [rank for rank, commit in zip(ranks, commits, strict=True) if commit.early]
             self._unfinished.begin(commits[0].round, members=ranks, owing=promising)
@@ -282,7 +300,9 @@ class Rounds:
             last=self.decided,
             slowest=slowest,
             skip=closed.skip,
+            attest=worker.rank == self._attester,
         )
+        self._attester = -1 if committed.attest else self._attester
         return waiting.reply(committed)
 
     def _complain(self, now: float) -> list[Reply]:

@@ -200,8 +200,8 @@ class ShardService:
         except DeviceFailed:
             raise
         except PsstoreError:
-            return []  # a commit named what was not pushed: who carries the decision is told
-        return self._slices.wake(now)
+            return []  # there is no room for what the decision asks for: who carries it is told
+        return [*self._send_replies(coordinator.applied(self._slices.applied(), now)), *self._slices.wake(now)]
 
     def settle(self) -> bool:
         """Does a little of the work that the last decision left over; True: nothing is left. Raises DeviceFailed."""
@@ -286,7 +286,8 @@ class ShardService:
 
     def _heartbeat(self, conn: int, frame: _core.Frame, now: float) -> list[Output]:
         if (coordinator := self._acting()) is not None:
-            coordinator.heartbeat(conn, rank=frame.rank, incarnation=frame.incarnation, now=now)
+            client = self._connections[conn].client
+            coordinator.heartbeat(conn, client=client, rank=frame.rank, incarnation=frame.incarnation, now=now)
         return []
 
     # ---- requests ----
@@ -309,6 +310,8 @@ class ShardService:
         if op == OPS["ATTACH"]:
             self._slices.attach(connection, m.decode_body(m.Attach, frame.body).ticket)
             return [_answer(connection.id, frame, m.Attached(version=self.shard.version))]
+        if op == OPS["ATTEST"]:
+            return [_answer(connection.id, frame, m.Attested(applied=self._slices.attest()))]
         if op == OPS["SHARE"]:
             asked = m.decode_body(m.Share, frame.body) if frame.body else m.Share()
             offer = m.Shared() if self._lender is None else self._lender.offer(connection, asked)

@@ -75,6 +75,8 @@ class Slices:
         """For how long the last read may wait that told something: others do as it does."""
         self._scaled = 0
         """The last decision whose scale was told here: it is, with every read and push from then on."""
+        self._lacks_scale = False
+        """The last decision is to be scaled, and was not: whoever joins has to hear of it."""
         self._unaffordable: m.DecisionFact | None = None
         """The next decision, if there was no room for the rule state that it asks for. It is told only once."""
 
@@ -119,6 +121,15 @@ class Slices:
         connection.port.attach(fact.rank, fact.incarnation)
         connection.ticket = fact
 
+    def applied(self) -> m.AppliedFact:
+        """What the coordinator is to know of this shard."""
+        applied = self.shard.version - 1 if self._lacks_scale else self.shard.version
+        return m.AppliedFact(shard=self._index, decision=applied, missing=tuple(self.shard.missing()))
+
+    def attest(self) -> m.Signed:
+        """It, for a worker to carry."""
+        return self._signer.sign(self.applied())
+
     def _check_life(self, ticket: m.TicketFact) -> None:
         newest = self.desk.newest_incarnation(ticket.rank)
         if ticket.incarnation < newest:
@@ -154,7 +165,7 @@ class Slices:
         except OutOfMemory:
             self._unaffordable = decision
             raise
-        self._unaffordable = None
+        self._unaffordable, self._lacks_scale = None, decision.max_norm is not None
         self.desk.reached_version()
 
     def catch_up(self, made: Sequence[Made]) -> None:
@@ -180,7 +191,7 @@ class Slices:
     def _set_scale(self, scale: m.Scale) -> None:
         if self._scaled < scale.decision == self.shard.version:
             self.shard.set_scale(scale.decision, scale.factor)
-            self._scaled = scale.decision
+            self._scaled, self._lacks_scale = scale.decision, False
             self.desk.touched_all()
 
     # ---- writes ----

@@ -89,6 +89,16 @@ class TicketFact(Message, frozen=True, kw_only=True, tag="ticket"):
     incarnation: int
 
 
+class AppliedFact(Message, frozen=True, kw_only=True, tag="applied"):
+    """What a shard says of itself to the coordinator."""
+
+    shard: int
+    decision: int
+    """It has applied this one and all before it."""
+    missing: tuple[tuple[int, int, int], ...] = ()
+    """(rank, incarnation, round) of commits that named what was not pushed here."""
+
+
 # ---- handshake ------------------------------------------------------------------------------------
 
 
@@ -167,6 +177,11 @@ class Attach(Message, frozen=True, kw_only=True):
 
 class Attached(Message, frozen=True, kw_only=True):
     version: int
+
+
+class Attested(Message, frozen=True, kw_only=True):
+    applied: Signed
+    """An AppliedFact."""
 
 
 class Share(Message, frozen=True, kw_only=True):
@@ -272,8 +287,8 @@ class Commit(Message, frozen=True, kw_only=True):
     """Clip the global norm of the reduced gradient to this. Needs quorum = all; not together with `early`."""
     since: int = 0
     """Last decision that the worker knows."""
-    floor: int = 0
-    """Every shard is known to have applied this decision; older ones need not be kept."""
+    applied: tuple[Signed, ...] = ()
+    """What shards have attested: the coordinator forgets the decisions that all have applied."""
     wait_s: Seconds = 300.0
     """How long the coordinator may wait for other workers before it answers with DEADLINE_EXCEEDED."""
 
@@ -293,6 +308,8 @@ class Committed(Message, frozen=True, kw_only=True):
     """Smallest clock of the live workers, when this was sent."""
     skip: bool = False
     """`decision` is a skip: a member's gradients were not finite."""
+    attest: bool = False
+    """The next commit is to say what every shard has applied."""
 
 
 class Finish(Message, frozen=True, kw_only=True):
@@ -361,7 +378,7 @@ M = TypeVar("M", bound=Message)
 _encoder = msgspec.msgpack.Encoder()
 _decoders: dict[object, msgspec.msgpack.Decoder[object]] = {}
 
-Fact = DecisionFact | Tensor | DropFact | TicketFact
+Fact = DecisionFact | Tensor | DropFact | TicketFact | AppliedFact
 
 
 def encode_body(message: Message | Tensor) -> bytes:
