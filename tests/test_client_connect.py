@@ -22,9 +22,11 @@ from cluster import MAY_FORK, PATIENCE_S, TRANSPORTS, Cluster, clusters
 from server_process import eventually
 
 import psstore
+from psstore import _core
 from psstore.errors import (
     AuthFailed,
     BadArgument,
+    BadBody,
     NotAWorker,
     PsstoreError,
     RankTaken,
@@ -34,6 +36,7 @@ from psstore.errors import (
     UsageError,
 )
 from psstore.types import TensorSpec
+from psstore.wire import messages as m
 
 
 @pytest.fixture(scope="module", params=TRANSPORTS)
@@ -110,6 +113,36 @@ def test_peer_that_is_no_store_is_told_from_one() -> None:
         with pytest.raises(PsstoreError, match="does not speak psstore's protocol"):
             psstore.connect(f"ps://127.0.0.1:{listener.getsockname()[1]}", connect_timeout_s=5)
         thread.join()
+
+
+@pytest.mark.sockets
+def test_peer_that_answers_what_nobody_understands_is_given_up_at_once() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"ps://127.0.0.1:{listener.getsockname()[1]}"
+        consistency = {"num_workers": 1, "quorum": 1, "staleness": 0}
+        welcome = m.Welcome(store="s", shard=0, addresses=((url,),), version=0, last_sequence=0, **consistency)
+
+        def answer() -> None:
+            for _ in range(2):  # the first asks for the shards, the second is for them
+                connection, _ = listener.accept()
+                with connection:
+                    decoder = _core.FrameDecoder()
+                    while data := connection.recv(1000):
+                        decoder.feed(data)
+                        while (frame := decoder.next_frame()) is not None:
+                            op, body = frame.op + 1, b"\xc1"
+                            if frame.op == _core.OPS["HELLO"]:
+                                op, body = _core.OPS["WELCOME"], m.encode_body(welcome)
+                            connection.sendall(_core.encode_frame(op, request=frame.request, body=body))
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        with psstore.connect(url, role="client", transport="tcp", timeout_s=30.0) as store:
+            for _ in range(2):
+                with pytest.raises(BadBody, match="body of Statistics"):
+                    store.stats()
+        thread.join(PATIENCE_S)
+        assert not thread.is_alive()
 
 
 @pytest.mark.sockets

@@ -13,7 +13,7 @@ from psstore import _core, errors
 from psstore.protocol import auth
 from psstore.protocol.facts import Facts
 from psstore.protocol.greeting import Identity
-from psstore.protocol.requests import Answer
+from psstore.protocol.requests import REPLIES, Answer
 from psstore.protocol.session import Link, Session, is_final
 from psstore.protocol.silence import Silence
 from psstore.wire import messages as m
@@ -63,8 +63,11 @@ class Far:
         return frames
 
     def answer(self, op: str, body: m.Message | None = None, *, now: float = 0.0, **header: Any) -> None:
+        self.answer_with(OPS[op], m.encode_body(body) if body else b"", now=now, **header)
+
+    def answer_with(self, op: int, body: bytes, *, now: float = 0.0, **header: Any) -> None:
         decoder = _core.FrameDecoder()
-        decoder.feed(_core.encode_frame(OPS[op], body=m.encode_body(body) if body else b"", **header))
+        decoder.feed(_core.encode_frame(op, body=body, **header))
         frame = decoder.next_frame()
         assert frame is not None
         self.session.frame(frame, now)
@@ -401,6 +404,39 @@ def test_late_answer_to_a_request_that_gave_up_is_ignored() -> None:
     far.session.tick(3.0)
     far.answer("STATISTICS", m.Statistics(counters={}), request=1)
     assert far.session.link is Link.UP
+
+
+GARBAGE = pytest.mark.parametrize("garbage", [b"\xc1", b"\x81", b"\xa3abc", b"\x80\x80"])
+"""Half a map, a string, two of a kind: no body of any message."""
+
+ASKED = [op for op in OPS if OPS[op] + 1 in REPLIES]
+"""What is answered with a control message."""
+
+
+@pytest.mark.parametrize(
+    ("op", "reply"), [(op, OPS[op] + 1) for op in ASKED if REPLIES[OPS[op] + 1]] + [("STATS", OPS["ERROR"])]
+)
+@GARBAGE
+def test_reply_that_does_not_decode_leaves_nobody_waiting(op: str, reply: int, garbage: bytes) -> None:
+    far = Far()
+    far.connect()
+    promises = [far.request(op), far.request("STATS")]
+    with pytest.raises(errors.BadBody) as caught:  # with which the driver gives the link up
+        far.answer_with(reply, garbage, request=1)
+    assert is_final(caught.value)
+    far.session.give_up(caught.value)
+    assert [promise.error for promise in promises] == [caught.value] * 2
+    assert far.session.idle
+
+
+@pytest.mark.parametrize("op", [*(op for op in ASKED if not REPLIES[OPS[op] + 1]), "PUSH", "PULL"])
+@GARBAGE
+def test_body_of_a_reply_that_has_none_is_not_read(op: str, garbage: bytes) -> None:
+    far = Far()
+    far.connect()
+    promise = far.request(op)
+    far.answer_with(OPS[op] + 1, garbage, request=1)
+    assert promise.result is not None
 
 
 def test_error_for_one_request_leaves_the_others_alone() -> None:

@@ -162,14 +162,9 @@ class Session:
             return  # it gave up before the answer came
         if frame.op != request.op + 1:
             raise UnexpectedMessage(f"shard {self.shard} answered operation {request.op} with {frame.op}")
-        del self._requests[frame.request]
-        if frame.op in REPLIES:
-            body = REPLIES[frame.op]
-            request.finish(m.decode_body(body, frame.body) if body is not None else None)
-        else:
-            self.line.heard(frame.sequence, request.scaled, now)
-            self.facts.heard(self.shard, self.version)
-            request.finish(Answer(frame.table, frame.sequence, lease))
+        answer = self._understood(request, frame, lease, now)
+        del self._requests[frame.request]  # no sooner: nobody would end a request whose answer does not decode
+        request.finish(answer)
 
     def tick(self, now: float) -> None:
         """Ends the requests whose deadline is past, and asks a shard that says nothing. The driver ends the connection
@@ -395,6 +390,15 @@ class Session:
         if asked not in READS or frame.op != asked + 1:
             raise UnexpectedMessage(f"shard {self.shard} sent a payload with operation {frame.op}")
         return None if request is None or request.future.done() else request.destination
+
+    def _understood(self, request: Request, frame: _core.Frame, lease: Lease | None, now: float) -> object:
+        """What the request's future gets. Raises BadBody."""
+        if frame.op in REPLIES:
+            body = REPLIES[frame.op]
+            return m.decode_body(body, frame.body) if body is not None else None
+        self.line.heard(frame.sequence, request.scaled, now)
+        self.facts.heard(self.shard, self.version)
+        return Answer(frame.table, frame.sequence, lease)
 
     def _read_shared(self, frame: _core.Frame) -> Lease | None:
         """Copies an answer's values from where they lie, and lets the shard have that memory again; or leaves both to
