@@ -1,5 +1,5 @@
-"""A TCP proxy that cuts connections, or swallows what they carry: after so many bytes, or when told to. Its clients are
-to notice nothing."""
+"""A TCP proxy that cuts connections, or swallows what they carry: after so many bytes, or when told to; or is slow. Its
+clients are to notice nothing."""
 
 from __future__ import annotations
 
@@ -7,20 +7,27 @@ import contextlib
 import selectors
 import socket
 import threading
+import time
 from collections.abc import Iterator
 
 READ_BYTES = 64 << 10
+
+SLOW_BUFFER_BYTES = 128 << 10
+"""What the system takes for a slow proxy: little, so that its clients see by that how it gets on."""
 
 
 class Proxy:
     """Forwards every connection to `target`, until it has carried its allowance of bytes."""
 
-    def __init__(self, target: tuple[str, int], allowances: Iterator[int]) -> None:
+    def __init__(self, target: tuple[str, int], allowances: Iterator[int], *, pause_s: float = 0.0) -> None:
         """`allowances`: bytes, in both directions together, that each connection may carry; then it is cut. When they
-        run out, connections live on."""
+        run out, connections live on. `pause_s`: after every READ_BYTES."""
         self._target = target
         self._allowances = allowances
+        self._pause_s = pause_s
         self._listener = socket.create_server(("127.0.0.1", 0))
+        if pause_s:
+            self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SLOW_BUFFER_BYTES)
         self.address: tuple[str, int] = self._listener.getsockname()[:2]
         self.num_accepted = 0
         self.num_cut = 0
@@ -87,6 +94,7 @@ class Proxy:
                     if sender in self._mute:
                         continue
                     other[sender].sendall(data)
+                    time.sleep(self._pause_s)
                     if allowance is not None:
                         allowance -= len(data)
                         if allowance <= 0:

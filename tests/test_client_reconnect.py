@@ -202,6 +202,85 @@ def test_connection_that_swallows_everything_is_replaced_while_others_are_waited
             assert_array_equal(store.pull("w"), np.full(8, -1, F32))
 
 
+CALLS: dict[str, Callable[[Store], object]] = {
+    "push": lambda store: store.push("w", np.ones(8, F32)),
+    "a started push": lambda store: store.start_push_many({"w": np.ones(8, F32)}).result(PATIENCE_S),
+    "an encoded push": lambda store: store.push("w", np.ones(8, F32), codec="bf16"),
+    "add": lambda store: store.push("sum", np.ones(8, F32)),
+    "a started add": lambda store: store.start_push_many({"sum": np.ones(8, F32)}).result(PATIENCE_S),
+    "assign": lambda store: store.push("last", np.ones(8, F32)),
+    "pull": lambda store: store.pull("sum"),
+    "a started pull": lambda store: store.start_pull_many(["sum"]).result(PATIENCE_S),
+    "stats": lambda store: store.stats(),
+    "create": lambda store: store.create("new", np.ones(8, F32), rule="add"),
+    "keys": lambda store: store.keys(),
+}
+
+
+@contextmanager
+def half_open(transport: Transport, timeout_s: float, behind_proxy: list[Proxy]) -> Iterator[tuple[Store, Proxy]]:
+    """A worker with one connection, over which nothing comes through any more, though nobody has closed it."""
+    with clusters("tcp") as start:
+        cluster = start()
+        proxy = proxied(cluster.url, iter(()))
+        behind_proxy.append(proxy)
+        with psstore.connect(cluster.url, transport=transport, timeout_s=timeout_s) as store:
+            store.create("w", np.zeros(8, F32), rule="sgd")
+            store.create("sum", np.zeros(8, F32), rule="add")
+            store.create("last", np.zeros(8, F32), rule="assign")
+            for _ in range(3):  # so that calls go the short way
+                for name in ("w", "sum", "last"):
+                    store.push(name, np.ones(8, F32))
+                    store.start_push_many({name: np.ones(8, F32)}).result(PATIENCE_S)
+                store.pull("sum")
+                store.start_pull_many(["sum"]).result(PATIENCE_S)
+            proxy.swallow()
+            yield store, proxy
+
+
+@pytest.mark.parametrize("transport", ["tcp", "shm"])
+@pytest.mark.parametrize("call", CALLS)
+def test_connection_that_swallows_everything_is_replaced_whatever_is_asked(
+    call: str, transport: Transport, behind_proxy: list[Proxy], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("psstore.protocol.silence.MIN_LOOK_S", 0.05)
+    monkeypatch.setattr("psstore.protocol.silence.LOOKS_PER_TIMEOUT", 400)
+    with half_open(transport, timeout_s=20.0, behind_proxy=behind_proxy) as (store, proxy):
+        CALLS[call](store)
+        assert proxy.num_accepted > 2  # who asks for the shards, and the connection that was lost
+
+
+@pytest.mark.parametrize("call", [call for call in CALLS if "pull" not in call])
+def test_connection_that_swallows_everything_is_replaced_however_soon_an_answer_is_wanted(
+    call: str, behind_proxy: list[Proxy], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is no time for a look before the deadline."""
+    monkeypatch.setattr("psstore.protocol.silence.MIN_LOOK_S", 0.1)
+    monkeypatch.setattr("psstore.protocol.silence.LOOKS_PER_TIMEOUT", 0.01)
+    with half_open("tcp", timeout_s=0.5, behind_proxy=behind_proxy) as (store, proxy):
+        with pytest.raises(DeadlineExceeded, match="last heard"):
+            CALLS[call](store)
+        CALLS[call](store)
+        assert proxy.num_accepted > 2
+
+
+def test_link_that_takes_long_for_a_push_keeps_its_connection(
+    behind_proxy: list[Proxy], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("psstore.protocol.silence.MIN_LOOK_S", 0.1)
+    monkeypatch.setattr("psstore.protocol.silence.LOOKS_PER_TIMEOUT", 600)
+    with clusters("tcp") as start:
+        cluster = start()
+        address = parse_address(cluster.url)
+        assert isinstance(address, TcpAddress)
+        behind_proxy.append(Proxy((address.host, address.port), iter(()), pause_s=0.02))
+        with psstore.connect(cluster.url, role="client", transport="tcp", timeout_s=60.0) as store:
+            store.create("sum", shape=(8 * NUM_ELEMS,), rule="add")
+            connected = behind_proxy[0].num_accepted
+            store.push("sum", np.ones(8 * NUM_ELEMS, F32))
+            assert behind_proxy[0].num_accepted == connected
+
+
 def test_store_that_answers_keeps_its_connections_however_long_others_are_waited_for(
     behind_proxy: list[Proxy], monkeypatch: pytest.MonkeyPatch
 ) -> None:

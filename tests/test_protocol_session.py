@@ -343,7 +343,8 @@ def test_any_byte_is_a_sign_of_life() -> None:
     waiting(far)
     for look in range(1, 20):
         far.session.tick(look)
-        far.session.silence.heard |= look % 3 == 0
+        if look % 3 == 0:
+            far.session.line.last_heard = look + 0.5
     assert not far.session.silence.is_broken
 
 
@@ -360,15 +361,68 @@ def test_client_that_stood_still_itself_does_not_blame_the_shard() -> None:
     assert far.session.silence.asked_at == 102.0
 
 
-def test_shard_need_not_speak_while_it_is_sent_something() -> None:
+def test_shard_need_not_speak_while_it_takes_what_it_is_sent() -> None:
     far = Far()
     waiting(far)
     far.request("PUSH", body=m.Carry(), timeout_s=50.0)
     far.sent()
     for look in range(1, 40):
-        far.session.tick(look)
+        far.session.tick(look, lambda look=look: 1000 * (look // 2))  # type: ignore[misc]
     assert not far.session.silence.is_broken
-    assert far.sent() == []
+    for look in range(40, 45):
+        far.session.tick(look, lambda: 20_000)
+    assert far.session.silence.is_broken
+
+
+@pytest.mark.parametrize("op", ["PUSH", "PULL", "ADD", "ASSIGN", "INIT", "STATS", "CREATE", "JOIN", "DEFINE"])
+def test_shard_that_is_silent_is_given_up_whatever_it_is_asked(op: str) -> None:
+    far = Far()
+    far.session.silence = Silence(interval_s=1.0)
+    far.connect()
+    promise = far.request(op, timeout_s=30.0)
+    far.sent()
+    for look in (1.0, 2.0, 3.0, 4.0):
+        assert not far.session.silence.is_broken
+        far.session.tick(look)
+    assert far.session.silence.is_broken
+    assert not promise.done()
+    far.session.disconnected()
+    far.connect()
+    assert not far.session.silence.is_broken
+    assert [frame.op for frame in far.sent()] == [OPS[op], OPS["PULL"]]
+
+
+def test_deadline_that_passes_in_silence_ends_the_connection() -> None:
+    far = Far()
+    far.connect()
+    promise = far.request("STATS", timeout_s=2.0)
+    far.session.tick(2.0)
+    assert isinstance(promise.error, errors.DeadlineExceeded)
+    assert far.session.silence.is_broken
+
+
+def test_deadlines_of_who_is_in_a_hurry_end_it_together() -> None:
+    far = Far()
+    far.connect()
+    for now in (10.0, 10.4, 10.8):
+        assert not far.session.silence.is_broken
+        far.session.request("STATS", Promise(), now=now, timeout_s=0.4)
+        far.session.tick(now + 0.4)
+    assert far.session.silence.is_broken
+
+
+@pytest.mark.parametrize("alive", ["a byte", "taken"])
+def test_deadline_of_a_shard_that_lives_leaves_the_connection_alone(alive: str) -> None:
+    far = Far()
+    far.connect()
+    promise = far.request("STATS", timeout_s=2.0)
+    far.request("STATS", timeout_s=0.6)
+    far.session.tick(0.6, lambda: 1000)
+    if alive == "a byte":
+        far.session.line.last_heard = 0.7
+    far.session.tick(2.0, lambda: 1001 if alive == "taken" else 1000)
+    assert promise.error is not None
+    assert not far.session.silence.is_broken
 
 
 def test_question_ends_with_the_wait() -> None:

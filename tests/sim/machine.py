@@ -65,7 +65,7 @@ class SessionLink:
         self._arm()
 
     def received(self, data: bytes) -> None:
-        self.session.silence.heard = True
+        self.session.line.last_heard = self._world.now
         self._decoder.feed(data)
         try:
             while self.connection is not None and (frame := self._decoder.next_frame()) is not None:

@@ -125,9 +125,10 @@ class Tether:
             self.first_up.set_exception(self.session.failure)
 
     def _tick(self, now: float) -> None:
-        self.session.tick(now)
         if self._connection is None:
+            self.session.tick(now)
             return
+        self.session.tick(now, self._connection.taken_bytes)
         if self.session.silence.is_broken:
             self.trouble = TimeoutError(MUTE)
             self._connection.abort()

@@ -8,12 +8,12 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Sequence
-from typing import cast
+from typing import Any, cast
 
 from psstore import _core
 from psstore.errors import InternalError, PsstoreError
 from psstore.net.limits import RELEASE_S, SMALL_WRITE_BYTES
-from psstore.net.sockets import tune
+from psstore.net.sockets import taken_bytes, tune
 from psstore.net.stream import Stream
 from psstore.protocol.frames import Piece
 from psstore.protocol.session import Link, Session, is_final
@@ -43,9 +43,10 @@ class Connection(asyncio.BufferedProtocol):
 
     def receive(self) -> bool:
         """Receives without the event loop what answers calls that were started. False: it has to look, too."""
-        self.session.silence.heard = True  # part of an answer is a word, too, and may be all that comes for long
+        now = self._loop.time()
+        self.session.line.last_heard = now  # part of an answer is a word, too, and may be all that comes for long
         try:
-            if self.session.line.receive(self._loop.time()):
+            if self.session.line.receive(now):
                 return True
         except Exception as error:
             self._blunder(error)
@@ -57,11 +58,12 @@ class Connection(asyncio.BufferedProtocol):
         return self._decoder.get_buffer(sizehint)
 
     def buffer_updated(self, nbytes: int) -> None:
+        now = self._loop.time()
         if nbytes:
-            self.session.silence.heard = True
+            self.session.line.last_heard = now
         try:
             self._decoder.buffer_updated(nbytes)
-            self._take_frames()
+            self._take_frames(now)
         except PsstoreError as error:
             self._fail(error)
         except Exception as error:
@@ -116,11 +118,19 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.abort()
 
     def fileno(self) -> int:
-        assert self._transport is not None
-        fd: int = self._transport.get_extra_info("socket").fileno()
+        fd: int = self._socket.fileno()
         return fd
 
+    def taken_bytes(self) -> int | None:
+        """What the far end's system has taken so far; None if that is all, or it does not tell."""
+        return taken_bytes(self._socket)
+
     # ---- how ----
+
+    @property
+    def _socket(self) -> Any:
+        assert self._transport is not None
+        return self._transport.get_extra_info("socket")
 
     def _next_write(self) -> list[Piece]:
         """A frame with what is small before it, and the heads behind it: the shard is not woken for each."""
@@ -129,11 +139,11 @@ class Connection(asyncio.BufferedProtocol):
             pieces += self._unsent.popleft()
         return pieces
 
-    def _take_frames(self) -> None:
+    def _take_frames(self, now: float) -> None:
         line = self.session.line
-        while (frame := line.next_frame(self._decoder, self._loop.time())) is not None:
+        while (frame := line.next_frame(self._decoder, now)) is not None:
             if frame.complete:
-                self.session.frame(frame, self._loop.time())
+                self.session.frame(frame, now)
             elif (destination := self.session.head(frame)) is not None:
                 self._decoder.accept(destination)
             else:

@@ -94,11 +94,6 @@ class Request(Struct, kw_only=True):
     scaled: int = 0
     """The decision whose scale it carried when it was last sent; 0: none."""
 
-    @property
-    def is_patient(self) -> bool:
-        """Others are waited for, for as long as it says."""
-        return isinstance(self.body, PATIENT) and self.body.wait_s > 0.0
-
     def finish(self, result: object) -> None:
         if not self.future.done():
             self.future.set_result(result)

@@ -166,28 +166,18 @@ class Session:
         del self._requests[frame.request]  # no sooner: nobody would end a request whose answer does not decode
         request.finish(answer)
 
-    def tick(self, now: float) -> None:
+    def tick(self, now: float, taken_bytes: Callable[[], int | None] = lambda: None) -> None:
         """Ends the requests whose deadline is past, and asks a shard that says nothing. The driver ends the connection
-        if its silence `is_broken`."""
+        if its silence `is_broken`.
+
+        `taken_bytes`: how much the far end's system has taken of what the connection has to send, if not all."""
         self.line.looks_at = math.inf
-        for request in [r for r in self._all() if r.deadline <= now]:
+        expired = [request for request in self._all() if request.deadline <= now]
+        if self.link is Link.UP and (expired or now >= self._looks_at):
+            self.silence.sent(taken_bytes(), now)
+        for request in expired:
             del self._requests[request.id]
-            waited = now - request.started
-            if self.welcome is None or self.link is not Link.UP:
-                why = f": {self.last_word}" if self.last_word else ""
-                error: PsstoreError = StoreUnreachable(
-                    f"shard {self.shard} at {self.address} can't be reached{why}; tried for {waited:.1f} s",
-                    address=self.address,
-                    tried_s=waited,
-                )
-            else:
-                error = DeadlineExceeded(
-                    f"shard {self.shard} at {self.address} did not answer within {waited:.1f} s;"
-                    f" last heard {now - self.line.last_heard:.1f} s ago",
-                    peer=self.address,
-                    waited_s=waited,
-                )
-            request.fail(error)
+            request.fail(self._missed(request, now))
         if now >= self._looks_at:
             self._look(now)
 
@@ -291,6 +281,24 @@ class Session:
 
     # ---- how ----
 
+    def _missed(self, request: Request, now: float) -> PsstoreError:
+        """Its deadline is past."""
+        waited = now - request.started
+        if self.welcome is None or self.link is not Link.UP:
+            why = f": {self.last_word}" if self.last_word else ""
+            return StoreUnreachable(
+                f"shard {self.shard} at {self.address} can't be reached{why}; tried for {waited:.1f} s",
+                address=self.address,
+                tried_s=waited,
+            )
+        self.silence.missed(now, began=request.started, heard_at=self.line.last_heard)
+        return DeadlineExceeded(
+            f"shard {self.shard} at {self.address} did not answer within {waited:.1f} s;"
+            f" last heard {now - self.line.last_heard:.1f} s ago",
+            peer=self.address,
+            waited_s=waited,
+        )
+
     @property
     def _looks_at(self) -> float:
         """When to look whether the shard speaks. Of calls that were made without the session it is not known when."""
@@ -306,9 +314,7 @@ class Session:
         if self.link is not Link.UP:
             self.silence.looks_at = now + self.silence.interval_s
             return
-        self.silence.heard |= self.line.last_heard > self.silence.looked_at
-        # What waits for nobody else has a deadline that tells as much; and may be long on its way.
-        if self.silence.look(now, excused=not all(request.is_patient for request in waiting)):
+        if self.silence.look(now, heard_at=self.line.last_heard):
             self._ask_for_a_word(now)
 
     def _ask_for_a_word(self, now: float) -> None:

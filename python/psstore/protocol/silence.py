@@ -1,9 +1,9 @@
 """Whether a shard that somebody waits for still speaks: when to ask it, and since when it has not answered.
 
-A wait for other workers may be long, and a process that stands still, or a link that swallows everything, closes no
-connection. So a shard that says nothing meanwhile is asked for a word. Looks are counted, and not only seconds: the
-driver reads what has come between two of them, so that a client that stood still itself does not take its own pause for
-the shard's.
+A process that stands still, or a link that swallows everything, closes no connection. So a shard that says nothing is
+asked for a word, unless it is seen to take what it is sent, which may be long on its way. Looks are counted, and not
+only seconds: the driver reads what has come between two of them, so that a client that stood still itself does not take
+its own pause for the shard's.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ class Silence:
 
     interval_s: float = math.inf
     """Between two looks; infinite: never."""
-    heard: bool = False
-    """Bytes have come since the last look. Whoever receives says so."""
     looked_at: float = -math.inf
     looks_at: float = math.inf
     asked_at: float | None = None
     """When the question was put that has no answer yet."""
+    moved_at: float = -math.inf
+    """When the shard's system was last seen to have taken more of what it is sent: no word, but a sign of life."""
+    is_broken: bool = False
+    """Nothing more is to be expected from this connection."""
     _looks: int = 0
-
-    @property
-    def is_broken(self) -> bool:
-        """Nothing more is to be expected from this connection."""
-        return self._looks >= MAX_LOOKS
+    _taken_bytes: int | None = None
+    _missed_since: float = math.inf
+    """When the first of the requests was made that passed their deadlines in silence."""
 
     def begin(self, now: float) -> None:
         """Something is asked for from now on."""
@@ -57,17 +57,33 @@ class Silence:
 
     def disconnected(self) -> None:
         """The question stays, to be put again on the next connection."""
-        self.heard, self._looks = False, 0
+        self.is_broken, self._looks, self._taken_bytes, self._missed_since = False, 0, None, math.inf
 
-    def look(self, now: float, *, excused: bool) -> bool:
-        """True: ask now. `excused`: it need not say anything yet."""
-        heard, self.heard = self.heard, False
+    def sent(self, taken_bytes: int | None, now: float) -> None:
+        """So much was taken of what this connection has to send, and it is not all; None: it is, or nobody knows."""
+        before, self._taken_bytes = self._taken_bytes, taken_bytes
+        if before is not None and taken_bytes is not None and taken_bytes > before:
+            self.moved_at = now
+
+    def look(self, now: float, *, heard_at: float) -> bool:
+        """True: ask now. `heard_at`: when the last byte came."""
+        alive = max(heard_at, self.moved_at) > self.looked_at
         self.looked_at, self.looks_at = now, now + self.interval_s
-        if heard or excused:
+        if alive:
             self.asked_at, self._looks = None, 0
         elif self.asked_at is not None:
             self._looks += 1
+            self.is_broken |= self._looks >= MAX_LOOKS
         else:
             self.asked_at = now
             return True
         return False
+
+    def missed(self, now: float, *, began: float, heard_at: float) -> None:
+        """A request that began then has passed its deadline. Whoever is in a hurry may ask for an answer so soon that
+        no look comes before: the connection is of no use if nothing came in all that time, of one or of several."""
+        alive_at = max(heard_at, self.moved_at)
+        if alive_at > began:
+            return
+        self._missed_since = began if alive_at > self._missed_since else min(began, self._missed_since)
+        self.is_broken |= now - self._missed_since >= MIN_LOOK_S
