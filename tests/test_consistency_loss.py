@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 import pytest
@@ -136,6 +137,13 @@ def test_worker_that_fails_in_its_with_block_is_named(transport: str) -> None:
         store.push("w", [1.0, 1.0])
         with pytest.raises(WorkerLost, match="rank 1"):
             store.commit({"lr": 1.0})
+        with pytest.raises(WorkerLost, match="rank 1"):
+            store.barrier()
+        for wait in (partial(store.commit, {"lr": 1.0}), store.barrier):
+            started = time.monotonic()
+            with pytest.raises(WorkerLost, match=r"rank 0 waited 0.2 s for a replacement: .* needs rank 1"):
+                wait(wait_s=0.2)
+            assert time.monotonic() - started >= 0.2
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)

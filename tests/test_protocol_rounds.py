@@ -262,6 +262,88 @@ def test_backup_round_that_lost_too_many_says_who() -> None:
     assert error.details["rank"] == 1
 
 
+# ---- lost workers, and who waits for their replacement ----
+
+
+def lost_round(wait_s: float = 300.0) -> tuple[FakeStore, Peer]:
+    """Rank 0 of two has been told in round 1 that rank 1 is lost."""
+    store = FakeStore(num_workers=2)
+    first, dead = workers(store, 2)
+    dead.hang_up()
+    waiting = first.commit(1, wait_s=wait_s)
+    store.pass_time(LIVENESS.detached_s + 1)
+    assert isinstance(failure_of(first, waiting), errors.WorkerLost)
+    return store, first
+
+
+def test_commit_that_comes_again_waits_for_the_next_life_of_who_was_lost() -> None:
+    store, first = lost_round()
+    waiting = first.commit(1)
+    store.pass_time(LIVENESS.silence_s - 1)
+    assert not first.is_answered(waiting)
+    heir = store.worker(1)
+    assert heir.committed(heir.commit(1)).decision == 1
+    assert first.committed(waiting).decision == 1
+
+
+def test_wait_for_a_replacement_ends_with_the_name_of_who_is_lost() -> None:
+    store, first = lost_round()
+    for _ in range(2):
+        waiting = first.commit(1, wait_s=5.0)
+        store.pass_time(4.0)
+        assert not first.is_answered(waiting)
+        store.pass_time(2.0)
+        error = failure_of(first, waiting)
+        assert isinstance(error, errors.WorkerLost)
+        assert "rank 0 waited 5 s for a replacement: round 1 needs rank 1, which is lost" in str(error)
+        assert (error.details["rank"], error.details["round"], error.details["waited_s"]) == (1, 1, 5.0)
+
+
+def test_who_commits_when_somebody_is_lost_already_is_told_at_once() -> None:
+    store = FakeStore(num_workers=3)
+    first, second, dead = workers(store, 3)
+    dead.hang_up()
+    told = first.commit(1)
+    store.pass_time(LIVENESS.detached_s + 1)
+    assert isinstance(failure_of(first, told), errors.WorkerLost)
+    waiting = first.commit(1)
+    assert isinstance(failure_of(second, second.commit(1)), errors.WorkerLost)
+    assert not first.is_answered(waiting), "what another is told is no news to who knows"
+
+
+def test_another_loss_is_told_to_who_waits_for_a_replacement() -> None:
+    store, first = lost_round()
+    waiting = first.commit(1)
+    heir = store.worker(1)
+    heir.hang_up()
+    store.pass_time(LIVENESS.detached_s + 1)
+    assert isinstance(failure_of(first, waiting), errors.WorkerLost)
+    assert not first.is_answered(first.commit(1))
+
+
+def test_loss_in_a_later_round_is_told_again() -> None:
+    store, first = lost_round()
+    waiting = first.commit(1)
+    heir = store.worker(1)
+    heir.committed(heir.commit(1))
+    first.committed(waiting)
+    heir.hang_up()
+    store.pass_time(LIVENESS.detached_s + 1)
+    assert isinstance(failure_of(first, first.commit(2)), errors.WorkerLost)
+
+
+def test_commit_that_is_sent_again_is_told_the_same() -> None:
+    """Its first answer may have been lost with a connection."""
+    store = FakeStore(num_workers=2)
+    first, dead = workers(store, 2)
+    dead.hang_up()
+    waiting = first.commit(1)
+    store.pass_time(LIVENESS.detached_s + 1)
+    for _ in range(2):
+        assert isinstance(failure_of(first, waiting), errors.WorkerLost)
+        first.send("COMMIT", m.Commit(round=1), request=waiting)
+
+
 # ---- bounded staleness and none ----
 
 

@@ -278,6 +278,25 @@ def test_barrier_does_not_wait_for_who_left_and_names_who_is_lost() -> None:
     assert "barrier 'b' needs rank 2 (in round 1, last seen 3.0 s ago), which is lost" in str(error)
 
 
+def test_barrier_that_is_entered_again_waits_for_the_next_life_of_who_was_lost() -> None:
+    store = FakeStore(num_workers=2)
+    first, dead = store.worker(0), store.worker(1)
+    dead.hang_up()
+    store.pass_time(LIVENESS.detached_s + 1)
+    told = first.send("BARRIER", m.Barrier(name="b", count=1))
+    assert isinstance(failure_of(first, told), errors.WorkerLost)
+    late = first.send("BARRIER", m.Barrier(name="b", count=2, wait_s=3.0))
+    store.pass_time(4.0)
+    error = failure_of(first, late)
+    assert isinstance(error, errors.WorkerLost)
+    assert "rank 0 waited 3 s for a replacement: barrier 'b' needs rank 1" in str(error)
+    waiting = first.send("BARRIER", m.Barrier(name="b", count=3))
+    heir = store.worker(1)
+    assert not first.is_answered(waiting)
+    heir.ask("BARRIER", m.Barrier(name="b", count=1))
+    first.answer(waiting)
+
+
 def test_barrier_deadline_names_who_is_awaited() -> None:
     store = FakeStore(num_workers=2)
     first = store.worker(0)

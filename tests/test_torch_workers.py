@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import pytest
@@ -22,7 +23,7 @@ from torch_support import (
 )
 
 import psstore
-from psstore.errors import UsageError
+from psstore.errors import UsageError, WorkerLost
 
 STEPS = 12
 
@@ -48,6 +49,34 @@ def one_process(num_workers: int, *, average: bool = True) -> Odd:
 def uses_all(number: int, rank: int) -> bool:
     """In some rounds one worker has no gradient for one parameter, in some rounds no worker has."""
     return number % 4 != 3 and (number + rank) % 3 != 0
+
+
+def test_step_that_is_taken_again_waits_for_a_lost_workers_replacement() -> None:
+    models = [Odd(seed=0) for _ in range(3)]
+    inputs = next(batches(1, seed=1))
+
+    def prepared(store: psstore.Store, life: int) -> psstore.torch.DistributedOptimizer:
+        optimizer = distributed(models[life], store, MOMENTUM)
+        backward(models[life], inputs)
+        return optimizer
+
+    def fail(store: psstore.Store) -> None:
+        with store:
+            prepared(store, 1)
+            raise ZeroDivisionError
+
+    with psstore.LocalStore(workers=2) as server, ThreadPoolExecutor(2) as pool:
+        survivor = pool.submit(prepared, server.connect(rank=0), 0)
+        with pytest.raises(ZeroDivisionError):
+            pool.submit(fail, server.connect(rank=1)).result(JOIN_S)
+        optimizer = survivor.result(JOIN_S)
+        with pytest.raises(WorkerLost, match="rank 1"):
+            optimizer.step()
+        again = pool.submit(optimizer.step)
+        with server.connect(rank=1) as heir:
+            prepared(heir, 2).step()
+        again.result(JOIN_S)
+    assert_same_bits(models[0], models[2])
 
 
 @pytest.mark.parametrize("shards", [1, 3])

@@ -184,7 +184,8 @@ class Operations:
         called, which a pull does if need be. Needs mode 'sync'.
         `wait_s`: how long to wait for other workers (default: the store's).
 
-        Raises WorkerLost, naming who, or DeadlineExceeded: the commit stands, and committing again waits on.
+        Raises WorkerLost, naming who, or DeadlineExceeded: the commit stands, and committing again waits on, for a
+        lost worker's replacement, too; WorkerLost is raised again when none has come within `wait_s`.
         Raises BadHyper, BadArgument; nothing is committed then.
         """
         return await self._rounds.commit(
@@ -312,7 +313,8 @@ class Operations:
     # ---- the group ----
 
     async def barrier(self, name: str = "", *, wait_s: float | None = None) -> None:
-        """Returns when every worker has called it with this name. Raises WorkerLost, DeadlineExceeded."""
+        """Returns when every worker has called it with this name. Raises WorkerLost, DeadlineExceeded; calling it again
+        waits again, for a lost worker's replacement, too."""
         if not isinstance(name, str):
             raise BadArgument(f"barrier: name is {name!r}; expected a string")
         await self.client.barrier(name, wait_s=self.means.patience(wait_s))

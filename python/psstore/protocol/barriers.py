@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from psstore.errors import DeadlineExceeded, PsstoreError, WorkerLost
+from psstore.protocol.losses import Losses
 from psstore.protocol.membership import Membership, Worker
 from psstore.protocol.replies import Reply
 from psstore.wire.messages import Barrier
@@ -37,6 +39,8 @@ class Barriers:
         """By name and rank."""
         self._passed: dict[tuple[str, int], tuple[int, int]] = {}
         """(name, rank) -> (incarnation, count) that it last passed."""
+        self._losses = Losses()
+        """That workers know of, by (name, rank, incarnation)."""
 
     def enter(self, worker: Worker, barrier: Barrier, *, conn: int, request: int, now: float) -> list[Reply]:
         at = AtBarrier(conn, request, worker.incarnation, barrier, now)
@@ -52,26 +56,19 @@ class Barriers:
             waits.pop(rank, None)
 
     def open(self, now: float | None) -> list[Reply]:
-        """Opens every barrier at which all expected workers are, and tells those who wait for a lost one."""
+        """Opens every barrier at which all expected workers are, and tells those who wait for a lost one, each once.
+        `now`: None if nobody was lost."""
         replies = []
         expected = self._membership.expected()
-        lost = {worker.rank: worker for worker in self._membership.lost()}
         for name, waits in list(self._waits.items()):
-            missing = expected - set(waits)
-            if not missing:
-                for rank, at in waits.items():
-                    self._passed[name, rank] = (at.incarnation, at.barrier.count)
-                    replies.append(at.reply(None))
-                del self._waits[name]
-            elif now is not None and missing & lost.keys():
-                rank = min(missing & lost.keys())
-                error = WorkerLost(
-                    f"barrier {name!r} needs {self._membership.describe(rank, now)}, which is lost",
-                    rank=rank,
-                    last_seen_s=now - lost[rank].last_seen,
-                )
-                replies += [at.reply(error) for at in waits.values()]
-                del self._waits[name]
+            if expected - set(waits):
+                replies += [] if now is None else self._complain(name, waits, now)
+                continue
+            for rank, at in waits.items():
+                self._passed[name, rank] = (at.incarnation, at.barrier.count)
+                self._losses.forget((name, rank, at.incarnation))
+                replies.append(at.reply(None))
+            del self._waits[name]
         return replies
 
     def fail(self, error: PsstoreError) -> list[Reply]:
@@ -83,13 +80,10 @@ class Barriers:
     def expire(self, now: float) -> list[Reply]:
         replies = []
         for name, waits in list(self._waits.items()):
-            missing = sorted(self._membership.expected() - set(waits))
-            who = ", ".join(self._membership.describe(rank, now) for rank in missing)
-            for rank, at in list(waits.items()):
-                if at.until <= now:
-                    text = f"rank {rank} waited {at.barrier.wait_s:g} s at barrier {name!r} for {who}"
-                    replies.append(at.reply(DeadlineExceeded(text, waited_s=at.barrier.wait_s)))
-                    del waits[rank]
+            late = {rank: at for rank, at in waits.items() if at.until <= now}
+            replies += [at.reply(self._too_late(name, rank, at, now)) for rank, at in late.items()]
+            for rank in late:
+                del waits[rank]
             if not waits:
                 del self._waits[name]
         return replies
@@ -99,3 +93,39 @@ class Barriers:
         if not self._waits:
             return None
         return min((at.until for waits in self._waits.values() for at in waits.values()), default=None)
+
+    # ---- how ----
+
+    def _complain(self, name: str, waits: dict[int, AtBarrier], now: float) -> list[Reply]:
+        """Whoever is told is at the barrier no longer; it may come again, and is let wait then."""
+        replies = []
+        lost = self._lost(waits)
+        for rank, at in list(waits.items()):
+            who = (name, rank, at.incarnation)
+            if lost and self._losses.is_news(who, at.request, lost):
+                self._losses.tell(who, at.request, lost)
+                replies.append(at.reply(self._worker_lost(f"barrier {name!r}", lost[0], now)))
+                del waits[rank]
+        return replies
+
+    def _lost(self, waits: Mapping[int, AtBarrier]) -> list[Worker]:
+        """Those of the lost who are missing."""
+        return sorted((w for w in self._membership.lost() if w.rank not in waits), key=lambda w: w.rank)
+
+    def _worker_lost(self, who: str, missing: Worker, now: float, **waited: float) -> WorkerLost:
+        return WorkerLost(
+            f"{who} needs {self._membership.describe(missing.rank, now)}, which is lost",
+            rank=missing.rank,
+            last_seen_s=now - missing.last_seen,
+            **waited,
+        )
+
+    def _too_late(self, name: str, rank: int, at: AtBarrier, now: float) -> PsstoreError:
+        waited_s = at.barrier.wait_s
+        lost = self._lost(self._waits[name])
+        if lost:
+            who = f"rank {rank} waited {waited_s:g} s for a replacement: barrier {name!r}"
+            return self._worker_lost(who, lost[0], now, waited_s=waited_s)
+        missing = sorted(self._membership.expected() - set(self._waits[name]))
+        who = ", ".join(self._membership.describe(rank, now) for rank in missing)
+        return DeadlineExceeded(f"rank {rank} waited {waited_s:g} s at barrier {name!r} for {who}", waited_s=waited_s)

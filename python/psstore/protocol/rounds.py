@@ -11,6 +11,7 @@ from typing import NamedTuple
 from psstore.errors import BadArgument, DeadlineExceeded, PsstoreError, RoundOutOfOrder, TornRound, WorkerLost
 from psstore.protocol import decisions
 from psstore.protocol.hypers import Chosen, Hypers
+from psstore.protocol.losses import Losses
 from psstore.protocol.membership import Membership, Worker
 from psstore.protocol.replies import Reply
 from psstore.protocol.signing import Signer
@@ -92,6 +93,8 @@ class Rounds:
         """By rank: decided commits whose reply waits for slower workers."""
         self._closed: dict[int, Closed] = {}
         self._unfinished = Unfinished(membership)
+        self._losses = Losses()
+        """That ranks know of, which wait for the end of their round."""
         self._hypers = Hypers(rule_of_group)
 
     # ---- what the log holds ----
@@ -162,7 +165,7 @@ class Rounds:
         return self._release()
 
     def lost(self, workers: Sequence[Worker], now: float) -> list[Reply]:
-        """Workers were lost: who can't go on without them hears so."""
+        """Workers were lost: who waits and can't go on without them hears so."""
         replies = []
         for worker in workers:
             replies += self._tear(worker.rank, "was lost") + self._void_promise(worker, now)
@@ -198,9 +201,11 @@ class Rounds:
         self._owed.pop(rank, None)
         self._closed.pop(rank, None)
         self._unfinished.forget(rank)
+        self._losses.forget(rank)
         return self._tear(rank, "was replaced by a new life")
 
     def leave(self, worker: Worker) -> list[Reply]:
+        self._losses.forget(worker.rank)
         self._staged.pop(worker.rank, None)
         self._owed.pop(worker.rank, None)
         self._unfinished.forget(worker.rank)
@@ -256,6 +261,7 @@ class Rounds:
             worker.clock = commit.round
             self._closed[worker.rank] = Closed(worker.incarnation, commit.round, number, skip=fact.skip)
             self._owed[worker.rank] = self._staged.pop(worker.rank)
+            self._losses.forget(worker.rank)
         if number % ATTEST_EVERY == 0 and len(self._applied) > 1:
             self._attester = ranks[number // ATTEST_EVERY % len(ranks)]
         if fact.early:
@@ -306,26 +312,34 @@ class Rounds:
         return waiting.reply(committed)
 
     def _complain(self, now: float) -> list[Reply]:
-        """In lockstep, tells those who wait if the round can't close for want of lost workers. Their commits
+        """Tells those who wait of the lost workers for want of whom the round can't close, each once. Their commits
         stay: if the lost one's next life joins and commits, the round closes with them."""
-        if not self._staged:
-            return []
+        replies = []
+        lost = self._lost_and_needed() if self._staged else []
+        for rank, waiting in self._staged.items():
+            if lost and waiting.since < math.inf and self._losses.is_news(rank, waiting.request, lost):
+                self._losses.tell(rank, waiting.request, lost)
+                replies.append(waiting.reply(self._worker_lost(f"round {self.decided + 1}", lost[0], now)))
+                self._staged[rank] = waiting._replace(since=math.inf)
+        return replies
+
+    def _lost_and_needed(self) -> list[Worker]:
+        """In lockstep, lost workers that the round lacks, if it can't close without them."""
         lost = [w for w in self._membership.lost() if w.rank not in self._staged]
-        if not lost:
+        if not lost or not self.consistency.lockstep:
             return []
         able = self._membership.expected() - {w.rank for w in lost}
-        if not self.consistency.lockstep or len(able | set(self._staged)) >= self._needed():
-            return []
-        missing = lost[0]
-        round = self.decided + 1
-        error = WorkerLost(
-            f"round {round} needs rank {missing.rank}, which is lost: last seen {now - missing.last_seen:.1f} s ago,"
+        return lost if len(able | set(self._staged)) < self._needed() else []
+
+    def _worker_lost(self, who: str, missing: Worker, now: float, **waited: float) -> WorkerLost:
+        return WorkerLost(
+            f"{who} needs rank {missing.rank}, which is lost: last seen {now - missing.last_seen:.1f} s ago,"
             f" its last round was {missing.clock}",
             rank=missing.rank,
-            round=round,
+            round=self.decided + 1,
             last_seen_s=now - missing.last_seen,
+            **waited,
         )
-        return [waiting.reply(error) for waiting in self._staged.values()]
 
     def _void_promise(self, worker: Worker, now: float) -> list[Reply]:
         """Nobody may count on pushes that a lost worker promised. Should it be there after all, it commits again."""
@@ -352,8 +366,14 @@ class Rounds:
         self._owed.clear()
         return self._unfinished.fail(self.torn) + [waiting.reply(self.torn) for waiting in waits]
 
-    def _too_late(self, rank: int, waiting: Waiting, now: float) -> DeadlineExceeded:
-        """Names who was waited for: who has not finished, in lockstep who has no commit, or the slowest."""
+    def _too_late(self, rank: int, waiting: Waiting, now: float) -> DeadlineExceeded | WorkerLost:
+        """Names who was waited for: who is lost; else who has not finished, in lockstep who has no commit, or the
+        slowest."""
+        lost = self._lost_and_needed() if rank in self._staged else []
+        if lost:
+            waited_s = waiting.commit.wait_s
+            who = f"rank {rank} waited {waited_s:g} s for a replacement: round {waiting.commit.round}"
+            return self._worker_lost(who, lost[0], now, waited_s=waited_s)
         if self._unfinished.pending and rank in self._owed:
             missing = self._unfinished.owing
         elif self.consistency.lockstep:

@@ -1,0 +1,49 @@
+"""Who of those that wait knows of which lost worker, so that each is told of a loss once. Part of the coordinator.
+
+Whoever asks again after it was told has chosen to wait for a replacement, or for the lost one to come back: told again
+at once, it would ask for ever and wait for nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable
+from typing import NamedTuple
+
+from psstore.protocol.membership import Worker
+
+
+class Loss(NamedTuple):
+    """A worker that speaks again and is lost again is another one."""
+
+    rank: int
+    incarnation: int
+    last_seen: float
+
+
+class Told(NamedTuple):
+    request: int
+    """To which it was said: sent again, after a connection was lost, it gets the same answer."""
+    losses: frozenset[Loss]
+
+
+class Losses:
+    """`who`: waits for something, such as a rank for the end of its round."""
+
+    def __init__(self) -> None:
+        self._told: dict[Hashable, Told] = {}
+
+    def is_news(self, who: Hashable, request: int, lost: Iterable[Worker]) -> bool:
+        """It has not been told of all of them, or would have asked again by another request."""
+        told = self._told.get(who)
+        return told is None or told.request == request or not _losses(lost) <= told.losses
+
+    def tell(self, who: Hashable, request: int, lost: Iterable[Worker]) -> None:
+        self._told[who] = Told(request, _losses(lost))
+
+    def forget(self, who: Hashable) -> None:
+        """It has what it waited for, or waits no longer."""
+        self._told.pop(who, None)
+
+
+def _losses(workers: Iterable[Worker]) -> frozenset[Loss]:
+    return frozenset(Loss(worker.rank, worker.incarnation, worker.last_seen) for worker in workers)
