@@ -355,8 +355,10 @@ ErrorCode Shard::find(SliceEntry& entry, bool whole, std::vector<Finding>& findi
   const bool held = !table_.bring_up_to_date(stripe, *slot);
   Part part = slot->part(entry.part);
   const uint64_t wanted_version = std::exchange(entry.version, part.version);
+  // First of all: what it is held for may be a push that waits for the value.
+  if (!part.buffer && entry.part == 0) return ErrorCode::NOT_INITIALISED;
   if (held) return ErrorCode::NOT_APPLIED;
-  if (!part.buffer) return entry.part == 0 ? ErrorCode::NOT_INITIALISED : ErrorCode::NO_STATE;
+  if (!part.buffer) return ErrorCode::NO_STATE;
   if (part.version < wanted_version) return ErrorCode::NOT_MODIFIED;
   if (is_encoding(entry.dtype)) {
     Published::Answer answer = slot->follow(wanted_version, entry.dtype, whole, backend_);

@@ -119,8 +119,16 @@ def test_peer_that_is_no_store_is_told_from_one() -> None:
 def test_peer_that_answers_what_nobody_understands_is_given_up_at_once() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         url = f"ps://127.0.0.1:{listener.getsockname()[1]}"
-        consistency = {"num_workers": 1, "quorum": 1, "staleness": 0}
-        welcome = m.Welcome(store="s", shard=0, addresses=((url,),), version=0, last_sequence=0, **consistency)
+        welcome = m.Welcome(
+            store="s",
+            shard=0,
+            addresses=((url,),),
+            num_workers=1,
+            quorum=1,
+            staleness=0,
+            version=0,
+            last_sequence=0,
+        )
 
         def answer() -> None:
             for _ in range(2):  # the first asks for the shards, the second is for them

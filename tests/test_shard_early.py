@@ -188,7 +188,9 @@ def test_a_first_value_may_still_come(shard: _core.Shard) -> None:
     key = key_of(3)
     shard.advance(decision(1, [(0, 1, 1, 1.0)], present={0: [(3, 3)]}, early=True))
     assert push(shard, {key: floats(1)})[0].status == errors.NotInitialised.code
+    assert status(shard, key) == errors.NotInitialised.code, "for which the push may wait that the slice is held for"
     initialise(shard, {key: floats(10)})
+    assert status(shard, key) == errors.NOT_APPLIED
     push(shard, {key: floats(1)})
     assert value(shard, key) == [9]
 

@@ -75,3 +75,4 @@ class Creating:
             layout = means.layouts.of([tensor for tensor, _ in initial], [one.dtype for one in given], pull=False)
             await self._writing.send("INIT", layout, layout.transfers([one.data for one in given]))
             await means.client.ready([tensor.id for tensor, _ in initial])
+            means.first_values.note(layout.ids)

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 from psstore import _core
 from psstore.client.coded import Coded
+from psstore.client.first_values import FirstValues
 from psstore.client.given import number
 from psstore.client.layout import Layout, Layouts
 from psstore.client.near import Neighbours
@@ -26,6 +27,7 @@ class Means:
         self.client = client
         self.layouts = Layouts(client.ways)
         self.schema = Schema(client, on_changed=self.layouts.forget_habits)
+        self.first_values = FirstValues(client)
         self.passages = Passages(Neighbours(client))
         self.coded = Coded(self.layouts, self.passages)
         self.pace = pace

@@ -85,7 +85,7 @@ class Operations:
         """Creates many tensors in one round trip; all or, if one can't be, none.
 
         `values`: the first value of each spec; None: zeros, as its `zeros` must say then.
-        `offer`: False: the values are somebody else's to send. A later pull waits for them.
+        `offer`: False: the values are somebody else's to send. Later pulls and pushes wait for them.
         """
         one_of("exist", exist, get_args(Exist))
         given: Sequence[Array | None] = [None] * len(specs) if values is None else seen(list(values))
@@ -132,7 +132,9 @@ class Operations:
         a codec, once per round: see `residuals`.
         `loss_scale`: of a gradient, if it is not that of the round before: what was kept back is brought to it.
 
-        Raises UnknownTensor, ShapeMismatch, DTypeMismatch, RuleMismatch before anything is sent.
+        Raises UnknownTensor, ShapeMismatch, DTypeMismatch, RuleMismatch before anything is sent. The first push of a
+        tensor waits for its first value; raises NotInitialised if whoever created it does not send one within the
+        store's `wait_s`.
         """
         return self.writing.push(Push((name,), seen([value]), op, codec, loss_scale))
 

@@ -111,6 +111,7 @@ class Reading:
                 means.layouts.note(asked.manner, "PULL", layout)
             pulled = await self.pull_into(layout, [targets[i] for i in positions], asked.if_newer_than, asked.wait_s)
             results.update(zip(positions, pulled, strict=True))
+        means.first_values.note(tensor.id for tensor in tensors)
         return [results[i] for i in range(len(targets))]
 
     async def _pull_coded(

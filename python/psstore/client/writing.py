@@ -144,6 +144,7 @@ class Writing:
             of_op[0].append(tensor)
             of_op[1].append(given)
             of_op[2].append(codec)
+        await self._first_values([t for (op, *_), (written, *_) in chosen.items() if op != "ASSIGN" for t in written])
         if asked.codec is not None:
             await self._norm.settle(None)  # it tells what becomes of the last round's residuals
         for (wire_op, place, in_codecs), (written, sources, encoders) in chosen.items():
@@ -158,6 +159,14 @@ class Writing:
             if len(chosen) == 1:
                 means.layouts.note(asked.manner, wire_op, layout)
             await self.send(wire_op, layout, layout.transfers([one.data for one in sources]))
+
+    async def _first_values(self, tensors: Sequence[Tensor]) -> None:
+        """Waits for those that others have still to send."""
+        push = self._begin_push()
+        try:
+            await self._means.first_values.arrive(tensors, wait_s=self._means.patience(None))
+        finally:
+            self.push_ended(push)
 
     async def _encoded(
         self,

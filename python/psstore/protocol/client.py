@@ -15,6 +15,7 @@ from psstore.errors import (
     BadBody,
     DeadlineExceeded,
     NotAWorker,
+    NotInitialised,
     OutOfMemory,
     PsstoreError,
     TornRound,
@@ -318,6 +319,17 @@ class Client:
         if trained and not self.is_current:
             at_least = max(at_least or 0, await self._learn_decisions())
         return await self._read("PULL", transfers, at_least=at_least, wait_s=wait_s)
+
+    async def without_value(self, transfers: Sequence[Transfer], *, wait_s: float) -> list[Transfer]:
+        """Those of these reads that find a slice without its first value. Waits for it, and for no step."""
+        carry = m.Carry(wait_s=wait_s)
+        timeout_s = max(self.timeout_s, wait_s + GRACE_S)
+        requests = [
+            self._request(self.sessions[way], "PULL", table=table, body=carry, destination=memory, timeout_s=timeout_s)
+            for way, table, memory in transfers
+        ]
+        answers = zip(transfers, await collect(requests), strict=True)
+        return [transfer for transfer, answer in answers if answer.table.has_status(NotInitialised.code)]
 
     # ---- for those who send requests of data themselves ----
 
