@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from psstore.errors import UsageError
+from psstore.torch import initial_state
 from psstore.torch.creating import create, split_trained
 from psstore.torch.edits import publish
 from psstore.torch.parameters import REDUCED_GROUP, STORED_AS, Trained, mark_written
@@ -92,8 +93,9 @@ class Averaging:
         self._pull(training.trained)
         self._steps = 0
 
-    def state(self) -> Mapping[torch.Tensor, dict[str, Any]]:
-        return self._training.optimizer.state
+    def state(self, *, whole: bool = False) -> Mapping[torch.Tensor, dict[str, Any]]:
+        optimizer = self._training.optimizer
+        return initial_state.of_a_trial(optimizer) if whole else optimizer.state
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Into this worker's optimizer."""

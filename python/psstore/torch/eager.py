@@ -98,9 +98,9 @@ class EagerStep(StoreStep):
         self._refuse_between("publish()")
         super().publish()
 
-    def state(self) -> Mapping[torch.Tensor, dict[str, Any]]:
+    def state(self, *, whole: bool = False) -> Mapping[torch.Tensor, dict[str, Any]]:
         self._refuse_between("state_dict()")
-        return super().state()
+        return super().state(whole=whole)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         self._refuse_between("load_state_dict()")

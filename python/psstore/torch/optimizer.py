@@ -18,7 +18,7 @@ import torch
 from psstore.client.store import Store
 from psstore.codec.compression import Compression
 from psstore.errors import UsageError
-from psstore.torch import choosing, residuals
+from psstore.torch import choosing, initial_state, residuals
 from psstore.torch.buffers import Buffers
 from psstore.torch.choosing import Mode
 from psstore.torch.compression import is_wanted
@@ -127,6 +127,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._buffers = Buffers(self._training, named_buffers, prefix=prefix)
         optimizer.register_step_pre_hook(_refusal(weakref.ref(self)))
         self._stepping = False
+        self._whole_state: defaultdict[torch.Tensor, Any] | None = None
+        """What torch's checkpoint tools have asked for, until the next step."""
         self._warned = False
         self._made = True
 
@@ -143,12 +145,14 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     @property
     def state(self) -> defaultdict[torch.Tensor, Any]:
-        """The wrapped optimizer's: empty where the store keeps it. `state_dict()` has it in any case."""
-        return self.optimizer.state
+        """The wrapped optimizer's: empty where the store keeps it. `state_dict()` has it in any case. A copy of it all
+        after torch's checkpoint tools have asked for it, until the next step."""
+        return self.optimizer.state if self._whole_state is None else self._whole_state
 
     @state.setter
     def state(self, state: defaultdict[torch.Tensor, Any]) -> None:
         self.optimizer.state = state
+        self._whole_state = None
 
     @overload
     def step(self, closure: None = None) -> None: ...
@@ -171,6 +175,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
         return self._step(closure)
 
     def _step(self, closure: Callable[[], float] | None) -> float | None:
+        if initial_state.is_asked_for():
+            with self._stepping_wrapped():
+                self._whole_state = defaultdict(dict, self._way.state(whole=True))
+            return None
+        self._whole_state = None
         loss = None
         if closure is not None:
             self._way.admit_closure()
@@ -180,12 +189,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._warn_without_gradients()
         self._training.admit(self._way)
         is_round = self._way.shares_next
-        with self._sharing() if is_round else nullcontext():
-            self._stepping = True
-            try:
-                self.skipped = not self._way.step(self.overflow)
-            finally:
-                self._stepping = False
+        with self._sharing() if is_round else nullcontext(), self._stepping_wrapped():
+            self.skipped = not self._way.step(self.overflow)
         self.overflow = Overflow()
         if is_round:
             self._frozen.check()
@@ -217,12 +222,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
         Where workers step by themselves (see the class), state is this worker's own, and nothing is read. So are the
         residuals of compression: to go on exactly, save each worker's own state_dict().
         """
-        held = self.state
-        self.state = defaultdict(dict, self._way.state())
+        whole = self._whole_state
+        if whole is None:
+            self._whole_state = defaultdict(dict, self._way.state())
         try:
             found = super().state_dict()
         finally:
-            self.state = held
+            self._whole_state = whole
         kept = residuals.pack(self._way.residuals(), self.param_groups, rank=self._training.store.rank)
         return found if kept is None else {**found, residuals.KEY: kept}
 
@@ -234,6 +240,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         by themselves, each keeps the state that it has loaded. The residuals of compression are taken over by the rank
         that has saved them; the others begin with none.
         """
+        self._whole_state = None
         loaded = dict(state_dict)
         for before in self._optimizer_load_state_dict_pre_hooks.values():
             loaded = before(self, loaded) or loaded
@@ -315,6 +322,15 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._buffers.leave()
         yield
         self._buffers.fetch()
+
+    @contextmanager
+    def _stepping_wrapped(self) -> Iterator[None]:
+        """The wrapped optimizer may step."""
+        self._stepping = True
+        try:
+            yield
+        finally:
+            self._stepping = False
 
     def _refuse_stock_scaler(self) -> None:
         """By the attributes that torch's sets because of `_step_supports_amp_scaling`; ours does not."""

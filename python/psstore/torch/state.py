@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from psstore import _core
 from psstore.client.rule_state import Restored, RuleState
 from psstore.errors import UsageError
 from psstore.torch.parameters import STORED_AS, Trained
@@ -25,13 +26,18 @@ COUNTED = frozenset({"adam", "adamw", "adagrad", "rmsprop"})
 """Rules whose class keeps the number of steps: a 0-d float32 tensor."""
 
 
-def read(training: Training) -> dict[torch.Tensor, dict[str, Any]]:
-    """What plain torch's optimizer would hold now; what comes from the store is on the CPU."""
+OPTIONAL = {"momentum_buffer": "momentum", "max_exp_avg_sq": "amsgrad", "grad_avg": "centered"}
+"""Buffers that a rule has only with some hyper-parameter."""
+
+
+def read(training: Training, *, whole: bool = False) -> dict[torch.Tensor, dict[str, Any]]:
+    """What plain torch's optimizer would hold now; what comes from the store is on the CPU. `whole`: with zeros for
+    parameters that have not stepped."""
     trained = training.trained
     held = training.store.pull_state([one.name for one in trained])
     groups = training.optimizer.param_groups
     found = {
-        one.parameter: _as_torch(training, one, groups[one.group], state)
+        one.parameter: _as_torch(training, one, groups[one.group], state, whole=whole)
         for one, state in zip(trained, held, strict=True)
     }
     return {**training.optimizer.state, **{parameter: state for parameter, state in found.items() if state}}
@@ -77,17 +83,27 @@ def _has_stepped(state: Mapping[str, Any]) -> bool:
     return bool(state) and float(state.get("step", 1)) > 0
 
 
-def _as_torch(training: Training, one: Trained, group: ParamGroup, state: RuleState) -> dict[str, Any]:
+def _as_torch(training: Training, one: Trained, group: ParamGroup, state: RuleState, *, whole: bool) -> dict[str, Any]:
     rule = rule_of(training.optimizer, group)
     if one.parameter.numel() == 0:
         state = RuleState()  # no slice, so nobody counts its steps; nor does it matter
     buffers = {name: torch.from_numpy(buffer) for name, buffer in state.buffers.items()}
-    if rule == "adagrad" and not buffers:  # torch makes it with the optimizer, not in the first step
-        dtype = getattr(torch, STORED_AS[one.parameter.dtype])
-        buffers["sum"] = torch.full(one.parameter.shape, group["initial_accumulator_value"], dtype=dtype)
+    if not buffers and (whole or rule == "adagrad"):  # adagrad's torch makes with the optimizer, before the first step
+        buffers = _initial(rule, one, group)
     if rule not in COUNTED or not buffers:
         return buffers
     return {"step": torch.tensor(float(state.steps)), **buffers}
+
+
+def _initial(rule: str, one: Trained, group: ParamGroup) -> dict[str, torch.Tensor]:
+    """Buffers as they are before the first step."""
+    dtype = getattr(torch, STORED_AS[one.parameter.dtype])
+    begin = group["initial_accumulator_value"] if rule == "adagrad" else 0
+    return {
+        name: torch.full(one.parameter.shape, begin, dtype=dtype)
+        for name in _core.STATES[rule]
+        if name is not None and group.get(OPTIONAL.get(name, ""), True)
+    }
 
 
 def _as_stored(one: Trained, state: Mapping[str, Any]) -> RuleState:

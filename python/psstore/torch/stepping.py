@@ -120,8 +120,9 @@ class Way(Protocol):
     def synchronize(self) -> None:
         """Makes the parameters the same on every worker, which calls it, should they have been trained apart."""
 
-    def state(self) -> Mapping[torch.Tensor, dict[str, Any]]:
-        """The optimizer's state by parameter, as torch has it."""
+    def state(self, *, whole: bool = False) -> Mapping[torch.Tensor, dict[str, Any]]:
+        """The optimizer's state by parameter, as torch has it. `whole`: that of parameters that have not stepped, too,
+        as it is before their first step."""
 
     def residuals(self) -> Mapping[torch.Tensor, torch.Tensor]:
         """By parameter: what this worker's codecs kept back."""

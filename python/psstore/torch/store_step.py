@@ -59,8 +59,8 @@ class StoreStep(Reducing):
     def synchronize(self) -> None:
         """Nothing to do: the parameters are the store's after each step."""
 
-    def state(self) -> Mapping[torch.Tensor, dict[str, Any]]:
-        return state.read(self._training)
+    def state(self, *, whole: bool = False) -> Mapping[torch.Tensor, dict[str, Any]]:
+        return state.read(self._training, whole=whole)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         state.load(self._training, state_dict)

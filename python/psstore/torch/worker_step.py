@@ -14,6 +14,7 @@ import torch
 
 from psstore.codec.compression import Compression
 from psstore.errors import UsageError
+from psstore.torch import initial_state
 from psstore.torch.creating import create
 from psstore.torch.parameters import REDUCED_GROUP, STORED_AS, Trained, mark_written, some
 from psstore.torch.reducing import Ended, Hypers, Reducing
@@ -55,8 +56,9 @@ class WorkerStep(Reducing):
     def synchronize(self) -> None:
         """Nothing to do: every worker takes the same steps."""
 
-    def state(self) -> Mapping[torch.Tensor, dict[str, Any]]:
-        return self._training.optimizer.state
+    def state(self, *, whole: bool = False) -> Mapping[torch.Tensor, dict[str, Any]]:
+        optimizer = self._training.optimizer
+        return initial_state.of_a_trial(optimizer) if whole else optimizer.state
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Into this worker's optimizer: every worker loads it."""
