@@ -25,6 +25,7 @@ import psstore
 STEPS = 8
 BATCH = 4
 RATE = 0.1
+MAX_NORM = 0.1
 
 
 def model() -> nn.Module:
@@ -58,6 +59,12 @@ def plain(max_norm: float | None = None) -> nn.Module:
     return module
 
 
+def assert_close(left: nn.Module, right: nn.Module) -> None:
+    """But for the norm, which torch sums in float32."""
+    for one, other in zip(left.parameters(), right.parameters(), strict=True):
+        torch.testing.assert_close(one, other)
+
+
 @pytest.fixture
 def store() -> Iterator[psstore.Store]:
     with psstore.connect("local://?shards=2") as store:
@@ -67,7 +74,7 @@ def store() -> Iterator[psstore.Store]:
 # ---- Accelerate ----
 
 
-@pytest.mark.parametrize("max_norm", [None, 0.1], ids=["as it is", "clipped"])
+@pytest.mark.parametrize("max_norm", [None, MAX_NORM], ids=["as it is", "clipped"])
 def test_accelerate_prepares_the_optimizer_and_trains_as_plain_torch(
     store: psstore.Store, max_norm: float | None
 ) -> None:
@@ -85,10 +92,23 @@ def test_accelerate_prepares_the_optimizer_and_trains_as_plain_torch(
     assert_same_bits(module, plain(max_norm))
 
 
+def test_accelerate_leaves_clipping_to_the_optimizer_that_it_has_prepared(store: psstore.Store) -> None:
+    accelerate = pytest.importorskip("accelerate")
+    accelerator = accelerate.Accelerator(cpu=True)
+    module = model()
+    prepared, optimizer, batches = accelerator.prepare(module, on(store, module), loader())
+    for inputs, targets in batches:
+        optimizer.zero_grad()
+        accelerator.backward(nn.functional.mse_loss(prepared(inputs), targets))
+        optimizer.optimizer.clip_grad_norm_(MAX_NORM)
+        optimizer.step()
+    assert_close(module, plain(MAX_NORM))
+
+
 # ---- Lightning ----
 
 
-def lightning_module(lightning: Any, store: psstore.Store) -> Any:
+def lightning_module(lightning: Any, store: psstore.Store, *, clips: bool = False) -> Any:
     class Module(lightning.LightningModule):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
@@ -101,12 +121,21 @@ def lightning_module(lightning: Any, store: psstore.Store) -> Any:
         def configure_optimizers(self) -> torch.optim.Optimizer:
             return on(store, self.inner)
 
+        def configure_gradient_clipping(
+            self, optimizer: Any, gradient_clip_val: float | None = None, gradient_clip_algorithm: str | None = None
+        ) -> None:
+            if clips:
+                optimizer.clip_grad_norm_(MAX_NORM)
+
     return Module()
 
 
-def test_lightning_steps_the_optimizer_that_a_module_returns_and_trains_as_plain_torch(store: psstore.Store) -> None:
+@pytest.mark.parametrize("clips", [False, True])
+def test_lightning_steps_the_optimizer_that_a_module_returns_and_trains_as_plain_torch(
+    store: psstore.Store, clips: bool
+) -> None:
     lightning = pytest.importorskip("lightning")
-    module = lightning_module(lightning, store)
+    module = lightning_module(lightning, store, clips=clips)
     trainer = lightning.Trainer(
         accelerator="cpu",
         devices=1,
@@ -120,7 +149,10 @@ def test_lightning_steps_the_optimizer_that_a_module_returns_and_trains_as_plain
         warnings.simplefilter("ignore")  # Lightning's own advice about workers of the loader
         trainer.fit(module, loader())
     assert store.version == STEPS
-    assert_same_bits(module.inner, plain())
+    if clips:
+        assert_close(module.inner, plain(MAX_NORM))
+    else:
+        assert_same_bits(module.inner, plain())
 
 
 # ---- two workers ----

@@ -6,7 +6,6 @@ import copy
 import gc
 import io
 import pickle
-import warnings
 import weakref
 from collections.abc import Iterator
 from functools import partial
@@ -24,7 +23,6 @@ from torch_support import (
     batches,
     distributed,
     in_threads,
-    on_each_worker,
 )
 
 import psstore
@@ -230,40 +228,6 @@ def test_changed_gradients_are_sent_again_and_hooks_give_up(store: psstore.Store
         sent.append(store.bytes_pushed - before)
     assert_same_bits(model, plain)
     assert sent == [2 * num_bytes(model), num_bytes(model), num_bytes(model)]
-
-
-def test_workers_that_clip_their_own_gradient_are_told_what_that_means_once() -> None:
-    """torch's clip_grad_norm_ under DDP clips the average; here it has the worker's own gradient."""
-    models = [Odd(seed=rank) for rank in range(2)]
-    told: list[str] = []
-
-    def work(store: psstore.Store, rank: int) -> None:
-        optimizer = distributed(models[rank], store, PLAIN)
-        for inputs in batches(3, seed=rank):
-            optimizer.zero_grad()
-            backward(models[rank], inputs)
-            torch.nn.utils.clip_grad_norm_(models[rank].parameters(), 0.01)
-            optimizer.step()
-
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        on_each_worker(2, work)
-    told = [str(one.message) for one in caught if "clip_grad_norm_ of this optimizer" in str(one.message)]
-    assert len(told) == 2, "one for each worker"
-    assert_same_bits(models[0], models[1])
-
-
-def test_a_worker_alone_may_clip_without_a_word(store: psstore.Store) -> None:
-    model, plain = Odd(), Odd()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        for one, optimizer in ((model, distributed(model, store, PLAIN)), (plain, PLAIN(plain.parameters()))):
-            for inputs in batches(3):
-                optimizer.zero_grad()
-                backward(one, inputs)
-                torch.nn.utils.clip_grad_norm_(one.parameters(), 0.01)
-                optimizer.step()
-    assert_same_bits(model, plain)
 
 
 def test_gradients_changed_behind_torchs_back_are_noticed(store: psstore.Store) -> None:

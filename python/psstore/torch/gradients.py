@@ -77,7 +77,9 @@ class Gradients:
         self._overlap = overlap
         self._parameters: dict[str, torch.Tensor] = {}
         self._hooks: list[RemovableHandle] = []
-        weakref.finalize(self, _remove, self._hooks)
+        self._noting: list[RemovableHandle] = []
+        """Of those that are sent by `complete`: in the first rounds these, too, are looked at for changes."""
+        weakref.finalize(self, _remove, self._hooks, self._noting)
         self._lock = threading.Lock()
         """Orders the hooks; guards the four below."""
         self._arrived: dict[str, Sight] = {}
@@ -102,9 +104,12 @@ class Gradients:
         """These contribute, too, by name in the store, each in its codec ('none': as it is)."""
         self._parameters.update(parameters)
         self._codecs.update({name: codec for name, codec in codecs.items() if codec != "none"})
+        notes = self._is_several and self._rounds < CHECKED_ROUNDS
         for name, parameter in parameters.items():
             if self._is_early(parameter):
-                self._hooks.append(parameter.register_post_accumulate_grad_hook(_hook(weakref.ref(self), name)))  # type: ignore[no-untyped-call]
+                self._hooks.append(_hook(weakref.WeakMethod(self._take), name, parameter))
+            elif notes:
+                self._noting.append(_hook(weakref.WeakMethod(self._note), name, parameter))
 
     def retire(self) -> None:
         """From now on, nothing is sent while backward runs."""
@@ -172,6 +177,8 @@ class Gradients:
             self._pushes.clear()
             self._counted.clear()
             self._rounds += 1
+            if self._rounds == CHECKED_ROUNDS:
+                _remove(self._noting)
 
     def residuals(self) -> dict[torch.Tensor, torch.Tensor]:
         """By parameter: what this worker's codecs have kept back so far."""
@@ -213,6 +220,12 @@ class Gradients:
                 gradients, on_device = self._emptied(sight.round)
                 with suppress(StoreClosed):
                     self._send(gradients, on_device)
+
+    def _note(self, name: str, parameter: torch.Tensor) -> None:
+        """Called by the hooks of those that `complete` sends."""
+        if parameter.grad is not None:
+            with self._lock:
+                self._arrived[name] = Sight.now(self._store.round, parameter.grad)
 
     def _note_place(self, name: str, gradient: torch.Tensor) -> None:
         (place,) = seen([gradient])
@@ -298,7 +311,7 @@ class Gradients:
 
     def _object(self, edited: list[str], accumulated: list[str]) -> None:
         """Some changed after their last hook, some between two: to push them early is in vain."""
-        if edited:
+        if edited and self._is_several:
             self._tell(edited)
         self._stop()
 
@@ -311,20 +324,25 @@ class Gradients:
                 " under torch.no_grad() in place of .data, or pass overlap='none', so that step() sends what is there"
             )
 
-    def _tell(self, names: list[str]) -> None:
+    @property
+    def _is_several(self) -> bool:
+        """Whether a step is of all of several workers' gradients. Elsewhere, to clip one's own is right."""
         consistency = self._store.consistency
-        if consistency.lockstep and consistency.num_workers > 1:
-            warn(
-                f"gradients were changed after backward: {some(names)}. They count as they are now, and from here on"
-                " step() sends them, no longer backward. If this clips: torch's clip_grad_norm_ clips this worker's"
-                " gradient, not the average of all, as under DDP it would; for that, call the clip_grad_norm_ of this"
-                " optimizer. This is said once"
-            )
+        return consistency.mode == "sync" and consistency.num_workers > 1
+
+    def _tell(self, names: list[str]) -> None:
+        sent = ", and from here on step() sends them, no longer backward" if self._hooks else ""
+        warn(
+            f"gradients were changed after backward: {some(names)}. They count as they are now{sent}. If this clips,"
+            " here or in a framework: torch's clip_grad_norm_ clips this worker's gradient, not the average of all, as"
+            " under DDP it would, and training goes another way; write optimizer.clip_grad_norm_(max_norm), of this"
+            " optimizer, in its place (docs/pytorch.md, Clipping). This is said once"
+        )
 
     def _stop(self) -> None:
         """From now on, all is sent by `complete`."""
         self._overlap = "none"
-        _remove(self._hooks)
+        _remove(self._hooks, self._noting)
 
     def _dense(self, gradients: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         sparse = [name for name, gradient in gradients.items() if gradient.layout is not torch.strided]
@@ -339,16 +357,22 @@ class Gradients:
         return {name: gradient.to_dense() for name, gradient in gradients.items()}
 
 
-def _hook(owner: weakref.ref[Gradients], name: str) -> Callable[[torch.Tensor], None]:
+def _hook(
+    taking: weakref.WeakMethod[Callable[[str, torch.Tensor], None]], name: str, parameter: torch.Tensor
+) -> RemovableHandle:
+    """Called when backward is done with this parameter's gradient."""
+
     def arrived(parameter: torch.Tensor) -> None:
-        gradients = owner()
-        if gradients is not None:
-            gradients._take(name, parameter)
+        take = taking()
+        if take is not None:
+            take(name, parameter)
 
-    return arrived
+    handle: RemovableHandle = parameter.register_post_accumulate_grad_hook(arrived)  # type: ignore[no-untyped-call]
+    return handle
 
 
-def _remove(hooks: list[RemovableHandle]) -> None:
-    for hook in hooks:
-        hook.remove()
-    hooks.clear()
+def _remove(*kinds: list[RemovableHandle]) -> None:
+    for hooks in kinds:
+        for hook in hooks:
+            hook.remove()
+        hooks.clear()
