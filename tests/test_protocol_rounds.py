@@ -442,7 +442,15 @@ def test_group_that_gets_another_rule_starts_from_its_defaults() -> None:
 
 @pytest.mark.parametrize(
     "hyper",
-    [{"lr": -1.0}, {"lr": math.nan}, {"beta1": 0.9}, {"nesterov": 1.0}, {"nesterov": 0.5, "momentum": 0.9}],
+    [
+        {"lr": -1.0},
+        {"lr": math.nan},
+        {"lr": 1e300},
+        {"momentum": 1e39},
+        {"beta1": 0.9},
+        {"nesterov": 1.0},
+        {"nesterov": 0.5, "momentum": 0.9},
+    ],
     ids=str,
 )
 def test_hyper_parameters_that_no_shard_would_take_are_refused(hyper: dict[str, float]) -> None:
@@ -451,6 +459,15 @@ def test_hyper_parameters_that_no_shard_would_take_are_refused(hyper: dict[str, 
     with pytest.raises(errors.BadHyper):
         peer.answer(peer.commit(1, hypers={0: hyper}))
     assert peer.committed(peer.commit(1)).decision == 1
+
+
+def test_what_only_float32_can_not_hold_is_for_groups_of_float64() -> None:
+    (peer,) = workers(FakeStore(num_workers=1), 1)
+    peer.create(TensorSpec(name="w", shape=(4,), dtype="float64", rule="sgd"))
+    assert peer.committed(peer.commit(1, hypers={0: {"lr": 1e300}})).decision == 1
+    peer.create(sgd("v"))
+    with pytest.raises(errors.BadHyper, match=r"'lr' is 1e\+301, which is infinite in float32"):
+        peer.answer(peer.commit(2, hypers={0: {"lr": 1e301}}))
 
 
 def test_unknown_group_is_refused_and_the_round_stays_open() -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import math
 import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +18,7 @@ from torch_support import Odd, OptimizerFactory, assert_same_bits, backward, bat
 import psstore
 from psstore.errors import (
     BadArgument,
+    BadHyper,
     DTypeMismatch,
     NotAWorker,
     NotInitialised,
@@ -159,6 +162,36 @@ def test_a_group_without_a_hyper_parameter_is_refused_by_its_name(store: psstore
     model.weight.grad = torch.ones_like(model.weight)
     with pytest.raises(UsageError, match=rf"group of 2 parameters has no '{key}'.*param_groups"):
         outer.step()
+
+
+@pytest.mark.parametrize("overlap", ["backward", "none", "eager"])
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("lr", 1e300, r"'lr' is 1e\+300, which is infinite in float32"),
+        ("lr", math.inf, "'lr' is not a finite number"),
+        ("betas", (1.5, 0.9), "'beta1' is not below 1"),
+    ],
+)
+def test_a_hyper_parameter_that_no_step_could_use_is_refused_and_can_be_set_right(
+    store: psstore.Store, name: str, value: Any, words: str, overlap: Any
+) -> None:
+    model, plain = linear(), linear()
+    plain.load_state_dict(model.state_dict())
+    outer = DistributedOptimizer(AdamW(model.parameters(), lr=0.1), store, model.named_parameters(), overlap=overlap)
+    inner = AdamW(plain.parameters(), lr=0.1)
+    right = outer.param_groups[0][name]
+    outer.param_groups[0][name] = value
+    before = store.round
+    for one in (model, plain):
+        one(torch.ones(1, 2)).sum().backward()
+    with pytest.raises(BadHyper, match=f"parameter group 0: .*{words}"):
+        outer.step()
+    assert store.round == before
+    outer.param_groups[0][name] = right
+    outer.step()
+    inner.step()
+    torch.testing.assert_close(model.weight, plain.weight)
 
 
 # ---- what the store has already ----

@@ -7,6 +7,7 @@ math library's, differs between machines and is not always rounded correctly. do
 from __future__ import annotations
 
 import platform
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -196,6 +197,20 @@ def test_a_hyper_parameter_that_is_missing_or_unknown_is_refused(rule: str) -> N
 def test_a_hyper_parameter_out_of_range_is_refused_by_name(rule: str, name: str, value: float) -> None:
     with pytest.raises(errors.BadHyper, match=f"'{name}'"):
         step_with(rule, {**HYPER_DEFAULTS[rule], name: value})
+
+
+@pytest.mark.parametrize(("dtype", "fits"), [("float32", False), ("float64", True)])
+@pytest.mark.parametrize(
+    ("rule", "name"), [("sgd", "lr"), ("sgd", "dampening"), ("adamw", "eps"), ("rmsprop", "momentum")]
+)
+def test_a_hyper_parameter_that_is_infinite_in_the_arithmetic_is_refused_by_name(
+    rule: str, name: str, dtype: str, fits: bool
+) -> None:
+    hyper = {**HYPER_DEFAULTS[rule], name: 1e39}
+    refused = pytest.raises(errors.BadHyper, match=rf"'{name}' is 1e\+39, which is infinite in float32")
+    with nullcontext() if fits else refused:
+        _core.check_hyper(_core.RULES[rule], hyper, _core.DTYPES[dtype])
+    _core.check_hyper(_core.RULES[rule], {**hyper, name: 3.4e38}, _core.DTYPES[dtype])
 
 
 def test_a_state_that_the_rule_needs_and_lacks_is_refused_by_name() -> None:

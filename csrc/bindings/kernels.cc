@@ -127,8 +127,10 @@ std::vector<Contribution> hold_contributions(HeldRanges& held,
   return contributions;
 }
 
-void check_hyper(int rule, const HyperByName& hyper) {
-  parse_hyper(static_cast<RuleKind>(rule), hyper);
+void check_hyper(int rule, const HyperByName& hyper, int dtype) {
+  const auto kind = static_cast<RuleKind>(rule);
+  parse_hyper(kind, hyper);
+  check_fits(kind, hyper, checked_master_dtype(dtype));
 }
 
 void reduce_update_by_name(int rule, const HyperByName& hyper_by_name, int64_t step,
@@ -210,7 +212,7 @@ bool all_finite_range(const py::object& data, int dtype,
 
 void bind_kernels(py::module_& m) {
   m.def("instruction_sets", &instruction_sets);
-  m.def("check_hyper", &check_hyper, py::arg("rule"), py::arg("hyper"));
+  m.def("check_hyper", &check_hyper, py::arg("rule"), py::arg("hyper"), py::arg("dtype"));
   m.def("reduce_update", &reduce_update_by_name, py::arg("rule"), py::arg("hyper"), py::kw_only(),
         py::arg("step"), py::arg("value"), py::arg("state"), py::arg("contributions"),
         py::arg("divisor"), py::arg("dtype"), py::arg("first") = std::map<std::string, bool>(),

@@ -1,7 +1,9 @@
 #include "rules/hyper.h"
 
 #include <cmath>
+#include <limits>
 #include <span>
+#include <sstream>
 #include <string_view>
 
 namespace psstore {
@@ -127,6 +129,17 @@ Hyper parse_hyper(RuleKind rule, const Numbers& given) {
   }
   check_ranges(schema, rule, hyper);
   return hyper;
+}
+
+void check_fits(RuleKind rule, const Numbers& given, DType dtype) {
+  if (dtype == DType::kFloat64) return;
+  for (const auto& [name, value] : given) {
+    if (std::abs(value) > std::numeric_limits<float>::max()) {
+      std::ostringstream problem;
+      problem << "is " << value << ", which is infinite in float32";
+      refuse(schema_of(rule), name, problem.str());
+    }
+  }
 }
 
 // Which option asks for which buffer: the conditions of the torch functions that the rules cite.

@@ -35,6 +35,10 @@ struct Hyper {
 // unknown or missing, and for a value that is not finite or out of the range torch's constructor allows.
 Hyper parse_hyper(RuleKind rule, const std::map<std::string, double>& given);
 
+// Throws Error(BAD_HYPER) for a value that is infinite in the arithmetic of a tensor of this dtype: double
+// for float64, float for every other. As torch does, whose operators take no such scalar.
+void check_fits(RuleKind rule, const std::map<std::string, double>& given, DType dtype);
+
 inline constexpr int kMaxStates = 3;
 
 // The state buffers that a rule keeps, each of the tensor's dtype and size, under torch's names.

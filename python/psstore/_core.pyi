@@ -712,8 +712,9 @@ class Heartbeat:
 def instruction_sets() -> list[str]:
     """What this machine can run, best first: of 'avx512', 'avx2', 'plain'."""
 
-def check_hyper(rule: int, hyper: Mapping[str, float]) -> None:
-    """Raises BadHyper unless a shard would apply a decision with these hyper-parameters."""
+def check_hyper(rule: int, hyper: Mapping[str, float], dtype: int) -> None:
+    """Raises BadHyper unless a shard would apply a decision with these hyper-parameters to tensors of this dtype, and
+    with finite ones."""
 
 def reduce_update(
     rule: int,

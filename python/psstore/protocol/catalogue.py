@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 from psstore.errors import (
     BadArgument,
@@ -19,6 +20,14 @@ from psstore.types import ITEM_BYTES, Tensor, TensorSpec, applies_by_decision
 from psstore.wire.messages import Create, Created, Described, DropFact, Dropped, Signed
 
 
+class Group(NamedTuple):
+    """A parameter group: what its tensors have in common."""
+
+    rule: str
+    dtype: str
+    """The narrowest of theirs."""
+
+
 class Catalogue:
     """Names to tensors. A definition never changes; an overwritten tensor gets a new id."""
 
@@ -26,14 +35,14 @@ class Catalogue:
         self._signer = signer
         self._tensors: dict[str, Tensor] = {}
         self._signed: dict[str, Signed] = {}
-        self._groups: dict[int, str] = {}
+        self._groups: dict[int, Group] = {}
         self._loads_bytes = [0] * num_shards
         self._next_id = 1
         self._initialisers: dict[int, str | None] = {}
         """Tensor id -> client that is to send its first value, until it says READY."""
 
-    def rule_of_group(self) -> Mapping[int, str]:
-        """The update rule of each parameter group that has tensors."""
+    def groups(self) -> Mapping[int, Group]:
+        """The parameter groups that have tensors."""
         return self._groups
 
     @property
@@ -45,7 +54,7 @@ class Catalogue:
 
         `is_gone` tells of a client whether it can still be expected to send first values.
         """
-        groups = dict(self._groups)
+        groups = {number: group.rule for number, group in self._groups.items()}
         names: set[str] = set()
         for spec in request.specs:
             if spec.name in names:
@@ -130,7 +139,9 @@ class Catalogue:
             self._next_id += 1
             self._tensors[spec.name] = tensor
             if applies_by_decision(spec.rule):
-                self._groups[spec.group] = spec.rule
+                so_far = self._groups.get(spec.group, Group(spec.rule, spec.dtype))
+                narrowest = min(so_far.dtype, spec.dtype, key=ITEM_BYTES.__getitem__)
+                self._groups[spec.group] = Group(spec.rule, narrowest)
             self._signed[spec.name] = self._signer.sign(tensor)
             self._count(tensor, +1)
             if not spec.zeros:

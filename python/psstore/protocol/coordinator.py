@@ -53,8 +53,8 @@ class Coordinator:
             consistency=consistency,
             membership=self.membership,
             signer=signer,
-            rule_of_group=self.catalogue.rule_of_group,
             num_shards=num_shards,
+            groups=self.catalogue.groups,
         )
         self._signer = signer
         self._clients = Clients()

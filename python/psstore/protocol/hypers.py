@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from psstore import _core
 from psstore.errors import BadArgument
+from psstore.protocol.catalogue import Group
 from psstore.types import complete_hyper
 
 
@@ -20,24 +21,25 @@ class Chosen(NamedTuple):
 class Hypers:
     """What a commit does not name keeps its last value, or the rule's default."""
 
-    def __init__(self, rule_of_group: Callable[[], Mapping[int, str]]) -> None:
-        self._rule_of_group = rule_of_group
+    def __init__(self, groups: Callable[[], Mapping[int, Group]]) -> None:
+        """`groups`: those that have tensors."""
+        self._groups = groups
         self._last: dict[int, Chosen] = {}
 
     def complete(self, given: Mapping[int, Mapping[str, float]]) -> dict[int, Chosen]:
         """What the groups in `given` would have next. Raises BadArgument, BadHyper: everything that a shard would
         refuse is refused here, while the round can still be committed with something better."""
-        rules = self._rule_of_group()
+        groups = self._groups()
         chosen = {}
         for group, hyper in given.items():
-            if group not in rules:
+            if group not in groups:
                 raise BadArgument(f"commit names parameter group {group}, and no tensor belongs to it")
-            rule, last = rules[group], self._last.get(group)
+            (rule, dtype), last = groups[group], self._last.get(group)
             if last is not None and last.rule == rule and hyper.items() <= last.values.items():
                 chosen[group] = last  # as most commits have it, all of one round at the latest
                 continue
             values = complete_hyper(rule, {**self._kept(group, rule), **hyper})
-            _core.check_hyper(_core.RULES[rule], values)
+            _core.check_hyper(_core.RULES[rule], values, _core.DTYPES[dtype])
             chosen[group] = Chosen(rule, values)
         return chosen
 
@@ -50,7 +52,7 @@ class Hypers:
             group: chosen[group]
             if group in chosen and chosen[group].rule == rule
             else Chosen(rule, complete_hyper(rule, self._kept(group, rule)))
-            for group, rule in self._rule_of_group().items()
+            for group, (rule, _) in self._groups().items()
         }
         return {group: dict(last.values) for group, last in self._last.items()}
 

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from psstore.errors import BadArgument, DeadlineExceeded, PsstoreError, RoundOutOfOrder, TornRound, WorkerLost
 from psstore.protocol import decisions
+from psstore.protocol.catalogue import Group
 from psstore.protocol.hypers import Chosen, Hypers
 from psstore.protocol.losses import Losses
 from psstore.protocol.membership import Membership, Worker
@@ -69,8 +70,8 @@ class Rounds:
         consistency: Consistency,
         membership: Membership,
         signer: Signer,
-        rule_of_group: Callable[[], Mapping[int, str]],
         num_shards: int,
+        groups: Callable[[], Mapping[int, Group]],
     ) -> None:
         self.consistency = consistency
         self.decided = 0
@@ -95,7 +96,7 @@ class Rounds:
         self._unfinished = Unfinished(membership)
         self._losses = Losses()
         """That ranks know of, which wait for the end of their round."""
-        self._hypers = Hypers(rule_of_group)
+        self._hypers = Hypers(groups)
 
     # ---- what the log holds ----
 

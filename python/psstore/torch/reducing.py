@@ -127,12 +127,12 @@ class Reducing(ABC):
         """What remains is to `_receive` its values. Should this fail, the gradients stay as they are in the store."""
         training = self._training
         self._prepare()
+        hypers = self._hypers()
         gradients = self._gradients
         if overflow.found:
             present = gradients.withhold()
         else:
             present = gradients.complete(rewritten=overflow.rewritten, loss_scale=overflow.loss_scale)
-        hypers = self._hypers()
         committed = training.store.commit(
             hypers,
             loss_scale=overflow.loss_scale,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
 
-from psstore.errors import UsageError
+from psstore import _core
+from psstore.errors import BadHyper, UsageError
 from psstore.hyper import HYPER_DEFAULTS
 
 RULES: Mapping[type[torch.optim.Optimizer], str] = {
@@ -49,6 +50,15 @@ def rule_of(optimizer: torch.optim.Optimizer, group: ParamGroup) -> str:
     if type(optimizer) is torch.optim.Adam and group.get("decoupled_weight_decay"):
         return "adamw"
     return RULES[type(optimizer)]
+
+
+def check_hyper(rule: str, hyper: Mapping[str, float], *, group: int, dtypes: Collection[torch.dtype]) -> None:
+    """Raises BadHyper for what the store would refuse of a parameter group, whose parameters have these dtypes."""
+    narrowest = "float64" if set(dtypes) == {torch.float64} else "float32"
+    try:
+        _core.check_hyper(_core.RULES[rule], hyper, _core.DTYPES[narrowest])
+    except BadHyper as error:
+        raise BadHyper(f"parameter group {group}: {error.message}") from None
 
 
 def hyper_of(rule: str, group: ParamGroup) -> dict[str, float]:

@@ -12,7 +12,7 @@ from psstore.torch.creating import create, split_trained
 from psstore.torch.edits import Edits, publish
 from psstore.torch.parameters import STORED_AS, Trained, mark_written
 from psstore.torch.reducing import Ended, Hypers, Reducing
-from psstore.torch.rules import hyper_of, rule_of
+from psstore.torch.rules import check_hyper, hyper_of, rule_of
 from psstore.torch.stepping import Training
 from psstore.torch.telling import warn
 from psstore.types import TensorSpec
@@ -30,6 +30,8 @@ class StoreStep(Reducing):
         """Another optimizer uses the same rule state. Said at the first step after it."""
         self._decision: int | None = None
         """The last one that all parameters here have in them; None before the first step."""
+        self._checked: dict[int, dict[str, float]] = {}
+        """Hyper-parameters that are known to be good, by group."""
 
     def add(self, trained: Sequence[Trained]) -> None:
         training = self._training
@@ -101,13 +103,18 @@ class StoreStep(Reducing):
         self._decision = ended.commit.decision
 
     def _hypers(self) -> Hypers:
-        """Of every group that has something to train, by its number in the store."""
+        """Of every group that has something to train, by its number in the store. Raises UsageError, BadHyper."""
         training = self._training
         groups = training.optimizer.param_groups
-        return {
-            training.first_group + index: hyper_of(rule_of(training.optimizer, groups[index]), groups[index])
-            for index in sorted({one.group for one in training.trained})
-        }
+        found = {}
+        for index in sorted({one.group for one in training.trained}):
+            rule = rule_of(training.optimizer, groups[index])
+            hyper = found[training.first_group + index] = hyper_of(rule, groups[index])
+            if hyper != self._checked.get(index):
+                dtypes = {one.parameter.dtype for one in training.trained if one.group == index}
+                check_hyper(rule, hyper, group=index, dtypes=dtypes)
+                self._checked[index] = hyper
+        return found
 
     def _pull(self, trained: Sequence[Trained], *, newer_than: int | None = None) -> None:
         """Into the parameters; only what the store has changed after that decision."""
