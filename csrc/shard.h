@@ -51,6 +51,8 @@ class Shard {
   const std::shared_ptr<Backend>& backend() const { return backend_; }
   // Takes note of what its device has done by now.
   void flush() { backend_->flush(); }
+  // Every few seconds: gives back memory that was needed once and is not any more, at most so much at a time.
+  void free_unused(size_t max_bytes) { backend_->free_unused(max_bytes); }
 
   // ---- schema
 

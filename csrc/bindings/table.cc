@@ -241,6 +241,7 @@ void bind_table(py::module_& m) {
            py::arg("whole") = false)
       .def("norms", &norms, py::arg("frame"))
       .def("flush", &Shard::flush, no_gil)
+      .def("free_unused", &Shard::free_unused, py::arg("max_bytes"), no_gil)
       .def(
           "work_after",
           [](const Shard& self, const device::FenceRef& fence) {

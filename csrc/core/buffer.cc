@@ -5,11 +5,13 @@
 // most 25 % larger than what was asked for, and a freed one fits the next frame of nearly its size.
 #include "core/buffer.h"
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <cstring>
 #include <memory>
 #include <new>
+#include <ranges>
 #include <utility>
 
 #include "core/mutex.h"
@@ -94,38 +96,67 @@ BufferRef part_of(BufferRef whole, size_t offset, size_t num_bytes) {
 // ---- BufferPool -------------------------------------------------------------------------------------
 
 struct BufferPool::State {
+  // Of one size class. Last in, first out, so that what is handed out next is likely still in the cache.
+  struct Idle {
+    Buffer* latest = nullptr;
+    size_t count = 0;
+    size_t num_unused = 0;  // the fewest that there were since take_unused() was called last
+  };
+
   const size_t max_idle_bytes;
   const Blocks blocks;
   std::atomic<size_t> bytes_in_use{0};
 
   mutable Mutex mutex;
-  // Last in, first out per class, so that what is handed out next is likely still in the cache.
-  std::array<Buffer*, kNumClasses> idle GUARDED_BY(mutex){};
+  std::array<Idle, kNumClasses> idle GUARDED_BY(mutex){};
   size_t bytes_idle GUARDED_BY(mutex) = 0;
 
   State(size_t max_idle, Blocks from) : max_idle_bytes(max_idle), blocks(std::move(from)) {}
 
   Buffer* take_idle(const SizeClass& size_class);
+  // As a list; the largest classes first.
+  Buffer* take_unused(size_t max_bytes) noexcept;
   // False if so much is idle already that the block should go back to the system.
   bool keep_idle(Buffer* buffer, const SizeClass& size_class) noexcept;
+
+ private:
+  Buffer* take_latest(Idle& of_class) REQUIRES(mutex);
 };
+
+Buffer* BufferPool::State::take_latest(Idle& of_class) {
+  Buffer* const taken = std::exchange(of_class.latest, of_class.latest->next_idle_);
+  of_class.num_unused = std::min(of_class.num_unused, --of_class.count);
+  bytes_idle -= taken->capacity_;
+  return taken;
+}
 
 Buffer* BufferPool::State::take_idle(const SizeClass& size_class) {
   const MutexLock lock(mutex);
-  Buffer*& head = idle[size_class.index];
-  Buffer* const taken = head;
-  if (taken == nullptr) return nullptr;
-  head = taken->next_idle_;
-  bytes_idle -= size_class.capacity;
+  Idle& of_class = idle[size_class.index];
+  return of_class.latest == nullptr ? nullptr : take_latest(of_class);
+}
+
+Buffer* BufferPool::State::take_unused(size_t max_bytes) noexcept {
+  const MutexLock lock(mutex);
+  Buffer* taken = nullptr;
+  size_t num_bytes = 0;
+  for (Idle& of_class : std::views::reverse(idle)) {
+    for (size_t left = of_class.num_unused; left > 0 && num_bytes < max_bytes; --left) {
+      Buffer* const buffer = take_latest(of_class);
+      num_bytes += buffer->capacity_;
+      buffer->next_idle_ = std::exchange(taken, buffer);
+    }
+    of_class.num_unused = of_class.count;
+  }
   return taken;
 }
 
 bool BufferPool::State::keep_idle(Buffer* buffer, const SizeClass& size_class) noexcept {
   const MutexLock lock(mutex);
   if (size_class.capacity > max_idle_bytes - bytes_idle) return false;
-  Buffer*& head = idle[size_class.index];
-  buffer->next_idle_ = head;
-  head = buffer;
+  Idle& of_class = idle[size_class.index];
+  buffer->next_idle_ = std::exchange(of_class.latest, buffer);
+  ++of_class.count;
   bytes_idle += size_class.capacity;
   return true;
 }
@@ -150,14 +181,13 @@ BufferPool::~BufferPool() {
 }
 
 void BufferPool::free_idle() noexcept {
-  const MutexLock lock(state_->mutex);
-  state_->bytes_idle = 0;
-  for (Buffer*& head : state_->idle) {
-    while (head != nullptr) {
-      Buffer* const buffer = std::exchange(head, head->next_idle_);
-      free_block(buffer);
-    }
-  }
+  free_unused(0);  // from now on all that is idle counts as unused
+  free_unused(SIZE_MAX);
+}
+
+void BufferPool::free_unused(size_t max_bytes) noexcept {
+  Buffer* unused = state_->take_unused(max_bytes);
+  while (unused != nullptr) free_block(std::exchange(unused, unused->next_idle_));
 }
 
 Buffer* BufferPool::allocate_block(size_t capacity) {

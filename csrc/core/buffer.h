@@ -141,6 +141,10 @@ class BufferPool : public BufferOwner, public std::enable_shared_from_this<Buffe
 
   // Gives all that is kept for reuse back to where it came from.
   void free_idle() noexcept;
+  // Gives back what nobody needed since the last call: of each size, as many blocks as were idle all the time.
+  // Stops after the one that makes it `max_bytes`; the rest has to lie unused once more. For somebody to call
+  // every few seconds: without it the pool keeps for ever what was once in use at the same time.
+  void free_unused(size_t max_bytes) noexcept;
 
   // What is handed out and what is kept for reuse, in bytes of memory (whole size classes).
   size_t bytes_in_use() const;

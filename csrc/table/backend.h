@@ -97,6 +97,9 @@ class Backend {
   // Bytes of memory for slots and payloads: all, and those of them that are kept for reuse.
   virtual size_t pool_bytes() const = 0;
   virtual size_t pool_idle_bytes() const = 0;
+  // Gives the system back some of what is kept and was not needed since the last call: see BufferPool. A device
+  // keeps all of it, whose memory is taken and given slowly and is nobody else's.
+  virtual void free_unused(size_t max_bytes) = 0;
 };
 
 }  // namespace psstore

@@ -115,6 +115,7 @@ class DeviceBackend final : public Backend {
 
   size_t pool_bytes() const override { return memory_->pool_bytes(); }
   size_t pool_idle_bytes() const override { return memory_->pool_idle_bytes(); }
+  void free_unused(size_t) override {}
 
  private:
   // Buffers that are needed until fences have passed.

@@ -48,6 +48,7 @@ class HostBackend final : public Backend {
   }
   size_t pool_bytes() const override { return pool_->bytes_in_use() + pool_->bytes_idle(); }
   size_t pool_idle_bytes() const override { return pool_->bytes_idle(); }
+  void free_unused(size_t max_bytes) override { pool_->free_unused(max_bytes); }
 
  private:
   const std::shared_ptr<BufferPool> pool_;

@@ -62,6 +62,36 @@ TEST(BufferPool, IdleMemoryStaysWithinItsBound) {
   EXPECT_LE(pool->bytes_idle(), kMiB);
 }
 
+TEST(BufferPool, GivesBackWhatNobodyNeededSinceItWasAskedLast) {
+  const auto pool = BufferPool::create(64 * kMiB);
+  const auto use = [&](size_t count, size_t size) {
+    std::vector<BufferRef> buffers;
+    for (size_t i = 0; i < count; ++i) buffers.push_back(pool->allocate(size));
+  };
+  use(10, kMiB);
+  pool->free_unused(SIZE_MAX);
+  EXPECT_EQ(pool->bytes_idle(), 10 * kMiB);  // all were needed
+  use(4, kMiB);
+  pool->free_unused(SIZE_MAX);
+  EXPECT_EQ(pool->bytes_idle(), 4 * kMiB);
+  use(4, kMiB);
+  pool->free_unused(SIZE_MAX);
+  EXPECT_EQ(pool->bytes_idle(), 4 * kMiB);  // a steady stream keeps what it needs
+  pool->free_unused(SIZE_MAX);
+  EXPECT_EQ(pool->bytes_idle(), 0u);
+}
+
+TEST(BufferPool, GivesBackUnusedMemoryOfAllSizesALittleAtATime) {
+  const auto pool = BufferPool::create(64 * kMiB);
+  for (size_t size = 1000; size <= 8 * kMiB; size *= 2) pool->allocate(size);
+  pool->free_unused(SIZE_MAX);
+  for (size_t idle = pool->bytes_idle(); idle > 0; idle = pool->bytes_idle()) {
+    pool->free_unused(kMiB);
+    EXPECT_LT(pool->bytes_idle(), idle);
+    EXPECT_TRUE(pool->bytes_idle() + 10 * kMiB >= idle);
+  }
+}
+
 TEST(BufferPool, ImpossibleSizesAreBadAlloc) {
   const auto pool = BufferPool::create(0);
   EXPECT_THROW(pool->allocate(SIZE_MAX), std::bad_alloc);

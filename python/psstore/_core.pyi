@@ -521,6 +521,9 @@ class Shard:
         gradient, and all for a decision without scale, answer NOT_MODIFIED with no bytes."""
     def flush(self) -> None:
         """Takes note of what its device has done by now."""
+    def free_unused(self, max_bytes: int) -> None:
+        """Gives the system back main memory that was kept for reuse and was not needed since the last call, about
+        `max_bytes` at most. For every few seconds."""
     def work_after(self, fence: Fence) -> None:
         """What its device is given from here on, it does after that. Raises BAD_ARGUMENT if it is on none, as do
         `work_so_far`, `device_identity` and `make_push_arena`."""

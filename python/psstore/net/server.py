@@ -300,6 +300,7 @@ class Server:
     @_guarded
     def _sweep(self) -> None:
         self._sweeper = self.loop.call_later(self.limits.stalled_frame_s / 4, self._sweep)
+        self._service.shard.free_unused(self.limits.unused_bytes)
         limit_s = self.limits.stalled_frame_s
         for number in self.pump.stalled(limit_s):
             self._blame(
