@@ -15,16 +15,22 @@ that change something are under way at once."""
 MAX_AWAY = 4096
 """Clients remembered after they went, as many as a shard remembers for plain writes (table/write_window.h)."""
 
+AWAY_S = 120.0
+"""For so long: four times what a client has by default to find its store again."""
 
-@dataclass
+KEPT_AWAY = 256
+"""The last of them are remembered for ever: a store that few clients come to forgets none."""
+
+
+@dataclass(slots=True)
 class Known:
     """One client."""
 
     connections: set[int] = field(default_factory=set)
     lost_at: float = 0.0
     """When the last connection was lost."""
-    answers: OrderedDict[int, Message] = field(default_factory=OrderedDict)
-    """By request number."""
+    answers: dict[int, Message] = field(default_factory=dict)
+    """By request number, in the order in which they were given."""
 
 
 class Clients:
@@ -52,7 +58,7 @@ class Clients:
             return
         known.lost_at = now
         self._away[client] = self._present.pop(client)
-        if len(self._away) > MAX_AWAY:
+        while self._may_forget(now):
             self._away.popitem(last=False)
 
     def is_gone(self, client: str, *, now: float, patience_s: float) -> bool:
@@ -70,5 +76,12 @@ class Clients:
         if request not in answers:
             answers[request] = answer()
             if len(answers) > MAX_ANSWERS:
-                answers.popitem(last=False)
+                del answers[next(iter(answers))]
         return answers[request]
+
+    def _may_forget(self, now: float) -> bool:
+        """The one that went first."""
+        if len(self._away) <= KEPT_AWAY:
+            return False
+        first = next(iter(self._away.values()))
+        return len(self._away) > MAX_AWAY or now - first.lost_at > AWAY_S
