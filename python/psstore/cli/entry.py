@@ -1,0 +1,42 @@
+"""Where `psstore` and `psstore-server` begin, so that Ctrl-C ends them without a traceback at any time.
+
+What they import takes up to half a second, and what an exception would do in the middle of it is anybody's guess. Hence
+a handler that needs nothing, and no import here that takes any time.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from importlib import import_module
+from typing import NoReturn
+
+EXIT_INTERRUPTED = 128 + signal.SIGINT
+"""As a shell says it, and `psstore run` of its workers."""
+
+EXIT_SERVER_ENDED = 0
+"""A server that is told to end has done what it was asked for, before it serves as afterwards."""
+
+
+def psstore() -> None:
+    _run("psstore.cli.main", EXIT_INTERRUPTED)
+
+
+def server() -> None:
+    _run("psstore.cli.server", EXIT_SERVER_ENDED)
+
+
+def _run(program: str, exit_interrupted: int) -> None:
+    def end(*_: object) -> NoReturn:
+        os._exit(exit_interrupted)
+
+    before = signal.getsignal(signal.SIGINT)
+    if before is signal.default_int_handler:  # else it is ignored, as in a job that a shell runs in the background
+        signal.signal(signal.SIGINT, end)
+    main = import_module(program).main
+    try:
+        signal.signal(signal.SIGINT, before)
+        main()
+    except KeyboardInterrupt:
+        sys.exit(exit_interrupted)
