@@ -15,7 +15,7 @@ from pathlib import Path
 from bench.report import Report, summary_table
 from bench.targets import targets_table
 
-SUBJECTS = ("dense", "latency", "kernels", "scaling", "links", "training", "connections", "compression")
+SUBJECTS = ("dense", "latency", "kernels", "scaling", "links", "training", "connections", "compression", "coordinator")
 
 
 def main() -> None:

@@ -163,7 +163,7 @@ class Coordinator:
         return worker
 
     def _join(self, conn: int, request: int, join: Join, client: str, now: float) -> list[Reply]:
-        before = {worker.rank: worker.incarnation for worker in self.membership.workers.values()}
+        before = self.membership.find(client)
         worker = self.membership.join(
             client=client,
             conn=conn,
@@ -173,7 +173,7 @@ class Coordinator:
             now=now,
         )
         told: list[Reply] = []
-        if before.get(worker.rank) != worker.incarnation:
+        if worker is not before:
             self._barriers.forget(worker.rank)
             told = self.rounds.replaced(worker.rank)
         if self.rounds.torn is not None:  # by this one's taking the rank over
@@ -191,11 +191,11 @@ class Coordinator:
 
     def _leave(self, client: str) -> list[Reply]:
         """Leaving twice, or without having joined, is no error: the caller wants to be gone and is."""
-        for worker in self.membership.workers.values():
-            if worker.client == client:
-                self.membership.leave(worker)
-                return self.rounds.leave(worker) + self._move_barriers(None)
-        return []
+        worker = self.membership.find(client)
+        if worker is None:
+            return []
+        self.membership.leave(worker)
+        return self.rounds.leave(worker) + self._move_barriers(None)
 
     def _move_barriers(self, now: float | None) -> list[Reply]:
         """Somebody is gone. `now`: None if nobody was lost by it."""

@@ -1,9 +1,14 @@
-"""Who the workers are: ranks, incarnations, and who is live, lost or has left. Part of the coordinator."""
+"""Who the workers are: ranks, incarnations, and who is live, lost or has left. Part of the coordinator.
+
+What is asked at each commit and heartbeat is kept up to date instead of being looked for among all workers: there may
+be thousands, and each of them asks.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import chain
 
 from psstore.errors import (
     BadArgument,
@@ -13,6 +18,7 @@ from psstore.errors import (
     StaleIncarnation,
     TooManyWorkers,
 )
+from psstore.protocol.earliest import Earliest
 
 
 class Life(Enum):
@@ -24,7 +30,7 @@ class Life(Enum):
 
 
 LIVE, LOST, LEFT = Life
-"""An enum's attribute costs more than a comparison with it, and each commit asks for the lives of all."""
+"""An enum's attribute costs more than a comparison with it, and each request asks for its worker's life."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +48,7 @@ class Liveness:
 
 @dataclass(kw_only=True)
 class Worker:
-    """One life of one rank."""
+    """One life of one rank. Only Membership changes it."""
 
     rank: int
     incarnation: int
@@ -74,7 +80,18 @@ class Membership:
         """Ranks whose last life has left, those of a group included that `workers` has forgotten for the next one."""
         self.reserved: frozenset[int] = frozenset()
         """Ranks that no new life may have yet: slots still hold what the present one pushed."""
+        self.num_changes = 0
+        """How often anybody joined, was lost, came back or left."""
         self._incarnations: dict[int, int] = {}
+        self._of_client: dict[str, Worker] = {}
+        """The latest life of each client that `workers` has one of."""
+        self._of_link: dict[int, Worker] = {}
+        self._with_life: dict[Life, set[int]] = {life: set() for life in Life}
+        """Ranks of `workers`."""
+        self._losses = Earliest()
+        """When each of the live will be lost if nothing is heard of it."""
+        self._clocks = Earliest()
+        """Those of the live."""
 
     def join(
         self, *, client: str, conn: int, rank: int | None, announced: int | None, clock: int, now: float
@@ -89,34 +106,37 @@ class Membership:
             raise BadArgument(
                 f"rank {rank} is not in [0, {self.num_workers}): the store was started for that many workers"
             )
-        if all(worker.life is LEFT for worker in self.workers.values()):
-            self.workers.clear()  # the whole group is done: the next one starts afresh
-        for worker in self.workers.values():
-            if worker.client == client and worker.life is not LEFT:
-                if rank not in (None, worker.rank):
-                    raise BadArgument(f"this client is rank {worker.rank} already; it can't be rank {rank} as well")
-                worker.check()
-                self.seen(worker, now)
-                self._attach(worker, conn)
-                return worker
-        chosen = self._free_rank(now) if rank is None else self._check_rank(rank, now)
+        if len(self._with_life[LEFT]) == len(self.workers):
+            self._forget_all()  # the whole group is done: the next one starts afresh
+        known = self.find(client)
+        if known is not None and known.life is not LEFT:
+            if rank not in (None, known.rank):
+                raise BadArgument(f"this client is rank {known.rank} already; it can't be rank {rank} as well")
+            known.check()
+            self.seen(known, now)
+            self._attach(known, conn)
+            return known
+        chosen = self._free_rank() if rank is None else self._check_rank(rank, now)
         incarnation = self._incarnations.get(chosen, 0) + 1
         self._incarnations[chosen] = incarnation
         worker = Worker(rank=chosen, incarnation=incarnation, client=client, clock=clock, last_seen=now)
+        self._begin(worker)
         self._attach(worker, conn)
-        self.workers[chosen] = worker
-        self.left.discard(chosen)
         return worker
+
+    def find(self, client: str) -> Worker | None:
+        """The worker that this client is, or was until it left; None if it is none, or an older life."""
+        return self._of_client.get(client)
 
     def worker_of(self, client: str) -> Worker:
         """The current worker that this client is. Raises if it is none, or an older life."""
-        for worker in self.workers.values():
-            if worker.client == client:
-                if worker.life is LEFT:
-                    raise NotAWorker(f"rank {worker.rank} has left; connect again to train on")
-                worker.check()
-                return worker
-        raise StaleIncarnation("this client is no worker here: it never joined, or a newer life took its rank")
+        worker = self.find(client)
+        if worker is None:
+            raise StaleIncarnation("this client is no worker here: it never joined, or a newer life took its rank")
+        if worker.life is LEFT:
+            raise NotAWorker(f"rank {worker.rank} has left; connect again to train on")
+        worker.check()
+        return worker
 
     def heartbeat(self, *, client: str, rank: int, incarnation: int, conn: int, now: float) -> None:
         """Word from a worker's native thread. One from an older life is ignored, or from another client."""
@@ -129,55 +149,66 @@ class Membership:
 
     def seen(self, worker: Worker, now: float) -> None:
         worker.last_seen = max(worker.last_seen, now)
-        if worker.life is LOST and worker.refusal is None:
-            worker.life = LIVE
+        if worker.life is not LOST:
+            self._expect(worker)
+        elif worker.refusal is None:
+            self._become(worker, LIVE)
 
     def refuse(self, worker: Worker, why: MissingContribution) -> None:
         """That life is over, whatever it says: its rank is free for another one."""
-        worker.refusal, worker.life = why, LOST
+        worker.refusal = why
+        self._become(worker, LOST)
 
     def attach(self, *, client: str, conn: int, now: float) -> None:
         """A connection of this client to the coordinator is open (again)."""
-        for worker in self.workers.values():
-            if worker.client == client and worker.life is not LEFT:
-                self.seen(worker, now)
-                self._attach(worker, conn)
+        worker = self.find(client)
+        if worker is not None and worker.life is not LEFT:
+            self.seen(worker, now)
+            self._attach(worker, conn)
 
     def detach(self, conn: int, now: float) -> None:
         """A connection is gone."""
-        for worker in self.workers.values():
-            if conn in worker.links:
-                worker.links.discard(conn)
-                if not worker.links:
-                    worker.detached_since = now
+        worker = self._of_link.pop(conn, None)
+        if worker is None or conn not in worker.links:
+            return
+        worker.links.discard(conn)
+        if not worker.links:
+            worker.detached_since = now
+            self._expect(worker)
 
     def leave(self, worker: Worker) -> None:
-        worker.life = LEFT
+        self._become(worker, LEFT)
         worker.links.clear()
         self.left.add(worker.rank)
 
+    def reached(self, worker: Worker, clock: int) -> None:
+        """Its round of that number is decided."""
+        worker.clock = clock
+        if worker.life is LIVE:
+            self._clocks.put(worker.rank, clock)
+
     def sweep(self, now: float) -> list[Worker]:
-        """Those that became lost by now."""
-        lost = [worker for worker in self.workers.values() if worker.life is LIVE and self._lost_at(worker) <= now]
+        """Those that became lost by now, in rank order."""
+        lost = [self.workers[rank] for rank in self._losses.take(now)]
         for worker in lost:
-            worker.life = LOST
+            self._become(worker, LOST)
         return lost
 
     def next_wake(self) -> float | None:
         """When `sweep` may next find somebody."""
-        return min((self._lost_at(w) for w in self.workers.values() if w.life is LIVE), default=None)
+        return self._losses.smallest()
 
     def expected(self) -> set[int]:
         """Ranks that synchronous rounds wait for: all announced that have not left."""
-        gone = {worker.rank for worker in self.workers.values() if worker.life is LEFT}
-        return set(range(self.num_workers)) - gone
+        return set(range(self.num_workers)) - self._with_life[LEFT]
 
     @property
     def num_expected(self) -> int:
-        return self.num_workers - len([1 for worker in self.workers.values() if worker.life is LEFT])
+        return self.num_workers - len(self._with_life[LEFT])
 
     def lost(self) -> list[Worker]:
-        return [worker for worker in self.workers.values() if worker.life is LOST]
+        """In rank order."""
+        return [self.workers[rank] for rank in sorted(self._with_life[LOST])]
 
     def clock(self, rank: int) -> int:
         """One that was announced and has not joined yet stands at 0."""
@@ -187,7 +218,7 @@ class Membership:
         """Smallest clock among the live."""
         if len(self.workers) < self.num_workers:
             return 0  # of those that have not joined yet
-        return min([worker.clock for worker in self.workers.values() if worker.life is LIVE], default=0)
+        return int(self._clocks.smallest() or 0)
 
     def describe(self, rank: int, now: float, *, round: int | None = None) -> str:
         """For messages: 'rank 1 (in round 7, last seen 0.3 s ago)'. `round`: if it is not the one after its clock."""
@@ -197,9 +228,47 @@ class Membership:
         where = worker.clock + 1 if round is None else round
         return f"rank {rank} (in round {where}, last seen {now - worker.last_seen:.1f} s ago)"
 
+    def _begin(self, worker: Worker) -> None:
+        """Of a new life, in place of the one before."""
+        before = self.workers.get(worker.rank)
+        if before is not None and self.find(before.client) is before:
+            del self._of_client[before.client]
+        self.workers[worker.rank] = self._of_client[worker.client] = worker
+        self.left.discard(worker.rank)
+        self._become(worker, LIVE)
+
+    def _become(self, worker: Worker, life: Life) -> None:
+        for ranks in self._with_life.values():
+            ranks.discard(worker.rank)
+        self._with_life[life].add(worker.rank)
+        worker.life = life
+        self.num_changes += 1
+        if life is LIVE:
+            self._clocks.put(worker.rank, worker.clock)
+            self._expect(worker)
+        else:
+            self._clocks.drop(worker.rank)
+            self._losses.drop(worker.rank)
+
+    def _expect(self, worker: Worker) -> None:
+        """When it was last heard of, or what it is connected by, has changed."""
+        if worker.life is LIVE and self.workers.get(worker.rank) is worker:
+            self._losses.put(worker.rank, self._lost_at(worker))
+
+    def _forget_all(self) -> None:
+        self.workers.clear()
+        self._of_client.clear()
+        for ranks in self._with_life.values():
+            ranks.clear()
+
     def _attach(self, worker: Worker, conn: int) -> None:
+        before = self._of_link.get(conn)
+        if before is not None and before is not worker:
+            before.links.discard(conn)
+        self._of_link[conn] = worker
         worker.links.add(conn)
         worker.detached_since = None
+        self._expect(worker)
 
     def _lost_at(self, worker: Worker) -> float:
         silent = worker.last_seen + self.liveness.silence_s
@@ -213,10 +282,10 @@ class Membership:
         worker = self.workers.get(rank)
         return worker is None or worker.life is not LIVE or worker.detached_since is not None
 
-    def _free_rank(self, now: float) -> int:
+    def _free_rank(self) -> int:
         """A rank that nobody ever had before one whose worker is gone."""
-        ranks = sorted(range(self.num_workers), key=lambda r: (r in self.workers, r))
-        for rank in ranks:
+        ranks = range(self.num_workers)
+        for rank in chain((r for r in ranks if r not in self.workers), (r for r in ranks if r in self.workers)):
             if self._takeable(rank):
                 return rank
         raise TooManyWorkers(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -17,6 +18,7 @@ from psstore.protocol.membership import Membership, Worker
 from psstore.protocol.replies import Reply
 from psstore.protocol.signing import Signer
 from psstore.protocol.unfinished import Finishing, Unfinished
+from psstore.protocol.waits import Waits
 from psstore.types import UNBOUNDED, Consistency
 from psstore.wire.messages import Commit, Committed, DecisionFact, Signed
 
@@ -88,10 +90,18 @@ class Rounds:
         """The last decision of which each shard has said so."""
         self._attester = -1
         """The rank that is to ask the shards what they have applied."""
-        self._staged: dict[int, Waiting] = {}
-        """By rank: commits that no decision holds yet."""
-        self._owed: dict[int, Waiting] = {}
-        """By rank: decided commits whose reply waits for slower workers."""
+        self._told: deque[Signed] = deque()
+        """Those of the log as clients carry them: one that steps alone is told as many at once as there are workers."""
+        self._staged: Waits[Waiting] = Waits()
+        """Commits that no decision holds yet."""
+        self._particular: dict[int, Commit] = {}
+        """By rank: the staged ones that are early, or clip. They agree, so that one speaks for all."""
+        self._owed: Waits[Waiting] = Waits()
+        """Decided commits whose reply waits for slower workers."""
+        self._just_decided: dict[int, Waiting] = {}
+        """By rank: those among them that `_release` has not looked at yet."""
+        self._released_at: tuple[int, bool] | None = None
+        """What it last let others go by: while that stays, so do they."""
         self._closed: dict[int, Closed] = {}
         self._unfinished = Unfinished(membership)
         self._losses = Losses()
@@ -102,11 +112,11 @@ class Rounds:
 
     def since(self, number: int) -> tuple[Signed, ...]:
         """Every kept decision after `number`, in order."""
-        return tuple(made.signed for made in self._log if made.fact.number > number)
+        return tuple(islice(self._told, self._index_after(number), None))
 
     def made_since(self, number: int) -> list[Made]:
         """The same, for this process."""
-        return [made for made in self._log if made.fact.number > number]
+        return list(islice(self._log, self._index_after(number), None))
 
     def applied(self, shard: int, decision: int) -> None:
         """What all have applied, nobody needs to have carried any more."""
@@ -114,6 +124,11 @@ class Rounds:
         floor = min(self._applied)
         while self._log and self._log[0].fact.number <= floor:
             self._log.popleft()
+            self._told.popleft()
+
+    def _index_after(self, number: int) -> int:
+        """In the log, where decisions are numbered without a gap up to the last one."""
+        return max(0, number - self.decided + len(self._log))
 
     @property
     def log_length(self) -> int:
@@ -134,7 +149,7 @@ class Rounds:
         """A worker ends a round. Raises before anything changes; else returns all that became answerable."""
         commit = waiting.commit
         if self._has_closed(worker, commit.round):
-            self._owed[worker.rank] = waiting  # asked again
+            self._just_decided[worker.rank] = waiting  # asked again
             return ([] if commit.early else self._unfinished.finished(worker.rank)) + self._release()
         self._check_round(worker, commit)
         decisions.check(commit, self.consistency)
@@ -143,7 +158,7 @@ class Rounds:
             return self._late(worker, waiting)
         self._check_agreement(worker.rank, commit)
         hypers = self._hypers.complete(commit.hypers)
-        self._staged[worker.rank] = Waiting(commit, waiting.conn, waiting.request, waiting.since, hypers)
+        self._stage(worker.rank, Waiting(commit, waiting.conn, waiting.request, waiting.since, hypers))
         if not lockstep:
             self._decide()
             return self.settle()
@@ -174,32 +189,29 @@ class Rounds:
 
     def refused(self, worker: Worker, why: PsstoreError, now: float) -> list[Reply]:
         """That life may not go on. What it has committed and is not decided does not count."""
-        waits = [waits.pop(worker.rank) for waits in (self._staged, self._owed) if worker.rank in waits]
-        return [waiting.reply(why) for waiting in waits] + self.lost([worker], now)
+        waits = (self._staged.get(worker.rank), self._owed.pop(worker.rank))
+        self._unstage(worker.rank)
+        return [waiting.reply(why) for waiting in waits if waiting is not None] + self.lost([worker], now)
 
     def expire(self, now: float) -> list[Reply]:
         """Ends the waits whose time is up. The commits stay: only the waiting is over."""
         replies = self._unfinished.expire(now)
         for waits in (self._staged, self._owed):
-            for rank, waiting in waits.items():
-                if waiting.until <= now:
-                    replies.append(waiting.reply(self._too_late(rank, waiting, now)))
-                    waits[rank] = waiting._replace(since=math.inf)
+            for rank, waiting in waits.due(now):
+                replies.append(waiting.reply(self._too_late(rank, waiting, now)))
+                waits.put(rank, waiting._replace(since=math.inf))
         return replies
 
     def next_wake(self) -> float | None:
         """When `expire` may next find something."""
-        times = [waiting.until for waits in (self._staged, self._owed) for waiting in waits.values()]
-        if (unfinished := self._unfinished.next_wake()) is not None:
-            times.append(unfinished)
-        wake = min(times, default=math.inf)
-        return wake if wake < math.inf else None
+        times = (self._staged.next_wake(), self._owed.next_wake(), self._unfinished.next_wake())
+        return min((time for time in times if time is not None), default=None)
 
     def replaced(self, rank: int) -> list[Reply]:
         """A rank starts a new life: nothing is owed to the old one. A staged commit of the old life is void,
         since the new life will do that round again."""
-        self._staged.pop(rank, None)
-        self._owed.pop(rank, None)
+        self._unstage(rank)
+        self._owed.pop(rank)
         self._closed.pop(rank, None)
         self._unfinished.forget(rank)
         self._losses.forget(rank)
@@ -207,8 +219,8 @@ class Rounds:
 
     def leave(self, worker: Worker) -> list[Reply]:
         self._losses.forget(worker.rank)
-        self._staged.pop(worker.rank, None)
-        self._owed.pop(worker.rank, None)
+        self._unstage(worker.rank)
+        self._owed.pop(worker.rank)
         self._unfinished.forget(worker.rank)
         return self._tear(worker.rank, "left") + self.settle()
 
@@ -234,13 +246,26 @@ class Rounds:
 
     def _check_agreement(self, rank: int, commit: Commit) -> None:
         """Early and clipped don't go together in one round either."""
-        for other, waiting in self._staged.items():
-            both = (commit, waiting.commit)
-            if other != rank and any(c.early for c in both) and any(c.max_norm is not None for c in both):
-                raise BadArgument(
-                    f"round {commit.round}: one of ranks {rank} and {other} commits early, the other with max_norm;"
-                    " no decision can be both, let all workers do the same"
-                )
+        other = next((other for other in self._particular if other != rank), None)
+        if other is None:
+            return
+        both = (commit, self._particular[other])
+        if any(c.early for c in both) and any(c.max_norm is not None for c in both):
+            raise BadArgument(
+                f"round {commit.round}: one of ranks {rank} and {other} commits early, the other with max_norm;"
+                " no decision can be both, let all workers do the same"
+            )
+
+    def _stage(self, rank: int, waiting: Waiting) -> None:
+        self._staged.put(rank, waiting)
+        if waiting.commit.early or waiting.commit.max_norm is not None:
+            self._particular[rank] = waiting.commit
+        else:
+            self._particular.pop(rank, None)
+
+    def _unstage(self, rank: int) -> None:
+        self._staged.pop(rank)
+        self._particular.pop(rank, None)
 
     def _needed(self) -> int:
         expected = self._membership.num_expected
@@ -256,12 +281,15 @@ class Rounds:
         number = self.decided + 1
         workers = [self._membership.workers[rank] for rank in ranks]
         fact = decisions.make(number, workers, commits, hypers)
-        self._log.append(Made(fact, self._signer.sign(fact)))
+        made = Made(fact, self._signer.sign(fact))
+        self._log.append(made)
+        self._told.append(made.signed)
         self.decided = number
         for worker, commit in zip(workers, commits, strict=True):
-            worker.clock = commit.round
+            self._membership.reached(worker, commit.round)
             self._closed[worker.rank] = Closed(worker.incarnation, commit.round, number, skip=fact.skip)
-            self._owed[worker.rank] = self._staged.pop(worker.rank)
+            self._just_decided[worker.rank] = self._staged[worker.rank]
+            self._unstage(worker.rank)
             self._losses.forget(worker.rank)
         if number % ATTEST_EVERY == 0 and len(self._applied) > 1:
             self._attester = ranks[number // ATTEST_EVERY % len(ranks)]
@@ -272,29 +300,40 @@ class Rounds:
     def _late(self, worker: Worker, waiting: Waiting) -> list[Reply]:
         """The round was decided without this worker: it goes on with the open one."""
         round = waiting.commit.round
-        worker.clock = self.decided
+        self._membership.reached(worker, self.decided)
         self._closed[worker.rank] = Closed(worker.incarnation, round, decision=round, late=True)
-        self._owed[worker.rank] = waiting
+        self._just_decided[worker.rank] = waiting
         return self._release()
 
     def _release(self) -> list[Reply]:
         """Answers every decided commit that staleness lets go. One that was not early and is in a decision that is
         waits until the round is done: what its worker pushes next would come in place of what slots still need."""
-        if not self._owed:
-            return []
         slowest = self._membership.slowest_clock()
-        bound = self.consistency.staleness
         answers = []
-        for rank in sorted(self._owed):
+        for rank, waiting in sorted(self._take_candidates(slowest).items()):
             worker = self._membership.workers[rank]
-            lead = worker.clock - slowest
-            if self._unfinished.pending and not self._owed[rank].commit.early:
-                continue
-            if not self.consistency.lockstep and bound != UNBOUNDED and lead > bound:
-                continue
-            self.max_staleness = max(self.max_staleness, lead)
-            answers.append(self._answer(worker, self._owed.pop(rank), slowest))
+            if self._may_go(worker, waiting, slowest):
+                self.max_staleness = max(self.max_staleness, worker.clock - slowest)
+                self._owed.pop(rank)
+                answers.append(self._answer(worker, waiting, slowest))
+            else:
+                self._owed.put(rank, waiting)
         return answers
+
+    def _take_candidates(self, slowest: int) -> dict[int, Waiting]:
+        """Those who may be let go: nobody who waits already, as long as nothing has changed for them."""
+        candidates, self._just_decided = self._just_decided, {}
+        waited_for = (slowest, self._unfinished.pending)
+        if waited_for == self._released_at:
+            return candidates
+        self._released_at = waited_for
+        return {**dict(self._owed.items()), **candidates}
+
+    def _may_go(self, worker: Worker, waiting: Waiting, slowest: int) -> bool:
+        if self._unfinished.pending and not waiting.commit.early:
+            return False
+        bound = self.consistency.staleness
+        return self.consistency.lockstep or bound == UNBOUNDED or worker.clock - slowest <= bound
 
     def _answer(self, worker: Worker, waiting: Waiting, slowest: int) -> Reply:
         closed = self._closed[worker.rank]
@@ -317,11 +356,11 @@ class Rounds:
         stay: if the lost one's next life joins and commits, the round closes with them."""
         replies = []
         lost = self._lost_and_needed() if self._staged else []
-        for rank, waiting in self._staged.items():
+        for rank, waiting in list(self._staged.items()):
             if lost and waiting.since < math.inf and self._losses.is_news(rank, waiting.request, lost):
                 self._losses.tell(rank, waiting.request, lost)
                 replies.append(waiting.reply(self._worker_lost(f"round {self.decided + 1}", lost[0], now)))
-                self._staged[rank] = waiting._replace(since=math.inf)
+                self._staged.put(rank, waiting._replace(since=math.inf))
         return replies
 
     def _lost_and_needed(self) -> list[Worker]:
@@ -347,7 +386,7 @@ class Rounds:
         waiting = self._staged.get(worker.rank)
         if waiting is None or not waiting.commit.early:
             return []
-        del self._staged[worker.rank]
+        self._unstage(worker.rank)
         error = WorkerLost(
             f"rank {worker.rank} was taken for lost, last seen {now - worker.last_seen:.1f} s ago, and its early commit"
             f" of round {waiting.commit.round} is void; commit again",
@@ -364,6 +403,7 @@ class Rounds:
         self.torn = self._unfinished.tear(rank, why)
         waits = [*self._staged.values(), *self._owed.values()]
         self._staged.clear()
+        self._particular.clear()
         self._owed.clear()
         return self._unfinished.fail(self.torn) + [waiting.reply(self.torn) for waiting in waits]
 

@@ -7,11 +7,12 @@ will never come, and what others pushed may be part of a step already. That tear
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from psstore.errors import DeadlineExceeded, PsstoreError, TornRound
 from psstore.protocol.membership import Membership, Worker
 from psstore.protocol.replies import Reply
+from psstore.protocol.waits import Waits
 from psstore.wire.messages import Finish, Finished
 
 
@@ -41,7 +42,7 @@ class Unfinished:
         self._members: frozenset[int] = frozenset()
         self._owing: set[int] = set()
         """Ranks of members that have not finished."""
-        self._waits: dict[int, Finishing] = {}
+        self._waits: Waits[Finishing] = Waits()
 
     @property
     def pending(self) -> bool:
@@ -64,7 +65,7 @@ class Unfinished:
 
     def wait(self, worker: Worker, finishing: Finishing) -> list[Reply]:
         """A worker has finished, and wants to hear when all have. One that asks late is told at once."""
-        self._waits[worker.rank] = finishing
+        self._waits.put(worker.rank, finishing)
         return self.finished(worker.rank)
 
     def finished(self, rank: int) -> list[Reply]:
@@ -73,13 +74,13 @@ class Unfinished:
         self._reserve()
         if self._owing:
             return []
-        waits, self._waits = self._waits, {}
+        waits = self._take_waits()
         clocks = self._membership.workers
-        return [one.reply(Finished(next_round=clocks[rank].clock + 1)) for rank, one in sorted(waits.items())]
+        return [one.reply(Finished(next_round=clocks[rank].clock + 1)) for rank, one in waits]
 
     def forget(self, rank: int) -> None:
         """Nobody listens for this rank any more."""
-        self._waits.pop(rank, None)
+        self._waits.pop(rank)
 
     def tear(self, rank: int, why: str) -> TornRound:
         """`rank`, which owes, is gone."""
@@ -93,24 +94,22 @@ class Unfinished:
         )
 
     def fail(self, error: TornRound) -> list[Reply]:
-        waits, self._waits = self._waits, {}
-        return [one.reply(error) for _, one in sorted(waits.items())]
+        return [one.reply(error) for _, one in self._take_waits()]
 
     def expire(self, now: float) -> list[Reply]:
         """Ends the waits whose time is up; FINISH may be sent again."""
-        replies = []
-        for rank, one in self._waits.items():
-            if one.until <= now:
-                replies.append(one.reply(self._too_late(rank, one, now)))
-                self._waits[rank] = replace(one, since=float("inf"))
-        return replies
+        return [one.reply(self._too_late(rank, one, now)) for rank, one in self._waits.due(now)]
 
     def next_wake(self) -> float | None:
-        if not self._waits:
-            return None
-        return min((one.until for one in self._waits.values() if one.until < float("inf")), default=None)
+        return self._waits.next_wake()
 
     # ---- how ----
+
+    def _take_waits(self) -> list[tuple[int, Finishing]]:
+        """All, in rank order, which wait no more."""
+        waits = sorted(self._waits.items())
+        self._waits.clear()
+        return waits
 
     def _reserve(self) -> None:
         """A new life would push in place of what slots hold of the old one until the round is done."""

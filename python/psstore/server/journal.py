@@ -10,14 +10,18 @@ _log = logging.getLogger("psstore.server")
 
 
 class Journal:
-    """Watches one membership. It changes in few turns of the loop, and has few members: looking is cheap."""
+    """Watches one membership, which changes in few turns of the loop."""
 
     def __init__(self, membership: Membership) -> None:
         self._membership = membership
+        self._num_changes = 0
         self._known: dict[int, tuple[int, Life]] = {}
 
     def update(self, now: float) -> None:
         """Logs the changes since the last call."""
+        if self._num_changes == self._membership.num_changes:
+            return
+        self._num_changes = self._membership.num_changes
         for rank, worker in self._membership.workers.items():
             before, after = self._known.get(rank), (worker.incarnation, worker.life)
             if before != after:
