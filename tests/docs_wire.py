@@ -13,6 +13,7 @@ Body = dict[str, Any]
 
 HEADER = struct.Struct("<4sBBHIIQQQIIQI")  # up to header_crc
 ENTRY = struct.Struct("<QQIBBHQ")
+VERSION = 2
 CHECKSUM = 1  # bit 0 of flags
 DTYPES = {"float32": (1, 4), "float64": (2, 8)}  # number, bytes per element
 
@@ -73,25 +74,36 @@ def send(stream: socket.socket, frame: Frame) -> None:
     flags, payload_crc = (CHECKSUM, crc32c(frame.payload)) if frame.payload else (0, 0)
     lengths = (len(frame.slices), len(body), len(frame.payload))
     numbers = (frame.request, frame.round, frame.rank, frame.incarnation, frame.sequence)
-    header = HEADER.pack(b"PSS1", 1, frame.op, flags, *lengths, *numbers, payload_crc)
-    stream.sendall(header + struct.pack("<I", crc32c(header)) + table + body + frame.payload)
+    header = HEADER.pack(b"PSS1", VERSION, frame.op, flags, *lengths, *numbers, payload_crc)
+    stream.sendall(sealed(header) + (sealed(table + body) if table or body else b"") + frame.payload)
 
 
 def receive(stream: socket.socket) -> Frame:
-    header = _exactly(stream, HEADER.size)
-    (header_crc,) = struct.unpack("<I", _exactly(stream, 4))
+    header = _unsealed(stream, HEADER.size)
     magic, version, op, flags, *lengths, request, round, rank, incarnation, sequence, payload_crc = HEADER.unpack(
         header
     )
-    require((magic, version, header_crc) == (b"PSS1", 1, crc32c(header)), "not a frame of this protocol")
+    require((magic, version) == (b"PSS1", VERSION), "not a frame of this protocol")
     num_slices, body_bytes, payload_bytes = lengths
-    table = _exactly(stream, num_slices * ENTRY.size)
-    body = _exactly(stream, body_bytes)
+    table_bytes = num_slices * ENTRY.size
+    fields = _unsealed(stream, table_bytes + body_bytes) if table_bytes or body_bytes else b""
+    table, body = fields[:table_bytes], fields[table_bytes:]
     payload = _exactly(stream, payload_bytes)
     require(not flags & CHECKSUM or payload_crc == crc32c(payload), "the payload was damaged on its way")
     slices = tuple(Slice(*entry[:5]) for entry in ENTRY.iter_unpack(table))
     decoded = msgspec.msgpack.decode(body) if body else None
     return Frame(op, request, decoded, slices, payload, round, rank, incarnation, sequence)
+
+
+def sealed(data: bytes) -> bytes:
+    return data + struct.pack("<I", crc32c(data))
+
+
+def _unsealed(stream: socket.socket, num_bytes: int) -> bytes:
+    """What was sealed: read it, and hold it against the checksum that follows."""
+    data = _exactly(stream, num_bytes)
+    require(sealed(data)[-4:] == _exactly(stream, 4), "damaged on its way")
+    return data
 
 
 def _exactly(stream: socket.socket, num_bytes: int) -> bytes:

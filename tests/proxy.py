@@ -1,5 +1,5 @@
-"""A TCP proxy that cuts connections, or swallows what they carry: after so many bytes, or when told to; or is slow. Its
-clients are to notice nothing."""
+"""A TCP proxy that cuts connections, or swallows or changes what they carry: after so many bytes, or when told to; or is
+slow. Its clients are to notice nothing."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import selectors
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 READ_BYTES = 64 << 10
 
@@ -33,6 +33,8 @@ class Proxy:
         self.num_cut = 0
         self.refusing = False
         """True: whoever connects is hung up on at once."""
+        self.change: Callable[[bytes], bytes] = bytes
+        """What becomes of the bytes of one read."""
         self._open: set[socket.socket] = set()
         self._mute: set[socket.socket] = set()
         self._lock = threading.Lock()
@@ -93,7 +95,7 @@ class Proxy:
                         return
                     if sender in self._mute:
                         continue
-                    other[sender].sendall(data)
+                    other[sender].sendall(self.change(data))
                     time.sleep(self._pause_s)
                     if allowance is not None:
                         allowance -= len(data)

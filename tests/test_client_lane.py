@@ -143,7 +143,9 @@ def test_what_the_kernel_does_not_take_is_left_to_be_sent() -> None:
         assert 0 < len(came) < ends.array.nbytes
         whole = b"".join([came, *ends.unsent])
         assert whole[-ends.array.nbytes :] == ends.array.tobytes()
-        assert len(whole) == _core.HEADER_BYTES + 4 * _core.SLICE_ENTRY_BYTES + ends.array.nbytes
+        assert (
+            len(whole) == _core.HEADER_BYTES + 4 * _core.SLICE_ENTRY_BYTES + _core.FIELDS_CRC_BYTES + ends.array.nbytes
+        )
     finally:
         ends.close()
 

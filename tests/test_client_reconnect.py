@@ -29,6 +29,9 @@ NUM_ELEMS = 300_000
 """1.2 MB: two slices, so that a cut falls in the middle of a payload more often than not."""
 
 
+PREAMBLE_BYTES = 5
+
+
 def proxied(url: str, allowances: Iterator[int]) -> Proxy:
     address = parse_address(url)
     assert isinstance(address, TcpAddress)
@@ -141,6 +144,43 @@ def test_training_gives_the_same_bytes_whatever_is_cut(
         assert sum(proxy.num_cut for proxy in behind_proxy) > 5
         for store in stores:
             store.close()
+
+
+def damage(seed: int, num_bytes: int, times: int) -> Callable[[bytes], bytes]:
+    """Changes one bit in about so many bytes, `times` in all; but none of the first bytes of a connection, which say that
+    the peer speaks the protocol."""
+    chance = random.Random(seed)
+    left = times
+
+    def change(data: bytes) -> bytes:
+        nonlocal left
+        if left == 0 or len(data) <= PREAMBLE_BYTES or chance.random() * num_bytes > len(data):
+            return data
+        left -= 1
+        changed = bytearray(data)
+        changed[chance.randrange(PREAMBLE_BYTES, len(data))] ^= 1 << chance.randrange(8)
+        return bytes(changed)
+
+    return change
+
+
+@pytest.mark.parametrize(("num_elems", "num_bytes"), [(8, 400), (NUM_ELEMS, 500_000)])
+def test_training_gives_the_same_bytes_whatever_bits_change_on_the_way(
+    num_elems: int, num_bytes: int, behind_proxy: list[Proxy], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Small frames are nearly all header, table and body, large ones payload."""
+    monkeypatch.setattr("psstore.client.remote._is_local", lambda _: False)
+    with StoreProcess("--shards", "2", "--log-level", "info") as process:
+        behind_proxy += [proxied(address, iter(())) for address in process.addresses]
+        with psstore.connect(process.url, transport="tcp") as store:
+            store.create("w", shape=(num_elems,), rule="sgd")
+            for seed, proxy in enumerate(behind_proxy):
+                proxy.change = damage(seed, num_bytes, times=10)
+            for step in range(20):
+                store.push("w", np.full(num_elems, 2.0**step, F32))
+                store.commit({"lr": 1.0})
+                assert_array_equal(store.pull("w"), np.full(num_elems, 1 - 2.0 ** (step + 1), F32))
+        assert "changed on the way" in process.log()
 
 
 def test_commit_that_waits_counts_once_whatever_is_cut(behind_proxy: list[Proxy]) -> None:

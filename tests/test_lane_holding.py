@@ -9,7 +9,7 @@ from lane_support import Lane
 
 from psstore import _core
 
-HEAD_BYTES = _core.HEADER_BYTES + _core.SLICE_ENTRY_BYTES
+HEAD_BYTES = _core.HEADER_BYTES + _core.SLICE_ENTRY_BYTES + _core.FIELDS_CRC_BYTES
 HELD_BYTES = 64 << 10
 """attempt.h's kMaxHeldBytes."""
 

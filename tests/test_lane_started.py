@@ -19,7 +19,7 @@ from psstore.protocol.requests import OPS
 
 VALUES = OPS["PULL"] + 1
 
-HEAD_BYTES = _core.HEADER_BYTES + _core.SLICE_ENTRY_BYTES
+HEAD_BYTES = _core.HEADER_BYTES + _core.SLICE_ENTRY_BYTES + _core.FIELDS_CRC_BYTES
 
 NUM_ELEMS = 1 << 17
 """Of a pull whose answer is received where it is to live, and not at once."""

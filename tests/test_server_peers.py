@@ -75,7 +75,7 @@ BEFORE_HELLO: dict[str, tuple[Callable[[], bytes], type[errors.ProtocolError]]] 
     "an http request": (lambda: b"GET / HTTP/1.1\r\nHost: psstore\r\n\r\n", errors.BadMagic),
     "wrong magic": (wrong_magic, errors.BadMagic),
     "another version": (other_version, errors.BadVersion),
-    "corrupted header": (bad_checksum, errors.BadHeader),
+    "corrupted header": (bad_checksum, errors.BadChecksum),
     "body larger than a handshake's": (lambda: bytes(header(body=_core.PRE_AUTH_MAX_BYTES + 1)), errors.FrameTooLarge),
     "payload before the handshake": (lambda: bytes(header("PUSH", payload=1)), errors.FrameTooLarge),
     "request before HELLO": (lambda: _core.encode_frame(_core.OPS["STATS"], request=1), errors.UnexpectedMessage),

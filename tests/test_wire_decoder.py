@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 import psutil
 import pytest
-from wire_support import drain, forge, gather_into, push, reads, receive
+from wire_support import HEADER, drain, forge, gather_into, head_with, push, reads, receive
 
 from psstore import _core
 from psstore.errors import BadArgument, BadChecksum, BadHeader, BadMagic, BadVersion, FrameTooLarge, ProtocolError
@@ -175,7 +175,7 @@ BAD: dict[str, tuple[bytes, type[ProtocolError]]] = {
     "one wrong byte": (b"Q", BadMagic),
     "wrong magic": (forge(LEAVE, magic=b"PSS2"), BadMagic),
     "another version": (forge(LEAVE, version=_core.PROTOCOL_VERSION + 1)[:5], BadVersion),
-    "wrong header checksum": (forge(LEAVE, header_crc=1), BadHeader),
+    "wrong header checksum": (forge(LEAVE, header_crc=1), BadChecksum),
     "unknown operation": (forge(LEAVE, op=1), BadHeader),
     "unknown flag": (forge(LEAVE, flags=0x4000), BadHeader),
     "checksum without flag": (forge(LEAVE, payload_crc=1), BadHeader),
@@ -187,9 +187,11 @@ BAD: dict[str, tuple[bytes, type[ProtocolError]]] = {
         forge(LEAVE, num_slices=2**32 - 1, body_bytes=2**32 - 1, payload_bytes=2**64 - 1),
         FrameTooLarge,
     ),
+    "wrong checksum of a table": (PULL[:-5] + b"\1" + PULL[-4:], BadChecksum),
+    "wrong checksum of a body": (_core.encode_frame(_core.OPS["JOIN"], body=b"\x80")[:-1] + b"\1", BadChecksum),
     "slices beyond the payload": (forge(push(b"abcd"), payload_bytes=3), BadHeader),
     "payload beyond the slices": (forge(push(b"abcd"), payload_bytes=5), BadHeader),
-    "offset of what is on the stream": (PULL[:-1] + b"\1", BadHeader),
+    "offset of what is on the stream": (head_with(PULL, PULL[HEADER.size : -5] + b"\1"), BadHeader),
     "shared payload without slices": (forge(LEAVE, payload_bytes=4, flags=_core.FLAG_SHARED), BadHeader),
     "shared payload with a checksum": (forge(LEAVE, flags=_core.FLAG_SHARED | _core.FLAG_CHECKSUM), BadHeader),
     "wrong payload checksum": (push(b"abcd", checksum=True)[:-1] + b"x", BadChecksum),
@@ -236,9 +238,9 @@ def test_slices_that_were_not_asked_for_are_a_protocol_error(sizes: list[int]) -
 
 def test_good_frames_before_a_bad_one_still_count() -> None:
     decoder = _core.FrameDecoder()
-    decoder.feed(LEAVE + b"garbage")
+    decoder.feed(LEAVE + bytes(_core.HEADER_BYTES))
     assert decoder.next_frame() is not None
-    with pytest.raises(BadMagic):
+    with pytest.raises(BadChecksum):
         decoder.next_frame()
 
 

@@ -7,7 +7,7 @@ import struct
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from wire_support import F32, FIELDS, HEADER, drain, gather_into, push, reads, receive
+from wire_support import F32, FIELDS, HEADER, drain, gather_into, head_with, push, reads, receive
 
 from psstore import _core
 from psstore.errors import BadArgument
@@ -52,7 +52,8 @@ def test_header_fields_lie_where_the_drawing_says() -> None:
         "payload_crc": 6,
     }
     assert HEADER.size == _core.HEADER_BYTES
-    assert frame[64:] == bytes(table) + b"body"
+    fields = bytes(table) + b"body"
+    assert frame[64:] == fields + struct.pack("<I", _core.crc32c(fields))
 
 
 def test_slice_entry_fields_lie_where_the_drawing_says() -> None:
@@ -153,7 +154,7 @@ def received_table(statuses: list[int]) -> _core.SliceTable:
     )
     entries = b"".join(struct.pack("<QQIBBHQ", key, 0, 0, F32, status, 0, 0) for key, status in enumerate(statuses))
     decoder = _core.FrameDecoder()
-    decoder.feed(head[: _core.HEADER_BYTES] + entries)
+    decoder.feed(head_with(head, entries))
     frame = decoder.next_frame()
     assert frame is not None
     return frame.table

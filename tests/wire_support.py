@@ -53,6 +53,11 @@ def forge(frame: bytes, **fields: int | bytes) -> bytes:
     return packed + frame[HEADER.size :]
 
 
+def head_with(frame: bytes, table: bytes) -> bytes:
+    """The head of `frame`, which has no body, with `table` in place of its own."""
+    return frame[: HEADER.size] + table + struct.pack("<I", _core.crc32c(table))
+
+
 def reads(stream: bytes, max_bytes: int) -> Iterator[bytes]:
     for begin in range(0, len(stream), max_bytes):
         yield stream[begin : begin + max_bytes]

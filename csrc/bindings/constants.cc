@@ -84,6 +84,7 @@ py::dict states() {
 void bind_constants(py::module_& m) {
   m.attr("PROTOCOL_VERSION") = kProtocolVersion;
   m.attr("HEADER_BYTES") = kHeaderBytes;
+  m.attr("FIELDS_CRC_BYTES") = kFieldsCrcBytes;
   m.attr("SLICE_ENTRY_BYTES") = sizeof(SliceEntry);
   m.attr("SLICE_INDEX_BITS") = kSliceIndexBits;
   m.attr("MAX_SLICES") = kMaxSlices;

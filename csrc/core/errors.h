@@ -16,13 +16,13 @@ namespace psstore {
   /* ProtocolError: the peer erred; its connection is closed. */                            \
   X(BAD_MAGIC, 1, "the first four bytes are not psstore's")                                 \
   X(BAD_VERSION, 2, "another protocol version")                                             \
-  X(BAD_HEADER, 3, "a header field is out of range or its checksum is wrong")               \
+  X(BAD_HEADER, 3, "a header field is out of range")                                        \
   X(FRAME_TOO_LARGE, 4, "a length exceeds its limit")                                       \
   X(BAD_BODY, 5, "a control body does not decode as its operation's message")               \
   X(UNEXPECTED_MESSAGE, 6, "the operation is not allowed in this state")                    \
   X(AUTH_FAILED, 7, "the token proof is wrong or missing")                                  \
   X(HANDSHAKE_TIMEOUT, 8, "the handshake or a started frame did not end in time")           \
-  X(BAD_CHECKSUM, 9, "the payload's checksum is wrong")                                     \
+  X(BAD_CHECKSUM, 9, "a checksum is wrong: bytes changed on the way")                       \
   X(BAD_SIGNATURE, 10, "a decision, definition or ticket was not signed by this store")     \
   /* UsageError: the caller erred; nothing changed. */                                      \
   X(UNKNOWN_TENSOR, 20, "no tensor of that name")                                           \

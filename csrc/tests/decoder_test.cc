@@ -326,18 +326,18 @@ TEST(FrameDecoder, RefusesSizesThatDoNotAddUp) {
 }
 
 TEST(FrameDecoder, RefusesReservedFieldsThatAreNotZero) {
-  for (const size_t offset : {24u, 31u}) {
-    Bytes wire = TestFrame{.op = Op::kPULL, .sizes = {0}}.wire();
-    wire[kHeaderBytes + offset] = std::byte{1};
-    EXPECT_EQ(decode_all(wire), ErrorCode::BAD_HEADER);
+  for (const uint64_t offset : {uint64_t{1}, uint64_t{1} << 56}) {
+    TestFrame frame{.op = Op::kPULL, .sizes = {0}};
+    frame.forge_entry = [&](SliceEntry& entry) { entry.offset = offset; };
+    EXPECT_EQ(decode_all(frame.wire()), ErrorCode::BAD_HEADER);
   }
 }
 
 TEST(FrameDecoder, RefusesPartsThatAnOperationIsNotAbout) {
   const auto code = [](Op op, uint16_t part) {
-    Bytes wire = TestFrame{.op = op, .sizes = {0}}.wire();
-    std::memcpy(&wire[kHeaderBytes + 22], &part, sizeof part);
-    return decode_all(wire);
+    TestFrame frame{.op = op, .sizes = {0}};
+    frame.forge_entry = [&](SliceEntry& entry) { entry.part = part; };
+    return decode_all(frame.wire());
   };
   for (const Op op : {Op::kPULL, Op::kPULLED, Op::kRESTORE, Op::kRESTORED}) {
     for (uint16_t part = 0; part <= kMaxPart; ++part) EXPECT_EQ(code(op, part), ErrorCode::OK);
@@ -347,6 +347,20 @@ TEST(FrameDecoder, RefusesPartsThatAnOperationIsNotAbout) {
   for (const Op op : {Op::kPUSH, Op::kPUSHED, Op::kASSIGN, Op::kINIT, Op::kNORM, Op::kNORMED}) {
     EXPECT_EQ(code(op, 0), ErrorCode::OK);
     EXPECT_EQ(code(op, 1), ErrorCode::BAD_HEADER);
+  }
+}
+
+// Nobody sees a frame before it is known to be what was sent, as far as it has come.
+TEST(FrameDecoder, NoticesEveryChangedBitOfTableAndBody) {
+  TestFrame frame = TestFrame::with_slices({4, 0, 300});
+  frame.body = random_bytes(40);
+  const Bytes good = frame.wire();
+  const size_t payload_begin = good.size() - frame.payload.size();
+  for (size_t bit = 8 * kHeaderBytes; bit < 8 * payload_begin; ++bit) {
+    Bytes wire = good;
+    wire[bit / 8] ^= std::byte{1} << (bit % 8);
+    EXPECT_EQ(decode_all(std::span(wire).first(payload_begin)), ErrorCode::BAD_CHECKSUM)
+        << "bit " << bit;
   }
 }
 
@@ -404,11 +418,22 @@ TEST(FrameDecoder, StaysBrokenAndForgetsTheDestination) {
 
 TEST(FrameDecoder, GivesTheGoodFramesBeforeABadOne) {
   Bytes stream = TestFrame{.op = Op::kSTATS}.wire();
-  append(stream, std::as_bytes(std::span("garbage")));
+  append(stream, random_bytes(kHeaderBytes));
   FrameDecoder decoder;
   decoder.feed(stream);
   EXPECT_EQ(decoder.next_frame()->header.op, Op::kSTATS);
   EXPECT_THROW(decoder.next_frame(), Error);
+}
+
+// Who has said a frame of ours speaks the protocol.
+TEST(FrameDecoder, TakesAnotherPreambleBehindAGoodFrameForDamage) {
+  const Bytes good = TestFrame{.op = Op::kSTATS}.wire();
+  Bytes bad = good;
+  bad[0] ^= std::byte{1};
+  EXPECT_EQ(decode_all(bad), ErrorCode::BAD_MAGIC);
+  Bytes stream = good;
+  append(stream, bad);
+  EXPECT_EQ(decode_all(stream), ErrorCode::BAD_CHECKSUM);
 }
 
 }  // namespace

@@ -65,7 +65,7 @@ TEST(Header, LiesOnTheWireAsDrawn) {
                               .body = body});
   const auto at = [&](size_t offset) { return std::to_integer<int>(bytes[offset]); };
   EXPECT_EQ(std::string(reinterpret_cast<const char*>(bytes.data()), 4), "PSS1");
-  EXPECT_EQ(at(4), 1);   // version
+  EXPECT_EQ(at(4), 2);   // version
   EXPECT_EQ(at(5), 12);  // op
   EXPECT_EQ(at(8), 1);   // num_slices
   EXPECT_EQ(at(12), 3);  // body_bytes
@@ -78,7 +78,10 @@ TEST(Header, LiesOnTheWireAsDrawn) {
   uint32_t crc;
   std::memcpy(&crc, bytes.data() + 60, sizeof crc);
   EXPECT_EQ(crc, crc32c(std::span(bytes).first(60)));
-  EXPECT_EQ(bytes.size(), kHeaderBytes + sizeof(SliceEntry) + 3);
+  const size_t fields_bytes = sizeof(SliceEntry) + 3;
+  ASSERT_EQ(bytes.size(), kHeaderBytes + fields_bytes + kFieldsCrcBytes);
+  std::memcpy(&crc, bytes.data() + kHeaderBytes + fields_bytes, sizeof crc);
+  EXPECT_EQ(crc, crc32c(std::span(bytes).subspan(kHeaderBytes, fields_bytes)));
 }
 
 TEST(Header, ParsesWhatItEncodes) {
@@ -102,7 +105,7 @@ TEST(Header, EveryPrefixOfAGoodHeaderPasses) {
 
 TEST(Header, AnotherVersionIsBadVersionWhateverFollows) {
   Bytes bytes = valid_header();
-  bytes[4] = std::byte{2};
+  bytes[4] = std::byte{kProtocolVersion + 1};
   bytes.resize(5);
   EXPECT_EQ(code_of([&] { check_preamble(bytes); }), ErrorCode::BAD_VERSION);
 }
@@ -112,7 +115,7 @@ TEST(Header, EveryFlippedBitIsNoticed) {
   for (size_t bit = 0; bit < 8 * kHeaderBytes; ++bit) {
     Bytes bytes = good;
     bytes[bit / 8] ^= std::byte{1} << (bit % 8);
-    EXPECT_NE(parse_code(bytes), ErrorCode::OK) << "bit " << bit;
+    EXPECT_EQ(parse_code(bytes), ErrorCode::BAD_CHECKSUM) << "bit " << bit;
   }
 }
 

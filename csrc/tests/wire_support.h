@@ -38,6 +38,7 @@ struct TestFrame {
   Bytes payload = {};
   bool checksum = true;
   std::function<void(Header&)> forge = [](Header&) {};
+  std::function<void(SliceEntry&)> forge_entry = [](SliceEntry&) {};
 
   static TestFrame with_slices(std::vector<uint32_t> slice_sizes) {
     TestFrame frame;
@@ -50,7 +51,10 @@ struct TestFrame {
 
   Bytes wire() const {
     std::vector<SliceEntry> table;
-    for (const uint32_t size : sizes) table.push_back({.key = table.size(), .num_bytes = size});
+    for (const uint32_t size : sizes) {
+      table.push_back({.key = table.size(), .num_bytes = size});
+      forge_entry(table.back());
+    }
     FrameParts parts{.op = op, .table = table, .body = body, .payload_bytes = payload.size()};
     if (checksum) parts.payload_crc = crc32c(payload);
     Bytes bytes(parts.encoded_bytes());

@@ -137,11 +137,10 @@ std::shared_ptr<Frame> FrameDecoder::advance() {
 
 bool FrameDecoder::take_header() {
   const std::span<const std::byte> bytes = head_.bytes();
-  if (bytes.size() < kHeaderBytes) {
-    check_preamble(bytes);
-    return false;
-  }
+  if (!speaks_ours_) check_preamble(bytes);
+  if (bytes.size() < kHeaderBytes) return false;
   const Header header = parse_header(bytes);
+  speaks_ours_ = true;
   check_lengths(header);
   frame_ = std::make_shared<Frame>();
   frame_->header = header;
@@ -164,23 +163,43 @@ void FrameDecoder::check_lengths(const Header& header) const {
 }
 
 bool FrameDecoder::take_fields() {
-  const std::span<std::byte> table = std::as_writable_bytes(std::span(entries_));
-  const size_t table_missing = table.size() - table_received_bytes_;
-  if (table_missing > 0) {
-    const auto bytes = head_.bytes().first(std::min(table_missing, head_.bytes().size()));
-    std::memcpy(table.data() + table_received_bytes_, bytes.data(), bytes.size());
-    table_received_bytes_ += bytes.size();
-    head_.take(bytes.size());
-    if (bytes.size() < table_missing) return false;
-  }
-  std::string& body = frame_->body;
-  const size_t body_missing = frame_->header.body_bytes - body.size();
-  const auto bytes = head_.bytes().first(std::min(body_missing, head_.bytes().size()));
-  body.append(reinterpret_cast<const char*>(bytes.data()), bytes.size());
-  head_.take(bytes.size());
-  if (bytes.size() < body_missing) return false;
+  if (!take_table() || !take_body() || !take_fields_crc()) return false;
   frame_->table = SliceTable(std::move(entries_));
   check_table();
+  return true;
+}
+
+bool FrameDecoder::take_table() {
+  const std::span<std::byte> table = std::as_writable_bytes(std::span(entries_));
+  const size_t missing = table.size() - table_received_bytes_;
+  if (missing == 0) return true;
+  const auto bytes = head_.bytes().first(std::min(missing, head_.bytes().size()));
+  std::memcpy(table.data() + table_received_bytes_, bytes.data(), bytes.size());
+  table_received_bytes_ += bytes.size();
+  head_.take(bytes.size());
+  return bytes.size() == missing;
+}
+
+bool FrameDecoder::take_body() {
+  std::string& body = frame_->body;
+  const size_t missing = frame_->header.body_bytes - body.size();
+  const auto bytes = head_.bytes().first(std::min(missing, head_.bytes().size()));
+  body.append(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  head_.take(bytes.size());
+  return bytes.size() == missing;
+}
+
+bool FrameDecoder::take_fields_crc() {
+  if (!frame_->header.has_fields()) return true;
+  if (head_.bytes().size() < kFieldsCrcBytes) return false;
+  uint32_t came;
+  std::memcpy(&came, head_.bytes().data(), sizeof came);
+  head_.take(kFieldsCrcBytes);
+  if (came != compute_fields_crc(entries_, std::as_bytes(std::span(frame_->body)))) {
+    throw Error(ErrorCode::BAD_CHECKSUM, "the slice table or the body of operation " +
+                                             std::to_string(static_cast<int>(frame_->header.op)) +
+                                             " changed on the way: their CRC-32C differs");
+  }
   return true;
 }
 

@@ -8,7 +8,7 @@
 //
 //   stage       bytes go to              left when            for
 //   kHeader     the header               64 are there         kFields
-//   kFields     slice table, then body   all are there        kAnnounced; kHeader if no payload
+//   kFields     table, body, their CRC   all are there        kAnnounced; kHeader if no payload
 //   kAnnounced  nowhere: the caller      accept or discard    kPayload
 //               has the incomplete frame
 //   kPayload    the destination          all are there        kHeader
@@ -106,6 +106,9 @@ class FrameDecoder {
   // Taking bytes up; false: more are needed.
   bool take_header();
   bool take_fields();
+  bool take_table();
+  bool take_body();
+  bool take_fields_crc();
   bool take_payload();
   std::shared_ptr<Frame> advance();
   std::shared_ptr<Frame> finish();
@@ -119,6 +122,7 @@ class FrameDecoder {
   FrameLimits limits_;
   std::optional<Error> broken_;
   Stage stage_ = Stage::kHeader;
+  bool speaks_ours_ = false;  // the first header was one: another preamble is damage since then
   ReceiveBuffer head_;
   Window lent_;  // what writable() gave out last; empty once something else has happened
 

@@ -58,7 +58,10 @@ void encode_frame(const FrameParts& parts, std::byte* out) {
   header.header_crc = compute_header_crc(header);
   out = append(out, std::as_bytes(std::span(&header, 1)));
   out = append(out, std::as_bytes(parts.table));
-  append(out, parts.body);
+  out = append(out, parts.body);
+  if (!header.has_fields()) return;
+  const uint32_t fields_crc = compute_fields_crc(parts.table, parts.body);
+  append(out, std::as_bytes(std::span(&fields_crc, 1)));
 }
 
 }  // namespace psstore

@@ -1,4 +1,5 @@
-// Writes what precedes a payload: header, slice table and body. The payload follows from where it lies.
+// Writes what precedes a payload: header, slice table and body, with their checksums. The payload follows from
+// where it lies.
 #pragma once
 
 #include <cstddef>
@@ -24,7 +25,10 @@ struct FrameParts {
   uint64_t payload_bytes = 0;
   std::optional<uint32_t> payload_crc = {};
 
-  size_t encoded_bytes() const { return kHeaderBytes + table.size_bytes() + body.size(); }
+  size_t encoded_bytes() const {
+    const size_t fields_bytes = table.size_bytes() + body.size();
+    return kHeaderBytes + fields_bytes + (fields_bytes > 0 ? kFieldsCrcBytes : 0);
+  }
 };
 
 // Throws BAD_ARGUMENT if a peer would refuse the frame: a limit exceeded, a table whose sizes do not

@@ -57,12 +57,12 @@ void check_preamble(std::span<const std::byte> prefix) {
 }
 
 Header parse_header(std::span<const std::byte> bytes) {
-  check_preamble(bytes.first(kHeaderBytes));
   Header header;
   std::memcpy(&header, bytes.data(), kHeaderBytes);
   if (header.header_crc != compute_header_crc(header)) {
-    throw Error(ErrorCode::BAD_HEADER, "the header's checksum is wrong");
+    throw Error(ErrorCode::BAD_CHECKSUM, "a header changed on the way: its CRC-32C differs");
   }
+  check_preamble(bytes.first(kHeaderBytes));
   if (!is_op(header.op)) {
     throw Error(ErrorCode::BAD_HEADER,
                 "operation " + std::to_string(static_cast<int>(header.op)) + " does not exist");
@@ -81,6 +81,10 @@ Header parse_header(std::span<const std::byte> bytes) {
 
 uint32_t compute_header_crc(const Header& header) {
   return crc32c(std::as_bytes(std::span(&header, 1)).first(offsetof(Header, header_crc)));
+}
+
+uint32_t compute_fields_crc(std::span<const SliceEntry> table, std::span<const std::byte> body) {
+  return crc32c(body, crc32c(std::as_bytes(table)));
 }
 
 }  // namespace psstore

@@ -12,9 +12,10 @@
 //
 // All fields are little-endian. On the stream a frame is
 //
-//   header | num_slices × SliceEntry (32 bytes each) | body_bytes of MessagePack | payload_bytes
+//   header | num_slices × SliceEntry (32 bytes each) | body_bytes of MessagePack | fields_crc | payload
 //
 // but that with kFlagShared the payload lies in shared memory, where the table says, and not on the stream.
+// fields_crc, 4 bytes, is the CRC-32C of table and body; a frame that has neither has none.
 //
 // request       chosen by who asks, repeated in the reply; 0: about the whole connection
 // round         of a PUSH: the worker's step number
@@ -38,7 +39,7 @@ static_assert(std::endian::native == std::endian::little,
               "headers and slice tables are used in memory as they are on the wire");
 
 inline constexpr uint32_t kMagic = 0x31535350;  // "PSS1" as it lies in memory
-inline constexpr uint8_t kProtocolVersion = 1;
+inline constexpr uint8_t kProtocolVersion = 2;
 
 // payload_crc holds the payload's CRC-32C.
 inline constexpr uint16_t kFlagChecksum = 1;
@@ -63,12 +64,15 @@ struct Header {
   uint32_t header_crc = 0;
 
   size_t table_bytes() const { return num_slices * sizeof(SliceEntry); }
+  // A table or a body, and so their checksum.
+  bool has_fields() const { return num_slices > 0 || body_bytes > 0; }
   bool has_checksum() const { return (flags & kFlagChecksum) != 0; }
   bool is_shared() const { return (flags & kFlagShared) != 0; }
   // What follows on the stream.
   uint64_t streamed_bytes() const { return is_shared() ? 0 : payload_bytes; }
 };
 inline constexpr size_t kHeaderBytes = 64;
+inline constexpr size_t kFieldsCrcBytes = 4;
 static_assert(sizeof(Header) == kHeaderBytes);
 static_assert(offsetof(Header, payload_bytes) == 16 && offsetof(Header, header_crc) == 60);
 
@@ -76,12 +80,15 @@ static_assert(offsetof(Header, payload_bytes) == 16 && offsetof(Header, header_c
 // Any length will do: a peer that speaks something else is told so by its first bytes.
 void check_preamble(std::span<const std::byte> prefix);
 
-// Reads and checks a whole header (`bytes` holds at least kHeaderBytes): the preamble, then the
-// checksum, then the op, flags and reserved values. Lengths are left to the decoder, which knows the
-// limits. Throws BAD_MAGIC, BAD_VERSION or BAD_HEADER.
+// Reads and checks a whole header (`bytes` holds at least kHeaderBytes): the checksum, then the
+// preamble, then the op, flags and reserved values. Lengths are left to the decoder, which knows the
+// limits. Throws BAD_CHECKSUM, BAD_MAGIC, BAD_VERSION or BAD_HEADER.
 Header parse_header(std::span<const std::byte> bytes);
 
 // The CRC-32C that belongs into `header.header_crc`.
 uint32_t compute_header_crc(const Header& header);
+
+// The CRC-32C that follows table and body.
+uint32_t compute_fields_crc(std::span<const SliceEntry> table, std::span<const std::byte> body);
 
 }  // namespace psstore

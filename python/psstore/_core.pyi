@@ -17,6 +17,7 @@ class _HasBuffer(Protocol):
 
 PROTOCOL_VERSION: int
 HEADER_BYTES: int  # 64
+FIELDS_CRC_BYTES: int  # of the checksum behind table and body
 SLICE_ENTRY_BYTES: int  # 32
 SLICE_INDEX_BITS: int  # 24
 MAX_SLICES: int  # descriptors in one frame
@@ -145,7 +146,7 @@ def encode_frame(
     payload_bytes: int = 0,
     payload_crc: int | None = None,
 ) -> bytes:
-    """Header, table and body as one bytes object; the payload follows it on the stream."""
+    """Header, table and body, with their checksums, as one bytes object; the payload follows it on the stream."""
 
 class FrameDecoder:
     """Bytes in, frames out; no socket, no clock. Raises ProtocolError once, then stays broken.
