@@ -27,7 +27,7 @@ uint64_t value_bytes(const TensorDefinition& definition) {
 // ---- schema ---------------------------------------------------------------------------------------
 
 void DenseTable::define(const TensorDefinition& definition) {
-  if (dropped_.count(definition.tensor_id) != 0) return;
+  if (dropped_.contains(definition.tensor_id)) return;
   const auto known = definitions_.find(definition.tensor_id);
   if (known != definitions_.end()) {
     if (known->second == definition) return;

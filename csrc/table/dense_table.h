@@ -20,9 +20,9 @@
 #include <memory>
 #include <optional>
 #include <unordered_map>
-#include <unordered_set>
 #include <vector>
 
+#include "core/id_ranges.h"
 #include "core/mutex.h"
 #include "table/counters.h"
 #include "table/rank_book.h"
@@ -145,7 +145,7 @@ class DenseTable {
   SlotIndex index_ GUARDED_BY(decision_mutex);
   std::unordered_map<uint64_t, TensorDefinition> definitions_ GUARDED_BY(decision_mutex);
   std::map<RuledGroup, uint64_t> asked_states_ GUARDED_BY(decision_mutex);
-  std::unordered_set<uint64_t> dropped_ GUARDED_BY(decision_mutex);
+  IdRanges dropped_ GUARDED_BY(decision_mutex);
   std::vector<Decided> decided_ GUARDED_BY(decision_mutex);  // the slots that decisions change
 
   std::atomic<uint64_t> version_{0};  // written under the exclusive lock
