@@ -6,6 +6,7 @@ import pytest
 from protocol_support import LIVENESS, FakeStore, Peer, failure_of, sgd, table_of, tensor_of
 
 from psstore import _core, errors
+from psstore.protocol.barriers import MAX_PASSED
 from psstore.types import Tensor, TensorSpec
 from psstore.wire import messages as m
 
@@ -264,6 +265,27 @@ def test_barrier_that_was_passed_is_passed_again_by_who_asks_again() -> None:
     second.ask("BARRIER", m.Barrier(name="b", count=1))
     first.ask("BARRIER", m.Barrier(name="b", count=1))
     assert not first.is_answered(first.send("BARRIER", m.Barrier(name="b", count=2)))
+
+
+def test_barrier_names_that_were_passed_are_forgotten_in_the_end() -> None:
+    store = FakeStore(num_workers=1)
+    worker = store.worker(0)
+    for count in range(1, 1001):
+        worker.ask("BARRIER", m.Barrier(name=f"step {count}", count=count))
+    assert store.coordinator._barriers._passed.keys() == {0}
+    assert len(store.coordinator._barriers._passed[0]) == MAX_PASSED
+    worker.ask("BARRIER", m.Barrier(name="step 1000", count=1000))
+    worker.ask("BARRIER", m.Barrier(name="step 1", count=1))
+
+
+def test_barrier_counts_start_anew_with_a_new_life() -> None:
+    store = FakeStore(num_workers=2)
+    first, second = store.worker(0), store.worker(1)
+    first.send("BARRIER", m.Barrier(name="b", count=5))
+    second.ask("BARRIER", m.Barrier(name="b", count=5))
+    second.hang_up()
+    reborn = store.worker(1)
+    assert not reborn.is_answered(reborn.send("BARRIER", m.Barrier(name="b", count=1)))
 
 
 def test_barrier_does_not_wait_for_who_left_and_names_who_is_lost() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -11,6 +12,9 @@ from psstore.protocol.membership import Membership, Worker
 from psstore.protocol.replies import Reply
 from psstore.wire.messages import Barrier
 
+MAX_PASSED = 64
+"""Names kept per rank. Only a call whose answer was lost is made again, and few of a worker's are under way at once."""
+
 
 @dataclass(frozen=True)
 class AtBarrier:
@@ -18,7 +22,6 @@ class AtBarrier:
 
     conn: int
     request: int
-    incarnation: int
     barrier: Barrier
     since: float
 
@@ -37,21 +40,22 @@ class Barriers:
         self._membership = membership
         self._waits: dict[str, dict[int, AtBarrier]] = {}
         """By name and rank."""
-        self._passed: dict[tuple[str, int], tuple[int, int]] = {}
-        """(name, rank) -> (incarnation, count) that it last passed."""
-        self._losses = Losses()
-        """That workers know of, by (name, rank, incarnation)."""
+        self._passed: dict[int, OrderedDict[str, int]] = {}
+        """Rank -> name -> the count with which its present life last passed; the latest at the end."""
+        self._losses: defaultdict[int, Losses] = defaultdict(Losses)
+        """By rank: those that its present life knows of, by the name of the barrier."""
 
     def enter(self, worker: Worker, barrier: Barrier, *, conn: int, request: int, now: float) -> list[Reply]:
-        at = AtBarrier(conn, request, worker.incarnation, barrier, now)
-        incarnation, count = self._passed.get((barrier.name, worker.rank), (0, 0))
-        if incarnation == worker.incarnation and barrier.count <= count:
+        at = AtBarrier(conn, request, barrier, now)
+        if barrier.count <= self._passed.get(worker.rank, {}).get(barrier.name, 0):
             return [at.reply(None)]
         self._waits.setdefault(barrier.name, {})[worker.rank] = at
         return self.open(now)
 
     def forget(self, rank: int) -> None:
-        """A rank starts a new life: it was the old one that had come to a barrier."""
+        """A rank starts a new life: it was the old one that had come to a barrier, and passed others."""
+        self._passed.pop(rank, None)
+        self._losses.pop(rank, None)
         for waits in self._waits.values():
             waits.pop(rank, None)
 
@@ -65,11 +69,18 @@ class Barriers:
                 replies += [] if now is None else self._complain(name, waits, now)
                 continue
             for rank, at in waits.items():
-                self._passed[name, rank] = (at.incarnation, at.barrier.count)
-                self._losses.forget((name, rank, at.incarnation))
+                self._note(rank, name, at.barrier.count)
+                self._losses[rank].forget(name)
                 replies.append(at.reply(None))
             del self._waits[name]
         return replies
+
+    def _note(self, rank: int, name: str, count: int) -> None:
+        passed = self._passed.setdefault(rank, OrderedDict())
+        passed[name] = count
+        passed.move_to_end(name)
+        if len(passed) > MAX_PASSED:
+            passed.popitem(last=False)
 
     def fail(self, error: PsstoreError) -> list[Reply]:
         """Nobody will pass any more."""
@@ -101,9 +112,8 @@ class Barriers:
         replies = []
         lost = self._lost(waits)
         for rank, at in list(waits.items()):
-            who = (name, rank, at.incarnation)
-            if lost and self._losses.is_news(who, at.request, lost):
-                self._losses.tell(who, at.request, lost)
+            if lost and self._losses[rank].is_news(name, at.request, lost):
+                self._losses[rank].tell(name, at.request, lost)
                 replies.append(at.reply(self._worker_lost(f"barrier {name!r}", lost[0], now)))
                 del waits[rank]
         return replies

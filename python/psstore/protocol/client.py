@@ -93,7 +93,8 @@ class Client:
         self._driver = driver
         self._facts = facts
         self._names: dict[int, str] = {}
-        self._barriers: dict[str, int] = {}
+        """Of the tensors that this client knows, by id; for messages."""
+        self._num_barriers = 0
 
     @property
     def joined(self) -> bool:
@@ -146,8 +147,8 @@ class Client:
         """Returns when every expected worker has called it with this name. Raises WorkerLost, DeadlineExceeded."""
         self._need_worker("barrier")
         _check_wait(wait_s)
-        count = self._barriers[name] = self._barriers.get(name, 0) + 1
-        body = m.Barrier(name=name, count=count, wait_s=wait_s)
+        self._num_barriers += 1  # of all names: larger with each call of any
+        body = m.Barrier(name=name, count=self._num_barriers, wait_s=wait_s)
         await self._coordinate("BARRIER", body, wait_s=wait_s)
 
     # ---- tensors ----
@@ -164,6 +165,7 @@ class Client:
             if created.made:  # none, rather than the part of them that some shards have room for
                 await self.drop(created.made)
             raise
+        self._forget(created.dropped)
         return self._learn(created.tensors), list(created.initialise)
 
     async def ready(self, ids: Sequence[int]) -> None:
@@ -189,6 +191,7 @@ class Client:
         """Forgets tensors, on every shard. Raises UnknownTensor and drops none."""
         dropped = await self._control("DROP", m.Drop(names=tuple(names)), m.Dropped)
         await self._define(dropped.facts)
+        self._forget(dropped.facts)
 
     async def share(self, session: Session, *, push_bytes: int) -> m.Shared:
         """Where to get at the device that the session's shard offers to share."""
@@ -500,6 +503,13 @@ class Client:
             self._names[fact.id] = fact.spec.name
             tensors.append(fact)
         return tensors
+
+    def _forget(self, signed: Sequence[m.Signed]) -> None:
+        for fact in map(m.decode_fact, (one.blob for one in signed)):
+            if not isinstance(fact, m.DropFact):
+                raise BadBody("the coordinator sent a fact that drops nothing where such facts belong")
+            for tensor_id in fact.ids:
+                self._names.pop(tensor_id, None)
 
     def _need_worker(self, what: str) -> None:
         if not self.joined:

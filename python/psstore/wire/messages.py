@@ -350,7 +350,7 @@ class Described(Message, frozen=True, kw_only=True):
 class Barrier(Message, frozen=True, kw_only=True):
     name: str = ""
     count: int
-    """How often this worker has called it by that name: makes a resend harmless."""
+    """Larger with each of this worker's calls by that name: makes a resend harmless."""
     wait_s: Seconds = 300.0
 
 
