@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
@@ -27,7 +28,7 @@ from psstore import _core
 from psstore.client.store import Store
 from psstore.errors import BadArgument, StoreUnreachable
 from psstore.net import borrowing, client_connection
-from psstore.net.lending import TICKET_BYTES, FileLender
+from psstore.net.lending import MAX_VISITORS, TICKET_BYTES, FileLender
 from psstore.net.stream import Stream
 from psstore.protocol.connection import Connection
 from psstore.protocol.session import Session
@@ -266,8 +267,12 @@ def visit(offer: Shared, ticket: bytes) -> int:
     """How many files somebody with that ticket gets."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
         sock.connect(b"\0" + offer.address.encode())
-        sock.send(ticket)
-        _, files, _, _ = socket.recv_fds(sock, 1, 3)
+        with contextlib.suppress(BrokenPipeError):
+            sock.send(ticket)
+        try:
+            _, files, _, _ = socket.recv_fds(sock, 1, 3)
+        except ConnectionResetError:  # it was hung up on with the ticket unread
+            return 0
         for file in files:
             os.close(file)
         return len(files)
@@ -323,6 +328,25 @@ def test_silent_visitor_keeps_nobody_waiting(store_url: str, lender: FileLender)
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as silent:
         silent.connect(b"\0" + offer.address.encode())
         assert visit(offer, offer.ticket) == 3
+
+
+def test_silent_visitors_make_room_for_who_has_a_ticket(store_url: str, lender: FileLender) -> None:
+    offer = lender.offer(stranger(), Share())
+    with contextlib.ExitStack() as stack:
+        for _ in range(2 * MAX_VISITORS):
+            silent = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+            silent.connect(b"\0" + offer.address.encode())
+        assert visit(offer, offer.ticket) == 3
+
+
+@pytest.mark.parametrize("for_all_users", [False, True])
+def test_other_users_of_the_machine_get_nothing_unless_the_token_is_theirs_too(
+    store_url: str, lender: FileLender, for_all_users: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("psstore.net.lending.peer_user", lambda _: 12345)
+    lender._for_all_users = for_all_users
+    offer = lender.offer(stranger(), Share())
+    assert visit(offer, offer.ticket) == (3 if for_all_users else 0)
 
 
 @pytest.mark.parametrize("offer", [Shared(), Shared(address="psstore-of-another-machine", ticket=b"x")])

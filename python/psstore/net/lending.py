@@ -11,7 +11,8 @@
        │◄─────────────────────────────────┤
 
 The socket has a random name in Linux's abstract namespace: nothing of it is left in a file system, and who finds it
-is on the same machine. Whoever has no ticket, which only the shard's own connections give, gets nothing.
+is on the same machine. Whoever has no ticket, which only the shard's own connections give, gets nothing. Other users
+are not even heard, unless the store has a token that they may have, too.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from typing import NamedTuple
 
 from psstore import _core
 from psstore.errors import PsstoreError
+from psstore.net.credentials import is_trusted, peer_user
 from psstore.protocol.connection import Connection
 from psstore.protocol.sharing import described
 from psstore.wire.messages import Parcel, Share, Shared, encode_body
@@ -41,7 +43,8 @@ VISIT_S = 5.0
 """How long a visitor may take. It says two words."""
 
 MAX_VISITORS = 64
-"""At a time; others are turned away, and stay with their streams. Every process of this machine can come here."""
+"""At a time. For another one the oldest without a ticket goes: who has one shows it at once. If all have, the other
+is turned away, and stays with its stream."""
 
 MAPPED, SEALED = b"M", b"S"
 
@@ -60,10 +63,14 @@ class Hatch(ABC):
     """A `protocol.sharing.Lender` of a shard process: hands each visitor what `wrap` makes for it. Serves on an event
     loop from `start` to `close`."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, for_all_users: bool = False) -> None:
+        """`for_all_users`: of this machine, if they have a ticket; else for this process's own, and root."""
+        self._for_all_users = for_all_users
         self._loop: asyncio.AbstractEventLoop
         self._offers: dict[bytes, tuple[Connection, Share]] = {}
         self._visits: set[asyncio.Task[None]] = set()
+        self._strangers: dict[socket.socket, asyncio.Task[None]] = {}
+        """The visits of those that have not shown a ticket, oldest first."""
         self._name = f"psstore-{secrets.token_hex(16)}"
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
         self._socket.bind(b"\0" + self._name.encode())
@@ -98,24 +105,47 @@ class Hatch(ABC):
         with contextlib.suppress(OSError):  # it is gone already, or there are too many open files
             visitor, _ = self._socket.accept()
             visitor.setblocking(False)
-            if len(self._visits) >= MAX_VISITORS:
+            if self._may_come(visitor) and self._make_room():
+                self._begin(visitor)
+            else:
                 visitor.close()
-                return
-            visit = self._loop.create_task(self._receive(visitor))
-            self._visits.add(visit)
-            visit.add_done_callback(self._visits.discard)
+
+    def _may_come(self, visitor: socket.socket) -> bool:
+        return self._for_all_users or is_trusted(peer_user(visitor))
+
+    def _make_room(self) -> bool:
+        """False: all visitors have tickets."""
+        if len(self._visits) < MAX_VISITORS:
+            return True
+        if not self._strangers:
+            return False
+        visit = self._strangers.pop(next(iter(self._strangers)))
+        self._visits.discard(visit)
+        visit.cancel()
+        return True
+
+    def _begin(self, visitor: socket.socket) -> None:
+        visit = self._loop.create_task(self._receive(visitor))
+        self._visits.add(visit)
+        self._strangers[visitor] = visit
+        visit.add_done_callback(self._visits.discard)
+        visit.add_done_callback(lambda _: self._forget(visitor))
+
+    def _forget(self, visitor: socket.socket) -> None:
+        self._strangers.pop(visitor, None)
+        visitor.close()
 
     async def _receive(self, visitor: socket.socket) -> None:
-        with visitor:
-            try:
-                await asyncio.wait_for(self._hand_over(visitor), VISIT_S)
-            except (OSError, RuntimeError, PsstoreError, asyncio.TimeoutError) as error:
-                _log.warning("a client gets no shared memory, and stays with its stream: %s", error)
+        try:
+            await asyncio.wait_for(self._hand_over(visitor), VISIT_S)
+        except (OSError, RuntimeError, PsstoreError, asyncio.TimeoutError) as error:
+            _log.warning("a client gets no shared memory, and stays with its stream: %s", error)
 
     async def _hand_over(self, visitor: socket.socket) -> None:
         offer = self._offers.pop(await self._loop.sock_recv(visitor, TICKET_BYTES), None)
         if offer is None:
             return
+        self._strangers.pop(visitor, None)
         connection, asked = offer
         wrapped = self.wrap(asked)
         socket.send_fds(visitor, [wrapped.greeting], wrapped.files)
@@ -128,8 +158,10 @@ class Hatch(ABC):
 class FileLender(Hatch):
     """Of a shard in main memory: `values`, and push arenas of `push_bytes`."""
 
-    def __init__(self, values: _core.ValueArena, *, push_bytes: int = PUSH_ARENA_BYTES) -> None:
-        super().__init__()
+    def __init__(
+        self, values: _core.ValueArena, *, push_bytes: int = PUSH_ARENA_BYTES, for_all_users: bool = False
+    ) -> None:
+        super().__init__(for_all_users=for_all_users)
         self.values = values
         self._push_bytes = push_bytes
 
@@ -142,8 +174,8 @@ class DeviceLender(Hatch):
     """Of a shard on a device: push arenas there, of the size that is asked for. Where values lie is told when they are
     asked for."""
 
-    def __init__(self, shard: _core.Shard) -> None:
-        super().__init__()
+    def __init__(self, shard: _core.Shard, *, for_all_users: bool = False) -> None:
+        super().__init__(for_all_users=for_all_users)
         self._shard = shard
         self._device = shard.device_identity
 
