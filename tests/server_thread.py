@@ -25,7 +25,10 @@ JOIN_S = 30.0
 
 
 def make_service(
-    arena: _core.ValueArena | None = None, lender: FileLender | None = None, **liveness: float
+    arena: _core.ValueArena | None = None,
+    lender: FileLender | None = None,
+    max_connections: int | None = None,
+    **liveness: float,
 ) -> ShardService:
     """Shard 0 of a store of one, for one worker."""
     consistency, signer = Consistency(), Signer(bytes(32))
@@ -37,6 +40,7 @@ def make_service(
         coordinator=coordinator,
         make_nonce=lambda: os.urandom(32),
         lender=lender,
+        max_connections=max_connections,
     )
 
 

@@ -147,8 +147,8 @@ def test_training_gives_the_same_bytes_whatever_is_cut(
 
 
 def damage(seed: int, num_bytes: int, times: int) -> Callable[[bytes], bytes]:
-    """Changes one bit in about so many bytes, `times` in all; but none of the first bytes of a connection, which say that
-    the peer speaks the protocol."""
+    """Changes one bit in about so many bytes, `times` in all; but none of the first bytes of a connection, which say
+    that the peer speaks the protocol."""
     chance = random.Random(seed)
     left = times
 

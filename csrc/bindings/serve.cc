@@ -53,6 +53,8 @@ class PyPort : public PyDecoder {
 
   py::list take_replies() { return parts_of(port_.replies()); }
 
+  bool has_asked() const { return port_.has_asked(); }
+
   Port& port() { return port_; }
 
  private:
@@ -197,7 +199,8 @@ void bind_serve(py::module_& m) {
       .def("open", &PyPort::open, py::kw_only(), "connection"_a, "client"_a, "wants_checksum"_a)
       .def("attach", &PyPort::attach, "rank"_a, "incarnation"_a)
       .def("next_frame", &PyPort::next_frame, "now"_a = py::none())
-      .def("take_replies", &PyPort::take_replies);
+      .def("take_replies", &PyPort::take_replies)
+      .def_property_readonly("has_asked", &PyPort::has_asked);
 
   py::class_<PyPump>(m, "Pump", py::is_final())
       .def(py::init<Desk&, int, double>(), "desk"_a, py::kw_only(), "bell"_a, "busy_s"_a = 0.0,

@@ -12,6 +12,7 @@ void Port::attach(const Life& worker) {
 std::shared_ptr<Frame> Port::next_frame(double now_s) {
   while (replies_.num_bytes() < kMaxWaitingReplyBytes) {
     std::shared_ptr<Frame> frame = decoder_.next_frame();
+    asked_ |= peer_ && frame != nullptr;
     if (frame != nullptr && !std::exchange(announced_, false) && take(frame, now_s)) continue;
     announced_ = frame != nullptr && !frame->complete;
     return frame;

@@ -30,6 +30,8 @@ class Port {
   // gets the complete frame, too. Null: more bytes are needed, or replies are to be taken first. `now_s`: on
   // the clock of all of the desk's ports.
   std::shared_ptr<Frame> next_frame(double now_s);
+  // Whether a request has come since open().
+  bool has_asked() const { return asked_; }
   // To the requests answered since; to be sent before anything else is.
   Replies& replies() { return replies_; }
 
@@ -42,6 +44,7 @@ class Port {
   Desk& desk_;
   std::optional<Desk::Peer> peer_;  // empty: not open
   bool announced_ = false;          // to others: the frame that is arriving
+  bool asked_ = false;
   Replies replies_;
 };
 

@@ -277,5 +277,14 @@ TEST_F(PortTest, PayloadsAreChecksummedForWhoWantsIt) {
   EXPECT_EQ(reply.values, (Floats{1, 2}));
 }
 
+TEST_F(PortTest, KnowsWhetherAnythingWasAskedSinceItIsOpen) {
+  others(TestFrame{.op = Op::kHELLO}.wire());
+  EXPECT_FALSE(port_.has_asked());
+  port_.open({.client = "a"});
+  EXPECT_FALSE(port_.has_asked());
+  others(TestFrame{.op = Op::kSTATS}.wire());
+  EXPECT_TRUE(port_.has_asked());
+}
+
 }  // namespace
 }  // namespace psstore::testing

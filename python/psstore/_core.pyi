@@ -191,6 +191,9 @@ class Port(FrameDecoder):
         """`now`: on the clock of all of the desk's ports (default: time.monotonic's)."""
     def take_replies(self) -> list[bytes | memoryview]:
         """To what was answered since, as pieces to write."""
+    @property
+    def has_asked(self) -> bool:
+        """A request has come since `open`."""
 
 @final
 class Pump:

@@ -136,10 +136,21 @@ class Server:
             connection.refuse(ShuttingDown("the store is shutting down"))
         elif above_limit >= REFUSALS:
             connection.abort()
-        elif above_limit >= 0:
+        elif above_limit >= 0 and not self._make_room():
             self.log(connection, logging.WARNING, "refused: there are too many connections already")
             connection.refuse(Overloaded(f"this shard has all the {self.limits.max_connections} connections it takes"))
         self._turn()
+
+    def _make_room(self) -> bool:
+        """Ends a connection that nobody needs. False: there is none."""
+        number = self._service.dispensable(self.now())
+        if number is None:
+            return False
+        connection = self._connections[number]
+        self.log(connection, logging.INFO, "it has asked nothing yet, and makes room for another")
+        connection.refuse(Overloaded("this shard needs the connection for others, and nothing was asked over it"))
+        connection.abort()  # now: until its peer has closed it, too, it would count
+        return True
 
     def ended(self, connection: ServerConnection) -> None:
         """Nothing more will come from it."""

@@ -15,6 +15,13 @@ from psstore.wire.messages import Auth, Challenge, Hello, TicketFact, decode_bod
 HANDSHAKE_S = 10.0
 """A connection that has not proved itself by then is closed: it holds a file descriptor and says nothing."""
 
+STRANGER_S, VISITOR_S = 1.0, 10.0
+"""Where there is no room for another connection, one makes room that has not proved itself, or has proved itself and
+asked nothing, for so long: a handshake takes milliseconds, and a client has a reason to connect."""
+
+WORKERS_SHARE = 8
+"""One in so many connections is kept for workers: readers, however many there are, end no training."""
+
 FEATURE_CHECKSUM = 1
 """HELLO feature bit: payloads on this connection carry a CRC-32C, in both directions. TCP's 16-bit sum lets
 errors through at rates seen in the field (Stone & Partridge 2000, "When the CRC and TCP checksum disagree")."""
@@ -72,6 +79,11 @@ class Connection:
     def only_beats(self) -> bool:
         """It is a worker's second connection, which the native thread writes to."""
         return self.hello is not None and self.hello.role == "heartbeat"
+
+    @property
+    def is_visitor(self) -> bool:
+        """It is open, and no worker's."""
+        return self.stage is Stage.OPEN and self.hello is not None and self.hello.role == "client"
 
     @property
     def peer(self) -> str:

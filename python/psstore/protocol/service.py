@@ -8,6 +8,7 @@ another's.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -15,12 +16,13 @@ from psstore import _core
 from psstore.errors import (
     DeviceFailed,
     HandshakeTimeout,
+    Overloaded,
     ProtocolError,
     PsstoreError,
     ShuttingDown,
     UnexpectedMessage,
 )
-from psstore.protocol.connection import HANDSHAKE_S, Connection, Stage
+from psstore.protocol.connection import HANDSHAKE_S, STRANGER_S, VISITOR_S, WORKERS_SHARE, Connection, Stage
 from psstore.protocol.coordinator import Coordinator
 from psstore.protocol.frames import Close, Output, Send, failure
 from psstore.protocol.replies import Reply
@@ -78,8 +80,10 @@ class ShardService:
         coordinator: Coordinator | None,
         make_nonce: Callable[[], bytes],
         lender: Lender | None = None,
+        max_connections: int | None = None,
     ) -> None:
-        """`lender`: hands shared memory to clients; None: there is none."""
+        """`lender`: hands shared memory to clients; None: there is none.
+        `max_connections`: that the driver takes; None: any number."""
         self.identity = identity
         self.shard = shard
         self.coordinator = coordinator
@@ -92,6 +96,9 @@ class ShardService:
         self._strangers: dict[int, Connection] = {}
         """Those of them that have not proved themselves, oldest first: time is looked at in every turn, and there
         may be thousands of the others."""
+        self._silent: dict[int, Connection] = {}
+        """Visitors that had asked nothing when they were looked at last, oldest first."""
+        self._max_visitors = math.inf if max_connections is None else max_connections - max_connections // WORKERS_SHARE
         self._head_errors: dict[int, PsstoreError] = {}
         """Why the payload that a connection is sending now is discarded."""
         self._owed: dict[tuple[int, int], int] = {}
@@ -129,14 +136,27 @@ class ShardService:
         if connection is not None and self._lender is not None:
             self._lender.withdraw(connection)
         self._strangers.pop(conn, None)
+        self._silent.pop(conn, None)
         self._head_errors.pop(conn, None)
         self._slices.forget(conn)
         self._owed = {key: op for key, op in self._owed.items() if key[0] != conn}
         if (coordinator := self._acting()) is not None:
             coordinator.detached(conn, now)
 
-    def failed(self, conn: int, error: ProtocolError) -> list[Output]:
-        """The peer is at fault: say so, and close."""
+    def dispensable(self, now: float) -> int | None:
+        """The connection that makes room where there is none for another: the oldest stranger, or else the oldest
+        visitor that has not asked anything; None: all are in use, or have only just come."""
+        for connection in itertools.islice(self._strangers.values(), 1):
+            if now - connection.opened_at >= STRANGER_S:
+                return connection.id
+        for connection in list(self._silent.values()):
+            if not connection.port.has_asked:
+                return connection.id if now - connection.opened_at >= VISITOR_S else None
+            del self._silent[connection.id]
+        return None
+
+    def failed(self, conn: int, error: PsstoreError) -> list[Output]:
+        """The connection can't go on: say why, and close."""
         return [failure(conn, 0, error), Close(conn, error.message)]
 
     def peer(self, conn: int) -> str:
@@ -244,6 +264,10 @@ class ShardService:
         self._strangers.pop(connection.id, None)
         hello = connection.hello
         assert hello is not None, "greet returns None only after HELLO"
+        if connection.is_visitor:
+            self._silent[connection.id] = connection
+            if sum(one.is_visitor for one in self._connections.values()) > self._max_visitors:
+                return self.failed(connection.id, _no_room_for_visitors(self._max_visitors))
         connection.port.set_limits(max_body_bytes=_core.MAX_BODY_BYTES, max_payload_bytes=_core.MAX_PAYLOAD_BYTES)
         older, newer = self._siblings(connection, hello)
         if newer:
@@ -379,6 +403,13 @@ class ShardService:
             **self.shard.stats(),
         }
         return counters if self.coordinator is None else {**counters, **self.coordinator.counters()}
+
+
+def _no_room_for_visitors(limit: float) -> Overloaded:
+    return Overloaded(
+        f"this shard has all the {limit:g} connections that it takes of clients that are no workers;"
+        " raise its --max-connections"
+    )
 
 
 def _check_may_write(connection: Connection, frame: _core.Frame) -> None:

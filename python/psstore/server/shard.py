@@ -66,11 +66,12 @@ async def serve(settings: ShardSettings) -> None:
     arena = make_arena() if settings.device == "cpu" else None
     shard = make_shard(settings, arena)
     lender = FileLender(arena) if arena is not None else make_device_lender(settings, shard)
-    service = make_service(settings, coordinator, shard, lender)
+    limits = ServerLimits(max_connections=make_room(settings.max_connections))
+    service = make_service(settings, coordinator, shard, lender, max_connections=limits.max_connections)
     server = Server(
         service,
         loop=loop,
-        limits=ServerLimits(max_connections=make_room(settings.max_connections)),
+        limits=limits,
         busy_poll_s=1e-6 * settings.busy_poll_us,
     )
     failures: list[DeviceFailed] = []
@@ -147,7 +148,12 @@ def make_shard(settings: ShardSettings, arena: _core.ValueArena | None) -> _core
 
 
 def make_service(
-    settings: ShardSettings, coordinator: Coordinator | None, shard: _core.Shard, lender: Hatch | None
+    settings: ShardSettings,
+    coordinator: Coordinator | None,
+    shard: _core.Shard,
+    lender: Hatch | None,
+    *,
+    max_connections: int,
 ) -> ShardService:
     identity = Identity(
         store=settings.store,
@@ -164,6 +170,7 @@ def make_service(
         coordinator=coordinator,
         make_nonce=lambda: os.urandom(NONCE_BYTES),
         lender=lender,
+        max_connections=max_connections,
     )
 
 
