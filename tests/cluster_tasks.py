@@ -67,6 +67,7 @@ def write_script(directory: Path, text: str) -> Path:
 def write_token(directory: Path, token: str = TOKEN) -> Path:
     path = directory / "token"
     path.write_text(token)
+    path.chmod(0o600)
     return path
 
 

@@ -10,6 +10,7 @@ import contextlib
 import hmac
 import itertools
 import math
+import os
 import secrets
 import socket
 import struct
@@ -39,11 +40,27 @@ def prove(token: bytes, prover: bytes, client: str, client_nonce: bytes, shard_n
     return hmac.digest(token, b"".join(struct.pack("<I", len(part)) + part for part in parts), "sha256")
 
 
+def own_token(address: str) -> bytes | None:
+    """That of a store that was given none, if it is on this machine, and this user's."""
+    host, port = host_and_port(address)
+    network = os.stat("/proc/self/ns/net").st_ino
+    try:
+        with open(f"/tmp/psstore-{os.geteuid()}/{network}-{host}-{port}", "rb") as file:
+            return file.read()
+    except OSError:
+        return None
+
+
+def host_and_port(address: str) -> tuple[str, int]:
+    host, port = address.removeprefix("ps://").rsplit(":", 1)
+    return host.strip("[]"), int(port)
+
+
 class Link:
     """What a client has with one shard: one connection at a time, and what outlives it."""
 
     def __init__(self, address: str, client: str, role: str, token: bytes | None) -> None:
-        self.address, self.client, self.role, self.token = address, client, role, token
+        self.address, self.client, self.role, self.token = address, client, role, token or own_token(address)
         self.attach: Frame | None = None  # a worker's first request on every connection
         self.version = 0  # the newest that the shard told
         self.store: str | None = None
@@ -51,8 +68,7 @@ class Link:
         self.sequence: int = self.welcome["last_sequence"]  # of our last plain write here
 
     def connect(self) -> None:
-        host, port = self.address.removeprefix("ps://").rsplit(":", 1)
-        self.stream = socket.create_connection((host.strip("[]"), int(port)), REPLY_TIMEOUT_S)
+        self.stream = socket.create_connection(host_and_port(self.address), REPLY_TIMEOUT_S)
         self.stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.welcome = self._shake_hands()
         require(self.store in (None, self.welcome["store"]), "the store was started anew, and has lost everything")

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from psstore import _core
 from psstore.errors import PsstoreError, from_code
 from psstore.net.address import TcpAddress, parse_address
+from psstore.net.user_token import find
 from psstore.protocol.auth import proof
 from psstore.types import ITEM_BYTES, Tensor, TensorSpec
 from psstore.wire import messages as m
@@ -25,6 +26,7 @@ class RawClient:
 
     def __init__(self, address: str, *, client: str | None = None) -> None:
         self.client = client or os.urandom(16).hex()
+        self.address = address
         self.sock = connect_socket(address)
         self._decoder = _core.FrameDecoder()
         self._requests = 0
@@ -95,7 +97,9 @@ class RawClient:
     # ---- the protocol ----
 
     def hello(self, token: bytes | None = None, **fields: Any) -> m.Welcome:
-        """The handshake. Raises AuthFailed if the server wants another token, or any."""
+        """The handshake. `token`: None: that of the store's own user, if there is one. Raises AuthFailed if the server
+        wants another token, or any."""
+        token = find(self.address) if token is None else token
         hello = m.Hello(client=self.client, **{"nonce": os.urandom(32) if token else b"", **fields})
         self.send("HELLO", body=hello)
         if token is not None:

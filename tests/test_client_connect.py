@@ -210,6 +210,7 @@ def test_url_rank_and_size_come_from_the_environment(monkeypatch: pytest.MonkeyP
 def test_token_is_needed_and_has_to_be_right(tmp_path: Path) -> None:
     token = tmp_path / "token"
     token.write_text("sixteen bytes or more")
+    token.chmod(0o600)
     with clusters("tcp") as start:
         url = start("--token-file", str(token), shards=2).url
         with pytest.raises(AuthFailed, match="token"):

@@ -16,6 +16,7 @@ from docs_wire import Body, Frame, Op, Violation, crc32c, receive, send
 from numpy.testing import assert_array_equal
 from numpy.typing import NDArray
 from server_process import StoreProcess
+from server_thread import make_service, serving
 
 import psstore
 
@@ -240,6 +241,7 @@ def test_tensors_of_others_are_described(store: StoreProcess) -> None:
 def locked_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoreProcess]:
     token_file: Path = tmp_path_factory.mktemp("docs-client") / "token"
     token_file.write_bytes(TOKEN + b"\n")
+    token_file.chmod(0o600)
     with StoreProcess("--shards", str(NUM_SHARDS), "--token-file", str(token_file)) as store:
         yield store
 
@@ -257,9 +259,9 @@ def test_wrong_token_is_refused(locked_store: StoreProcess) -> None:
     assert refused.value.code == AUTH_FAILED
 
 
-def test_client_with_a_token_wants_to_be_asked_for_it(store: StoreProcess) -> None:
-    with pytest.raises(Violation, match="asks for no token"):
-        Client(store.url, token=TOKEN)
+def test_client_with_a_token_wants_to_be_asked_for_it() -> None:
+    with serving(make_service()) as url, pytest.raises(Violation, match="asks for no token"):
+        Client(url, token=TOKEN)
 
 
 def test_shard_that_can_not_prove_its_token_is_left() -> None:

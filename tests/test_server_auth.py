@@ -24,6 +24,7 @@ TOKEN = b"correct horse battery staple"
 def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoreProcess]:
     token_file: Path = tmp_path_factory.mktemp("auth") / "token"
     token_file.write_bytes(TOKEN + b"\n")
+    token_file.chmod(0o600)
     with StoreProcess("--shards", "2", "--token-file", str(token_file)) as store:
         yield store
 

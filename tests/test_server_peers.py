@@ -210,9 +210,7 @@ def test_many_connections_are_all_served(store: StoreProcess) -> None:
     clients = [RawClient(address) for address in store.addresses for _ in range(150)]
     try:
         for client in clients:
-            client.send("HELLO", body=m.Hello(client=client.client))
-        for client in clients:
-            client.reply("WELCOME")
+            client.hello()
         assert clients[0].stats()["connections"] == 151  # and the good one
     finally:
         for client in clients:

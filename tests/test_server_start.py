@@ -68,6 +68,7 @@ def test_shard_i_listens_on_port_plus_i() -> None:
 def test_host_that_means_all_is_advertised_as_one_that_can_be_reached(tmp_path: Path) -> None:
     token_file = tmp_path / "token"
     token_file.write_text("0123456789abcdef")
+    token_file.chmod(0o600)
     flags = ("--host", "0.0.0.0", "--token-file", str(token_file))
     with StoreProcess(*flags, "--advertise", "127.0.0.1") as store, RawClient(store.url) as client:
         assert store.url.startswith("ps://127.0.0.1:")
@@ -175,7 +176,6 @@ def test_off_loopback_it_needs_a_token_and_says_how_to_make_one() -> None:
         (("--staleness", "-1"), "staleness (--staleness) is '-1': Expected `int` >= 0"),
         (("--token-file", "/nowhere/token"), "token file /nowhere/token: No such file or directory"),
         (("--silence-s", "1"), "make silence_s at least twice heartbeat_s"),
-        (("--host", "192.0.2.1", "--token-file", __file__), "can't listen on 192.0.2.1 port 0"),
         (("--uds", "/nowhere/store"), "can't listen on unix socket /nowhere/store: No such file or directory"),
         (("--uds", "/tmp/" + "x" * 200), "can't listen on unix socket"),
     ],
@@ -186,6 +186,26 @@ def test_settings_that_can_not_work_are_explained(flags: tuple[str, ...], senten
     assert said.startswith("psstore-server: ")
     assert sentence in said
     assert "Traceback" not in said
+
+
+def test_host_that_is_not_this_one_is_refused(tmp_path: Path) -> None:
+    token_file = tmp_path / "token"
+    token_file.write_text("0123456789abcdef")
+    token_file.chmod(0o600)
+    status, said = failed_start("--host", "192.0.2.1", "--token-file", str(token_file))
+    assert status == NOT_STARTED
+    assert "can't listen on 192.0.2.1 port 0" in said
+
+
+def test_token_file_that_others_can_read_is_refused(tmp_path: Path) -> None:
+    token_file = tmp_path / "token"
+    token_file.write_text("0123456789abcdef")
+    token_file.chmod(0o640)
+    status, said = failed_start("--token-file", str(token_file))
+    assert status == NOT_STARTED
+    assert (
+        f"can be read by others (mode 0640), who may have it by now: make a new one, and chmod 600 {token_file}" in said
+    )
 
 
 def test_ports_beyond_the_last_are_refused() -> None:

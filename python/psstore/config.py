@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import stat
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,7 +74,9 @@ TOKEN_RECIPE = "python -c 'import secrets; print(secrets.token_hex(32))'"
 def read_token(path: Path) -> bytes:
     """The token in a file, without surrounding whitespace. Raises BadArgument with what to do."""
     try:
-        token = path.read_bytes().strip()
+        with path.open("rb") as file:
+            check_private(path, file.fileno())
+            token = file.read().strip()
     except OSError as error:
         raise BadArgument(f"token file {path}: {error.strerror}") from None
     if len(token) < 16:
@@ -81,6 +84,23 @@ def read_token(path: Path) -> bytes:
             f"token file {path} holds {len(token)} bytes; a token needs at least 16: {TOKEN_RECIPE} > FILE"
         )
     return token
+
+
+def check_private(path: Path, descriptor: int) -> None:
+    """Raises BadArgument if others can read this user's file. One that is another's is that one's affair."""
+    there = os.fstat(descriptor)
+    if there.st_uid == os.geteuid() and there.st_mode & 0o077:
+        raise BadArgument(
+            f"token file {path} can be read by others (mode {stat.S_IMODE(there.st_mode):04o}), who may have it by now:"
+            f" make a new one, and chmod 600 {path}"
+        )
+
+
+def token_directories(environ: Mapping[str, str] = os.environ) -> list[Path]:
+    """Where a store on loopback leaves its token for its user's clients, best first: /tmp is the same place for all
+    sessions of a user."""
+    runtime = environ.get("XDG_RUNTIME_DIR")
+    return [Path(f"/tmp/psstore-{os.geteuid()}"), *([Path(runtime, "psstore")] if runtime else [])]
 
 
 # ---- layers: flag > environment variable > config file > default ---------------------------------

@@ -18,6 +18,7 @@ from psstore.errors import BadArgument
 from psstore.net.address import Address, TcpAddress, UnixAddress, is_loopback, parse_address
 from psstore.net.borrowing import borrow
 from psstore.net.client import SocketDriver, Tether
+from psstore.net.user_token import find
 from psstore.protocol.auth import NONCE_BYTES
 from psstore.protocol.client import Client
 from psstore.protocol.connection import FEATURE_CHECKSUM
@@ -40,7 +41,7 @@ class Remote:
     async def open(self, seed: Address, options: Options) -> Operations:
         """Connects to every shard and, as a worker, joins. Raises StoreUnreachable, AuthFailed, RankTaken, …;
         call `close` then, too."""
-        identity = Identity(client=secrets.token_hex(16), role=options.role, token=options.token)
+        identity = Identity(client=secrets.token_hex(16), role=options.role, token=options.token, find_token=find)
         welcome = await self._discover(seed, identity, options)
         routes = [_usable(addresses, options.transport) for addresses in welcome.addresses]
         identity.features = 0 if all(_is_local(route[0]) for route in routes) else FEATURE_CHECKSUM

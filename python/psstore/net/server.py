@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 
 from psstore import _core
 from psstore.errors import (
+    AuthFailed,
     AvailabilityError,
     DeviceFailed,
     HandshakeTimeout,
@@ -23,6 +24,7 @@ from psstore.errors import (
     UsageError,
 )
 from psstore.net import loops
+from psstore.net.credentials import is_trusted, peer_user
 from psstore.net.limits import EVENTS_PER_TURN, LINGER_S, ServerLimits
 from psstore.net.listener import Listener
 from psstore.net.server_connection import ServerConnection
@@ -70,8 +72,10 @@ class Server:
         loop: asyncio.AbstractEventLoop,
         limits: ServerLimits,
         busy_poll_s: float = 0.0,
+        for_all_users: bool = False,
     ) -> None:
-        """`busy_poll_s`: how long after a request it asks for the next one before it sleeps."""
+        """`busy_poll_s`: how long after a request it asks for the next one before it sleeps.
+        `for_all_users`: whoever can open a unix socket may come; what keeps others out is a token."""
         self.loop = loop
         self.limits = limits
         self.pump = _core.Pump(service.desk, bell=loops.bell(loop), busy_s=busy_poll_s)
@@ -83,6 +87,7 @@ class Server:
         """Called when there is nothing left to serve; perhaps more than once."""
         self._service = service
         self._busy_poll_s = busy_poll_s
+        self._for_all_users = for_all_users
         self._numbers = itertools.count(1)
         self._connections: dict[int, ServerConnection] = {}
         self._listeners: list[Listener] = []
@@ -128,18 +133,31 @@ class Server:
         number = next(self._numbers)
         port = self._service.opened(number, self.now())
         tune(sock)
+        stranger = self._stranger(sock)
         self.pump.add(number, socket=sock.detach(), port=port)
         connection = ServerConnection(self, number=number, address=address, port=port)
         self._connections[number] = connection
         self.log(connection, logging.DEBUG, "connected")
         if self._service.draining:
             connection.refuse(ShuttingDown("the store is shutting down"))
+        elif stranger is not None:
+            self.log(connection, logging.WARNING, f"refused: it is of user {stranger}")
+            connection.refuse(
+                AuthFailed(f"this store serves its own user, and not user {stranger}: start it with --token-file")
+            )
         elif above_limit >= REFUSALS:
             connection.abort()
         elif above_limit >= 0 and not self._make_room():
             self.log(connection, logging.WARNING, "refused: there are too many connections already")
             connection.refuse(Overloaded(f"this shard has all the {self.limits.max_connections} connections it takes"))
         self._turn()
+
+    def _stranger(self, sock: socket.socket) -> int | None:
+        """Another user, who has come by a unix socket, and proves nothing."""
+        if sock.family != socket.AF_UNIX or self._for_all_users:
+            return None
+        user = peer_user(sock)
+        return None if is_trusted(user) else user
 
     def _make_room(self) -> bool:
         """Ends a connection that nobody needs. False: there is none."""

@@ -9,6 +9,7 @@ client              shard
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -27,6 +28,9 @@ class Identity:
     client: str
     role: m.Role
     token: bytes | None = None
+    """Given by the user; None: the one that is found for each connection, if any."""
+    find_token: Callable[[str], bytes | None] = lambda address: None
+    """Of the store at that address, on this machine and of this user. Blocks for as long as a small file takes."""
     features: int = 0
     rank: int = 0
     incarnation: int = 0
@@ -44,6 +48,7 @@ class Greeting:
         self._address = address
         self._shard_nonce: bytes | None = None
         """Of its challenge; None: there was none."""
+        self._token = identity.token
 
     def hello(self, channel: int) -> bytes:
         """The first frame."""
@@ -64,19 +69,28 @@ class Greeting:
         raise UnexpectedMessage(f"the shard at {self._address} sent operation {frame.op} during the handshake")
 
     def _answer(self, challenge: m.Challenge) -> bytes:
-        if self._identity.token is None:
+        token = self._needed_token()
+        if token is None:
             raise AuthFailed(
                 f"the store at {self._address} needs a token: connect with token=, or set PSSTORE_TOKEN_FILE"
+                " (found without it by programs of the same user, machine and container only)"
             )
         self._shard_nonce = challenge.nonce
-        proof = self._proof("client", self._identity.token, challenge.nonce)
+        proof = self._proof("client", token, challenge.nonce)
         return _core.encode_frame(OPS["AUTH"], body=m.encode_body(m.Auth(proof=proof)))
 
     def _believed(self, welcome: m.Welcome) -> m.Welcome:
-        token, nonce = self._identity.token, self._shard_nonce
+        token, nonce = self._needed_token(), self._shard_nonce
         if token is not None and (nonce is None or not auth.matches(self._proof("shard", token, nonce), welcome.proof)):
             raise AuthFailed(f"the store at {self._address} did not prove that it has the token")
         return welcome
+
+    def _needed_token(self) -> bytes | None:
+        """Looked for when the shard has answered, so that its store is there; and kept: what it is asked to prove is
+        what was proved to it."""
+        if self._token is None:
+            self._token = self._identity.find_token(self._address)
+        return self._token
 
     def _proof(self, side: Literal["client", "shard"], token: bytes, shard_nonce: bytes) -> bytes:
         who = self._identity.client

@@ -32,6 +32,8 @@ class Endpoint:
     sockets: list[socket.socket] = field(default_factory=list)
     addresses: list[Address] = field(default_factory=list)
     """As clients are told."""
+    bound: list[Address] = field(default_factory=list)
+    """Where the sockets listen."""
     local: Address | None = None
     """As it is reached from this host."""
     _files: dict[str, int] = field(default_factory=dict)
@@ -40,6 +42,7 @@ class Endpoint:
     def add_unix(self, path: str) -> None:
         self.sockets.append(_bind_unix(path))
         self.addresses.append(UnixAddress(path))
+        self.bound.append(UnixAddress(path))
         self.local = UnixAddress(path)
         self._files[path] = os.stat(path).st_ino
 
@@ -48,6 +51,7 @@ class Endpoint:
         self.sockets.append(sock)
         bound, port = sock.getsockname()[:2]
         self.addresses.append(TcpAddress(advertise, port))
+        self.bound.append(TcpAddress(bound, port))
         self.local = self.local or TcpAddress(_LOOPBACKS.get(bound, bound), port)
 
     def close(self) -> None:

@@ -148,6 +148,8 @@ class ShardSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Id of this run of the store."""
     signing_key: bytes
     token: bytes | None
+    for_all_users: bool
+    """The token was given to the store: other users of this machine may have it, too."""
     addresses: tuple[tuple[str, ...], ...]
     """Of every shard."""
     sockets: tuple[int, ...]

@@ -65,7 +65,11 @@ async def serve(settings: ShardSettings) -> None:
     coordinator = make_coordinator(settings) if settings.index == 0 else None
     arena = make_arena() if settings.device == "cpu" else None
     shard = make_shard(settings, arena)
-    lender = FileLender(arena) if arena is not None else make_device_lender(settings, shard)
+    lender = (
+        FileLender(arena, for_all_users=settings.for_all_users)
+        if arena is not None
+        else make_device_lender(settings, shard)
+    )
     limits = ServerLimits(max_connections=make_room(settings.max_connections))
     service = make_service(settings, coordinator, shard, lender, max_connections=limits.max_connections)
     server = Server(
@@ -73,6 +77,7 @@ async def serve(settings: ShardSettings) -> None:
         loop=loop,
         limits=limits,
         busy_poll_s=1e-6 * settings.busy_poll_us,
+        for_all_users=settings.for_all_users,
     )
     failures: list[DeviceFailed] = []
 
@@ -134,7 +139,7 @@ def make_device_lender(settings: ShardSettings, shard: _core.Shard) -> DeviceLen
     pushed has to be looked at, which the host can't while it lies on a device."""
     if settings.device == "cpu" or settings.refuse_non_finite:
         return None
-    return DeviceLender(shard)
+    return DeviceLender(shard, for_all_users=settings.for_all_users)
 
 
 def make_shard(settings: ShardSettings, arena: _core.ValueArena | None) -> _core.Shard:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from psstore.config import Resolved
-from psstore.net.address import TcpAddress, is_loopback
+from psstore.net.address import Address, TcpAddress, is_loopback
 from psstore.server.listening import Endpoint, bind_shards
 from psstore.server.settings import ServerSettings
 
@@ -25,6 +25,10 @@ class Site:
     def is_whole(self) -> bool:
         """No other host has a shard of this store."""
         return len(self.endpoints) == len(self.addresses)
+
+    def bound(self) -> list[Address]:
+        """Where the shards that run here listen."""
+        return [address for endpoint in self.endpoints for address in endpoint.bound]
 
     def watched(self) -> Mapping[int, str]:
         """Shards whose life concerns this host, and where they are asked: shard 0; from its own host, all others too.

@@ -25,6 +25,7 @@ from psstore.config import TOKEN_RECIPE, read_token
 from psstore.errors import BadArgument
 from psstore.net.address import TcpAddress, is_loopback
 from psstore.net.limits import ServerLimits
+from psstore.net.user_token import UserToken
 from psstore.server import keys
 from psstore.server.processes import Child, Signals
 from psstore.server.settings import READY, ServerSettings, ShardSettings
@@ -124,7 +125,11 @@ class Supervisor:
     def run(self, *, out: TextIO, ready_fd: int | None) -> int:
         """Returns the exit status, when nothing of it runs any more. Raises BadArgument if it can't start."""
         site = open_site(self._settings, self._tcp)
+        user_token: UserToken | None = None
         try:
+            if self._token is None and self._tcp is not None:
+                user_token = UserToken(site.bound())
+                self._token = user_token.secret
             with Signals() as signals:
                 return self._supervise(site, signals, out=out, ready_fd=ready_fd)
         finally:
@@ -133,6 +138,8 @@ class Supervisor:
             for child in self._children:
                 child.process.kill()
                 child.process.wait()
+            if user_token is not None:
+                user_token.close()
             site.close()
 
     def _supervise(self, site: Site, signals: Signals, *, out: TextIO, ready_fd: int | None) -> int:
@@ -272,6 +279,7 @@ class Supervisor:
                 store=life.store,
                 signing_key=life.signing_key,
                 token=self._token,
+                for_all_users=settings.token_file is not None,
                 addresses=site.addresses,
                 sockets=tuple(sock.fileno() for sock in endpoint.sockets),
                 consistency=settings.consistency(),

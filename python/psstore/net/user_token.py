@@ -1,0 +1,163 @@
+"""The token of a store that listens on loopback and was given none: every user of the machine can connect there, and
+only the store's own can read the file with it. Programs of that user find it by the address that they connect to.
+
+    /tmp/psstore-1000/                 for its owner only; $XDG_RUNTIME_DIR/psstore where that can't be had
+        4026531840-127.0.0.1-5700      the token; a name for each address of a store, all of one file
+
+A name begins with the network namespace, since containers may share /tmp and not their ports. A file counts while its
+server holds a lock on it: what a server that was killed has left is passed over, and the next server removes it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import secrets
+import stat
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from psstore.config import check_private, token_directories
+from psstore.errors import BadArgument
+from psstore.net.address import Address, TcpAddress, is_loopback, parse_address
+
+PRIVATE_DIRECTORY, PRIVATE_FILE = 0o700, 0o600
+
+KEPT = stat.S_ISVTX
+"""Mode of a file that programs that clean up /tmp leave alone (XDG Base Directory Specification)."""
+
+NETWORK = Path("/proc/self/ns/net")
+
+
+class UserToken:
+    """A server's: `secret` can be found by its user's clients from now on, until `close`."""
+
+    def __init__(self, addresses: Sequence[Address]) -> None:
+        """`addresses`: that the store is bound to. Raises BadArgument if there is no place for a file."""
+        self.secret = secrets.token_hex(32).encode()
+        self._names = [name_of(address) for address in addresses]
+        problems = []
+        for directory in token_directories():
+            try:
+                self._publish(directory)
+                return
+            except OSError as error:
+                problems.append(f"{directory}: {error.strerror}")
+        raise BadArgument(
+            "a store on loopback needs a file with a token that only its user can read, and there is no place for one"
+            f" ({'; '.join(problems)}); make one and give it with --token-file, or listen on a unix socket with --uds"
+        )
+
+    def close(self) -> None:
+        """Removes the names that are still this file's: another server may have the ports by now."""
+        own = os.fstat(self._file).st_ino
+        with contextlib.suppress(OSError), _locked(self._directory):
+            for path in (self._directory / name for name in self._names):
+                if path.exists() and path.stat().st_ino == own:
+                    path.unlink()
+        os.close(self._file)
+
+    def _publish(self, directory: Path) -> None:
+        """Whoever has one of the names does not serve that address any more: it is bound by us."""
+        _make_private(directory)
+        with _locked(directory):
+            _remove_stale(directory)
+            for name in self._names:
+                (directory / name).unlink(missing_ok=True)
+            first, *others = (directory / name for name in self._names)
+            self._directory, self._file = directory, _write(first, self.secret)
+            for other in others:
+                os.link(first, other)
+
+
+def find(address: str) -> bytes | None:
+    """The token of the store of this user that serves `address` now; None: there is none, or it is not on this machine.
+    Raises BadArgument if others could have read it."""
+    for meant in _meanings(parse_address(address)):
+        for directory in token_directories():
+            token = _read(directory / name_of(meant))
+            if token is not None:
+                return token
+    return None
+
+
+def _meanings(address: Address) -> list[Address]:
+    """What a store on this machine would be bound to."""
+    if not isinstance(address, TcpAddress):
+        return [address]
+    if address.host == "localhost":
+        return [TcpAddress("127.0.0.1", address.port), TcpAddress("::1", address.port)]
+    return [address] if is_loopback(address.host) else []
+
+
+def name_of(address: Address) -> str:
+    """The name of the file for a store that is bound to `address`."""
+    if not isinstance(address, TcpAddress):
+        return f"unix-{hashlib.sha256(os.path.realpath(address.path).encode()).hexdigest()[:32]}"
+    network = os.stat(NETWORK).st_ino if NETWORK.exists() else 0
+    return f"{network}-{address.host}-{address.port}"
+
+
+# ---- files ----
+
+
+def _make_private(directory: Path) -> None:
+    """Raises OSError if it is not this user's alone: in /tmp anybody may have been there first."""
+    directory.mkdir(PRIVATE_DIRECTORY, exist_ok=True)
+    there = os.lstat(directory)
+    if not stat.S_ISDIR(there.st_mode) or there.st_uid != os.geteuid() or there.st_mode & 0o077:
+        raise PermissionError(0, "not a directory of this user alone")
+
+
+@contextlib.contextmanager
+def _locked(directory: Path) -> Iterator[None]:
+    """One server at a time adds and removes names."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _write(path: Path, secret: bytes) -> int:
+    """Returns the descriptor that holds the lock."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, PRIVATE_FILE)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        os.write(descriptor, secret)
+        os.fchmod(descriptor, PRIVATE_FILE | KEPT)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _remove_stale(directory: Path) -> None:
+    for entry in list(os.scandir(directory)):
+        with contextlib.suppress(OSError), open(entry.path, "rb") as file:
+            if _is_stale(file.fileno()):
+                os.unlink(entry.path)
+
+
+def _read(path: Path) -> bytes | None:
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+    except OSError:
+        return None
+    with open(descriptor, "rb") as file:
+        if os.fstat(descriptor).st_uid != os.geteuid():
+            return None
+        check_private(path, descriptor)
+        return None if _is_stale(descriptor) else file.read()
+
+
+def _is_stale(descriptor: int) -> bool:
+    """Nobody holds its lock."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
