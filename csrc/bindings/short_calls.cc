@@ -1,75 +1,15 @@
 // Habit and ShortCalls for Python. The methods of ShortCalls take what those of a store take, and read it
-// themselves: what pybind11 makes of keywords, as much as it is, costs more than all the rest.
+// themselves.
 #include "bindings/short_calls.h"
 
-#include <array>
 #include <cstddef>
 #include <span>
 #include <utility>
 
+#include "bindings/arguments.h"
+
 namespace psstore::bindings {
 namespace {
-
-// What a function of Python returned.
-template <typename T>
-T stolen(PyObject* result) {
-  if (result == nullptr) throw py::error_already_set();
-  return py::reinterpret_steal<T>(result);
-}
-
-// For good.
-PyObject* interned(const char* text) {
-  return stolen<py::object>(PyUnicode_InternFromString(text)).release().ptr();
-}
-
-bool same_text(PyObject* one, PyObject* other) {
-  return one == other || PyUnicode_Compare(one, other) == 0;
-}
-
-// What a method was given: as Python's vectorcall has it.
-struct Arguments {
-  PyObject* const* values;
-  size_t num_positional;
-  PyObject* keywords;  // a tuple of names, or null
-};
-
-// How a method is called: names of its parameters, of which the first may be given by position.
-template <size_t num_parameters>
-class Signature {
- public:
-  using Given = std::array<py::handle, num_parameters>;
-
-  Signature(const std::array<const char*, num_parameters>& names, size_t num_positional)
-      : num_positional_(num_positional) {
-    for (size_t i = 0; i < num_parameters; ++i) names_[i] = interned(names[i]);
-  }
-
-  // What was given for each parameter; None where nothing was. Nullopt: not called like this.
-  std::optional<Given> read(const Arguments& arguments) const {
-    const auto [values, num_given, keywords] = arguments;
-    if (num_given > num_positional_) return std::nullopt;
-    Given given;
-    given.fill(Py_None);
-    for (size_t i = 0; i < num_given; ++i) given[i] = values[i];
-    const Py_ssize_t num_keywords = keywords == nullptr ? 0 : PyTuple_GET_SIZE(keywords);
-    for (Py_ssize_t i = 0; i < num_keywords; ++i) {
-      const size_t place = position(PyTuple_GET_ITEM(keywords, i));
-      if (place < num_given || place == num_parameters) return std::nullopt;
-      given[place] = values[num_given + static_cast<size_t>(i)];
-    }
-    return given;
-  }
-
- private:
-  size_t position(PyObject* name) const {
-    size_t i = 0;
-    while (i < num_parameters && !same_text(names_[i], name)) ++i;
-    return i;
-  }
-
-  std::array<PyObject*, num_parameters> names_;
-  size_t num_positional_;
-};
 
 // ---- what is asked: of one tensor, or of many. Nullopt: more than the short way has -----------------
 

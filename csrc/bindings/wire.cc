@@ -2,6 +2,7 @@
 #include <pybind11/stl.h>
 
 #include <algorithm>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <string>
@@ -9,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "bindings/arguments.h"
 #include "bindings/common.h"
 #include "wire/encoder.h"
 #include "wire/frame.h"
@@ -132,35 +134,86 @@ void bind_frame(py::module_& m) {
 
 // ---- encode_frame -----------------------------------------------------------------------------------
 
-py::bytes encode(uint8_t op, uint16_t flags, uint64_t request, uint64_t round, uint32_t rank,
-                 uint32_t incarnation, uint64_t sequence, const SliceTable* table,
-                 const py::object& body, uint64_t payload_bytes,
-                 std::optional<uint32_t> payload_crc) {
-  const PyBytesRange body_range(body);
-  FrameParts parts{.op = Op{op},
-                   .shared = (flags & kFlagShared) != 0,
-                   .request = request,
-                   .round = round,
-                   .rank = rank,
-                   .incarnation = incarnation,
-                   .sequence = sequence,
-                   .body = body_range.bytes(),
-                   .payload_bytes = payload_bytes,
-                   .payload_crc = payload_crc};
-  if (table != nullptr) parts.table = table->entries();
-  const bool says_checksum = (flags & kFlagChecksum) != 0;
-  if ((flags & ~kKnownFlags) != 0 || (says_checksum && !payload_crc) ||
-      (parts.shared && payload_crc)) {
-    throw Error(ErrorCode::BAD_ARGUMENT,
-                "flags " + std::to_string(flags) +
-                    ": FLAG_CHECKSUM needs payload_crc, FLAG_SHARED has none, others do not exist");
+// None stands for the default, which is nothing.
+template <typename T>
+T number(py::handle given) {
+  if (given.is_none()) return {};
+  const unsigned long long value = PyLong_AsUnsignedLongLong(given.ptr());
+  if (PyErr_Occurred() != nullptr) throw py::error_already_set();
+  if (value > std::numeric_limits<T>::max()) {
+    PyErr_Format(PyExc_OverflowError, "%llu has too many bits for a field of a header", value);
+    throw py::error_already_set();
   }
+  return static_cast<T>(value);
+}
+
+void check_flags(uint16_t flags, bool has_checksum) {
+  const bool says_checksum = (flags & kFlagChecksum) != 0;
+  const bool shared = (flags & kFlagShared) != 0;
+  if ((flags & ~kKnownFlags) == 0 && (has_checksum || !says_checksum) &&
+      !(shared && has_checksum)) {
+    return;
+  }
+  throw Error(ErrorCode::BAD_ARGUMENT,
+              "flags " + std::to_string(flags) +
+                  ": FLAG_CHECKSUM needs payload_crc, FLAG_SHARED has none, others do not exist");
+}
+
+py::bytes encoded(const FrameParts& parts) {
   check_parts(parts);
   const auto size = static_cast<Py_ssize_t>(parts.encoded_bytes());
-  auto encoded = py::reinterpret_steal<py::bytes>(PyBytes_FromStringAndSize(nullptr, size));
-  if (!encoded) throw py::error_already_set();
-  encode_frame(parts, reinterpret_cast<std::byte*>(PyBytes_AS_STRING(encoded.ptr())));
-  return encoded;
+  auto made = stolen<py::bytes>(PyBytes_FromStringAndSize(nullptr, size));
+  encode_frame(parts, reinterpret_cast<std::byte*>(PyBytes_AS_STRING(made.ptr())));
+  return made;
+}
+
+py::bytes encode(const Arguments& arguments) {
+  static const Signature<11> signature(
+      {"op", "flags", "request", "round", "rank", "incarnation", "sequence", "table", "body",
+       "payload_bytes", "payload_crc"},
+      1);
+  const auto given = signature.read(arguments);
+  if (!given || (*given)[0].is_none()) throw py::type_error("not how encode_frame is called");
+  const auto [op, flags, request, round, rank, incarnation, sequence, table, body, payload_bytes,
+              payload_crc] = *given;
+  const auto flag_bits = number<uint16_t>(flags);
+  FrameParts parts{.op = Op{number<uint8_t>(op)},
+                   .shared = (flag_bits & kFlagShared) != 0,
+                   .request = number<uint64_t>(request),
+                   .round = number<uint64_t>(round),
+                   .rank = number<uint32_t>(rank),
+                   .incarnation = number<uint32_t>(incarnation),
+                   .sequence = number<uint64_t>(sequence),
+                   .payload_bytes = number<uint64_t>(payload_bytes)};
+  if (!payload_crc.is_none()) parts.payload_crc = number<uint32_t>(payload_crc);
+  check_flags(flag_bits, parts.payload_crc.has_value());
+  if (!table.is_none()) parts.table = table.cast<const SliceTable&>().entries();
+  if (body.is_none()) return encoded(parts);
+  const PyBytesRange body_range(body);
+  parts.body = body_range.bytes();
+  return encoded(parts);
+}
+
+PyObject* encode_entry(PyObject* /*module*/, PyObject* const* values, Py_ssize_t num_positional,
+                       PyObject* keywords) {
+  try {
+    return encode({values, static_cast<size_t>(num_positional), keywords}).release().ptr();
+  } catch (const py::builtin_exception& error) {
+    error.set_error();
+  } catch (...) {
+    raise_in_python(std::current_exception());
+  }
+  return nullptr;
+}
+
+void bind_encode_frame(py::module_& m) {
+  static PyMethodDef method = {
+      "encode_frame", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&encode_entry)),
+      METH_FASTCALL | METH_KEYWORDS,
+      "encode_frame(op: int, *, flags: int = 0, request: int = 0, round: int = 0, rank: int = 0, "
+      "incarnation: int = 0, sequence: int = 0, table: object = None, body: bytes = b'', "
+      "payload_bytes: int = 0, payload_crc: object = None) -> bytes"};
+  m.attr(method.ml_name) = stolen<py::object>(PyCFunction_New(&method, nullptr));
 }
 
 }  // namespace
@@ -168,11 +221,7 @@ py::bytes encode(uint8_t op, uint16_t flags, uint64_t request, uint64_t round, u
 void bind_wire(py::module_& m) {
   bind_slice_table(m);
   bind_frame(m);
-  m.def("encode_frame", &encode, py::arg("op"), py::kw_only(), py::arg("flags") = 0,
-        py::arg("request") = 0, py::arg("round") = 0, py::arg("rank") = 0,
-        py::arg("incarnation") = 0, py::arg("sequence") = 0, py::arg("table") = py::none(),
-        py::arg("body") = py::bytes(), py::arg("payload_bytes") = 0,
-        py::arg("payload_crc") = py::none());
+  bind_encode_frame(m);
 }
 
 }  // namespace psstore::bindings
