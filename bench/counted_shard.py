@@ -55,7 +55,7 @@ class ShardsEnd:
     """A shard, and its worker at the other end of `link`."""
 
     def __init__(self, loop: SteppedLoop, server: Server, link: Connection) -> None:
-        self._loop = loop
+        self.loop = loop
         self._requests = server.pump.fileno()
         self._link = link
         self._idle_until_told()  # it is connected
@@ -71,9 +71,9 @@ class ShardsEnd:
 
     def turn(self) -> None:
         """All that there is to do."""
-        self._loop.turn(self._loop.poll(0))
-        while self._loop.has_ready():
-            self._loop.turn(())
+        self.loop.turn(self.loop.poll(0))
+        while self.loop.has_ready():
+            self.loop.turn(())
 
     def leave(self) -> None:
         """The worker does."""
@@ -83,7 +83,7 @@ class ShardsEnd:
 
     def _idle_until_told(self) -> None:
         while not self._link.poll():
-            self._loop.turn(self._loop.poll(0 if self._loop.has_ready() else IDLE_S))
+            self.loop.turn(self.loop.poll(0 if self.loop.has_ready() else IDLE_S))
         self._link.recv()
 
 

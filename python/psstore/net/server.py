@@ -95,6 +95,8 @@ class Server:
         self._timer_at = 0.0
         self._no_tick_before = 0.0
         self._sweeper = loop.call_later(limits.stalled_frame_s / 4, self._sweep)
+        self._is_serving = False
+        """What becomes due is done before the loop has its next turn, or asked of it then."""
         self._turn_is_due = False
         self._is_settling = False
         """There is idle work, and it will be done."""
@@ -188,14 +190,34 @@ class Server:
 
     @_guarded
     def _serve(self) -> None:
-        """The pump has something to do. It lingers if nothing else of ours waits for its turn."""
+        """The pump has something to do."""
+        self._is_serving = True
+        try:
+            self._serve_all()
+        finally:
+            self._is_serving = False
+            if self._turn_is_due:
+                self.loop.call_soon(self._end_turn)
+            if self._is_settling:
+                self.loop.call_soon(self._settle)
+
+    def _serve_all(self) -> None:
+        """Events, and behind them what they made due: a decision is applied, and the next request waited for, without
+        the loop coming round. The pump lingers if nothing else of ours waits for its turn."""
         linger_s = max(LINGER_S, self._busy_poll_s)
         for _ in range(EVENTS_PER_TURN):
             event = self.pump.turn(0.0 if self._turn_is_due or self._is_settling else linger_s)
-            if event is None:
+            if event is not None:
+                self._handle(self._connections[event[0]], event[1])
+            elif self._turn_is_due:
+                self._end_turn()
+            elif self._is_settling:
+                self._settle()
+                if self._is_settling:
+                    return  # there is more of it than the others shall wait for
+            else:
                 self._see_to_reads()
                 return
-            self._handle(self._connections[event[0]], event[1])
         self.loop.call_soon(self._serve)
 
     def _see_to_reads(self) -> None:
@@ -264,7 +286,8 @@ class Server:
     def _turn(self) -> None:
         if not self._turn_is_due:
             self._turn_is_due = True
-            self.loop.call_soon(self._end_turn)
+            if not self._is_serving:
+                self.loop.call_soon(self._end_turn)
 
     @_guarded
     def _end_turn(self) -> None:
@@ -277,7 +300,8 @@ class Server:
     def _settle_soon(self) -> None:
         if not self._is_settling:
             self._is_settling = True
-            self.loop.call_soon(self._settle)
+            if not self._is_serving:
+                self.loop.call_soon(self._settle)
 
     @_guarded
     def _settle(self) -> None:
@@ -290,7 +314,7 @@ class Server:
             self._carry_out(self._service.filled())
         if not settled or self._service.is_filling:
             self._settle_soon()
-        elif self._busy_poll_s:
+        elif self._busy_poll_s and not self._is_serving:
             self._serve()  # asks for what comes next
 
     def _settle_some(self) -> bool:
