@@ -205,9 +205,9 @@ void bind_table(py::module_& m) {
   const py::call_guard<py::gil_scoped_release> no_gil;
 
   py::classh<Decision>(m, "Decision", py::is_final())
-      .def(py::init(&make_decision), py::arg("number"), py::kw_only(), py::arg("skip"),
-           py::arg("divisor"), py::arg("members"), py::arg("hypers"), py::arg("present"),
-           py::arg("early") = false, py::arg("needs_scale") = false)
+      .def(py::init(&make_decision), py::arg("number"), py::arg("skip"), py::arg("divisor"),
+           py::arg("members"), py::arg("hypers"), py::arg("present"), py::arg("early") = false,
+           py::arg("needs_scale") = false)
       .def_property_readonly("number", &Decision::number);
 
   py::classh<Shard>(m, "Shard", py::is_final())

@@ -417,7 +417,6 @@ class Decision:
     def __init__(
         self,
         number: int,
-        *,
         skip: bool,
         divisor: float,
         members: Sequence[tuple[int, int, int, float]],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from psstore.errors import BadArgument
 from psstore.protocol.membership import Worker
@@ -48,26 +48,28 @@ def weight_of(commit: Commit) -> float:
 
 
 def make(
-    number: int, workers: Sequence[Worker], commits: Sequence[Commit], hypers: Mapping[int, dict[str, float]]
+    number: int, workers: Sequence[Worker], commits: Sequence[Commit], hypers: dict[int, dict[str, float]]
 ) -> DecisionFact:
     """The record of a round. Workers and their commits are in rank order, which is the order of reduction; what is
     said once for all is said by the first."""
+    members = [
+        Member(
+            rank=worker.rank,
+            incarnation=worker.incarnation,
+            round=commit.round,
+            weight=weight_of(commit),
+            present=commit.present,
+        )
+        for worker, commit in zip(workers, commits, strict=True)
+    ]
+    first = commits[0]
     skip = any(commit.non_finite for commit in commits)
     return DecisionFact(
         number=number,
-        members=tuple(
-            Member(
-                rank=worker.rank,
-                incarnation=worker.incarnation,
-                round=commit.round,
-                weight=weight_of(commit),
-                present=commit.present,
-            )
-            for worker, commit in zip(workers, commits, strict=True)
-        ),
-        divisor=sum(commit.weight for commit in commits) if commits[0].average else 1.0,
+        members=tuple(members),
+        divisor=sum([commit.weight for commit in commits]) if first.average else 1.0,
         skip=skip,
-        hypers=dict(hypers),
+        hypers=hypers,
         early=any(commit.early for commit in commits),
-        max_norm=None if skip else commits[0].max_norm,
+        max_norm=None if skip else first.max_norm,
     )

@@ -44,17 +44,20 @@ class Hypers:
         return chosen
 
     def decide(self, chosen: Mapping[int, Chosen]) -> dict[int, dict[str, float]]:
-        """Those of every group, for a decision; they are the last ones from now on.
+        """Those of every group, for a decision, not to be changed; they are the last ones from now on.
 
         `chosen`: by `complete`. Meanwhile a group may have got another rule: then what was chosen is void.
         """
         self._last = {
-            group: chosen[group]
-            if group in chosen and chosen[group].rule == rule
-            else Chosen(rule, complete_hyper(rule, self._kept(group, rule)))
+            group: self._next(rule, chosen.get(group), self._last.get(group))
             for group, (rule, _) in self._groups().items()
         }
-        return {group: dict(last.values) for group, last in self._last.items()}
+        return {group: last.values for group, last in self._last.items()}
+
+    def _next(self, rule: str, chosen: Chosen | None, last: Chosen | None) -> Chosen:
+        if chosen is not None and chosen.rule == rule:
+            return chosen
+        return last if last is not None and last.rule == rule else Chosen(rule, complete_hyper(rule, {}))
 
     def _kept(self, group: int, rule: str) -> Mapping[str, float]:
         last = self._last.get(group)

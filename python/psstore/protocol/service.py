@@ -357,7 +357,7 @@ class ShardService:
         return self._slices.write(connection, frame)
 
     def _control(self, connection: Connection, frame: _core.Frame, now: float) -> list[Output]:
-        coordinator = self._acting()
+        due_before, coordinator = self._due, self._acting()
         if coordinator is None:
             raise UnexpectedMessage(
                 f"operation {frame.op} is the coordinator's; ask shard 0, this is {self.identity.shard}"
@@ -366,9 +366,20 @@ class ShardService:
             raise UnexpectedMessage(f"operation {frame.op} is the coordinator's; ask it on the client's channel 0")
         kind = CONTROL[frame.op]
         message = m.decode_body(kind, frame.body) if kind is not None else None
-        self._owed[connection.id, frame.request] = frame.op + 1
-        replies = coordinator.handle(connection.id, frame.request, message, client=connection.client, now=now)
-        return self._send_replies(replies)
+        asked = connection.id, frame.request
+        self._owed[asked] = frame.op + 1
+        outputs = self._send_replies(coordinator.handle(*asked, message, client=connection.client, now=now))
+        if asked not in self._owed:
+            self._keep_due(due_before, now)
+        return outputs
+
+    def _keep_due(self, before: tuple[float | None] | None, now: float) -> None:
+        """A request was answered. Nobody waits for it, and who has just spoken is not lost within `silence_s`: what was
+        due before that is so still, at the latest."""
+        wake = None if before is None else before[0]
+        if wake is not None and self.coordinator is not None:
+            is_soon = wake <= now + self.coordinator.membership.liveness.silence_s
+            self._due = before if is_soon else None
 
     def _send_replies(self, replies: Sequence[Reply]) -> list[Output]:
         """Replies to connections that are gone are dropped: whoever comes back asks again."""

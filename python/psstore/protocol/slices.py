@@ -375,13 +375,14 @@ def _checksum(pieces: Sequence[Piece]) -> int:
 
 
 def _to_core(fact: m.DecisionFact) -> _core.Decision:
-    return _core.Decision(
+    members = fact.members
+    return _core.Decision(  # by position: its keywords would take as long as all it does
         fact.number,
-        skip=fact.skip,
-        divisor=fact.divisor,
-        members=[(member.rank, member.incarnation, member.round, member.weight) for member in fact.members],
-        hypers=fact.hypers,
-        present={member.rank: member.present for member in fact.members},
-        early=fact.early,
-        needs_scale=fact.max_norm is not None,
+        fact.skip,
+        fact.divisor,
+        [(member.rank, member.incarnation, member.round, member.weight) for member in members],
+        fact.hypers,
+        {member.rank: member.present for member in members},
+        fact.early,
+        fact.max_norm is not None,
     )
