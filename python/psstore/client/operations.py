@@ -156,7 +156,7 @@ class Operations:
         ended."""
         await self.writing.settle()
 
-    async def commit(
+    def commit(
         self,
         hypers: Hypers | None = None,
         *,
@@ -168,7 +168,7 @@ class Operations:
         early: bool = False,
         max_norm: float | None = None,
         wait_s: float | None = None,
-    ) -> Commit:
+    ) -> Coroutine[Any, Any, Commit]:
         """Ends this worker's round; returns when the store has decided it and its staleness lets this worker go on.
 
         `hypers`: hyper-parameters, {'lr': 0.1} for all parameter groups or {group: {'lr': 0.1}}. What is not named
@@ -190,7 +190,7 @@ class Operations:
         lost worker's replacement, too; WorkerLost is raised again when none has come within `wait_s`.
         Raises BadHyper, BadArgument; nothing is committed then.
         """
-        return await self._rounds.commit(
+        return self._rounds.commit(
             hypers,
             weight=weight,
             loss_scale=loss_scale,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from psstore.client.given import number
 from psstore.client.means import Means
@@ -13,8 +14,7 @@ from psstore.client.writing import Writing
 from psstore.errors import BadArgument
 
 
-@dataclass(frozen=True)
-class Commit:
+class Commit(Struct, frozen=True):
     """How a round ended."""
 
     round: int
@@ -52,7 +52,8 @@ class Rounds:
             raise BadArgument("an early commit promises its pushes: name them with present=")
         if not early:
             self._need_quiet("commit")
-        await self._norm.settle(wait_s)
+        if means.client.unscaled is not None:
+            await self._norm.settle(wait_s)
         counted = writing.pushed if present is None else await self._counted(present, promised=early)
         if early:
             self._begin_early()

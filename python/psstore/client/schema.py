@@ -208,14 +208,14 @@ def per_group(hypers: Hypers | None, groups: set[int]) -> dict[int, dict[str, fl
     """`hypers` as the wire has them: by parameter group. One set of them is for every group."""
     if not hypers:
         return {}
-    if not isinstance(hypers, Mapping):
+    if not isinstance(hypers, (dict, Mapping)):  # an abstract class takes long to ask
         raise BadArgument(f"hypers: expected {{'lr': 0.1}} or {{group: {{'lr': 0.1}}}}, got {hypers!r}")
     by_group: dict[int, dict[str, float]] = {}
     common: dict[str, float] = {}
     for key, value in hypers.items():
         if isinstance(key, int) and isinstance(value, Mapping):
             by_group[key] = {name: _number(name, number) for name, number in value.items()}
-        elif isinstance(key, str) and not isinstance(value, Mapping):
+        elif isinstance(key, str) and (isinstance(value, float) or not isinstance(value, Mapping)):
             common[key] = _number(key, value)
         else:
             raise BadArgument(f"hypers: expected {{'lr': 0.1}} or {{group: {{'lr': 0.1}}}}, got {key!r}: {value!r}")

@@ -6,7 +6,7 @@ sockets and in the simulator. A request is under way as soon as it is made; awai
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Sequence, Set
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from psstore import _core
@@ -236,7 +236,7 @@ class Client:
         self,
         *,
         present: Iterable[int],
-        hypers: Mapping[int, Mapping[str, float]],
+        hypers: dict[int, dict[str, float]],
         weight: float = 1.0,
         loss_scale: float = 1.0,
         non_finite: bool = False,
@@ -258,14 +258,15 @@ class Client:
         if self._unfinished:
             raise BadArgument(f"commit: round {self.round} was committed early; push what it promised, then finish()")
         _check_wait(wait_s)
-        await self._tell_scale()
+        if self._facts.scale is not None:
+            await self._tell_scale()
         for session in self.sessions:
             self._facts.heard(session.shard, session.version)
         applied = await self._attest() if self._asked_to_attest else ()
         self._unanswered = True
         body = m.Commit(
             round=self.round,
-            hypers={group: dict(hyper) for group, hyper in hypers.items()},
+            hypers=hypers,
             weight=weight,
             loss_scale=loss_scale,
             non_finite=non_finite,
@@ -452,8 +453,7 @@ class Client:
     async def _tell_scale(self) -> None:
         """Before a round is committed every shard has to have the scale of the last one: with the next decision
         comes the scale of that, and nobody would bring the old one any more."""
-        if self._facts.scale is not None:
-            await collect(self._tell(self._behind()))
+        await collect(self._tell(self._behind()))
 
     async def _define(self, facts: Sequence[m.Signed]) -> None:
         if facts:
