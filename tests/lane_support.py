@@ -176,6 +176,7 @@ class Lane(Ends):
             future=never,
             sent=never,
             received=never,
+            newer=never,
             conclude=never,
             starting=self._starting(),
         )

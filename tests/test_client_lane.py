@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
 
@@ -75,6 +75,7 @@ class Calling(ThreadedEnds):
             future=lambda: QuietFuture(loop=self.thread.loop),
             sent=lambda op, layout: None,
             received=lambda layout, answers: came.append(answers),
+            newer=lambda layout, answers, arrays: arrays,
             conclude=conclude,
             starting=nothing_is_started(),
         )
@@ -285,27 +286,74 @@ def test_what_was_done_before_needs_no_turn_of_the_loop(
             store.create(name, value)
         store.push_many(values)
         store.pull_many(["a", "b"])
-        turns: list[object] = []
-        run = LoopThread.run
 
-        def counted(thread: LoopThread, work: Any) -> Any:
-            turns.append(work)
-            return run(thread, work)
-
-        def needs_no_turn() -> bool:
-            """An answer that takes a busy machine longer than a call waits by itself is the loop's."""
-            turns.clear()
+        def do_again() -> None:
             before = store.version_of("a")
             values["a"] += 1
             store.push_many(values)
             a, b = store.pull_many(["a", "b"])
             assert_array_equal([a, b], list(values.values()))
             assert store.version_of("a") == before + 1
-            return not turns
 
+        assert needs_no_turn(do_again, monkeypatch)
+
+
+@pytest.mark.sockets
+def test_a_pull_of_what_is_newer_needs_no_turn_of_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    with clusters("tcp") as start:
+        store = start(shards=2).connect()
+        for name in "abc":
+            store.create(name, np.zeros(8, F32))
+        out = [np.zeros(8, F32) for _ in "abc"]
+        store.pull_many("abc", out=out)
+        bytes_pulled = store.bytes_pulled
+
+        def ask_again() -> None:
+            assert store.pull("b", if_newer_than=store.version_of("b")) is None
+            assert store.pull_many(list("abc"), out=out, if_newer_than=store.version_of("b")) == [None] * 3
+
+        assert needs_no_turn(ask_again, monkeypatch)
+        assert store.bytes_pulled == bytes_pulled
+        store.push("b", np.ones(8, F32))
+        found = store.pull_many(list("abc"), out=out, if_newer_than=store.version_of("b"))
+        assert found[1] is out[1]
+        assert (found[0], found[2]) == (None, None)
+        assert_array_equal(out[1], np.ones(8, F32))
+        assert store.bytes_pulled == bytes_pulled + out[1].nbytes
+
+
+@pytest.mark.sockets
+def test_what_came_torn_of_what_is_newer_is_pulled_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    with clusters("tcp") as start:
+        store = start(shards=2).connect()
+        for name in "ab":
+            store.create(name, np.ones(8, F32))
+        out = [np.zeros(8, F32), np.zeros(8, F32)]
+        store.pull_many(["a", "b"], out=out)
+        out[0][:4] = 0  # as if only the other half had come
         with monkeypatch.context() as patched:
-            patched.setattr(LoopThread, "run", counted)
-            assert eventually(needs_no_turn)
+            patched.setattr(Layout, "unchanged", lambda layout, answers: ({1}, [0]))
+            assert store.pull_many(["a", "b"], out=out, if_newer_than=store.version_of("a"))[1] is None
+        assert_array_equal(out[0], np.ones(8, F32))
+
+
+def needs_no_turn(calls: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> bool:
+    """An answer that takes a busy machine longer than a call waits by itself is the loop's."""
+    turns: list[object] = []
+    run = LoopThread.run
+
+    def counted(thread: LoopThread, work: Any) -> Any:
+        turns.append(work)
+        return run(thread, work)
+
+    def none_came() -> bool:
+        turns.clear()
+        calls()
+        return not turns
+
+    with monkeypatch.context() as patched:
+        patched.setattr(LoopThread, "run", counted)
+        return eventually(none_came)
 
 
 @pytest.mark.sockets

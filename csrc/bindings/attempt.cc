@@ -30,6 +30,24 @@ std::span<const std::byte> Terms::body_for(size_t way) const {
   return std::as_bytes(std::span(bodies.size() == 1 ? bodies.front() : bodies.at(way)));
 }
 
+Attempt::Attempt(const FramePlan& plan, std::vector<Segments> memories, const Sender& sender,
+                 const Terms& terms, std::optional<uint64_t> newer_than)
+    : plan_(plan), memories_(std::move(memories)), sender_(sender), terms_(terms) {
+  for (size_t frame = 0; newer_than && frame < num_frames(); ++frame) {
+    std::vector<SliceEntry> entries(plan_.table(frame).begin(), plan_.table(frame).end());
+    for (SliceEntry& entry : entries) entry.version = *newer_than + 1;
+    asking_.push_back(py::cast(SliceTable(std::move(entries))));
+  }
+}
+
+std::span<const SliceEntry> Attempt::table(size_t frame) const {
+  return asking_.empty() ? plan_.table(frame) : asking_[frame].cast<const SliceTable&>().entries();
+}
+
+const py::object& Attempt::table_object(size_t frame) const {
+  return asking_.empty() ? plan_.table_object(frame) : asking_[frame];
+}
+
 // ---- on its way -------------------------------------------------------------------------------------
 
 bool Attempt::possible() const {
@@ -116,7 +134,7 @@ Call Attempt::make_call(size_t frame) {
                    .round = terms_.round,
                    .rank = sender_.rank,
                    .incarnation = sender_.incarnation,
-                   .table = plan_.table(frame),
+                   .table = table(frame),
                    .body = terms_.body_for(plan_.way(frame))};
   if (!terms_.reads()) {
     parts.payload_bytes = memory.num_bytes();
@@ -198,7 +216,7 @@ py::object Attempt::make_request(size_t frame, const py::object& future, const p
   return sender_.request(
       "id"_a = exchange_->calls()[frame].request, "op"_a = static_cast<int>(terms_.op),
       "future"_a = future, "deadline"_a = now_s + terms_.timeout_s, "started"_a = now_s,
-      "table"_a = plan_.table_object(frame), "body"_a = terms_.body, "round"_a = terms_.round,
+      "table"_a = table_object(frame), "body"_a = terms_.body, "round"_a = terms_.round,
       "sequence"_a = writes_[frame], "scaled"_a = terms_.scaled,
       py::arg(terms_.reads() ? "destination" : "payload") = memory);
 }

@@ -8,6 +8,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -76,10 +78,9 @@ inline constexpr size_t kMaxHeldBytes = kReleaseGilBytes;
 
 class Attempt {
  public:
-  // `memories`: of each frame.
+  // `memories`: of each frame. `newer_than`: of a read, which leaves out what is of that version or older.
   Attempt(const FramePlan& plan, std::vector<Segments> memories, const Sender& sender,
-          const Terms& terms)
-      : plan_(plan), memories_(std::move(memories)), sender_(sender), terms_(terms) {}
+          const Terms& terms, std::optional<uint64_t> newer_than = {});
 
   size_t num_frames() const { return plan_.num_frames(); }
   bool reads() const { return terms_.reads(); }
@@ -136,6 +137,8 @@ class Attempt {
   void note_waiting(py::list& holding) const;
 
  private:
+  std::span<const SliceEntry> table(size_t frame) const;
+  const py::object& table_object(size_t frame) const;
   RequestLine& line_of(size_t peer) const { return *sender_.lines[plan_.peers()[peer]]; }
   // They are to carry its frames, and are ready.
   bool all_lines(bool (RequestLine::*ready)() const) const;
@@ -146,6 +149,7 @@ class Attempt {
 
   const FramePlan& plan_;
   std::vector<Segments> memories_;
+  std::vector<py::object> asking_;  // tables that say versions, if they are to be newer
   const Sender& sender_;
   const Terms& terms_;
   std::vector<uint64_t> writes_;  // sequence of each frame

@@ -38,8 +38,8 @@ std::optional<PullAsked> pull_of_one(const Arguments& arguments) {
   const auto given = signature.read(arguments);
   if (!given) return std::nullopt;
   const auto [name, out, if_newer_than, dtype, codec, wait_s] = *given;
-  if (!codec.is_none() || !if_newer_than.is_none()) return std::nullopt;
-  PullAsked asked{py::make_tuple(name), std::nullopt, dtype, wait_s};
+  if (!codec.is_none()) return std::nullopt;
+  PullAsked asked{py::make_tuple(name), std::nullopt, if_newer_than, dtype, wait_s};
   if (!out.is_none()) asked.out = py::make_tuple(out);
   return asked;
 }
@@ -50,13 +50,22 @@ std::optional<PullAsked> pull_of_many(const Arguments& arguments) {
   const auto given = signature.read(arguments);
   if (!given) return std::nullopt;
   const auto [names, out, if_newer_than, dtype, codec, wait_s] = *given;
-  const bool plain = codec.is_none() && if_newer_than.is_none() &&
-                     (PyList_Check(names.ptr()) || PyTuple_Check(names.ptr())) &&
+  const bool plain = codec.is_none() && (PyList_Check(names.ptr()) || PyTuple_Check(names.ptr())) &&
                      (out.is_none() || PySequence_Check(out.ptr()));
   if (!plain) return std::nullopt;
-  PullAsked asked{stolen<py::tuple>(PySequence_Tuple(names.ptr())), std::nullopt, dtype, wait_s};
+  PullAsked asked{stolen<py::tuple>(PySequence_Tuple(names.ptr())), std::nullopt, if_newer_than,
+                  dtype, wait_s};
   if (!out.is_none()) asked.out = stolen<py::list>(PySequence_List(out.ptr()));
   return asked;
+}
+
+// Nullopt: none that anything can be newer than.
+std::optional<uint64_t> version_of(py::handle given) {
+  if (!PyLong_Check(given.ptr())) return std::nullopt;
+  const unsigned long long version = PyLong_AsUnsignedLongLong(given.ptr());
+  if (PyErr_Occurred() == nullptr && version < UINT64_MAX) return version;
+  PyErr_Clear();
+  return std::nullopt;
 }
 
 // ---- the methods: null, if it is not the time for this, or not so -----------------------------------
@@ -126,7 +135,7 @@ ShortCalls::ShortCalls(ShortCallParts parts)
 
 bool ShortCalls::push(const PushAsked& asked) {
   const std::optional<Habit> known = habit_of(asked);
-  if (!known || !carry_out(*known, asked.values, Py_None)) return false;
+  if (!known || !carry_out(*known, asked.values, Py_None, Py_None)) return false;
   parts_.sent(known->op, known->layout);
   return true;
 }
@@ -135,9 +144,14 @@ bool ShortCalls::pull(PullAsked& asked) {
   const std::optional<Habit> known = habit_of(asked);
   if (!known) return false;
   if (!asked.out) asked.out = known->layout.attr("fresh")();
-  const std::optional<py::list> answers = carry_out(*known, *asked.out, asked.wait_s);
+  const std::optional<py::list> answers =
+      carry_out(*known, *asked.out, asked.wait_s, asked.if_newer_than);
   if (!answers) return false;
-  parts_.received(known->layout, *answers);
+  if (asked.if_newer_than.is_none()) {
+    parts_.received(known->layout, *answers);
+  } else {
+    asked.out = parts_.newer(known->layout, *answers, *asked.out);
+  }
   return true;
 }
 
@@ -148,7 +162,7 @@ py::object ShortCalls::start_push(const PushAsked& asked) {
 
 py::object ShortCalls::start_pull(PullAsked& asked) {
   const std::optional<Habit> known = habit_of(asked);
-  if (!known) return {};
+  if (!known || !asked.if_newer_than.is_none()) return {};
   if (!asked.out) asked.out = known->layout.attr("fresh")();
   return start(*known, *asked.out, asked.wait_s, *asked.out);
 }
@@ -182,14 +196,20 @@ py::object ShortCalls::terms_of(const Habit& habit, py::handle wait_s) const {
 }
 
 std::optional<py::list> ShortCalls::carry_out(const Habit& habit, const py::sequence& arrays,
-                                              py::handle wait_s) {
+                                              py::handle wait_s, py::handle if_newer_than) {
+  std::optional<uint64_t> newer_than;
+  if (!if_newer_than.is_none()) {
+    newer_than = version_of(if_newer_than);
+    if (!newer_than) return std::nullopt;
+  }
   std::optional<std::vector<Segments>> memories =
       habit.plan->map().of_arrays(arrays, /*writable=*/habit.reads);
   if (!memories) return std::nullopt;
   while (futures_.size() < habit.plan->num_frames()) futures_.append(parts_.future());
   const py::object terms = terms_of(habit, wait_s);
   if (terms.is_none()) return std::nullopt;
-  Attempt attempt(*habit.plan, std::move(*memories), sender_, terms.cast<const Terms&>());
+  Attempt attempt(*habit.plan, std::move(*memories), sender_, terms.cast<const Terms&>(),
+                  newer_than);
   py::list answers;
   switch (lane_.call(attempt, futures_, answers)) {
     case FastLane::Outcome::kNotNow: return std::nullopt;
@@ -263,13 +283,14 @@ void bind_short_calls(py::module_& m) {
   calls.def(
       py::init([](py::object lane, py::object sender, py::sequence habits, py::list terms,
                   py::object renew, py::object future, py::object sent, py::object received,
-                  py::object conclude, std::shared_ptr<StartingParts> starting) {
+                  py::object newer, py::object conclude, std::shared_ptr<StartingParts> starting) {
         return ShortCalls({std::move(lane), std::move(sender), std::move(habits), std::move(terms),
                            std::move(renew), std::move(future), std::move(sent),
-                           std::move(received), std::move(conclude), std::move(starting)});
+                           std::move(received), std::move(newer), std::move(conclude),
+                           std::move(starting)});
       }),
       "lane"_a, "sender"_a, py::kw_only(), "habits"_a, "terms"_a, "renew"_a, "future"_a, "sent"_a,
-      "received"_a, "conclude"_a, "starting"_a);
+      "received"_a, "newer"_a, "conclude"_a, "starting"_a);
   for (PyMethodDef& method : methods) add_method(calls, method);
 }
 

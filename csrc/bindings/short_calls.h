@@ -23,6 +23,7 @@ struct ShortCallParts {
   py::object future;    // () -> a future for a request
   py::object sent;      // (op, layout): it is acknowledged
   py::object received;  // (layout, answers)
+  py::object newer;     // the same of what was asked for only if it is: and results -> the pull's
   py::object conclude;  // (layout, answers and requests) -> answers
   std::shared_ptr<StartingParts> starting;
 };
@@ -36,6 +37,7 @@ struct PushAsked {
 struct PullAsked {
   py::tuple names;
   std::optional<py::sequence> out;  // none: new arrays
+  py::handle if_newer_than;
   py::handle dtype;
   py::handle wait_s;
 };
@@ -58,7 +60,7 @@ class ShortCalls {
   py::object terms_of(const Habit& habit, py::handle wait_s) const;
   // The answers. None: nothing was done.
   std::optional<py::list> carry_out(const Habit& habit, const py::sequence& arrays,
-                                    py::handle wait_s);
+                                    py::handle wait_s, py::handle if_newer_than);
   py::object start(const Habit& habit, const py::sequence& arrays, py::handle wait_s,
                    py::object results);
 

@@ -393,14 +393,16 @@ class ShortCalls:
         future: Callable[[], object],
         sent: Callable[[str, Any], object],
         received: Callable[[Any, list[Any]], object],
+        newer: Callable[[Any, list[Any], Sequence[Any]], Sequence[Any]],
         conclude: Callable[[Any, list[Any]], Sequence[Any]],
         starting: StartingParts,
     ) -> None:
         """`habits`: by the manner of the call, see asked.py, in rounds like the present one. `terms`: those by
         operation that are good now. `renew`: what they are for an operation, a layout and a time to wait; None: this
         way is closed. `future`: for a request that is not answered at once. `sent`, `received`: told of what was
-        acknowledged, and of the answers. `conclude`: waits for the rest; given are, for each frame, the answer, or the
-        request that its session has."""
+        acknowledged, and of the answers. `newer`: the same of a pull of what is newer than a version; given are also
+        the arrays, and it returns the results. `conclude`: waits for the rest; given are, for each frame, the answer,
+        or the request that its session has."""
     def start_push_many(self, *args: object, **kwargs: object) -> object: ...
     def start_pull_many(self, *args: object, **kwargs: object) -> object: ...
     def push(self, *args: object, **kwargs: object) -> object: ...

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 from psstore import _core
+from psstore.client.arrays import Array
 from psstore.client.layout import Layout, Reply
 from psstore.client.loop_thread import LoopThread
 from psstore.client.operations import Operations
@@ -58,6 +59,7 @@ class Lane:
             future=self._driver.future,
             sent=self._writing.sent,
             received=self._reading.received,
+            newer=self._newer,
             conclude=self._conclude,
             starting=self._starting(),
         )
@@ -142,6 +144,13 @@ class Lane:
                 futures.append(answer)
             self._driver.resume(self._client.sessions[frame.way])  # answered or not: more may have come behind it
         return await self._means.answers(layout, futures)
+
+    def _newer(self, layout: Layout, answers: Sequence[Reply], arrays: Sequence[Array]) -> list[Array]:
+        """The results of a blocking pull of what is newer, which was answered."""
+        results, torn = self._reading.received_newer(layout, answers, arrays)
+        if torn:
+            self._thread.run(self._reading.pull_again(layout, torn, arrays, wait_s=None))
+        return results
 
     # ---- what becomes of a call that was started ----
 

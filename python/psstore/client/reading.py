@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence, Set
 from contextlib import nullcontext
 from typing import Any
 
@@ -49,13 +49,10 @@ class Reading:
         answers = await self.receive(layout, transfers, asked.wait_s)
         if asked.if_newer_than is None:
             return results
-
-        def again(torn: Sequence[int]) -> Coroutine[Any, Any, object]:
-            names = tuple(asked.names[i] for i in torn)
-            return self.pull(Pull(names, [results[i] for i in torn], wait_s=asked.wait_s))
-
-        unchanged = await _unchanged(layout, answers, again)
-        return [None if i in unchanged else result for i, result in enumerate(results)]
+        unchanged, torn = layout.unchanged(answers)
+        if torn:
+            await self.pull_again(layout, torn, results, wait_s=asked.wait_s)
+        return _but(results, unchanged)
 
     def version_of(self, name: str) -> int:
         """As it was last pulled here; 0 if it was not."""
@@ -68,6 +65,23 @@ class Reading:
         """The layout's tensors were pulled, all of them."""
         self.num_bytes += layout.num_bytes
         self._note(layout, answers)
+
+    def received_newer(
+        self, layout: Layout, answers: Sequence[Reply], arrays: Sequence[Array]
+    ) -> tuple[list[Array], Sequence[int]]:
+        """`received` of a pull of what is newer. Returns its results; and the positions of those of which only some
+        slices came, which are to be pulled again first."""
+        self.num_bytes += sum(answer.table.payload_bytes for answer in answers)
+        self._note(layout, answers)
+        unchanged, torn = layout.unchanged(answers)
+        return _but(arrays, unchanged), torn
+
+    async def pull_again(
+        self, layout: Layout, torn: Sequence[int], arrays: Sequence[Array], *, wait_s: float | None
+    ) -> None:
+        """Pulls these of a layout's tensors, whatever their version."""
+        names = tuple(layout.names[i] for i in torn)
+        await self.pull(Pull(names, [arrays[i] for i in torn], wait_s=wait_s))
 
     async def pull_state(self, names: Sequence[str], *, wait_s: float | None) -> list[RuleState]:
         tensors = await self._means.schema.find(names)
@@ -194,6 +208,13 @@ class Reading:
         if layout is not self._latest:
             self._pulled.update(dict.fromkeys(layout.names, layout))
             self._latest = layout
+
+
+def _but(results: Sequence[Array], unchanged: Set[int]) -> list[Array]:
+    """None in the places of those."""
+    if len(unchanged) == len(results):
+        return [None] * len(results)
+    return [None if i in unchanged else result for i, result in enumerate(results)]
 
 
 async def _unchanged(
