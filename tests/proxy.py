@@ -25,9 +25,7 @@ class Proxy:
         self._target = target
         self._allowances = allowances
         self._pause_s = pause_s
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        if pause_s:
-            self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SLOW_BUFFER_BYTES)
+        self._listener = self._listen(0)
         self.address: tuple[str, int] = self._listener.getsockname()[:2]
         self.num_accepted = 0
         self.num_cut = 0
@@ -38,8 +36,8 @@ class Proxy:
         self._open: set[socket.socket] = set()
         self._mute: set[socket.socket] = set()
         self._lock = threading.Lock()
-        self._threads = [threading.Thread(target=self._accept, daemon=True)]
-        self._threads[0].start()
+        self._threads: list[threading.Thread] = []
+        self._start_accepting()
 
     def cut(self) -> None:
         """Cuts every connection that is open now."""
@@ -52,17 +50,37 @@ class Proxy:
         with self._lock:
             self._mute |= self._open
 
-    def close(self) -> None:
+    def end(self) -> None:
+        """As if its process were gone: whoever connects is refused."""
         _shut(self._listener)
         self._listener.close()
         self.cut()
+
+    def begin_again(self) -> None:
+        """At the same address."""
+        self._listener = self._listen(self.address[1])
+        self._start_accepting()
+
+    def close(self) -> None:
+        self.end()
         for thread in self._threads:
             thread.join()
 
-    def _accept(self) -> None:
+    def _listen(self, port: int) -> socket.socket:
+        listener = socket.create_server(("127.0.0.1", port))
+        if self._pause_s:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SLOW_BUFFER_BYTES)
+        return listener
+
+    def _start_accepting(self) -> None:
+        thread = threading.Thread(target=self._accept, args=(self._listener,), daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _accept(self, listener: socket.socket) -> None:
         while True:
             try:
-                client, _ = self._listener.accept()
+                client, _ = listener.accept()
             except OSError:
                 return
             self.num_accepted += 1

@@ -74,6 +74,12 @@ class StoreProcess:
         """The shard processes, in no order."""
         return psutil.Process(self.process.pid).children(recursive=True)
 
+    def shard_pids(self) -> list[int]:
+        """Of the shard processes, in the order of the shards."""
+        places = {str(place): shard.pid for shard in self.shards() for place in _listens_at(shard)}
+        ends = [address.removeprefix("unix://").rsplit(":", 1)[-1] for address in self.addresses]
+        return [places[end] for end in ends]
+
     @contextlib.contextmanager
     def stopped(self) -> Iterator[None]:
         """The shards stand still in the block, as if their machine were busy with something else."""
@@ -120,6 +126,12 @@ class StoreProcess:
         for pipe in (self._ready_pipe, self.process.stdout, self._stderr):
             if pipe is not None:
                 pipe.close()
+
+
+def _listens_at(shard: psutil.Process) -> list[int | str]:
+    """TCP ports and paths."""
+    tcp = [one.laddr.port for one in shard.net_connections("tcp") if one.status == psutil.CONN_LISTEN]
+    return [*tcp, *(one.laddr for one in shard.net_connections("unix") if one.laddr and not one.raddr)]
 
 
 def failed_start(*flags: str, port: int | None = 0, environ: Mapping[str, str] | None = None) -> tuple[int, str]:

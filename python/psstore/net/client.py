@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import errno
 import functools
+import math
 import os
 import random
 import socket
 from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from psstore import _core
@@ -29,8 +31,34 @@ a fleet does not come back in the same instant."""
 DIAL_S = 5.0
 """How long one attempt to connect may take: two lost SYNs (1 s and 2 s, RFC 6298) and a slow answer."""
 
+REFUSED_S = 2.0
+"""A shard that was there is said to be gone when its host has refused connections to it for so long, at all of its
+addresses: a process that ends takes its listening sockets with it, so that nobody is left who might answer. Longer than
+what stands between us and the shard, such as a proxy, takes to be started again, if it is quick."""
+
 MUTE = "it takes connections and answers nothing"
 CURT = "it takes connections and ends them at once"
+
+
+@dataclass
+class Outage:
+    """Since when a shard can't be reached, by the attempts to do so."""
+
+    since: float
+    refused_since: float | None = None
+    """When it was refused for the first time, if it was every time from then on."""
+
+    def attempted(self, now: float, *, refused: bool) -> None:
+        """In vain."""
+        if not refused:
+            self.refused_since = None
+        elif self.refused_since is None:
+            self.refused_since = now
+
+    def told_at(self, patience_s: float, refused_s: float) -> float:
+        """When it is long enough to end what waits for the shard."""
+        told_at = self.since + patience_s
+        return told_at if self.refused_since is None else min(told_at, self.refused_since + refused_s)
 
 
 class Tether:
@@ -43,10 +71,12 @@ class Tether:
         *,
         loop: asyncio.AbstractEventLoop,
         patience_s: float,
+        refused_s: float = REFUSED_S,
         on_up: Callable[[Connection], None] | None = None,
         congestion_control: str | None = None,
     ) -> None:
-        """`patience_s`: a shard that can't be reached for so long is gone, and with it what it held.
+        """`patience_s`: what is asked of a shard that can't be reached for so long fails. `refused_s`: the same of one
+        that was there, and whose host refuses every connection to it.
         `congestion_control`: TCP's; None: the system's."""
         self.session = session
         self.first_up: asyncio.Future[None] = loop.create_future()
@@ -56,6 +86,9 @@ class Tether:
         self._addresses = addresses
         self._loop = loop
         self._patience_s = patience_s
+        self._refused_s = refused_s
+        self._refused = False
+        """The last attempt to connect was, at every address."""
         self._on_up = on_up
         self._congestion_control = congestion_control
         self._connection: Connection | None = None
@@ -111,18 +144,34 @@ class Tether:
     # ---- how ----
 
     async def _stay_connected(self) -> None:
-        backoff_s, down_since = FIRST_BACKOFF_S, self._loop.time()
+        backoff_s, outage = FIRST_BACKOFF_S, Outage(self._loop.time())
         while self.session.failure is None:
             if await self._connect_once():
-                backoff_s, down_since = FIRST_BACKOFF_S, self.session.silence.asked_at or self._loop.time()
-            down_s = self._loop.time() - down_since
-            if down_s >= self._patience_s and self.session.failure is None:
-                self.session.give_up(self._unreachable(down_s))
+                backoff_s, outage = FIRST_BACKOFF_S, Outage(self.session.silence.asked_at or self._loop.time())
+            else:
+                outage.attempted(self._loop.time(), refused=self._refused)
+            pause_s = backoff_s * random.uniform(0.5, 1.0)
+            left_s = self._tell(outage)
             if self.session.failure is None:
-                await asyncio.sleep(min(backoff_s * random.uniform(0.5, 1.0), max(0.0, self._patience_s - down_s)))
+                await asyncio.sleep(min(pause_s, left_s) if left_s > 0.0 else pause_s)
                 backoff_s = min(2 * backoff_s, LAST_BACKOFF_S)
         if not self.first_up.done():
             self.first_up.set_exception(self.session.failure)
+
+    def _tell(self, outage: Outage) -> float:
+        """Ends what is asked for, if it is time. Returns how much is left of it.
+
+        A shard that was there may come back, if it only stood still or the way to it was closed: with all that it
+        held, as one that has lost it has another id."""
+        now, was_up = self._loop.time(), self.first_up.done()
+        left_s = outage.told_at(self._patience_s, self._refused_s if was_up else math.inf) - now
+        if left_s <= 0.0 and self.session.failure is None:
+            error = self._unreachable(now - outage.since)
+            if was_up:
+                self.session.fail_requests(error)
+            else:
+                self.session.give_up(error)
+        return left_s
 
     def _tick(self, now: float) -> None:
         if self._connection is None:
@@ -156,6 +205,7 @@ class Tether:
         connection = await self._dial()
         if connection is None:
             return False
+        self._refused = False
         if self.session.failure is not None:  # closed meanwhile: wait_for may prefer its result to a cancellation
             connection.abort()
             return False
@@ -175,6 +225,7 @@ class Tether:
 
     async def _dial(self) -> Connection | None:
         """Tries every place that the addresses stand for once, in order."""
+        answers: list[bool] = []
         for address in self._addresses:
             self.session.address = str(address)
             for family, where in await self._endpoints(address):
@@ -184,6 +235,8 @@ class Tether:
                     self.trouble = TimeoutError(f"no answer within {DIAL_S:g} s")
                 except OSError as error:
                     self.trouble = error
+                answers.append(isinstance(self.trouble, (ConnectionRefusedError, FileNotFoundError)))
+        self._refused = bool(answers) and all(answers)
         return None
 
     async def _endpoints(self, address: Address) -> list[tuple[int, Any]]:

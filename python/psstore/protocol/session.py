@@ -195,6 +195,10 @@ class Session:
     def give_up(self, error: PsstoreError) -> None:
         """This link can't be again: every request, now and later, fails with `error`."""
         self.failure = error
+        self.fail_requests(error)
+
+    def fail_requests(self, error: PsstoreError) -> None:
+        """Every request that is under way fails with `error`; the link may come back for later ones."""
         requests = self._all()
         self._requests.clear()
         for request in requests:

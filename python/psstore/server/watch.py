@@ -262,7 +262,9 @@ class _Peer:
             welcome=welcome,
         )
         loop = asyncio.get_running_loop()
-        self._tether = Tether(session, [parse_address(self._address)], loop=loop, patience_s=patience_s)
+        self._tether = Tether(
+            session, [parse_address(self._address)], loop=loop, patience_s=patience_s, refused_s=patience_s
+        )
         self._tether.start()
         return self._tether
 
