@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 
 import pytest
 from raw_client import RawClient
@@ -54,6 +56,32 @@ def test_lost_worker_is_a_warning_and_so_is_its_return() -> None:
         lost, back = [line for line in store.log().splitlines() if " warning " in line][:2]
     assert re.search(r"rank 0 \(incarnation 1\) is lost in round 1: last seen 0\.\d s ago", lost)
     assert back.endswith("rank 0 (incarnation 1) is back")
+
+
+def test_shard_that_is_stopped_is_a_warning_and_so_is_that_it_goes_on() -> None:
+    with StoreProcess("--shards", "2") as store:
+        pid = store.shard_pids()[1]
+        for _ in range(2):
+            before = store.log()
+            os.kill(pid, signal.SIGSTOP)
+            assert eventually(lambda before=before: "stands still" in store.log()[len(before) :])  # type: ignore[misc]
+            os.kill(pid, signal.SIGCONT)
+            assert eventually(lambda before=before: "goes on" in store.log()[len(before) :])  # type: ignore[misc]
+        lines = store.log().splitlines()
+        assert all(" warning supervisor [-] shard 1 " in line for line in lines)
+        assert lines[0].endswith(f"stands still, stopped by SIGSTOP: whoever asks it waits (kill -CONT {pid})")
+        assert len(lines) == 4
+        assert store.stop() == 0
+
+
+def test_store_with_a_shard_that_stands_still_ends_all_the_same() -> None:
+    with StoreProcess("--shards", "2") as store:
+        os.kill(store.shard_pids()[0], signal.SIGSTOP)
+        assert eventually(lambda: "stands still" in store.log())
+        store.signal(signal.SIGTERM)
+        store.signal(signal.SIGTERM)  # at once, and not after the time that shards have to drain
+        assert store.wait() == 0
+        assert "killing shard 0" in store.log()
 
 
 def test_no_worker_is_called_lost_when_the_store_ends() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import socket
 import subprocess
@@ -20,13 +21,16 @@ def requests_to_end() -> list[signal.Signals]:
 
 
 class Signals:
-    """While entered, requests to end don't interrupt anything but make `received` readable."""
+    """While entered, requests to end and news of children don't interrupt anything but make `received` readable."""
 
     def __enter__(self) -> Signals:
         self.received, self._sent = socket.socketpair()
         self._sent.setblocking(False)
         self._wakeup_before = signal.set_wakeup_fd(self._sent.fileno(), warn_on_full_buffer=False)
-        self._handlers_before = {number: signal.signal(number, lambda *_: None) for number in requests_to_end()}
+        self._ends = requests_to_end()
+        self._handlers_before = {
+            number: signal.signal(number, lambda *_: None) for number in (*self._ends, signal.SIGCHLD)
+        }
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -36,9 +40,10 @@ class Signals:
         self.received.close()
         self._sent.close()
 
-    def take(self) -> None:
-        """Those that have come are seen to: the next ones will be news."""
-        self.received.recv(64)
+    def take(self) -> bool:
+        """Whether a request to end was among those that have come; else a child has stopped, goes on, or has ended.
+        The next ones will be news."""
+        return any(number in self._ends for number in self.received.recv(64))
 
 
 class Child:
@@ -60,6 +65,20 @@ class Child:
         with contextlib.suppress(BrokenPipeError):  # it died already: its report's end will say so
             self.process.stdin.write(msgspec.json.encode(settings) + b"\n")
             self.process.stdin.flush()
+
+    def pause(self) -> str | None:
+        """That it has stopped, or goes on, if that is news: the system tells it once. A process that stands still
+        closes no connection and ends no report."""
+        try:
+            found = os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WCONTINUED | os.WNOHANG)
+        except ChildProcessError:  # it has ended, which is for its report to say
+            return None
+        if found is None:
+            return None
+        if found.si_code == os.CLD_CONTINUED:
+            return f"{self.name} goes on"
+        by = signal.Signals(found.si_status).name
+        return f"{self.name} stands still, stopped by {by}: whoever asks it waits (kill -CONT {self.process.pid})"
 
     def fate(self) -> str:
         """How it ended, once its report has."""

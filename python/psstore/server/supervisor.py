@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import secrets
 import selectors
@@ -165,10 +166,8 @@ class Supervisor:
         if site.first == 0:
             return self._life(site, self._store)
         watch = self._start_watch(site, selector)
-        for key, _ in selector.select():
-            if isinstance(key.data, Signals):
-                key.data.take()
-                return None
+        if any(isinstance(event, Signals) for event in self._news(selector)):
+            return None
         begun = watch.take()
         if begun.store is None:
             raise BadArgument(begun.reason or "")
@@ -191,18 +190,17 @@ class Supervisor:
         deadline = time.monotonic() + START_S
         waiting = list(self._children)
         while waiting:
-            events = selector.select(max(0.0, deadline - time.monotonic()))
+            events = self._news(selector, deadline)
             if not events:
                 raise BadArgument(f"not ready within {START_S:g} s: {', '.join(child.name for child in waiting)}")
-            for key, _ in events:
-                if isinstance(key.data, Signals):
-                    key.data.take()
+            for event in events:
+                if isinstance(event, Signals):
                     return False
-                if isinstance(key.data, Child):
-                    self._check_report(key.data)
-                    waiting.remove(key.data)
+                if isinstance(event, Child):
+                    self._check_report(event)
+                    waiting.remove(event)
                 else:
-                    raise BadArgument(key.data.take().reason)
+                    raise BadArgument(event.take().reason or "")
         return True
 
     @staticmethod
@@ -215,11 +213,9 @@ class Supervisor:
         """Until a signal comes, a shard ends by itself, or the watch says that it is over."""
         if self._watch is None and (self._settings.until_done or not site.is_whole):
             self._start_watch(site, selector)
-        events = [key.data for key, _ in selector.select()]
-        for event in events:
-            if isinstance(event, Signals):
-                event.take()
-                return Ending(EXIT_OK)
+        events = self._news(selector)
+        if any(isinstance(event, Signals) for event in events):
+            return Ending(EXIT_OK)
         dead = [child.fate() for child in events if isinstance(child, Child)]
         if dead:
             return Ending(EXIT_STORE_LOST, f"{', '.join(dead)}; the store is lost, stopping the other shards")
@@ -234,15 +230,33 @@ class Supervisor:
         deadline = time.monotonic() + STOP_S
         running = list(self._children)
         while running:
-            events = [key.data for key, _ in selector.select(max(0.0, deadline - time.monotonic()))]
+            events = self._news(selector, deadline)
             if not events or any(isinstance(event, Signals) for event in events):
                 _log.warning("killing %s", ", ".join(child.name for child in running))
                 return
             for child in events:
+                assert isinstance(child, Child), "the watch has ended"
                 selector.unregister(child.report)
                 running.remove(child)
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     child.process.wait(max(0.0, deadline - time.monotonic()))
+
+    def _news(self, selector: selectors.BaseSelector, deadline: float = math.inf) -> list[Child | Watch | Signals]:
+        """Who has something to report: `Signals`, if the store is to end. None by the deadline: nobody has."""
+        while True:
+            left_s = max(0.0, deadline - time.monotonic())
+            events = [key.data for key, _ in selector.select(left_s if left_s < math.inf else None)]
+            told = [event for event in events if not isinstance(event, Signals) or self._is_to_end(event)]
+            if told or not events:
+                return told
+
+    def _is_to_end(self, signals: Signals) -> bool:
+        """Says what else they may be about: a shard that stands still, or goes on."""
+        asked = signals.take()
+        for child in self._children:
+            if (pause := child.pause()) is not None:
+                _log.warning("%s", pause)
+        return asked
 
     # ---- the watch over other hosts, and over the workers ----
 
