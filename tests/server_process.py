@@ -131,7 +131,7 @@ class StoreProcess:
 def _listens_at(shard: psutil.Process) -> list[int | str]:
     """TCP ports and paths."""
     tcp = [one.laddr.port for one in shard.net_connections("tcp") if one.status == psutil.CONN_LISTEN]
-    return [*tcp, *(one.laddr for one in shard.net_connections("unix") if one.laddr and not one.raddr)]
+    return [*tcp, *(str(one.laddr) for one in shard.net_connections("unix") if one.laddr and not one.raddr)]
 
 
 def failed_start(*flags: str, port: int | None = 0, environ: Mapping[str, str] | None = None) -> tuple[int, str]:

@@ -234,12 +234,12 @@ class Supervisor:
             if not events or any(isinstance(event, Signals) for event in events):
                 _log.warning("killing %s", ", ".join(child.name for child in running))
                 return
-            for child in events:
-                assert isinstance(child, Child), "the watch has ended"
-                selector.unregister(child.report)
-                running.remove(child)
+            for ended in events:
+                assert isinstance(ended, Child), "the watch has ended"
+                selector.unregister(ended.report)
+                running.remove(ended)
                 with contextlib.suppress(subprocess.TimeoutExpired):
-                    child.process.wait(max(0.0, deadline - time.monotonic()))
+                    ended.process.wait(max(0.0, deadline - time.monotonic()))
 
     def _news(self, selector: selectors.BaseSelector, deadline: float = math.inf) -> list[Child | Watch | Signals]:
         """Who has something to report: `Signals`, if the store is to end. None by the deadline: nobody has."""
