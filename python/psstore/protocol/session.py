@@ -1,7 +1,7 @@
 """The client's link to one shard. It survives reconnects: what was not answered is sent again, in order.
 
-Every request is harmless to repeat (the shard knows staged rounds, sequences and commits), so that
-'connection lost' is nothing a caller ever sees, until the deadline of its request.
+Every request is harmless to repeat (the shard knows staged rounds, sequences and commits), so that 'connection lost' is
+nothing a caller ever sees, until the deadline of its request, or until the driver says that the shard is gone.
 """
 
 from __future__ import annotations
