@@ -22,7 +22,7 @@ from psstore.protocol.membership import Liveness
 from psstore.protocol.replies import Reply
 from psstore.protocol.signing import Signer
 from psstore.types import Consistency
-from psstore.wire.messages import Commit, Committed, Join, Joined
+from psstore.wire.messages import AppliedFact, Commit, Committed, Join, Joined
 
 WORKERS = (8, 200, 2000)
 
@@ -54,6 +54,8 @@ class Group:
         self._clocks = [0 for _ in self._ranks]
         self._known = [0 for _ in self._ranks]
         """The last decision that each worker has heard of."""
+        self._asked: set[int] = set()
+        """Ranks that are to bring what shards have applied with their next commit."""
 
     def join(self) -> float:
         """All of them; the seconds of one."""
@@ -94,17 +96,22 @@ class Group:
     def _beat_all(self) -> None:
         self._now += SECONDS_PER_ROUND
         for rank in self._ranks:
-            self._coordinator.heartbeat(rank, rank=rank, incarnation=1, now=self._now)
+            self._coordinator.heartbeat(rank, client=_client(rank), rank=rank, incarnation=1, now=self._now)
             self._coordinator.next_wake()
 
     def _commit(self, rank: int) -> int:
         """How many were answered by it."""
         self._clocks[rank] += 1
-        known = self._known[rank]
-        replies = self._ask(rank, Commit(round=self._clocks[rank], present=((1, 161),), since=known, floor=known))
+        if rank in self._asked:
+            self._asked.remove(rank)
+            for shard in range(NUM_SHARDS):
+                self._coordinator.applied(AppliedFact(shard=shard, decision=self._known[rank]), self._now)
+        replies = self._ask(rank, Commit(round=self._clocks[rank], present=((1, 161),), since=self._known[rank]))
         for reply in replies:
             assert isinstance(reply.result, Committed)
             self._known[reply.conn] = reply.result.last
+            if reply.result.attest:
+                self._asked.add(reply.conn)
         return len(replies)
 
     def _ask(self, rank: int, message: Join | Commit) -> list[Reply]:
