@@ -46,11 +46,34 @@ def test_name_that_is_no_string_is_refused(store: Any, call: str, name: object) 
         CALLS[call](store, name)
 
 
+@pytest.mark.parametrize("call", ["push", "pull", "describe", "drop"])
+def test_several_names_where_one_is_expected_are_refused_with_what_takes_them(store: Any, call: str) -> None:
+    with pytest.raises(BadArgument, match=r"tensor name \['w'\]: expected a string, got list; push_many and pull_many"):
+        CALLS[call](store, ["w"])
+
+
+def test_name_that_no_message_can_say_is_refused(store: Any) -> None:
+    for call in CALLS.values():
+        with pytest.raises(BadArgument, match=r"tensor name '\\ud800': expected text that UTF-8 can say"):
+            call(store, "\ud800")
+
+
 @pytest.mark.parametrize(
     ("call", "words"),
     [
         (lambda store: store.barrier(3), "name is 3; expected a string"),
         (lambda store: store.barrier([]), r"name is \[\]"),
+        (lambda store: store.barrier("\ud800"), r"name is '\\ud800'; expected text that UTF-8 can say"),
+        (lambda store: store.version_of(["w"]), "expected a string, got list"),
+        (lambda store: store.pull("w", if_newer_than="x"), "if_newer_than is 'x'; expected an integer"),
+        (lambda store: store.pull("w", if_newer_than=1.5), r"if_newer_than is 1\.5; expected an integer"),
+        (lambda store: store.pull_many(["w"], if_newer_than="x"), "if_newer_than is 'x'; expected an integer"),
+        (
+            lambda store: store.pull("w", if_newer_than=-1),
+            "if_newer_than is -1; expected a version, as version_of",
+        ),
+        (lambda store: store.pull("w", if_newer_than=2**70), "if_newer_than is 1180591620717411303424; expected"),
+        (lambda store: store.create("q", VALUE, group=2**70), "group is 1180591620717411303424; expected"),
         (lambda store: store.barrier(wait_s="long"), "wait_s is 'long'; expected a number"),
         (lambda store: store.commit(weight="a"), "weight is 'a'; expected a number"),
         (lambda store: store.commit(weight="1"), "weight is '1'; expected a number"),
@@ -71,6 +94,11 @@ def test_what_the_store_would_take_for_a_broken_client_is_refused_before(
 ) -> None:
     with pytest.raises(BadArgument, match=words):
         call(store)
+
+
+def test_hyper_parameter_that_no_message_can_say_is_refused(store: Any) -> None:
+    with pytest.raises(BadHyper, match=r"'\\ud800': expected text that UTF-8 can say"):
+        store.commit({"\ud800": 1.0})
 
 
 def test_hyper_parameter_that_no_float_holds_is_refused(store: Any) -> None:
@@ -98,6 +126,19 @@ def test_connect_says_which_argument_is_no_number(argument: str) -> None:
     connect: Any = psstore.connect
     with pytest.raises(BadArgument, match=f"{argument} is 'x'; expected"):
         connect("local://", **{argument: "x"})
+
+
+@pytest.mark.parametrize("argument", ["rank", "num_workers"])
+@pytest.mark.parametrize("value", [2**70, -(2**70)])
+def test_connect_says_which_argument_no_message_can_say(argument: str, value: int) -> None:
+    connect: Any = psstore.connect
+    with pytest.raises(BadArgument, match=f"{argument} is {value}; expected an integer of 64 bits"):
+        connect("local://", **{argument: value})
+
+
+def test_connect_does_not_show_a_token_that_no_message_can_say() -> None:
+    with pytest.raises(BadArgument, match=r"^token: expected bytes, or text that UTF-8 can say$"):
+        psstore.connect("local://", token="secret \ud800")
 
 
 def test_connect_says_what_is_no_url() -> None:

@@ -86,7 +86,19 @@ class Tensor(msgspec.Struct, frozen=True, kw_only=True, tag="tensor"):
 def check_name(name: object) -> None:
     """Raises BadArgument for what can't be a tensor's name."""
     if not isinstance(name, str):
-        raise BadArgument(f"tensor name {name!r}: expected a string, got {type(name).__name__}")
+        advice = "; push_many and pull_many take several" if isinstance(name, (list, tuple)) else ""
+        raise BadArgument(f"tensor name {name!r}: expected a string, got {type(name).__name__}{advice}")
+    if not is_text(name):
+        raise BadArgument(f"tensor name {name!r}: expected text that UTF-8 can say")
+
+
+def is_text(value: str) -> bool:
+    """Whether UTF-8 can say it, as it travels: it has no half of a surrogate pair."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def slice_index(key: int) -> int:

@@ -19,6 +19,7 @@ from psstore.config import Transport, check_busy_poll, check_connections, check_
 from psstore.errors import BadArgument, RankTaken, TooManyWorkers
 from psstore.net.address import parse_address
 from psstore.net.sockets import check_congestion_control
+from psstore.types import is_text
 from psstore.wire.messages import Role
 
 P = ParamSpec("P")
@@ -70,7 +71,7 @@ def connect(
         role=role,
         rank=told.rank if rank is None else whole("rank", rank),
         num_workers=told.num_workers if num_workers is None else whole("num_workers", num_workers),
-        token=told.token if token is None else token.encode() if isinstance(token, str) else token,
+        token=told.token if token is None else _token(token),
         timeout_s=float(timeout_s),
         wait_s=float(wait_s),
         connect_timeout_s=float(connect_timeout_s),
@@ -93,6 +94,14 @@ def _awaited(connect: Callable[P, Store]) -> Callable[P, Coroutine[Any, Any, Asy
 
 
 connect_async = _awaited(connect)
+
+
+def _token(given: bytes | str) -> bytes:
+    if not isinstance(given, str):
+        return given
+    if not is_text(given):  # which is not for messages
+        raise BadArgument("token: expected bytes, or text that UTF-8 can say")
+    return given.encode()
 
 
 def _congestion_control(asked: str | None, told: str | None) -> str | None:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from psstore.errors import BadArgument
+from psstore.types import is_text
 
 
 def number(what: str, value: Any) -> float:
@@ -23,9 +24,27 @@ def number(what: str, value: Any) -> float:
 
 def whole(what: str, value: Any) -> int:
     try:
-        return operator.index(value)
+        found = operator.index(value)
     except TypeError:
         raise BadArgument(f"{what} is {value!r}; expected an integer") from None
+    if not -(1 << 63) <= found < 1 << 63:
+        raise BadArgument(f"{what} is {found}; expected an integer of 64 bits")
+    return found
+
+
+def version(what: str, value: Any) -> int:
+    found = whole(what, value)
+    if found < 0:
+        raise BadArgument(f"{what} is {found}; expected a version, as version_of() tells it: 0, 1, …")
+    return found
+
+
+def text(what: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise BadArgument(f"{what} is {value!r}; expected a string")
+    if not is_text(value):
+        raise BadArgument(f"{what} is {value!r}; expected text that UTF-8 can say")
+    return value
 
 
 def one_of(what: str, value: object, choices: Sequence[str]) -> None:

@@ -198,7 +198,10 @@ class Layouts:
 
     def habit(self, manner: Hashable) -> _core.Habit | None:
         """What such a call came to the last time in such a round, if it was of late."""
-        return self.habits[0].get(manner)
+        try:
+            return self.habits[0].get(manner)
+        except TypeError:  # a name that can't be looked up, such as a list: who looks at each complains of it
+            return None
 
     def note(self, manner: Hashable, op: str, layout: Layout) -> None:
         """Next time such a call will come to the same, if its arrays are of the same kind."""

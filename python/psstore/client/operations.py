@@ -15,7 +15,7 @@ from psstore.client.asked import Pull, Push
 from psstore.client.borrowing import Borrowed, Borrowing, Debt
 from psstore.client.creating import Creating
 from psstore.client.device_arrays import seen
-from psstore.client.given import one_of, whole
+from psstore.client.given import one_of, text, version, whole
 from psstore.client.kept_floats import Floats
 from psstore.client.means import Means
 from psstore.client.norms import Norm
@@ -26,9 +26,8 @@ from psstore.client.rule_state import Restored, RuleState, restoring
 from psstore.client.schema import Hypers, as_source
 from psstore.client.writing import Writing
 from psstore.codec.codecs import Codecs
-from psstore.errors import BadArgument
 from psstore.protocol.client import Client
-from psstore.types import Tensor, TensorSpec
+from psstore.types import Tensor, TensorSpec, check_name
 from psstore.wire.messages import Exist
 
 
@@ -263,9 +262,10 @@ class Operations:
         which leave `out` undefined.
         """
         places = None if out is None else seen([out], writable=True)
+        newer_than = None if if_newer_than is None else version("if_newer_than", if_newer_than)
 
         async def work() -> Array:
-            return (await self.reading.pull(Pull((name,), places, if_newer_than, dtype, codec, wait_s)))[0]
+            return (await self.reading.pull(Pull((name,), places, newer_than, dtype, codec, wait_s)))[0]
 
         return work()
 
@@ -282,7 +282,8 @@ class Operations:
         """`pull` for many tensors, in few frames. The results are in the order of `names`. `codec`: of all, or a
         mapping that names it for some."""
         places = None if out is None else seen(list(out), writable=True)
-        return self.reading.pull(Pull(tuple(names), places, if_newer_than, dtype, codec, wait_s))
+        newer_than = None if if_newer_than is None else version("if_newer_than", if_newer_than)
+        return self.reading.pull(Pull(tuple(names), places, newer_than, dtype, codec, wait_s))
 
     async def borrow(self, debt: Debt, names: Sequence[str], *, wait_s: float | None = None) -> Borrowed:
         """What `Store.borrow` gives, until the debt is settled."""
@@ -292,6 +293,7 @@ class Operations:
         """The version of the tensor as it was last pulled here; 0 if it was not. For training rules the number of
         the decision that changed it last, else a count of its changes. Of a tensor in several slices that came at
         different versions, the oldest."""
+        check_name(name)
         return self.reading.version_of(name)
 
     # ---- rule state ----
@@ -317,9 +319,7 @@ class Operations:
     async def barrier(self, name: str = "", *, wait_s: float | None = None) -> None:
         """Returns when every worker has called it with this name. Raises WorkerLost, DeadlineExceeded; calling it again
         waits again, for a lost worker's replacement, too."""
-        if not isinstance(name, str):
-            raise BadArgument(f"barrier: name is {name!r}; expected a string")
-        await self.client.barrier(name, wait_s=self.means.patience(wait_s))
+        await self.client.barrier(text("barrier: name", name), wait_s=self.means.patience(wait_s))
 
     async def leave(self) -> None:
         """This worker is done: the others no longer wait for it. Reading and plain writing still work."""

@@ -9,7 +9,7 @@ from psstore.client.device_arrays import OnDevice
 from psstore.codec.codecs import Codec
 from psstore.errors import BadArgument, BadHyper, DTypeMismatch, RuleMismatch, ShapeMismatch
 from psstore.protocol.client import Client
-from psstore.types import Tensor, TensorSpec, applies_by_decision, check_name
+from psstore.types import Tensor, TensorSpec, applies_by_decision, check_name, is_text
 from psstore.wire.ranges import Ranges
 
 Hypers = Mapping[str, float] | Mapping[int, Mapping[str, float]]
@@ -57,6 +57,7 @@ class Schema:
         return [self._tensors[name] for name in names]
 
     async def refresh(self, name: str) -> Tensor:
+        check_name(name)
         self.forget(name)
         return (await self.find([name]))[0]
 
@@ -225,6 +226,8 @@ def per_group(hypers: Hypers | None, groups: set[int]) -> dict[int, dict[str, fl
 
 
 def _number(name: str, value: object) -> float:
+    if not is_text(name):
+        raise BadHyper(f"hyper-parameter {name!r}: expected text that UTF-8 can say")
     try:
         return float(value)  # type: ignore[arg-type]  # whatever has a __float__, as a tensor of one element
     except (TypeError, ValueError, OverflowError):
