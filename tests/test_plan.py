@@ -54,6 +54,11 @@ def test_the_table_shows_each_shard_and_the_balance() -> None:
     assert "largest shard / mean: 1.0000" in result.stdout
 
 
+def test_a_model_may_be_named_without_a_flag() -> None:
+    named, flagged = plan("resnet50", "--json"), plan("--shards", "2", "--model", "resnet50", "--json")
+    assert (named.exit_code, named.stdout) == (0, flagged.stdout)
+
+
 def test_shapes_come_from_a_file_and_may_be_empty_or_0_d(tmp_path: Path) -> None:
     file = tmp_path / "shapes.json"
     file.write_text('{"weight": [1000, 1000], "scale": [], "empty": [0, 5]}')
@@ -83,8 +88,11 @@ def test_a_file_that_holds_no_shapes_is_refused_with_the_reason(tmp_path: Path, 
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ((), "needs either --shapes FILE or --model"),
+        ((), "needs either a model, which is one of resnet50, vgg16, gpt2, or --shapes FILE"),
+        (("resnet50", "--shapes", "/nowhere.json"), "needs either a model"),
+        (("alexnet",), "'alexnet' is not one of resnet50, vgg16, gpt2"),
         (("--model", "alexnet"), "'alexnet' is not one of resnet50, vgg16, gpt2"),
+        (("gpt2", "--model", "vgg16"), "was given 'gpt2' and --model vgg16"),
         (("--shapes", "/nowhere.json"), "No such file"),
         (("--model", "gpt2", "--dtype", "int8"), "can't be stored"),
     ],

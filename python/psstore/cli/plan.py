@@ -81,15 +81,21 @@ def shapes_in(content: Any) -> dict[str, Shape]:
 
 
 def plan(
-    shards: Annotated[int, typer.Option(min=1, max=1024, help="Shard processes.")],
+    named: Annotated[
+        str | None, typer.Argument(metavar="[MODEL]", help=f"Whose tensors: {', '.join(MODELS)}.", show_default=False)
+    ] = None,
+    shards: Annotated[int, typer.Option(min=1, max=1024, help="Shard processes.")] = 2,
     shapes: Annotated[Path | None, typer.Option(help='JSON file: {"name": [2, 3], ...}.')] = None,
-    model: Annotated[str | None, typer.Option(help=f"A built-in list of shapes: {', '.join(MODELS)}.")] = None,
+    model: Annotated[str | None, typer.Option(help="The same as MODEL.")] = None,
     dtype: Annotated[str, typer.Option(help="float32 or float64.")] = "float32",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Show how a model's tensors are cut into slices and placed on shards."""
     from psstore.types import TensorSpec
 
+    if named is not None and model is not None:
+        fail(f"plan is for one model, and was given {named!r} and --model {model}")
+    model = named if model is None else model
     chosen = _choose(shapes, model)
     try:
         specs = [TensorSpec(name=name, shape=shape, dtype=dtype) for name, shape in chosen.items()]
@@ -104,7 +110,7 @@ def plan(
 
 def _choose(shapes: Path | None, model: str | None) -> Mapping[str, Shape]:
     if (shapes is None) == (model is None):
-        fail(f"plan needs either --shapes FILE or --model, which is one of {', '.join(MODELS)}")
+        fail(f"plan needs either a model, which is one of {', '.join(MODELS)}, or --shapes FILE")
     if model is not None:
         if model not in MODELS:
             fail(f"model {model!r} is not one of {', '.join(MODELS)}; give other models' shapes with --shapes FILE")
