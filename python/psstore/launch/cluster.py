@@ -21,6 +21,12 @@ JOBS = ("ps", "worker", "evaluator")
 PARTS = ("ps_hosts", "worker_hosts", "job_name", "task_index")
 """The flags, in the order in which they are usually written."""
 
+NO_STORE = (
+    "without ps tasks there is no store: give at least one host that role, which may be one that also trains; or train"
+    " by all-reduce, which needs workers alone: torch's DistributedDataParallel under torchrun"
+)
+"""To whoever names workers and no ps hosts."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
@@ -63,6 +69,8 @@ class Cluster:
 
     def check(self) -> None:
         """Raises BadArgument with a sentence about the first part that is wrong."""
+        if not self.ps_hosts:
+            raise BadArgument(f"ps_hosts is empty; {NO_STORE}")
         _ = self.shards
         if not self.worker_hosts:
             raise BadArgument("worker_hosts is empty; expected the host of every worker: it says how many there are")
@@ -78,6 +86,8 @@ class Cluster:
 
 def make_cluster(parts: Mapping[str, object]) -> Cluster:
     """A checked cluster. `parts`: by the names of PARTS. Raises BadArgument naming the first that is missing."""
+    if parts.get("ps_hosts") is None and parts.get("worker_hosts") is not None:
+        raise BadArgument(f"--ps_hosts is missing, and {NO_STORE}")
     for name in PARTS:
         if parts.get(name) is None:
             raise BadArgument(

@@ -10,7 +10,7 @@ from typing import Annotated, NoReturn
 import msgspec
 
 from psstore.errors import BadArgument
-from psstore.launch.cluster import PARTS, Cluster, make_cluster
+from psstore.launch.cluster import NO_STORE, PARTS, Cluster, make_cluster
 from psstore.server.hosts import split_hosts
 
 
@@ -110,7 +110,7 @@ def read_tf_config(text: str) -> dict[str, object]:
         raise BadArgument(f"TF_CONFIG is no JSON ({error}); expected {_EXAMPLE}") from None
     hosts, task = config.cluster, config.task
     if not hosts.get("ps"):
-        raise BadArgument(f"TF_CONFIG names no ps tasks, which would be the store; expected {_EXAMPLE}")
+        raise BadArgument(f"TF_CONFIG names no ps tasks, and {NO_STORE}. Expected {_EXAMPLE}")
     chiefs = [host for name in CHIEFS for host in hosts.get(name, [])]
     if task.type == "worker":
         job_name, index = "worker", len(chiefs) + task.index
