@@ -69,7 +69,7 @@ def test_the_tf_config_shown_is_rank_1_of_2(document: str) -> None:
 def test_variables_in_the_manifests_are_settings(document: str) -> None:
     yaml = pytest.importorskip("yaml")
     manifests = [manifest for block in blocks(document, "yaml") for manifest in yaml.safe_load_all(block)]
-    assert [manifest["kind"] for manifest in manifests] == ["TFJob", "Service", "StatefulSet"]
+    assert [manifest["kind"] for manifest in manifests] == ["Service", "StatefulSet", "TFJob"]
     told = [
         variable["name"]
         for manifest in manifests
