@@ -32,14 +32,14 @@ WORKERS = (1, 2)
 
 TRANSPORTS = ("tcp", "unix", "shm")
 
-OWN = ("raw_sockets", "memory", "store")
+OWN = ("raw_sockets", "memory", "local_step", "store")
 
-PEERS = ("gloo", "torch_rpc", "redis_store", "ps_lite")
+PEERS = ("gloo", "torch_rpc", "redis_store", "ps_lite", "ps_lite_kept_memory")
 
 LIMITS: Mapping[str, str] = {
     "tcp": "raw sockets, tcp",
     "unix": "raw sockets, unix",
-    "shm": "memory, shm, copy + SGD + copy",
+    "shm": "memory, shm, copies + SGD",
 }
 """What each transport's contestants are measured by: the fastest of those limits whose names begin so."""
 

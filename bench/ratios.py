@@ -61,7 +61,7 @@ def _fastest(names: Mapping[str, float], begin: str) -> float | None:
 
 SOCKETS = ("tcp", "unix")
 RAW = {transport: f"raw sockets, {transport}" for transport in SOCKETS}
-MEMORY = {"shm": "memory, shm, copy + SGD + copy"}
+MEMORY = {"shm": "memory, shm, copies + SGD"}
 
 
 # ---- latency ----

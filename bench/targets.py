@@ -159,7 +159,7 @@ TARGETS: Sequence[Target] = (
         "shared memory",
         beside((*LARGE, *SMALL), ("shm",), MEMORY),
         at_most=1.15,
-        unit="× copy, SGD, copy",
+        unit="× copies, SGD",
         why="[shared memory](#shared-memory)",
     ),
     Target(

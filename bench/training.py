@@ -4,7 +4,8 @@
 
 Models: a small convolutional network and a small transformer, fp32, SGD with momentum, one thread per worker. On one
 host the store has one shard, and its process, the workers and the kernel's copying share the machine's cores; psstore
-has the transport that `connect` finds by itself there, shared memory, and DDP, which has no other, TCP over loopback.
+has the transport that `connect` finds by itself there, shared memory, and DDP, which has no other, TCP over loopback;
+DDP has torch's optimizer as it comes, and fused, too.
 Links with a rate are those of four hosts, two of them with a shard each, as virtual hosts (needs root): there
 W = N = 2, so that psstore and a ring all-reduce send and receive the same bytes, the size of the model, and the limit
 for both is the slower of computing and sending. Beside it is the chain of an eager step: nothing can be sent before the
@@ -31,7 +32,7 @@ from bench.machine import machine
 from bench.report import Cell, Chart, Report, Table, three_digits
 from bench.scaling import CONGESTION_CONTROL
 from bench.servers import TOKEN, shards
-from bench.training_worker import ALONE, COMPRESSED, DDP, DEFAULT, MODELS, OVERLAPS, WORKERS, Way, Worker
+from bench.training_worker import ALONE, COMPRESSED, DDP, DDP_FUSED, DEFAULT, MODELS, OVERLAPS, WORKERS, Way, Worker
 from bench.virtual_hosts import VirtualHosts, why_not
 from psstore.config import Transport
 from psstore.partition.slicing import SLICE_BYTES
@@ -129,7 +130,7 @@ def measure_all(arguments: argparse.Namespace) -> tuple[list[Found], list[str]]:
     found: list[Found] = []
     if "loopback" in parts:
         with joined(ThisHost(), num_shards=1, transport=arguments.transport) as workers:
-            found += measure(workers, "one host", None, (ALONE, DEFAULT, *OVERLAPS, DDP), arguments)
+            found += measure(workers, "one host", None, (ALONE, DEFAULT, *OVERLAPS, DDP, DDP_FUSED), arguments)
     if "links" not in parts:
         return found, []
     if reason := why_not():
@@ -140,7 +141,7 @@ def measure_all(arguments: argparse.Namespace) -> tuple[list[Found], list[str]]:
         VirtualHosts(2 * WORKERS, rate_mbit=rate, congestion_control=CONGESTION_CONTROL) as hosts,
         joined(hosts, num_shards=WORKERS, transport="tcp") as workers,
     ):
-        ways = (ALONE, *OVERLAPS, DDP, *COMPRESSED)
+        ways = (ALONE, *OVERLAPS, DDP, DDP_FUSED, *COMPRESSED)
         found += measure(workers, f"{rate:g} Mbit/s", link_bytes_s, ways, arguments)
     return found, []
 

@@ -79,10 +79,14 @@ class Way:
     options: Mapping[str, Any]
     exact: bool = True
     """All that are take the same steps."""
+    fused: bool = False
+    """torch's optimizer takes its step in one pass."""
 
 
 ALONE = Way("no communication", "alone", {}, exact=False)
 DDP = Way("DDP, gloo", "ddp", {"gradient_as_bucket_view": True})
+DDP_FUSED = Way("DDP, gloo, fused SGD", "ddp", {"gradient_as_bucket_view": True}, exact=False, fused=True)
+"""Its steps are rounded otherwise in the last place."""
 DEFAULT = Way("psstore", "psstore", {})
 OVERLAPS = tuple(Way(f"psstore, overlap={how!r}", "psstore", {"overlap": how}) for how in ("none", "backward", "eager"))
 COMPRESSED = tuple(
@@ -155,7 +159,7 @@ class _Trained:
         self.model = self._called = make()
         self._batch = batch(torch.Generator().manual_seed(rank))
         self._optimizer: torch.optim.Optimizer = torch.optim.SGD(
-            self.model.parameters(), lr=LEARNING_RATE, momentum=0.9, foreach=False
+            self.model.parameters(), lr=LEARNING_RATE, momentum=0.9, foreach=False, fused=way.fused
         )
         if way.kind == "ddp":
             self._called = DistributedDataParallel(self.model, **way.options)

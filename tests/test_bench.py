@@ -309,7 +309,7 @@ def test_dense_contestants_do_the_same_work() -> None:
     assert [one.why_not(TINY) for one in able] == [None] * 3
     entries = contest(TINY, able, warm_up=0, rounds=1)
     assert [(entry.role, len(entry.series.times_s)) for entry in entries] == [
-        *[("limit", 1)] * 5,
+        *[("limit", 1)] * 6,
         *[("psstore", 1)] * 2,
     ]
 

@@ -19,6 +19,7 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from bench.comparison import Role
 from bench.work import LEARNING_RATE, Work
@@ -40,8 +41,8 @@ def why_not(work: Work, transport: str) -> str | None:
 
 
 @contextlib.contextmanager
-def serve(work: Work, transport: str) -> Iterator[str]:
-    """The scheduler, which has no part in rounds, and one server."""
+def serve(work: Work, transport: str, *, more: Mapping[str, str] = MappingProxyType({})) -> Iterator[str]:
+    """The scheduler, which has no part in rounds, and one server. `more`: of the environment of all processes."""
     program = _compiled()
     with contextlib.ExitStack() as ends:
         environment = {
@@ -51,6 +52,7 @@ def serve(work: Work, transport: str) -> Iterator[str]:
             "DMLC_PS_ROOT_PORT": str(_free_port()),
             "DMLC_NODE_HOST": "127.0.0.1",
             "DMLC_LOCAL": str(int(transport == "unix")),
+            **more,
         }
         for role in ("scheduler", "server"):
             ends.enter_context(_process(program, work, {**environment, "DMLC_ROLE": role}))
