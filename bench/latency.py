@@ -7,7 +7,8 @@ makes a burst of calls in turn. Pushes and pulls are of a plain tensor ('assign'
 bytes, blocking, as the client is; spinning is what blocking costs, also for psstore (`busy_poll_us`). Where both ends
 sleep decides much: so both are measured on one core and on two, too, and those that the kernel places are started again
 and again, as it mostly leaves two processes where it put them first. Under load the limit has one thread for all
-clients, as a shard has. Also: pushes per second with 100 of them under way.
+clients, as a shard has. Also: pushes per second with 100 of them under way; and whole steps, by their parts, beside
+round trips without an interpreter (small_steps.py).
 """
 
 from __future__ import annotations
@@ -26,6 +27,10 @@ from bench.machine import machine
 from bench.ping_pong import raw_caller
 from bench.processes import preload
 from bench.report import Cell, Chart, Report, Table
+from bench.small_steps import Stepping, contestants, measure_steps
+from bench.small_steps import figures as step_figures
+from bench.small_steps import summary as step_summary
+from bench.small_steps import table as step_table
 
 STARTS = 10
 """Of those whose places the kernel chooses: one start alone takes a fifth of the time, or five times, by luck."""
@@ -81,7 +86,12 @@ def measure(chosen: argparse.Namespace) -> Report:
             with contextlib.ExitStack() as ends:
                 again = _started(ends, _placed_by_the_kernel(), absent)
                 passes.append(measure_callers([*again, *once], warm_up=1, rounds=1))
-    return report([joined(of_one) for of_one in zip(*passes, strict=True)], sorted(absent))
+    steps: list[Stepping] = []
+    try:
+        steps = measure_steps(contestants(), passes=2 if chosen.quick else STARTS)
+    except FileNotFoundError as missing:
+        absent.add(f"Not run: steps of 1 KiB, {missing}.")
+    return report([joined(of_one) for of_one in zip(*passes, strict=True)], sorted(absent), steps)
 
 
 def _started(ends: contextlib.ExitStack, starts: Iterable[Start], absent: set[str]) -> list[Caller]:
@@ -94,7 +104,7 @@ def _started(ends: contextlib.ExitStack, starts: Iterable[Start], absent: set[st
     return callers
 
 
-def report(found: Sequence[Found], absent: Sequence[str]) -> Report:
+def report(found: Sequence[Found], absent: Sequence[str], steps: Sequence[Stepping] = ()) -> Report:
     return Report(
         subject="latency",
         about=(
@@ -104,13 +114,20 @@ def report(found: Sequence[Found], absent: Sequence[str]) -> Report:
             f" in a row. Where the kernel likes, these are of {STARTS} starts: it leaves two processes on one core, or"
             " on two, as it placed them first. Under load another client sends 16 MiB again and again, to the same"
             " server; × raw's is beside a server that has one thread for all, as a shard has. CPU: client's and"
-            " server's processor time."
+            " server's processor time. A step is a push, a commit and a pull; × native ping-pong: by three round trips"
+            " of as many bytes between two processes without an interpreter."
         ),
-        tables=[Table("1 KiB", HEADERS, [_row(one, found) for one in found])],
+        tables=[
+            Table("1 KiB", HEADERS, [_row(one, found) for one in found]),
+            *([step_table(steps)] if steps else []),
+        ],
         notes=absent,
         charts=[_chart(found)],
-        figures=[_figures(one) for one in found],
-        summary=[_summary(one, found) for one in found if one.caller.role == "psstore"],
+        figures=[*(_figures(one) for one in found), *step_figures(steps)],
+        summary=[
+            *(_summary(one, found) for one in found if one.caller.role == "psstore"),
+            *step_summary(steps),
+        ],
         machine=machine("torch", "redis", "uvloop"),
     )
 

@@ -6,10 +6,12 @@ import argparse
 import multiprocessing
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -18,7 +20,7 @@ from time import process_time
 
 import pytest
 from bench import __main__ as every_subject
-from bench import calls, harness, latency
+from bench import calls, harness, latency, small_steps
 from bench import page as pages
 from bench.callers import placements, store_caller
 from bench.calls import Found
@@ -374,6 +376,17 @@ def test_latency_is_measured_idle_and_under_load(monkeypatch: pytest.MonkeyPatch
     assert [len(one.push.times_s) for one in found] == [3, 3, 3]
     assert [one.loaded is None for one in found] == [False, True, False]
     assert "**psstore, unix**" in latency.report(found, []).markdown()
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="the native ping-pong needs a C compiler, `cc`")
+def test_steps_of_1_kib_are_told_by_their_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(small_steps, "BURST", 3)
+    monkeypatch.setattr(calls, "BURST", 3)
+    starts = [partial(one, "unix") for one in (small_steps._native, small_steps._raw, small_steps._store)]
+    found = small_steps.measure_steps(starts, passes=2)
+    assert [len(times_s) for one in found for times_s in one.times_s.values()] == [6] * 12
+    assert next(row[2] for row in small_steps.table(found).rows) == 1.0
+    assert [row[1] for row in latency.report([], [], found).summary] == ["a step of 1 KiB: psstore, unix"]
 
 
 def test_latency_says_how_far_bursts_of_calls_differ(monkeypatch: pytest.MonkeyPatch) -> None:
