@@ -396,6 +396,42 @@ def test_asynchronous_commit_that_is_repeated_is_decided_once() -> None:
     assert store.coordinator.rounds.decided == 1
 
 
+# ---- when the coordinator has to wake ----
+
+
+def test_commits_that_are_answered_leave_it_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To ask for it looks at every worker and every wait, and the commits of a training go on and on."""
+    store = FakeStore(num_workers=1)
+    (peer,) = workers(store, 1)
+    wake = store.services[0].next_wake()
+    monkeypatch.setattr(store.coordinator, "next_wake", lambda: pytest.fail("it was asked"))
+    for round in range(1, 5):
+        peer.committed(peer.commit(round))
+        store.now += 0.1
+        assert store.services[0].next_wake() == wake
+
+
+def test_a_commit_that_waits_brings_it_forward() -> None:
+    store = FakeStore(num_workers=2)
+    first, second = workers(store, 2)
+    assert store.services[0].next_wake() == store.now + LIVENESS.silence_s
+    request = first.commit(1, wait_s=2.0)
+    assert store.services[0].next_wake() == store.now + 2.0
+    second.committed(second.commit(1))
+    first.committed(request)
+
+
+def test_a_worker_that_was_lost_and_speaks_can_be_lost_again() -> None:
+    store = FakeStore(num_workers=1)
+    (peer,) = workers(store, 1)
+    for round in range(1, 4):
+        peer.committed(peer.commit(round))
+        store.pass_time(LIVENESS.silence_s + 1.0)
+        assert store.coordinator.counters()["ranks_lost"] == "0"
+        peer.committed(peer.commit(round))  # asked again
+        assert store.coordinator.counters()["ranks_lost"] == ""
+
+
 # ---- the log ----
 
 
