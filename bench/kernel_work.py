@@ -176,7 +176,7 @@ def _compiled(read: Read, num_reads: int, num_changed: int) -> Callable[..., Non
     return compiled("plain_loop", READ=read.c_type, ELEMS=read.elems, READS=num_reads, CHANGED=num_changed)
 
 
-def compiled(name: str, **macros: str | int) -> Callable[..., None]:
+def compiled(name: str, **macros: str | int) -> Callable[..., Any]:
     """The function of that name in a C file of that name."""
     source = Path(__file__).with_name(f"{name}.c")
     with tempfile.TemporaryDirectory() as folder:
@@ -184,5 +184,5 @@ def compiled(name: str, **macros: str | int) -> Callable[..., None]:
         defined = [f"-D{macro}={value}" for macro, value in macros.items()]
         flags = ["-O3", "-march=native", "-fopenmp-simd", "-shared", "-fPIC"]
         subprocess.run(["cc", *flags, *defined, "-o", str(library), str(source)], check=True)
-        loop: Callable[..., None] = getattr(ctypes.CDLL(str(library)), name)
+        loop: Callable[..., Any] = getattr(ctypes.CDLL(str(library)), name)
         return loop

@@ -64,5 +64,4 @@ def _answer(listener: socket.socket, request_bytes: int, answer_bytes: int) -> N
 
 @lru_cache
 def _ping_pong() -> Callable[[int, int, int], int]:
-    found: Callable[[int, int, int], int] = compiled("native_ping_pong")
-    return found
+    return compiled("native_ping_pong")

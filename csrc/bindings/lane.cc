@@ -313,7 +313,7 @@ void bind_lane(py::module_& m) {
              return Terms{Op{op}, round, timeout_s, std::move(body), std::move(bodies),
                           told,   scaled};
            }),
-           "op"_a, py::kw_only(), "timeout_s"_a, "round"_a = 0, "body"_a = py::none(),
+           "op"_a, "timeout_s"_a, "round"_a = 0, "body"_a = py::none(),
            "bodies"_a = std::vector<std::string>{}, "told"_a = 0, "scaled"_a = 0)
       .def_readonly("timeout_s", &Terms::timeout_s);
   py::class_<FastLane>(m, "FastLane", py::is_final())

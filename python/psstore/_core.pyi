@@ -289,7 +289,6 @@ class Terms:
     def __init__(
         self,
         op: int,
-        *,
         timeout_s: float,
         round: int = 0,
         body: object = None,

@@ -114,15 +114,10 @@ class Lane:
             return before[1], news
         body = m.Carry(at_least=at_least, wait_s=wait_s)
         said = [session.completed(body) for session in self._client.sessions] if news else [body]
-        terms = _core.Terms(
-            OPS[op],
-            timeout_s=timeout_s,
-            round=round,
-            body=body,
-            bodies=[m.encode_body(one) for one in said],
-            told=last,
-            scaled=0 if scale is None else scale.decision,
-        )
+        bodies = [m.encode_body(one) for one in said]
+        scaled = 0 if scale is None else scale.decision
+        # By position, as each round has terms of its own: keywords would take as long as all else here.
+        terms = _core.Terms(OPS[op], timeout_s, round, body, bodies, last, scaled)
         if not news:
             self._carrying[op] = key, terms
         return terms, news
