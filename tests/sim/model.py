@@ -44,7 +44,7 @@ FRAME_BYTES = 160
 COUNTERS, FLOATS, MOMENTS = 0, 1, 2
 """Parameter groups."""
 
-HYPERS: Mapping[int, Mapping[str, float]] = {
+HYPERS: dict[int, dict[str, float]] = {
     COUNTERS: {"lr": 1.0},
     FLOATS: {"lr": 0.125, "momentum": 0.9},
     MOMENTS: {"lr": 0.01},
