@@ -6,7 +6,7 @@ import os
 import signal
 import stat
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -42,8 +42,13 @@ def store() -> Iterator[StoreProcess]:
         yield store
 
 
-def as_nobody(refused: Callable[[], object]) -> None:
-    """Has a child that is another user do it, and be refused."""
+def say_hello(address: str) -> None:
+    with RawClient(address) as client:
+        client.hello()
+
+
+def check_refuses_others(address: str) -> None:
+    """Has a child that is another user say hello there."""
     if os.geteuid() != 0:
         pytest.skip("only root can become another user")
     child = os.fork()
@@ -53,17 +58,12 @@ def as_nobody(refused: Callable[[], object]) -> None:
             os.setgroups([])
             os.setresgid(NOBODY, NOBODY, NOBODY)
             os.setresuid(NOBODY, NOBODY, NOBODY)
-            refused()
+            say_hello(address)
         except errors.AuthFailed:
             status = 0
         finally:
             os._exit(status)
     assert os.waitpid(child, 0)[1] == 0
-
-
-def say_hello(address: str) -> None:
-    with RawClient(address) as client:
-        client.hello()
 
 
 # ---- stores ----
@@ -75,7 +75,7 @@ def test_every_shard_serves_its_own_user_and_no_other(store: StoreProcess) -> No
         assert own.pull("w") == [1.0]
     for address in store.addresses:
         say_hello(address)
-        as_nobody(lambda address=address: say_hello(address))
+        check_refuses_others(address)
 
 
 def test_who_finds_no_token_is_told_what_to_do(store: StoreProcess, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,7 +122,7 @@ def test_unix_socket_serves_no_other_user_though_he_may_open_it() -> None:
         with StoreProcess("--uds", f"{directory}/store", port=None) as store:
             os.chmod(f"{directory}/store", 0o666)
             say_hello(store.url)
-            as_nobody(lambda: say_hello(store.url))
+            check_refuses_others(store.url)
 
 
 # ---- files ----
@@ -168,6 +168,17 @@ def test_directory_that_is_not_this_user_s_alone_is_left(places: list[Path]) -> 
     places[0].mkdir(0o755)
     token = UserToken([HERE])
     assert os.listdir(places[1]) == [name_of(HERE)]
+    assert find(str(HERE)) == token.secret
+    token.close()
+
+
+def test_server_that_stands_still_over_its_names_holds_up_no_other_for_ever(
+    places: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(user_token, "LOCK_S", 0.1)
+    places[0].mkdir(0o700)
+    with user_token._locked(places[0]):
+        token = UserToken([HERE])
     assert find(str(HERE)) == token.secret
     token.close()
 

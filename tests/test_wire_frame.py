@@ -52,8 +52,8 @@ def test_header_fields_lie_where_the_drawing_says() -> None:
         "payload_crc": 6,
     }
     assert HEADER.size == _core.HEADER_BYTES
-    fields = bytes(table) + b"body"
-    assert frame[64:] == fields + struct.pack("<I", _core.crc32c(fields))
+    covered = bytes(table) + b"body"
+    assert frame[64:] == covered + struct.pack("<I", _core.crc32c(covered))
 
 
 def test_slice_entry_fields_lie_where_the_drawing_says() -> None:

@@ -46,7 +46,8 @@ def connect(
     (default: PSSTORE_URL).
     `role`: 'worker' trains and is waited for; 'client' reads, and writes plain tensors.
     `rank`, `num_workers`: of this worker (default: RANK and WORLD_SIZE, else the lowest free rank).
-    `token`: the store's secret, if it has one (default: what is in the file that PSSTORE_TOKEN_FILE names).
+    `token`: the store's secret, if it was given one (default: what is in the file that PSSTORE_TOKEN_FILE names). That
+    of a store of this user on this machine is found without.
     `timeout_s`: how long the store may take to answer, also when it is asked whether it still lives. `wait_s`: how long
     to wait for other workers in commits, pulls and barriers. `connect_timeout_s`: how long to try to reach the store.
     `transport`: 'auto' uses shared memory with shards on this machine, else unix sockets that are here, else TCP; 'shm'

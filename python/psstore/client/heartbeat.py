@@ -23,7 +23,13 @@ class Heartbeats:
     """Keeps a heartbeat connection to the coordinator. The loop makes it, `_core.Heartbeat` writes to it."""
 
     def __init__(self, worker: Identity, welcome: Welcome, address: str, loop: asyncio.AbstractEventLoop) -> None:
-        identity = Identity(client=worker.client, role="heartbeat", token=worker.token, find_token=worker.find_token)
+        identity = Identity(
+            client=worker.client,
+            role="heartbeat",
+            token=worker.token,
+            find_token=worker.find_token,
+            found=worker.found,
+        )
         session = Session(
             identity=identity,
             facts=Facts(),

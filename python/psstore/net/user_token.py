@@ -16,6 +16,7 @@ import hashlib
 import os
 import secrets
 import stat
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -27,6 +28,9 @@ PRIVATE_DIRECTORY, PRIVATE_FILE = 0o700, 0o600
 
 KEPT = stat.S_ISVTX
 """Mode of a file that programs that clean up /tmp leave alone (XDG Base Directory Specification)."""
+
+LOCK_S, POLL_S = 5.0, 0.01
+"""How long another server may take to add or remove its names, which takes milliseconds; and how often it is asked."""
 
 NETWORK = Path("/proc/self/ns/net")
 
@@ -64,12 +68,13 @@ class UserToken:
         _make_private(directory)
         with _locked(directory):
             _remove_stale(directory)
-            for name in self._names:
-                (directory / name).unlink(missing_ok=True)
-            first, *others = (directory / name for name in self._names)
-            self._directory, self._file = directory, _write(first, self.secret)
-            for other in others:
-                os.link(first, other)
+            new = directory / f".{os.getpid()}"
+            new.unlink(missing_ok=True)
+            self._directory, self._file = directory, _write(new, self.secret)
+            for path in (directory / name for name in self._names):
+                path.unlink(missing_ok=True)
+                os.link(new, path)
+            new.unlink()
 
 
 def find(address: str) -> bytes | None:
@@ -113,20 +118,24 @@ def _make_private(directory: Path) -> None:
 
 @contextlib.contextmanager
 def _locked(directory: Path) -> Iterator[None]:
-    """One server at a time adds and removes names."""
+    """One server at a time adds and removes names. Raises OSError if another one takes too long about it."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        deadline = time.monotonic() + LOCK_S
+        while not _try_lock(descriptor, fcntl.LOCK_EX):
+            if time.monotonic() > deadline:
+                raise TimeoutError(0, f"locked by another server for {LOCK_S:g} s")
+            time.sleep(POLL_S)
         yield
     finally:
         os.close(descriptor)
 
 
 def _write(path: Path, secret: bytes) -> int:
-    """Returns the descriptor that holds the lock."""
+    """Returns the descriptor that holds the lock. No client looks for `path`."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, PRIVATE_FILE)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        _try_lock(descriptor, fcntl.LOCK_EX)
         os.write(descriptor, secret)
         os.fchmod(descriptor, PRIVATE_FILE | KEPT)
     except BaseException:
@@ -156,8 +165,12 @@ def _read(path: Path) -> bytes | None:
 
 def _is_stale(descriptor: int) -> bool:
     """Nobody holds its lock."""
+    return _try_lock(descriptor, fcntl.LOCK_SH)
+
+
+def _try_lock(descriptor: int, kind: int) -> bool:
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
     except OSError:
         return False
     return True

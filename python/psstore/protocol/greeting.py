@@ -31,6 +31,8 @@ class Identity:
     """Given by the user; None: the one that is found for each connection, if any."""
     find_token: Callable[[str], bytes | None] = lambda address: None
     """Of the store at that address, on this machine and of this user. Blocks for as long as a small file takes."""
+    found: bytes | None = None
+    """What was found last and proved to be right: all shards have one token, also those whose address tells nothing."""
     features: int = 0
     rank: int = 0
     incarnation: int = 0
@@ -83,13 +85,14 @@ class Greeting:
         token, nonce = self._needed_token(), self._shard_nonce
         if token is not None and (nonce is None or not auth.matches(self._proof("shard", token, nonce), welcome.proof)):
             raise AuthFailed(f"the store at {self._address} did not prove that it has the token")
+        self._identity.found = token
         return welcome
 
     def _needed_token(self) -> bytes | None:
         """Looked for when the shard has answered, so that its store is there; and kept: what it is asked to prove is
         what was proved to it."""
         if self._token is None:
-            self._token = self._identity.find_token(self._address)
+            self._token = self._identity.find_token(self._address) or self._identity.found
         return self._token
 
     def _proof(self, side: Literal["client", "shard"], token: bytes, shard_nonce: bytes) -> bytes:

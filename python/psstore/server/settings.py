@@ -58,7 +58,10 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
         Annotated[int, Meta(ge=0)] | Literal["unbounded"] | None,
         _text("rounds that a worker may be ahead of the slowest: a number or 'unbounded' (default: 0)"),
     ] = None
-    token_file: Annotated[str | None, _text("file with the secret that clients must have")] = None
+    token_file: Annotated[
+        str | None,
+        _text("file with the secret that clients must have (default, on loopback: this user's programs may come)"),
+    ] = None
     until_done: Annotated[bool, _text("end with status 0 when all workers have joined and left")] = False
     patience_s: Annotated[
         Seconds,
