@@ -1,4 +1,4 @@
-"""A TCP proxy that cuts connections, or swallows or changes what they carry: after so many bytes, or when told to; or is
+"""A TCP proxy that cuts connections, swallows or changes what they carry, after so many bytes or when told to, or is
 slow. Its clients are to notice nothing."""
 
 from __future__ import annotations
