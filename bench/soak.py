@@ -4,14 +4,14 @@
 
 Workers come to a store of two shards over TCP, unix sockets and shared memory, three at a time: each creates what is
 there already, trains a few rounds with some of the tensors, and leaves, goes without a word, or is killed in the middle
-of a round. What the shards hold is looked at every ten seconds, and after a warm-up of a third of the time a line is
-laid through it: a store that forgets nobody rises. Not among the subjects of `python -m bench`: it takes its time.
+of a round. What the shards hold is looked at every ten seconds, and after a warm-up a line is laid through it: a store
+that forgets nobody rises. The warm-up is a third of the time, and as many lives as a coordinator remembers for ever.
+Not among the subjects of `python -m bench`: it takes its time.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
 import multiprocessing
 import os
 import random
@@ -19,8 +19,10 @@ import signal
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import compress, count
 from multiprocessing.connection import wait
 from pathlib import Path
+from statistics import linear_regression
 from typing import Any
 
 import numpy as np
@@ -31,6 +33,7 @@ from bench.machine import machine
 from bench.processes import store_server
 from bench.report import Cell, Report, Table
 from psstore.config import Transport
+from psstore.protocol.clients import KEPT_AWAY
 
 FORK = multiprocessing.get_context("fork")
 """A life shall not be the imports of its process."""
@@ -160,7 +163,7 @@ def slope(x: Sequence[float], y: Sequence[float]) -> float:
     """Of the straight line nearest to the points (least squares); 0 for a single place."""
     if len(set(x)) < 2:
         return 0.0
-    return float(np.polyfit(x, y, 1)[0])
+    return linear_regression(x, y).slope
 
 
 def soak(arguments: argparse.Namespace) -> Report:
@@ -170,7 +173,7 @@ def soak(arguments: argparse.Namespace) -> Report:
     ) as url:
         pids, lives, begin = shards_here(), Lives(url), time.monotonic()
         history: list[list[Sample]] = [[] for _ in pids]
-        for number in itertools.count(1):
+        for number in count(1):
             seconds = min(number * SAMPLE_S, total_s)
             lives.go_on(begin + seconds)
             for samples, pid in zip(history, pids, strict=True):
@@ -178,13 +181,17 @@ def soak(arguments: argparse.Namespace) -> Report:
             if seconds == total_s:
                 break
         lives.finish()
-    settled = [[one for one in samples if one.seconds > total_s / 3] for samples in history]
+    is_warm = [one.seconds > total_s / 3 and one.lives > KEPT_AWAY for one in history[0]]
+    settled = [list(compress(samples, is_warm)) or samples[-1:] for samples in history]
     table = Table("memory", HEADERS, [row for shard, samples in enumerate(settled) for row in rows(shard, samples)])
     return Report(
         "soak",
         f"{lives.begun} lives of workers in {total_s / 60:g} minutes, {lives.failed} of which failed, at a store in"
         f" mode {arguments.mode}.",
         [table],
+        notes=[]
+        if sum(is_warm) > 1
+        else [f"no line: that needs more than {KEPT_AWAY} lives, and some time after them"],
         figures=[{"shard": shard, "samples": [vars(one) for one in of]} for shard, of in enumerate(history)],
         machine=machine(),
     )

@@ -10,6 +10,7 @@ import torch
 from cluster import Cluster
 from numpy.testing import assert_array_equal
 
+import psstore
 from psstore.client.store import Store
 from psstore.errors import (
     BadArgument,
@@ -100,6 +101,17 @@ def test_create_many_without_offer_waits_for_somebody_elses_value(cluster: Clust
     with cluster.connect(role="client") as other:
         other.create_many(specs, [np.array([3, 4], F32)])
     assert_array_equal(pulled(store, "a"), np.array([3, 4], F32))
+
+
+def test_names_of_dropped_tensors_are_forgotten_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("psstore.protocol.client.MAX_DROPPED_NAMES", 3)
+    with psstore.connect("local://") as store:
+        for step in range(10):
+            store.create(f"dropped {step}", shape=(1,))
+            store.drop(f"dropped {step}")
+            store.create("overwritten", [float(step)], exist="overwrite")
+        names = store._operations.client._names.values()
+        assert list(names) == ["overwritten", "overwritten", "dropped 9", "overwritten"]
 
 
 def test_describe_keys_and_drop(store: Store) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import time
 from pathlib import Path
 
 import numpy as np
@@ -52,27 +50,15 @@ def test_memory_of_frames_that_nobody_finished_is_given_back() -> None:
     with serving(make_service(), stalled_frame_s=4 * SWEEP_S) as address, RawClient(address) as client:
         client.hello()
         tensor = client.create(name="w", shape=(sizes.stop * SLICE_BYTES // 4,), rule="assign")
+        kept = []
         for num_slices in sizes:
             with RawClient(address) as other:
                 other.hello()
                 begin_to_assign(other, tensor, num_slices)
+            kept.append(idle_bytes(client))
         assert eventually(lambda: client.stats()["connections"] == 1)
-        assert idle_bytes(client) > 64 << 20
+        assert max(kept) >= sizes.start * SLICE_BYTES
         assert eventually(lambda: idle_bytes(client) == 0)
-
-
-def test_memory_that_is_used_again_and_again_stays() -> None:
-    with serving(make_service(), stalled_frame_s=4 * SWEEP_S) as address, RawClient(address) as client:
-        client.hello()
-        tensor = client.create(name="w", shape=(8 * SLICE_BYTES // 4,), rule="assign")
-        table, value = slice_table(tensor, with_bytes=True), bytes(8 * SLICE_BYTES)
-        end = time.monotonic() + 4 * SWEEP_S
-        for sequence in itertools.count(1):
-            client.send("ASSIGN", sequence=sequence, table=table, payload=[value])
-            client.reply("ASSIGNED")
-            assert idle_bytes(client) > 0
-            if time.monotonic() > end:
-                return
 
 
 def live_and_go(address: str) -> None:
@@ -95,12 +81,13 @@ def test_lives_of_workers_leave_nothing_behind(tmp_path: Path) -> None:
     with StoreProcess("--mode", "async", "--uds", str(tmp_path / "store"), "--log-level", "error") as store:
         (shard,) = store.shards()
         unix, tcp = store.ready["shards"][0]
+        places: list[tuple[str, Transport]] = [(unix, "shm"), (unix, "unix"), (tcp, "tcp")]
 
         def generation() -> int:
             """Bytes that the shard has for itself after so many lives."""
             for _ in range(LIVES):
                 live_and_go(unix)
-            for address, transport in ((unix, "shm"), (unix, "unix"), (tcp, "tcp")):
+            for address, transport in places:
                 for _ in range(LIVES_OF_STORES):
                     live_and_leave(address, transport)
             with RawClient(unix) as client:

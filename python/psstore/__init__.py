@@ -9,9 +9,11 @@ Names are loaded when they are first used: importing psstore imports neither tor
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
+
+TYPE_CHECKING = False
+"""As type checkers read typing's, which is most of what is imported before Ctrl-C can be told what to do."""
 
 if TYPE_CHECKING:
     from psstore import cluster as cluster

@@ -10,7 +10,6 @@ import os
 import signal
 import sys
 from importlib import import_module
-from typing import NoReturn
 
 EXIT_INTERRUPTED = 128 + signal.SIGINT
 """As a shell says it, and `psstore run` of its workers."""
@@ -28,7 +27,7 @@ def server() -> None:
 
 
 def _run(program: str, exit_interrupted: int) -> None:
-    def end(*_: object) -> NoReturn:
+    def end(*_: object) -> None:
         os._exit(exit_interrupted)
 
     before = signal.getsignal(signal.SIGINT)

@@ -6,6 +6,7 @@ sockets and in the simulator. A request is under way as soon as it is made; awai
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Sequence, Set
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -33,6 +34,9 @@ from psstore.wire import messages as m
 from psstore.wire.ranges import to_ranges
 
 T = TypeVar("T")
+
+MAX_DROPPED_NAMES = 1024
+"""Tensors whose names are remembered after they were dropped: for errors of whoever had not heard of it."""
 
 GRACE_S = 5.0
 """A client waits so much longer than it told the store to wait: the store's error says more."""
@@ -93,7 +97,9 @@ class Client:
         self._driver = driver
         self._facts = facts
         self._names: dict[int, str] = {}
-        """Of the tensors that this client knows, by id; for messages."""
+        """Of tensors, by id; for messages."""
+        self._dropped: deque[int] = deque()
+        """Ids among them that are no more, the latest at the end: who still uses one shall be told its name."""
         self._num_barriers = 0
 
     @property
@@ -508,8 +514,9 @@ class Client:
         for fact in map(m.decode_fact, (one.blob for one in signed)):
             if not isinstance(fact, m.DropFact):
                 raise BadBody("the coordinator sent a fact that drops nothing where such facts belong")
-            for tensor_id in fact.ids:
-                self._names.pop(tensor_id, None)
+            self._dropped.extend(fact.ids)
+        while len(self._dropped) > MAX_DROPPED_NAMES:
+            self._names.pop(self._dropped.popleft(), None)
 
     def _need_worker(self, what: str) -> None:
         if not self.joined:
