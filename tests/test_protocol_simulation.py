@@ -20,7 +20,7 @@ BATCH = 25
 MAX_SEEDS_TO_NOTICE = 250
 
 NOTICED_BY = {
-    "older connections still speak": 17,
+    "older connections still speak": 19,
     "a new life inherits the old one's commit": 46,
     "a dead initialiser is waited for": 43,
     "barriers open for the first": 12,
