@@ -7,7 +7,6 @@ another's.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -204,9 +203,9 @@ class ShardService:
 
     def next_wake(self) -> float | None:
         """When `tick` may next do something."""
-        times = [stranger.opened_at + HANDSHAKE_S for stranger in itertools.islice(self._strangers.values(), 1)]
-        times += [t for t in (self._slices.next_wake(), self._coordinator_wake()) if t is not None]
-        return min(times, default=None)
+        wake = _sooner(self._slices.next_wake(), self._coordinator_wake())
+        oldest = next(iter(self._strangers.values()), None)
+        return wake if oldest is None else _sooner(wake, oldest.opened_at + HANDSHAKE_S)
 
     def catch_up(self, now: float) -> list[Output]:
         """Applies what this process's own coordinator has decided. Call it after `frame` and `tick`, when their replies
@@ -421,6 +420,13 @@ def _no_room_for_visitors(limit: float) -> Overloaded:
         f"this shard has all the {limit:g} connections that it takes of clients that are no workers;"
         " raise its --max-connections"
     )
+
+
+def _sooner(one: float | None, other: float | None) -> float | None:
+    """Of two times, of which None is never."""
+    if one is None or other is None:
+        return other if one is None else one
+    return min(one, other)
 
 
 def _check_may_write(connection: Connection, frame: _core.Frame) -> None:

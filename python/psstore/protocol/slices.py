@@ -174,7 +174,7 @@ class Slices:
             self.take(decision.fact)
         if not made:
             return  # a worker has said that no shard needs them any more, which was not so
-        news = m.Carry(decisions=tuple(decision.signed for decision in made))
+        news = m.Carry(decisions=tuple([decision.signed for decision in made]))
         if made[-1].fact.early:
             self._note_known(news)  # as pushes say it
         self._note_known(replace(news, at_least=self.shard.version, wait_s=self._patience_s))
