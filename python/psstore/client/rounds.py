@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from msgspec import Struct
 
@@ -26,6 +27,18 @@ class Commit(Struct, frozen=True):
     """A worker's gradients were not finite: nothing changes in this round."""
 
 
+class Counted(NamedTuple):
+    """What a commit counted by name."""
+
+    named: tuple[str, ...]
+    pushed: frozenset[int]
+    ids: frozenset[int]
+
+    def is_of(self, named: tuple[str, ...], pushed: frozenset[int]) -> bool:
+        """Whether these names are those, in a round of the same single push."""
+        return pushed is self.pushed and named == self.named
+
+
 class Rounds:
     """Lives on the store's loop. What the arguments mean is said in operations.py."""
 
@@ -33,6 +46,7 @@ class Rounds:
         self._means = means
         self._norm = norm
         self._writing = writing
+        self._last: Counted | None = None
 
     async def commit(
         self,
@@ -96,11 +110,16 @@ class Rounds:
         if self._writing.under_way:
             raise BadArgument(f"{what} while {len(self._writing.under_way)} pushes are under way; await them first")
 
-    async def _counted(self, names: Iterable[str], *, promised: bool) -> set[int]:
+    async def _counted(self, names: Iterable[str], *, promised: bool) -> frozenset[int]:
         """Ids of the tensors that a commit counts."""
-        tensors = await self._means.schema.find(list(names))
-        pushed = self._writing.pushed
+        named, pushed = tuple(names), self._writing.pushed
+        if not promised and self._last is not None and self._last.is_of(named, pushed):
+            return self._last.ids
+        tensors = await self._means.schema.find(named)
         for tensor in tensors:
             if not promised and tensor.id not in pushed:
                 raise BadArgument(f"commit counts on {tensor.spec.name!r}, which was not pushed in this round")
-        return {tensor.id for tensor in tensors}
+        ids = frozenset(tensor.id for tensor in tensors)
+        if not promised:
+            self._last = Counted(named, pushed, ids)
+        return ids

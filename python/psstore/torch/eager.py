@@ -23,7 +23,7 @@ from psstore.client.device_arrays import OnDevice
 from psstore.client.rounds import Commit
 from psstore.client.store import Store
 from psstore.errors import PsstoreError, UsageError
-from psstore.torch.gradients import Gradients, Sight
+from psstore.torch.gradients import Gradients
 from psstore.torch.parameters import Trained, some
 from psstore.torch.reducing import Ended, Hypers
 from psstore.torch.stepping import Overflow, Training
@@ -242,15 +242,17 @@ class Promised(Gradients):
                 self._twice.add(name)
         super()._take(name, parameter)
 
-    def _sights(self) -> dict[str, Sight]:
-        present = super()._sights()
+    def _present(self) -> dict[str, torch.Tensor]:
+        present = super()._present()
         missing = [name for name in self._promises if name not in present]
         if missing:
             self._tell_missing(missing)
         for name in missing:
-            zeros = self._zeros.setdefault(name, torch.zeros_like(self._parameters[name]))
-            present[name] = Sight.now(self._store.round, zeros)
+            present[name] = self._zeros.setdefault(name, torch.zeros_like(self._parameters[name]))
         return {name: present[name] for name in self._promises}
+
+    def _send_rest(self, gradients: Mapping[str, torch.Tensor]) -> None:
+        self._send(gradients)  # what becomes of them is pulled beside it
 
     def _send(self, gradients: Mapping[str, torch.Tensor], on_device: Mapping[str, OnDevice] | None = None) -> None:
         super()._send(gradients, on_device)

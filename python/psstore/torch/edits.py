@@ -7,7 +7,6 @@ exchange for averaged weights) is noticed before the next commit: rank 0's edit 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 import torch
 
@@ -22,23 +21,6 @@ CHECKED_ROUNDS = 8
 """Rounds in which the bytes are looked at too. Who edits in a way that torch does not count does so from the start."""
 
 
-class Look(NamedTuple):
-    """What tells cheaply that a parameter may have been changed."""
-
-    version: int
-    pointer: int
-    shape: torch.Size
-
-    @staticmethod
-    def at(parameter: torch.Tensor) -> Look:
-        return Look(parameter._version, parameter.data_ptr(), parameter.shape)
-
-    def holds(self, parameter: torch.Tensor) -> bool:
-        """`self == Look.at(parameter)`, for each parameter in each step."""
-        version, pointer, shape = self
-        return version == parameter._version and pointer == parameter.data_ptr() and shape == parameter.shape
-
-
 class Edits:
     """Of the parameters that the store trains. `note` when they hold what the store has, `settle` before a commit."""
 
@@ -47,37 +29,64 @@ class Edits:
         self._training = training
         self._codecs = codecs
         self._kinds: dict[str, tuple[torch.dtype, torch.device, torch.Size]] = {}
-        self._looks: dict[str, Look] = {}
         self._checksums: dict[str, Checksum] = {}
+        self._parameters: list[torch.Tensor] = []
+        """All, in their order; so are the three that tell cheaply whether one may have been changed."""
+        self._versions: list[int] = []
+        self._pointers: list[int] = []
+        self._shapes: list[torch.Size] = []
         self._rounds = 0
         self._told = False
 
+    def begin(self, trained: Sequence[Trained]) -> None:
+        """These, too, are now as the store has them, from the first time on."""
+        for name, parameter, _ in trained:
+            self._kinds[name] = (parameter.dtype, parameter.device, parameter.shape)
+            self._parameters.append(parameter)
+        self.note([*self._training.trained, *trained])
+
     def note(self, trained: Sequence[Trained]) -> None:
-        """These parameters are now as the store has them."""
-        for one in trained:
-            parameter = one.parameter
-            if one.name not in self._kinds:
-                self._kinds[one.name] = (parameter.dtype, parameter.device, parameter.shape)
-            self._looks[one.name] = Look.at(parameter)
-            if self._rounds < CHECKED_ROUNDS:
-                self._checksums[one.name] = checksum(parameter)
+        """All parameters are now as the store has them, wherever they lie."""
+        self._pointers = [parameter.data_ptr() for parameter in self._parameters]
+        self._shapes = [parameter.shape for parameter in self._parameters]
+        self.note_written(trained)
+
+    def note_written(self, trained: Sequence[Trained]) -> None:
+        """All parameters are now as the store has them, where they were in `settle`."""
+        self._versions = [parameter._version for parameter in self._parameters]
+        if self._rounds < CHECKED_ROUNDS:
+            self._checksums = {name: checksum(parameter) for name, parameter, _ in trained}
 
     def settle(self) -> None:
         """Makes parameters and store agree again, if an edit came between. Raises UsageError for a parameter of
         another shape, dtype or device, and for edits that torch does not count."""
         trained = self._training.trained
-        suspects: list[Trained] = []
-        others: list[Trained] = []
-        looks = self._looks
-        for one in trained:
-            (others if looks[one.name].holds(one.parameter) else suspects).append(one)
+        suspects = self._suspects()
         for one in suspects:
             self._check_kind(one)
         if self._rounds < CHECKED_ROUNDS:
-            self._check_bytes(others)
+            names = {one.name for one in suspects}
+            self._check_bytes([one for one in trained if one.name not in names])
             self._rounds += 1
         if suspects:
             self._reconcile(suspects)
+            self._pointers = [parameter.data_ptr() for parameter in self._parameters]
+
+    def _suspects(self) -> list[Trained]:
+        parameters = self._parameters
+        versions = [parameter._version for parameter in parameters]
+        pointers = [parameter.data_ptr() for parameter in parameters]
+        same_shapes = all(parameter.shape == shape for parameter, shape in zip(parameters, self._shapes, strict=True))
+        if versions == self._versions and pointers == self._pointers and same_shapes:
+            return []
+        looks = zip(
+            self._training.trained, versions, self._versions, pointers, self._pointers, self._shapes, strict=True
+        )
+        return [
+            one
+            for one, version, old_version, pointer, old_pointer, shape in looks
+            if version != old_version or pointer != old_pointer or one.parameter.shape != shape
+        ]
 
     def _check_kind(self, one: Trained) -> None:
         dtype, device, shape = self._kinds[one.name]

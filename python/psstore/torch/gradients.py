@@ -13,7 +13,6 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
-from typing import NamedTuple
 
 import torch
 from torch.utils.hooks import RemovableHandle
@@ -21,8 +20,9 @@ from torch.utils.hooks import RemovableHandle
 from psstore.client.device_arrays import OnDevice, seen
 from psstore.client.store import Store
 from psstore.errors import StoreClosed, UsageError
-from psstore.torch.edits import Checksum, checksum
+from psstore.torch.edits import checksum
 from psstore.torch.parameters import some
+from psstore.torch.sights import Sent, Sight, Sights
 from psstore.torch.telling import warn
 
 BUCKET_BYTES = 1 << 19
@@ -32,36 +32,6 @@ BUCKET_BYTES = 1 << 19
 CHECKED_ROUNDS = 8
 """Rounds in which the bytes are looked at too. Who changes gradients in a way that torch does not count does so from
 the start."""
-
-
-class Sight(NamedTuple):
-    """A gradient as it was in some round."""
-
-    round: int
-    gradient: torch.Tensor
-    version: int
-
-    @staticmethod
-    def now(round: int, gradient: torch.Tensor) -> Sight:
-        return Sight(round, gradient, version_of(gradient))
-
-    def is_still(self, gradient: torch.Tensor) -> bool:
-        return self.gradient is gradient and self.version == version_of(gradient)
-
-
-def version_of(gradient: torch.Tensor) -> int:
-    """How often it was changed. One that was made under inference_mode is not counted for, and does not change
-    outside."""
-    return -1 if gradient.is_inference() else gradient._version
-
-
-class Push(NamedTuple):
-    """A gradient that was sent."""
-
-    sight: Sight
-    checksum: Checksum | None
-    done: Future[None]
-    """Of all that were sent together."""
 
 
 class Gradients:
@@ -84,12 +54,13 @@ class Gradients:
         """Orders the hooks; guards the four below."""
         self._arrived: dict[str, Sight] = {}
         """As its last hook saw it."""
-        self._pushes: dict[str, Push] = {}
+        self._sent: dict[str, Sent] = {}
+        """What it was last sent with."""
         self._bucket: dict[str, Sight] = {}
         self._on_device: dict[str, OnDevice] = {}
         """What of it is on a device, as its hook saw it."""
         self._bucket_bytes = 0
-        self._counted: dict[str, Sight] = {}
+        self._counted = Sights({})
         """As the last `complete` or `withhold` saw them."""
         self._muted = 0
         """Depth of no_sync()."""
@@ -137,8 +108,8 @@ class Gradients:
         ones; what codecs kept back was brought to another scale if this was not expected. Raises UsageError for
         gradients that were changed behind torch's back, and what pushing raises; it may be called again.
         """
-        self._counted = self._sights()
-        gradients = {name: sight.gradient for name, sight in self._counted.items()}
+        gradients = self._present()
+        self._counted = Sights(gradients)
         with self._lock:
             self._bucket.clear()
             self._on_device.clear()
@@ -146,10 +117,11 @@ class Gradients:
             if rewritten:
                 self._stop()
             if rewritten or (self._codecs and loss_scale != self._loss_scale):
-                self._pushes.clear()
+                self._sent.clear()
             self._loss_scale = loss_scale
             self._look_for_changes(gradients)
-            self._send(self._outdated(gradients))
+            rest = self._outdated(gradients)
+        self._send_rest(rest)
         self._store.settle()
         with self._lock:
             again = self._failed(gradients)
@@ -160,22 +132,19 @@ class Gradients:
     def withhold(self) -> list[str]:
         """In place of `complete`, for gradients that are not to count: returns no names."""
         self._store.settle()
-        self._counted = self._sights()
+        self._counted = Sights(self._present())
         return []
 
     def unchanged(self) -> bool:
         """Whether the gradients are those of the last `complete` or `withhold` still."""
-        now = self._sights()
-        return now.keys() == self._counted.keys() and all(
-            self._counted[name].is_still(sight.gradient) for name, sight in now.items()
-        )
+        return self._counted.hold(self._present())
 
     def forget(self) -> None:
         """The round is over: lets go of its gradients."""
         with self._lock:
             self._arrived.clear()
-            self._pushes.clear()
-            self._counted.clear()
+            self._sent.clear()
+            self._counted = Sights({})
             self._rounds += 1
             if self._rounds == CHECKED_ROUNDS:
                 _remove(self._noting)
@@ -234,8 +203,8 @@ class Gradients:
 
     def _is_sent(self, name: str, sight: Sight) -> bool:
         """It accumulates then: to send it again each time would be in vain."""
-        push = self._pushes.get(name)
-        return push is not None and push.sight.round == sight.round and push.sight.gradient is sight.gradient
+        sent = self._sent.get(name)
+        return sent is not None and sent.round == sight.round and sent.sights.gradients[name] is sight.gradient
 
     def _emptied(self, round: int) -> tuple[dict[str, torch.Tensor], dict[str, OnDevice]]:
         """What was in the bucket, but for what another optimizer's step has left there from an earlier round."""
@@ -246,48 +215,52 @@ class Gradients:
 
     # ---- how ----
 
-    def _sights(self) -> dict[str, Sight]:
-        """Every gradient that is there, as it is now."""
-        round = self._store.round
+    def _present(self) -> dict[str, torch.Tensor]:
+        """Every gradient that is there."""
         return {
-            name: Sight.now(round, gradient)
-            for name, parameter in self._parameters.items()
-            if (gradient := parameter.grad) is not None
+            name: gradient for name, parameter in self._parameters.items() if (gradient := parameter.grad) is not None
         }
 
     def _send(self, gradients: Mapping[str, torch.Tensor], on_device: Mapping[str, OnDevice] | None = None) -> None:
         """Starts pushing them. `on_device`: those that a hook has seen there, on its stream."""
         if not gradients:
             return
-        round = self._store.round
-        sights = {name: Sight.now(round, gradient) for name, gradient in gradients.items()}
         dense = self._dense(gradients)
-        pushed = {**dense, **(on_device or {})}
+        pushed = {**dense, **on_device} if on_device else dense
         done = self._store.start_push_many(pushed, codec=self._codecs or None, loss_scale=self._loss_scale)
-        checked = self._rounds < CHECKED_ROUNDS
-        for name, sight in sights.items():
-            self._pushes[name] = Push(sight, checksum(dense[name]) if checked else None, done)
+        self._note_sent(Sights(gradients), dense, done)
 
-    def _outdated(self, gradients: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def _send_rest(self, gradients: Mapping[str, torch.Tensor]) -> None:
+        """Pushes what `complete` found to be missing, and waits for it."""
+        if not gradients:
+            return
+        dense = self._dense(gradients)
+        self._store.push_many(dense, codec=self._codecs or None, loss_scale=self._loss_scale)
+        known = self._counted
+        self._note_sent(known if gradients is known.gradients else Sights(gradients), dense, None)
+
+    def _note_sent(self, sights: Sights, dense: Mapping[str, torch.Tensor], done: Future[None] | None) -> None:
+        checked = self._rounds < CHECKED_ROUNDS
+        checksums = {name: checksum(gradient) for name, gradient in dense.items()} if checked else {}
+        sent = Sent(sights, round=self._store.round, done=done, checksums=checksums)
+        self._sent.update(dict.fromkeys(sights.gradients, sent))
+
+    def _outdated(self, gradients: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
         """Those that the store does not have, or not as they are here."""
+        if not self._sent:
+            return gradients
         round = self._store.round
-        self._pushes = {
-            name: push
-            for name, push in self._pushes.items()
-            if name in gradients and push.sight.round == round and push.sight.is_still(gradients[name])
+        self._sent = {
+            name: sent
+            for name, sent in self._sent.items()
+            if name in gradients and sent.round == round and sent.sights.holds(name, gradients[name])
         }
-        return {name: gradient for name, gradient in gradients.items() if name not in self._pushes}
+        return {name: gradient for name, gradient in gradients.items() if name not in self._sent}
 
     def _failed(self, gradients: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Those whose push has ended without the store's having them. Few futures stand for many gradients."""
-        failed = {
-            done
-            for done in {self._pushes[name].done for name in gradients}
-            if done.done() and (done.cancelled() or done.exception() is not None)
-        }
-        if not failed:
-            return {}
-        return {name: gradient for name, gradient in gradients.items() if self._pushes[name].done in failed}
+        """Those whose push has ended without the store's having them. Many were sent together."""
+        failed = {sent for sent in set(self._sent.values()) if sent.has_failed}
+        return {name: gradients[name] for name, sent in self._sent.items() if sent in failed} if failed else {}
 
     def _look_for_changes(self, gradients: Mapping[str, torch.Tensor]) -> None:
         """Between the push and now."""
@@ -297,15 +270,16 @@ class Gradients:
         edited: list[str] = []
         accumulated: list[str] = []
         for name, gradient in gradients.items():
-            arrived, push = self._arrived.get(name), self._pushes.get(name)
+            arrived, sent = self._arrived.get(name), self._sent.get(name)
             if arrived is None or arrived.round != round:
                 continue
             if not arrived.is_still(gradient):
                 edited.append(name)
-            elif push is not None and push.sight.round == round:
-                if not push.sight.is_still(gradient):
+            elif sent is not None and sent.round == round:
+                if sent.sights.holds(name, gradient):
+                    self._check_bytes(name, sent, gradient)
+                else:
                     accumulated.append(name)
-                self._check_bytes(name, push, gradient)
         if edited or accumulated:
             self._object(edited, accumulated)
 
@@ -315,10 +289,8 @@ class Gradients:
             self._tell(edited)
         self._stop()
 
-    def _check_bytes(self, name: str, push: Push, gradient: torch.Tensor) -> None:
-        if push.checksum is None or not push.sight.is_still(gradient):
-            return
-        if checksum(gradient.to_dense()) != push.checksum:
+    def _check_bytes(self, name: str, sent: Sent, gradient: torch.Tensor) -> None:
+        if name in sent.checksums and checksum(gradient.to_dense()) != sent.checksums[name]:
             raise UsageError(
                 f"the gradient of {name!r} was changed behind torch's back, as .data does, after it was sent: change it"
                 " under torch.no_grad() in place of .data, or pass overlap='none', so that step() sends what is there"
@@ -344,10 +316,10 @@ class Gradients:
         self._overlap = "none"
         _remove(self._hooks, self._noting)
 
-    def _dense(self, gradients: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def _dense(self, gradients: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
         sparse = [name for name, gradient in gradients.items() if gradient.layout is not torch.strided]
         if not sparse:
-            return dict(gradients)
+            return gradients
         if not self._densified:
             self._densified = True
             warn(

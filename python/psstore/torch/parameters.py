@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -138,7 +139,19 @@ def some(names: Sequence[str], *, most: int = 3) -> str:
 
 
 def mark_written(parameters: Iterable[torch.Tensor]) -> None:
-    """Tells autograd that their memory was written to, as its own operations do. One by one: torch's function
-    did not always take a list (its documentation for 2.3)."""
-    for parameter in parameters:
-        increment_version(parameter)
+    """Tells autograd that their memory was written to, as its own operations do."""
+    if _marks_many():
+        increment_version(list(parameters))
+    else:
+        for parameter in parameters:
+            increment_version(parameter)
+
+
+@cache
+def _marks_many() -> bool:
+    """Whether torch's function takes a list: it did not always (its documentation for 2.3)."""
+    try:
+        increment_version([])
+    except TypeError:
+        return False
+    return True

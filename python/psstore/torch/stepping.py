@@ -45,6 +45,8 @@ class Training:
     compression: Compression = field(default_factory=Compression)
     """Of the groups that say nothing of their own."""
     trained: list[Trained] = field(default_factory=list)
+    _known: set[int] = field(default_factory=set)
+    """The id() of each parameter that is trained, which `trained` keeps alive."""
 
     @property
     def is_first(self) -> bool:
@@ -56,8 +58,10 @@ class Training:
 
     def newcomers(self) -> list[Trained]:
         """What is in the groups, requires a gradient and is not trained yet: unfrozen since, or of a new group."""
-        known = {id(one.parameter) for one in self.trained}
-        return trainable(self.optimizer.param_groups, self.names, known=known)
+        groups = self.optimizer.param_groups
+        if all(self._known.issuperset(map(id, group["params"])) for group in groups):
+            return []
+        return trainable(groups, self.names, known=self._known)
 
     def admit(self, way: Way) -> None:
         """Takes in the newcomers, if there are any. Every worker must, in the same round."""
@@ -70,6 +74,7 @@ class Training:
                     error, "it is rank 0's to send: what is trained and what is frozen must be alike on every worker"
                 ) from None
             self.trained += new
+            self._known.update(id(one.parameter) for one in new)
             claim(self.store, way, new)
 
 

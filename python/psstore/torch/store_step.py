@@ -42,7 +42,7 @@ class StoreStep(Reducing):
         begun, continued = split_trained(training, trained)
         state.adopt(training, begun)
         state.forget(training, continued)
-        self._edits.note(trained)
+        self._edits.begin(trained)
         self._gradients.watch(
             {one.name: one.parameter for one in trained},
             codecs={name: one.push for name, one in chosen.items()},
@@ -99,7 +99,7 @@ class StoreStep(Reducing):
     def _take(self, ended: Ended) -> None:
         trained = self._training.trained
         self._pull(trained, newer_than=None if ended.changed_all else self._decision)
-        self._edits.note(trained)
+        self._edits.note_written(trained)
         self._decision = ended.commit.decision
 
     def _hypers(self) -> Hypers:
@@ -121,7 +121,7 @@ class StoreStep(Reducing):
         names = [one.name for one in trained]
         values = self._training.store.pull_many(
             names,
-            out=[one.parameter.detach() for one in trained],
+            out=[one.parameter for one in trained],
             if_newer_than=newer_than,
             codec=self._codecs or None,
         )
