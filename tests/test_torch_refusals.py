@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -192,6 +194,38 @@ def test_a_hyper_parameter_that_no_step_could_use_is_refused_and_can_be_set_righ
     outer.step()
     inner.step()
     torch.testing.assert_close(model.weight, plain.weight)
+
+
+@pytest.fixture
+def mesh() -> Iterator[Any]:
+    distributed_tensor = pytest.importorskip("torch.distributed.tensor")
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    yield partial(distributed_tensor.distribute_tensor, device_mesh=torch.distributed.init_device_mesh("cpu", (1,)))
+    torch.distributed.destroy_process_group()
+
+
+def test_parameters_of_which_processes_have_parts_are_refused(store: psstore.Store, mesh: Any) -> None:
+    model = linear()
+    model.weight = nn.Parameter(mesh(model.weight.detach()))
+    with pytest.raises(UsageError, match=r"parameter 'weight' is a DTensor.*without fully_shard"):
+        wrap(SGD(model.parameters(), lr=0.1), store, model)
+
+
+@pytest.mark.parametrize("overlap", ["backward", "none"])
+def test_gradients_of_which_processes_have_parts_are_refused(store: psstore.Store, mesh: Any, overlap: Any) -> None:
+    model = linear()
+    outer = DistributedOptimizer(SGD(model.parameters(), lr=0.1), store, model.named_parameters(), overlap=overlap)
+    model(torch.ones(1, 2)).sum().backward()
+    model.weight.grad = mesh(torch.ones(2, 2))
+    with pytest.raises(UsageError, match=r"the gradient of 'weight' is a DTensor"):
+        outer.step()
+
+
+def test_without_torch_the_extra_is_named() -> None:
+    """In a process that has none."""
+    program = "import sys; sys.modules['torch'] = None; import psstore.torch"
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert "pip install 'psstore[torch]'" in run.stderr
 
 
 # ---- what the store has already ----

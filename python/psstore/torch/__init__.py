@@ -1,8 +1,13 @@
 """Trains PyTorch models on a store: `psstore.torch.DistributedOptimizer`."""
 
-from psstore.codec.compression import Compression
-from psstore.torch.optimizer import DistributedOptimizer
-from psstore.torch.replicas import Replicas
-from psstore.torch.scaler import GradScaler
+try:
+    from psstore.codec.compression import Compression
+    from psstore.torch.optimizer import DistributedOptimizer
+    from psstore.torch.replicas import Replicas
+    from psstore.torch.scaler import GradScaler
+except ModuleNotFoundError as error:
+    if error.name != "torch":
+        raise
+    raise ModuleNotFoundError("psstore.torch needs PyTorch: pip install 'psstore[torch]'", name="torch") from None
 
 __all__ = ["Compression", "DistributedOptimizer", "GradScaler", "Replicas"]

@@ -21,13 +21,16 @@ from psstore.client.device_arrays import OnDevice, seen
 from psstore.client.store import Store
 from psstore.errors import StoreClosed, UsageError
 from psstore.torch.edits import checksum
-from psstore.torch.parameters import some
+from psstore.torch.parameters import refuse_parts, some
 from psstore.torch.sights import Sent, Sight, Sights
 from psstore.torch.telling import warn
 
 BUCKET_BYTES = 1 << 19
 """Gradients are gathered up to this size before they are sent: two slices'. To send 200 layers of 4 kB one by one took
 7 times as long as to send them together."""
+
+PLAIN: frozenset[type] = frozenset([torch.Tensor, torch.nn.Parameter])
+"""Kinds of gradients that are what they seem to be."""
 
 CHECKED_ROUNDS = 8
 """Rounds in which the bytes are looked at too. Who changes gradients in a way that torch does not count does so from
@@ -317,6 +320,9 @@ class Gradients:
         _remove(self._hooks, self._noting)
 
     def _dense(self, gradients: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
+        for kind in set(map(type, gradients.values())) - PLAIN:
+            first = next(name for name, gradient in gradients.items() if type(gradient) is kind)
+            refuse_parts(f"the gradient of {first!r}", kind)
         sparse = [name for name, gradient in gradients.items() if gradient.layout is not torch.strided]
         if not sparse:
             return gradients

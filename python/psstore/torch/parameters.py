@@ -91,6 +91,7 @@ class Names:
                 " was given"
             )
         name = self._names[parameter]
+        refuse_parts(f"parameter {name!r}", type(parameter))
         if parameter.layout is not torch.strided:
             raise UsageError(f"parameter {name!r} has layout {parameter.layout}; the store trains dense parameters")
         if parameter.dtype not in STORED_AS:
@@ -120,6 +121,16 @@ def trainable(param_groups: Sequence[Mapping[str, Any]], names: Names, *, known:
         for position, parameter in enumerate(group["params"])
         if id(parameter) not in known and parameter.requires_grad
     ]
+
+
+def refuse_parts(what: str, kind: type) -> None:
+    """Raises UsageError for a DTensor. By its name: torch has moved the class, and imports it only for who uses it."""
+    if any(base.__name__ == "DTensor" for base in kind.__mro__):
+        raise UsageError(
+            f"{what} is a DTensor, of which each process has a part: fully_shard and tensor parallelism make them. The"
+            " store takes whole tensors and shards them itself: train the plain model, without fully_shard or"
+            " parallelize_module, or make the model whole again with full_tensor()"
+        )
 
 
 def uncompiled(name: str) -> str:
