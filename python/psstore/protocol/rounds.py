@@ -354,10 +354,12 @@ class Rounds:
     def _complain(self, now: float) -> list[Reply]:
         """Tells those who wait of the lost workers for want of whom the round can't close, each once. Their commits
         stay: if the lost one's next life joins and commits, the round closes with them."""
-        replies = []
         lost = self._lost_and_needed() if self._staged else []
+        if not lost:
+            return []
+        replies = []
         for rank, waiting in list(self._staged.items()):
-            if lost and waiting.since < math.inf and self._losses.is_news(rank, waiting.request, lost):
+            if waiting.since < math.inf and self._losses.is_news(rank, waiting.request, lost):
                 self._losses.tell(rank, waiting.request, lost)
                 replies.append(waiting.reply(self._worker_lost(f"round {self.decided + 1}", lost[0], now)))
                 self._staged.put(rank, waiting._replace(since=math.inf))
