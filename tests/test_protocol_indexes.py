@@ -75,8 +75,9 @@ class Members:
             case 3:
                 self.membership.detach(conn, self.now)
             case 4 if worker is not None:
+                said = self.now - self._random.random()
                 self.membership.heartbeat(
-                    rank=worker.rank, incarnation=worker.incarnation, conn=conn, now=self.now - self._random.random()
+                    client=worker.client, rank=worker.rank, incarnation=worker.incarnation, conn=conn, now=said
                 )
             case 5 if worker is not None and self._random.random() < 0.3:
                 self.membership.leave(worker)
