@@ -15,7 +15,18 @@ from pathlib import Path
 from bench.report import Report, summary_table
 from bench.targets import targets_table
 
-SUBJECTS = ("dense", "latency", "kernels", "scaling", "links", "training", "connections", "compression", "coordinator")
+SUBJECTS = (
+    "dense",
+    "latency",
+    "fairness",
+    "kernels",
+    "scaling",
+    "links",
+    "training",
+    "connections",
+    "compression",
+    "coordinator",
+)
 
 
 def main() -> None:

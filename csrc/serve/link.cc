@@ -22,6 +22,18 @@ double seconds(Link::Clock::time_point time) {
   return std::chrono::duration<double>(time.time_since_epoch()).count();
 }
 
+// Cuts `ranges` off after so many bytes. Returns how many ranges are left.
+size_t first_bytes(std::span<iovec> ranges, size_t num_bytes) {
+  for (size_t i = 0; i < ranges.size(); ++i) {
+    if (ranges[i].iov_len >= num_bytes) {
+      ranges[i].iov_len = num_bytes;
+      return i + 1;
+    }
+    num_bytes -= ranges[i].iov_len;
+  }
+  return ranges.size();
+}
+
 bool would_block(int error) {
   return error == EAGAIN || error == EWOULDBLOCK || error == EINTR;
 }
@@ -42,7 +54,7 @@ std::optional<Link::Clock::time_point> Link::stalled_since() const {
 
 void Link::begin_round(uint32_t events) {
   readable_ = (events & ~static_cast<uint32_t>(EPOLLOUT)) != 0;  // an error is read, too
-  round_bytes_ = kRoundBytes;
+  to_read_ = to_send_ = kRoundBytes;
   if (full()) came_at_ = Clock::now();
   flush();
 }
@@ -56,17 +68,17 @@ std::shared_ptr<Frame> Link::next_frame() {
       if (frame != nullptr) return frame;
     }
   } while (receive());
-  // If it is full, the socket was just so, too. Should there be room by now, then frames may go on that wait
-  // in the port: that is a round, and the socket will call for it.
+  // If it is full, the socket was just so, too, or the round has sent its share. Should there be room by now, then
+  // frames may go on that wait in the port: that is a round, and the socket will call for it.
   if (!full()) flush();
   return nullptr;
 }
 
 bool Link::receive() {
-  if (!readable_ || ended_ || round_bytes_ == 0 || (full() && !closing_)) return false;
+  if (!readable_ || ended_ || to_read_ == 0 || (full() && !closing_)) return false;
   std::array<std::byte, kDiscardBytes> discarded;
   std::span<std::byte> window = closing_ ? discarded : decoder_.writable().bytes;
-  window = window.first(std::min(window.size(), round_bytes_));
+  window = window.first(std::min(window.size(), to_read_));
   const ssize_t received = recv(fd(), window.data(), window.size(), MSG_DONTWAIT);
   if (received < 0 && would_block(errno)) return readable_ = false;
   if (received <= 0) {
@@ -76,7 +88,7 @@ bool Link::receive() {
   const auto num_bytes = static_cast<size_t>(received);
   if (!closing_) decoder_.written(num_bytes);
   readable_ = num_bytes == window.size();  // else that was all
-  round_bytes_ -= num_bytes;
+  to_read_ -= num_bytes;
   came_at_ = Clock::now();
   return true;
 }
@@ -105,13 +117,16 @@ void Link::flush() {
   Replies& replies = port_.replies();
   std::array<iovec, kMaxRanges> ranges;
   while (!replies.empty() && !mute_) {
+    if (to_send_ == 0) return;
     msghdr message{};
     message.msg_iov = ranges.data();
-    message.msg_iovlen = replies.ranges(ranges);
+    message.msg_iovlen = first_bytes(std::span(ranges).first(replies.ranges(ranges)), to_send_);
     const ssize_t taken = sendmsg(fd(), &message, MSG_DONTWAIT | MSG_NOSIGNAL);
     if (taken < 0 && would_block(errno)) return;
     mute_ = taken < 0;
-    if (!mute_) replies.sent(static_cast<size_t>(taken));
+    if (mute_) break;
+    replies.sent(static_cast<size_t>(taken));
+    to_send_ -= static_cast<size_t>(taken);
   }
   if (mute_) replies.clear();  // why is told by what is read
   if (closing_ && !std::exchange(told_end_, true)) shutdown(fd(), SHUT_WR);

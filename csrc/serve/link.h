@@ -7,6 +7,7 @@
 // Which of the links has a round, and when, is the pump's.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -19,9 +20,12 @@
 
 namespace psstore {
 
-// What is read of one connection in a round, some 60 µs of copying: a small request waits for so much of
-// each connection that sends in bulk.
+// What is read of one connection in a round, and what is sent to it, some 60 µs of copying each. Without a bound a
+// reader that keeps up with us would have all of its values before anybody else has a turn.
 inline constexpr size_t kRoundBytes = 256u << 10;
+
+// Who moved so much in a round moves bulk: others need not wait for all who do.
+inline constexpr size_t kBulkBytes = 64u << 10;
 
 class Link {
  public:
@@ -37,8 +41,11 @@ class Link {
 
   // ---- a round
 
-  // Bytes read in the last one.
-  size_t num_read() const { return kRoundBytes - round_bytes_; }
+  // Bytes that were moved in the last one.
+  size_t num_read() const { return kRoundBytes - to_read_; }
+  size_t num_sent() const { return kRoundBytes - to_send_; }
+  bool moved_bulk() const { return std::max(num_read(), num_sent()) >= kBulkBytes; }
+  bool mostly_sent() const { return num_sent() > num_read(); }
   // These epoll events have come.
   void begin_round(uint32_t events);
   // Goes on with the round. A frame: it is for others, and what they do about it comes before the next
@@ -64,18 +71,20 @@ class Link {
   bool full() const { return port_.replies().num_bytes() >= kMaxWaitingReplyBytes; }
   // False: there is nothing more to read in this round.
   bool receive();
+  // Sends what the round may still send. What is left the socket will call for.
   void flush();
   void end(int error);
 
   Descriptor socket_;
   FrameDecoder& decoder_;
   Port& port_;
-  bool readable_ = false;             // for all we know
-  size_t round_bytes_ = kRoundBytes;  // that this round may still read
-  bool closing_ = false;              // nothing that comes matters any more
-  bool told_end_ = false;             // the peer knows that nothing more will come
-  bool mute_ = false;                 // nothing can be sent any more
-  bool ended_ = false;                // nothing can be received any more
+  bool readable_ = false;         // for all we know
+  size_t to_read_ = kRoundBytes;  // that this round may still move
+  size_t to_send_ = kRoundBytes;
+  bool closing_ = false;   // nothing that comes matters any more
+  bool told_end_ = false;  // the peer knows that nothing more will come
+  bool mute_ = false;      // nothing can be sent any more
+  bool ended_ = false;     // nothing can be received any more
   int error_ = 0;
   Clock::time_point came_at_{};  // the latest bytes, or the latest of our delays
 };

@@ -1,6 +1,5 @@
 #include "serve/pump.h"
 
-#include <sys/epoll.h>
 #include <sys/timerfd.h>
 
 #include <algorithm>
@@ -16,7 +15,7 @@
 namespace psstore {
 namespace {
 
-// Connections that have a round before it is asked again who is ready.
+// Connections that are looked at before it is asked again who is ready.
 constexpr int kMaxReady = 64;
 
 // In place of a connection's.
@@ -116,18 +115,35 @@ void Pump::collect(int timeout_ms) {
   const auto end = std::remove_if(
       all.begin(), all.end(), [](const epoll_event& event) { return event.data.u64 == kTimerId; });
   if (end != all.end()) timer_at_.reset();
-  const std::span ready(all.begin(), end);
-  // Who had little to say the last time goes first: a small request waits for one round of who sends in bulk,
-  // the one in which it came.
-  std::ranges::stable_sort(ready, {}, [this](const epoll_event& event) {
+  for (const epoll_event& event : choose({all.begin(), end})) {
     const Id id = event.data.u64;  // the event is packed
-    return links_.at(id).link.num_read();
-  });
-  for (const epoll_event& event : ready) {
-    const Id id = event.data.u64;
     links_.at(id).link.begin_round(event.events);
     ready_.push_back(id);
   }
+}
+
+std::span<epoll_event> Pump::choose(std::span<epoll_event> ready) {
+  const auto of = [this](const epoll_event& event) -> Watched& {
+    const Id id = event.data.u64;
+    return links_.at(id);
+  };
+  // Who had little to say the last time goes first, and then who has waited for longest.
+  std::ranges::stable_sort(ready, {}, [&](const epoll_event& event) {
+    const Watched& watched = of(event);
+    return watched.link.moved_bulk() ? std::pair(kRoundBytes, watched.bulk_round)
+                                     : std::pair(watched.link.num_read(), uint64_t{0});
+  });
+  std::array<bool, 2> has_one{};  // of those that are sent to, and of the others
+  size_t num_chosen = 0;
+  for (const epoll_event& event : ready) {
+    Watched& watched = of(event);
+    if (watched.link.moved_bulk()) {
+      if (std::exchange(has_one[watched.link.mostly_sent() ? 0 : 1], true)) continue;
+      watched.bulk_round = ++bulk_rounds_;
+    }
+    ready[num_chosen++] = event;
+  }
+  return ready.first(num_chosen);
 }
 
 std::optional<Pump::Event> Pump::serve() {

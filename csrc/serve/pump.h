@@ -8,11 +8,17 @@
 //   loop ─► epoll of the loop ─► epoll of the pump ─► sockets, a timer      what the loop waits for
 //   turn ───────────────────────►                                           what a turn waits for
 //
+// A round moves a bounded number of bytes of a connection. Of those that sent in bulk the last time one has a round
+// before it is asked again who is ready, and one of those that were sent to in bulk: they take turns. So who
+// pushes has half of us however many pull, and the other way round, and a small request waits for one round of each.
+//
 // A wait with a time-out of its own sets a timer of the processor and takes it back, for each request anew:
 // 7 µs on a virtual machine, half of a small request. So the timer is a file, set once for a turn.
 //
 // One thread at a time.
 #pragma once
+
+#include <sys/epoll.h>
 
 #include <chrono>
 #include <cstdint>
@@ -21,6 +27,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <span>
 #include <variant>
 #include <vector>
 
@@ -73,11 +80,14 @@ class Pump {
  private:
   struct Watched {
     Link link;
-    uint32_t awaited;  // as epoll knows it
+    uint32_t awaited;         // as epoll knows it
+    uint64_t bulk_round = 0;  // its last one, as counted by bulk_rounds_
   };
 
-  // Begins a round of each connection that is ready, as soon as one is. `timeout_ms`: as of epoll_wait.
+  // Begins rounds of connections that are ready, as soon as one is. `timeout_ms`: as of epoll_wait.
   void collect(int timeout_ms);
+  // Of those that are ready, who has one now, in order; the others are ready the next time still.
+  std::span<epoll_event> choose(std::span<epoll_event> ready);
   // Goes on with the round of the first; empty: it is over.
   std::optional<Event> serve();
   std::optional<Event> serve(Id id, Link& link);
@@ -96,6 +106,7 @@ class Pump {
   int bell_;
   std::chrono::nanoseconds busy_;
   std::map<Id, Watched> links_;
+  uint64_t bulk_rounds_ = 0;
   std::deque<Id> ready_;  // whose rounds are not over
 };
 

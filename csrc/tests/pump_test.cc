@@ -42,6 +42,12 @@ class Client {
     ASSERT_EQ(::send(ours_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL),
               static_cast<ssize_t>(bytes.size()));
   }
+  // As many of them as there is room for.
+  size_t send_some(std::span<const std::byte> bytes) {
+    const ssize_t taken =
+        ::send(ours_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+    return taken < 0 ? 0 : static_cast<size_t>(taken);
+  }
   // What has come, as frames. Sets `ended` if nothing more will.
   std::vector<std::shared_ptr<Frame>> frames() {
     std::vector<std::shared_ptr<Frame>> all;
@@ -51,6 +57,7 @@ class Client {
       ended = size == 0;
       if (size <= 0) return all;
       received_.written(static_cast<size_t>(size));
+      num_received += static_cast<size_t>(size);
       while (std::shared_ptr<Frame> frame = received_.next_frame()) {
         if (frame->complete) {
           all.push_back(std::move(frame));
@@ -64,6 +71,7 @@ class Client {
   FrameDecoder decoder;  // of the pump's end
   Port port;
   bool ended = false;
+  size_t num_received = 0;
 
  private:
   Descriptor ours_, theirs_;
@@ -88,9 +96,13 @@ class PumpTest : public ::testing::Test {
   }
   ~PumpTest() override { close(bell_); }
 
-  Client& connect(Pump::Id id) {
+  Client& connect(Pump::Id id, size_t send_buffer_bytes = 0) {
     Client& client = clients_.try_emplace(id, desk_, id).first->second;
-    pump_.add(id, client.socket(), client.decoder, client.port);
+    Descriptor socket = client.socket();
+    if (const int size = static_cast<int>(send_buffer_bytes)) {
+      EXPECT_EQ(setsockopt(socket.get(), SOL_SOCKET, SO_SNDBUF, &size, sizeof size), 0);
+    }
+    pump_.add(id, std::move(socket), client.decoder, client.port);
     return client;
   }
   Piece piece_of(std::span<const std::byte> bytes) {
@@ -161,6 +173,53 @@ TEST_F(PumpTest, WhoSaysLittleGoesBeforeWhoSendsInBulk) {
   small.send(kForOthers);
   EXPECT_EQ(pump_.turn(0s)->id, 2u);
   EXPECT_EQ(pump_.turn(0s)->id, 1u);
+}
+
+TEST_F(PumpTest, ATurnSendsNoMoreThanARoundsShare) {
+  Client& reader = connect(1, /*send_buffer_bytes=*/4 * kRoundBytes);  // or as much as there may be
+  reader.send(read_of(kLarge));
+  size_t before = 0;
+  for (int turn = 0; turn < 8; ++turn) {
+    EXPECT_FALSE(pump_.turn(0s));
+    reader.frames();
+    EXPECT_LE(reader.num_received - before, kRoundBytes);
+    EXPECT_GT(reader.num_received, before);
+    before = reader.num_received;
+  }
+}
+
+TEST_F(PumpTest, WhoPushesHasHalfHoweverManyPull) {
+  constexpr uint64_t kNumReaders = 8;
+  Client& writer = connect(kNumReaders);
+  const Bytes written =
+      wire({.op = Op::kASSIGN, .slices = {{kLarge, Floats(kLargeElems)}}, .sequence = 1});
+  std::vector<Client*> readers;
+  for (uint64_t id = 0; id < kNumReaders; ++id) {
+    readers.push_back(&connect(id));
+    readers.back()->send(read_of(kLarge));
+  }
+  auto to_send = std::span(written);
+  const auto go_on = [&](int num_turns) {
+    const size_t before = to_send.size();
+    for (int turn = 0; turn < num_turns; ++turn) {
+      to_send = to_send.subspan(writer.send_some(to_send));
+      EXPECT_FALSE(pump_.turn(0s));
+      for (Client* reader : readers) reader->frames();
+    }
+    return before - to_send.size();
+  };
+  go_on(2);  // until it is known who moves bulk
+  for (Client* reader : readers) reader->num_received = 0;
+  const size_t pushed = go_on(16);
+  size_t pulled = 0;
+  for (const Client* reader : readers) pulled += reader->num_received;
+  EXPECT_GT(pushed, 2u << 20);
+  EXPECT_GT(pulled, 2u << 20);
+  EXPECT_LT(pulled, pushed + pushed / 2);
+  for (const Client* reader : readers) {
+    EXPECT_LT(reader->num_received, pulled / kNumReaders + kRoundBytes);
+    EXPECT_GT(reader->num_received, 0u);
+  }
 }
 
 TEST_F(PumpTest, WhoDoesNotReadIsNotReadFromAndMissesNothing) {
