@@ -3,8 +3,9 @@
     python -m bench.dense [--quick] [--case NAME] [--workers N] [--transport NAME] [--json FILE] [--plot FILE.png]
 
 Axes: tensors (one of 100 MiB, ResNet-50's 161, 1,000 of 4 KiB), workers (1, 2; synchronous), transport (TCP over
-loopback, unix sockets, shared memory). Each worker is a process of its own, and so is the one shard, or the peer's
-server. The contestants are peers/*.py; of each case all take a round in turn. Arithmetic has one thread everywhere.
+loopback, unix sockets, shared memory). Only if asked for, since they take 10 GB of memory: GPT-2's 148 tensors, and 8
+workers. Each worker is a process of its own, and so is the one shard, or the peer's server. The contestants are
+peers/*.py; of each case all take a round in turn. Arithmetic has one thread everywhere.
 """
 
 from __future__ import annotations
@@ -24,11 +25,20 @@ from bench.peers import Peer, load
 from bench.processes import preload
 from bench.report import Report
 from bench.team import team
-from bench.work import Work, many_small, one_large, resnet
+from bench.work import Work, gpt2_small, many_small, one_large, resnet
 
-CASES: Mapping[str, Callable[[int], Work]] = {"large": one_large, "resnet50": resnet, "small": many_small}
+CASES: Mapping[str, Callable[[int], Work]] = {
+    "large": one_large,
+    "resnet50": resnet,
+    "small": many_small,
+    "gpt2": gpt2_small,
+}
 
-WORKERS = (1, 2)
+USUAL_CASES = ("large", "resnet50", "small")
+
+WORKERS = (1, 2, 8)
+
+USUAL_WORKERS = (1, 2)
 
 TRANSPORTS = ("tcp", "unix", "shm")
 
@@ -95,8 +105,8 @@ def measure(chosen: argparse.Namespace) -> Report:
     everybody = [Contestant(peer, transport) for transport in transports for peer in (*OWN, *PEERS)]
     absent: list[str] = []
     found: dict[str, Sequence[Entry]] = {}
-    for case in chosen.case or CASES:
-        for num_workers in chosen.workers or WORKERS:
+    for case in chosen.case or USUAL_CASES:
+        for num_workers in chosen.workers or USUAL_WORKERS:
             work = CASES[case](num_workers)
             reasons = {one: one.why_not(work) for one in everybody}
             able = [one for one, reason in reasons.items() if reason is None]

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from bench.harness import Rotation
 from psstore import _core
-from psstore.cli.model_shapes import Shape, resnet50
+from psstore.cli.model_shapes import Shape, gpt2, resnet50
 from psstore.hyper import HYPER_DEFAULTS
 
 Floats = npt.NDArray[np.float32]
@@ -49,6 +49,10 @@ def one_large(num_workers: int) -> Work:
 
 def resnet(num_workers: int) -> Work:
     return Work("ResNet-50, 161 tensors", resnet50(), num_workers)
+
+
+def gpt2_small(num_workers: int) -> Work:
+    return Work("GPT-2, 148 tensors", gpt2(), num_workers)
 
 
 def many_small(num_workers: int) -> Work:
