@@ -10,8 +10,8 @@
 namespace psstore {
 namespace {
 
-// Freed memory that the pool keeps: four payloads of the largest size, so that a steady stream of
-// frames touches no new pages, and a burst does not stay resident for ever.
+// Freed memory that the pool keeps beside what rounds needed lately: four payloads of the largest size, so that frames
+// of other sizes touch no new pages either.
 constexpr size_t kMaxIdleBytes = 256u << 20;
 
 bool is_admitted(const SliceEntry& entry) {

@@ -42,6 +42,9 @@ SizeClass size_class_of(size_t size) {
   return {doublings * kStepsPerDoubling + steps - kStepsPerDoubling, steps * step};
 }
 
+// Of what is idle at most so much is given back at a time: half of a burst is gone after 22 times.
+constexpr size_t kUnusedShare = 32;
+
 constexpr size_t kBlockHeaderBytes =
     (sizeof(Buffer) + kBufferAlignment - 1) / kBufferAlignment * kBufferAlignment;
 
@@ -110,14 +113,18 @@ struct BufferPool::State {
   mutable Mutex mutex;
   std::array<Idle, kNumClasses> idle GUARDED_BY(mutex){};
   size_t bytes_idle GUARDED_BY(mutex) = 0;
+  // Until take_unused() is called first, nobody would give back what is kept because it was needed once.
+  bool is_looked_after GUARDED_BY(mutex) = false;
+  size_t most_since GUARDED_BY(mutex) = 0;   // in use at a time since its last call,
+  size_t most_before GUARDED_BY(mutex) = 0;  // and between that and the one before
 
   State(size_t max_idle, Blocks from) : max_idle_bytes(max_idle), blocks(std::move(from)) {}
 
   Buffer* take_idle(const SizeClass& size_class);
   // As a list; the largest classes first.
   Buffer* take_unused(size_t max_bytes) noexcept;
-  // False if so much is idle already that the block should go back to the system.
-  bool keep_idle(Buffer* buffer, const SizeClass& size_class) noexcept;
+  // False if so much is idle already that the block should go back to the system. `were_in_use`: bytes, with it.
+  bool keep_idle(Buffer* buffer, const SizeClass& size_class, size_t were_in_use) noexcept;
 
  private:
   Buffer* take_latest(Idle& of_class) REQUIRES(mutex);
@@ -138,6 +145,9 @@ Buffer* BufferPool::State::take_idle(const SizeClass& size_class) {
 
 Buffer* BufferPool::State::take_unused(size_t max_bytes) noexcept {
   const MutexLock lock(mutex);
+  is_looked_after = true;
+  most_before = std::exchange(most_since, bytes_in_use.load(std::memory_order_relaxed));
+  max_bytes = std::max(max_bytes, bytes_idle / kUnusedShare);
   Buffer* taken = nullptr;
   size_t num_bytes = 0;
   for (Idle& of_class : std::views::reverse(idle)) {
@@ -151,9 +161,14 @@ Buffer* BufferPool::State::take_unused(size_t max_bytes) noexcept {
   return taken;
 }
 
-bool BufferPool::State::keep_idle(Buffer* buffer, const SizeClass& size_class) noexcept {
+bool BufferPool::State::keep_idle(Buffer* buffer, const SizeClass& size_class,
+                                  size_t were_in_use) noexcept {
   const MutexLock lock(mutex);
-  if (size_class.capacity > max_idle_bytes - bytes_idle) return false;
+  most_since = std::max(most_since, were_in_use);  // it is largest before something is released
+  const size_t all = were_in_use + bytes_idle;
+  size_t needed = were_in_use - size_class.capacity;
+  if (is_looked_after) needed = std::max({needed, most_since, most_before});
+  if (all > needed && all - needed > max_idle_bytes) return false;
   Idle& of_class = idle[size_class.index];
   buffer->next_idle_ = std::exchange(of_class.latest, buffer);
   ++of_class.count;
@@ -230,8 +245,9 @@ BufferRef BufferPool::allocate_zeroed(size_t size) {
 
 void BufferPool::release(Buffer* buffer) noexcept {
   const SizeClass size_class = size_class_of(buffer->capacity_);
-  state_->bytes_in_use.fetch_sub(size_class.capacity, std::memory_order_relaxed);
-  if (!state_->keep_idle(buffer, size_class)) free_block(buffer);
+  const size_t were_in_use =
+      state_->bytes_in_use.fetch_sub(size_class.capacity, std::memory_order_relaxed);
+  if (!state_->keep_idle(buffer, size_class, were_in_use)) free_block(buffer);
 }
 
 size_t BufferPool::bytes_in_use() const {

@@ -121,7 +121,8 @@ inline constexpr size_t kLargeBlockBytes = 64 << 10;
 // Thread-safe.
 class BufferPool : public BufferOwner, public std::enable_shared_from_this<BufferPool> {
  public:
-  // `max_idle_bytes`: freed memory kept for reuse; beyond it memory goes back to where it came from.
+  // `max_idle_bytes`: freed memory kept for reuse, if it was not in use lately; beyond it memory goes back to where
+  // it came from.
   // `large`: where large blocks come from; what it can't give is from the heap, like all others.
   static std::shared_ptr<BufferPool> create(size_t max_idle_bytes,
                                             std::shared_ptr<BlockSource> large = nullptr);
@@ -142,8 +143,9 @@ class BufferPool : public BufferOwner, public std::enable_shared_from_this<Buffe
   // Gives all that is kept for reuse back to where it came from.
   void free_idle() noexcept;
   // Gives back what nobody needed since the last call: of each size, as many blocks as were idle all the time.
-  // Stops after the one that makes it `max_bytes`; the rest has to lie unused once more. For somebody to call
-  // every few seconds: without it the pool keeps for ever what was once in use at the same time.
+  // Stops after the one that makes it `max_bytes`, or a share of what is idle; the rest has to lie unused once more.
+  // For somebody to call every few seconds. From the first call on the pool keeps as much as was in use at a time
+  // since the last call but one, however much that is: the next round needs it again.
   void free_unused(size_t max_bytes) noexcept;
 
   // What is handed out and what is kept for reuse, in bytes of memory (whole size classes).

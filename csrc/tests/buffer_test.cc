@@ -81,6 +81,40 @@ TEST(BufferPool, GivesBackWhatNobodyNeededSinceItWasAskedLast) {
   EXPECT_EQ(pool->bytes_idle(), 0u);
 }
 
+TEST(BufferPool, KeepsWhatRoundsNeedIfSomebodyGivesBackWhatTheyDoNot) {
+  const auto pool = BufferPool::create(kMiB);
+  const auto round = [&](size_t num_bytes) {
+    std::vector<BufferRef> buffers;
+    while (pool->bytes_in_use() < num_bytes) buffers.push_back(pool->allocate(kMiB / 4));
+  };
+  round(64 * kMiB);
+  EXPECT_LE(pool->bytes_idle(), kMiB);
+  for (int period = 0; period < 3; ++period) {
+    pool->free_unused(0);
+    round(64 * kMiB);
+    EXPECT_EQ(pool->bytes_idle(), 64 * kMiB);
+  }
+  pool->free_unused(0);
+  pool->free_unused(0);
+  const BufferRef first =
+      pool->allocate(kMiB / 4);  // nothing was needed since the last call but one
+  pool->allocate(3 * kMiB);
+  EXPECT_LT(pool->bytes_idle(), 64 * kMiB);
+}
+
+TEST(BufferPool, GivesBackAShareOfABurstAtATime) {
+  const auto pool = BufferPool::create(64 * kMiB);
+  {
+    std::vector<BufferRef> burst;
+    for (int i = 0; i < 64; ++i) burst.push_back(pool->allocate(kMiB));
+  }
+  pool->free_unused(1);
+  pool->free_unused(1);
+  EXPECT_EQ(pool->bytes_idle(), 62 * kMiB);
+  for (int i = 0; i < 22; ++i) pool->free_unused(1);
+  EXPECT_LT(pool->bytes_idle(), 40 * kMiB);
+}
+
 TEST(BufferPool, GivesBackUnusedMemoryOfAllSizesALittleAtATime) {
   const auto pool = BufferPool::create(64 * kMiB);
   for (size_t size = 1000; size <= 8 * kMiB; size *= 2) pool->allocate(size);

@@ -38,8 +38,8 @@ class ServerLimits:
     """A peer that sends nothing for so long in the middle of a frame is gone or hostile: TCP itself retries a lost
     segment about seven times in that time (RFC 6298, doubling from 0.2 s)."""
     unused_bytes: int = 8 << 20
-    """Of memory that was needed once and is not any more, given back to the system four times in `stalled_frame_s`: a
-    few milliseconds each time, in which nobody is served. After a burst the 256 MiB that a shard may keep for reuse are
-    gone in four minutes."""
+    """Of memory that was needed once and is not any more, given back to the system four times in `stalled_frame_s`, or
+    a 32nd of it if that is more: a few milliseconds each time, in which nobody is served. After a burst half of what a
+    shard kept for reuse is gone in three minutes."""
     linger_s: float = 5.0
     """How long a connection that is being closed may take to receive the rest, before it is cut off."""

@@ -94,6 +94,7 @@ class Server:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
         self._no_tick_before = 0.0
+        service.shard.free_unused(0)  # which will be asked for now and then: so it may keep as much as rounds need
         self._sweeper = loop.call_later(limits.stalled_frame_s / 4, self._sweep)
         self._is_serving = False
         """What becomes due is done before the loop has its next turn, or asked of it then."""
