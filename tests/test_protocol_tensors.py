@@ -7,6 +7,8 @@ from protocol_support import LIVENESS, FakeStore, Peer, failure_of, sgd, table_o
 
 from psstore import _core, errors
 from psstore.protocol.barriers import MAX_PASSED
+from psstore.protocol.catalogue import Catalogue
+from psstore.protocol.signing import Signer
 from psstore.types import Tensor, TensorSpec
 from psstore.wire import messages as m
 
@@ -122,6 +124,50 @@ def test_describe_leaves_out_what_does_not_exist() -> None:
     peer.create(sgd("v"), sgd("w"))
     described = peer.control("DESCRIBE", m.Describe(names=("w", "x")), m.Described)
     assert described.names == ("w",)
+
+
+def test_describe_tells_what_is_named_twice_once() -> None:
+    peer = FakeStore().connect()
+    peer.create(sgd("w"))
+    described = peer.control("DESCRIBE", m.Describe(names=("w",) * 1000), m.Described)
+    assert described.names == ("w",)
+    assert len(described.tensors) == 1
+
+
+@pytest.mark.parametrize(
+    ("op", "body"),
+    [
+        ("DESCRIBE", m.Describe(names=("w",) * (m.MAX_ITEMS + 1))),
+        ("DROP", m.Drop(names=("w",) * (m.MAX_ITEMS + 1))),
+        ("READY", m.Ready(ids=(1,) * (m.MAX_ITEMS + 1))),
+    ],
+)
+def test_request_that_names_too_many_is_refused_before_it_is_decoded(op: str, body: m.Message) -> None:
+    peer = FakeStore().connect()
+    with pytest.raises(errors.BadBody, match="length <= 131072"):
+        peer.ask(op, body)
+
+
+def test_reply_that_no_frame_holds_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    peer = FakeStore().connect()
+    peer.create(sgd("v"), sgd("w"))
+    monkeypatch.setattr(_core, "MAX_BODY_BYTES", 200)
+    with pytest.raises(errors.BadArgument, match="ask for fewer tensors at a time"):
+        peer.ask("DESCRIBE", m.Describe())
+    assert peer.control("DESCRIBE", m.Describe(names_only=True), m.Described).names == ("v", "w")
+
+
+def test_tensor_that_can_not_fit_is_refused_before_it_is_cut() -> None:
+    catalogue = Catalogue(num_shards=2, signer=Signer(bytes(32)), max_bytes=1 << 20)
+    huge = TensorSpec(name="huge", shape=(1 << 36,), rule="assign")
+    small = TensorSpec(name="small", shape=(1 << 17,), rule="assign")
+    for specs in ((huge,), (small, huge)):
+        with pytest.raises(errors.OutOfMemory, match="raise --max-memory"):
+            catalogue.create("client", m.Create(specs=specs), is_gone=lambda _: False)
+    assert catalogue.names().names == ()
+    catalogue.create("client", m.Create(specs=(small,)), is_gone=lambda _: False)
+    catalogue.create("client", m.Create(specs=(small,), exist="overwrite"), is_gone=lambda _: False)
+    assert sum(catalogue.loads_bytes) == 1 << 19
 
 
 # ---- first values ----

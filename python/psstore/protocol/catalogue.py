@@ -8,6 +8,7 @@ from typing import NamedTuple
 from psstore.errors import (
     BadArgument,
     DTypeMismatch,
+    OutOfMemory,
     RuleMismatch,
     ShapeMismatch,
     TensorExists,
@@ -31,8 +32,10 @@ class Group(NamedTuple):
 class Catalogue:
     """Names to tensors. A definition never changes; an overwritten tensor gets a new id."""
 
-    def __init__(self, *, num_shards: int, signer: Signer) -> None:
+    def __init__(self, *, num_shards: int, signer: Signer, max_bytes: int | None = None) -> None:
+        """`max_bytes`: of all values together; None: each shard says for itself what it has no room for."""
         self._signer = signer
+        self._max_bytes = max_bytes
         self._tensors: dict[str, Tensor] = {}
         self._signed: dict[str, Signed] = {}
         self._groups: dict[int, Group] = {}
@@ -61,6 +64,7 @@ class Catalogue:
                 raise BadArgument(f"tensor {spec.name!r} is named twice in one request; names must be unique")
             names.add(spec.name)
             self._check(spec, request, groups)
+        self._check_room(request)
         dropped = []
         if request.exist == "overwrite":
             ids = tuple(self._forget(spec.name) for spec in request.specs if spec.name in self._tensors)
@@ -81,7 +85,7 @@ class Catalogue:
             self._initialisers.pop(tensor_id, None)
 
     def describe(self, names: Sequence[str] | None) -> Described:
-        found = list(self._tensors) if names is None else [name for name in names if name in self._tensors]
+        found = [name for name in (self._tensors if names is None else dict.fromkeys(names)) if name in self._tensors]
         return Described(names=tuple(found), tensors=tuple(self._signed[name] for name in found))
 
     def names(self) -> Described:
@@ -123,6 +127,21 @@ class Catalogue:
             raise RuleMismatch(
                 f"tensor {spec.name!r} has rule {there.spec.rule!r} and group {there.spec.group} in the store,"
                 f" not {spec.rule!r} and {spec.group}; {advice}"
+            )
+
+    def _check_room(self, request: Create) -> None:
+        """What can't fit is told before it is cut into slices: of a terabyte there are millions."""
+        if self._max_bytes is None:
+            return
+        there = [self._tensors[spec.name].spec for spec in request.specs if spec.name in self._tensors]
+        asked = sum(map(_num_bytes, request.specs))
+        new = asked - sum(map(_num_bytes, there)) if request.exist == "match" else asked
+        replaced = sum(map(_num_bytes, there)) if request.exist == "overwrite" else 0
+        left = self._max_bytes - sum(self._loads_bytes) + replaced
+        if new > left:
+            raise OutOfMemory(
+                f"the new tensors are {new} bytes, and the store may use {self._max_bytes}, of which {max(left, 0)} are"
+                " left; raise --max-memory, or use more shards on more machines"
             )
 
     def _add(self, specs: Sequence[TensorSpec]) -> None:
@@ -172,3 +191,7 @@ class Catalogue:
             self._initialisers[tensor_id] = client
             return True
         return False
+
+
+def _num_bytes(spec: TensorSpec) -> int:
+    return spec.num_elems * ITEM_BYTES[spec.dtype]

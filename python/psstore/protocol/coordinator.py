@@ -44,11 +44,20 @@ NEEDS_WHOLE_ROUNDS = (Commit, Finish, Barrier, Join)
 class Coordinator:
     """Dispatches control requests. `now` is any monotonic clock in seconds."""
 
-    def __init__(self, *, consistency: Consistency, liveness: Liveness, num_shards: int, signer: Signer) -> None:
+    def __init__(
+        self,
+        *,
+        consistency: Consistency,
+        liveness: Liveness,
+        num_shards: int,
+        signer: Signer,
+        max_bytes: int | None = None,
+    ) -> None:
+        """`max_bytes`: that the values of all tensors may take together, if that is known."""
         consistency.check()
         self.consistency = consistency
         self.membership = Membership(num_workers=consistency.num_workers, liveness=liveness)
-        self.catalogue = Catalogue(num_shards=num_shards, signer=signer)
+        self.catalogue = Catalogue(num_shards=num_shards, signer=signer, max_bytes=max_bytes)
         self.rounds = Rounds(
             consistency=consistency,
             membership=self.membership,

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from psstore import _core
 from psstore.errors import (
+    BadArgument,
     DeviceFailed,
     HandshakeTimeout,
     Overloaded,
@@ -390,8 +391,11 @@ class ShardService:
                 continue
             if isinstance(reply.result, PsstoreError):
                 outputs.append(failure(reply.conn, reply.request, reply.result))
+                continue
+            body = m.encode_body(reply.result) if reply.result is not None else b""
+            if len(body) > _core.MAX_BODY_BYTES:
+                outputs.append(failure(reply.conn, reply.request, _too_large(body)))
             else:
-                body = m.encode_body(reply.result) if reply.result is not None else b""
                 outputs.append(Send(reply.conn, [_core.encode_frame(op, request=reply.request, body=body)]))
         return outputs
 
@@ -434,6 +438,12 @@ def _check_may_write(connection: Connection, frame: _core.Frame) -> None:
     """Raises UnexpectedMessage if the frame can't have a payload."""
     if connection.stage is not Stage.OPEN or frame.op not in WRITES or connection.only_beats:
         raise UnexpectedMessage(f"operation {frame.op} from {connection.peer} can't have a payload")
+
+
+def _too_large(body: bytes) -> PsstoreError:
+    return BadArgument(
+        f"the reply is {len(body)} bytes, and one holds {_core.MAX_BODY_BYTES}; ask for fewer tensors at a time"
+    )
 
 
 def _attach_payload(connection: Connection, frame: _core.Frame) -> None:

@@ -24,6 +24,14 @@ Seconds = Annotated[float, msgspec.Meta(ge=0.0, le=MAX_WAIT_S)]
 """How long to wait; no NaN, no infinity."""
 
 
+MAX_ITEMS = 1 << 17
+"""Tensors that one request may name: what a reply of the largest size has room for (csrc/wire/limits.h), and no more
+than a shard decodes in some 20 ms, while nobody else is served."""
+
+Few = msgspec.Meta(max_length=MAX_ITEMS)
+"""Held against what a body announces, before any of it is decoded."""
+
+
 class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Base of all bodies."""
 
@@ -167,7 +175,7 @@ class Carry(Message, frozen=True, kw_only=True):
 
 
 class Define(Message, frozen=True, kw_only=True):
-    facts: tuple[Signed, ...]
+    facts: Annotated[tuple[Signed, ...], Few]
     """Tensor or DropFact."""
 
 
@@ -246,7 +254,7 @@ class Joined(Message, frozen=True, kw_only=True):
 
 
 class Create(Message, frozen=True, kw_only=True):
-    specs: tuple[TensorSpec, ...]
+    specs: Annotated[tuple[TensorSpec, ...], Few]
     exist: Exist = "match"
     offer: bool = True
     """This client has values for those that are not `zeros`, should they need one."""
@@ -264,7 +272,7 @@ class Created(Message, frozen=True, kw_only=True):
 
 
 class Ready(Message, frozen=True, kw_only=True):
-    ids: tuple[int, ...]
+    ids: Annotated[tuple[int, ...], Few]
 
 
 class Commit(Message, frozen=True, kw_only=True):
@@ -336,8 +344,8 @@ class Decided(Message, frozen=True, kw_only=True):
 
 
 class Describe(Message, frozen=True, kw_only=True):
-    names: tuple[str, ...] | None = None
-    """None: every tensor."""
+    names: Annotated[tuple[str, ...], Few] | None = None
+    """None: every tensor. One that is named again is described once."""
     names_only: bool = False
 
 
@@ -355,7 +363,7 @@ class Barrier(Message, frozen=True, kw_only=True):
 
 
 class Drop(Message, frozen=True, kw_only=True):
-    names: tuple[str, ...]
+    names: Annotated[tuple[str, ...], Few]
 
 
 class Dropped(Message, frozen=True, kw_only=True):
