@@ -37,8 +37,9 @@ void check_payload(std::span<const SliceEntry> entries, const BufferRef& payload
 
 std::shared_ptr<Backend> backend_of(const ShardOptions& options) {
   if (options.backend) return options.backend;
-  return std::make_shared<HostBackend>(BufferPool::create(kMaxIdleBytes, options.arena),
-                                       options.arena);
+  return std::make_shared<HostBackend>(
+      BufferPool::create(kMaxIdleBytes, options.arena, host_budget(options.max_memory_bytes)),
+      options.arena);
 }
 
 ErrorCode status_of(Staged outcome) {
@@ -116,10 +117,15 @@ void Shard::write(WriteKind kind, const std::string& client_name, uint64_t seque
   const SharedLock lock(table_.decision_mutex);
   const std::shared_ptr<WriteWindow::Client> client = window_.client(client_name);
   const MutexLock client_lock(client->mutex);
-  if (client->take(sequence)) {
-    accept({kind, Origin{}, Standing::kOpen, payload}, entries);
-  } else {
+  if (!client->take(sequence)) {
     acknowledge(entries);
+    return;
+  }
+  try {
+    accept({kind, Origin{}, Standing::kOpen, payload}, entries);
+  } catch (...) {
+    client->give_back(sequence);
+    throw;
   }
 }
 
@@ -145,10 +151,19 @@ void Shard::refuse(std::span<SliceEntry> entries, ErrorCode status) {
 
 void Shard::accept(const Incoming& incoming, std::span<SliceEntry> entries) {
   BufferRef resident;  // the payload where slots can use it, once one of them shall
+  bool changed = false;
   size_t offset = 0;
   for (SliceEntry& entry : entries) {
     const size_t num_bytes = entry.num_bytes;
-    if (is_admitted(entry)) entry.status = accept_slice(incoming, entry, offset, resident);
+    if (is_admitted(entry)) {
+      try {
+        entry.status = accept_slice(incoming, entry, offset, resident);
+      } catch (const Error& error) {
+        if (!changed) throw;
+        entry.status = error.code();
+      }
+      changed |= is_admitted(entry);
+    }
     if (!is_admitted(entry)) counters_.refused.add();
     entry.num_bytes = 0;
     offset += num_bytes;
@@ -353,6 +368,7 @@ ErrorCode Shard::find(SliceEntry& entry, bool whole, std::vector<Finding>& findi
   const ErrorCode may = check_read(spec, entry);
   if (may != ErrorCode::OK) return may;
   const bool held = !table_.bring_up_to_date(stripe, *slot);
+  if (entry.part == 0) slot->make_zeros(*backend_);
   Part part = slot->part(entry.part);
   const uint64_t wanted_version = std::exchange(entry.version, part.version);
   // First of all: what it is held for may be a push that waits for the value.
@@ -406,6 +422,7 @@ std::vector<std::pair<std::string, std::string>> Shard::state(Key key) {
                                             " on shard " + std::to_string(options_.index));
   }
   table_.bring_up_to_date(stripe, *slot);
+  slot->make_zeros(*backend_);
   return slot->dump(*backend_);
 }
 
@@ -415,8 +432,11 @@ std::map<std::string, uint64_t> Shard::stats() {
     const SharedLock lock(table_.decision_mutex);
     size = table_.size();
   }
+  const MemoryBudget* const budget = backend_->budget();
   return {
       {"version", version()},
+      {"memory_bytes", budget != nullptr ? budget->taken_bytes() : backend_->pool_bytes()},
+      {"max_memory_bytes", budget != nullptr ? budget->max_bytes() : kNoMemoryLimit},
       {"slots", size.num_slots},
       {"held_slots", size.num_held},
       {"value_bytes", size.value_bytes},

@@ -32,6 +32,7 @@ struct ShardOptions {
   bool refuse_non_finite = false;               // NaN and infinities in writes become NON_FINITE
   std::shared_ptr<ValueArena> arena = nullptr;  // where large buffers lie, for clients to read
   std::shared_ptr<Backend> backend = nullptr;   // null: the host's; another one has its own arena
+  uint64_t max_memory_bytes = kNoMemoryLimit;   // that the host's may take
 };
 
 // A reply of fewer bytes goes over the stream: to copy them there costs less than another frame, which
@@ -136,6 +137,7 @@ class Shard {
     const BufferRef& payload;
   };
 
+  // Throws if the first slice can't be accepted, with nothing changed; else each slice says what became of it.
   void accept(const Incoming& incoming, std::span<SliceEntry> entries)
       REQUIRES_SHARED(table_.decision_mutex);
   // Whether the bytes may be used. Looks at all of them, and holds no slot's lock while it does.

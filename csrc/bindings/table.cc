@@ -13,6 +13,7 @@
 #include "serve/desk.h"
 #include "shm/push_arena.h"
 #include "table/device_backend.h"
+#include "table/host_backend.h"
 #include "table/published.h"
 #include "table/reservation.h"
 
@@ -64,16 +65,20 @@ void expect(bool fits, const Frame& frame, const char* expected) {
 
 std::unique_ptr<Shard> make_shard(uint32_t index, size_t num_stripes, bool refuse_non_finite,
                                   std::shared_ptr<ValueArena> arena, const std::string& device,
-                                  size_t num_sharing) {
+                                  size_t num_sharing, uint64_t max_memory_bytes) {
   if (device == "cpu") {
-    return std::make_unique<Shard>(
-        ShardOptions{index, num_stripes, refuse_non_finite, std::move(arena)});
+    return std::make_unique<Shard>(ShardOptions{.index = index,
+                                                .num_stripes = num_stripes,
+                                                .refuse_non_finite = refuse_non_finite,
+                                                .arena = std::move(arena),
+                                                .max_memory_bytes = max_memory_bytes});
   }
   if (arena != nullptr || num_sharing == 0) {
     throw Error(ErrorCode::BAD_ARGUMENT, "a shard on device '" + device +
                                              "' takes no arena, and is one of at least 1 there");
   }
-  auto backend = std::make_shared<DeviceBackend>(device::open_device(device), num_sharing);
+  auto backend = std::make_shared<DeviceBackend>(device::open_device(device), num_sharing,
+                                                 host_budget(max_memory_bytes));
   return std::make_unique<Shard>(
       ShardOptions{index, num_stripes, refuse_non_finite, nullptr, std::move(backend)});
 }
@@ -182,7 +187,7 @@ std::pair<std::shared_ptr<PushArena>, uint64_t> make_push_arena(const Shard& sha
   DeviceBackend& backend = on_device(shard);
   const size_t num_blocks = (num_bytes + kPushBlockBytes - 1) / kPushBlockBytes;
   const size_t whole_bytes = num_blocks * kPushBlockBytes;
-  auto reservation = std::make_shared<const Reservation>(shard.backend(), whole_bytes);
+  auto reservation = std::make_shared<Reservation>(shard.backend(), whole_bytes);
   BufferRef memory = backend.allocate(whole_bytes);
   const std::optional<uint64_t> address = backend.offset_of(memory->data());
   return {PushArena::create_over(std::move(memory), *address, std::move(reservation)), *address};
@@ -213,7 +218,8 @@ void bind_table(py::module_& m) {
   py::classh<Shard>(m, "Shard", py::is_final())
       .def(py::init(&make_shard), py::kw_only(), py::arg("index"), py::arg("num_stripes") = 64,
            py::arg("refuse_non_finite") = false, py::arg("arena") = nullptr,
-           py::arg("device") = "cpu", py::arg("num_sharing") = 1)
+           py::arg("device") = "cpu", py::arg("num_sharing") = 1,
+           py::arg("max_memory_bytes") = kNoMemoryLimit)
       .def_property_readonly("version", &Shard::version)
       .def_property_readonly("device", &Shard::device)
       .def("set_version", &Shard::set_version, py::arg("version"), no_gil)

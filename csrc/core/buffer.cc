@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <array>
 #include <bit>
-#include <cstring>
 #include <memory>
 #include <new>
 #include <ranges>
@@ -108,6 +107,7 @@ struct BufferPool::State {
 
   const size_t max_idle_bytes;
   const Blocks blocks;
+  const std::shared_ptr<MemoryBudget> budget;  // null: no limit
   std::atomic<size_t> bytes_in_use{0};
 
   mutable Mutex mutex;
@@ -118,7 +118,8 @@ struct BufferPool::State {
   size_t most_since GUARDED_BY(mutex) = 0;   // in use at a time since its last call,
   size_t most_before GUARDED_BY(mutex) = 0;  // and between that and the one before
 
-  State(size_t max_idle, Blocks from) : max_idle_bytes(max_idle), blocks(std::move(from)) {}
+  State(size_t max_idle, Blocks from, std::shared_ptr<MemoryBudget> within)
+      : max_idle_bytes(max_idle), blocks(std::move(from)), budget(std::move(within)) {}
 
   Buffer* take_idle(const SizeClass& size_class);
   // As a list; the largest classes first.
@@ -169,6 +170,7 @@ bool BufferPool::State::keep_idle(Buffer* buffer, const SizeClass& size_class,
   size_t needed = were_in_use - size_class.capacity;
   if (is_looked_after) needed = std::max({needed, most_since, most_before});
   if (all > needed && all - needed > max_idle_bytes) return false;
+  if (budget && bytes_idle + size_class.capacity > budget->left_bytes()) return false;
   Idle& of_class = idle[size_class.index];
   buffer->next_idle_ = std::exchange(of_class.latest, buffer);
   ++of_class.count;
@@ -176,19 +178,22 @@ bool BufferPool::State::keep_idle(Buffer* buffer, const SizeClass& size_class,
   return true;
 }
 
-BufferPool::BufferPool(size_t max_idle_bytes, Blocks blocks)
-    : state_(std::make_unique<State>(max_idle_bytes, std::move(blocks))) {}
+BufferPool::BufferPool(size_t max_idle_bytes, Blocks blocks, std::shared_ptr<MemoryBudget> budget)
+    : state_(std::make_unique<State>(max_idle_bytes, std::move(blocks), std::move(budget))) {}
 
 std::shared_ptr<BufferPool> BufferPool::create(size_t max_idle_bytes,
-                                               std::shared_ptr<BlockSource> large) {
-  return std::shared_ptr<BufferPool>(new BufferPool(max_idle_bytes, {std::move(large)}));
+                                               std::shared_ptr<BlockSource> large,
+                                               std::shared_ptr<MemoryBudget> budget) {
+  return std::shared_ptr<BufferPool>(
+      new BufferPool(max_idle_bytes, {std::move(large)}, std::move(budget)));
 }
 
 std::shared_ptr<BufferPool> BufferPool::create_over(size_t max_idle_bytes,
                                                     std::shared_ptr<BlockSource> source,
-                                                    bool or_heap) {
+                                                    bool or_heap,
+                                                    std::shared_ptr<MemoryBudget> budget) {
   return std::shared_ptr<BufferPool>(
-      new BufferPool(max_idle_bytes, {std::move(source), 0, or_heap}));
+      new BufferPool(max_idle_bytes, {std::move(source), 0, or_heap}, std::move(budget)));
 }
 
 BufferPool::~BufferPool() {
@@ -227,26 +232,44 @@ void BufferPool::free_block(Buffer* buffer) noexcept {
   ::operator delete(static_cast<void*>(buffer), kHeapAlignment);
 }
 
-BufferRef BufferPool::allocate(size_t size) {
+size_t BufferPool::block_bytes(size_t size) {
+  return size_class_of(size).capacity;
+}
+
+// What lies idle is none of the sizes that are asked for, and may be in the way.
+Buffer* BufferPool::new_block(size_t capacity) {
+  if (budget() != nullptr && bytes_idle() > budget()->left_bytes()) free_idle();
+  return allocate_block(capacity);
+}
+
+BufferRef BufferPool::allocate(size_t size, uint64_t reserved_bytes) {
   const SizeClass size_class = size_class_of(size);
+  MemoryBudget* const budget = this->budget();
+  const uint64_t to_take =
+      size_class.capacity - std::min<uint64_t>(reserved_bytes, size_class.capacity);
+  if (budget != nullptr) budget->take(to_take);
   Buffer* buffer = state_->take_idle(size_class);
-  if (buffer == nullptr) buffer = allocate_block(size_class.capacity);
+  try {
+    if (buffer == nullptr) buffer = new_block(size_class.capacity);
+  } catch (...) {
+    if (budget != nullptr) budget->give_back(to_take);
+    throw;
+  }
   buffer->size_ = size;
   buffer->references_.store(1, std::memory_order_relaxed);
   state_->bytes_in_use.fetch_add(size_class.capacity, std::memory_order_relaxed);
   return BufferRef::adopt(buffer, shared_from_this());
 }
 
-BufferRef BufferPool::allocate_zeroed(size_t size) {
-  BufferRef buffer = allocate(size);
-  std::memset(buffer->data(), 0, size);
-  return buffer;
+MemoryBudget* BufferPool::budget() const {
+  return state_->budget.get();
 }
 
 void BufferPool::release(Buffer* buffer) noexcept {
   const SizeClass size_class = size_class_of(buffer->capacity_);
   const size_t were_in_use =
       state_->bytes_in_use.fetch_sub(size_class.capacity, std::memory_order_relaxed);
+  if (state_->budget) state_->budget->give_back(size_class.capacity);
   if (!state_->keep_idle(buffer, size_class, were_in_use)) free_block(buffer);
 }
 

@@ -13,6 +13,8 @@
 #include <optional>
 #include <utility>
 
+#include "core/memory_budget.h"
+
 namespace psstore {
 
 class Buffer;
@@ -124,18 +126,26 @@ class BufferPool : public BufferOwner, public std::enable_shared_from_this<Buffe
   // `max_idle_bytes`: freed memory kept for reuse, if it was not in use lately; beyond it memory goes back to where
   // it came from.
   // `large`: where large blocks come from; what it can't give is from the heap, like all others.
+  // `budget`: what is handed out is taken from it; null: there is no limit.
   static std::shared_ptr<BufferPool> create(size_t max_idle_bytes,
-                                            std::shared_ptr<BlockSource> large = nullptr);
+                                            std::shared_ptr<BlockSource> large = nullptr,
+                                            std::shared_ptr<MemoryBudget> budget = nullptr);
   // All blocks come from `source`. What it can't give is from the heap if `or_heap`, else std::bad_alloc.
   static std::shared_ptr<BufferPool> create_over(size_t max_idle_bytes,
-                                                 std::shared_ptr<BlockSource> source, bool or_heap);
+                                                 std::shared_ptr<BlockSource> source, bool or_heap,
+                                                 std::shared_ptr<MemoryBudget> budget = nullptr);
   ~BufferPool() override;
   BufferPool(const BufferPool&) = delete;
   BufferPool& operator=(const BufferPool&) = delete;
 
-  // Contents are undefined. Throws std::bad_alloc. `size` 0 is allowed.
-  BufferRef allocate(size_t size);
-  BufferRef allocate_zeroed(size_t size);
+  // Contents are undefined. Throws std::bad_alloc, and what the budget throws. `size` 0 is allowed.
+  // `reserved_bytes`: as many of them are taken from the budget already.
+  BufferRef allocate(size_t size, uint64_t reserved_bytes = 0);
+  // What allocate(size) takes from the budget. Throws std::bad_alloc.
+  static size_t block_bytes(size_t size);
+
+  // What it hands out is taken from it; null: there is no limit.
+  MemoryBudget* budget() const;
 
   // Whether it came from here.
   bool owns(const Buffer& buffer) const { return buffer.owner_.get() == this; }
@@ -160,7 +170,8 @@ class BufferPool : public BufferOwner, public std::enable_shared_from_this<Buffe
     bool or_heap = true;
   };
 
-  BufferPool(size_t max_idle_bytes, Blocks blocks);
+  BufferPool(size_t max_idle_bytes, Blocks blocks, std::shared_ptr<MemoryBudget> budget);
+  Buffer* new_block(size_t capacity);
   Buffer* allocate_block(size_t capacity);
   void free_block(Buffer* buffer) noexcept;
   void release(Buffer* buffer) noexcept override;

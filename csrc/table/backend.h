@@ -47,20 +47,32 @@ class Backend {
 
   // Of slots. Contents undefined. May wait for a device that is short of memory.
   virtual BufferRef allocate(size_t num_bytes) = 0;
-  virtual BufferRef allocate_zeroed(size_t num_bytes) = 0;
+  // The same, as far as possible out of the `reserved_bytes` that the slot has left.
+  virtual BufferRef allocate_reserved(size_t num_bytes, uint64_t& reserved_bytes) = 0;
   // Of the host, for a payload to be received into.
   virtual BufferRef allocate_payload(size_t num_bytes) = 0;
   // A received payload as the work below reads it: itself, or a copy that is on its way.
   virtual BufferRef bring(const BufferRef& payload) = 0;
   // A range of what bring() returned as the memory of a slot from now on; empty: it is to be copied.
   virtual BufferRef keep(const BufferRef& payload, size_t offset, size_t num_bytes) = 0;
+
   // Throws Error(OUT_OF_MEMORY) that says what to do if slots of so many bytes more, rule state included,
   // would not fit.
   virtual void reserve(uint64_t num_bytes) = 0;
   virtual void unreserve(uint64_t num_bytes) = 0;
+  // What has to be reserved for memory of so many bytes.
+  virtual uint64_t footprint(size_t num_bytes) const = 0;
+  // Whether memory counts by itself while it is in use, so that what was reserved for it is over then; else a slot's
+  // reservation stays, and counts for what the slot has.
+  virtual bool counts_use() const = 0;
+  // What was reserved for a slot is there, in memory that was not allocated for it.
+  virtual void draw(size_t num_bytes, uint64_t& reserved_bytes) = 0;
+  // What is in use and reserved of what may be.
+  virtual const MemoryBudget* budget() const = 0;
 
   // ---- work; pointers are into memory of the above
 
+  virtual void zero(void* memory, size_t num_bytes) = 0;
   virtual void copy(void* to, const void* from, size_t num_bytes) = 0;
   virtual void convert(DType from, DType to, const void* source, void* destination,
                        int64_t num_elems) = 0;

@@ -16,12 +16,6 @@ uint64_t num_states(RuleKind rule, const Hyper& hyper) {
   return static_cast<uint64_t>(kMaxStates - unused);
 }
 
-uint64_t value_bytes(const TensorDefinition& definition) {
-  uint64_t num_bytes = 0;
-  for (const SliceSpec& slice : definition.slices) num_bytes += definition.slot(slice).num_bytes();
-  return num_bytes;
-}
-
 }  // namespace
 
 // ---- schema ---------------------------------------------------------------------------------------
@@ -34,20 +28,14 @@ void DenseTable::define(const TensorDefinition& definition) {
     throw Error(ErrorCode::INTERNAL, "tensor " + std::to_string(definition.tensor_id) +
                                          " is defined here already, and differently");
   }
-  backend_->reserve(bytes_to_reserve(definition));
-  std::vector<Slot> slots;  // made first: if memory runs out, nothing has changed
-  try {
-    slots = make_slots(definition);
-  } catch (...) {
-    backend_->unreserve(bytes_to_reserve(definition));
-    throw;
-  }
+  std::vector<Slot> slots = make_slots(definition);
+  const uint64_t num_states = reserved_states({definition.group, definition.rule});
+  uint64_t num_bytes = 0;
+  for (const Slot& slot : slots) num_bytes += slot.lacks(num_states, *backend_);
+  backend_->reserve(num_bytes);  // if there is no room, nothing has changed
+  for (Slot& slot : slots) slot.reserved(slot.lacks(num_states, *backend_));
   definitions_.emplace(definition.tensor_id, definition);
   for (Slot& slot : slots) insert(std::move(slot));
-}
-
-uint64_t DenseTable::bytes_to_reserve(const TensorDefinition& definition) const {
-  return value_bytes(definition) * (1 + reserved_states({definition.group, definition.rule}));
 }
 
 uint64_t DenseTable::reserved_states(const RuledGroup& of) const {
@@ -60,25 +48,34 @@ void DenseTable::reserve_states(const PendingDecision& pending) {
   std::vector<std::pair<RuledGroup, uint64_t>> asked;
   for (const auto& [of, hyper] : pending.hypers()) {
     const uint64_t needed = num_states(of.second, hyper);
-    const uint64_t reserved = reserved_states(of);
-    if (needed <= reserved) continue;
+    if (needed <= reserved_states(of)) continue;
     asked.emplace_back(of, needed);
-    for (const auto& [id, definition] : definitions_) {
-      if (RuledGroup{definition.group, definition.rule} != of) continue;
-      num_bytes += value_bytes(definition) * (needed - reserved);
-    }
+    for_each_slot(of, [&](Slot& slot) { num_bytes += slot.lacks(needed, *backend_); });
   }
   if (asked.empty()) return;
   backend_->reserve(num_bytes);
-  for (const auto& [of, needed] : asked) asked_states_[of] = needed;
+  for (const auto& [of, needed] : asked) {
+    asked_states_[of] = needed;
+    for_each_slot(of, [&](Slot& slot) { slot.reserved(slot.lacks(needed, *backend_)); });
+  }
+}
+
+void DenseTable::for_each_slot(const RuledGroup& of, const std::function<void(Slot&)>& call) {
+  for (const auto& [id, definition] : definitions_) {
+    if (RuledGroup{definition.group, definition.rule} != of) continue;
+    for (const SliceSpec& slice : definition.slices) {
+      Stripe& stripe = stripe_of(slice.key);
+      const MutexLock lock(stripe.mutex);
+      call(*find(stripe, slice.key));
+    }
+  }
 }
 
 std::vector<Slot> DenseTable::make_slots(const TensorDefinition& definition) {
   std::vector<Slot> slots;
   slots.reserve(definition.slices.size());
   for (const SliceSpec& slice : definition.slices) {
-    slots.emplace_back(definition.slot(slice), version());
-    if (definition.zeros) slots.back().initialise_with_zeros(*backend_);
+    slots.emplace_back(definition.slot(slice), version(), definition.zeros);
   }
   return slots;
 }
@@ -97,22 +94,26 @@ void DenseTable::drop(uint64_t tensor_id) {
   const auto known = definitions_.find(tensor_id);
   if (known == definitions_.end()) return;
   settle(-1);
-  for (const SliceSpec& slice : known->second.slices) erase(slice.key);
+  uint64_t num_bytes = 0;
+  for (const SliceSpec& slice : known->second.slices) num_bytes += erase(slice.key);
+  backend_->unreserve(num_bytes);
   std::erase_if(decided_, [=](const Decided& one) { return tensor_of(one.key) == tensor_id; });
-  backend_->unreserve(bytes_to_reserve(known->second));
   definitions_.erase(known);
 }
 
 // What is unsettled after settle() is held.
-void DenseTable::erase(Key key) {
+uint64_t DenseTable::erase(Key key) {
   Stripe& stripe = stripe_of(key);
   const MutexLock lock(stripe.mutex);
-  if (!is_settled(*find(stripe, key))) {
+  const Slot& slot = *find(stripe, key);
+  const uint64_t reserved_bytes = slot.reserved_bytes();
+  if (!is_settled(slot)) {
     num_unsettled_.fetch_sub(1, std::memory_order_relaxed);
     num_held_.fetch_sub(1, std::memory_order_relaxed);
   }
   index_.erase(key);
   stripe.slots.erase(key);
+  return reserved_bytes;
 }
 
 void DenseTable::set_version(uint64_t version) {
@@ -238,7 +239,11 @@ const Origin* DenseTable::held_with(Stripe&, const Slot& slot, uint32_t rank) {
 void DenseTable::contributed(Stripe& stripe, Slot& slot) {
   if (!slot.ready(*pending_)) return;
   num_held_.fetch_sub(1, std::memory_order_relaxed);
-  bring_up_to_date(stripe, slot);
+  try {
+    bring_up_to_date(stripe, slot);
+  } catch (const Error& error) {  // what is staged stays so; whoever needs the step tries again
+    if (error.code() != ErrorCode::OUT_OF_MEMORY) throw;
+  }
 }
 
 std::optional<Sum> DenseTable::squares(Stripe&, Slot& slot) {

@@ -16,6 +16,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -116,16 +117,18 @@ class DenseTable {
   // What has hyper-parameters of its own.
   using RuledGroup = std::pair<uint32_t, RuleKind>;
 
-  // Of its values, and of as many state buffers as are reserved.
-  uint64_t bytes_to_reserve(const TensorDefinition& definition) const REQUIRES(decision_mutex);
   // Buffers for each slot: those that the rule always has, or what a decision has asked for. A definition does not say
   // whether there is to be momentum, and to count with it always would refuse models that fit.
   uint64_t reserved_states(const RuledGroup& of) const REQUIRES(decision_mutex);
   // Room for what the decision's hyper-parameters ask for, before it changes anything. Throws Error(OUT_OF_MEMORY).
   void reserve_states(const PendingDecision& pending) REQUIRES(decision_mutex);
+  // Each with its stripe locked.
+  void for_each_slot(const RuledGroup& of, const std::function<void(Slot&)>& call)
+      REQUIRES(decision_mutex);
   std::vector<Slot> make_slots(const TensorDefinition& definition) REQUIRES(decision_mutex);
   void insert(Slot slot) REQUIRES(decision_mutex);
-  void erase(Key key) REQUIRES(decision_mutex);
+  // Returns what was reserved for it, and is not in use.
+  uint64_t erase(Key key) REQUIRES(decision_mutex);
   // Has the slots that settle() comes to after that place on their way from memory.
   void fetch_after(size_t place) REQUIRES_SHARED(decision_mutex);
   // What the pending decision still waits for will not come any more: there is none after it before all who promised

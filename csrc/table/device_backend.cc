@@ -17,10 +17,6 @@ constexpr double kSlotsShare = 0.8;
 // Sums that share a buffer: those of one launch, mostly. A NORM asks for some thousands at most.
 constexpr size_t kSumsPerBuffer = 1024;
 
-std::string in_mib(uint64_t num_bytes) {
-  return std::to_string((num_bytes + (1u << 20) - 1) >> 20) + " MiB";
-}
-
 }  // namespace
 
 // ---- collected updates ------------------------------------------------------------------------------
@@ -73,12 +69,14 @@ void ChangeRun::clear() {
 
 // ---- memory -----------------------------------------------------------------------------------------
 
-DeviceBackend::DeviceBackend(std::shared_ptr<device::Device> device, size_t num_sharing)
+DeviceBackend::DeviceBackend(std::shared_ptr<device::Device> device, size_t num_sharing,
+                             std::shared_ptr<MemoryBudget> host)
     : device_(std::move(device)),
-      memory_(std::make_shared<DeviceMemory>(device_)),
-      capacity_(
+      memory_(std::make_shared<DeviceMemory>(device_, std::move(host))),
+      slots_(
           static_cast<uint64_t>(static_cast<double>(device_->memory().free_bytes) * kSlotsShare) /
-          num_sharing),
+              num_sharing,
+          "device " + device_->name(), "use more shards on more devices, or --device cpu"),
       ingest_(device_->make_queue()),
       compute_(device_->make_queue()),
       read_(device_->make_queue()) {}
@@ -137,13 +135,6 @@ void DeviceBackend::hold_released() {
   released_.push_back(std::move(held));
 }
 
-BufferRef DeviceBackend::allocate_zeroed(size_t num_bytes) {
-  const MutexLock lock(mutex_);
-  BufferRef block = take(num_bytes);
-  compute().zero(block->data(), num_bytes);
-  return block;
-}
-
 BufferRef DeviceBackend::allocate_payload(size_t num_bytes) {
   return memory_->pinned()->allocate(num_bytes);
 }
@@ -158,24 +149,6 @@ BufferRef DeviceBackend::bring(const BufferRef& payload) {
   upload_is_new_ = true;
   uploading_.push_back({{uploaded_}, {payload}});
   return block;
-}
-
-void DeviceBackend::reserve(uint64_t num_bytes) {
-  uint64_t reserved = reserved_.load();
-  do {
-    if (num_bytes > capacity_ - reserved) {
-      throw Error(ErrorCode::OUT_OF_MEMORY,
-                  in_mib(num_bytes) +
-                      " for values, rule state or pushes do not fit: this shard may use " +
-                      in_mib(capacity_) + " of device " + device_->name() + ", and " +
-                      in_mib(capacity_ - reserved) +
-                      " of that are left; use more shards on more devices, or --device cpu");
-    }
-  } while (!reserved_.compare_exchange_weak(reserved, reserved + num_bytes));
-}
-
-void DeviceBackend::unreserve(uint64_t num_bytes) {
-  reserved_ -= num_bytes;
 }
 
 // ---- work -------------------------------------------------------------------------------------------
@@ -209,6 +182,11 @@ void DeviceBackend::launch() {
     changes_.queue_to(*compute_);
     changes_.clear();
   }
+}
+
+void DeviceBackend::zero(void* memory, size_t num_bytes) {
+  const MutexLock lock(mutex_);
+  compute().zero(memory, num_bytes);
 }
 
 void DeviceBackend::copy(void* to, const void* from, size_t num_bytes) {

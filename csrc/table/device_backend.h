@@ -14,7 +14,6 @@
 // write: one launch each for all slots that are ready in one call, or a few.
 #pragma once
 
-#include <atomic>
 #include <deque>
 #include <memory>
 #include <optional>
@@ -65,20 +64,27 @@ class ChangeRun {
 class DeviceBackend final : public Backend {
  public:
   // `num_sharing`: how many shards share the device, this one included: each may use so much of its memory.
-  explicit DeviceBackend(std::shared_ptr<device::Device> device, size_t num_sharing = 1);
+  // `host`: what payloads and replies are taken from; null: there is no limit.
+  explicit DeviceBackend(std::shared_ptr<device::Device> device, size_t num_sharing = 1,
+                         std::shared_ptr<MemoryBudget> host = nullptr);
   // Waits until everything is done.
   ~DeviceBackend() override;
   DeviceBackend(const DeviceBackend&) = delete;
   DeviceBackend& operator=(const DeviceBackend&) = delete;
 
   BufferRef allocate(size_t num_bytes) override;
-  BufferRef allocate_zeroed(size_t num_bytes) override;
+  BufferRef allocate_reserved(size_t num_bytes, uint64_t&) override { return allocate(num_bytes); }
   BufferRef allocate_payload(size_t num_bytes) override;
   BufferRef bring(const BufferRef& payload) override;
   BufferRef keep(const BufferRef&, size_t, size_t) override { return {}; }
-  void reserve(uint64_t num_bytes) override;
-  void unreserve(uint64_t num_bytes) override;
+  void reserve(uint64_t num_bytes) override { slots_.take(num_bytes); }
+  void unreserve(uint64_t num_bytes) override { slots_.give_back(num_bytes); }
+  uint64_t footprint(size_t num_bytes) const override { return num_bytes; }
+  bool counts_use() const override { return false; }
+  void draw(size_t, uint64_t&) override {}
+  const MemoryBudget* budget() const override { return &slots_; }
 
+  void zero(void* memory, size_t num_bytes) override;
   void copy(void* to, const void* from, size_t num_bytes) override;
   void convert(DType from, DType to, const void* source, void* destination,
                int64_t num_elems) override;
@@ -147,9 +153,8 @@ class DeviceBackend final : public Backend {
 
   const std::shared_ptr<device::Device> device_;
   const std::shared_ptr<DeviceMemory> memory_;
-  const uint64_t capacity_;  // bytes of slots
   // Not under the lock: what is let go of under it may end a reservation.
-  std::atomic<uint64_t> reserved_ = 0;
+  MemoryBudget slots_;
 
   Mutex mutex_;
   const std::unique_ptr<device::Queue> ingest_ GUARDED_BY(mutex_);

@@ -37,11 +37,11 @@ struct Lease : Buffer {
 
 }  // namespace
 
-DeviceMemory::DeviceMemory(std::shared_ptr<Device> device)
+DeviceMemory::DeviceMemory(std::shared_ptr<Device> device, std::shared_ptr<MemoryBudget> host)
     : arena_(std::make_shared<device::DeviceArena>(device)),
       blocks_(BufferPool::create_over(kMaxIdleDeviceBytes, arena_, /*or_heap=*/false)),
       pinned_(BufferPool::create_over(kMaxIdlePinnedBytes, std::make_shared<PinnedBlocks>(device),
-                                      /*or_heap=*/true)) {}
+                                      /*or_heap=*/true, std::move(host))) {}
 
 BufferRef DeviceMemory::allocate(size_t num_bytes) {
   try {

@@ -24,7 +24,9 @@ namespace psstore {
 
 class DeviceMemory : public BufferOwner, public std::enable_shared_from_this<DeviceMemory> {
  public:
-  explicit DeviceMemory(std::shared_ptr<device::Device> device);
+  // `host`: what the pinned memory is taken from; null: there is no limit.
+  explicit DeviceMemory(std::shared_ptr<device::Device> device,
+                        std::shared_ptr<MemoryBudget> host = nullptr);
 
   // Contents undefined. Empty: no idle block fits, and the device has no other.
   BufferRef allocate(size_t num_bytes);

@@ -1,6 +1,8 @@
 #include "table/host_backend.h"
 
+#include <algorithm>
 #include <cstring>
+#include <new>
 
 namespace psstore {
 
@@ -10,6 +12,45 @@ BufferRef HostBackend::keep(const BufferRef& payload, size_t offset, size_t num_
       num_bytes >= kSharedValueBytes && num_bytes * kMaxSlicesPerKeptPayload >= payload->size();
   if (!is_worth_it || offset % kBufferAlignment != 0 || !pool_->owns(*payload)) return {};
   return part_of(payload, offset, num_bytes);
+}
+
+// ---- memory -----------------------------------------------------------------------------------------
+
+BufferRef HostBackend::take(size_t num_bytes, uint64_t reserved_bytes) {
+  try {
+    return pool_->allocate(num_bytes, reserved_bytes);
+  } catch (const std::bad_alloc&) {
+    throw Error(ErrorCode::OUT_OF_MEMORY,
+                "the system has no " + in_mib(num_bytes) +
+                    " left; lower --max-memory to what the host can spare, or use "
+                    "more shards on more machines");
+  }
+}
+
+BufferRef HostBackend::allocate_reserved(size_t num_bytes, uint64_t& reserved_bytes) {
+  BufferRef memory = take(num_bytes, reserved_bytes);
+  reserved_bytes -= std::min(reserved_bytes, footprint(num_bytes));
+  return memory;
+}
+
+void HostBackend::reserve(uint64_t num_bytes) {
+  if (MemoryBudget* const budget = pool_->budget()) budget->take(num_bytes);
+}
+
+void HostBackend::unreserve(uint64_t num_bytes) {
+  if (MemoryBudget* const budget = pool_->budget()) budget->give_back(num_bytes);
+}
+
+void HostBackend::draw(size_t num_bytes, uint64_t& reserved_bytes) {
+  const uint64_t drawn = std::min(reserved_bytes, footprint(num_bytes));
+  unreserve(drawn);
+  reserved_bytes -= drawn;
+}
+
+// ---- work -------------------------------------------------------------------------------------------
+
+void HostBackend::zero(void* memory, size_t num_bytes) {
+  std::memset(memory, 0, num_bytes);
 }
 
 void HostBackend::copy(void* to, const void* from, size_t num_bytes) {

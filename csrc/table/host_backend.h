@@ -8,6 +8,12 @@
 
 namespace psstore {
 
+// Of main memory: what --max-memory says.
+inline std::shared_ptr<MemoryBudget> host_budget(uint64_t max_bytes) {
+  return std::make_shared<MemoryBudget>(max_bytes, "its host's memory",
+                                        "raise --max-memory, or use more shards on more machines");
+}
+
 // A slice that is less of its payload is copied out of it: what keeps one slice keeps the whole payload.
 inline constexpr size_t kMaxSlicesPerKeptPayload = 4;
 
@@ -18,15 +24,21 @@ class HostBackend final : public Backend {
                        std::shared_ptr<const SharedSource> arena = nullptr)
       : pool_(std::move(pool)), arena_(std::move(arena)) {}
 
-  BufferRef allocate(size_t num_bytes) override { return pool_->allocate(num_bytes); }
-  BufferRef allocate_zeroed(size_t num_bytes) override { return pool_->allocate_zeroed(num_bytes); }
-  BufferRef allocate_payload(size_t num_bytes) override { return pool_->allocate(num_bytes); }
+  BufferRef allocate(size_t num_bytes) override { return take(num_bytes, 0); }
+  BufferRef allocate_reserved(size_t num_bytes, uint64_t& reserved_bytes) override;
+  BufferRef allocate_payload(size_t num_bytes) override { return take(num_bytes, 0); }
   BufferRef bring(const BufferRef& payload) override { return payload; }
   BufferRef keep(const BufferRef& payload, size_t offset, size_t num_bytes) override;
-  // What the system can't give is told when it is asked for.
-  void reserve(uint64_t) override {}
-  void unreserve(uint64_t) override {}
 
+  // Without a budget what the system can't give is told when it is asked for.
+  void reserve(uint64_t num_bytes) override;
+  void unreserve(uint64_t num_bytes) override;
+  uint64_t footprint(size_t num_bytes) const override { return BufferPool::block_bytes(num_bytes); }
+  bool counts_use() const override { return true; }
+  void draw(size_t num_bytes, uint64_t& reserved_bytes) override;
+  const MemoryBudget* budget() const override { return pool_->budget(); }
+
+  void zero(void* memory, size_t num_bytes) override;
   void copy(void* to, const void* from, size_t num_bytes) override;
   void convert(DType from, DType to, const void* source, void* destination,
                int64_t num_elems) override;
@@ -51,6 +63,8 @@ class HostBackend final : public Backend {
   void free_unused(size_t max_bytes) override { pool_->free_unused(max_bytes); }
 
  private:
+  BufferRef take(size_t num_bytes, uint64_t reserved_bytes);
+
   const std::shared_ptr<BufferPool> pool_;
   const std::shared_ptr<const SharedSource> arena_;
 };

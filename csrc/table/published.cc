@@ -8,8 +8,9 @@ namespace psstore {
 namespace {
 
 // Beyond the slot's own value: another one, and a delta.
-uint64_t bytes_kept(uint64_t num_elems) {
-  return num_elems * sizeof(float) + encoded_bytes(DType::kInt8, num_elems);
+uint64_t bytes_kept(const Backend& backend, uint64_t num_elems) {
+  return backend.footprint(num_elems * sizeof(float)) +
+         backend.footprint(encoded_bytes(DType::kInt8, num_elems));
 }
 
 // Of an encoding in blocks. Each takes as many bytes as the others, but for the last, which may take fewer.
@@ -23,16 +24,18 @@ bool says_all(DType encoding, const std::byte* payload, uint64_t num_bytes) {
 
 Published::Published(BufferRef value, uint64_t version, uint64_t num_elems,
                      const std::shared_ptr<Backend>& backend)
-    : reserved_(std::make_unique<const Reservation>(backend, bytes_kept(num_elems))),
+    : reserved_(std::make_unique<Reservation>(backend, bytes_kept(*backend, num_elems))),
       value_(std::move(value)),
       version_(version),
       num_elems_(num_elems) {}
 
 void Published::follow(const BufferRef& value, uint64_t version, DType encoding, Backend& backend) {
   if (version == version_) return;
-  BufferRef payload = backend.allocate(encoded_bytes(encoding, num_elems_));
+  uint64_t& reserved = reserved_->left_bytes();
+  BufferRef payload = backend.allocate_reserved(encoded_bytes(encoding, num_elems_), reserved);
   // The buffer itself if nobody else refers to it.
-  BufferRef next = value_.unique() ? value_ : backend.allocate(num_elems_ * sizeof(float));
+  BufferRef next =
+      value_.unique() ? value_ : backend.allocate_reserved(num_elems_ * sizeof(float), reserved);
   const bool is_said =
       backend.encode_change(value_->data(), {.encoding = encoding,
                                              .source = value->data(),

@@ -57,7 +57,7 @@ class Published {
     uint64_t since = 0;  // the version that it begins at
   };
 
-  std::unique_ptr<const Reservation> reserved_;
+  std::unique_ptr<Reservation> reserved_;
   BufferRef value_;
   uint64_t version_;
   uint64_t num_elems_;

@@ -12,11 +12,6 @@ bool contributes(const Member& member, const SlotSpec& spec) {
   return member.has(tensor_of(spec.key));
 }
 
-// What is changed next: the buffer itself if nobody else refers to it, else new memory of its size.
-BufferRef own_or_new(const BufferRef& buffer, size_t num_bytes, Backend& backend) {
-  return buffer && buffer.unique() ? buffer : backend.allocate(num_bytes);
-}
-
 void copy_elements(const PayloadSlice& from, const SlotSpec& spec, void* to, Backend& backend) {
   if (from.num_bytes == 0) return;
   if (from.dtype == spec.dtype) {
@@ -28,14 +23,40 @@ void copy_elements(const PayloadSlice& from, const SlotSpec& spec, void* to, Bac
 
 }  // namespace
 
-BufferRef Slot::destination(Backend& backend) const {
-  if (last_ && last_.unique() && value_ && !value_.unique()) return last_;
-  return own_or_new(value_, spec_.num_bytes(), backend);
+uint64_t Slot::lacks(uint64_t num_states, const Backend& backend) const {
+  const auto num_held =
+      static_cast<uint64_t>((value_ ? 1 : 0) + std::ranges::count_if(state_, [](const State& s) {
+                              return bool(s.buffer);
+                            }));
+  const uint64_t one = backend.footprint(spec_.num_bytes());
+  const uint64_t covered = reserved_bytes_ + (backend.counts_use() ? num_held * one : 0);
+  const uint64_t needed = (1 + num_states) * one;
+  return needed - std::min(needed, covered);
 }
 
-BufferRef Slot::received(const PayloadSlice& from, Backend& backend) const {
+void Slot::make_zeros(Backend& backend) {
+  if (!are_zeros_) return;
+  value_ = backend.allocate_reserved(spec_.num_bytes(), reserved_bytes_);
+  backend.zero(value_->data(), spec_.num_bytes());
+  are_zeros_ = false;
+}
+
+BufferRef Slot::own_or_new(const BufferRef& buffer, Backend& backend) {
+  if (!buffer) return backend.allocate_reserved(spec_.num_bytes(), reserved_bytes_);
+  return buffer.unique() ? buffer : backend.allocate(spec_.num_bytes());
+}
+
+BufferRef Slot::destination(Backend& backend) {
+  if (last_ && last_.unique() && value_ && !value_.unique()) return last_;
+  return own_or_new(value_, backend);
+}
+
+BufferRef Slot::received(const PayloadSlice& from, Backend& backend) {
   if (from.num_bytes > 0 && from.dtype == spec_.dtype) {
-    if (BufferRef kept = backend.keep(from.payload, from.offset, from.num_bytes)) return kept;
+    if (BufferRef kept = backend.keep(from.payload, from.offset, from.num_bytes)) {
+      if (!value_) backend.draw(spec_.num_bytes(), reserved_bytes_);
+      return kept;
+    }
   }
   BufferRef target = destination(backend);
   copy_elements(from, spec_, target->data(), backend);
@@ -45,6 +66,7 @@ BufferRef Slot::received(const PayloadSlice& from, Backend& backend) const {
 Change Slot::replace_value(BufferRef target, const Backend& backend) {
   const Change change = target.get() == value_.get() ? Change::kInPlace : Change::kOutOfPlace;
   last_ = {};
+  are_zeros_ = false;
   if (change == Change::kOutOfPlace) {
     const bool is_read = value_ && !value_.unique();
     if (is_read && backend.keeps_places()) last_ = std::move(value_);
@@ -57,10 +79,6 @@ void Slot::initialise(const PayloadSlice& from, Backend& backend) {
   value_ = received(from, backend);
 }
 
-void Slot::initialise_with_zeros(Backend& backend) {
-  value_ = backend.allocate_zeroed(spec_.num_bytes());
-}
-
 Change Slot::assign(const PayloadSlice& from, Backend& backend) {
   BufferRef target = received(from, backend);
   ++version_;
@@ -68,6 +86,7 @@ Change Slot::assign(const PayloadSlice& from, Backend& backend) {
 }
 
 Change Slot::add(const PayloadSlice& from, Backend& backend) {
+  make_zeros(backend);
   BufferRef target = destination(backend);
   const Contribution addend{from.data(), from.dtype, 1.0F, from.num_bytes};
   SliceUpdate update;
@@ -94,7 +113,7 @@ void Slot::restore_state(size_t index, const PayloadSlice& from, uint64_t num_st
   State restored;
   if (from.num_bytes > 0) {
     restored.name = largest_state_layout(spec_.rule).names[index];
-    restored.buffer = own_or_new(state_[index].buffer, spec_.num_bytes(), backend);
+    restored.buffer = own_or_new(state_[index].buffer, backend);
     backend.copy(restored.buffer->data(), from.data(), from.num_bytes);
   }
   state_[index] = std::move(restored);
@@ -191,7 +210,7 @@ SliceUpdate Slot::reduction(const Decision& decision,
 }
 
 std::array<Slot::State, kMaxStates> Slot::writable_state(const StateLayout& layout,
-                                                         Backend& backend) const {
+                                                         Backend& backend) {
   std::array<State, kMaxStates> writable;
   for (size_t i = 0; i < writable.size(); ++i) {
     const BufferRef& now = state_[i].buffer;
@@ -199,7 +218,7 @@ std::array<Slot::State, kMaxStates> Slot::writable_state(const StateLayout& layo
       writable[i] = state_[i];
       continue;
     }
-    writable[i] = {layout.names[i], own_or_new(now, spec_.num_bytes(), backend)};
+    writable[i] = {layout.names[i], own_or_new(now, backend)};
     const bool copied = now && writable[i].buffer.get() != now.get();
     if (copied) backend.copy(writable[i].buffer->data(), now->data(), spec_.num_bytes());
   }
@@ -213,6 +232,7 @@ Change Slot::step(const PendingDecision& pending, Backend& backend) {
 
   const Hyper& hyper = pending.hyper(spec_);
   const StateLayout layout = state_layout(spec_.rule, hyper);
+  make_zeros(backend);
   BufferRef target = destination(backend);
   std::array<State, kMaxStates> state = writable_state(layout, backend);
   SliceUpdate update = reduction(decision, gradients);
@@ -245,7 +265,7 @@ size_t Slot::state_bytes() const {
 
 std::vector<std::pair<std::string, std::string>> Slot::dump(Backend& backend) const {
   std::vector<std::pair<std::string, std::string>> named;
-  if (initialised()) named.emplace_back("value", backend.bytes_of(value_, spec_.num_bytes()));
+  if (value_) named.emplace_back("value", backend.bytes_of(value_, spec_.num_bytes()));
   for (const State& state : state_) {
     if (state.buffer)
       named.emplace_back(state.name, backend.bytes_of(state.buffer, spec_.num_bytes()));

@@ -48,12 +48,27 @@ struct Part {
 
 class Slot {
  public:
-  // `decision`: the last one there is; the slot has no part in it.
-  Slot(const SlotSpec& spec, uint64_t decision) : spec_(spec), settled_(decision) {}
+  // `decision`: the last one there is; the slot has no part in it. `zeros`: it is initialised, with zeros, which take
+  // memory once somebody uses them.
+  Slot(const SlotSpec& spec, uint64_t decision, bool zeros = false)
+      : spec_(spec), are_zeros_(zeros), settled_(decision) {}
 
   const SlotSpec& spec() const { return spec_; }
-  bool initialised() const { return static_cast<bool>(value_); }
+  bool initialised() const { return value_ || are_zeros_; }
 
+  // ---- memory that it will need
+
+  // What is to be reserved beyond what was, for its value and so many state buffers.
+  uint64_t lacks(uint64_t num_states, const Backend& backend) const;
+  // It was.
+  void reserved(uint64_t num_bytes) { reserved_bytes_ += num_bytes; }
+  // That no memory has come of.
+  uint64_t reserved_bytes() const { return reserved_bytes_; }
+
+  // ---- its value
+
+  // Makes memory of zeros that have none. Before value(), part() and follow().
+  void make_zeros(Backend& backend);
   // The value, shared; empty if the slot is not initialised.
   BufferRef value() const { return value_; }
 
@@ -74,7 +89,6 @@ class Slot {
 
   // First values; they do not count as a write. REQUIRES: !initialised().
   void initialise(const PayloadSlice& from, Backend& backend);
-  void initialise_with_zeros(Backend& backend);
 
   // New values; also the first ones.
   Change assign(const PayloadSlice& from, Backend& backend);
@@ -131,11 +145,14 @@ class Slot {
     Sum sum;
   };
 
+  // What is changed next: the buffer itself if nobody else refers to it, else new memory, for the first one out of what
+  // is reserved.
+  BufferRef own_or_new(const BufferRef& buffer, Backend& backend);
   // Where the next value goes: the value's own memory if nobody else refers to it, else that of the value
   // before it, or new memory.
-  BufferRef destination(Backend& backend) const;
+  BufferRef destination(Backend& backend);
   // The received slice as a value: where it lies if it may stay there, else copied to a destination().
-  BufferRef received(const PayloadSlice& from, Backend& backend) const;
+  BufferRef received(const PayloadSlice& from, Backend& backend);
   // Makes `target`, with the new value in it, the value.
   Change replace_value(BufferRef target, const Backend& backend);
   // What the members have staged, in rank order.
@@ -143,16 +160,18 @@ class Slot {
   // The reduction of them: what a step and a sum of squares have in common.
   SliceUpdate reduction(const Decision& decision, std::span<const Contribution> gradients) const;
   // The state buffers as the step may write to them, its own and new ones.
-  std::array<State, kMaxStates> writable_state(const StateLayout& layout, Backend& backend) const;
+  std::array<State, kMaxStates> writable_state(const StateLayout& layout, Backend& backend);
   Change step(const PendingDecision& pending, Backend& backend);
 
   const SlotSpec spec_;
   BufferRef value_;
+  bool are_zeros_;  // its value, which has no memory yet
   BufferRef
       last_;  // the memory that the value was in before, if somebody read it when it was replaced
   std::array<State, kMaxStates> state_;  // allocated when the rule first needs it
   int64_t num_steps_ = 0;                // updates applied: torch's per-parameter step
   uint64_t version_ = 0;
+  uint64_t reserved_bytes_ = 0;
   uint64_t settled_;  // last decision that has done to it all that it will
   Squares squares_;   // the last ones asked for
   Staging staging_;

@@ -29,6 +29,8 @@ class WriteWindow {
     // True: `sequence` is the next write, and is now taken. False: it was applied before.
     // Throws Error(UNEXPECTED_MESSAGE) if writes before it are missing, and for 0.
     bool take(uint64_t sequence) REQUIRES(mutex);
+    // It was not applied after all. REQUIRES: take() was the last call, and true.
+    void give_back(uint64_t sequence) REQUIRES(mutex) { last = sequence - 1; }
   };
 
   explicit WriteWindow(size_t max_clients = kMaxRememberedClients) : max_clients_(max_clients) {}

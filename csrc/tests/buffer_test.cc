@@ -10,6 +10,8 @@
 #include <thread>
 #include <vector>
 
+#include "table_support.h"
+
 namespace psstore::testing {
 namespace {
 
@@ -35,12 +37,39 @@ TEST(BufferPool, MemoryIsAtMostAQuarterMoreThanAskedFor) {
   }
 }
 
-TEST(BufferPool, ZeroedMemoryIsZeroEvenIfReused) {
-  const auto pool = BufferPool::create(kMiB);
-  std::memset(pool->allocate(1000)->data(), 0xff, 1000);
-  const BufferRef zeroed = pool->allocate_zeroed(1000);
-  EXPECT_TRUE(std::all_of(zeroed->data(), zeroed->data() + 1000,
-                          [](std::byte value) { return value == std::byte{0}; }));
+std::shared_ptr<MemoryBudget> budget_of(uint64_t max_bytes) {
+  return std::make_shared<MemoryBudget>(max_bytes, "this test", "ask for less");
+}
+
+TEST(BufferPool, HandsOutNoMoreThanItsBudget) {
+  const auto budget = budget_of(4 * kMiB);
+  const auto pool = BufferPool::create(8 * kMiB, nullptr, budget);
+  BufferRef held = pool->allocate(3 * kMiB);
+  EXPECT_EQ(error_of(ErrorCode::OUT_OF_MEMORY, [&] { pool->allocate(2 * kMiB); }),
+            "2 MiB for values, rule state or pushes do not fit: this shard may use 4 MiB of this "
+            "test, and "
+            "1 MiB of that are left; ask for less");
+  EXPECT_EQ(budget->taken_bytes(), 3 * kMiB);
+  EXPECT_NO_THROW(pool->allocate(kMiB));
+  held = {};
+  EXPECT_EQ(budget->taken_bytes(), 0U);
+}
+
+TEST(BufferPool, GivesIdleMemoryBackRatherThanExceedItsBudget) {
+  const auto pool = BufferPool::create(8 * kMiB, nullptr, budget_of(4 * kMiB));
+  pool->allocate(3 * kMiB);
+  EXPECT_EQ(pool->bytes_idle(), 3 * kMiB);
+  const BufferRef other = pool->allocate(2 * kMiB);
+  EXPECT_LE(pool->bytes_in_use() + pool->bytes_idle(), 4 * kMiB);
+}
+
+TEST(BufferPool, WhatIsReservedIsThereWhateverElseIsTaken) {
+  const auto budget = budget_of(4 * kMiB);
+  const auto pool = BufferPool::create(0, nullptr, budget);
+  budget->take(kMiB);
+  const BufferRef others = pool->allocate(3 * kMiB);
+  const BufferRef reserved = pool->allocate(kMiB, kMiB);
+  EXPECT_EQ(budget->left_bytes(), 0U);
 }
 
 TEST(BufferPool, FreedMemoryIsHandedOutAgain) {
@@ -176,7 +205,7 @@ TEST(BufferRef, OutlivesThePoolThatMadeIt) {
 
 TEST(BufferPool, ThreadsShareItAndItsBuffers) {
   const auto pool = BufferPool::create(kMiB);
-  const BufferRef shared = pool->allocate_zeroed(64);
+  const BufferRef shared = pool->allocate(64);
   std::vector<std::thread> threads;
   for (int seed = 0; seed < 4; ++seed) {
     threads.emplace_back([&, seed] {

@@ -288,8 +288,9 @@ TEST(DeviceBackendOrderTest, ChangesComeBetweenTheStepsThatTheyTellOf) {
   constexpr size_t kBytes = kElems * sizeof(float);
   for (uint64_t seed = 0; seed < kSeeds; ++seed) {
     DeviceBackend backend(device::open_device("fake:0?seed=" + std::to_string(seed)));
-    const BufferRef value = backend.allocate_zeroed(kBytes);
-    const BufferRef first = backend.allocate_zeroed(kBytes);
+    const BufferRef value = backend.allocate(kBytes);
+    const BufferRef first = backend.allocate(kBytes);
+    for (const BufferRef& buffer : {value, first}) backend.zero(buffer->data(), kBytes);
     const BufferRef second = backend.allocate(kBytes);
     const BufferRef payload = backend.allocate(encoded_bytes(DType::kInt8, kElems));
     const BufferRef other = backend.allocate(encoded_bytes(DType::kInt8, kElems));

@@ -446,10 +446,12 @@ class Shard:
         arena: ValueArena | None = None,
         device: str = "cpu",
         num_sharing: int = 1,
+        max_memory_bytes: int = ...,
     ) -> None:
         """`arena`: where values of 64 KiB and more lie, and payloads. `device`: where values, rule state and
         contributions are: 'cpu', or 'cuda:0' and so on, without an arena; `num_sharing` shards share its memory.
-        Raises BadArgument for a device that is not there."""
+        `max_memory_bytes`: what all of it may take of main memory (default: no limit); calls that would take more
+        raise OutOfMemory. Raises BadArgument for a device that is not there."""
     @property
     def device(self) -> str:
         """As given."""

@@ -23,6 +23,9 @@ def run(
     mode: Annotated[Mode, typer.Option(help="Consistency.")] = Mode.sync,
     staleness: Annotated[int, typer.Option(min=0, help="ssp: rounds a worker may be ahead of the slowest.")] = 2,
     backups: Annotated[int, typer.Option(min=0, help="backup: late workers that a round does without.")] = 1,
+    max_memory: Annotated[
+        str | None, typer.Option(help="Memory that the store may take on a host, as 8GiB (default: 80 % of all).")
+    ] = None,
     module: Annotated[bool, typer.Option("--module", "-m", help="SCRIPT is a module, as in python -m.")] = False,
     ps_hosts: Annotated[
         str | None,
@@ -62,6 +65,8 @@ def run(
         fail(f"there is no script {command[0]!r} here; for a module, use: psstore run -m {command[0]}")
     if token_file is not None:
         os.environ["PSSTORE_TOKEN_FILE"] = token_file
+    if max_memory is not None:
+        os.environ["PSSTORE_MAX_MEMORY"] = max_memory  # as the server is told what has no flag here
     interpreted = [sys.executable, "-u", *(["-m"] if module else []), *command]
     num_workers = (workers or 2) if cluster is None else cluster.num_workers
     consistency = consistency_of(mode, workers=num_workers, backups=backups, staleness=staleness)

@@ -12,6 +12,7 @@ from psstore.errors import BadArgument
 from psstore.net.address import DEFAULT_PORT, TcpAddress
 from psstore.net.sockets import check_congestion_control
 from psstore.server.hosts import parse_hosts, split_hosts
+from psstore.server.memory import default_bytes, parse_size
 from psstore.types import UNBOUNDED, Consistency, place_shards
 
 LogLevel = Literal["debug", "info", "warning", "error"]
@@ -73,6 +74,13 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
         str,
         _text("where parameters live: cpu, cuda:0, or several, separated by commas, for the shards in turn"),
     ] = "cpu"
+    max_memory: Annotated[
+        str | None,
+        _text(
+            "main memory that the shards of this host may take together, as 8GiB; each gets its part, and refuses what"
+            " goes beyond it (default: 80 % of what the machine or its control group has)"
+        ),
+    ] = None
     refuse_non_finite: Annotated[bool, _text("refuse pushes that hold NaN or infinity")] = False
     heartbeat_s: Annotated[Seconds, _text("how often workers say that they live")] = 1.0
     silence_s: Annotated[Seconds, _text("a worker that said nothing for so long is lost")] = 10.0
@@ -100,6 +108,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
             )
         if self.port and self.port + self.shards > 65536:
             raise BadArgument(f"{self.shards} shards from port {self.port} on go beyond port 65535; use --port 0")
+        self.max_memory_bytes()
         place_shards(self.device, self.shards)
         if self.congestion_control is not None:
             check_congestion_control("congestion_control", self.congestion_control)
@@ -108,6 +117,10 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     def hosts(self) -> tuple[TcpAddress, ...] | None:
         """Of every shard, if each has a host of its own; None: all of them run on this host."""
         return None if self.shards_at is None else parse_hosts("shards_at", split_hosts(self.shards_at))
+
+    def max_memory_bytes(self) -> int:
+        """Of all shards of this host together."""
+        return default_bytes() if self.max_memory is None else parse_size("max_memory", self.max_memory)
 
     def _check_hosts(self) -> None:
         hosts = self.hosts()
@@ -163,6 +176,10 @@ class ShardSettings(msgspec.Struct, frozen=True, kw_only=True):
     device: str
     num_sharing: int
     """Shards of this host that share the device, this one included."""
+    max_memory_bytes: int
+    """Main memory that this shard may take."""
+    max_store_bytes: int | None
+    """What all values together may take, as far as this host can tell."""
     refuse_non_finite: bool
     max_connections: int
     busy_poll_us: float

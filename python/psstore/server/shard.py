@@ -149,6 +149,7 @@ def make_shard(settings: ShardSettings, arena: _core.ValueArena | None) -> _core
         arena=arena,
         device=settings.device,
         num_sharing=settings.num_sharing,
+        max_memory_bytes=settings.max_memory_bytes,
     )
 
 
@@ -190,6 +191,7 @@ def make_coordinator(settings: ShardSettings) -> Coordinator:
         ),
         num_shards=len(settings.addresses),
         signer=Signer(settings.signing_key),
+        max_bytes=settings.max_store_bytes,
     )
 
 

@@ -287,6 +287,7 @@ class Supervisor:
     def _shard_settings(self, site: Site, life: Life) -> Iterator[ShardSettings]:
         settings = self._settings
         devices = place_shards(settings.device, len(site.endpoints))
+        max_memory_bytes = settings.max_memory_bytes()
         for index, (endpoint, device) in enumerate(zip(site.endpoints, devices, strict=True), start=site.first):
             yield ShardSettings(
                 index=index,
@@ -301,6 +302,8 @@ class Supervisor:
                 silence_s=settings.silence_s,
                 device=device,
                 num_sharing=devices.count(device),
+                max_memory_bytes=max_memory_bytes // len(site.endpoints),
+                max_store_bytes=max_memory_bytes if site.is_whole and set(devices) == {"cpu"} else None,
                 refuse_non_finite=settings.refuse_non_finite,
                 max_connections=settings.max_connections,
                 busy_poll_us=settings.busy_poll_us,

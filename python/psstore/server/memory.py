@@ -1,0 +1,63 @@
+"""How much memory a shard may take: what was asked for, else most of what this machine or its control group has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+
+from psstore import _core
+from psstore.errors import BadArgument
+
+MOST = 0.8
+"""What shards take by default. The rest is for Python, for tables of slices, for connections, and for the page cache of
+whoever else works here."""
+
+UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+
+
+def parse_size(what: str, text: str) -> int:
+    """Bytes: '8GiB', '8G', '500M' or a number, in powers of two. Raises BadArgument."""
+    number = text.strip().lower().removesuffix("b").removesuffix("i")
+    unit = number[-1:] if number[-1:].isalpha() else ""
+    try:
+        num_bytes = int(float(number.removesuffix(unit)) * UNITS[unit])
+    except (ValueError, KeyError, OverflowError):
+        num_bytes = 0
+    if num_bytes < 1:
+        raise BadArgument(f"{what} is {text!r}; expected a size as 8GiB, 500M or a number of bytes")
+    return num_bytes
+
+
+def usable_bytes(root: Path = Path("/")) -> int:
+    """Main memory that this process can have: the machine's, or less where a control group allows less. `root`: of the
+    file systems in which Linux tells."""
+    return min([_core.machine_memory_bytes(), *_group_limits(root)])
+
+
+def default_bytes() -> int:
+    """What all shards of this host may take together if nobody says."""
+    return int(usable_bytes() * MOST)
+
+
+def _group_limits(root: Path) -> Iterator[int]:
+    """Of the process's own group and of those around it, in version 2 and version 1 of control groups."""
+    for line in _text(root / "proc/self/cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            mount, file = "sys/fs/cgroup", "memory.max"
+        elif "memory" in controllers.split(","):
+            mount, file = "sys/fs/cgroup/memory", "memory.limit_in_bytes"
+        else:
+            continue
+        own = PurePosixPath(path.lstrip("/"))
+        for group in (own, *own.parents):  # in a container its own group may be the root of what it sees
+            limit = _text(root / mount / group / file).strip()
+            if limit.isdecimal():  # else "max": there is none
+                yield int(limit)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
