@@ -175,7 +175,7 @@ def near(service: tuple[ShardService, str]) -> Iterator[Store]:
 
 
 def num_lent(service: ShardService) -> int:
-    return sum(map(len, service._slices._lent._pieces.values()))
+    return sum(map(len, service._slices._lent._loans.values()))
 
 
 @pytest.fixture
@@ -264,6 +264,17 @@ def test_store_that_is_closed_in_the_block_ends_it_with_an_error(service: tuple[
 # ---- connections that are lost ----
 
 
+def test_more_bytes_than_may_be_lent_are_received(near: Store, shard: ShardService) -> None:
+    shard._slices._lent._max_bytes = 1
+    values = make(near)
+    with near.borrow(["embedding"]) as first, near.borrow(["embedding"]) as second:
+        assert num_lent(shard) == 1
+        step(near)
+        for borrowed in (first, second):
+            assert_array_equal(borrowed["embedding"], values["embedding"])
+    assert eventually(lambda: num_lent(shard) == 0)
+
+
 @pytest.fixture
 def cut_off(service: tuple[ShardService, str]) -> Iterator[tuple[Store, Proxy]]:
     """A client of the shard, and what cuts it off."""
@@ -300,6 +311,28 @@ def test_connection_that_is_lost_while_values_are_borrowed_is_an_error(cut_off: 
         read(0)
     with store.borrow(list(SHAPES)) as borrowed:
         assert_same(borrowed, values)
+
+
+def test_what_is_borrowed_for_too_long_is_taken_back_and_its_borrower_told(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(sharing, "LEASE_S", 0.3)
+    lender = FileLender(_core.ValueArena(), push_bytes=16 << 20)
+    shard = make_service(arena=lender.values, lender=lender)
+    with serving(shard, lender=lender, unread_s=0.4) as url:
+        shard.identity = replace(shard.identity, addresses=((url,),))
+        with psstore.connect(url, rank=0, transport="shm", wait_s=PATIENCE_S) as store:
+            values = make(store)
+
+            def read_for_long() -> None:
+                with store.borrow(list(SHAPES)):
+                    assert eventually(lambda: num_lent(shard) == 0)
+                    assert "has not given back what it was lent" in caplog.text
+
+            with pytest.raises(StoreUnreachable, match="was lost while its values were borrowed"):
+                read_for_long()
+            with store.borrow(list(SHAPES)) as borrowed:
+                assert_same(borrowed, values)
 
 
 def test_loan_is_begun_again_if_a_connection_is_lost_before_all_has_come(

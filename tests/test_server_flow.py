@@ -97,6 +97,64 @@ def test_reader_that_goes_away_while_it_is_waited_for_is_forgotten() -> None:
         assert eventually(lambda: other.stats()["connections"] == 1)
 
 
+def test_reader_that_reads_nothing_is_cut_and_what_it_was_owed_is_free_again() -> None:
+    with serving(make_service(), unread_s=0.3) as address, RawClient(address) as reader, RawClient(address) as other:
+        reader.hello()
+        other.hello()
+        tensor = reader.create(name="w", shape=(LARGE_ELEMS,), rule="assign")
+        reader.send("PULL", table=slice_table(tensor, with_bytes=False))
+        assert eventually(lambda: other.stats()["connections"] == 1)
+        before = other.stats()["memory_bytes"]
+        assign(other, tensor, bytes(4 * LARGE_ELEMS))
+        assert other.stats()["memory_bytes"] == before, "nobody keeps the value that was replaced"
+
+
+def test_reader_that_reads_a_little_is_not_cut() -> None:
+    """Many times the limit in all."""
+    with serving(make_service(), unread_s=0.4) as address, RawClient(address) as reader:
+        reader.hello()
+        tensor = reader.create(name="w", shape=(LARGE_ELEMS,), rule="assign")
+        reader.send("PULL", table=slice_table(tensor, with_bytes=False))
+        pause = threading.Event()
+        left = 4 * LARGE_ELEMS
+        for _ in range(16):
+            left -= len(reader.sock.recv(1 << 20, socket.MSG_WAITALL))
+            pause.wait(0.1)
+        while left > 0:
+            received = len(reader.sock.recv(1 << 20))
+            assert received, "it was cut"
+            left -= received
+
+
+def test_request_that_gets_no_memory_is_refused_and_the_connection_lives(monkeypatch: pytest.MonkeyPatch) -> None:
+    def hungry(*_: object, **__: object) -> None:
+        raise MemoryError
+
+    with serving(make_service()) as address, RawClient(address) as client:
+        client.hello()
+        with monkeypatch.context() as patch:
+            patch.setattr(Coordinator, "handle", hungry)
+            with pytest.raises(errors.OutOfMemory, match="no memory from its system"):
+                client.ask("DESCRIBE", "DESCRIBED", body=m.Describe())
+        client.ask("DESCRIBE", "DESCRIBED", body=m.Describe())
+
+
+def test_push_that_does_not_fit_is_refused_and_the_server_goes_on() -> None:
+    value = bytes(16 << 20)
+    with StoreProcess("--max-memory", "40MiB") as store, RawClient(store.url) as client:
+        client.hello()
+        assert client.stats()["max_memory_bytes"] == 40 << 20
+        tensor = client.create(name="w", shape=(LARGE_ELEMS,), rule="assign")
+        client.create(name="other", shape=(LARGE_ELEMS,), rule="assign")
+        with pytest.raises(errors.OutOfMemory, match="raise --max-memory"):
+            client.create(name="huge", shape=(1 << 36,), rule="assign")
+        with pytest.raises(errors.OutOfMemory, match="raise --max-memory"):
+            assign(client, tensor, value)
+        dropped = m.decode_body(m.Dropped, client.ask("DROP", "DROPPED", body=m.Drop(names=("other",))).body)
+        client.ask("DEFINE", "DEFINED", body=m.Define(facts=dropped.facts))
+        assign(client, tensor, value)  # its number was not used
+
+
 def test_pulls_that_wait_are_limited_per_connection() -> None:
     with serving(make_service()) as address, RawClient(address) as client:
         client.hello()

@@ -1,6 +1,7 @@
 // Turns psstore::Error into the exception class that psstore.errors has for its code, and what the system
 // said no to into OSError.
 #include <cerrno>
+#include <new>
 #include <system_error>
 
 #include "bindings/common.h"
@@ -19,6 +20,14 @@ py::object exception_of(const std::system_error& error) {
   return py::reinterpret_borrow<py::object>(PyExc_OSError)(error.code().value(), error.what());
 }
 
+// What the system has no memory for is refused as what a budget has none for.
+py::object exception_of(const std::bad_alloc&) {
+  return exception_of(
+      Error(ErrorCode::OUT_OF_MEMORY,
+            "the system has no memory left for this; ask for less at a time, or give the "
+            "process more"));
+}
+
 void set_python_error(const py::object& exception) {
   PyErr_SetObject(py::type::handle_of(exception).ptr(), exception.ptr());
 }
@@ -31,6 +40,8 @@ py::object exception_of(const std::exception_ptr& pending) {
   } catch (const std::system_error& error) {
     return exception_of(error);
   } catch (const Error& error) {
+    return exception_of(error);
+  } catch (const std::bad_alloc& error) {
     return exception_of(error);
   } catch (const std::exception& error) {
     return py::reinterpret_borrow<py::object>(PyExc_RuntimeError)(error.what());
@@ -59,6 +70,8 @@ void register_error_translation() {
       errno = error.code().value();
       PyErr_SetFromErrno(PyExc_OSError);
     } catch (const Error&) {
+      raise_in_python(pending);
+    } catch (const std::bad_alloc&) {
       raise_in_python(pending);
     }
   });

@@ -111,6 +111,8 @@ class PyPump {
     return pump_.stalled(as_duration(limit_s));
   }
 
+  std::vector<Pump::Id> unread(double limit_s) { return pump_.unread(as_duration(limit_s)); }
+
   // (connection, what happened) or None.
   py::object turn(double linger_s) {
     std::optional<Pump::Event> event;
@@ -211,6 +213,7 @@ void bind_serve(py::module_& m) {
       .def("close", &PyPump::close, "connection"_a)
       .def("drop", &PyPump::drop, "connection"_a)
       .def("stalled", &PyPump::stalled, "limit_s"_a)
+      .def("unread", &PyPump::unread, "limit_s"_a)
       .def("turn", &PyPump::turn, "linger_s"_a);
 }
 

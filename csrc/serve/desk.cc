@@ -1,6 +1,7 @@
 #include "serve/desk.h"
 
 #include <algorithm>
+#include <new>
 #include <span>
 #include <utility>
 
@@ -84,6 +85,8 @@ bool Desk::answer(const Peer& peer, const std::shared_ptr<Frame>& frame, Replies
     answer_write(peer, *frame, replies);
   } catch (const Error&) {
     return false;  // whoever judges it will meet the same error, and say so
+  } catch (const std::bad_alloc&) {
+    return false;
   }
   parking_.touched(frame->table.entries());
   answer_due(parking_.take_due(), now_s);
@@ -139,6 +142,7 @@ void Desk::answer_due(std::vector<Parked> due, double now_s) {
       try {
         answered = answer_pull(read, now_s, deliveries_[read.connection]);
       } catch (const Error&) {  // policy will meet the same one
+      } catch (const std::bad_alloc&) {
       }
     }
     if (!answered) left_over_.push_back(std::move(read));

@@ -50,6 +50,12 @@ std::optional<Link::Clock::time_point> Link::stalled_since() const {
   return came_at_;
 }
 
+bool Link::is_unread_for(Clock::duration limit) {
+  const auto before = Clock::now() - limit;
+  if (unread_since_ && *unread_since_ <= before) flush();
+  return unread_since_ && *unread_since_ <= before;
+}
+
 // ---- a round ----------------------------------------------------------------------------------------
 
 void Link::begin_round(uint32_t events) {
@@ -122,11 +128,15 @@ void Link::flush() {
     message.msg_iov = ranges.data();
     message.msg_iovlen = first_bytes(std::span(ranges).first(replies.ranges(ranges)), to_send_);
     const ssize_t taken = sendmsg(fd(), &message, MSG_DONTWAIT | MSG_NOSIGNAL);
-    if (taken < 0 && would_block(errno)) return;
+    if (taken < 0 && would_block(errno)) {
+      if (!unread_since_) unread_since_ = Clock::now();
+      return;
+    }
     mute_ = taken < 0;
     if (mute_) break;
     replies.sent(static_cast<size_t>(taken));
     to_send_ -= static_cast<size_t>(taken);
+    unread_since_.reset();
   }
   if (mute_) replies.clear();  // why is told by what is read
   if (closing_ && !std::exchange(told_end_, true)) shutdown(fd(), SHUT_WR);

@@ -65,6 +65,9 @@ class Link {
   void close();
   // Since when nothing has come of a frame that has begun; empty: none has, or the delay is ours.
   std::optional<Clock::time_point> stalled_since() const;
+  // Whether its peer has taken nothing for so long of what it is owed. Asks the socket before it says so: the delay
+  // may be ours.
+  bool is_unread_for(Clock::duration limit);
 
  private:
   // The peer has to read first.
@@ -86,7 +89,8 @@ class Link {
   bool mute_ = false;      // nothing can be sent any more
   bool ended_ = false;     // nothing can be received any more
   int error_ = 0;
-  Clock::time_point came_at_{};  // the latest bytes, or the latest of our delays
+  std::optional<Clock::time_point> unread_since_;  // the socket has had no room for replies
+  Clock::time_point came_at_{};                    // the latest bytes, or the latest of our delays
 };
 
 }  // namespace psstore

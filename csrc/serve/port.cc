@@ -1,5 +1,6 @@
 #include "serve/port.h"
 
+#include <new>
 #include <utility>
 
 namespace psstore {
@@ -34,6 +35,8 @@ bool Port::receive(Frame& frame) {
     }
     return true;
   } catch (const Error&) {
+    return false;
+  } catch (const std::bad_alloc&) {
     return false;
   }
 }

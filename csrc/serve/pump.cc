@@ -80,6 +80,14 @@ std::vector<Pump::Id> Pump::stalled(Clock::duration limit) const {
   return ids;
 }
 
+std::vector<Pump::Id> Pump::unread(Clock::duration limit) {
+  std::vector<Id> ids;
+  for (auto& [id, watched] : links_) {
+    if (watched.link.is_unread_for(limit)) ids.push_back(id);
+  }
+  return ids;
+}
+
 void Pump::watch(Id id, Watched& watched) {
   const uint32_t awaited = watched.link.awaited();
   if (awaited == std::exchange(watched.awaited, awaited)) return;

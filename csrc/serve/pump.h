@@ -71,6 +71,8 @@ class Pump {
   void drop(Id id) { links_.erase(id); }
   // Connections whose peers have stopped in the middle of a frame for so long.
   std::vector<Id> stalled(Clock::duration limit) const;
+  // Those whose peers have read nothing for so long, of what is on its way to them.
+  std::vector<Id> unread(Clock::duration limit);
 
   // ---- turns
 

@@ -216,6 +216,8 @@ class Pump:
         """Cuts it off, if it is there; no event follows."""
     def stalled(self, limit_s: float) -> list[int]:
         """Connections whose peers have sent nothing for so long in the middle of a frame."""
+    def unread(self, limit_s: float) -> list[int]:
+        """Connections whose peers have read nothing for so long of what they are owed."""
     def turn(self, linger_s: float) -> tuple[int, Frame | Exception | None] | None:
         """Serves the connections until one has something for others: a frame that its port can't answer; what was wrong
         with its bytes, or with us, and then it is to be closed; None, or an OSError, when it is gone. Returns None when

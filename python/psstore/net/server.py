@@ -17,6 +17,7 @@ from psstore.errors import (
     DeviceFailed,
     HandshakeTimeout,
     InternalError,
+    OutOfMemory,
     Overloaded,
     ProtocolError,
     PsstoreError,
@@ -95,7 +96,7 @@ class Server:
         self._timer_at = 0.0
         self._no_tick_before = 0.0
         service.shard.free_unused(0)  # which will be asked for now and then: so it may keep as much as rounds need
-        self._sweeper = loop.call_later(limits.stalled_frame_s / 4, self._sweep)
+        self._sweeper = self._sweep_later()
         self._is_serving = False
         """What becomes due is done before the loop has its next turn, or asked of it then."""
         self._turn_is_due = False
@@ -243,6 +244,8 @@ class Server:
         except DeviceFailed as error:
             connection.refuse(error)
             raise
+        except (OutOfMemory, MemoryError):  # in the middle of a frame: no request can be told
+            connection.refuse(Overloaded("this shard has no memory for what the connection sends; try again later"))
         except Exception as error:
             self._broke(connection, error)
 
@@ -353,7 +356,7 @@ class Server:
 
     @_guarded
     def _sweep(self) -> None:
-        self._sweeper = self.loop.call_later(self.limits.stalled_frame_s / 4, self._sweep)
+        self._sweeper = self._sweep_later()
         self._service.shard.free_unused(self.limits.unused_bytes)
         limit_s = self.limits.stalled_frame_s
         for number in self.pump.stalled(limit_s):
@@ -361,6 +364,20 @@ class Server:
                 self._connections[number],
                 HandshakeTimeout(f"a frame was begun and not continued for {limit_s:g} s"),
             )
+        for number in self.pump.unread(self.limits.unread_s):
+            self._cut(number, f"its peer has read nothing for {self.limits.unread_s:g} s of what it is owed")
+        for number in self._service.overdue(self.now()):
+            self._cut(number, "its peer has not given back what it was lent to read, and its time is over")
+
+    def _sweep_later(self) -> asyncio.TimerHandle:
+        return self.loop.call_later(min(self.limits.stalled_frame_s, self.limits.unread_s) / 4, self._sweep)
+
+    def _cut(self, number: int, why: str) -> None:
+        """Who can't be told, as it does not listen, or has to hear of it at once."""
+        connection = self._connections.get(number)
+        if connection is not None:
+            self.log(connection, logging.WARNING, f"the connection is cut: {why}")
+            connection.abort()
 
     # ---- log ----
 

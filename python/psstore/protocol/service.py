@@ -17,6 +17,7 @@ from psstore.errors import (
     BadArgument,
     DeviceFailed,
     HandshakeTimeout,
+    OutOfMemory,
     Overloaded,
     ProtocolError,
     PsstoreError,
@@ -27,7 +28,7 @@ from psstore.protocol.connection import HANDSHAKE_S, STRANGER_S, VISITOR_S, WORK
 from psstore.protocol.coordinator import Coordinator
 from psstore.protocol.frames import Close, Output, Send, failure
 from psstore.protocol.replies import Reply
-from psstore.protocol.sharing import Lender, OwnShard
+from psstore.protocol.sharing import MAX_LENT_BYTES, Lender, OwnShard
 from psstore.protocol.signing import Signer
 from psstore.protocol.slices import OPS, READS, WRITES, Slices
 from psstore.types import Consistency
@@ -82,9 +83,11 @@ class ShardService:
         make_nonce: Callable[[], bytes],
         lender: Lender | None = None,
         max_connections: int | None = None,
+        max_lent_bytes: int = MAX_LENT_BYTES,
     ) -> None:
         """`lender`: hands shared memory to clients; None: there is none.
-        `max_connections`: that the driver takes; None: any number."""
+        `max_connections`: that the driver takes; None: any number.
+        `max_lent_bytes`: of values that one connection may read in shared memory at a time."""
         self.identity = identity
         self.shard = shard
         self.coordinator = coordinator
@@ -93,7 +96,13 @@ class ShardService:
         self._make_nonce = make_nonce
         self._lender = lender
         self._connections: dict[int, Connection] = {}
-        self._slices = Slices(index=identity.shard, shard=shard, signer=signer, connections=self._connections)
+        self._slices = Slices(
+            index=identity.shard,
+            shard=shard,
+            signer=signer,
+            connections=self._connections,
+            max_lent_bytes=max_lent_bytes,
+        )
         self._strangers: dict[int, Connection] = {}
         """Those of them that have not proved themselves, oldest first: time is looked at in every turn, and there
         may be thousands of the others."""
@@ -160,6 +169,10 @@ class ShardService:
         """The connection can't go on: say why, and close."""
         return [failure(conn, 0, error), Close(conn, error.message)]
 
+    def overdue(self, now: float) -> list[int]:
+        """Connections to be cut: what they were lent is to be free again, and they can't be asked."""
+        return self._slices.overdue(now)
+
     def peer(self, conn: int) -> str:
         """Who it is, for logs."""
         connection = self._connections.get(conn)
@@ -184,9 +197,9 @@ class ShardService:
             outputs = self._dispatch(connection, frame, now)
         except ProtocolError as error:
             outputs = self.failed(conn, error)
-        except PsstoreError as error:
+        except (PsstoreError, MemoryError) as error:
             self._owed.pop((conn, frame.request), None)
-            outputs = [failure(conn, frame.request, error)]
+            outputs = [failure(conn, frame.request, _refusal(error))]
         return outputs + self._slices.wake(now)
 
     def tick(self, now: float) -> list[Output]:
@@ -225,10 +238,13 @@ class ShardService:
         return [*self._send_replies(coordinator.applied(self._slices.applied(), now)), *self._slices.wake(now)]
 
     def settle(self) -> bool:
-        """Does a little of the work that the last decision left over; True: nothing is left. Raises DeviceFailed."""
-        if self.shard.device != "cpu":
-            return self.shard.settle(SETTLE_SLOTS_ON_DEVICE)
-        return self.shard.settle(max(1, min(SETTLE_SLOTS, SETTLE_BYTES // self._slices.largest_bytes)))
+        """Does a little of the work that the last decision left over; True: nothing is left, or there is no memory for
+        it, which who needs it is told. Raises DeviceFailed."""
+        most = max(1, min(SETTLE_SLOTS, SETTLE_BYTES // self._slices.largest_bytes))
+        try:
+            return self.shard.settle(most if self.shard.device == "cpu" else SETTLE_SLOTS_ON_DEVICE)
+        except OutOfMemory:
+            return True
 
     def filled(self) -> list[Output]:
         """The replies whose bytes a device has written by now."""
@@ -247,8 +263,8 @@ class ShardService:
             destination = self._slices.admit(connection, frame)
         except ProtocolError:
             raise
-        except PsstoreError as error:
-            self._head_errors[connection.id] = error
+        except (PsstoreError, MemoryError) as error:
+            self._head_errors[connection.id] = _refusal(error)
         if destination is None:
             connection.port.discard()
         else:
@@ -438,6 +454,13 @@ def _check_may_write(connection: Connection, frame: _core.Frame) -> None:
     """Raises UnexpectedMessage if the frame can't have a payload."""
     if connection.stage is not Stage.OPEN or frame.op not in WRITES or connection.only_beats:
         raise UnexpectedMessage(f"operation {frame.op} from {connection.peer} can't have a payload")
+
+
+def _refusal(error: PsstoreError | MemoryError) -> PsstoreError:
+    """What a request is answered with that the shard can't serve."""
+    if isinstance(error, MemoryError):
+        return OutOfMemory("the shard's process got no memory from its system for this; ask for less at a time")
+    return error
 
 
 def _too_large(body: bytes) -> PsstoreError:

@@ -8,6 +8,7 @@ answer is `Lent` to its client meanwhile.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
@@ -19,6 +20,14 @@ from psstore.wire.messages import Block, Share, Shared
 MAX_LENT = 1024
 """Answers of one connection that it may have before it says that it has read them; later ones go over the stream.
 As many as reads may be parked: what they refer to can't be freed, and is replaced out of place."""
+
+MAX_LENT_BYTES = 1 << 30
+"""Of those together, unless a shard knows what its memory allows: each may have to be kept beside the value that has
+replaced it."""
+
+LEASE_S = 600.0
+"""How long one of them may be read where it lies. Longer than anybody reads who is not stuck, or has forgotten to say
+that it is done: its connection is cut, which tells it that values may have changed."""
 
 SHARED_FROM_BYTES = 512 << 10
 """A frame of less goes over the stream: two copies by the kernel cost less than a table that says where values lie, and
@@ -98,25 +107,49 @@ class Borrower(ABC):
         """The answer's values are the borrower's until it ends the lease. False: it wants them no more."""
 
 
+class Loan(NamedTuple):
+    """One answer that a client reads."""
+
+    pieces: Sequence[Piece]
+    """What it refers to."""
+    num_bytes: int
+    since: float
+
+
 class Lent:
     """The answers that clients are still reading: their values stay what they are meanwhile."""
 
-    def __init__(self) -> None:
-        self._pieces: dict[int, dict[int, Sequence[Piece]]] = {}
-        """Connection -> request -> what its answer refers to."""
+    def __init__(self, max_bytes: int = MAX_LENT_BYTES) -> None:
+        """`max_bytes`: of one connection, from which on it is lent nothing more."""
+        self._max_bytes = max_bytes
+        self._loans: dict[int, dict[int, Loan]] = {}
+        """Connection -> request -> its answer, the oldest first."""
+        self._num_bytes: Counter[int] = Counter()
+        """Connection -> bytes of them."""
 
     def has_room(self, conn: int) -> bool:
-        return len(self._pieces.get(conn, ())) < MAX_LENT
+        return len(self._loans.get(conn, ())) < MAX_LENT and self._num_bytes[conn] < self._max_bytes
 
-    def lend(self, conn: int, request: int, pieces: Sequence[Piece]) -> None:
-        self._pieces.setdefault(conn, {})[request] = pieces
+    def lend(self, conn: int, request: int, pieces: Sequence[Piece], now: float) -> None:
+        self.release(conn, request)
+        num_bytes = sum(len(piece) for piece in pieces)
+        self._loans.setdefault(conn, {})[request] = Loan(pieces, num_bytes, now)
+        self._num_bytes[conn] += num_bytes
 
     def release(self, conn: int, request: int) -> None:
-        self._pieces.get(conn, {}).pop(request, None)
+        loan = self._loans.get(conn, {}).pop(request, None)
+        if loan is not None:
+            self._num_bytes[conn] -= loan.num_bytes
 
     def forget(self, conn: int) -> None:
         """The connection is gone, and with it who was reading."""
-        self._pieces.pop(conn, None)
+        self._loans.pop(conn, None)
+        self._num_bytes.pop(conn, None)
+
+    def overdue(self, now: float) -> list[int]:
+        """Connections that have read for longer than they may."""
+        oldest = ((conn, next(iter(loans.values()), None)) for conn, loans in self._loans.items())
+        return [conn for conn, loan in oldest if loan is not None and now - loan.since >= LEASE_S]
 
 
 def described(block: _core.SharedBlock) -> Block:

@@ -26,7 +26,7 @@ from psstore.protocol.connection import Connection
 from psstore.protocol.filling import Filling
 from psstore.protocol.frames import Output, Piece, Send, failure
 from psstore.protocol.rounds import Made
-from psstore.protocol.sharing import Lent, described
+from psstore.protocol.sharing import MAX_LENT_BYTES, Lent, described
 from psstore.protocol.signing import Signer
 from psstore.types import ITEM_BYTES, Tensor
 from psstore.wire import messages as m
@@ -56,13 +56,20 @@ class Slices:
     """Pushes, pulls and plain writes of one shard."""
 
     def __init__(
-        self, *, index: int, shard: _core.Shard, signer: Signer, connections: Mapping[int, Connection]
+        self,
+        *,
+        index: int,
+        shard: _core.Shard,
+        signer: Signer,
+        connections: Mapping[int, Connection],
+        max_lent_bytes: int = MAX_LENT_BYTES,
     ) -> None:
+        """`max_lent_bytes`: of values that one connection may read where they lie."""
         self.shard = shard
         self._index = index
         self._signer = signer
         self._connections = connections
-        self._lent = Lent()
+        self._lent = Lent(max_lent_bytes)
         self._filling = Filling()
         self.desk = shard.make_desk()
         """Answers what needs no judgement of ours, before it would come here, and keeps the reads that wait. What a
@@ -269,6 +276,10 @@ class Slices:
         """The answer to that request was read where its values lie."""
         self._lent.release(conn, request)
 
+    def overdue(self, now: float) -> list[int]:
+        """Connections that have had what they were lent for longer than they may."""
+        return self._lent.overdue(now)
+
     def next_wake(self) -> float | None:
         """When `wake` may next do something: at once if a write whose payload is still on its way brought news,
         or if a device is filling in a reply."""
@@ -300,7 +311,7 @@ class Slices:
             self._park(read, key=table.keys()[missing[0]])
             return []
 
-        reply = partial(self._reply, read, table, pieces, shared=shared, version=self.shard.version)
+        reply = partial(self._reply, read, table, pieces, shared=shared, version=self.shard.version, now=now)
         if ready is None or (shared and read.connection.is_own):
             return [reply()]
 
@@ -313,9 +324,9 @@ class Slices:
         return []
 
     def _reply(
-        self, read: Read, table: _core.SliceTable, pieces: Sequence[Piece], *, shared: bool, version: int
+        self, read: Read, table: _core.SliceTable, pieces: Sequence[Piece], *, shared: bool, version: int, now: float
     ) -> Send:
-        """`version`: of the shard, when it was read."""
+        """`version`: of the shard, when it was read: `now`."""
         conn, frame = read.connection.id, read.frame
         head = _core.encode_frame(
             frame.op + 1,
@@ -327,7 +338,7 @@ class Slices:
             payload_crc=_checksum(pieces) if read.connection.wants_checksum and not shared else None,
         )
         if shared:
-            self._lent.lend(conn, frame.request, pieces)
+            self._lent.lend(conn, frame.request, pieces, now)
             return Send(conn, [*self._news(read.connection), head])
         return Send(conn, [head, *pieces])
 
