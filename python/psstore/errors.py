@@ -191,7 +191,8 @@ class DeviceFailed(AvailabilityError):
 
 
 class OutOfMemory(AvailabilityError):
-    """The memory of the device that a shard lives on is too small for what was asked of it. Nothing changed."""
+    """What was asked for does not fit into the memory that a shard may use, of its host or its device. Nothing
+    changed."""
 
     code = 58
 

@@ -24,7 +24,8 @@ def run(
     staleness: Annotated[int, typer.Option(min=0, help="ssp: rounds a worker may be ahead of the slowest.")] = 2,
     backups: Annotated[int, typer.Option(min=0, help="backup: late workers that a round does without.")] = 1,
     max_memory: Annotated[
-        str | None, typer.Option(help="Memory that the store may take on a host, as 8GiB (default: 80 % of all).")
+        str | None,
+        typer.Option(help="Memory that the store may take on a host, as 8GiB (default: four fifths of all)."),
     ] = None,
     module: Annotated[bool, typer.Option("--module", "-m", help="SCRIPT is a module, as in python -m.")] = False,
     ps_hosts: Annotated[

@@ -78,7 +78,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
         str | None,
         _text(
             "main memory that the shards of this host may take together, as 8GiB; each gets its part, and refuses what"
-            " goes beyond it (default: 80 % of what the machine or its control group has)"
+            " goes beyond it (default: four fifths of what the machine or its control group has)"
         ),
     ] = None
     refuse_non_finite: Annotated[bool, _text("refuse pushes that hold NaN or infinity")] = False
