@@ -20,15 +20,17 @@ BATCH = 25
 MAX_SEEDS_TO_NOTICE = 250
 
 NOTICED_BY = {
+    "early decisions are like any other": 11,
+    "skipped rounds are applied": 12,
     "older connections still speak": 19,
     "a new life inherits the old one's commit": 46,
     "a dead initialiser is waited for": 43,
     "barriers open for the first": 12,
     "torn rounds go unnoticed": 46,
-    "finish is answered at once": 46,
+    "finish is answered at once": 90,
     "finish is answered once": 13,
-    "whoever has pushed everything goes on": 60,
-    "who reads in a torn round waits on": 107,
+    "whoever has pushed everything goes on": 44,
+    "who reads in a torn round waits on": 162,
     "scales are kept to oneself": 331,
     "norms are added as they come": 49,
 }
