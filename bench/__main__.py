@@ -23,6 +23,7 @@ SUBJECTS = (
     "scaling",
     "links",
     "training",
+    "opt_step",
     "connections",
     "compression",
     "coordinator",
