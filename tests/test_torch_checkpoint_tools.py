@@ -5,12 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed.checkpoint as dcp
 from bench.parity import exact_square_root
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
@@ -180,12 +180,13 @@ def test_before_training_it_has_tensors_to_load_into(store: psstore.Store, case:
 @pytest.mark.parametrize("flat", [True, False])
 @pytest.mark.parametrize("case", ["adam", "sgd momentum", "nadam, on the worker"])
 def test_a_checkpoint_goes_on_in_another_store(store: psstore.Store, case: str, flat: bool, tmp_path: Path) -> None:
+    checkpoints: Any = import_module("torch.distributed.checkpoint")
     options = StateDictOptions(flatten_optimizer_state_dict=flat)
     through, resumed = Odd(), Odd(seed=5)
     outer = distributed(through, store, CASES[case])
     train(through, outer)
     held = get_optimizer_state_dict(through, outer, options=options)
-    dcp.save({"model": through.state_dict(), "optimizer": held}, checkpoint_id=tmp_path, no_dist=True)
+    checkpoints.save({"model": through.state_dict(), "optimizer": held}, checkpoint_id=tmp_path, no_dist=True)
     train(through, outer, seed=2)
     with psstore.connect("local://") as second:
         again = distributed(resumed, second, CASES[case])
@@ -193,7 +194,7 @@ def test_a_checkpoint_goes_on_in_another_store(store: psstore.Store, case: str, 
             "model": resumed.state_dict(),
             "optimizer": get_optimizer_state_dict(resumed, again, options=options),
         }
-        dcp.load(loaded, checkpoint_id=tmp_path, no_dist=True)
+        checkpoints.load(loaded, checkpoint_id=tmp_path, no_dist=True)
         resumed.load_state_dict(loaded["model"])
         set_optimizer_state_dict(resumed, again, loaded["optimizer"], options=options)
         again.publish()

@@ -38,7 +38,7 @@ def test_steps_leave_no_cyclic_garbage(way: str) -> None:
         def steps(count: int) -> None:
             for _ in range(count):
                 optimizer.zero_grad()
-                sum(parameter.sum() for parameter in model).backward()  # type: ignore[union-attr]
+                sum(parameter.sum() for parameter in model).backward()
                 optimizer.step()
 
         steps(CHECKED_ROUNDS + 1)

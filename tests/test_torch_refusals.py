@@ -199,9 +199,10 @@ def test_a_hyper_parameter_that_no_step_could_use_is_refused_and_can_be_set_righ
 @pytest.fixture
 def mesh() -> Iterator[Any]:
     distributed_tensor = pytest.importorskip("torch.distributed.tensor")
-    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
-    yield partial(distributed_tensor.distribute_tensor, device_mesh=torch.distributed.init_device_mesh("cpu", (1,)))
-    torch.distributed.destroy_process_group()
+    processes: Any = torch.distributed
+    processes.init_process_group("gloo", store=processes.HashStore(), rank=0, world_size=1)
+    yield partial(distributed_tensor.distribute_tensor, device_mesh=processes.init_device_mesh("cpu", (1,)))
+    processes.destroy_process_group()
 
 
 def test_parameters_of_which_processes_have_parts_are_refused(store: psstore.Store, mesh: Any) -> None:
