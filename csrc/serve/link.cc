@@ -1,6 +1,8 @@
 #include "serve/link.h"
 
+#include <linux/sockios.h>
 #include <sys/epoll.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -38,6 +40,13 @@ bool would_block(int error) {
   return error == EAGAIN || error == EWOULDBLOCK || error == EINTR;
 }
 
+// What the socket has taken, and its peer has not. A socket may take more while its peer reads nothing: its
+// buffer grows.
+int64_t queued_bytes(int fd) {
+  int num_bytes = 0;
+  return ioctl(fd, SIOCOUTQ, &num_bytes) == 0 ? num_bytes : 0;
+}
+
 }  // namespace
 
 uint32_t Link::awaited() const {
@@ -51,9 +60,16 @@ std::optional<Link::Clock::time_point> Link::stalled_since() const {
 }
 
 bool Link::is_unread_for(Clock::duration limit) {
-  const auto before = Clock::now() - limit;
-  if (unread_since_ && *unread_since_ <= before) flush();
-  return unread_since_ && *unread_since_ <= before;
+  flush();  // the delay may be ours
+  if (port_.replies().empty()) {
+    unread_since_.reset();
+    return false;
+  }
+  const int64_t read_bytes = sent_bytes_ - queued_bytes(fd());
+  if (unread_since_ && read_bytes <= read_bytes_) return Clock::now() - *unread_since_ >= limit;
+  read_bytes_ = read_bytes;
+  unread_since_ = Clock::now();
+  return false;
 }
 
 // ---- a round ----------------------------------------------------------------------------------------
@@ -128,15 +144,12 @@ void Link::flush() {
     message.msg_iov = ranges.data();
     message.msg_iovlen = first_bytes(std::span(ranges).first(replies.ranges(ranges)), to_send_);
     const ssize_t taken = sendmsg(fd(), &message, MSG_DONTWAIT | MSG_NOSIGNAL);
-    if (taken < 0 && would_block(errno)) {
-      if (!unread_since_) unread_since_ = Clock::now();
-      return;
-    }
+    if (taken < 0 && would_block(errno)) return;
     mute_ = taken < 0;
     if (mute_) break;
     replies.sent(static_cast<size_t>(taken));
     to_send_ -= static_cast<size_t>(taken);
-    unread_since_.reset();
+    sent_bytes_ += taken;
   }
   if (mute_) replies.clear();  // why is told by what is read
   if (closing_ && !std::exchange(told_end_, true)) shutdown(fd(), SHUT_WR);

@@ -65,8 +65,7 @@ class Link {
   void close();
   // Since when nothing has come of a frame that has begun; empty: none has, or the delay is ours.
   std::optional<Clock::time_point> stalled_since() const;
-  // Whether its peer has taken nothing for so long of what it is owed. Asks the socket before it says so: the delay
-  // may be ours.
+  // Whether its peer has read nothing for so long of what it is owed, as far as those know who ask this now and then.
   bool is_unread_for(Clock::duration limit);
 
  private:
@@ -89,7 +88,9 @@ class Link {
   bool mute_ = false;      // nothing can be sent any more
   bool ended_ = false;     // nothing can be received any more
   int error_ = 0;
-  std::optional<Clock::time_point> unread_since_;  // the socket has had no room for replies
+  int64_t sent_bytes_ = 0;                         // that the socket took, all in all
+  int64_t read_bytes_ = 0;                         // of them, those that are not in its queue
+  std::optional<Clock::time_point> unread_since_;  // they are as many
   Clock::time_point came_at_{};                    // the latest bytes, or the latest of our delays
 };
 
