@@ -34,6 +34,15 @@ void DenseTable::define(const TensorDefinition& definition) {
   for (const Slot& slot : slots) num_bytes += slot.lacks(num_states, *backend_);
   backend_->reserve(num_bytes);  // if there is no room, nothing has changed
   for (Slot& slot : slots) slot.reserved(slot.lacks(num_states, *backend_));
+  try {
+    // Where what is reserved does not keep pushes out, zeros take their memory before those can.
+    for (Slot& slot : slots) {
+      if (!backend_->counts_use()) slot.make_zeros(*backend_);
+    }
+  } catch (...) {
+    backend_->unreserve(num_bytes);
+    throw;
+  }
   definitions_.emplace(definition.tensor_id, definition);
   for (Slot& slot : slots) insert(std::move(slot));
 }
