@@ -78,7 +78,7 @@ def test_rounds_like_the_one_before_need_no_task(stores: list[Store], monkeypatc
 
     for out in at_once(*[lambda store=store: work(store) for store in stores]):
         assert_array_equal(out, np.full_like(out, -4.5))
-    assert set(tasks) == {"Operations.commit"}
+    assert set(tasks) == {"Rounds.commit"}
 
 
 def test_what_is_done_at_once_is_done_with_the_loop_held_wherever_it_is_asked_for() -> None:

@@ -10,7 +10,6 @@
 #include <bit>
 #include <memory>
 #include <new>
-#include <ranges>
 #include <utility>
 
 #include "core/mutex.h"
@@ -151,13 +150,13 @@ Buffer* BufferPool::State::take_unused(size_t max_bytes) noexcept {
   max_bytes = std::max(max_bytes, bytes_idle / kUnusedShare);
   Buffer* taken = nullptr;
   size_t num_bytes = 0;
-  for (Idle& of_class : std::views::reverse(idle)) {
-    for (size_t left = of_class.num_unused; left > 0 && num_bytes < max_bytes; --left) {
-      Buffer* const buffer = take_latest(of_class);
+  for (auto of_class = idle.rbegin(); of_class != idle.rend(); ++of_class) {
+    for (size_t left = of_class->num_unused; left > 0 && num_bytes < max_bytes; --left) {
+      Buffer* const buffer = take_latest(*of_class);
       num_bytes += buffer->capacity_;
       buffer->next_idle_ = std::exchange(taken, buffer);
     }
-    of_class.num_unused = of_class.count;
+    of_class->num_unused = of_class->count;
   }
   return taken;
 }

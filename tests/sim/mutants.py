@@ -172,6 +172,7 @@ def barriers_open_for_the_first() -> Iterator[None]:
 def decisions_are_forgotten_too_early(self: Rounds, shard: int, decision: int) -> None:
     while len(self._log) > 1:
         self._log.popleft()
+        self._told.popleft()
 
 
 @contextmanager
