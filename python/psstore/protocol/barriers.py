@@ -47,7 +47,8 @@ class Barriers:
 
     def enter(self, worker: Worker, barrier: Barrier, *, conn: int, request: int, now: float) -> list[Reply]:
         at = AtBarrier(conn, request, barrier, now)
-        if barrier.count <= self._passed.get(worker.rank, {}).get(barrier.name, 0):
+        passed = self._passed.get(worker.rank)
+        if passed is not None and barrier.count <= passed.get(barrier.name, 0):
             return [at.reply(None)]
         self._waits.setdefault(barrier.name, {})[worker.rank] = at
         return self.open(now)
