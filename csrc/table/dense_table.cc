@@ -31,9 +31,9 @@ void DenseTable::define(const TensorDefinition& definition) {
   std::vector<Slot> slots = make_slots(definition);
   const uint64_t num_states = reserved_states({definition.group, definition.rule});
   uint64_t num_bytes = 0;
-  for (const Slot& slot : slots) num_bytes += slot.lacks(num_states, *backend_);
+  for (const Slot& slot : slots) num_bytes += slot.bytes_to_reserve(num_states, *backend_);
   backend_->reserve(num_bytes);  // if there is no room, nothing has changed
-  for (Slot& slot : slots) slot.reserved(slot.lacks(num_states, *backend_));
+  for (Slot& slot : slots) slot.reserved(slot.bytes_to_reserve(num_states, *backend_));
   try {
     // Where what is reserved does not keep pushes out, zeros take their memory before those can.
     for (Slot& slot : slots) {
@@ -59,13 +59,15 @@ void DenseTable::reserve_states(const PendingDecision& pending) {
     const uint64_t needed = num_states(of.second, hyper);
     if (needed <= reserved_states(of)) continue;
     asked.emplace_back(of, needed);
-    for_each_slot(of, [&](Slot& slot) { num_bytes += slot.lacks(needed, *backend_); });
+    for_each_slot(of, [&](Slot& slot) { num_bytes += slot.bytes_to_reserve(needed, *backend_); });
   }
   if (asked.empty()) return;
   backend_->reserve(num_bytes);
   for (const auto& [of, needed] : asked) {
     asked_states_[of] = needed;
-    for_each_slot(of, [&](Slot& slot) { slot.reserved(slot.lacks(needed, *backend_)); });
+    for_each_slot(of, [&, num_states = needed](Slot& slot) {
+      slot.reserved(slot.bytes_to_reserve(num_states, *backend_));
+    });
   }
 }
 

@@ -23,7 +23,7 @@ void copy_elements(const PayloadSlice& from, const SlotSpec& spec, void* to, Bac
 
 }  // namespace
 
-uint64_t Slot::lacks(uint64_t num_states, const Backend& backend) const {
+uint64_t Slot::bytes_to_reserve(uint64_t num_states, const Backend& backend) const {
   const auto num_held =
       static_cast<uint64_t>((value_ ? 1 : 0) + std::ranges::count_if(state_, [](const State& s) {
                               return bool(s.buffer);

@@ -59,7 +59,7 @@ class Slot {
   // ---- memory that it will need
 
   // What is to be reserved beyond what was, for its value and so many state buffers.
-  uint64_t lacks(uint64_t num_states, const Backend& backend) const;
+  uint64_t bytes_to_reserve(uint64_t num_states, const Backend& backend) const;
   // It was.
   void reserved(uint64_t num_bytes) { reserved_bytes_ += num_bytes; }
   // That no memory has come of.
