@@ -45,19 +45,36 @@ more."""
 Part = Callable[[], object]
 
 
-def round_of(store: Store, num_tensors: int, num_elems: int, *, early: bool = False) -> dict[str, Part]:
-    """The parts of a round, in order."""
+def round_of(
+    store: Store, num_tensors: int, num_elems: int, *, embedded: bool = False, early: bool = False
+) -> dict[str, Part]:
+    """The parts of a round, in order. The shard of an `embedded` store takes the step after the commit, on a thread of
+    its own, as far as it gets before the pull does the rest: together they are always the same."""
     names = [f"tensor {index}" for index in range(num_tensors)]
     gradients = {name: np.ones(num_elems, np.float32) for name in names}
     weights = [np.zeros(num_elems, np.float32) for _ in names]
     store.create_many([TensorSpec(name=name, shape=(num_elems,), rule="sgd") for name in names])
     if early:
         return {"round": lambda: early_round(store, gradients, weights)}
-    return {
-        "push": lambda: store.push_many(gradients),
-        "commit": lambda: store.commit({"lr": 0.1}),
-        "pull": lambda: store.pull_many(names, out=weights),
-    }
+
+    def push() -> None:
+        store.push_many(gradients)
+
+    def commit() -> None:
+        store.commit({"lr": 0.1})
+
+    def pull() -> None:
+        store.pull_many(names, out=weights)
+
+    def commit_and_pull() -> None:
+        commit()
+        pull()
+
+    return (
+        {"push": push, "commit and pull": commit_and_pull}
+        if embedded
+        else {"push": push, "commit": commit, "pull": pull}
+    )
 
 
 def early_round(store: Store, gradients: dict[str, Array], weights: list[Array]) -> None:
@@ -104,7 +121,7 @@ def main() -> None:
     gc.disable()  # when it runs depends on what else was allocated
     for case, sizes in CASES.items():
         with LocalStore() as local, local.connect(rank=0) as store:
-            count(case, round_of(store, *sizes), marks)
+            count(case, round_of(store, *sizes, embedded=True), marks)
     for case, sizes in SOCKET_CASES.items():
         with store_server("unix", 1) as url, psstore.connect(url, rank=0, transport="unix") as store:
             count(case, round_of(store, *sizes), marks, rounds=SOCKET_ROUNDS)
