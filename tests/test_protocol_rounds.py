@@ -82,6 +82,17 @@ def test_worker_hears_that_it_was_refused_while_its_commit_waits() -> None:
     assert isinstance(failure_of(honest, honest.commit(2)), errors.WorkerLost)
 
 
+def test_others_hear_of_a_refusal_that_the_refused_one_brings_itself() -> None:
+    store = FakeStore(num_workers=2, num_shards=2)
+    honest, liar = workers(store, 2)
+    for peer in (honest, liar):
+        peer.commit(1)
+    waiting = honest.commit(2)
+    accusation = SIGNER.sign(m.AppliedFact(shard=1, decision=1, missing=((1, 1, 1),)))
+    assert isinstance(failure_of(liar, liar.commit(2, applied=[accusation])), errors.MissingContribution)
+    assert isinstance(failure_of(honest, waiting), errors.WorkerLost)
+
+
 def test_shard_says_signed_what_it_has_applied_and_what_it_misses() -> None:
     store = FakeStore(num_workers=1, num_shards=2)
     peer = store.worker()

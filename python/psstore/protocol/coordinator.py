@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from psstore.errors import BadSignature, MissingContribution, UnexpectedMessage
+from psstore.errors import BadSignature, MissingContribution, PsstoreError, UnexpectedMessage
 from psstore.protocol.barriers import Barriers
 from psstore.protocol.catalogue import Catalogue
 from psstore.protocol.clients import Clients
@@ -37,8 +37,8 @@ from psstore.wire.messages import (
     TicketFact,
 )
 
-NEEDS_WHOLE_ROUNDS = (Commit, Finish, Barrier, Join)
-"""Requests that stand on the round before."""
+NEEDS_WHOLE_ROUNDS = (Finish, Barrier, Join)
+"""Requests that stand on the round before. So does a COMMIT, behind what it brings, which may tear that."""
 
 
 class Coordinator:
@@ -123,7 +123,7 @@ class Coordinator:
         match message:
             case Commit():
                 told = self._attested(message.applied, now)
-                return told + self.rounds.commit(self._worker(client, now), Waiting(message, conn, request, now))
+                return told + self._commit(client, Waiting(message, conn, request, now))
             case Finish():
                 return self.rounds.finish(self._worker(client, now), Finishing(message, conn, request, now))
             case Barrier():
@@ -170,6 +170,14 @@ class Coordinator:
         worker = self.membership.worker_of(client)
         self.membership.seen(worker, now)
         return worker
+
+    def _commit(self, client: str, waiting: Waiting) -> list[Reply]:
+        """What is wrong is a reply like others: what the commit has brought is told to whom it concerns all the same."""
+        try:
+            self.rounds.refuse_if_torn()
+            return self.rounds.commit(self._worker(client, waiting.since), waiting)
+        except PsstoreError as error:
+            return [waiting.reply(error)]
 
     def _join(self, conn: int, request: int, join: Join, client: str, now: float) -> list[Reply]:
         before = self.membership.find(client)
