@@ -9,7 +9,7 @@ import re
 import subprocess
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -74,10 +74,8 @@ def store() -> Iterator[psstore.Store]:
 # ---- Accelerate ----
 
 
-@pytest.mark.parametrize("max_norm", [None, MAX_NORM], ids=["as it is", "clipped"])
-def test_accelerate_prepares_the_optimizer_and_trains_as_plain_torch(
-    store: psstore.Store, max_norm: float | None
-) -> None:
+def accelerated(store: psstore.Store, clip: Callable[[Any, nn.Module, Any], object]) -> nn.Module:
+    """What it trains. `clip`: called before each step, with the accelerator and what it made of model and optimizer."""
     accelerate = pytest.importorskip("accelerate")
     accelerator = accelerate.Accelerator(cpu=True)
     module = model()
@@ -85,23 +83,26 @@ def test_accelerate_prepares_the_optimizer_and_trains_as_plain_torch(
     for inputs, targets in batches:
         optimizer.zero_grad()
         accelerator.backward(nn.functional.mse_loss(prepared(inputs), targets))
+        clip(accelerator, prepared, optimizer)
+        optimizer.step()
+    return module
+
+
+@pytest.mark.parametrize("max_norm", [None, MAX_NORM], ids=["as it is", "clipped"])
+def test_accelerate_prepares_the_optimizer_and_trains_as_plain_torch(
+    store: psstore.Store, max_norm: float | None
+) -> None:
+    def clip(accelerator: Any, prepared: nn.Module, _: Any) -> None:
         if max_norm is not None:
             accelerator.clip_grad_norm_(prepared.parameters(), max_norm)
-        optimizer.step()
+
+    module = accelerated(store, clip)
     assert store.version == STEPS
     assert_same_bits(module, plain(max_norm))
 
 
 def test_accelerate_leaves_clipping_to_the_optimizer_that_it_has_prepared(store: psstore.Store) -> None:
-    accelerate = pytest.importorskip("accelerate")
-    accelerator = accelerate.Accelerator(cpu=True)
-    module = model()
-    prepared, optimizer, batches = accelerator.prepare(module, on(store, module), loader())
-    for inputs, targets in batches:
-        optimizer.zero_grad()
-        accelerator.backward(nn.functional.mse_loss(prepared(inputs), targets))
-        optimizer.optimizer.clip_grad_norm_(MAX_NORM)
-        optimizer.step()
+    module = accelerated(store, lambda _, __, optimizer: optimizer.optimizer.clip_grad_norm_(MAX_NORM))
     assert_close(module, plain(MAX_NORM))
 
 
