@@ -172,7 +172,7 @@ class Coordinator:
         return worker
 
     def _commit(self, client: str, waiting: Waiting) -> list[Reply]:
-        """What is wrong is a reply like others: what the commit has brought is told to whom it concerns all the same."""
+        """What is wrong is a reply like others: what the commit has brought is told to those concerned all the same."""
         try:
             self.rounds.refuse_if_torn()
             return self.rounds.commit(self._worker(client, waiting.since), waiting)
