@@ -1,7 +1,8 @@
 # Decides whether the CUDA kernels are built, from PSSTORE_CUDA; sets PSSTORE_HAVE_CUDA.
 #
-# "auto" must never break a build: an nvcc that can't compile (its host compiler is too new, its
-# toolkit is half installed) counts as no nvcc. check_language tries in a project of its own.
+# "auto" builds them where there is a GPU: without one they would be most of the build's time and never run.
+# It must never break a build: an nvcc that can't compile (its host compiler is too new, its toolkit is half
+# installed) counts as no nvcc. check_language tries in a project of its own.
 
 # Native code for Turing and Hopper, and PTX 8.0 that the driver compiles for what is in between or newer.
 # Each entry compiles every kernel once more; set CMAKE_CUDA_ARCHITECTURES to choose others.
@@ -14,13 +15,16 @@ if(PSSTORE_CUDA STREQUAL "on")
   enable_language(CUDA)
   set(PSSTORE_HAVE_CUDA ON)
 elseif(PSSTORE_CUDA STREQUAL "auto")
-  include(CheckLanguage)
-  check_language(CUDA)
-  if(CMAKE_CUDA_COMPILER)
-    enable_language(CUDA)
-    # The kernels include the core's C++20 headers: nvcc >= 12, and a CMake that knows it (3.26).
-    if(cuda_std_20 IN_LIST CMAKE_CUDA_COMPILE_FEATURES)
-      set(PSSTORE_HAVE_CUDA ON)
+  # The driver's control device, on Linux and under WSL: there before CUDA is installed, and in containers.
+  if(EXISTS /dev/nvidiactl OR EXISTS /dev/dxg)
+    include(CheckLanguage)
+    check_language(CUDA)
+    if(CMAKE_CUDA_COMPILER)
+      enable_language(CUDA)
+      # The kernels include the core's C++20 headers: nvcc >= 12, and a CMake that knows it (3.26).
+      if(cuda_std_20 IN_LIST CMAKE_CUDA_COMPILE_FEATURES)
+        set(PSSTORE_HAVE_CUDA ON)
+      endif()
     endif()
   endif()
 elseif(NOT PSSTORE_CUDA STREQUAL "off")
