@@ -160,7 +160,7 @@ if ! step build "$BUILD_S" bash -c "$(declare -f build); $(declare -p PYTHON SIT
 fi
 
 # A store needs msgspec, and the tests' own set-up psutil and hypothesis; kernels need neither.
-pytest_options=(-q -o "pythonpath=. tests tests/gpu")
+pytest_options=(-q -o "pythonpath=.")
 tests=(tests/gpu)
 left_out=$(missing msgspec psutil hypothesis)
 if [ -n "$left_out" ]; then

@@ -5,7 +5,7 @@
 For each rule and combination of options one slice is stepped by the core and by torch.optim
 (foreach=False, fused=False, CPU) on the same gradients; the figure is the largest distance in units in
 the last place of any element of the value and of each state buffer after the last step. 0 is the aim.
-tests/test_update_rules.py asserts it, with the same functions.
+tests/kernels/test_update_rules.py asserts it, with the same functions.
 
 Twice: against torch as it is installed, and against torch with a square root that is rounded correctly
 (docs/update_rules.md says why these differ).

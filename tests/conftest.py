@@ -10,11 +10,11 @@ from pathlib import Path
 
 import psutil
 import pytest
-from cluster import TRANSPORTS, Cluster, clusters
-from fake_shards import on_devices
 
 from psstore import _core
 from psstore.client.store import Store
+from tests.support.cluster import TRANSPORTS, Cluster, clusters
+from tests.support.fake_shards import on_devices
 
 LOOPS = ("uvloop", "asyncio")
 

@@ -10,7 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from server_process import StoreProcess
+
+from tests.support.server_process import StoreProcess
 
 RUN_S = 100.0
 

@@ -1,5 +1,5 @@
 // Encodings where Python can't reach them: deltas, and payloads that change after they were looked at. That
-// the bytes are right is held against numpy by tests/test_kernels_codec.py.
+// the bytes are right is held against numpy by tests/kernels/test_codec.py.
 #include <gtest/gtest.h>
 
 #include <cstring>

@@ -1,5 +1,5 @@
 // The fused pass where Python can't reach it: out of place, at odd addresses, with a caller that errs.
-// That the numbers are right is held against torch by tests/test_update_rules.py.
+// That the numbers are right is held against torch by tests/kernels/test_update_rules.py.
 #include <gtest/gtest.h>
 
 #include <cstring>

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from bench.processes import store_server
-from device_rounds import after_rounds, assert_same_bits
-from gpu_support import on_a_gpu
 
 import psstore
 from psstore import errors
+from tests.gpu.rounds import after_rounds, assert_same_bits
+from tests.gpu.support import on_a_gpu
 
 pytestmark = on_a_gpu
 

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 import pytest
 import torch
 from bench.processes import store_server
-from gpu_support import on_a_gpu
 
 import psstore
 from psstore.client import device_arrays
 from psstore.client.store import Store
+from tests.gpu.support import on_a_gpu
 
 pytestmark = on_a_gpu
 

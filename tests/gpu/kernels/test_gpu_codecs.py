@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from gpu_support import ENCODED, SIZES, Engine, check_codec, check_conversions, on_a_gpu
+
+from tests.gpu.support import ENCODED, SIZES, Engine, check_codec, check_conversions, on_a_gpu
 
 pytestmark = on_a_gpu
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from gpu_copies import check_pieces
-from gpu_support import Engine, on_a_gpu
+
+from tests.gpu.copies import check_pieces
+from tests.gpu.support import Engine, on_a_gpu
 
 pytestmark = on_a_gpu
 

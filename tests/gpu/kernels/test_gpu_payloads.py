@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from gpu_payloads import check_arriving, check_changes, check_converting, check_leaving
-from gpu_support import Engine, on_a_gpu
+
+from tests.gpu.payloads import check_arriving, check_changes, check_converting, check_leaving
+from tests.gpu.support import Engine, on_a_gpu
 
 pytestmark = on_a_gpu
 

@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 import torch
 from bench.parity import Case
-from gpu_support import (
+
+from psstore import _core
+from tests.gpu.support import (
     CASES,
     REFERENCE,
     Engine,
@@ -22,8 +24,6 @@ from gpu_support import (
     placed,
     problems_of,
 )
-
-from psstore import _core
 
 pytestmark = on_a_gpu
 

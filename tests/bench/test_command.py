@@ -1,0 +1,95 @@
+"""`psstore bench`: what it measures of a running store, and that it leaves nothing there."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner, Result
+
+from psstore.cli.main import app
+from psstore.net.address import TcpAddress
+from psstore.net.yardstick import RawLinks, listen, serve
+from tests.support.cluster import StartCluster, clusters
+
+pytestmark = pytest.mark.sockets
+
+FEW = ("--megabytes", "1", "--rounds", "1")
+
+
+def bench(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["bench", *arguments])
+
+
+@pytest.fixture(params=["tcp", "unix"])
+def start(request: pytest.FixtureRequest) -> Iterator[StartCluster]:
+    with clusters(request.param) as start:
+        yield start
+
+
+@contextmanager
+def serving() -> Iterator[TcpAddress]:
+    """What `--serve` runs, in a thread."""
+    with listen(TcpAddress("127.0.0.1", 0)) as listener:
+        threading.Thread(target=serve, args=[listener], daemon=True).start()
+        yield TcpAddress("127.0.0.1", listener.getsockname()[1])
+        listener.shutdown(socket.SHUT_RDWR)  # wakes accept(), which closing would not
+
+
+def rows(result: Result) -> dict[str, dict[str, float]]:
+    assert result.exit_code == 0, result.output
+    return {row["what"]: row for row in json.loads(result.stdout)["rows"]}
+
+
+def test_bench_measures_the_store_and_plain_sockets_over_the_same_transport(start: StartCluster) -> None:
+    measured = rows(bench(start(shards=2).url, "--json", *FEW))
+    assert list(measured) == ["push model", "pull model", "push 1 KiB", "pull 1 KiB"]
+    for row in measured.values():
+        for times in (row["store"], row["raw"]):
+            assert isinstance(times, dict)
+            assert 0 < times["min_s"] <= times["median_s"] <= times["p99_s"]
+
+
+def test_bench_leaves_the_store_and_a_round_under_way_as_they_were(start: StartCluster) -> None:
+    cluster = start()
+    worker = cluster.connect(rank=0)
+    worker.create("w", np.zeros(4, np.float32), rule="sgd")
+    worker.push("w", np.ones(4, np.float32))
+    assert bench(cluster.url, *FEW).exit_code == 0
+    assert worker.keys() == ["w"]
+    worker.commit({"lr": 1.0})
+    assert worker.pull("w").tolist() == [-1.0] * 4
+
+
+def test_bench_shows_a_table_and_what_the_network_carries(start: StartCluster) -> None:
+    shown = bench(start().url, *FEW).stdout
+    assert "push model" in shown
+    assert "The network carries" in " ".join(shown.split())
+
+
+def test_bench_takes_a_peer_that_runs_elsewhere(start: StartCluster) -> None:
+    with serving() as peer:
+        assert rows(bench(start().url, "--json", "--raw", str(peer), *FEW))["push model"]["raw"]
+
+
+def test_bench_says_what_to_do_without_a_store_or_a_peer() -> None:
+    nobody = "ps://127.0.0.1:1"
+    assert "expected ps://host:port" in bench("local://").output
+    assert "one of resnet50, vgg16, gpt2" in bench(nobody, "--model", "alexnet").output
+    with clusters("tcp") as start:
+        unreachable = bench(start().url, "--raw", nobody, *FEW)
+    assert unreachable.exit_code == 1
+    assert "psstore bench --serve" in unreachable.output
+
+
+def test_raw_links_move_what_does_not_divide_evenly() -> None:
+    with serving() as peer, closing(RawLinks(peer, 3)) as links:
+        links.up(memoryview(bytes(200_000)))
+        into = bytearray(b"x" * 200_000)
+        links.down(memoryview(into))
+        assert not any(into)

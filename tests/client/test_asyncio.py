@@ -1,0 +1,102 @@
+"""The awaited store: the same calls, several of them under way, cancelled at will."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+
+import numpy as np
+import pytest
+from numpy.testing import assert_array_equal
+
+from psstore.client.loop_thread import LoopThread
+from psstore.client.store import AsyncStore, Store
+from psstore.errors import StoreClosed
+from psstore.types import TensorSpec
+from tests.support.cluster import Cluster
+
+F32 = np.float32
+
+
+def test_both_faces_have_the_same_calls_and_docstrings() -> None:
+    def calls(face: type) -> dict[str, str]:
+        return {
+            name: f"{inspect.signature(member)}\n{member.__doc__}".replace("AsyncIterator", "Iterator")
+            for name, member in vars(face).items()
+            if inspect.isfunction(member) and not name.startswith(("_", "start_"))  # what is awaited needs no start
+        }
+
+    assert calls(Store) == {**calls(AsyncStore), "close": calls(Store)["close"]}
+    assert all(not text.endswith("None") for text in calls(Store).values()), "every call has a docstring"
+
+
+def test_async_store_trains(cluster: Cluster) -> None:
+    async def train() -> None:
+        async with await cluster.connect_async() as store:
+            await store.create("w", [1.0, 2.0], rule="sgd", exist="overwrite")
+            await store.push("w", [1.0, 1.0])
+            await store.commit({"lr": 1.0})
+            assert_array_equal(await store.pull("w"), np.array([0, 1], F32))
+        with pytest.raises(StoreClosed):
+            await store.keys()
+
+    asyncio.run(train())
+
+
+def test_async_calls_run_side_by_side(cluster: Cluster) -> None:
+    async def add() -> None:
+        async with await cluster.connect_async(role="client") as store:
+            await store.create("sum", shape=(1000,), rule="add", exist="overwrite")
+            await asyncio.gather(*[store.push("sum", np.full(1000, i, F32)) for i in range(100)])
+            assert_array_equal(await store.pull("sum"), np.full(1000, sum(range(100)), F32))
+
+    asyncio.run(add())
+
+
+def test_small_calls_that_were_done_before_are_awaited_without_a_task(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def add() -> None:
+        async with await cluster.connect_async(role="client") as store:
+            if store._lane is None:
+                pytest.skip("an embedded store has no connections to send over")
+            await store.create("sum", shape=(8,), rule="add", exist="overwrite")
+            one = np.ones(8, F32)
+            for _ in range(2):  # the second time its deadline is noted
+                await store.push("sum", one)
+                await store.pull_many(["sum"])
+            with monkeypatch.context() as patched:
+                patched.setattr(LoopThread, "submit", None)
+                await asyncio.gather(*[store.push("sum", one) for _ in range(20)])
+                await asyncio.gather(*[store.push_many({"sum": one}) for _ in range(20)])
+                assert_array_equal((await store.pull_many(["sum"]))[0], np.full(8, 42, F32))
+
+    asyncio.run(add())
+
+
+def test_cancelled_call_leaves_the_store_usable(cluster: Cluster) -> None:
+    async def wait_in_vain() -> None:
+        async with await cluster.connect_async(role="client") as store:
+            spec = TensorSpec(name="never", shape=(1,), zeros=False)
+            await store.create_many([spec], offer=False, exist="overwrite")
+            with pytest.raises(asyncio.TimeoutError):
+                await asyncio.wait_for(store.pull("never"), 0.05)
+            await store.create("a", [1.0], exist="overwrite")
+            assert_array_equal(await store.pull("a"), np.array([1], F32))
+            await store.drop("never")
+
+    asyncio.run(wait_in_vain())
+
+
+def test_closing_ends_a_call_under_way(cluster: Cluster) -> None:
+    async def wait_in_vain() -> None:
+        store = await cluster.connect_async(role="client")
+        spec = TensorSpec(name="never", shape=(1,), zeros=False)
+        await store.create_many([spec], offer=False, exist="overwrite")
+        waiting = asyncio.create_task(store.pull("never"))
+        await asyncio.sleep(0)
+        await store.close()
+        with pytest.raises((StoreClosed, asyncio.CancelledError)):
+            await waiting
+
+    asyncio.run(wait_in_vain())

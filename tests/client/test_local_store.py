@@ -1,0 +1,132 @@
+"""The embedded store: its threads, its modes and its end. What it shares with the others is in the tests beside it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from numpy.testing import assert_array_equal
+
+import psstore
+from psstore.errors import BadArgument, BadHyper, DTypeMismatch, NonFinite, StoreClosed, WorkerLost
+from psstore.types import TensorSpec
+from tests.support.cluster import PATIENCE_S, at_once
+
+F32 = np.float32
+
+
+def test_threads_of_one_process_train_together() -> None:
+    with psstore.LocalStore(shards=3, workers=4) as server:
+
+        def train(rank: int) -> object:
+            with server.connect(rank=rank) as store:
+                store.create("w", np.zeros(1000, F32), rule="sgd")
+                for _ in range(10):
+                    store.push("w", np.full(1000, rank, F32))
+                    store.commit({"lr": 1.0})
+                    last = store.pull("w")
+                return last
+
+        for result in at_once(*[lambda rank=rank: train(rank) for rank in range(4)]):
+            assert_array_equal(result, np.full(1000, -15, F32))
+
+
+def test_private_store_ends_with_its_connection() -> None:
+    threads = threading.active_count()
+    with psstore.connect("local://?shards=2", rank=0, num_workers=1) as store:
+        assert (store.num_shards, store.num_workers, store.rank) == (2, 1, 0)
+        assert threading.active_count() > threads
+    assert threading.active_count() == threads
+
+
+def test_shared_store_outlives_its_connections() -> None:
+    with psstore.LocalStore() as server:
+        with server.connect() as store:
+            store.create("a", [1.0])
+        with server.connect() as store:
+            assert_array_equal(store.pull("a"), np.array([1], F32))
+
+
+def test_closing_the_store_ends_calls_under_way() -> None:
+    server = psstore.LocalStore()
+    store = server.connect(role="client")
+    store.create_many([TensorSpec(name="never", shape=(1,), zeros=False)], offer=False)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(store.pull, "never")
+        store.keys()  # ordered after the pull
+        server.close()
+        with pytest.raises(StoreClosed):
+            waiting.result(PATIENCE_S)
+    with pytest.raises(StoreClosed):
+        store.keys()
+    with pytest.raises(StoreClosed):
+        server.connect()
+    store.close()
+    assert "closed" in repr(server)
+
+
+def test_worker_closed_by_an_error_is_lost_at_once() -> None:
+    with psstore.LocalStore(workers=2) as server, server.connect(rank=0) as store:
+        store.create("w", shape=(1,), rule="sgd")
+        with pytest.raises(RuntimeError), server.connect(rank=1):
+            raise RuntimeError
+        store.push("w", [1.0])
+        with pytest.raises(WorkerLost, match="rank 1"):
+            store.commit()
+
+
+def test_values_that_are_not_finite_are_refused_if_asked_for() -> None:
+    with psstore.LocalStore(refuse_non_finite=True) as server, server.connect() as store:
+        store.create("w", [1.0, 2.0], rule="sgd")
+        with pytest.raises(NonFinite, match="'w'"):
+            store.push("w", [1.0, float("nan")])
+        store.push("w", [1.0, 1.0])
+        store.commit({"lr": 1.0})
+        assert_array_equal(store.pull("w"), np.array([0, 1], F32))
+
+
+def test_float64_tensors_take_no_other_precision() -> None:
+    with psstore.connect("local://", rank=0, num_workers=1) as store:
+        store.create("w", np.zeros(2), rule="sgd")
+        with pytest.raises(DTypeMismatch, match="expected dtype float64, got float32"):
+            store.push("w", np.zeros(2, F32))
+        store.push("w", np.array([1e-17, 1.0]))
+        store.commit({"lr": 1.0})
+        assert_array_equal(store.pull("w"), np.array([-1e-17, -1.0]))
+
+
+@pytest.mark.parametrize(
+    "hypers", [{"lr": {"a": 1.0}}, {0: 0.1}, {"lr": 0.1, 0: {"lr": 0.1}}, {"lr": 0.1, "rate": {0: 1.0}}]
+)
+def test_hypers_of_no_known_form_are_refused(hypers: dict[object, object]) -> None:
+    with psstore.connect("local://", rank=0, num_workers=1) as store:
+        store.create("w", shape=(1,), rule="sgd")
+        store.push("w", [1.0])
+        with pytest.raises(BadArgument, match="hypers"):
+            store.commit(hypers)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("hypers", [{"lr": "fast"}, {0: {"lr": None}}])
+def test_a_hyper_parameter_that_is_no_number_is_refused(hypers: dict[object, object]) -> None:
+    with psstore.connect("local://", rank=0, num_workers=1) as store:
+        store.create("w", shape=(1,), rule="sgd")
+        with pytest.raises(BadHyper, match=r"'lr' is .*; expected a number"):
+            store.commit(hypers)  # type: ignore[arg-type]
+
+
+def test_commit_waits_for_no_push_under_way_but_says_so() -> None:
+    async def hurry() -> None:
+        with psstore.LocalStore() as server:
+            async with server.connect_async() as store:
+                await store.create("w", shape=(1_000_000,), rule="sgd")
+                pushing = asyncio.create_task(store.push("w", np.ones(1_000_000, F32)))
+                await asyncio.sleep(0)
+                with pytest.raises(BadArgument, match="await them first"):
+                    await store.commit()
+                await pushing
+                await store.commit()
+
+    asyncio.run(hurry())

@@ -1,0 +1,194 @@
+"""A worker and shards on one device pass gradients and values from memory to memory, and not through the host.
+
+The device is a fake one, whose memory is a file that both processes have mapped. Each does its own work as late, and in
+as bad an order, as its fences allow, and knows nothing of the other's: a wait that is missing shows as wrong bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from numpy.testing import assert_array_equal
+
+import psstore
+from psstore import _core
+from psstore.client import near, near_shards
+from psstore.client.store import Store
+from psstore.errors import AvailabilityError
+from psstore.protocol.sharing import Lease
+from tests.device.fake_arrays import Array, Interface, Stream, stream_on
+from tests.support.server_process import StoreProcess
+
+pytestmark = pytest.mark.sockets
+
+F32 = np.float32
+NUM_ROUNDS = 2
+SIZES = {"large": 1_200_000, "middle": 70_000, "small": 7}
+"""Elements: frames that are full, one that is not, and one that is not worth sharing."""
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[StoreProcess]:
+    """Shard 0 on the worker's device, shard 1 on another."""
+    with StoreProcess("--shards", "2", "--device", "fake:0?seed=7,fake:1") as process:
+        yield process
+
+
+@pytest.fixture(params=range(2))
+def stream(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Stream:
+    return stream_on(f"fake:0?seed={request.param}", monkeypatch)
+
+
+def some(size: int, seed: int) -> Array:
+    return np.random.default_rng(seed).standard_normal(size).astype(F32)
+
+
+def create(store: Store) -> None:
+    for seed, (name, size) in enumerate(SIZES.items()):
+        store.create(name, some(size, seed), rule="adam", exist="overwrite")
+
+
+def gradients(round_: int) -> dict[str, Array]:
+    return {name: some(size, 100 * round_) for name, size in SIZES.items()}
+
+
+def trained(store: Store, stream: Stream | None) -> list[Array]:
+    """All values after each round. Arrays are on the stream's device, or in main memory."""
+    create(store)
+    values: list[Array] = []
+    out = {name: np.zeros(size, F32) for name, size in SIZES.items()}
+    there = None if stream is None else {name: Interface(stream, value) for name, value in out.items()}
+    for round_ in range(NUM_ROUNDS):
+        given = gradients(round_)
+        store.push_many(given if stream is None else {k: Interface(stream, v) for k, v in given.items()})
+        store.commit({"lr": 0.01})
+        store.pull_many(list(out), out=list((out if there is None else there).values()))
+        values += [value.copy() for value in out.values()] if there is None else [a.read() for a in there.values()]
+    return values
+
+
+@pytest.fixture(scope="module")
+def expected() -> list[Array]:
+    with psstore.connect("local://?shards=2") as store:
+        return trained(store, None)
+
+
+def pinned_bytes(store: Store, stream: Stream) -> int:
+    passages = store._operations.means.passages
+    return passages.out_of(stream.device).pinned_bytes + passages.into(stream.device).pinned_bytes
+
+
+def test_steps_are_those_of_main_memory_wherever_shards_are(
+    server: StoreProcess, stream: Stream, expected: list[Array]
+) -> None:
+    with psstore.connect(server.url) as store:
+        for value, wanted in zip(trained(store, stream), expected, strict=True):
+            assert_array_equal(value, wanted)
+
+
+def test_nothing_goes_through_the_host_to_a_shard_on_the_same_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = stream_on("fake:0", monkeypatch)
+    with StoreProcess("--device", "fake:0") as server, psstore.connect(server.url) as store:
+        value = some(2_500_000, 1)
+        store.create("w", np.zeros_like(value))
+        for _ in range(2):
+            store.push("w", Interface(stream, value))
+            out = Interface(stream, np.zeros_like(value))
+            store.pull("w", out=out)
+            assert_array_equal(out.read(), value)
+        assert pinned_bytes(store, stream) == 0
+
+
+def test_what_is_shared_travels_in_few_frames(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = stream_on("fake:0", monkeypatch)
+    rooms: list[int] = []
+    leases: list[Lease] = []
+    take, end_lease = near_shards.Near.take, near.Neighbours.end_lease
+
+    def taken(self: near_shards.Near, num_bytes: int) -> _core.PushRoom | None:
+        rooms.append(num_bytes)
+        return take(self, num_bytes)
+
+    def ended(self: near.Neighbours, lease: Lease) -> bool:
+        leases.append(lease)
+        return end_lease(self, lease)
+
+    monkeypatch.setattr(near_shards.Near, "take", taken)
+    monkeypatch.setattr(near.Neighbours, "end_lease", ended)
+    with StoreProcess("--device", "fake:0") as server, psstore.connect(server.url) as store:
+        value = some(2_500_000, 1)
+        store.create("w", np.zeros_like(value))
+        store.push("w", Interface(stream, value))
+        store.pull("w", out=Interface(stream, np.zeros_like(value)))
+        assert set(rooms) == {value.nbytes}
+        assert len(leases) == 1
+
+
+def test_a_value_is_read_before_it_changes(server: StoreProcess, stream: Stream) -> None:
+    with psstore.connect(server.url) as store:
+        size = SIZES["large"]
+        store.create("w", np.zeros(size, F32), rule="add", exist="overwrite")
+        out = Interface(stream, np.full(size, -1, F32))
+        for i in range(3):
+            store.pull("w", out=out)
+            store.push("w", np.ones(size, F32))
+            assert store.pull("w")[0] == i + 1
+            assert_array_equal(out.read(), np.full(size, i, F32))
+
+
+def test_a_lost_connection_costs_no_round(server: StoreProcess, stream: Stream, expected: list[Array]) -> None:
+    with psstore.connect(server.url) as store:
+        create(store)
+        driver = store._backend._driver  # type: ignore[attr-defined]
+
+        def lose() -> None:
+            for tether in driver.tethers.values():
+                if tether._connection is not None:
+                    tether._connection.abort()
+
+        out = [Interface(stream, np.zeros(size, F32)) for size in SIZES.values()]
+        for round_ in range(NUM_ROUNDS):
+            push = store.start_push_many({k: Interface(stream, v) for k, v in gradients(round_).items()})
+            driver._loop.call_soon_threadsafe(lose)
+            push.result()
+            store.commit({"lr": 0.01})
+            pull = store.start_pull_many(list(SIZES), out=out)
+            driver._loop.call_soon_threadsafe(lose)
+            pull.result()
+        for array, wanted in zip(out, expected[-len(SIZES) :], strict=True):
+            assert_array_equal(array.read(), wanted)
+
+
+def test_frames_go_through_the_host_where_memory_can_not_be_shared(
+    server: StoreProcess, expected: list[Array], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = stream_on("fake:0", monkeypatch)
+    monkeypatch.setattr(near_shards, "borrow_pushes", lambda offer, blocks: None)
+    with psstore.connect(server.url) as store:
+        for value, wanted in zip(trained(store, stream), expected, strict=True):
+            assert_array_equal(value, wanted)
+
+
+def test_values_that_can_not_be_imported_are_asked_for_again(
+    server: StoreProcess, expected: list[Array], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = stream_on("fake:0", monkeypatch)
+    monkeypatch.setattr(near_shards.Imported, "learn", lambda self, blocks: False)
+    with psstore.connect(server.url) as store:
+        for value, wanted in zip(trained(store, stream), expected, strict=True):
+            assert_array_equal(value, wanted)
+
+
+def test_a_shard_that_dies_is_an_error_and_no_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = stream_on("fake:0", monkeypatch)
+    with StoreProcess("--device", "fake:0") as server:
+        with psstore.connect(server.url, timeout_s=2.0, connect_timeout_s=2.0) as store:
+            array = Interface(stream, some(500_000, 0))
+            store.create("w", np.zeros(500_000, F32))
+            store.push("w", array)
+            for shard in server.shards():
+                shard.kill()
+            with pytest.raises(AvailabilityError):
+                store.push("w", array)
+        server.wait()

@@ -1,0 +1,108 @@
+"""The protocol under seeds: whatever the network and the workers do, what docs/consistency.md promises holds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from psstore.errors import PsstoreError
+from tests.sim.checks import check, run_and_check
+from tests.sim.mutants import MUTANTS
+from tests.sim.plan import plan_of
+from tests.sim.scenario import Scenario
+
+NUM_SEEDS = 150
+"""About 30 s. `python -m tests.sim --seeds 0:10000` runs more."""
+
+BATCH = 25
+
+MAX_SEEDS_TO_NOTICE = 250
+
+NOTICED_BY = {
+    "early decisions are like any other": 11,
+    "skipped rounds are applied": 12,
+    "older connections still speak": 19,
+    "a new life inherits the old one's commit": 46,
+    "a dead initialiser is waited for": 43,
+    "barriers open for the first": 12,
+    "torn rounds go unnoticed": 46,
+    "finish is answered at once": 90,
+    "finish is answered once": 13,
+    "whoever has pushed everything goes on": 44,
+    "who reads in a torn round waits on": 162,
+    "scales are kept to oneself": 331,
+    "norms are added as they come": 49,
+}
+"""Seeds to begin with, where few notice anything. They save time; when the simulator has changed, others will do."""
+
+
+@pytest.mark.parametrize("first", range(0, NUM_SEEDS, BATCH))
+def test_promises_hold_for_seeds_from(first: int) -> None:
+    for seed in range(first, first + BATCH):
+        try:
+            run_and_check(plan_of(seed))
+        except Exception as error:
+            pytest.fail(f"{error!r}\nreproduce: python -m tests.sim --seed {seed} --verbose")
+
+
+def test_same_seed_gives_the_same_run() -> None:
+    traces: list[list[str]] = [[], []]
+    for trace in traces:
+        run_and_check(plan_of(11), trace=trace.append)
+    assert traces[0] == traces[1]
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_simulator_notices_that(name: str) -> None:
+    mode, broken = MUTANTS[name]
+    for seed in (NOTICED_BY.get(name, 0), *range(MAX_SEEDS_TO_NOTICE)):
+        plan = plan_of(seed, mode)
+        try:
+            with broken():
+                history = Scenario(plan).run()
+            check(plan, history)
+        except (AssertionError, PsstoreError):
+            return
+    pytest.fail(f"{MAX_SEEDS_TO_NOTICE} seeds found nothing wrong")
+
+
+def test_ssp_goes_to_its_bound_and_not_beyond() -> None:
+    plan = replace(
+        plan_of(0, "ssp").undisturbed(), num_workers=3, rounds=8, staleness=2, compute_s=(0.01, 0.01, 1.0), num_shards=2
+    )
+    history = run_and_check(plan)
+    assert max(history.leads) == history.max_staleness == 2
+
+
+@pytest.mark.parametrize("num_shards", [1, 2, 3, 5])
+def test_synchronous_bytes_do_not_depend_on_the_number_of_shards(num_shards: int) -> None:
+    plan = replace(plan_of(0, "sync"), num_workers=3, deaths=(), leaves=(), break_chance=0.05, num_shards=num_shards)
+    run_and_check(plan)  # compares with one shard
+
+
+def test_late_worker_is_told_so_and_catches_up() -> None:
+    calm = plan_of(0, "backup").undisturbed()
+    plan = replace(calm, num_workers=3, rounds=6, compute_s=(0.1, 0.1, 2.0), num_shards=2)
+    history = run_and_check(plan)
+    late = [cell for cell, committed in history.commits.items() if committed.late]
+    assert late
+    assert {rank for rank, _, _ in late} == {2}
+    assert history.outcomes["worker 2.1"] == "finished"
+
+
+def test_disturbances_do_happen() -> None:
+    """Seeds that never lose an answer or a worker would prove nothing."""
+    histories = [run_and_check(plan_of(seed)) for seed in range(40)]
+    assert sum(history.num_duplicates for history in histories) > 20
+    assert any(committed.late for history in histories for committed in history.commits.values())
+    assert any(m.incarnation > 1 for history in histories for d in history.decisions for m in d.members)
+    assert any(decision.skip for history in histories for decision in history.decisions)
+
+
+def test_rounds_are_early_clipped_and_torn_in_some_seeds() -> None:
+    histories = [run_and_check(plan_of(seed, "sync")) for seed in range(50)]
+    factors = {factor for history in histories for factor in history.factors.values()}
+    assert {None, 1.0} < factors
+    assert sum(decision.early for history in histories for decision in history.decisions) > 20
+    assert any(history.torn is not None for history in histories)
