@@ -56,7 +56,7 @@ class ShardsEnd:
 
     def __init__(self, loop: SteppedLoop, server: Server, link: Connection) -> None:
         self.loop = loop
-        self._requests = server.pump.fileno()
+        self._requests = server.poller.fileno()
         self._link = link
         self._idle_until_told()  # it is connected
 

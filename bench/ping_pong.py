@@ -22,7 +22,7 @@ HEADER_BYTES = 64
 """As in psstore's frames: what is sent beside the value, and as an answer."""
 
 ROUND_BYTES = 256 << 10
-"""Of one client in its turn, where a thread has several: as a shard has it (csrc/serve/link.h)."""
+"""Of one client in its turn, where a thread has several: as a shard has it (csrc/server/connection.h)."""
 
 PUSH, PULL, BULK, SPIN, BLOCK = b"w", b"r", b"m", b"s", b"b"
 

@@ -135,7 +135,7 @@ CPP_ARROWS: dict[str, set[str]] = {
     "liveness": {"core"},
     "client": {"core", "wire"},
     "shard": {"core", "rules", "kernels", "device", "table", "wire", "shm"},
-    "serve": {"core", "table", "wire", "shard"},
+    "server": {"core", "device", "table", "shm", "wire", "shard"},
     "bindings": {
         "core",
         "rules",
@@ -147,7 +147,7 @@ CPP_ARROWS: dict[str, set[str]] = {
         "liveness",
         "client",
         "shard",
-        "serve",
+        "server",
     },
 }
 """Directory of csrc (or csrc/shard.*) -> those whose headers it may include, besides its own."""

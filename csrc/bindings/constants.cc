@@ -2,7 +2,7 @@
 #include "bindings/common.h"
 #include "core/types.h"
 #include "rules/hyper.h"
-#include "serve/parking.h"
+#include "server/pending_reads.h"
 #include "wire/header.h"
 #include "wire/limits.h"
 
@@ -89,7 +89,7 @@ void bind_constants(py::module_& m) {
   m.attr("SLICE_INDEX_BITS") = kSliceIndexBits;
   m.attr("MAX_SLICES") = kMaxSlices;
   m.attr("MAX_BODY_BYTES") = kMaxBodyBytes;
-  m.attr("MAX_PARKED") = kMaxParked;
+  m.attr("MAX_PENDING_READS") = kMaxPendingReads;
   m.attr("MAX_PAYLOAD_BYTES") = kMaxPayloadBytes;
   m.attr("PRE_AUTH_MAX_BYTES") = kPreAuthMaxBytes;
   m.attr("FLAG_CHECKSUM") = kFlagChecksum;

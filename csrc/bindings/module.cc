@@ -15,8 +15,8 @@ PYBIND11_MODULE(_core, m) {
   bindings::bind_device(m);
   bindings::bind_shm(m);
   bindings::bind_liveness(m);
-  bindings::bind_serve(m);
   bindings::bind_table(m);
+  bindings::bind_server(m);
   bindings::bind_kernels(m);
   bindings::bind_codec(m);
   bindings::bind_batches(m);

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "bindings/memory.h"
-#include "serve/desk.h"
+#include "server/frame_calls.h"
 #include "shm/push_arena.h"
 #include "table/device_backend.h"
 #include "table/host_backend.h"
@@ -262,10 +262,7 @@ void bind_table(py::module_& m) {
       .def("shared_blocks", &shared_blocks, py::arg("after"), no_gil)
       .def("make_push_arena", &make_push_arena, py::arg("num_bytes"), no_gil)
       .def("state", &state, py::arg("key"))
-      .def("stats", &Shard::stats, no_gil)
-      .def(
-          "make_desk", [](Shard& self) { return std::make_unique<Desk>(self); },
-          py::keep_alive<0, 1>());
+      .def("stats", &Shard::stats, no_gil);
   m.def("say_changes", &changes_are_said, py::arg("table"), py::arg("payload"));
 }
 

@@ -17,6 +17,16 @@ struct Asked {
   std::string body = "";
 };
 
+// The body of a PUSH or PULL: it brings decisions up to that number, and waits for so long.
+inline std::string carry(uint64_t newest, double wait_s = 0.0) {
+  const struct {
+    uint64_t newest, at_least = 0, scaled = 0;
+    double wait_s, factor = 1.0;
+  } fixed{.newest = newest, .wait_s = wait_s};
+  std::string body(reinterpret_cast<const char*>(&fixed), sizeof fixed);
+  return newest == 0 ? body : body + "decisions";
+}
+
 inline Bytes wire(const Asked& asked) {
   std::vector<SliceEntry> table = entries_for(asked.slices);
   Bytes payload;

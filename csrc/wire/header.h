@@ -39,7 +39,7 @@ static_assert(std::endian::native == std::endian::little,
               "headers and slice tables are used in memory as they are on the wire");
 
 inline constexpr uint32_t kMagic = 0x31535350;  // "PSS1" as it lies in memory
-inline constexpr uint8_t kProtocolVersion = 2;
+inline constexpr uint8_t kProtocolVersion = 3;
 
 // payload_crc holds the payload's CRC-32C.
 inline constexpr uint16_t kFlagChecksum = 1;

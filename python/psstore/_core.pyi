@@ -1,13 +1,15 @@
 """The compiled core, as Python sees it. csrc/bindings implements exactly this; a test compares them.
 
 Every call that does work releases the GIL. Errors are `psstore.errors` classes, chosen by code.
-Nothing here waits, does I/O or calls back, but for `ShortCalls`, `FastLane` and `Pump`, whose calls send, receive and
+Nothing here waits, does I/O or calls back, but for `ShortCalls`, `FastLane` and `Poller`, whose calls send, receive and
 wait, and for `Heartbeat`, whose thread writes one small frame at intervals.
 """
 
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, Protocol, final
+
+from psstore.errors import PsstoreError
 
 # Anything with the buffer protocol: bytes, memoryview, numpy array, Buffer.
 class _HasBuffer(Protocol):
@@ -22,7 +24,7 @@ SLICE_ENTRY_BYTES: int  # 32
 SLICE_INDEX_BITS: int  # 24
 MAX_SLICES: int  # descriptors in one frame
 MAX_BODY_BYTES: int  # control body of one frame
-MAX_PARKED: int  # reads of one connection that may wait at a time
+MAX_PENDING_READS: int  # reads of one connection that may wait at a time
 MAX_PAYLOAD_BYTES: int  # payload of one frame
 PRE_AUTH_MAX_BYTES: int  # body of a frame before the handshake is over; payload must be 0
 FLAG_CHECKSUM: int  # header flag: payload_crc holds the payload's CRC-32C
@@ -176,19 +178,26 @@ class FrameDecoder:
         """Bytes of an unfinished frame have arrived (EOF now is a truncated frame)."""
 
 @final
-class Port(FrameDecoder):
-    """The decoder of one connection of a shard, which hands out the frames that its `Desk` can't answer: an announced
-    frame and the complete one both, or neither. Call `take_replies` after each `next_frame`, before anything else is
-    sent, and then again `next_frame`: None may also mean that many replies are to be taken first."""
+class ServerProtocol(FrameDecoder):
+    """One connection of a shard: answers requests for data, and hands out every other frame, an announced one and the
+    complete one both. Made by `DataService.connect`. Call `take_replies` after each `next_frame`, before anything else
+    is sent, and then again `next_frame`: None may also mean that many replies are to be taken first."""
 
-    def __init__(self, desk: Desk, *, max_body_bytes: int = ..., max_payload_bytes: int = ...) -> None: ...
-    def open(self, *, connection: int, client: str, wants_checksum: bool) -> None:
-        """From now on the ordinary requests of that client are answered. `connection`: its number with whoever drives
-        it. `wants_checksum`: payloads carry one."""
+    def open(self, *, writer: str, wants_checksum: bool) -> None:
+        """Requests for data are answered from now on. `writer`: who numbers the plain writes. `wants_checksum`:
+        payloads carry one."""
     def attach(self, rank: int, incarnation: int) -> None:
-        """It is that worker, too; older lives of it are no longer ordinary, on any port of the desk."""
+        """The client is that worker, too; older lives of the rank may not push any more, over any connection."""
+    def share(self, arena: PushArena) -> None:
+        """The client pushes through that memory."""
+    def is_in_process(self) -> None:
+        """The client is in this process: it knows where a device's values lie, and has the device wait for them."""
     def next_frame(self, now: float | None = None) -> Frame | None:
-        """`now`: on the clock of all of the desk's ports (default: time.monotonic's)."""
+        """A request for data comes out if it brings a decision that is new to the shard: apply that, then call `again`,
+        or answer it otherwise. `now`: on the clock of all of the service's connections (default: time.monotonic's).
+        Raises ProtocolError."""
+    def again(self, frame: Frame) -> None:
+        """The request for data that came out last is to be answered now."""
     def take_replies(self) -> list[bytes | memoryview]:
         """To what was answered since, as pieces to write."""
     @property
@@ -196,18 +205,56 @@ class Port(FrameDecoder):
         """A request has come since `open`."""
 
 @final
-class Pump:
-    """The sockets of all of a shard's connections: feeds their ports, and sends their replies. One thread at a time.
+class DataService:
+    """A shard's answers to requests for data, of all its connections. Made by `Shard.make_data_service`."""
+
+    def connect(self, connection: int, *, max_body_bytes: int = ..., max_payload_bytes: int = ...) -> ServerProtocol:
+        """`connection`: its number with whoever drives it."""
+    def close(self) -> None:
+        """No request is answered any more: all come out of their connections."""
+    def newest_incarnation(self, rank: int) -> int:
+        """Newest life of the rank that attached to one of its connections; 0: none did."""
+    def schema_changed(self) -> None:
+        """Tensors were dropped: reads that wait for them are looked at again."""
+    def advanced(self, needs_scale: bool) -> None:
+        """The shard has applied a decision."""
+    def could_not_apply(self, decision: Decision) -> None:
+        """There was no room for the next decision. Reads that wait for it try again."""
+    @property
+    def applied(self) -> int:
+        """The last decision that the shard has applied, and whose scale it has if that needs one."""
+    def forget(self, connection: int) -> None:
+        """The connection is gone: nothing is read there, and nothing waits."""
+    def reading_since(self, before: float) -> list[int]:
+        """Connections that read a value in shared memory since then, or longer."""
+    def wake(
+        self, now: float
+    ) -> tuple[list[tuple[int, list[bytes | memoryview]]], list[tuple[int, int, PsstoreError]]]:
+        """Looks at the reads whose wait may be over, and at those that a device has filled in. Returns replies to be
+        sent, (connection, pieces), and requests that failed, (connection, request, error)."""
+    def next_wake(self) -> float | None:
+        """When `wake` may next give something: 0 if it has something already."""
+    @property
+    def is_filling(self) -> bool:
+        """A device is at work on replies: `wake` soon has something."""
+    @property
+    def num_leases(self) -> int:
+        """Answers that clients read in shared memory."""
+
+@final
+class Poller:
+    """The sockets of all of a shard's connections: receives for their protocols, and sends their replies. One thread at
+    a time.
 
     An event loop watches `fileno` for reading, and calls `turn` then, until it returns None."""
 
-    def __init__(self, desk: Desk, *, bell: int, busy_s: float = 0.0) -> None:
-        """`desk`: of all ports. `busy_s`: how long after a request a turn that lingers asks for the next one before it
-        sleeps, or `bell` rings: a file descriptor that is readable when the event loop has something to do, because of
-        the pump or of anything else; -1: there is none."""
+    def __init__(self, service: DataService, *, wakeup_fd: int, busy_s: float = 0.0) -> None:
+        """`service`: of all connections. `busy_s`: how long after a request a turn that lingers asks for the next one
+        before it sleeps, or `wakeup_fd` is readable: when the event loop has something to do, because of the poller or
+        of anything else; -1: there is none."""
     def fileno(self) -> int: ...
-    def add(self, connection: int, *, socket: int, port: Port) -> None:
-        """Serves a socket, which is the pump's from now on. Raises OSError."""
+    def add(self, connection: int, *, socket: int, protocol: ServerProtocol) -> None:
+        """Serves a socket, which is the poller's from now on. Raises OSError."""
     def send(self, connection: int, pieces: Sequence[bytes | memoryview]) -> None:
         """Sends them after what is on its way; what the socket does not take stays referenced until it is out."""
     def close(self, connection: int) -> None:
@@ -219,10 +266,12 @@ class Pump:
     def unread(self, limit_s: float) -> list[int]:
         """Connections whose peers have read nothing for so long of what they are owed."""
     def turn(self, linger_s: float) -> tuple[int, Frame | Exception | None] | None:
-        """Serves the connections until one has something for others: a frame that its port can't answer; what was wrong
-        with its bytes, or with us, and then it is to be closed; None, or an OSError, when it is gone. Returns None when
-        there is nothing to do, `linger_s` after it began, or earlier if the desk has something for others. Releases the
-        GIL."""
+        """Serves the connections until one has something for others: a frame; what was wrong with its bytes, or with
+        us, and then it is to be closed; None, or an OSError, when it is gone. Returns None when there is nothing to do,
+        `linger_s` after it began, or earlier if a request has failed. Releases the GIL."""
+
+def break_rules(names: Sequence[str]) -> None:
+    """Rules of csrc/core/breakable_rules.h that do not hold from now on, for the simulator's tests; all others do."""
 
 # ---- lane ------------------------------------------------------------------------------------------
 
@@ -551,48 +600,15 @@ class Shard:
     def stats(self) -> dict[str, int]:
         """Counters: slots, value_bytes, state_bytes, staged_bytes, pool_bytes, pushes, pulls, writes,
         duplicates, applied_in_place, applied_out_of_place, ..."""
-    def make_desk(self) -> Desk: ...
+    def make_data_service(
+        self, *, max_leased_bytes: int, describe_blocks: Callable[[list[SharedBlock]], bytes]
+    ) -> DataService:
+        """`max_leased_bytes`: of values that one connection may read in shared memory at a time. `describe_blocks`:
+        makes the frame that tells a client of a device's blocks."""
 
 def say_changes(table: SliceTable, payload: _HasBuffer) -> bool:
     """Whether all the changes in an answer to a PULL that had a `ready` say what they are to: one that is not finite
     can't be said. Raises BAD_ARGUMENT if it is no payload of the table."""
-
-@final
-class Desk:
-    """Answers the ordinary requests of a shard's connections: pushes of attached workers, plain writes and pulls, if
-    they carry nothing new; and keeps the reads that wait. Whose policy it is tells it what it has to know."""
-
-    def close(self) -> None:
-        """Nothing is ordinary any more."""
-    def remember(self, body: bytes, *, wait_s: float) -> None:
-        """A PUSH or PULL with exactly this body carries nothing new from now on for ever, nor waits for a version; a
-        PULL waits so long for values."""
-    def newest_incarnation(self, rank: int) -> int:
-        """Newest life of the rank that attached to one of its ports; 0: none did."""
-    def park(
-        self,
-        connection: int,
-        frame: Frame,
-        *,
-        wants_checksum: bool,
-        until: float,
-        version: int | None = None,
-        key: int | None = None,
-    ) -> None:
-        """Has a read wait until then, for the shard to be at `version` or for something to be done to the slot of
-        `key`. Raises Overloaded if MAX_PARKED of the connection wait already."""
-    def forget(self, connection: int) -> None:
-        """The connection is gone: nobody waits there."""
-    def reached_version(self) -> None:
-        """The shard was brought to a later version."""
-    def touched(self, frame: Frame) -> None:
-        """Something was done to the slots that the frame names."""
-    def touched_all(self) -> None: ...
-    def wake(self, now: float) -> tuple[list[tuple[int, list[bytes | memoryview]]], list[tuple[int, Frame, float]]]:
-        """Looks at the reads whose wait may be over. Returns replies to be sent, (connection, pieces), also to reads
-        that ordinary writes have ended; and the reads that are for others to answer, (connection, frame, until)."""
-    def next_wake(self) -> float | None:
-        """When `wake` may next give something: 0 if it has something already."""
 
 # ---- shared memory --------------------------------------------------------------------------------
 

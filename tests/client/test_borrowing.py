@@ -23,8 +23,8 @@ from psstore.client import borrowing
 from psstore.client.store import Store
 from psstore.errors import StoreClosed, StoreUnreachable, UnknownTensor
 from psstore.net.lending import FileLender
-from psstore.protocol import sharing
 from psstore.protocol.service import ShardService
+from psstore.protocol.sharing import MAX_LEASED_BYTES, Lease
 from psstore.types import TensorSpec
 from tests.client.proxy import Proxy
 from tests.support.cluster import MAY_FORK, PATIENCE_S, TRANSPORTS, Cluster, clusters
@@ -160,9 +160,12 @@ def test_threads_borrow_while_another_takes_steps(cluster: Cluster, store: Store
 
 
 @pytest.fixture
-def service() -> Iterator[tuple[ShardService, str]]:
+def service(request: pytest.FixtureRequest) -> Iterator[tuple[ShardService, str]]:
+    """Its parameter: bytes that a connection may lease."""
     lender = FileLender(_core.ValueArena(), push_bytes=16 << 20)
-    service = make_service(arena=lender.values, lender=lender)
+    service = make_service(
+        arena=lender.values, lender=lender, max_leased_bytes=getattr(request, "param", MAX_LEASED_BYTES)
+    )
     with serving(service, lender=lender) as url:
         service.identity = replace(service.identity, addresses=((url,),))
         yield service, url
@@ -175,7 +178,7 @@ def near(service: tuple[ShardService, str]) -> Iterator[Store]:
 
 
 def num_lent(service: ShardService) -> int:
-    return sum(map(len, service._slices._lent._loans.values()))
+    return service.data.num_leases
 
 
 @pytest.fixture
@@ -220,20 +223,6 @@ def test_what_is_borrowed_is_given_back_however_the_block_ends(near: Store, shar
     assert eventually(lambda: num_lent(shard) == 0)
 
 
-def test_more_than_may_be_lent_is_received(near: Store, shard: ShardService, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sharing, "MAX_LENT", 2)
-    values = make(near)
-    names = ["embedding"]
-    with near.borrow(names) as first, near.borrow(names) as second, near.borrow(names) as third:
-        assert num_lent(shard) == 2
-        step(near)
-        for borrowed in (first, second, third):
-            assert_array_equal(borrowed["embedding"], values["embedding"])
-    assert eventually(lambda: num_lent(shard) == 0)
-    with near.borrow(names) as borrowed:
-        assert_array_equal(borrowed["embedding"], values["embedding"] - F32(1))
-
-
 def test_interrupted_borrowing_leaves_nothing_borrowed(near: Store, shard: ShardService) -> None:
     make(near)
     near.create_many([TensorSpec(name="late", shape=(200_000,), zeros=False)], [None], offer=False)
@@ -264,15 +253,18 @@ def test_store_that_is_closed_in_the_block_ends_it_with_an_error(service: tuple[
 # ---- connections that are lost ----
 
 
-def test_more_bytes_than_may_be_lent_are_received(near: Store, shard: ShardService) -> None:
-    shard._slices._lent._max_bytes = 1
+@pytest.mark.parametrize("service", [4 * 700 * 512 + 1], indirect=True)
+def test_more_bytes_than_may_be_leased_are_received(near: Store, shard: ShardService) -> None:
     values = make(near)
-    with near.borrow(["embedding"]) as first, near.borrow(["embedding"]) as second:
-        assert num_lent(shard) == 1
+    names = ["embedding"]
+    with near.borrow(names) as first, near.borrow(names) as second, near.borrow(names) as third:
+        assert num_lent(shard) == 2
         step(near)
-        for borrowed in (first, second):
+        for borrowed in (first, second, third):
             assert_array_equal(borrowed["embedding"], values["embedding"])
     assert eventually(lambda: num_lent(shard) == 0)
+    with near.borrow(names) as borrowed:
+        assert_array_equal(borrowed["embedding"], values["embedding"] - F32(1))
 
 
 @pytest.fixture
@@ -314,12 +306,11 @@ def test_connection_that_is_lost_while_values_are_borrowed_is_an_error(cut_off: 
 
 
 def test_what_is_borrowed_for_too_long_is_taken_back_and_its_borrower_told(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(sharing, "LEASE_S", 0.3)
     lender = FileLender(_core.ValueArena(), push_bytes=16 << 20)
     shard = make_service(arena=lender.values, lender=lender)
-    with serving(shard, lender=lender, unread_s=0.4) as url:
+    with serving(shard, lender=lender, unread_s=0.4, lease_s=0.3) as url:
         shard.identity = replace(shard.identity, addresses=((url,),))
         with psstore.connect(url, rank=0, transport="shm", wait_s=PATIENCE_S) as store:
             values = make(store)
@@ -360,7 +351,7 @@ def test_answer_that_comes_when_the_loan_is_over_is_not_wanted(near: Store) -> N
     place = borrowing.Place(loan, 0, 1)
     memory = near._operations.client.sessions[0]._memory
     assert memory is not None
-    assert not place.borrow(memory, layout.frames[0].table, sharing.Lease(0, 1, 1))
+    assert not place.borrow(memory, layout.frames[0].table, Lease(0, 1, 1))
 
 
 @pytest.mark.sockets

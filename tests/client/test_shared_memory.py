@@ -306,7 +306,7 @@ def test_what_does_not_fit_goes_over_the_stream(store_url: str, borrowed: list[W
 
 
 def stranger() -> Connection:
-    return Connection(id=1, opened_at=0.0, port=_core.Port(_core.Shard(index=0).make_desk()))
+    return Connection(id=1, opened_at=0.0, protocol=make_service().data.connect(1))
 
 
 def test_ticket_is_good_for_one_visit(store_url: str, lender: FileLender) -> None:

@@ -20,7 +20,8 @@ from psstore.client import device_arrays, staging
 from psstore.client.near_shards import Own
 from psstore.client.store import Store
 from psstore.errors import DeviceFailed, NonFinite
-from psstore.protocol.filling import Filling
+from psstore.protocol.frames import Output
+from psstore.protocol.service import ShardService
 from tests.device.fake_arrays import Array, DLPack, Interface, Stream
 
 F32 = np.float32
@@ -87,7 +88,13 @@ def test_a_step_goes_from_memory_to_memory_and_the_host_waits_for_nothing(
     gradient, out = Interface(stream, value), Interface(stream, np.zeros_like(value))
     is_over = threading.Event()
     monkeypatch.setattr(staging, "_wait", lambda fence, kept: is_over.wait(60))
-    monkeypatch.setattr(Filling, "add", lambda *_: pytest.fail("a reply waits for the device"))
+    woken = ShardService.woken
+
+    def nothing(service: ShardService, now: float) -> list[Output]:
+        assert not woken(service, now), "a reply has waited for the device"
+        return []
+
+    monkeypatch.setattr(ShardService, "woken", nothing)
     try:
         store.push("w", gradient)
         store.commit({"lr": 1.0})

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from tests.docs.docs_wire import CHECKSUM, DATA_REPLIES, DTYPES, Body, Frame, Op, Slice, receive, require, send
+from tests.docs.docs_wire import CHECKSUM, DATA_REPLIES, DTYPES, Body, Frame, Op, Slice, carry, receive, require, send
 
 WAIT_S = 20.0
 """How long the store may wait for others on our behalf."""
@@ -243,7 +243,7 @@ class Client:
             self._learn_decisions()
         values = {name: bytearray(num_bytes_of(self.tensors[name])) for name in names}
         for link, parts in self._by_shard(values):
-            body = {"decisions": self._lacks(link), "at_least": self._last_decision, "wait_s": WAIT_S}
+            body = carry(self._lacks(link), self._last_decision, WAIT_S)
             table = tuple(Slice(part.key, dtype=part.dtype) for part in parts)
             reply = accepted(self._ask(link, Frame(Op.PULL, body=body, slices=table)))
             begin = 0
@@ -254,7 +254,7 @@ class Client:
 
     def _learn_decisions(self) -> None:
         """Who has not joined asks the coordinator's shard for the last one."""
-        reply = self._ask(self.links[0], Frame(Op.PULL, body={}))
+        reply = self._ask(self.links[0], Frame(Op.PULL))
         if reply.sequence > max(self._last_decision, min(link.version for link in self.links)):
             decided = self._coordinator(Op.DECISIONS, {"since": self._last_decision})
             self._keep(decided["decisions"])
@@ -263,9 +263,9 @@ class Client:
     def _keep(self, decisions: list[Body]) -> None:
         self._decisions |= {read_fact(signed)["number"]: signed for signed in decisions}
 
-    def _lacks(self, link: Link) -> list[Body]:
-        """The decisions that this shard may lack; it skips what it has."""
-        return [signed for number, signed in sorted(self._decisions.items()) if number > link.version]
+    def _lacks(self, link: Link) -> dict[int, Body]:
+        """The decisions that this shard may lack, by number; it skips what it has."""
+        return {number: signed for number, signed in self._decisions.items() if number > link.version}
 
     # ---- plain writes, counters ----
 
@@ -285,7 +285,7 @@ class Client:
             table = tuple(Slice(part.key, num_bytes=part.end - part.begin, dtype=part.dtype) for part in parts)
             request = Frame(op, slices=table, payload=b"".join(values[p.name][p.begin : p.end] for p in parts))
             if op == Op.PUSH:
-                request = request._replace(body={"decisions": self._lacks(link)}, round=self.round)
+                request = request._replace(body=carry(self._lacks(link)), round=self.round)
                 request = request._replace(rank=self.rank, incarnation=self._incarnation)
             elif op in (Op.ASSIGN, Op.ADD):
                 request = request._replace(sequence=link.sequence + 1)

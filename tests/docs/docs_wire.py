@@ -13,7 +13,8 @@ Body = dict[str, Any]
 
 HEADER = struct.Struct("<4sBBHIIQQQIIQI")  # up to header_crc
 ENTRY = struct.Struct("<QQIBBHQ")
-VERSION = 2
+VERSION = 3
+CARRY = struct.Struct("<QQQdd")
 CHECKSUM = 1  # bit 0 of flags
 DTYPES = {"float32": (1, 4), "float64": (2, 8)}  # number, bytes per element
 
@@ -55,7 +56,7 @@ class Frame(NamedTuple):
 
     op: int
     request: int = 0
-    body: Body | None = None
+    body: Body | bytes | None = None
     slices: tuple[Slice, ...] = ()
     payload: bytes = b""
     round: int = 0
@@ -65,12 +66,24 @@ class Frame(NamedTuple):
 
     @property
     def fields(self) -> Body:
-        return self.body or {}
+        return self.body if isinstance(self.body, dict) else {}
+
+
+def carry(decisions: dict[int, Body], at_least: int = 0, wait_s: float = 0.0) -> bytes:
+    """The body of a PUSH or PULL. `decisions`: signed, by number."""
+    fixed = CARRY.pack(max(decisions, default=0), at_least, 0, wait_s, 0.0)
+    return fixed + (msgspec.msgpack.encode([decisions[number] for number in sorted(decisions)]) if decisions else b"")
 
 
 def send(stream: socket.socket, frame: Frame) -> None:
     table = b"".join(ENTRY.pack(*entry, 0, 0) for entry in frame.slices)
-    body = b"" if frame.body is None else msgspec.msgpack.encode(frame.body)
+    body = (
+        b""
+        if frame.body is None
+        else frame.body
+        if isinstance(frame.body, bytes)
+        else msgspec.msgpack.encode(frame.body)
+    )
     flags, payload_crc = (CHECKSUM, crc32c(frame.payload)) if frame.payload else (0, 0)
     lengths = (len(frame.slices), len(body), len(frame.payload))
     numbers = (frame.request, frame.round, frame.rank, frame.incarnation, frame.sequence)

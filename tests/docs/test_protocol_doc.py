@@ -79,7 +79,7 @@ def test_document_has_the_limits_as_they_are(document: str) -> None:
         f"silent for {liveness.silence_s:g} s",
         f"without a connection for {liveness.detached_s:g} s",
         f"the last {clients.MAX_ANSWERS} of each client",
-        f"at most {_core.MAX_PARKED} per connection",
+        f"at most {_core.MAX_PENDING_READS} per connection",
         f"`id << {_core.SLICE_INDEX_BITS} | i`",
     ):
         assert words in document

@@ -15,7 +15,7 @@ from psstore.protocol.coordinator import Coordinator
 from psstore.protocol.frames import Output, Piece, Send
 from psstore.protocol.membership import Liveness
 from psstore.protocol.service import Identity, ShardService
-from psstore.protocol.sharing import Lender
+from psstore.protocol.sharing import MAX_LEASED_BYTES, Lender
 from psstore.protocol.signing import Signer
 from psstore.types import Consistency, Tensor, TensorSpec
 from psstore.wire import messages as m
@@ -42,6 +42,7 @@ class FakeStore:
         token: bytes | None = None,
         arena: _core.ValueArena | None = None,
         lender: Lender | None = None,
+        max_leased_bytes: int = MAX_LEASED_BYTES,
     ) -> None:
         self.now = 100.0
         consistency = Consistency(
@@ -64,6 +65,7 @@ class FakeStore:
                 coordinator=self.coordinator if index == 0 else None,
                 make_nonce=lambda: NONCE,
                 lender=lender,
+                max_leased_bytes=max_leased_bytes,
             )
             for index, shard in enumerate(self.shards)
         ]
@@ -75,7 +77,7 @@ class FakeStore:
         conn = next(self._ids)
         peer = Peer(self, shard, conn, client or f"{conn:032x}")
         self.peers[shard, conn] = peer
-        peer.port = self.services[shard].opened(conn, self.now)
+        peer.protocol = self.services[shard].opened(conn, self.now)
         return peer
 
     def connect(self, *, client: str | None = None, shard: int = 0, role: m.Role = "client", channel: int = 0) -> Peer:
@@ -114,7 +116,7 @@ class FakeStore:
 class Peer:
     """A client's end of one connection, that says whatever a test wants."""
 
-    port: _core.Port
+    protocol: _core.ServerProtocol
     """The shard's end."""
 
     def __init__(self, store: FakeStore, shard: int, conn: int, client: str) -> None:
@@ -155,17 +157,18 @@ class Peer:
     def feed(self, data: bytes) -> None:
         """What the shard's end of the connection gets."""
         service, store = self._store.services[self._shard], self._store
-        self.port.feed(data)
+        self.protocol.feed(data)
         try:
             while self.closed_because is None:
-                frame = self.port.next_frame(store.now)
-                if replies := self.port.take_replies():
+                frame = self.protocol.next_frame(store.now)
+                replies = self.protocol.take_replies()
+                if replies:
                     self.receive(replies)
-                    store.carry_out(self._shard, service.woken(store.now))
-                elif frame is None:
-                    break
+                store.carry_out(self._shard, service.woken(store.now))
                 if frame is not None:
                     store.carry_out(self._shard, service.frame(self._conn, frame, store.now))
+                elif not replies:
+                    break
         except ProtocolError as error:
             store.carry_out(self._shard, service.failed(self._conn, error))
 
@@ -245,12 +248,19 @@ class Peer:
     def pull(self, *tensors: Tensor, **fields: Any) -> int:
         """The number of the request for the tensors' values."""
         table = _core.SliceTable([(tensor.key(0), 0, F32) for tensor in tensors])
-        return self.send("PULL", m.Carry(**fields), table=table)
+        return self.send("PULL", carrying(**fields), table=table)
 
     def pulled(self, request: int) -> list[float]:
         """The values that came, one tensor after the other."""
         self.answer(request)
         return list(np.frombuffer(self.payloads.pop(request, b""), np.float32))
+
+
+def carrying(decisions: Sequence[m.Signed] = (), **fields: Any) -> m.Carry:
+    """What brings these decisions; one that is no decision goes by the number 1."""
+    last = m.decode_fact(decisions[-1].blob) if decisions else None
+    newest = last.number if isinstance(last, m.DecisionFact) else len(decisions)
+    return m.Carry(decisions=tuple(decisions), newest=newest, **fields)
 
 
 def decisions_in(committed: m.Committed) -> list[m.DecisionFact]:

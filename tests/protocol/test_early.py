@@ -10,7 +10,7 @@ import pytest
 from psstore import errors
 from psstore.types import UNBOUNDED, Tensor
 from psstore.wire import messages as m
-from tests.protocol.support import LIVENESS, FakeStore, Peer, decisions_in, failure_of, sgd, tensor_of
+from tests.protocol.support import LIVENESS, FakeStore, Peer, carrying, decisions_in, failure_of, sgd, tensor_of
 
 ZEROS, ONES, TWOS = [0.0] * 4, [1.0] * 4, [2.0] * 4
 
@@ -300,7 +300,7 @@ def test_pull_in_a_torn_round_says_in_time_that_the_decision_is_not_applied() ->
     reader = store.connect()
     pull = reader.pull(*tensors, wait_s=2.0)
     assert reader.pulled(pull) == ZEROS * 2
-    peer.push(tensors[1], ONES, m.Carry(decisions=told.decisions), round=1)
+    peer.push(tensors[1], ONES, carrying(decisions=told.decisions), round=1)
     pull = reader.pull(*tensors, wait_s=2.0)
     peer.ask("LEAVE")
     store.pass_time(2.5)
@@ -313,7 +313,7 @@ def test_what_was_not_promised_does_not_count() -> None:
     tensors = two_tensors(peer)
     told = peer.committed(peer.commit(1, [tensors[0].id], early=True, hypers={0: {"lr": 1.0}}))
     for tensor in tensors:
-        peer.push(tensor, ONES, m.Carry(decisions=told.decisions), round=1)
+        peer.push(tensor, ONES, carrying(decisions=told.decisions), round=1)
     peer.finished(peer.finish(1))
     assert peer.pulled(peer.pull(*tensors)) == [-1.0] * 4 + ZEROS
 

@@ -10,7 +10,7 @@ from psstore.protocol.connection import HANDSHAKE_S
 from psstore.protocol.signing import Signer
 from psstore.types import Tensor
 from psstore.wire import messages as m
-from tests.protocol.support import NONCE, OPS, SIGNER, FakeStore, sgd, tensor_of
+from tests.protocol.support import NONCE, OPS, SIGNER, FakeStore, carrying, sgd, tensor_of
 
 TOKEN = b"the token of the store"
 CLIENT = "c" * 32
@@ -113,7 +113,7 @@ def test_forged_decision_is_refused_and_changes_nothing() -> None:
     store = FakeStore()
     peer = store.connect()
     with pytest.raises(errors.BadSignature):
-        peer.ask("PULL", m.Carry(decisions=(FORGER.sign(decision()),)))
+        peer.ask("PULL", carrying(decisions=(FORGER.sign(decision()),)))
     assert store.shards[0].version == 0
     assert peer.closed_because
 
@@ -121,7 +121,7 @@ def test_forged_decision_is_refused_and_changes_nothing() -> None:
 def test_fact_of_another_kind_is_no_decision() -> None:
     peer = FakeStore().connect()
     with pytest.raises(errors.BadSignature, match="no decision"):
-        peer.ask("PULL", m.Carry(decisions=(SIGNER.sign(m.DropFact(ids=(1,))),)))
+        peer.ask("PULL", carrying(decisions=(SIGNER.sign(m.DropFact(ids=(1,))),)))
 
 
 def test_forged_definition_is_refused() -> None:
@@ -167,8 +167,8 @@ def test_decision_out_of_turn_is_refused_and_its_carrier_may_go_on() -> None:
     store = FakeStore()
     peer = store.connect()
     with pytest.raises(errors.DecisionGap):
-        peer.ask("PULL", m.Carry(decisions=(SIGNER.sign(decision(2)),)))
-    peer.ask("PULL", m.Carry(decisions=(SIGNER.sign(decision(1)), SIGNER.sign(decision(2)))))
+        peer.ask("PULL", carrying(decisions=(SIGNER.sign(decision(2)),)))
+    peer.ask("PULL", carrying(decisions=(SIGNER.sign(decision(1)), SIGNER.sign(decision(2)))))
     assert store.shards[0].version == 2
 
 

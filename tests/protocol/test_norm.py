@@ -15,7 +15,7 @@ from psstore.protocol.facts import Facts
 from psstore.protocol.greeting import Identity
 from psstore.types import Tensor
 from psstore.wire import messages as m
-from tests.protocol.support import F32, FakeStore, Peer, decisions_in, sgd, tensor_of
+from tests.protocol.support import F32, FakeStore, Peer, carrying, decisions_in, sgd, tensor_of
 
 F64 = _core.DTYPES["float64"]
 RATE = {0: {"lr": 1.0}}
@@ -36,7 +36,7 @@ def clipped_round(store: FakeStore, peer: Peer, tensors: list[Tensor], round: in
 
 def ask_norms(peer: Peer, *tensors: Tensor, **fields: Any) -> int:
     table = _core.SliceTable([(tensor.key(0), 0, F64) for tensor in tensors])
-    return peer.send("NORM", m.Carry(**fields), table=table)
+    return peer.send("NORM", carrying(**fields), table=table)
 
 
 def norms(peer: Peer, request: int) -> tuple[list[int], list[float]]:
@@ -126,7 +126,7 @@ def test_push_carries_the_scale_before_it_is_staged() -> None:
     store = FakeStore(num_workers=1)
     peer, tensors = worker_with_tensors(store, "w")
     told = clipped_round(store, peer, tensors)
-    carry = m.Carry(decisions=told.decisions, scale=m.Scale(decision=1, factor=0.5))
+    carry = carrying(decisions=told.decisions, scale=m.Scale(decision=1, factor=0.5))
     peer.push(tensors[0], [1.0] * 4, carry, round=2)
     assert peer.pulled(peer.pull(*tensors)) == [-1.5, 0.0, 0.0, -2.0]
 
@@ -166,7 +166,7 @@ def test_no_factor_makes_the_decision_a_skip() -> None:
     assert peer.pulled(request) == [0.0] * 4
 
 
-@pytest.mark.parametrize("factor", [-0.5, 1.5, math.nan])
+@pytest.mark.parametrize("factor", [-0.5, 1.5, math.inf])
 def test_factor_that_is_none_is_a_bad_body(factor: float) -> None:
     store = FakeStore(num_workers=1)
     peer, tensors = worker_with_tensors(store, "w")
@@ -176,7 +176,7 @@ def test_factor_that_is_none_is_a_bad_body(factor: float) -> None:
 
 def test_norm_of_a_connection_is_limited_with_its_pulls() -> None:
     peer, tensors = worker_with_tensors(FakeStore(num_workers=1), "w")
-    for _ in range(_core.MAX_PARKED // 2):
+    for _ in range(_core.MAX_PENDING_READS // 2):
         ask_norms(peer, *tensors, at_least=1, wait_s=10.0)
         peer.pull(*tensors, at_least=1, wait_s=10.0)
     with pytest.raises(errors.Overloaded, match="1024 reads of this connection wait already"):

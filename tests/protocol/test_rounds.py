@@ -10,7 +10,7 @@ from psstore import errors
 from psstore.protocol.rounds import ATTEST_EVERY
 from psstore.types import UNBOUNDED, TensorSpec
 from psstore.wire import messages as m
-from tests.protocol.support import LIVENESS, SIGNER, FakeStore, Peer, decisions_in, failure_of, sgd, tensor_of
+from tests.protocol.support import LIVENESS, SIGNER, FakeStore, Peer, carrying, decisions_in, failure_of, sgd, tensor_of
 
 
 def members(fact: m.DecisionFact) -> list[tuple[int, int, int]]:
@@ -152,7 +152,7 @@ def test_commit_without_tensors_is_a_round_like_any_other() -> None:
     store = FakeStore(num_workers=1)
     (peer,) = workers(store, 1)
     committed = peer.committed(peer.commit(1))
-    peer.ask("PULL", m.Carry(decisions=committed.decisions, at_least=1))
+    peer.ask("PULL", carrying(decisions=committed.decisions, at_least=1))
     assert store.shards[0].version == 1
 
 
@@ -571,5 +571,5 @@ def test_tensor_created_by_another_meanwhile_is_owed_nothing() -> None:
     first.push(unknown, [2.0] * 4, round=1)
     first.commit(1, [known.id, unknown.id])
     committed = second.committed(waiting)
-    second.ask("PULL", m.Carry(decisions=committed.decisions, at_least=1))
+    second.ask("PULL", carrying(decisions=committed.decisions, at_least=1))
     assert store.shards[0].version == 1

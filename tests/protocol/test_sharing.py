@@ -13,7 +13,7 @@ from psstore.protocol import sharing
 from psstore.protocol.connection import Connection
 from psstore.types import Tensor
 from psstore.wire import messages as m
-from tests.protocol.support import F32, OPS, FakeStore, Peer, sgd, tensor_of
+from tests.protocol.support import F32, OPS, FakeStore, Peer, carrying, sgd, tensor_of
 
 LARGE = 1 << 15  # elements of 128 KiB
 SHARED = _core.FLAG_SHARED
@@ -28,11 +28,11 @@ class OpenHanded:
 
     def offer(self, connection: Connection, asked: m.Share) -> m.Shared:
         self.latest = _core.PushArena(1 << 20)
-        connection.arenas.append(self.latest)
+        connection.protocol.share(self.latest)
         return m.Shared()
 
     def withdraw(self, connection: Connection) -> None:
-        connection.arenas.clear()
+        pass
 
     def memory(self) -> _core.ClientMemory:
         pushes, control = self.latest.filenos()
@@ -47,7 +47,7 @@ class Sharer(NamedTuple):
 
     def ask_for(self, tensor: Tensor, **fields: Any) -> _core.Frame:
         table = _core.SliceTable([(tensor.key(0), 0, F32)])
-        return self.peer.ask("PULL", m.Carry(**fields), table=table, flags=SHARED)
+        return self.peer.ask("PULL", carrying(**fields), table=table, flags=SHARED)
 
     def read(self, answer: _core.Frame) -> float:
         """The value that all elements have."""
@@ -86,8 +86,8 @@ def share(store: FakeStore, lender: OpenHanded, rank: int = 0) -> Sharer:
     return Sharer(peer, lender.memory())
 
 
-def store_with(lender: OpenHanded, num_workers: int = 1) -> FakeStore:
-    return FakeStore(num_workers=num_workers, arena=lender.values, lender=lender)
+def store_with(lender: OpenHanded, num_workers: int = 1, max_leased_bytes: int = sharing.MAX_LEASED_BYTES) -> FakeStore:
+    return FakeStore(num_workers=num_workers, arena=lender.values, lender=lender, max_leased_bytes=max_leased_bytes)
 
 
 def created(peer: Peer, name: str = "w", size: int = LARGE) -> Tensor:
@@ -163,11 +163,8 @@ def test_release_of_what_was_not_lent_is_ignored(lender: OpenHanded) -> None:
     assert worker.peer.closed_because is None
 
 
-def test_client_that_releases_nothing_gets_bytes_in_the_end(
-    lender: OpenHanded, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sharing, "MAX_LENT", 2)
-    worker = share(store_with(lender), lender)
+def test_client_that_releases_nothing_gets_bytes_in_the_end(lender: OpenHanded) -> None:
+    worker = share(store_with(lender, max_leased_bytes=4 * LARGE + 1), lender)
     tensor = created(worker.peer)
     answers = [worker.ask_for(tensor) for _ in range(3)]
     assert [answer.shared for answer in answers] == [True, True, False]
@@ -197,7 +194,7 @@ def test_payload_in_shared_memory_needs_some(lender: OpenHanded) -> None:
     tensor = created(worker.peer)
     where = worker.write(tensor, 1.0, 7)
     stranger = FakeStore(num_workers=1).worker()
-    with pytest.raises(UnexpectedMessage, match="in no memory that it shares"):
+    with pytest.raises(UnexpectedMessage, match="in no memory that its connection shares"):
         stranger.ask("PUSH", m.Carry(), table=where, payload_bytes=where.payload_bytes, flags=SHARED, round=1)
     assert stranger.closed_because
 

@@ -10,7 +10,7 @@ from psstore.protocol.catalogue import Catalogue
 from psstore.protocol.signing import Signer
 from psstore.types import Tensor, TensorSpec
 from psstore.wire import messages as m
-from tests.protocol.support import LIVENESS, FakeStore, Peer, failure_of, sgd, table_of, tensor_of
+from tests.protocol.support import LIVENESS, FakeStore, Peer, carrying, failure_of, sgd, table_of, tensor_of
 
 CLIENT = "c" * 32
 
@@ -272,7 +272,7 @@ def test_decision_on_a_push_whose_payload_stalls_wakes_who_waits_for_it() -> Non
             rank=0,
             incarnation=1,
             table=table_of(tensor, num_bytes=16),
-            body=m.encode_body(m.Carry(decisions=decided)),
+            body=m.encode_body(carrying(decisions=decided)),
             payload_bytes=16,
         )
     )

@@ -158,7 +158,7 @@ def test_push_that_does_not_fit_is_refused_and_the_server_goes_on() -> None:
 def test_pulls_that_wait_are_limited_per_connection() -> None:
     with serving(make_service()) as address, RawClient(address) as client:
         client.hello()
-        for _ in range(_core.MAX_PARKED + 1):
+        for _ in range(_core.MAX_PENDING_READS + 1):
             client.send("PULL", body=m.Carry(at_least=1, wait_s=60.0), table=_core.SliceTable([]))
         with pytest.raises(errors.Overloaded, match="1024 reads of this connection wait already"):
             client.reply("PULLED")
@@ -260,7 +260,7 @@ def test_decision_is_carried_out_when_there_is_time() -> None:
         committed = m.decode_body(
             m.Committed, client.ask("COMMIT", "COMMITTED", body=m.Commit(round=1, present=to_ranges([tensor.id]))).body
         )
-        client.ask("PULL", "PULLED", body=m.Carry(decisions=committed.decisions, at_least=1))
+        client.ask("PULL", "PULLED", body=m.Carry(decisions=committed.decisions, newest=committed.last, at_least=1))
         assert eventually(lambda: client.stats()["applied_in_place"] == len(table))
         assert client.stats()["staged_bytes"] == 0
 

@@ -10,9 +10,10 @@ from unittest import mock
 
 from msgspec.structs import replace
 
+from psstore import _core
 from psstore.client.norms import SquareSums
 from psstore.errors import RoundOutOfOrder
-from psstore.protocol import rounds, slices
+from psstore.protocol import rounds, shard_facts
 from psstore.protocol.barriers import Barriers
 from psstore.protocol.client import Client
 from psstore.protocol.clients import Clients
@@ -23,15 +24,28 @@ from psstore.protocol.replies import Reply
 from psstore.protocol.rounds import Rounds
 from psstore.protocol.service import ShardService
 from psstore.protocol.session import Session
-from psstore.protocol.slices import NOT_YET, Slices
 from psstore.protocol.unfinished import Unfinished
-from psstore.wire.messages import Carry, Committed, Scale, Signed
+from psstore.wire.messages import Committed, Signed
 
 Mutant = Callable[[], AbstractContextManager[Any]]
 
 
 def _method(owner: type, name: str, replacement: Callable[..., Any]) -> Mutant:
     return lambda: mock.patch.object(owner, name, replacement)
+
+
+def _broken(rule: str) -> Mutant:
+    """A rule of the compiled service that does not hold (csrc/core/breakable_rules.h)."""
+
+    @contextmanager
+    def broken() -> Iterator[None]:
+        _core.break_rules([rule])
+        try:
+            yield
+        finally:
+            _core.break_rules([])
+
+    return broken
 
 
 # ---- the client ----
@@ -78,39 +92,16 @@ def norms_are_added_as_they_come(self: SquareSums) -> float:
 
 
 @contextmanager
-def pushes_overtake_decisions() -> Iterator[None]:
-    admit = Slices.admit
-
-    def hasty(self: Slices, connection: Any, frame: Any) -> Any:
-        with mock.patch("psstore.protocol.slices.m.decode_body", return_value=Carry()):
-            return admit(self, connection, frame)
-
-    with mock.patch.object(Slices, "admit", hasty):
-        yield
-
-
-@contextmanager
 def skips_are_applied() -> Iterator[None]:
-    to_core = slices._to_core
-    with mock.patch.object(slices, "_to_core", lambda fact: to_core(replace(fact, skip=False))):
+    to_core = shard_facts._to_core
+    with mock.patch.object(shard_facts, "_to_core", lambda fact: to_core(replace(fact, skip=False))):
         yield
 
 
 @contextmanager
 def early_decisions_are_like_any_other() -> Iterator[None]:
-    to_core = slices._to_core
-    with mock.patch.object(slices, "_to_core", lambda fact: to_core(replace(fact, early=False))):
-        yield
-
-
-@contextmanager
-def rounds_without_a_norm_are_not_skipped() -> Iterator[None]:
-    set_scale = Slices._set_scale
-
-    def hopeful(self: Slices, scale: Scale) -> None:
-        set_scale(self, replace(scale, factor=1.0 if scale.factor is None else scale.factor))
-
-    with mock.patch.object(Slices, "_set_scale", hopeful):
+    to_core = shard_facts._to_core
+    with mock.patch.object(shard_facts, "_to_core", lambda fact: to_core(replace(fact, early=False))):
         yield
 
 
@@ -215,9 +206,9 @@ MUTANTS: dict[str, tuple[str, Mutant]] = {
     "abandoned writes leave a gap": ("async", _method(Session, "_renumber_writes", lambda self, last: None)),
     "decisions are carried backwards": ("async", _method(Facts, "since", decisions_are_carried_backwards)),
     "a client carries no decisions": ("sync", _method(Facts, "since", lambda self, number: ())),
-    "pushes overtake decisions": ("async", pushes_overtake_decisions),
+    "pushes overtake decisions": ("async", _broken("DECISIONS_COME_FIRST")),
     "skipped rounds are applied": ("sync", skips_are_applied),
-    "parked pulls are never woken": ("sync", _method(Slices, "wake", lambda self, now: [])),
+    "parked pulls are never woken": ("sync", _method(ShardService, "woken", lambda self, now: [])),
     "older connections still speak": ("sync", _method(ShardService, "_siblings", lambda self, c, h: ([], []))),
     "channels number their writes together": (
         "async",
@@ -248,9 +239,9 @@ MUTANTS: dict[str, tuple[str, Mutant]] = {
         lambda: mock.patch.object(Unfinished, "pending", False),
     ),
     "early decisions are like any other": ("sync", early_decisions_are_like_any_other),
-    "slices that wait are answered": ("sync", lambda: mock.patch.object(slices, "NOT_YET", NOT_YET[:1])),
+    "slices that wait are answered": ("sync", _broken("CONTRIBUTIONS_ARE_WAITED_FOR")),
     "who reads in a torn round waits on": ("sync", _method(Session, "abandon_reads", lambda self, error: None)),
-    "shards don't hear of scales": ("sync", _method(Slices, "_set_scale", lambda self, scale: None)),
+    "shards don't hear of scales": ("sync", _broken("SCALES_ARE_HEARD")),
     "scales are kept to oneself": ("sync", _method(Client, "_tell_scale", scales_are_kept_to_oneself)),
     "readers ask nobody for the last decision": ("sync", _method(Client, "_learn_decisions", readers_ask_nobody)),
     "the coordinator's own shard waits to be told": (
@@ -258,6 +249,6 @@ MUTANTS: dict[str, tuple[str, Mutant]] = {
         _method(ShardService, "catch_up", lambda self, now: []),
     ),
     "norms are added as they come": ("sync", _method(SquareSums, "norm", norms_are_added_as_they_come)),
-    "rounds without a norm are not skipped": ("sync", rounds_without_a_norm_are_not_skipped),
+    "rounds without a norm are not skipped": ("sync", _broken("NO_NORM_IS_A_SKIP")),
 }
 """What is broken -> the mode in which it shows soonest, and how it is broken."""

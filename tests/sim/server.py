@@ -78,7 +78,7 @@ class Server:
     def accept(self) -> ServerEnd:
         end = ServerEnd(self, next(self._ids))
         self.ends[end.id] = end
-        end.port = self.service.opened(end.id, self.world.now)
+        end.protocol = self.service.opened(end.id, self.world.now)
         self.arm()
         return end
 
@@ -116,7 +116,7 @@ class ServerEnd:
     """The server's end of one connection."""
 
     connection: Connection
-    port: _core.Port
+    protocol: _core.ServerProtocol
 
     def __init__(self, server: Server, conn: int) -> None:
         self.id = conn
@@ -124,18 +124,19 @@ class ServerEnd:
 
     def received(self, data: bytes) -> None:
         service = self._server.service
-        self.port.feed(data)
+        self.protocol.feed(data)
         try:
             while self.id in self._server.ends:
-                frame = self.port.next_frame(self._server.world.now)
-                if replies := self.port.take_replies():
+                frame = self.protocol.next_frame(self._server.world.now)
+                replies = self.protocol.take_replies()
+                if replies:
                     self.connection.to_client.write(replies)
-                    if woken := service.woken(self._server.world.now):
-                        self._server.carry_out(woken)
-                elif frame is None:
-                    break
+                if woken := service.woken(self._server.world.now):
+                    self._server.carry_out(woken)
                 if frame is not None:
                     self._server.carry_out(service.frame(self.id, frame, self._server.world.now))
+                elif not replies:
+                    break
         except ProtocolError as error:
             self._server.carry_out(service.failed(self.id, error))
 

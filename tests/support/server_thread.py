@@ -18,6 +18,7 @@ from psstore.net.server import Server
 from psstore.protocol.coordinator import Coordinator
 from psstore.protocol.membership import Liveness
 from psstore.protocol.service import Identity, ShardService
+from psstore.protocol.sharing import MAX_LEASED_BYTES
 from psstore.protocol.signing import Signer
 from psstore.types import Consistency
 
@@ -28,6 +29,7 @@ def make_service(
     arena: _core.ValueArena | None = None,
     lender: FileLender | None = None,
     max_connections: int | None = None,
+    max_leased_bytes: int = MAX_LEASED_BYTES,
     **liveness: float,
 ) -> ShardService:
     """Shard 0 of a store of one, for one worker."""
@@ -41,6 +43,7 @@ def make_service(
         make_nonce=lambda: os.urandom(32),
         lender=lender,
         max_connections=max_connections,
+        max_leased_bytes=max_leased_bytes,
     )
 
 

@@ -44,7 +44,7 @@ FRAMES = {
     "COMMITTED": frame(
         "COMMITTED", body=m.Committed(round=5, decision=5, next_round=6, decisions=(FACT,), last=5, slowest=5)
     ),
-    "PUSH": frame("PUSH", body=m.Carry(decisions=(FACT,)), table=TABLE),
+    "PUSH": frame("PUSH", body=m.Carry(decisions=(FACT,), newest=5), table=TABLE),
     "PUSHED": frame("PUSHED", table=NO_BYTES),
     "PULL": frame("PULL", body=m.Carry(at_least=5, wait_s=300.0), table=NO_BYTES),
     "PULLED": frame("PULLED", table=TABLE),

@@ -98,7 +98,7 @@ class ShardHost:
         self._alarm = Alarm(loop, next_wake=service.next_wake, tick=self._tick)
         self._settling = False
 
-    def open(self, wire: Wire) -> tuple[int, _core.Port]:
+    def open(self, wire: Wire) -> tuple[int, _core.ServerProtocol]:
         """Returns the wire's number, and where what it brings goes."""
         conn = self._next_conn
         self._next_conn += 1
@@ -113,19 +113,20 @@ class ShardHost:
             self._service.closed(conn, self._loop.time())
             self._alarm.update()
 
-    def receive(self, conn: int, port: _core.Port) -> None:
+    def receive(self, conn: int, protocol: _core.ServerProtocol) -> None:
         """Takes the frames that have arrived."""
         try:
             while (wire := self._wires.get(conn)) is not None:
-                frame = port.next_frame(self._loop.time())
-                if replies := port.take_replies():
+                frame = protocol.next_frame(self._loop.time())
+                replies = protocol.take_replies()
+                if replies:
                     wire.to_client(replies)
-                    self._carry(self._service.woken(self._loop.time()))
-                elif frame is None:
-                    break
+                self._carry(self._service.woken(self._loop.time()))
                 if frame is not None:
                     self._carry(self._service.frame(conn, frame, self._loop.time()))
                     self._catch_up()
+                elif not replies:
+                    break
         except ProtocolError as error:
             self._carry(self._service.failed(conn, error))
         self._alarm.update()
@@ -163,9 +164,9 @@ class ShardHost:
             self._settling = not self._service.settle()
         except DeviceFailed:  # whoever asks for anything is told
             self._settling = False
-        if self._service.is_filling:
-            self._carry(self._service.filled())
-            self._settling = self._settling or self._service.is_filling
+        if self._service.data.is_filling:
+            self._carry(self._service.woken(self._loop.time()))
+            self._settling = self._settling or self._service.data.is_filling
         if self._settling:
             self._loop.call_soon(self._settle)
 

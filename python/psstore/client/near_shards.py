@@ -99,7 +99,7 @@ class Own(Near):
 
     def __init__(self, device: _core.Device, own: OwnShard) -> None:
         super().__init__(device)
-        self._shard, self._connection = own
+        self._shard, self._protocol = own
         self._last_block = 0
 
     async def settle(self) -> None:
@@ -112,7 +112,7 @@ class Own(Near):
             arena, address = self._shard.make_push_arena(push_bytes)
         except OutOfMemory:
             return False
-        self._connection.arenas.append(arena)
+        self._protocol.share(arena)
         self._look_around()
         _, control = arena.filenos()
         self.arenas.append(_core.DevicePushes(self.blocks, control=control, address=address, num_bytes=arena.nbytes))

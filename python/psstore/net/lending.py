@@ -151,7 +151,7 @@ class Hatch(ABC):
         socket.send_fds(visitor, [wrapped.greeting], wrapped.files)
         if await self._loop.sock_recv(visitor, 1) == MAPPED:
             wrapped.arena.seal()
-            connection.arenas.append(wrapped.arena)
+            connection.protocol.share(wrapped.arena)
             visitor.send(SEALED)
 
 

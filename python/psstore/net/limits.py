@@ -41,8 +41,11 @@ class ServerLimits:
     """Of memory that was needed once and is not any more, given back to the system four times in `stalled_frame_s`, or
     a 32nd of it if that is more: a few milliseconds each time, in which nobody is served. After a burst half of what a
     shard kept for reuse is gone in three minutes."""
+    lease_s: float = 600.0
+    """How long a value may be read in shared memory. Longer than anybody reads who is not stuck, or has forgotten to
+    say that it is done: its connection is cut, which tells it that values may have changed."""
     unread_s: float = 30.0
     """A peer that reads nothing for so long of what it is owed is cut off. Until then that is kept for it: 256 KiB and
-    one reply (csrc/serve/port.h)."""
+    one reply (csrc/server/server_protocol.h)."""
     linger_s: float = 5.0
     """How long a connection that is being closed may take to receive the rest, before it is cut off."""

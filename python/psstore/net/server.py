@@ -79,11 +79,11 @@ class Server:
         `for_all_users`: whoever can open a unix socket may come; what keeps others out is a token."""
         self.loop = loop
         self.limits = limits
-        self.pump = _core.Pump(service.desk, bell=loops.bell(loop), busy_s=busy_poll_s)
+        self.poller = _core.Poller(service.data, wakeup_fd=loops.bell(loop), busy_s=busy_poll_s)
         """Has the connections' sockets, and answers what is ordinary."""
-        loop.add_reader(self.pump.fileno(), self._serve)
+        loop.add_reader(self.poller.fileno(), self._serve)
         self.on_turn: Callable[[float], None] | None = None
-        """Called after each turn of the loop in which something happened that a port could not answer."""
+        """Called after each turn of the loop in which something happened that was no request for data."""
         self.on_device_failed: Callable[[DeviceFailed], None] | None = None
         """Called when there is nothing left to serve; perhaps more than once."""
         self._service = service
@@ -121,7 +121,7 @@ class Server:
             connection.refuse(reason or ShuttingDown("the store is shutting down"))
         if self._connections:
             await self._emptied.wait()  # each of them lingers for a bounded time
-        self.loop.remove_reader(self.pump.fileno())
+        self.loop.remove_reader(self.poller.fileno())
         self._sweeper.cancel()
         if self._timer is not None:
             self._timer.cancel()
@@ -135,11 +135,11 @@ class Server:
     def _opened(self, sock: socket.socket, address: str) -> None:
         above_limit = len(self._connections) - self.limits.max_connections
         number = next(self._numbers)
-        port = self._service.opened(number, self.now())
+        protocol = self._service.opened(number, self.now())
         tune(sock)
         stranger = self._stranger(sock)
-        self.pump.add(number, socket=sock.detach(), port=port)
-        connection = ServerConnection(self, number=number, address=address, port=port)
+        self.poller.add(number, socket=sock.detach(), protocol=protocol)
+        connection = ServerConnection(self, number=number, address=address, protocol=protocol)
         self._connections[number] = connection
         self.log(connection, logging.DEBUG, "connected")
         if self._service.draining:
@@ -192,7 +192,7 @@ class Server:
 
     @_guarded
     def _serve(self) -> None:
-        """The pump has something to do."""
+        """The poller has something to do."""
         self._is_serving = True
         try:
             self._serve_all()
@@ -205,10 +205,10 @@ class Server:
 
     def _serve_all(self) -> None:
         """Events, and behind them what they made due: a decision is applied, and the next request waited for, without
-        the loop coming round. The pump lingers if nothing else of ours waits for its turn."""
+        the loop coming round. The poller lingers if nothing else of ours waits for its turn."""
         linger_s = max(LINGER_S, self._busy_poll_s)
         for _ in range(EVENTS_PER_TURN):
-            event = self.pump.turn(0.0 if self._turn_is_due or self._is_settling else linger_s)
+            event = self.poller.turn(0.0 if self._turn_is_due or self._is_settling else linger_s)
             if event is not None:
                 self._handle(self._connections[event[0]], event[1])
             elif self._turn_is_due:
@@ -223,8 +223,8 @@ class Server:
         self.loop.call_soon(self._serve)
 
     def _see_to_reads(self) -> None:
-        """Ports park them, too."""
-        wake = self._service.desk.next_wake()
+        """Whatever waits, and whatever has failed since."""
+        wake = self._service.data.next_wake()
         if wake == 0.0:
             self._carry_out(self._service.woken(self.now()))
         else:
@@ -250,7 +250,7 @@ class Server:
             self._broke(connection, error)
 
     def _arrived(self, connection: ServerConnection, frame: _core.Frame) -> None:
-        """A frame is whole, or announced, and the connection's port could not answer it."""
+        """A frame is whole, or announced, and it is not for data alone."""
         self._carry_out(self._service.frame(connection.id, frame, self.loop.time()))
         self._catch_up()
         self._turn()
@@ -314,9 +314,9 @@ class Server:
         if self._turn_is_due:
             return
         settled = self._settle_some()
-        if self._service.is_filling:
-            self._carry_out(self._service.filled())
-        if not settled or self._service.is_filling:
+        if self._service.data.is_filling:
+            self._carry_out(self._service.woken(self.now()))
+        if not settled or self._service.data.is_filling:
             self._settle_soon()
         elif self._busy_poll_s and not self._is_serving:
             self._serve()  # asks for what comes next
@@ -359,14 +359,14 @@ class Server:
         self._sweeper = self._sweep_later()
         self._service.shard.free_unused(self.limits.unused_bytes)
         limit_s = self.limits.stalled_frame_s
-        for number in self.pump.stalled(limit_s):
+        for number in self.poller.stalled(limit_s):
             self._blame(
                 self._connections[number],
                 HandshakeTimeout(f"a frame was begun and not continued for {limit_s:g} s"),
             )
-        for number in self.pump.unread(self.limits.unread_s):
+        for number in self.poller.unread(self.limits.unread_s):
             self._cut(number, f"its peer has read nothing for {self.limits.unread_s:g} s of what it is owed")
-        for number in self._service.overdue(self.now()):
+        for number in self._service.data.reading_since(self.now() - self.limits.lease_s):
             self._cut(number, "its peer has not given back what it was lent to read, and its time is over")
 
     def _sweep_later(self) -> asyncio.TimerHandle:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 
 from psstore import _core
@@ -43,19 +43,13 @@ class Connection:
 
     id: int
     opened_at: float
-    port: _core.Port
+    protocol: _core.ServerProtocol
     """What it sends arrives here."""
     stage: Stage = Stage.HELLO
     hello: Hello | None = None
     nonce: bytes = b""
     ticket: TicketFact | None = None
     """The worker that it is, once attached."""
-    arenas: list[_core.PushArena] = field(default_factory=list)
-    """The memory that it pushes through, once its client has it: on a device it may ask for more."""
-    blocks: list[_core.SharedBlock] = field(default_factory=list)
-    """Of the shard's device, that its client was told of: they stay there for it."""
-    is_own: bool = False
-    """Its client is in this process, knows where values lie, and has the device wait for them."""
 
     @property
     def client(self) -> str:

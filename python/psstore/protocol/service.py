@@ -1,8 +1,8 @@
-"""What one shard process does with frames: the handshake, slices, and on shard 0 the coordinator.
+"""What one shard process does with frames: the handshake, facts to verify, and on shard 0 the coordinator.
 
-The driver feeds a connection's bytes to its port, sends the replies that it finds there, calls `frame` with each frame
-that comes out, `tick` when `next_wake` is reached, and carries the outputs out. One request's error never harms
-another's.
+The driver feeds a connection's bytes to its protocol, sends the replies that it finds there, then what `woken` returns,
+calls `frame` with each frame that comes out, `tick` when `next_wake` is reached, and carries the outputs out. One
+request's error never harms another's.
 """
 
 from __future__ import annotations
@@ -28,11 +28,18 @@ from psstore.protocol.connection import HANDSHAKE_S, STRANGER_S, VISITOR_S, WORK
 from psstore.protocol.coordinator import Coordinator
 from psstore.protocol.frames import Close, Output, Send, failure
 from psstore.protocol.replies import Reply
-from psstore.protocol.sharing import MAX_LENT_BYTES, Lender, OwnShard
+from psstore.protocol.shard_facts import ShardFacts
+from psstore.protocol.sharing import MAX_LEASED_BYTES, Lender, OwnShard
 from psstore.protocol.signing import Signer
-from psstore.protocol.slices import OPS, READS, WRITES, Slices
 from psstore.types import Consistency
 from psstore.wire import messages as m
+
+OPS = _core.OPS
+CARRIERS = frozenset((OPS["PUSH"], OPS["PULL"], OPS["NORM"]))
+"""Requests for data that bring decisions. They come here if one is new, and go back to their connection's protocol."""
+
+WRITES = frozenset((OPS["PUSH"], OPS["ASSIGN"], OPS["ADD"], OPS["INIT"], OPS["RESTORE"]))
+"""Requests with a payload."""
 
 CONTROL: dict[int, type[m.Message] | None] = {
     OPS["JOIN"]: m.Join,
@@ -83,11 +90,11 @@ class ShardService:
         make_nonce: Callable[[], bytes],
         lender: Lender | None = None,
         max_connections: int | None = None,
-        max_lent_bytes: int = MAX_LENT_BYTES,
+        max_leased_bytes: int = MAX_LEASED_BYTES,
     ) -> None:
         """`lender`: hands shared memory to clients; None: there is none.
         `max_connections`: that the driver takes; None: any number.
-        `max_lent_bytes`: of values that one connection may read in shared memory at a time."""
+        `max_leased_bytes`: of values that one connection may read in shared memory at a time."""
         self.identity = identity
         self.shard = shard
         self.coordinator = coordinator
@@ -96,13 +103,7 @@ class ShardService:
         self._make_nonce = make_nonce
         self._lender = lender
         self._connections: dict[int, Connection] = {}
-        self._slices = Slices(
-            index=identity.shard,
-            shard=shard,
-            signer=signer,
-            connections=self._connections,
-            max_lent_bytes=max_lent_bytes,
-        )
+        self._facts = ShardFacts(index=identity.shard, shard=shard, signer=signer, max_leased_bytes=max_leased_bytes)
         self._strangers: dict[int, Connection] = {}
         """Those of them that have not proved themselves, oldest first: time is looked at in every turn, and there
         may be thousands of the others."""
@@ -119,26 +120,26 @@ class ShardService:
     # ---- connections ----
 
     @property
-    def desk(self) -> _core.Desk:
-        """Of all ports."""
-        return self._slices.desk
+    def data(self) -> _core.DataService:
+        """Answers requests for data, of all connections."""
+        return self._facts.data
 
-    def opened(self, conn: int, now: float) -> _core.Port:
+    def opened(self, conn: int, now: float) -> _core.ServerProtocol:
         """Where the connection's bytes go. `conn`: a number of the driver's, larger than all before it."""
-        port = _core.Port(self._slices.desk, max_body_bytes=_core.PRE_AUTH_MAX_BYTES, max_payload_bytes=0)
-        self._connections[conn] = self._strangers[conn] = Connection(id=conn, opened_at=now, port=port)
-        return port
+        protocol = self.data.connect(conn, max_body_bytes=_core.PRE_AUTH_MAX_BYTES, max_payload_bytes=0)
+        self._connections[conn] = self._strangers[conn] = Connection(id=conn, opened_at=now, protocol=protocol)
+        return protocol
 
     def share_within(self, conn: int) -> OwnShard:
         """The connection's client is in this process, and uses the shard's device with it."""
-        connection = self._connections[conn]
-        connection.is_own = True
-        return OwnShard(self.shard, connection)
+        protocol = self._connections[conn].protocol
+        protocol.is_in_process()
+        return OwnShard(self.shard, protocol)
 
     def drain(self) -> None:
         """Refuses every request from now on."""
         self.draining = True
-        self._slices.desk.close()
+        self.data.close()
 
     def closed(self, conn: int, now: float) -> None:
         """Forgets the connection. What it had staged stays: its client may come back."""
@@ -148,7 +149,7 @@ class ShardService:
         self._strangers.pop(conn, None)
         self._silent.pop(conn, None)
         self._head_errors.pop(conn, None)
-        self._slices.forget(conn)
+        self.data.forget(conn)
         self._owed = {key: op for key, op in self._owed.items() if key[0] != conn}
         if (coordinator := self._acting()) is not None:
             coordinator.detached(conn, now)
@@ -160,7 +161,7 @@ class ShardService:
             if now - connection.opened_at >= STRANGER_S:
                 return connection.id
         for connection in list(self._silent.values()):
-            if not connection.port.has_asked:
+            if not connection.protocol.has_asked:
                 return connection.id if now - connection.opened_at >= VISITOR_S else None
             del self._silent[connection.id]
         return None
@@ -168,10 +169,6 @@ class ShardService:
     def failed(self, conn: int, error: PsstoreError) -> list[Output]:
         """The connection can't go on: say why, and close."""
         return [failure(conn, 0, error), Close(conn, error.message)]
-
-    def overdue(self, now: float) -> list[int]:
-        """Connections to be cut: what they were lent is to be free again, and they can't be asked."""
-        return self._slices.overdue(now)
 
     def peer(self, conn: int) -> str:
         """Who it is, for logs."""
@@ -187,11 +184,9 @@ class ShardService:
             return []  # closed by what came before in the same read
         try:
             if not frame.complete:
-                return self._make_room(connection, frame)
+                return self._announced(connection, frame)
             if connection.stage is not Stage.OPEN:
                 return self._handshake(connection, frame, now)
-            if frame.shared and frame.payload_bytes:
-                _attach_payload(connection, frame)
             if frame.op == OPS["HEARTBEAT"]:
                 return self._heartbeat(conn, frame, now)
             outputs = self._dispatch(connection, frame, now)
@@ -200,7 +195,7 @@ class ShardService:
         except (PsstoreError, MemoryError) as error:
             self._owed.pop((conn, frame.request), None)
             outputs = [failure(conn, frame.request, _refusal(error))]
-        return outputs + self._slices.wake(now)
+        return outputs + self.woken(now)
 
     def tick(self, now: float) -> list[Output]:
         """What time alone brings: silent strangers, lost workers, ended waits."""
@@ -210,15 +205,23 @@ class ShardService:
                 outputs += self.failed(connection.id, HandshakeTimeout(f"no handshake within {HANDSHAKE_S:g} s"))
         if (coordinator := self._acting()) is not None:
             outputs += self._send_replies(coordinator.tick(now))
-        return outputs + self._slices.wake(now)
+        return outputs + self.woken(now)
 
     def woken(self, now: float) -> list[Output]:
-        """What ports have brought to others by what they answered."""
-        return self._slices.wake(now)
+        """What requests for data have come to since, but for the replies that their own connections have: answers to
+        reads that waited, and errors."""
+        wake = self.data.next_wake()
+        if wake is None or wake > now:
+            return []
+        delivered, failed = self.data.wake(now)
+        return [
+            *(Send(conn, pieces) for conn, pieces in delivered),
+            *(failure(conn, request, error) for conn, request, error in failed),
+        ]
 
     def next_wake(self) -> float | None:
         """When `tick` may next do something."""
-        wake = _sooner(self._slices.next_wake(), self._coordinator_wake())
+        wake = _sooner(self.data.next_wake(), self._coordinator_wake())
         oldest = next(iter(self._strangers.values()), None)
         return wake if oldest is None else _sooner(wake, oldest.opened_at + HANDSHAKE_S)
 
@@ -230,45 +233,36 @@ class ShardService:
         if coordinator is None or coordinator.rounds.decided <= self.shard.version:
             return []
         try:
-            self._slices.catch_up(coordinator.rounds.made_since(self.shard.version))
+            self._facts.catch_up(coordinator.rounds.made_since(self.shard.version))
         except DeviceFailed:
             raise
         except PsstoreError:
             return []  # there is no room for what the decision asks for: who carries it is told
-        return [*self._send_replies(coordinator.applied(self._slices.applied(), now)), *self._slices.wake(now)]
+        return [*self._send_replies(coordinator.applied(self._facts.applied(), now)), *self.woken(now)]
 
     def settle(self) -> bool:
         """Does a little of the work that the last decision left over; True: nothing is left, or there is no memory for
         it, which who needs it is told. Raises DeviceFailed."""
-        most = max(1, min(SETTLE_SLOTS, SETTLE_BYTES // self._slices.largest_bytes))
+        most = max(1, min(SETTLE_SLOTS, SETTLE_BYTES // self._facts.largest_bytes))
         try:
             return self.shard.settle(most if self.shard.device == "cpu" else SETTLE_SLOTS_ON_DEVICE)
         except OutOfMemory:
             return True
 
-    def filled(self) -> list[Output]:
-        """The replies whose bytes a device has written by now."""
-        return self._slices.filled()
-
-    @property
-    def is_filling(self) -> bool:
-        """A device is at work on replies: `filled` soon has something."""
-        return self._slices.is_filling
-
-    def _make_room(self, connection: Connection, frame: _core.Frame) -> list[Output]:
-        """A payload is about to come. What it carries may bring somebody's wait to an end: `tick` is due then."""
-        _check_may_write(connection, frame)
-        destination: _core.Buffer | None = None
-        try:
-            destination = self._slices.admit(connection, frame)
-        except ProtocolError:
-            raise
-        except (PsstoreError, MemoryError) as error:
-            self._head_errors[connection.id] = _refusal(error)
-        if destination is None:
-            connection.port.discard()
-        else:
-            connection.port.accept(destination)
+    def _announced(self, connection: Connection, frame: _core.Frame) -> list[Output]:
+        """A payload is about to come: after a decision that is new here, or in vain."""
+        if connection.stage is not Stage.OPEN or connection.only_beats or frame.op not in WRITES:
+            raise UnexpectedMessage(f"operation {frame.op} from {connection.peer} can't have a payload")
+        if not self.draining:
+            try:
+                self._hear(connection, frame)
+            except ProtocolError:
+                raise
+            except (PsstoreError, MemoryError) as error:
+                self._head_errors[connection.id] = _refusal(error)
+            else:
+                return []
+        connection.protocol.discard()
         return []
 
     # ---- handshake and liveness ----
@@ -285,14 +279,12 @@ class ShardService:
             self._silent[connection.id] = connection
             if sum(one.is_visitor for one in self._connections.values()) > self._max_visitors:
                 return self.failed(connection.id, _no_room_for_visitors(self._max_visitors))
-        connection.port.set_limits(max_body_bytes=_core.MAX_BODY_BYTES, max_payload_bytes=_core.MAX_PAYLOAD_BYTES)
+        connection.protocol.set_limits(max_body_bytes=_core.MAX_BODY_BYTES, max_payload_bytes=_core.MAX_PAYLOAD_BYTES)
         older, newer = self._siblings(connection, hello)
         if newer:
             return [Close(connection.id, "its client has a newer connection")]
         if not connection.only_beats:
-            connection.port.open(
-                connection=connection.id, client=connection.writer, wants_checksum=connection.wants_checksum
-            )
+            connection.protocol.open(writer=connection.writer, wants_checksum=connection.wants_checksum)
         coordinator = self._acting()
         if coordinator is not None and connection.is_first:
             coordinator.attached(connection.id, hello.client, now)
@@ -339,39 +331,37 @@ class ShardService:
         op = frame.op
         if connection.only_beats:
             raise UnexpectedMessage(f"operation {op} on a heartbeat connection; it is for heartbeats alone")
-        if op in WRITES:
-            return self._write(connection, frame)
-        if op in READS:
-            return self._slices.read(connection, frame, now)
+        if op in CARRIERS:
+            return self._carried(connection, frame)
         if op in CONTROL:
             return self._control(connection, frame, now)
         if op == OPS["DEFINE"]:
-            self._slices.define(m.decode_body(m.Define, frame.body).facts)
+            self._facts.define(m.decode_body(m.Define, frame.body).facts)
             return [_answer(connection.id, frame, None)]
         if op == OPS["ATTACH"]:
-            self._slices.attach(connection, m.decode_body(m.Attach, frame.body).ticket)
+            self._facts.attach(connection, m.decode_body(m.Attach, frame.body).ticket)
             return [_answer(connection.id, frame, m.Attached(version=self.shard.version))]
         if op == OPS["ATTEST"]:
-            return [_answer(connection.id, frame, m.Attested(applied=self._slices.attest()))]
+            return [_answer(connection.id, frame, m.Attested(applied=self._facts.attest()))]
         if op == OPS["SHARE"]:
             asked = m.decode_body(m.Share, frame.body) if frame.body else m.Share()
             offer = m.Shared() if self._lender is None else self._lender.offer(connection, asked)
             return [_answer(connection.id, frame, offer)]
-        if op == OPS["RELEASE"]:
-            self._slices.release(connection.id, frame.request)
-            return []
         if op == OPS["STATS"]:
             return [_answer(connection.id, frame, m.Statistics(counters=self.counters()))]
         raise UnexpectedMessage(f"operation {op} is not a request")
 
-    def _write(self, connection: Connection, frame: _core.Frame) -> list[Output]:
-        """The whole write is here. One without a payload was never seen by `head`."""
+    def _carried(self, connection: Connection, frame: _core.Frame) -> list[Output]:
+        """A request for data brings a decision that is new here."""
         error = self._head_errors.pop(connection.id, None)
         if error is not None:
             raise error
-        if frame.payload_bytes == 0 or frame.shared:
-            self._slices.admit(connection, frame)
-        return self._slices.write(connection, frame)
+        self._hear(connection, frame)
+        return []
+
+    def _hear(self, connection: Connection, frame: _core.Frame) -> None:
+        self._facts.hear(m.decode_body(m.Carry, frame.body))
+        connection.protocol.again(frame)
 
     def _control(self, connection: Connection, frame: _core.Frame, now: float) -> list[Output]:
         due_before, coordinator = self._due, self._acting()
@@ -450,12 +440,6 @@ def _sooner(one: float | None, other: float | None) -> float | None:
     return min(one, other)
 
 
-def _check_may_write(connection: Connection, frame: _core.Frame) -> None:
-    """Raises UnexpectedMessage if the frame can't have a payload."""
-    if connection.stage is not Stage.OPEN or frame.op not in WRITES or connection.only_beats:
-        raise UnexpectedMessage(f"operation {frame.op} from {connection.peer} can't have a payload")
-
-
 def _refusal(error: PsstoreError | MemoryError) -> PsstoreError:
     """What a request is answered with that the shard can't serve."""
     if isinstance(error, MemoryError):
@@ -467,15 +451,6 @@ def _too_large(body: bytes) -> PsstoreError:
     return BadArgument(
         f"the reply is {len(body)} bytes, and one holds {_core.MAX_BODY_BYTES}; ask for fewer tensors at a time"
     )
-
-
-def _attach_payload(connection: Connection, frame: _core.Frame) -> None:
-    """Of a frame that says where its payload lies. First of all: once the frame is gone, that memory is free."""
-    _check_may_write(connection, frame)
-    arena = next((one for one in connection.arenas if one.begins_here(frame)), None)
-    if arena is None:
-        raise UnexpectedMessage(f"operation {frame.op} from {connection.peer} lies in no memory that it shares")
-    arena.attach_payload(frame)
 
 
 def _answer(conn: int, frame: _core.Frame, body: m.Message | None, *, op: int | None = None) -> Send:

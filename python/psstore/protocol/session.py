@@ -47,7 +47,7 @@ from psstore.protocol.silence import Silence
 from psstore.wire import messages as m
 
 MAX_RELEASES = 64
-"""That wait for the next request: of MAX_LENT answers a few are left."""
+"""That wait for the next request: of 1024 answers a few are left."""
 
 
 class Link(Enum):
@@ -379,7 +379,8 @@ class Session:
 
     def completed(self, body: m.Carry) -> m.Carry:
         """With what the shard was not told yet on this connection, as far as it is known here."""
-        return replace(body, decisions=self.facts.since(self.line.told), scale=self.facts.scale)
+        newest, decisions = self.facts.last, self.facts.since(self.line.told)
+        return replace(body, decisions=decisions, newest=newest if decisions else 0, scale=self.facts.scale)
 
     def _offered(self, shared: m.Shared) -> None:
         if shared.blocks:

@@ -2,32 +2,22 @@
 
 The memory itself is csrc/shm/, on a device csrc/device/; how it gets from one process to the other is psstore.net's.
 Main memory is read while the answer is handled, or by a `Borrower` as long as it likes. A device is told to read. The
-answer is `Lent` to its client meanwhile.
+client has a lease of the values meanwhile.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 from psstore import _core
 from psstore.protocol.connection import Connection
-from psstore.protocol.frames import Piece
-from psstore.wire.messages import Block, Share, Shared
+from psstore.wire.messages import Block, Share, Shared, encode_body
 
-MAX_LENT = 1024
-"""Answers of one connection that it may have before it says that it has read them; later ones go over the stream.
-As many as reads may be parked: what they refer to can't be freed, and is replaced out of place."""
-
-MAX_LENT_BYTES = 1 << 30
-"""Of those together, unless a shard knows what its memory allows: each may have to be kept beside the value that has
-replaced it."""
-
-LEASE_S = 600.0
-"""How long one of them may be read where it lies. Longer than anybody reads who is not stuck, or has forgotten to say
-that it is done: its connection is cut, which tells it that values may have changed."""
+MAX_LEASED_BYTES = 1 << 30
+"""Of values that one connection may read where they lie, unless a shard knows what its memory allows: each may have to
+be kept beside the value that has replaced it."""
 
 SHARED_FROM_BYTES = 512 << 10
 """A frame of less goes over the stream: two copies by the kernel cost less than a table that says where values lie, and
@@ -59,8 +49,8 @@ class OwnShard(NamedTuple):
     """A shard on a device, for a client of the same process: they have the device's queues in common."""
 
     shard: _core.Shard
-    connection: Connection
-    """The client's, as the shard has it."""
+    protocol: _core.ServerProtocol
+    """The shard's end of the client's connection."""
 
 
 class Placed(Protocol):
@@ -107,51 +97,12 @@ class Borrower(ABC):
         """The answer's values are the borrower's until it ends the lease. False: it wants them no more."""
 
 
-class Loan(NamedTuple):
-    """One answer that a client reads."""
-
-    pieces: Sequence[Piece]
-    """What it refers to."""
-    num_bytes: int
-    since: float
-
-
-class Lent:
-    """The answers that clients are still reading: their values stay what they are meanwhile."""
-
-    def __init__(self, max_bytes: int = MAX_LENT_BYTES) -> None:
-        """`max_bytes`: of one connection, from which on it is lent nothing more."""
-        self._max_bytes = max_bytes
-        self._loans: dict[int, dict[int, Loan]] = {}
-        """Connection -> request -> its answer, the oldest first."""
-        self._num_bytes: Counter[int] = Counter()
-        """Connection -> bytes of them."""
-
-    def has_room(self, conn: int) -> bool:
-        return len(self._loans.get(conn, ())) < MAX_LENT and self._num_bytes[conn] < self._max_bytes
-
-    def lend(self, conn: int, request: int, pieces: Sequence[Piece], now: float) -> None:
-        self.release(conn, request)
-        num_bytes = sum(len(piece) for piece in pieces)
-        self._loans.setdefault(conn, {})[request] = Loan(pieces, num_bytes, now)
-        self._num_bytes[conn] += num_bytes
-
-    def release(self, conn: int, request: int) -> None:
-        loan = self._loans.get(conn, {}).pop(request, None)
-        if loan is not None:
-            self._num_bytes[conn] -= loan.num_bytes
-
-    def forget(self, conn: int) -> None:
-        """The connection is gone, and with it who was reading."""
-        self._loans.pop(conn, None)
-        self._num_bytes.pop(conn, None)
-
-    def overdue(self, now: float) -> list[int]:
-        """Connections that have read for longer than they may."""
-        oldest = ((conn, next(iter(loans.values()), None)) for conn, loans in self._loans.items())
-        return [conn for conn, loan in oldest if loan is not None and now - loan.since >= LEASE_S]
-
-
 def described(block: _core.SharedBlock) -> Block:
     """For a client, which may import it."""
     return Block(address=block.address, num_bytes=block.nbytes, handle=block.handle)
+
+
+def blocks_frame(blocks: Sequence[_core.SharedBlock]) -> bytes:
+    """The frame that tells a client of a device's blocks."""
+    news = Shared(blocks=tuple(map(described, blocks)))
+    return _core.encode_frame(_core.OPS["SHARED"], body=encode_body(news))

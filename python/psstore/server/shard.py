@@ -41,7 +41,7 @@ FILES_PER_CONNECTION = 4
 FEWEST_FILES = 48
 """What two workers and the shard itself need."""
 
-LENT_SHARE = 0.25
+LEASED_SHARE = 0.25
 """Of a shard's memory: values that one client may read where they lie, and that may each have to be kept beside a newer
 one. What is more is sent to it."""
 
@@ -181,7 +181,7 @@ def make_service(
         make_nonce=lambda: os.urandom(NONCE_BYTES),
         lender=lender,
         max_connections=max_connections,
-        max_lent_bytes=int(settings.max_memory_bytes * LENT_SHARE),
+        max_leased_bytes=int(settings.max_memory_bytes * LEASED_SHARE),
     )
 
 

@@ -6,6 +6,8 @@ Bytes that only the store's processes may write travel as `Signed`.
 
 from __future__ import annotations
 
+import math
+import struct
 from typing import Annotated, Literal, TypeVar
 
 import msgspec
@@ -153,15 +155,18 @@ class Welcome(Message, frozen=True, kw_only=True):
 
 
 class Carry(Message, frozen=True, kw_only=True):
-    """Body of PUSH and PULL."""
+    """Body of PUSH, PULL and NORM. Its bytes are laid out in csrc/wire/carry.h, so that a shard reads the fixed fields
+    without decoding the decisions; a body that says nothing is empty."""
 
     decisions: tuple[Signed, ...] = ()
     """Consecutive; those that the shard has already are skipped."""
+    newest: int = 0
+    """Number of the last of `decisions`; 0: there are none."""
     at_least: int = 0
     """PULL: wait until the shard's version is this."""
-    wait_s: Seconds = 0.0
-    """PULL and NORM: how long to wait for `at_least`, for values of tensors that are not initialised yet, and for
-    decisions that lack contributions or their scale."""
+    wait_s: float = 0.0
+    """PULL and NORM: how long to wait, at most `MAX_WAIT_S`, for `at_least`, for values of tensors that are not
+    initialised yet, and for decisions that lack contributions or their scale."""
     scale: Scale | None = None
     """Of the last of `decisions`, or of the one that the shard is at."""
 
@@ -169,6 +174,30 @@ class Carry(Message, frozen=True, kw_only=True):
     def scaled(self) -> int:
         """The decision whose scale it carries; 0: none."""
         return 0 if self.scale is None else self.scale.decision
+
+    def encode(self) -> bytes:
+        factor = math.nan if self.scale is None or self.scale.factor is None else self.scale.factor
+        if not (self.newest or self.at_least or self.wait_s or self.scaled):
+            return b""
+        fixed = _CARRY.pack(self.newest, self.at_least, self.scaled, self.wait_s, factor)
+        return fixed + _encoder.encode(self.decisions) if self.decisions else fixed
+
+    @classmethod
+    def decode(cls, body: bytes) -> Carry:
+        """What a shard has held against the limits already. Raises BadBody if the decisions are none."""
+        if not body:
+            return cls()
+        newest, at_least, scaled, wait_s, factor = _CARRY.unpack_from(body)
+        try:
+            decisions = _decisions_decoder.decode(body[_CARRY.size :]) if newest else ()
+        except msgspec.DecodeError as error:
+            raise BadBody(f"body of Carry: {error}") from None
+        scale = Scale(decision=scaled, factor=None if math.isnan(factor) else factor) if scaled else None
+        return cls(decisions=decisions, newest=newest, at_least=at_least, wait_s=wait_s, scale=scale)
+
+
+_CARRY = struct.Struct("<QQQdd")
+_decisions_decoder = msgspec.msgpack.Decoder(tuple[Signed, ...])
 
 
 # ---- schema ---------------------------------------------------------------------------------------
@@ -390,11 +419,13 @@ Fact = DecisionFact | Tensor | DropFact | TicketFact | AppliedFact
 
 
 def encode_body(message: Message | Tensor) -> bytes:
-    return _encoder.encode(message)
+    return message.encode() if isinstance(message, Carry) else _encoder.encode(message)
 
 
 def decode_body(kind: type[M], body: bytes) -> M:
     """Raises BadBody with the field that is wrong."""
+    if kind is Carry:
+        return Carry.decode(body)  # type: ignore[return-value]
     decoder = _decoders.get(kind)
     if decoder is None:
         decoder = _decoders[kind] = msgspec.msgpack.Decoder(kind)

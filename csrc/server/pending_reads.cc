@@ -1,4 +1,4 @@
-#include "serve/parking.h"
+#include "server/pending_reads.h"
 
 #include <string>
 
@@ -6,11 +6,11 @@
 
 namespace psstore {
 
-void Parking::park(Parked read, const Wanted& wanted) {
-  size_t& num_waiting = num_waiting_[read.connection];
-  if (num_waiting >= kMaxParked) {
+void PendingReads::add(PendingRead read, const Wanted& wanted) {
+  size_t& num_waiting = num_waiting_[read.client->connection];
+  if (num_waiting >= kMaxPendingReads) {
     throw Error(ErrorCode::OVERLOADED,
-                std::to_string(kMaxParked) +
+                std::to_string(kMaxPendingReads) +
                     " reads of this connection wait already; await some before asking for more");
   }
   ++num_waiting;
@@ -24,24 +24,24 @@ void Parking::park(Parked read, const Wanted& wanted) {
   places_.emplace(ticket, Place{std::move(read), wanted});
 }
 
-void Parking::forget(uint64_t connection) {
+void PendingReads::forget(uint64_t connection) {
   if (!num_waiting_.contains(connection)) return;
   for (auto next = places_.begin(); next != places_.end();) {
     const auto place = next++;
-    if (place->second.read.connection == connection) remove(place->first);
+    if (place->second.read.client->connection == connection) remove(place->first);
   }
 }
 
 // ---- events -----------------------------------------------------------------------------------------
 
-void Parking::reached(uint64_t version) {
+void PendingReads::reached(uint64_t version) {
   for (const auto& [number, ticket] : by_version_) {
     if (number > version) break;
     due_.insert(ticket);
   }
 }
 
-void Parking::touched(std::span<const SliceEntry> slices) {
+void PendingReads::touched(std::span<const SliceEntry> slices) {
   if (by_key_.empty()) return;
   for (const SliceEntry& slice : slices) {
     const auto found = by_key_.find(slice.key);
@@ -49,23 +49,23 @@ void Parking::touched(std::span<const SliceEntry> slices) {
   }
 }
 
-void Parking::touched_all() {
+void PendingReads::touched_all() {
   for (const auto& [_, tickets] : by_key_) due_.insert(tickets.begin(), tickets.end());
 }
 
 // ---- whose wait may be over -------------------------------------------------------------------------
 
-std::vector<Parked> Parking::take_due() {
-  std::vector<Parked> reads;
+std::vector<PendingRead> PendingReads::take_due() {
+  std::vector<PendingRead> reads;
   while (!due_.empty()) {
     const Ticket ticket = *due_.begin();
-    reads.push_back(std::move(places_.at(ticket).read));
+    reads.push_back(places_.at(ticket).read);
     remove(ticket);
   }
   return reads;
 }
 
-std::vector<Parked> Parking::take_due(double now_s) {
+std::vector<PendingRead> PendingReads::take_due(double now_s) {
   for (const auto& [until_s, ticket] : by_end_) {
     if (until_s > now_s) break;
     due_.insert(ticket);
@@ -73,15 +73,15 @@ std::vector<Parked> Parking::take_due(double now_s) {
   return take_due();
 }
 
-std::optional<double> Parking::next_wake() const {
+std::optional<double> PendingReads::next_wake() const {
   if (!due_.empty()) return 0.0;
   if (by_end_.empty()) return std::nullopt;
   return by_end_.begin()->first;
 }
 
-void Parking::remove(Ticket ticket) {
+void PendingReads::remove(Ticket ticket) {
   const auto place = places_.find(ticket);
-  const Parked& read = place->second.read;
+  const PendingRead& read = place->second.read;
   by_end_.erase({read.until_s, ticket});
   if (const auto* version = std::get_if<AtVersion>(&place->second.wanted)) {
     by_version_.erase({version->number, ticket});
@@ -90,7 +90,7 @@ void Parking::remove(Ticket ticket) {
     waiting->second.erase(ticket);
     if (waiting->second.empty()) by_key_.erase(waiting);
   }
-  const auto num_waiting = num_waiting_.find(read.connection);
+  const auto num_waiting = num_waiting_.find(read.client->connection);
   if (--num_waiting->second == 0) num_waiting_.erase(num_waiting);
   due_.erase(ticket);
   places_.erase(place);

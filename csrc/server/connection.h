@@ -1,10 +1,10 @@
-// One connection's socket: bytes from it to its port, and the port's replies back, a round at a time.
+// One connection's socket: bytes from it to its protocol, and the protocol's replies back, a round at a time.
 //
-//   socket ─► decoder ─► port ─► frames for others       A peer that does not read its replies is not read
-//      ▲                  │                              from: what it can make us hold is what a port lets
+//   socket ─► decoder ─► protocol ─► frames for others       A peer that does not read its replies is not read
+//      ▲                  │                              from: what it can make us hold is what a protocol lets
 //      └──── replies ◄────┘                              wait, one reply and one receive buffer.
 //
-// Which of the links has a round, and when, is the pump's.
+// Which of the connections has a round, and when, is the poller's.
 #pragma once
 
 #include <algorithm>
@@ -15,7 +15,7 @@
 #include <optional>
 
 #include "core/descriptor.h"
-#include "serve/port.h"
+#include "server/server_protocol.h"
 #include "wire/decoder.h"
 
 namespace psstore {
@@ -27,13 +27,13 @@ inline constexpr size_t kRoundBytes = 256u << 10;
 // Who moved so much in a round moves bulk: others need not wait for all who do.
 inline constexpr size_t kBulkBytes = 64u << 10;
 
-class Link {
+class Connection {
  public:
   using Clock = std::chrono::steady_clock;
 
-  // Decoder and port live as long as the link.
-  Link(Descriptor socket, FrameDecoder& decoder, Port& port)
-      : socket_(std::move(socket)), decoder_(decoder), port_(port) {}
+  // Decoder and protocol live as long as the connection.
+  Connection(Descriptor socket, FrameDecoder& decoder, ServerProtocol& protocol)
+      : socket_(std::move(socket)), decoder_(decoder), protocol_(protocol) {}
 
   int fd() const { return socket_.get(); }
   // The epoll events that it can do something with.
@@ -49,10 +49,10 @@ class Link {
   // These epoll events have come.
   void begin_round(uint32_t events);
   // Goes on with the round. A frame: it is for others, and what they do about it comes before the next
-  // call. Null: the round is over. Throws what the port throws.
+  // call. Null: the round is over. Throws what the protocol throws.
   std::shared_ptr<Frame> next_frame();
   // Nothing will come any more, and nothing is to be sent.
-  bool over() const { return ended_ && port_.replies().empty(); }
+  bool over() const { return ended_ && protocol_.replies().empty(); }
   // Why it ended; 0: the peer is done.
   int error() const { return error_; }
 
@@ -70,7 +70,7 @@ class Link {
 
  private:
   // The peer has to read first.
-  bool full() const { return port_.replies().num_bytes() >= kMaxWaitingReplyBytes; }
+  bool full() const { return protocol_.replies().num_bytes() >= kMaxWaitingReplyBytes; }
   // False: there is nothing more to read in this round.
   bool receive();
   // Sends what the round may still send. What is left the socket will call for.
@@ -79,7 +79,7 @@ class Link {
 
   Descriptor socket_;
   FrameDecoder& decoder_;
-  Port& port_;
+  ServerProtocol& protocol_;
   bool readable_ = false;         // for all we know
   size_t to_read_ = kRoundBytes;  // that this round may still move
   size_t to_send_ = kRoundBytes;

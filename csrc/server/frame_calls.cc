@@ -1,4 +1,4 @@
-#include "serve/frame_calls.h"
+#include "server/frame_calls.h"
 
 #include <utility>
 
@@ -59,7 +59,9 @@ SliceTable write(Shard& shard, const Frame& frame, const std::string& client) {
 
 ReadReply read(Shard& shard, const Frame& frame, Shard::ReadOptions options) {
   std::vector<SliceEntry> entries = entries_of(frame);
-  Shard::Reply values = shard.read(entries, kMaxPayloadBytes, options);
+  Shard::Reply values = frame.header.op == Op::kNORM
+                            ? shard.norms(entries)
+                            : shard.read(entries, kMaxPayloadBytes, options);
   return {SliceTable(std::move(entries)), std::move(values)};
 }
 

@@ -1,11 +1,11 @@
 // All connections of a shard, driven on one thread inside of somebody else's event loop.
 //
 // The loop watches `fileno`, which is readable when a connection has something to do, and then takes a turn.
-// A turn receives, lets the ports answer, and sends, in rounds over all connections that are ready; it comes
+// A turn receives, lets the protocols answer, and sends, in rounds over all connections that are ready; it comes
 // back only with what is for others. Between two small requests there is less time than a loop takes to
 // come round. So a turn may linger: it waits for the next request, and for the end of its time.
 //
-//   loop ─► epoll of the loop ─► epoll of the pump ─► sockets, a timer      what the loop waits for
+//   loop ─► epoll of the loop ─► epoll of the poller ─► sockets, a timer      what the loop waits for
 //   turn ───────────────────────►                                           what a turn waits for
 //
 // A round moves a bounded number of bytes of a connection. Of those that sent in bulk the last time one has a round
@@ -31,16 +31,16 @@
 #include <variant>
 #include <vector>
 
-#include "serve/link.h"
+#include "server/connection.h"
 
 namespace psstore {
 
-class Pump {
+class Poller {
  public:
   using Id = uint64_t;
-  using Clock = Link::Clock;
+  using Clock = Connection::Clock;
 
-  // Nothing more will come, all is sent, and the pump has forgotten the connection. `error`: of the socket,
+  // Nothing more will come, all is sent, and the poller has forgotten the connection. `error`: of the socket,
   // 0 if its peer ended it.
   struct Gone {
     int error;
@@ -52,23 +52,23 @@ class Pump {
     Happening what;
   };
 
-  // `desk`: of all ports. `busy`: how long after a request a turn that lingers asks for the next one before
-  // it sleeps, or `bell` rings: a file descriptor that becomes readable when the loop has something to do,
-  // because of the pump or of anything else; -1: there is none. Throws std::system_error.
-  explicit Pump(Desk& desk, int bell, std::chrono::nanoseconds busy = {});
+  // `service`: of all protocols. `busy`: how long after a request a turn that lingers asks for the next one before
+  // it sleeps, or `wakeup_fd` is readable: a file descriptor that becomes readable when the loop has something to do,
+  // because of the poller or of anything else; -1: there is none. Throws std::system_error.
+  explicit Poller(DataService& service, int wakeup_fd, std::chrono::nanoseconds busy = {});
 
   int fileno() const { return epoll_.get(); }
 
   // ---- connections
 
-  // Decoder and port live until the connection is gone. Throws std::system_error.
-  void add(Id id, Descriptor socket, FrameDecoder& decoder, Port& port);
-  // What others answer, in order with what the port does. REQUIRES: the connection is there.
+  // Decoder and protocol live until the connection is gone. Throws std::system_error.
+  void add(Id id, Descriptor socket, FrameDecoder& decoder, ServerProtocol& protocol);
+  // What others answer, in order with what the protocol does. REQUIRES: the connection is there.
   void send(Id id, Replies::Parts parts);
-  // See Link::close(). REQUIRES: the connection is there.
+  // See Connection::close(). REQUIRES: the connection is there.
   void close(Id id);
   // Cuts it off; nothing more is heard of it.
-  void drop(Id id) { links_.erase(id); }
+  void drop(Id id) { connections_.erase(id); }
   // Connections whose peers have stopped in the middle of a frame for so long.
   std::vector<Id> stalled(Clock::duration limit) const;
   // Those whose peers have read nothing for so long, of what is on its way to them.
@@ -76,12 +76,12 @@ class Pump {
 
   // ---- turns
 
-  // The next event; empty: there is none, and `linger` is over, or the desk has left something over.
+  // The next event; empty: there is none, and `linger` is over, or a request has failed.
   std::optional<Event> turn(Clock::duration linger);
 
  private:
   struct Watched {
-    Link link;
+    Connection connection;
     uint32_t awaited;         // as epoll knows it
     uint64_t bulk_round = 0;  // its last one, as counted by bulk_rounds_
   };
@@ -92,8 +92,8 @@ class Pump {
   std::span<epoll_event> choose(std::span<epoll_event> ready);
   // Goes on with the round of the first; empty: it is over.
   std::optional<Event> serve();
-  std::optional<Event> serve(Id id, Link& link);
-  // What the desk has for connections that were not served.
+  std::optional<Event> serve(Id id, Connection& connection);
+  // What the service has for connections that were not served.
   void deliver();
   // Whether a connection is ready by then; its round has begun.
   bool wait(Clock::time_point until);
@@ -101,13 +101,13 @@ class Pump {
   void set_timer(std::optional<Clock::time_point> at);
   void watch(Id id, Watched& watched);
 
-  Desk& desk_;
+  DataService& service_;
   Descriptor epoll_;
   Descriptor timer_;
   std::optional<Clock::time_point> timer_at_;
-  int bell_;
+  int wakeup_fd_;
   std::chrono::nanoseconds busy_;
-  std::map<Id, Watched> links_;
+  std::map<Id, Watched> connections_;
   uint64_t bulk_rounds_ = 0;
   std::deque<Id> ready_;  // whose rounds are not over
 };

@@ -1,6 +1,6 @@
 // Reads that wait, each by the first thing that it waits for.
 //
-// While the layers of an early round arrive hundreds of reads may be parked, and each event looks at those
+// While the layers of an early round arrive hundreds of reads may wait, and each event looks at those
 // alone that it concerns.
 #pragma once
 
@@ -16,19 +16,21 @@
 #include <variant>
 #include <vector>
 
+#include "server/connected_client.h"
 #include "wire/frame.h"
 
 namespace psstore {
 
 // Reads of one connection that may wait at a time, since each holds its table and its body. In frames of 4 MiB
 // they ask for 4 GiB.
-inline constexpr size_t kMaxParked = 1024;
+inline constexpr size_t kMaxPendingReads = 1024;
 
 // A PULL or NORM that waits for a decision, for what a decision lacks, or for a first value.
-struct Parked {
-  uint64_t connection;
-  bool wants_checksum;  // of the payload of its reply
+struct PendingRead {
+  std::shared_ptr<ConnectedClient> client;
   std::shared_ptr<Frame> frame;
+  uint64_t at_least;  // the version that the shard has to have
+  double wait_s;
   double until_s;  // on the clock of whoever drives the shard
 };
 
@@ -41,11 +43,11 @@ struct AtKey {
 };
 using Wanted = std::variant<AtVersion, AtKey>;
 
-// A read is here from park() until take_due() or forget() gives it up; it may be parked again.
-class Parking {
+// A read is here from add() until take_due() or forget() gives it up; it may be added again.
+class PendingReads {
  public:
   // Throws Error(OVERLOADED) if too many reads of its connection wait.
-  void park(Parked read, const Wanted& wanted);
+  void add(PendingRead read, const Wanted& wanted);
   // The connection is gone: nobody waits there.
   void forget(uint64_t connection);
 
@@ -57,17 +59,17 @@ class Parking {
 
   // ---- whose wait may be over
 
-  // By an event, in the order of arrival. They are no longer parked.
-  std::vector<Parked> take_due();
+  // By an event, in the order of arrival. They are no longer here.
+  std::vector<PendingRead> take_due();
   // By an event or by time.
-  std::vector<Parked> take_due(double now_s);
+  std::vector<PendingRead> take_due(double now_s);
   // When take_due() may next give something: at once after an event.
   std::optional<double> next_wake() const;
 
  private:
   using Ticket = uint64_t;  // in the order of arrival, so that equal seeds give equal runs
   struct Place {
-    Parked read;
+    PendingRead read;
     Wanted wanted;
   };
 

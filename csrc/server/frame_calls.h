@@ -27,7 +27,7 @@ struct ReadReply {
   Shard::Reply values;
 };
 
-// Shard::read of a PULL.
+// Shard::read of a PULL, Shard::norms of a NORM.
 ReadReply read(Shard& shard, const Frame& frame, Shard::ReadOptions options = {});
 
 // The entries of a frame as they may go into a reply: what lies in shared memory is attached already.

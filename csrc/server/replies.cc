@@ -1,4 +1,4 @@
-#include "serve/replies.h"
+#include "server/replies.h"
 
 #include <algorithm>
 

@@ -1,4 +1,4 @@
-#include "serve/link.h"
+#include "server/connection.h"
 
 #include <linux/sockios.h>
 #include <sys/epoll.h>
@@ -20,7 +20,7 @@ constexpr size_t kMaxRanges = 64;
 // Where the last bytes of closing connections go; read by nobody.
 constexpr size_t kDiscardBytes = 64u << 10;
 
-double seconds(Link::Clock::time_point time) {
+double seconds(Connection::Clock::time_point time) {
   return std::chrono::duration<double>(time.time_since_epoch()).count();
 }
 
@@ -49,19 +49,19 @@ int64_t queued_bytes(int fd) {
 
 }  // namespace
 
-uint32_t Link::awaited() const {
+uint32_t Connection::awaited() const {
   const bool reading = !ended_ && (closing_ || !full());
-  return (reading ? EPOLLIN : 0u) | (port_.replies().empty() ? 0u : EPOLLOUT);
+  return (reading ? EPOLLIN : 0u) | (protocol_.replies().empty() ? 0u : EPOLLOUT);
 }
 
-std::optional<Link::Clock::time_point> Link::stalled_since() const {
+std::optional<Connection::Clock::time_point> Connection::stalled_since() const {
   if (closing_ || ended_ || full() || !decoder_.mid_frame()) return std::nullopt;
   return came_at_;
 }
 
-bool Link::is_unread_for(Clock::duration limit) {
+bool Connection::is_unread_for(Clock::duration limit) {
   flush();  // the delay may be ours
-  if (port_.replies().empty()) {
+  if (protocol_.replies().empty()) {
     unread_since_.reset();
     return false;
   }
@@ -74,29 +74,29 @@ bool Link::is_unread_for(Clock::duration limit) {
 
 // ---- a round ----------------------------------------------------------------------------------------
 
-void Link::begin_round(uint32_t events) {
+void Connection::begin_round(uint32_t events) {
   readable_ = (events & ~static_cast<uint32_t>(EPOLLOUT)) != 0;  // an error is read, too
   to_read_ = to_send_ = kRoundBytes;
   if (full()) came_at_ = Clock::now();
   flush();
 }
 
-std::shared_ptr<Frame> Link::next_frame() {
+std::shared_ptr<Frame> Connection::next_frame() {
   do {
     while (!closing_ && !full()) {
-      std::shared_ptr<Frame> frame = port_.next_frame(seconds(came_at_));
+      std::shared_ptr<Frame> frame = protocol_.next_frame(seconds(came_at_));
       if (frame == nullptr && !full()) break;
       flush();
       if (frame != nullptr) return frame;
     }
   } while (receive());
   // If it is full, the socket was just so, too, or the round has sent its share. Should there be room by now, then
-  // frames may go on that wait in the port: that is a round, and the socket will call for it.
+  // frames may go on that wait in the protocol: that is a round, and the socket will call for it.
   if (!full()) flush();
   return nullptr;
 }
 
-bool Link::receive() {
+bool Connection::receive() {
   if (!readable_ || ended_ || to_read_ == 0 || (full() && !closing_)) return false;
   std::array<std::byte, kDiscardBytes> discarded;
   std::span<std::byte> window = closing_ ? discarded : decoder_.writable().bytes;
@@ -115,28 +115,28 @@ bool Link::receive() {
   return true;
 }
 
-void Link::end(int error) {
+void Connection::end(int error) {
   ended_ = true;
   error_ = error;
-  if (error != 0) port_.replies().clear();
+  if (error != 0) protocol_.replies().clear();
 }
 
 // ---- what goes out ----------------------------------------------------------------------------------
 
-void Link::send(Replies::Parts parts) {
-  Replies& replies = port_.replies();
+void Connection::send(Replies::Parts parts) {
+  Replies& replies = protocol_.replies();
   const bool first = replies.empty();
   replies.add(std::move(parts));
   if (first) flush();
 }
 
-void Link::close() {
+void Connection::close() {
   closing_ = true;
   flush();
 }
 
-void Link::flush() {
-  Replies& replies = port_.replies();
+void Connection::flush() {
+  Replies& replies = protocol_.replies();
   std::array<iovec, kMaxRanges> ranges;
   while (!replies.empty() && !mute_) {
     if (to_send_ == 0) return;

@@ -1,5 +1,5 @@
-// Pump: over pairs of sockets whose other ends are the test's.
-#include "serve/pump.h"
+// Poller: over pairs of sockets whose other ends are the test's.
+#include "server/poller.h"
 
 #include <gtest/gtest.h>
 #include <poll.h>
@@ -23,15 +23,15 @@ constexpr Key kLarge = make_key(2, 0);
 constexpr Key kEmpty = make_key(3, 0);
 constexpr size_t kLargeElems = 1u << 20;  // more than a pair of sockets holds
 
-// A connection to the pump of which the test is the client.
+// A connection to the poller of which the test is the client.
 class Client {
  public:
-  Client(Desk& desk, uint64_t connection) : port(decoder, desk) {
+  Client(DataService& service, uint64_t connection) : protocol(decoder, service, connection) {
     int fds[2] = {-1, -1};
     EXPECT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds), 0);
     ours_ = Descriptor(fds[0]);
     theirs_ = Descriptor(fds[1]);
-    port.open({.connection = connection, .client = "a"});
+    protocol.open("a", false);
   }
 
   Descriptor socket() { return std::move(theirs_); }
@@ -68,8 +68,8 @@ class Client {
     }
   }
 
-  FrameDecoder decoder;  // of the pump's end
-  Port port;
+  FrameDecoder decoder;  // of the poller's end
+  ServerProtocol protocol;
   bool ended = false;
   size_t num_received = 0;
 
@@ -87,22 +87,22 @@ Bytes write_of(Floats values, uint64_t sequence) {
 }
 const Bytes kForOthers = TestFrame{.op = Op::kJOIN, .checksum = false}.wire();
 
-class PumpTest : public ::testing::Test {
+class PollerTest : public ::testing::Test {
  protected:
-  PumpTest() {
+  PollerTest() {
     shard_.define({1, DType::kFloat32, RuleKind::kAssign, 0, true, {{kSmall, 2}}});
     shard_.define({2, DType::kFloat32, RuleKind::kAssign, 0, true, {{kLarge, kLargeElems}}});
     shard_.define({3, DType::kFloat32, RuleKind::kAssign, 0, false, {{kEmpty, 2}}});
   }
-  ~PumpTest() override { close(bell_); }
+  ~PollerTest() override { close(bell_); }
 
-  Client& connect(Pump::Id id, size_t send_buffer_bytes = 0) {
-    Client& client = clients_.try_emplace(id, desk_, id).first->second;
+  Client& connect(Poller::Id id, size_t send_buffer_bytes = 0) {
+    Client& client = clients_.try_emplace(id, service_, id).first->second;
     Descriptor socket = client.socket();
     if (const int size = static_cast<int>(send_buffer_bytes)) {
       EXPECT_EQ(setsockopt(socket.get(), SOL_SOCKET, SO_SNDBUF, &size, sizeof size), 0);
     }
-    pump_.add(id, std::move(socket), client.decoder, client.port);
+    poller_.add(id, std::move(socket), client.decoder, client.protocol);
     return client;
   }
   Piece piece_of(std::span<const std::byte> bytes) {
@@ -110,34 +110,34 @@ class PumpTest : public ::testing::Test {
     std::memcpy(buffer->data(), bytes.data(), bytes.size());
     return {std::move(buffer), bytes.size()};
   }
-  static std::shared_ptr<Frame> frame_of(const std::optional<Pump::Event>& event) {
+  static std::shared_ptr<Frame> frame_of(const std::optional<Poller::Event>& event) {
     if (!event || event->what.index() != 0) return nullptr;
     return std::get<std::shared_ptr<Frame>>(event->what);
   }
-  static bool is_gone(const std::optional<Pump::Event>& event, Pump::Id id) {
-    return event && event->id == id && std::holds_alternative<Pump::Gone>(event->what);
+  static bool is_gone(const std::optional<Poller::Event>& event, Poller::Id id) {
+    return event && event->id == id && std::holds_alternative<Poller::Gone>(event->what);
   }
 
   // Within so many milliseconds.
   bool is_called(int timeout_ms) const {
-    pollfd file{pump_.fileno(), POLLIN, 0};
+    pollfd file{poller_.fileno(), POLLIN, 0};
     return poll(&file, 1, timeout_ms) == 1;
   }
 
   Shard shard_{ShardOptions()};
-  Desk desk_{shard_};
-  std::map<Pump::Id, Client> clients_;
+  DataService service_{shard_};
+  std::map<Poller::Id, Client> clients_;
   std::shared_ptr<BufferPool> pool_ = make_pool();
   int bell_ = eventfd(0, EFD_CLOEXEC);
-  Pump pump_{desk_, bell_};
+  Poller poller_{service_, bell_};
 };
 
-TEST_F(PumpTest, OrdinaryRequestsOfAllConnectionsAreAnsweredInOneTurn) {
+TEST_F(PollerTest, OrdinaryRequestsOfAllConnectionsAreAnsweredInOneTurn) {
   Client& writer = connect(1);
   Client& reader = connect(2);
   writer.send(write_of({1, 2}, 1));
   for (const uint64_t request : {7u, 8u}) reader.send(read_of(kSmall, request));
-  EXPECT_FALSE(pump_.turn(0s));
+  EXPECT_FALSE(poller_.turn(0s));
   EXPECT_EQ(writer.frames().at(0)->header.op, Op::kASSIGNED);
   const auto replies = reader.frames();
   ASSERT_EQ(replies.size(), 2u);
@@ -145,42 +145,42 @@ TEST_F(PumpTest, OrdinaryRequestsOfAllConnectionsAreAnsweredInOneTurn) {
   EXPECT_EQ(floats_of(replies[1]->payload), (Floats{1, 2}));
 }
 
-TEST_F(PumpTest, WhatOthersAnswerKeepsItsPlaceAmongTheReplies) {
+TEST_F(PollerTest, WhatOthersAnswerKeepsItsPlaceAmongTheReplies) {
   Client& client = connect(1);
   Bytes requests = read_of(kSmall, 1);
   append(requests, kForOthers);
   append(requests, read_of(kSmall, 3));
   client.send(requests);
-  const auto event = pump_.turn(0s);
+  const auto event = poller_.turn(0s);
   ASSERT_NE(frame_of(event), nullptr);
   EXPECT_EQ(frame_of(event)->header.op, Op::kJOIN);
   Replies::Parts pieces;
   pieces.emplace_back(piece_of(TestFrame{.op = Op::kJOINED, .checksum = false}.wire()));
-  pump_.send(1, std::move(pieces));
-  EXPECT_FALSE(pump_.turn(0s));
+  poller_.send(1, std::move(pieces));
+  EXPECT_FALSE(poller_.turn(0s));
   std::vector<Op> ops;
   for (const auto& frame : client.frames()) ops.push_back(frame->header.op);
   EXPECT_EQ(ops, (std::vector{Op::kPULLED, Op::kJOINED, Op::kPULLED}));
 }
 
-TEST_F(PumpTest, WhoSaysLittleGoesBeforeWhoSendsInBulk) {
+TEST_F(PollerTest, WhoSaysLittleGoesBeforeWhoSendsInBulk) {
   Client& bulk = connect(1);
   Client& small = connect(2);
   for (int i = 0; i < 100; ++i) bulk.send(kForOthers);
-  while (pump_.turn(0s)) {
+  while (poller_.turn(0s)) {
   }
   bulk.send(kForOthers);  // it is ready before the other one
   small.send(kForOthers);
-  EXPECT_EQ(pump_.turn(0s)->id, 2u);
-  EXPECT_EQ(pump_.turn(0s)->id, 1u);
+  EXPECT_EQ(poller_.turn(0s)->id, 2u);
+  EXPECT_EQ(poller_.turn(0s)->id, 1u);
 }
 
-TEST_F(PumpTest, ATurnSendsNoMoreThanARoundsShare) {
+TEST_F(PollerTest, ATurnSendsNoMoreThanARoundsShare) {
   Client& reader = connect(1, /*send_buffer_bytes=*/4 * kRoundBytes);  // or as much as there may be
   reader.send(read_of(kLarge));
   size_t before = 0;
   for (int turn = 0; turn < 8; ++turn) {
-    EXPECT_FALSE(pump_.turn(0s));
+    EXPECT_FALSE(poller_.turn(0s));
     reader.frames();
     EXPECT_LE(reader.num_received - before, kRoundBytes);
     EXPECT_GT(reader.num_received, before);
@@ -188,7 +188,7 @@ TEST_F(PumpTest, ATurnSendsNoMoreThanARoundsShare) {
   }
 }
 
-TEST_F(PumpTest, WhoPushesHasHalfHoweverManyPull) {
+TEST_F(PollerTest, WhoPushesHasHalfHoweverManyPull) {
   constexpr uint64_t kNumReaders = 8;
   Client& writer = connect(kNumReaders);
   const Bytes written =
@@ -203,7 +203,7 @@ TEST_F(PumpTest, WhoPushesHasHalfHoweverManyPull) {
     const size_t before = to_send.size();
     for (int turn = 0; turn < num_turns; ++turn) {
       to_send = to_send.subspan(writer.send_some(to_send));
-      EXPECT_FALSE(pump_.turn(0s));
+      EXPECT_FALSE(poller_.turn(0s));
       for (Client* reader : readers) reader->frames();
     }
     return before - to_send.size();
@@ -222,23 +222,23 @@ TEST_F(PumpTest, WhoPushesHasHalfHoweverManyPull) {
   }
 }
 
-TEST_F(PumpTest, WhoDoesNotReadIsNotReadFromAndMissesNothing) {
+TEST_F(PollerTest, WhoDoesNotReadIsNotReadFromAndMissesNothing) {
   Client& reader = connect(1);
   Client& other = connect(2);
   for (uint64_t request = 1; request <= 3; ++request) reader.send(read_of(kLarge, request));
   reader.send(kForOthers);
-  EXPECT_FALSE(pump_.turn(0s));  // what it has to say comes after replies that it does not read
+  EXPECT_FALSE(poller_.turn(0s));  // what it has to say comes after replies that it does not read
   other.send(read_of(kSmall));
-  EXPECT_FALSE(pump_.turn(0s));
+  EXPECT_FALSE(poller_.turn(0s));
   EXPECT_EQ(other.frames().size(), 1u);
   uint64_t answered = 0;
-  for (std::optional<Pump::Event> event; !event; event = pump_.turn(0s)) {
+  for (std::optional<Poller::Event> event; !event; event = poller_.turn(0s)) {
     for (const auto& frame : reader.frames()) EXPECT_EQ(frame->header.request, ++answered);
   }
   EXPECT_GE(answered, 2u);
 }
 
-TEST_F(PumpTest, RequestsThatWaitGoOnWhenEverTheirPeerReads) {
+TEST_F(PollerTest, RequestsThatWaitGoOnWhenEverTheirPeerReads) {
   constexpr uint64_t kNumReads = 32;
   Client& reader = connect(1);
   for (uint64_t request = 1; request <= kNumReads; ++request) {
@@ -250,74 +250,74 @@ TEST_F(PumpTest, RequestsThatWaitGoOnWhenEverTheirPeerReads) {
     reader.hang_up();
   });
   bool called = true;
-  while (called && !pump_.turn(0s)) called = is_called(10'000);  // its end is the first event
+  while (called && !poller_.turn(0s)) called = is_called(10'000);  // its end is the first event
   EXPECT_TRUE(called);
-  if (!called) pump_.drop(1);
+  if (!called) poller_.drop(1);
   other.join();
 }
 
-TEST_F(PumpTest, WhoSaysNoMoreGetsHisRepliesFirst) {
+TEST_F(PollerTest, WhoSaysNoMoreGetsHisRepliesFirst) {
   Client& client = connect(1);
   client.send(read_of(kLarge));
   client.say_no_more();
-  std::optional<Pump::Event> event;
+  std::optional<Poller::Event> event;
   size_t answered = 0;
-  while (!(event = pump_.turn(0s))) answered += client.frames().size();
+  while (!(event = poller_.turn(0s))) answered += client.frames().size();
   EXPECT_TRUE(is_gone(event, 1));
-  EXPECT_EQ(std::get<Pump::Gone>(event->what).error, 0);
+  EXPECT_EQ(std::get<Poller::Gone>(event->what).error, 0);
   EXPECT_EQ(answered + client.frames().size(), 1u);
   EXPECT_TRUE(client.ended);
 }
 
-TEST_F(PumpTest, WhoGoesAwayWithoutReadingIsGone) {
+TEST_F(PollerTest, WhoGoesAwayWithoutReadingIsGone) {
   Client& client = connect(1);
   client.send(read_of(kLarge));
-  EXPECT_FALSE(pump_.turn(0s));
+  EXPECT_FALSE(poller_.turn(0s));
   client.hang_up();
-  EXPECT_TRUE(is_gone(pump_.turn(0s), 1));
+  EXPECT_TRUE(is_gone(poller_.turn(0s), 1));
 }
 
-TEST_F(PumpTest, AClosedConnectionSendsWhatIsLeftAndListensToNothing) {
+TEST_F(PollerTest, AClosedConnectionSendsWhatIsLeftAndListensToNothing) {
   Client& client = connect(1);
   client.send(read_of(kLarge));
-  EXPECT_FALSE(pump_.turn(0s));
-  pump_.close(1);
+  EXPECT_FALSE(poller_.turn(0s));
+  poller_.close(1);
   client.send(kForOthers);
   size_t answered = 0;
   while (!client.ended) {
-    EXPECT_FALSE(pump_.turn(0s));
+    EXPECT_FALSE(poller_.turn(0s));
     answered += client.frames().size();
   }
   EXPECT_EQ(answered, 1u);
   client.hang_up();
-  EXPECT_TRUE(is_gone(pump_.turn(0s), 1));
+  EXPECT_TRUE(is_gone(poller_.turn(0s), 1));
 }
 
-TEST_F(PumpTest, ADroppedConnectionIsNotHeardOfAgain) {
+TEST_F(PollerTest, ADroppedConnectionIsNotHeardOfAgain) {
   Client& client = connect(1);
   client.send(kForOthers);
   client.send(kForOthers);
-  ASSERT_NE(frame_of(pump_.turn(0s)), nullptr);
-  pump_.drop(1);
-  EXPECT_FALSE(pump_.turn(0s));
+  ASSERT_NE(frame_of(poller_.turn(0s)), nullptr);
+  poller_.drop(1);
+  EXPECT_FALSE(poller_.turn(0s));
   client.frames();
   EXPECT_TRUE(client.ended);
 }
 
-TEST_F(PumpTest, BadBytesAreOneConnectionsEvent) {
+TEST_F(PollerTest, BadBytesAreOneConnectionsEvent) {
   Client& bad = connect(1);
   Client& good = connect(2);
   bad.send(random_bytes(100));
   good.send(read_of(kSmall));
-  const auto event = pump_.turn(0s);
+  const auto event = poller_.turn(0s);
   ASSERT_TRUE(event && event->id == 1);
   EXPECT_THROW(std::rethrow_exception(std::get<std::exception_ptr>(event->what)), Error);
-  pump_.close(1);
-  EXPECT_FALSE(pump_.turn(0s));
+  poller_.close(1);
+  EXPECT_FALSE(poller_.turn(0s));
   EXPECT_EQ(good.frames().size(), 1u);
 }
 
-TEST_F(PumpTest, ATurnLingersForRequests) {
+TEST_F(PollerTest, ATurnLingersForRequests) {
   Client& client = connect(1);
   std::thread other([&] {
     for (int i = 0; i < 3; ++i) {
@@ -326,78 +326,74 @@ TEST_F(PumpTest, ATurnLingersForRequests) {
     }
     client.send(kForOthers);
   });
-  EXPECT_NE(frame_of(pump_.turn(1h)), nullptr);
+  EXPECT_NE(frame_of(poller_.turn(1h)), nullptr);
   other.join();
 }
 
-TEST_F(PumpTest, ATurnEndsWhenItsTimeIsOver) {
+TEST_F(PollerTest, ATurnEndsWhenItsTimeIsOver) {
   Client& client = connect(1);
   for (int i = 0; i < 3; ++i) {
     client.send(read_of(kSmall));
-    EXPECT_FALSE(pump_.turn(2ms));
+    EXPECT_FALSE(poller_.turn(2ms));
     EXPECT_EQ(client.frames().size(), 1u);
     EXPECT_FALSE(is_called(0));
   }
 }
 
-TEST_F(PumpTest, TheTimeOfATurnThatHasEndedCallsNobody) {
+TEST_F(PollerTest, TheTimeOfATurnThatHasEndedCallsNobody) {
   Client& client = connect(1);
   std::thread other([&] {
     client.send(read_of(kSmall));
     while (client.frames().empty()) std::this_thread::yield();
     client.send(kForOthers);
   });
-  std::optional<Pump::Event> event;
-  while (!event) event = pump_.turn(50ms);
+  std::optional<Poller::Event> event;
+  while (!event) event = poller_.turn(50ms);
   EXPECT_NE(frame_of(event), nullptr);
   other.join();
   EXPECT_FALSE(is_called(60));
-  EXPECT_FALSE(pump_.turn(2ms));
+  EXPECT_FALSE(poller_.turn(2ms));
 }
 
-TEST_F(PumpTest, WhatSomebodyWaitsForIsSentInTheTurnThatBringsIt) {
+TEST_F(PollerTest, WhatSomebodyWaitsForIsSentInTheTurnThatBringsIt) {
   Client& reader = connect(1);
   Client& writer = connect(2);
-  desk_.remember("known", 9.0);
-  reader.send(wire({.op = Op::kPULL, .slices = {{kEmpty, {}}}, .body = "known"}));
-  EXPECT_FALSE(pump_.turn(0s));
+  reader.send(wire({.op = Op::kPULL, .slices = {{kEmpty, {}}}, .body = carry(0, 9.0)}));
+  EXPECT_FALSE(poller_.turn(0s));
   EXPECT_TRUE(reader.frames().empty());
   writer.send(wire({.op = Op::kASSIGN, .slices = {{kEmpty, {1, 2}}}, .sequence = 1}));
-  EXPECT_FALSE(pump_.turn(0s));
+  EXPECT_FALSE(poller_.turn(0s));
   const auto replies = reader.frames();
   ASSERT_EQ(replies.size(), 1u);
   EXPECT_EQ(floats_of(replies[0]->payload), (Floats{1, 2}));
 }
 
-TEST_F(PumpTest, ATurnEndsForReadsThatAreForOthers) {
-  Client& writer = connect(1);
-  FrameDecoder decoder;
-  decoder.feed(TestFrame{.op = Op::kNORM, .checksum = false}.wire());
-  desk_.park({9, false, decoder.next_frame(), 1e9}, AtKey{kEmpty});
-  writer.send(wire({.op = Op::kASSIGN, .slices = {{kEmpty, {1, 2}}}, .sequence = 1}));
-  EXPECT_FALSE(pump_.turn(1h));
-  EXPECT_TRUE(desk_.has_left_over());
+TEST_F(PollerTest, ATurnEndsForRequestsThatFail) {
+  Client& client = connect(1);
+  client.send(wire({.op = Op::kPUSH, .slices = {{kSmall, {1, 2}}}}));
+  EXPECT_FALSE(poller_.turn(1h));
+  EXPECT_TRUE(service_.has_failures());
 }
 
-TEST_F(PumpTest, WhatIsBusyLingersWithoutSleeping) {
+TEST_F(PollerTest, WhatIsBusyLingersWithoutSleeping) {
   const long before = num_sleeps();
-  Pump busy(desk_, bell_, 1h);
+  Poller busy(service_, bell_, 1h);
   EXPECT_FALSE(busy.turn(5ms));
   EXPECT_EQ(num_sleeps(), before);
-  EXPECT_FALSE(pump_.turn(5ms));
+  EXPECT_FALSE(poller_.turn(5ms));
   EXPECT_GT(num_sleeps(), before);
   eventfd_write(bell_, 1);
   EXPECT_FALSE(busy.turn(1h));
 }
 
-TEST_F(PumpTest, OnlyWhoStoppedInTheMiddleOfAFrameIsStalled) {
+TEST_F(PollerTest, OnlyWhoStoppedInTheMiddleOfAFrameIsStalled) {
   Client& stopped = connect(1);
   Client& quiet = connect(2);
   stopped.send(std::span(kForOthers).first(10));
   quiet.send(read_of(kSmall));
-  EXPECT_FALSE(pump_.turn(0s));
-  EXPECT_EQ(pump_.stalled(0s), std::vector<Pump::Id>{1});
-  EXPECT_TRUE(pump_.stalled(1h).empty());
+  EXPECT_FALSE(poller_.turn(0s));
+  EXPECT_EQ(poller_.stalled(0s), std::vector<Poller::Id>{1});
+  EXPECT_TRUE(poller_.stalled(1h).empty());
 }
 
 }  // namespace

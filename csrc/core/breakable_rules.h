@@ -1,0 +1,28 @@
+// Rules of the protocol that a test may break, to see that the simulator notices. Nothing else breaks them.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+namespace psstore {
+
+// X(name, what holds)
+#define PSSTORE_BREAKABLE_RULES(X)                                                            \
+  X(DECISIONS_COME_FIRST, "a push is staged after the decisions that it carries are applied") \
+  X(CONTRIBUTIONS_ARE_WAITED_FOR, "a read waits while the decision on its slice lacks some")  \
+  X(SCALES_ARE_HEARD, "a shard applies the scale that a worker tells it")                     \
+  X(NO_NORM_IS_A_SKIP, "a decision whose norm is not finite is not applied")
+
+enum class BreakableRule : uint32_t {
+#define PSSTORE_X(name, meaning) k##name,
+  PSSTORE_BREAKABLE_RULES(PSSTORE_X)
+#undef PSSTORE_X
+};
+
+inline std::atomic<uint32_t> broken_rules{0};  // a bit for each
+
+inline bool holds(BreakableRule rule) {
+  return (broken_rules.load(std::memory_order_relaxed) >> static_cast<uint32_t>(rule) & 1U) == 0;
+}
+
+}  // namespace psstore

@@ -1,0 +1,310 @@
+#include "server/data_service.h"
+
+#include <algorithm>
+#include <new>
+#include <span>
+#include <sstream>
+#include <utility>
+
+#include "core/breakable_rules.h"
+#include "core/crc32c.h"
+#include "table/device_backend.h"
+#include "table/published.h"
+#include "wire/encoder.h"
+
+namespace psstore {
+namespace {
+
+uint32_t checksum_of(std::span<const Piece> pieces) {
+  uint32_t crc = 0;
+  for (const Piece& piece : pieces) crc = crc32c({piece.buffer->data(), piece.num_bytes}, crc);
+  return crc;
+}
+
+// What a read waits for, slice by slice.
+bool may_come(ErrorCode status) {
+  return status == ErrorCode::NOT_INITIALISED ||
+         (status == ErrorCode::NOT_APPLIED && holds(BreakableRule::kCONTRIBUTIONS_ARE_WAITED_FOR));
+}
+
+Op reply_to(Op op) {
+  return static_cast<Op>(static_cast<uint8_t>(op) + 1);
+}
+
+bool is_read(Op op) {
+  return op == Op::kPULL || op == Op::kNORM;
+}
+
+bool carries(Op op) {
+  return op == Op::kPUSH || is_read(op);
+}
+
+// Whether the changes that were read are what the bytes say, now that they are there.
+bool says_changes(ReadReply& reply) {
+  return std::ranges::all_of(reply.values.pieces, [&](const Piece& piece) {
+    return say_changes(reply.table.entries(), {piece.buffer->data(), piece.num_bytes});
+  });
+}
+
+void add_head(const Frame& frame, FrameParts parts, Replies& replies) {
+  parts.op = reply_to(frame.header.op);
+  parts.request = frame.header.request;
+  check_parts(parts);
+  std::string head(parts.encoded_bytes(), '\0');
+  encode_frame(parts, reinterpret_cast<std::byte*>(head.data()));
+  replies.add(head);
+}
+
+}  // namespace
+
+// ---- what policy says -------------------------------------------------------------------------------
+
+uint32_t DataService::newest_incarnation(uint32_t rank) const {
+  const auto known = incarnations_.find(rank);
+  return known == incarnations_.end() ? 0 : known->second;
+}
+
+void DataService::attached(const Life& life) {
+  incarnations_[life.rank] = std::max(life.incarnation, newest_incarnation(life.rank));
+}
+
+void DataService::advanced(bool needs_scale) {
+  unapplied_.reset();
+  lacks_scale_ = needs_scale;
+  pending_.reached(shard_.version());
+}
+
+// ---- requests ---------------------------------------------------------------------------------------
+
+bool DataService::is_write(Op op) {
+  switch (op) {
+    case Op::kPUSH:
+    case Op::kASSIGN:
+    case Op::kADD:
+    case Op::kINIT:
+    case Op::kRESTORE: return true;
+    default: return false;
+  }
+}
+
+bool DataService::takes(const Header& header) {
+  return is_write(header.op) || (is_read(header.op) && header.payload_bytes == 0);
+}
+
+void DataService::check_may_push(const ConnectedClient& client, const Header& header) const {
+  const std::string rank = std::to_string(header.rank);
+  if (client.worker != Life{header.rank, header.incarnation}) {
+    throw Error(ErrorCode::NOT_A_WORKER,
+                "PUSH as rank " + rank + " needs ATTACH with its ticket on this connection first");
+  }
+  const uint32_t newest = newest_incarnation(header.rank);
+  if (header.incarnation < newest) {
+    throw Error(ErrorCode::STALE_INCARNATION,
+                "rank " + rank + " lives on as incarnation " + std::to_string(newest) +
+                    "; this client is incarnation " + std::to_string(header.incarnation) +
+                    " and was replaced");
+  }
+}
+
+bool DataService::brings_news(const ConnectedClient& client, const Frame& frame) const {
+  const Op op = frame.header.op;
+  if (op == Op::kPUSH) check_may_push(client, frame.header);
+  if (!carries(op) || parse_carry(frame.body).newest <= shard_.version()) return false;
+  return op != Op::kPUSH || holds(BreakableRule::kDECISIONS_COME_FIRST);
+}
+
+void DataService::hear_scale(const ConnectedClient& client, const Carry& carry) {
+  // Who is no worker has no say in it: nothing else vouches for a scale.
+  const bool is_new = scaled_ < carry.scaled && carry.scaled == shard_.version();
+  if (!is_new || !client.worker || !holds(BreakableRule::kSCALES_ARE_HEARD)) return;
+  std::optional<double> factor = carry.factor;
+  if (!factor && !holds(BreakableRule::kNO_NORM_IS_A_SKIP)) factor = 1.0;
+  shard_.set_scale(carry.scaled, factor);
+  scaled_ = carry.scaled;
+  lacks_scale_ = false;
+  pending_.touched_all();
+}
+
+BufferRef DataService::admit(const ConnectedClient& client, Frame& frame) {
+  if (frame.header.op == Op::kPUSH) hear_scale(client, parse_carry(frame.body));
+  return psstore::admit(shard_, frame);
+}
+
+void DataService::answer(const std::shared_ptr<ConnectedClient>& client,
+                         const std::shared_ptr<Frame>& frame, Replies& replies, double now_s) {
+  if (is_read(frame->header.op)) {
+    const Carry carry = parse_carry(frame->body);
+    hear_scale(*client, carry);
+    answer_read({client, frame, carry.at_least, carry.wait_s, now_s + carry.wait_s}, now_s,
+                replies);
+  } else {
+    answer_write(*client, *frame, replies);
+  }
+  answer_due(pending_.take_due(), now_s);
+  if (auto own = deliveries_.extract(client->connection)) replies.add(own.mapped().take());
+}
+
+void DataService::answer_write(const ConnectedClient& client, Frame& frame, Replies& replies) {
+  const Header& header = frame.header;
+  if (header.payload_bytes == 0 || header.is_shared()) admit(client, frame);
+  const SliceTable table = write(shard_, frame, client.writer);
+  pending_.touched(frame.table.entries());
+  add_head(frame, {.sequence = shard_.version(), .table = table.entries()}, replies);
+}
+
+void DataService::answer_read(PendingRead read, double now_s, Replies& replies, bool whole) {
+  const Frame& frame = *read.frame;
+  const bool patient = read.until_s > now_s;
+  if (shard_.version() < read.at_least && unapplied_) {
+    const Decision decision = *unapplied_;
+    shard_.advance(decision);
+    advanced(decision.needs_scale());
+  }
+  if (shard_.version() < read.at_least) {
+    if (!patient) throw_late(read);
+    const AtVersion wanted{read.at_least};
+    pending_.add(std::move(read), wanted);
+    return;
+  }
+  ConnectedClient& client = *read.client;
+  const bool share = frame.header.is_shared() && !client.arenas.empty() &&
+                     client.leases.has_room(options_.max_leased_bytes);
+  ReadReply reply = psstore::read(shard_, frame, {.share = share, .whole = whole});
+  const auto fails = [](const SliceEntry& entry) { return is_failure(entry.status); };
+  const auto failed = std::ranges::find_if(reply.table, fails);
+  if (failed != reply.table.end() && patient && may_come(failed->status)) {
+    pending_.add(std::move(read), AtKey{failed->key});
+  } else if (reply.values.ready == nullptr || (reply.values.shared && client.is_own)) {
+    send(read, reply, shard_.version(), now_s, replies);
+  } else {
+    filling_.push_back({std::move(read), std::move(reply), shard_.version(), whole});
+  }
+}
+
+void DataService::send(const PendingRead& read, ReadReply& reply, uint64_t version, double now_s,
+                       Replies& replies) {
+  ConnectedClient& client = *read.client;
+  std::vector<Piece>& pieces = reply.values.pieces;
+  const bool shared = reply.values.shared;
+  if (shared) tell_blocks(client, replies);
+  std::optional<uint32_t> crc;
+  if (client.wants_checksum && !shared) crc = checksum_of(pieces);
+  add_head(*read.frame,
+           {.shared = shared,
+            .sequence = version,
+            .table = reply.table.entries(),
+            .payload_bytes = reply.table.payload_bytes(),
+            .payload_crc = crc},
+           replies);
+  if (shared) {
+    client.leases.begin(read.frame->header.request, std::move(pieces), now_s);
+  } else {
+    for (Piece& piece : pieces) replies.add(std::move(piece));
+  }
+}
+
+void DataService::tell_blocks(ConnectedClient& client, Replies& replies) {
+  const auto* const backend = dynamic_cast<const DeviceBackend*>(shard_.backend().get());
+  if (backend == nullptr || client.is_own) return;
+  const auto blocks = backend->blocks_after(client.last_block);
+  if (blocks.empty()) return;
+  client.last_block = blocks.back()->number();
+  replies.add(options_.describe_blocks(blocks));
+}
+
+void DataService::throw_late(const PendingRead& read) const {
+  std::ostringstream message;
+  message << "shard " << shard_.index() << " is at version " << shard_.version() << "; version "
+          << read.at_least << " did not come within " << read.wait_s << " s";
+  throw Error(ErrorCode::DEADLINE_EXCEEDED, message.str());
+}
+
+// ---- connections ------------------------------------------------------------------------------------
+
+void DataService::forget(uint64_t connection) {
+  const auto found = clients_.find(connection);
+  if (found == clients_.end()) return;
+  found->second->leases.clear();
+  clients_.erase(found);
+  pending_.forget(connection);
+  deliveries_.erase(connection);
+  // What the device still writes to stays the shard's until it is done.
+  std::erase_if(filling_,
+                [=](const Filling& one) { return one.read.client->connection == connection; });
+  std::erase_if(failures_, [=](const Failure& one) { return one.connection == connection; });
+}
+
+std::vector<uint64_t> DataService::reading_since(double before_s) const {
+  std::vector<uint64_t> found;
+  for (const auto& [connection, client] : clients_) {
+    if (client->leases.any_since(before_s)) found.push_back(connection);
+  }
+  return found;
+}
+
+size_t DataService::num_leases() const {
+  size_t count = 0;
+  for (const auto& [_, client] : clients_) count += client->leases.size();
+  return count;
+}
+
+// ---- what becomes due -------------------------------------------------------------------------------
+
+void DataService::wake(double now_s) {
+  answer_due(pending_.take_due(now_s), now_s);
+  answer_filled(now_s);
+}
+
+std::optional<double> DataService::next_wake() const {
+  if (!deliveries_.empty() || !failures_.empty() || !filling_.empty()) return 0.0;
+  return pending_.next_wake();
+}
+
+template <typename Answer>
+void DataService::deliver(uint64_t connection, uint64_t request, Answer answer) {
+  try {
+    Replies& replies = deliveries_[connection];
+    answer(replies);
+    if (replies.empty()) deliveries_.erase(connection);
+  } catch (const Error&) {
+    fail(connection, request, std::current_exception());
+  } catch (const std::bad_alloc&) {
+    fail(connection, request, std::current_exception());
+  }
+}
+
+void DataService::answer_due(std::vector<PendingRead> due, double now_s) {
+  for (PendingRead& read : due) {
+    const uint64_t request = read.frame->header.request;
+    deliver(read.client->connection, request,
+            [&](Replies& replies) { answer_read(std::move(read), now_s, replies); });
+  }
+}
+
+void DataService::answer_filled(double now_s) {
+  bool any = false;
+  while (!filling_.empty()) {
+    std::exception_ptr failed;
+    try {
+      if (!filling_.front().reply.values.ready->done()) break;
+    } catch (const Error&) {
+      failed = std::current_exception();
+    }
+    Filling filled = std::move(filling_.front());
+    filling_.pop_front();
+    any = true;
+    const uint64_t request = filled.read.frame->header.request;
+    deliver(filled.read.client->connection, request, [&](Replies& replies) {
+      if (failed) std::rethrow_exception(failed);
+      if (filled.reply.values.shared || filled.whole || says_changes(filled.reply)) {
+        send(filled.read, filled.reply, filled.version, now_s, replies);
+      } else {
+        answer_read(std::move(filled.read), now_s, replies, /*whole=*/true);
+      }
+    });
+  }
+  // Whoever gets a leased value may count on it that the memory of its pushes is free again.
+  if (any) shard_.flush();
+}
+
+}  // namespace psstore

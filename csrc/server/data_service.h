@@ -1,0 +1,164 @@
+// A shard's answers to requests for data, of all its connections: pushes, plain writes, reads.
+//
+// Complete: whatever can be asked about data is answered here, be it over a socket, in shared memory, or
+// from a device. One thing is policy's (protocol/shard_facts.py), which can verify signatures: a request
+// that carries a decision that is new to this shard is handed out first, and handed in again once the
+// decision is applied.
+//
+//   request ─► client may? ─► news? ─► policy ─► again
+//                            │ no
+//                            ├─► write ─► reply, and those who waited for it
+//                            └─► read ──► reply │ it waits: PendingReads │ a device fills it in: filling_
+//
+// Replies to connections other than the one that is served are deliveries, and requests that fail are
+// failures: whoever drives the connections takes both with wake().
+//
+// One thread at a time, as the connections of a shard are served.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <exception>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "device/device_arena.h"
+#include "server/connected_client.h"
+#include "server/frame_calls.h"
+#include "server/pending_reads.h"
+#include "server/replies.h"
+#include "wire/carry.h"
+
+namespace psstore {
+
+struct DataServiceOptions {
+  // Of values that one connection may read where they lie, at a time.
+  uint64_t max_leased_bytes = uint64_t{1} << 30;
+  // The frame that tells a client of a device's blocks, before it reads what lies there.
+  std::function<std::string(const std::vector<std::shared_ptr<device::SharedBlock>>&)>
+      describe_blocks = {};
+};
+
+class DataService {
+ public:
+  // A request that can't be served.
+  struct Failure {
+    uint64_t connection;
+    uint64_t request;
+    std::exception_ptr error;
+  };
+
+  // The shard lives as long as this.
+  explicit DataService(Shard& shard, DataServiceOptions options = {})
+      : shard_(shard), options_(std::move(options)) {}
+
+  // ---- what policy says
+
+  // From now on no request is taken.
+  void close() { closed_ = true; }
+  bool is_closed() const { return closed_; }
+  // The connection's handshake is over.
+  void opened(const std::shared_ptr<ConnectedClient>& client) {
+    clients_[client->connection] = client;
+  }
+  // That life of the rank attached here; 0 if none did.
+  uint32_t newest_incarnation(uint32_t rank) const;
+  void attached(const Life& life);
+  // Slices are gone, or have been defined.
+  void schema_changed() { pending_.touched_all(); }
+  // The shard has applied a decision, which waits for its scale or does not.
+  void advanced(bool needs_scale);
+  // There was no room for what this decision asks for. It is told only once: reads that wait for it try again.
+  void could_not_apply(const Decision& decision) { unapplied_ = decision; }
+  // The last decision that every slice here can apply, as far as this shard knows.
+  uint64_t applied() const { return shard_.version() - (lacks_scale_ ? 1 : 0); }
+
+  // ---- requests
+
+  // Those with a payload.
+  static bool is_write(Op op);
+  // Whether it is a request for data.
+  static bool takes(const Header& header);
+  // Whether policy has to hear first of what the frame carries. Throws Error: the request fails, or, if the
+  // code is a ProtocolError's, the connection.
+  bool brings_news(const ConnectedClient& client, const Frame& frame) const;
+  // Room for the payload that is announced; empty: it is not worth receiving. Throws Error.
+  // REQUIRES: !brings_news().
+  BufferRef admit(const ConnectedClient& client, Frame& frame);
+  // Answers a complete frame: adds the reply, or has the read wait. Throws Error, std::bad_alloc.
+  // REQUIRES: !brings_news().
+  void answer(const std::shared_ptr<ConnectedClient>& client, const std::shared_ptr<Frame>& frame,
+              Replies& replies, double now_s);
+  void fail(uint64_t connection, uint64_t request, std::exception_ptr error) {
+    failures_.push_back({connection, request, std::move(error)});
+  }
+
+  // ---- connections
+
+  // The connection is gone: nothing is read there, and nothing waits.
+  void forget(uint64_t connection);
+  // Connections that read a value in shared memory since then, or longer.
+  std::vector<uint64_t> reading_since(double before_s) const;
+  // Answers that are read in shared memory.
+  size_t num_leases() const;
+
+  // ---- what becomes due
+
+  // Looks at the reads whose wait may be over, and at those that a device has filled in by now.
+  void wake(double now_s);
+  // When wake() may next give something.
+  std::optional<double> next_wake() const;
+  // A device is at work on replies.
+  bool is_filling() const { return !filling_.empty(); }
+  // Replies for connections other than the one that was served, in the order of their numbers.
+  std::map<uint64_t, Replies> take_deliveries() { return std::exchange(deliveries_, {}); }
+  std::vector<Failure> take_failures() { return std::exchange(failures_, {}); }
+  bool has_failures() const { return !failures_.empty(); }
+
+ private:
+  // A read whose values a device writes.
+  struct Filling {
+    PendingRead read;
+    ReadReply reply;
+    uint64_t version;  // of the shard, when it was read
+    bool whole;
+  };
+
+  void check_may_push(const ConnectedClient& client, const Header& header) const;
+  void hear_scale(const ConnectedClient& client, const Carry& carry);
+  void answer_write(const ConnectedClient& client, Frame& frame, Replies& replies);
+  // `whole`: a delta that was read for it did not say its change.
+  void answer_read(PendingRead read, double now_s, Replies& replies, bool whole = false);
+  [[noreturn]] void throw_late(const PendingRead& read) const;
+  // To deliveries_; or has them wait again, or fail.
+  void answer_due(std::vector<PendingRead> due, double now_s);
+  void answer_filled(double now_s);
+  // Runs `answer` for a read that is not being served: what it adds is delivered, what it throws a failure.
+  template <typename Answer>
+  void deliver(uint64_t connection, uint64_t request, Answer answer);
+  void send(const PendingRead& read, ReadReply& reply, uint64_t version, double now_s,
+            Replies& replies);
+  void tell_blocks(ConnectedClient& client, Replies& replies);
+
+  Shard& shard_;
+  const DataServiceOptions options_;
+  bool closed_ = false;
+  std::optional<Decision> unapplied_;
+  uint64_t scaled_ = 0;       // the last decision whose scale was told here
+  bool lacks_scale_ = false;  // the last decision is to be scaled, and was not
+  std::unordered_map<uint32_t, uint32_t> incarnations_;           // by rank
+  std::map<uint64_t, std::shared_ptr<ConnectedClient>> clients_;  // by connection
+  PendingReads pending_;
+  std::deque<Filling> filling_;             // in the order in which the device writes them
+  std::map<uint64_t, Replies> deliveries_;  // by connection
+  std::vector<Failure> failures_;
+};
+
+}  // namespace psstore

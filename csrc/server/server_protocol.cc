@@ -1,0 +1,112 @@
+#include "server/server_protocol.h"
+
+#include <algorithm>
+#include <new>
+#include <utility>
+
+namespace psstore {
+namespace {
+
+// What it is an error of: the peer's, whose connection ends, or of one request.
+bool is_protocol_error(const Error& error) {
+  return error.code() <= ErrorCode::BAD_SIGNATURE;
+}
+
+}  // namespace
+
+void ServerProtocol::open(std::string writer, bool wants_checksum) {
+  client_->writer = std::move(writer);
+  client_->wants_checksum = wants_checksum;
+  open_ = true;
+  service_.opened(client_);
+}
+
+void ServerProtocol::attach(const Life& worker) {
+  client_->worker = worker;
+  service_.attached(worker);
+}
+
+void ServerProtocol::again(std::shared_ptr<Frame> frame) {
+  announced_ = false;
+  again_ = std::move(frame);
+}
+
+std::shared_ptr<Frame> ServerProtocol::next_frame(double now_s) {
+  while (replies_.num_bytes() < kMaxWaitingReplyBytes) {
+    std::shared_ptr<Frame> frame = fetch();
+    if (frame == nullptr) return nullptr;
+    asked_ |= open_;
+    if (std::exchange(announced_, false)) return frame;
+    if (open_ && !service_.is_closed() && take(frame, now_s)) continue;
+    announced_ = !frame->complete;
+    return frame;
+  }
+  return nullptr;
+}
+
+std::shared_ptr<Frame> ServerProtocol::fetch() {
+  if (again_ != nullptr) return std::exchange(again_, nullptr);
+  std::shared_ptr<Frame> frame = decoder_.next_frame();
+  if (frame != nullptr && frame->complete && open_) attach_payload(*frame);
+  return frame;
+}
+
+// First of all: once the frame is gone, whatever became of it, that memory is the client's again.
+void ServerProtocol::attach_payload(Frame& frame) const {
+  const Header& header = frame.header;
+  if (!header.is_shared() || header.payload_bytes == 0) return;
+  const std::string what = "operation " + std::to_string(static_cast<int>(header.op));
+  if (!DataService::is_write(header.op)) {
+    throw Error(ErrorCode::UNEXPECTED_MESSAGE, what + " of this connection can't have a payload");
+  }
+  const auto entries = frame.table.entries();
+  const auto arena = std::ranges::find_if(
+      client_->arenas, [&](const auto& one) { return one->begins_here(entries); });
+  if (arena == client_->arenas.end()) {
+    throw Error(ErrorCode::UNEXPECTED_MESSAGE,
+                what + " lies in no memory that its connection shares");
+  }
+  frame.payload = (*arena)->range_of(entries, header.request);
+}
+
+bool ServerProtocol::take(const std::shared_ptr<Frame>& frame, double now_s) {
+  const Header& header = frame->header;
+  if (header.op == Op::kRELEASE && frame->complete) {
+    client_->leases.end(header.request);
+    return true;
+  }
+  if (!DataService::takes(header)) return false;
+  std::exception_ptr failed;
+  try {
+    if (frame->complete && refused_) std::rethrow_exception(std::exchange(refused_, nullptr));
+    if (service_.brings_news(*client_, *frame)) return false;
+    if (frame->complete) {
+      service_.answer(client_, frame, replies_, now_s);
+    } else {
+      receive(*frame);
+    }
+    return true;
+  } catch (const Error& error) {
+    if (is_protocol_error(error)) throw;
+    failed = std::current_exception();
+  } catch (const std::bad_alloc&) {
+    failed = std::current_exception();
+  }
+  if (frame->complete) {
+    service_.fail(client_->connection, header.request, std::move(failed));
+  } else {
+    refused_ = std::move(failed);
+    decoder_.discard();
+  }
+  return true;
+}
+
+void ServerProtocol::receive(Frame& frame) {
+  if (BufferRef destination = service_.admit(*client_, frame)) {
+    decoder_.accept(std::move(destination));
+  } else {
+    decoder_.discard();
+  }
+}
+
+}  // namespace psstore

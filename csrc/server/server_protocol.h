@@ -1,0 +1,68 @@
+// One connection of a shard: bytes in; out come the replies to requests for data, and every frame that is
+// somebody else's, in the order of arrival.
+//
+//   decoder ─► frame ─► data service ─► replies        Sans-IO, as the decoder is. Until open() every frame
+//                └────► whoever calls                  comes out.
+//                  ▲          │ again()
+//                  └──────────┘
+#pragma once
+
+#include <exception>
+#include <memory>
+#include <string>
+
+#include "server/data_service.h"
+#include "wire/decoder.h"
+
+namespace psstore {
+
+// Replies that may wait here: beyond it they have to be taken before it goes on. What a client can make
+// us hold at once is this, and one reply.
+inline constexpr size_t kMaxWaitingReplyBytes = 256u << 10;
+
+class ServerProtocol {
+ public:
+  // Both live as long as this.
+  ServerProtocol(FrameDecoder& decoder, DataService& service, uint64_t connection)
+      : decoder_(decoder), service_(service), client_(std::make_shared<ConnectedClient>()) {
+    client_->connection = connection;
+  }
+
+  // From now on requests for data are answered here. `writer`: who numbers its plain writes.
+  void open(std::string writer, bool wants_checksum);
+  // It is that worker, too. REQUIRES: open().
+  void attach(const Life& worker);
+  // Its memory, leases, and where it runs.
+  ConnectedClient& client() { return *client_; }
+
+  // The next frame that is somebody else's, as of FrameDecoder::next_frame: who is to answer an announcement
+  // gets the complete frame, too. A request for data comes out if it brings a decision that is new here.
+  // Null: more bytes are needed, or replies are to be taken first. Throws Error: the client is at fault. `now_s`:
+  // on the clock of all of the service's connections.
+  std::shared_ptr<Frame> next_frame(double now_s);
+  // What came out last is a request for data, and what it brought is no news any more: next_frame answers it.
+  void again(std::shared_ptr<Frame> frame);
+  // Whether a request has come since open().
+  bool has_asked() const { return asked_; }
+  // To the requests answered since; to be sent before anything else is.
+  Replies& replies() { return replies_; }
+
+ private:
+  std::shared_ptr<Frame> fetch();
+  // Whether it was a request for data: it is answered, or has failed, or its payload is received.
+  bool take(const std::shared_ptr<Frame>& frame, double now_s);
+  void attach_payload(Frame& frame) const;
+  void receive(Frame& frame);
+
+  FrameDecoder& decoder_;
+  DataService& service_;
+  const std::shared_ptr<ConnectedClient> client_;
+  bool open_ = false;
+  bool announced_ = false;      // to others: the frame that is arriving
+  std::exception_ptr refused_;  // why the payload that is arriving is discarded
+  std::shared_ptr<Frame> again_;
+  bool asked_ = false;
+  Replies replies_;
+};
+
+}  // namespace psstore

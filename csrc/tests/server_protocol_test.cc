@@ -1,0 +1,295 @@
+// DataService and ServerProtocol: what is answered, what comes out for others, and where replies wait.
+#include "server/server_protocol.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <numeric>
+
+#include "request_support.h"
+
+namespace psstore::testing {
+namespace {
+
+constexpr Key kSmall = make_key(1, 0);
+constexpr Key kLarge = make_key(2, 0);
+constexpr Key kWeights = make_key(3, 0);
+constexpr Key kUnknown = make_key(4, 0);
+constexpr Key kEmpty = make_key(5, 0);
+constexpr size_t kLargeElems = 100'000;
+Decision skip(uint64_t number) {
+  return Decision(number, true, 1.0, {}, {});
+}
+
+struct Reply {
+  std::shared_ptr<Frame> frame;
+  Floats values;
+};
+
+class ServerProtocolTest : public ::testing::Test {
+ protected:
+  ServerProtocolTest() {
+    shard_.define({1, DType::kFloat32, RuleKind::kAssign, 0, true, {{kSmall, 2}}});
+    shard_.define({3, DType::kFloat32, RuleKind::kSgd, 0, true, {{kWeights, 2}}});
+    shard_.define({2, DType::kFloat32, RuleKind::kAssign, 0, true, {{kLarge, kLargeElems}}});
+    shard_.define({5, DType::kFloat32, RuleKind::kAssign, 0, false, {{kEmpty, 2}}});
+  }
+
+  // What comes out for others while bytes come in reads of at most `max_read`; they take no payloads.
+  std::vector<std::shared_ptr<Frame>> others(std::span<const std::byte> bytes,
+                                             size_t max_read = 1 << 20) {
+    std::vector<std::shared_ptr<Frame>> all;
+    receive(decoder_, bytes, max_read, [&] {
+      while (std::shared_ptr<Frame> frame = protocol_.next_frame(now_s_)) {
+        if (!frame->complete) decoder_.discard();
+        all.push_back(std::move(frame));
+      }
+    });
+    return all;
+  }
+
+  // The replies that wait, as a client reads them.
+  std::vector<Reply> replies() { return read_all(protocol_.replies()); }
+  static std::vector<Reply> read_all(Replies& replies) {
+    Bytes stream;
+    for (const Replies::Part& part : replies.take()) append(stream, bytes_of(part));
+    std::vector<Reply> all;
+    const auto pool = make_pool();
+    FrameDecoder decoder;
+    deliver(decoder, stream, stream.size(), [&](Frame& frame) {
+      if (!frame.complete) {
+        decoder.accept(pool->allocate(frame.header.payload_bytes));
+        return;
+      }
+      all.push_back(
+          {std::make_shared<Frame>(frame), frame.payload ? floats_of(frame.payload) : Floats()});
+    });
+    return all;
+  }
+  static std::span<const std::byte> bytes_of(const Replies::Part& part) {
+    if (const auto* piece = std::get_if<Piece>(&part)) {
+      return {piece->buffer->data(), piece->num_bytes};
+    }
+    return std::as_bytes(std::span(std::get<std::string>(part)));
+  }
+
+  static ErrorCode code_of(const DataService::Failure& failure) {
+    try {
+      std::rethrow_exception(failure.error);
+    } catch (const Error& error) {
+      return error.code();
+    }
+  }
+
+  Shard shard_{ShardOptions()};
+  DataService service_{shard_};
+  double now_s_ = 100.0;
+  FrameDecoder other_decoder_;
+  FrameDecoder decoder_;
+  ServerProtocol protocol_{decoder_, service_, 1};
+};
+
+Floats ascending(size_t num_elems) {
+  Floats values(num_elems);
+  std::iota(values.begin(), values.end(), 0.0F);
+  return values;
+}
+
+TEST_F(ServerProtocolTest, OrdinaryRequestsAreAnsweredHoweverTheirBytesCome) {
+  const Floats large = ascending(kLargeElems);
+  const Bytes write = wire({Op::kASSIGN, {{kSmall, {1, 2}}, {kLarge, large}}, 7, 1});
+  const Bytes read = wire({Op::kPULL, {{kLarge, {}}, {kSmall, {}}}, 8});
+  protocol_.open("a", false);
+  for (const size_t max_read : {size_t{1} << 20, size_t{17}}) {
+    EXPECT_TRUE(others(write, max_read).empty());
+    EXPECT_TRUE(others(read, max_read).empty());
+    const std::vector<Reply> all = replies();
+    ASSERT_EQ(all.size(), 2u);
+    EXPECT_EQ(all[0].frame->header.op, Op::kASSIGNED);
+    EXPECT_EQ(all[0].frame->header.request, 7u);
+    for (const SliceEntry& entry : all[0].frame->table) EXPECT_EQ(entry.status, ErrorCode::OK);
+    EXPECT_EQ(all[1].frame->header.op, Op::kPULLED);
+    EXPECT_EQ(all[1].frame->header.request, 8u);
+    Floats expected = large;
+    expected.insert(expected.end(), {1, 2});
+    EXPECT_EQ(all[1].values, expected);
+  }
+}
+
+TEST_F(ServerProtocolTest, ALargeValueWaitsAsItIsAndOutlivesTheNextOne) {
+  protocol_.open("a", false);
+  EXPECT_TRUE(others(wire({Op::kPULL, {{kLarge, {}}}})).empty());
+  const Replies::Parts parts = protocol_.replies().take();
+  EXPECT_TRUE(protocol_.replies().empty());
+  ASSERT_EQ(parts.size(), 2u);
+  ASSERT_TRUE(std::holds_alternative<Piece>(parts[1]));
+  EXPECT_TRUE(others(wire({Op::kASSIGN, {{kLarge, ascending(kLargeElems)}}, 1, 1})).empty());
+  EXPECT_TRUE(
+      std::ranges::all_of(bytes_of(parts[1]), [](std::byte b) { return b == std::byte{0}; }));
+}
+
+TEST_F(ServerProtocolTest, EverythingIsForOthersUntilItIsOpen) {
+  const Bytes read = wire({Op::kPULL, {{kSmall, {}}}});
+  EXPECT_EQ(others(read).size(), 1u);
+  protocol_.open("a", false);
+  EXPECT_TRUE(others(read).empty());
+  service_.close();
+  EXPECT_EQ(others(read).size(), 1u);
+  EXPECT_EQ(replies().size(), 1u);
+}
+
+TEST_F(ServerProtocolTest, NewsComeOutAndTheirRequestIsTakenBack) {
+  protocol_.open("a", false);
+  protocol_.attach({0, 1});
+  for (const uint64_t number : {1u, 2u}) {
+    decoder_.feed(wire({Op::kPUSH, {{kWeights, {1, 2}}}, 1, 0, 1, carry(number)}));
+    const std::shared_ptr<Frame> announced = protocol_.next_frame(now_s_);
+    ASSERT_NE(announced, nullptr);
+    EXPECT_FALSE(announced->complete);
+    shard_.advance(skip(number));
+    service_.advanced(false);
+    protocol_.again(announced);
+    EXPECT_EQ(protocol_.next_frame(now_s_), nullptr);
+    EXPECT_TRUE(announced->complete);
+    EXPECT_EQ(replies().at(0).frame->header.op, Op::kPUSHED);
+  }
+}
+
+TEST_F(ServerProtocolTest, AnAnnouncedFrameThatOthersKeepIsTheirsToTheEnd) {
+  protocol_.open("a", false);
+  protocol_.attach({0, 1});
+  decoder_.feed(wire({Op::kPUSH, {{kWeights, {1, 2}}}, 1, 0, 1, carry(1)}));
+  const std::shared_ptr<Frame> announced = protocol_.next_frame(now_s_);
+  ASSERT_NE(announced, nullptr);
+  shard_.advance(skip(1));
+  decoder_.discard();
+  EXPECT_EQ(protocol_.next_frame(now_s_), announced);
+  EXPECT_TRUE(announced->complete);
+  EXPECT_TRUE(protocol_.replies().empty());
+}
+
+TEST_F(ServerProtocolTest, EachSliceSaysWhatFailedThere) {
+  protocol_.open("a", false);
+  EXPECT_TRUE(others(wire({Op::kPULL, {{kSmall, {}}, {kUnknown, {}}}})).empty());
+  EXPECT_EQ(replies().at(0).frame->table[1].status, ErrorCode::UNKNOWN_KEY);
+  EXPECT_TRUE(others(wire({Op::kASSIGN, {{kUnknown, {1}}}, 1, 1})).empty());
+  EXPECT_EQ(replies().at(0).frame->table[0].status, ErrorCode::UNKNOWN_KEY);
+}
+
+TEST_F(ServerProtocolTest, APushIsOfTheNewestLifeAttachedHere) {
+  const auto code_of_push = [&](uint32_t incarnation) {
+    EXPECT_TRUE(others(wire({Op::kPUSH, {{kWeights, {1, 2}}}, 1, 0, incarnation})).empty());
+    const auto failures = service_.take_failures();
+    if (failures.empty()) return replies().at(0).frame->table[0].status;
+    EXPECT_EQ(failures.size(), 1u);
+    return code_of(failures[0]);
+  };
+  protocol_.open("a", false);
+  EXPECT_EQ(code_of_push(2), ErrorCode::NOT_A_WORKER);
+  protocol_.attach({0, 2});
+  EXPECT_EQ(code_of_push(2), ErrorCode::OK);
+  EXPECT_EQ(code_of_push(1), ErrorCode::NOT_A_WORKER);
+  service_.attached({0, 3});
+  EXPECT_EQ(code_of_push(2), ErrorCode::STALE_INCARNATION);
+  EXPECT_TRUE(protocol_.replies().empty());
+}
+
+TEST_F(ServerProtocolTest, AReadWaitsForAWriteHereOrElsewhereAndIsAnsweredWithIt) {
+  ServerProtocol reader{other_decoder_, service_, 2};
+  reader.open("b", false);
+  protocol_.open("a", false);
+  const Bytes read =
+      wire({.op = Op::kPULL, .slices = {{kEmpty, {}}}, .request = 8, .body = carry(0, 9.0)});
+  other_decoder_.feed(read);
+  EXPECT_EQ(reader.next_frame(now_s_), nullptr);
+  EXPECT_TRUE(others(read).empty());
+  EXPECT_TRUE(replies().empty());
+  EXPECT_EQ(service_.next_wake(), now_s_ + 9.0);
+
+  EXPECT_TRUE(others(wire({Op::kASSIGN, {{kEmpty, {3, 4}}}, 7, 1})).empty());
+  const std::vector<Reply> ours = replies();
+  ASSERT_EQ(ours.size(), 2u);
+  EXPECT_EQ(ours[0].frame->header.op, Op::kASSIGNED);
+  EXPECT_EQ(ours[1].values, (Floats{3, 4}));
+  EXPECT_EQ(service_.next_wake(), 0.0);
+  auto deliveries = service_.take_deliveries();
+  ASSERT_EQ(deliveries.size(), 1u);
+  EXPECT_EQ(read_all(deliveries[2]).at(0).values, (Floats{3, 4}));
+  EXPECT_EQ(service_.next_wake(), std::nullopt);
+}
+
+TEST_F(ServerProtocolTest, AReadIsLookedAtAgainWhenSomethingWasDoneToWhatItWaitsFor) {
+  protocol_.open("a", false);
+  const std::string waits = carry(0, 9.0);
+  EXPECT_TRUE(others(wire({.op = Op::kPULL, .slices = {{kEmpty, {}}}, .body = waits})).empty());
+  EXPECT_TRUE(others(wire({Op::kASSIGN, {{kSmall, {1, 2}}}, 1, 1})).empty());
+  EXPECT_EQ(service_.next_wake(), now_s_ + 9.0);
+  service_.schema_changed();
+  EXPECT_EQ(service_.next_wake(), 0.0);
+  service_.wake(now_s_);  // it is not there yet
+  EXPECT_TRUE(service_.take_deliveries().empty());
+  EXPECT_EQ(service_.next_wake(), now_s_ + 9.0);
+}
+
+TEST_F(ServerProtocolTest, AReadWhoseTimeIsOverSaysWhatIsMissing) {
+  protocol_.open("a", false);
+  const std::string waits = carry(0, 9.0);
+  const Bytes read = wire({.op = Op::kPULL, .slices = {{kEmpty, {}}}, .request = 8, .body = waits});
+  EXPECT_TRUE(others(read).empty());
+  service_.wake(now_s_ + 8.0);
+  EXPECT_TRUE(service_.take_deliveries().empty());
+  service_.wake(now_s_ + 9.0);
+  auto deliveries = service_.take_deliveries();
+  ASSERT_EQ(deliveries.size(), 1u);
+  EXPECT_EQ(read_all(deliveries[1]).at(0).frame->table[0].status, ErrorCode::NOT_INITIALISED);
+  EXPECT_TRUE(others(read).empty());
+  service_.forget(1);
+  service_.wake(now_s_ + 99.0);
+  EXPECT_TRUE(service_.take_deliveries().empty());
+}
+
+TEST_F(ServerProtocolTest, TooManyReadsThatWaitAreRefused) {
+  protocol_.open("a", false);
+  const std::string waits = carry(0, 9.0);
+  const Bytes read = wire({.op = Op::kPULL, .slices = {{kEmpty, {}}}, .body = waits});
+  for (size_t i = 0; i < kMaxPendingReads; ++i) EXPECT_TRUE(others(read).empty());
+  EXPECT_FALSE(service_.has_failures());
+  EXPECT_TRUE(others(read).empty());
+  EXPECT_EQ(code_of(service_.take_failures().at(0)), ErrorCode::OVERLOADED);
+}
+
+TEST_F(ServerProtocolTest, RepliesHaveToBeTakenBeforeItGoesOn) {
+  protocol_.open("a", false);
+  const Bytes read = wire({Op::kPULL, {{kLarge, {}}}});
+  Bytes stream;
+  for (int i = 0; i < 3; ++i) append(stream, read);
+  decoder_.feed(stream);
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_EQ(protocol_.next_frame(now_s_), nullptr);
+    EXPECT_EQ(replies().size(), 1u);
+  }
+  EXPECT_EQ(protocol_.next_frame(now_s_), nullptr);
+  EXPECT_TRUE(protocol_.replies().empty());
+  EXPECT_FALSE(decoder_.mid_frame());
+}
+
+TEST_F(ServerProtocolTest, PayloadsAreChecksummedForWhoWantsIt) {
+  protocol_.open("a", true);
+  EXPECT_TRUE(others(wire({Op::kASSIGN, {{kSmall, {1, 2}}}, 1, 1})).empty());
+  EXPECT_TRUE(others(wire({Op::kPULL, {{kSmall, {}}}})).empty());
+  const Reply reply = replies().at(1);
+  EXPECT_TRUE(reply.frame->header.has_checksum());
+  EXPECT_EQ(reply.values, (Floats{1, 2}));
+}
+
+TEST_F(ServerProtocolTest, KnowsWhetherAnythingWasAskedSinceItIsOpen) {
+  others(TestFrame{.op = Op::kHELLO}.wire());
+  EXPECT_FALSE(protocol_.has_asked());
+  protocol_.open("a", false);
+  EXPECT_FALSE(protocol_.has_asked());
+  others(TestFrame{.op = Op::kSTATS}.wire());
+  EXPECT_TRUE(protocol_.has_asked());
+}
+
+}  // namespace
+}  // namespace psstore::testing

@@ -1,0 +1,130 @@
+"""What a shard is told by clients and has to verify: signed definitions, tickets and decisions.
+
+Everything else about data is the compiled `DataService`'s (csrc/server/data_service.h). It hands out a request that
+carries a new decision, and takes it back once the decision is applied here: a worker's push of a round can never
+overtake the decision on its last one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from psstore import _core
+from psstore.errors import BadBody, BadSignature, OutOfMemory, StaleIncarnation
+from psstore.protocol.connection import Connection
+from psstore.protocol.rounds import Made
+from psstore.protocol.sharing import MAX_LEASED_BYTES, blocks_frame
+from psstore.protocol.signing import Signer
+from psstore.types import ITEM_BYTES, Tensor
+from psstore.wire import messages as m
+
+
+class ShardFacts:
+    """The facts that one shard has verified and follows."""
+
+    def __init__(
+        self, *, index: int, shard: _core.Shard, signer: Signer, max_leased_bytes: int = MAX_LEASED_BYTES
+    ) -> None:
+        """`max_leased_bytes`: of values that one connection may read where they lie."""
+        self.shard = shard
+        self._index = index
+        self._signer = signer
+        self.data = shard.make_data_service(max_leased_bytes=max_leased_bytes, describe_blocks=blocks_frame)
+        self.largest_bytes = 1
+        """Of a slice's value, so far."""
+
+    def define(self, facts: Sequence[m.Signed]) -> None:
+        for signed in facts:
+            fact = self._signer.open(signed)
+            if isinstance(fact, Tensor):
+                self._define(fact)
+            elif isinstance(fact, m.DropFact):
+                for tensor_id in fact.ids:
+                    self.shard.drop(tensor_id)
+                self.data.schema_changed()
+            else:
+                raise BadSignature("DEFINE carries a fact that is no definition")
+
+    def _define(self, tensor: Tensor) -> None:
+        mine = []
+        for index, shard in enumerate(tensor.shards):
+            if shard == self._index:
+                begin, end = tensor.bounds(index)
+                mine.append((tensor.key(index), end - begin))
+        spec = tensor.spec
+        largest_elems = max((num_elems for _, num_elems in mine), default=0)
+        self.largest_bytes = max(self.largest_bytes, largest_elems * ITEM_BYTES[spec.dtype])
+        self.shard.define(
+            tensor.id,
+            dtype=_core.DTYPES[spec.dtype],
+            rule=_core.RULES[spec.rule],
+            group=spec.group,
+            zeros=spec.zeros,
+            slices=mine,
+        )
+
+    def attach(self, connection: Connection, ticket: m.Signed) -> None:
+        """Lets the connection push as the worker that its ticket names."""
+        fact = self._signer.open(ticket)
+        if not isinstance(fact, m.TicketFact) or fact.client != connection.client:
+            raise BadSignature("ATTACH carries a fact that is no ticket of this client")
+        newest = self.data.newest_incarnation(fact.rank)
+        if fact.incarnation < newest:
+            raise StaleIncarnation(
+                f"rank {fact.rank} lives on as incarnation {newest}; this client is incarnation {fact.incarnation}"
+                " and was replaced",
+                rank=fact.rank,
+            )
+        connection.protocol.attach(fact.rank, fact.incarnation)
+        connection.ticket = fact
+
+    def applied(self) -> m.AppliedFact:
+        """What the coordinator is to know of this shard."""
+        return m.AppliedFact(shard=self._index, decision=self.data.applied, missing=tuple(self.shard.missing()))
+
+    def attest(self) -> m.Signed:
+        """`applied`, signed, for a worker to carry to the coordinator."""
+        return self._signer.sign(self.applied())
+
+    def hear(self, carry: m.Carry) -> None:
+        """Applies the carried decisions that are new here, in order. Raises BadSignature, BadBody if they end before
+        the one that the body announces, and what `take` raises."""
+        for signed in carry.decisions:
+            fact = m.decode_fact(signed.blob)
+            if isinstance(fact, m.DecisionFact) and fact.number <= self.shard.version:
+                continue  # known: nothing to verify, nothing to do
+            self._signer.check(signed)
+            if not isinstance(fact, m.DecisionFact):
+                raise BadSignature("a fact that is no decision was carried as one")
+            self.take(fact)
+        if self.shard.version < carry.newest:
+            raise BadBody(f"body of Carry: newest is {carry.newest}, and its decisions end at {self.shard.version}")
+
+    def take(self, fact: m.DecisionFact) -> None:
+        """Applies the next decision. Raises what the shard raises: OutOfMemory also to those who wait for it later."""
+        decision = _to_core(fact)
+        try:
+            self.shard.advance(decision)
+        except OutOfMemory:
+            self.data.could_not_apply(decision)
+            raise
+        self.data.advanced(fact.max_norm is not None)
+
+    def catch_up(self, made: Sequence[Made]) -> None:
+        """Applies what the coordinator of this process has decided."""
+        for decision in made:
+            self.take(decision.fact)
+
+
+def _to_core(fact: m.DecisionFact) -> _core.Decision:
+    members = fact.members
+    return _core.Decision(  # by position: its keywords would take as long as all it does
+        fact.number,
+        fact.skip,
+        fact.divisor,
+        [(member.rank, member.incarnation, member.round, member.weight) for member in members],
+        fact.hypers,
+        {member.rank: member.present for member in members},
+        fact.early,
+        fact.max_norm is not None,
+    )
