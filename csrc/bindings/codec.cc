@@ -40,10 +40,6 @@ uint64_t num_floats(const PyBytesRange& range, const char* what) {
   return range.size() / sizeof(float);
 }
 
-const KernelSet& kernels_or_best(const std::optional<std::string>& name) {
-  return name ? kernels_named(*name) : best_kernels();
-}
-
 uint64_t checked_bytes(int encoding, uint64_t num_elems, uint64_t num_kept) {
   check_kept(num_elems, num_kept);
   return encoded_bytes(checked_encoding(encoding, /*may_be_half=*/true), num_elems, num_kept);

@@ -20,7 +20,7 @@ namespace psstore::bindings {
 namespace {
 
 using Address = uintptr_t;
-using GivenContribution = std::tuple<Address, int, float, uint64_t>;  // (.., dtype, weight, bytes)
+using ContributionAt = std::tuple<Address, int, float, uint64_t>;  // (.., dtype, weight, bytes)
 
 template <class T = void>
 T* pointer(Address address) {
@@ -48,7 +48,7 @@ class SliceBatch {
   std::vector<SliceUpdate> updates_;
 };
 
-std::vector<Contribution> contributions_of(const std::vector<GivenContribution>& given) {
+std::vector<Contribution> contributions_of(const std::vector<ContributionAt>& given) {
   std::vector<Contribution> contributions;
   for (const auto& [address, dtype, weight, num_bytes] : given) {
     contributions.push_back({.data = pointer<>(address),
@@ -79,7 +79,7 @@ void set_state(SliceUpdate& update, const Hyper& hyper, const std::map<std::stri
 void add_slice(SliceBatch& batch, int rule, const std::map<std::string, double>& hyper_by_name,
                int64_t step, int dtype, int64_t num_elems, Address value,
                const std::map<std::string, Address>& state,
-               const std::vector<GivenContribution>& contributions, double divisor,
+               const std::vector<ContributionAt>& contributions, double divisor,
                const std::map<std::string, bool>& first, double scale, Address value_in,
                Address shadow) {
   const auto kind = static_cast<RuleKind>(rule);

@@ -26,10 +26,6 @@ std::vector<std::string> instruction_sets() {
   return names;
 }
 
-const KernelSet& kernels_or_best(const std::optional<std::string>& name) {
-  return name ? kernels_named(*name) : best_kernels();
-}
-
 // The Python objects of one call, held while the GIL is released.
 class HeldRanges {
  public:

@@ -49,7 +49,7 @@ void read(const ClientMemory& memory, const SliceTable& table, const Segments& d
   memory.read(table.entries(), destination.ranges());
 }
 
-std::unique_ptr<ValueView> make_view(const std::vector<std::pair<size_t, size_t>>& given) {
+std::unique_ptr<ValueView> make_value_view(const std::vector<std::pair<size_t, size_t>>& given) {
   std::vector<ValueView::Part> parts;
   parts.reserve(given.size());
   for (const auto& [begin, num_bytes] : given) parts.push_back({begin, num_bytes});
@@ -183,7 +183,7 @@ void bind_shm(py::module_& m) {
       .def("write", &write, py::arg("table"), py::arg("payload"), py::arg("request"));
 
   py::classh<ValueView>(m, "ValueView", py::buffer_protocol(), py::is_final())
-      .def(py::init(&make_view), py::arg("parts"))
+      .def(py::init(&make_value_view), py::arg("parts"))
       .def_buffer([](const ValueView& self) {
         return py::buffer_info(reinterpret_cast<const uint8_t*>(self.data()),
                                static_cast<py::ssize_t>(self.num_bytes()));

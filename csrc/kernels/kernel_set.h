@@ -4,7 +4,9 @@
 // target (kernels.cmake): x86/ on x86-64, portable/ elsewhere.
 #pragma once
 
+#include <optional>
 #include <span>
+#include <string>
 #include <string_view>
 
 #include "kernels/codec.h"
@@ -31,6 +33,8 @@ std::span<const KernelSet* const> runnable_kernels();
 // The best set, or the one of that name. Throws Error(BAD_ARGUMENT) for a name that can't run here.
 const KernelSet& best_kernels();
 const KernelSet& kernels_named(std::string_view name);
+// The set of that name; the best one where none is given. Throws what kernels_named() throws.
+const KernelSet& kernels_or_best(const std::optional<std::string>& name);
 
 // Throws Error(INTERNAL) if `update` breaks what reduce_update() requires.
 void check_update(const SliceUpdate& update);

@@ -28,6 +28,10 @@ const KernelSet& kernels_named(std::string_view name) {
                                            "' can't run on this machine; it runs " + known);
 }
 
+const KernelSet& kernels_or_best(const std::optional<std::string>& name) {
+  return name ? kernels_named(*name) : best_kernels();
+}
+
 void check_reduction(const SliceUpdate& update) {
   if (update.dtype != DType::kFloat32 && update.dtype != DType::kFloat64) {
     broken("a tensor is float32 or float64, not dtype " +

@@ -80,8 +80,17 @@ bool Mapping::populate(size_t offset, size_t num_bytes) const noexcept {
   return result == 0;
 }
 
+size_t page_bytes() {
+  static const auto bytes = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  return bytes;
+}
+
+size_t whole_pages(size_t num_bytes) {
+  return (num_bytes + page_bytes() - 1) / page_bytes() * page_bytes();
+}
+
 size_t machine_memory_bytes() {
-  return static_cast<size_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  return static_cast<size_t>(sysconf(_SC_PHYS_PAGES)) * page_bytes();
 }
 
 }  // namespace psstore

@@ -50,6 +50,9 @@ class Mapping {
   pid_t process_;  // a forked child must not unmap what may be something else there
 };
 
+size_t page_bytes();
+// The size rounded up to whole pages, in bytes.
+size_t whole_pages(size_t num_bytes);
 // All memory of this machine, in bytes: what an arena never needs more than.
 size_t machine_memory_bytes();
 

@@ -6,22 +6,12 @@
 #include <system_error>
 
 namespace psstore {
-namespace {
-
-// Ranges begin at pages, so that giving one back frees whole pages.
-constexpr size_t kPageBytes = 4096;
-
-size_t whole_pages(size_t num_bytes) {
-  return (num_bytes + kPageBytes - 1) / kPageBytes * kPageBytes;
-}
-
-}  // namespace
 
 ValueArena::ValueArena(size_t num_bytes)
     : file_(make_memory_file("psstore-values", whole_pages(num_bytes))),
       readonly_file_(reopen_readonly(file_)),
       memory_(file_.get(), whole_pages(num_bytes), Access::kWrite) {
-  if (!memory_.populate(0, kPageBytes)) {
+  if (!memory_.populate(0, whole_pages(1))) {
     throw std::system_error(errno, std::generic_category(), "populating shared memory");
   }
 }

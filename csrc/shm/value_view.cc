@@ -1,7 +1,6 @@
 #include "shm/value_view.h"
 
 #include <sys/mman.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -20,15 +19,6 @@ constexpr size_t kMostMappings = 8192;
 
 // Of an address space, with which sums can't overflow.
 constexpr size_t kMostBytes = size_t{1} << 47;
-
-size_t page_bytes() {
-  static const auto bytes = static_cast<size_t>(sysconf(_SC_PAGESIZE));
-  return bytes;
-}
-
-size_t whole_pages(size_t num_bytes) {
-  return (num_bytes + page_bytes() - 1) / page_bytes() * page_bytes();
-}
 
 }  // namespace
 

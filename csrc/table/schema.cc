@@ -39,7 +39,7 @@ ErrorCode check_state_write(const SlotSpec& spec, const SliceEntry& entry) {
   return ErrorCode::OK;
 }
 
-[[noreturn]] void refuse(uint64_t tensor_id, const std::string& what) {
+[[noreturn]] void refuse_tensor(uint64_t tensor_id, const std::string& what) {
   throw Error(ErrorCode::BAD_ARGUMENT, "tensor " + std::to_string(tensor_id) + ": " + what);
 }
 
@@ -47,26 +47,26 @@ ErrorCode check_state_write(const SlotSpec& spec, const SliceEntry& entry) {
 
 void TensorDefinition::check() const {
   if (dtype != DType::kFloat32 && dtype != DType::kFloat64) {
-    refuse(tensor_id, "dtype " + std::to_string(static_cast<int>(dtype)) +
-                          " can't be stored; a value is float32 or float64");
+    refuse_tensor(tensor_id, "dtype " + std::to_string(static_cast<int>(dtype)) +
+                                 " can't be stored; a value is float32 or float64");
   }
   if (rule < RuleKind::kAssign || rule > RuleKind::kReduce) {
-    refuse(tensor_id, "there is no update rule " + std::to_string(static_cast<int>(rule)));
+    refuse_tensor(tensor_id, "there is no update rule " + std::to_string(static_cast<int>(rule)));
   }
   const uint64_t max_elems = kMaxSliceBytes / dtype_bytes(dtype);
   std::unordered_set<Key> keys;
   for (const SliceSpec& slice : slices) {
     if (tensor_of(slice.key) != tensor_id) {
-      refuse(tensor_id, "key " + std::to_string(slice.key) + " is a slice of tensor " +
-                            std::to_string(tensor_of(slice.key)));
+      refuse_tensor(tensor_id, "key " + std::to_string(slice.key) + " is a slice of tensor " +
+                                   std::to_string(tensor_of(slice.key)));
     }
     if (!keys.insert(slice.key).second) {
-      refuse(tensor_id, "key " + std::to_string(slice.key) + " is there twice");
+      refuse_tensor(tensor_id, "key " + std::to_string(slice.key) + " is there twice");
     }
     if (slice.num_elems > max_elems) {
-      refuse(tensor_id, "key " + std::to_string(slice.key) + " has " +
-                            std::to_string(slice.num_elems) + " elements, at most " +
-                            std::to_string(max_elems) + " fit a slice");
+      refuse_tensor(tensor_id, "key " + std::to_string(slice.key) + " has " +
+                                   std::to_string(slice.num_elems) + " elements, at most " +
+                                   std::to_string(max_elems) + " fit a slice");
     }
   }
 }

@@ -10,7 +10,7 @@
 namespace psstore {
 namespace {
 
-void check_limit(const char* what, uint64_t num_bytes, uint64_t limit) {
+void check_received(const char* what, uint64_t num_bytes, uint64_t limit) {
   if (num_bytes <= limit) return;
   throw Error(ErrorCode::FRAME_TOO_LARGE, std::string("a frame's ") + what + " of " +
                                               std::to_string(num_bytes) + " bytes: at most " +
@@ -157,9 +157,9 @@ void FrameDecoder::check_lengths(const Header& header) const {
                                                 " slices: at most " + std::to_string(kMaxSlices) +
                                                 " are allowed");
   }
-  check_limit("slice table", header.table_bytes(), limits_.max_body_bytes);
-  check_limit("body", header.body_bytes, limits_.max_body_bytes);
-  check_limit("payload", header.payload_bytes, limits_.max_payload_bytes);
+  check_received("slice table", header.table_bytes(), limits_.max_body_bytes);
+  check_received("body", header.body_bytes, limits_.max_body_bytes);
+  check_received("payload", header.payload_bytes, limits_.max_payload_bytes);
 }
 
 bool FrameDecoder::take_fields() {

@@ -9,7 +9,7 @@
 namespace psstore {
 namespace {
 
-void check_limit(const char* what, uint64_t value, uint64_t limit) {
+void check_fits(const char* what, uint64_t value, uint64_t limit) {
   if (value <= limit) return;
   throw Error(ErrorCode::BAD_ARGUMENT, std::string("a frame of ") + std::to_string(value) + ' ' +
                                            what + ": at most " + std::to_string(limit) +
@@ -25,9 +25,9 @@ std::byte* append(std::byte* out, std::span<const std::byte> bytes) {
 }  // namespace
 
 void check_parts(const FrameParts& parts) {
-  check_limit("slices", parts.table.size(), kMaxSlices);
-  check_limit("body bytes", parts.body.size(), kMaxBodyBytes);
-  check_limit("payload bytes", parts.payload_bytes, kMaxPayloadBytes);
+  check_fits("slices", parts.table.size(), kMaxSlices);
+  check_fits("body bytes", parts.body.size(), kMaxBodyBytes);
+  check_fits("payload bytes", parts.payload_bytes, kMaxPayloadBytes);
   if (!parts.table.empty() && total_bytes(parts.table) != parts.payload_bytes) {
     throw Error(ErrorCode::BAD_ARGUMENT, "a payload of " + std::to_string(parts.payload_bytes) +
                                              " bytes with a table that says " +
