@@ -44,7 +44,7 @@ lint: $(STAMPS)/demo $(STAMPS)/test $(STAMPS)/lint
 develop: $(STAMPS)/demo $(STAMPS)/test $(STAMPS)/develop
 	rm -f $(STAMPS)/installed
 	env -u PIP_BUILD_CONSTRAINT PATH="$(CURDIR)/$(BIN):$$PATH" $(PIP) --no-build-isolation --no-deps --editable . \
-	    -C build-dir=build/develop -C cmake.define.PSSTORE_WERROR=ON
+	    -C build-dir=build/develop -C cmake.define.PSSTORE_WERROR=ON -C cmake.define.PSSTORE_UNITY=OFF
 
 clean:
 	rm -rf $(VENV) build

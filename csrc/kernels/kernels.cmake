@@ -8,7 +8,8 @@ if(NOT PSSTORE_SANITIZE)
   list(APPEND PSSTORE_KERNEL_FLAGS -O3)
 endif()
 
-set_source_files_properties(csrc/kernels/plain.cc PROPERTIES COMPILE_OPTIONS "${PSSTORE_KERNEL_FLAGS}")
+set_source_files_properties(csrc/kernels/plain.cc PROPERTIES COMPILE_OPTIONS "${PSSTORE_KERNEL_FLAGS}"
+  SKIP_UNITY_BUILD_INCLUSION ON)
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$" AND NOT PSSTORE_PORTABLE)
   target_sources(psstore_core PRIVATE
     csrc/kernels/x86/avx2.cc csrc/kernels/x86/avx512.cc csrc/kernels/x86/runnable.cc)
