@@ -29,7 +29,7 @@ import psstore
 from psstore.errors import StoreClosed, UsageError
 from psstore.torch import DistributedOptimizer
 from psstore.torch.gradients import BUCKET_BYTES
-from psstore.torch.stepping import Overflow, Overlap
+from psstore.torch.training import Overflow, Overlap
 
 WIDTH = 520
 """A layer of WIDTH × WIDTH fills a bucket alone."""
@@ -331,7 +331,7 @@ def test_models_with_hooks_can_be_copied_and_pickled(store: psstore.Store) -> No
 def test_hooks_do_not_keep_a_discarded_optimizer_alive(store: psstore.Store) -> None:
     model = deep(1)
     optimizer = distributed(model, store, PLAIN)
-    gradients = weakref.ref(optimizer._way._gradients)  # type: ignore[attr-defined]
+    gradients = weakref.ref(optimizer._strategy._gradients)  # type: ignore[attr-defined]
     del optimizer
     gc.collect()
     assert gradients() is None

@@ -13,11 +13,10 @@ from typing import Any
 import torch
 
 from psstore.errors import UsageError
-from psstore.torch import initial_state
-from psstore.torch.creating import create, split_trained
 from psstore.torch.edits import publish
+from psstore.torch.optimizer_state import local_initial_state
 from psstore.torch.parameters import REDUCED_GROUP, STORED_AS, Trained, mark_written
-from psstore.torch.stepping import Overflow, Training
+from psstore.torch.training import Overflow, Training, create_tensors, split_trained
 from psstore.torch.worker_step import check_lockstep
 from psstore.types import TensorSpec
 
@@ -38,7 +37,7 @@ class Averaging:
 
     def add(self, trained: Sequence[Trained]) -> None:
         training = self._training
-        create(training, [self._spec(one) for one in trained], [one.parameter.detach() for one in trained])
+        create_tensors(training, [self._spec(one) for one in trained], [one.parameter.detach() for one in trained])
         self._pull(trained)
         split_trained(training, trained)
 
@@ -71,7 +70,7 @@ class Averaging:
     def no_sync(self) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def expect(self, loss_scale: float) -> None:
+    def expect_loss_scale(self, loss_scale: float) -> None:
         """No gradient travels."""
 
     def residuals(self) -> Mapping[torch.Tensor, torch.Tensor]:
@@ -95,7 +94,7 @@ class Averaging:
 
     def state(self, *, whole: bool = False) -> Mapping[torch.Tensor, dict[str, Any]]:
         optimizer = self._training.optimizer
-        return initial_state.of_a_trial(optimizer) if whole else optimizer.state
+        return local_initial_state(optimizer) if whole else optimizer.state
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Into this worker's optimizer."""

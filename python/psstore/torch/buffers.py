@@ -13,9 +13,9 @@ from itertools import groupby
 import torch
 
 from psstore.errors import UsageError
-from psstore.torch.creating import create
-from psstore.torch.parameters import STORED_AS, short, uncompiled
-from psstore.torch.stepping import Training
+from psstore.torch.parameters import STORED_AS, uncompiled
+from psstore.torch.training import Training, create_tensors
+from psstore.torch.warnings import dtype_name
 from psstore.types import TensorSpec
 
 
@@ -28,14 +28,14 @@ class Buffers:
         self._buffers: dict[str, torch.Tensor] = {}
         for name, buffer in named:
             if buffer.is_complex() or buffer.layout is not torch.strided:
-                kind = f"{short(buffer.dtype)}, {buffer.layout}"
+                kind = f"{dtype_name(buffer.dtype)}, {buffer.layout}"
                 raise UsageError(f"buffer {name!r} is {kind}; the store keeps dense real numbers: leave it out")
             self._buffers[prefix + uncompiled(name)] = buffer
         self._held: dict[str, torch.Tensor] = {}
         """As they were when they last were the store's."""
         if self._buffers:
             specs = [_spec(name, buffer) for name, buffer in self._buffers.items()]
-            create(training, specs, [_as_stored(buffer) for buffer in self._buffers.values()])
+            create_tensors(training, specs, [_as_stored(buffer) for buffer in self._buffers.values()])
             self._pull(list(self._buffers))
 
     def leave(self) -> None:

@@ -8,12 +8,11 @@ import torch
 
 from psstore.client.store import Store
 from psstore.errors import NotAWorker, UsageError
-from psstore.torch import rules
 from psstore.torch.averaging import Averaging
-from psstore.torch.compression import is_wanted
 from psstore.torch.eager import EagerStep
-from psstore.torch.stepping import Overlap, Training, Way
+from psstore.torch.param_groups import check_distributable, has_rule, may_compress
 from psstore.torch.store_step import StoreStep
+from psstore.torch.training import Overlap, StepStrategy, Training
 from psstore.torch.worker_step import WorkerStep
 from psstore.wire.messages import Exist
 
@@ -23,7 +22,7 @@ Mode = Literal["gradients", "average"]
 OPTIONS = {"overlap": Overlap, "mode": Mode, "exist": Exist}
 
 
-def check(optimizer: torch.optim.Optimizer, store: Store, **options: str) -> None:
+def check_arguments(optimizer: torch.optim.Optimizer, store: Store, **options: str) -> None:
     """Raises UsageError, NotAWorker for what can't work together."""
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise UsageError(f"a {type(optimizer).__qualname__} is no optimizer: wrap the torch.optim optimizer itself")
@@ -35,21 +34,21 @@ def check(optimizer: torch.optim.Optimizer, store: Store, **options: str) -> Non
         allowed = get_args(OPTIONS[option])
         if value not in allowed:
             raise UsageError(f"{option} is {value!r}; it must be one of {', '.join(map(repr, allowed))}")
-    rules.check(optimizer)
+    check_distributable(optimizer)
 
 
-def way_for(training: Training, *, mode: Mode, every: int) -> Way:
+def select_step(training: Training, *, mode: Mode, every: int) -> StepStrategy:
     """Raises UsageError for what the store's mode or the optimizer's class rules out."""
     if mode == "average":
-        if is_wanted(training.optimizer.param_groups, training.compression):
+        if may_compress(training.optimizer.param_groups, training.compression):
             raise UsageError("compression is for gradients, and mode='average' exchanges parameters: leave it out")
         return Averaging(training, every=every)
     if every != 1:
         raise UsageError(f"every={every} is for mode='average'; gradients are exchanged in every step")
-    has_rule = rules.has_rule(training.optimizer)
+    by_store = has_rule(training.optimizer)
     if training.overlap == "eager":
-        if not has_rule:
+        if not by_store:
             kind = type(training.optimizer).__qualname__
             raise UsageError(f"overlap='eager' needs the store to take the step, and it has no rule for {kind}")
         return EagerStep(training)
-    return StoreStep(training) if has_rule else WorkerStep(training)
+    return StoreStep(training) if by_store else WorkerStep(training)

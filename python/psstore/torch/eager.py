@@ -24,11 +24,11 @@ from psstore.client.rounds import Commit
 from psstore.client.store import Store
 from psstore.errors import PsstoreError, UsageError
 from psstore.torch.gradients import Gradients
-from psstore.torch.parameters import Trained, some
+from psstore.torch.parameters import Trained
 from psstore.torch.reducing import Ended, Hypers
-from psstore.torch.stepping import Overflow, Training
 from psstore.torch.store_step import StoreStep
-from psstore.torch.telling import warn
+from psstore.torch.training import Overflow, Training
+from psstore.torch.warnings import quoted, warn
 
 T = TypeVar("T")
 
@@ -263,14 +263,14 @@ class Promised(Gradients):
         if not self._told:
             self._told = True
             warn(
-                f"no gradient for {some(names)}: zeros are sent, since overlap='eager' has promised one, and the"
+                f"no gradient for {quoted(names)}: zeros are sent, since overlap='eager' has promised one, and the"
                 " optimizer's momentum and weight decay go on. Freeze what is not used, or leave overlap= out. This is"
                 " said once"
             )
 
     def _object(self, edited: list[str], accumulated: list[str]) -> None:
         raise UsageError(
-            f"overlap='eager' has sent the gradient of {some([*edited, *accumulated])} already, and it was changed"
+            f"overlap='eager' has sent the gradient of {quoted([*edited, *accumulated])} already, and it was changed"
             " since, by another backward pass or by hand; this round can't be completed. Put no_sync() around all"
             " backward passes of a step but the last, change no gradient, or leave overlap= out"
         )

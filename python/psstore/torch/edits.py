@@ -13,9 +13,9 @@ import torch
 from psstore import _core
 from psstore.client.rule_state import Restored
 from psstore.errors import UsageError
-from psstore.torch.parameters import Trained, short, some
-from psstore.torch.stepping import Training
-from psstore.torch.telling import warn
+from psstore.torch.parameters import Trained
+from psstore.torch.training import Training
+from psstore.torch.warnings import dtype_name, quoted, warn
 
 CHECKED_ROUNDS = 8
 """Rounds in which the bytes are looked at too. Who edits in a way that torch does not count does so from the start."""
@@ -102,7 +102,7 @@ class Edits:
         changed = [one.name for one in trained if checksum(one.parameter) != self._checksums[one.name]]
         if changed:
             raise UsageError(
-                f"parameters were changed behind torch's back ({some(changed)}), as .data does, so that later changes"
+                f"parameters were changed behind torch's back ({quoted(changed)}), as .data does, so that later changes"
                 " would be missed: change them under torch.no_grad() in place of .data, or call publish() on every"
                 " worker after it"
             )
@@ -138,8 +138,8 @@ class Edits:
         self._told = True
         what = "are published, and everybody's from this step on" if self._training.is_first else "give way to rank 0's"
         warn(
-            f"parameters were edited since the last step(): {some(names)}; these edits {what}. Call publish() on every"
-            " worker after editing to have them everywhere at once. This is said once"
+            f"parameters were edited since the last step(): {quoted(names)}; these edits {what}. Call publish() on"
+            " every worker after editing to have them everywhere at once. This is said once"
         )
 
 
@@ -167,4 +167,4 @@ def checksum(tensor: torch.Tensor) -> Checksum:
 
 
 def _described(dtype: torch.dtype, device: torch.device, shape: torch.Size) -> str:
-    return f"{short(dtype)} {tuple(shape)} on {device}"
+    return f"{dtype_name(dtype)} {tuple(shape)} on {device}"

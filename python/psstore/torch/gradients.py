@@ -21,9 +21,9 @@ from psstore.client.device_arrays import OnDevice, seen
 from psstore.client.store import Store
 from psstore.errors import StoreClosed, UsageError
 from psstore.torch.edits import checksum
-from psstore.torch.parameters import refuse_parts, some
+from psstore.torch.parameters import refuse_dtensor
 from psstore.torch.sights import Sent, Sight, Sights
-from psstore.torch.telling import warn
+from psstore.torch.warnings import quoted, warn
 
 BUCKET_BYTES = 1 << 19
 """Gradients are gathered up to this size before they are sent: two slices'. To send 200 layers of 4 kB one by one took
@@ -90,7 +90,7 @@ class Gradients:
         with self._lock:
             self._stop()
 
-    def expect(self, loss_scale: float) -> None:
+    def expect_loss_scale(self, loss_scale: float) -> None:
         """The gradients to come are so many times the real ones, as far as is known."""
         self._loss_scale = loss_scale
 
@@ -308,7 +308,7 @@ class Gradients:
     def _tell(self, names: list[str]) -> None:
         sent = ", and from here on step() sends them, no longer backward" if self._hooks else ""
         warn(
-            f"gradients were changed after backward: {some(names)}. They count as they are now{sent}. If this clips,"
+            f"gradients were changed after backward: {quoted(names)}. They count as they are now{sent}. If this clips,"
             " here or in a framework: torch's clip_grad_norm_ clips this worker's gradient, not the average of all, as"
             " under DDP it would, and training goes another way; write optimizer.clip_grad_norm_(max_norm), of this"
             " optimizer, in its place (docs/pytorch.md, Clipping). This is said once"
@@ -322,15 +322,15 @@ class Gradients:
     def _dense(self, gradients: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
         for kind in set(map(type, gradients.values())) - PLAIN:
             first = next(name for name, gradient in gradients.items() if type(gradient) is kind)
-            refuse_parts(f"the gradient of {first!r}", kind)
+            refuse_dtensor(f"the gradient of {first!r}", kind)
         sparse = [name for name, gradient in gradients.items() if gradient.layout is not torch.strided]
         if not sparse:
             return gradients
         if not self._densified:
             self._densified = True
             warn(
-                f"the gradient of {some(sparse)} is sparse, and is sent as a dense one: the store trains dense tensors."
-                " sparse=False at the embedding makes it dense from the start. This is said once"
+                f"the gradient of {quoted(sparse)} is sparse, and is sent as a dense one: the store trains dense"
+                " tensors. sparse=False at the embedding makes it dense from the start. This is said once"
             )
         return {name: gradient.to_dense() for name, gradient in gradients.items()}
 

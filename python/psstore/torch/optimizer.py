@@ -1,6 +1,6 @@
 """DistributedOptimizer: the face of a torch optimizer, for a step that is taken with a store.
 
-What torch.optim promises is here: groups, state dicts, closures, hooks. How a step is taken is in stepping.py.
+What torch.optim promises is here: groups, state dicts, closures, hooks. How a step is taken is in training.py and the strategies that it names.
 """
 
 from __future__ import annotations
@@ -18,14 +18,13 @@ import torch
 from psstore.client.store import Store
 from psstore.codec.compression import Compression
 from psstore.errors import UsageError
-from psstore.torch import choosing, initial_state, residuals
 from psstore.torch.buffers import Buffers
-from psstore.torch.choosing import Mode
-from psstore.torch.compression import is_wanted
-from psstore.torch.frozen import Frozen
+from psstore.torch.choosing import Mode, check_arguments, select_step
+from psstore.torch.optimizer_state import RESIDUALS_KEY, is_initial_state_wanted, pack_residuals, unpack_residuals
+from psstore.torch.param_groups import may_compress
 from psstore.torch.parameters import Names
-from psstore.torch.stepping import Overflow, Overlap, Training
-from psstore.torch.telling import warn
+from psstore.torch.training import FrozenCheck, Overflow, Overlap, Training
+from psstore.torch.warnings import warn
 from psstore.wire.messages import Exist
 
 
@@ -96,7 +95,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
     ) -> None:
         if isinstance(optimizer, DistributedOptimizer):
             raise UsageError("this optimizer is distributed already; wrap the torch.optim optimizer itself, once")
-        choosing.check(optimizer, store, overlap=overlap, mode=mode, exist=exist)
+        check_arguments(optimizer, store, overlap=overlap, mode=mode, exist=exist)
         self.optimizer = optimizer
         """The one that was wrapped."""
         self.skipped = False
@@ -121,9 +120,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         )
         if not self._training.newcomers():
             raise UsageError("no parameter of this optimizer requires a gradient, so there is nothing to train")
-        self._way = choosing.way_for(self._training, mode=mode, every=every)
-        self._training.admit(self._way)
-        self._frozen = Frozen(self._training)
+        self._strategy = select_step(self._training, mode=mode, every=every)
+        self._training.add_newcomers(self._strategy)
+        self._frozen = FrozenCheck(self._training)
         self._buffers = Buffers(self._training, named_buffers, prefix=prefix)
         optimizer.register_step_pre_hook(_refusal(weakref.ref(self)))
         self._stepping = False
@@ -175,22 +174,22 @@ class DistributedOptimizer(torch.optim.Optimizer):
         return self._step(closure)
 
     def _step(self, closure: Callable[[], float] | None) -> float | None:
-        if initial_state.is_asked_for():
+        if is_initial_state_wanted():
             with self._stepping_wrapped():
-                self._whole_state = defaultdict(dict, self._way.state(whole=True))
+                self._whole_state = defaultdict(dict, self._strategy.state(whole=True))
             return None
         self._whole_state = None
         loss = None
         if closure is not None:
-            self._way.admit_closure()
+            self._strategy.admit_closure()
             with torch.enable_grad():
                 loss = closure()
         self._refuse_stock_scaler()
         self._warn_without_gradients()
-        self._training.admit(self._way)
-        is_round = self._way.shares_next
+        self._training.add_newcomers(self._strategy)
+        is_round = self._strategy.shares_next
         with self._sharing() if is_round else nullcontext(), self._stepping_wrapped():
-            self.skipped = not self._way.step(self.overflow)
+            self.skipped = not self._strategy.step(self.overflow)
         self.overflow = Overflow()
         if is_round:
             self._frozen.check()
@@ -224,13 +223,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """
         whole = self._whole_state
         if whole is None:
-            self._whole_state = defaultdict(dict, self._way.state())
+            self._whole_state = defaultdict(dict, self._strategy.state())
         try:
             found = super().state_dict()
         finally:
             self._whole_state = whole
-        kept = residuals.pack(self._way.residuals(), self.param_groups, rank=self._training.store.rank)
-        return found if kept is None else {**found, residuals.KEY: kept}
+        kept = pack_residuals(self._strategy.residuals(), self.param_groups, rank=self._training.store.rank)
+        return found if kept is None else {**found, RESIDUALS_KEY: kept}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Takes over a `state_dict()` of this class or of the wrapped optimizer's: the groups on each worker that calls
@@ -244,9 +243,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         loaded = dict(state_dict)
         for before in self._optimizer_load_state_dict_pre_hooks.values():
             loaded = before(self, loaded) or loaded
-        kept = loaded.pop(residuals.KEY, None)
-        self._way.load_state_dict(loaded)
-        self._way.set_residuals(residuals.unpack(kept, self.param_groups, rank=self._training.store.rank))
+        kept = loaded.pop(RESIDUALS_KEY, None)
+        self._strategy.load_state_dict(loaded)
+        self._strategy.set_residuals(unpack_residuals(kept, self.param_groups, rank=self._training.store.rank))
         for after in self._optimizer_load_state_dict_post_hooks.values():
             after(self)
 
@@ -279,9 +278,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """
         if norm_type != 2:
             raise UsageError(f"norm_type is {norm_type}; the store can clip the 2-norm")
-        self._training.admit(self._way)
+        self._training.add_newcomers(self._strategy)
         self._buffers.leave()
-        norm = self._way.clip(float(max_norm), self.overflow)
+        norm = self._strategy.clip(float(max_norm), self.overflow)
         if not norm.isfinite():
             self.overflow = replace(self.overflow, found=True)
             if error_if_nonfinite:
@@ -292,27 +291,27 @@ class DistributedOptimizer(torch.optim.Optimizer):
     @property
     def compresses(self) -> bool:
         """Whether gradients or values may travel in codecs."""
-        return is_wanted(self.param_groups, self._training.compression)
+        return may_compress(self.param_groups, self._training.compression)
 
     def expect_loss_scale(self, loss_scale: float) -> None:
         """The gradients of the next backward pass will be so many times the real ones: a GradScaler's `update()` tells,
         so that what codecs kept back is brought to that scale."""
-        self._way.expect(loss_scale)
+        self._strategy.expect_loss_scale(loss_scale)
 
     def no_sync(self) -> AbstractContextManager[None]:
         """Backward passes inside it only accumulate gradients; nothing is sent."""
-        return self._way.no_sync()
+        return self._strategy.no_sync()
 
     def publish(self) -> None:
         """Makes rank 0's parameters, as they are here now, everybody's: after editing weights by hand. Every worker
         calls it, between steps, and has them on return; optimizer state stays as it is."""
-        self._way.publish()
+        self._strategy.publish()
 
     def synchronize(self) -> None:
         """With mode='average': averages the parameters now, as at the end of training. Every worker calls it. With
         mode='gradients' there is nothing to do: they are everybody's after each step."""
         with self._sharing():
-            self._way.synchronize()
+            self._strategy.synchronize()
 
     # ---- how ----
 

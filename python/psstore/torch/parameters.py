@@ -10,6 +10,7 @@ import torch
 from torch.autograd.graph import increment_version
 
 from psstore.errors import UsageError
+from psstore.torch.warnings import dtype_name
 
 STORED_AS: Mapping[torch.dtype, str] = {
     torch.float32: "float32",
@@ -20,8 +21,8 @@ STORED_AS: Mapping[torch.dtype, str] = {
 """The store keeps fp32 masters of half-precision parameters, which travel in their own precision."""
 
 REDUCED_GROUP = 0xFFFF_FF00
-"""Number in the store of the parameter group of what is only reduced: it has no hyper-parameters, and a group has one
-rule."""
+"""Number of the store's parameter group for tensors that are only reduced, without an update. They need a group of
+their own, since a group has one rule."""
 
 COMPILED = "_orig_mod"
 """What torch.compile puts before the names of the module that it wraps."""
@@ -31,7 +32,7 @@ class Trained(NamedTuple):
     """One parameter that the store trains."""
 
     name: str
-    """In the store."""
+    """The tensor's name in the store."""
     parameter: torch.Tensor
     group: int
     """Index of its parameter group."""
@@ -68,7 +69,7 @@ class Names:
             self._names.setdefault(parameter, name)
 
     def all(self) -> set[str]:
-        """In the store, whether it has them or not."""
+        """Every name as the store would have it, whether or not the store has such a tensor."""
         return {self._prefix + name for name in self._names.values()}
 
     def without(self, param_group: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -83,7 +84,8 @@ class Names:
         return {**param_group, "params": given}
 
     def of(self, parameter: torch.Tensor, place: str) -> str:
-        """Its name in the store, if the store can train it. `place` says which it is, should it have none."""
+        """The parameter's name in the store. Raises UsageError for one without a name, where `place` says which it is,
+        and for one that the store can't train."""
         if parameter not in self._names:
             raise UsageError(
                 f"{place}, of shape {tuple(parameter.shape)}, has no name, and the store knows parameters by name:"
@@ -91,12 +93,12 @@ class Names:
                 " was given"
             )
         name = self._names[parameter]
-        refuse_parts(f"parameter {name!r}", type(parameter))
+        refuse_dtensor(f"parameter {name!r}", type(parameter))
         if parameter.layout is not torch.strided:
             raise UsageError(f"parameter {name!r} has layout {parameter.layout}; the store trains dense parameters")
         if parameter.dtype not in STORED_AS:
-            known = ", ".join(short(dtype) for dtype in STORED_AS)
-            raise UsageError(f"parameter {name!r} has dtype {short(parameter.dtype)}; the store trains {known}")
+            known = ", ".join(dtype_name(dtype) for dtype in STORED_AS)
+            raise UsageError(f"parameter {name!r} has dtype {dtype_name(parameter.dtype)}; the store trains {known}")
         if any(stride == 0 and size > 1 for stride, size in zip(parameter.stride(), parameter.shape, strict=True)):
             raise UsageError(
                 f"parameter {name!r} is an expanded tensor, whose elements share memory, so that a step can't write"
@@ -123,8 +125,9 @@ def trainable(param_groups: Sequence[Mapping[str, Any]], names: Names, *, known:
     ]
 
 
-def refuse_parts(what: str, kind: type) -> None:
-    """Raises UsageError for a DTensor. By its name: torch has moved the class, and imports it only for who uses it."""
+def refuse_dtensor(what: str, kind: type) -> None:
+    """Raises UsageError for a DTensor. Recognised by its class name: torch has moved the class, and imports it only for
+    programs that use it."""
     if any(base.__name__ == "DTensor" for base in kind.__mro__):
         raise UsageError(
             f"{what} is a DTensor, of which each process has a part: fully_shard and tensor parallelism make them. The"
@@ -134,23 +137,12 @@ def refuse_parts(what: str, kind: type) -> None:
 
 
 def uncompiled(name: str) -> str:
-    """The name that it has in the plain model, so that compiled and plain workers share a store."""
+    """The parameter's name in the model before torch.compile, so that compiled and plain workers share a store."""
     return ".".join(part for part in name.split(".") if part != COMPILED)
 
 
-def short(dtype: torch.dtype) -> str:
-    """'float32', not 'torch.float32'."""
-    return str(dtype).removeprefix("torch.")
-
-
-def some(names: Sequence[str], *, most: int = 3) -> str:
-    """The first of them, for a message."""
-    shown = ", ".join(map(repr, names[:most]))
-    return f"{shown} and {len(names) - most} more" if len(names) > most else shown
-
-
 def mark_written(parameters: Iterable[torch.Tensor]) -> None:
-    """Tells autograd that their memory was written to, as its own operations do."""
+    """Tells autograd that the parameters' memory was written to, as its own operations do."""
     if _marks_many():
         increment_version(list(parameters))
     else:
@@ -158,9 +150,14 @@ def mark_written(parameters: Iterable[torch.Tensor]) -> None:
             increment_version(parameter)
 
 
+def gradient_name(parameter: str) -> str:
+    """Name in the store of the tensor that reduces this parameter's gradients, where the workers take the step."""
+    return f"{parameter}.grad"
+
+
 @cache
 def _marks_many() -> bool:
-    """Whether torch's function takes a list: it did not always (its documentation for 2.3)."""
+    """Whether torch's increment_version takes a list: it did not always (torch's documentation for 2.3)."""
     try:
         increment_version([])
     except TypeError:

@@ -13,7 +13,7 @@ import torch
 from psstore.client.rounds import Commit
 from psstore.errors import UsageError
 from psstore.torch.gradients import Gradients
-from psstore.torch.stepping import Overflow, Training
+from psstore.torch.training import Overflow, Training
 
 Hypers = dict[int, dict[str, float]]
 """By parameter group, by its number in the store."""
@@ -112,8 +112,8 @@ class Reducing(ABC):
     def no_sync(self) -> AbstractContextManager[None]:
         return self._gradients.no_sync()
 
-    def expect(self, loss_scale: float) -> None:
-        self._gradients.expect(loss_scale)
+    def expect_loss_scale(self, loss_scale: float) -> None:
+        self._gradients.expect_loss_scale(loss_scale)
 
     def residuals(self) -> Mapping[torch.Tensor, torch.Tensor]:
         return self._gradients.residuals()

@@ -8,7 +8,7 @@ import torch
 from torch.amp.grad_scaler import OptState
 
 from psstore.torch.optimizer import DistributedOptimizer
-from psstore.torch.stepping import Overflow
+from psstore.torch.training import Overflow
 
 
 class GradScaler(torch.amp.GradScaler):

@@ -7,14 +7,13 @@ from typing import Any
 
 import torch
 
-from psstore.torch import state
-from psstore.torch.creating import create, split_trained
 from psstore.torch.edits import Edits, publish
+from psstore.torch.optimizer_state import adopt_state, drop_local_state, load_state, read_state
+from psstore.torch.param_groups import check_hyper, hyper_of, rule_of
 from psstore.torch.parameters import STORED_AS, Trained, mark_written
 from psstore.torch.reducing import Ended, Hypers, Reducing
-from psstore.torch.rules import check_hyper, hyper_of, rule_of
-from psstore.torch.stepping import Training
-from psstore.torch.telling import warn
+from psstore.torch.training import Training, create_tensors, split_trained
+from psstore.torch.warnings import warn
 from psstore.types import TensorSpec
 
 
@@ -36,12 +35,12 @@ class StoreStep(Reducing):
     def add(self, trained: Sequence[Trained]) -> None:
         training = self._training
         chosen = {one.name: training.compression_of(one) for one in trained}
-        create(training, [self._spec(one) for one in trained], [one.parameter.detach() for one in trained])
+        create_tensors(training, [self._spec(one) for one in trained], [one.parameter.detach() for one in trained])
         self._codecs.update({name: one.pull for name, one in chosen.items() if one.pull != "none"})
         self._pull(trained)
         begun, continued = split_trained(training, trained)
-        state.adopt(training, begun)
-        state.forget(training, continued)
+        adopt_state(training, begun)
+        drop_local_state(training, continued)
         self._edits.begin(trained)
         self._gradients.watch(
             {one.name: one.parameter for one in trained},
@@ -62,10 +61,10 @@ class StoreStep(Reducing):
         """Nothing to do: the parameters are the store's after each step."""
 
     def state(self, *, whole: bool = False) -> Mapping[torch.Tensor, dict[str, Any]]:
-        return state.read(self._training, whole=whole)
+        return read_state(self._training, whole=whole)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        state.load(self._training, state_dict)
+        load_state(self._training, state_dict)
 
     # ---- how ----
 
@@ -85,7 +84,7 @@ class StoreStep(Reducing):
         if self._retired:
             self._tell_of_the_other()
         if training.optimizer.state:
-            state.adopt(training, training.trained)
+            adopt_state(training, training.trained)
         self._edits.settle()
 
     def _tell_of_the_other(self) -> None:

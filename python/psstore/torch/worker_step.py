@@ -14,11 +14,11 @@ import torch
 
 from psstore.codec.compression import Compression
 from psstore.errors import UsageError
-from psstore.torch import initial_state
-from psstore.torch.creating import create
-from psstore.torch.parameters import REDUCED_GROUP, STORED_AS, Trained, mark_written, some
+from psstore.torch.optimizer_state import local_initial_state
+from psstore.torch.parameters import REDUCED_GROUP, STORED_AS, Trained, gradient_name, mark_written
 from psstore.torch.reducing import Ended, Hypers, Reducing
-from psstore.torch.stepping import Training
+from psstore.torch.training import Training, create_tensors
+from psstore.torch.warnings import quoted
 from psstore.types import TensorSpec
 
 
@@ -32,7 +32,7 @@ class WorkerStep(Reducing):
     def add(self, trained: Sequence[Trained]) -> None:
         training = self._training
         chosen = [self._compression_of(one) for one in trained]
-        create(
+        create_tensors(
             training,
             [*(_weights(one) for one in trained), *(self._gradient(one) for one in trained)],
             [*(one.parameter.detach() for one in trained), *(None for _ in trained)],
@@ -58,7 +58,7 @@ class WorkerStep(Reducing):
 
     def state(self, *, whole: bool = False) -> Mapping[torch.Tensor, dict[str, Any]]:
         optimizer = self._training.optimizer
-        return initial_state.of_a_trial(optimizer) if whole else optimizer.state
+        return local_initial_state(optimizer) if whole else optimizer.state
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Into this worker's optimizer: every worker loads it."""
@@ -115,7 +115,7 @@ class WorkerStep(Reducing):
         if before:
             kind = type(self._training.optimizer).__qualname__
             raise UsageError(
-                f"{some(before)} took steps before this worker came, and the state of {kind} is in the workers, which"
+                f"{quoted(before)} took steps before this worker came, and the state of {kind} is in the workers, which"
                 " this one does not have: start all workers together on a new store, from a checkpoint if there is one,"
                 " or on this one with exist='overwrite'"
             )
@@ -134,11 +134,6 @@ class WorkerStep(Reducing):
             group=REDUCED_GROUP,
             zeros=True,
         )
-
-
-def gradient_name(parameter: str) -> str:
-    """Of the tensor that reduces its gradients."""
-    return f"{parameter}.grad"
 
 
 def check_lockstep(training: Training, what: str) -> None:

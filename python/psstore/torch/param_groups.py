@@ -1,15 +1,19 @@
-"""Which update rule a torch optimizer stands for, and its hyper-parameters as the store wants them."""
+"""What an optimizer and its parameter groups say to the store: the update rule, its hyper-parameters, and the codecs
+that gradients and values travel in."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from psstore import _core
+from psstore.codec.compression import Compression
 from psstore.errors import BadHyper, UsageError
 from psstore.hyper import HYPER_DEFAULTS
+from psstore.torch.parameters import Trained
+from psstore.torch.warnings import dtype_name
 
 RULES: Mapping[type[torch.optim.Optimizer], str] = {
     torch.optim.SGD: "sgd",
@@ -18,14 +22,16 @@ RULES: Mapping[type[torch.optim.Optimizer], str] = {
     torch.optim.Adagrad: "adagrad",
     torch.optim.RMSprop: "rmsprop",
 }
-"""By exact class: a subclass may step differently, and the store would not know."""
+"""The store's rule by the optimizer's exact class: a subclass may step differently, and the store would not know."""
 
 REFUSED: Mapping[type[torch.optim.Optimizer], str] = {
     torch.optim.LBFGS: "it evaluates the model several times in a step, and each time would need all workers: train"
     " with another optimizer, or with LBFGS in one process",
     torch.optim.SparseAdam: "the store trains dense gradients: make the embedding with sparse=False, and use Adam",
 }
-"""What can't be trained together at all."""
+"""Optimizers that can't be distributed, and why."""
+
+NO_COMPRESSION = Compression()
 
 ParamGroup = Mapping[str, Any]
 
@@ -35,7 +41,7 @@ def has_rule(optimizer: torch.optim.Optimizer) -> bool:
     return type(optimizer) in RULES
 
 
-def check(optimizer: torch.optim.Optimizer) -> None:
+def check_distributable(optimizer: torch.optim.Optimizer) -> None:
     """Raises UsageError for an optimizer whose step can be taken neither by the store nor by every worker."""
     kind = type(optimizer)
     for refused, reason in REFUSED.items():
@@ -79,3 +85,24 @@ def hyper_of(rule: str, group: ParamGroup) -> dict[str, float]:
                 f" it in optimizer.param_groups (torch's default of {name!r} is {usual:g})"
             )
     return {name: float(named[name]) for name in HYPER_DEFAULTS[rule]}
+
+
+def compression_for(one: Trained, groups: Sequence[ParamGroup], default: Compression) -> Compression:
+    """The compression of one parameter: its group's, or else the optimizer's; none if the parameter is small.
+
+    Raises UsageError for float64, which no codec takes.
+    """
+    chosen = Compression.of(groups[one.group].get("compression", default))
+    if chosen == NO_COMPRESSION or one.parameter.numel() < chosen.min_elems:
+        return NO_COMPRESSION
+    if one.parameter.dtype is torch.float64:
+        raise UsageError(
+            f"parameter {one.name!r} is {dtype_name(one.parameter.dtype)}, and compression is for float32 and below:"
+            " put it into a parameter group with compression=None"
+        )
+    return chosen
+
+
+def may_compress(groups: Sequence[ParamGroup], default: Compression) -> bool:
+    """Whether any parameter may be compressed."""
+    return any(Compression.of(group.get("compression", default)) != NO_COMPRESSION for group in groups)

@@ -1,13 +1,17 @@
 """Optimizer state in torch's format, read from the store and written to it, so that checkpoints are exchangeable.
 
 A tensor's rule state is what the class of the same name keeps in torch: buffers of the same names, and a step count
-where that class has one. It comes and goes in the store's precision, which for half-precision parameters is float32.
+where that class has one. The state comes and goes in the store's precision, which for half-precision parameters is
+float32. What this worker's codecs kept back of gradients, the residuals, is a part of a state dict of its own.
 """
 
 from __future__ import annotations
 
+import sys
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from itertools import chain
+from types import CodeType
 from typing import Any
 
 import torch
@@ -15,24 +19,29 @@ import torch
 from psstore import _core
 from psstore.client.rule_state import Restored, RuleState
 from psstore.errors import UsageError
+from psstore.torch.param_groups import ParamGroup, rule_of
 from psstore.torch.parameters import STORED_AS, Trained
-from psstore.torch.rules import ParamGroup, rule_of
-from psstore.torch.stepping import Training
+from psstore.torch.training import Training
 
 State = Mapping[torch.Tensor, Mapping[str, Any]]
-"""By parameter, as `torch.optim.Optimizer.state` has it."""
+"""Optimizer state by parameter, as `torch.optim.Optimizer.state` has it."""
+
+Residuals = Mapping[torch.Tensor, torch.Tensor]
+"""What codecs kept back, by parameter, in units of its gradient without a loss scale."""
+
+RESIDUALS_KEY = "residuals"
+"""Entry of a state dict beside torch's 'state' and 'param_groups', which torch's optimizers do not look at."""
 
 COUNTED = frozenset({"adam", "adamw", "adagrad", "rmsprop"})
 """Rules whose class keeps the number of steps: a 0-d float32 tensor."""
-
 
 OPTIONAL = {"momentum_buffer": "momentum", "max_exp_avg_sq": "amsgrad", "grad_avg": "centered"}
 """Buffers that a rule has only with some hyper-parameter."""
 
 
-def read(training: Training, *, whole: bool = False) -> dict[torch.Tensor, dict[str, Any]]:
-    """What plain torch's optimizer would hold now; what comes from the store is on the CPU. `whole`: with zeros for
-    parameters that have not stepped."""
+def read_state(training: Training, *, whole: bool = False) -> dict[torch.Tensor, dict[str, Any]]:
+    """The state that plain torch's optimizer would hold now; what comes from the store is on the CPU. `whole`: with
+    zeros for parameters that have not stepped."""
     trained = training.trained
     held = training.store.pull_state([one.name for one in trained])
     groups = training.optimizer.param_groups
@@ -43,7 +52,7 @@ def read(training: Training, *, whole: bool = False) -> dict[torch.Tensor, dict[
     return {**training.optimizer.state, **{parameter: state for parameter, state in found.items() if state}}
 
 
-def load(training: Training, state_dict: Mapping[str, Any]) -> None:
+def load_state(training: Training, state_dict: Mapping[str, Any]) -> None:
     """Takes over the groups of a state_dict(), here, and its state, which is rank 0's to restore. A parameter that it
     has no state for has none then; a frozen one's stays here until it is trained. Raises ValueError, as torch does, if
     its groups are not the optimizer's."""
@@ -55,18 +64,18 @@ def load(training: Training, state_dict: Mapping[str, Any]) -> None:
     loaded = {parameter: held[number] for number, parameter in zip(numbers, parameters, strict=True) if number in held}
     _write(training, training.trained, loaded)
     optimizer.state.update(loaded)
-    forget(training, training.trained)
+    drop_local_state(training, training.trained)
 
 
-def adopt(training: Training, trained: Sequence[Trained]) -> None:
-    """Moves state that the wrapped optimizer holds itself to the store: it was loaded there, not here."""
+def adopt_state(training: Training, trained: Sequence[Trained]) -> None:
+    """Moves state to the store that the wrapped optimizer holds itself, because a checkpoint was loaded into it."""
     held = training.optimizer.state
     own = {one.parameter: held.pop(one.parameter) for one in trained if one.parameter in held}
     _write(training, [one for one in trained if _has_stepped(own.get(one.parameter, {}))], own)
 
 
-def forget(training: Training, trained: Sequence[Trained]) -> None:
-    """Drops state that the wrapped optimizer holds itself: the store's counts."""
+def drop_local_state(training: Training, trained: Sequence[Trained]) -> None:
+    """Drops state that the wrapped optimizer holds itself, where the store's counts."""
     for one in trained:
         training.optimizer.state.pop(one.parameter, None)
 
@@ -79,14 +88,14 @@ def _write(training: Training, trained: Sequence[Trained], state: State) -> None
 
 
 def _has_stepped(state: Mapping[str, Any]) -> bool:
-    """Adagrad's is there before the first step."""
+    """Whether a parameter with this state has taken a step: Adagrad has state before its first."""
     return bool(state) and float(state.get("step", 1)) > 0
 
 
 def _as_torch(training: Training, one: Trained, group: ParamGroup, state: RuleState, *, whole: bool) -> dict[str, Any]:
     rule = rule_of(training.optimizer, group)
     if one.parameter.numel() == 0:
-        state = RuleState()  # no slice, so nobody counts its steps; nor does it matter
+        state = RuleState()  # no slice, so its steps are not counted; nor does it matter
     buffers = {name: torch.from_numpy(buffer) for name, buffer in state.buffers.items()}
     if not buffers and (whole or rule == "adagrad"):  # adagrad's torch makes with the optimizer, before the first step
         buffers = _initial(rule, one, group)
@@ -115,3 +124,58 @@ def _as_stored(one: Trained, state: Mapping[str, Any]) -> RuleState:
             raise UsageError(f"the state of {one.name!r} has {name!r} of type {kind}; expected a tensor")
     steps = int(state["step"]) if "step" in state else int(bool(buffers))
     return RuleState(steps, {name: value.detach().to("cpu", stored) for name, value in buffers.items()})
+
+
+# ---- before the first step, for torch's checkpoint tools ----
+
+ASKING_MODULE, ASKING_FUNCTION = "torch.distributed.checkpoint.state_dict", "_init_optim_state"
+"""torch's checkpoint tools load into state that is there, and have no call to make it: wherever an optimizer has none,
+this function steps it with gradients of zeros and a learning rate of 0. As a round that step would wait for the other
+workers, and let momenta decay."""
+
+
+def is_initial_state_wanted() -> bool:
+    """Whether torch's checkpoint tools call, through whatever wraps the optimizer, to have state made."""
+    asking: CodeType | None = getattr(getattr(sys.modules.get(ASKING_MODULE), ASKING_FUNCTION, None), "__code__", None)
+    if asking is None:
+        return False
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code is not asking:
+        frame = frame.f_back
+    return frame.f_code is asking
+
+
+def local_initial_state(optimizer: torch.optim.Optimizer) -> dict[torch.Tensor, Any]:
+    """The state of an optimizer that steps in the worker; if it has none, the state that a trial step makes. The
+    optimizer's own state stays empty then, since in most optimizers that step would count."""
+    own = optimizer.state
+    if own:
+        return dict(own)
+    optimizer.state = defaultdict(dict)
+    try:
+        optimizer.step()
+        return dict(optimizer.state)
+    finally:
+        optimizer.state = own
+
+
+# ---- residuals of compression ----
+
+
+def pack_residuals(
+    residuals: Residuals, groups: Sequence[Mapping[str, Any]], *, rank: int | None
+) -> dict[str, Any] | None:
+    """Residuals by the parameters' numbers, as torch counts them in a state dict; None if there are none."""
+    parameters = chain.from_iterable(group["params"] for group in groups)
+    numbered = {number: residuals[one] for number, one in enumerate(parameters) if one in residuals}
+    return {"rank": rank, "of": numbered} if numbered else None
+
+
+def unpack_residuals(
+    packed: Mapping[str, Any] | None, groups: Sequence[Mapping[str, Any]], *, rank: int | None
+) -> Residuals:
+    """Residuals by parameter; none if another rank has saved them, whose gradients this worker has not seen."""
+    if packed is None or packed["rank"] != rank:
+        return {}
+    parameters = chain.from_iterable(group["params"] for group in groups)
+    return {one: packed["of"][number] for number, one in enumerate(parameters) if number in packed["of"]}

@@ -1,0 +1,264 @@
+"""What is trained, and by whom: the parameters of one optimizer, created in the store and claimed in this process.
+
+A step strategy turns a round's gradients into new parameters:
+
+StoreStep    the store reduces and applies           (store_step.py; optimizers that it has a rule for)
+EagerStep    so, while backward still runs           (eager_step.py; overlap='eager')
+WorkerStep   the store reduces, the workers apply    (worker_step.py; every other optimizer)
+Averaging    the workers train alone, and the store averages their parameters now and then  (averaging.py)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+from weakref import WeakKeyDictionary, WeakValueDictionary
+
+import torch
+
+from psstore.client.store import Store
+from psstore.codec.compression import Compression
+from psstore.errors import DTypeMismatch, NotInitialised, RuleMismatch, ShapeMismatch, UsageError
+from psstore.torch.param_groups import compression_for
+from psstore.torch.parameters import Names, Trained, gradient_name, trainable
+from psstore.torch.warnings import quoted, warn, with_hint
+from psstore.types import TensorSpec
+from psstore.wire.messages import Exist
+
+Overlap = Literal["auto", "backward", "eager", "none"]
+"""When gradients travel. 'backward': while backward runs. 'eager': so, with new parameters on their way back already.
+'none': in step(). 'auto': while backward runs if that does not take its processor time, see gradients.py."""
+
+
+@dataclass(frozen=True)
+class Overflow:
+    """What a GradScaler found out about this worker's gradients."""
+
+    loss_scale: float = 1.0
+    """Factor by which the gradients are larger than the real ones."""
+    found: bool = False
+    """The gradients hold NaN or infinity: all workers are to skip the round."""
+    rewritten: bool = False
+    """unscale_ divided the gradients in place, which leaves no trace in their version counters."""
+
+
+class StepStrategy(Protocol):
+    """How a step is taken."""
+
+    def add(self, trained: Sequence[Trained]) -> None:
+        """Creates these parameters in the store, with rank 0's values. On return they hold what the store holds."""
+
+    def retire(self) -> None:
+        """Stops sending but by a call: another optimizer was made for some of these tensors, under the same names."""
+
+    @property
+    def shares_next(self) -> bool:
+        """Whether the next step is a round, and not this worker's alone."""
+
+    def admit_closure(self) -> None:
+        """Raises UsageError if no backward pass may run within step() now."""
+
+    def step(self, overflow: Overflow) -> bool:
+        """Ends this worker's round; the parameters hold the new values on return. False: all workers skipped it."""
+
+    def clip(self, max_norm: float, overflow: Overflow) -> torch.Tensor:
+        """Clips the global norm of the reduced gradient in the step that follows; returns the norm before, 0-d."""
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        """Backward passes inside the context only accumulate."""
+
+    def expect_loss_scale(self, loss_scale: float) -> None:
+        """Announces the factor by which the next gradients are likely to be larger than the real ones."""
+
+    def publish(self) -> None:
+        """Makes rank 0's parameters, as they are here, everybody's; every worker calls it."""
+
+    def synchronize(self) -> None:
+        """Makes parameters that were trained apart the same on every worker; every worker calls it."""
+
+    def state(self, *, whole: bool = False) -> Mapping[torch.Tensor, dict[str, Any]]:
+        """The optimizer's state by parameter, as torch has it. `whole`: with the state before the first step for
+        parameters that have not stepped."""
+
+    def residuals(self) -> Mapping[torch.Tensor, torch.Tensor]:
+        """What this worker's codecs kept back, by parameter."""
+
+    def set_residuals(self, residuals: Mapping[torch.Tensor, torch.Tensor]) -> None:
+        """Replaces what this worker's codecs kept back; nothing is kept back of parameters that are not named."""
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Takes over groups and state of a state_dict() of the wrapped optimizer's class."""
+
+
+@dataclass
+class Training:
+    """The parameters that one optimizer trains on one store."""
+
+    optimizer: torch.optim.Optimizer
+    """The wrapped optimizer: its class says the rule, its groups the hyper-parameters."""
+    store: Store
+    names: Names
+    average: bool = True
+    """Divide the sum of the gradients by the number of workers."""
+    overlap: Overlap = "auto"
+    first_group: int = 0
+    """Number in the store of parameter group 0; the others follow."""
+    exist: Exist = "match"
+    compression: Compression = field(default_factory=Compression)
+    """For groups that do not choose their own."""
+    trained: list[Trained] = field(default_factory=list)
+    _known: set[int] = field(default_factory=set)
+    """The id() of each parameter that is trained, which `trained` keeps alive."""
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this worker is rank 0, whose values count where there can be only one."""
+        return self.store.rank == 0
+
+    def compression_of(self, one: Trained) -> Compression:
+        return compression_for(one, self.optimizer.param_groups, self.compression)
+
+    def newcomers(self) -> list[Trained]:
+        """Parameters of the groups that require a gradient and are not trained yet: unfrozen since, or of a new group.
+        Raises UsageError for those that can't be trained."""
+        groups = self.optimizer.param_groups
+        if all(self._known.issuperset(map(id, group["params"])) for group in groups):
+            return []
+        return trainable(groups, self.names, known=self._known)
+
+    def add_newcomers(self, strategy: StepStrategy) -> None:
+        """Trains the newcomers, too, if there are any. Every worker must do so in the same round."""
+        new = self.newcomers()
+        if new:
+            try:
+                strategy.add(new)
+            except NotInitialised as error:
+                raise with_hint(
+                    error, "it is rank 0's to send: what is trained and what is frozen must be alike on every worker"
+                ) from None
+            self.trained += new
+            self._known.update(id(one.parameter) for one in new)
+            register(self.store, strategy, new)
+
+
+# ---- tensors in the store ----
+
+
+def create_tensors(training: Training, specs: Sequence[TensorSpec], values: Sequence[torch.Tensor | None]) -> None:
+    """Creates tensors with rank 0's values. `training.exist` says what becomes of tensors that the store has already.
+
+    With 'error' and 'overwrite', which only rank 0 can carry out, all workers wait for each other. Raises TensorExists,
+    ShapeMismatch, DTypeMismatch, RuleMismatch.
+    """
+    store = training.store
+    try:
+        if training.exist != "match" and training.is_first:
+            store.create_many(specs, values, exist=training.exist)
+            store.barrier("created")
+            return
+        if training.exist != "match":
+            store.barrier("created")
+        store.create_many(specs, values if training.is_first else None, offer=training.is_first)
+    except (ShapeMismatch, DTypeMismatch, RuleMismatch) as error:
+        raise with_hint(
+            error,
+            "models must be alike on every worker; if another optimizer trains it, each needs a name of its own: pass"
+            " name= to DistributedOptimizer",
+        ) from None
+
+
+def split_trained(training: Training, pulled: Sequence[Trained]) -> tuple[list[Trained], list[Trained]]:
+    """(parameters that begin here, parameters that the store has trained before). Warns rank 0 of the latter, whose
+    values here are not used."""
+    store = training.store
+    versions = {one.name: store.version_of(one.name) for one in pulled}
+    before = [one for one in pulled if versions[one.name] > 0]
+    if before and training.is_first:
+        warn(
+            f"the store has trained {quoted([one.name for one in before])} before, up to version"
+            f" {max(versions.values())}: training goes on from the weights and the optimizer state there, and those"
+            " given here are not used. To start anew, pass exist='overwrite', or exist='error' to be sure; to train"
+            " another model there, pass name="
+        )
+    return [one for one in pulled if versions[one.name] == 0], before
+
+
+# ---- who trains what in this process ----
+
+
+class TrainedTensors:
+    """Tensors of one store that this process trains, by name; an entry ends with its parameter or its strategy."""
+
+    def __init__(self) -> None:
+        self.parameters: WeakValueDictionary[str, torch.Tensor] = WeakValueDictionary()
+        self.strategies: WeakValueDictionary[str, StepStrategy] = WeakValueDictionary()
+
+
+_registry: WeakKeyDictionary[Store, TrainedTensors] = WeakKeyDictionary()
+
+
+def register(store: Store, strategy: StepStrategy, trained: Sequence[Trained]) -> None:
+    """Notes that `strategy` trains these parameters, and retires strategies that did so before.
+
+    Warns of tensors that another parameter trains: a model of before that is still alive, or another model.
+    """
+    entries = _registry.setdefault(store, TrainedTensors())
+    twice = [one.name for one in trained if entries.parameters.get(one.name, one.parameter) is not one.parameter]
+    if twice:
+        warn(
+            f"{quoted(twice)} of this store: other parameters of this process are trained under the same names. If"
+            " these are different models, each optimizer needs a name of its own: pass name="
+        )
+    before = {id(older): older for one in trained if (older := entries.strategies.get(one.name)) is not None}
+    for older in before.values():
+        if older is not strategy:
+            older.retire()
+    for one in trained:
+        entries.parameters[one.name] = one.parameter
+        entries.strategies[one.name] = strategy
+
+
+class FrozenCheck:
+    """Looks for parameters that are frozen in this process alone, and would stay behind unnoticed while other workers
+    train them."""
+
+    def __init__(self, training: Training) -> None:
+        self._training = training
+        self._since = training.store.version
+        self._num_steps = 0
+        self._has_warned = False
+
+    def check(self) -> None:
+        """Looks in the first, second, fourth, eighth, … call; to be called after a step that was a round. Raises
+        UsageError in mode sync; warns once in the others, where a worker may be steps ahead and have unfrozen a layer
+        in time.
+
+        That the store has such a tensor proves nothing, since it may have been trained before. A value newer than this
+        optimizer does.
+        """
+        self._num_steps += 1
+        is_power_of_two = self._num_steps & (self._num_steps - 1) == 0
+        store = self._training.store
+        if store.num_workers == 1 or not is_power_of_two or self._has_warned:
+            return
+        here = _registry.get(store)
+        idle = self._training.names.all() - set(here.parameters if here else ())
+        if not idle:
+            return
+        parameter_of = {stored: name for name in sorted(idle) for stored in (name, gradient_name(name))}
+        known = [stored for stored in store.keys() if stored in parameter_of]
+        values = store.pull_many(known, if_newer_than=self._since)
+        trained = [parameter_of[stored] for stored, value in zip(known, values, strict=True) if value is not None]
+        if not trained:
+            return
+        message = (
+            f"parameter {quoted(trained)} is frozen on this worker (rank {store.rank}), and another worker trains it,"
+            " so that this one's values are not the store's: what is trained and what is frozen must be alike on every"
+            " worker"
+        )
+        if store.consistency.mode == "sync":
+            raise UsageError(message)
+        self._has_warned = True
+        warn(f"{message}. If it is about to be unfrozen here, all is well")
