@@ -25,7 +25,7 @@ from bench.machine import machine
 from bench.processes import store_server
 from bench.report import Cell, Report, Table
 from psstore.torch import DistributedOptimizer
-from psstore.torch.edits import CHECKED_ROUNDS
+from psstore.torch.change_detection import CHECKED_ROUNDS
 from psstore.types import TensorSpec
 
 RATE = 1e-3

@@ -20,7 +20,7 @@ from torch import nn
 import psstore
 from psstore import _core
 from psstore.client import device_arrays, staging
-from psstore.torch import edits, gradients
+from psstore.torch import change_detection, gradients
 
 
 class StandIn:
@@ -54,7 +54,7 @@ class StandIn:
         monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
         monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
         monkeypatch.setattr(device_arrays, "device_at", lambda index: self.device)
-        for module in (edits, gradients):  # the CPU's checksums do not wait for the stream
+        for module in (change_detection, gradients):  # the CPU's checksums do not wait for the stream
             monkeypatch.setattr(module, "CHECKED_ROUNDS", 0)
 
 
@@ -165,7 +165,7 @@ def test_gradients_on_the_stores_own_gpu_are_left_to_step(gpu: StandIn, monkeypa
     def hook(*_: object) -> None:
         raise AssertionError("a hook ran")
 
-    monkeypatch.setattr(gradients.Gradients, "_take", hook)
+    monkeypatch.setattr(gradients.Gradients, "_on_gradient", hook)
     with pytest.raises(AssertionError, match="hook"):
         train(gpu=gpu)
     train(gpu=gpu, url="local://?shards=2&device=fake:0")

@@ -13,7 +13,7 @@ from torch.optim import SGD, NAdam
 
 import psstore
 from psstore.torch import DistributedOptimizer
-from psstore.torch.gradients import CHECKED_ROUNDS
+from psstore.torch.change_detection import CHECKED_ROUNDS
 
 NUM_PARAMETERS = 300
 STEPS = 20

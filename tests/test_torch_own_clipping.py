@@ -17,7 +17,7 @@ from torch_support import Odd, assert_same_bits, backward, batches, on_each_work
 
 import psstore
 from psstore.torch import DistributedOptimizer
-from psstore.torch.gradients import CHECKED_ROUNDS
+from psstore.torch.change_detection import CHECKED_ROUNDS
 
 Parameters = Iterable[torch.Tensor]
 Clip = Callable[[Parameters], object]

@@ -1,4 +1,4 @@
-"""Model averaging: each worker trains alone, and every few steps the store averages the parameters.
+"""Averaging: each worker trains alone, and every few steps the store averages the parameters.
 
 Local SGD (Stich, arXiv:1805.09767): far fewer bytes than a gradient in each step, for workers that drift apart between
 the averages. The wrapped optimizer steps here, and keeps its own state; any optimizer will do.
@@ -13,7 +13,6 @@ from typing import Any
 import torch
 
 from psstore.errors import UsageError
-from psstore.torch.edits import publish
 from psstore.torch.optimizer_state import local_initial_state
 from psstore.torch.parameters import REDUCED_GROUP, STORED_AS, Trained, mark_written
 from psstore.torch.training import Overflow, Training, create_tensors, split_trained
@@ -22,7 +21,7 @@ from psstore.types import TensorSpec
 
 
 class Averaging:
-    """Steps of the wrapped optimizer; every `every`-th is followed by a round, whose contributions are parameters."""
+    """Steps the wrapped optimizer; every `every`-th step is followed by a round, whose contributions are parameters."""
 
     def __init__(self, training: Training, *, every: int) -> None:
         if every < 1:
@@ -33,7 +32,7 @@ class Averaging:
         self._training = training
         self._every = every
         self._steps = 0
-        """Since the last average."""
+        """Steps since the last average."""
 
     def add(self, trained: Sequence[Trained]) -> None:
         training = self._training
@@ -42,7 +41,7 @@ class Averaging:
         split_trained(training, trained)
 
     def retire(self) -> None:
-        """Nothing to do: it is only in calls that something is sent."""
+        """Does nothing: parameters are only sent in calls."""
 
     @property
     def shares_next(self) -> bool:
@@ -52,7 +51,8 @@ class Averaging:
         """Backward passes may run at any time."""
 
     def step(self, overflow: Overflow) -> bool:
-        """Never waits but for an average. An overflow skips the step of this worker alone."""
+        """Steps this worker alone, and waits for others only if an average is due. An overflow skips this worker's step
+        alone."""
         if not overflow.found:
             if overflow.loss_scale != 1.0:
                 self._unscale(overflow.loss_scale)
@@ -64,24 +64,23 @@ class Averaging:
         return not overflow.found
 
     def clip(self, max_norm: float, overflow: Overflow) -> torch.Tensor:
-        """This worker's gradient, which is all that its step is made of."""
+        """Clips this worker's gradient, since its step is made of nothing else."""
         return torch.nn.utils.clip_grad_norm_([one.parameter for one in self._training.trained], max_norm)
 
     def no_sync(self) -> AbstractContextManager[None]:
         return nullcontext()
 
     def expect_loss_scale(self, loss_scale: float) -> None:
-        """No gradient travels."""
+        """Does nothing: no gradient is sent."""
 
     def residuals(self) -> Mapping[torch.Tensor, torch.Tensor]:
         return {}
 
     def set_residuals(self, residuals: Mapping[torch.Tensor, torch.Tensor]) -> None:
-        """Nothing is compressed here."""
+        """Does nothing: parameters are sent without compression."""
 
     def publish(self) -> None:
-        publish(self._training, self._training.trained)
-        self._training.store.barrier("published")
+        self._training.publish()
         self._pull(self._training.trained)
 
     def synchronize(self) -> None:
@@ -97,7 +96,7 @@ class Averaging:
         return local_initial_state(optimizer) if whole else optimizer.state
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Into this worker's optimizer."""
+        """Loads into this worker's optimizer."""
         self._training.optimizer.load_state_dict(dict(state_dict))
 
     # ---- how ----

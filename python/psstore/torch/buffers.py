@@ -1,8 +1,8 @@
 """A model's buffers (batch-norm statistics and the like): rank 0's, on every worker.
 
-They are no parameters: no gradient moves them, and each worker's forward passes write them from its own data. DDP
-broadcasts rank 0's before each forward pass; here rank 0 leaves them at the store before its commit, and the others
-fetch them after theirs. One that rank 0 has not changed does not travel.
+Buffers are no parameters: no gradient moves them, and each worker's forward passes write them from its own data. DDP
+broadcasts rank 0's before each forward pass; here rank 0 pushes its buffers before its commit, and the others pull them
+after theirs. A buffer that rank 0 has not changed is not sent.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from psstore.types import TensorSpec
 
 
 class Buffers:
-    """Of one model. Integers and bools are kept as float64, which holds them exactly up to 2**53."""
+    """Buffers of one model. The store keeps integers and bools as float64, which holds them exactly up to 2**53."""
 
     def __init__(self, training: Training, named: Iterable[tuple[str, torch.Tensor]], *, prefix: str) -> None:
-        """On return they hold what the store holds."""
+        """Creates the buffers in the store, with rank 0's values. On return they hold what the store holds."""
         self._training = training
         self._buffers: dict[str, torch.Tensor] = {}
         for name, buffer in named:
@@ -32,20 +32,21 @@ class Buffers:
                 raise UsageError(f"buffer {name!r} is {kind}; the store keeps dense real numbers: leave it out")
             self._buffers[prefix + uncompiled(name)] = buffer
         self._held: dict[str, torch.Tensor] = {}
-        """As they were when they last were the store's."""
+        """Copies of the buffers as they were when they last were the store's."""
         if self._buffers:
             specs = [_spec(name, buffer) for name, buffer in self._buffers.items()]
             create_tensors(training, specs, [_as_stored(buffer) for buffer in self._buffers.values()])
             self._pull(list(self._buffers))
 
-    def leave(self) -> None:
-        """Before a commit: rank 0's go to the store, if they have changed."""
+    def push(self) -> None:
+        """Pushes rank 0's buffers that have changed; called on every worker before its commit."""
         if self._training.is_first and (changed := self._changed()):
             self._training.store.push_many({name: _as_stored(self._buffers[name]) for name in changed})
             self._remember(changed)
 
-    def fetch(self) -> None:
-        """After a commit: the others take rank 0's, of this round, or of the next if rank 0 is that far."""
+    def pull(self) -> None:
+        """Pulls rank 0's buffers on the other workers, of this round, or of the next if rank 0 is that far; called on
+        every worker after its commit."""
         if self._training.is_first:
             return
         changed = self._changed()
@@ -57,7 +58,8 @@ class Buffers:
             self._pull(list(names), newer_than=version)
 
     def _changed(self) -> list[str]:
-        """Those that this worker's forward passes wrote. Batch norm does not count it in their versions."""
+        """Names of buffers that this worker's forward passes wrote, found by comparing: batch norm does not count its
+        changes in their versions."""
         return [name for name, held in self._held.items() if not torch.equal(held, self._buffers[name])]
 
     def _pull(self, names: list[str], *, newer_than: int | None = None) -> None:
@@ -78,7 +80,7 @@ def _stored_as(buffer: torch.Tensor) -> str:
 
 
 def _as_stored(buffer: torch.Tensor) -> torch.Tensor:
-    """Itself, if the store takes it as it is."""
+    """The buffer in the dtype that the store keeps it in; no copy if that is its own."""
     return buffer.detach() if buffer.dtype in STORED_AS else buffer.detach().to(torch.float64)
 
 

@@ -1,9 +1,9 @@
 """What this worker contributes to a round: its gradients, pushed while backward is still at the layers before them.
 
-A hook on each parameter takes its gradient when backward is done with it; small ones travel together. What counts is
-the gradient as it is at `complete()`: one that was changed after its push is pushed again, which replaces the first.
-On a GPU backward is only queued by then: the hook puts a fence behind it, in the stream that it runs on, for which the
-gradient's copy waits, and neither this thread nor that stream (client/staging.py).
+A hook on each parameter takes its gradient when backward is done with it; small gradients are sent together. What
+counts is the gradient as it is at `complete()`: one that was changed after its push is pushed again, which replaces the
+first. On a GPU backward is only queued by then: the hook puts a fence behind it, in the stream that it runs on, for
+which the gradient's copy waits, and neither this thread nor that stream (client/staging.py).
 """
 
 from __future__ import annotations
@@ -20,21 +20,16 @@ from torch.utils.hooks import RemovableHandle
 from psstore.client.device_arrays import OnDevice, seen
 from psstore.client.store import Store
 from psstore.errors import StoreClosed, UsageError
-from psstore.torch.edits import checksum
+from psstore.torch.change_detection import CHECKED_ROUNDS, GradientSnapshot, GradientSnapshots, SentGradients, checksum
 from psstore.torch.parameters import refuse_dtensor
-from psstore.torch.sights import Sent, Sight, Sights
 from psstore.torch.warnings import quoted, warn
 
 BUCKET_BYTES = 1 << 19
-"""Gradients are gathered up to this size before they are sent: two slices'. To send 200 layers of 4 kB one by one took
+"""Size up to which gradients are gathered before they are sent: two slices'. To send 200 layers of 4 kB one by one took
 7 times as long as to send them together."""
 
 PLAIN: frozenset[type] = frozenset([torch.Tensor, torch.nn.Parameter])
-"""Kinds of gradients that are what they seem to be."""
-
-CHECKED_ROUNDS = 8
-"""Rounds in which the bytes are looked at too. Who changes gradients in a way that torch does not count does so from
-the start."""
+"""Classes of gradients that need no check for DTensor."""
 
 
 class Gradients:
@@ -50,79 +45,79 @@ class Gradients:
         self._overlap = overlap
         self._parameters: dict[str, torch.Tensor] = {}
         self._hooks: list[RemovableHandle] = []
-        self._noting: list[RemovableHandle] = []
-        """Of those that are sent by `complete`: in the first rounds these, too, are looked at for changes."""
-        weakref.finalize(self, _remove, self._hooks, self._noting)
+        self._snapshot_hooks: list[RemovableHandle] = []
+        """Hooks of the first rounds on parameters whose gradients `complete` sends, to find changes of these, too."""
+        weakref.finalize(self, _remove, self._hooks, self._snapshot_hooks)
         self._lock = threading.Lock()
-        """Orders the hooks; guards the four below."""
-        self._arrived: dict[str, Sight] = {}
-        """As its last hook saw it."""
-        self._sent: dict[str, Sent] = {}
-        """What it was last sent with."""
-        self._bucket: dict[str, Sight] = {}
-        self._on_device: dict[str, OnDevice] = {}
-        """What of it is on a device, as its hook saw it."""
+        """Orders the hooks; guards the five below."""
+        self._arrived: dict[str, GradientSnapshot] = {}
+        """Each gradient as its last hook saw it."""
+        self._sent: dict[str, SentGradients] = {}
+        """Each gradient's last push."""
+        self._bucket: dict[str, GradientSnapshot] = {}
+        """Gradients that are to be sent together."""
+        self._bucket_on_device: dict[str, OnDevice] = {}
+        """Gradients of the bucket that are on a device, with the fence of their hook."""
         self._bucket_bytes = 0
-        self._counted = Sights({})
-        """As the last `complete` or `withhold` saw them."""
-        self._muted = 0
-        """Depth of no_sync()."""
+        self._completed = GradientSnapshots({})
+        """Gradients as the last `complete` or `withhold` saw them."""
+        self._no_sync_depth = 0
         self._codecs: dict[str, str] = {}
-        """Of those that are not sent as they are."""
+        """Codecs other than 'none', by name."""
         self._loss_scale = 1.0
-        """How many times the real ones gradients are, as far as is known before `complete`."""
+        """Factor by which gradients are larger than the real ones, as far as is known before `complete`."""
         self._rounds = 0
         self._densified = False
 
     def watch(self, parameters: Mapping[str, torch.Tensor], *, codecs: Mapping[str, str]) -> None:
-        """These contribute, too, by name in the store, each in its codec ('none': as it is)."""
+        """Sends the gradients of these parameters, too, by name in the store, each in its codec ('none': as it is)."""
         self._parameters.update(parameters)
         self._codecs.update({name: codec for name, codec in codecs.items() if codec != "none"})
-        notes = self._is_several and self._rounds < CHECKED_ROUNDS
+        takes_snapshots = self._averages_workers and self._rounds < CHECKED_ROUNDS
         for name, parameter in parameters.items():
             if self._is_early(parameter):
-                self._hooks.append(_hook(weakref.WeakMethod(self._take), name, parameter))
-            elif notes:
-                self._noting.append(_hook(weakref.WeakMethod(self._note), name, parameter))
+                self._hooks.append(_hook(weakref.WeakMethod(self._on_gradient), name, parameter))
+            elif takes_snapshots:
+                self._snapshot_hooks.append(_hook(weakref.WeakMethod(self._take_snapshot), name, parameter))
 
     def retire(self) -> None:
-        """From now on, nothing is sent while backward runs."""
+        """Stops sending while backward runs."""
         with self._lock:
             self._stop()
 
     def expect_loss_scale(self, loss_scale: float) -> None:
-        """The gradients to come are so many times the real ones, as far as is known."""
+        """Announces the factor by which the next gradients are likely to be larger than the real ones."""
         self._loss_scale = loss_scale
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Backward passes inside it only accumulate; what they leave is pushed with the next one's."""
-        self._muted += 1
+        """Backward passes inside the context only accumulate; their gradients are pushed with the next pass's."""
+        self._no_sync_depth += 1
         try:
             yield
         finally:
-            self._muted -= 1
+            self._no_sync_depth -= 1
 
     def complete(self, *, rewritten: bool = False, loss_scale: float = 1.0) -> list[str]:
-        """Pushes what the store does not have as it is here; returns the names of those that have a gradient. Blocks
-        until all pushes to the store are acknowledged.
+        """Pushes every gradient that the store does not have as it is here, and blocks until all pushes are
+        acknowledged. Returns the names of the parameters that have a gradient.
 
-        `rewritten`: none is as it was pushed, though it may look so. `loss_scale`: they are so many times the real
-        ones; what codecs kept back was brought to another scale if this was not expected. Raises UsageError for
-        gradients that were changed behind torch's back, and what pushing raises; it may be called again.
+        `rewritten`: no gradient is as it was pushed, though it may look so. `loss_scale`: the factor by which gradients
+        are larger than the real ones; if another was expected, what codecs encoded under it is pushed again. Raises
+        UsageError for gradients that were changed behind torch's back, and what pushing raises; it may be called again.
         """
         gradients = self._present()
-        self._counted = Sights(gradients)
+        self._completed = GradientSnapshots(gradients)
         with self._lock:
             self._bucket.clear()
-            self._on_device.clear()
+            self._bucket_on_device.clear()
             self._bucket_bytes = 0
             if rewritten:
                 self._stop()
             if rewritten or (self._codecs and loss_scale != self._loss_scale):
                 self._sent.clear()
             self._loss_scale = loss_scale
-            self._look_for_changes(gradients)
+            self._find_changes(gradients)
             rest = self._outdated(gradients)
         self._send_rest(rest)
         self._store.settle()
@@ -133,140 +128,144 @@ class Gradients:
         return list(gradients)
 
     def withhold(self) -> list[str]:
-        """In place of `complete`, for gradients that are not to count: returns no names."""
+        """Takes the place of `complete` for gradients that are not to count: returns no names."""
         self._store.settle()
-        self._counted = Sights(self._present())
+        self._completed = GradientSnapshots(self._present())
         return []
 
     def unchanged(self) -> bool:
-        """Whether the gradients are those of the last `complete` or `withhold` still."""
-        return self._counted.hold(self._present())
+        """Whether the gradients are still those of the last `complete` or `withhold`."""
+        return self._completed.match(self._present())
 
     def forget(self) -> None:
-        """The round is over: lets go of its gradients."""
+        """Ends a round: lets go of its gradients."""
         with self._lock:
             self._arrived.clear()
             self._sent.clear()
-            self._counted = Sights({})
+            self._completed = GradientSnapshots({})
             self._rounds += 1
             if self._rounds == CHECKED_ROUNDS:
-                _remove(self._noting)
+                _remove(self._snapshot_hooks)
 
     def residuals(self) -> dict[torch.Tensor, torch.Tensor]:
-        """By parameter: what this worker's codecs have kept back so far."""
+        """What this worker's codecs have kept back so far, by parameter."""
         held = self._store.residuals(list(self._codecs)) if self._codecs else {}
         return {self._parameters[name]: torch.from_numpy(value) for name, value in held.items()}
 
     def set_residuals(self, residuals: Mapping[torch.Tensor, torch.Tensor]) -> None:
-        """Takes them over. Nothing was kept back of the parameters that are not named."""
+        """Replaces what codecs have kept back; nothing is kept back of parameters that are not named."""
         if self._codecs:
             self._store.set_residuals({name: residuals.get(self._parameters[name]) for name in self._codecs})
 
     # ---- while backward runs ----
 
     def _is_early(self, parameter: torch.Tensor) -> bool:
-        """Whether its gradient is pushed while backward runs. A push into shared memory is a copy, by a processor that
-        backward could use: with two workers on two cores, hooks and hand-overs between threads were a seventh of a
-        step (docs/performance.md, Training). On one device it is a copy of a microsecond for a megabyte, and hooks are
-        four fifths of what Python does for a step."""
+        """Whether this parameter's gradient is pushed while backward runs. A push into shared memory is a copy, by a
+        processor that backward could use: with two workers on two cores, hooks and hand-overs between threads were a
+        seventh of a step (docs/performance.md, Training). On one device it is a copy of a microsecond for a megabyte,
+        and hooks are four fifths of what Python does for a step."""
         if self._overlap == "auto" and parameter.is_cuda:
             return not self._store.shares_device(parameter.detach())
         if self._overlap == "auto":
             return not (parameter.is_cpu and self._store.shares_memory)
         return self._overlap == "backward"
 
-    def _take(self, name: str, parameter: torch.Tensor) -> None:
-        """Called by the hooks. A transport error is not backward's: `complete` pushes again, and raises it."""
+    def _on_gradient(self, name: str, parameter: torch.Tensor) -> None:
+        """Called by the hooks. Does not raise a transport error in backward: `complete` pushes again, and raises it."""
         gradient = parameter.grad
         if gradient is None:
             return  # another hook has used it up
         with self._lock:
-            sight = self._arrived[name] = Sight.now(self._store.round, gradient)
-            if self._muted or self._is_sent(name, sight):
+            snapshot = self._arrived[name] = GradientSnapshot.of(gradient, round=self._store.round)
+            if self._no_sync_depth or self._is_sent(name, snapshot):
                 return
             if name not in self._bucket:
                 self._bucket_bytes += parameter.nbytes
-            self._bucket[name] = sight
-            self._note_place(name, gradient)
+            self._bucket[name] = snapshot
+            (place,) = seen([gradient])
+            if isinstance(place, OnDevice):
+                self._bucket_on_device[name] = place
             if self._bucket_bytes >= BUCKET_BYTES:
-                gradients, on_device = self._emptied(sight.round)
+                gradients, on_device = self._empty_bucket(snapshot.round)
                 with suppress(StoreClosed):
                     self._send(gradients, on_device)
 
-    def _note(self, name: str, parameter: torch.Tensor) -> None:
-        """Called by the hooks of those that `complete` sends."""
+    def _take_snapshot(self, name: str, parameter: torch.Tensor) -> None:
+        """Called by the hooks of parameters whose gradients `complete` sends."""
         if parameter.grad is not None:
             with self._lock:
-                self._arrived[name] = Sight.now(self._store.round, parameter.grad)
+                self._arrived[name] = GradientSnapshot.of(parameter.grad, round=self._store.round)
 
-    def _note_place(self, name: str, gradient: torch.Tensor) -> None:
-        (place,) = seen([gradient])
-        if isinstance(place, OnDevice):
-            self._on_device[name] = place
-
-    def _is_sent(self, name: str, sight: Sight) -> bool:
-        """It accumulates then: to send it again each time would be in vain."""
+    def _is_sent(self, name: str, snapshot: GradientSnapshot) -> bool:
+        """Whether this gradient was sent in this round, and accumulates: to send it again each time would be in"
+        " vain."""
         sent = self._sent.get(name)
-        return sent is not None and sent.round == sight.round and sent.sights.gradients[name] is sight.gradient
+        if sent is None or sent.round != snapshot.round:
+            return False
+        return sent.snapshots.gradients[name] is snapshot.gradient
 
-    def _emptied(self, round: int) -> tuple[dict[str, torch.Tensor], dict[str, OnDevice]]:
-        """What was in the bucket, but for what another optimizer's step has left there from an earlier round."""
+    def _empty_bucket(self, round: int) -> tuple[dict[str, torch.Tensor], dict[str, OnDevice]]:
+        """Takes everything out of the bucket. Returns the round's gradients and where they are on devices, without what
+        another optimizer's step has left there from an earlier round."""
         bucket, self._bucket, self._bucket_bytes = self._bucket, {}, 0
-        on_device, self._on_device = self._on_device, {}
-        gradients = {name: sight.gradient for name, sight in bucket.items() if sight.round == round}
+        on_device, self._bucket_on_device = self._bucket_on_device, {}
+        gradients = {name: snapshot.gradient for name, snapshot in bucket.items() if snapshot.round == round}
         return gradients, {name: place for name, place in on_device.items() if name in gradients}
 
     # ---- how ----
 
     def _present(self) -> dict[str, torch.Tensor]:
-        """Every gradient that is there."""
+        """Every gradient that there is, by name."""
         return {
             name: gradient for name, parameter in self._parameters.items() if (gradient := parameter.grad) is not None
         }
 
     def _send(self, gradients: Mapping[str, torch.Tensor], on_device: Mapping[str, OnDevice] | None = None) -> None:
-        """Starts pushing them. `on_device`: those that a hook has seen there, on its stream."""
+        """Starts to push. `on_device`: gradients that a hook has seen on a device, with their fences."""
         if not gradients:
             return
         dense = self._dense(gradients)
         pushed = {**dense, **on_device} if on_device else dense
         done = self._store.start_push_many(pushed, codec=self._codecs or None, loss_scale=self._loss_scale)
-        self._note_sent(Sights(gradients), dense, done)
+        self._record_sent(GradientSnapshots(gradients), dense, done)
 
     def _send_rest(self, gradients: Mapping[str, torch.Tensor]) -> None:
-        """Pushes what `complete` found to be missing, and waits for it."""
+        """Pushes gradients that `complete` found to be missing, and waits for it."""
         if not gradients:
             return
         dense = self._dense(gradients)
         self._store.push_many(dense, codec=self._codecs or None, loss_scale=self._loss_scale)
-        known = self._counted
-        self._note_sent(known if gradients is known.gradients else Sights(gradients), dense, None)
+        known = self._completed
+        self._record_sent(known if gradients is known.gradients else GradientSnapshots(gradients), dense, None)
 
-    def _note_sent(self, sights: Sights, dense: Mapping[str, torch.Tensor], done: Future[None] | None) -> None:
+    def _record_sent(
+        self, snapshots: GradientSnapshots, dense: Mapping[str, torch.Tensor], done: Future[None] | None
+    ) -> None:
         checked = self._rounds < CHECKED_ROUNDS
         checksums = {name: checksum(gradient) for name, gradient in dense.items()} if checked else {}
-        sent = Sent(sights, round=self._store.round, done=done, checksums=checksums)
-        self._sent.update(dict.fromkeys(sights.gradients, sent))
+        sent = SentGradients(snapshots, round=self._store.round, done=done, checksums=checksums)
+        self._sent.update(dict.fromkeys(snapshots.gradients, sent))
 
     def _outdated(self, gradients: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
-        """Those that the store does not have, or not as they are here."""
+        """Gradients that the store does not have, or not as they are here."""
         if not self._sent:
             return gradients
         round = self._store.round
         self._sent = {
             name: sent
             for name, sent in self._sent.items()
-            if name in gradients and sent.round == round and sent.sights.holds(name, gradients[name])
+            if name in gradients and sent.round == round and sent.snapshots.is_unchanged(name, gradients[name])
         }
         return {name: gradient for name, gradient in gradients.items() if name not in self._sent}
 
     def _failed(self, gradients: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Those whose push has ended without the store's having them. Many were sent together."""
+        """Gradients whose push has ended and that the store does not have."""
         failed = {sent for sent in set(self._sent.values()) if sent.has_failed}
         return {name: gradients[name] for name, sent in self._sent.items() if sent in failed} if failed else {}
 
-    def _look_for_changes(self, gradients: Mapping[str, torch.Tensor]) -> None:
-        """Between the push and now."""
+    def _find_changes(self, gradients: Mapping[str, torch.Tensor]) -> None:
+        """Finds gradients that were changed after their last hook, by hand, or between two, by another backward"
+        " pass."""
         if not self._arrived:
             return
         round = self._store.round
@@ -276,23 +275,23 @@ class Gradients:
             arrived, sent = self._arrived.get(name), self._sent.get(name)
             if arrived is None or arrived.round != round:
                 continue
-            if not arrived.is_still(gradient):
+            if not arrived.is_unchanged(gradient):
                 edited.append(name)
             elif sent is not None and sent.round == round:
-                if sent.sights.holds(name, gradient):
+                if sent.snapshots.is_unchanged(name, gradient):
                     self._check_bytes(name, sent, gradient)
                 else:
                     accumulated.append(name)
         if edited or accumulated:
-            self._object(edited, accumulated)
+            self._on_changed(edited, accumulated)
 
-    def _object(self, edited: list[str], accumulated: list[str]) -> None:
-        """Some changed after their last hook, some between two: to push them early is in vain."""
-        if edited and self._is_several:
-            self._tell(edited)
+    def _on_changed(self, edited: list[str], accumulated: list[str]) -> None:
+        """Stops pushing early, which is in vain for gradients that change after it."""
+        if edited and self._averages_workers:
+            self._warn_edited(edited)
         self._stop()
 
-    def _check_bytes(self, name: str, sent: Sent, gradient: torch.Tensor) -> None:
+    def _check_bytes(self, name: str, sent: SentGradients, gradient: torch.Tensor) -> None:
         if name in sent.checksums and checksum(gradient.to_dense()) != sent.checksums[name]:
             raise UsageError(
                 f"the gradient of {name!r} was changed behind torch's back, as .data does, after it was sent: change it"
@@ -300,12 +299,12 @@ class Gradients:
             )
 
     @property
-    def _is_several(self) -> bool:
-        """Whether a step is of all of several workers' gradients. Elsewhere, to clip one's own is right."""
+    def _averages_workers(self) -> bool:
+        """Whether each step is made of several workers' gradients. Where it is not, to clip one's own is right."""
         consistency = self._store.consistency
         return consistency.mode == "sync" and consistency.num_workers > 1
 
-    def _tell(self, names: list[str]) -> None:
+    def _warn_edited(self, names: list[str]) -> None:
         sent = ", and from here on step() sends them, no longer backward" if self._hooks else ""
         warn(
             f"gradients were changed after backward: {quoted(names)}. They count as they are now{sent}. If this clips,"
@@ -315,9 +314,9 @@ class Gradients:
         )
 
     def _stop(self) -> None:
-        """From now on, all is sent by `complete`."""
+        """Leaves all sending to `complete`."""
         self._overlap = "none"
-        _remove(self._hooks, self._noting)
+        _remove(self._hooks, self._snapshot_hooks)
 
     def _dense(self, gradients: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
         for kind in set(map(type, gradients.values())) - PLAIN:

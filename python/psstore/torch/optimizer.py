@@ -1,6 +1,7 @@
 """DistributedOptimizer: the face of a torch optimizer, for a step that is taken with a store.
 
-What torch.optim promises is here: groups, state dicts, closures, hooks. How a step is taken is in training.py and the strategies that it names.
+What torch.optim promises is here: groups, state dicts, closures, hooks. How a step is taken is up to a step strategy
+(training.py). A gradient's way is hook (gradients.py), step strategy, store, parameters.
 """
 
 from __future__ import annotations
@@ -11,21 +12,29 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
-from typing import Any, NoReturn, overload
+from typing import Any, Literal, NoReturn, get_args, overload
 
 import torch
 
 from psstore.client.store import Store
 from psstore.codec.compression import Compression
-from psstore.errors import UsageError
+from psstore.errors import NotAWorker, UsageError
+from psstore.torch.averaging import Averaging
 from psstore.torch.buffers import Buffers
-from psstore.torch.choosing import Mode, check_arguments, select_step
+from psstore.torch.eager_step import EagerStep
 from psstore.torch.optimizer_state import RESIDUALS_KEY, is_initial_state_wanted, pack_residuals, unpack_residuals
-from psstore.torch.param_groups import may_compress
+from psstore.torch.param_groups import check_distributable, has_rule, may_compress
 from psstore.torch.parameters import Names
-from psstore.torch.training import FrozenCheck, Overflow, Overlap, Training
+from psstore.torch.store_step import StoreStep
+from psstore.torch.training import FrozenCheck, Overflow, Overlap, StepStrategy, Training
 from psstore.torch.warnings import warn
+from psstore.torch.worker_step import WorkerStep
 from psstore.wire.messages import Exist
+
+Mode = Literal["gradients", "average"]
+"""What the workers share in a round: gradients, or parameters after training alone."""
+
+OPTIONS = {"overlap": Overlap, "mode": Mode, "exist": Exist}
 
 
 class DistributedOptimizer(torch.optim.Optimizer):
@@ -34,10 +43,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
     >>> opt = torch.optim.AdamW(model.parameters(), lr=3e-4)
     >>> opt = psstore.torch.DistributedOptimizer(opt, store, named_parameters=model.named_parameters())
 
-    It stands in for the optimizer that it wraps, and shares its `param_groups`: schedulers made for either work, and
-    hyper-parameters are read at every step. For SGD, Adam, AdamW, Adagrad and RMSprop of torch.optim the store takes
-    the step and keeps momenta and other state, so that `state` stays empty here; `state_dict()` reads it from there.
-    Any other steps on every worker, with the gradients that the store has reduced; LBFGS and SparseAdam can't.
+    The object stands in for the optimizer that it wraps, and shares its `param_groups`: schedulers made for either
+    work, and hyper-parameters are read at every step. For SGD, Adam, AdamW, Adagrad and RMSprop of torch.optim the
+    store takes the step and keeps momenta and other state, so that `state` stays empty here; `state_dict()` reads it
+    from there. Any other steps on every worker, with the gradients that the store has reduced; LBFGS and SparseAdam
+    can't.
 
     Construction creates the tensors in the store, which rank 0's values initialise; on return the parameters
     hold what the store holds, on every worker. It blocks until rank 0 has been there. `step()` blocks until the
@@ -97,13 +107,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
             raise UsageError("this optimizer is distributed already; wrap the torch.optim optimizer itself, once")
         check_arguments(optimizer, store, overlap=overlap, mode=mode, exist=exist)
         self.optimizer = optimizer
-        """The one that was wrapped."""
+        """The wrapped optimizer."""
         self.skipped = False
-        """The last step changed nothing: gradients of some worker were not finite."""
+        """Whether the last step changed nothing, because gradients of some worker were not finite."""
         self.overflow = Overflow()
-        """What a GradScaler has to say of the gradients of the next step. It sets this; a step sets it back."""
+        """What a GradScaler found out about the gradients of the next step; each step resets it."""
         self._made = False
-        """Groups that are added count as new from then on."""
+        """Whether construction is over, so that groups that are added are new ones."""
         state, groups = optimizer.state, optimizer.param_groups
         super().__init__(groups, optimizer.defaults)  # with state and groups of its own,
         optimizer.state, optimizer.param_groups = state, groups  # which are the wrapped one's here
@@ -122,20 +132,20 @@ class DistributedOptimizer(torch.optim.Optimizer):
             raise UsageError("no parameter of this optimizer requires a gradient, so there is nothing to train")
         self._strategy = select_step(self._training, mode=mode, every=every)
         self._training.add_newcomers(self._strategy)
-        self._frozen = FrozenCheck(self._training)
+        self._frozen_check = FrozenCheck(self._training)
         self._buffers = Buffers(self._training, named_buffers, prefix=prefix)
         optimizer.register_step_pre_hook(_refusal(weakref.ref(self)))
         self._stepping = False
         self._whole_state: defaultdict[torch.Tensor, Any] | None = None
-        """What torch's checkpoint tools have asked for, until the next step."""
-        self._warned = False
+        """A copy of all state, from torch's checkpoint tools' asking for it until the next step."""
+        self._has_warned = False
         self._made = True
 
     # ---- torch.optim.Optimizer ----
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """The wrapped optimizer's."""
+        """The wrapped optimizer's groups."""
         return self.optimizer.param_groups
 
     @param_groups.setter
@@ -144,8 +154,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     @property
     def state(self) -> defaultdict[torch.Tensor, Any]:
-        """The wrapped optimizer's: empty where the store keeps it. `state_dict()` has it in any case. A copy of it all
-        after torch's checkpoint tools have asked for it, until the next step."""
+        """The wrapped optimizer's state: empty where the store keeps it, and `state_dict()` has it in any case. After
+        torch's checkpoint tools have asked for state, a copy of all of it, until the next step."""
         return self.optimizer.state if self._whole_state is None else self._whole_state
 
     @state.setter
@@ -188,17 +198,17 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._warn_without_gradients()
         self._training.add_newcomers(self._strategy)
         is_round = self._strategy.shares_next
-        with self._sharing() if is_round else nullcontext(), self._stepping_wrapped():
+        with self._with_buffers() if is_round else nullcontext(), self._stepping_wrapped():
             self.skipped = not self._strategy.step(self.overflow)
         self.overflow = Overflow()
         if is_round:
-            self._frozen.check()
+            self._frozen_check.check()
         self.optimizer._opt_called = True  # type: ignore[attr-defined]  # torch's schedulers of the wrapped one ask
         return loss
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Adds parameters to train from the next step on, on every worker. They are known by what `named_parameters`
-        called them, or are given as (name, parameter) pairs."""
+        """Adds parameters to train from the next step on, on every worker. Their names are those of `named_parameters`,
+        or are given in (name, parameter) pairs."""
         if not self._made:
             return  # the base class's constructor adds the groups that are there
         names = self._training.names
@@ -216,7 +226,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         CPU. A checkpoint is the model's state_dict() and this one.
 
         Half-precision parameters are rounded copies of float32 weights, which only the store has; their state is
-        float32 too, and saved as such. Whoever goes on from a checkpoint begins with the rounded weights.
+        float32 too, and saved as such. Training that goes on from a checkpoint begins with the rounded weights.
 
         Where workers step by themselves (see the class), state is this worker's own, and nothing is read. So are the
         residuals of compression: to go on exactly, save each worker's own state_dict().
@@ -250,7 +260,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             after(self)
 
     def __repr__(self) -> str:
-        """torch's, and where it trains."""
+        """torch's text, the wrapped class and the store."""
         wrapped = type(self.optimizer).__name__
         return f"{super().__repr__()} of {wrapped} on {self._training.store!r}"
 
@@ -279,7 +289,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if norm_type != 2:
             raise UsageError(f"norm_type is {norm_type}; the store can clip the 2-norm")
         self._training.add_newcomers(self._strategy)
-        self._buffers.leave()
+        self._buffers.push()
         norm = self._strategy.clip(float(max_norm), self.overflow)
         if not norm.isfinite():
             self.overflow = replace(self.overflow, found=True)
@@ -303,28 +313,28 @@ class DistributedOptimizer(torch.optim.Optimizer):
         return self._strategy.no_sync()
 
     def publish(self) -> None:
-        """Makes rank 0's parameters, as they are here now, everybody's: after editing weights by hand. Every worker
+        """Gives rank 0's parameters, as they are now, to all workers, after weights were edited by hand. Every worker
         calls it, between steps, and has them on return; optimizer state stays as it is."""
         self._strategy.publish()
 
     def synchronize(self) -> None:
-        """With mode='average': averages the parameters now, as at the end of training. Every worker calls it. With
-        mode='gradients' there is nothing to do: they are everybody's after each step."""
-        with self._sharing():
+        """Averages the parameters now, with mode='average', as at the end of training. Every worker calls it. With
+        mode='gradients' nothing is to do: the parameters are the same on all workers after each step."""
+        with self._with_buffers():
             self._strategy.synchronize()
 
     # ---- how ----
 
     @contextmanager
-    def _sharing(self) -> Iterator[None]:
-        """Buffers go along with a round."""
-        self._buffers.leave()
+    def _with_buffers(self) -> Iterator[None]:
+        """Pushes buffers before a round and pulls them after it."""
+        self._buffers.push()
         yield
-        self._buffers.fetch()
+        self._buffers.pull()
 
     @contextmanager
     def _stepping_wrapped(self) -> Iterator[None]:
-        """The wrapped optimizer may step."""
+        """Lets the wrapped optimizer step."""
         self._stepping = True
         try:
             yield
@@ -332,7 +342,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._stepping = False
 
     def _refuse_stock_scaler(self) -> None:
-        """By the attributes that torch's sets because of `_step_supports_amp_scaling`; ours does not."""
+        """Raises UsageError after torch.amp.GradScaler, which is known by the attributes that it sets because of
+        `_step_supports_amp_scaling`; psstore.torch.GradScaler does not set them."""
         if vars(self).pop("found_inf", None) is not None:
             vars(self).pop("grad_scale", None)
             raise UsageError(
@@ -341,9 +352,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
             )
 
     def _warn_without_gradients(self) -> None:
-        if self._warned or any(p.grad is not None for group in self.param_groups for p in group["params"]):
+        if self._has_warned or any(p.grad is not None for group in self.param_groups for p in group["params"]):
             return
-        self._warned = True
+        self._has_warned = True
         warn(
             "step() without any gradient on this worker: it counts as zero in this round, and if no worker has one,"
             " nothing changes. Was backward() forgotten, or were the model's parameters replaced after its optimizer"
@@ -352,7 +363,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
 
 def _refusal(owner: weakref.ref[DistributedOptimizer]) -> Callable[..., None]:
-    """A hook for the wrapped optimizer: who steps it by mistake would train alone."""
+    """A hook for the wrapped optimizer that raises UsageError where a script steps it, which would train alone."""
 
     def refuse(*_: object) -> None:
         stands_in = owner()
@@ -363,3 +374,36 @@ def _refusal(owner: weakref.ref[DistributedOptimizer]) -> Callable[..., None]:
             )
 
     return refuse
+
+
+def check_arguments(optimizer: torch.optim.Optimizer, store: Store, **options: str) -> None:
+    """Raises UsageError, NotAWorker for what can't work together."""
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise UsageError(f"a {type(optimizer).__qualname__} is no optimizer: wrap the torch.optim optimizer itself")
+    if not isinstance(store, Store):
+        raise UsageError(f"a {type(store).__qualname__} is no store that blocks: pass what psstore.connect() returned")
+    if store.rank is None:
+        raise NotAWorker("only a worker's store can train: connect with role='worker' (the default), before leave()")
+    for option, value in options.items():
+        allowed = get_args(OPTIONS[option])
+        if value not in allowed:
+            raise UsageError(f"{option} is {value!r}; it must be one of {', '.join(map(repr, allowed))}")
+    check_distributable(optimizer)
+
+
+def select_step(training: Training, *, mode: Mode, every: int) -> StepStrategy:
+    """The step strategy for these options. Raises UsageError for what the store's mode or the optimizer's class rules
+    out."""
+    if mode == "average":
+        if may_compress(training.optimizer.param_groups, training.compression):
+            raise UsageError("compression is for gradients, and mode='average' exchanges parameters: leave it out")
+        return Averaging(training, every=every)
+    if every != 1:
+        raise UsageError(f"every={every} is for mode='average'; gradients are exchanged in every step")
+    by_store = has_rule(training.optimizer)
+    if training.overlap == "eager":
+        if not by_store:
+            kind = type(training.optimizer).__qualname__
+            raise UsageError(f"overlap='eager' needs the store to take the step, and it has no rule for {kind}")
+        return EagerStep(training)
+    return StoreStep(training) if by_store else WorkerStep(training)

@@ -71,7 +71,7 @@ def hyper_of(rule: str, group: ParamGroup) -> dict[str, float]:
     """All hyper-parameters of a rule, as they stand in a parameter group now.
 
     lr and betas may be tensors; flags become 0.0 or 1.0. What else stands there chooses an implementation
-    (foreach, fused, capturable), or is somebody's own note (initial_lr), and does not change the result.
+    (foreach, fused, capturable), or is a note of a scheduler's (initial_lr), and does not change the result.
     Raises UsageError if one is missing.
     """
     named = dict(group)

@@ -32,7 +32,7 @@ class Replicas(nn.Module):
     that a mean over it weights replicas and not samples. With a single device the call is the model's own.
 
     Parameters, buffers and `state_dict` are the model's, under the model's names: a checkpoint and a store do not
-    know how many replicas there were. The replicas' gradients are summed in the order of the devices, whoever is
+    know how many replicas there were. The replicas' gradients are summed in the order of the devices, whichever is
     first, so that the same run gives the same bits; a parameter's hooks run once. To one device alone the sums are
     equal up to rounding: a sum over the batch becomes one per part.
 
@@ -85,7 +85,7 @@ class Replicas(nn.Module):
     def named_modules(
         self, memo: set[nn.Module] | None = None, prefix: str = "", remove_duplicate: bool = True
     ) -> Iterator[tuple[str, nn.Module]]:
-        """This and the model under one name: what named_parameters and named_buffers make their names of."""
+        """Yields this module and the model under one name, of which named_parameters and named_buffers make theirs."""
         memo = set() if memo is None else memo
         if self not in memo:
             if remove_duplicate:
@@ -100,14 +100,14 @@ class Replicas(nn.Module):
         return self.module.load_state_dict(state_dict, strict, assign)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        """As a part of a larger model: from here, torch descends into `module` by that name."""
+        """Renames entries where this module is a part of a larger model: torch descends into `module` by that name."""
         for key in [key for key in state_dict if key.startswith(prefix)]:
             state_dict[f"{prefix}module.{key.removeprefix(prefix)}"] = state_dict.pop(key)
         super()._load_from_state_dict(state_dict, prefix, *args)
 
 
 def _usable(device: torch.device | str | int) -> torch.device:
-    """With its index, as tensors name it."""
+    """The device with its index, as tensors name it."""
     try:
         return torch.empty(0, device=device).device
     except (RuntimeError, AssertionError) as error:  # the latter from a torch without CUDA
@@ -168,7 +168,8 @@ def _join_leaves(leaves: Sequence[Any], device: torch.device) -> torch.Tensor | 
 
 
 def _moved(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Itself if it is there. Only a GPU keeps what is on its way in order with what follows."""
+    """The tensor on that device; no copy if it is there. Only a GPU keeps a copy that is under way in order with what
+    follows."""
     return tensor.to(device, non_blocking=device.type == "cuda")
 
 
@@ -196,7 +197,7 @@ def replicate(model: nn.Module, devices: Sequence[torch.device]) -> list[nn.Modu
 
 
 def _shallow_copy(module: nn.Module) -> nn.Module:
-    """By the method that modules with caches of their parameters (recurrent ones, torch.fx's) override."""
+    """A copy by the method that modules with caches of their parameters (recurrent ones, torch.fx's) override."""
     copy: nn.Module = module._replicate_for_data_parallel()  # type: ignore[no-untyped-call]
     return copy
 

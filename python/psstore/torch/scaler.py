@@ -34,7 +34,7 @@ class GradScaler(torch.amp.GradScaler):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._scaled: list[DistributedOptimizer] = []
-        """Those that compress, and have stepped with scaled gradients since the last update."""
+        """Optimizers that compress, and have stepped with scaled gradients since the last update."""
 
     def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
         """Divides this worker's gradients by the scale, and looks for an overflow."""
@@ -63,7 +63,8 @@ class GradScaler(torch.amp.GradScaler):
         return None
 
     def update(self, new_scale: float | torch.Tensor | None = None) -> None:
-        """Torch's. Optimizers that compress hear of the new scale: what codecs kept back goes on in it."""
+        """Updates the scale as torch does, and tells optimizers that compress: what codecs kept back goes on in the new
+        scale."""
         super().update(new_scale)
         for optimizer in self._scaled:
             optimizer.expect_loss_scale(self.get_scale())

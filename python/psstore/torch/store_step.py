@@ -1,4 +1,4 @@
-"""The store takes the step: gradients go there, new parameters come back."""
+"""StoreStep: the store takes the step. Gradients go there, new parameters come back."""
 
 from __future__ import annotations
 
@@ -7,30 +7,31 @@ from typing import Any
 
 import torch
 
-from psstore.torch.edits import Edits, publish
+from psstore.torch.change_detection import ExternalUpdates
+from psstore.torch.gradient_step import CommittedRound, GradientStep, Hypers
 from psstore.torch.optimizer_state import adopt_state, drop_local_state, load_state, read_state
 from psstore.torch.param_groups import check_hyper, hyper_of, rule_of
 from psstore.torch.parameters import STORED_AS, Trained, mark_written
-from psstore.torch.reducing import Ended, Hypers, Reducing
 from psstore.torch.training import Training, create_tensors, split_trained
 from psstore.torch.warnings import warn
 from psstore.types import TensorSpec
 
 
-class StoreStep(Reducing):
-    """Push this round's gradients, commit with the hyper-parameters of now, pull into the parameters' own memory."""
+class StoreStep(GradientStep):
+    """Pushes this round's gradients, commits with the hyper-parameters of now, pulls into the parameters' own"
+    " memory."""
 
     def __init__(self, training: Training) -> None:
         super().__init__(training)
         self._codecs: dict[str, str] = {}
-        """Of the parameters that are not pulled as they are, by name."""
-        self._edits = Edits(training, codecs=self._codecs)
+        """Codecs of pulls other than 'none', by name."""
+        self._external = ExternalUpdates(training, codecs=self._codecs)
         self._retired = False
-        """Another optimizer uses the same rule state. Said at the first step after it."""
+        """Another optimizer uses the same rule state; the next step warns of it."""
         self._decision: int | None = None
-        """The last one that all parameters here have in them; None before the first step."""
+        """The last decision that all parameters here include; None before the first step."""
         self._checked: dict[int, dict[str, float]] = {}
-        """Hyper-parameters that are known to be good, by group."""
+        """Hyper-parameters that have passed their check, by group."""
 
     def add(self, trained: Sequence[Trained]) -> None:
         training = self._training
@@ -41,7 +42,7 @@ class StoreStep(Reducing):
         begun, continued = split_trained(training, trained)
         adopt_state(training, begun)
         drop_local_state(training, continued)
-        self._edits.begin(trained)
+        self._external.add(trained)
         self._gradients.watch(
             {one.name: one.parameter for one in trained},
             codecs={name: one.push for name, one in chosen.items()},
@@ -52,13 +53,12 @@ class StoreStep(Reducing):
         self._retired = True
 
     def publish(self) -> None:
-        publish(self._training, self._training.trained)
-        self._training.store.barrier("published")
+        self._training.publish()
         self._pull(self._training.trained)
-        self._edits.note(self._training.trained)
+        self._external.remember(self._training.trained)
 
     def synchronize(self) -> None:
-        """Nothing to do: the parameters are the store's after each step."""
+        """Does nothing: the parameters are the store's after each step."""
 
     def state(self, *, whole: bool = False) -> Mapping[torch.Tensor, dict[str, Any]]:
         return read_state(self._training, whole=whole)
@@ -82,12 +82,12 @@ class StoreStep(Reducing):
     def _prepare(self) -> None:
         training = self._training
         if self._retired:
-            self._tell_of_the_other()
+            self._warn_of_successor()
         if training.optimizer.state:
             adopt_state(training, training.trained)
-        self._edits.settle()
+        self._external.reconcile()
 
-    def _tell_of_the_other(self) -> None:
+    def _warn_of_successor(self) -> None:
         self._retired = False
         warn(
             "step() of an optimizer after another was made that trains some of its tensors under the same names: both"
@@ -95,14 +95,14 @@ class StoreStep(Reducing):
             " its own. This is said once"
         )
 
-    def _take(self, ended: Ended) -> None:
+    def _apply(self, committed: CommittedRound) -> None:
         trained = self._training.trained
-        self._pull(trained, newer_than=None if ended.changed_all else self._decision)
-        self._edits.note_written(trained)
-        self._decision = ended.commit.decision
+        self._pull(trained, newer_than=None if committed.changed_all else self._decision)
+        self._external.remember_values(trained)
+        self._decision = committed.commit.decision
 
     def _hypers(self) -> Hypers:
-        """Of every group that has something to train, by its number in the store. Raises UsageError, BadHyper."""
+        """Hyper-parameters of every group that has something to train. Raises UsageError, BadHyper."""
         training = self._training
         groups = training.optimizer.param_groups
         found = {}
@@ -116,7 +116,7 @@ class StoreStep(Reducing):
         return found
 
     def _pull(self, trained: Sequence[Trained], *, newer_than: int | None = None) -> None:
-        """Into the parameters; only what the store has changed after that decision."""
+        """Pulls into the parameters what the store has changed after the decision `newer_than`; None: everything."""
         names = [one.name for one in trained]
         values = self._training.store.pull_many(
             names,

@@ -1,4 +1,4 @@
-"""What is trained, and by whom: the parameters of one optimizer, created in the store and claimed in this process.
+"""What is trained: the parameters of one optimizer, which the store has, and whose gradients a step strategy sends.
 
 A step strategy turns a round's gradients into new parameters:
 
@@ -18,6 +18,7 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import torch
 
+from psstore.client.rule_state import Restored
 from psstore.client.store import Store
 from psstore.codec.compression import Compression
 from psstore.errors import DTypeMismatch, NotInitialised, RuleMismatch, ShapeMismatch, UsageError
@@ -73,7 +74,7 @@ class StepStrategy(Protocol):
         """Announces the factor by which the next gradients are likely to be larger than the real ones."""
 
     def publish(self) -> None:
-        """Makes rank 0's parameters, as they are here, everybody's; every worker calls it."""
+        """Gives rank 0's parameters, as they are now, to all workers; every worker calls it."""
 
     def synchronize(self) -> None:
         """Makes parameters that were trained apart the same on every worker; every worker calls it."""
@@ -142,6 +143,12 @@ class Training:
             self._known.update(id(one.parameter) for one in new)
             register(self.store, strategy, new)
 
+    def publish(self) -> None:
+        """Makes rank 0's parameters, as they are now, the store's; returns when they are. Every worker calls it."""
+        if self.is_first:
+            self.store.restore({one.name: Restored(one.parameter.detach()) for one in self.trained})
+        self.store.barrier("published")
+
 
 # ---- tensors in the store ----
 
@@ -185,7 +192,7 @@ def split_trained(training: Training, pulled: Sequence[Trained]) -> tuple[list[T
     return [one for one in pulled if versions[one.name] == 0], before
 
 
-# ---- who trains what in this process ----
+# ---- what this process trains ----
 
 
 class TrainedTensors:

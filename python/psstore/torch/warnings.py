@@ -1,5 +1,5 @@
-"""Warnings and error messages for whoever reads the training script's output: a warning points at the script's own
-line, however deep inside psstore it arises."""
+"""Warnings and error messages in the terms of the training script. A warning points at the script's own line, however
+deep inside psstore it arises."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Every worker takes the step: gradients go to the store, their reduction comes back, the wrapped optimizer does the
-rest. For optimizers that the store has no rule for.
+"""WorkerStep: every worker takes the step, of an optimizer that the store has no rule for. Gradients go to the store,
+their reduction comes back, and the wrapped optimizer does the rest.
 
 All workers hold the same weights and state because all begin with rank 0's weights, and take every step with the same
-gradients. So none may miss a step: the store must be synchronous, and everybody there from the first step on.
+gradients. So none may miss a step: the store must be synchronous, and every worker there from the first step on.
 """
 
 from __future__ import annotations
@@ -14,16 +14,17 @@ import torch
 
 from psstore.codec.compression import Compression
 from psstore.errors import UsageError
+from psstore.torch.gradient_step import CommittedRound, GradientStep, Hypers
 from psstore.torch.optimizer_state import local_initial_state
 from psstore.torch.parameters import REDUCED_GROUP, STORED_AS, Trained, gradient_name, mark_written
-from psstore.torch.reducing import Ended, Hypers, Reducing
 from psstore.torch.training import Training, create_tensors
 from psstore.torch.warnings import quoted
 from psstore.types import TensorSpec
 
 
-class WorkerStep(Reducing):
-    """Push this round's gradients, commit, pull the reduced ones into .grad, let the wrapped optimizer step."""
+class WorkerStep(GradientStep):
+    """Pushes this round's gradients, commits, pulls the reduced ones into .grad, and lets the wrapped optimizer"
+    " step."""
 
     def __init__(self, training: Training) -> None:
         check_lockstep(training, f"{type(training.optimizer).__qualname__}, which the store has no rule for,")
@@ -54,51 +55,53 @@ class WorkerStep(Reducing):
         self._pull_weights(training.trained)
 
     def synchronize(self) -> None:
-        """Nothing to do: every worker takes the same steps."""
+        """Does nothing: every worker takes the same steps."""
 
     def state(self, *, whole: bool = False) -> Mapping[torch.Tensor, dict[str, Any]]:
         optimizer = self._training.optimizer
         return local_initial_state(optimizer) if whole else optimizer.state
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Into this worker's optimizer: every worker loads it."""
+        """Loads into this worker's optimizer; every worker does so."""
         self._training.optimizer.load_state_dict(dict(state_dict))
 
     # ---- how ----
 
     def _prepare(self) -> None:
-        """The gradients are all that the store needs to know."""
+        """Does nothing: the store needs to know no more than the gradients."""
 
     def _hypers(self) -> Hypers:
         return {}
 
-    def _take(self, ended: Ended) -> None:
-        if ended.skipped:
+    def _apply(self, committed: CommittedRound) -> None:
+        if committed.skipped:
             return
         trained = self._training.trained
         sent = self._gradients.unchanged()
         own = [one.parameter.grad for one in trained]
-        for one, reduced in zip(trained, self._reduced(ended, own if sent else [None] * len(own)), strict=True):
+        for one, reduced in zip(trained, self._reduced(committed, own if sent else [None] * len(own)), strict=True):
             one.parameter.grad = reduced
         self._training.optimizer.step()
         if not sent:  # a round that a failed step has left behind: these gradients are the next one's
             for one, gradient in zip(trained, own, strict=True):
                 one.parameter.grad = gradient
 
-    def _reduced(self, ended: Ended, memory: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
-        """The round's gradients, in the memory given where they fit; None for what no worker had one for."""
+    def _reduced(self, committed: CommittedRound, memory: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
+        """The round's reduced gradients, in `memory` where they fit; None for a parameter for which no worker had"
+        " one."""
         trained = self._training.trained
         targets = [
             given if given is not None and given.layout is torch.strided else torch.empty_like(one.parameter)
             for one, given in zip(trained, memory, strict=True)
         ]
-        before = None if ended.changed_all else ended.commit.decision - 1
+        before = None if committed.changed_all else committed.commit.decision - 1
         return self._training.store.pull_many(
             [gradient_name(one.name) for one in trained], out=targets, if_newer_than=before
         )
 
     def _compression_of(self, one: Trained) -> Compression:
-        """What comes back is a gradient, not a value that deltas would add up to."""
+        """The parameter's compression. Raises UsageError for compressed pulls: a gradient comes back, not a value that
+        deltas would add up to."""
         chosen = self._training.compression_of(one)
         if chosen.pull != "none":
             kind = type(self._training.optimizer).__qualname__

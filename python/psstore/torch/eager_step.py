@@ -1,4 +1,4 @@
-"""overlap='eager': the commit goes first, so that new parameters travel back while backward still runs.
+"""EagerStep, for overlap='eager': the commit goes first, so that new parameters travel back while backward still runs.
 
 The first gradient of a backward pass commits the round, with the promise of a gradient for every parameter. Each slice
 of the store then takes its step when its last contribution arrives, and the pull of what was pushed together is waiting
@@ -23,9 +23,9 @@ from psstore.client.device_arrays import OnDevice
 from psstore.client.rounds import Commit
 from psstore.client.store import Store
 from psstore.errors import PsstoreError, UsageError
+from psstore.torch.gradient_step import CommittedRound, Hypers
 from psstore.torch.gradients import Gradients
 from psstore.torch.parameters import Trained
-from psstore.torch.reducing import Ended, Hypers
 from psstore.torch.store_step import StoreStep
 from psstore.torch.training import Overflow, Training
 from psstore.torch.warnings import quoted, warn
@@ -33,8 +33,8 @@ from psstore.torch.warnings import quoted, warn
 T = TypeVar("T")
 
 
-class UnderWay(Generic[T]):
-    """A call to the store. Asked for after it has failed, it is made again."""
+class RepeatableCall(Generic[T]):
+    """A call to the store that was started, and is made again if its result is asked for after it has failed."""
 
     def __init__(self, start: Callable[[], Future[T]]) -> None:
         self._start = start
@@ -47,17 +47,17 @@ class UnderWay(Generic[T]):
 
 
 @dataclass
-class Early:
+class EarlyRound:
     """A round that was committed before its gradients were there."""
 
     hypers: Hypers
-    commit: UnderWay[Commit]
+    commit: RepeatableCall[Commit]
     awaited: deque[tuple[Sequence[str], int | None]] = field(default_factory=deque)
-    """Names that are to be pulled together, once the decision is known; and the decision that they have here, if the
-    round may leave them as they are."""
-    pulls: list[tuple[Sequence[str], UnderWay[list[Any]]]] = field(default_factory=list)
-    """With the names."""
-    finish: UnderWay[None] | None = None
+    """Names that are to be pulled together once the decision is known; and the decision that their values here include,
+    if the round may leave them as they are."""
+    pulls: list[tuple[Sequence[str], RepeatableCall[list[Any]]]] = field(default_factory=list)
+    """Pulls that were started, with their names."""
+    finish: RepeatableCall[None] | None = None
 
     @property
     def is_decided(self) -> bool:
@@ -66,7 +66,7 @@ class Early:
 
 
 class EagerStep(StoreStep):
-    """Commit at the first gradient, push each, and pull what becomes of it, all while backward runs."""
+    """Commits at the first gradient, pushes each, and pulls what becomes of it, all while backward runs."""
 
     def __init__(self, training: Training) -> None:
         if training.store.consistency.mode != "sync":
@@ -75,18 +75,22 @@ class EagerStep(StoreStep):
                 f" {training.store.consistency.mode!r}: start it with --mode sync, or leave overlap= out"
             )
         super().__init__(training)
-        self._gradients = self._promised = Promised(training.store, begin=self._begin, pushed=self._await)
-        self._early: Early | None = None
-        self._arriving: dict[str, torch.Tensor] = {}
-        """By name: what the parameter is to be."""
+        self._gradients = self._promised = PromisedGradients(
+            training.store, begin=self._begin, pushed=self._pull_when_decided
+        )
+        self._early: EarlyRound | None = None
+        self._new_values: dict[str, torch.Tensor] = {}
+        """Memory for the parameters' new values, by name."""
         self._lock = threading.Lock()
-        """Orders whoever starts the pulls."""
+        """Orders the threads that start pulls."""
 
     def add(self, trained: Sequence[Trained]) -> None:
         super().add(trained)
         for one in trained:
             parameter = one.parameter
-            self._arriving[one.name] = torch.empty(parameter.shape, dtype=parameter.dtype, pin_memory=parameter.is_cuda)
+            self._new_values[one.name] = torch.empty(
+                parameter.shape, dtype=parameter.dtype, pin_memory=parameter.is_cuda
+            )
 
     def clip(self, max_norm: float, overflow: Overflow) -> torch.Tensor:
         raise UsageError(
@@ -115,8 +119,8 @@ class EagerStep(StoreStep):
                 " call it after step()"
             )
 
-    def _begin(self) -> Early:
-        """Commits. Called by the first hook of a backward pass, or by step() without one."""
+    def _begin(self) -> EarlyRound:
+        """Commits a round; called by the first hook of a backward pass, or by step() without one."""
         training = self._training
         if training.is_first:
             self._prepare()  # the others' weights, if edited, give way in step(): backward needs them until then
@@ -127,21 +131,21 @@ class EagerStep(StoreStep):
             if one.parameter.requires_grad or one.parameter.grad is not None  # frozen since: torch steps what has one
         ]
         self._promised.promise(promised)
-        commit = UnderWay(
+        commit = RepeatableCall(
             lambda: training.store.start_commit(hypers, present=promised, early=True, average=training.average)
         )
-        self._early = Early(hypers, commit)
-        commit.future.add_done_callback(self._decided)
+        self._early = EarlyRound(hypers, commit)
+        commit.future.add_done_callback(self._on_decided)
         return self._early
 
-    def _await(self, names: Sequence[str], newer_than: int | None = None) -> None:
-        """What becomes of these is pulled."""
+    def _pull_when_decided(self, names: Sequence[str], newer_than: int | None = None) -> None:
+        """Pulls these parameters as soon as the round's decision is known."""
         assert self._early is not None, "a round has begun in which they were pushed"
         self._early.awaited.append((names, newer_than))
         self._start_pulls()
 
-    def _decided(self, commit: Future[Commit]) -> None:
-        """On the store's thread."""
+    def _on_decided(self, commit: Future[Commit]) -> None:
+        """Called on the store's thread."""
         with suppress(PsstoreError):
             self._start_pulls()
 
@@ -150,12 +154,12 @@ class EagerStep(StoreStep):
         with self._lock:
             while early is not None and early.is_decided and early.awaited:
                 names, newer_than = early.awaited.popleft()
-                memory = [self._arriving[name] for name in names]
+                memory = [self._new_values[name] for name in names]
                 codec = self._codecs or None
                 pull = partial(store.start_pull_many, names, out=memory, if_newer_than=newer_than, codec=codec)
-                early.pulls.append((names, UnderWay(pull)))
+                early.pulls.append((names, RepeatableCall(pull)))
 
-    def _commit(self, overflow: Overflow, *, max_norm: float | None = None) -> Ended:
+    def _commit(self, overflow: Overflow, *, max_norm: float | None = None) -> CommittedRound:
         if overflow != Overflow():
             raise UsageError(
                 "overlap='eager' commits a round before its gradients are there, and so can't work with a GradScaler:"
@@ -168,18 +172,18 @@ class EagerStep(StoreStep):
                 " them after step(), as schedulers do"
             )
         self._gradients.complete()
-        self._ended = Ended(early.commit.result(), early.hypers, None)
-        return self._ended
+        self._committed = CommittedRound(early.commit.result(), early.hypers, None)
+        return self._committed
 
-    def _take(self, ended: Ended) -> None:
+    def _apply(self, committed: CommittedRound) -> None:
         training, early = self._training, self._early
         assert early is not None, "a round that was committed early has ended"
         if not training.is_first:
             self._prepare()
         awaited = {name for names, _ in early.pulls for name in names}
         if rest := [one.name for one in training.trained if one.name not in awaited]:
-            self._await(rest, newer_than=self._decision)
-        early.finish = early.finish or UnderWay(training.store.start_finish)
+            self._pull_when_decided(rest, newer_than=self._decision)
+        early.finish = early.finish or RepeatableCall(training.store.start_finish)
         came = {
             name
             for names, pull in early.pulls
@@ -189,38 +193,38 @@ class EagerStep(StoreStep):
         early.finish.result()
         for one in training.trained:
             if one.name in came:
-                one.parameter.detach().copy_(self._arriving[one.name], non_blocking=True)
-        self._edits.note(training.trained)
-        self._decision = ended.commit.decision
+                one.parameter.detach().copy_(self._new_values[one.name], non_blocking=True)
+        self._external.remember(training.trained)
+        self._decision = committed.commit.decision
         self._early = None
 
 
-class Promised(Gradients):
-    """Gradients that were promised: each is sent once, and zeros for one that is not there."""
+class PromisedGradients(Gradients):
+    """Gradients whose sending was promised by an early commit: each is sent once, and zeros for one that is missing."""
 
     def __init__(self, store: Store, *, begin: Callable[[], object], pushed: Callable[[Sequence[str]], object]) -> None:
-        """`begin`: makes the promise, before the first gradient of a round is sent; `pushed`: is told the names of
-        those that are sent together."""
+        """`begin` makes the promise, and is called before the first gradient of a round is sent. `pushed` is called
+        with the names of gradients that are sent together."""
         super().__init__(store, overlap="backward")
         self._begin = begin
         self._pushed = pushed
         self._promises: Sequence[str] = ()
-        """Names, from `promise` to `forget`."""
+        """Names that were promised, from `promise` to `forget`."""
         self._closed = False
-        """Hooks have nothing to do before the next round."""
+        """Hooks do nothing before the next round: this one is being completed, or could not begin."""
         self._twice: set[str] = set()
-        """Those that came again after they were taken."""
+        """Names of gradients that a later backward pass has changed after they were taken."""
         self._zeros: dict[str, torch.Tensor] = {}
-        self._told = False
+        self._has_warned = False
 
     def promise(self, names: Sequence[str]) -> None:
         self._promises = names
 
     def complete(self, *, rewritten: bool = False, loss_scale: float = 1.0) -> list[str]:
-        """Raises UsageError for gradients that are not as they were sent; that round can't be completed any more."""
+        """Raises UsageError for gradients that are not as they were sent; the round can't be completed any more."""
         self._closed = True
         if self._twice:
-            self._object([], sorted(self._twice))
+            self._on_changed([], sorted(self._twice))
         return super().complete(loss_scale=loss_scale)
 
     def forget(self) -> None:
@@ -228,8 +232,8 @@ class Promised(Gradients):
         self._promises, self._closed = (), False
         self._zeros.clear()
 
-    def _take(self, name: str, parameter: torch.Tensor) -> None:
-        if self._muted or self._closed:
+    def _on_gradient(self, name: str, parameter: torch.Tensor) -> None:
+        if self._no_sync_depth or self._closed:
             return
         with self._lock:
             if not self._promises:
@@ -240,35 +244,35 @@ class Promised(Gradients):
                     return
             if name in self._arrived:
                 self._twice.add(name)
-        super()._take(name, parameter)
+        super()._on_gradient(name, parameter)
 
     def _present(self) -> dict[str, torch.Tensor]:
         present = super()._present()
         missing = [name for name in self._promises if name not in present]
         if missing:
-            self._tell_missing(missing)
+            self._warn_missing(missing)
         for name in missing:
             present[name] = self._zeros.setdefault(name, torch.zeros_like(self._parameters[name]))
         return {name: present[name] for name in self._promises}
 
     def _send_rest(self, gradients: Mapping[str, torch.Tensor]) -> None:
-        self._send(gradients)  # what becomes of them is pulled beside it
+        self._send(gradients)  # new values are pulled beside it
 
     def _send(self, gradients: Mapping[str, torch.Tensor], on_device: Mapping[str, OnDevice] | None = None) -> None:
         super()._send(gradients, on_device)
         if gradients:
             self._pushed(list(gradients))
 
-    def _tell_missing(self, names: list[str]) -> None:
-        if not self._told:
-            self._told = True
+    def _warn_missing(self, names: list[str]) -> None:
+        if not self._has_warned:
+            self._has_warned = True
             warn(
                 f"no gradient for {quoted(names)}: zeros are sent, since overlap='eager' has promised one, and the"
                 " optimizer's momentum and weight decay go on. Freeze what is not used, or leave overlap= out. This is"
                 " said once"
             )
 
-    def _object(self, edited: list[str], accumulated: list[str]) -> None:
+    def _on_changed(self, edited: list[str], accumulated: list[str]) -> None:
         raise UsageError(
             f"overlap='eager' has sent the gradient of {quoted([*edited, *accumulated])} already, and it was changed"
             " since, by another backward pass or by hand; this round can't be completed. Put no_sync() around all"

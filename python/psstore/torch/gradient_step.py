@@ -1,4 +1,6 @@
-"""Steps in which the store reduces the workers' gradients, a round each. Who applies them is the subclasses' matter."""
+"""GradientStep: a step strategy in which the store reduces the workers' gradients, a round for each step.
+
+Who applies the reduced gradients is up to the subclasses."""
 
 from __future__ import annotations
 
@@ -16,20 +18,20 @@ from psstore.torch.gradients import Gradients
 from psstore.torch.training import Overflow, Training
 
 Hypers = dict[int, dict[str, float]]
-"""By parameter group, by its number in the store."""
+"""Hyper-parameters by the number of their group in the store, and by name."""
 
 
 @dataclass
-class Ended:
-    """A round that was committed, while its values are not here."""
+class CommittedRound:
+    """A round that this worker has committed and whose values are not here yet."""
 
     commit: Commit
     hypers: Hypers
     max_norm: float | None
-    counts_all: bool = False
-    """Every parameter has a gradient here."""
+    has_all_gradients: bool = False
+    """Every parameter has a gradient on this worker."""
     norm: float | None = None
-    """Of the reduced gradient, if it is to be clipped and was asked for."""
+    """Norm of the reduced gradient; None if it is not to be clipped, or was not asked for."""
 
     @property
     def skipped(self) -> bool:
@@ -37,12 +39,12 @@ class Ended:
 
     @property
     def changed_all(self) -> bool:
-        """Nobody has to ask what is newer than before. False: perhaps not all."""
-        return self.counts_all and not self.skipped and not self.commit.late
+        """Whether the round has changed every parameter for certain, so that no version need be compared."""
+        return self.has_all_gradients and not self.skipped and not self.commit.late
 
 
-class Reducing(ABC):
-    """Push this round's gradients, commit, and take what came of them.
+class GradientStep(ABC):
+    """Pushes this round's gradients, commits, and applies what came of them.
 
     A step that fails can be taken again: what it had done stands.
     """
@@ -50,19 +52,19 @@ class Reducing(ABC):
     def __init__(self, training: Training) -> None:
         self._training = training
         self._gradients = Gradients(training.store, overlap=training.overlap)
-        self._ended: Ended | None = None
+        self._committed: CommittedRound | None = None
 
     @abstractmethod
     def _prepare(self) -> None:
-        """Before a round is committed."""
+        """Called before a round is committed."""
 
     @abstractmethod
     def _hypers(self) -> Hypers:
-        """What the commit says of them, as they are now."""
+        """Hyper-parameters for the commit, as they are now."""
 
     @abstractmethod
-    def _take(self, ended: Ended) -> None:
-        """Makes the parameters what the round makes of them."""
+    def _apply(self, committed: CommittedRound) -> None:
+        """Makes the round's step in the parameters."""
 
     def retire(self) -> None:
         self._gradients.retire()
@@ -73,23 +75,23 @@ class Reducing(ABC):
 
     def admit_closure(self) -> None:
         """Backward passes may run until the round's commit."""
-        if self._ended is not None and self._ended.max_norm is not None:
+        if self._committed is not None and self._committed.max_norm is not None:
             raise UsageError(
                 "clip_grad_norm_ has sent the gradients already, and the closure would make new ones: call it within"
                 " the closure, after backward"
             )
 
     def step(self, overflow: Overflow) -> bool:
-        ended = self._ended
-        if ended is not None and ended.max_norm is not None:
-            self._check_clipped(ended, overflow)
-        elif ended is not None and not self._gradients.unchanged():
-            self._receive(ended)  # what a step has left behind that failed; these gradients are the next one's
-            ended = None
-        if ended is None:
-            ended = self._commit(overflow)
-        self._receive(ended)
-        return not ended.skipped
+        committed = self._committed
+        if committed is not None and committed.max_norm is not None:
+            self._check_clipped(committed, overflow)
+        elif committed is not None and not self._gradients.unchanged():
+            self._finish(committed)  # what a step has left behind that failed; these gradients are the next one's
+            committed = None
+        if committed is None:
+            committed = self._commit(overflow)
+        self._finish(committed)
+        return not committed.skipped
 
     def clip(self, max_norm: float, overflow: Overflow) -> torch.Tensor:
         consistency = self._training.store.consistency
@@ -100,14 +102,14 @@ class Reducing(ABC):
                 "clip_grad_norm_ needs the gradients of all workers, and in mode 'backup' a round does without the late"
                 " ones: start the store with --mode sync, or clip each worker's own with torch's clip_grad_norm_"
             )
-        ended = self._ended
-        if ended is not None and ended.norm is not None:
+        committed = self._committed
+        if committed is not None and committed.norm is not None:
             raise UsageError("clip_grad_norm_ was called twice in this round: call it once, right before step()")
-        if ended is None or ended.max_norm is None:
-            ended = self._commit(overflow, max_norm=max_norm)
-        ended.norm = math.inf if ended.commit.skipped else self._training.store.global_norm()
+        if committed is None or committed.max_norm is None:
+            committed = self._commit(overflow, max_norm=max_norm)
+        committed.norm = math.inf if committed.commit.skipped else self._training.store.global_norm()
         first = self._training.trained[0].parameter
-        return torch.tensor(ended.norm, dtype=torch.promote_types(first.dtype, torch.float32), device=first.device)
+        return torch.tensor(committed.norm, dtype=torch.promote_types(first.dtype, torch.float32), device=first.device)
 
     def no_sync(self) -> AbstractContextManager[None]:
         return self._gradients.no_sync()
@@ -123,8 +125,8 @@ class Reducing(ABC):
 
     # ---- how ----
 
-    def _commit(self, overflow: Overflow, *, max_norm: float | None = None) -> Ended:
-        """What remains is to `_receive` its values. Should this fail, the gradients stay as they are in the store."""
+    def _commit(self, overflow: Overflow, *, max_norm: float | None = None) -> CommittedRound:
+        """Ends the round but for `_finish`. If it fails, the gradients stay as they are in the store."""
         training = self._training
         self._prepare()
         hypers = self._hypers()
@@ -133,7 +135,7 @@ class Reducing(ABC):
             present = gradients.withhold()
         else:
             present = gradients.complete(rewritten=overflow.rewritten, loss_scale=overflow.loss_scale)
-        committed = training.store.commit(
+        commit = training.store.commit(
             hypers,
             loss_scale=overflow.loss_scale,
             non_finite=overflow.found,
@@ -141,24 +143,24 @@ class Reducing(ABC):
             average=training.average,
             max_norm=max_norm,
         )
-        counts_all = len(present) == len(training.trained)
-        self._ended = Ended(committed, hypers, max_norm, counts_all)
-        return self._ended
+        has_all_gradients = len(present) == len(training.trained)
+        self._committed = CommittedRound(commit, hypers, max_norm, has_all_gradients)
+        return self._committed
 
-    def _receive(self, ended: Ended) -> None:
-        """The values of a committed round; then it is over."""
-        self._take(ended)
-        self._ended = None
+    def _finish(self, committed: CommittedRound) -> None:
+        """Takes the values of a committed round, and forgets it."""
+        self._apply(committed)
+        self._committed = None
         self._gradients.forget()
 
-    def _check_clipped(self, ended: Ended, overflow: Overflow) -> None:
-        """Between clip_grad_norm_ and step() nothing may change that was sent."""
+    def _check_clipped(self, committed: CommittedRound, overflow: Overflow) -> None:
+        """Raises UsageError if anything was changed after clip_grad_norm_ had sent it."""
         if not self._gradients.unchanged():
             raise UsageError(
                 "gradients were changed after clip_grad_norm_, which had sent them: call it after the last backward and"
                 " whatever else changes them, right before step()"
             )
-        if ended.hypers != self._hypers():
+        if committed.hypers != self._hypers():
             raise UsageError(
                 "hyper-parameters were changed between clip_grad_norm_ and step(), and had been sent: change them"
                 " after step(), as schedulers do, or before clip_grad_norm_"
