@@ -15,7 +15,13 @@ import pytest
 import torch
 from torch import nn
 from torch.optim import SGD
-from torch_support import (
+
+import psstore
+from psstore.errors import StoreClosed, UsageError
+from psstore.torch import DistributedOptimizer
+from psstore.torch.gradients import BUCKET_BYTES
+from psstore.torch.training import Overflow, Overlap
+from tests.torch.support import (
     Odd,
     OptimizerFactory,
     assert_same_bits,
@@ -24,12 +30,6 @@ from torch_support import (
     distributed,
     in_threads,
 )
-
-import psstore
-from psstore.errors import StoreClosed, UsageError
-from psstore.torch import DistributedOptimizer
-from psstore.torch.gradients import BUCKET_BYTES
-from psstore.torch.training import Overflow, Overlap
 
 WIDTH = 520
 """A layer of WIDTH × WIDTH fills a bucket alone."""

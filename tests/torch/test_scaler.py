@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch import nn
 from torch.optim import SGD
-from torch_support import Odd, assert_same_bits, batches, distributed, on_each_worker
 
 import psstore
 from psstore.errors import DeadlineExceeded, UsageError
 from psstore.torch import GradScaler
+from tests.torch.support import Odd, assert_same_bits, batches, distributed, on_each_worker
 
 STEPS = 8
 OVERFLOWS = (2, 5)

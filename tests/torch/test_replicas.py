@@ -16,11 +16,11 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from torch import nn
-from torch_support import Odd, assert_same_bits, backward, batches, distributed
 
 import psstore
 from psstore.errors import UsageError
 from psstore.torch import Replicas
+from tests.torch.support import Odd, assert_same_bits, backward, batches, distributed
 
 ULP = 8
 """Of the tensor's largest element. Measured: up to 2.9, for ten seeds of the models here."""

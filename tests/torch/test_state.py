@@ -11,7 +11,10 @@ import pytest
 import torch
 from bench.parity import exact_square_root
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer, RMSprop, lr_scheduler
-from torch_support import (
+
+import psstore
+from psstore.errors import BadArgument
+from tests.torch.support import (
     DECOUPLED_ADAM,
     Odd,
     OptimizerFactory,
@@ -21,9 +24,6 @@ from torch_support import (
     distributed,
     on_each_worker,
 )
-
-import psstore
-from psstore.errors import BadArgument
 
 STEPS = 4
 

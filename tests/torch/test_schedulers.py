@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from bench.parity import exact_square_root
 from torch.optim import SGD, Adam, Optimizer, lr_scheduler, swa_utils
-from torch_support import Odd, assert_same_bits, backward, batches
 
 import psstore
 from psstore.torch import DistributedOptimizer
+from tests.torch.support import Odd, assert_same_bits, backward, batches
 
 STEPS = 12
 

@@ -10,7 +10,6 @@ import pytest
 import torch
 from bench.compression import FORGETFUL, train_together
 from torch import nn
-from torch_support import Odd, assert_same_bits, backward, batches, distributed, on_each_worker
 
 import psstore
 from psstore import _core
@@ -19,6 +18,7 @@ from psstore.cli.demo.settings import Settings
 from psstore.codec.codecs import parse
 from psstore.errors import UsageError
 from psstore.torch import Compression, DistributedOptimizer, GradScaler
+from tests.torch.support import Odd, assert_same_bits, backward, batches, distributed, on_each_worker
 
 SIGN_PUSH = Compression(push="sign", min_elems=1)
 

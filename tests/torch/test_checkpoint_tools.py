@@ -18,10 +18,10 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 from torch.optim import SGD, Adagrad, Adam, AdamW, NAdam, RMSprop
-from torch_support import Odd, OptimizerFactory, assert_same_bits, backward, batches, distributed, on_each_worker
 
 import psstore
 from psstore.torch import DistributedOptimizer
+from tests.torch.support import Odd, OptimizerFactory, assert_same_bits, backward, batches, distributed, on_each_worker
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 

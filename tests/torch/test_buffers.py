@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import nn
 from torch.optim import SGD
-from torch_support import in_threads, on_each_worker
 
 import psstore
 from psstore.errors import UsageError
 from psstore.torch import DistributedOptimizer
+from tests.torch.support import in_threads, on_each_worker
 
 STEPS = 4
 

@@ -8,11 +8,11 @@ from functools import partial
 import pytest
 import torch
 from torch.optim import SGD, AdamW, NAdam, Optimizer
-from torch_support import Odd, OptimizerFactory, assert_same_bits, backward, batches, on_each_worker
 
 import psstore
 from psstore.errors import UsageError
 from psstore.torch import DistributedOptimizer
+from tests.torch.support import Odd, OptimizerFactory, assert_same_bits, backward, batches, on_each_worker
 
 STEPS = 7
 EVERY = 3

@@ -12,9 +12,9 @@ import pytest
 import torch
 from bench.parity import exact_square_root
 from torch.optim import SGD, Adagrad, Adam, AdamW, RMSprop
-from torch_support import DECOUPLED_ADAM, Odd, OptimizerFactory, assert_same_bits, backward, batches, distributed
 
 import psstore
+from tests.torch.support import DECOUPLED_ADAM, Odd, OptimizerFactory, assert_same_bits, backward, batches, distributed
 
 STEPS = 50
 

@@ -13,11 +13,11 @@ import pytest
 import torch
 from torch.nn import utils
 from torch.optim import SGD, NAdam
-from torch_support import Odd, assert_same_bits, backward, batches, on_each_worker
 
 import psstore
 from psstore.torch import DistributedOptimizer
 from psstore.torch.change_detection import CHECKED_ROUNDS
+from tests.torch.support import Odd, assert_same_bits, backward, batches, on_each_worker
 
 Parameters = Iterable[torch.Tensor]
 Clip = Callable[[Parameters], object]

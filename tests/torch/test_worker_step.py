@@ -10,7 +10,10 @@ from typing import Any
 import pytest
 import torch
 from torch.optim import ASGD, SGD, Adadelta, Adamax, NAdam, Optimizer, RAdam, Rprop, lr_scheduler
-from torch_support import (
+
+import psstore
+from psstore.errors import UsageError
+from tests.torch.support import (
     Odd,
     OptimizerFactory,
     assert_same_bits,
@@ -19,9 +22,6 @@ from torch_support import (
     distributed,
     on_each_worker,
 )
-
-import psstore
-from psstore.errors import UsageError
 
 STEPS = 6
 

@@ -10,7 +10,10 @@ from functools import partial
 import pytest
 import torch
 from torch.optim import SGD
-from torch_support import (
+
+import psstore
+from psstore.errors import UsageError, WorkerLost
+from tests.torch.support import (
     JOIN_S,
     Odd,
     OptimizerFactory,
@@ -21,9 +24,6 @@ from torch_support import (
     in_threads,
     on_each_worker,
 )
-
-import psstore
-from psstore.errors import UsageError, WorkerLost
 
 STEPS = 12
 

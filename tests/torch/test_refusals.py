@@ -15,7 +15,6 @@ import pytest
 import torch
 from torch import nn
 from torch.optim import SGD, AdamW
-from torch_support import Odd, OptimizerFactory, assert_same_bits, backward, batches, distributed, in_threads, wrap
 
 import psstore
 from psstore.errors import (
@@ -31,6 +30,16 @@ from psstore.errors import (
 )
 from psstore.torch import DistributedOptimizer
 from psstore.wire.messages import Exist
+from tests.torch.support import (
+    Odd,
+    OptimizerFactory,
+    assert_same_bits,
+    backward,
+    batches,
+    distributed,
+    in_threads,
+    wrap,
+)
 
 MOMENTUM = partial(SGD, lr=0.1, momentum=0.9, foreach=False)
 

@@ -14,9 +14,9 @@ from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._dynamo.utils import counters
 from torch.optim import SGD, Optimizer
-from torch_support import Odd, assert_same_bits, batches
 
 import psstore
+from tests.torch.support import Odd, assert_same_bits, batches
 
 STEPS = 6
 

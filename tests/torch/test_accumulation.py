@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import nn
 from torch.optim import SGD
-from torch_support import Odd, assert_same_bits, backward, batches, distributed, on_each_worker
 
 import psstore
 from psstore.errors import DeadlineExceeded
+from tests.torch.support import Odd, assert_same_bits, backward, batches, distributed, on_each_worker
 
 WIDTH = 520
 MICRO_BATCHES = 3

@@ -16,11 +16,11 @@ from torch import nn
 from torch.optim import SGD, AdamW
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.profiler import ProfilerActivity, profile
-from torch_support import Odd, assert_same_bits, backward, batches, distributed, wrap
 
 import psstore
 from psstore.errors import StoreClosed, UsageError
 from psstore.torch import DistributedOptimizer
+from tests.torch.support import Odd, assert_same_bits, backward, batches, distributed, wrap
 
 torch_names = pytest.mark.skipif(torch.__version__ < "2.6", reason="torch 2.4's optimizers take no names")
 

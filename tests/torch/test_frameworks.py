@@ -18,9 +18,9 @@ import torch
 from torch import nn
 from torch.optim import SGD
 from torch.utils.data import DataLoader, TensorDataset
-from torch_support import assert_same_bits
 
 import psstore
+from tests.torch.support import assert_same_bits
 
 STEPS = 8
 BATCH = 4

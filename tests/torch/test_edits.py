@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import nn
 from torch.optim import SGD, AdamW
-from torch_support import Odd, assert_same_bits, backward, batches, distributed, on_each_worker
 
 import psstore
 from psstore.errors import UsageError
+from tests.torch.support import Odd, assert_same_bits, backward, batches, distributed, on_each_worker
 
 pytestmark = pytest.mark.filterwarnings("ignore:step\\(\\) without any gradient")
 

@@ -13,11 +13,20 @@ import pytest
 import torch
 from torch import nn
 from torch.optim import SGD, NAdam
-from torch_support import JOIN_S, Odd, OptimizerFactory, assert_same_bits, backward, batches, in_threads, on_each_worker
 
 import psstore
 from psstore.errors import DeadlineExceeded, TornRound, UsageError
 from psstore.torch import DistributedOptimizer, GradScaler
+from tests.torch.support import (
+    JOIN_S,
+    Odd,
+    OptimizerFactory,
+    assert_same_bits,
+    backward,
+    batches,
+    in_threads,
+    on_each_worker,
+)
 
 WIDTH = 520
 """A layer of WIDTH × WIDTH fills a bucket alone."""
