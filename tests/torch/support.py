@@ -12,6 +12,7 @@ from torch import nn
 
 import psstore
 from psstore.torch import DistributedOptimizer
+from psstore.torch.gradients import BUCKET_BYTES
 
 OptimizerFactory = Callable[..., torch.optim.Optimizer]
 
@@ -23,6 +24,9 @@ DECOUPLED_ADAM: dict[str, OptimizerFactory] = (
     else {}
 )
 """Where torch has it: 2.4 does not."""
+
+WIDTH = 520
+"""Features of each layer of `deep`, which fills a bucket alone."""
 
 
 class Odd(nn.Module):
@@ -47,6 +51,18 @@ class Odd(nn.Module):
         if use_all:
             hidden = hidden * self.sometimes
         return self.scale * hidden + self.empty.sum()
+
+
+def deep(num_layers: int = 3, *, seed: int = 0) -> nn.Sequential:
+    """Layers whose gradients are sent one by one."""
+    torch.manual_seed(seed)
+    model = nn.Sequential(*[nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(num_layers)])
+    assert all(weight.nbytes > BUCKET_BYTES for weight in model.parameters())
+    return model
+
+
+def num_bytes(model: nn.Module) -> int:
+    return sum(parameter.nbytes for parameter in model.parameters())
 
 
 def batches(count: int, *, seed: int = 1, dtype: torch.dtype = torch.float32) -> Iterator[torch.Tensor]:

@@ -13,28 +13,22 @@ from torch.optim import SGD
 
 import psstore
 from psstore.errors import DeadlineExceeded
-from tests.torch.support import Odd, assert_same_bits, backward, batches, distributed, on_each_worker
+from tests.torch.support import (
+    WIDTH,
+    Odd,
+    assert_same_bits,
+    backward,
+    batches,
+    deep,
+    distributed,
+    num_bytes,
+    on_each_worker,
+)
 
-WIDTH = 520
 MICRO_BATCHES = 3
 STEPS = 4
 
 MOMENTUM = partial(SGD, lr=0.05, momentum=0.9, foreach=False)
-
-
-@pytest.fixture
-def store() -> Iterator[psstore.Store]:
-    with psstore.connect("local://?shards=2") as connection:
-        yield connection
-
-
-def deep() -> nn.Sequential:
-    torch.manual_seed(0)
-    return nn.Sequential(*[nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(3)])
-
-
-def num_bytes(model: nn.Module) -> int:
-    return sum(parameter.nbytes for parameter in model.parameters())
 
 
 def accumulate(model: nn.Module, *, but_last: AbstractContextManager[None], set_to_none: bool = True) -> None:

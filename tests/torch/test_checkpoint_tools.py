@@ -3,7 +3,7 @@ nobody had asked, and the state is all there."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from bench.parity import exact_square_root
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_optimizer_state_dict,
@@ -23,7 +22,10 @@ import psstore
 from psstore.torch import DistributedOptimizer
 from tests.torch.support import Odd, OptimizerFactory, assert_same_bits, backward, batches, distributed, on_each_worker
 
-pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+pytestmark = [
+    pytest.mark.usefixtures("exact"),
+    pytest.mark.filterwarnings("ignore:torch.distributed is disabled"),
+]
 
 STEPS = 3
 
@@ -52,18 +54,6 @@ def get_and_set_flat(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -
 
 
 ASKS: dict[str, Ask] = {"get": get_optimizer_state_dict, "get and set": get_and_set, "flat": get_and_set_flat}
-
-
-@pytest.fixture
-def store() -> Iterator[psstore.Store]:
-    with psstore.connect("local://?shards=2") as connection:
-        yield connection
-
-
-@pytest.fixture(autouse=True)
-def exact() -> Iterator[None]:
-    with exact_square_root():
-        yield
 
 
 def train(model: Odd, optimizer: torch.optim.Optimizer, *, seed: int = 1) -> None:

@@ -21,12 +21,6 @@ STEPS = 6
 MOMENTUM = partial(SGD, lr=0.1, momentum=0.9, foreach=False)
 
 
-@pytest.fixture
-def store() -> Iterator[psstore.Store]:
-    with psstore.connect("local://?shards=2") as connection:
-        yield connection
-
-
 def clipped_by_hand(parameters: Iterator[nn.Parameter], max_norm: float) -> float:
     """As the store does it: the norm in float64, the factor rounded to the gradient's precision once."""
     gradients = [one.grad for one in parameters if one.grad is not None]

@@ -24,7 +24,7 @@ from psstore.torch import change_detection, gradients
 
 
 class StandIn:
-    """Of a GPU's current stream."""
+    """A GPU's current stream."""
 
     def __init__(self, seed: int) -> None:
         self.device = _core.open_device(f"fake:0?seed={seed}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -19,42 +19,27 @@ from psstore.errors import DeadlineExceeded, TornRound, UsageError
 from psstore.torch import DistributedOptimizer, GradScaler
 from tests.torch.support import (
     JOIN_S,
+    WIDTH,
     Odd,
     OptimizerFactory,
     assert_same_bits,
     backward,
     batches,
+    deep,
     in_threads,
+    num_bytes,
     on_each_worker,
 )
-
-WIDTH = 520
-"""A layer of WIDTH × WIDTH fills a bucket alone."""
 
 STEPS = 6
 
 MOMENTUM = partial(SGD, lr=0.05, momentum=0.9, weight_decay=0.01, foreach=False)
 
 
-@pytest.fixture
-def store() -> Iterator[psstore.Store]:
-    with psstore.connect("local://?shards=2") as connection:
-        yield connection
-
-
-def deep(seed: int = 0) -> nn.Sequential:
-    torch.manual_seed(seed)
-    return nn.Sequential(*[nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(3)])
-
-
 def eager(model: nn.Module, store: psstore.Store, factory: OptimizerFactory = MOMENTUM) -> DistributedOptimizer:
     return DistributedOptimizer(
         factory(model.parameters()), store, named_parameters=model.named_parameters(), overlap="eager"
     )
-
-
-def num_bytes(model: nn.Module) -> int:
-    return sum(parameter.nbytes for parameter in model.parameters())
 
 
 def until(condition: Callable[[], bool]) -> None:
@@ -144,7 +129,7 @@ def test_last_layers_are_back_before_backward_comes_to_the_first() -> None:
     arrived = [0, 0]
 
     def work(store: psstore.Store, rank: int) -> None:
-        model = deep(rank)
+        model = deep(seed=rank)
         optimizer = eager(model, store)
         first, *others = model.parameters()
         expected = sum(weight.nbytes for weight in others)

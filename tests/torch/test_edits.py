@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 
 import pytest
@@ -19,12 +19,6 @@ from tests.torch.support import Odd, assert_same_bits, backward, batches, distri
 pytestmark = pytest.mark.filterwarnings("ignore:step\\(\\) without any gradient")
 
 MOMENTUM = partial(SGD, lr=0.1, momentum=0.9, foreach=False)
-
-
-@pytest.fixture
-def store() -> Iterator[psstore.Store]:
-    with psstore.connect("local://?shards=2") as connection:
-        yield connection
 
 
 def train(model: Odd, optimizer: torch.optim.Optimizer, steps: int, *, seed: int = 1, after: object = None) -> None:

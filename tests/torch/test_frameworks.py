@@ -9,7 +9,7 @@ import re
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -63,12 +63,6 @@ def assert_close(left: nn.Module, right: nn.Module) -> None:
     """But for the norm, which torch sums in float32."""
     for one, other in zip(left.parameters(), right.parameters(), strict=True):
         torch.testing.assert_close(one, other)
-
-
-@pytest.fixture
-def store() -> Iterator[psstore.Store]:
-    with psstore.connect("local://?shards=2") as store:
-        yield store
 
 
 # ---- Accelerate ----

@@ -7,7 +7,6 @@ import gc
 import io
 import pickle
 import weakref
-from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -19,39 +18,21 @@ from torch.optim import SGD
 import psstore
 from psstore.errors import StoreClosed, UsageError
 from psstore.torch import DistributedOptimizer
-from psstore.torch.gradients import BUCKET_BYTES
 from psstore.torch.training import Overflow, Overlap
 from tests.torch.support import (
+    WIDTH,
     Odd,
     OptimizerFactory,
     assert_same_bits,
     backward,
     batches,
+    deep,
     distributed,
     in_threads,
+    num_bytes,
 )
 
-WIDTH = 520
-"""A layer of WIDTH × WIDTH fills a bucket alone."""
-
 PLAIN = partial(SGD, lr=0.05, foreach=False)
-
-
-@pytest.fixture
-def store() -> Iterator[psstore.Store]:
-    with psstore.connect("local://?shards=2") as connection:
-        yield connection
-
-
-def deep(num_layers: int = 4) -> nn.Sequential:
-    torch.manual_seed(0)
-    model = nn.Sequential(*[nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(num_layers)])
-    assert all(weight.nbytes > BUCKET_BYTES for weight in model.parameters())
-    return model
-
-
-def num_bytes(model: nn.Module) -> int:
-    return sum(parameter.nbytes for parameter in model.parameters())
 
 
 def train(model: nn.Module, optimizer: torch.optim.Optimizer, *, steps: int = 1) -> None:
@@ -92,7 +73,7 @@ def test_small_layers_wait_for_company(store: psstore.Store) -> None:
 
 
 def test_without_overlap_step_sends_all(store: psstore.Store) -> None:
-    model = deep()
+    model = deep(4)
     optimizer = DistributedOptimizer(
         PLAIN(model.parameters()), store, named_parameters=model.named_parameters(), overlap="none"
     )
@@ -106,7 +87,7 @@ def test_without_overlap_step_sends_all(store: psstore.Store) -> None:
 def test_what_only_has_to_be_copied_is_left_to_step(store: psstore.Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """As if the shards shared memory with this process."""
     monkeypatch.setattr(psstore.Store, "shares_memory", True)
-    model = deep()
+    model = deep(4)
     optimizer = distributed(model, store, PLAIN)
     before = store.bytes_pushed
     model(torch.ones(1, WIDTH)).sum().backward()
@@ -117,7 +98,7 @@ def test_what_only_has_to_be_copied_is_left_to_step(store: psstore.Store, monkey
 
 @pytest.mark.parametrize("overlap", ["backward", "none"])
 def test_a_step_moves_each_byte_once_in_each_direction(store: psstore.Store, overlap: Overlap) -> None:
-    model = deep()
+    model = deep(4)
     optimizer = DistributedOptimizer(
         PLAIN(model.parameters()), store, named_parameters=model.named_parameters(), overlap=overlap
     )
@@ -127,7 +108,7 @@ def test_a_step_moves_each_byte_once_in_each_direction(store: psstore.Store, ove
 
 
 def test_layers_give_the_same_bits_as_plain_torch(store: psstore.Store) -> None:
-    plain, stored = deep(), deep()
+    plain, stored = deep(4), deep(4)
     train(plain, PLAIN(plain.parameters()), steps=4)
     train(stored, distributed(stored, store, PLAIN), steps=4)
     assert_same_bits(plain, stored)
@@ -135,7 +116,7 @@ def test_layers_give_the_same_bits_as_plain_torch(store: psstore.Store) -> None:
 
 @pytest.mark.parametrize("rule", [PLAIN, torch.optim.NAdam], ids=["store", "worker"])
 def test_gradients_that_were_made_in_inference_mode_are_sent(store: psstore.Store, rule: OptimizerFactory) -> None:
-    plain, stored = deep(), deep()
+    plain, stored = deep(4), deep(4)
     for model, optimizer in ((plain, rule(plain.parameters())), (stored, distributed(stored, store, rule))):
         for _ in range(2):
             for parameter in model.parameters():

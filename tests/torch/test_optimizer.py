@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import cast
 
@@ -23,12 +23,6 @@ from psstore.torch import DistributedOptimizer
 from tests.torch.support import Odd, assert_same_bits, backward, batches, distributed, wrap
 
 torch_names = pytest.mark.skipif(torch.__version__ < "2.6", reason="torch 2.4's optimizers take no names")
-
-
-@pytest.fixture
-def store() -> Iterator[psstore.Store]:
-    with psstore.connect("local://?shards=2") as connection:
-        yield connection
 
 
 def linear() -> nn.Linear:

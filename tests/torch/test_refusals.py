@@ -44,12 +44,6 @@ from tests.torch.support import (
 MOMENTUM = partial(SGD, lr=0.1, momentum=0.9, foreach=False)
 
 
-@pytest.fixture
-def store() -> Iterator[psstore.Store]:
-    with psstore.connect("local://?shards=2") as connection:
-        yield connection
-
-
 def linear() -> nn.Linear:
     return nn.Linear(2, 2)
 

@@ -23,7 +23,7 @@ from psstore.torch import Replicas
 from tests.torch.support import Odd, assert_same_bits, backward, batches, distributed
 
 ULP = 8
-"""Of the tensor's largest element. Measured: up to 2.9, for ten seeds of the models here."""
+"""Tolerance in ulps of the tensor's largest element. Measured: up to 2.9, for ten seeds of the models here."""
 
 
 class Knots(nn.Module):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import pickle
-from collections.abc import Iterator
 from functools import partial
 
 import pytest
@@ -25,12 +24,6 @@ MOMENTUM = partial(SGD, lr=0.1, momentum=0.9, foreach=False)
 
 Scaler = partial(torch.amp.GradScaler, "cpu", init_scale=1024.0, growth_interval=2)
 Distributed = partial(GradScaler, "cpu", init_scale=1024.0, growth_interval=2)
-
-
-@pytest.fixture
-def store() -> Iterator[psstore.Store]:
-    with psstore.connect("local://?shards=2") as connection:
-        yield connection
 
 
 def scaled_backward(model: nn.Module, scaler: torch.amp.GradScaler, inputs: torch.Tensor, *, spoil: bool) -> None:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from bench.parity import exact_square_root
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer, RMSprop, lr_scheduler
 
 import psstore
@@ -24,6 +22,8 @@ from tests.torch.support import (
     distributed,
     on_each_worker,
 )
+
+pytestmark = pytest.mark.usefixtures("exact")
 
 STEPS = 4
 
@@ -41,18 +41,6 @@ CASES: dict[str, OptimizerFactory] = {
     "rmsprop momentum": partial(RMSprop, lr=0.01, momentum=0.9),
     "rmsprop centered": partial(RMSprop, lr=0.01, momentum=0.9, centered=True),
 }
-
-
-@pytest.fixture
-def store() -> Iterator[psstore.Store]:
-    with psstore.connect("local://?shards=2") as connection:
-        yield connection
-
-
-@pytest.fixture(autouse=True)
-def exact() -> Iterator[None]:
-    with exact_square_root():
-        yield
 
 
 def train(model: Odd, optimizer: Optimizer, steps: int = STEPS, *, seed: int = 1) -> None:

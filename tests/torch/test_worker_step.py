@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from copy import deepcopy
 from functools import partial
 from typing import Any
@@ -63,12 +62,6 @@ CASES: dict[str, OptimizerFactory] = {
     "a subclass of sgd": partial(Halved, lr=0.1, momentum=0.9),
     "a class of its own": partial(Signs, lr=0.01),
 }
-
-
-@pytest.fixture
-def store() -> Iterator[psstore.Store]:
-    with psstore.connect("local://?shards=2") as connection:
-        yield connection
 
 
 def train(model: Odd, optimizer: Optimizer, steps: int = STEPS, *, seed: int = 1) -> None:
