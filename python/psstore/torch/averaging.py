@@ -14,10 +14,9 @@ import torch
 
 from psstore.errors import UsageError
 from psstore.torch.optimizer_state import local_initial_state
-from psstore.torch.parameters import REDUCED_GROUP, STORED_AS, Trained, mark_written
+from psstore.torch.parameters import REDUCED_GROUP, Trained
 from psstore.torch.training import Overflow, Training, create_tensors, split_trained
 from psstore.torch.worker_step import check_lockstep
-from psstore.types import TensorSpec
 
 
 class Averaging:
@@ -36,8 +35,9 @@ class Averaging:
 
     def add(self, trained: Sequence[Trained]) -> None:
         training = self._training
-        create_tensors(training, [self._spec(one) for one in trained], [one.parameter.detach() for one in trained])
-        self._pull(trained)
+        specs = [one.spec("reduce", group=REDUCED_GROUP) for one in trained]
+        create_tensors(training, specs, [one.parameter.detach() for one in trained])
+        training.pull(trained)
         split_trained(training, trained)
 
     def retire(self) -> None:
@@ -81,14 +81,14 @@ class Averaging:
 
     def publish(self) -> None:
         self._training.publish()
-        self._pull(self._training.trained)
+        self._training.pull(self._training.trained)
 
     def synchronize(self) -> None:
         training = self._training
         values = [(one.name, one.parameter.detach()) for one in training.trained]
         training.store.push_many(values)
         training.store.commit(present=[name for name, _ in values])
-        self._pull(training.trained)
+        training.pull(training.trained)
         self._steps = 0
 
     def state(self, *, whole: bool = False) -> Mapping[torch.Tensor, dict[str, Any]]:
@@ -105,18 +105,3 @@ class Averaging:
         for one in self._training.trained:
             if one.parameter.grad is not None:
                 one.parameter.grad.div_(loss_scale)
-
-    def _spec(self, one: Trained) -> TensorSpec:
-        return TensorSpec(
-            name=one.name,
-            shape=tuple(one.parameter.shape),
-            dtype=STORED_AS[one.parameter.dtype],
-            rule="reduce",
-            group=REDUCED_GROUP,
-            zeros=False,
-        )
-
-    def _pull(self, trained: Sequence[Trained]) -> None:
-        parameters = [one.parameter for one in trained]
-        self._training.store.pull_many([one.name for one in trained], out=[one.detach() for one in parameters])
-        mark_written(parameters)

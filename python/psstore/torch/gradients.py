@@ -197,8 +197,8 @@ class Gradients:
                 self._arrived[name] = GradientSnapshot.of(parameter.grad, round=self._store.round)
 
     def _is_sent(self, name: str, snapshot: GradientSnapshot) -> bool:
-        """Whether this gradient was sent in this round, and accumulates: to send it again each time would be in"
-        " vain."""
+        """Whether this gradient was sent in this round, and accumulates: to send it again each time would be in
+        vain."""
         sent = self._sent.get(name)
         if sent is None or sent.round != snapshot.round:
             return False
@@ -264,8 +264,8 @@ class Gradients:
         return {name: gradients[name] for name, sent in self._sent.items() if sent in failed} if failed else {}
 
     def _find_changes(self, gradients: Mapping[str, torch.Tensor]) -> None:
-        """Finds gradients that were changed after their last hook, by hand, or between two, by another backward"
-        " pass."""
+        """Finds gradients that were changed by hand after their last hook, or by a backward pass after they were
+        sent."""
         if not self._arrived:
             return
         round = self._store.round

@@ -11,6 +11,7 @@ from torch.autograd.graph import increment_version
 
 from psstore.errors import UsageError
 from psstore.torch.warnings import dtype_name
+from psstore.types import TensorSpec
 
 STORED_AS: Mapping[torch.dtype, str] = {
     torch.float32: "float32",
@@ -36,6 +37,27 @@ class Trained(NamedTuple):
     parameter: torch.Tensor
     group: int
     """Index of its parameter group."""
+
+    def spec(self, rule: str, *, group: int = 0) -> TensorSpec:
+        """Spec of the tensor that keeps the parameter's values in the store."""
+        return TensorSpec(
+            name=self.name,
+            shape=tuple(self.parameter.shape),
+            dtype=STORED_AS[self.parameter.dtype],
+            rule=rule,
+            group=group,
+            zeros=False,
+        )
+
+    def gradient_spec(self) -> TensorSpec:
+        """Spec of the tensor that reduces the parameter's gradients, where the workers take the step."""
+        return TensorSpec(
+            name=gradient_name(self.name),
+            shape=tuple(self.parameter.shape),
+            dtype=STORED_AS[self.parameter.dtype],
+            rule="reduce",
+            group=REDUCED_GROUP,
+        )
 
 
 class Names:

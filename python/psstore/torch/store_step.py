@@ -11,15 +11,15 @@ from psstore.torch.change_detection import ExternalUpdates
 from psstore.torch.gradient_step import CommittedRound, GradientStep, Hypers
 from psstore.torch.optimizer_state import adopt_state, drop_local_state, load_state, read_state
 from psstore.torch.param_groups import check_hyper, hyper_of, rule_of
-from psstore.torch.parameters import STORED_AS, Trained, mark_written
+from psstore.torch.parameters import Trained, mark_written
 from psstore.torch.training import Training, create_tensors, split_trained
 from psstore.torch.warnings import warn
 from psstore.types import TensorSpec
 
 
 class StoreStep(GradientStep):
-    """Pushes this round's gradients, commits with the hyper-parameters of now, pulls into the parameters' own"
-    " memory."""
+    """Pushes this round's gradients, commits with the hyper-parameters of now, pulls into the parameters' own
+    memory."""
 
     def __init__(self, training: Training) -> None:
         super().__init__(training)
@@ -70,14 +70,8 @@ class StoreStep(GradientStep):
 
     def _spec(self, one: Trained) -> TensorSpec:
         training = self._training
-        return TensorSpec(
-            name=one.name,
-            shape=tuple(one.parameter.shape),
-            dtype=STORED_AS[one.parameter.dtype],
-            rule=rule_of(training.optimizer, training.optimizer.param_groups[one.group]),
-            group=training.first_group + one.group,
-            zeros=False,
-        )
+        rule = rule_of(training.optimizer, training.optimizer.param_groups[one.group])
+        return one.spec(rule, group=training.first_group + one.group)
 
     def _prepare(self) -> None:
         training = self._training

@@ -2,9 +2,9 @@
 
 A step strategy turns a round's gradients into new parameters:
 
-StoreStep    the store reduces and applies           (store_step.py; optimizers that it has a rule for)
-EagerStep    so, while backward still runs           (eager_step.py; overlap='eager')
-WorkerStep   the store reduces, the workers apply    (worker_step.py; every other optimizer)
+StoreStep    the store reduces and applies                       (store_step.py; optimizers that it has a rule for)
+EagerStep    the store does so while backward still runs         (eager_step.py; overlap='eager')
+WorkerStep   the store reduces, the workers apply                (worker_step.py; every other optimizer)
 Averaging    the workers train alone, and the store averages their parameters now and then  (averaging.py)
 """
 
@@ -23,14 +23,14 @@ from psstore.client.store import Store
 from psstore.codec.compression import Compression
 from psstore.errors import DTypeMismatch, NotInitialised, RuleMismatch, ShapeMismatch, UsageError
 from psstore.torch.param_groups import compression_for
-from psstore.torch.parameters import Names, Trained, gradient_name, trainable
+from psstore.torch.parameters import Names, Trained, gradient_name, mark_written, trainable
 from psstore.torch.warnings import quoted, warn, with_hint
 from psstore.types import TensorSpec
 from psstore.wire.messages import Exist
 
 Overlap = Literal["auto", "backward", "eager", "none"]
-"""When gradients travel. 'backward': while backward runs. 'eager': so, with new parameters on their way back already.
-'none': in step(). 'auto': while backward runs if that does not take its processor time, see gradients.py."""
+"""When gradients are sent. 'backward': while backward runs. 'eager': while backward runs, and new parameters come back
+meanwhile. 'none': in step(). 'auto': 'backward' unless that takes processor time from it, see gradients.py."""
 
 
 @dataclass(frozen=True)
@@ -142,6 +142,12 @@ class Training:
             self.trained += new
             self._known.update(id(one.parameter) for one in new)
             register(self.store, strategy, new)
+
+    def pull(self, trained: Sequence[Trained]) -> None:
+        """Pulls these parameters' values, uncompressed, into their own memory."""
+        parameters = [one.parameter for one in trained]
+        self.store.pull_many([one.name for one in trained], out=[one.detach() for one in parameters])
+        mark_written(parameters)
 
     def publish(self) -> None:
         """Makes rank 0's parameters, as they are now, the store's; returns when they are. Every worker calls it."""

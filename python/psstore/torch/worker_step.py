@@ -16,15 +16,14 @@ from psstore.codec.compression import Compression
 from psstore.errors import UsageError
 from psstore.torch.gradient_step import CommittedRound, GradientStep, Hypers
 from psstore.torch.optimizer_state import local_initial_state
-from psstore.torch.parameters import REDUCED_GROUP, STORED_AS, Trained, gradient_name, mark_written
+from psstore.torch.parameters import Trained, gradient_name
 from psstore.torch.training import Training, create_tensors
 from psstore.torch.warnings import quoted
-from psstore.types import TensorSpec
 
 
 class WorkerStep(GradientStep):
-    """Pushes this round's gradients, commits, pulls the reduced ones into .grad, and lets the wrapped optimizer"
-    " step."""
+    """Pushes this round's gradients, commits, pulls the reduced ones into .grad, and lets the wrapped optimizer
+    step."""
 
     def __init__(self, training: Training) -> None:
         check_lockstep(training, f"{type(training.optimizer).__qualname__}, which the store has no rule for,")
@@ -35,11 +34,11 @@ class WorkerStep(GradientStep):
         chosen = [self._compression_of(one) for one in trained]
         create_tensors(
             training,
-            [*(_weights(one) for one in trained), *(self._gradient(one) for one in trained)],
+            [*(one.spec("assign") for one in trained), *(one.gradient_spec() for one in trained)],
             [*(one.parameter.detach() for one in trained), *(None for _ in trained)],
         )
         self._refuse_latecomer(trained)
-        self._pull_weights(trained)
+        training.pull(trained)
         self._gradients.watch(
             {gradient_name(one.name): one.parameter for one in trained},
             codecs={
@@ -52,7 +51,7 @@ class WorkerStep(GradientStep):
         if training.is_first:
             training.store.push_many([(one.name, one.parameter.detach()) for one in training.trained])
         training.store.barrier("published")
-        self._pull_weights(training.trained)
+        training.pull(training.trained)
 
     def synchronize(self) -> None:
         """Does nothing: every worker takes the same steps."""
@@ -87,8 +86,8 @@ class WorkerStep(GradientStep):
                 one.parameter.grad = gradient
 
     def _reduced(self, committed: CommittedRound, memory: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
-        """The round's reduced gradients, in `memory` where they fit; None for a parameter for which no worker had"
-        " one."""
+        """The round's reduced gradients, in `memory` where they fit; None for a parameter for which no worker had
+        one."""
         trained = self._training.trained
         targets = [
             given if given is not None and given.layout is torch.strided else torch.empty_like(one.parameter)
@@ -123,21 +122,6 @@ class WorkerStep(GradientStep):
                 " or on this one with exist='overwrite'"
             )
 
-    def _pull_weights(self, trained: Sequence[Trained]) -> None:
-        parameters = [one.parameter for one in trained]
-        self._training.store.pull_many([one.name for one in trained], out=[one.detach() for one in parameters])
-        mark_written(parameters)
-
-    def _gradient(self, one: Trained) -> TensorSpec:
-        return TensorSpec(
-            name=gradient_name(one.name),
-            shape=tuple(one.parameter.shape),
-            dtype=STORED_AS[one.parameter.dtype],
-            rule="reduce",
-            group=REDUCED_GROUP,
-            zeros=True,
-        )
-
 
 def check_lockstep(training: Training, what: str) -> None:
     """Raises UsageError for a store in which a round may do without a worker."""
@@ -147,13 +131,3 @@ def check_lockstep(training: Training, what: str) -> None:
             f"{what} needs a round to have all its workers, and this store's mode is {mode!r}: start it with --mode"
             " sync"
         )
-
-
-def _weights(one: Trained) -> TensorSpec:
-    return TensorSpec(
-        name=one.name,
-        shape=tuple(one.parameter.shape),
-        dtype=STORED_AS[one.parameter.dtype],
-        rule="assign",
-        zeros=False,
-    )
