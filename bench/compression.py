@@ -21,8 +21,8 @@ from bench.command import Subject, run
 from bench.machine import machine
 from bench.report import Chart, Report, Table
 from psstore.cli.demo.data import Digits, load
-from psstore.cli.demo.settings import Settings
-from psstore.cli.demo.training import Batches, accuracy, backward, cosine, plain_optimizer, seeded_model
+from psstore.cli.demo.messages import Settings
+from psstore.cli.demo.worker import Batches, accuracy, backward, cosine, plain_optimizer, seeded_model
 from psstore.torch import DistributedOptimizer
 
 NUM_WORKERS = 2

@@ -35,7 +35,7 @@ from bench.machine import machine
 from bench.processes import store_server
 from bench.report import write_json
 from psstore.cli.demo.data import scikit_learn_digits
-from psstore.cli.demo.training import seeded_model
+from psstore.cli.demo.worker import seeded_model
 from psstore.torch import DistributedOptimizer
 
 NUM_WORKERS = 2

@@ -19,10 +19,8 @@ from typer.testing import CliRunner
 
 from psstore.cli.demo import command, data
 from psstore.cli.demo.display import Curve, Display, sparkline, summary
-from psstore.cli.demo.events import RECORD_SEPARATOR, Finished, Progress, parse
-from psstore.cli.demo.report import report_of
-from psstore.cli.demo.settings import Settings
-from psstore.cli.demo.training import Batches, seeded_model
+from psstore.cli.demo.messages import RECORD_SEPARATOR, Event, Settings, WorkerProgress, WorkerResult, parse, report_of
+from psstore.cli.demo.worker import Batches, seeded_model
 from psstore.cli.main import app
 from psstore.errors import BadArgument
 from psstore.launch.lines import Line
@@ -228,8 +226,8 @@ def test_workers_have_parts_that_do_not_overlap() -> None:
 
 # ---- the display ----
 
-PROGRESS = Progress(rank=0, round=11, rounds=22, epoch=1, epochs=2, loss=0.5, images_per_s=1234.0, staleness=1)
-FINISHED = Finished(
+PROGRESS = WorkerProgress(rank=0, round=11, rounds=22, epoch=1, epochs=2, loss=0.5, images_per_s=1234.0, staleness=1)
+RESULT = WorkerResult(
     rank=0, images=6400, seconds=2.0, bytes_pushed=10, bytes_pulled=20, max_staleness=1, accuracy=0.99, test_images=360,
     dataset="digits",
 )  # fmt: skip
@@ -248,7 +246,7 @@ def test_a_curve_averages_what_falls_on_one_point() -> None:
     assert str(curve) == "█▁"
 
 
-def record(event: Progress | Finished) -> Line:
+def record(event: Event) -> Line:
     import msgspec
 
     return Line("rank 0", False, RECORD_SEPARATOR + msgspec.json.encode(event))
@@ -269,7 +267,7 @@ def test_the_display_shows_progress_and_passes_other_output_on(terminal: bool) -
         Line("rank 1", True, b"a [warning]"),
         Line("rank 1", True, b"a long line " * 20),
         Line("store", False, b"ready"),
-        record(FINISHED),
+        record(RESULT),
         terminal=terminal,
     )
     assert "ssp · 1 shard · 2 workers · digits" in text
@@ -277,7 +275,7 @@ def test_the_display_shows_progress_and_passes_other_output_on(terminal: bool) -
     assert "[rank 1] a [warning]" in text
     assert "a long line " * 20 in text
     assert "ready" not in text
-    assert display.finished == {0: FINISHED}
+    assert display.results == {0: RESULT}
 
 
 def test_events_are_told_from_output() -> None:
@@ -287,17 +285,8 @@ def test_events_are_told_from_output() -> None:
 
 @pytest.mark.parametrize(("difference", "words"), [(0.0, "identical"), (0.25, "at most 0.25"), (None, "99.00%")])
 def test_the_summary_says_how_training_compares(difference: float | None, words: str) -> None:
-    report = report_of(
-        [FINISHED],
-        strategy="ps",
-        mode="sync",
-        compression="none",
-        num_shards=2,
-        epochs=2,
-        seed=0,
-        seconds=3.0,
-        max_abs_weight_diff=difference,
-    )
+    settings = Settings(num_workers=1, epochs=2)
+    report = report_of([RESULT], settings, mode="sync", num_shards=2, seconds=3.0, max_abs_weight_diff=difference)
     console = Console(record=True, width=120, file=open("/dev/null", "w"))  # noqa: SIM115
     console.print(summary(report))
     text = console.export_text()

@@ -14,7 +14,7 @@ from torch import nn
 import psstore
 from psstore import _core
 from psstore.cli.demo.data import load
-from psstore.cli.demo.settings import Settings
+from psstore.cli.demo.messages import Settings
 from psstore.codec.codecs import parse
 from psstore.errors import UsageError
 from psstore.torch import Compression, DistributedOptimizer, GradScaler

@@ -15,7 +15,7 @@ import msgspec
 import typer
 
 from psstore.cli.choices import Mode, consistency_of, fail
-from psstore.cli.demo.settings import DEFAULT_EPOCHS, DEFAULT_EVERY, MNIST_EPOCHS, Settings, Strategy
+from psstore.cli.demo.messages import DEFAULT_EPOCHS, DEFAULT_EVERY, MNIST_EPOCHS, Settings, Strategy, report_of
 from psstore.codec.compression import Compression
 from psstore.errors import BadArgument
 
@@ -65,25 +65,21 @@ def demo(
     from rich.console import Console
 
     from psstore.cli.demo.display import Display, summary
-    from psstore.cli.demo.report import report_of
 
     _need_packages(digits=data_dir is None)
     if strategy is not Strategy.ps and mode is not Mode.sync:
         fail(f"--mode {mode.value} is a store's; --strategy {strategy.value} is synchronous")
     if strategy is not Strategy.ps and compression != "none":
         fail(f"--compression {compression} is a store's; --strategy {strategy.value} sends float32")
-    _check(compression)
-    if data_dir is not None:
-        _check_files(data_dir)
+    _check(compression, data_dir)
     num_shards = 0 if strategy is Strategy.allreduce else shards
     consistency = consistency_of(mode, workers=workers, backups=backups, staleness=staleness)
-    chosen = epochs or (DEFAULT_EPOCHS if data_dir is None else MNIST_EPOCHS)
     console = Console(stderr=as_json)
     began = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="psstore-demo-") as directory:
         settings = Settings(
             num_workers=workers,
-            epochs=chosen,
+            epochs=epochs or (DEFAULT_EPOCHS if data_dir is None else MNIST_EPOCHS),
             strategy=strategy,
             every=every,
             lockstep=consistency.lockstep,
@@ -100,13 +96,10 @@ def demo(
         seconds = time.perf_counter() - began
         difference = _compare(console, settings) if compare else None
     report = report_of(
-        display.finished.values(),
-        strategy=strategy.value,
+        display.results.values(),
+        settings,
         mode=mode.value,
-        compression=compression,
         num_shards=num_shards,
-        epochs=chosen,
-        seed=seed,
         seconds=seconds,
         max_abs_weight_diff=difference,
     )
@@ -126,20 +119,14 @@ def _need_packages(*, digits: bool) -> None:
         )
 
 
-def _check(compression: str) -> None:
-    """Before anything is started."""
+def _check(compression: str, data_dir: Path | None) -> None:
+    """Before anything is started: ends the command with a sentence for what workers would refuse."""
+    from psstore.cli.demo.data import read_mnist
+
     try:
         Compression.of(compression)
-    except BadArgument as error:
-        fail(error.message)
-
-
-def _check_files(data_dir: Path) -> None:
-    """Before anything is started."""
-    from psstore.cli.demo import mnist_files
-
-    try:
-        mnist_files.read(data_dir)
+        if data_dir is not None:
+            read_mnist(data_dir)
     except BadArgument as error:
         fail(error.message)
 
@@ -188,7 +175,7 @@ def _compare(console: Console, settings: Settings) -> float:
     with console.status("the same with plain PyTorch in one process …"):
         import numpy as np
 
-        from psstore.cli.demo.reference import train_in_one_process
+        from psstore.cli.demo.worker import train_in_one_process
 
         expected = train_in_one_process(settings)
         assert settings.weights_path is not None

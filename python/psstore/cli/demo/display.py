@@ -12,8 +12,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from psstore.cli.demo import events
-from psstore.cli.demo.report import Report
+from psstore.cli.demo.messages import Report, WorkerProgress, WorkerResult, parse
 from psstore.launch.lines import Line
 
 SPARKS = "▁▂▃▄▅▆▇█"
@@ -56,7 +55,7 @@ class Display:
     """
 
     def __init__(self, console: Console, *, how: str, num_workers: int, dataset: str) -> None:
-        self.finished: dict[int, events.Finished] = {}
+        self.results: dict[int, WorkerResult] = {}
         self._console = console
         self._title = f"[bold]psstore demo[/] · {how} · {count(num_workers, 'worker')}"
         self._dataset = dataset
@@ -85,16 +84,16 @@ class Display:
         self._progress.stop()
 
     def deliver(self, line: Line) -> None:
-        event = None if line.is_error else events.parse(line.text)
+        event = None if line.is_error else parse(line.text)
         match event:
-            case events.Progress():
+            case WorkerProgress():
                 self._show(event)
-            case events.Finished():
-                self.finished[event.rank] = event
+            case WorkerResult():
+                self.results[event.rank] = event
             case None if line.is_error or line.source != "store":
                 self._print(Text.assemble((f"[{line.source}] ", "dim"), line.text.decode(errors="replace")))
 
-    def _show(self, event: events.Progress) -> None:
+    def _show(self, event: WorkerProgress) -> None:
         curve = self._curves[event.rank]
         curve.add(event.round / event.rounds, event.loss)
         self._progress.update(

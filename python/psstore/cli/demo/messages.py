@@ -1,0 +1,174 @@
+"""What the demo's processes tell each other: the command's settings, the workers' progress and results, and the report.
+
+A worker gets the settings as JSON in its arguments. It answers with JSON lines on standard output, among whatever else
+is printed there; such a line starts with the record separator, as in JSON text sequences (RFC 7464).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Collection
+from enum import Enum
+
+import msgspec
+
+ROUND_IMAGES = 64
+"""In a round of all workers together, so that an epoch has as many rounds whatever their number."""
+
+MIN_BATCH_IMAGES = 8
+
+LEARNING_RATE = 0.05
+"""For a round of all workers, at the start; a cosine takes it to zero at the end."""
+
+DEFAULT_EPOCHS = 20
+"""On scikit-learn's digits: 440 rounds of two workers, some seconds on two cores."""
+
+MNIST_EPOCHS = 2
+"""60,000 images are 33 times as many."""
+
+DEFAULT_EVERY = 8
+"""Steps from one average to the next: some three averages per epoch of two workers on digits."""
+
+RECORD_SEPARATOR = b"\x1e"
+
+
+class Strategy(str, Enum):
+    """How several workers train one model (docs/choosing.md)."""
+
+    ps = "ps"
+    allreduce = "allreduce"
+    average = "average"
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """One demo run, as each worker gets it."""
+
+    num_workers: int
+    epochs: int
+    strategy: Strategy = Strategy.ps
+    every: int = DEFAULT_EVERY
+    """Steps from one average to the next."""
+    lockstep: bool = True
+    """Rounds are decided together; else each worker's gradients are a step of their own."""
+    compression: str = "none"
+    """How gradients and new values travel: a `Compression` in a word."""
+    seed: int = 0
+    data_dir: str | None = None
+    """Directory with MNIST's IDX files; None: scikit-learn's digits."""
+    weights_path: str | None = None
+    """Where rank 0 writes the final weights, for comparison."""
+    rendezvous_path: str | None = None
+    """A file that is not there yet, by which workers without a store find each other."""
+
+    @property
+    def batch_images(self) -> int:
+        """Images per worker and round."""
+        return max(MIN_BATCH_IMAGES, ROUND_IMAGES // self.num_workers)
+
+    @property
+    def learning_rate(self) -> float:
+        """Out of lockstep there are as many steps per round as workers, so each is as much smaller."""
+        return LEARNING_RATE if self.lockstep else LEARNING_RATE / self.num_workers
+
+
+class WorkerProgress(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Where a worker is."""
+
+    rank: int
+    round: int
+    """The last one it ended."""
+    rounds: int
+    """In the whole training."""
+    epoch: int
+    epochs: int
+    loss: float
+    images_per_s: float
+    staleness: int
+
+
+class WorkerResult(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """What a worker did."""
+
+    rank: int
+    images: int
+    seconds: float
+    bytes_pushed: int
+    bytes_pulled: int
+    max_staleness: int
+    accuracy: float
+    """Share of the test images that the final weights recognise."""
+    test_images: int
+    dataset: str
+
+
+Event = WorkerProgress | WorkerResult
+
+_decoder: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)
+
+
+def emit(event: Event) -> None:
+    sys.stdout.buffer.write(RECORD_SEPARATOR + msgspec.json.encode(event) + b"\n")
+    sys.stdout.buffer.flush()
+
+
+def parse(line: bytes) -> Event | None:
+    """None for a line that is no event."""
+    return _decoder.decode(line[1:]) if line.startswith(RECORD_SEPARATOR) else None
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The result of a demo run, as it is shown and as `--json` prints it."""
+
+    strategy: str
+    mode: str
+    compression: str = "none"
+    shards: int
+    """0 for a strategy without a store."""
+    workers: int
+    epochs: int
+    seed: int
+    dataset: str
+    accuracy: float
+    """Share of the test images that the final weights recognise."""
+    test_images: int
+    images_per_s: float
+    """Trained on by all workers together, per second of the slowest."""
+    bytes_pushed: int
+    bytes_pulled: int
+    """By all workers, in training: without what creating the tensors took. Without a store: sent and received."""
+    max_staleness: int
+    """Rounds by which a worker was ahead of the slowest, at most."""
+    seconds: float
+    """From the start of the first process to the end of the last worker."""
+    max_abs_weight_diff: float | None = None
+    """Against one process with plain torch on the same micro-batches; only if that was asked for."""
+
+
+def report_of(
+    results: Collection[WorkerResult],
+    settings: Settings,
+    *,
+    mode: str,
+    num_shards: int,
+    seconds: float,
+    max_abs_weight_diff: float | None,
+) -> Report:
+    first = min(results, key=lambda result: result.rank)
+    return Report(
+        strategy=settings.strategy.value,
+        mode=mode,
+        compression=settings.compression,
+        shards=num_shards,
+        workers=len(results),
+        epochs=settings.epochs,
+        seed=settings.seed,
+        dataset=first.dataset,
+        accuracy=first.accuracy,
+        test_images=first.test_images,
+        images_per_s=round(sum(result.images for result in results) / max(result.seconds for result in results), 1),
+        bytes_pushed=sum(result.bytes_pushed for result in results),
+        bytes_pulled=sum(result.bytes_pulled for result in results),
+        max_staleness=max(result.max_staleness for result in results),
+        seconds=round(seconds, 2),
+        max_abs_weight_diff=max_abs_weight_diff,
+    )
