@@ -19,7 +19,7 @@ from bench.virtual_hosts import VirtualHosts
 from psstore.client.store import Store
 from psstore.errors import StoreUnreachable
 from psstore.net.address import TcpAddress
-from psstore.net.yardstick import RawLinks
+from psstore.net.baseline import RawLinks
 from psstore.types import TensorSpec
 
 WORKERS = 8

@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 
 from psstore.cli.main import app
 from psstore.net.address import TcpAddress
-from psstore.net.yardstick import RawLinks, listen, serve
+from psstore.net.baseline import RawLinks, listen, serve
 from tests.support.cluster import StartCluster, clusters
 
 pytestmark = pytest.mark.sockets

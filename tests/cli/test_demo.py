@@ -23,7 +23,7 @@ from psstore.cli.demo.messages import RECORD_SEPARATOR, Event, Settings, WorkerP
 from psstore.cli.demo.worker import Batches, seeded_model
 from psstore.cli.main import app
 from psstore.errors import BadArgument
-from psstore.launch.lines import Line
+from psstore.launch.output import Line
 
 DEMO_S = 600.0
 """How long one demo may take on a machine that does much else: its processes' waits for each other end before."""

@@ -32,7 +32,7 @@ def interrupted(program: str, arguments: list[str], module: str) -> tuple[int, s
 
 
 @pytest.mark.parametrize(
-    "module", ["psstore.cli.main", "typer", "psstore.cli.run_task", "psstore.launch.job", "psstore.launch.guard"]
+    "module", ["psstore.cli.main", "typer", "psstore.cli.run_task", "psstore.launch.job", "psstore.launch.reaper"]
 )
 def test_run_that_is_interrupted_before_anything_runs_ends_quietly(module: str) -> None:
     assert interrupted("psstore", ["run", "--workers", "1", __file__], module) == (130, "", "")

@@ -23,7 +23,7 @@ from psstore.client.layout import Layout
 from psstore.client.loop_thread import LoopThread
 from psstore.net.manual_loop import ManualLoop
 from psstore.net.sockets import sleep_in_recv
-from psstore.partition.ways import Ways
+from psstore.partition.router import Router
 from psstore.protocol.requests import OPS, Request
 from psstore.types import Tensor, TensorSpec
 
@@ -165,7 +165,7 @@ class Lane(Ends):
         tensor = Tensor(
             id=1, spec=TensorSpec(name="t", shape=(num_elems,), rule="assign"), slice_elems=1 << 18, shards=(0,)
         )
-        layout = Layout([tensor], ["float32"], ways=Ways(1), pull=op == "PULL")
+        layout = Layout([tensor], ["float32"], ways=Router(1), pull=op == "PULL")
         habit = _core.Habit(op, layout, layout.plan)
         calls = _core.ShortCalls(
             self.lane,

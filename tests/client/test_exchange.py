@@ -22,7 +22,7 @@ from psstore import _core
 from psstore.client.store import Store
 from psstore.errors import BadMagic, DeviceFailed, UnknownTensor
 from psstore.net.client import Tether
-from psstore.net.client_connection import Connection
+from psstore.net.client_connection import ClientConnection
 from psstore.net.manual_loop import ManualLoop
 from psstore.protocol.frames import failure_frame
 from psstore.protocol.requests import OPS
@@ -93,7 +93,7 @@ def test_what_came_before_the_end_of_a_connection_is_told_first(ends: Asking) ->
     """Received by a call, and left to the loop, which finds the end before the call can tell it to go on."""
     session = Mock(line=_core.RequestLine({}), link=Link.UP, owes_releases=False)
     session.take_output.return_value = []
-    connection = Connection(session, ends.thread.loop)
+    connection = ClientConnection(session, ends.thread.loop)
     connection._decoder.feed(failure_frame(0, DeviceFailed("it was told to")))
     connection.connection_lost(None)
     told = [call[0] for call in session.method_calls]

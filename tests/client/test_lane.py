@@ -21,8 +21,8 @@ from psstore.client.layout import Layout
 from psstore.client.loop_thread import LoopThread
 from psstore.errors import BadMagic, UnknownKey, UnknownTensor
 from psstore.net.client import QuietFuture
+from psstore.partition.router import Router
 from psstore.partition.slicing import SLICE_BYTES
-from psstore.partition.ways import Ways
 from psstore.protocol.frames import failure_frame
 from psstore.protocol.requests import OPS, Request
 from psstore.types import Tensor, TensorSpec
@@ -53,7 +53,7 @@ class Calling(ThreadedEnds):
 
     def call(self, op: str = "ASSIGN") -> tuple[bool, list[Any]] | None:
         """None: nothing was done. Else whether all was answered, and the answers to what has any, or what is left."""
-        layout = Layout([self._tensor], ["float32"], ways=Ways(1), pull=op == "PULL")
+        layout = Layout([self._tensor], ["float32"], ways=Router(1), pull=op == "PULL")
         left: list[list[Any]] = []
         came: list[list[Any]] = [[]]
 

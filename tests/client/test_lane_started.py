@@ -13,7 +13,7 @@ from numpy.testing import assert_array_equal
 
 from psstore import _core
 from psstore.errors import BadMagic
-from psstore.net.client_connection import Connection
+from psstore.net.client_connection import ClientConnection
 from psstore.protocol.requests import OPS
 from tests.client.lane_support import F32, KEY, TIMEOUT_S, Heard, Lane
 
@@ -107,7 +107,7 @@ def test_part_of_an_answer_is_a_word_of_the_shard(lane: Lane) -> None:
     """Who counted whole answers only would give up a connection that takes long for one."""
     session: Any = SimpleNamespace(line=lane.line)
     loop: Any = lane.loop
-    connection = Connection(session, loop)
+    connection = ClientConnection(session, loop)
     lane.start()
     lane.peer.send(answer_to(1)[:10])
     before = lane.loop.time()

@@ -12,7 +12,7 @@ from numpy.testing import assert_array_equal
 from psstore.client.layout import Layout
 from psstore.client.store import Store
 from psstore.errors import BadArgument, DeadlineExceeded, DTypeMismatch, NotInitialised, PsstoreError, ShapeMismatch
-from psstore.partition.ways import Ways
+from psstore.partition.router import Router
 from psstore.protocol.requests import Answer
 from psstore.types import TensorSpec
 from tests.support.cluster import TRANSPORTS, Cluster, StartCluster, clusters
@@ -221,7 +221,7 @@ def test_version_of_a_tensor_is_that_of_its_oldest_slice(start: StartCluster) ->
     cluster = start(shards=2)
     worker, reader = cluster.connect(), cluster.connect(role="client")
     worker.create("a", np.zeros(LARGE, F32), rule="sgd")
-    layout = Layout([worker.describe("a")], ["float32"], ways=Ways(2, num_channels=1), pull=True)
+    layout = Layout([worker.describe("a")], ["float32"], ways=Router(2, num_channels=1), pull=True)
     tables = [frame.table.with_versions([3 + i for i in range(len(frame.table))]) for frame in layout.frames]
     assert layout.version([Answer(table, 9) for table in tables], "a") == 3
     assert reader.version_of("a") == 0

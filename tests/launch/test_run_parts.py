@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from psstore.config import worker_environment
-from psstore.launch import lines
+from psstore.launch import output
 from psstore.launch.environment import find_gpus, worker_environ
-from psstore.launch.lines import Line, LineCutter, Prefixer
+from psstore.launch.output import Line, LineCutter, Prefixer
 from psstore.launch.store import server_command
 from psstore.types import Consistency
 
@@ -40,7 +40,7 @@ def test_a_progress_bar_is_shown_as_it_stands_at_the_end_of_its_line() -> None:
 
 
 def test_output_without_newlines_is_passed_on_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lines, "MAX_LINE_BYTES", 8)
+    monkeypatch.setattr(output, "MAX_LINE_BYTES", 8)
     cutter = LineCutter()
     assert cutter.feed(b"x" * 8) == []
     assert cutter.feed(b"x") == [b"x" * 9]

@@ -62,7 +62,7 @@ def asleep(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
 
 
 def assert_all_gone(processes: list[psutil.Process]) -> None:
-    """2 workers, their 2 children, 2 shards, their supervisor and the guard."""
+    """2 workers, their 2 children, 2 shards, their supervisor and the reaper."""
     assert len(processes) >= 8, processes
     _, alive = psutil.wait_procs(processes, timeout=RUN_S / 4)
     assert not alive

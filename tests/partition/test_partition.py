@@ -16,8 +16,8 @@ from psstore.errors import BadArgument
 from psstore.partition import packing
 from psstore.partition.packing import pack
 from psstore.partition.placement import place
+from psstore.partition.router import Router
 from psstore.partition.slicing import SLICE_BYTES, num_slices, slice_elems
-from psstore.partition.ways import Ways
 from psstore.types import Tensor, TensorSpec
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -128,7 +128,7 @@ def test_tensor_that_a_key_can_not_number_is_refused() -> None:
 @pytest.mark.parametrize("shapes", [model for model, _, _ in MODELS], ids=lambda model: model.__name__)
 def test_frames_hold_every_slice_once_at_its_shard(shapes: Callable[[], Shapes], num_shards: int) -> None:
     tensors = tensors_of(shapes(), num_shards=num_shards)
-    frames = pack(tensors, Ways(num_shards))
+    frames = pack(tensors, Router(num_shards))
     packed = sorted((ref.key, frame.way) for frame in frames for ref in frame.slices)
     placed = sorted((t.key(index), shard) for t in tensors for index, shard in enumerate(t.shards))
     assert packed == placed
@@ -136,7 +136,7 @@ def test_frames_hold_every_slice_once_at_its_shard(shapes: Callable[[], Shapes],
 
 def test_frames_are_full_and_no_fuller() -> None:
     tensors = tensors_of(model_shapes.resnet50(), num_shards=2)
-    frames = pack(tensors, Ways(2))
+    frames = pack(tensors, Router(2))
     sizes = [sum(4 * (ref.end - ref.begin) for ref in frame.slices) for frame in frames]
     assert max(sizes) <= packing.FRAME_BYTES
     assert len(frames) <= sum(sizes) / (packing.FRAME_BYTES - SLICE_BYTES) + 2
@@ -144,7 +144,7 @@ def test_frames_are_full_and_no_fuller() -> None:
 
 def test_frames_of_an_early_round_have_one_large_slice_and_small_ones_beside_it() -> None:
     tensors = tensors_of(model_shapes.resnet50(), num_shards=2)
-    frames = pack(tensors, Ways(2), frame_bytes=packing.EARLY_FRAME_BYTES)
+    frames = pack(tensors, Router(2), frame_bytes=packing.EARLY_FRAME_BYTES)
     sizes = [[4 * (ref.end - ref.begin) for ref in frame.slices] for frame in frames]
     assert max(map(sum, sizes)) <= packing.EARLY_FRAME_BYTES
     assert max(one.count(SLICE_BYTES) for one in sizes) == 1
@@ -152,13 +152,13 @@ def test_frames_of_an_early_round_have_one_large_slice_and_small_ones_beside_it(
 
 
 def test_frames_take_turns_over_the_shards() -> None:
-    frames = pack(tensors_of(model_shapes.vgg16(), num_shards=3), Ways(3))
+    frames = pack(tensors_of(model_shapes.vgg16(), num_shards=3), Router(3))
     assert [frame.way for frame in frames[:6]] == [0, 1, 2, 0, 1, 2]
 
 
 def test_slices_keep_their_connection_and_each_has_as_many_bytes() -> None:
     tensors = tensors_of(model_shapes.gpt2(), num_shards=2)
-    ways = Ways(2, num_channels=3)
+    ways = Router(2, num_channels=3)
     frames = pack(tensors, ways)
     ways_of = {ref.key: frame.way for frame in frames for ref in frame.slices}
     assert all(way % 2 == t.shards[i] for t in tensors for i, way in enumerate(ways.of(t)))
@@ -174,18 +174,18 @@ def test_slices_keep_their_connection_and_each_has_as_many_bytes() -> None:
 
 def test_frame_has_no_more_slices_than_a_header_may_announce() -> None:
     shapes = {f"t{i}": (1,) for i in range(_core.MAX_SLICES + 1)}
-    frames = pack(tensors_of(shapes, num_shards=1), Ways(1))
+    frames = pack(tensors_of(shapes, num_shards=1), Router(1))
     assert [len(frame.slices) for frame in frames] == [_core.MAX_SLICES, 1]
 
 
 def test_empty_tensors_need_no_frame() -> None:
-    assert pack(tensors_of({"empty": (0, 3)}, num_shards=2), Ways(2)) == []
+    assert pack(tensors_of({"empty": (0, 3)}, num_shards=2), Router(2)) == []
 
 
 def test_frames_of_a_shard_that_shares_a_device_are_long_and_may_travel_all_the_same() -> None:
     assert staging.PASSAGE_BYTES >= packing.NEAR_FRAME_BYTES <= _core.MAX_PAYLOAD_BYTES
     tensors = tensors_of(model_shapes.vgg16(), num_shards=2)
-    frames = pack(tensors, Ways(2), near={1})
+    frames = pack(tensors, Router(2), near={1})
     sizes = [
         [4 * sum(one.end - one.begin for one in frame.slices) for frame in frames if frame.way == s] for s in (0, 1)
     ]

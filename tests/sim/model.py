@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from psstore import _core
 from psstore.partition.packing import pack
-from psstore.partition.ways import Ways
+from psstore.partition.router import Router
 from psstore.protocol.client import Transfer
 from psstore.types import Tensor, TensorSpec
 from psstore.wire.messages import DecisionFact
@@ -157,7 +157,9 @@ def counters_after(
     return values
 
 
-def transfers(tensors: Sequence[Tensor], arrays: Sequence[Array], ways: Ways, *, into: bool = False) -> list[Transfer]:
+def transfers(
+    tensors: Sequence[Tensor], arrays: Sequence[Array], ways: Router, *, into: bool = False
+) -> list[Transfer]:
     """Frames that bring `arrays` to the tensors; `into`: that ask for their values."""
     made = []
     for layout in pack(tensors, ways):
@@ -167,7 +169,7 @@ def transfers(tensors: Sequence[Tensor], arrays: Sequence[Array], ways: Ways, *,
     return made
 
 
-def singly(tensor: Tensor, array: Array, ways: Ways) -> list[Transfer]:
+def singly(tensor: Tensor, array: Array, ways: Router) -> list[Transfer]:
     """A request for each slice, so that each has an answer of its own."""
     made = []
     for index, way in enumerate(ways.of(tensor)):

@@ -25,7 +25,7 @@ from psstore.errors import BadArgument, PsstoreError
 if TYPE_CHECKING:
     import psstore
     from psstore.net.address import Address
-    from psstore.net.yardstick import RawLinks
+    from psstore.net.baseline import RawLinks
 
 SMALL_BYTES = 1024
 SMALL_ROUNDS = 300
@@ -101,7 +101,7 @@ def _shapes(model: str, megabytes: int | None) -> Mapping[str, Shape]:
 
 def _serve(address: str) -> None:
     from psstore.net.address import parse_address
-    from psstore.net.yardstick import listen, serve
+    from psstore.net.baseline import listen, serve
 
     with listen(parse_address(address)) as listener, contextlib.suppress(KeyboardInterrupt):
         typer.echo(f"moving bytes at {address}; stop with Ctrl-C")
@@ -139,7 +139,7 @@ def measure(
 def _raw_links(store: Address, raw: str | None, count: int, ends: contextlib.ExitStack) -> RawLinks | None:
     """None: the store is elsewhere, and nobody said where a peer is."""
     from psstore.net.address import parse_address
-    from psstore.net.yardstick import RawLinks, peer_here
+    from psstore.net.baseline import RawLinks, peer_here
 
     if raw is not None:
         peer = parse_address(raw)

@@ -81,7 +81,7 @@ def _run_here(command: Sequence[str], *, num_shards: int, consistency: Consisten
     """All of it on this host. Ends the program."""
     from psstore.launch.environment import find_gpus
     from psstore.launch.job import Job, run_job
-    from psstore.launch.lines import Prefixer
+    from psstore.launch.output import Prefixer
 
     if consistency.num_workers > 1 and "OMP_NUM_THREADS" not in os.environ:
         typer.echo("psstore run: OMP_NUM_THREADS is 1 in each worker; set it to choose otherwise", err=True)

@@ -12,7 +12,7 @@ import secrets
 from psstore import _core
 from psstore.net.address import parse_address
 from psstore.net.client import Tether
-from psstore.net.client_connection import Connection
+from psstore.net.client_connection import ClientConnection
 from psstore.protocol.facts import Facts
 from psstore.protocol.greeting import Identity
 from psstore.protocol.session import Session
@@ -50,7 +50,7 @@ class Heartbeats:
         """
         await asyncio.wait([self._tether.first_up], timeout=patience_s)
 
-    def _hand_over(self, connection: Connection) -> None:
+    def _hand_over(self, connection: ClientConnection) -> None:
         self._stop_beating()
         self._beating = _core.Heartbeat(connection.fileno(), self._frame, self._interval_s)
 

@@ -16,8 +16,8 @@ from psstore.client.loop_thread import LoopThread
 from psstore.client.operations import Operations
 from psstore.client.options import Options
 from psstore.errors import DeviceFailed, ProtocolError, PsstoreError, StoreClosed
-from psstore.net.alarm import Alarm
 from psstore.net.client import QuietFuture
+from psstore.net.deadline_timer import DeadlineTimer
 from psstore.protocol.client import Client
 from psstore.protocol.coordinator import Coordinator
 from psstore.protocol.facts import Facts
@@ -95,7 +95,7 @@ class ShardHost:
         self._shares_device = shares_device
         self._wires: dict[int, Wire] = {}
         self._next_conn = 1
-        self._alarm = Alarm(loop, next_wake=service.next_wake, tick=self._tick)
+        self._deadline_timer = DeadlineTimer(loop, next_wake=service.next_wake, tick=self._tick)
         self._settling = False
 
     def open(self, wire: Wire) -> tuple[int, _core.ServerProtocol]:
@@ -111,7 +111,7 @@ class ShardHost:
     def hang_up(self, conn: int) -> None:
         if self._wires.pop(conn, None) is not None:
             self._service.closed(conn, self._loop.time())
-            self._alarm.update()
+            self._deadline_timer.update()
 
     def receive(self, conn: int, protocol: _core.ServerProtocol) -> None:
         """Takes the frames that have arrived."""
@@ -129,13 +129,13 @@ class ShardHost:
                     break
         except ProtocolError as error:
             self._carry(self._service.failed(conn, error))
-        self._alarm.update()
+        self._deadline_timer.update()
         if not self._settling:
             self._settling = True
             self._loop.call_soon(self._settle)
 
     def close(self) -> None:
-        self._alarm.cancel()
+        self._deadline_timer.cancel()
         for wire in list(self._wires.values()):
             wire.session.give_up(StoreClosed("its LocalStore was closed; make another"))
             wire.close()
@@ -179,7 +179,7 @@ class Wire:
         self._host = host
         self._loop = loop
         self._to_client = _core.FrameDecoder()
-        self._alarm = Alarm(loop, next_wake=session.next_wake, tick=session.tick)
+        self._deadline_timer = DeadlineTimer(loop, next_wake=session.next_wake, tick=session.tick)
         self._pumping = False
         self._conn, self._to_shard = host.open(self)
         session.connected()
@@ -189,7 +189,7 @@ class Wire:
 
     def flush(self) -> None:
         """The session has something to say: soon, after what the caller is at."""
-        self._alarm.update()
+        self._deadline_timer.update()
         if not self._pumping:
             self._pumping = True
             self._loop.call_soon(self._pump)
@@ -211,7 +211,7 @@ class Wire:
         self.flush()
 
     def close(self) -> None:
-        self._alarm.cancel()
+        self._deadline_timer.cancel()
         self.session.disconnected()
         self._host.hang_up(self._conn)
 

@@ -13,7 +13,7 @@ from psstore.client.arrays import Array, Bytes
 from psstore.codec.codecs import dtype_of, payload_bytes
 from psstore.errors import NO_STATE, NOT_MODIFIED
 from psstore.partition.packing import EARLY_FRAME_BYTES, FRAME_BYTES, SliceRef, pack
-from psstore.partition.ways import Ways
+from psstore.partition.router import Router
 from psstore.protocol.client import Transfer
 from psstore.protocol.requests import Answer
 from psstore.types import Tensor, applies_by_decision
@@ -54,7 +54,7 @@ class Layout:
         tensors: Sequence[Tensor],
         dtypes: Sequence[str],
         *,
-        ways: Ways,
+        ways: Router,
         pull: bool,
         part: int = 0,
         near: Collection[int] = (),
@@ -162,7 +162,7 @@ def asking(table: _core.SliceTable, newer_than: int | None) -> _core.SliceTable:
 class Layouts:
     """The layouts used of late."""
 
-    def __init__(self, ways: Ways) -> None:
+    def __init__(self, ways: Router) -> None:
         self._ways = ways
         self._known: OrderedDict[tuple[object, ...], Layout] = OrderedDict()
         self._habits: tuple[OrderedDict[Hashable, _core.Habit], ...] = (OrderedDict(), OrderedDict())

@@ -11,7 +11,7 @@ from psstore import _core
 from psstore.client.means import Means
 from psstore.errors import BadArgument
 from psstore.partition.packing import pack
-from psstore.partition.ways import Ways
+from psstore.partition.router import Router
 from psstore.protocol.client import Transfer
 from psstore.types import Tensor
 from psstore.wire.messages import Scale
@@ -49,7 +49,7 @@ class Norm:
 class SquareSums:
     """Sums of squares, one float64 per slice of these tensors; a slice without a gradient has 0."""
 
-    def __init__(self, tensors: Sequence[Tensor], ways: Ways) -> None:
+    def __init__(self, tensors: Sequence[Tensor], ways: Router) -> None:
         self._frames = pack(tensors, ways)
         self._sums = [np.zeros(len(frame.slices)) for frame in self._frames]
 

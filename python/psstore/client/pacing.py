@@ -22,7 +22,7 @@ from typing import Any
 from psstore.client.flight import Flight
 from psstore.client.turns import Turns
 from psstore.client.window import Window
-from psstore.net.alarm import Alarm
+from psstore.net.deadline_timer import DeadlineTimer
 from psstore.types import ITEM_BYTES, Tensor
 
 
@@ -65,7 +65,7 @@ class Pace:
         self.flight = Flight(loop, num_shards)
         """Of what had its turn."""
         self._loop = loop
-        self._alarm = Alarm(loop, next_wake=self._next_wake, tick=self._tick)
+        self._deadline_timer = DeadlineTimer(loop, next_wake=self._next_wake, tick=self._tick)
         self._window = Window()
         self._round = 0
         self._turns = Turns(self._fits, self._go)
@@ -148,7 +148,7 @@ class Pace:
 
     def _release(self) -> None:
         self._turns.release()
-        self._alarm.update()
+        self._deadline_timer.update()
 
     def _fits(self, waiting: Waiting) -> bool:
         return not self._ahead_bytes or self._ahead_bytes + waiting.num_bytes <= self._window.num_bytes

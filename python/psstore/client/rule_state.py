@@ -13,7 +13,7 @@ from psstore.client.arrays import Array, Source
 from psstore.client.layout import Layout
 from psstore.client.schema import as_source
 from psstore.errors import BadArgument, RuleMismatch
-from psstore.partition.ways import Ways
+from psstore.partition.router import Router
 from psstore.protocol.client import Transfer
 from psstore.types import Tensor, applies_by_decision
 
@@ -64,7 +64,7 @@ def state_name(tensor: Tensor, part: int) -> str:
     return name
 
 
-def restoring(tensors: Sequence[Tensor], wanted: Sequence[Restored], ways: Ways) -> Iterator[Transfer]:
+def restoring(tensors: Sequence[Tensor], wanted: Sequence[Restored], ways: Router) -> Iterator[Transfer]:
     """The writes that make these tensors what is wanted. Raises before the first if one does not fit."""
     for tensor, one in zip(tensors, wanted, strict=True):
         one.check(tensor)
@@ -87,7 +87,7 @@ def _write(
     arrays: Sequence[Array],
     part: int,
     steps: Sequence[int],
-    ways: Ways,
+    ways: Router,
 ) -> list[Transfer]:
     chosen = [tensors[i] for i in positions]
     sources: list[Source] = [
@@ -101,7 +101,7 @@ def _write(
 
 
 def _clear(
-    tensors: Sequence[Tensor], positions: Sequence[int], part: int, steps: Sequence[int], ways: Ways
+    tensors: Sequence[Tensor], positions: Sequence[int], part: int, steps: Sequence[int], ways: Router
 ) -> list[Transfer]:
     """No bytes: the buffer is to be as if it had never been made."""
     chosen = [tensors[i] for i in positions]

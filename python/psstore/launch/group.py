@@ -1,6 +1,6 @@
 """A process group that ends with its owner, even if the owner is killed.
 
-All children are in one group that a guard process leads, so that one signal reaches every one of them and
+All children are in one group that a reaper process leads, so that one signal reaches every one of them and
 whatever they started. The group is in the background of the terminal: Ctrl-C reaches the owner alone, which
 then ends its children in order.
 """
@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from types import TracebackType
 
-from psstore.launch import guard
+from psstore.launch import reaper
 
 
 class Child:
@@ -39,12 +39,12 @@ class ProcessGroup:
     """An async context manager: on exit, whatever still runs in the group is killed. One per process at a time."""
 
     def __init__(self) -> None:
-        self._guard: subprocess.Popen[bytes] | None = None
+        self._reaper: subprocess.Popen[bytes] | None = None
         self._children: list[Child] = []
 
     async def __aenter__(self) -> ProcessGroup:
         asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, self._check_children)
-        self._guard = _start_guard()
+        self._reaper = _start_reaper()
         return self
 
     async def __aexit__(
@@ -82,13 +82,13 @@ class ProcessGroup:
             child.check()
 
     def _leader(self) -> subprocess.Popen[bytes]:
-        assert self._guard is not None, "a ProcessGroup is used as a context manager"
-        return self._guard
+        assert self._reaper is not None, "a ProcessGroup is used as a context manager"
+        return self._reaper
 
 
-def _start_guard() -> subprocess.Popen[bytes]:
+def _start_reaper() -> subprocess.Popen[bytes]:
     """It leads a new group; that is so before it runs, and so before this returns."""
-    return subprocess.Popen([sys.executable, "-IS", guard.__file__], stdin=subprocess.PIPE, preexec_fn=os.setpgrp)
+    return subprocess.Popen([sys.executable, "-IS", reaper.__file__], stdin=subprocess.PIPE, preexec_fn=os.setpgrp)
 
 
 async def end(children: Sequence[Child], *, grace_s: float) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 from psstore.errors import PsstoreError
 from psstore.launch.environment import worker_environ
 from psstore.launch.group import Child, ProcessGroup, end
-from psstore.launch.lines import Deliver, Delivery, pump
+from psstore.launch.output import Deliver, Delivery, pump
 from psstore.launch.store import StoreProcess
 from psstore.server.processes import requests_to_end
 from psstore.types import Consistency

@@ -11,14 +11,14 @@ import msgspec
 
 from psstore.errors import StoreUnreachable
 from psstore.launch.group import Child, ProcessGroup
-from psstore.launch.lines import read_pipe
+from psstore.launch.output import read_pipe
 from psstore.types import UNBOUNDED, Consistency
 
 READY_S = 60.0
 """How long the store may take to be ready. It takes about a second; a loaded machine takes longer."""
 
 
-class Ready(msgspec.Struct):
+class StoreUrl(msgspec.Struct):
     """The line that psstore-server writes to --ready-fd."""
 
     url: str
@@ -70,4 +70,4 @@ class StoreProcess:
         if not line:
             code = await self.child.ended
             raise StoreUnreachable(f"the store ended with exit code {code} before it was ready; its output says why")
-        return msgspec.json.decode(line, type=Ready).url
+        return msgspec.json.decode(line, type=StoreUrl).url

@@ -16,8 +16,8 @@ from typing import Any
 from psstore import _core
 from psstore.errors import StoreClosed, StoreUnreachable
 from psstore.net.address import Address, TcpAddress
-from psstore.net.alarm import Alarm
-from psstore.net.client_connection import Connection
+from psstore.net.client_connection import ClientConnection
+from psstore.net.deadline_timer import DeadlineTimer
 from psstore.net.sockets import choose_congestion_control
 from psstore.protocol.connection import HANDSHAKE_S
 from psstore.protocol.requests import Future
@@ -72,7 +72,7 @@ class Tether:
         loop: asyncio.AbstractEventLoop,
         patience_s: float,
         refused_s: float = REFUSED_S,
-        on_up: Callable[[Connection], None] | None = None,
+        on_up: Callable[[ClientConnection], None] | None = None,
         congestion_control: str | None = None,
     ) -> None:
         """`patience_s`: what is asked of a shard that can't be reached for so long fails. `refused_s`: the same of one
@@ -91,10 +91,10 @@ class Tether:
         """The last attempt to connect was, at every address."""
         self._on_up = on_up
         self._congestion_control = congestion_control
-        self._connection: Connection | None = None
+        self._connection: ClientConnection | None = None
         self._socket: socket.socket | None = None
         self._task: asyncio.Task[None] | None = None
-        self._alarm = Alarm(loop, next_wake=session.next_wake, tick=self._tick)
+        self._deadline_timer = DeadlineTimer(loop, next_wake=session.next_wake, tick=self._tick)
 
     def start(self) -> None:
         self._task = self._loop.create_task(self._stay_connected())
@@ -103,14 +103,14 @@ class Tether:
         """The session has a new request, perhaps with a nearer deadline."""
         if self._connection is not None:
             self._connection.flush()
-        self._alarm.update()
+        self._deadline_timer.update()
 
     def exchange(self, lane: _core.FastLane) -> None:
         """`flush`, and waits for what may be there at once."""
         if self._connection is not None:
             self._connection.exchange(lane)
         if not self.session.idle:
-            self._alarm.update()
+            self._deadline_timer.update()
 
     def resume(self) -> None:
         """The session has requests that it did not send itself."""
@@ -121,7 +121,7 @@ class Tether:
     async def close(self) -> None:
         """Ends what is still asked for with StoreClosed, and the connection."""
         self.session.give_up(StoreClosed("this store is closed; connect again"))
-        self._alarm.cancel()
+        self._deadline_timer.cancel()
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
@@ -223,7 +223,7 @@ class Tether:
         self._connection = None
         return connection.up.done()
 
-    async def _dial(self) -> Connection | None:
+    async def _dial(self) -> ClientConnection | None:
         """Tries every place that the addresses stand for once, in order."""
         answers: list[bool] = []
         for address in self._addresses:
@@ -254,7 +254,7 @@ class Tether:
                 return []
         return [(family, where) for family, _, _, _, where in found]
 
-    async def _open(self, family: int, where: Any) -> Connection:
+    async def _open(self, family: int, where: Any) -> ClientConnection:
         """Our own socket from its first moment on, so that a fork in the middle of connecting finds it."""
         sock = self._socket = socket.socket(family, socket.SOCK_STREAM)
         try:
@@ -262,7 +262,7 @@ class Tether:
             if family != socket.AF_UNIX:
                 choose_congestion_control(sock, where[0], self._congestion_control)
             await _connect(self._loop, sock, where)
-            make = functools.partial(Connection, self.session, self._loop)
+            make = functools.partial(ClientConnection, self.session, self._loop)
             if family == socket.AF_UNIX:
                 return (await self._loop.create_unix_connection(make, sock=sock))[1]
             return (await self._loop.create_connection(make, sock=sock))[1]

@@ -19,7 +19,7 @@ from psstore.protocol.frames import Piece
 from psstore.protocol.session import Link, Session, is_final
 
 
-class Connection(asyncio.BufferedProtocol):
+class ClientConnection(asyncio.BufferedProtocol):
     """What the event loop calls as bytes come and go. Its session outlives it."""
 
     def __init__(self, session: Session, loop: asyncio.AbstractEventLoop) -> None:

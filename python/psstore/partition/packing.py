@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from psstore import _core
-from psstore.partition.ways import Ways
+from psstore.partition.router import Router
 from psstore.types import ITEM_BYTES, Tensor
 
 FRAME_BYTES = 4 << 20
@@ -39,12 +39,12 @@ class FrameLayout(NamedTuple):
     """What one frame carries, in order."""
 
     way: int
-    """The session that it goes over; see `Ways`."""
+    """The session that it goes over; see `Router`."""
     slices: tuple[SliceRef, ...]
 
 
 def pack(
-    tensors: Sequence[Tensor], ways: Ways, *, near: Collection[int] = (), frame_bytes: int = FRAME_BYTES
+    tensors: Sequence[Tensor], ways: Router, *, near: Collection[int] = (), frame_bytes: int = FRAME_BYTES
 ) -> list[FrameLayout]:
     """Frames for pushing or pulling `tensors`, interleaved over the ways so that all are busy at once. `near`: the ways
     to shards that share a device with the arrays. `frame_bytes`: at which the others are full."""

@@ -22,7 +22,7 @@ from psstore.errors import (
     TornRound,
     UnknownTensor,
 )
-from psstore.partition.ways import Ways
+from psstore.partition.router import Router
 from psstore.protocol.facts import Facts
 from psstore.protocol.greeting import Identity
 from psstore.protocol.requests import Answer, Destination, Future
@@ -76,7 +76,7 @@ class Client:
         num_shards = sum(session.channel == 0 for session in sessions)
         self.shards = sessions[:num_shards]
         """With each shard, the session for all that is no data."""
-        self.ways = Ways(num_shards, num_channels=1 + max((session.channel for session in sessions), default=0))
+        self.ways = Router(num_shards, num_channels=1 + max((session.channel for session in sessions), default=0))
         self.timeout_s = timeout_s
         """How long a request may take, when the caller names no time."""
         self.num_workers = 0

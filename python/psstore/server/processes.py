@@ -46,7 +46,7 @@ class Signals:
         return any(number in self._ends for number in self.received.recv(64))
 
 
-class Child:
+class ShardProcess:
     """One shard process."""
 
     def __init__(self, settings: ShardSettings) -> None:

@@ -29,7 +29,7 @@ from psstore.protocol.membership import Liveness
 from psstore.protocol.service import Identity, ShardService
 from psstore.protocol.signing import Signer
 from psstore.server import logs
-from psstore.server.journal import Journal
+from psstore.server.member_log import MemberLog
 from psstore.server.settings import READY, ShardSettings
 
 OTHER_FILES = 128
@@ -93,7 +93,7 @@ async def serve(settings: ShardSettings) -> None:
 
     server.on_device_failed = give_up
     if coordinator is not None:
-        server.on_turn = Journal(coordinator.membership).update
+        server.on_turn = MemberLog(coordinator.membership).update
     if lender is not None:
         lender.start(loop)
     sockets = [socket.socket(fileno=descriptor) for descriptor in settings.sockets]

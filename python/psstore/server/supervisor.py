@@ -2,7 +2,7 @@
 
 Each child is bound to us by two pipes: our end of its stdin closes with us, however we die, and its stdout ends
 with it, however it dies. Nothing is restarted: a shard's memory is gone with it, and silence about that would be
-a wrong answer. Where other hosts have shards of the same store, watch.py tells us what becomes of them.
+a wrong answer. Where other hosts have shards of the same store, peer_monitor.py tells us what becomes of them.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from psstore.net.address import TcpAddress, is_loopback
 from psstore.net.limits import ServerLimits
 from psstore.net.user_token import UserToken
 from psstore.server import keys
-from psstore.server.processes import Child, Signals
+from psstore.server.processes import ShardProcess, Signals
 from psstore.server.settings import READY, ServerSettings, ShardSettings
 from psstore.server.site import Site, open_site
 from psstore.types import place_shards
 
 if TYPE_CHECKING:  # and where it is needed: a store on one host starts faster without asyncio in its supervisor
-    from psstore.server.watch import Watch
+    from psstore.server.peer_monitor import PeerMonitor
 
 EXIT_OK, EXIT_STORE_LOST, EXIT_NOT_STARTED = 0, 1, 3
 
@@ -47,7 +47,7 @@ STOP_S = ServerLimits().linger_s + 2.0
 _log = logging.getLogger("psstore.supervisor")
 
 
-class Ready(msgspec.Struct, frozen=True, kw_only=True):
+class ReadyLine(msgspec.Struct, frozen=True, kw_only=True):
     """What `--ready-fd` is told, as one line of JSON."""
 
     url: str
@@ -77,7 +77,7 @@ def _short(addresses: tuple[str, ...]) -> str:
 
 
 @dataclass(frozen=True)
-class Life:
+class StoreLife:
     """One life of a store: what all of its shards sign with, and the id of those that run here."""
 
     store: str
@@ -104,8 +104,8 @@ class Supervisor:
         if self._token is None:
             self._check_needs_no_token()
         self._store = secrets.token_hex(8)
-        self._children: list[Child] = []
-        self._watch: Watch | None = None
+        self._children: list[ShardProcess] = []
+        self._monitor: PeerMonitor | None = None
 
     def _check_needs_no_token(self) -> None:
         """Raises BadArgument that says how to make one."""
@@ -134,8 +134,8 @@ class Supervisor:
             with Signals() as signals:
                 return self._supervise(site, signals, out=out, ready_fd=ready_fd)
         finally:
-            if self._watch is not None:
-                self._watch.stop()
+            if self._monitor is not None:
+                self._monitor.stop()
             for child in self._children:
                 child.process.kill()
                 child.process.wait()
@@ -153,36 +153,36 @@ class Supervisor:
                 ending = self._await_end(site, selector)
             if ending.reason is not None:
                 _log.error("%s", ending.reason)
-            self._end_watch(selector)
+            self._end_monitor(selector)
             self._stop(selector)
             return ending.status
 
-    # ---- phases: each waits for reports of the children and of the watch, and for signals ----
+    # ---- phases: each waits for reports of the children and of the monitor, and for signals ----
 
-    def _begin(self, site: Site, selector: selectors.BaseSelector) -> Life | None:
+    def _begin(self, site: Site, selector: selectors.BaseSelector) -> StoreLife | None:
         """Shard 0 begins a life of the store; a shard on another host hears of it. None: a signal came first."""
         if site.is_whole:
-            return Life(self._store, secrets.token_bytes(32))
+            return StoreLife(self._store, secrets.token_bytes(32))
         if site.first == 0:
             return self._life(site, self._store)
-        watch = self._start_watch(site, selector)
+        monitor = self._start_monitor(site, selector)
         if any(isinstance(event, Signals) for event in self._news(selector)):
             return None
-        begun = watch.take()
+        begun = monitor.take()
         if begun.store is None:
             raise BadArgument(begun.reason or "")
         return self._life(site, begun.store)
 
-    def _life(self, site: Site, store: str) -> Life:
+    def _life(self, site: Site, store: str) -> StoreLife:
         """`store`: shard 0's id. The one that this shard's sessions are told is its own: it has lives of its own."""
         assert self._token is not None, "checked at the start"
         addresses = [shard[0] for shard in site.addresses]
-        return Life(self._store, keys.signing_key(self._token, addresses=addresses, store=store))
+        return StoreLife(self._store, keys.signing_key(self._token, addresses=addresses, store=store))
 
-    def _start(self, site: Site, life: Life, selector: selectors.BaseSelector) -> bool:
+    def _start(self, site: Site, life: StoreLife, selector: selectors.BaseSelector) -> bool:
         """False: a signal came before all were ready. Raises BadArgument if a shard can't start."""
         for settings in self._shard_settings(site, life):
-            child = Child(settings)
+            child = ShardProcess(settings)
             self._children.append(child)
             selector.register(child.report, selectors.EVENT_READ, child)
         for endpoint in site.endpoints:
@@ -196,7 +196,7 @@ class Supervisor:
             for event in events:
                 if isinstance(event, Signals):
                     return False
-                if isinstance(event, Child):
+                if isinstance(event, ShardProcess):
                     self._check_report(event)
                     waiting.remove(event)
                 else:
@@ -204,23 +204,23 @@ class Supervisor:
         return True
 
     @staticmethod
-    def _check_report(child: Child) -> None:
+    def _check_report(child: ShardProcess) -> None:
         report = child.report.readline().decode().strip()
         if report != READY:
             raise BadArgument(report or f"{child.fate()} before it was ready; its messages are above")
 
     def _await_end(self, site: Site, selector: selectors.BaseSelector) -> Ending:
-        """Until a signal comes, a shard ends by itself, or the watch says that it is over."""
-        if self._watch is None and (self._settings.until_done or not site.is_whole):
-            self._start_watch(site, selector)
+        """Until a signal comes, a shard ends by itself, or the monitor says that it is over."""
+        if self._monitor is None and (self._settings.until_done or not site.is_whole):
+            self._start_monitor(site, selector)
         events = self._news(selector)
         if any(isinstance(event, Signals) for event in events):
             return Ending(EXIT_OK)
-        dead = [child.fate() for child in events if isinstance(child, Child)]
+        dead = [child.fate() for child in events if isinstance(child, ShardProcess)]
         if dead:
             return Ending(EXIT_STORE_LOST, f"{', '.join(dead)}; the store is lost, stopping the other shards")
-        assert self._watch is not None, "nobody else has events"
-        reason = self._watch.take().reason
+        assert self._monitor is not None, "nobody else has events"
+        reason = self._monitor.take().reason
         return Ending(EXIT_OK) if reason is None else Ending(EXIT_STORE_LOST, reason)
 
     def _stop(self, selector: selectors.BaseSelector) -> None:
@@ -235,13 +235,15 @@ class Supervisor:
                 _log.warning("killing %s", ", ".join(child.name for child in running))
                 return
             for ended in events:
-                assert isinstance(ended, Child), "the watch has ended"
+                assert isinstance(ended, ShardProcess), "the monitor has ended"
                 selector.unregister(ended.report)
                 running.remove(ended)
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     ended.process.wait(max(0.0, deadline - time.monotonic()))
 
-    def _news(self, selector: selectors.BaseSelector, deadline: float = math.inf) -> list[Child | Watch | Signals]:
+    def _news(
+        self, selector: selectors.BaseSelector, deadline: float = math.inf
+    ) -> list[ShardProcess | PeerMonitor | Signals]:
         """Who has something to report: `Signals`, if the store is to end. None by the deadline: nobody has."""
         while True:
             left_s = max(0.0, deadline - time.monotonic())
@@ -258,10 +260,10 @@ class Supervisor:
                 _log.warning("%s", pause)
         return asked
 
-    # ---- the watch over other hosts, and over the workers ----
+    # ---- the monitor over other hosts, and over the workers ----
 
-    def _start_watch(self, site: Site, selector: selectors.BaseSelector) -> Watch:
-        from psstore.server.watch import Duty, Watch
+    def _start_monitor(self, site: Site, selector: selectors.BaseSelector) -> PeerMonitor:
+        from psstore.server.peer_monitor import Duty, PeerMonitor
 
         duty = Duty(
             index=site.first,
@@ -272,19 +274,19 @@ class Supervisor:
             until_done=self._settings.until_done,
             patience_s=self._settings.patience_s,
         )
-        self._watch = Watch(duty)
-        selector.register(self._watch.readable, selectors.EVENT_READ, self._watch)
-        return self._watch
+        self._monitor = PeerMonitor(duty)
+        selector.register(self._monitor.readable, selectors.EVENT_READ, self._monitor)
+        return self._monitor
 
-    def _end_watch(self, selector: selectors.BaseSelector) -> None:
-        if self._watch is not None:
-            selector.unregister(self._watch.readable)
-            self._watch.stop()
-            self._watch = None
+    def _end_monitor(self, selector: selectors.BaseSelector) -> None:
+        if self._monitor is not None:
+            selector.unregister(self._monitor.readable)
+            self._monitor.stop()
+            self._monitor = None
 
     # ---- what the children and the world are told ----
 
-    def _shard_settings(self, site: Site, life: Life) -> Iterator[ShardSettings]:
+    def _shard_settings(self, site: Site, life: StoreLife) -> Iterator[ShardSettings]:
         settings = self._settings
         devices = place_shards(settings.device, len(site.endpoints))
         max_memory_bytes = settings.max_memory_bytes()
@@ -313,7 +315,7 @@ class Supervisor:
             )
 
     def _announce(self, site: Site, *, out: TextIO, ready_fd: int | None) -> None:
-        ready = Ready(
+        ready = ReadyLine(
             url=site.addresses[0][0],
             shards=site.addresses,
             store=self._store,

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from psstore.cli.demo.messages import Report, WorkerProgress, WorkerResult, parse
-from psstore.launch.lines import Line
+from psstore.launch.output import Line
 
 SPARKS = "▁▂▃▄▅▆▇█"
 SPARK_WIDTH = 12

@@ -25,7 +25,7 @@ from psstore.protocol.auth import NONCE_BYTES
 from psstore.protocol.facts import Facts
 from psstore.protocol.greeting import Identity
 from psstore.protocol.session import Link, Session
-from psstore.server.attendance import REMIND_S, Attendance, Verdict
+from psstore.server.job_state import REMIND_S, JobState, Verdict
 from psstore.types import Consistency
 from psstore.wire.messages import Statistics, Welcome
 
@@ -61,7 +61,7 @@ class Duty:
 
 
 @dataclass(frozen=True)
-class News:
+class PeerEvent:
     """First, where shard 0 is on another host, that it is there: `store`. Then that it is over, and why."""
 
     store: str | None = None
@@ -70,18 +70,18 @@ class News:
     """Why it failed; None with no store: the workers are done."""
 
 
-class Watch:
+class PeerMonitor:
     """Runs on a thread of its own; `readable` can be read from when there is news to take. Owns both."""
 
     def __init__(self, duty: Duty) -> None:
         self.readable, self._sent = socket.socketpair()
-        self._news: queue.SimpleQueue[News] = queue.SimpleQueue()
+        self._news: queue.SimpleQueue[PeerEvent] = queue.SimpleQueue()
         self._loop = asyncio.new_event_loop()
         self._task: asyncio.Task[None] | None = None
-        self._thread = threading.Thread(target=self._run, args=(duty,), name="psstore-watch", daemon=True)
+        self._thread = threading.Thread(target=self._run, args=(duty,), name="psstore-monitor", daemon=True)
         self._thread.start()
 
-    def take(self) -> News:
+    def take(self) -> PeerEvent:
         """The next news; blocks while there is none."""
         self.readable.recv(1)
         return self._news.get()
@@ -93,7 +93,7 @@ class Watch:
         self.readable.close()
         self._sent.close()
 
-    def tell(self, news: News) -> None:
+    def tell(self, news: PeerEvent) -> None:
         self._news.put(news)
         self._sent.send(b"!")
 
@@ -113,18 +113,18 @@ class Watch:
 # ---- what runs on the thread ----
 
 
-async def _observe(duty: Duty, watch: Watch) -> None:
+async def _observe(duty: Duty, monitor: PeerMonitor) -> None:
     """Tells of shard 0's life, where it is elsewhere, and of the end."""
     peers = [_Peer(shard, address, duty) for shard, address in duty.asked_at.items()]
     try:
         if duty.index != 0:
-            watch.tell(News(store=await _begin(peers[0])))
-        watch.tell(News(reason=(await _follow(duty, peers)).reason))
+            monitor.tell(PeerEvent(store=await _begin(peers[0])))
+        monitor.tell(PeerEvent(reason=(await _follow(duty, peers)).reason))
     except PsstoreError as error:
-        watch.tell(News(reason=error.message))
+        monitor.tell(PeerEvent(reason=error.message))
     except Exception as error:
         _log.exception("a bug in psstore")
-        watch.tell(News(reason=f"the watch over the other hosts failed: {error!r}; please report it"))
+        monitor.tell(PeerEvent(reason=f"the monitor of the other hosts failed: {error!r}; please report it"))
     finally:
         for peer in peers:
             await peer.close()
@@ -172,11 +172,11 @@ async def _begin(coordinator: _Peer) -> str:
 async def _attend(coordinator: _Peer, duty: Duty) -> Verdict:
     """Until the workers are done, if that is to be noticed. Raises StoreUnreachable if shard 0 is gone."""
     await coordinator.reach()
-    attendance = Attendance(num_workers=duty.consistency.num_workers, patience_s=duty.patience_s)
+    job_state = JobState(num_workers=duty.consistency.num_workers, patience_s=duty.patience_s)
     while True:
         counters, now = await coordinator.counters(), asyncio.get_running_loop().time()
         if duty.until_done:
-            verdict, reminder = attendance.update(counters, now), attendance.reminder(counters, now)
+            verdict, reminder = job_state.update(counters, now), job_state.reminder(counters, now)
             if verdict is not None:
                 return verdict
             if reminder is not None:

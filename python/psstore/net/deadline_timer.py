@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable
 
 
-class Alarm:
+class DeadlineTimer:
     """Calls `tick(now)` when `next_wake()` is reached. Call `update` after every event of the machine."""
 
     def __init__(

@@ -9,7 +9,7 @@ from psstore.protocol.membership import Life, Membership, Worker
 _log = logging.getLogger("psstore.server")
 
 
-class Journal:
+class MemberLog:
     """Watches one membership, which changes in few turns of the loop."""
 
     def __init__(self, membership: Membership) -> None:

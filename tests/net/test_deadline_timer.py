@@ -1,4 +1,4 @@
-"""The alarm between an event loop and a machine that says when it wants to be called."""
+"""The timer between an event loop and a machine that says when it wants to be called."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import uvloop
 
-from psstore.net.alarm import Alarm
+from psstore.net.deadline_timer import DeadlineTimer
 
 
 @pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
@@ -23,8 +23,8 @@ def test_alarm_whose_time_has_come_may_be_updated_again_before_it_rings(
         wakes[0] = None
         rung.set_result(now)
 
-    alarm = Alarm(running, next_wake=lambda: wakes[0], tick=tick)
-    alarm.update()
-    alarm.update()
+    timer = DeadlineTimer(running, next_wake=lambda: wakes[0], tick=tick)
+    timer.update()
+    timer.update()
     assert running.run_until_complete(asyncio.wait_for(rung, 10.0)) > 0.0
     running.close()

@@ -19,7 +19,7 @@ class Verdict:
     reason: str | None
 
 
-class Attendance:
+class JobState:
     """Fed with the coordinator's counters about once a second. `now` is any monotonic clock."""
 
     def __init__(self, *, num_workers: int, patience_s: float) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from psstore.types import ITEM_BYTES, Tensor
 
 
-class Ways:
+class Router:
     """Which of a client's sessions a slice goes over: always the same, so that what is said of it keeps its order.
 
     A client has `num_channels` sessions with each of `num_shards` shards, numbered channel by channel: the first

@@ -104,7 +104,7 @@ def peer_here(like: Address) -> Iterator[Address]:
         with listen(at) as listener:
             if isinstance(at, TcpAddress):
                 at = TcpAddress(at.host, listener.getsockname()[1])
-            command = [sys.executable, "-m", "psstore.net.yardstick", str(listener.fileno())]
+            command = [sys.executable, "-m", "psstore.net.baseline", str(listener.fileno())]
             process = subprocess.Popen(command, pass_fds=[listener.fileno()])
         try:
             yield at
