@@ -332,7 +332,7 @@ def test_loan_is_begun_again_if_a_connection_is_lost_before_all_has_come(
     values = make(near)
     lost, found = borrowing.Borrowing._lost, ["psstore-somewhere"]
 
-    def lost_at_first(self: borrowing.Borrowing, loan: borrowing.Loan) -> str | None:
+    def lost_at_first(self: borrowing.Borrowing, loan: borrowing.BorrowedPull) -> str | None:
         return found.pop() if found else lost(self, loan)
 
     monkeypatch.setattr(borrowing.Borrowing, "_lost", lost_at_first)
@@ -345,8 +345,8 @@ def test_loan_is_begun_again_if_a_connection_is_lost_before_all_has_come(
 
 def test_answer_that_comes_when_the_loan_is_over_is_not_wanted(near: Store) -> None:
     make(near)
-    layout = next(iter(near._operations.means.layouts._known.values()))
-    loan = borrowing.Loan(layout, [])
+    layout = next(iter(near._operations.context.layouts._known.values()))
+    loan = borrowing.BorrowedPull(layout, [])
     loan.end()
     place = borrowing.Place(loan, 0, 1)
     memory = near._operations.client.sessions[0]._memory

@@ -33,7 +33,7 @@ def stores() -> Iterator[list[Store]]:
     with clusters("tcp") as start:
         found = start(shards=2, workers=2).workers()
         for store in found:
-            store._operations.means.pace = Pace(store._backend.thread.loop, store.num_shards)
+            store._operations.context.pace = Pace(store._backend.thread.loop, store.num_shards)
         yield found
 
 
@@ -78,7 +78,7 @@ def test_rounds_like_the_one_before_need_no_task(stores: list[Store], monkeypatc
 
     for out in at_once(*[lambda store=store: work(store) for store in stores]):
         assert_array_equal(out, np.full_like(out, -4.5))
-    assert set(tasks) == {"Rounds.commit"}
+    assert set(tasks) == {"Committing.commit"}
 
 
 def test_what_is_done_at_once_is_done_with_the_loop_held_wherever_it_is_asked_for() -> None:
@@ -143,7 +143,7 @@ def test_a_call_that_fails_names_what_failed(stores: list[Store]) -> None:
 
     at_once(*[lambda store=store: work(store) for store in stores])
     first = stores[0]
-    first._operations.means.pace.begin(first.round)  # type: ignore[union-attr]
+    first._operations.context.pace.begin(first.round)  # type: ignore[union-attr]
     first._backend.thread.run(first._operations.client.drop(NAMES[:2]))  # behind the back of what knows them
     with pytest.raises(UnknownKey, match="'t0'"):
         first.start_push_many(dict.fromkeys(NAMES[:2], np.ones(ELEMS, np.float32))).result()

@@ -194,7 +194,7 @@ def train(store: Store, order: list[str]) -> np.ndarray[tuple[int, ...], np.dtyp
     """Two rounds, in which this worker pushes in that order."""
     shape = (PUSH_BYTES // 4,)
     out = np.empty((len(NAMES), *shape), np.float32)
-    store._operations.means.pace = Pace(store._backend.thread.loop, store.num_shards)
+    store._operations.context.pace = Pace(store._backend.thread.loop, store.num_shards)
     store.create_many([TensorSpec(name=name, shape=shape, rule="sgd") for name in NAMES])
     assert store.rank is not None
     gradient = np.full(shape, store.rank + 1.0, np.float32)

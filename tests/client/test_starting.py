@@ -109,7 +109,7 @@ def test_large_calls_are_started_without_a_task_though_the_kernel_is_full(
 
 def test_frames_are_short_in_early_rounds_over_sockets(store: Store) -> None:
     store.create("w", np.zeros(8 * ELEMS, F32), rule="sgd")
-    layouts = store._operations.means.layouts
+    layouts = store._operations.context.layouts
 
     def num_frames() -> int:
         store.push("w", np.zeros(8 * ELEMS, F32))

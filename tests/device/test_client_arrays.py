@@ -13,7 +13,7 @@ from numpy.testing import assert_array_equal
 
 import psstore
 from psstore import _core
-from psstore.client import batches, device_arrays, staging
+from psstore.client import batches, device_arrays, pinned_transfer
 from psstore.client.store import Store
 from psstore.errors import BadArgument, DeviceFailed, DTypeMismatch, ShapeMismatch
 from tests.device.fake_arrays import Array, DLPack, Interface, Stream
@@ -83,11 +83,11 @@ def test_many_arrays_on_several_streams_and_in_main_memory_travel_in_one_call(
         assert_array_equal(given.read() if isinstance(given, Interface) else given, value)
 
 
-def test_more_than_a_passage_holds_goes_through_it(
+def test_more_than_a_pinned_transfer_holds_goes_through_it(
     store: Store, stream: Stream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(batches, "BATCH_BYTES", 1 << 20)
-    monkeypatch.setattr(staging, "PASSAGE_BYTES", 4 << 20)
+    monkeypatch.setattr(pinned_transfer, "MOST_PINNED_BYTES", 4 << 20)
     value = some(5 << 20)
     store.create("w", np.zeros_like(value))
     store.push("w", Interface(stream, value))
@@ -95,9 +95,9 @@ def test_more_than_a_passage_holds_goes_through_it(
     out = Interface(stream, np.zeros_like(value))
     store.pull("w", out=out)
     assert_array_equal(out.read(), value)
-    passages = store._operations.means.passages
-    for passage in (passages.out_of(stream.device), passages.into(stream.device)):
-        assert 2 << 20 <= passage.pinned_bytes <= 4 << 20
+    transfers = store._operations.context.transfers
+    for pinned in (transfers.out_of(stream.device), transfers.into(stream.device)):
+        assert 2 << 20 <= pinned.pinned_bytes <= 4 << 20
 
 
 def test_the_last_of_overlapping_pushes_counts(store: Store, stream: Stream) -> None:

@@ -14,7 +14,7 @@ from numpy.testing import assert_array_equal
 
 import psstore
 from psstore import _core
-from psstore.client import batches, device_arrays, staging
+from psstore.client import batches, device_arrays, pinned_transfer
 from psstore.client.rooms import Room
 from psstore.client.store import Store
 from psstore.codec.codecs import parse
@@ -110,13 +110,13 @@ def test_what_is_not_finite_arrives_and_is_not_taken_up(
 
 def test_only_a_codecs_bytes_leave_the_device(store: Store, stream: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
     left: list[int] = []
-    room = staging.Passage._pinned_room
+    room = pinned_transfer.PinnedTransfer._pinned_room
 
-    async def seen(self: staging.Passage, num_bytes: int) -> Room:
+    async def seen(self: pinned_transfer.PinnedTransfer, num_bytes: int) -> Room:
         left.append(num_bytes)
         return await room(self, num_bytes)
 
-    monkeypatch.setattr(staging.Passage, "_pinned_room", seen)
+    monkeypatch.setattr(pinned_transfer.PinnedTransfer, "_pinned_room", seen)
     create(store)
     store.push_many(on(stream, gradients(1)), codec={"large": "sign", "middle": "topk:0.01"})
     large, middle = parse("sign"), parse("topk:0.01")
@@ -244,12 +244,12 @@ def test_a_device_without_memory_for_residuals_has_the_host_encode(
         assert_same(store, reference)
 
 
-def test_more_than_a_passage_holds_is_encoded_batch_by_batch(
+def test_more_than_a_pinned_transfer_holds_is_encoded_batch_by_batch(
     store: Store, reference: Store, stream: Stream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (batches, staging):
+    for module in (batches, pinned_transfer):
         monkeypatch.setattr(module, "BATCH_BYTES", 64 << 10)
-    monkeypatch.setattr(staging, "PASSAGE_BYTES", 4 << 20)
+    monkeypatch.setattr(pinned_transfer, "MOST_PINNED_BYTES", 4 << 20)
     many = {f"t{i}": some(50_000 + i, i) for i in range(120)}
     for one in (store, reference):
         for name, value in many.items():

@@ -12,7 +12,7 @@ import pytest
 from numpy.testing import assert_array_equal
 
 import psstore
-from psstore.client import staging
+from psstore.client import pinned_transfer
 from psstore.client.store import Store
 from psstore.errors import UnknownKey
 from tests.device.fake_arrays import Array, Interface, Stream, stream_on
@@ -206,10 +206,10 @@ def test_a_tensor_that_is_another_by_now_is_followed_anew(stores: tuple[Store, S
     assert_array_equal(out.read(), some(SIZES["middle"], 50))
 
 
-def test_no_more_is_pinned_than_a_passage_holds(
+def test_no_more_is_pinned_than_a_pinned_transfer_holds(
     stores: tuple[Store, Store], stream: Stream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(staging, "PASSAGE_BYTES", 4 << 20)
+    monkeypatch.setattr(pinned_transfer, "MOST_PINNED_BYTES", 4 << 20)
     one, other = stores
     for i in range(12):
         one.create(f"t{i}", some(1 << 20, i), rule="sgd")
@@ -218,7 +218,7 @@ def test_no_more_is_pinned_than_a_passage_holds(
     one.pull_many(names, out=out, codec="int8")
     for array, wanted in zip(out, other.pull_many(names, codec="int8"), strict=True):
         assert_array_equal(array.read(), wanted)
-    assert one._operations.means.passages.into(stream.device).pinned_bytes <= 5 << 20
+    assert one._operations.context.transfers.into(stream.device).pinned_bytes <= 5 << 20
 
 
 @pytest.mark.sockets

@@ -75,8 +75,8 @@ def expected() -> list[Array]:
 
 
 def pinned_bytes(store: Store, stream: Stream) -> int:
-    passages = store._operations.means.passages
-    return passages.out_of(stream.device).pinned_bytes + passages.into(stream.device).pinned_bytes
+    transfers = store._operations.context.transfers
+    return transfers.out_of(stream.device).pinned_bytes + transfers.into(stream.device).pinned_bytes
 
 
 def test_steps_are_those_of_main_memory_wherever_shards_are(
@@ -104,18 +104,18 @@ def test_what_is_shared_travels_in_few_frames(monkeypatch: pytest.MonkeyPatch) -
     stream = stream_on("fake:0", monkeypatch)
     rooms: list[int] = []
     leases: list[Lease] = []
-    take, end_lease = near_shards.Near.take, near.Neighbours.end_lease
+    take, end_lease = near_shards.DevicePeer.take, near.PeerDirectory.end_lease
 
-    def taken(self: near_shards.Near, num_bytes: int) -> _core.PushRoom | None:
+    def taken(self: near_shards.DevicePeer, num_bytes: int) -> _core.PushRoom | None:
         rooms.append(num_bytes)
         return take(self, num_bytes)
 
-    def ended(self: near.Neighbours, lease: Lease) -> bool:
+    def ended(self: near.PeerDirectory, lease: Lease) -> bool:
         leases.append(lease)
         return end_lease(self, lease)
 
-    monkeypatch.setattr(near_shards.Near, "take", taken)
-    monkeypatch.setattr(near.Neighbours, "end_lease", ended)
+    monkeypatch.setattr(near_shards.DevicePeer, "take", taken)
+    monkeypatch.setattr(near.PeerDirectory, "end_lease", ended)
     with StoreProcess("--device", "fake:0") as server, psstore.connect(server.url) as store:
         value = some(2_500_000, 1)
         store.create("w", np.zeros_like(value))
@@ -174,7 +174,7 @@ def test_values_that_can_not_be_imported_are_asked_for_again(
     server: StoreProcess, expected: list[Array], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stream = stream_on("fake:0", monkeypatch)
-    monkeypatch.setattr(near_shards.Imported, "learn", lambda self, blocks: False)
+    monkeypatch.setattr(near_shards.IpcPeer, "learn", lambda self, blocks: False)
     with psstore.connect(server.url) as store:
         for value, wanted in zip(trained(store, stream), expected, strict=True):
             assert_array_equal(value, wanted)

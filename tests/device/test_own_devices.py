@@ -16,8 +16,8 @@ from numpy.testing import assert_array_equal
 
 import psstore
 from psstore import _core
-from psstore.client import device_arrays, staging
-from psstore.client.near_shards import Own
+from psstore.client import device_arrays, pinned_transfer
+from psstore.client.near_shards import InProcessPeer
 from psstore.client.store import Store
 from psstore.errors import DeviceFailed, NonFinite
 from psstore.protocol.frames import Output
@@ -71,8 +71,8 @@ def expected() -> list[Array]:
 
 
 def pinned_bytes(store: Store, stream: Stream) -> int:
-    passages = store._operations.means.passages
-    return passages.out_of(stream.device).pinned_bytes + passages.into(stream.device).pinned_bytes
+    transfers = store._operations.context.transfers
+    return transfers.out_of(stream.device).pinned_bytes + transfers.into(stream.device).pinned_bytes
 
 
 def test_steps_are_those_of_main_memory(store: Store, stream: Stream, expected: list[Array]) -> None:
@@ -87,7 +87,7 @@ def test_a_step_goes_from_memory_to_memory_and_the_host_waits_for_nothing(
     store.create("w", np.zeros_like(value), rule="sgd")
     gradient, out = Interface(stream, value), Interface(stream, np.zeros_like(value))
     is_over = threading.Event()
-    monkeypatch.setattr(staging, "_wait", lambda fence, kept: is_over.wait(60))
+    monkeypatch.setattr(pinned_transfer, "_wait", lambda fence, kept: is_over.wait(60))
     woken = ShardService.woken
 
     def nothing(service: ShardService, now: float) -> list[Output]:
@@ -145,8 +145,8 @@ def test_pushes_use_memory_again_however_far_the_host_is_ahead(store: Store, str
         store.commit({"lr": 1.0})
         store.pull("w", out=out)
     shared = [session.near for session in store._operations.client.sessions]
-    assert all(isinstance(near, Own) for near in shared)
-    assert sum(near.num_bytes for near in shared if isinstance(near, Own)) < value.nbytes + (3 << 20)
+    assert all(isinstance(near, InProcessPeer) for near in shared)
+    assert sum(near.num_bytes for near in shared if isinstance(near, InProcessPeer)) < value.nbytes + (3 << 20)
 
 
 def test_workers_of_one_process_train_together_on_one_device(stream: Stream) -> None:

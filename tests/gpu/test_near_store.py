@@ -35,8 +35,8 @@ def store(request: pytest.FixtureRequest) -> Iterator[Store]:
 
 def pinned_bytes(store: Store, index: int) -> int:
     """What went through the host."""
-    passages, device = store._operations.means.passages, device_arrays.device_at(index)
-    return passages.out_of(device).pinned_bytes + passages.into(device).pinned_bytes
+    transfers, device = store._operations.context.transfers, device_arrays.device_at(index)
+    return transfers.out_of(device).pinned_bytes + transfers.into(device).pinned_bytes
 
 
 def train(store: Store, device: str) -> torch.Tensor:

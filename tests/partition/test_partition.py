@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from psstore import _core
 from psstore.cli import model_shapes
-from psstore.client import staging
+from psstore.client import pinned_transfer
 from psstore.errors import BadArgument
 from psstore.partition import packing
 from psstore.partition.packing import pack
@@ -183,7 +183,7 @@ def test_empty_tensors_need_no_frame() -> None:
 
 
 def test_frames_of_a_shard_that_shares_a_device_are_long_and_may_travel_all_the_same() -> None:
-    assert staging.PASSAGE_BYTES >= packing.NEAR_FRAME_BYTES <= _core.MAX_PAYLOAD_BYTES
+    assert pinned_transfer.MOST_PINNED_BYTES >= packing.NEAR_FRAME_BYTES <= _core.MAX_PAYLOAD_BYTES
     tensors = tensors_of(model_shapes.vgg16(), num_shards=2)
     frames = pack(tensors, Router(2), near={1})
     sizes = [

@@ -19,7 +19,7 @@ from torch import nn
 
 import psstore
 from psstore import _core
-from psstore.client import device_arrays, staging
+from psstore.client import device_arrays, pinned_transfer
 from psstore.torch import change_detection, gradients
 
 
@@ -61,13 +61,13 @@ class StandIn:
 @pytest.fixture(params=range(2))
 def gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> StandIn:
     gpu = StandIn(request.param)
-    wait = staging._wait
+    wait = pinned_transfer._wait
 
     def noting(fence: _core.Fence, kept: object) -> None:
         gpu.waits.append(threading.current_thread().name)
         wait(fence, kept)
 
-    monkeypatch.setattr(staging, "_wait", noting)
+    monkeypatch.setattr(pinned_transfer, "_wait", noting)
     return gpu
 
 

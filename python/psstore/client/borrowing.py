@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from psstore import _core
+from psstore.client.context import Context
 from psstore.client.layout import Layout
-from psstore.client.means import Means
 from psstore.client.reading import Reading
 from psstore.errors import StoreUnreachable
 from psstore.protocol.client import Transfer
@@ -53,7 +53,7 @@ class View:
         }
 
 
-class Loan:
+class BorrowedPull:
     """All that one pull brings to borrow."""
 
     def __init__(self, layout: Layout, idle: list[View]) -> None:
@@ -108,7 +108,7 @@ class Loan:
 class Place(Borrower):
     """Of one frame in a loan's view."""
 
-    def __init__(self, loan: Loan, first: int, count: int) -> None:
+    def __init__(self, loan: BorrowedPull, first: int, count: int) -> None:
         self._loan = loan
         self._first = first
         self._count = count
@@ -124,25 +124,25 @@ class Debt:
     """Of one caller."""
 
     def __init__(self) -> None:
-        self.loan: Loan | None = None
+        self.loan: BorrowedPull | None = None
 
 
 class Borrowing:
     """Lives on the store's loop."""
 
-    def __init__(self, means: Means, reading: Reading) -> None:
-        self._means = means
+    def __init__(self, context: Context, reading: Reading) -> None:
+        self._context = context
         self._reading = reading
         self._idle: WeakKeyDictionary[Layout, list[View]] = WeakKeyDictionary()
 
     async def borrow(self, debt: Debt, names: Sequence[str], wait_s: float | None) -> Borrowed:
         """Until `end`, which is the caller's to call also if this fails. All is of one connection to each shard: if one
         is lost on the way it is begun again."""
-        tensors = await self._means.schema.find(names)
+        tensors = await self._context.schema.find(names)
         dtypes = [tensor.spec.dtype for tensor in tensors]
-        layout = await self._means.layout(tensors, dtypes, pull=True, place=None)
+        layout = await self._context.layout(tensors, dtypes, pull=True, place=None)
         while True:
-            loan = debt.loan = Loan(layout, self._idle.setdefault(layout, []))
+            loan = debt.loan = BorrowedPull(layout, self._idle.setdefault(layout, []))
             await self._reading.receive(layout, loan.transfers(), wait_s)
             loan.is_whole = True
             if self._lost(loan) is None:
@@ -163,13 +163,13 @@ class Borrowing:
     def end(self, debt: Debt) -> None:
         """Does nothing the second time."""
         if debt.loan is not None:
-            self._means.client.end_leases(debt.loan.end())
+            self._context.client.end_leases(debt.loan.end())
             debt.loan = None
 
-    def _lost(self, loan: Loan) -> str | None:
+    def _lost(self, loan: BorrowedPull) -> str | None:
         """Address of a shard that may have taken steps in what was lent; None: there is none."""
         for lease in loan.leases:
-            lender = self._means.client.lender(lease)
+            lender = self._context.client.lender(lease)
             if lender.connection != lease.connection:
                 return lender.address
         return None

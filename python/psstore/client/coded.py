@@ -14,13 +14,13 @@ import numpy as np
 
 from psstore import _core
 from psstore.client.arrays import Array, Source, Target
-from psstore.client.compression import Compression
+from psstore.client.compression import Residuals
 from psstore.client.device_arrays import OnDevice
 from psstore.client.following import Following, delivered
 from psstore.client.halves import received_as
 from psstore.client.kept_floats import Floats
 from psstore.client.layout import Layout, Layouts
-from psstore.client.passages import EncodedDeparture, FollowedArrival, Passages
+from psstore.client.transfers import EncodedUpload, FollowedDownload, Transfers
 from psstore.codec.codecs import Codec, is_dtype
 from psstore.errors import OutOfMemory
 from psstore.protocol.client import Transfer
@@ -32,7 +32,7 @@ class Reader(Protocol):
     """Who pulls what is not coded."""
 
     async def receive(
-        self, layout: Layout, transfers: Sequence[Transfer] | FollowedArrival, wait_s: float | None
+        self, layout: Layout, transfers: Sequence[Transfer] | FollowedDownload, wait_s: float | None
     ) -> list[Answer]:
         """Carries out the transfers of a pull."""
 
@@ -45,10 +45,10 @@ class Reader(Protocol):
 class Coded:
     """Of one client. Runs on its loop."""
 
-    def __init__(self, layouts: Layouts, passages: Passages) -> None:
+    def __init__(self, layouts: Layouts, transfers: Transfers) -> None:
         self._layouts = layouts
-        self._passages = passages
-        self._compression = Compression()
+        self._transfers = transfers
+        self._compression = Residuals()
         self._following = Following()
         self._open: tuple[Collection[int], float] | None = None
         """Ids of the tensors that count in a round that was committed, and its loss scale, until it is known whether
@@ -60,7 +60,7 @@ class Coded:
         """To where the tensors are encoded now; None: main memory. Raises OutOfMemory, with nothing changed."""
         while residuals := self._compression.elsewhere(tensors, place):
             settled = [residual.settled for residual in residuals if residual.settled is not None]
-            brought = await self._passages.brought(settled, place)
+            brought = await self._transfers.brought(settled, place)
             for residual, was, now in zip(residuals, settled, brought, strict=True):
                 if residual.settled is was:
                     residual.settled = now
@@ -73,14 +73,14 @@ class Coded:
         codecs: Sequence[Codec],
         *,
         loss_scale: float | None,
-    ) -> tuple[Layout, EncodedDeparture]:
+    ) -> tuple[Layout, EncodedUpload]:
         """What is to be sent of arrays on one device, which encodes them. REQUIRES: their residuals are there. Raises
         OutOfMemory; no residual has changed then."""
         layout = self._layouts.of(tensors, [codec.name for codec in codecs], pull=False)
         encoders = self._compression.device_encoders(layout.tensors, arrays, codecs, loss_scale=loss_scale)
-        passage = self._passages.out_of(arrays[0].device)
+        pinned = self._transfers.out_of(arrays[0].device)
         ended = partial(self._ended, op, layout.tensors)
-        return layout, EncodedDeparture(passage, layout, arrays, encoders, ended)
+        return layout, EncodedUpload(pinned, layout, arrays, encoders, ended)
 
     def transfers(
         self,
@@ -157,7 +157,7 @@ class Coded:
     async def residuals(self, tensors: Sequence[Tensor]) -> dict[str, Floats]:
         """Copies of what is settled, by name, of the tensors that have any; in units of real gradients."""
         settled = self._compression.settled(tensors)
-        values = await self._passages.brought([value for _, value, _ in settled], None)
+        values = await self._transfers.brought([value for _, value, _ in settled], None)
         return {
             tensor.spec.name: (value / np.float32(loss_scale)).reshape(tensor.spec.shape)
             for (tensor, _, loss_scale), value in zip(settled, values, strict=True)
@@ -233,7 +233,7 @@ class Coded:
             targets = [received_as(codec, target) for codec, target in zip(codecs, targets, strict=True)]
             dtypes = [target.dtype for target in targets]
         elif dtypes == [target.dtype for target in targets]:
-            near = await self._passages.near(place)
+            near = await self._transfers.near(place)
         layout = self._layouts.of(tensors, dtypes, pull=True, near=near)
         return await reader.pull_into(layout, targets, newer_than, wait_s)
 
@@ -249,24 +249,24 @@ class Coded:
     ) -> list[Array]:
         """Followed where the targets are, or in main memory if a device has no room for the values."""
         layout = self._layouts.of(tensors, codecs, pull=True)
-        passage = None if place is None else self._passages.into(place)
-        on_device = passage is not None
+        pinned = None if place is None else self._transfers.into(place)
+        on_device = pinned is not None
         try:
             followed = self._following.followed(tensors, place)
         except OutOfMemory:
             followed = self._following.followed(tensors, None)
             on_device = False
         arrivals = self._following.arrivals(layout, codecs, followed)
-        if passage is not None and on_device:
-            await reader.receive(layout, FollowedArrival(passage, arrivals), wait_s)
+        if pinned is not None and on_device:
+            await reader.receive(layout, FollowedDownload(pinned, arrivals), wait_s)
         else:
             answers = await reader.receive(layout, [arrival.transfer() for arrival in arrivals], wait_s)
             for arrival, answer in zip(arrivals, answers, strict=True):
                 arrival.take(answer)
         newer = [i for i, one in enumerate(followed) if one.is_newer(newer_than)]
-        if passage is None:
+        if pinned is None:
             for i in newer:
                 delivered(followed[i], targets[i])
         else:
-            await passage.give_out([followed[i].value for i in newer], [targets[i] for i in newer])
+            await pinned.give_out([followed[i].value for i in newer], [targets[i] for i in newer])
         return [targets[i].result if i in newer else None for i in range(len(targets))]

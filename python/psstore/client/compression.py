@@ -122,7 +122,7 @@ class DeviceEncoder:
         )
 
 
-class Compression:
+class Residuals:
     """The residuals of one client, by tensor. Used on its loop only."""
 
     def __init__(self) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from psstore.client.arrays import Array, Source, source
-from psstore.client.means import Means
+from psstore.client.context import Context
 from psstore.client.schema import as_source, spec_for
 from psstore.client.writing import Writing
 from psstore.errors import BadArgument
@@ -18,8 +18,8 @@ from psstore.wire.messages import Exist
 class Creating:
     """Lives on the store's loop. What the arguments mean is said in operations.py."""
 
-    def __init__(self, means: Means, writing: Writing) -> None:
-        self._means = means
+    def __init__(self, context: Context, writing: Writing) -> None:
+        self._context = context
         self._writing = writing
 
     async def create(
@@ -66,13 +66,13 @@ class Creating:
     async def _create(
         self, specs: Sequence[TensorSpec], sources: Sequence[Source | None], *, exist: Exist, offer: bool
     ) -> None:
-        means = self._means
-        tensors, ours = await means.client.create(specs, exist=exist, offer=offer)
-        means.schema.learn(tensors)
+        context = self._context
+        tensors, ours = await context.client.create(specs, exist=exist, offer=offer)
+        context.schema.learn(tensors)
         initial = [(tensor, value) for tensor, value in zip(tensors, sources, strict=True) if tensor.id in ours]
         if initial:
             given = [value for _, value in initial if value is not None]
-            layout = means.layouts.of([tensor for tensor, _ in initial], [one.dtype for one in given], pull=False)
+            layout = context.layouts.of([tensor for tensor, _ in initial], [one.dtype for one in given], pull=False)
             await self._writing.send("INIT", layout, layout.transfers([one.data for one in given]))
-            await means.client.ready([tensor.id for tensor, _ in initial])
-            means.first_values.note(layout.ids)
+            await context.client.ready([tensor.id for tensor, _ in initial])
+            context.first_values.note(layout.ids)

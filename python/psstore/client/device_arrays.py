@@ -3,8 +3,8 @@
 
 What is under way on a device is ordered by its streams, and which of them the caller works on is known on the caller's
 own thread alone. So arrays are looked at there, when a call is made: `seen` puts a fence behind what the caller had
-queued by then. Copies wait for it (staging.py), and the caller's stream waits for copies that write; the host waits
-for neither.
+queued by then. Copies wait for it (pinned_transfer.py), and the caller's stream waits for copies that write; the host
+waits for neither.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ Send = Callable[[Transfer, Future], None]
 """Sends a frame, and has the future told what becomes of it."""
 
 
-class Waiting(NamedTuple):
+class QueuedFrame(NamedTuple):
     """A frame that was not sent."""
 
     transfer: Transfer
@@ -70,16 +70,16 @@ class Flight:
         """Sends them one by one, after those of earlier calls; the futures are told of the acknowledgements."""
         for transfer, future in zip(transfers, futures, strict=True):
             self._window.sent(transfer.table.payload_bytes)
-            self._turns.queue.append(Waiting(transfer, future, send))
+            self._turns.queue.append(QueuedFrame(transfer, future, send))
         self._turns.release()
 
     # ---- how ----
 
-    def _fits(self, waiting: Waiting) -> bool:
+    def _fits(self, waiting: QueuedFrame) -> bool:
         num_bytes = waiting.transfer.table.payload_bytes
         return self.is_empty or self._out_bytes + num_bytes <= self._window.num_bytes
 
-    def _send(self, waiting: Waiting) -> None:
+    def _send(self, waiting: QueuedFrame) -> None:
         if not waiting.future.done():
             num_bytes = waiting.transfer.table.payload_bytes
             self._out_bytes += num_bytes

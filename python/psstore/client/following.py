@@ -42,7 +42,7 @@ class Followed:
         return than is None or any((version or 0) > than for version in self.versions)
 
 
-class Part:
+class FollowedSlice:
     """One slice of a followed tensor, and which version of it was here when it was asked for."""
 
     def __init__(self, followed: Followed, index: int, codec: str) -> None:
@@ -86,10 +86,10 @@ class Part:
         self._followed.versions[self._index] = version
 
 
-class News(NamedTuple):
+class ReceivedSlice(NamedTuple):
     """What came of a slice, and is to be taken."""
 
-    part: Part
+    part: FollowedSlice
     offset: int
     """Of its bytes in the arrival's memory."""
     num_bytes: int
@@ -97,10 +97,10 @@ class News(NamedTuple):
     version: int
 
 
-class Arrival:
+class ReceivedFrame:
     """What comes of one frame, in memory of its own: a slice may only change as a whole, and once."""
 
-    def __init__(self, frame: Frame, parts: Sequence[Part]) -> None:
+    def __init__(self, frame: Frame, parts: Sequence[FollowedSlice]) -> None:
         self.num_bytes = 0
         """That came."""
         self._frame = frame
@@ -120,11 +120,11 @@ class Arrival:
         asking = self._frame.table.with_versions([part.ask for part in self._parts])
         return Transfer(self._frame.way, asking, self._make_room)
 
-    def news(self, answer: Answer) -> list[News]:
+    def news(self, answer: Answer) -> list[ReceivedSlice]:
         table = answer.table
         offsets = accumulate(self._sizes, initial=0)
         return [
-            News(part, offset, size, dtype, version)
+            ReceivedSlice(part, offset, size, dtype, version)
             for part, offset, size, dtype, version in zip(
                 self._parts, offsets, self._sizes, table.dtypes(), table.versions(), strict=False
             )
@@ -173,13 +173,13 @@ class Following:
             self._followed[tensor.id, place] = Followed(tensor, value)
         return [self._followed[tensor.id, place] for tensor in tensors]
 
-    def arrivals(self, layout: Layout, codecs: Sequence[str], followed: Sequence[Followed]) -> list[Arrival]:
+    def arrivals(self, layout: Layout, codecs: Sequence[str], followed: Sequence[Followed]) -> list[ReceivedFrame]:
         """One for each frame of a pull of these tensors, each in its codec."""
         return [
-            Arrival(
+            ReceivedFrame(
                 frame,
                 [
-                    Part(followed[piece.position], slice_index(key), codecs[piece.position])
+                    FollowedSlice(followed[piece.position], slice_index(key), codecs[piece.position])
                     for piece, key in zip(frame.ranges, frame.table.keys(), strict=True)
                 ],
             )

@@ -19,8 +19,8 @@ ALIGNMENT = 256
 
 
 class DeviceFloats:
-    """On a device, used by the store's passages alone (staging.py). Whoever queues work on them holds them until it is
-    done."""
+    """On a device, used by the store's transfers alone (pinned_transfer.py). Whoever queues work on them holds them
+    until it is done."""
 
     def __init__(self, device: _core.Device, block: _core.DeviceMemory, offset: int, size: int) -> None:
         self.device = device
@@ -40,7 +40,7 @@ class DeviceFloats:
         ]
 
     def as_array(self) -> OnDevice:
-        """For a passage to read or to write."""
+        """For a pinned transfer to read or to write."""
         return OnDevice(
             shape=(self.size,),
             dtype="float32",

@@ -29,7 +29,7 @@ class Lane:
     """Any thread may call it."""
 
     def __init__(self, operations: Operations, driver: SocketDriver, thread: LoopThread) -> None:
-        self._means = operations.means
+        self._context = operations.context
         self._writing = operations.writing
         self._reading = operations.reading
         self._client = client = operations.client
@@ -53,7 +53,7 @@ class Lane:
         return _core.ShortCalls(
             self._thread.lane,
             self._sender,
-            habits=self._means.layouts.habits,
+            habits=self._context.layouts.habits,
             terms=self._thread.terms,
             renew=self._terms,
             future=self._driver.future,
@@ -72,7 +72,7 @@ class Lane:
             unfinished=self._unfinished,
             look_after=self._look_after,
             catch_up=self._thread.catch_up,
-            paced=lambda: self._means.turns is not None,
+            paced=lambda: self._context.turns is not None,
             under_way=self._writing.under_way,
         )
 
@@ -85,13 +85,13 @@ class Lane:
         (known,) = self._thread.terms  # another one, if somebody has it meanwhile
         client = self._client
         if op == "PULL":
-            patience_s = self._means.patience(wait_s)
+            patience_s = self._context.patience(wait_s)
             if not client.may_pull(layout.ways, trained=layout.is_trained) or not 0.0 <= patience_s <= m.MAX_WAIT_S:
                 return None
             terms, news = self._carry(op, at_least=client.decision, wait_s=patience_s, timeout_s=patience_s + GRACE_S)
             common = wait_s is None and client.may_pull(frozenset(), trained=True)
         elif op == "PUSH":
-            if not client.may_push or self._means.coded.has_pending:
+            if not client.may_push or self._context.coded.has_pending:
                 return None
             terms, news = self._carry(op, round=client.round, timeout_s=client.timeout_s)
             common = True
@@ -138,7 +138,7 @@ class Lane:
                 answer.set_result(Answer(result.table, result.sequence))
                 futures.append(answer)
             self._driver.resume(self._client.sessions[frame.way])  # answered or not: more may have come behind it
-        return await self._means.answers(layout, futures)
+        return await self._context.answers(layout, futures)
 
     def _newer(self, layout: Layout, answers: Sequence[Reply], arrays: Sequence[Array]) -> list[Array]:
         """The results of a blocking pull of what is newer, which was answered."""
@@ -176,7 +176,7 @@ class Lane:
 
         async def conclude(parts: Sequence[Part]) -> Any:
             self._writing.push_ended(whole)
-            self._note(op, layout, await self._means.answers(layout, parts))
+            self._note(op, layout, await self._context.answers(layout, parts))
             return results
 
         came = [None if answer is None else Answer(answer.table, answer.sequence) for answer in answers]

@@ -3,7 +3,7 @@
      array ──copy──► room in the shard's push arena ··frame says where··► shard
      array ◄──copy── where the shard's value lies   ◄··frame says where·· shard
 
-One connection shares with its shard what `Near` holds, and loses it when it ends. What one process has the device
+One connection shares with its shard what `DevicePeer` holds, and loses it when it ends. What one process has the device
 do the other can't wait for on the device; so a frame is sent when the host has seen its copy done, and a value is
 given back when the host has seen it read. Where both are one process the device waits, and the host goes on
 (near_shards.py).
@@ -15,11 +15,10 @@ import asyncio
 from collections.abc import Callable
 
 from psstore import _core
-from psstore.client.near_shards import Imported, Near, Own
+from psstore.client.near_shards import DevicePeer, InProcessPeer, IpcPeer
 from psstore.protocol.client import Client
 from psstore.protocol.session import Session
-from psstore.protocol.sharing import Lease
-from psstore.protocol.sharing import Near as AnyNear
+from psstore.protocol.sharing import Lease, Near
 
 SMALLEST_ARENA_BYTES = 1 << 20
 """To push through, at first. It is of the device's memory, and gets more by half when a frame finds no room."""
@@ -28,10 +27,10 @@ NEAR_BYTES = 64 << 10
 """A frame of less goes over the stream, as the shard's answers do: it is no slower, and has no block to itself."""
 
 
-class Placed:
+class PlacedFrame:
     """A frame's payload in its room; `fetch` makes a copy in main memory, of what it was copied from."""
 
-    def __init__(self, near: Near, room: _core.PushRoom, fetch: Callable[[], _core.Segments]) -> None:
+    def __init__(self, near: DevicePeer, room: _core.PushRoom, fetch: Callable[[], _core.Segments]) -> None:
         self._near = near
         self._room = room
         self._fetch = fetch
@@ -40,21 +39,21 @@ class Placed:
     def nbytes(self) -> int:
         return self._room.nbytes
 
-    def told(self, near: AnyNear | None, table: _core.SliceTable, request: int) -> _core.SliceTable | None:
+    def told(self, near: Near | None, table: _core.SliceTable, request: int) -> _core.SliceTable | None:
         return self._room.send(table, request) if near is self._near else None
 
     def in_main_memory(self) -> _core.Segments:
         return self._fetch()
 
 
-class Neighbours:
+class PeerDirectory:
     """The shards of a store, as far as they share devices with us. Used on the store's loop only."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
         self._asking = asyncio.Lock()
 
-    async def near(self, way: int, device: _core.Device) -> Near | None:
+    async def near(self, way: int, device: _core.Device) -> DevicePeer | None:
         """What is shared on that device with the shard of that way; None: nothing: its values go over the stream."""
         session = self._client.sessions[way]
         if session.device != device.identity:
@@ -63,14 +62,14 @@ class Neighbours:
             async with self._asking:
                 if session.near is None:
                     await self._ask(session, device, SMALLEST_ARENA_BYTES)
-        return session.near if isinstance(session.near, Near) else None
+        return session.near if isinstance(session.near, DevicePeer) else None
 
     async def ways(self, device: _core.Device) -> frozenset[int]:
         """Those to shards that share it."""
         near = [await self.near(way, device) for way in range(len(self._client.sessions))]
         return frozenset(way for way, shared in enumerate(near) if shared is not None)
 
-    async def room(self, way: int, device: _core.Device, num_bytes: int) -> tuple[Near, _core.PushRoom] | None:
+    async def room(self, way: int, device: _core.Device, num_bytes: int) -> tuple[DevicePeer, _core.PushRoom] | None:
         """Room for a frame; None: there is none."""
         near = await self.near(way, device)
         if near is None:
@@ -85,10 +84,10 @@ class Neighbours:
             room = near.take(num_bytes)
         return (near, room) if room is not None else None
 
-    def shared_with(self, lease: Lease) -> Near | None:
+    def shared_with(self, lease: Lease) -> DevicePeer | None:
         """What the values that are lent lie in; None: it is lost."""
         session = self._client.lender(lease)
-        if lease.connection != session.connection or not isinstance(session.near, Near):
+        if lease.connection != session.connection or not isinstance(session.near, DevicePeer):
             return None
         return session.near
 
@@ -99,7 +98,7 @@ class Neighbours:
     async def _ask(self, session: Session, device: _core.Device, push_bytes: int) -> None:
         """For an arena to push through, or another one. If there is none, all stays as it is, and is not asked for
         again."""
-        near = session.near if isinstance(session.near, Near) else self._found(session, device)
+        near = session.near if isinstance(session.near, DevicePeer) else self._found(session, device)
         connection = session.connection
         grew = await near.grow(push_bytes)
         if connection != session.connection:
@@ -111,7 +110,7 @@ class Neighbours:
         else:
             near.is_full = True
 
-    def _found(self, session: Session, device: _core.Device) -> Near:
+    def _found(self, session: Session, device: _core.Device) -> DevicePeer:
         if session.own_shard is not None:
-            return Own(device, session.own_shard)
-        return Imported(device, lambda push_bytes: self._client.share(session, push_bytes=push_bytes))
+            return InProcessPeer(device, session.own_shard)
+        return IpcPeer(device, lambda push_bytes: self._client.share(session, push_bytes=push_bytes))

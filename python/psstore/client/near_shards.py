@@ -1,8 +1,8 @@
 """What one connection shares of a device with its shard: memory to push through, and the blocks in which values lie.
 
-`Imported` is of a shard in another process: neither can wait on the device for what the other has it do, so that the
-host sees each copy done before the other side hears of it. `Own` is of a shard in this process: fences order its work
-and ours, and the host goes on.
+`IpcPeer` is a shard in another process: neither can wait on the device for what the other has it do, so that the host
+sees each copy done before the other side hears of it. `InProcessPeer` is a shard in this process: fences order its
+work and ours, and the host goes on.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from psstore.wire.messages import Block, Shared
 _log = logging.getLogger("psstore.client")
 
 
-class Near(ABC):
+class DevicePeer(ABC):
     """What one connection shares of a device with its shard."""
 
     def __init__(self, device: _core.Device) -> None:
@@ -61,7 +61,7 @@ class Near(ABC):
         """The shard may use the memory that the queue writes or reads by now. False: when the host has seen it done."""
 
 
-class Imported(Near):
+class IpcPeer(DevicePeer):
     """Of a shard in another process."""
 
     def __init__(self, device: _core.Device, ask: Callable[[int], Awaitable[Shared]]) -> None:
@@ -94,7 +94,7 @@ class Imported(Near):
         return False
 
 
-class Own(Near):
+class InProcessPeer(DevicePeer):
     """Of a shard in this process."""
 
     def __init__(self, device: _core.Device, own: OwnShard) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from psstore import _core
-from psstore.client.means import Means
+from psstore.client.context import Context
 from psstore.errors import BadArgument
 from psstore.partition.packing import pack
 from psstore.partition.router import Router
@@ -23,26 +23,26 @@ NORM_EPS = 1e-6
 class Norm:
     """Of the round that a store's worker committed last."""
 
-    def __init__(self, means: Means) -> None:
-        self._means = means
+    def __init__(self, context: Context) -> None:
+        self._context = context
 
     async def ask(self, *, wait_s: float | None) -> float:
         """Of the round, which is clipped then."""
-        client = self._means.client
+        client = self._context.client
         decision = client.unscaled
         if decision is None or decision.max_norm is None:
             raise BadArgument("there is no norm to ask for: commit with max_norm= first, and ask once")
-        tensors = await self._means.schema.within(member.present for member in decision.members)
+        tensors = await self._context.schema.within(member.present for member in decision.members)
         sums = SquareSums(tensors, client.ways)
-        await client.norm(sums.transfers(), wait_s=self._means.patience(wait_s))
+        await client.norm(sums.transfers(), wait_s=self._context.patience(wait_s))
         norm = sums.norm()
         client.set_scale(Scale(decision=decision.number, factor=clip_factor(norm, decision.max_norm)))
-        self._means.coded.conclude(counts=math.isfinite(norm))
+        self._context.coded.conclude(counts=math.isfinite(norm))
         return norm
 
     async def settle(self, wait_s: float | None) -> None:
         """Nothing can follow a clipped round before its norm is known: a worker that joins anew may have to ask."""
-        if self._means.client.unscaled is not None:
+        if self._context.client.unscaled is not None:
             await self.ask(wait_s=wait_s)
 
 

@@ -13,17 +13,17 @@ from typing import Any, get_args
 from psstore.client.arrays import Array
 from psstore.client.asked import Pull, Push
 from psstore.client.borrowing import Borrowed, Borrowing, Debt
+from psstore.client.context import Context
 from psstore.client.creating import Creating
 from psstore.client.device_arrays import seen
-from psstore.client.given import one_of, text, version, whole
 from psstore.client.kept_floats import Floats
-from psstore.client.means import Means
 from psstore.client.norms import Norm
 from psstore.client.pacing import Pace
 from psstore.client.reading import Reading
-from psstore.client.rounds import Commit, Rounds
+from psstore.client.rounds import Commit, Committing
 from psstore.client.rule_state import Restored, RuleState, restoring
 from psstore.client.schema import Hypers, as_source
+from psstore.client.validate import one_of, text, version, whole
 from psstore.client.writing import Writing
 from psstore.codec.codecs import Codecs
 from psstore.protocol.client import Client
@@ -37,13 +37,13 @@ class Operations:
     def __init__(self, client: Client, *, wait_s: float, pace: Pace | None = None, over_sockets: bool = False) -> None:
         """`pace`: of pushes over links that workers share."""
         self.client = client
-        self.means = means = Means(client, wait_s=wait_s, pace=pace, over_sockets=over_sockets)
-        self._norm = norm = Norm(means)
-        self.writing = Writing(means, norm)
-        self.reading = Reading(means, norm)
-        self.borrowing = Borrowing(means, self.reading)
-        self._creating = Creating(means, self.writing)
-        self._rounds = Rounds(means, norm, self.writing)
+        self.context = context = Context(client, wait_s=wait_s, pace=pace, over_sockets=over_sockets)
+        self._norm = norm = Norm(context)
+        self.writing = Writing(context, norm)
+        self.reading = Reading(context, norm)
+        self.borrowing = Borrowing(context, self.reading)
+        self._creating = Creating(context, self.writing)
+        self._rounds = Committing(context, norm, self.writing)
 
     # ---- tensors ----
 
@@ -92,7 +92,7 @@ class Operations:
 
     async def describe(self, name: str) -> Tensor:
         """The tensor's shape, dtype, rule and group (`.spec`) and where its slices live. Raises UnknownTensor."""
-        return await self.means.schema.refresh(name)
+        return await self.context.schema.refresh(name)
 
     async def keys(self) -> list[str]:
         """Names of all tensors."""
@@ -100,10 +100,10 @@ class Operations:
 
     async def drop(self, name: str) -> None:
         """Forgets a tensor, on every shard. Raises UnknownTensor."""
-        tensors = await self.means.schema.find([name])
+        tensors = await self.context.schema.find([name])
         await self.client.drop([name])
-        self.means.schema.forget(name)
-        self.means.coded.forget(tensors)
+        self.context.schema.forget(name)
+        self.context.coded.forget(tensors)
 
     # ---- writing ----
 
@@ -219,17 +219,17 @@ class Operations:
     async def residuals(self, names: Sequence[str]) -> dict[str, Floats]:
         """What the codecs of this worker's pushes lost so far, of the tensors that have any: for a checkpoint. Copies,
         as of the last round that is over, in units of gradients without a loss scale."""
-        return await self.means.coded.residuals(await self.means.schema.find(names))
+        return await self.context.coded.residuals(await self.context.schema.find(names))
 
     async def set_residuals(self, values: Mapping[str, Array | None]) -> None:
         """Takes them over, as from a checkpoint, between rounds; None: the tensor has lost nothing. Raises
         ShapeMismatch, DTypeMismatch; then nothing has changed."""
-        tensors = await self.means.schema.find(list(values))
+        tensors = await self.context.schema.find(list(values))
         given = [
             None if value is None else as_source("set_residuals", tensor.spec, value)
             for tensor, value in zip(tensors, values.values(), strict=True)
         ]
-        self.means.coded.set_residuals(tensors, given)
+        self.context.coded.set_residuals(tensors, given)
 
     # ---- reading ----
 
@@ -308,9 +308,9 @@ class Operations:
         Not a step: in a round, contributions that wait go on waiting. Raises ShapeMismatch, DTypeMismatch,
         RuleMismatch, BadArgument before anything is sent.
         """
-        tensors = await self.means.schema.find(list(items))
+        tensors = await self.context.schema.find(list(items))
         transfers = list(restoring(tensors, list(items.values()), self.client.ways))
-        with self.means.forgetting_unknown(tensors):
+        with self.context.forgetting_unknown(tensors):
             await self.client.write("RESTORE", transfers)
         self.writing.num_bytes += sum(transfer.table.payload_bytes for transfer in transfers)
 
@@ -319,7 +319,7 @@ class Operations:
     async def barrier(self, name: str = "", *, wait_s: float | None = None) -> None:
         """Returns when every worker has called it with this name. Raises WorkerLost, DeadlineExceeded; calling it again
         waits again, for a lost worker's replacement, too."""
-        await self.client.barrier(text("barrier: name", name), wait_s=self.means.patience(wait_s))
+        await self.client.barrier(text("barrier: name", name), wait_s=self.context.patience(wait_s))
 
     async def leave(self) -> None:
         """This worker is done: the others no longer wait for it. Reading and plain writing still work."""

@@ -27,7 +27,7 @@ class PacedCalls:
     and nothing was done. Any thread may call them."""
 
     def __init__(self, operations: Operations, thread: LoopThread) -> None:
-        self._means = operations.means
+        self._context = operations.context
         self._writing = operations.writing
         self._reading = operations.reading
         self._client = operations.client
@@ -41,12 +41,12 @@ class PacedCalls:
         codec: Codecs | None = None,
         loss_scale: float | None = None,
     ) -> Started[None] | None:
-        pace, client = self._means.turns, self._client
+        pace, client = self._context.turns, self._client
         if pace is None or codec is not None or not isinstance(items, Mapping):
             return None
         asked = Push(tuple(items), list(items.values()), op)
-        habit = self._means.layouts.habit(asked.manner)
-        if habit is None or habit.op != "PUSH" or not client.may_push or self._means.coded.has_pending:
+        habit = self._context.layouts.habit(asked.manner)
+        if habit is None or habit.op != "PUSH" or not client.may_push or self._context.coded.has_pending:
             return None
         transfers = habit.layout.transfers_of(asked.values)
         return self._push(pace, habit.layout, transfers) if transfers else None
@@ -61,11 +61,11 @@ class PacedCalls:
         codec: Codecs | None = None,
         wait_s: float | None = None,
     ) -> Started[list[Array]] | None:
-        pace = self._means.turns
+        pace = self._context.turns
         if pace is None or codec is not None or if_newer_than is not None:
             return None
-        habit = self._means.layouts.habit(Pull(tuple(names), out, dtype=dtype).manner)
-        patience_s = self._means.patience(wait_s)
+        habit = self._context.layouts.habit(Pull(tuple(names), out, dtype=dtype).manner)
+        patience_s = self._context.patience(wait_s)
         if habit is None or not 0.0 <= patience_s <= m.MAX_WAIT_S:
             return None
         if not self._client.may_pull(habit.layout.ways, trained=habit.layout.is_trained):
@@ -82,7 +82,7 @@ class PacedCalls:
 
         async def conclude(parts: Sequence[Part]) -> None:
             writing.push_ended(whole)
-            await self._means.answers(layout, parts)
+            await self._context.answers(layout, parts)
             writing.sent("PUSH", layout)
 
         def go() -> bool:
@@ -106,7 +106,7 @@ class PacedCalls:
 
         async def conclude(parts: Sequence[Part]) -> list[Array]:
             pace.end_read(ids)
-            self._reading.received(layout, await self._means.answers(layout, parts))
+            self._reading.received(layout, await self._context.answers(layout, parts))
             return results
 
         def go() -> None:

@@ -37,7 +37,7 @@ class Trip:
 
 
 @dataclass(eq=False)
-class Waiting:
+class QueuedPush:
     """A push whose turn has not come."""
 
     tensors: Sequence[Tensor]
@@ -100,7 +100,7 @@ class Pace:
 
     def queue(self, tensors: Sequence[Tensor], go: Callable[[], bool]) -> None:
         """Calls `go` when these may be pushed; it returns whether they are."""
-        waiting = Waiting(tensors, sum(map(_num_bytes, tensors)), go)
+        waiting = QueuedPush(tensors, sum(map(_num_bytes, tensors)), go)
         self._window.sent(waiting.num_bytes)
         if not self._turns.queue:
             self._moved_at = self._loop.time()
@@ -150,10 +150,10 @@ class Pace:
         self._turns.release()
         self._deadline_timer.update()
 
-    def _fits(self, waiting: Waiting) -> bool:
+    def _fits(self, waiting: QueuedPush) -> bool:
         return not self._ahead_bytes or self._ahead_bytes + waiting.num_bytes <= self._window.num_bytes
 
-    def _go(self, waiting: Waiting) -> None:
+    def _go(self, waiting: QueuedPush) -> None:
         for read in waiting.reads:
             read()
         if not waiting.go():

@@ -8,13 +8,13 @@ from typing import Any
 
 from psstore.client.arrays import Array, Target, fresh
 from psstore.client.asked import Pull
+from psstore.client.context import Context
 from psstore.client.device_arrays import OnDevice, by_place
 from psstore.client.layout import Layout, Reply
-from psstore.client.means import Means
 from psstore.client.norms import Norm
-from psstore.client.passages import Arrival, FollowedArrival
 from psstore.client.rule_state import RuleState, parts, state_name
 from psstore.client.schema import as_target, check_decodes
+from psstore.client.transfers import Download, FollowedDownload
 from psstore.codec.codecs import Codec, codecs_for
 from psstore.errors import BadArgument
 from psstore.protocol.client import Transfer
@@ -27,10 +27,10 @@ _UNPACED = nullcontext()
 class Reading:
     """Lives on the store's loop."""
 
-    def __init__(self, means: Means, norm: Norm) -> None:
+    def __init__(self, context: Context, norm: Norm) -> None:
         self.num_bytes = 0
         """Payload received so far."""
-        self._means = means
+        self._context = context
         self._norm = norm
         self._pulled: dict[str, Layout] = {}
         """By name: in what it was pulled last."""
@@ -38,7 +38,7 @@ class Reading:
         """The last pull of all."""
 
     async def pull(self, asked: Pull) -> list[Array]:
-        habit = self._means.layouts.habit(asked.manner)
+        habit = self._context.layouts.habit(asked.manner)
         if habit is None:
             return await self._pull_one_by_one(asked)
         layout = habit.layout
@@ -84,7 +84,7 @@ class Reading:
         await self.pull(Pull(names, [arrays[i] for i in torn], wait_s=wait_s))
 
     async def pull_state(self, names: Sequence[str], *, wait_s: float | None) -> list[RuleState]:
-        tensors = await self._means.schema.find(names)
+        tensors = await self._context.schema.find(names)
         found: list[RuleState] = [RuleState(0, {}) for _ in tensors]
         for part, positions in parts(tensors):
             chosen = [tensors[i] for i in positions]
@@ -92,7 +92,7 @@ class Reading:
             layout = Layout(
                 chosen,
                 [tensor.spec.dtype for tensor in chosen],
-                ways=self._means.client.ways,
+                ways=self._context.client.ways,
                 pull=True,
                 part=part,
             )
@@ -110,8 +110,8 @@ class Reading:
 
     async def _pull_one_by_one(self, asked: Pull) -> list[Array]:
         """Each is looked at, and named if it does not fit."""
-        names, out, means = asked.names, asked.out, self._means
-        tensors = await means.schema.find(names)
+        names, out, context = asked.names, asked.out, self._context
+        tensors = await context.schema.find(names)
         if out is not None and len(out) != len(names):
             raise BadArgument(f"pull_many: {len(names)} names and {len(out)} arrays in out=; give one for each")
         targets = [as_target(t.spec, None if out is None else out[i], asked.dtype) for i, t in enumerate(tensors)]
@@ -120,12 +120,12 @@ class Reading:
         results: dict[int, Array] = {}
         for place, positions in by_place(targets).items():
             chosen, dtypes = [tensors[i] for i in positions], [targets[i].dtype for i in positions]
-            layout = await means.layout(chosen, dtypes, pull=True, place=place)
+            layout = await context.layout(chosen, dtypes, pull=True, place=place)
             if place is None and len(positions) == len(targets):
-                means.layouts.note(asked.manner, "PULL", layout)
+                context.layouts.note(asked.manner, "PULL", layout)
             pulled = await self.pull_into(layout, [targets[i] for i in positions], asked.if_newer_than, asked.wait_s)
             results.update(zip(positions, pulled, strict=True))
-        means.first_values.note(tensor.id for tensor in tensors)
+        context.first_values.note(tensor.id for tensor in tensors)
         return [results[i] for i in range(len(targets))]
 
     async def _pull_coded(
@@ -140,7 +140,7 @@ class Reading:
             check_decodes(tensor.spec, codec)
         results: dict[int, Array] = {}
         for place, positions in by_place(targets).items():
-            pulled = await self._means.coded.pull(
+            pulled = await self._context.coded.pull(
                 self,
                 [tensors[i] for i in positions],
                 [targets[i] for i in positions],
@@ -160,7 +160,7 @@ class Reading:
 
         def again(torn: Sequence[int]) -> Coroutine[Any, Any, object]:
             tensors, dtypes = [layout.tensors[i] for i in torn], [layout.dtypes[i] for i in torn]
-            whole = self._means.layouts.of(tensors, dtypes, pull=True)
+            whole = self._context.layouts.of(tensors, dtypes, pull=True)
             return self._pull(whole, [targets[i] for i in torn], None, wait_s)
 
         unchanged = set() if newer_than is None else await _unchanged(layout, answers, again)
@@ -171,26 +171,26 @@ class Reading:
         self, layout: Layout, targets: Sequence[Any], newer_than: int | None, wait_s: float | None
     ) -> list[Answer]:
         if targets and isinstance(targets[0], OnDevice):
-            passage = self._means.passages.into(targets[0].device)
-            return await self.receive(layout, Arrival(passage, layout, targets, newer_than), wait_s)
+            pinned = self._context.transfers.into(targets[0].device)
+            return await self.receive(layout, Download(pinned, layout, targets, newer_than), wait_s)
         transfers = layout.transfers([receiver.data for receiver in targets], newer_than=newer_than)
         return await self.receive(layout, transfers, wait_s)
 
     # ---- how ----
 
     async def receive(
-        self, layout: Layout, transfers: Sequence[Transfer] | Arrival | FollowedArrival, wait_s: float | None
+        self, layout: Layout, transfers: Sequence[Transfer] | Download | FollowedDownload, wait_s: float | None
     ) -> list[Answer]:
         """Carries out the transfers of a pull."""
         await self._norm.settle(wait_s)
-        pace = self._means.turns
+        pace = self._context.turns
         with (
-            self._means.forgetting_unknown(layout.tensors),
+            self._context.forgetting_unknown(layout.tensors),
             _UNPACED if pace is None else pace.reading(layout.ids) as turn,
         ):
             if turn is not None:
                 await turn
-            if isinstance(transfers, Arrival | FollowedArrival):
+            if isinstance(transfers, Download | FollowedDownload):
                 answers = await transfers.received(lambda some: self._read(layout, some, wait_s))
             else:
                 answers = await self._read(layout, transfers, wait_s)
@@ -198,8 +198,8 @@ class Reading:
         return answers
 
     async def _read(self, layout: Layout, transfers: Sequence[Transfer], wait_s: float | None) -> list[Answer]:
-        wait = self._means.patience(wait_s)
-        answers = await self._means.client.pull(transfers, trained=layout.is_trained, wait_s=wait)
+        wait = self._context.patience(wait_s)
+        answers = await self._context.client.pull(transfers, trained=layout.is_trained, wait_s=wait)
         self.num_bytes += sum(answer.table.payload_bytes for answer in answers)
         return answers
 

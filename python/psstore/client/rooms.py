@@ -10,14 +10,14 @@ from psstore import _core
 from psstore.client.batches import Batch
 from psstore.client.device_arrays import OnDevice
 from psstore.client.layout import asking
-from psstore.client.near import Placed
-from psstore.client.near_shards import Near
+from psstore.client.near import PlacedFrame
+from psstore.client.near_shards import DevicePeer
 from psstore.protocol.client import Transfer
 from psstore.protocol.sharing import Landing
 
 
 class Room:
-    """Pinned memory of a passage, from when it is free to `give_back`."""
+    """Pinned memory of a pinned transfer, from when it is free to `give_back`."""
 
     def __init__(self, num_bytes: int, buffer: _core.Buffer, freed: Callable[[int], None]) -> None:
         self.buffer = buffer
@@ -47,7 +47,7 @@ class Room:
 class NearRoom:
     """Room for a frame in what its shard shares, and nothing of the host's."""
 
-    def __init__(self, near: Near, room: _core.PushRoom, fetch: Callable[[Batch], _core.Segments]) -> None:
+    def __init__(self, near: DevicePeer, room: _core.PushRoom, fetch: Callable[[Batch], _core.Segments]) -> None:
         self._near = near
         self._room = room
         self._fetch = fetch
@@ -60,7 +60,7 @@ class NearRoom:
 
     def departing(self, batch: Batch) -> list[Transfer]:
         (frame,) = batch.frames
-        return [Transfer(frame.way, frame.table, Placed(self._near, self._room, partial(self._fetch, batch)))]
+        return [Transfer(frame.way, frame.table, PlacedFrame(self._near, self._room, partial(self._fetch, batch)))]
 
     def give_back(self) -> None:
         """The shard says when it is free."""

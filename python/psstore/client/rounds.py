@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from psstore.client.given import number
-from psstore.client.means import Means
+from psstore.client.context import Context
 from psstore.client.norms import Norm
 from psstore.client.schema import Hypers, per_group
+from psstore.client.validate import number
 from psstore.client.writing import Writing
 from psstore.errors import BadArgument
 
@@ -39,11 +39,11 @@ class Counted(NamedTuple):
         return pushed is self.pushed and named == self.named
 
 
-class Rounds:
+class Committing:
     """Lives on the store's loop. What the arguments mean is said in operations.py."""
 
-    def __init__(self, means: Means, norm: Norm, writing: Writing) -> None:
-        self._means = means
+    def __init__(self, context: Context, norm: Norm, writing: Writing) -> None:
+        self._context = context
         self._norm = norm
         self._writing = writing
         self._last: Counted | None = None
@@ -61,18 +61,18 @@ class Rounds:
         max_norm: float | None,
         wait_s: float | None,
     ) -> Commit:
-        means, writing = self._means, self._writing
+        context, writing = self._context, self._writing
         if early and present is None:
             raise BadArgument("an early commit promises its pushes: name them with present=")
         if not early:
             self._need_quiet("commit")
-        if means.client.unscaled is not None:
+        if context.client.unscaled is not None:
             await self._norm.settle(wait_s)
         counted = writing.pushed if present is None else await self._counted(present, promised=early)
         if early:
             self._begin_early()
-        committed = await means.client.commit(
-            hypers=per_group(hypers, means.schema.groups()),
+        committed = await context.client.commit(
+            hypers=per_group(hypers, context.schema.groups()),
             weight=number("weight", weight),
             loss_scale=number("loss_scale", loss_scale),
             non_finite=bool(non_finite),
@@ -80,31 +80,31 @@ class Rounds:
             average=bool(average),
             early=bool(early),
             max_norm=None if max_norm is None else number("max_norm", max_norm),
-            wait_s=means.patience(wait_s),
+            wait_s=context.patience(wait_s),
         )
-        means.coded.committed(counted, loss_scale=loss_scale)
+        context.coded.committed(counted, loss_scale=loss_scale)
         if not early:
             writing.round_ended()
             if max_norm is None or committed.late or committed.skip:
-                means.coded.conclude(counts=not committed.late and not committed.skip)
+                context.coded.conclude(counts=not committed.late and not committed.skip)
         return Commit(round=committed.round, decision=committed.decision, late=committed.late, skipped=committed.skip)
 
     async def finish(self, *, wait_s: float | None) -> None:
-        means = self._means
+        context = self._context
         self._need_quiet("finish")
-        await means.client.finish(wait_s=means.patience(wait_s))
-        if means.pace is not None:
-            means.pace.end()
-        means.layouts.early = False
+        await context.client.finish(wait_s=context.patience(wait_s))
+        if context.pace is not None:
+            context.pace.end()
+        context.layouts.early = False
         self._writing.round_ended()
-        means.coded.conclude(counts=True)
+        context.coded.conclude(counts=True)
 
     def _begin_early(self) -> None:
         """From now on pushes and pulls are of such a round."""
-        means = self._means
-        if means.pace is not None and means.client.num_workers > 1:
-            means.pace.begin(means.client.round)
-        means.layouts.early = means.sends_all
+        context = self._context
+        if context.pace is not None and context.client.num_workers > 1:
+            context.pace.begin(context.client.round)
+        context.layouts.early = context.sends_all
 
     def _need_quiet(self, what: str) -> None:
         if self._writing.under_way:
@@ -115,7 +115,7 @@ class Rounds:
         named, pushed = tuple(names), self._writing.pushed
         if not promised and self._last is not None and self._last.is_of(named, pushed):
             return self._last.ids
-        tensors = await self._means.schema.find(named)
+        tensors = await self._context.schema.find(named)
         for tensor in tensors:
             if not promised and tensor.id not in pushed:
                 raise BadArgument(f"commit counts on {tensor.spec.name!r}, which was not pushed in this round")

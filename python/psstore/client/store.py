@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, Concatenate, NoReturn, ParamSpec, Protocol, TypeVar, cast
 
 from psstore._core import ShortCalls
-from psstore.client import open_stores
+from psstore.client import fork_safety
 from psstore.client.arrays import Array
 from psstore.client.borrowing import Borrowed, Debt
 from psstore.client.device_arrays import OnDevice, seen
@@ -65,7 +65,7 @@ class _Face:
         self._closed: str | None = None
         """Why it can't be used any more."""
         self._finalizer = weakref.finalize(self, _forgotten, operations, backend)
-        open_stores.watch(self)
+        fork_safety.watch(self)
 
     def __getstate__(self) -> NoReturn:
         raise UsageError(
@@ -74,7 +74,7 @@ class _Face:
         )
 
     def holds(self, url: str) -> int | None:
-        """See open_stores.py."""
+        """See fork_safety.py."""
         return self.rank if self._url == url and self._closed is None else None
 
     @property
@@ -145,7 +145,7 @@ class _Face:
     version_of.__doc__ = Operations.version_of.__doc__
 
     def abandon(self) -> None:
-        """Called in a forked child, see open_stores.py."""
+        """Called in a forked child, see fork_safety.py."""
         self._closed = (
             "this store was connected before the process forked, and sockets do not survive a fork; connect again in"
             " the child, or use the store in the parent only"

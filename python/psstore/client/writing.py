@@ -10,26 +10,26 @@ from typing import Any
 from psstore import _core
 from psstore.client.arrays import Array
 from psstore.client.asked import Push
+from psstore.client.context import Context
 from psstore.client.device_arrays import OnDevice, by_place
 from psstore.client.flight import Flight
 from psstore.client.layout import Layout
-from psstore.client.means import Means
 from psstore.client.norms import Norm
-from psstore.client.passages import Departure, EncodedDeparture
 from psstore.client.schema import as_pushed, check_encodes, write_op
+from psstore.client.transfers import EncodedUpload, Upload
 from psstore.codec.codecs import codecs_for
 from psstore.errors import OutOfMemory
 from psstore.protocol.client import Transfer
 from psstore.types import Tensor
 
-Departing = Iterable[Transfer] | Departure | EncodedDeparture
+Departing = Iterable[Transfer] | Upload | EncodedUpload
 """What is to be sent."""
 
 
 class Writing:
     """Lives on the store's loop."""
 
-    def __init__(self, means: Means, norm: Norm) -> None:
+    def __init__(self, context: Context, norm: Norm) -> None:
         self.num_bytes = 0
         """Payload sent so far."""
         self._pushed: set[frozenset[int]] = set()
@@ -38,11 +38,11 @@ class Writing:
         """Pushes."""
         self._quiet = asyncio.Event()
         """Set when the last of them has ended."""
-        self._means = means
+        self._context = context
         self._norm = norm
 
     async def push(self, asked: Push) -> None:
-        habit = self._means.layouts.habit(asked.manner)
+        habit = self._context.layouts.habit(asked.manner)
         transfers = habit.layout.transfers_of(asked.values) if habit is not None else None
         if habit is not None and transfers is not None:
             await self.send(habit.op, habit.layout, transfers)
@@ -79,14 +79,14 @@ class Writing:
 
     async def send(self, op: str, layout: Layout, transfers: Departing) -> None:
         """PUSH, ASSIGN, ADD or INIT of a layout's tensors."""
-        client = self._means.client
-        with self._means.forgetting_unknown(layout.tensors):
+        client = self._context.client
+        with self._context.forgetting_unknown(layout.tensors):
             if op == "PUSH":
                 await self._norm.settle(None)
-                self._means.coded.pushing(layout)
+                self._context.coded.pushing(layout)
                 push = self._begin_push()
                 try:
-                    turns = self._means.turns
+                    turns = self._context.turns
                     if turns is None:
                         await _carried(client.push, transfers)
                     else:
@@ -100,7 +100,7 @@ class Writing:
 
     async def _fly(self, flight: Flight, transfers: Iterable[Transfer]) -> None:
         """`client.push` in a round that was committed early."""
-        client = self._means.client
+        client = self._context.client
         client.check_push()
         await client.answers(await flight.push(client.ask_to_stage, transfers))
 
@@ -121,7 +121,7 @@ class Writing:
             for place, positions in places.items():
                 if place is not None:
                     arrays: list[Any] = [fetched[i] for i in positions]
-                    copies = await self._means.passages.out_of(place).fetch(arrays)
+                    copies = await self._context.transfers.out_of(place).fetch(arrays)
                     for position, copy in zip(positions, copies, strict=True):
                         fetched[position] = copy
         finally:
@@ -130,8 +130,8 @@ class Writing:
 
     async def _push_one_by_one(self, asked: Push) -> None:
         """`push` of arrays of any kind: each is looked at, and named if it does not fit."""
-        means, values = self._means, asked.values
-        tensors = await means.schema.find(asked.names)
+        context, values = self._context, asked.values
+        tensors = await context.schema.find(asked.names)
         codecs = codecs_for(asked.codec, asked.names)
         chosen: dict[tuple[str, _core.Device | None, bool], tuple[list[Tensor], list[Any], list[Any]]] = {}
         for tensor, value, codec in zip(tensors, values, codecs, strict=True):
@@ -152,19 +152,19 @@ class Writing:
                 departing = await self._encoded(wire_op, place, written, sources, encoders, asked.loss_scale)
                 await self.send(wire_op, *departing)
                 continue
-            layout = await means.layout(written, [one.dtype for one in sources], pull=False, place=place)
+            layout = await context.layout(written, [one.dtype for one in sources], pull=False, place=place)
             if place is not None:
-                await self.send(wire_op, layout, Departure(means.passages.out_of(place), layout, sources))
+                await self.send(wire_op, layout, Upload(context.transfers.out_of(place), layout, sources))
                 continue
             if len(chosen) == 1:
-                means.layouts.note(asked.manner, wire_op, layout)
+                context.layouts.note(asked.manner, wire_op, layout)
             await self.send(wire_op, layout, layout.transfers([one.data for one in sources]))
 
     async def _first_values(self, tensors: Sequence[Tensor]) -> None:
         """Waits for those that others have still to send."""
         push = self._begin_push()
         try:
-            await self._means.first_values.arrive(tensors, wait_s=self._means.patience(None))
+            await self._context.first_values.arrive(tensors, wait_s=self._context.patience(None))
         finally:
             self.push_ended(push)
 
@@ -176,10 +176,10 @@ class Writing:
         values: Sequence[Any],
         codecs: Sequence[Any],
         loss_scale: float | None,
-    ) -> tuple[Layout, Iterable[Transfer] | EncodedDeparture]:
+    ) -> tuple[Layout, Iterable[Transfer] | EncodedUpload]:
         """What is to be sent of values that are all there, in codecs: encoded on the device that they are on, or on
         the CPU if that has no memory for their residuals."""
-        coded = self._means.coded
+        coded = self._context.coded
         push = self._begin_push()
         try:
             if place is not None:
@@ -187,7 +187,7 @@ class Writing:
                     await coded.bring_residuals(tensors, place)
                     return coded.departure(wire_op, tensors, values, codecs, loss_scale=loss_scale)
                 except OutOfMemory:
-                    values = await self._means.passages.out_of(place).fetch(values)
+                    values = await self._context.transfers.out_of(place).fetch(values)
             await coded.bring_residuals(tensors, None)
             return coded.transfers(wire_op, tensors, values, codecs, loss_scale=loss_scale)
         finally:
@@ -195,7 +195,7 @@ class Writing:
 
 
 async def _carried(send: Callable[[Iterable[Transfer]], Coroutine[Any, Any, None]], transfers: Departing) -> None:
-    if isinstance(transfers, Departure | EncodedDeparture):
+    if isinstance(transfers, Upload | EncodedUpload):
         await transfers.sent(send)
     else:
         await send(transfers)

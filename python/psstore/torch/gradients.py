@@ -3,7 +3,7 @@
 A hook on each parameter takes its gradient when backward is done with it; small gradients are sent together. What
 counts is the gradient as it is at `complete()`: one that was changed after its push is pushed again, which replaces the
 first. On a GPU backward is only queued by then: the hook puts a fence behind it, in the stream that it runs on, for
-which the gradient's copy waits, and neither this thread nor that stream (client/staging.py).
+which the gradient's copy waits, and neither this thread nor that stream (client/pinned_transfer.py).
 """
 
 from __future__ import annotations

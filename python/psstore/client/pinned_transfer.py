@@ -4,12 +4,12 @@
                                         │ batch │ batch │  ...  │
     device      parameter ◄──copy_in─── └───────┴───────┴───────┘ ◄──frames──   shard
 
-While one batch is copied, those before it are on the wire. A passage is one direction: it has a queue of its own on the
-device, which waits for the callers' streams by fences, and a thread that waits for the copies, so that the store's
-loop does not. A push is under way when its copy is done; a pull is over when its copy is queued, and the caller's
-stream waits for it. Frames to and from shards that share the device go past the pinned memory (near.py), and between
-us and a shard in this process nobody waits but the device. What is pushed in a codec is encoded on the device, and
-leaves it in the codec's bytes.
+While one batch is copied, those before it are on the wire. A pinned transfer is one direction: it has a queue of its
+own on the device, which waits for the callers' streams by fences, and a thread that waits for the copies, so that the
+store's loop does not. A push is under way when its copy is done; a pull is over when its copy is queued, and the
+caller's stream waits for it. Frames to and from shards that share the device go past the pinned memory (near.py), and
+between us and a shard in this process nobody waits but the device. What is pushed in a codec is encoded on the device,
+and leaves it in the codec's bytes.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from psstore.client.arrays import Bytes, Source
 from psstore.client.batches import BATCH_BYTES, Batch, cut, grouped
 from psstore.client.compression import DeviceEncoder
 from psstore.client.device_arrays import OnDevice
-from psstore.client.following import Arrival as Followed
+from psstore.client.following import ReceivedFrame
 from psstore.client.halves import converted
 from psstore.client.kept_floats import DeviceFloats, Kept
 from psstore.client.layout import Layout
-from psstore.client.near import Neighbours
+from psstore.client.near import PeerDirectory
 from psstore.client.rooms import AnyRoom, LateRoom, NearRoom, Room
 from psstore.protocol.client import Transfer
 from psstore.protocol.requests import Answer
@@ -40,9 +40,9 @@ from psstore.protocol.requests import Answer
 B = TypeVar("B")
 T = TypeVar("T")
 
-PASSAGE_BYTES = 8 * BATCH_BYTES
-"""Pinned memory of a passage at most. Two batches are enough to copy and to send at once; the others are on their way
-to shards, or waiting for their acknowledgements: at 10 GB/s 48 MiB are 5 ms of them."""
+MOST_PINNED_BYTES = 8 * BATCH_BYTES
+"""Pinned memory of a pinned transfer at most. Two batches are enough to copy and to send at once; the others are on
+their way to shards, or waiting for their acknowledgements: at 10 GB/s 48 MiB are 5 ms of them."""
 
 Send = Callable[[Sequence[Transfer]], Awaitable[None]]
 """Pushes frames; done when they are acknowledged."""
@@ -54,15 +54,15 @@ Pull = Callable[[Sequence[Transfer]], Awaitable[list[Answer]]]
 R = TypeVar("R", bound=AnyRoom)
 
 
-class Passage:
+class PinnedTransfer:
     """One direction between a device and a store. Used on the store's loop only."""
 
-    def __init__(self, device: _core.Device, neighbours: Neighbours) -> None:
+    def __init__(self, device: _core.Device, neighbours: PeerDirectory) -> None:
         self._device = device
         self._neighbours = neighbours
         self._queue = device.make_queue()
-        self._pool = _core.PinnedPool(device, max_idle_bytes=PASSAGE_BYTES)
-        self._free_bytes = PASSAGE_BYTES
+        self._pool = _core.PinnedPool(device, max_idle_bytes=MOST_PINNED_BYTES)
+        self._free_bytes = MOST_PINNED_BYTES
         self._grouped: WeakKeyDictionary[Layout, tuple[frozenset[int], list[Batch]]] = WeakKeyDictionary()
         """Layouts are used every round, and most ways stay near."""
         self._turn = asyncio.Lock()
@@ -156,10 +156,10 @@ class Passage:
         await self._settled(arrays)
         return [answer for some in answers for answer in some]
 
-    async def follow(self, arrivals: Sequence[Followed], pull: Pull) -> list[Answer]:
+    async def follow(self, arrivals: Sequence[ReceivedFrame], pull: Pull) -> list[Answer]:
         """Receives what is followed on the device. REQUIRES: all of it is."""
 
-        async def work(arrival: Followed, room: Room) -> Answer:
+        async def work(arrival: ReceivedFrame, room: Room) -> Answer:
             (answer,) = await pull([arrival.transfer(np.asarray(memoryview(room.buffer)))])
             news = arrival.news(answer)
             steps = [one.part.step(one.offset, one.dtype) for one in news]
@@ -169,7 +169,7 @@ class Passage:
             self._give_back_later(room.buffer, arrival, room)
             return answer
 
-        async def make_room(arrival: Followed) -> Room:
+        async def make_room(arrival: ReceivedFrame) -> Room:
             async with self._turn:
                 return await self._pinned_room(arrival.most_bytes)
 

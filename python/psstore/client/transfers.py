@@ -1,4 +1,4 @@
-"""A store's ways to and from devices, one for each device and direction (staging.py), and what goes by them."""
+"""A store's ways to and from devices, one for each device and direction (pinned_transfer.py), and what goes by them."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ import numpy as np
 from psstore import _core
 from psstore.client.compression import DeviceEncoder
 from psstore.client.device_arrays import OnDevice
-from psstore.client.following import Arrival as Followed
+from psstore.client.following import ReceivedFrame
 from psstore.client.kept_floats import DeviceFloats, Floats, Kept
 from psstore.client.layout import Layout
-from psstore.client.near import Neighbours
-from psstore.client.staging import Passage, Pull, Send
+from psstore.client.near import PeerDirectory
+from psstore.client.pinned_transfer import PinnedTransfer, Pull, Send
 from psstore.protocol.requests import Answer
 
 
-class Departure(NamedTuple):
+class Upload(NamedTuple):
     """What is pushed from one device: the layout's arrays, to be sent by somebody else's means."""
 
-    passage: Passage
+    pinned: PinnedTransfer
     layout: Layout
     arrays: Sequence[OnDevice]
 
     async def sent(self, send: Send) -> None:
-        await self.passage.push(self.layout, self.arrays, send)
+        await self.pinned.push(self.layout, self.arrays, send)
 
 
-class EncodedDeparture(NamedTuple):
+class EncodedUpload(NamedTuple):
     """The same in codecs."""
 
-    passage: Passage
+    pinned: PinnedTransfer
     layout: Layout
     arrays: Sequence[OnDevice]
     encoders: Sequence[DeviceEncoder]
@@ -41,45 +41,45 @@ class EncodedDeparture(NamedTuple):
     """Called when they have had all they are to do."""
 
     async def sent(self, send: Send) -> None:
-        await self.passage.push_encoded(self.layout, self.arrays, self.encoders, send, encoded=self.encoded)
+        await self.pinned.push_encoded(self.layout, self.arrays, self.encoders, send, encoded=self.encoded)
 
 
-class Arrival(NamedTuple):
+class Download(NamedTuple):
     """What is pulled onto one device."""
 
-    passage: Passage
+    pinned: PinnedTransfer
     layout: Layout
     arrays: Sequence[OnDevice]
     newer_than: int | None
 
     async def received(self, pull: Pull) -> list[Answer]:
-        return await self.passage.pull(self.layout, self.arrays, pull, newer_than=self.newer_than)
+        return await self.pinned.pull(self.layout, self.arrays, pull, newer_than=self.newer_than)
 
 
-class FollowedArrival(NamedTuple):
+class FollowedDownload(NamedTuple):
     """What is pulled of tensors that are followed on one device."""
 
-    passage: Passage
-    arrivals: Sequence[Followed]
+    pinned: PinnedTransfer
+    arrivals: Sequence[ReceivedFrame]
 
     async def received(self, pull: Pull) -> list[Answer]:
-        return await self.passage.follow(self.arrivals, pull)
+        return await self.pinned.follow(self.arrivals, pull)
 
 
-class Passages:
+class Transfers:
     """Of one store, by device: made when they are first needed. Used on its loop only."""
 
-    def __init__(self, neighbours: Neighbours) -> None:
+    def __init__(self, neighbours: PeerDirectory) -> None:
         self._neighbours = neighbours
-        self._passages: dict[tuple[_core.Device, str], Passage] = {}
+        self._transfers: dict[tuple[_core.Device, str], PinnedTransfer] = {}
 
-    def out_of(self, device: _core.Device) -> Passage:
+    def out_of(self, device: _core.Device) -> PinnedTransfer:
         """For what is pushed."""
-        return self._passage(device, "out")
+        return self._pinned(device, "out")
 
-    def into(self, device: _core.Device) -> Passage:
+    def into(self, device: _core.Device) -> PinnedTransfer:
         """For what is pulled."""
-        return self._passage(device, "in")
+        return self._pinned(device, "in")
 
     async def brought(self, floats: Sequence[Kept], place: _core.Device | None) -> list[Kept]:
         """Copies of what is kept, all of it there: on that device, or in main memory. Raises OutOfMemory."""
@@ -101,8 +101,8 @@ class Passages:
         """The ways to shards that share it."""
         return await self._neighbours.ways(device)
 
-    def _passage(self, device: _core.Device, direction: str) -> Passage:
-        passage = self._passages.get((device, direction))
-        if passage is None:
-            passage = self._passages[device, direction] = Passage(device, self._neighbours)
-        return passage
+    def _pinned(self, device: _core.Device, direction: str) -> PinnedTransfer:
+        pinned = self._transfers.get((device, direction))
+        if pinned is None:
+            pinned = self._transfers[device, direction] = PinnedTransfer(device, self._neighbours)
+        return pinned

@@ -8,19 +8,19 @@ from contextlib import contextmanager
 from psstore import _core
 from psstore.client.coded import Coded
 from psstore.client.first_values import FirstValues
-from psstore.client.given import number
 from psstore.client.layout import Layout, Layouts
-from psstore.client.near import Neighbours
+from psstore.client.near import PeerDirectory
 from psstore.client.pacing import Pace
-from psstore.client.passages import Passages
 from psstore.client.schema import Schema
+from psstore.client.transfers import Transfers
+from psstore.client.validate import number
 from psstore.errors import UnknownKey
 from psstore.protocol.client import Client
 from psstore.protocol.requests import Answer, Future
 from psstore.types import Tensor
 
 
-class Means:
+class Context:
     """Of one store. Lives on its loop."""
 
     def __init__(self, client: Client, *, wait_s: float, pace: Pace | None, over_sockets: bool) -> None:
@@ -28,8 +28,8 @@ class Means:
         self.layouts = Layouts(client.ways)
         self.schema = Schema(client, on_changed=self.layouts.forget_habits)
         self.first_values = FirstValues(client)
-        self.passages = Passages(Neighbours(client))
-        self.coded = Coded(self.layouts, self.passages)
+        self.transfers = Transfers(PeerDirectory(client))
+        self.coded = Coded(self.layouts, self.transfers)
         self.pace = pace
         """Of pushes over links that workers share."""
         self._wait_s = wait_s
@@ -42,7 +42,7 @@ class Means:
         self, tensors: Sequence[Tensor], dtypes: Sequence[str], *, pull: bool, place: _core.Device | None
     ) -> Layout:
         """Of arrays on that device; None: in main memory."""
-        near = frozenset[int]() if place is None else await self.passages.near(place)
+        near = frozenset[int]() if place is None else await self.transfers.near(place)
         return self.layouts.of(tensors, dtypes, pull=pull, near=near, early=self.layouts.early)
 
     @property
