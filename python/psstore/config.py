@@ -23,7 +23,7 @@ MAX_BUSY_POLL_US = 10_000.0
 """Longer than any round trip that is worth a core. A shard's timers wait as long."""
 
 MAX_CONNECTIONS = 64
-"""Of one client to one shard, side by side: ten times what fills the links that cap each."""
+"""Connections of one client to one shard, side by side: ten times what fills the links that cap each."""
 
 
 class WorkerEnvironment(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,7 +106,7 @@ def token_directories(environ: Mapping[str, str] = os.environ) -> list[Path]:
 # ---- layers: flag > environment variable > config file > default ---------------------------------
 
 PREFIX = "PSSTORE_"
-"""Of every environment variable that holds a setting: `log_level` is PSSTORE_LOG_LEVEL."""
+"""How every environment variable that holds a setting begins: `log_level` is PSSTORE_LOG_LEVEL."""
 
 S = TypeVar("S", bound=msgspec.Struct)
 

@@ -102,7 +102,7 @@ def is_text(value: str) -> bool:
 
 
 def slice_index(key: int) -> int:
-    """Of a slice, in its tensor."""
+    """Index of a slice in its tensor."""
     return key & (1 << _core.SLICE_INDEX_BITS) - 1
 
 

@@ -36,7 +36,7 @@ Work = Callable[[], object]
 
 @dataclass(frozen=True)
 class Times:
-    """Of one kind of work, in seconds."""
+    """How long one kind of work took."""
 
     median_s: float
     min_s: float
@@ -234,7 +234,7 @@ def _speed(row: Row, times: Times) -> list[str]:
 
 
 def _verdict(rows: list[Row]) -> str:
-    """Of the model's two rows."""
+    """A sentence about the model's two rows."""
     push, pull = rows[:2]
     if push.raw is None or pull.raw is None:
         return (

@@ -20,13 +20,13 @@ class Push(NamedTuple):
 
     @property
     def manner(self) -> Hashable:
-        """All by which a call may come to something else than another one, but for the kinds of its arrays; None: also
-        by other things."""
+        """Everything that can change how the push is encoded, but for the kinds of its arrays: a key of a cache. None:
+        not to be cached."""
         return ("push", self.names, self.op) if self.codec is None else None
 
 
 class Pull(NamedTuple):
-    """The same of a pull."""
+    """A pull as it was asked for."""
 
     names: tuple[str, ...]
     out: Sequence[Array] | None

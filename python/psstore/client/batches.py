@@ -30,7 +30,7 @@ class Batch(NamedTuple):
     """Where each begins there, and where the last one ends."""
     frames: Sequence[Frame] = ()
     is_near: bool = False
-    """It is one frame, of a shard that shares the device."""
+    """True if the batch is one frame, for a shard that shares the device."""
 
     @staticmethod
     def of(ranges: Sequence[Range], frames: Sequence[Frame] = (), *, is_near: bool = False) -> Batch:
@@ -95,7 +95,7 @@ class Batch(NamedTuple):
     def decoding(
         self, layout: Layout, arrays: Sequence[OnDevice], answers: Sequence[Answer]
     ) -> list[tuple[int, int, int, int, int]]:
-        """The same as a queue decodes them from what the layout has them travel in, to other dtypes of arrays."""
+        """The pieces that came, as a queue decodes them from the layout's dtypes to other dtypes of arrays."""
         steps = []
         sizes = [size for answer in answers for size in answer.table.num_bytes()]
         for one, offset, size in zip(self.ranges, self.offsets, sizes, strict=False):

@@ -106,7 +106,7 @@ class BorrowedPull:
 
 
 class Place(Borrower):
-    """Of one frame in a loan's view."""
+    """The place of one frame in a loan's view."""
 
     def __init__(self, loan: BorrowedPull, first: int, count: int) -> None:
         self._loan = loan
@@ -121,7 +121,7 @@ class Place(Borrower):
 
 
 class Debt:
-    """Of one caller."""
+    """What one caller has borrowed."""
 
     def __init__(self) -> None:
         self.loan: BorrowedPull | None = None
@@ -176,7 +176,7 @@ class Borrowing:
 
 
 def _begins(layout: Layout) -> list[int]:
-    """Of each tensor in the view: one after the other."""
+    """The offset of each tensor in the view: one after the other."""
     sizes = [int(np.prod(t.spec.shape, dtype=np.int64)) * np.dtype(t.spec.dtype).itemsize for t in layout.tensors]
     begins, end = [], 0
     for size in sizes:

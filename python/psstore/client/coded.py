@@ -43,7 +43,7 @@ class Reader(Protocol):
 
 
 class Coded:
-    """Of one client. Runs on its loop."""
+    """One client's pushes and pulls in codecs. Runs on the client's loop."""
 
     def __init__(self, layouts: Layouts, transfers: Transfers) -> None:
         self._layouts = layouts
@@ -168,7 +168,7 @@ class Coded:
         self._compression.write(tensors, values)
 
     def forget(self, tensors: Sequence[Tensor]) -> None:
-        """They are gone, or others by now."""
+        """Drops the state of tensors that are gone, or were made anew."""
         self._compression.forget(tensors)
         self._following.forget(tensors)
 

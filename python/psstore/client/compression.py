@@ -27,7 +27,7 @@ from psstore.types import ITEM_BYTES, Tensor
 
 
 class Residual:
-    """Of one tensor. Two buffers: what is settled has to be there until a round is known to count."""
+    """The residual of one tensor, in two buffers: what is settled stays until a round is known to count."""
 
     def __init__(self) -> None:
         self.settled: Kept | None = None
@@ -60,7 +60,7 @@ class Residual:
 
 
 class Encoder:
-    """Of one push of one tensor: makes the codec's bytes of values and residual, slice by slice, each once."""
+    """Makes the codec's bytes for one push of one tensor, from values and residual: slice by slice, each once."""
 
     def __init__(
         self, tensor: Tensor, values: Floats, codec: Codec, settled: Floats | None, factor: np.float32, pending: Floats
@@ -89,7 +89,7 @@ class Encoder:
 
 
 class DeviceEncoder:
-    """The same of values on a device, for it to do."""
+    """Tells a device how to encode one push of one tensor whose values it holds."""
 
     def __init__(
         self,
@@ -207,7 +207,7 @@ class Residuals:
                 residual.settled = _as_floats(given).copy()
 
     def forget(self, tensors: Sequence[Tensor]) -> None:
-        """They are gone, or others by now."""
+        """Drops the residuals of tensors that are gone, or were made anew."""
         for tensor in tensors:
             self._residuals.pop(tensor.id, None)
 

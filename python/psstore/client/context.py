@@ -21,7 +21,7 @@ from psstore.types import Tensor
 
 
 class Context:
-    """Of one store. Lives on its loop."""
+    """What the calls of one store share: schema, layouts, transfers, pacing. Used on the store's loop only."""
 
     def __init__(self, client: Client, *, wait_s: float, pace: Pace | None, over_sockets: bool) -> None:
         self.client = client
@@ -31,7 +31,7 @@ class Context:
         self.transfers = Transfers(PeerDirectory(client))
         self.coded = Coded(self.layouts, self.transfers)
         self.pace = pace
-        """Of pushes over links that workers share."""
+        """Paces pushes over links that workers share; None: nothing to pace."""
         self._wait_s = wait_s
         self._over_sockets = over_sockets
 
@@ -41,7 +41,7 @@ class Context:
     async def layout(
         self, tensors: Sequence[Tensor], dtypes: Sequence[str], *, pull: bool, place: _core.Device | None
     ) -> Layout:
-        """Of arrays on that device; None: in main memory."""
+        """The layout for arrays on that device; None: in main memory."""
         near = frozenset[int]() if place is None else await self.transfers.near(place)
         return self.layouts.of(tensors, dtypes, pull=pull, near=near, early=self.layouts.early)
 

@@ -38,7 +38,7 @@ class OnDevice(NamedTuple):
     num_bytes: int
     device: _core.Device
     ready: _core.Fence | None
-    """It may be read, and written to, when this is done; None: now."""
+    """Once this is done the array may be read and written; None: at once."""
     stream: int | None
     """Its owner's: waits for what is written. None: not known, so that the host has to wait."""
     keep: Any
@@ -50,8 +50,8 @@ class OnDevice(NamedTuple):
 
 
 def seen(arrays: Sequence[Array], *, writable: bool = False) -> Sequence[Array]:
-    """The same, with an `OnDevice` in place of each array in the memory of a device. Call it on the caller's thread,
-    where the stream is current that the arrays are made on, or used on. Does not wait for the device.
+    """Returns the arrays, with an `OnDevice` in place of each array in the memory of a device. Call it on the caller's
+    thread, where the stream is current that the arrays are made on, or used on. Does not wait for the device.
 
     `writable`: they are to be written to. Raises DTypeMismatch, BadArgument for arrays on a device that can't be sent.
     """
@@ -217,7 +217,7 @@ def _copying(torch: Any, place: Any, tensor: Any) -> Callable[[], None]:
 
 
 def _index_of(array: Array, pointer: int) -> int:
-    """Of the device whose memory it is."""
+    """Index of the device whose memory this is."""
     if hasattr(array, "__dlpack_device__"):
         return int(array.__dlpack_device__()[1])
     return _core.cuda_device_of(pointer)

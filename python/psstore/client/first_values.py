@@ -23,7 +23,7 @@ wait is cut into pieces of this length. A value that comes ends it at once."""
 
 
 class FirstValues:
-    """Of one store. Lives on its loop."""
+    """Knows which tensors of one store have values. Used on the store's loop only."""
 
     def __init__(self, client: Client) -> None:
         self._client = client

@@ -31,12 +31,12 @@ class QueuedFrame(NamedTuple):
 
     transfer: Transfer
     future: Future
-    """Of who pushes it. Done before the frame's turn: it is not to be sent any more."""
+    """The pusher's future. If it is done before the frame's turn, the frame is not sent."""
     send: Send
 
 
 class Flight:
-    """Of one worker's pushes. Lives on the store's loop."""
+    """One worker's pushed frames that were not acknowledged. Used on the store's loop only."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, num_shards: int) -> None:
         self._loop = loop

@@ -36,7 +36,7 @@ class Followed:
         self.tensor = tensor
         self.value = value
         self.versions: list[int | None] = [None] * len(tensor.shards)
-        """Of each slice; None: it is not here yet."""
+        """The version of each slice; None: no value of it came yet."""
 
     def is_newer(self, than: int | None) -> bool:
         return than is None or any((version or 0) > than for version in self.versions)
@@ -76,7 +76,7 @@ class FollowedSlice:
             value[self._begin : self._end] += delta
 
     def step(self, offset: int, dtype: int) -> tuple[int, int, int, int, int]:
-        """The same of what came at that offset of a buffer, as `Queue.decode_in` has it."""
+        """What `Queue.decode_in` is told to take the slice on its device, from that offset of a buffer."""
         value = self._followed.value
         assert isinstance(value, DeviceFloats), "it is followed on a device"
         return dtype, self._end - self._begin, offset, value.pointer + 4 * self._begin, WHOLE
@@ -91,7 +91,7 @@ class ReceivedSlice(NamedTuple):
 
     part: FollowedSlice
     offset: int
-    """Of its bytes in the arrival's memory."""
+    """Where its bytes begin in the received frame's memory."""
     num_bytes: int
     dtype: int
     version: int
@@ -187,7 +187,7 @@ class Following:
         ]
 
     def forget(self, tensors: Sequence[Tensor]) -> None:
-        """They are gone, or others by now."""
+        """Stops following tensors that are gone, or were made anew."""
         gone = {tensor.id for tensor in tensors}
         self._followed = {key: one for key, one in self._followed.items() if key[0] not in gone}
 

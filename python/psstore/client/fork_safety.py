@@ -42,7 +42,7 @@ def watch(store: OpenStore) -> None:
 
 
 def ranks_held(url: str) -> list[int]:
-    """Of the store there, by those that are open in this process."""
+    """Ranks of the store at `url` that stores open in this process hold."""
     return sorted(rank for store in list(_open) if (rank := store.holds(url)) is not None)
 
 

@@ -11,7 +11,7 @@ from psstore.types import ITEM_BYTES
 
 
 def converted(data: Bytes, dtype: str, to_dtype: str) -> Bytes:
-    """The same elements in another dtype, in new memory."""
+    """Converts elements to another dtype, in new memory."""
     out = np.empty(data.nbytes // ITEM_BYTES[dtype] * ITEM_BYTES[to_dtype], np.uint8)
     _core.convert(data, _core.DTYPES[dtype], out, _core.DTYPES[to_dtype])
     return out
@@ -25,7 +25,7 @@ def copied_into(data: Bytes, dtype: str, target: Target) -> None:
 
 
 def received_as(codec: Codec | None, target: Target) -> Target:
-    """The same target, received in half precision if the codec is that."""
+    """The target, or one that receives in half precision if the codec is that."""
     if codec is None or not codec.is_half or target.dtype == codec.dtype:
         return target
     dtype = codec.dtype

@@ -27,7 +27,7 @@ class DeviceFloats:
         self.pointer = block.pointer + offset
         self.size = size
         self._block = block
-        """It is freed with the last of them."""
+        """The device's memory that several share: it is freed with the last of them."""
 
     @classmethod
     def together(cls, device: _core.Device, sizes: Sequence[int]) -> list[DeviceFloats]:

@@ -91,15 +91,15 @@ class Layout:
         self.plan = _core.FramePlan(
             self._map, [frame.way for frame in self.frames], [frame.table for frame in self.frames]
         )
-        """The same, for the extension."""
+        """The layout's frames, for the extension."""
 
     def transfers(self, memories: Sequence[Bytes], *, newer_than: int | None = None) -> list[Transfer]:
         """`memories`: each tensor's bytes. They stay as they are until the transfers are answered."""
         return self._to_or_from(self._map.of_bytes(memories, writable=self._pull), newer_than)
 
     def transfers_of(self, arrays: Sequence[Array], *, newer_than: int | None = None) -> list[Transfer] | None:
-        """The same for arrays as the caller has them, without a step in Python for each. None: one of them does not
-        fit, or has to be copied first."""
+        """Transfers for the caller's own arrays, without a step in Python for each. None: one of them does not fit, or
+        has to be copied first."""
         segments = self._map.of_arrays(arrays, writable=self._pull)
         return None if segments is None else self._to_or_from(segments, newer_than)
 
@@ -168,7 +168,7 @@ class Layouts:
         self._habits: tuple[OrderedDict[Hashable, _core.Habit], ...] = (OrderedDict(), OrderedDict())
         """What calls came to of late, by their manner (asked.py); and those in early rounds."""
         self.habits = [self._habits[False]]
-        """Those of rounds like the present one: others in its place when that changes."""
+        """The habits for rounds like the present one: replaced when that changes."""
 
     @property
     def early(self) -> bool:

@@ -104,7 +104,7 @@ class LocalStore:
         timeout_s: float = 30.0,
         wait_s: float = 300.0,
     ) -> AsyncStore:
-        """The same with calls that are awaited. Connecting itself takes no time here."""
+        """Opens a store whose calls are awaited. Connecting itself takes no time here."""
         return self.open(AsyncStore, Options(role=role, rank=rank, timeout_s=timeout_s, wait_s=wait_s))
 
     def open(self, face: type[S], options: Options, *, private: bool = False) -> S:

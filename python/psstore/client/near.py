@@ -65,7 +65,7 @@ class PeerDirectory:
         return session.near if isinstance(session.near, DevicePeer) else None
 
     async def ways(self, device: _core.Device) -> frozenset[int]:
-        """Those to shards that share it."""
+        """The ways to shards that share the device."""
         near = [await self.near(way, device) for way in range(len(self._client.sessions))]
         return frozenset(way for way, shared in enumerate(near) if shared is not None)
 

@@ -34,7 +34,7 @@ class DevicePeer(ABC):
 
     @property
     def num_bytes(self) -> int:
-        """Of the arenas."""
+        """Size of the arenas together."""
         return sum(arena.nbytes for arena in self.arenas)
 
     def take(self, num_bytes: int) -> _core.PushRoom | None:
@@ -62,7 +62,7 @@ class DevicePeer(ABC):
 
 
 class IpcPeer(DevicePeer):
-    """Of a shard in another process."""
+    """A shard in another process."""
 
     def __init__(self, device: _core.Device, ask: Callable[[int], Awaitable[Shared]]) -> None:
         """`ask`: the shard, for an arena of so many bytes."""
@@ -88,14 +88,14 @@ class IpcPeer(DevicePeer):
         return True
 
     def catch_up(self, queue: _core.Queue) -> None:
-        """They are: the shard has waited."""
+        """Nothing to do: the shard has waited."""
 
     def hand_over(self, queue: _core.Queue) -> bool:
         return False
 
 
 class InProcessPeer(DevicePeer):
-    """Of a shard in this process."""
+    """A shard in this process."""
 
     def __init__(self, device: _core.Device, own: OwnShard) -> None:
         super().__init__(device)

@@ -21,13 +21,13 @@ NORM_EPS = 1e-6
 
 
 class Norm:
-    """Of the round that a store's worker committed last."""
+    """The gradient norm of the round that a store's worker committed last."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
 
     async def ask(self, *, wait_s: float | None) -> float:
-        """Of the round, which is clipped then."""
+        """Returns the round's norm; the round is clipped then."""
         client = self._context.client
         decision = client.unscaled
         if decision is None or decision.max_norm is None:

@@ -28,7 +28,7 @@ from psstore.types import ITEM_BYTES, Tensor
 
 @dataclass(eq=False)
 class Trip:
-    """Of a push, from its turn until all of it has come back."""
+    """A push, from its turn until all of it has come back."""
 
     began: float
     num_bytes: int
@@ -57,13 +57,13 @@ class Out:
 
 
 class Pace:
-    """Of one worker's pushes. Lives on the store's loop, and is asked while a round `is_on`."""
+    """Decides when one worker's pushes go. Used on the store's loop only, while a round `is_on`."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, num_shards: int) -> None:
         self.is_on = False
         """A round is under way that was committed early."""
         self.flight = Flight(loop, num_shards)
-        """Of what had its turn."""
+        """The frames whose turn has come."""
         self._loop = loop
         self._deadline_timer = DeadlineTimer(loop, next_wake=self._next_wake, tick=self._tick)
         self._window = Window()
@@ -79,7 +79,7 @@ class Pace:
         """When the queue began, or something came back."""
 
     def begin(self, round: int) -> None:
-        """It is being committed, perhaps for the second time."""
+        """Begins a round, which is being committed: perhaps for the second time."""
         if self._round != round:
             self._round = round
             self.is_on = True
@@ -118,8 +118,8 @@ class Pace:
             self.end_read(ids)
 
     def begin_read(self, ids: frozenset[int], go: Callable[[], object]) -> frozenset[int]:
-        """Of these tensors. Calls `go` when none of their pushes waits for its turn: asked for sooner, they would not
-        come sooner, and to ask takes its part of the links. Returns what to end it with."""
+        """Begins a read of these tensors. Calls `go` when none of their pushes waits for its turn: asked for sooner,
+        they would not come sooner, and to ask takes its part of the links. Returns what to end it with."""
         begun = ids - self._read
         self._read |= begun
         self._ahead_bytes += sum(self._out[one].num_bytes for one in begun & self._out.keys())
@@ -131,7 +131,7 @@ class Pace:
         return begun
 
     def end_read(self, ids: frozenset[int]) -> None:
-        """They have come back, or never will."""
+        """Ends the read of tensors that have come back, or never will."""
         self._read -= ids
         for one in ids & self._out.keys():
             self._came_back(self._out.pop(one))

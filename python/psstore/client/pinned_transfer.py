@@ -104,7 +104,7 @@ class PinnedTransfer:
         *,
         encoded: Callable[[], None],
     ) -> None:
-        """The same in codecs, through pinned memory wherever the shards are: they look at what is encoded. Calls
+        """Pushes in codecs, through pinned memory wherever the shards are: they look at what is encoded. Calls
         `encoded` when the encoders have had all they are to do."""
         self._wait_for(arrays)
         batches = list(grouped(layout.frames, frozenset()))
@@ -240,7 +240,8 @@ class PinnedTransfer:
             return await self._pinned_room(batch.num_bytes)
 
     async def _near_room(self, batch: Batch, arrays: Sequence[OnDevice]) -> Room | NearRoom:
-        """Of the host's if there is none, in the same turn: what is pushed later must not overtake."""
+        """A room near the shard, or pinned memory if there is none, in the same turn: later pushes must not
+        overtake."""
         async with self._turn:
             found = await self._neighbours.room(batch.frames[0].way, self._device, batch.num_bytes)
             if found is None:

@@ -133,7 +133,7 @@ def _nonce() -> bytes:
 
 
 def _usable(addresses: Sequence[str], transport: Transport) -> list[Address]:
-    """Those that can be tried from here, best first: unix sockets that exist on this host, then TCP."""
+    """The addresses that can be tried from here, best first: unix sockets that exist on this host, then TCP."""
     unix: list[Address] = []
     tcp: list[Address] = []
     for address in map(parse_address, addresses):

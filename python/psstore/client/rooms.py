@@ -86,6 +86,6 @@ class LateRoom:
 
 
 class AnyRoom(Protocol):
-    """Of a batch."""
+    """Memory for a batch, wherever it is."""
 
     def give_back(self) -> None: ...

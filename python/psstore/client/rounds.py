@@ -22,7 +22,8 @@ class Commit(Struct, frozen=True):
     decision: int
     """Number of the decision that closed it."""
     late: bool
-    """It was decided without this worker, whose gradients don't count. Pull, and go on with `store.round`."""
+    """True if the round was decided without this worker, whose gradients don't count. Pull, and go on with
+    `store.round`."""
     skipped: bool
     """A worker's gradients were not finite: nothing changes in this round."""
 

@@ -112,7 +112,7 @@ def as_source(what: str, spec: TensorSpec, value: Array) -> Source:
 
 
 def as_pushed(spec: TensorSpec, value: Array) -> Source | OnDevice:
-    """The same for a push, which takes what is on a device from there."""
+    """Checks a value to push; what is on a device is taken from there."""
     if not isinstance(value, OnDevice):
         return as_source("push", spec, value)
     check_fit("push", spec, value)

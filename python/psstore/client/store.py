@@ -134,7 +134,7 @@ class _Face:
         return all(session.shares_memory for session in self._operations.client.shards)
 
     def shares_device(self, array: Array) -> bool:
-        """The same of an array on a CUDA device: every shard is on that device, and shares it with this process."""
+        """True if the array is on a CUDA device that every shard is on and shares with this process."""
         (place,) = seen([array])
         shards = self._operations.client.shards
         return isinstance(place, OnDevice) and all(shard.device == place.device.identity for shard in shards)
@@ -234,7 +234,7 @@ def _blocking(operation: Operation[P, T]) -> Callable[Concatenate[Store, P], T]:
 
 
 def _hasty(operation: Operation[P, T], at_once: Callable[..., object]) -> Callable[Concatenate[Store, P], T]:
-    """The same, by the short way if it is open."""
+    """Wraps an operation, to go by the short way if that is open."""
 
     @functools.wraps(operation)
     def call(self: Store, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -402,7 +402,7 @@ class AsyncStore(_Face):
 
 
 def as_async(store: Store) -> AsyncStore:
-    """The same connection, whose calls are awaited. The one that blocks is closed."""
+    """Turns a store that blocks into one whose calls are awaited, over the same connection. The first is closed."""
     store._closed, store._short = "this store became an AsyncStore", None
     store._finalizer.detach()
     return AsyncStore(store._operations, store._backend, store._url)

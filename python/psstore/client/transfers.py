@@ -30,13 +30,13 @@ class Upload(NamedTuple):
 
 
 class EncodedUpload(NamedTuple):
-    """The same in codecs."""
+    """What is pushed from one device in codecs."""
 
     pinned: PinnedTransfer
     layout: Layout
     arrays: Sequence[OnDevice]
     encoders: Sequence[DeviceEncoder]
-    """Of each."""
+    """One for each array."""
     encoded: Callable[[], None]
     """Called when they have had all they are to do."""
 
@@ -67,7 +67,7 @@ class FollowedDownload(NamedTuple):
 
 
 class Transfers:
-    """Of one store, by device: made when they are first needed. Used on its loop only."""
+    """One store's pinned transfers, by device and direction: made when first needed. Used on the store's loop only."""
 
     def __init__(self, neighbours: PeerDirectory) -> None:
         self._neighbours = neighbours

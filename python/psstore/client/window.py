@@ -14,8 +14,8 @@ from __future__ import annotations
 import math
 
 FEWEST_PUSHES = 4
-"""Of the largest size: one in each link, and one in front of each. With 3 eight workers and eight shards took 1.3 times
-as long."""
+"""Pushes of the largest size: one in each link, and one in front of each. With 3 eight workers and eight shards took
+1.3 times as long."""
 
 STALL_S = 0.1
 """With nothing back for so long, and for STALL_TRIPS of the shortest trips, a window is taken to be too small."""
@@ -35,7 +35,7 @@ LAST_CALM_ROUNDS = 1024
 
 
 class Window:
-    """Of one worker. Lives as long as its connection; rounds begin with `begin`."""
+    """How far one worker's pushes may run ahead. Lives as long as its connection; rounds begin with `begin`."""
 
     def __init__(self, fewest_pushes: int = FEWEST_PUSHES) -> None:
         self._fewest_pushes = fewest_pushes
@@ -45,7 +45,7 @@ class Window:
         self._rate = 0.0
         """Bytes per second, of the rounds before."""
         self._round_rate = 0.0
-        """Of this one, so far."""
+        """Bytes per second in this round, so far."""
         self._open_bytes = 0.0
         """How wide this round has opened it so far."""
         self._came_bytes = 0

@@ -72,7 +72,7 @@ class Writing:
         self._pushed.clear()
 
     def push_ended(self, push: object) -> None:
-        """It is under way no longer, however it ended."""
+        """Notes that a push is no longer under way, however it ended."""
         self.under_way.discard(push)
         if not self.under_way:
             self._quiet.set()
@@ -111,7 +111,7 @@ class Writing:
         return push
 
     async def fetched(self, values: Sequence[Array | None]) -> Sequence[Array | None]:
-        """The same, with copies in main memory of what is on devices."""
+        """Returns the values, with copies in main memory of what is on devices."""
         places = by_place(values)
         if places.keys() <= {None}:
             return values

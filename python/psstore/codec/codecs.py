@@ -24,7 +24,7 @@ BLOCK_ELEMS = 256
 SCALE_BYTES = 4
 
 KEPT_BYTES = 8
-"""Of an element that topk keeps: its index and its value."""
+"""Size of an element that topk keeps: its index and its value."""
 
 ENCODINGS = {"bf16": "bfloat16", "fp16": "float16", "int8": "int8", "sign": "sign", "topk": "topk"}
 """Codec -> name of what is on the wire (`_core.DTYPES`)."""
@@ -40,7 +40,7 @@ class Codec:
     name: str
     """As `parse` takes it."""
     dtype: str
-    """Of the payload, a name of `_core.DTYPES`."""
+    """The payload's dtype, a name of `_core.DTYPES`."""
     ratio: float = 0.0
     """topk: the part of the elements that is kept."""
 
@@ -64,7 +64,7 @@ class Codec:
         return min(num_elems, math.ceil(self.ratio * num_elems))
 
     def num_bytes(self, num_elems: int) -> int:
-        """Of a slice's payload."""
+        """Size of a slice's payload."""
         scales_bytes = SCALE_BYTES * -(-num_elems // BLOCK_ELEMS)
         match self.dtype:
             case "int8":
@@ -113,7 +113,7 @@ def _ratio(name: str, text: str) -> float:
 
 
 def payload_bytes(encoding: str, num_elems: int) -> int:
-    """Of a slice of so many elements. `encoding`: a dtype, or a codec's name."""
+    """Size of the payload of a slice of so many elements. `encoding`: a dtype, or a codec's name."""
     item_bytes = ITEM_BYTES.get(encoding)
     if item_bytes is not None:
         return item_bytes * num_elems

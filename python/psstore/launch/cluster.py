@@ -35,7 +35,7 @@ class Cluster:
     ps_hosts: tuple[str, ...]
     """host or host:port of each ps task: where shard i of the store listens."""
     worker_hosts: tuple[str, ...]
-    """Of each worker, in rank order; a port is allowed, as in old scripts, and nothing listens there."""
+    """host of each worker, in rank order; a port is allowed, as in old scripts, and nothing listens there."""
     job_name: str
     """One of JOBS."""
     task_index: int
@@ -62,7 +62,7 @@ class Cluster:
         return names[: self.task_index].count(own), names.count(own)
 
     def tf_config(self) -> str:
-        """The same as a value for TF_CONFIG."""
+        """The cluster and this task as a value for TF_CONFIG."""
         cluster = {"ps": self.ps_hosts, "worker": self.worker_hosts}
         task = {"type": self.job_name, "index": self.task_index}
         return msgspec.json.encode({"cluster": cluster, "task": task}).decode()

@@ -101,7 +101,7 @@ CHIEFS = ("chief", "master")
 
 
 def read_tf_config(text: str) -> dict[str, object]:
-    """The same as flags: the chief is worker 0, and the workers follow. Raises BadArgument."""
+    """Reads a value of TF_CONFIG as flags: the chief is worker 0, and the workers follow. Raises BadArgument."""
     try:
         config = msgspec.json.decode(text, type=_TfConfig, strict=False)
     except msgspec.ValidationError as error:

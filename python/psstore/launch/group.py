@@ -87,7 +87,7 @@ class ProcessGroup:
 
 
 def _start_reaper() -> subprocess.Popen[bytes]:
-    """It leads a new group; that is so before it runs, and so before this returns."""
+    """Starts the process that leads a new group: it does so before it runs, and so before this returns."""
     return subprocess.Popen([sys.executable, "-IS", reaper.__file__], stdin=subprocess.PIPE, preexec_fn=os.setpgrp)
 
 

@@ -43,7 +43,7 @@ class Job:
     """What to run."""
 
     command: Sequence[str]
-    """Of each worker."""
+    """The command of each worker."""
     num_shards: int
     """0: no store; the workers talk among themselves."""
     consistency: Consistency
@@ -66,7 +66,7 @@ class Outcome:
 
 @dataclass
 class _Processes:
-    """Those that run, by the name under which they are reported."""
+    """The processes that run, by the name under which they are reported."""
 
     store: StoreProcess | None
     workers: dict[str, Child] = field(default_factory=dict)

@@ -19,7 +19,7 @@ class Line(NamedTuple):
     source: str
     """'rank 0' or 'store'."""
     is_error: bool
-    """It came from standard error."""
+    """True if the line came from standard error."""
     text: bytes
 
 

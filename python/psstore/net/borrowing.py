@@ -32,7 +32,7 @@ def borrow(offer: Shared) -> _core.ClientMemory | None:
 
 
 def borrow_pushes(offer: Shared, blocks: _core.BorrowedDevice) -> _core.DevicePushes | None:
-    """The same for an arena to push through, of a device; its block becomes one of `blocks`."""
+    """Maps an arena of a device to push through; its block becomes one of `blocks`."""
 
     def unpack(greeting: bytes, files: Sequence[int]) -> _core.DevicePushes | None:
         if len(files) != 1:

@@ -185,7 +185,7 @@ class Tether:
             self._connection.flush()
 
     def _unreachable(self, tried_s: float) -> StoreUnreachable:
-        """It is not there, or no longer."""
+        """The shard is not there, or no longer."""
         session = self.session
         heard_at = session.line.last_heard
         said = session.last_word

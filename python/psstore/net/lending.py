@@ -36,8 +36,8 @@ from psstore.wire.messages import Parcel, Share, Shared, encode_body
 TICKET_BYTES = 32
 
 PUSH_ARENA_BYTES = min(4 << 30, _core.machine_memory_bytes())
-"""Of one connection: addresses, no memory until it is used. What does not fit goes over the stream; 4 GiB hold the
-gradients of a billion parameters on one shard."""
+"""What one connection may push through: addresses, no memory until it is used. What does not fit goes over the stream;
+4 GiB hold the gradients of a billion parameters on one shard."""
 
 VISIT_S = 5.0
 """How long a visitor may take. It says two words."""
@@ -156,7 +156,7 @@ class Hatch(ABC):
 
 
 class FileLender(Hatch):
-    """Of a shard in main memory: `values`, and push arenas of `push_bytes`."""
+    """Lends the main memory of a shard: `values`, and push arenas of `push_bytes`."""
 
     def __init__(
         self, values: _core.ValueArena, *, push_bytes: int = PUSH_ARENA_BYTES, for_all_users: bool = False
@@ -171,8 +171,8 @@ class FileLender(Hatch):
 
 
 class DeviceLender(Hatch):
-    """Of a shard on a device: push arenas there, of the size that is asked for. Where values lie is told when they are
-    asked for."""
+    """Lends the memory of a shard's device: push arenas of the size that is asked for. Where values lie is told when
+    they are asked for."""
 
     def __init__(self, shard: _core.Shard, *, for_all_users: bool = False) -> None:
         super().__init__(for_all_users=for_all_users)

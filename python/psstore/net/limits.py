@@ -38,9 +38,9 @@ class ServerLimits:
     """A peer that sends nothing for so long in the middle of a frame is gone or hostile: TCP itself retries a lost
     segment about seven times in that time (RFC 6298, doubling from 0.2 s)."""
     unused_bytes: int = 8 << 20
-    """Of memory that was needed once and is not any more, given back to the system four times in `stalled_frame_s`, or
-    a 32nd of it if that is more: a few milliseconds each time, in which nobody is served. After a burst half of what a
-    shard kept for reuse is gone in three minutes."""
+    """Memory given back to the system at a time, of what was needed once and is not any more; a 32nd of that if it is
+    more. Four times in `stalled_frame_s`, each time for a few milliseconds, in which nobody is served. After a burst
+    half of what a shard kept for reuse is gone in three minutes."""
     lease_s: float = 600.0
     """How long a value may be read in shared memory. Longer than anybody reads who is not stuck, or has forgotten to
     say that it is done: its connection is cut, which tells it that values may have changed."""

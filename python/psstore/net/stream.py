@@ -23,7 +23,7 @@ MAX_PIECES = 1024
 """Linux's UIO_MAXIOV: pieces of one sendmsg."""
 
 READS_PER_TURN = 16
-"""Of one connection, before others have theirs: 4 MiB at most, as slices have 256 KiB."""
+"""Reads that one connection has before others have theirs: 4 MiB at most, as slices have 256 KiB."""
 
 
 class Stream(asyncio.Transport):
@@ -38,7 +38,7 @@ class Stream(asyncio.Transport):
         self.unsent: deque[memoryview] = deque()
         """What the kernel did not take yet: where it lies, be it ever so much."""
         self.receive_first: Callable[[], bool] | None = None
-        """Of the protocol: what receives by itself, and returns whether that was all for this turn."""
+        """The protocol's method that receives by itself, and returns whether that was all for this turn."""
         self._closing = False
         sleep_in_recv(sock)
         loop.watch(self._fd, select.EPOLLIN, self._on_events)

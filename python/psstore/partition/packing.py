@@ -14,15 +14,15 @@ FRAME_BYTES = 4 << 20
 the first one is there, so several in flight are good too."""
 
 EARLY_FRAME_BYTES = 384 << 10
-"""The same in a round that was committed early, over sockets: a slice of the largest size, with small ones beside it.
-Not before a whole frame is there does a step begin, and not before a whole one can go back does the link back have
+"""FRAME_BYTES for a round that was committed early, over sockets: a slice of the largest size, and small ones beside
+it. Not before a whole frame is there does a step begin, and not before a whole one can go back does the link back have
 anything to carry: what a frame takes on the wire is lost twice in a round. And what was received and stepped goes back
-from the processor's own cache: over a unix socket it cost a shard 5 ms of copying per 100 MB, and 14 in frames of
-4 MiB, on a processor with 2 MiB of second-level cache."""
+from the processor's own cache: over a unix socket it cost a shard 5 ms of copying per 100 MB, and 14 in frames of 4
+MiB, on a processor with 2 MiB of second-level cache."""
 
 NEAR_FRAME_BYTES = 64 << 20
-"""The same for a shard that shares a device with the arrays: of such a frame only the table travels, and a gigabyte
-takes less time to copy there than a few frames take in Python. As many bytes as may travel, should they have to."""
+"""FRAME_BYTES for a shard that shares a device with the arrays: only such a frame's table travels, and a gigabyte takes
+less time to copy there than a few frames take in Python. As many bytes as may travel, should they have to."""
 
 
 class SliceRef(NamedTuple):

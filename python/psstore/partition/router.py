@@ -25,7 +25,7 @@ class Router:
         return self.num_shards * self.num_channels
 
     def of(self, tensor: Tensor) -> Sequence[int]:
-        """Of each slice of the tensor. Those of a new one go where the fewest bytes go so far."""
+        """The session of each slice of the tensor. A new tensor's slices go where the fewest bytes go so far."""
         if self.num_channels == 1:
             return tensor.shards
         if tensor.id not in self._known:

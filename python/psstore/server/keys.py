@@ -15,7 +15,8 @@ CONTEXT = b"psstore signing key 1"
 
 
 def signing_key(token: bytes, *, addresses: Sequence[str], store: str) -> bytes:
-    """The same on every host. `addresses`: of all shards, in order; `store`: shard 0's id of this life."""
+    """The store's signing key, equal on every host. `addresses`: all shards', in order; `store`: shard 0's id of this
+    life."""
     return hkdf(token, salt="\n".join(addresses).encode(), info=CONTEXT + b"\0" + store.encode())
 
 

@@ -61,7 +61,7 @@ class Endpoint:
         self.sockets.clear()
 
     def remove_files(self) -> None:
-        """Those that are still ours; the shards remove their own when they drain."""
+        """Removes the socket files that are still ours; the shards remove their own when they drain."""
         for path, inode in self._files.items():
             with contextlib.suppress(FileNotFoundError):
                 if os.stat(path).st_ino == inode:

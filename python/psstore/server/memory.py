@@ -40,7 +40,7 @@ def default_bytes() -> int:
 
 
 def _group_limits(root: Path) -> Iterator[int]:
-    """Of the process's own group and of those around it, in version 2 and version 1 of control groups."""
+    """Limits of the process's control group and of the groups around it, in versions 2 and 1 of control groups."""
     for line in _text(root / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers == "":

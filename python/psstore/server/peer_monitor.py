@@ -49,13 +49,13 @@ class Duty:
     index: int
     """The first shard that runs here."""
     addresses: tuple[str, ...]
-    """Of every shard, as clients are told."""
+    """Addresses of every shard, as clients are told."""
     asked_at: Mapping[int, str]
     """Shards to watch, and where they are asked."""
     consistency: Consistency
     token: bytes | None
     until_done: bool
-    """It is over when all workers have joined and left, or are lost for `patience_s`."""
+    """True if the job is over when all workers have joined and left, or are lost for `patience_s`."""
     patience_s: float
     """How long a shard that was there may be out of reach."""
 
@@ -229,7 +229,7 @@ class _Peer:
         return self._tether is not None and self._tether.session.link is Link.UP
 
     async def counters(self) -> Mapping[str, int | float | str]:
-        """Of the shard, now. Raises StoreUnreachable."""
+        """The shard's counters, as they are now. Raises StoreUnreachable."""
         assert self._tether is not None, "reach it first"
         loop = asyncio.get_running_loop()
         while True:

@@ -115,11 +115,11 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
         self._check_hosts()
 
     def hosts(self) -> tuple[TcpAddress, ...] | None:
-        """Of every shard, if each has a host of its own; None: all of them run on this host."""
+        """Where each shard runs, if each has a host of its own; None: all of them run on this host."""
         return None if self.shards_at is None else parse_hosts("shards_at", split_hosts(self.shards_at))
 
     def max_memory_bytes(self) -> int:
-        """Of all shards of this host together."""
+        """What all shards of this host may take together."""
         return default_bytes() if self.max_memory is None else parse_size("max_memory", self.max_memory)
 
     def _check_hosts(self) -> None:
@@ -167,7 +167,7 @@ class ShardSettings(msgspec.Struct, frozen=True, kw_only=True):
     for_all_users: bool
     """The token was given to the store: other users of this machine may have it, too."""
     addresses: tuple[tuple[str, ...], ...]
-    """Of every shard."""
+    """All addresses of every shard."""
     sockets: tuple[int, ...]
     """Inherited file descriptors of this shard's bound sockets."""
     consistency: Consistency

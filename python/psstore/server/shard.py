@@ -42,7 +42,7 @@ FEWEST_FILES = 48
 """What two workers and the shard itself need."""
 
 LEASED_SHARE = 0.25
-"""Of a shard's memory: values that one client may read where they lie, and that may each have to be kept beside a newer
+"""Share of a shard's memory for values that one client may read where they lie: each may have to be kept beside a newer
 one. What is more is sent to it."""
 
 _log = logging.getLogger("psstore.server")
@@ -201,7 +201,7 @@ def make_coordinator(settings: ShardSettings) -> Coordinator:
 
 
 def _on_supervisor(stopped: asyncio.Event) -> None:
-    """It says nothing more: what can be read is the end of the pipe."""
+    """Stops the shard when the supervisor is gone: what can be read is the end of the pipe."""
     if not os.read(sys.stdin.fileno(), 1):
         asyncio.get_running_loop().remove_reader(sys.stdin.fileno())
         _log.warning("the supervisor is gone; shutting down")

@@ -19,7 +19,7 @@ class Site:
     """Index of the first of them."""
     endpoints: list[Endpoint]
     addresses: tuple[tuple[str, ...], ...]
-    """Of every shard of the store, as clients are told."""
+    """All addresses of every shard of the store, as clients are told."""
 
     @property
     def is_whole(self) -> bool:

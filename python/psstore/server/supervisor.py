@@ -59,7 +59,7 @@ class ReadyLine(msgspec.Struct, frozen=True, kw_only=True):
     workers: int
     pid: int
     index: int | None = None
-    """Of the one shard that runs here, if the others have other hosts."""
+    """Index of the one shard that runs here, if the others have other hosts."""
 
     def __str__(self) -> str:
         workers = "1 worker" if self.workers == 1 else f"{self.workers} workers"

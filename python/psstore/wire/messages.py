@@ -104,7 +104,7 @@ class AppliedFact(Message, frozen=True, kw_only=True, tag="applied"):
 
     shard: int
     decision: int
-    """It has applied this one and all before it."""
+    """The last decision that it has applied; all before it, too."""
     missing: tuple[tuple[int, int, int], ...] = ()
     """(rank, incarnation, round) of commits that named what was not pushed here."""
 
@@ -168,7 +168,7 @@ class Carry(Message, frozen=True, kw_only=True):
     """PULL and NORM: how long to wait, at most `MAX_WAIT_S`, for `at_least`, for values of tensors that are not
     initialised yet, and for decisions that lack contributions or their scale."""
     scale: Scale | None = None
-    """Of the last of `decisions`, or of the one that the shard is at."""
+    """The scale of the last of `decisions`, or of the one that the shard is at."""
 
     @property
     def scaled(self) -> int:
@@ -225,7 +225,7 @@ class Share(Message, frozen=True, kw_only=True):
     """Asks for memory that both sides share."""
 
     push_bytes: int = 0
-    """Of a device: how much to push through, at least; 0: which device is it?"""
+    """On a device: how much to push through, at least; 0: which device is it?"""
 
 
 class Block(Message, frozen=True, kw_only=True, array_like=True):

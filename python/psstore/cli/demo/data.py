@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 NUM_CLASSES = 10
 
 TEST_SHARE = 0.2
-"""Of scikit-learn's digits, which come without a split."""
+"""Part of scikit-learn's digits to test on: they come without a split."""
 
 MNIST_PIXEL_MAX = 255.0
 DIGITS_PIXEL_MAX = 16.0

@@ -1,0 +1,69 @@
+"""Names and sentences: a class name means one thing in the whole package, and a docstring can be read alone.
+
+What is not so yet is listed, and the lists shrink: an entry that is no longer needed fails, too.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+DEFINED_TWICE = {
+    "Commit": "what Store.commit returns, and the wire's message for COMMIT",
+    "Identity": "of a client in protocol/greeting.py, of a shard in protocol/service.py",
+    "Unfinished": "client/started.py, protocol/unfinished.py; the first goes with the client's second data path",
+}
+"""Class names with two meanings, and why."""
+
+NOT_ALONE = ("Of", "Those", "They", "It", "The same")
+"""A docstring that begins with one of these needs the sentence above it."""
+
+MANNERED = ("client/lane.py", "client/started.py", "net/server.py", "protocol/", "torch/")
+"""Files and folders with such docstrings, below python/psstore."""
+
+
+@pytest.fixture(scope="module")
+def sources(repository: Path) -> dict[str, ast.Module]:
+    """Each module of the package, by its path below it."""
+    root = repository / "python" / "psstore"
+    return {str(path.relative_to(root)): ast.parse(path.read_text()) for path in sorted(root.rglob("*.py"))}
+
+
+def docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Line and text of each string that stands alone: of modules, classes and functions, and below attributes."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            yield node.lineno, node.value.value.strip()
+
+
+def test_a_class_name_means_one_thing(sources: dict[str, ast.Module]) -> None:
+    homes = defaultdict(list)
+    for path, tree in sources.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                homes[node.name].append(path)
+    twice = {name: paths for name, paths in homes.items() if len(paths) > 1}
+    new = {name: paths for name, paths in twice.items() if name not in DEFINED_TWICE}
+    assert not new, f"defined more than once: {new}"
+    assert set(DEFINED_TWICE) <= set(twice), f"no longer needed: {sorted(set(DEFINED_TWICE) - set(twice))}"
+
+
+def test_a_docstring_can_be_read_alone(sources: dict[str, ast.Module]) -> None:
+    found = {
+        path: lines
+        for path, tree in sources.items()
+        if (lines := [f"{line}: {text}" for line, text in docstrings(tree) if text.startswith(starts())])
+    }
+    new = {path: lines for path, lines in found.items() if not path.startswith(MANNERED)}
+    assert not new, f"begin with {', '.join(NOT_ALONE)}: {new}"
+    done = [listed for listed in MANNERED if not any(path.startswith(listed) for path in found)]
+    assert not done, f"no longer needed: {done}"
+
+
+def starts() -> tuple[str, ...]:
+    """Word by word: 'Often' and 'Items' are fine."""
+    return tuple(f"{words}{end}" for words in NOT_ALONE for end in " ,.:")
