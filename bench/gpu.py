@@ -31,8 +31,8 @@ from bench.gpu_targets import FUSED, LIMIT, OURS, SUMMED, Contest, results, targ
 from bench.gpu_timing import Bench, Launch
 from bench.harness import Turn, alternate
 from bench.machine import machine
-from bench.parity import Case
 from bench.report import Chart, Report
+from bench.rule_case import Case
 
 CASES = (Case("sgd", {}), Case("sgd", {"momentum": 0.9}), Case("adam", {}))
 

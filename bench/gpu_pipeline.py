@@ -16,7 +16,7 @@ import torch
 from bench.gpu_steps import Task
 from bench.gpu_timing import Bench, Launch
 from bench.kernel_work import optimizer_of
-from bench.parity import state_names
+from bench.rule_case import state_names
 from psstore import _core
 
 

@@ -12,7 +12,7 @@ import torch
 
 from bench.gpu_timing import Bench, Launch
 from bench.kernel_work import optimizer_of
-from bench.parity import Case, state_names
+from bench.rule_case import Case, state_names
 from psstore import _core
 
 SLICE_ELEMS = 1 << 18

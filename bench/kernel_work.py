@@ -19,7 +19,7 @@ import numpy.typing as npt
 import torch
 
 from bench.kernel_inputs import READS, Add, Bytes, Floats, Read, adding, gradients, payload_bytes
-from bench.parity import Case, state_names
+from bench.rule_case import Case, state_names
 from psstore import _core
 
 Work = Callable[[int], object]

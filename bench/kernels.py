@@ -26,8 +26,8 @@ from bench.harness import Series, Turn, alternate
 from bench.kernel_inputs import READS
 from bench.kernel_work import Task, Work, core_work, numpy_work, plain_work, torch_work
 from bench.machine import machine
-from bench.parity import Case
 from bench.report import Cell, Chart, Report, Table
+from bench.rule_case import Case
 from bench.small_slices import SmallTask, shard_turn, torch_turn
 from psstore import _core
 

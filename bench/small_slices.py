@@ -10,7 +10,7 @@ import torch
 
 from bench.harness import Took, Turn, last_level_cache_bytes, timed
 from bench.kernel_work import optimizer_of
-from bench.parity import Case, state_names
+from bench.rule_case import Case, state_names
 from psstore import _core
 
 SLICES_PER_FRAME = 1000

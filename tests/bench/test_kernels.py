@@ -12,7 +12,7 @@ from bench.harness import Series
 from bench.kernel_inputs import READS
 from bench.kernel_work import Task, core_work, numpy_work, plain_work, torch_work
 from bench.kernels import CASES, OURS, measure_small, row, small_row
-from bench.parity import Case
+from bench.rule_case import Case
 from bench.small_slices import SmallTask
 
 SGD_CASES = [case for case in CASES if case.rule == "sgd"]

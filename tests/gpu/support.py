@@ -18,10 +18,11 @@ import numpy.typing as npt
 import pytest
 import torch
 from bench import gpu_engine
-from bench.parity import Case, all_cases, state_names
+from bench.rule_case import Case, state_names
 
 import psstore.cuda
 from psstore import _core
+from tests.kernels.parity import all_cases
 
 on_a_gpu = [
     pytest.mark.gpu,

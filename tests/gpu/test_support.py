@@ -6,7 +6,7 @@ import ctypes
 
 import numpy as np
 import pytest
-from bench.parity import Case
+from bench.rule_case import Case
 
 from psstore import _core
 from tests.gpu.copies import check_pieces

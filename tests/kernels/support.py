@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from bench.parity import Array
 from hypothesis import settings
 from hypothesis import strategies as st
 
 from psstore import _core
+from tests.kernels.parity import Array
 
 INSTRUCTION_SETS = _core.instruction_sets()
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from bench.parity import Array
 
 from psstore import _core, errors
+from tests.kernels.parity import Array
 from tests.kernels.support import INSTRUCTION_SETS, Contributions, as_given, random, reference_sum, same_bits
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from bench.parity import Array, Case, state_names
+from bench.rule_case import Case, state_names
 from hypothesis import given
 
 from psstore import _core
+from tests.kernels.parity import Array
 from tests.kernels.support import (
     INSTRUCTION_SETS,
     SIZES,

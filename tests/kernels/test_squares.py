@@ -7,10 +7,10 @@ import math
 import numpy as np
 import pytest
 import torch
-from bench.parity import Array
 from hypothesis import given
 
 from psstore import _core, errors
+from tests.kernels.parity import Array
 from tests.kernels.support import (
     ENCODINGS,
     INSTRUCTION_SETS,

@@ -1,6 +1,6 @@
 """Every update rule steps as torch.optim does, bit for bit, with every option, size and instruction set.
 
-The torch side takes an exactly rounded square root (bench.parity.exact_square_root); torch's own is its
+The torch side takes an exactly rounded square root (tests.kernels.parity.exact_square_root); torch's own is its
 math library's, differs between machines and is not always rounded correctly. docs/update_rules.md.
 """
 
@@ -12,23 +12,22 @@ from contextlib import nullcontext
 import numpy as np
 import pytest
 import torch
-from bench.parity import (
-    Array,
-    Case,
-    CoreOptimizer,
-    all_cases,
-    distances,
-    exact_square_root,
-    gradients,
-    state_names,
-    torch_optimizer,
-)
+from bench.rule_case import Case, state_names
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from psstore import _core, errors
 from psstore.hyper import HYPER_DEFAULTS
+from tests.kernels.parity import (
+    Array,
+    CoreOptimizer,
+    all_cases,
+    distances,
+    exact_square_root,
+    gradients,
+    torch_optimizer,
+)
 
 CASES = all_cases()
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from bench.parity import exact_square_root
 
 import psstore
+from tests.kernels.parity import exact_square_root
 
 
 @pytest.fixture

@@ -14,9 +14,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from bench.features import FEATURES, Feature
-from bench.torch_parity import Difference, difference
-from bench.trainers import DdpWorkers, Weights, train_alone_on_store, train_locally, train_on_store
+
+from tests.torch.ddp_parity import Difference, difference
+from tests.torch.ddp_scripts import FEATURES, Feature
+from tests.torch.ddp_trainers import DdpWorkers, Weights, train_alone_on_store, train_locally, train_on_store
 
 EXACT = 0.0
 

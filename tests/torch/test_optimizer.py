@@ -11,7 +11,6 @@ from typing import cast
 
 import pytest
 import torch
-from bench.parity import exact_square_root
 from torch import nn
 from torch.optim import SGD, AdamW
 from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -20,6 +19,7 @@ from torch.profiler import ProfilerActivity, profile
 import psstore
 from psstore.errors import StoreClosed, UsageError
 from psstore.torch import DistributedOptimizer
+from tests.kernels.parity import exact_square_root
 from tests.torch.support import Odd, assert_same_bits, backward, batches, distributed, wrap
 
 torch_names = pytest.mark.skipif(torch.__version__ < "2.6", reason="torch 2.4's optimizers take no names")

@@ -1,7 +1,7 @@
 """A worker alone trains as plain torch does, bit for bit.
 
 torch's Adam family takes its square root from a math library that is off by one ulp now and then, so it is given
-the exact one (bench/parity.py); docs/update_rules.md has the figures of both.
+the exact one (tests/kernels/parity.py); docs/update_rules.md has the figures of both.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from functools import partial
 
 import pytest
 import torch
-from bench.parity import exact_square_root
 from torch.optim import SGD, Adagrad, Adam, AdamW, RMSprop
 
 import psstore
+from tests.kernels.parity import exact_square_root
 from tests.torch.support import DECOUPLED_ADAM, Odd, OptimizerFactory, assert_same_bits, backward, batches, distributed
 
 STEPS = 50

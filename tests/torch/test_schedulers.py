@@ -10,11 +10,11 @@ from functools import partial
 from typing import Any
 
 import pytest
-from bench.parity import exact_square_root
 from torch.optim import SGD, Adam, Optimizer, lr_scheduler, swa_utils
 
 import psstore
 from psstore.torch import DistributedOptimizer
+from tests.kernels.parity import exact_square_root
 from tests.torch.support import Odd, assert_same_bits, backward, batches
 
 STEPS = 12

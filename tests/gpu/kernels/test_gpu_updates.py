@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from bench.parity import Case
+from bench.rule_case import Case
 
 from psstore import _core
 from tests.gpu.support import (

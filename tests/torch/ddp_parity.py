@@ -1,9 +1,9 @@
 """Prints how far psstore and DistributedDataParallel train from each other and from plain PyTorch: the table in
 docs/pytorch.md.
 
-    python -m bench.torch_parity [--json FILE] [--only TEXT]
+    python -m tests.torch.ddp_parity [--json FILE] [--only TEXT]
 
-For each feature the same script (bench/features.py) trains a small model in one process over whole batches (local
+For each feature the same script (ddp_scripts.py) trains a small model in one process over whole batches (local
 torch), under DDP (two processes, gloo), and on a store with one worker and with two. A figure is the largest
 difference of any final weight: absolute, and in units in the last place of that weight. What can't be run says why.
 """
@@ -19,11 +19,11 @@ from typing import TypeVar
 
 import numpy as np
 import torch
-
-from bench.features import FEATURES, Feature
-from bench.parity import ulp_distance
 from bench.report import write_json
-from bench.trainers import DdpWorkers, Weights, train_alone_on_store, train_locally, train_on_store
+
+from tests.kernels.parity import ulp_distance
+from tests.torch.ddp_scripts import FEATURES, Feature
+from tests.torch.ddp_trainers import DdpWorkers, Weights, train_alone_on_store, train_locally, train_on_store
 
 T = TypeVar("T")
 

@@ -30,8 +30,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 import psstore
-from bench.parity import exact_square_root
 from psstore.errors import WorkerLost
+from tests.kernels.parity import exact_square_root
 
 NUM_WORKERS = 2
 

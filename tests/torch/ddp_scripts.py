@@ -1,7 +1,7 @@
-"""The scripts that bench/torch_parity.py runs: one for each thing that people do with DistributedDataParallel.
+"""The scripts that tests/torch/ddp_parity.py runs: one for each thing that people do with DistributedDataParallel.
 
 Each is what one would write in ordinary PyTorch; what can't be the same under DDP and with a store it asks its
-trainer for (bench/trainers.py). All data and first values come from fixed seeds, on every worker alike.
+trainer for (tests/torch/ddp_trainers.py). All data and first values come from fixed seeds, on every worker alike.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.optim import SGD, AdamW, NAdam, Optimizer
 
-from bench.trainers import NUM_WORKERS, Options, Script, Trainer
+from tests.torch.ddp_trainers import NUM_WORKERS, Options, Script, Trainer
 
 STEPS = 12
 BATCH = 16

@@ -1,11 +1,11 @@
 """Prints how far the update rules are from torch.optim: the table in docs/update_rules.md.
 
-    python -m bench.parity [--steps 1000] [--elems 4099] [--dtype float32] [--instruction-set avx2]
+    python -m tests.kernels.parity [--steps 1000] [--elems 4099] [--dtype float32] [--instruction-set avx2]
 
 For each rule and combination of options one slice is stepped by the core and by torch.optim
 (foreach=False, fused=False, CPU) on the same gradients; the figure is the largest distance in units in
 the last place of any element of the value and of each state buffer after the last step. 0 is the aim.
-tests/kernels/test_update_rules.py asserts it, with the same functions.
+test_update_rules.py asserts it, with the same functions.
 
 Twice: against torch as it is installed, and against torch with a square root that is rounded correctly
 (docs/update_rules.md says why these differ).
@@ -17,37 +17,19 @@ import argparse
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from bench.rule_case import Case, Options, state_names
 
 from psstore import _core
-from psstore.hyper import HYPER_DEFAULTS
 
 Array = npt.NDArray[Any]
-Options = Mapping[str, float]
 
 DTYPES: Mapping[str, torch.dtype] = {"float32": torch.float32, "float64": torch.float64}
-
-
-@dataclass(frozen=True)
-class Case:
-    """One rule with the options that differ from torch's defaults."""
-
-    rule: str
-    options: Options
-
-    def __str__(self) -> str:
-        named = (f"{name}={value:g}" for name, value in self.options.items())
-        return f"{self.rule}({', '.join(named)})"
-
-    @property
-    def hyper(self) -> dict[str, float]:
-        return {**HYPER_DEFAULTS[self.rule], **self.options}
 
 
 def _combinations(rule: str, *choices: tuple[Options, ...]) -> Iterator[Case]:
@@ -146,22 +128,6 @@ class CoreOptimizer:
             first=first,
             instruction_set=self._instruction_set,
         )
-
-
-def state_names(case: Case) -> list[str]:
-    """The state buffers that the rule keeps with these options, as torch names them."""
-    hyper = case.hyper
-    match case.rule:
-        case "sgd":
-            return ["momentum_buffer"] if hyper["momentum"] else []
-        case "adam" | "adamw":
-            return ["exp_avg", "exp_avg_sq"] + (["max_exp_avg_sq"] if hyper["amsgrad"] else [])
-        case "adagrad":
-            return ["sum"]
-        case "rmsprop":
-            momentum = ["momentum_buffer"] if hyper["momentum"] else []
-            return ["square_avg", *momentum] + (["grad_avg"] if hyper["centered"] else [])
-    return []
 
 
 def ulp_distance(left: Array, right: Array) -> int:
