@@ -22,7 +22,7 @@ from psstore import _core
 from psstore.client import borrowing
 from psstore.client.store import Store
 from psstore.errors import StoreClosed, StoreUnreachable, UnknownTensor
-from psstore.net.lending import FileLender
+from psstore.net.fd_server import MemoryServer
 from psstore.protocol.service import ShardService
 from psstore.protocol.sharing import MAX_LEASED_BYTES, Lease
 from psstore.types import TensorSpec
@@ -162,7 +162,7 @@ def test_threads_borrow_while_another_takes_steps(cluster: Cluster, store: Store
 @pytest.fixture
 def service(request: pytest.FixtureRequest) -> Iterator[tuple[ShardService, str]]:
     """Its parameter: bytes that a connection may lease."""
-    lender = FileLender(_core.ValueArena(), push_bytes=16 << 20)
+    lender = MemoryServer(_core.ValueArena(), push_bytes=16 << 20)
     service = make_service(
         arena=lender.values, lender=lender, max_leased_bytes=getattr(request, "param", MAX_LEASED_BYTES)
     )
@@ -308,7 +308,7 @@ def test_connection_that_is_lost_while_values_are_borrowed_is_an_error(cut_off: 
 def test_what_is_borrowed_for_too_long_is_taken_back_and_its_borrower_told(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    lender = FileLender(_core.ValueArena(), push_bytes=16 << 20)
+    lender = MemoryServer(_core.ValueArena(), push_bytes=16 << 20)
     shard = make_service(arena=lender.values, lender=lender)
     with serving(shard, lender=lender, unread_s=0.4, lease_s=0.3) as url:
         shard.identity = replace(shard.identity, addresses=((url,),))

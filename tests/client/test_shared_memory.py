@@ -24,8 +24,8 @@ import psstore.client.remote as remote
 from psstore import _core
 from psstore.client.store import Store
 from psstore.errors import BadArgument, StoreUnreachable
-from psstore.net import borrowing, client_connection
-from psstore.net.lending import MAX_VISITORS, TICKET_BYTES, FileLender
+from psstore.net import client_connection, fd_client
+from psstore.net.fd_server import MAX_VISITORS, TICKET_BYTES, MemoryServer
 from psstore.net.stream import Stream
 from psstore.protocol.connection import Connection
 from psstore.protocol.session import Session
@@ -63,7 +63,7 @@ def borrowed(monkeypatch: pytest.MonkeyPatch) -> list[Watched]:
     found: list[Watched] = []
 
     def watch(offer: Shared) -> Any:
-        memory = borrowing.borrow(offer)
+        memory = fd_client.borrow(offer)
         if memory is not None:
             found.append(Watched(memory))
         return None if memory is None else found[-1]
@@ -251,12 +251,12 @@ def test_store_that_is_killed_is_reported_as_over_sockets() -> None:
 
 
 @pytest.fixture
-def lender() -> FileLender:
-    return FileLender(_core.ValueArena(), push_bytes=4 << 20)
+def lender() -> MemoryServer:
+    return MemoryServer(_core.ValueArena(), push_bytes=4 << 20)
 
 
 @pytest.fixture
-def store_url(lender: FileLender) -> Iterator[str]:
+def store_url(lender: MemoryServer) -> Iterator[str]:
     service = make_service(arena=lender.values, lender=lender)
     with serving(service, lender=lender) as url:
         service.identity = replace(service.identity, addresses=((url,),))
@@ -309,13 +309,13 @@ def stranger() -> Connection:
     return Connection(id=1, opened_at=0.0, protocol=make_service().data.connect(1))
 
 
-def test_ticket_is_good_for_one_visit(store_url: str, lender: FileLender) -> None:
+def test_ticket_is_good_for_one_visit(store_url: str, lender: MemoryServer) -> None:
     offer = lender.offer(stranger(), Share())
     assert visit(offer, offer.ticket) == 3
     assert visit(offer, offer.ticket) == 0
 
 
-def test_who_has_no_ticket_gets_nothing(store_url: str, lender: FileLender) -> None:
+def test_who_has_no_ticket_gets_nothing(store_url: str, lender: MemoryServer) -> None:
     connection = stranger()
     offer = lender.offer(connection, Share())
     assert visit(offer, bytes(TICKET_BYTES)) == 0
@@ -323,14 +323,14 @@ def test_who_has_no_ticket_gets_nothing(store_url: str, lender: FileLender) -> N
     assert visit(offer, offer.ticket) == 0
 
 
-def test_silent_visitor_keeps_nobody_waiting(store_url: str, lender: FileLender) -> None:
+def test_silent_visitor_keeps_nobody_waiting(store_url: str, lender: MemoryServer) -> None:
     offer = lender.offer(stranger(), Share())
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as silent:
         silent.connect(b"\0" + offer.address.encode())
         assert visit(offer, offer.ticket) == 3
 
 
-def test_silent_visitors_make_room_for_who_has_a_ticket(store_url: str, lender: FileLender) -> None:
+def test_silent_visitors_make_room_for_who_has_a_ticket(store_url: str, lender: MemoryServer) -> None:
     offer = lender.offer(stranger(), Share())
     with contextlib.ExitStack() as stack:
         for _ in range(2 * MAX_VISITORS):
@@ -341,9 +341,9 @@ def test_silent_visitors_make_room_for_who_has_a_ticket(store_url: str, lender: 
 
 @pytest.mark.parametrize("for_all_users", [False, True])
 def test_other_users_of_the_machine_get_nothing_unless_the_token_is_theirs_too(
-    store_url: str, lender: FileLender, for_all_users: bool, monkeypatch: pytest.MonkeyPatch
+    store_url: str, lender: MemoryServer, for_all_users: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("psstore.net.lending.peer_user", lambda _: 12345)
+    monkeypatch.setattr("psstore.net.fd_server.peer_user", lambda _: 12345)
     lender._for_all_users = for_all_users
     offer = lender.offer(stranger(), Share())
     assert visit(offer, offer.ticket) == (3 if for_all_users else 0)
@@ -353,7 +353,7 @@ def test_other_users_of_the_machine_get_nothing_unless_the_token_is_theirs_too(
 def test_shard_that_is_elsewhere_shares_nothing_and_nobody_is_warned(
     offer: Shared, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert borrowing.borrow(offer) is None
+    assert fd_client.borrow(offer) is None
     assert not caplog.records
 
 

@@ -15,8 +15,8 @@ from numpy.testing import assert_array_equal
 import psstore
 from psstore import _core
 from psstore.client import batches, device_arrays, pinned_transfer
-from psstore.client.rooms import Room
 from psstore.client.store import Store
+from psstore.client.transfer_buffers import PinnedBuffer
 from psstore.codec.codecs import parse
 from psstore.errors import AvailabilityError, DeviceFailed, DTypeMismatch
 from tests.device.fake_arrays import Array, Interface, Stream, stream_on
@@ -112,7 +112,7 @@ def test_only_a_codecs_bytes_leave_the_device(store: Store, stream: Stream, monk
     left: list[int] = []
     room = pinned_transfer.PinnedTransfer._pinned_room
 
-    async def seen(self: pinned_transfer.PinnedTransfer, num_bytes: int) -> Room:
+    async def seen(self: pinned_transfer.PinnedTransfer, num_bytes: int) -> PinnedBuffer:
         left.append(num_bytes)
         return await room(self, num_bytes)
 

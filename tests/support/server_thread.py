@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from psstore import _core
 from psstore.net import loops
-from psstore.net.lending import FileLender
+from psstore.net.fd_server import MemoryServer
 from psstore.net.limits import ServerLimits
 from psstore.net.server import Server
 from psstore.protocol.coordinator import Coordinator
@@ -27,7 +27,7 @@ JOIN_S = 30.0
 
 def make_service(
     arena: _core.ValueArena | None = None,
-    lender: FileLender | None = None,
+    lender: MemoryServer | None = None,
     max_connections: int | None = None,
     max_leased_bytes: int = MAX_LEASED_BYTES,
     **liveness: float,
@@ -48,7 +48,7 @@ def make_service(
 
 
 @contextmanager
-def serving(service: ShardService, *, lender: FileLender | None = None, **limits: Any) -> Iterator[str]:
+def serving(service: ShardService, *, lender: MemoryServer | None = None, **limits: Any) -> Iterator[str]:
     """The address at which the service is served, on the loop under test."""
     sock = socket.create_server(("127.0.0.1", 0))
     address = f"ps://127.0.0.1:{sock.getsockname()[1]}"

@@ -17,7 +17,7 @@ import asyncio
 from collections.abc import Callable, Generator, Iterable
 from typing import Any, NamedTuple
 
-from psstore.client.turns import Turns
+from psstore.client.admission_queue import AdmissionQueue
 from psstore.client.window import FEWEST_PUSHES, Window
 from psstore.protocol.client import Transfer
 from psstore.protocol.requests import Future
@@ -41,7 +41,7 @@ class Flight:
     def __init__(self, loop: asyncio.AbstractEventLoop, num_shards: int) -> None:
         self._loop = loop
         self._window = Window(max(FEWEST_PUSHES, num_shards))
-        self._turns = Turns(self._fits, self._send)
+        self._turns = AdmissionQueue(self._fits, self._send)
         self._out_bytes = 0
         """Not acknowledged."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TypedDict, TypeVar
 from urllib.parse import parse_qsl
 
-from psstore.client.hub import Hub, LocalLine
+from psstore.client.local_cluster import LocalCluster, LocalDriver
 from psstore.client.loop_thread import LoopThread
 from psstore.client.options import Options
 from psstore.client.store import AsyncStore, Store
@@ -75,7 +75,7 @@ class LocalStore:
             raise BadArgument(f"shards is {shards}; a store needs at least 1")
         consistency = Consistency.of_mode(mode, num_workers=workers, backups=backups, staleness=staleness)
         self.thread = LoopThread()
-        self._hub = Hub(
+        self._cluster = LocalCluster(
             self.thread.loop,
             shards,
             consistency,
@@ -111,7 +111,7 @@ class LocalStore:
         """`private`: the store ends when this connection does."""
         if self._closed:
             raise StoreClosed("this store is closed; make another LocalStore")
-        line = LocalLine(self._hub, self.thread, on_released=self.close if private else None)
+        line = LocalDriver(self._cluster, self.thread, on_released=self.close if private else None)
         opening = self.thread.submit(line.open(options))
         try:
             operations = opening.result()
@@ -126,7 +126,7 @@ class LocalStore:
         """Ends the store and what it holds. Calls under way fail with StoreClosed."""
         if not self._closed:
             self._closed = True
-            self.thread.run(self._hub.close())
+            self.thread.run(self._cluster.close())
             self.thread.stop()
 
     def __enter__(self) -> LocalStore:

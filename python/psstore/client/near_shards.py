@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from psstore import _core
 from psstore.errors import OutOfMemory, PsstoreError
-from psstore.net.borrowing import borrow_pushes
+from psstore.net.fd_client import borrow_pushes
 from psstore.protocol.sharing import OwnShard
 from psstore.wire.messages import Block, Shared
 

@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from psstore.client.admission_queue import AdmissionQueue
 from psstore.client.flight import Flight
-from psstore.client.turns import Turns
 from psstore.client.window import Window
 from psstore.net.deadline_timer import DeadlineTimer
 from psstore.types import ITEM_BYTES, Tensor
@@ -68,7 +68,7 @@ class Pace:
         self._deadline_timer = DeadlineTimer(loop, next_wake=self._next_wake, tick=self._tick)
         self._window = Window()
         self._round = 0
-        self._turns = Turns(self._fits, self._go)
+        self._turns = AdmissionQueue(self._fits, self._go)
         self._out: dict[int, Out] = {}
         """By tensor id."""
         self._read: set[int] = set()

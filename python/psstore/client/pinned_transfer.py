@@ -33,7 +33,7 @@ from psstore.client.halves import converted
 from psstore.client.kept_floats import DeviceFloats, Kept
 from psstore.client.layout import Layout
 from psstore.client.near import PeerDirectory
-from psstore.client.rooms import AnyRoom, LateRoom, NearRoom, Room
+from psstore.client.transfer_buffers import LazyBuffer, PinnedBuffer, SharedBuffer, TransferBuffer
 from psstore.protocol.client import Transfer
 from psstore.protocol.requests import Answer
 
@@ -51,7 +51,7 @@ Pull = Callable[[Sequence[Transfer]], Awaitable[list[Answer]]]
 """Receives frames into their memory."""
 
 
-R = TypeVar("R", bound=AnyRoom)
+R = TypeVar("R", bound=TransferBuffer)
 
 
 class PinnedTransfer:
@@ -80,7 +80,7 @@ class PinnedTransfer:
         order of the calls. Raises what `send` raises, when all were tried."""
         self._wait_for(arrays)
 
-        async def work(batch: Batch, room: Room | NearRoom) -> None:
+        async def work(batch: Batch, room: PinnedBuffer | SharedBuffer) -> None:
             room.fill(self._queue, batch, arrays)
             if room.hand_over(self._queue):
                 self._let_wait(arrays)
@@ -89,7 +89,7 @@ class PinnedTransfer:
             await send(room.departing(batch))
             room.give_back()
 
-        async def make_room(batch: Batch) -> Room | NearRoom:
+        async def make_room(batch: Batch) -> PinnedBuffer | SharedBuffer:
             return await self._near_room(batch, arrays) if batch.is_near else await self._room(batch)
 
         await self._each(await self._batches(layout), make_room, work)
@@ -110,7 +110,7 @@ class PinnedTransfer:
         batches = list(grouped(layout.frames, frozenset()))
         left = len(batches)
 
-        async def work(batch: Batch, room: Room) -> None:
+        async def work(batch: Batch, room: PinnedBuffer) -> None:
             nonlocal left
             self._queue.encode_out(room.buffer, [encoders[position].slice(i) for position, i in batch.slices()])
             left -= 1
@@ -130,7 +130,7 @@ class PinnedTransfer:
         arrays' streams."""
         self._wait_for(arrays)
 
-        async def work(batch: Batch, room: Room | LateRoom) -> list[Answer]:
+        async def work(batch: Batch, room: PinnedBuffer | LazyBuffer) -> list[Answer]:
             answers = await pull(room.arriving(batch, newer_than))
             while answers[0].lease is not None:
                 if await self._read_lent(batch, arrays, answers[0]):
@@ -144,8 +144,8 @@ class PinnedTransfer:
                 self._land(batch.came(arrays, answers), arrays, room.buffer, room)
             return answers
 
-        async def make_room(batch: Batch) -> Room | LateRoom:
-            return LateRoom(self._pool) if batch.is_near else await self._room(batch)
+        async def make_room(batch: Batch) -> PinnedBuffer | LazyBuffer:
+            return LazyBuffer(self._pool) if batch.is_near else await self._room(batch)
 
         converts = any(one.dtype != dtype for one, dtype in zip(arrays, layout.dtypes, strict=True))
         batches = list(grouped(layout.frames, frozenset())) if converts else await self._batches(layout)
@@ -159,7 +159,7 @@ class PinnedTransfer:
     async def follow(self, arrivals: Sequence[ReceivedFrame], pull: Pull) -> list[Answer]:
         """Receives what is followed on the device. REQUIRES: all of it is."""
 
-        async def work(arrival: ReceivedFrame, room: Room) -> Answer:
+        async def work(arrival: ReceivedFrame, room: PinnedBuffer) -> Answer:
             (answer,) = await pull([arrival.transfer(np.asarray(memoryview(room.buffer)))])
             news = arrival.news(answer)
             steps = [one.part.step(one.offset, one.dtype) for one in news]
@@ -169,7 +169,7 @@ class PinnedTransfer:
             self._give_back_later(room.buffer, arrival, room)
             return answer
 
-        async def make_room(arrival: ReceivedFrame) -> Room:
+        async def make_room(arrival: ReceivedFrame) -> PinnedBuffer:
             async with self._turn:
                 return await self._pinned_room(arrival.most_bytes)
 
@@ -200,7 +200,7 @@ class PinnedTransfer:
         copies = [Source(one.shape, one.dtype, np.empty(one.num_bytes, np.uint8)) for one in arrays]
         self._wait_for(arrays)
 
-        async def work(batch: Batch, room: Room) -> None:
+        async def work(batch: Batch, room: PinnedBuffer) -> None:
             self._queue.copy_out(room.buffer, batch.pieces(arrays))
             await self._passed(room.buffer, arrays)
             for one, memory in batch.parts(room.buffer):
@@ -214,7 +214,7 @@ class PinnedTransfer:
         """Copies bytes in main memory to the arrays, in the order of their streams."""
         self._wait_for(arrays)
 
-        async def work(batch: Batch, room: Room) -> None:
+        async def work(batch: Batch, room: PinnedBuffer) -> None:
             for one, memory in batch.parts(room.buffer):
                 memory[:] = values[one.position][one.begin : one.end]
             self._land(batch.pieces(arrays), arrays, room.buffer, room)
@@ -235,26 +235,26 @@ class PinnedTransfer:
             known = self._grouped[layout] = near, list(grouped(layout.frames, near))
         return known[1]
 
-    async def _room(self, batch: Batch) -> Room:
+    async def _room(self, batch: Batch) -> PinnedBuffer:
         async with self._turn:
             return await self._pinned_room(batch.num_bytes)
 
-    async def _near_room(self, batch: Batch, arrays: Sequence[OnDevice]) -> Room | NearRoom:
+    async def _near_room(self, batch: Batch, arrays: Sequence[OnDevice]) -> PinnedBuffer | SharedBuffer:
         """A room near the shard, or pinned memory if there is none, in the same turn: later pushes must not
         overtake."""
         async with self._turn:
             found = await self._neighbours.room(batch.frames[0].way, self._device, batch.num_bytes)
             if found is None:
                 return await self._pinned_room(batch.num_bytes)
-            return NearRoom(*found, fetch=partial(self._fetch_now, arrays))
+            return SharedBuffer(*found, fetch=partial(self._fetch_now, arrays))
 
-    async def _pinned_room(self, num_bytes: int) -> Room:
+    async def _pinned_room(self, num_bytes: int) -> PinnedBuffer:
         while self._free_bytes < num_bytes:
             self._freed.clear()
             await self._freed.wait()
         buffer = self._pool.allocate(num_bytes)
         self._free_bytes -= num_bytes
-        return Room(num_bytes, buffer, self._give_back)
+        return PinnedBuffer(num_bytes, buffer, self._give_back)
 
     def _give_back(self, num_bytes: int) -> None:
         self._free_bytes += num_bytes
@@ -326,12 +326,16 @@ class PinnedTransfer:
             await self._passed()
 
     def _land(
-        self, pieces: list[tuple[int, int, int]], arrays: Sequence[OnDevice], buffer: _core.Buffer, room: AnyRoom
+        self,
+        pieces: list[tuple[int, int, int]],
+        arrays: Sequence[OnDevice],
+        buffer: _core.Buffer,
+        room: TransferBuffer,
     ) -> None:
         self._queue.copy_in(buffer, pieces)
         self._give_back_later(buffer, arrays, room)
 
-    def _give_back_later(self, buffer: _core.Buffer, kept: object, room: AnyRoom) -> None:
+    def _give_back_later(self, buffer: _core.Buffer, kept: object, room: TransferBuffer) -> None:
         """The room, when all is done that is queued by now."""
         self._passed(buffer, kept).add_done_callback(partial(_after_landing, room))
 
@@ -346,12 +350,12 @@ def _wait(fence: _core.Fence, kept: object) -> None:
     fence.wait()
 
 
-def _after_failure(room: AnyRoom, task: asyncio.Task[Any]) -> None:
+def _after_failure(room: TransferBuffer, task: asyncio.Task[Any]) -> None:
     if task.cancelled() or task.exception() is not None:
         room.give_back()
 
 
-def _after_landing(room: AnyRoom, landed: asyncio.Future[None]) -> None:
+def _after_landing(room: TransferBuffer, landed: asyncio.Future[None]) -> None:
     if not landed.cancelled():
         landed.exception()  # seen: whoever uses the device next hears of its failure
     room.give_back()

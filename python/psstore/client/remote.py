@@ -16,8 +16,8 @@ from psstore.client.pacing import Pace
 from psstore.config import Transport
 from psstore.errors import BadArgument
 from psstore.net.address import Address, TcpAddress, UnixAddress, is_loopback, parse_address
-from psstore.net.borrowing import borrow
 from psstore.net.client import SocketDriver, Tether
+from psstore.net.fd_client import borrow
 from psstore.net.user_token import find
 from psstore.protocol.auth import NONCE_BYTES
 from psstore.protocol.client import Client

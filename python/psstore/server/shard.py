@@ -20,7 +20,7 @@ import msgspec
 from psstore import _core
 from psstore.errors import BadArgument, DeviceFailed, PsstoreError
 from psstore.net import loops
-from psstore.net.lending import DeviceLender, FileLender, Hatch
+from psstore.net.fd_server import DeviceMemoryServer, FdServer, MemoryServer
 from psstore.net.limits import ServerLimits
 from psstore.net.server import Server
 from psstore.protocol.auth import NONCE_BYTES
@@ -70,7 +70,7 @@ async def serve(settings: ShardSettings) -> None:
     arena = make_arena() if settings.device == "cpu" else None
     shard = make_shard(settings, arena)
     lender = (
-        FileLender(arena, for_all_users=settings.for_all_users)
+        MemoryServer(arena, for_all_users=settings.for_all_users)
         if arena is not None
         else make_device_lender(settings, shard)
     )
@@ -138,12 +138,12 @@ def make_arena() -> _core.ValueArena | None:
         return None
 
 
-def make_device_lender(settings: ShardSettings, shard: _core.Shard) -> DeviceLender | None:
+def make_device_lender(settings: ShardSettings, shard: _core.Shard) -> DeviceMemoryServer | None:
     """A way to the shard's device for clients that have it, too. None for a shard in main memory; and where what is
     pushed has to be looked at, which the host can't while it lies on a device."""
     if settings.device == "cpu" or settings.refuse_non_finite:
         return None
-    return DeviceLender(shard, for_all_users=settings.for_all_users)
+    return DeviceMemoryServer(shard, for_all_users=settings.for_all_users)
 
 
 def make_shard(settings: ShardSettings, arena: _core.ValueArena | None) -> _core.Shard:
@@ -161,7 +161,7 @@ def make_service(
     settings: ShardSettings,
     coordinator: Coordinator | None,
     shard: _core.Shard,
-    lender: Hatch | None,
+    lender: FdServer | None,
     *,
     max_connections: int,
 ) -> ShardService:

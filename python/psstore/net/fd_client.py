@@ -1,4 +1,4 @@
-"""A client's way to the memory that a shard shares: see lending.py for who says what."""
+"""A client's way to the memory that a shard shares: see fd_server.py for who says what."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from psstore import _core
 from psstore.errors import PsstoreError
-from psstore.net.lending import MAPPED, SEALED
+from psstore.net.fd_server import MAPPED, SEALED
 from psstore.wire.messages import Parcel, Shared, decode_body
 
 BORROW_S = 2.0

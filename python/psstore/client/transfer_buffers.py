@@ -16,7 +16,7 @@ from psstore.protocol.client import Transfer
 from psstore.protocol.sharing import Landing
 
 
-class Room:
+class PinnedBuffer:
     """Pinned memory of a pinned transfer, from when it is free to `give_back`."""
 
     def __init__(self, num_bytes: int, buffer: _core.Buffer, freed: Callable[[int], None]) -> None:
@@ -44,7 +44,7 @@ class Room:
         self._num_bytes = 0
 
 
-class NearRoom:
+class SharedBuffer:
     """Room for a frame in what its shard shares, and nothing of the host's."""
 
     def __init__(self, near: DevicePeer, room: _core.PushRoom, fetch: Callable[[Batch], _core.Segments]) -> None:
@@ -66,7 +66,7 @@ class NearRoom:
         """The shard says when it is free."""
 
 
-class LateRoom:
+class LazyBuffer:
     """Memory for the answer of a shard that may lend it: there is some only if it comes over the stream after all."""
 
     def __init__(self, pool: _core.PinnedPool) -> None:
@@ -85,7 +85,7 @@ class LateRoom:
         """The pool sees when it is free."""
 
 
-class AnyRoom(Protocol):
+class TransferBuffer(Protocol):
     """Memory for a batch, wherever it is."""
 
     def give_back(self) -> None: ...

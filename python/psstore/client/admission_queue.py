@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 
-class Turns(Generic[T]):
+class AdmissionQueue(Generic[T]):
     """`release` is to be called whenever there may be more room."""
 
     def __init__(self, fits: Callable[[T], bool], go: Callable[[T], object]) -> None:

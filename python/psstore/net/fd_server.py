@@ -59,7 +59,7 @@ class Wrapped(NamedTuple):
     files: Sequence[int]
 
 
-class Hatch(ABC):
+class FdServer(ABC):
     """A `protocol.sharing.Lender` of a shard process: hands each visitor what `wrap` makes for it. Serves on an event
     loop from `start` to `close`."""
 
@@ -155,7 +155,7 @@ class Hatch(ABC):
             visitor.send(SEALED)
 
 
-class FileLender(Hatch):
+class MemoryServer(FdServer):
     """Lends the main memory of a shard: `values`, and push arenas of `push_bytes`."""
 
     def __init__(
@@ -170,7 +170,7 @@ class FileLender(Hatch):
         return Wrapped(arena, b"F", [self.values.fileno(), *arena.filenos()])
 
 
-class DeviceLender(Hatch):
+class DeviceMemoryServer(FdServer):
     """Lends the memory of a shard's device: push arenas of the size that is asked for. Where values lie is told when
     they are asked for."""
 

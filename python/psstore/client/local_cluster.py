@@ -36,7 +36,7 @@ LIVENESS = Liveness(silence_s=math.inf, detached_s=0.0)
 """A worker of this process lives as long as its store is open: there is no network to doubt."""
 
 
-class Hub:
+class LocalCluster:
     """The shards of a LocalStore."""
 
     def __init__(
@@ -93,12 +93,12 @@ class ShardHost:
         self._service = service
         self._loop = loop
         self._shares_device = shares_device
-        self._wires: dict[int, Wire] = {}
+        self._wires: dict[int, Pipe] = {}
         self._next_conn = 1
         self._deadline_timer = DeadlineTimer(loop, next_wake=service.next_wake, tick=self._tick)
         self._settling = False
 
-    def open(self, wire: Wire) -> tuple[int, _core.ServerProtocol]:
+    def open(self, wire: Pipe) -> tuple[int, _core.ServerProtocol]:
         """Returns the wire's number, and where what it brings goes."""
         conn = self._next_conn
         self._next_conn += 1
@@ -171,7 +171,7 @@ class ShardHost:
             self._loop.call_soon(self._settle)
 
 
-class Wire:
+class Pipe:
     """One session and one shard, joined: each decodes what the other says."""
 
     def __init__(self, session: Session, host: ShardHost, loop: asyncio.AbstractEventLoop) -> None:
@@ -223,38 +223,38 @@ class Wire:
                 self._host.receive(self._conn, self._to_shard)
 
 
-class LocalLine:
+class LocalDriver:
     """The backend and the driver of one client of a LocalStore."""
 
-    def __init__(self, hub: Hub, thread: LoopThread, *, on_released: Callable[[], None] | None) -> None:
+    def __init__(self, cluster: LocalCluster, thread: LoopThread, *, on_released: Callable[[], None] | None) -> None:
         self.thread = thread
         self.lane = None  # its frames need no sockets, and the loop for both ends
-        self._hub = hub
-        self._wires: list[Wire] = []
+        self._cluster = cluster
+        self._wires: list[Pipe] = []
         self._on_released = on_released
 
     async def open(self, options: Options) -> Operations:
         """Connects to every shard and, as a worker, joins. Raises RankTaken, TooManyWorkers, BadArgument."""
         identity = Identity(client=secrets.token_hex(16), role=options.role)
-        facts = Facts(len(self._hub.hosts))
+        facts = Facts(len(self._cluster.hosts))
         sessions = [
             Session(identity=identity, facts=facts, make_nonce=lambda: b"", address="local://", shard=shard)
-            for shard in range(len(self._hub.hosts))
+            for shard in range(len(self._cluster.hosts))
         ]
         self._wires = [
-            Wire(session, host, self._hub.loop) for session, host in zip(sessions, self._hub.hosts, strict=True)
+            Pipe(session, host, self._cluster.loop) for session, host in zip(sessions, self._cluster.hosts, strict=True)
         ]
         client = Client(driver=self, identity=identity, facts=facts, sessions=sessions, timeout_s=options.timeout_s)
-        client.num_workers = self._hub.consistency.num_workers
+        client.num_workers = self._cluster.consistency.num_workers
         if options.role == "worker":
             await client.join(rank=options.rank, num_workers=options.num_workers)
         return Operations(client, wait_s=options.wait_s)
 
     def now(self) -> float:
-        return self._hub.loop.time()
+        return self._cluster.loop.time()
 
     def future(self) -> Future:
-        return QuietFuture(loop=self._hub.loop)
+        return QuietFuture(loop=self._cluster.loop)
 
     def flush(self, session: Session) -> None:
         self._wires[session.shard].flush()
