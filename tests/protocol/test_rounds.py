@@ -48,7 +48,7 @@ def test_shard_of_the_coordinator_need_not_be_told_what_was_decided() -> None:
     assert (store.shards[0].version, reader.is_answered(reading)) == (0, False)
     store.carry_out(0, store.services[0].catch_up(store.now))
     assert store.shards[0].version == 1
-    assert store.coordinator.rounds.log_length == 0
+    assert len(store.coordinator.rounds.log) == 0
     assert reader.pulled(reading) == [-1.0] * 4
 
 
@@ -113,7 +113,7 @@ def test_commit_with_what_no_shard_has_signed_is_refused() -> None:
     for forged in (m.Signed(blob=SIGNER.sign(fact).blob, mac=b"x" * 16), SIGNER.sign(m.DropFact(ids=()))):
         peer = store.worker(0)
         assert isinstance(failure_of(peer, peer.commit(1, applied=[forged])), errors.BadSignature)
-    assert store.coordinator.rounds.decided == 0
+    assert store.coordinator.rounds.log.last == 0
 
 
 def test_one_worker_of_a_round_is_asked_now_and_then_to_have_the_shards_attest() -> None:
@@ -404,7 +404,7 @@ def test_asynchronous_commit_that_is_repeated_is_decided_once() -> None:
     store = FakeStore(num_workers=2, quorum=1, staleness=UNBOUNDED)
     peer, _ = workers(store, 2)
     assert [peer.committed(peer.commit(1)).decision for _ in range(3)] == [1, 1, 1]
-    assert store.coordinator.rounds.decided == 1
+    assert store.coordinator.rounds.log.last == 1
 
 
 # ---- when the coordinator has to wake ----
@@ -453,7 +453,7 @@ def test_decisions_are_kept_until_every_shard_has_attested_them() -> None:
         applied = [SIGNER.sign(m.AppliedFact(shard=shard, decision=round - 1 - shard)) for shard in (0, 1)]
         told = peer.committed(peer.commit(round, applied=applied if round == 3 else []))
     assert [fact.number for fact in decisions_in(told)] == [2, 3]
-    assert store.coordinator.rounds.log_length == 2
+    assert len(store.coordinator.rounds.log) == 2
 
 
 def test_worker_that_joins_learns_the_decisions_that_some_shard_may_lack() -> None:

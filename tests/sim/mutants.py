@@ -13,11 +13,12 @@ from msgspec.structs import replace
 from psstore import _core
 from psstore.client.norms import SquareSums
 from psstore.errors import RoundOutOfOrder
-from psstore.protocol import rounds, shard_facts
+from psstore.protocol import decision_log, rounds, shard_facts
 from psstore.protocol.barriers import Barriers
 from psstore.protocol.client import Client
 from psstore.protocol.clients import Clients
 from psstore.protocol.connection import Connection
+from psstore.protocol.decision_log import DecisionLog
 from psstore.protocol.facts import Facts
 from psstore.protocol.membership import Membership
 from psstore.protocol.replies import Reply
@@ -160,15 +161,14 @@ def barriers_open_for_the_first() -> Iterator[None]:
         yield
 
 
-def decisions_are_forgotten_too_early(self: Rounds, shard: int, decision: int) -> None:
-    while len(self._log) > 1:
-        self._log.popleft()
-        self._told.popleft()
+def decisions_are_forgotten_too_early(self: DecisionLog, shard: int, decision: int) -> None:
+    while len(self._kept) > 1:
+        self._kept.popleft()
 
 
 @contextmanager
 def one_shard_speaks_for_all() -> Iterator[None]:
-    with mock.patch.object(rounds, "min", max, create=True):
+    with mock.patch.object(decision_log, "min", max, create=True):
         yield
 
 
@@ -222,7 +222,7 @@ MUTANTS: dict[str, tuple[str, Mutant]] = {
     "members are in the order of arrival": ("sync", lambda: mock.patch.object(rounds, "sorted", list, create=True)),
     "the dead are never noticed": ("sync", _method(Membership, "sweep", lambda self, now: [])),
     "a new life inherits the old one's commit": ("sync", _method(Rounds, "replaced", lambda self, rank: [])),
-    "decisions are forgotten too early": ("async", _method(Rounds, "applied", decisions_are_forgotten_too_early)),
+    "decisions are forgotten too early": ("async", _method(DecisionLog, "applied", decisions_are_forgotten_too_early)),
     "one shard speaks for all": ("async", one_shard_speaks_for_all),
     "who lied goes on": ("sync", _method(Membership, "refuse", lambda self, worker, why: None)),
     "a repeated CREATE is carried out again": (

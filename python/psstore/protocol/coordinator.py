@@ -86,7 +86,7 @@ class Coordinator:
 
     def applied(self, fact: AppliedFact, now: float) -> list[Reply]:
         """A shard has applied a decision, and found these contributions missing: their workers may not go on."""
-        self.rounds.applied(fact.shard, fact.decision)
+        self.rounds.log.applied(fact.shard, fact.decision)
         replies: list[Reply] = []
         for rank, incarnation, round in fact.missing:
             worker = self.membership.workers.get(rank)
@@ -132,8 +132,8 @@ class Coordinator:
             case Join():
                 return self._join(conn, request, message, client, now)
             case Decisions():
-                decisions = self.rounds.since(message.since)
-                return [Reply(conn, request, Decided(last=self.rounds.decided, decisions=decisions))]
+                decisions = self.rounds.log.since(message.since)
+                return [Reply(conn, request, Decided(last=self.rounds.log.last, decisions=decisions))]
             case None:
                 return [Reply(conn, request, None), *self._leave(client)]
             case Create():
@@ -200,8 +200,8 @@ class Coordinator:
             rank=worker.rank,
             incarnation=worker.incarnation,
             round=worker.clock + 1,
-            decision=self.rounds.decided,
-            decisions=self.rounds.since(0),
+            decision=self.rounds.log.last,
+            decisions=self.rounds.log.since(0),
             ticket=self._signer.sign(ticket),
         )
         return [Reply(conn, request, joined), *told]
@@ -226,8 +226,8 @@ class Coordinator:
         workers = list(self.membership.workers.values())
         live, lost = ([w.rank for w in workers if w.life.value == life] for life in ("live", "lost"))
         counters: dict[str, int | float | str] = {
-            "decisions": self.rounds.decided,
-            "decision_log": self.rounds.log_length,
+            "decisions": self.rounds.log.last,
+            "decision_log": len(self.rounds.log),
             "max_staleness": self.rounds.max_staleness,
             "tensors": len(self.catalogue.names().names),
             "workers_live": len(live),

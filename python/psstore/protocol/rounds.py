@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from itertools import islice
 from types import MappingProxyType
 from typing import NamedTuple
 
 from psstore.errors import BadArgument, DeadlineExceeded, PsstoreError, RoundOutOfOrder, TornRound, WorkerLost
 from psstore.protocol import decisions
 from psstore.protocol.catalogue import Group
+from psstore.protocol.decision_log import DecisionLog
 from psstore.protocol.hypers import Chosen, Hypers
 from psstore.protocol.losses import Losses
 from psstore.protocol.membership import Membership, Worker
@@ -20,7 +19,7 @@ from psstore.protocol.signing import Signer
 from psstore.protocol.unfinished import Finishing, Unfinished
 from psstore.protocol.waits import Waits
 from psstore.types import UNBOUNDED, Consistency
-from psstore.wire.messages import Commit, Committed, DecisionFact, Signed
+from psstore.wire.messages import Commit, Committed
 
 ATTEST_EVERY = 64
 """Decisions after which one of the workers asks every shard what it has applied: about twice as many are kept. Each is
@@ -46,13 +45,6 @@ class Waiting(NamedTuple):
         return Reply(self.conn, self.request, result)
 
 
-class Made(NamedTuple):
-    """A decision, as it was made and as clients carry it."""
-
-    fact: DecisionFact
-    signed: Signed
-
-
 class Closed(NamedTuple):
     """The last round of a worker that was decided, so that a resent commit gets the same answer."""
 
@@ -64,7 +56,7 @@ class Closed(NamedTuple):
 
 
 class Rounds:
-    """The decision log and everything that waits for it."""
+    """What is staged, decided, and owed to workers. The decisions themselves are in `log`."""
 
     def __init__(
         self,
@@ -76,22 +68,16 @@ class Rounds:
         groups: Callable[[], Mapping[int, Group]],
     ) -> None:
         self.consistency = consistency
-        self.decided = 0
-        """Number of the last decision."""
+        self.log = DecisionLog(signer=signer, num_shards=num_shards)
         self.max_staleness = 0
         """Largest lead over the slowest live worker with which a worker was let go."""
         self.torn: TornRound | None = None
         """Why there will be no other decision."""
         self._membership = membership
-        self._signer = signer
-        self._log: deque[Made] = deque()
-        """Those that some shard has not said to have applied."""
-        self._applied = [0] * num_shards
-        """The last decision of which each shard has said so."""
+        self._lockstep = consistency.lockstep
+        self._needs_attesting = num_shards > 1
         self._attester = -1
         """The rank that is to ask the shards what they have applied."""
-        self._told: deque[Signed] = deque()
-        """Those of the log as clients carry them: one that steps alone is told as many at once as there are workers."""
         self._staged: Waits[Waiting] = Waits()
         """Commits that no decision holds yet."""
         self._particular: dict[int, Commit] = {}
@@ -108,35 +94,9 @@ class Rounds:
         """That ranks know of, which wait for the end of their round."""
         self._hypers = Hypers(groups)
 
-    # ---- what the log holds ----
-
-    def since(self, number: int) -> tuple[Signed, ...]:
-        """Every kept decision after `number`, in order."""
-        return tuple(islice(self._told, self._index_after(number), None))
-
-    def made_since(self, number: int) -> list[Made]:
-        """The same, for this process."""
-        return list(islice(self._log, self._index_after(number), None))
-
-    def applied(self, shard: int, decision: int) -> None:
-        """What all have applied, nobody needs to have carried any more."""
-        self._applied[shard] = max(self._applied[shard], decision)
-        floor = min(self._applied)
-        while self._log and self._log[0].fact.number <= floor:
-            self._log.popleft()
-            self._told.popleft()
-
-    def _index_after(self, number: int) -> int:
-        """In the log, where decisions are numbered without a gap up to the last one."""
-        return max(0, number - self.decided + len(self._log))
-
-    @property
-    def log_length(self) -> int:
-        return len(self._log)
-
     def first_clock(self) -> int:
         """The clock that a worker joins with: the open round in lockstep, the slowest live worker's else."""
-        return self.decided if self.consistency.lockstep else self._membership.slowest_clock()
+        return self.log.last if self._lockstep else self._membership.slowest_clock()
 
     # ---- events ----
 
@@ -153,8 +113,8 @@ class Rounds:
             return ([] if commit.early else self._unfinished.finished(worker.rank)) + self._release()
         self._check_round(worker, commit)
         decisions.check(commit, self.consistency)
-        lockstep = self.consistency.lockstep
-        if lockstep and commit.round <= self.decided:
+        lockstep = self._lockstep
+        if lockstep and commit.round <= self.log.last:
             return self._late(worker, waiting)
         self._check_agreement(worker.rank, commit)
         hypers = self._hypers.complete(commit.hypers)
@@ -176,7 +136,7 @@ class Rounds:
 
     def settle(self) -> list[Reply]:
         """Decides what can be decided and answers what waited for it: after a commit, a leave or a loss."""
-        while self.consistency.lockstep and self._staged and len(self._staged) >= self._needed():
+        while self._lockstep and self._staged and len(self._staged) >= self._needed():
             self._decide()
         return self._release()
 
@@ -278,20 +238,17 @@ class Rounds:
         ranks = sorted(self._staged)
         commits = [self._staged[rank].commit for rank in ranks]
         hypers = self._hypers.decide(self._staged[ranks[0]].hypers)
-        number = self.decided + 1
+        number = self.log.last + 1
         workers = [self._membership.workers[rank] for rank in ranks]
         fact = decisions.make(number, workers, commits, hypers)
-        made = Made(fact, self._signer.sign(fact))
-        self._log.append(made)
-        self._told.append(made.signed)
-        self.decided = number
+        self.log.append(fact)
         for worker, commit in zip(workers, commits, strict=True):
             self._membership.reached(worker, commit.round)
             self._closed[worker.rank] = Closed(worker.incarnation, commit.round, number, skip=fact.skip)
             self._just_decided[worker.rank] = self._staged[worker.rank]
             self._unstage(worker.rank)
             self._losses.forget(worker.rank)
-        if number % ATTEST_EVERY == 0 and len(self._applied) > 1:
+        if number % ATTEST_EVERY == 0 and self._needs_attesting:
             self._attester = ranks[number // ATTEST_EVERY % len(ranks)]
         if fact.early:
             promising = [rank for rank, commit in zip(ranks, commits, strict=True) if commit.early]
@@ -300,7 +257,7 @@ class Rounds:
     def _late(self, worker: Worker, waiting: Waiting) -> list[Reply]:
         """The round was decided without this worker: it goes on with the open one."""
         round = waiting.commit.round
-        self._membership.reached(worker, self.decided)
+        self._membership.reached(worker, self.log.last)
         self._closed[worker.rank] = Closed(worker.incarnation, round, decision=round, late=True)
         self._just_decided[worker.rank] = waiting
         return self._release()
@@ -333,7 +290,7 @@ class Rounds:
         if self._unfinished.pending and not waiting.commit.early:
             return False
         bound = self.consistency.staleness
-        return self.consistency.lockstep or bound == UNBOUNDED or worker.clock - slowest <= bound
+        return self._lockstep or bound == UNBOUNDED or worker.clock - slowest <= bound
 
     def _answer(self, worker: Worker, waiting: Waiting, slowest: int) -> Reply:
         closed = self._closed[worker.rank]
@@ -342,8 +299,8 @@ class Rounds:
             decision=closed.decision,
             late=closed.late,
             next_round=worker.clock + 1,
-            decisions=self.since(waiting.commit.since),
-            last=self.decided,
+            decisions=self.log.since(waiting.commit.since),
+            last=self.log.last,
             slowest=slowest,
             skip=closed.skip,
             attest=worker.rank == self._attester,
@@ -361,14 +318,14 @@ class Rounds:
         for rank, waiting in list(self._staged.items()):
             if waiting.since < math.inf and self._losses.is_news(rank, waiting.request, lost):
                 self._losses.tell(rank, waiting.request, lost)
-                replies.append(waiting.reply(self._worker_lost(f"round {self.decided + 1}", lost[0], now)))
+                replies.append(waiting.reply(self._worker_lost(f"round {self.log.last + 1}", lost[0], now)))
                 self._staged.put(rank, waiting._replace(since=math.inf))
         return replies
 
     def _lost_and_needed(self) -> list[Worker]:
         """In lockstep, lost workers that the round lacks, if it can't close without them."""
         lost = [w for w in self._membership.lost() if w.rank not in self._staged]
-        if not lost or not self.consistency.lockstep:
+        if not lost or not self._lockstep:
             return []
         able = self._membership.expected() - {w.rank for w in lost}
         return lost if len(able | set(self._staged)) < self._needed() else []
@@ -378,7 +335,7 @@ class Rounds:
             f"{who} needs rank {missing.rank}, which is lost: last seen {now - missing.last_seen:.1f} s ago,"
             f" its last round was {missing.clock}",
             rank=missing.rank,
-            round=self.decided + 1,
+            round=self.log.last + 1,
             last_seen_s=now - missing.last_seen,
             **waited,
         )
@@ -419,7 +376,7 @@ class Rounds:
             return self._worker_lost(who, lost[0], now, waited_s=waited_s)
         if self._unfinished.pending and rank in self._owed:
             missing = self._unfinished.owing
-        elif self.consistency.lockstep:
+        elif self._lockstep:
             missing = sorted(self._membership.expected() - set(self._staged))
         else:
             slowest = self._membership.slowest_clock()

@@ -230,10 +230,10 @@ class ShardService:
         are sent, and before anything else is heard: a read here shows every decision that anybody was told of. Returns
         the replies to whoever waited for it. Raises DeviceFailed."""
         coordinator = self.coordinator
-        if coordinator is None or coordinator.rounds.decided <= self.shard.version:
+        if coordinator is None or coordinator.rounds.log.last <= self.shard.version:
             return []
         try:
-            self._facts.catch_up(coordinator.rounds.made_since(self.shard.version))
+            self._facts.catch_up(coordinator.rounds.log.made_since(self.shard.version))
         except DeviceFailed:
             raise
         except PsstoreError:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from psstore import _core
 from psstore.errors import BadBody, BadSignature, OutOfMemory, StaleIncarnation
 from psstore.protocol.connection import Connection
-from psstore.protocol.rounds import Made
+from psstore.protocol.decision_log import Made
 from psstore.protocol.sharing import MAX_LEASED_BYTES, blocks_frame
 from psstore.protocol.signing import Signer
 from psstore.types import ITEM_BYTES, Tensor
