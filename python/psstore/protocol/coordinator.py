@@ -105,7 +105,7 @@ class Coordinator:
         return replies
 
     def _attested(self, signed: Sequence[Signed], now: float) -> list[Reply]:
-        """The same, as workers carry it. Raises BadSignature."""
+        """What shards have applied, as workers carry it. Raises BadSignature."""
         facts = [self._signer.open(one) for one in signed]
         replies: list[Reply] = []
         for fact in facts:
@@ -122,7 +122,7 @@ class Coordinator:
             self.rounds.refuse_if_torn()
         match message:
             case Commit():
-                told = self._attested(message.applied, now)
+                told = self._attested(message.applied, now) if message.applied else []
                 return told + self._commit(client, Waiting(message, conn, request, now))
             case Finish():
                 return self.rounds.finish(self._worker(client, now), Finishing(message, conn, request, now))

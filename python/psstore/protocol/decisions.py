@@ -26,11 +26,16 @@ def check(commit: Commit, consistency: Consistency) -> None:
             f"commit loss_scale is {commit.loss_scale}; it must be positive, and weight / loss_scale"
             f" from {MIN_WEIGHT:g} to {MAX_WEIGHT:g}"
         )
+    if commit.early or commit.max_norm is not None:
+        _check_particular(commit, consistency)
+
+
+def _check_particular(commit: Commit, consistency: Consistency) -> None:
     if commit.max_norm is not None and not 0.0 <= commit.max_norm < math.inf:
         raise BadArgument(f"commit max_norm is {commit.max_norm}; it must be finite and not negative")
     if commit.early and commit.max_norm is not None:
         raise BadArgument("an early commit can't have max_norm: the norm needs every gradient; give up one of them")
-    if (commit.early or commit.max_norm is not None) and not waits_for_all(consistency):
+    if not waits_for_all(consistency):
         raise BadArgument(
             f"{'an early commit' if commit.early else 'max_norm'} needs every worker in every round: start the store"
             f" with --mode sync (its quorum is {consistency.quorum} of {consistency.num_workers} workers, its staleness"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from psstore.wire.messages import DecisionFact, Scale, Signed, decode_fact
+from psstore.wire.messages import DecisionFact, Scale, Signed, decode_fact, is_clipped
 
 
 class Facts:
@@ -42,8 +42,8 @@ class Facts:
         else:
             self._log = oldest, (*kept, *decisions[self.last + 1 - first :])
         self.last = last
-        latest = decode_fact(decisions[-1].blob) if decisions else None
-        self.unscaled = latest if isinstance(latest, DecisionFact) and latest.max_norm is not None else None
+        latest = decode_fact(decisions[-1].blob) if decisions and is_clipped(decisions[-1].blob) else None
+        self.unscaled = latest if isinstance(latest, DecisionFact) else None
 
     def set_scale(self, scale: Scale) -> None:
         """Ignored if it is of an earlier decision: that one every shard has applied."""

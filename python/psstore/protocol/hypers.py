@@ -25,6 +25,8 @@ class Hypers:
         """`groups`: those that have tensors."""
         self._groups = groups
         self._last: dict[int, Chosen] = {}
+        self._decided: tuple[Mapping[int, Group], dict[int, dict[str, float]]] = {}, {}
+        """The groups that there were at the last decision, and what that said of them."""
 
     def complete(self, given: Mapping[int, Mapping[str, float]]) -> dict[int, Chosen]:
         """What the groups in `given` would have next. Raises BadArgument, BadHyper: everything that a shard would
@@ -48,11 +50,14 @@ class Hypers:
 
         `chosen`: by `complete`. Meanwhile a group may have got another rule: then what was chosen is void.
         """
+        groups = self._groups()
+        if groups == self._decided[0] and all(self._last.get(group) is one for group, one in chosen.items()):
+            return self._decided[1]
         self._last = {
-            group: self._next(rule, chosen.get(group), self._last.get(group))
-            for group, (rule, _) in self._groups().items()
+            group: self._next(rule, chosen.get(group), self._last.get(group)) for group, (rule, _) in groups.items()
         }
-        return {group: last.values for group, last in self._last.items()}
+        self._decided = dict(groups), {group: last.values for group, last in self._last.items()}
+        return self._decided[1]
 
     def _next(self, rule: str, chosen: Chosen | None, last: Chosen | None) -> Chosen:
         if chosen is not None and chosen.rule == rule:

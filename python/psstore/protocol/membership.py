@@ -90,6 +90,8 @@ class Membership:
         """Ranks of `workers`."""
         self._losses = Earliest()
         """When each of the live will be lost if nothing is heard of it."""
+        self._changed: set[int] = set()
+        """Ranks of which `_losses` has to be told anew: nobody asks as often as workers speak."""
         self._clocks = Earliest()
         """Those of the live."""
 
@@ -130,12 +132,13 @@ class Membership:
 
     def worker_of(self, client: str) -> Worker:
         """The current worker that this client is. Raises if it is none, or an older life."""
-        worker = self.find(client)
+        worker = self._of_client.get(client)
         if worker is None:
             raise StaleIncarnation("this client is no worker here: it never joined, or a newer life took its rank")
         if worker.life is LEFT:
             raise NotAWorker(f"rank {worker.rank} has left; connect again to train on")
-        worker.check()
+        if worker.refusal is not None:
+            worker.check()
         return worker
 
     def heartbeat(self, *, client: str, rank: int, incarnation: int, conn: int, now: float) -> None:
@@ -149,9 +152,8 @@ class Membership:
 
     def seen(self, worker: Worker, now: float) -> None:
         worker.last_seen = max(worker.last_seen, now)
-        if worker.life is not LOST:
-            self._expect(worker)
-        elif worker.refusal is None:
+        self._changed.add(worker.rank)
+        if worker.life is LOST and worker.refusal is None:
             self._become(worker, LIVE)
 
     def refuse(self, worker: Worker, why: MissingContribution) -> None:
@@ -174,7 +176,7 @@ class Membership:
         worker.links.discard(conn)
         if not worker.links:
             worker.detached_since = now
-            self._expect(worker)
+            self._changed.add(worker.rank)
 
     def leave(self, worker: Worker) -> None:
         self._become(worker, LEFT)
@@ -189,6 +191,7 @@ class Membership:
 
     def sweep(self, now: float) -> list[Worker]:
         """Those that became lost by now, in rank order."""
+        self._note_changes()
         lost = [self.workers[rank] for rank in self._losses.take(now)]
         for worker in lost:
             self._become(worker, LOST)
@@ -196,6 +199,7 @@ class Membership:
 
     def next_wake(self) -> float | None:
         """When `sweep` may next find somebody."""
+        self._note_changes()
         return self._losses.smallest()
 
     def expected(self) -> set[int]:
@@ -243,17 +247,20 @@ class Membership:
         self._with_life[life].add(worker.rank)
         worker.life = life
         self.num_changes += 1
+        self._changed.add(worker.rank)
         if life is LIVE:
             self._clocks.put(worker.rank, worker.clock)
-            self._expect(worker)
         else:
             self._clocks.drop(worker.rank)
-            self._losses.drop(worker.rank)
 
-    def _expect(self, worker: Worker) -> None:
-        """When it was last heard of, or what it is connected by, has changed."""
-        if worker.life is LIVE and self.workers.get(worker.rank) is worker:
-            self._losses.put(worker.rank, self._lost_at(worker))
+    def _note_changes(self) -> None:
+        for rank in self._changed:
+            worker = self.workers.get(rank)
+            if worker is not None and worker.life is LIVE:
+                self._losses.put(rank, self._lost_at(worker))
+            else:
+                self._losses.drop(rank)
+        self._changed.clear()
 
     def _forget_all(self) -> None:
         self.workers.clear()
@@ -268,7 +275,7 @@ class Membership:
         self._of_link[conn] = worker
         worker.links.add(conn)
         worker.detached_since = None
-        self._expect(worker)
+        self._changed.add(worker.rank)
 
     def _lost_at(self, worker: Worker) -> float:
         silent = worker.last_seen + self.liveness.silence_s

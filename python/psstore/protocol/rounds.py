@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import NamedTuple
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from psstore.errors import BadArgument, DeadlineExceeded, PsstoreError, RoundOutOfOrder, TornRound, WorkerLost
 from psstore.protocol import decisions
@@ -26,7 +28,7 @@ ATTEST_EVERY = 64
 a few hundred bytes, and goes to whoever joins."""
 
 
-class Waiting(NamedTuple):
+class Waiting(Struct, frozen=True, gc=False):
     """A commit whose reply is owed."""
 
     commit: Commit
@@ -45,7 +47,7 @@ class Waiting(NamedTuple):
         return Reply(self.conn, self.request, result)
 
 
-class Closed(NamedTuple):
+class Closed(Struct, frozen=True, gc=False):
     """The last round of a worker that was decided, so that a resent commit gets the same answer."""
 
     incarnation: int
@@ -116,13 +118,14 @@ class Rounds:
         lockstep = self._lockstep
         if lockstep and commit.round <= self.log.last:
             return self._late(worker, waiting)
-        self._check_agreement(worker.rank, commit)
+        if self._particular:
+            self._check_agreement(worker.rank, commit)
         hypers = self._hypers.complete(commit.hypers)
         self._stage(worker.rank, Waiting(commit, waiting.conn, waiting.request, waiting.since, hypers))
         if not lockstep:
             self._decide()
             return self.settle()
-        return self.settle() + self._complain(waiting.since)
+        return self.settle() + (self._complain(waiting.since) if self._staged.of else [])
 
     def finish(self, worker: Worker, finishing: Finishing) -> list[Reply]:
         """All that a worker's early commit promised is staged."""
@@ -136,7 +139,7 @@ class Rounds:
 
     def settle(self) -> list[Reply]:
         """Decides what can be decided and answers what waited for it: after a commit, a leave or a loss."""
-        while self._lockstep and self._staged and len(self._staged) >= self._needed():
+        while self._lockstep and self._staged.of and len(self._staged.of) >= self._needed():
             self._decide()
         return self._release()
 
@@ -149,7 +152,7 @@ class Rounds:
 
     def refused(self, worker: Worker, why: PsstoreError, now: float) -> list[Reply]:
         """That life may not go on. What it has committed and is not decided does not count."""
-        waits = (self._staged.get(worker.rank), self._owed.pop(worker.rank))
+        waits = (self._staged.of.get(worker.rank), self._owed.pop(worker.rank))
         self._unstage(worker.rank)
         return [waiting.reply(why) for waiting in waits if waiting is not None] + self.lost([worker], now)
 
@@ -159,7 +162,7 @@ class Rounds:
         for waits in (self._staged, self._owed):
             for rank, waiting in waits.due(now):
                 replies.append(waiting.reply(self._too_late(rank, waiting, now)))
-                waits.put(rank, waiting._replace(since=math.inf))
+                waits.put(rank, replace(waiting, since=math.inf))
         return replies
 
     def next_wake(self) -> float | None:
@@ -235,19 +238,20 @@ class Rounds:
 
     def _decide(self) -> None:
         """The staged commits become the next decision. Members are in rank order: that is the order of reduction."""
-        ranks = sorted(self._staged)
-        commits = [self._staged[rank].commit for rank in ranks]
-        hypers = self._hypers.decide(self._staged[ranks[0]].hypers)
-        number = self.log.last + 1
+        staged = sorted(self._staged.of.items())
+        ranks = [rank for rank, _ in staged]
+        commits = [waiting.commit for _, waiting in staged]
         workers = [self._membership.workers[rank] for rank in ranks]
-        fact = decisions.make(number, workers, commits, hypers)
+        number = self.log.last + 1
+        fact = decisions.make(number, workers, commits, self._hypers.decide(staged[0][1].hypers))
         self.log.append(fact)
         for worker, commit in zip(workers, commits, strict=True):
             self._membership.reached(worker, commit.round)
             self._closed[worker.rank] = Closed(worker.incarnation, commit.round, number, skip=fact.skip)
-            self._just_decided[worker.rank] = self._staged[worker.rank]
-            self._unstage(worker.rank)
             self._losses.forget(worker.rank)
+        self._just_decided.update(staged)
+        self._staged.clear()
+        self._particular.clear()
         if number % ATTEST_EVERY == 0 and self._needs_attesting:
             self._attester = ranks[number // ATTEST_EVERY % len(ranks)]
         if fact.early:
@@ -271,7 +275,8 @@ class Rounds:
             worker = self._membership.workers[rank]
             if self._may_go(worker, waiting, slowest):
                 self.max_staleness = max(self.max_staleness, worker.clock - slowest)
-                self._owed.pop(rank)
+                if rank in self._owed.of:
+                    self._owed.pop(rank)
                 answers.append(self._answer(worker, waiting, slowest))
             else:
                 self._owed.put(rank, waiting)
@@ -284,7 +289,7 @@ class Rounds:
         if waited_for == self._released_at:
             return candidates
         self._released_at = waited_for
-        return {**dict(self._owed.items()), **candidates}
+        return {**self._owed.of, **candidates}
 
     def _may_go(self, worker: Worker, waiting: Waiting, slowest: int) -> bool:
         if self._unfinished.pending and not waiting.commit.early:
@@ -311,24 +316,24 @@ class Rounds:
     def _complain(self, now: float) -> list[Reply]:
         """Tells those who wait of the lost workers for want of whom the round can't close, each once. Their commits
         stay: if the lost one's next life joins and commits, the round closes with them."""
-        lost = self._lost_and_needed() if self._staged else []
+        lost = self._lost_and_needed() if self._staged.of else []
         if not lost:
             return []
         replies = []
-        for rank, waiting in list(self._staged.items()):
+        for rank, waiting in list(self._staged.of.items()):
             if waiting.since < math.inf and self._losses.is_news(rank, waiting.request, lost):
                 self._losses.tell(rank, waiting.request, lost)
                 replies.append(waiting.reply(self._worker_lost(f"round {self.log.last + 1}", lost[0], now)))
-                self._staged.put(rank, waiting._replace(since=math.inf))
+                self._staged.put(rank, replace(waiting, since=math.inf))
         return replies
 
     def _lost_and_needed(self) -> list[Worker]:
         """In lockstep, lost workers that the round lacks, if it can't close without them."""
-        lost = [w for w in self._membership.lost() if w.rank not in self._staged]
+        lost = [w for w in self._membership.lost() if w.rank not in self._staged.of]
         if not lost or not self._lockstep:
             return []
         able = self._membership.expected() - {w.rank for w in lost}
-        return lost if len(able | set(self._staged)) < self._needed() else []
+        return lost if len(able | set(self._staged.of)) < self._needed() else []
 
     def _worker_lost(self, who: str, missing: Worker, now: float, **waited: float) -> WorkerLost:
         return WorkerLost(
@@ -342,7 +347,7 @@ class Rounds:
 
     def _void_promise(self, worker: Worker, now: float) -> list[Reply]:
         """Nobody may count on pushes that a lost worker promised. Should it be there after all, it commits again."""
-        waiting = self._staged.get(worker.rank)
+        waiting = self._staged.of.get(worker.rank)
         if waiting is None or not waiting.commit.early:
             return []
         self._unstage(worker.rank)
@@ -360,7 +365,7 @@ class Rounds:
         if not self._unfinished.owes(rank):
             return []
         self.torn = self._unfinished.tear(rank, why)
-        waits = [*self._staged.values(), *self._owed.values()]
+        waits = [*self._staged.of.values(), *self._owed.of.values()]
         self._staged.clear()
         self._particular.clear()
         self._owed.clear()
@@ -369,15 +374,15 @@ class Rounds:
     def _too_late(self, rank: int, waiting: Waiting, now: float) -> DeadlineExceeded | WorkerLost:
         """Names who was waited for: who is lost; else who has not finished, in lockstep who has no commit, or the
         slowest."""
-        lost = self._lost_and_needed() if rank in self._staged else []
+        lost = self._lost_and_needed() if rank in self._staged.of else []
         if lost:
             waited_s = waiting.commit.wait_s
             who = f"rank {rank} waited {waited_s:g} s for a replacement: round {waiting.commit.round}"
             return self._worker_lost(who, lost[0], now, waited_s=waited_s)
-        if self._unfinished.pending and rank in self._owed:
+        if self._unfinished.pending and rank in self._owed.of:
             missing = self._unfinished.owing
         elif self._lockstep:
-            missing = sorted(self._membership.expected() - set(self._staged))
+            missing = sorted(self._membership.expected() - set(self._staged.of))
         else:
             slowest = self._membership.slowest_clock()
             missing = [r for r in sorted(self._membership.expected()) if self._membership.clock(r) == slowest]

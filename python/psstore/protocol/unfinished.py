@@ -107,7 +107,7 @@ class Unfinished:
 
     def _take_waits(self) -> list[tuple[int, Finishing]]:
         """All, in rank order, which wait no more."""
-        waits = sorted(self._waits.items())
+        waits = sorted(self._waits.of.items())
         self._waits.clear()
         return waits
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import ItemsView, Iterator, ValuesView
 from typing import Generic, Protocol, TypeVar
 
 from psstore.protocol.earliest import Earliest
@@ -24,52 +23,40 @@ class Waits(Generic[W]):
     """One wait at most for each rank."""
 
     def __init__(self) -> None:
-        self._waits: dict[int, W] = {}
+        self.of: dict[int, W] = {}
+        """By rank; to be read only."""
         self._ends = Earliest()
+        self._changed: set[int] = set()
+        """Ranks whose ends `_ends` has to be told of: most waits are over before anybody asks when."""
 
     def put(self, rank: int, wait: W) -> None:
         """In place of the one that the rank had."""
-        self._waits[rank] = wait
-        if wait.until < math.inf:
-            self._ends.put(rank, wait.until)
-        else:
-            self._ends.drop(rank)
+        self.of[rank] = wait
+        self._changed.add(rank)
 
     def pop(self, rank: int) -> W | None:
-        self._ends.drop(rank)
-        return self._waits.pop(rank, None)
+        self._changed.add(rank)
+        return self.of.pop(rank, None)
 
     def clear(self) -> None:
-        self._waits.clear()
-        self._ends.clear()
+        self._changed.update(self.of)
+        self.of.clear()
 
     def due(self, now: float) -> list[tuple[int, W]]:
         """Those whose time is up: each is told once, and stays."""
-        return [(rank, self._waits[rank]) for rank in self._ends.take(now)]
+        self._note_changes()
+        return [(rank, self.of[rank]) for rank in self._ends.take(now)]
 
     def next_wake(self) -> float | None:
         """When `due` may next find something."""
+        self._note_changes()
         return self._ends.smallest()
 
-    # ---- as of a dict ----
-
-    def get(self, rank: int) -> W | None:
-        return self._waits.get(rank)
-
-    def values(self) -> ValuesView[W]:
-        return self._waits.values()
-
-    def items(self) -> ItemsView[int, W]:
-        return self._waits.items()
-
-    def __getitem__(self, rank: int) -> W:
-        return self._waits[rank]
-
-    def __contains__(self, rank: int) -> bool:
-        return rank in self._waits
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._waits)
-
-    def __len__(self) -> int:
-        return len(self._waits)
+    def _note_changes(self) -> None:
+        for rank in self._changed:
+            wait = self.of.get(rank)
+            if wait is not None and wait.until < math.inf:
+                self._ends.put(rank, wait.until)
+            else:
+                self._ends.drop(rank)
+        self._changed.clear()

@@ -34,8 +34,8 @@ Few = msgspec.Meta(max_length=MAX_ITEMS)
 """Held against what a body announces, before any of it is decoded."""
 
 
-class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Base of all bodies."""
+class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+    """Base of all bodies: trees without cycles, which the garbage collector need not look through."""
 
 
 class Signed(Message, frozen=True, kw_only=True):
@@ -443,4 +443,20 @@ def decode_fact(blob: bytes) -> Fact:
         raise BadBody(f"signed fact: {error}") from None
 
 
+def is_clipped(blob: bytes) -> bool:
+    """Whether a decision needs a scale. Its members, of which there may be thousands, are not decoded. Raises BadBody
+    also for another fact than a decision."""
+    try:
+        return _clipping_decoder.decode(blob).max_norm is not None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise BadBody(f"decision: {error}") from None
+
+
+class _Clipping(msgspec.Struct, frozen=True, tag="decision"):
+    """The one field of a DecisionFact."""
+
+    max_norm: float | None = None
+
+
 _fact_decoder: msgspec.msgpack.Decoder[Fact] = msgspec.msgpack.Decoder(Fact)
+_clipping_decoder: msgspec.msgpack.Decoder[_Clipping] = msgspec.msgpack.Decoder(_Clipping)
