@@ -121,10 +121,38 @@ void Shard::write(WriteKind kind, const std::string& client_name, uint64_t seque
     acknowledge(entries);
     return;
   }
+  const Incoming incoming{kind, Origin{}, Standing::kOpen, payload};
   try {
-    accept({kind, Origin{}, Standing::kOpen, payload}, entries);
+    if (kind != WriteKind::kRestore) make_room(incoming, entries);
+    accept(incoming, entries);
   } catch (...) {
     client->give_back(sequence);
+    throw;
+  }
+}
+
+void Shard::make_room(const Incoming& incoming, std::span<const SliceEntry> entries) {
+  std::vector<Key> made;
+  size_t offset = 0;
+  try {
+    for (const SliceEntry& entry : entries) {
+      const PayloadSlice slice{incoming.payload, offset, entry.num_bytes, entry.dtype};
+      offset += entry.num_bytes;
+      if (!is_admitted(entry)) continue;
+      Stripe& stripe = table_.stripe_of(entry.key);
+      const MutexLock lock(stripe.mutex);
+      Slot* slot = table_.find(stripe, entry.key);
+      if (slot == nullptr || check_write(slot->spec(), incoming.kind, entry) != ErrorCode::OK)
+        continue;
+      if (slot->make_room(slice, incoming.kind == WriteKind::kAdd, *backend_))
+        made.push_back(entry.key);
+    }
+  } catch (const Error&) {
+    for (const Key key : made) {
+      Stripe& stripe = table_.stripe_of(key);
+      const MutexLock lock(stripe.mutex);
+      if (Slot* slot = table_.find(stripe, key)) slot->leave_room();
+    }
     throw;
   }
 }

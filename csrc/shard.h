@@ -79,7 +79,9 @@ class Shard {
   // Sets values where there are none; elsewhere the entry is acknowledged and ignored.
   void initialise(std::span<SliceEntry> entries, const BufferRef& payload);
   // ASSIGN, ADD or RESTORE, once per (client, sequence); call it even if no entry is OK, the sequence
-  // counts. A RESTORE of a slot that is held answers NOT_APPLIED and leaves it as it is.
+  // counts. A RESTORE of a slot that is held answers NOT_APPLIED and leaves it as it is. An ASSIGN or ADD that there is
+  // no memory for beside what readers hold throws Error(OUT_OF_MEMORY), with no slice changed and its sequence unused,
+  // unless another thread begins to read meanwhile.
   // Throws Error(UNEXPECTED_MESSAGE) if the client's writes before it are missing.
   void write(WriteKind kind, const std::string& client, uint64_t sequence,
              std::span<SliceEntry> entries, const BufferRef& payload);
@@ -137,6 +139,9 @@ class Shard {
     const BufferRef& payload;
   };
 
+  // The memory that slices need beside values that somebody reads: all of it, or none and Error(OUT_OF_MEMORY).
+  void make_room(const Incoming& incoming, std::span<const SliceEntry> entries)
+      REQUIRES_SHARED(table_.decision_mutex);
   // Throws if the first slice can't be accepted, with nothing changed; else each slice says what became of it.
   void accept(const Incoming& incoming, std::span<SliceEntry> entries)
       REQUIRES_SHARED(table_.decision_mutex);

@@ -34,6 +34,16 @@ uint64_t Slot::bytes_to_reserve(uint64_t num_states, const Backend& backend) con
   return needed - std::min(needed, covered);
 }
 
+bool Slot::make_room(const PayloadSlice& from, bool is_added, Backend& backend) {
+  const bool is_read = value_ && !value_.unique();
+  if (!is_read || (last_ && last_.unique())) return false;
+  const bool is_kept = !is_added && from.num_bytes > 0 && from.dtype == spec_.dtype &&
+                       backend.keep(from.payload, from.offset, from.num_bytes);
+  if (is_kept) return false;
+  last_ = backend.allocate(spec_.num_bytes());
+  return true;
+}
+
 void Slot::make_zeros(Backend& backend) {
   if (!are_zeros_) return;
   value_ = backend.allocate_reserved(spec_.num_bytes(), reserved_bytes_);

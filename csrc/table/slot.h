@@ -67,6 +67,11 @@ class Slot {
 
   // ---- its value
 
+  // Allocates what assign(), or add(), of the slice needs where somebody reads the value. False: nothing is needed.
+  bool make_room(const PayloadSlice& from, bool is_added, Backend& backend);
+  // Gives it back, unused.
+  void leave_room() { last_ = {}; }
+
   // Makes memory of zeros that have none. Before value(), part() and follow().
   void make_zeros(Backend& backend);
   // The value, shared; empty if the slot is not initialised.
@@ -167,7 +172,7 @@ class Slot {
   BufferRef value_;
   bool are_zeros_;  // its value, which has no memory yet
   BufferRef
-      last_;  // the memory that the value was in before, if somebody read it when it was replaced
+      last_;  // the memory that the value was in before, if somebody read it when it was replaced; or room for the next
   std::array<State, kMaxStates> state_;  // allocated when the rule first needs it
   int64_t num_steps_ = 0;                // updates applied: torch's per-parameter step
   uint64_t version_ = 0;

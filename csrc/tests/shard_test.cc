@@ -284,6 +284,48 @@ TEST_P(ShardTest, AssignsToWhatHasNoValueButDoesNotAddToIt) {
   EXPECT_EQ(value(kA), (Floats{1}));
 }
 
+TEST(ShardMemoryTest, TakesAWriteWholeOrNotAtAllWhereReadersHoldItsSlices) {
+  constexpr uint64_t kElems = 1 << 18;  // 1 MiB
+  for (const WriteKind kind : {WriteKind::kAdd, WriteKind::kAssign}) {
+    ShardOptions options;
+    options.max_memory_bytes = 6 << 20;
+    Shard shard(options);
+    std::vector<SliceEntry> entries(2);
+    for (size_t index = 0; index < entries.size(); ++index) {
+      const Key key = make_key(index + 1, 0);
+      const RuleKind rule = kind == WriteKind::kAdd ? RuleKind::kAdd : RuleKind::kAssign;
+      shard.define({index + 1, DType::kFloat32, rule, 0, true, {{key, kElems}}});
+      entries[index].key = key;
+      entries[index].dtype =
+          DType::kFloat16;  // is not kept as it comes: what is read needs other memory
+      entries[index].num_bytes = kElems * 2;
+    }
+    const auto write = [&](uint64_t sequence) {
+      std::vector<SliceEntry> sent = entries;
+      const BufferRef payload = shard.admit(kind, sent, kElems * 4);
+      std::memset(payload->data(), 0x3C, payload->size());
+      shard.write(kind, "client", sequence, sent, payload);
+      return statuses_of(sent);
+    };
+    const std::vector<ErrorCode> whole(2, ErrorCode::OK);
+    EXPECT_EQ(write(1), whole);
+    std::vector<SliceEntry> asked(2);
+    for (size_t index = 0; index < asked.size(); ++index) asked[index].key = entries[index].key;
+    Shard::Reply held = shard.read(asked, 64 << 20);
+    shard.define({3, DType::kFloat32, RuleKind::kAssign, 0, true, {{make_key(3, 0), kElems * 2}}});
+    error_of(ErrorCode::OUT_OF_MEMORY,
+             [&] { write(2); });  // 1 MiB is for the payload, 1 MiB is left
+    std::vector<SliceEntry> after(2);
+    for (size_t index = 0; index < after.size(); ++index) after[index].key = entries[index].key;
+    shard.read(after, 64 << 20);
+    EXPECT_EQ(after[0].version, 1U);
+    EXPECT_EQ(after[1].version, 1U);
+    EXPECT_EQ(shard.last_sequence("client"), 1U);
+    held = {};
+    EXPECT_EQ(write(2), whole);
+  }
+}
+
 TEST_P(ShardTest, ServesSlicesOfZeroElementsWithoutAPayload) {
   define(1, RuleKind::kSgd, 0);
   auto entries = entries_for({{kA, {}}});

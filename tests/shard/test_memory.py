@@ -147,6 +147,26 @@ def test_write_that_does_not_fit_can_be_sent_again() -> None:
     assert value(shard, key_of(1))[0] == 2
 
 
+@pytest.mark.parametrize("op", ["ADD", "ASSIGN"])
+def test_write_of_two_slices_that_readers_hold_is_taken_whole_or_not_at_all(op: str) -> None:
+    shard = shard_of(5)
+    keys = [key_of(1), key_of(2)]
+    for tensor_id in (1, 2):
+        define(shard, tensor_id, ELEMS, rule=op.lower())
+    half = np.ones(ELEMS, np.float16).view(np.uint8)  # is not kept as it comes
+    write(shard, op, dict.fromkeys(keys, half), sequence=1, dtype="float16")
+    held = [pull(shard, keys)]
+    define(shard, 3, [ELEMS])
+    with pytest.raises(OutOfMemory):  # 1 MiB is for the payload, 1 MiB is left
+        write(shard, op, dict.fromkeys(keys, half), sequence=2, dtype="float16")
+    held.clear()
+    assert [value(shard, key)[0] for key in keys] == [1, 1]
+    assert shard.last_sequence("client") == 1
+    assert taken(shard) == 3 * MIB
+    write(shard, op, dict.fromkeys(keys, half), sequence=2, dtype="float16")
+    assert [value(shard, key)[0] for key in keys] == [2 if op == "ADD" else 1] * 2
+
+
 def test_step_that_has_no_room_beside_a_reader_comes_when_it_has_read() -> None:
     shard = shard_of(2)
     define(shard, 1, ELEMS)
