@@ -17,7 +17,7 @@ import pytest
 
 # ---- Python: the layers of psstore, lowest first ----------------------------------------------------
 
-LEAVES = {"_core", "errors", "hyper", "types", "config"}
+LEAVES = {"_core", "errors", "hyper", "types", "config", "memory"}
 PURE = {"wire", "partition", "codec"}
 BELOW_NET = LEAVES | PURE | {"protocol"}
 BELOW_ENDS = BELOW_NET | {"net"}
@@ -27,6 +27,7 @@ PYTHON_ARROWS: dict[str, set[str]] = {
     "hyper": set(),
     "types": {"_core", "errors", "hyper"},
     "config": {"errors", "types"},
+    "memory": {"_core", "errors"},
     "cuda": LEAVES,
     "wire": LEAVES,
     "partition": LEAVES,

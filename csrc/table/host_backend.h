@@ -10,8 +10,10 @@ namespace psstore {
 
 // Of main memory: what --max-memory says.
 inline std::shared_ptr<MemoryBudget> host_budget(uint64_t max_bytes) {
-  return std::make_shared<MemoryBudget>(max_bytes, "its host's memory",
-                                        "raise --max-memory, or use more shards on more machines");
+  return std::make_shared<MemoryBudget>(
+      max_bytes, "its host's memory",
+      "raise --max-memory (of a LocalStore: max_memory), or use more shards "
+      "on more machines");
 }
 
 // A slice that is less of its payload is copied out of it: what keeps one slice keeps the whole payload.

@@ -11,7 +11,7 @@ import pytest
 from numpy.testing import assert_array_equal
 
 import psstore
-from psstore.errors import BadArgument, BadHyper, DTypeMismatch, NonFinite, StoreClosed, WorkerLost
+from psstore.errors import BadArgument, BadHyper, DTypeMismatch, NonFinite, OutOfMemory, StoreClosed, WorkerLost
 from psstore.types import TensorSpec
 from tests.support.cluster import PATIENCE_S, at_once
 
@@ -130,3 +130,18 @@ def test_commit_waits_for_no_push_under_way_but_says_so() -> None:
                 await store.commit()
 
     asyncio.run(hurry())
+
+
+def test_memory_has_a_limit_as_in_other_processes() -> None:
+    with psstore.connect("local://?shards=2&max_memory=4MiB") as store:
+        store.create("fits", np.ones(1 << 18, np.float32))
+        with pytest.raises(OutOfMemory, match="raise --max-memory"):
+            store.create("does not", np.ones(1 << 20, np.float32))
+        assert sum(int(shard["max_memory_bytes"]) for shard in store.stats()) == 4 << 20
+    with psstore.LocalStore() as server, server.connect() as store:
+        assert 0 < int(store.stats()[0]["max_memory_bytes"]) < 1 << 60
+
+
+def test_memory_that_is_no_size_is_refused() -> None:
+    with pytest.raises(BadArgument, match="max_memory is 'much'"):
+        psstore.LocalStore(max_memory="much")

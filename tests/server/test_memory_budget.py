@@ -8,7 +8,7 @@ import pytest
 
 from psstore import _core
 from psstore.errors import BadArgument
-from psstore.server.memory import parse_size, usable_bytes
+from psstore.memory import parse_size, usable_bytes
 from psstore.server.settings import ServerSettings
 
 

@@ -14,6 +14,7 @@ from psstore.client.loop_thread import LoopThread
 from psstore.client.options import Options
 from psstore.client.store import AsyncStore, Store
 from psstore.errors import BadArgument, StoreClosed
+from psstore.memory import limit_bytes
 from psstore.types import Consistency, place_shards
 from psstore.wire.messages import Role
 
@@ -28,6 +29,7 @@ class LocalOptions(TypedDict, total=False):
     mode: str
     staleness: int
     device: str
+    max_memory: str
 
 
 def parse_local(url: str) -> LocalOptions:
@@ -37,7 +39,7 @@ def parse_local(url: str) -> LocalOptions:
         raise BadArgument(f"URL {url!r}: expected local:// or local://?shards=2&workers=1&mode=sync")
     options = LocalOptions()
     for name, text in parse_qsl(query, keep_blank_values=True):
-        if name in ("mode", "device"):
+        if name in ("mode", "device", "max_memory"):
             options[name] = text  # type: ignore[literal-required]
         elif name in ("shards", "workers", "staleness"):
             try:
@@ -45,7 +47,8 @@ def parse_local(url: str) -> LocalOptions:
             except ValueError:
                 raise BadArgument(f"URL {url!r}: {name} is {text!r}; expected an integer") from None
         else:
-            raise BadArgument(f"URL {url!r}: no option {name!r}; there are shards, workers, mode, staleness and device")
+            there_are = "shards, workers, mode, staleness, device and max_memory"
+            raise BadArgument(f"URL {url!r}: no option {name!r}; there are {there_are}")
     return options
 
 
@@ -66,11 +69,13 @@ class LocalStore:
         staleness: int = 2,
         refuse_non_finite: bool = False,
         device: str = "cpu",
+        max_memory: str | None = None,
     ) -> None:
         """`mode`: 'sync', 'backup' (a round does without `backups` late workers), 'ssp' (a worker may be `staleness`
         rounds ahead) or 'async'. `refuse_non_finite`: refuse pushes that hold NaN or infinity. `device`: where
         parameters live and steps are taken: 'cpu', 'cuda:0', or several, separated by commas, which the shards take
-        in turn."""
+        in turn. `max_memory`: main memory that the shards may take together, as '8GiB' (default: four fifths of what
+        the machine or its control group has); what goes beyond it is refused with OutOfMemory."""
         if shards < 1:
             raise BadArgument(f"shards is {shards}; a store needs at least 1")
         consistency = Consistency.of_mode(mode, num_workers=workers, backups=backups, staleness=staleness)
@@ -81,6 +86,7 @@ class LocalStore:
             consistency,
             refuse_non_finite=refuse_non_finite,
             devices=place_shards(device, shards),
+            max_memory_bytes=limit_bytes(max_memory),
         )
         self._closed = False
         self._what = f"local://?shards={shards}&workers={workers}&mode={consistency.mode}"

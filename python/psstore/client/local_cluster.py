@@ -47,12 +47,19 @@ class LocalCluster:
         *,
         refuse_non_finite: bool,
         devices: Sequence[str],
+        max_memory_bytes: int,
     ) -> None:
-        """`devices`: one for each shard."""
+        """`devices`: one for each shard. `max_memory_bytes`: of main memory, that all of them may take together."""
         self.loop = loop
         self.consistency = consistency
         signer = Signer(secrets.token_bytes(2 * MAC_BYTES))
-        coordinator = Coordinator(consistency=consistency, liveness=LIVENESS, num_shards=num_shards, signer=signer)
+        coordinator = Coordinator(
+            consistency=consistency,
+            liveness=LIVENESS,
+            num_shards=num_shards,
+            signer=signer,
+            max_bytes=max_memory_bytes if set(devices) == {"cpu"} else None,
+        )
         store = secrets.token_hex(16)
         self.hosts = [
             ShardHost(
@@ -69,6 +76,7 @@ class LocalCluster:
                         refuse_non_finite=refuse_non_finite,
                         device=devices[index],
                         num_sharing=devices.count(devices[index]),
+                        max_memory_bytes=max_memory_bytes // num_shards,
                     ),
                     signer=signer,
                     coordinator=coordinator if index == 0 else None,

@@ -141,7 +141,7 @@ class Catalogue:
         if new > left:
             raise OutOfMemory(
                 f"the new tensors are {new} bytes, and the store may use {self._max_bytes}, of which {max(left, 0)} are"
-                " left; raise --max-memory, or use more shards on more machines"
+                " left; raise --max-memory (of a LocalStore: max_memory), or use more shards on more machines"
             )
 
     def _add(self, specs: Sequence[TensorSpec]) -> None:

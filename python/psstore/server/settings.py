@@ -9,10 +9,10 @@ from msgspec import Meta
 
 from psstore.config import MAX_BUSY_POLL_US
 from psstore.errors import BadArgument
+from psstore.memory import limit_bytes
 from psstore.net.address import DEFAULT_PORT, TcpAddress
 from psstore.net.sockets import check_congestion_control
 from psstore.server.hosts import parse_hosts, split_hosts
-from psstore.server.memory import default_bytes, parse_size
 from psstore.types import UNBOUNDED, Consistency, place_shards
 
 LogLevel = Literal["debug", "info", "warning", "error"]
@@ -120,7 +120,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     def max_memory_bytes(self) -> int:
         """What all shards of this host may take together."""
-        return default_bytes() if self.max_memory is None else parse_size("max_memory", self.max_memory)
+        return limit_bytes(self.max_memory)
 
     def _check_hosts(self) -> None:
         hosts = self.hosts()

@@ -1,4 +1,4 @@
-"""How much memory a shard may take: what was asked for, else most of what this machine or its control group has."""
+"""How much main memory shards may take: what was asked for, else most of what this machine or its control group has."""
 
 from __future__ import annotations
 
@@ -28,15 +28,16 @@ def parse_size(what: str, text: str) -> int:
     return num_bytes
 
 
+def limit_bytes(max_memory: str | None) -> int:
+    """What all shards of this host, or of this process, may take together: `max_memory`, a size as `parse_size` reads
+    it, else the default. Raises BadArgument."""
+    return int(usable_bytes() * MOST) if max_memory is None else parse_size("max_memory", max_memory)
+
+
 def usable_bytes(root: Path = Path("/")) -> int:
     """Main memory that this process can have: the machine's, or less where a control group allows less. `root`: of the
     file systems in which Linux tells."""
     return min([_core.machine_memory_bytes(), *_group_limits(root)])
-
-
-def default_bytes() -> int:
-    """What all shards of this host may take together if nobody says."""
-    return int(usable_bytes() * MOST)
 
 
 def _group_limits(root: Path) -> Iterator[int]:
