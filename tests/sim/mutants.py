@@ -154,7 +154,8 @@ def barriers_open_for_the_first() -> Iterator[None]:
 
     def eager(self: Barriers, now: float | None) -> Any:
         here = {rank for waits in self._waits.values() for rank in waits}
-        with mock.patch.object(self._membership, "expected", return_value=here):
+        everybody = mock.patch.object(self._membership, "expected", return_value=here)
+        with everybody, mock.patch.object(Membership, "num_expected", 0):
             return opening(self, now)
 
     with mock.patch.object(Barriers, "open", eager):

@@ -64,9 +64,10 @@ class Barriers:
         """Opens every barrier at which all expected workers are, and tells those who wait for a lost one, each once.
         `now`: None if nobody was lost."""
         replies = []
-        expected = self._membership.expected()
+        num_expected = self._membership.num_expected
         for name, waits in list(self._waits.items()):
-            if expected - set(waits):
+            # Only once there are as many as are expected is it worth looking who they are: there may be thousands.
+            if len(waits) < num_expected or self._membership.expected() - set(waits):
                 replies += [] if now is None else self._complain(name, waits, now)
                 continue
             for rank, at in waits.items():
