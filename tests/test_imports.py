@@ -134,7 +134,7 @@ CPP_ARROWS: dict[str, set[str]] = {
     "wire": {"core"},
     "shm": {"core", "rules", "kernels", "device"},
     "liveness": {"core"},
-    "client": {"core", "wire"},
+    "client": {"core", "wire", "shm"},
     "shard": {"core", "rules", "kernels", "device", "table", "wire", "shm"},
     "server": {"core", "device", "table", "shm", "wire", "shard"},
     "bindings": {

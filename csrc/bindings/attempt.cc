@@ -64,8 +64,7 @@ bool Attempt::sendable() const {
 
 bool Attempt::all_lines(bool (RequestLine::*ready)() const) const {
   for (size_t frame = 0; frame < plan_.num_frames(); ++frame) {
-    const RequestLine& to = line(frame);
-    if (!to.carries(memories_[frame].num_bytes()) || !(to.*ready)()) return false;
+    if (!(line(frame).*ready)()) return false;
   }
   return true;
 }
@@ -136,9 +135,19 @@ Call Attempt::make_call(size_t frame) {
                    .incarnation = sender_.incarnation,
                    .table = table(frame),
                    .body = terms_.body_for(plan_.way(frame))};
-  if (!terms_.reads()) {
+  const bool shares = !to.carries(memory.num_bytes());
+  std::optional<std::vector<SliceEntry>> placed;
+  if (terms_.reads()) {
+    parts.shared = shares;
+  } else {
     parts.payload_bytes = memory.num_bytes();
-    if (sender_.checksum) parts.payload_crc = memory.checksum();
+    if (shares) placed = place(frame, parts.request);
+    if (placed) {
+      parts.shared = true;
+      parts.table = *placed;
+    } else if (sender_.checksum) {
+      parts.payload_crc = memory.checksum();
+    }
   }
   check_parts(parts);
   if (terms_.is_numbered()) parts.sequence = ++to.last_write;
@@ -146,14 +155,38 @@ Call Attempt::make_call(size_t frame) {
   to.told = std::max(to.told, terms_.told);
   writes_.push_back(parts.sequence);
   Call call{.peer = plan_.peer(frame),
-            .head = std::vector<std::byte>(parts.encoded_bytes()),
+            .head = std::vector<std::byte>(to.release_bytes() + parts.encoded_bytes()),
             .payload = {},
             .destination = {},
             .request = parts.request,
             .reply = Op{static_cast<uint8_t>(static_cast<uint8_t>(terms_.op) + 1)}};
-  encode_frame(parts, call.head.data());
-  (terms_.reads() ? call.destination : call.payload) = memory.ranges();
+  encode_frame(parts, call.head.data() + to.release_bytes());
+  to.take_releases(call.head.data());
+  if (terms_.reads()) {
+    call.destination = memory.ranges();
+    if (shares) call.memory = to.memory();
+  } else if (!placed) {
+    call.payload = memory.ranges();
+  }
   return call;
+}
+
+std::optional<std::vector<SliceEntry>> Attempt::place(size_t frame, uint64_t request) {
+  const std::span<const SliceEntry> entries = table(frame);
+  const auto has_indices = [](const SliceEntry& entry) { return entry.dtype == DType::kTopK; };
+  if (std::ranges::any_of(entries, has_indices)) return std::nullopt;
+  std::optional<uint64_t> offset;
+  {
+    const py::gil_scoped_release no_gil;
+    offset = line(frame).memory()->write(memories_[frame].ranges(), request);
+  }
+  if (!offset) return std::nullopt;
+  std::vector<SliceEntry> placed(entries.begin(), entries.end());
+  for (SliceEntry& entry : placed) {
+    entry.offset = *offset;
+    *offset += entry.num_bytes;
+  }
+  return placed;
 }
 
 // ---- answered --------------------------------------------------------------------------------------
@@ -161,9 +194,21 @@ Call Attempt::make_call(size_t frame) {
 void Attempt::note_answers(double now_s) const {
   const std::span<Call> calls = exchange_->calls();
   for (size_t frame = 0; frame < calls.size(); ++frame) {
-    if (calls[frame].answer == nullptr) continue;
-    line(frame).heard(calls[frame].answer->header.sequence, terms_.scaled, now_s);
+    if (calls[frame].answer != nullptr) note_answer(frame, *calls[frame].answer, now_s);
   }
+}
+
+void Attempt::note_answer(size_t frame, const Frame& answer, double now_s) const {
+  RequestLine& from = line(frame);
+  from.heard(answer.header.sequence, terms_.scaled, now_s);
+  if (answer.header.is_shared()) from.add_release(answer.header.request);
+}
+
+bool Attempt::owes_releases() const {
+  return std::ranges::any_of(plan_.peers(), [this](size_t way) {
+    const RequestLine& one = *sender_.lines[way];
+    return one.num_releases() != 0 && !one.release_is_due;
+  });
 }
 
 bool Attempt::succeeded() const {

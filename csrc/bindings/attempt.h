@@ -52,6 +52,7 @@ struct Sender {
   uint32_t rank;
   uint32_t incarnation;
   bool checksum;
+  bool keeps_releases;  // no value takes a step before this worker asks for something again
 
   // That decision was told over every way.
   bool has_told(uint64_t decision) const;
@@ -73,6 +74,9 @@ struct Terms {
   std::span<const std::byte> body_for(size_t way) const;
 };
 
+// Words that values were read which wait for the next request: of as many answers as may be leased a few are left.
+inline constexpr size_t kMaxKeptReleases = 64;
+
 // What waits on a line to go out together, at most: it goes out with the GIL held.
 inline constexpr size_t kMaxHeldBytes = kReleaseGilBytes;
 
@@ -89,7 +93,7 @@ class Attempt {
   std::vector<const RequestLine*> lines() const;
   // The memory of a frame as Python has it.
   py::object memory(size_t frame);
-  // Nothing else is under way, and nothing of it goes through shared memory: it can `run`.
+  // Nothing else is under way: it can `run`.
   bool possible() const;
   // Nor over any other way of its sender's.
   bool all_quiet() const;
@@ -108,6 +112,19 @@ class Attempt {
   bool run(int bell, std::chrono::nanoseconds busy);
   // On their lines. `now_s`: on the event loop's clock.
   void note_answers(double now_s) const;
+  // The same of one: what was read in shared memory is to be told.
+  void note_answer(size_t frame, const Frame& answer, double now_s) const;
+  // Tells now what was read in shared memory, where that is not to wait. `await_room`: of a line that has not sent all.
+  template <typename AwaitRoom>
+  void tell_releases(AwaitRoom await_room) const {
+    for (const size_t way : plan_.peers()) {
+      RequestLine& to = *sender_.lines[way];
+      const size_t num_kept = sender_.keeps_releases ? kMaxKeptReleases : 1;
+      if (to.num_releases() >= num_kept && !to.send_releases()) await_room(to);
+    }
+  }
+  // What was read is told with the next request, and nobody sees to it that it is told at all.
+  bool owes_releases() const;
 
   // ---- a frame of it, once it is sent ----
 
@@ -144,6 +161,8 @@ class Attempt {
   bool all_lines(bool (RequestLine::*ready)() const) const;
   void make();
   Call make_call(size_t frame);
+  // The table that says where the payload lies from now on; none: it has to go over the stream.
+  std::optional<std::vector<SliceEntry>> place(size_t frame, uint64_t request);
   py::object make_request(size_t frame, const py::object& future, const py::object& memory,
                           double now_s) const;
 

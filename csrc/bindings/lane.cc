@@ -229,6 +229,7 @@ FastLane::Outcome FastLane::call(Attempt& attempt, py::list& futures, py::list& 
   const bool all_answered = attempt.run(loop_.bell, loop_.busy);
   attempt.note_answers(now_s());
   if (all_answered) {
+    attempt.tell_releases([this](const RequestLine& line) { await_room(line); });
     hold.answered(attempt);
     return Outcome::kAnswered;
   }
@@ -292,7 +293,16 @@ void bind_lane(py::module_& m) {
       .def("next_deadline", &RequestLine::next_deadline)
       .def("heard", &RequestLine::heard, "version"_a, "scaled"_a, "now"_a)
       .def("connect", &RequestLine::connect, "fd"_a, "decoder"_a, "unsent"_a)
-      .def("share", &RequestLine::share, "from_bytes"_a)
+      .def("share", &RequestLine::share, "memory"_a, "from_bytes"_a)
+      .def("add_release", &RequestLine::add_release, "request"_a)
+      .def_property_readonly("num_releases", &RequestLine::num_releases)
+      .def("take_releases",
+           [](RequestLine& self) {
+             std::string frames(self.release_bytes(), '\0');
+             self.take_releases(reinterpret_cast<std::byte*>(frames.data()));
+             return py::bytes(frames);
+           })
+      .def_readwrite("release_is_due", &RequestLine::release_is_due)
       .def("carries", &RequestLine::carries, "num_bytes"_a)
       .def("disconnect", &RequestLine::disconnect);
   py::class_<FramePlan>(m, "FramePlan", py::is_final())
@@ -300,12 +310,13 @@ void bind_lane(py::module_& m) {
            "ways"_a, "tables"_a);
   py::class_<Sender>(m, "Sender", py::is_final())
       .def(py::init([](py::list lines, py::object request, uint32_t rank, uint32_t incarnation,
-                       bool checksum) {
+                       bool checksum, bool keeps_releases) {
              auto pointers = lines.cast<std::vector<RequestLine*>>();
              return Sender{std::move(pointers), std::move(lines), std::move(request), rank,
-                           incarnation,         checksum};
+                           incarnation,         checksum,         keeps_releases};
            }),
-           "lines"_a, py::kw_only(), "request"_a, "rank"_a, "incarnation"_a, "checksum"_a)
+           "lines"_a, py::kw_only(), "request"_a, "rank"_a, "incarnation"_a, "checksum"_a,
+           "keeps_releases"_a)
       .def("has_told", &Sender::has_told, "decision"_a);
   py::class_<Terms>(m, "Terms", py::is_final())
       .def(py::init([](uint8_t op, double timeout_s, uint64_t round, py::object body,

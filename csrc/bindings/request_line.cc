@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "bindings/started.h"
+#include "wire/encoder.h"
 
 namespace psstore::bindings {
 namespace {
@@ -35,6 +36,22 @@ bool RequestLine::send_held() {
   return false;
 }
 
+void RequestLine::take_releases(std::byte* to) {
+  for (const uint64_t request : releases_) {
+    encode_frame({.op = Op::kRELEASE, .request = request}, to);
+    to += kHeaderBytes;
+  }
+  releases_.clear();
+}
+
+bool RequestLine::send_releases() {
+  auto frames = std::make_shared<std::vector<std::byte>>(release_bytes());
+  take_releases(frames->data());
+  const iovec piece{frames->data(), frames->size()};
+  hold({&piece, 1}, std::move(frames), 0);
+  return send_held();
+}
+
 // ---- requests of calls that were started ------------------------------------------------------------
 
 std::shared_ptr<Frame> RequestLine::next_frame(PyDecoder& decoder, double now_s) {
@@ -50,12 +67,13 @@ bool RequestLine::take(PyDecoder& decoder, const std::shared_ptr<Frame>& frame, 
   const auto found = find_started(frame->header.request);
   if (found == started_.end()) return false;
   const StartedRequest request = *found;
-  if (!request.call->is_answer(request.frame, *frame)) {
+  if (!request.call->is_answer(request.frame, *frame) ||
+      (frame->header.is_shared() && !request.call->read_shared(request.frame, *frame))) {
     request.call->hand_over();
     return false;
   }
   if (frame->complete) {
-    started_.erase(found);
+    forget_started(request.id);
     request.call->answered(request.frame, frame, now_s);
     return true;
   }

@@ -15,6 +15,7 @@
 #include "bindings/common.h"
 #include "bindings/decoder.h"
 #include "client/outgoing.h"
+#include "shm/client_memory.h"
 
 namespace psstore::bindings {
 
@@ -54,19 +55,42 @@ class RequestLine {
     unsent_ = std::move(unsent);
     fd_ = fd;
   }
-  // What the ends share from now on: frames of so many bytes are not to go over this line.
-  void share(size_t from_bytes) { shared_from_bytes_ = from_bytes; }
+  // What the ends share from now on: payloads of so many bytes go through that memory. `memory`: a ClientMemory.
+  void share(const py::object& memory, size_t from_bytes) {
+    memory_ = &memory.cast<ClientMemory&>();
+    memory_owner_ = memory;
+    shared_from_bytes_ = from_bytes;
+  }
   void disconnect() {
     fd_ = -1;
     shared_from_bytes_ = kNothingShared;
+    memory_ = nullptr;
+    releases_.clear();
+    release_is_due = false;
     decoder_ = nullptr;
-    owner_ = unsent_ = py::none();
+    owner_ = unsent_ = memory_owner_ = py::none();
     held_ = {};
     last_write_out_ = 0;
   }
 
   // A frame with such a payload, or answer, is to go over it.
   bool carries(size_t num_bytes) const { return num_bytes < shared_from_bytes_; }
+  // Null: nothing is shared.
+  ClientMemory* memory() const { return memory_; }
+
+  // ---- words that values were read in shared memory: each by itself would wake the shard ----
+
+  // It goes with the next request, or with release().
+  void add_release(uint64_t request) { releases_.push_back(request); }
+  size_t num_releases() const { return releases_.size(); }
+  size_t release_bytes() const { return releases_.size() * kHeaderBytes; }
+  // As release_bytes() of frames; there are none afterwards.
+  void take_releases(std::byte* to);
+  // Sends them now. True: the kernel has taken all; as of send_held().
+  bool send_releases();
+  // Whoever drives the connection will send them in a while.
+  bool release_is_due = false;
+
   bool connected() const { return fd_ >= 0; }
   // Nor does anything wait for the kernel.
   bool free() const { return connected() && py::len(unsent_) == 0; }
@@ -154,6 +178,9 @@ class RequestLine {
   size_t shared_from_bytes_ = kNothingShared;
   PyDecoder* decoder_ = nullptr;
   py::object owner_ = py::none();  // of the decoder
+  ClientMemory* memory_ = nullptr;
+  py::object memory_owner_ = py::none();
+  std::vector<uint64_t> releases_;
   py::object unsent_ = py::none();
   Held held_;
   uint64_t last_write_out_ = 0;  // a request

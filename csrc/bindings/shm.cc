@@ -180,7 +180,9 @@ void bind_shm(py::module_& m) {
       .def(py::init<int, int, int>(), py::kw_only(), py::arg("values"), py::arg("pushes"),
            py::arg("control"))
       .def("read", &read, py::arg("table"), py::arg("destination"))
-      .def("write", &write, py::arg("table"), py::arg("payload"), py::arg("request"));
+      .def("write", &write, py::arg("table"), py::arg("payload"), py::arg("request"))
+      .def_property_readonly("num_reads", &ClientMemory::num_reads)
+      .def_property_readonly("num_writes", &ClientMemory::num_writes);
 
   py::classh<ValueView>(m, "ValueView", py::buffer_protocol(), py::is_final())
       .def(py::init(&make_value_view), py::arg("parts"))

@@ -216,6 +216,7 @@ std::optional<py::list> ShortCalls::carry_out(const Habit& habit, const py::sequ
     case FastLane::Outcome::kLeft: return py::list(parts_.conclude(habit.layout, answers));
     case FastLane::Outcome::kAnswered: break;
   }
+  if (attempt.owes_releases()) parts_.starting->look_after(habit.layout);
   if (!attempt.succeeded()) return py::list(parts_.conclude(habit.layout, attempt.answers()));
   return habit.reads ? attempt.answers() : answers;
 }

@@ -28,9 +28,13 @@ void StartedCall::leave(double now_s) {
 }
 
 bool StartedCall::is_answer(size_t frame, const Frame& reply) const {
-  const Call& call = attempt_.call(frame);
-  return reply.header.op == call.reply && !reply.header.is_shared() &&
-         (reply.complete || !call.destination.empty());
+  return attempt_.call(frame).is_answered_by(reply);
+}
+
+bool StartedCall::read_shared(size_t frame, const Frame& reply) {
+  if (cancelled()) return true;
+  const py::gil_scoped_release no_gil;
+  return psstore::read_shared(attempt_.call(frame), reply);
 }
 
 py::object StartedCall::destination(size_t frame) {
@@ -38,7 +42,7 @@ py::object StartedCall::destination(size_t frame) {
 }
 
 void StartedCall::answered(size_t frame, std::shared_ptr<Frame> reply, double now_s) {
-  attempt_.line(frame).heard(reply->header.sequence, terms_.scaled, now_s);
+  attempt_.note_answer(frame, *reply, now_s);
   attempt_.answer(frame, std::move(reply));
   if (--num_unanswered_ == 0) conclude();
 }

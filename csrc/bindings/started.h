@@ -54,6 +54,8 @@ class StartedCall : public std::enable_shared_from_this<StartedCall> {
 
   // The frame is what was asked for, whole or announced.
   bool is_answer(size_t frame, const Frame& reply) const;
+  // Copies what lies in shared memory, unless nobody wants it any more. False: as of psstore::read_shared.
+  bool read_shared(size_t frame, const Frame& reply);
   // Where the announced payload goes. None: nobody wants it any more.
   py::object destination(size_t frame);
   // The line has forgotten the request. It ends with the last answer.

@@ -23,6 +23,15 @@ constexpr int kDontWait = MSG_DONTWAIT;
 
 }  // namespace
 
+bool read_shared(const Call& call, const Frame& answer) {
+  try {
+    call.memory->read(answer.table.entries(), call.destination);
+    return true;
+  } catch (const Error&) {
+    return false;
+  }
+}
+
 Exchange::Exchange(std::vector<Peer> peers, std::vector<Call> calls)
     : peers_(std::move(peers)),
       calls_(std::move(calls)),
@@ -109,7 +118,7 @@ bool Exchange::take_frames(size_t peer) {
   FrameDecoder& decoder = *peers_[peer].decoder;
   while (std::shared_ptr<Frame> frame = decoder.next_frame()) {
     Call* const call = asked_by(peer, *frame);
-    if (call == nullptr) {
+    if (call == nullptr || (frame->header.is_shared() && !read_shared(*call, *frame))) {
       peers_[peer].other = std::move(frame);
       return false;
     }
@@ -125,15 +134,18 @@ bool Exchange::take_frames(size_t peer) {
   return true;
 }
 
+bool Call::is_answered_by(const Frame& frame) const {
+  if (frame.header.op != reply || (!frame.complete && destination.empty())) return false;
+  return !frame.header.is_shared() || memory != nullptr;
+}
+
 // Null: it is not the plain answer to a call. A payload goes nowhere but to a call that has a place for it.
 Call* Exchange::asked_by(size_t peer, const Frame& reply) {
   const Header& header = reply.header;
   const auto found = std::ranges::find_if(calls_, [&](const Call& call) {
     return call.peer == peer && call.request == header.request && call.answer == nullptr;
   });
-  if (found == calls_.end() || header.op != found->reply || header.is_shared()) return nullptr;
-  if (!reply.complete && found->destination.empty()) return nullptr;
-  return &*found;
+  return found != calls_.end() && found->is_answered_by(reply) ? &*found : nullptr;
 }
 
 }  // namespace psstore

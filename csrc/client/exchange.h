@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "client/outgoing.h"
+#include "shm/client_memory.h"
 #include "wire/decoder.h"
 #include "wire/frame.h"
 
@@ -44,10 +45,19 @@ struct Call {
   Ranges destination;  // where the payload of the answer goes; none: it has none
   uint64_t request;
   Op reply;
+  // Where the answer's values may lie instead of following it; null: nowhere else.
+  const ClientMemory* memory = nullptr;
+
+  // It is what was asked for, whole or announced.
+  bool is_answered_by(const Frame& frame) const;
 
   bool receiving = false;                   // the decoder writes to `destination`
   std::shared_ptr<Frame> answer = nullptr;  // whole; null: not there yet
 };
+
+// Copies the values of a complete answer from where they lie. False: they don't lie there, or are not those that were
+// asked for; nothing is copied. REQUIRES: call.is_answered_by(answer), which is shared.
+bool read_shared(const Call& call, const Frame& answer);
 
 class Exchange {
  public:

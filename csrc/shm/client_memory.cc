@@ -55,6 +55,7 @@ void ClientMemory::read(std::span<const SliceEntry> entries,
     if (entries[i].num_bytes == 0) continue;
     std::memcpy(ranges[i].data(), values_.data() + entries[i].offset, entries[i].num_bytes);
   }
+  ++num_reads_;
 }
 
 std::optional<uint64_t> ClientMemory::write(std::span<const std::span<std::byte>> ranges,
@@ -74,6 +75,7 @@ std::optional<uint64_t> ClientMemory::write(std::span<const std::span<std::byte>
     to += range.size();
   }
   rooms_.sent(*first_block, number);
+  ++num_writes_;
   return begin;
 }
 

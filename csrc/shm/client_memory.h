@@ -38,6 +38,10 @@ class ClientMemory {
   // there is none. The shard says when the frame `number` needs it no more.
   std::optional<uint64_t> write(std::span<const std::span<std::byte>> ranges, uint64_t number);
 
+  // Payloads that were read and written so far.
+  uint64_t num_reads() const { return num_reads_; }
+  uint64_t num_writes() const { return num_writes_; }
+
  private:
   bool make_present(size_t num_blocks);
 
@@ -46,6 +50,8 @@ class ClientMemory {
   const Mapping values_;
   const Mapping pushes_;
   PushRooms rooms_;
+  mutable uint64_t num_reads_ = 0;
+  uint64_t num_writes_ = 0;
   size_t num_present_ = 0;  // blocks from the start on that were populated
 };
 

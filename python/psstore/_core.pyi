@@ -294,8 +294,16 @@ class RequestLine:
         """`requests`: those that are not answered, by number."""
     def connect(self, fd: int, decoder: FrameDecoder, unsent: deque[memoryview]) -> None:
         """`fd`: a socket that does not block, and is in the loop's epoll. `unsent`: what waits to be written to it."""
-    def share(self, from_bytes: int) -> None:
-        """Payloads of so many bytes go through memory from now on, until it is disconnected."""
+    def share(self, memory: ClientMemory, from_bytes: int) -> None:
+        """Payloads of so many bytes go through `memory` from now on, until it is disconnected."""
+    def add_release(self, request: int) -> None:
+        """The answer to that request was read in shared memory. The shard is told with the next request."""
+    @property
+    def num_releases(self) -> int: ...
+    def take_releases(self) -> bytes:
+        """As frames to send; none is left."""
+    release_is_due: bool
+    """Whoever drives the connection will send them in a while."""
     def carries(self, num_bytes: int) -> bool:
         """Whether a payload of so many bytes is to go over it."""
     def disconnect(self) -> None: ...
@@ -326,7 +334,16 @@ class FramePlan:
 class Sender:
     """Who sends requests of data, and over which lines."""
 
-    def __init__(self, lines: list[RequestLine], *, request: type, rank: int, incarnation: int, checksum: bool) -> None:
+    def __init__(
+        self,
+        lines: list[RequestLine],
+        *,
+        request: type,
+        rank: int,
+        incarnation: int,
+        checksum: bool,
+        keeps_releases: bool,
+    ) -> None:
         """`lines`: of each way. `request`: the class of sessions' requests. `checksum`: of payloads."""
     def has_told(self, decision: int) -> bool:
         """It was told over every way."""
@@ -650,6 +667,11 @@ class ClientMemory:
     def write(self, table: SliceTable, payload: Segments, request: int) -> SliceTable | None:
         """Copies what a write brings to where the shard can read it; returns the table that says so. None: it has to
         go over the stream, since it is of indices, or there is no room."""
+    @property
+    def num_reads(self) -> int:
+        """Payloads that were read so far."""
+    @property
+    def num_writes(self) -> int: ...
 
 @final
 class ValueView:

@@ -153,7 +153,9 @@ class Lane(Ends):
         """Of the calls that were started."""
         self.ended: list[Heard] = []
         self.unfinished: list[Heard] = []
-        self._sender = _core.Sender([self.line], request=Request, rank=0, incarnation=0, checksum=False)
+        self._sender = _core.Sender(
+            [self.line], request=Request, rank=0, incarnation=0, checksum=False, keeps_releases=True
+        )
 
     def close(self) -> None:
         super().close()

@@ -63,7 +63,7 @@ class Calling(ThreadedEnds):
 
         calls = _core.ShortCalls(
             self.thread.lane,
-            _core.Sender([self.line], request=Request, rank=0, incarnation=0, checksum=False),
+            _core.Sender([self.line], request=Request, rank=0, incarnation=0, checksum=False, keeps_releases=True),
             habits=[
                 {
                     Push(("t",), ()).manner: _core.Habit(op, layout, layout.plan),
@@ -215,17 +215,6 @@ def test_a_call_does_nothing_while_something_else_is_under_way(ends: Calling) ->
     assert ends.call() is None
     assert ends.sent() == b""
     assert ends.line.next_request == 1
-
-
-def test_what_goes_through_shared_memory_is_not_for_the_lane(ends: Calling) -> None:
-    ends.line.share(ends.array.nbytes + 1)
-    ends.peer.send(reply("ASSIGNED"))
-    ends.answer()
-    ends.line.share(ends.array.nbytes)
-    for op in ("ASSIGN", "PULL"):
-        assert ends.call(op) is None
-    ends.line.disconnect()
-    assert ends.line.carries(ends.array.nbytes)  # the next connection shares nothing yet
 
 
 def test_a_call_does_not_take_arrays_of_another_kind(ends: Calling) -> None:

@@ -105,7 +105,7 @@ def test_answers_are_received_piece_by_piece_without_the_loop(lane: Lane) -> Non
 
 def test_part_of_an_answer_is_a_word_of_the_shard(lane: Lane) -> None:
     """Who counted whole answers only would give up a connection that takes long for one."""
-    session: Any = SimpleNamespace(line=lane.line)
+    session: Any = SimpleNamespace(owes_releases=False, line=lane.line)
     loop: Any = lane.loop
     connection = ClientConnection(session, loop)
     lane.start()

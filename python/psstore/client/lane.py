@@ -43,6 +43,7 @@ class Lane:
             rank=who.rank,
             incarnation=who.incarnation,
             checksum=who.features != 0,
+            keeps_releases=client.sessions[0].keeps_releases,
         )
         self.paced = PacedCalls(operations, thread)
         self._plain = {op: _core.Terms(OPS[op], timeout_s=client.timeout_s) for op in NUMBERED}

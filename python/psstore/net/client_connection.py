@@ -47,6 +47,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         self.session.line.last_heard = now  # part of an answer is a word, too, and may be all that comes for long
         try:
             if self.session.line.receive(now):
+                self._tell_what_was_read()
                 return True
         except Exception as error:
             self._blunder(error)
@@ -70,8 +71,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._blunder(error)
         else:
             self.flush()
-            if self.session.owes_releases and self._release_timer is None:
-                self._release_timer = self._loop.call_later(RELEASE_S, self._release)
+            self._release_later()
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self.session.link is Link.UP:
@@ -155,8 +155,21 @@ class ClientConnection(asyncio.BufferedProtocol):
                 stream.receive_first = self.receive
                 self.session.line.connect(self.fileno(), self._decoder, stream.unsent)
 
+    def _tell_what_was_read(self) -> None:
+        """By calls that were started, without the session: at once where somebody may wait for it."""
+        if self.session.owes_releases:
+            if not self.session.keeps_releases:
+                self.session.release()
+                self.flush()
+            self._release_later()
+
+    def _release_later(self) -> None:
+        if self.session.owes_releases and self._release_timer is None:
+            self.session.line.release_is_due = True
+            self._release_timer = self._loop.call_later(RELEASE_S, self._release)
+
     def _release(self) -> None:
-        self._release_timer = None
+        self._release_timer, self.session.line.release_is_due = None, False
         self.session.release()
         self.flush()
 

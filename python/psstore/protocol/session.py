@@ -96,8 +96,6 @@ class Session:
     """The request that only asks for a word; 0: none."""
     _memory: _core.ClientMemory | None = None
     """What this connection shares with the shard."""
-    _releases: list[Piece] = field(default_factory=list)
-    """Words that values were read, which go with the next request: each by itself would wake the shard."""
 
     def __post_init__(self) -> None:
         self.line = _core.RequestLine(self._requests)
@@ -131,7 +129,6 @@ class Session:
         self.device, self.near = b"", None
         self.connection += 1
         self._out.clear()
-        self._releases.clear()
 
     def take_output(self) -> list[list[Piece]]:
         """Frames to write, oldest first."""
@@ -218,12 +215,12 @@ class Session:
     @property
     def owes_releases(self) -> bool:
         """The driver calls `release` a little later, whatever else is said until then."""
-        return bool(self._releases)
+        return self.line.num_releases > 0
 
     def release(self) -> None:
         """Has the shard be told of all that was read."""
-        if self._releases:
-            self._out.append(self._take_releases())
+        if self.line.num_releases:
+            self._out.append([self.line.take_releases()])
 
     def end_lease(self, lease: Lease) -> bool:
         """The shard may have that memory again. False: it had so already, since the connection was lost, and what was
@@ -354,7 +351,8 @@ class Session:
             payload_bytes=request.payload.nbytes if request.payload is not None else 0,
             payload_crc=payload.crc32c() if payload is not None and checksum else None,
         )
-        self._out.append([*self._take_releases(), head, *(payload.pieces() if payload is not None else ())])
+        releases = (self.line.take_releases(),) if self.line.num_releases else ()
+        self._out.append([*releases, head, *(payload.pieces() if payload is not None else ())])
 
     def _place(self, request: Request) -> tuple[_core.SliceTable | None, _core.Segments | None]:
         """The table that says where the payload lies, or else what to send of it."""
@@ -392,7 +390,7 @@ class Session:
             assert self.borrow is not None, "nothing was asked for"
             self._memory = self.borrow(shared)
             if self._memory is not None:
-                self.line.share(SHARED_FROM_BYTES)
+                self.line.share(self._memory, SHARED_FROM_BYTES)
 
     def _destination(self, frame: _core.Frame) -> Destination | None:
         """Of the values that came; None: nobody wants them any more."""
@@ -427,17 +425,13 @@ class Session:
             return lease
         elif request is not None and not request.future.done():
             raise UnexpectedMessage(f"shard {self.shard} refers to shared memory that this connection does not have")
-        self._releases.append(_release(frame.request))
-        if not self._steps_wait_for_us or len(self._releases) >= MAX_RELEASES:
+        self.line.add_release(frame.request)
+        if not self.keeps_releases or self.line.num_releases >= MAX_RELEASES:
             self.release()
         return None
 
-    def _take_releases(self) -> list[Piece]:
-        releases, self._releases = self._releases, []
-        return releases
-
     @property
-    def _steps_wait_for_us(self) -> bool:
+    def keeps_releases(self) -> bool:
         """No value takes a step before this client asks for something again, so that nothing is to be gained by telling
         before that what was read."""
         welcome = self.welcome

@@ -176,10 +176,12 @@ class Carry(Message, frozen=True, kw_only=True):
         return 0 if self.scale is None else self.scale.decision
 
     def encode(self) -> bytes:
-        factor = math.nan if self.scale is None or self.scale.factor is None else self.scale.factor
-        if not (self.newest or self.at_least or self.wait_s or self.scaled):
+        scaled, factor = 0, math.nan
+        if self.scale is not None:
+            scaled, factor = self.scale.decision, math.nan if self.scale.factor is None else self.scale.factor
+        elif not (self.newest or self.at_least or self.wait_s):
             return b""
-        fixed = _CARRY.pack(self.newest, self.at_least, self.scaled, self.wait_s, factor)
+        fixed = _CARRY.pack(self.newest, self.at_least, scaled, self.wait_s, factor)
         return fixed + _encoder.encode(self.decisions) if self.decisions else fixed
 
     @classmethod
@@ -419,7 +421,7 @@ Fact = DecisionFact | Tensor | DropFact | TicketFact | AppliedFact
 
 
 def encode_body(message: Message | Tensor) -> bytes:
-    return message.encode() if isinstance(message, Carry) else _encoder.encode(message)
+    return message.encode() if type(message) is Carry else _encoder.encode(message)
 
 
 def decode_body(kind: type[M], body: bytes) -> M:
