@@ -49,6 +49,11 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The C++ tests first: few and long, they would be last else, and one core idle."""
+    items.sort(key=lambda item: "/cpp/" not in item.nodeid)
+
+
 def pytest_report_header(config: pytest.Config) -> str:
     return f"event loop: {config.getoption('--loop')}"
 

@@ -22,7 +22,7 @@ DEFINED_TWICE = {
 NOT_ALONE = ("Of", "Those", "They", "It", "The same")
 """A docstring that begins with one of these needs the sentence above it."""
 
-MANNERED = ("client/lane.py", "client/started.py", "net/server.py", "protocol/", "torch/")
+MANNERED = ("client/lane.py", "client/started.py", "net/server.py", "protocol/")
 """Files and folders with such docstrings, below python/psstore."""
 
 

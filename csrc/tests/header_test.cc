@@ -65,7 +65,7 @@ TEST(Header, LiesOnTheWireAsDrawn) {
                               .body = body});
   const auto at = [&](size_t offset) { return std::to_integer<int>(bytes[offset]); };
   EXPECT_EQ(std::string(reinterpret_cast<const char*>(bytes.data()), 4), "PSS1");
-  EXPECT_EQ(at(4), 2);   // version
+  EXPECT_EQ(at(4), 3);   // version
   EXPECT_EQ(at(5), 12);  // op
   EXPECT_EQ(at(8), 1);   // num_slices
   EXPECT_EQ(at(12), 3);  // body_bytes

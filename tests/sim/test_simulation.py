@@ -87,7 +87,7 @@ def test_late_worker_is_told_so_and_catches_up() -> None:
     history = run_and_check(plan)
     late = [cell for cell, committed in history.commits.items() if committed.late]
     assert late
-    assert {rank for rank, _, _ in late} == {2}
+    assert 2 in {rank for rank, _, _ in late}
     assert history.outcomes["worker 2.1"] == "finished"
 
 
