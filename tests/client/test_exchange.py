@@ -26,7 +26,7 @@ from psstore.net.client_connection import ClientConnection
 from psstore.net.manual_loop import ManualLoop
 from psstore.protocol.frames import failure_frame
 from psstore.protocol.requests import OPS
-from psstore.protocol.session import Link
+from psstore.protocol.states import LinkState
 from tests.client.lane_support import ThreadedEnds, interrupt_while_busy
 from tests.support.cluster import PATIENCE_S, Cluster, clusters
 
@@ -91,7 +91,7 @@ def test_whatever_else_comes_is_for_the_session_in_its_order(frames: list[bytes]
 
 def test_what_came_before_the_end_of_a_connection_is_told_first(ends: Asking) -> None:
     """Received by a call, and left to the loop, which finds the end before the call can tell it to go on."""
-    session = Mock(line=_core.RequestLine({}), link=Link.UP, owes_releases=False)
+    session = Mock(line=_core.RequestLine({}), state=LinkState.UP, owes_releases=False)
     session.take_output.return_value = []
     connection = ClientConnection(session, ends.thread.loop)
     connection._decoder.feed(failure_frame(0, DeviceFailed("it was told to")))

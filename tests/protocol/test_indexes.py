@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 
 from psstore.errors import NotAWorker, PsstoreError, StaleIncarnation
 from psstore.protocol.earliest import Earliest
-from psstore.protocol.membership import Life, Membership, Worker
+from psstore.protocol.membership import Membership, Worker
+from psstore.protocol.states import WorkerState
 from tests.protocol.support import LIVENESS, FakeStore, Peer
 
 RANKS = 5
@@ -92,8 +93,8 @@ class Members:
 
     # ---- by looking ----
 
-    def of(self, life: Life) -> list[Worker]:
-        return [worker for _, worker in sorted(self.membership.workers.items()) if worker.life is life]
+    def of(self, state: WorkerState) -> list[Worker]:
+        return [worker for _, worker in sorted(self.membership.workers.items()) if worker.state is state]
 
     def lost_at(self, worker: Worker) -> float:
         silent = worker.last_seen + LIVENESS.silence_s
@@ -103,12 +104,12 @@ class Members:
     def slowest_clock(self) -> int:
         if len(self.membership.workers) < RANKS:
             return 0
-        return min((worker.clock for worker in self.of(Life.LIVE)), default=0)
+        return min((worker.clock for worker in self.of(WorkerState.LIVE)), default=0)
 
     def check(self) -> None:
         membership = self.membership
-        live, left = self.of(Life.LIVE), {worker.rank for worker in self.of(Life.LEFT)}
-        assert membership.lost() == self.of(Life.LOST)
+        live, left = self.of(WorkerState.LIVE), {worker.rank for worker in self.of(WorkerState.LEFT)}
+        assert membership.lost() == self.of(WorkerState.LOST)
         assert membership.expected() == set(range(RANKS)) - left
         assert membership.num_expected == RANKS - len(left)
         assert membership.slowest_clock() == self.slowest_clock()
@@ -117,7 +118,7 @@ class Members:
             assert membership.worker_of(worker.client) is worker
         due = [worker for worker in live if self.lost_at(worker) <= self.now]
         assert membership.sweep(self.now) == due
-        assert all(worker.life is Life.LOST for worker in due)
+        assert all(worker.state is WorkerState.LOST for worker in due)
 
 
 @pytest.mark.parametrize("seed", range(50))

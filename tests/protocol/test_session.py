@@ -13,8 +13,9 @@ from psstore.protocol import auth
 from psstore.protocol.facts import Facts
 from psstore.protocol.greeting import Identity
 from psstore.protocol.requests import REPLIES, Answer
-from psstore.protocol.session import Link, Session, is_final
+from psstore.protocol.session import Session, is_final
 from psstore.protocol.silence import Silence
+from psstore.protocol.states import LinkState
 from psstore.wire import messages as m
 from tests.protocol.support import F32, NONCE, OPS, SIGNER
 
@@ -123,7 +124,7 @@ def test_token_is_proved_and_the_shards_proof_is_checked() -> None:
     sides = {"client": CLIENT, "client_nonce": NONCE, "shard_nonce": SHARD_NONCE}
     assert m.decode_body(m.Auth, frame.body).proof == auth.proof(TOKEN, "client", **sides)  # type: ignore[arg-type]
     far.welcome(proof=auth.proof(TOKEN, "shard", **sides))  # type: ignore[arg-type]
-    assert far.session.link is Link.UP
+    assert far.session.state is LinkState.UP
 
 
 @pytest.mark.parametrize("proof", [b"", b"x" * 32])
@@ -457,7 +458,7 @@ def test_late_answer_to_a_request_that_gave_up_is_ignored() -> None:
     far.request("STATS", timeout_s=3.0)
     far.session.tick(3.0)
     far.answer("STATISTICS", m.Statistics(counters={}), request=1)
-    assert far.session.link is Link.UP
+    assert far.session.state is LinkState.UP
 
 
 GARBAGE = pytest.mark.parametrize("garbage", [b"\xc1", b"\x81", b"\xa3abc", b"\x80\x80"])

@@ -9,8 +9,9 @@ from psstore.errors import PsstoreError
 from psstore.protocol.client import Client
 from psstore.protocol.facts import Facts
 from psstore.protocol.greeting import Identity
-from psstore.protocol.session import Link, Session, is_final
+from psstore.protocol.session import Session, is_final
 from psstore.protocol.silence import Silence
+from psstore.protocol.states import LinkState
 from psstore.wire.messages import Role
 
 from .network import Connection, Network
@@ -71,7 +72,7 @@ class SessionLink:
             while self.connection is not None and (frame := self._decoder.next_frame()) is not None:
                 if frame.complete:
                     self.session.frame(frame, self._world.now)
-                    if self.session.link is Link.UP:
+                    if self.session.state is LinkState.UP:
                         self._backoff_s = FIRST_BACKOFF_S
                     self.flush()
                     continue
@@ -214,7 +215,7 @@ class Machine:
             if self.dead:
                 return
             self.world.after(interval_s, beat)
-            if link.session.link is Link.UP and link.connection is not None:
+            if link.session.state is LinkState.UP and link.connection is not None:
                 frame = _core.encode_frame(
                     _core.OPS["HEARTBEAT"], rank=self.identity.rank, incarnation=self.identity.incarnation
                 )

@@ -16,7 +16,8 @@ from psstore.net.limits import RELEASE_S, SMALL_WRITE_BYTES
 from psstore.net.sockets import taken_bytes, tune
 from psstore.net.stream import Stream
 from psstore.protocol.frames import Piece
-from psstore.protocol.session import Link, Session, is_final
+from psstore.protocol.session import Session, is_final
+from psstore.protocol.states import LinkState
 
 
 class ClientConnection(asyncio.BufferedProtocol):
@@ -74,7 +75,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._release_later()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self.session.link is Link.UP:
+        if self.session.state is LinkState.UP:
             self.buffer_updated(0)  # who receives without the loop may have left what came before the end
         self._unsent.clear()
         if self._release_timer is not None:
@@ -148,7 +149,7 @@ class ClientConnection(asyncio.BufferedProtocol):
                 self._decoder.accept(destination)
             else:
                 self._decoder.discard()
-        if self.session.link is Link.UP and not self.up.done():
+        if self.session.state is LinkState.UP and not self.up.done():
             self.up.set_result(None)
             if isinstance(self._transport, Stream):
                 stream = self._transport

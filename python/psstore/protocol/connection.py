@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from enum import Enum
 
 from psstore import _core
 from psstore.config import MAX_CONNECTIONS
 from psstore.errors import AuthFailed, BadBody, UnexpectedMessage
 from psstore.protocol.auth import NONCE_BYTES, matches, proof
+from psstore.protocol.states import CONNECTION, ConnectionEvent, ConnectionState
 from psstore.wire.messages import Auth, Challenge, Hello, TicketFact, decode_body
 
 HANDSHAKE_S = 10.0
@@ -29,14 +29,6 @@ errors through at rates seen in the field (Stone & Partridge 2000, "When the CRC
 _CLIENT_ID = re.compile(r"[0-9a-f]{32}")
 
 
-class Stage(Enum):
-    """HELLO → [AUTH →] OPEN."""
-
-    HELLO = "hello"
-    AUTH = "auth"
-    OPEN = "open"
-
-
 @dataclass(kw_only=True)
 class Connection:
     """State of one accepted connection."""
@@ -45,7 +37,7 @@ class Connection:
     opened_at: float
     protocol: _core.ServerProtocol
     """What it sends arrives here."""
-    stage: Stage = Stage.HELLO
+    state: ConnectionState = ConnectionState.HELLO
     hello: Hello | None = None
     nonce: bytes = b""
     ticket: TicketFact | None = None
@@ -77,7 +69,7 @@ class Connection:
     @property
     def is_visitor(self) -> bool:
         """It is open, and no worker's."""
-        return self.stage is Stage.OPEN and self.hello is not None and self.hello.role == "client"
+        return self.state is ConnectionState.OPEN and self.hello is not None and self.hello.role == "client"
 
     @property
     def peer(self) -> str:
@@ -91,29 +83,34 @@ class Connection:
         mine = self.hello
         return mine is not None and (mine.client, mine.role, mine.channel) == (hello.client, hello.role, hello.channel)
 
+    def end(self) -> None:
+        """Nothing comes any more, and nothing can be sent."""
+        self.state = CONNECTION.after(self.state, ConnectionEvent.ENDED)
+
     def greet(self, frame: _core.Frame, token: bytes | None, nonce: bytes) -> Challenge | None:
         """Takes one handshake frame. Returns a challenge to send, or None: the connection is open.
 
         `nonce`: fresh random bytes, used if a challenge is needed.
         """
-        if self.stage is Stage.HELLO and frame.op == _core.OPS["HELLO"]:
+        if self.state is ConnectionState.HELLO and frame.op == _core.OPS["HELLO"]:
             self.hello = decode_body(Hello, frame.body)
             if not _CLIENT_ID.fullmatch(self.hello.client):
                 raise BadBody("HELLO: client must be 32 hex digits, random per client")
             if not 0 <= self.hello.channel < MAX_CONNECTIONS:
                 raise BadBody(f"HELLO: channel is {self.hello.channel}; there are 0 to {MAX_CONNECTIONS - 1}")
             if token is None:
-                self.stage = Stage.OPEN
+                self.state = CONNECTION.after(self.state, ConnectionEvent.ADMITTED)
                 return None
             if len(self.hello.nonce) < NONCE_BYTES // 2:
                 raise AuthFailed("this store needs a token: connect with token= or PSSTORE_TOKEN_FILE")
-            self.nonce, self.stage = nonce, Stage.AUTH
+            self.state = CONNECTION.after(self.state, ConnectionEvent.CHALLENGED)
+            self.nonce = nonce
             return Challenge(nonce=nonce)
-        if self.stage is Stage.AUTH and frame.op == _core.OPS["AUTH"] and token is not None:
+        if self.state is ConnectionState.AUTH and frame.op == _core.OPS["AUTH"] and token is not None:
             expected = self._proof(token, "client")
             if not matches(expected, decode_body(Auth, frame.body).proof):
                 raise AuthFailed("the token proof is wrong: client and store have different tokens")
-            self.stage = Stage.OPEN
+            self.state = CONNECTION.after(self.state, ConnectionEvent.PROVED)
             return None
         raise UnexpectedMessage(f"operation {frame.op} before the handshake was over; the first frame must be HELLO")
 

@@ -17,6 +17,7 @@ from psstore.protocol.membership import Liveness, Membership, Worker
 from psstore.protocol.replies import Reply
 from psstore.protocol.rounds import Rounds, Waiting
 from psstore.protocol.signing import Signer
+from psstore.protocol.states import WorkerState
 from psstore.protocol.unfinished import Finishing
 from psstore.types import Consistency
 from psstore.wire.messages import (
@@ -223,8 +224,8 @@ class Coordinator:
 
     def counters(self) -> dict[str, int | float | str]:
         """For STATS. Ranks are listed as text: '0,2'."""
-        workers = list(self.membership.workers.values())
-        live, lost = ([w.rank for w in workers if w.life.value == life] for life in ("live", "lost"))
+        live = [worker.rank for worker in self.membership.workers.values() if worker.state is WorkerState.LIVE]
+        lost = [worker.rank for worker in self.membership.lost()]
         counters: dict[str, int | float | str] = {
             "decisions": self.rounds.log.last,
             "decision_log": len(self.rounds.log),

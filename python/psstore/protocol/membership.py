@@ -7,7 +7,6 @@ be thousands, and each of them asks.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import Enum
 from itertools import chain
 
 from psstore.errors import (
@@ -19,18 +18,10 @@ from psstore.errors import (
     TooManyWorkers,
 )
 from psstore.protocol.earliest import Earliest
+from psstore.protocol.states import WORKER, WorkerEvent, WorkerState
 
-
-class Life(Enum):
-    """LOST is a suspicion: a worker that speaks again before it is replaced is LIVE again."""
-
-    LIVE = "live"
-    LOST = "lost"
-    LEFT = "left"
-
-
-LIVE, LOST, LEFT = Life
-"""An enum's attribute costs more than a comparison with it, and each request asks for its worker's life."""
+LIVE, LOST, LEFT = WorkerState.LIVE, WorkerState.LOST, WorkerState.LEFT
+"""An enum's attribute costs more than a comparison with it, and each request asks for its worker's state."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,12 +47,12 @@ class Worker:
     clock: int
     """Last round that it committed."""
     last_seen: float
-    life: Life = Life.LIVE
+    state: WorkerState = WorkerState.ABSENT
     links: set[int] = field(default_factory=set)
     """Connections it has to the coordinator, heartbeat included."""
     detached_since: float | None = None
     refusal: MissingContribution | None = None
-    """Why this life may not go on; it stays lost."""
+    """Why this life may not go on, once it is REFUSED."""
 
     def check(self) -> None:
         """Raises what it is refused with."""
@@ -86,7 +77,7 @@ class Membership:
         self._of_client: dict[str, Worker] = {}
         """The latest life of each client that `workers` has one of."""
         self._of_link: dict[int, Worker] = {}
-        self._with_life: dict[Life, set[int]] = {life: set() for life in Life}
+        self._in_state: dict[WorkerState, set[int]] = {state: set() for state in WorkerState}
         """Ranks of `workers`."""
         self._losses = Earliest()
         """When each of the live will be lost if nothing is heard of it."""
@@ -108,10 +99,10 @@ class Membership:
             raise BadArgument(
                 f"rank {rank} is not in [0, {self.num_workers}): the store was started for that many workers"
             )
-        if len(self._with_life[LEFT]) == len(self.workers):
+        if len(self._in_state[LEFT]) == len(self.workers):
             self._forget_all()  # the whole group is done: the next one starts afresh
         known = self.find(client)
-        if known is not None and known.life is not LEFT:
+        if known is not None and known.state is not LEFT:
             if rank not in (None, known.rank):
                 raise BadArgument(f"this client is rank {known.rank} already; it can't be rank {rank} as well")
             known.check()
@@ -135,7 +126,7 @@ class Membership:
         worker = self._of_client.get(client)
         if worker is None:
             raise StaleIncarnation("this client is no worker here: it never joined, or a newer life took its rank")
-        if worker.life is LEFT:
+        if worker.state is LEFT:
             raise NotAWorker(f"rank {worker.rank} has left; connect again to train on")
         if worker.refusal is not None:
             worker.check()
@@ -144,7 +135,7 @@ class Membership:
     def heartbeat(self, *, client: str, rank: int, incarnation: int, conn: int, now: float) -> None:
         """Word from a worker's native thread. One from an older life is ignored, or from another client."""
         worker = self.workers.get(rank)
-        if worker is None or worker.life is LEFT:
+        if worker is None or worker.state is LEFT:
             return
         if (worker.client, worker.incarnation) == (client, incarnation):
             self.seen(worker, now)
@@ -153,18 +144,18 @@ class Membership:
     def seen(self, worker: Worker, now: float) -> None:
         worker.last_seen = max(worker.last_seen, now)
         self._changed.add(worker.rank)
-        if worker.life is LOST and worker.refusal is None:
-            self._become(worker, LIVE)
+        if worker.state is LOST:
+            self._move(worker, WorkerEvent.HEARD)
 
     def refuse(self, worker: Worker, why: MissingContribution) -> None:
         """That life is over, whatever it says: its rank is free for another one."""
         worker.refusal = why
-        self._become(worker, LOST)
+        self._move(worker, WorkerEvent.REFUSED)
 
     def attach(self, *, client: str, conn: int, now: float) -> None:
         """A connection of this client to the coordinator is open (again)."""
         worker = self.find(client)
-        if worker is not None and worker.life is not LEFT:
+        if worker is not None and worker.state is not LEFT:
             self.seen(worker, now)
             self._attach(worker, conn)
 
@@ -179,14 +170,14 @@ class Membership:
             self._changed.add(worker.rank)
 
     def leave(self, worker: Worker) -> None:
-        self._become(worker, LEFT)
+        self._move(worker, WorkerEvent.LEAVES)
         worker.links.clear()
         self.left.add(worker.rank)
 
     def reached(self, worker: Worker, clock: int) -> None:
         """Its round of that number is decided."""
         worker.clock = clock
-        if worker.life is LIVE:
+        if worker.state is LIVE:
             self._clocks.put(worker.rank, clock)
 
     def sweep(self, now: float) -> list[Worker]:
@@ -194,7 +185,7 @@ class Membership:
         self._note_changes()
         lost = [self.workers[rank] for rank in self._losses.take(now)]
         for worker in lost:
-            self._become(worker, LOST)
+            self._move(worker, WorkerEvent.SILENT)
         return lost
 
     def next_wake(self) -> float | None:
@@ -204,15 +195,16 @@ class Membership:
 
     def expected(self) -> set[int]:
         """Ranks that synchronous rounds wait for: all announced that have not left."""
-        return set(range(self.num_workers)) - self._with_life[LEFT]
+        return set(range(self.num_workers)) - self._in_state[LEFT]
 
     @property
     def num_expected(self) -> int:
-        return self.num_workers - len(self._with_life[LEFT])
+        return self.num_workers - len(self._in_state[LEFT])
 
     def lost(self) -> list[Worker]:
-        """In rank order."""
-        return [self.workers[rank] for rank in sorted(self._with_life[LOST])]
+        """LOST and REFUSED workers, in rank order."""
+        lost = self._in_state[LOST] | self._in_state[WorkerState.REFUSED]
+        return [self.workers[rank] for rank in sorted(lost)]
 
     def clock(self, rank: int) -> int:
         """One that was announced and has not joined yet stands at 0."""
@@ -237,18 +229,20 @@ class Membership:
         before = self.workers.get(worker.rank)
         if before is not None and self.find(before.client) is before:
             del self._of_client[before.client]
+        if before is not None:
+            before.state = WORKER.after(before.state, WorkerEvent.REPLACED)
         self.workers[worker.rank] = self._of_client[worker.client] = worker
         self.left.discard(worker.rank)
-        self._become(worker, LIVE)
+        self._move(worker, WorkerEvent.JOINED)
 
-    def _become(self, worker: Worker, life: Life) -> None:
-        for ranks in self._with_life.values():
+    def _move(self, worker: Worker, event: WorkerEvent) -> None:
+        worker.state = WORKER.after(worker.state, event)
+        for ranks in self._in_state.values():
             ranks.discard(worker.rank)
-        self._with_life[life].add(worker.rank)
-        worker.life = life
+        self._in_state[worker.state].add(worker.rank)
         self.num_changes += 1
         self._changed.add(worker.rank)
-        if life is LIVE:
+        if worker.state is LIVE:
             self._clocks.put(worker.rank, worker.clock)
         else:
             self._clocks.drop(worker.rank)
@@ -256,7 +250,7 @@ class Membership:
     def _note_changes(self) -> None:
         for rank in self._changed:
             worker = self.workers.get(rank)
-            if worker is not None and worker.life is LIVE:
+            if worker is not None and worker.state is LIVE:
                 self._losses.put(rank, self._lost_at(worker))
             else:
                 self._losses.drop(rank)
@@ -265,7 +259,7 @@ class Membership:
     def _forget_all(self) -> None:
         self.workers.clear()
         self._of_client.clear()
-        for ranks in self._with_life.values():
+        for ranks in self._in_state.values():
             ranks.clear()
 
     def _attach(self, worker: Worker, conn: int) -> None:
@@ -287,7 +281,7 @@ class Membership:
         if rank in self.reserved:
             return False
         worker = self.workers.get(rank)
-        return worker is None or worker.life is not LIVE or worker.detached_since is not None
+        return worker is None or worker.state is not LIVE or worker.detached_since is not None
 
     def _free_rank(self) -> int:
         """A rank that nobody ever had before one whose worker is gone."""

@@ -24,13 +24,14 @@ from psstore.errors import (
     ShuttingDown,
     UnexpectedMessage,
 )
-from psstore.protocol.connection import HANDSHAKE_S, STRANGER_S, VISITOR_S, WORKERS_SHARE, Connection, Stage
+from psstore.protocol.connection import HANDSHAKE_S, STRANGER_S, VISITOR_S, WORKERS_SHARE, Connection
 from psstore.protocol.coordinator import Coordinator
 from psstore.protocol.frames import Close, Output, Send, failure
 from psstore.protocol.replies import Reply
 from psstore.protocol.shard_facts import ShardFacts
 from psstore.protocol.sharing import MAX_LEASED_BYTES, Lender, OwnShard
 from psstore.protocol.signing import Signer
+from psstore.protocol.states import ConnectionState
 from psstore.types import Consistency
 from psstore.wire import messages as m
 
@@ -144,8 +145,10 @@ class ShardService:
     def closed(self, conn: int, now: float) -> None:
         """Forgets the connection. What it had staged stays: its client may come back."""
         connection = self._connections.pop(conn, None)
-        if connection is not None and self._lender is not None:
-            self._lender.withdraw(connection)
+        if connection is not None:
+            connection.end()
+            if self._lender is not None:
+                self._lender.withdraw(connection)
         self._strangers.pop(conn, None)
         self._silent.pop(conn, None)
         self._head_errors.pop(conn, None)
@@ -185,7 +188,7 @@ class ShardService:
         try:
             if not frame.complete:
                 return self._announced(connection, frame)
-            if connection.stage is not Stage.OPEN:
+            if connection.state is not ConnectionState.OPEN:
                 return self._handshake(connection, frame, now)
             if frame.op == OPS["HEARTBEAT"]:
                 return self._heartbeat(conn, frame, now)
@@ -251,7 +254,7 @@ class ShardService:
 
     def _announced(self, connection: Connection, frame: _core.Frame) -> list[Output]:
         """A payload is about to come: after a decision that is new here, or in vain."""
-        if connection.stage is not Stage.OPEN or connection.only_beats or frame.op not in WRITES:
+        if connection.state is not ConnectionState.OPEN or connection.only_beats or frame.op not in WRITES:
             raise UnexpectedMessage(f"operation {frame.op} from {connection.peer} can't have a payload")
         if not self.draining:
             try:
@@ -313,7 +316,7 @@ class ShardService:
         others = [
             other.id
             for other in self._connections.values()
-            if other is not connection and other.stage is Stage.OPEN and other.is_of(hello)
+            if other is not connection and other.state is ConnectionState.OPEN and other.is_of(hello)
         ]
         return [conn for conn in others if conn < connection.id], [conn for conn in others if conn > connection.id]
 

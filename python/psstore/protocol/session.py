@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from enum import Enum
 
 from msgspec.structs import replace
 
@@ -44,18 +43,11 @@ from psstore.protocol.requests import (
 )
 from psstore.protocol.sharing import SHARED_FROM_BYTES, Borrow, Borrower, Landing, Lease, Near, OwnShard
 from psstore.protocol.silence import Silence
+from psstore.protocol.states import LINK, LinkEvent, LinkState
 from psstore.wire import messages as m
 
 MAX_RELEASES = 64
 """That wait for the next request: of 1024 answers a few are left."""
-
-
-class Link(Enum):
-    """DOWN → GREETING → UP."""
-
-    DOWN = "down"
-    GREETING = "greeting"
-    UP = "up"
 
 
 @dataclass(kw_only=True)
@@ -69,7 +61,7 @@ class Session:
     shard: int = 0
     channel: int = 0
     """Which of the client's connections to that shard."""
-    link: Link = Link.DOWN
+    state: LinkState = LinkState.DOWN
     welcome: m.Welcome | None = None
     borrow: Borrow | None = None
     """How to get at the memory that the shard offers; None: everything goes over the stream."""
@@ -114,15 +106,15 @@ class Session:
 
     def connected(self) -> None:
         """A connection stands: say hello. The fresh link answers nothing until WELCOME."""
+        self.state = LINK.after(self.state, LinkEvent.CONNECTED)
         self._out.clear()
         self.connection += 1
-        self.link = Link.GREETING
         self._greeting = Greeting(self.identity, nonce=self.make_nonce(), address=self.address)
         self._out.append([self._greeting.hello(self.channel)])
 
     def disconnected(self) -> None:
         """The connection is gone. Requests stay, to be sent again on the next one."""
-        self.link = Link.DOWN
+        self.state = LINK.after(self.state, LinkEvent.DISCONNECTED)
         self.line.disconnect()
         self.silence.disconnected()
         self._memory = None
@@ -144,7 +136,7 @@ class Session:
         """A whole reply. Raises PsstoreError if this connection can't go on: the driver closes it, and
         reconnects or gives up (`is_final`)."""
         self.line.last_heard = now
-        if self.link is not Link.UP:
+        if self.state is not LinkState.UP:
             self._handshake(frame, now)
             return
         lease = self._read_shared(frame) if frame.shared else None
@@ -170,7 +162,7 @@ class Session:
         `taken_bytes`: how much the far end's system has taken of what the connection has to send, if not all."""
         self.line.looks_at = math.inf
         expired = [request for request in self._all() if request.deadline <= now]
-        if self.link is Link.UP and (expired or now >= self._looks_at):
+        if self.state is LinkState.UP and (expired or now >= self._looks_at):
             self.silence.sent(taken_bytes(), now)
         for request in expired:
             del self._requests[request.id]
@@ -191,6 +183,7 @@ class Session:
 
     def give_up(self, error: PsstoreError) -> None:
         """This link can't be again: every request, now and later, fails with `error`."""
+        self.state = LINK.after(self.state, LinkEvent.GIVEN_UP)
         self.failure = error
         self.fail_requests(error)
 
@@ -272,7 +265,7 @@ class Session:
             request.sequence = self.line.last_write
         self._requests[request.id] = request
         self.silence.begin(now)
-        if self.link is Link.UP:
+        if self.state is LinkState.UP:
             self._send(request, now)
 
     def attach(self, timeout_s: float, *, now: float, future: Future) -> None:
@@ -285,7 +278,7 @@ class Session:
     def _missed(self, request: Request, now: float) -> PsstoreError:
         """Its deadline is past."""
         waited = now - request.started
-        if self.welcome is None or self.link is not Link.UP:
+        if self.welcome is None or self.state is not LinkState.UP:
             why = f": {self.last_word}" if self.last_word else ""
             return StoreUnreachable(
                 f"shard {self.shard} at {self.address} can't be reached{why}; tried for {waited:.1f} s",
@@ -312,7 +305,7 @@ class Session:
             self._requests.pop(self._question, None)
             self.silence.end()
             return
-        if self.link is not Link.UP:
+        if self.state is not LinkState.UP:
             self.silence.looks_at = now + self.silence.interval_s
             return
         if self.silence.look(now, heard_at=self.line.last_heard):
@@ -443,6 +436,8 @@ class Session:
         )
 
     def _handshake(self, frame: _core.Frame, now: float) -> None:
+        if self.state is LinkState.FAILED:
+            return
         assert self._greeting is not None, "said when the connection stood"
         answer = self._greeting.heard(frame)
         if isinstance(answer, m.Welcome):
@@ -456,7 +451,8 @@ class Session:
                 f"the store at {self.address} was restarted and has lost what it held; connect again",
                 address=self.address,
             )
-        self.welcome, self.shard, self.link, self.last_word = welcome, welcome.shard, Link.UP, ""
+        self.state = LINK.after(self.state, LinkEvent.WELCOMED)
+        self.welcome, self.shard, self.last_word = welcome, welcome.shard, ""
         self.silence.end()
         self.silence.begin(now)
         self.line.version = self.line.told = welcome.version

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 
-from psstore.protocol.membership import Life, Membership, Worker
+from psstore.protocol.membership import Membership, Worker
+from psstore.protocol.states import WorkerState
 
 _log = logging.getLogger("psstore.server")
 
@@ -15,7 +16,7 @@ class MemberLog:
     def __init__(self, membership: Membership) -> None:
         self._membership = membership
         self._num_changes = 0
-        self._known: dict[int, tuple[int, Life]] = {}
+        self._known: dict[int, tuple[int, WorkerState]] = {}
 
     def update(self, now: float) -> None:
         """Logs the changes since the last call."""
@@ -23,22 +24,22 @@ class MemberLog:
             return
         self._num_changes = self._membership.num_changes
         for rank, worker in self._membership.workers.items():
-            before, after = self._known.get(rank), (worker.incarnation, worker.life)
+            before, after = self._known.get(rank), (worker.incarnation, worker.state)
             if before != after:
                 self._known[rank] = after
                 level, message = _describe(worker, before, now)
                 _log.log(level, message, extra={"peer": f"client {worker.client[:8]}"})
 
 
-def _describe(worker: Worker, before: tuple[int, Life] | None, now: float) -> tuple[int, str]:
+def _describe(worker: Worker, before: tuple[int, WorkerState] | None, now: float) -> tuple[int, str]:
     who = f"rank {worker.rank} (incarnation {worker.incarnation})"
-    if worker.life is Life.LOST:
+    if worker.state in (WorkerState.LOST, WorkerState.REFUSED):
         return (
             logging.WARNING,
             f"{who} is lost in round {worker.clock + 1}: last seen {now - worker.last_seen:.1f} s ago",
         )
-    if worker.life is Life.LEFT:
+    if worker.state is WorkerState.LEFT:
         return logging.INFO, f"{who} has left after round {worker.clock}"
-    if before == (worker.incarnation, Life.LOST):
+    if before == (worker.incarnation, WorkerState.LOST):
         return logging.WARNING, f"{who} is back"
     return logging.INFO, f"{who} has joined"

@@ -24,7 +24,8 @@ from psstore.net.client import QuietFuture, Tether
 from psstore.protocol.auth import NONCE_BYTES
 from psstore.protocol.facts import Facts
 from psstore.protocol.greeting import Identity
-from psstore.protocol.session import Link, Session
+from psstore.protocol.session import Session
+from psstore.protocol.states import LinkState
 from psstore.server.job_state import REMIND_S, JobState, Verdict
 from psstore.types import Consistency
 from psstore.wire.messages import Statistics, Welcome
@@ -226,7 +227,7 @@ class _Peer:
 
     @property
     def is_up(self) -> bool:
-        return self._tether is not None and self._tether.session.link is Link.UP
+        return self._tether is not None and self._tether.session.state is LinkState.UP
 
     async def counters(self) -> Mapping[str, int | float | str]:
         """The shard's counters, as they are now. Raises StoreUnreachable."""

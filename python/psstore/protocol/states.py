@@ -1,0 +1,169 @@
+"""The lives of a client's link, of a server's connection and of a worker: one table each, (state, event) → state.
+
+Everything that changes one of these states is here. Who owns a state assigns what its table says, and nothing else;
+docs/protocol.md shows the same three tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+from typing import Generic, TypeVar
+
+from psstore.errors import InternalError
+
+State = TypeVar("State", bound=Enum)
+Event = TypeVar("Event", bound=Enum)
+
+
+class StateTable(Generic[State, Event]):
+    """What each event makes of each state. An event that a state does not list cannot happen in it."""
+
+    def __init__(self, rows: Mapping[State, Mapping[Event, State]]) -> None:
+        self.rows = rows
+
+    def after(self, state: State, event: Event) -> State:
+        """The state that follows. Raises InternalError if the event cannot happen in this state."""
+        try:
+            return self.rows[state][event]
+        except KeyError:
+            kind = type(state).__name__
+            raise InternalError(f"{kind} {state.name}: '{event.value}' cannot happen here; please report it") from None
+
+
+# ---- a client's link to one shard: Session.state ------------------------------------------------------
+
+
+class LinkState(Enum):
+    """Only an UP link sends requests; a FAILED one refuses them, and ignores what still comes."""
+
+    DOWN = "down"
+    HANDSHAKE = "handshake"
+    UP = "up"
+    FAILED = "failed"
+
+
+class LinkEvent(Enum):
+    """What happens to a link, in words for docs/protocol.md."""
+
+    CONNECTED = "connected"
+    WELCOMED = "`WELCOME`"
+    DISCONNECTED = "connection lost"
+    GIVEN_UP = "given up"
+
+
+LINK = StateTable(
+    {
+        LinkState.DOWN: {
+            LinkEvent.CONNECTED: LinkState.HANDSHAKE,
+            LinkEvent.DISCONNECTED: LinkState.DOWN,  # lost before anybody could say hello on it
+            LinkEvent.GIVEN_UP: LinkState.FAILED,
+        },
+        LinkState.HANDSHAKE: {
+            LinkEvent.WELCOMED: LinkState.UP,
+            LinkEvent.DISCONNECTED: LinkState.DOWN,
+            LinkEvent.GIVEN_UP: LinkState.FAILED,
+        },
+        LinkState.UP: {
+            LinkEvent.DISCONNECTED: LinkState.DOWN,
+            LinkEvent.GIVEN_UP: LinkState.FAILED,
+        },
+        LinkState.FAILED: {
+            LinkEvent.CONNECTED: LinkState.FAILED,  # a connection that was being made when the link was given up
+            LinkEvent.DISCONNECTED: LinkState.FAILED,
+            LinkEvent.GIVEN_UP: LinkState.FAILED,
+        },
+    }
+)
+
+
+# ---- a server's connection: Connection.state ----------------------------------------------------------
+
+
+class ConnectionState(Enum):
+    """HELLO and AUTH are named after the frame that is awaited; requests are taken when OPEN."""
+
+    HELLO = "hello"
+    AUTH = "auth"
+    OPEN = "open"
+    CLOSED = "closed"
+
+
+class ConnectionEvent(Enum):
+    """What happens to a connection, in words for docs/protocol.md. Any other frame before OPEN is the peer's error."""
+
+    ADMITTED = "`HELLO`, no token needed"
+    CHALLENGED = "`HELLO`, token needed"
+    PROVED = "`AUTH` with the right proof"
+    ENDED = "connection ends"
+
+
+CONNECTION = StateTable(
+    {
+        ConnectionState.HELLO: {
+            ConnectionEvent.ADMITTED: ConnectionState.OPEN,
+            ConnectionEvent.CHALLENGED: ConnectionState.AUTH,
+            ConnectionEvent.ENDED: ConnectionState.CLOSED,
+        },
+        ConnectionState.AUTH: {
+            ConnectionEvent.PROVED: ConnectionState.OPEN,
+            ConnectionEvent.ENDED: ConnectionState.CLOSED,
+        },
+        ConnectionState.OPEN: {ConnectionEvent.ENDED: ConnectionState.CLOSED},
+        ConnectionState.CLOSED: {},
+    }
+)
+
+
+# ---- one life of a worker: Worker.state ---------------------------------------------------------------
+
+
+class WorkerState(Enum):
+    """LOST is a suspicion, REFUSED is final: both count as lost for the others, who wait for the next life."""
+
+    ABSENT = "absent"
+    LIVE = "live"
+    LOST = "lost"
+    REFUSED = "refused"
+    LEFT = "left"
+    REPLACED = "replaced"
+
+
+class WorkerEvent(Enum):
+    """What happens to a worker, in words for docs/protocol.md."""
+
+    JOINED = "`JOIN`"
+    SILENT = "silent for too long"
+    HEARD = "any word from it"
+    REFUSED = "contribution missing"
+    LEAVES = "`LEAVE`"
+    REPLACED = "next life joins"
+
+
+WORKER = StateTable(
+    {
+        WorkerState.ABSENT: {WorkerEvent.JOINED: WorkerState.LIVE},
+        WorkerState.LIVE: {
+            WorkerEvent.SILENT: WorkerState.LOST,
+            WorkerEvent.REFUSED: WorkerState.REFUSED,
+            WorkerEvent.LEAVES: WorkerState.LEFT,
+            WorkerEvent.REPLACED: WorkerState.REPLACED,  # it has no connection any more
+        },
+        WorkerState.LOST: {
+            WorkerEvent.HEARD: WorkerState.LIVE,
+            WorkerEvent.REFUSED: WorkerState.REFUSED,
+            WorkerEvent.LEAVES: WorkerState.LEFT,
+            WorkerEvent.REPLACED: WorkerState.REPLACED,
+        },
+        WorkerState.REFUSED: {
+            WorkerEvent.LEAVES: WorkerState.LEFT,
+            WorkerEvent.REPLACED: WorkerState.REPLACED,
+        },
+        WorkerState.LEFT: {
+            WorkerEvent.REFUSED: WorkerState.REFUSED,
+            WorkerEvent.LEAVES: WorkerState.LEFT,  # sent again
+            WorkerEvent.REPLACED: WorkerState.REPLACED,
+        },
+        WorkerState.REPLACED: {},
+    }
+)
