@@ -11,7 +11,7 @@ import pytest
 
 from psstore import _core, errors
 from psstore.protocol.client import Client
-from psstore.protocol.facts import Facts
+from psstore.protocol.decision_cache import DecisionCache
 from psstore.protocol.greeting import Identity
 from psstore.types import Tensor
 from psstore.wire import messages as m
@@ -191,9 +191,9 @@ def unscaled_client() -> Client:
     store = FakeStore(num_workers=1)
     peer, tensors = worker_with_tensors(store, "w")
     identity = Identity(client=peer.client, role="worker", ticket=peer.ticket, incarnation=peer.incarnation)
-    facts = Facts(1)
-    facts.learn(1, clipped_round(store, peer, tensors).decisions)
-    return Client(driver=mock.Mock(), identity=identity, facts=facts, sessions=[], timeout_s=1.0)
+    decisions = DecisionCache(1)
+    decisions.learn(1, clipped_round(store, peer, tensors).decisions)
+    return Client(driver=mock.Mock(), identity=identity, decisions=decisions, sessions=[], timeout_s=1.0)
 
 
 def test_client_refuses_to_push_before_the_norm_was_asked_for() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from psstore import _core, errors
 from psstore.protocol import auth
-from psstore.protocol.facts import Facts
+from psstore.protocol.decision_cache import DecisionCache
 from psstore.protocol.greeting import Identity
 from psstore.protocol.requests import REPLIES, Answer
 from psstore.protocol.session import Session, is_final
@@ -50,7 +50,9 @@ class Far:
 
     def __init__(self, *, token: bytes | None = None, ticket: m.Signed | None = None) -> None:
         identity = Identity(client=CLIENT, role="worker", token=token, ticket=ticket)
-        self.session = Session(identity=identity, facts=Facts(), make_nonce=lambda: NONCE, address="fake://0")
+        self.session = Session(
+            identity=identity, decisions=DecisionCache(), make_nonce=lambda: NONCE, address="fake://0"
+        )
 
     def sent(self) -> list[_core.Frame]:
         decoder, frames = _core.FrameDecoder(), []
@@ -202,7 +204,7 @@ def test_what_was_not_answered_is_sent_again_in_order_and_nothing_else() -> None
 def test_decisions_are_carried_once_per_connection() -> None:
     far = Far()
     far.connect()
-    far.session.facts.learn(2, [decision(1), decision(2)])
+    far.session.decisions.learn(2, [decision(1), decision(2)])
     for expected in (2, 0):
         far.request("PULL", body=m.Carry())
         (frame,) = far.sent()
@@ -216,24 +218,24 @@ def test_decisions_are_carried_once_per_connection() -> None:
 def test_scale_is_carried_until_the_next_decision() -> None:
     far = Far()
     far.connect()
-    facts = far.session.facts
-    facts.learn(1, [decision(1, max_norm=1.0)])
+    decisions = far.session.decisions
+    decisions.learn(1, [decision(1, max_norm=1.0)])
     scale = m.Scale(decision=1, factor=0.5)
-    facts.set_scale(scale)
+    decisions.set_scale(scale)
     for expected in (scale, scale, None):
         far.request("PULL", body=m.Carry())
         (frame,) = far.sent()
         assert m.decode_body(m.Carry, frame.body).scale == expected
         if frame.request == 2:
-            facts.learn(2, [decision(2)])
+            decisions.learn(2, [decision(2)])
 
 
 def test_shard_has_the_scale_when_it_has_answered_what_carried_it() -> None:
     far = Far()
     far.connect()
     far.request("PULL", body=m.Carry())
-    far.session.facts.learn(3, [decision(3, max_norm=1.0)])
-    far.session.facts.set_scale(m.Scale(decision=3, factor=None))
+    far.session.decisions.learn(3, [decision(3, max_norm=1.0)])
+    far.session.decisions.set_scale(m.Scale(decision=3, factor=None))
     far.request("NORM", body=m.Carry())
     far.answer("PULLED", request=1)
     assert far.session.scaled == 0
@@ -554,55 +556,55 @@ def test_version_of_the_shard_is_learnt_from_its_answers() -> None:
     promise = far.request("PULL", body=m.Carry())
     far.answer("PULLED", request=1, sequence=7)
     assert isinstance(promise.result, Answer)
-    assert (promise.result.version, far.session.version, far.session.facts.floor) == (7, 7, 7)
+    assert (promise.result.version, far.session.version, far.session.decisions.floor) == (7, 7, 7)
 
 
-# ---- facts ----
+# ---- decisions that are carried ----
 
 
 def test_facts_are_kept_until_every_shard_has_them() -> None:
-    facts = Facts(2)
+    decisions = DecisionCache(2)
     signed = [decision(number) for number in range(1, 5)]
-    facts.learn(3, signed[:3])
-    facts.learn(4, signed[1:])
-    facts.heard(0, 4)
-    facts.heard(1, 2)
-    assert (facts.floor, facts.last) == (2, 4)
-    assert facts.since(2) == tuple(signed[2:])
-    assert facts.since(0) == tuple(signed[2:])
+    decisions.learn(3, signed[:3])
+    decisions.learn(4, signed[1:])
+    decisions.heard(0, 4)
+    decisions.heard(1, 2)
+    assert (decisions.floor, decisions.last) == (2, 4)
+    assert decisions.since(2) == tuple(signed[2:])
+    assert decisions.since(0) == tuple(signed[2:])
 
 
 def test_older_answer_takes_nothing_back() -> None:
-    facts = Facts(1)
+    decisions = DecisionCache(1)
     signed = [decision(number) for number in range(1, 5)]
-    facts.learn(3, signed[:3])
-    facts.heard(0, 3)
-    facts.learn(2, signed[:2])
-    facts.learn(4, signed[3:])
-    assert facts.since(3) == (signed[3],)
+    decisions.learn(3, signed[:3])
+    decisions.heard(0, 3)
+    decisions.learn(2, signed[:2])
+    decisions.learn(4, signed[3:])
+    assert decisions.since(3) == (signed[3],)
 
 
 def test_decisions_that_every_shard_has_may_be_missing_in_between() -> None:
-    facts = Facts(1)
-    facts.learn(1, [decision(1)])
+    decisions = DecisionCache(1)
+    decisions.learn(1, [decision(1)])
     later = decision(9)
-    facts.learn(9, [later])
-    assert facts.since(8) == (later,)
+    decisions.learn(9, [later])
+    assert decisions.since(8) == (later,)
 
 
 def test_decision_that_clips_is_unscaled_until_its_scale_is_known() -> None:
-    facts = Facts(1)
-    facts.learn(1, [decision(1, max_norm=2.0)])
-    assert facts.unscaled is not None
-    assert (facts.unscaled.number, facts.unscaled.max_norm) == (1, 2.0)
-    facts.heard(0, 1)
-    facts.set_scale(m.Scale(decision=0, factor=1.0))
-    assert facts.unscaled is not None, "of another decision"
-    facts.set_scale(m.Scale(decision=1, factor=1.0))
-    assert facts.unscaled is None
+    decisions = DecisionCache(1)
+    decisions.learn(1, [decision(1, max_norm=2.0)])
+    assert decisions.unscaled is not None
+    assert (decisions.unscaled.number, decisions.unscaled.max_norm) == (1, 2.0)
+    decisions.heard(0, 1)
+    decisions.set_scale(m.Scale(decision=0, factor=1.0))
+    assert decisions.unscaled is not None, "of another decision"
+    decisions.set_scale(m.Scale(decision=1, factor=1.0))
+    assert decisions.unscaled is None
 
 
 def test_scale_of_a_decision_whose_record_every_shard_has_is_nobodys_concern() -> None:
-    facts = Facts(1)
-    facts.learn(5, [])
-    assert facts.unscaled is None
+    decisions = DecisionCache(1)
+    decisions.learn(5, [])
+    assert decisions.unscaled is None

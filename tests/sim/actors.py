@@ -434,7 +434,7 @@ class Auditor(Worker):
         ready = [tensor for tensor in tensors if tensor.spec.zeros]
         arrays = [np.empty(tensor.spec.num_elems, np.float32) for tensor in ready]
         asked = model.transfers(ready, arrays, self.ways, into=True)
-        last = self.client.sessions[0].facts.last
+        last = self.client.sessions[0].decisions.last
         await self.call("pull", self.client.pull(asked, at_least=last, wait_s=PULL_WAIT_S), PULL_WAIT_S + GRACE_S)
 
     async def look_around(self, tensors: list[Tensor]) -> None:

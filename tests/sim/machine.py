@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from psstore import _core
 from psstore.errors import PsstoreError
 from psstore.protocol.client import Client
-from psstore.protocol.facts import Facts
+from psstore.protocol.decision_cache import DecisionCache
 from psstore.protocol.greeting import Identity
 from psstore.protocol.session import Session, is_final
 from psstore.protocol.silence import Silence
@@ -161,27 +161,27 @@ class Machine:
         self.frames_to_live: int | None = None
         """Dies when it has sent so many frames more."""
         self.identity = Identity(client=f"{self.world.rng.getrandbits(128):032x}", role=role, token=token)
-        facts = Facts(len(servers))
+        decisions = DecisionCache(len(servers))
         self.links = [
-            SessionLink(self, self._session(self.identity, facts, shard, channel), server)
+            SessionLink(self, self._session(self.identity, decisions, shard, channel), server)
             for channel in range(num_channels)
             for shard, server in enumerate(servers)
         ]
         self.client = Client(
             driver=self,
             identity=self.identity,
-            facts=facts,
+            decisions=decisions,
             sessions=[link.session for link in self.links],
             timeout_s=TIMEOUT_S,
         )
         for link in self.links:
             link.connect()
 
-    def _session(self, identity: Identity, facts: Facts, shard: int, channel: int = 0) -> Session:
+    def _session(self, identity: Identity, decisions: DecisionCache, shard: int, channel: int = 0) -> Session:
         nonce = self.world.rng.randbytes
         return Session(
             identity=identity,
-            facts=facts,
+            decisions=decisions,
             make_nonce=lambda: nonce(32),
             address=f"sim://{shard}",
             shard=shard,
@@ -207,7 +207,7 @@ class Machine:
     def start_heartbeats(self, server: Server, interval_s: float) -> None:
         """On a connection of its own, as the native thread has one."""
         identity = Identity(client=self.identity.client, role="heartbeat", token=self.identity.token)
-        link = SessionLink(self, self._session(identity, Facts(), 0), server)
+        link = SessionLink(self, self._session(identity, DecisionCache(), 0), server)
         link.connect()
         self.links.append(link)
 

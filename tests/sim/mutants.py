@@ -18,8 +18,8 @@ from psstore.protocol.barriers import Barriers
 from psstore.protocol.client import Client
 from psstore.protocol.clients import Clients
 from psstore.protocol.connection import Connection
+from psstore.protocol.decision_cache import DecisionCache
 from psstore.protocol.decision_log import DecisionLog
-from psstore.protocol.facts import Facts
 from psstore.protocol.membership import Membership
 from psstore.protocol.replies import Reply
 from psstore.protocol.rounds import Rounds
@@ -72,7 +72,7 @@ def applied_writes_are_renumbered(self: Session, last_applied: int) -> None:
     self.line.last_write = last_applied + len(waiting)
 
 
-def decisions_are_carried_backwards(self: Facts, number: int) -> tuple[Signed, ...]:
+def decisions_are_carried_backwards(self: DecisionCache, number: int) -> tuple[Signed, ...]:
     oldest, kept = self._log
     return kept[max(0, number + 1 - oldest) :][::-1]
 
@@ -205,8 +205,8 @@ MUTANTS: dict[str, tuple[str, Mutant]] = {
         _method(Session, "_renumber_writes", applied_writes_are_renumbered),
     ),
     "abandoned writes leave a gap": ("async", _method(Session, "_renumber_writes", lambda self, last: None)),
-    "decisions are carried backwards": ("async", _method(Facts, "since", decisions_are_carried_backwards)),
-    "a client carries no decisions": ("sync", _method(Facts, "since", lambda self, number: ())),
+    "decisions are carried backwards": ("async", _method(DecisionCache, "since", decisions_are_carried_backwards)),
+    "a client carries no decisions": ("sync", _method(DecisionCache, "since", lambda self, number: ())),
     "pushes overtake decisions": ("async", _broken("DECISIONS_COME_FIRST")),
     "skipped rounds are applied": ("sync", skips_are_applied),
     "parked pulls are never woken": ("sync", _method(ShardService, "woken", lambda self, now: [])),

@@ -13,7 +13,7 @@ from psstore import _core
 from psstore.net.address import parse_address
 from psstore.net.client import Tether
 from psstore.net.client_connection import ClientConnection
-from psstore.protocol.facts import Facts
+from psstore.protocol.decision_cache import DecisionCache
 from psstore.protocol.greeting import Identity
 from psstore.protocol.session import Session
 from psstore.wire.messages import Welcome
@@ -32,7 +32,7 @@ class Heartbeats:
         )
         session = Session(
             identity=identity,
-            facts=Facts(),
+            decisions=DecisionCache(),
             make_nonce=lambda: secrets.token_bytes(32),
             address=address,
             welcome=welcome,

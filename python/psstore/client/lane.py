@@ -33,7 +33,7 @@ class Lane:
         self._writing = operations.writing
         self._reading = operations.reading
         self._client = client = operations.client
-        self._facts = client.shards[0].facts
+        self._decisions = client.shards[0].decisions
         self._driver = driver
         self._thread = thread
         who = client.identity
@@ -106,8 +106,8 @@ class Lane:
         self, op: str, *, round: int = 0, at_least: int = 0, wait_s: float = 0.0, timeout_s: float
     ) -> tuple[_core.Terms, bool]:
         """Of requests that bring the shards what they were not told yet. Also: whether that is anything."""
-        facts = self._facts
-        last, scale = facts.last, facts.scale
+        decisions = self._decisions
+        last, scale = decisions.last, decisions.scale
         news = scale is not None or not self._sender.has_told(last)
         key = (last, round, at_least, wait_s)
         before = self._carrying.get(op)

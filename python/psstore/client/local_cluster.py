@@ -20,7 +20,7 @@ from psstore.net.client import QuietFuture
 from psstore.net.deadline_timer import DeadlineTimer
 from psstore.protocol.client import Client
 from psstore.protocol.coordinator import Coordinator
-from psstore.protocol.facts import Facts
+from psstore.protocol.decision_cache import DecisionCache
 from psstore.protocol.frames import Output, Piece, Send
 from psstore.protocol.greeting import Identity
 from psstore.protocol.membership import Liveness
@@ -244,15 +244,17 @@ class LocalDriver:
     async def open(self, options: Options) -> Operations:
         """Connects to every shard and, as a worker, joins. Raises RankTaken, TooManyWorkers, BadArgument."""
         identity = Identity(client=secrets.token_hex(16), role=options.role)
-        facts = Facts(len(self._cluster.hosts))
+        decisions = DecisionCache(len(self._cluster.hosts))
         sessions = [
-            Session(identity=identity, facts=facts, make_nonce=lambda: b"", address="local://", shard=shard)
+            Session(identity=identity, decisions=decisions, make_nonce=lambda: b"", address="local://", shard=shard)
             for shard in range(len(self._cluster.hosts))
         ]
         self._wires = [
             Pipe(session, host, self._cluster.loop) for session, host in zip(sessions, self._cluster.hosts, strict=True)
         ]
-        client = Client(driver=self, identity=identity, facts=facts, sessions=sessions, timeout_s=options.timeout_s)
+        client = Client(
+            driver=self, identity=identity, decisions=decisions, sessions=sessions, timeout_s=options.timeout_s
+        )
         client.num_workers = self._cluster.consistency.num_workers
         if options.role == "worker":
             await client.join(rank=options.rank, num_workers=options.num_workers)

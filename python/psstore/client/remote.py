@@ -22,7 +22,7 @@ from psstore.net.user_token import find
 from psstore.protocol.auth import NONCE_BYTES
 from psstore.protocol.client import Client
 from psstore.protocol.connection import FEATURE_CHECKSUM
-from psstore.protocol.facts import Facts
+from psstore.protocol.decision_cache import DecisionCache
 from psstore.protocol.greeting import Identity
 from psstore.protocol.session import Session
 from psstore.protocol.silence import Silence, look_interval_s
@@ -45,13 +45,13 @@ class Remote:
         welcome = await self._discover(seed, identity, options)
         routes = [_usable(addresses, options.transport) for addresses in welcome.addresses]
         identity.features = 0 if all(_is_local(route[0]) for route in routes) else FEATURE_CHECKSUM
-        facts = Facts(len(routes))
+        decisions = DecisionCache(len(routes))
         # What stays on this machine has no link to fill; whoever asks for TCP here has a reason.
         num_channels = options.connections if identity.features or options.transport == "tcp" else 1
         sessions = [
             Session(
                 identity=identity,
-                facts=facts,
+                decisions=decisions,
                 make_nonce=_nonce,
                 address=str(route[0]),
                 shard=shard,
@@ -66,7 +66,7 @@ class Remote:
         self._driver = self._tie(sessions, routes * num_channels, options)
         await asyncio.gather(*[asyncio.shield(tether.first_up) for tether in self._driver.tethers.values()])
         client = Client(
-            driver=self._driver, identity=identity, facts=facts, sessions=sessions, timeout_s=options.timeout_s
+            driver=self._driver, identity=identity, decisions=decisions, sessions=sessions, timeout_s=options.timeout_s
         )
         client.num_workers = welcome.num_workers
         if options.transport == "shm":
@@ -102,7 +102,7 @@ class Remote:
 
     async def _discover(self, seed: Address, identity: Identity, options: Options) -> Welcome:
         """What any shard says of the whole store."""
-        session = Session(identity=identity, facts=Facts(), make_nonce=_nonce, address=str(seed))
+        session = Session(identity=identity, decisions=DecisionCache(), make_nonce=_nonce, address=str(seed))
         tether = Tether(session, [seed], loop=self.thread.loop, patience_s=options.connect_timeout_s)
         tether.start()
         try:

@@ -23,7 +23,7 @@ from psstore.errors import (
     UnknownTensor,
 )
 from psstore.partition.router import Router
-from psstore.protocol.facts import Facts
+from psstore.protocol.decision_cache import DecisionCache
 from psstore.protocol.greeting import Identity
 from psstore.protocol.requests import Answer, Destination, Future
 from psstore.protocol.session import Session
@@ -68,7 +68,13 @@ class Client:
     """One client of one store. Not thread-safe."""
 
     def __init__(
-        self, *, driver: Driver, identity: Identity, facts: Facts, sessions: Sequence[Session], timeout_s: float
+        self,
+        *,
+        driver: Driver,
+        identity: Identity,
+        decisions: DecisionCache,
+        sessions: Sequence[Session],
+        timeout_s: float,
     ) -> None:
         """`sessions`: with each shard, then as many again for every further channel."""
         self.identity = identity
@@ -95,7 +101,7 @@ class Client:
         self._torn: TornRound | None = None
         """Why some slices will never be read again."""
         self._driver = driver
-        self._facts = facts
+        self._decisions = decisions
         self._names: dict[int, str] = {}
         """Of tensors, by id; for messages."""
         self._dropped: deque[int] = deque()
@@ -112,7 +118,7 @@ class Client:
         heard = [
             max(one.version for one in self.sessions[shard :: len(self.shards)]) for shard in range(len(self.shards))
         ]
-        return max(self._facts.last, min(heard))
+        return max(self._decisions.last, min(heard))
 
     @property
     def is_current(self) -> bool:
@@ -129,7 +135,7 @@ class Client:
         """The last decision, if it clips and its scale is not known here: somebody has to ask for the `norm` and
         `set_scale`, and every worker of the round does, whatever became of the others. Also true of a decision that
         was made before this client joined. None for a reader, whom no shard would believe."""
-        return self._facts.unscaled if self.identity.incarnation else None
+        return self._decisions.unscaled if self.identity.incarnation else None
 
     # ---- membership ----
 
@@ -139,7 +145,7 @@ class Client:
         self.identity.rank, self.identity.incarnation = joined.rank, joined.incarnation
         self.identity.ticket = joined.ticket
         self.round, self.decision, self._unfinished = joined.round, joined.decision, False
-        self._facts.learn(joined.decision, joined.decisions)
+        self._decisions.learn(joined.decision, joined.decisions)
         attach = m.Attach(ticket=joined.ticket)
         await collect([self._request(session, "ATTACH", body=attach) for session in self.sessions])
 
@@ -264,10 +270,10 @@ class Client:
         if self._unfinished:
             raise BadArgument(f"commit: round {self.round} was committed early; push what it promised, then finish()")
         _check_wait(wait_s)
-        if self._facts.scale is not None:
+        if self._decisions.scale is not None:
             await self._tell_scale()
         for session in self.sessions:
-            self._facts.heard(session.shard, session.version)
+            self._decisions.heard(session.shard, session.version)
         applied = await self._attest() if self._asked_to_attest else ()
         self._unanswered = True
         body = m.Commit(
@@ -280,12 +286,12 @@ class Client:
             average=average,
             early=early,
             max_norm=max_norm,
-            since=self._facts.last,
+            since=self._decisions.last,
             applied=applied,
             wait_s=wait_s,
         )
         committed = _expect(m.Committed, await self._coordinate("COMMIT", body, wait_s=wait_s))
-        self._facts.learn(committed.last, committed.decisions)
+        self._decisions.learn(committed.last, committed.decisions)
         self._unanswered, self._asked_to_attest = False, committed.attest
         self.decision = committed.decision
         self.staleness = max(0, committed.next_round - 1 - committed.slowest)
@@ -309,12 +315,12 @@ class Client:
 
     def set_scale(self, scale: m.Scale) -> None:
         """What the gradients of the last decision are multiplied by: carried to the shards from now on."""
-        self._facts.set_scale(scale)
+        self._decisions.set_scale(scale)
 
     async def norm(self, transfers: Iterable[Transfer], *, wait_s: float) -> list[Answer]:
         """Reads a float64 per slice into the transfers' memory: the sum of squares of the gradient that the last
         decision reduced. NOT_MODIFIED, without a value: no member has a gradient there."""
-        return await self._read("NORM", transfers, at_least=self._facts.last, wait_s=wait_s)
+        return await self._read("NORM", transfers, at_least=self._decisions.last, wait_s=wait_s)
 
     async def pull(
         self, transfers: Iterable[Transfer], *, at_least: int | None = None, trained: bool = True, wait_s: float
@@ -435,15 +441,15 @@ class Client:
         first = self.shards[0]
         await self._request(first, "PULL", body=m.Carry())
         if self.version < first.version:
-            asked = m.Decisions(since=self._facts.last)
+            asked = m.Decisions(since=self._decisions.last)
             decided = await self._control("DECISIONS", asked, m.Decided)
-            self._facts.learn(decided.last, decided.decisions)
+            self._decisions.learn(decided.last, decided.decisions)
         return self.version
 
     def _behind(self) -> list[Session]:
         """Those whose shard may lack the last decision, or its scale."""
-        scaled = self._facts.scale.decision if self._facts.scale is not None else 0
-        last = self._facts.last
+        scaled = self._decisions.scale.decision if self._decisions.scale is not None else 0
+        last = self._decisions.last
         told = {s.shard for s in self.sessions if s.version >= last and s.scaled >= scaled}
         return [s for s in self.shards if s.shard not in told]
 

@@ -25,7 +25,7 @@ from psstore.errors import (
     UnexpectedMessage,
     from_code,
 )
-from psstore.protocol.facts import Facts
+from psstore.protocol.decision_cache import DecisionCache
 from psstore.protocol.frames import Piece
 from psstore.protocol.greeting import Greeting, Identity
 from psstore.protocol.requests import (
@@ -55,7 +55,7 @@ class Session:
     """Sans-IO: the driver feeds frames in and writes `take_output()` out."""
 
     identity: Identity
-    facts: Facts
+    decisions: DecisionCache
     make_nonce: Callable[[], bytes]
     address: str
     shard: int = 0
@@ -323,7 +323,7 @@ class Session:
             # The shard's wait began with ours, however often it is asked: its error says more, and must come first.
             body = replace(body, wait_s=max(0.0, body.wait_s - (now - request.started)))
         if isinstance(body, m.Carry):
-            told = self.facts.last
+            told = self.decisions.last
             body = self.completed(body)
             self.line.told = max(self.line.told, told)
             request.scaled = body.scaled
@@ -370,8 +370,8 @@ class Session:
 
     def completed(self, body: m.Carry) -> m.Carry:
         """With what the shard was not told yet on this connection, as far as it is known here."""
-        newest, decisions = self.facts.last, self.facts.since(self.line.told)
-        return replace(body, decisions=decisions, newest=newest if decisions else 0, scale=self.facts.scale)
+        newest, decisions = self.decisions.last, self.decisions.since(self.line.told)
+        return replace(body, decisions=decisions, newest=newest if decisions else 0, scale=self.decisions.scale)
 
     def _offered(self, shared: m.Shared) -> None:
         if shared.blocks:
@@ -399,7 +399,7 @@ class Session:
             body = REPLIES[frame.op]
             return m.decode_body(body, frame.body) if body is not None else None
         self.line.heard(frame.sequence, request.scaled, now)
-        self.facts.heard(self.shard, self.version)
+        self.decisions.heard(self.shard, self.version)
         return Answer(frame.table, frame.sequence, lease)
 
     def _read_shared(self, frame: _core.Frame) -> Lease | None:
@@ -456,8 +456,8 @@ class Session:
         self.silence.end()
         self.silence.begin(now)
         self.line.version = self.line.told = welcome.version
-        self.facts.resize(len(welcome.addresses))
-        self.facts.heard(self.shard, welcome.version)
+        self.decisions.resize(len(welcome.addresses))
+        self.decisions.heard(self.shard, welcome.version)
         self._renumber_writes(welcome.last_sequence)
         if self.identity.ticket is not None:
             body = m.encode_body(m.Attach(ticket=self.identity.ticket))

@@ -22,7 +22,7 @@ from psstore.errors import AuthFailed, BadArgument, PsstoreError, ShuttingDown, 
 from psstore.net.address import parse_address
 from psstore.net.client import QuietFuture, Tether
 from psstore.protocol.auth import NONCE_BYTES
-from psstore.protocol.facts import Facts
+from psstore.protocol.decision_cache import DecisionCache
 from psstore.protocol.greeting import Identity
 from psstore.protocol.session import Session
 from psstore.protocol.states import LinkState
@@ -256,7 +256,7 @@ class _Peer:
     def _tie(self, welcome: Welcome | None, *, patience_s: float) -> Tether:
         session = Session(
             identity=self._identity,
-            facts=Facts(),
+            decisions=DecisionCache(),
             make_nonce=lambda: secrets.token_bytes(NONCE_BYTES),
             address=self._address,
             shard=self.shard,

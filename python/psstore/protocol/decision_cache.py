@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from psstore.wire.messages import DecisionFact, Scale, Signed, decode_fact, is_clipped
 
 
-class Facts:
+class DecisionCache:
     """A run of consecutive decisions, kept until every shard is known to have applied them."""
 
     def __init__(self, num_shards: int = 1) -> None:
