@@ -288,8 +288,8 @@ def half_open(transport: Transport, timeout_s: float, behind_proxy: list[Proxy])
 def test_connection_that_swallows_everything_is_replaced_whatever_is_asked(
     call: str, transport: Transport, behind_proxy: list[Proxy], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("psstore.protocol.silence.MIN_LOOK_S", 0.05)
-    monkeypatch.setattr("psstore.protocol.silence.LOOKS_PER_TIMEOUT", 400)
+    monkeypatch.setattr("psstore.protocol.keepalive.MIN_LOOK_S", 0.05)
+    monkeypatch.setattr("psstore.protocol.keepalive.LOOKS_PER_TIMEOUT", 400)
     with half_open(transport, timeout_s=20.0, behind_proxy=behind_proxy) as (store, proxy):
         CALLS[call](store)
         assert proxy.num_accepted > 2  # who asks for the shards, and the connection that was lost
@@ -300,8 +300,8 @@ def test_connection_that_swallows_everything_is_replaced_however_soon_an_answer_
     call: str, behind_proxy: list[Proxy], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """There is no time for a look before the deadline."""
-    monkeypatch.setattr("psstore.protocol.silence.MIN_LOOK_S", 0.1)
-    monkeypatch.setattr("psstore.protocol.silence.LOOKS_PER_TIMEOUT", 0.01)
+    monkeypatch.setattr("psstore.protocol.keepalive.MIN_LOOK_S", 0.1)
+    monkeypatch.setattr("psstore.protocol.keepalive.LOOKS_PER_TIMEOUT", 0.01)
     with half_open("tcp", timeout_s=0.5, behind_proxy=behind_proxy) as (store, proxy):
         with pytest.raises(DeadlineExceeded, match="last heard"):
             CALLS[call](store)
@@ -312,8 +312,8 @@ def test_connection_that_swallows_everything_is_replaced_however_soon_an_answer_
 def test_link_that_takes_long_for_a_push_keeps_its_connection(
     behind_proxy: list[Proxy], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("psstore.protocol.silence.MIN_LOOK_S", 0.1)
-    monkeypatch.setattr("psstore.protocol.silence.LOOKS_PER_TIMEOUT", 600)
+    monkeypatch.setattr("psstore.protocol.keepalive.MIN_LOOK_S", 0.1)
+    monkeypatch.setattr("psstore.protocol.keepalive.LOOKS_PER_TIMEOUT", 600)
     with clusters("tcp") as start:
         cluster = start()
         address = parse_address(cluster.url)
@@ -329,7 +329,7 @@ def test_link_that_takes_long_for_a_push_keeps_its_connection(
 def test_store_that_answers_keeps_its_connections_however_long_others_are_waited_for(
     behind_proxy: list[Proxy], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("psstore.protocol.silence.MIN_LOOK_S", 0.5)
+    monkeypatch.setattr("psstore.protocol.keepalive.MIN_LOOK_S", 0.5)
     with clusters("tcp") as start:
         cluster = start(workers=2)
         behind_proxy.append(proxied(cluster.url, iter(())))

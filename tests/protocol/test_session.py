@@ -12,9 +12,9 @@ from psstore import _core, errors
 from psstore.protocol import auth
 from psstore.protocol.decision_cache import DecisionCache
 from psstore.protocol.greeting import Identity
+from psstore.protocol.keepalive import Keepalive
 from psstore.protocol.requests import REPLIES, Answer
 from psstore.protocol.session import Session, is_final
-from psstore.protocol.silence import Silence
 from psstore.protocol.states import LinkState
 from psstore.wire import messages as m
 from tests.protocol.support import F32, NONCE, OPS, SIGNER
@@ -316,7 +316,7 @@ def test_why_a_connection_ended_is_told_until_there_is_another() -> None:
 
 def waiting(far: Far, **parts: Any) -> Promise:
     """For other workers, on a session that looks every second."""
-    far.session.silence = Silence(interval_s=1.0)
+    far.session.keepalive = Keepalive(interval_s=1.0)
     far.connect()
     promise = far.request("BARRIER", body=m.Barrier(count=1, wait_s=300.0), timeout_s=305.0, **parts)
     far.sent()
@@ -333,10 +333,10 @@ def test_shard_that_is_silent_while_others_are_waited_for_is_asked_once() -> Non
     (question,) = far.sent()
     assert (question.op, len(question.table)) == (OPS["PULL"], 0)
     for look in (2.0, 3.0, 4.0):
-        assert not far.session.silence.is_broken
+        assert not far.session.keepalive.is_broken
         far.session.tick(look)
-    assert far.session.silence.is_broken
-    assert far.session.silence.asked_at == 1.0
+    assert far.session.keepalive.is_broken
+    assert far.session.keepalive.asked_at == 1.0
     assert far.sent() == []
     assert not promise.done()  # another connection may bring its answer
 
@@ -348,7 +348,7 @@ def test_any_byte_is_a_sign_of_life() -> None:
         far.session.tick(look)
         if look % 3 == 0:
             far.session.line.last_heard = look + 0.5
-    assert not far.session.silence.is_broken
+    assert not far.session.keepalive.is_broken
 
 
 def test_client_that_stood_still_itself_does_not_blame_the_shard() -> None:
@@ -356,12 +356,12 @@ def test_client_that_stood_still_itself_does_not_blame_the_shard() -> None:
     waiting(far)
     far.session.tick(1.0)
     far.session.tick(100.0)
-    assert not far.session.silence.is_broken
+    assert not far.session.keepalive.is_broken
     far.answer("PULLED", request=2, now=100.5)
     for look in (101.0, 102.0, 103.0):
         far.session.tick(look)
-    assert not far.session.silence.is_broken
-    assert far.session.silence.asked_at == 102.0
+    assert not far.session.keepalive.is_broken
+    assert far.session.keepalive.asked_at == 102.0
 
 
 def test_shard_need_not_speak_while_it_takes_what_it_is_sent() -> None:
@@ -371,27 +371,27 @@ def test_shard_need_not_speak_while_it_takes_what_it_is_sent() -> None:
     far.sent()
     for look in range(1, 40):
         far.session.tick(look, lambda look=look: 1000 * (look // 2))  # type: ignore[misc]
-    assert not far.session.silence.is_broken
+    assert not far.session.keepalive.is_broken
     for look in range(40, 45):
         far.session.tick(look, lambda: 20_000)
-    assert far.session.silence.is_broken
+    assert far.session.keepalive.is_broken
 
 
 @pytest.mark.parametrize("op", ["PUSH", "PULL", "ADD", "ASSIGN", "INIT", "STATS", "CREATE", "JOIN", "DEFINE"])
 def test_shard_that_is_silent_is_given_up_whatever_it_is_asked(op: str) -> None:
     far = Far()
-    far.session.silence = Silence(interval_s=1.0)
+    far.session.keepalive = Keepalive(interval_s=1.0)
     far.connect()
     promise = far.request(op, timeout_s=30.0)
     far.sent()
     for look in (1.0, 2.0, 3.0, 4.0):
-        assert not far.session.silence.is_broken
+        assert not far.session.keepalive.is_broken
         far.session.tick(look)
-    assert far.session.silence.is_broken
+    assert far.session.keepalive.is_broken
     assert not promise.done()
     far.session.disconnected()
     far.connect()
-    assert not far.session.silence.is_broken
+    assert not far.session.keepalive.is_broken
     assert [frame.op for frame in far.sent()] == [OPS[op], OPS["PULL"]]
 
 
@@ -401,17 +401,17 @@ def test_deadline_that_passes_in_silence_ends_the_connection() -> None:
     promise = far.request("STATS", timeout_s=2.0)
     far.session.tick(2.0)
     assert isinstance(promise.error, errors.DeadlineExceeded)
-    assert far.session.silence.is_broken
+    assert far.session.keepalive.is_broken
 
 
 def test_deadlines_of_who_is_in_a_hurry_end_it_together() -> None:
     far = Far()
     far.connect()
     for now in (10.0, 10.4, 10.8):
-        assert not far.session.silence.is_broken
+        assert not far.session.keepalive.is_broken
         far.session.request("STATS", Promise(), now=now, timeout_s=0.4)
         far.session.tick(now + 0.4)
-    assert far.session.silence.is_broken
+    assert far.session.keepalive.is_broken
 
 
 @pytest.mark.parametrize("alive", ["a byte", "taken"])
@@ -425,7 +425,7 @@ def test_deadline_of_a_shard_that_lives_leaves_the_connection_alone(alive: str) 
         far.session.line.last_heard = 0.7
     far.session.tick(2.0, lambda: 1001 if alive == "taken" else 1000)
     assert promise.error is not None
-    assert not far.session.silence.is_broken
+    assert not far.session.keepalive.is_broken
 
 
 def test_question_ends_with_the_wait() -> None:
@@ -445,13 +445,13 @@ def test_silent_shard_that_speaks_on_another_connection_is_believed() -> None:
     for look in (1.0, 2.0, 3.0, 4.0):
         far.session.tick(look)
     far.session.disconnected()
-    assert far.session.silence.asked_at == 1.0  # since when it can't be reached
+    assert far.session.keepalive.asked_at == 1.0  # since when it can't be reached
     far.session.connected()
     far.sent()
     far.welcome(now=5.0)
     assert [frame.op for frame in far.sent()] == [OPS["BARRIER"], OPS["PULL"]]
-    assert far.session.silence.asked_at is None
-    assert not far.session.silence.is_broken
+    assert far.session.keepalive.asked_at is None
+    assert not far.session.keepalive.is_broken
 
 
 def test_late_answer_to_a_request_that_gave_up_is_ignored() -> None:

@@ -9,8 +9,8 @@ from psstore.errors import PsstoreError
 from psstore.protocol.client import Client
 from psstore.protocol.decision_cache import DecisionCache
 from psstore.protocol.greeting import Identity
+from psstore.protocol.keepalive import Keepalive
 from psstore.protocol.session import Session, is_final
-from psstore.protocol.silence import Silence
 from psstore.protocol.states import LinkState
 from psstore.wire.messages import Role
 
@@ -116,7 +116,7 @@ class SessionLink:
         self._armed = float("inf")
         if not self._machine.dead:
             self.session.tick(self._world.now)
-            if self.session.silence.is_broken and self.connection is not None:
+            if self.session.keepalive.is_broken and self.connection is not None:
                 self._world.say(f"{self._machine.name} shard {self.session.shard}: silent")
                 self.lost()
             self.flush()
@@ -186,7 +186,7 @@ class Machine:
             address=f"sim://{shard}",
             shard=shard,
             channel=channel,
-            silence=Silence(interval_s=LOOK_S),
+            keepalive=Keepalive(interval_s=LOOK_S),
         )
 
     # ---- the driver ----

@@ -24,8 +24,8 @@ from psstore.protocol.client import Client
 from psstore.protocol.connection import FEATURE_CHECKSUM
 from psstore.protocol.decision_cache import DecisionCache
 from psstore.protocol.greeting import Identity
+from psstore.protocol.keepalive import Keepalive, look_interval_s
 from psstore.protocol.session import Session
-from psstore.protocol.silence import Silence, look_interval_s
 from psstore.wire.messages import Welcome
 
 
@@ -58,7 +58,7 @@ class Remote:
                 channel=channel,
                 borrow=borrow if options.transport in ("auto", "shm") and channel == 0 else None,
                 welcome=welcome if shard == welcome.shard else None,
-                silence=Silence(interval_s=look_interval_s(options.timeout_s)),
+                keepalive=Keepalive(interval_s=look_interval_s(options.timeout_s)),
             )
             for channel in range(num_channels)
             for shard, route in enumerate(routes)

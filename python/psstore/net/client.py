@@ -147,7 +147,7 @@ class Tether:
         backoff_s, outage = FIRST_BACKOFF_S, Outage(self._loop.time())
         while self.session.failure is None:
             if await self._connect_once():
-                backoff_s, outage = FIRST_BACKOFF_S, Outage(self.session.silence.asked_at or self._loop.time())
+                backoff_s, outage = FIRST_BACKOFF_S, Outage(self.session.keepalive.asked_at or self._loop.time())
             else:
                 outage.attempted(self._loop.time(), refused=self._refused)
             pause_s = backoff_s * random.uniform(0.5, 1.0)
@@ -178,7 +178,7 @@ class Tether:
             self.session.tick(now)
             return
         self.session.tick(now, self._connection.taken_bytes)
-        if self.session.silence.is_broken:
+        if self.session.keepalive.is_broken:
             self.trouble = TimeoutError(MUTE)
             self._connection.abort()
         else:

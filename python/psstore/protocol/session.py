@@ -28,6 +28,7 @@ from psstore.errors import (
 from psstore.protocol.decision_cache import DecisionCache
 from psstore.protocol.frames import Piece
 from psstore.protocol.greeting import Greeting, Identity
+from psstore.protocol.keepalive import Keepalive
 from psstore.protocol.requests import (
     NOBODY,
     NUMBERED,
@@ -42,7 +43,6 @@ from psstore.protocol.requests import (
     Request,
 )
 from psstore.protocol.sharing import SHARED_FROM_BYTES, Borrow, Borrower, Landing, Lease, Near, OwnShard
-from psstore.protocol.silence import Silence
 from psstore.protocol.states import LINK, LinkEvent, LinkState
 from psstore.wire import messages as m
 
@@ -77,7 +77,7 @@ class Session:
     """Why this link can't be again; every request gets it."""
     last_word: str = ""
     """Of whoever ended the last connection, until there is another: why it did."""
-    silence: Silence = field(default_factory=Silence)
+    keepalive: Keepalive = field(default_factory=Keepalive)
     """Whether the shard speaks while it is waited for."""
     line: _core.RequestLine = field(init=False)
     """What it shares with those who send its requests without it."""
@@ -116,7 +116,7 @@ class Session:
         """The connection is gone. Requests stay, to be sent again on the next one."""
         self.state = LINK.after(self.state, LinkEvent.DISCONNECTED)
         self.line.disconnect()
-        self.silence.disconnected()
+        self.keepalive.disconnected()
         self._memory = None
         self.device, self.near = b"", None
         self.connection += 1
@@ -157,13 +157,13 @@ class Session:
 
     def tick(self, now: float, taken_bytes: Callable[[], int | None] = lambda: None) -> None:
         """Ends the requests whose deadline is past, and asks a shard that says nothing. The driver ends the connection
-        if its silence `is_broken`.
+        if its `keepalive` says that it `is_broken`.
 
         `taken_bytes`: how much the far end's system has taken of what the connection has to send, if not all."""
         self.line.looks_at = math.inf
         expired = [request for request in self._all() if request.deadline <= now]
         if self.state is LinkState.UP and (expired or now >= self._looks_at):
-            self.silence.sent(taken_bytes(), now)
+            self.keepalive.sent(taken_bytes(), now)
         for request in expired:
             del self._requests[request.id]
             request.fail(self._missed(request, now))
@@ -264,7 +264,7 @@ class Session:
             self.line.last_write += 1
             request.sequence = self.line.last_write
         self._requests[request.id] = request
-        self.silence.begin(now)
+        self.keepalive.begin(now)
         if self.state is LinkState.UP:
             self._send(request, now)
 
@@ -285,7 +285,7 @@ class Session:
                 address=self.address,
                 tried_s=waited,
             )
-        self.silence.missed(now, began=request.started, heard_at=self.line.last_heard)
+        self.keepalive.missed(now, began=request.started, heard_at=self.line.last_heard)
         return DeadlineExceeded(
             f"shard {self.shard} at {self.address} did not answer within {waited:.1f} s;"
             f" last heard {now - self.line.last_heard:.1f} s ago",
@@ -296,19 +296,19 @@ class Session:
     @property
     def _looks_at(self) -> float:
         """When to look whether the shard speaks. Of calls that were made without the session it is not known when."""
-        looks_at = self.silence.looks_at
-        return looks_at if looks_at < math.inf else self.line.last_heard + self.silence.interval_s
+        looks_at = self.keepalive.looks_at
+        return looks_at if looks_at < math.inf else self.line.last_heard + self.keepalive.interval_s
 
     def _look(self, now: float) -> None:
         waiting = [request for request in self._all() if request.id != self._question]
         if not waiting:
             self._requests.pop(self._question, None)
-            self.silence.end()
+            self.keepalive.end()
             return
         if self.state is not LinkState.UP:
-            self.silence.looks_at = now + self.silence.interval_s
+            self.keepalive.looks_at = now + self.keepalive.interval_s
             return
-        if self.silence.look(now, heard_at=self.line.last_heard):
+        if self.keepalive.look(now, heard_at=self.line.last_heard):
             self._ask_for_a_word(now)
 
     def _ask_for_a_word(self, now: float) -> None:
@@ -453,8 +453,8 @@ class Session:
             )
         self.state = LINK.after(self.state, LinkEvent.WELCOMED)
         self.welcome, self.shard, self.last_word = welcome, welcome.shard, ""
-        self.silence.end()
-        self.silence.begin(now)
+        self.keepalive.end()
+        self.keepalive.begin(now)
         self.line.version = self.line.told = welcome.version
         self.decisions.resize(len(welcome.addresses))
         self.decisions.heard(self.shard, welcome.version)

@@ -28,8 +28,8 @@ def look_interval_s(timeout_s: float) -> float:
 
 
 @dataclass(kw_only=True)
-class Silence:
-    """Of one session."""
+class Keepalive:
+    """One session's questions to a silent shard, and whether its connection is given up."""
 
     interval_s: float = math.inf
     """Between two looks; infinite: never."""
