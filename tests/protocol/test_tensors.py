@@ -1,4 +1,4 @@
-"""Tensors come to be, get their first value, and go: the catalogue, and pulls that wait for it."""
+"""Tensors come to be, get their first value, and go: the schema registry, and pulls that wait for it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 from psstore import _core, errors
 from psstore.protocol.barriers import MAX_PASSED
-from psstore.protocol.catalogue import Catalogue
+from psstore.protocol.schema_registry import SchemaRegistry
 from psstore.protocol.signing import Signer
 from psstore.types import Tensor, TensorSpec
 from psstore.wire import messages as m
@@ -158,16 +158,16 @@ def test_reply_that_no_frame_holds_is_refused(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_tensor_that_can_not_fit_is_refused_before_it_is_cut() -> None:
-    catalogue = Catalogue(num_shards=2, signer=Signer(bytes(32)), max_bytes=1 << 20)
+    registry = SchemaRegistry(num_shards=2, signer=Signer(bytes(32)), max_bytes=1 << 20)
     huge = TensorSpec(name="huge", shape=(1 << 36,), rule="assign")
     small = TensorSpec(name="small", shape=(1 << 17,), rule="assign")
     for specs in ((huge,), (small, huge)):
         with pytest.raises(errors.OutOfMemory, match="raise --max-memory"):
-            catalogue.create("client", m.Create(specs=specs), is_gone=lambda _: False)
-    assert catalogue.names().names == ()
-    catalogue.create("client", m.Create(specs=(small,)), is_gone=lambda _: False)
-    catalogue.create("client", m.Create(specs=(small,), exist="overwrite"), is_gone=lambda _: False)
-    assert sum(catalogue.loads_bytes) == 1 << 19
+            registry.create("client", m.Create(specs=specs), is_gone=lambda _: False)
+    assert registry.names().names == ()
+    registry.create("client", m.Create(specs=(small,)), is_gone=lambda _: False)
+    registry.create("client", m.Create(specs=(small,), exist="overwrite"), is_gone=lambda _: False)
+    assert sum(registry.loads_bytes) == 1 << 19
 
 
 # ---- first values ----

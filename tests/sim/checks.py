@@ -204,7 +204,7 @@ def restored(history: History, index: int) -> None:
 def shards_hold_what_the_catalogue_says(plan: Plan, history: History) -> None:
     """Nothing leaks when tensors are overwritten and dropped, and nothing is missing."""
     expected = sum(len(tensor.shards) for tensor in history.tensors.values())
-    assert history.num_slots == expected, f"shards hold {history.num_slots} slices, the catalogue has {expected}"
+    assert history.num_slots == expected, f"shards hold {history.num_slots} slices, the schema registry has {expected}"
 
 
 def staleness_keeps_its_bound(plan: Plan, history: History) -> None:

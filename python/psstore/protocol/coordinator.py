@@ -1,4 +1,4 @@
-"""Shard 0 in its second role: the catalogue, the members, the decisions. It holds no tensors.
+"""Shard 0 in its second role: the schema registry, the members, the decisions. It holds no tensors.
 
 Every handler answers with replies for any connection: a commit may release others that waited. A request
 that comes again gets the answer that the first one got.
@@ -11,11 +11,11 @@ from functools import partial
 
 from psstore.errors import BadSignature, MissingContribution, PsstoreError, UnexpectedMessage
 from psstore.protocol.barriers import Barriers
-from psstore.protocol.catalogue import Catalogue
 from psstore.protocol.clients import Clients
 from psstore.protocol.membership import Liveness, Membership, Worker
 from psstore.protocol.replies import Reply
 from psstore.protocol.rounds import Rounds, Waiting
+from psstore.protocol.schema_registry import SchemaRegistry
 from psstore.protocol.signing import Signer
 from psstore.protocol.states import WorkerState
 from psstore.protocol.unfinished import Finishing
@@ -58,13 +58,13 @@ class Coordinator:
         consistency.check()
         self.consistency = consistency
         self.membership = Membership(num_workers=consistency.num_workers, liveness=liveness)
-        self.catalogue = Catalogue(num_shards=num_shards, signer=signer, max_bytes=max_bytes)
+        self.schemas = SchemaRegistry(num_shards=num_shards, signer=signer, max_bytes=max_bytes)
         self.rounds = Rounds(
             consistency=consistency,
             membership=self.membership,
             signer=signer,
             num_shards=num_shards,
-            groups=self.catalogue.groups,
+            groups=self.schemas.groups,
         )
         self._signer = signer
         self._clients = Clients()
@@ -138,16 +138,16 @@ class Coordinator:
             case None:
                 return [Reply(conn, request, None), *self._leave(client)]
             case Create():
-                create = partial(self.catalogue.create, client, message, is_gone=self._is_gone(now))
+                create = partial(self.schemas.create, client, message, is_gone=self._is_gone(now))
                 return [Reply(conn, request, self._clients.once(client, request, create))]
             case Ready():
-                self.catalogue.ready(message.ids)
+                self.schemas.ready(message.ids)
                 return [Reply(conn, request, None)]
             case Describe():
-                found = self.catalogue.names() if message.names_only else self.catalogue.describe(message.names)
+                found = self.schemas.names() if message.names_only else self.schemas.describe(message.names)
                 return [Reply(conn, request, found)]
             case Drop():
-                drop = partial(self.catalogue.drop, message.names)
+                drop = partial(self.schemas.drop, message.names)
                 return [Reply(conn, request, self._clients.once(client, request, drop))]
         raise UnexpectedMessage(f"the coordinator has no answer to {type(message).__name__}")
 
@@ -230,7 +230,7 @@ class Coordinator:
             "decisions": self.rounds.log.last,
             "decision_log": len(self.rounds.log),
             "max_staleness": self.rounds.max_staleness,
-            "tensors": len(self.catalogue.names().names),
+            "tensors": len(self.schemas.names().names),
             "workers_live": len(live),
             "workers_lost": len(lost),
             "ranks_live": ",".join(map(str, sorted(live))),

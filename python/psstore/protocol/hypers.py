@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from psstore import _core
 from psstore.errors import BadArgument
-from psstore.protocol.catalogue import Group
+from psstore.protocol.schema_registry import Group
 from psstore.types import complete_hyper
 
 

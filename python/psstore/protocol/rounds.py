@@ -11,12 +11,12 @@ from msgspec.structs import replace
 
 from psstore.errors import BadArgument, DeadlineExceeded, PsstoreError, RoundOutOfOrder, TornRound, WorkerLost
 from psstore.protocol import decisions
-from psstore.protocol.catalogue import Group
 from psstore.protocol.decision_log import DecisionLog
 from psstore.protocol.hypers import Chosen, Hypers
 from psstore.protocol.losses import Losses
 from psstore.protocol.membership import Membership, Worker
 from psstore.protocol.replies import Reply
+from psstore.protocol.schema_registry import Group
 from psstore.protocol.signing import Signer
 from psstore.protocol.unfinished import Finishing, Unfinished
 from psstore.protocol.waits import Waits

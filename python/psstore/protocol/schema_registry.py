@@ -29,7 +29,7 @@ class Group(NamedTuple):
     """The narrowest of theirs."""
 
 
-class Catalogue:
+class SchemaRegistry:
     """Names to tensors. A definition never changes; an overwritten tensor gets a new id."""
 
     def __init__(self, *, num_shards: int, signer: Signer, max_bytes: int | None = None) -> None:
