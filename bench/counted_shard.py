@@ -27,7 +27,7 @@ from psstore.net.manual_loop import ManualLoop
 from psstore.net.server import Server
 from psstore.protocol.coordinator import Coordinator
 from psstore.protocol.membership import Liveness
-from psstore.protocol.service import Identity, ShardService
+from psstore.protocol.service import ShardIdentity, ShardService
 from psstore.protocol.signing import Signer
 from psstore.types import Consistency, TensorSpec
 
@@ -110,7 +110,7 @@ def _service(url: str) -> ShardService:
     consistency, signer = Consistency(), Signer(bytes(32))
     coordinator = Coordinator(consistency=consistency, liveness=Liveness(), num_shards=1, signer=signer)
     return ShardService(
-        identity=Identity(
+        identity=ShardIdentity(
             store="counted", shard=0, addresses=((url,),), consistency=consistency, heartbeat_s=HEARTBEAT_S
         ),
         shard=_core.Shard(index=0),

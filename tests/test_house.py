@@ -14,7 +14,6 @@ import pytest
 
 DEFINED_TWICE = {
     "Commit": "what Store.commit returns, and the wire's message for COMMIT",
-    "Identity": "of a client in protocol/greeting.py, of a shard in protocol/service.py",
     "Unfinished": "client/started.py, protocol/unfinished.py; the first goes with the client's second data path",
 }
 """Class names with two meanings, and why."""

@@ -14,7 +14,7 @@ from psstore.protocol import auth
 from psstore.protocol.coordinator import Coordinator
 from psstore.protocol.frames import Output, Piece, Send
 from psstore.protocol.membership import Liveness
-from psstore.protocol.service import Identity, ShardService
+from psstore.protocol.service import ShardIdentity, ShardService
 from psstore.protocol.sharing import MAX_LEASED_BYTES, Lender
 from psstore.protocol.signing import Signer
 from psstore.types import Consistency, Tensor, TensorSpec
@@ -52,7 +52,7 @@ class FakeStore:
         self.shards = [_core.Shard(index=index, arena=arena) for index in range(num_shards)]
         self.services = [
             ShardService(
-                identity=Identity(
+                identity=ShardIdentity(
                     store="fake",
                     shard=index,
                     addresses=((f"fake://{index}",),) * num_shards,

@@ -12,7 +12,7 @@ import pytest
 from psstore import _core, errors
 from psstore.protocol.client import Client
 from psstore.protocol.decision_cache import DecisionCache
-from psstore.protocol.greeting import Identity
+from psstore.protocol.handshake import ClientIdentity
 from psstore.types import Tensor
 from psstore.wire import messages as m
 from tests.protocol.support import F32, FakeStore, Peer, carrying, decisions_in, sgd, tensor_of
@@ -190,7 +190,7 @@ def unscaled_client() -> Client:
     """A worker that knows of a clipped decision, and not of its scale."""
     store = FakeStore(num_workers=1)
     peer, tensors = worker_with_tensors(store, "w")
-    identity = Identity(client=peer.client, role="worker", ticket=peer.ticket, incarnation=peer.incarnation)
+    identity = ClientIdentity(client=peer.client, role="worker", ticket=peer.ticket, incarnation=peer.incarnation)
     decisions = DecisionCache(1)
     decisions.learn(1, clipped_round(store, peer, tensors).decisions)
     return Client(driver=mock.Mock(), identity=identity, decisions=decisions, sessions=[], timeout_s=1.0)

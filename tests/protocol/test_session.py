@@ -11,7 +11,7 @@ import pytest
 from psstore import _core, errors
 from psstore.protocol import auth
 from psstore.protocol.decision_cache import DecisionCache
-from psstore.protocol.greeting import Identity
+from psstore.protocol.handshake import ClientIdentity
 from psstore.protocol.keepalive import Keepalive
 from psstore.protocol.requests import REPLIES, Answer
 from psstore.protocol.session import Session, is_final
@@ -49,7 +49,7 @@ class Far:
     """The far end of a session: reads what it sends, and answers."""
 
     def __init__(self, *, token: bytes | None = None, ticket: m.Signed | None = None) -> None:
-        identity = Identity(client=CLIENT, role="worker", token=token, ticket=ticket)
+        identity = ClientIdentity(client=CLIENT, role="worker", token=token, ticket=ticket)
         self.session = Session(
             identity=identity, decisions=DecisionCache(), make_nonce=lambda: NONCE, address="fake://0"
         )

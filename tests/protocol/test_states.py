@@ -114,12 +114,12 @@ class ConnectionLife:
         hello = m.Hello(client=CLIENT, nonce=NONCE)
         match event:
             case ConnectionEvent.ADMITTED:
-                self.connection.greet(frame("HELLO", hello), None, NONCE)
+                self.connection.handshake(frame("HELLO", hello), None, NONCE)
             case ConnectionEvent.CHALLENGED:
-                self.connection.greet(frame("HELLO", hello), TOKEN, NONCE)
+                self.connection.handshake(frame("HELLO", hello), TOKEN, NONCE)
             case ConnectionEvent.PROVED:
                 proof = auth.proof(TOKEN, "client", client=CLIENT, client_nonce=NONCE, shard_nonce=NONCE)
-                self.connection.greet(frame("AUTH", m.Auth(proof=proof)), TOKEN, NONCE)
+                self.connection.handshake(frame("AUTH", m.Auth(proof=proof)), TOKEN, NONCE)
             case ConnectionEvent.ENDED:
                 self.connection.end()
 

@@ -8,7 +8,7 @@ from psstore import _core
 from psstore.errors import PsstoreError
 from psstore.protocol.client import Client
 from psstore.protocol.decision_cache import DecisionCache
-from psstore.protocol.greeting import Identity
+from psstore.protocol.handshake import ClientIdentity
 from psstore.protocol.keepalive import Keepalive
 from psstore.protocol.session import Session, is_final
 from psstore.protocol.states import LinkState
@@ -160,7 +160,7 @@ class Machine:
         """What runs beside its actor, and ends with it."""
         self.frames_to_live: int | None = None
         """Dies when it has sent so many frames more."""
-        self.identity = Identity(client=f"{self.world.rng.getrandbits(128):032x}", role=role, token=token)
+        self.identity = ClientIdentity(client=f"{self.world.rng.getrandbits(128):032x}", role=role, token=token)
         decisions = DecisionCache(len(servers))
         self.links = [
             SessionLink(self, self._session(self.identity, decisions, shard, channel), server)
@@ -177,7 +177,7 @@ class Machine:
         for link in self.links:
             link.connect()
 
-    def _session(self, identity: Identity, decisions: DecisionCache, shard: int, channel: int = 0) -> Session:
+    def _session(self, identity: ClientIdentity, decisions: DecisionCache, shard: int, channel: int = 0) -> Session:
         nonce = self.world.rng.randbytes
         return Session(
             identity=identity,
@@ -206,7 +206,7 @@ class Machine:
 
     def start_heartbeats(self, server: Server, interval_s: float) -> None:
         """On a connection of its own, as the native thread has one."""
-        identity = Identity(client=self.identity.client, role="heartbeat", token=self.identity.token)
+        identity = ClientIdentity(client=self.identity.client, role="heartbeat", token=self.identity.token)
         link = SessionLink(self, self._session(identity, DecisionCache(), 0), server)
         link.connect()
         self.links.append(link)

@@ -10,7 +10,7 @@ from psstore.partition import packing, slicing
 from psstore.protocol import rounds
 from psstore.protocol.coordinator import Coordinator
 from psstore.protocol.membership import Liveness
-from psstore.protocol.service import Identity
+from psstore.protocol.service import ShardIdentity
 from psstore.protocol.signing import Signer
 from psstore.wire.messages import Role
 
@@ -53,7 +53,7 @@ class Scenario:
         """Actors that are to come to an end by themselves."""
 
     def _server(self, shard: int) -> Server:
-        identity = Identity(
+        identity = ShardIdentity(
             store="simulated",
             shard=shard,
             addresses=tuple((f"sim://{i}",) for i in range(self.plan.num_shards)),

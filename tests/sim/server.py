@@ -9,7 +9,7 @@ from psstore import _core
 from psstore.errors import ProtocolError
 from psstore.protocol.coordinator import Coordinator
 from psstore.protocol.frames import Output, Send
-from psstore.protocol.service import Identity, ShardService
+from psstore.protocol.service import ShardIdentity, ShardService
 from psstore.protocol.signing import Signer
 from psstore.wire.messages import DecisionFact, Fact, Signed
 
@@ -57,7 +57,7 @@ class Server:
     """Accepts connections and carries the service's outputs out."""
 
     def __init__(
-        self, world: World, *, identity: Identity, signer: Signer, coordinator: Coordinator | None, lazy: bool
+        self, world: World, *, identity: ShardIdentity, signer: Signer, coordinator: Coordinator | None, lazy: bool
     ) -> None:
         self.world = world
         self.shard = ObservedShard(identity.shard)

@@ -17,7 +17,7 @@ from psstore.net.limits import ServerLimits
 from psstore.net.server import Server
 from psstore.protocol.coordinator import Coordinator
 from psstore.protocol.membership import Liveness
-from psstore.protocol.service import Identity, ShardService
+from psstore.protocol.service import ShardIdentity, ShardService
 from psstore.protocol.sharing import MAX_LEASED_BYTES
 from psstore.protocol.signing import Signer
 from psstore.types import Consistency
@@ -36,7 +36,7 @@ def make_service(
     consistency, signer = Consistency(), Signer(bytes(32))
     coordinator = Coordinator(consistency=consistency, liveness=Liveness(**liveness), num_shards=1, signer=signer)
     return ShardService(
-        identity=Identity(store="test", shard=0, addresses=(("",),), consistency=consistency, heartbeat_s=1.0),
+        identity=ShardIdentity(store="test", shard=0, addresses=(("",),), consistency=consistency, heartbeat_s=1.0),
         shard=_core.Shard(index=0, arena=arena),
         signer=signer,
         coordinator=coordinator,

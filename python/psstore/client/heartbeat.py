@@ -14,7 +14,7 @@ from psstore.net.address import parse_address
 from psstore.net.client import Tether
 from psstore.net.client_connection import ClientConnection
 from psstore.protocol.decision_cache import DecisionCache
-from psstore.protocol.greeting import Identity
+from psstore.protocol.handshake import ClientIdentity
 from psstore.protocol.session import Session
 from psstore.wire.messages import Welcome
 
@@ -22,8 +22,8 @@ from psstore.wire.messages import Welcome
 class Heartbeats:
     """Keeps a heartbeat connection to the coordinator. The loop makes it, `_core.Heartbeat` writes to it."""
 
-    def __init__(self, worker: Identity, welcome: Welcome, address: str, loop: asyncio.AbstractEventLoop) -> None:
-        identity = Identity(
+    def __init__(self, worker: ClientIdentity, welcome: Welcome, address: str, loop: asyncio.AbstractEventLoop) -> None:
+        identity = ClientIdentity(
             client=worker.client,
             role="heartbeat",
             token=worker.token,

@@ -22,11 +22,10 @@ from psstore.protocol.client import Client
 from psstore.protocol.coordinator import Coordinator
 from psstore.protocol.decision_cache import DecisionCache
 from psstore.protocol.frames import Output, Piece, Send
-from psstore.protocol.greeting import Identity
+from psstore.protocol.handshake import ClientIdentity
 from psstore.protocol.membership import Liveness
 from psstore.protocol.requests import Future
-from psstore.protocol.service import Identity as ShardIdentity
-from psstore.protocol.service import ShardService
+from psstore.protocol.service import ShardIdentity, ShardService
 from psstore.protocol.session import Session
 from psstore.protocol.sharing import OwnShard
 from psstore.protocol.signing import MAC_BYTES, Signer
@@ -243,7 +242,7 @@ class LocalDriver:
 
     async def open(self, options: Options) -> Operations:
         """Connects to every shard and, as a worker, joins. Raises RankTaken, TooManyWorkers, BadArgument."""
-        identity = Identity(client=secrets.token_hex(16), role=options.role)
+        identity = ClientIdentity(client=secrets.token_hex(16), role=options.role)
         decisions = DecisionCache(len(self._cluster.hosts))
         sessions = [
             Session(identity=identity, decisions=decisions, make_nonce=lambda: b"", address="local://", shard=shard)

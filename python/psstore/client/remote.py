@@ -23,7 +23,7 @@ from psstore.protocol.auth import NONCE_BYTES
 from psstore.protocol.client import Client
 from psstore.protocol.connection import FEATURE_CHECKSUM
 from psstore.protocol.decision_cache import DecisionCache
-from psstore.protocol.greeting import Identity
+from psstore.protocol.handshake import ClientIdentity
 from psstore.protocol.keepalive import Keepalive, look_interval_s
 from psstore.protocol.session import Session
 from psstore.wire.messages import Welcome
@@ -41,7 +41,7 @@ class Remote:
     async def open(self, seed: Address, options: Options) -> Operations:
         """Connects to every shard and, as a worker, joins. Raises StoreUnreachable, AuthFailed, RankTaken, …;
         call `close` then, too."""
-        identity = Identity(client=secrets.token_hex(16), role=options.role, token=options.token, find_token=find)
+        identity = ClientIdentity(client=secrets.token_hex(16), role=options.role, token=options.token, find_token=find)
         welcome = await self._discover(seed, identity, options)
         routes = [_usable(addresses, options.transport) for addresses in welcome.addresses]
         identity.features = 0 if all(_is_local(route[0]) for route in routes) else FEATURE_CHECKSUM
@@ -100,7 +100,7 @@ class Remote:
 
     # ---- how ----
 
-    async def _discover(self, seed: Address, identity: Identity, options: Options) -> Welcome:
+    async def _discover(self, seed: Address, identity: ClientIdentity, options: Options) -> Welcome:
         """What any shard says of the whole store."""
         session = Session(identity=identity, decisions=DecisionCache(), make_nonce=_nonce, address=str(seed))
         tether = Tether(session, [seed], loop=self.thread.loop, patience_s=options.connect_timeout_s)

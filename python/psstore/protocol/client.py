@@ -24,7 +24,7 @@ from psstore.errors import (
 )
 from psstore.partition.router import Router
 from psstore.protocol.decision_cache import DecisionCache
-from psstore.protocol.greeting import Identity
+from psstore.protocol.handshake import ClientIdentity
 from psstore.protocol.requests import Answer, Destination, Future
 from psstore.protocol.session import Session
 from psstore.protocol.sharing import Lease, Placed
@@ -71,7 +71,7 @@ class Client:
         self,
         *,
         driver: Driver,
-        identity: Identity,
+        identity: ClientIdentity,
         decisions: DecisionCache,
         sessions: Sequence[Session],
         timeout_s: float,

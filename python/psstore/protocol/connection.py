@@ -87,7 +87,7 @@ class Connection:
         """Nothing comes any more, and nothing can be sent."""
         self.state = CONNECTION.after(self.state, ConnectionEvent.ENDED)
 
-    def greet(self, frame: _core.Frame, token: bytes | None, nonce: bytes) -> Challenge | None:
+    def handshake(self, frame: _core.Frame, token: bytes | None, nonce: bytes) -> Challenge | None:
         """Takes one handshake frame. Returns a challenge to send, or None: the connection is open.
 
         `nonce`: fresh random bytes, used if a challenge is needed.

@@ -67,7 +67,7 @@ SETTLE_SLOTS_ON_DEVICE = 4096
 
 
 @dataclass(frozen=True, kw_only=True)
-class Identity:
+class ShardIdentity:
     """What a shard says of itself at WELCOME."""
 
     store: str
@@ -84,7 +84,7 @@ class ShardService:
     def __init__(
         self,
         *,
-        identity: Identity,
+        identity: ShardIdentity,
         shard: _core.Shard,
         signer: Signer,
         coordinator: Coordinator | None,
@@ -272,12 +272,12 @@ class ShardService:
 
     def _handshake(self, connection: Connection, frame: _core.Frame, now: float) -> list[Output]:
         identity = self.identity
-        challenge = connection.greet(frame, identity.token, self._make_nonce())
+        challenge = connection.handshake(frame, identity.token, self._make_nonce())
         if challenge is not None:
             return [_answer(connection.id, frame, challenge, op=OPS["CHALLENGE"])]
         self._strangers.pop(connection.id, None)
         hello = connection.hello
-        assert hello is not None, "greet returns None only after HELLO"
+        assert hello is not None, "handshake returns None only after HELLO"
         if connection.is_visitor:
             self._silent[connection.id] = connection
             if sum(one.is_visitor for one in self._connections.values()) > self._max_visitors:

@@ -27,7 +27,7 @@ from psstore.errors import (
 )
 from psstore.protocol.decision_cache import DecisionCache
 from psstore.protocol.frames import Piece
-from psstore.protocol.greeting import Greeting, Identity
+from psstore.protocol.handshake import ClientIdentity, Handshake
 from psstore.protocol.keepalive import Keepalive
 from psstore.protocol.requests import (
     NOBODY,
@@ -54,7 +54,7 @@ MAX_RELEASES = 64
 class Session:
     """Sans-IO: the driver feeds frames in and writes `take_output()` out."""
 
-    identity: Identity
+    identity: ClientIdentity
     decisions: DecisionCache
     make_nonce: Callable[[], bytes]
     address: str
@@ -82,7 +82,7 @@ class Session:
     line: _core.RequestLine = field(init=False)
     """What it shares with those who send its requests without it."""
     _requests: dict[int, Request] = field(default_factory=dict)
-    _greeting: Greeting | None = None
+    _handshake: Handshake | None = None
     _out: list[list[Piece]] = field(default_factory=list)
     _question: int = 0
     """The request that only asks for a word; 0: none."""
@@ -109,8 +109,8 @@ class Session:
         self.state = LINK.after(self.state, LinkEvent.CONNECTED)
         self._out.clear()
         self.connection += 1
-        self._greeting = Greeting(self.identity, nonce=self.make_nonce(), address=self.address)
-        self._out.append([self._greeting.hello(self.channel)])
+        self._handshake = Handshake(self.identity, nonce=self.make_nonce(), address=self.address)
+        self._out.append([self._handshake.hello(self.channel)])
 
     def disconnected(self) -> None:
         """The connection is gone. Requests stay, to be sent again on the next one."""
@@ -137,7 +137,7 @@ class Session:
         reconnects or gives up (`is_final`)."""
         self.line.last_heard = now
         if self.state is not LinkState.UP:
-            self._handshake(frame, now)
+            self._handshake_frame(frame, now)
             return
         lease = self._read_shared(frame) if frame.shared else None
         request = self._requests.get(frame.request)
@@ -435,11 +435,11 @@ class Session:
             and welcome.quorum == welcome.num_workers
         )
 
-    def _handshake(self, frame: _core.Frame, now: float) -> None:
+    def _handshake_frame(self, frame: _core.Frame, now: float) -> None:
         if self.state is LinkState.FAILED:
             return
-        assert self._greeting is not None, "said when the connection stood"
-        answer = self._greeting.heard(frame)
+        assert self._handshake is not None, "said when the connection stood"
+        answer = self._handshake.heard(frame)
         if isinstance(answer, m.Welcome):
             self._welcomed(answer, now)
         else:

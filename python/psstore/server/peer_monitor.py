@@ -23,7 +23,7 @@ from psstore.net.address import parse_address
 from psstore.net.client import QuietFuture, Tether
 from psstore.protocol.auth import NONCE_BYTES
 from psstore.protocol.decision_cache import DecisionCache
-from psstore.protocol.greeting import Identity
+from psstore.protocol.handshake import ClientIdentity
 from psstore.protocol.session import Session
 from psstore.protocol.states import LinkState
 from psstore.server.job_state import REMIND_S, JobState, Verdict
@@ -201,7 +201,7 @@ class _Peer:
         self.name = f"shard {shard} at {address}"
         self._address = address
         self._duty = duty
-        self._identity = Identity(client=secrets.token_hex(16), role="client", token=duty.token)
+        self._identity = ClientIdentity(client=secrets.token_hex(16), role="client", token=duty.token)
         self._tether: Tether | None = None
         self._welcome: Welcome | None = None
 

@@ -26,7 +26,7 @@ from psstore.net.server import Server
 from psstore.protocol.auth import NONCE_BYTES
 from psstore.protocol.coordinator import Coordinator
 from psstore.protocol.membership import Liveness
-from psstore.protocol.service import Identity, ShardService
+from psstore.protocol.service import ShardIdentity, ShardService
 from psstore.protocol.signing import Signer
 from psstore.server import logs
 from psstore.server.member_log import MemberLog
@@ -165,7 +165,7 @@ def make_service(
     *,
     max_connections: int,
 ) -> ShardService:
-    identity = Identity(
+    identity = ShardIdentity(
         store=settings.store,
         shard=settings.index,
         addresses=settings.addresses,

@@ -22,7 +22,7 @@ OPS = _core.OPS
 
 
 @dataclass(kw_only=True)
-class Identity:
+class ClientIdentity:
     """Who the client is, on every shard."""
 
     client: str
@@ -40,10 +40,10 @@ class Identity:
     """Set by JOIN; from then on every session attaches with it first."""
 
 
-class Greeting:
+class Handshake:
     """What a client says until it may send requests."""
 
-    def __init__(self, identity: Identity, *, nonce: bytes, address: str) -> None:
+    def __init__(self, identity: ClientIdentity, *, nonce: bytes, address: str) -> None:
         """`nonce`: fresh random bytes."""
         self._identity = identity
         self._nonce = nonce
