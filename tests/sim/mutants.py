@@ -21,11 +21,11 @@ from psstore.protocol.connection import Connection
 from psstore.protocol.decision_cache import DecisionCache
 from psstore.protocol.decision_log import DecisionLog
 from psstore.protocol.membership import Membership
+from psstore.protocol.promised_pushes import PromisedPushes
 from psstore.protocol.replies import Reply
 from psstore.protocol.rounds import Rounds
 from psstore.protocol.service import ShardService
 from psstore.protocol.session import Session
-from psstore.protocol.unfinished import Unfinished
 from psstore.wire.messages import Committed, Signed
 
 Mutant = Callable[[], AbstractContextManager[Any]]
@@ -175,13 +175,13 @@ def one_shard_speaks_for_all() -> Iterator[None]:
 
 @contextmanager
 def finish_is_answered_at_once() -> Iterator[None]:
-    wait = Unfinished.wait
+    wait = PromisedPushes.wait
 
-    def hasty(self: Unfinished, worker: Any, finishing: Any) -> list[Reply]:
+    def hasty(self: PromisedPushes, worker: Any, finishing: Any) -> list[Reply]:
         self._owing.clear()
         return wait(self, worker, finishing)
 
-    with mock.patch.object(Unfinished, "wait", hasty):
+    with mock.patch.object(PromisedPushes, "wait", hasty):
         yield
 
 
@@ -190,7 +190,7 @@ def finish_is_answered_once() -> Iterator[None]:
     finish = Rounds.finish
 
     def forgetful(self: Rounds, worker: Any, finishing: Any) -> list[Reply]:
-        if not self._unfinished.owes(worker.rank):
+        if not self._promised.owes(worker.rank):
             raise RoundOutOfOrder("that round is finished")
         return finish(self, worker, finishing)
 
@@ -237,7 +237,7 @@ MUTANTS: dict[str, tuple[str, Mutant]] = {
     "finish is answered once": ("sync", finish_is_answered_once),
     "whoever has pushed everything goes on": (
         "sync",
-        lambda: mock.patch.object(Unfinished, "pending", False),
+        lambda: mock.patch.object(PromisedPushes, "pending", False),
     ),
     "early decisions are like any other": ("sync", early_decisions_are_like_any_other),
     "slices that wait are answered": ("sync", _broken("CONTRIBUTIONS_ARE_WAITED_FOR")),

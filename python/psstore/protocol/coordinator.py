@@ -13,12 +13,12 @@ from psstore.errors import BadSignature, MissingContribution, PsstoreError, Unex
 from psstore.protocol.barriers import Barriers
 from psstore.protocol.clients import Clients
 from psstore.protocol.membership import Liveness, Membership, Worker
+from psstore.protocol.promised_pushes import Finishing
 from psstore.protocol.replies import Reply
 from psstore.protocol.rounds import Rounds, Waiting
 from psstore.protocol.schema_registry import SchemaRegistry
 from psstore.protocol.signing import Signer
 from psstore.protocol.states import WorkerState
-from psstore.protocol.unfinished import Finishing
 from psstore.types import Consistency
 from psstore.wire.messages import (
     AppliedFact,

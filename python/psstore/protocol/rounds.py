@@ -15,10 +15,10 @@ from psstore.protocol.decision_log import DecisionLog
 from psstore.protocol.hypers import Chosen, Hypers
 from psstore.protocol.losses import Losses
 from psstore.protocol.membership import Membership, Worker
+from psstore.protocol.promised_pushes import Finishing, PromisedPushes
 from psstore.protocol.replies import Reply
 from psstore.protocol.schema_registry import Group
 from psstore.protocol.signing import Signer
-from psstore.protocol.unfinished import Finishing, Unfinished
 from psstore.protocol.waits import Waits
 from psstore.types import UNBOUNDED, Consistency
 from psstore.wire.messages import Commit, Committed
@@ -91,7 +91,7 @@ class Rounds:
         self._released_at: tuple[int, bool] | None = None
         """What it last let others go by: while that stays, so do they."""
         self._closed: dict[int, Closed] = {}
-        self._unfinished = Unfinished(membership)
+        self._promised = PromisedPushes(membership)
         self._losses = Losses()
         """That ranks know of, which wait for the end of their round."""
         self._hypers = Hypers(groups)
@@ -112,7 +112,7 @@ class Rounds:
         commit = waiting.commit
         if self._has_closed(worker, commit.round):
             self._just_decided[worker.rank] = waiting  # asked again
-            return ([] if commit.early else self._unfinished.finished(worker.rank)) + self._release()
+            return ([] if commit.early else self._promised.finished(worker.rank)) + self._release()
         self._check_round(worker, commit)
         decisions.check(commit, self.consistency)
         lockstep = self._lockstep
@@ -135,7 +135,7 @@ class Rounds:
                 f"rank {worker.rank} finishes round {round}, but that is not the last round of its that was decided",
                 rank=worker.rank,
             )
-        return self._unfinished.wait(worker, finishing) + self._release()
+        return self._promised.wait(worker, finishing) + self._release()
 
     def settle(self) -> list[Reply]:
         """Decides what can be decided and answers what waited for it: after a commit, a leave or a loss."""
@@ -158,7 +158,7 @@ class Rounds:
 
     def expire(self, now: float) -> list[Reply]:
         """Ends the waits whose time is up. The commits stay: only the waiting is over."""
-        replies = self._unfinished.expire(now)
+        replies = self._promised.expire(now)
         for waits in (self._staged, self._owed):
             for rank, waiting in waits.due(now):
                 replies.append(waiting.reply(self._too_late(rank, waiting, now)))
@@ -167,7 +167,7 @@ class Rounds:
 
     def next_wake(self) -> float | None:
         """When `expire` may next find something."""
-        times = (self._staged.next_wake(), self._owed.next_wake(), self._unfinished.next_wake())
+        times = (self._staged.next_wake(), self._owed.next_wake(), self._promised.next_wake())
         return min((time for time in times if time is not None), default=None)
 
     def replaced(self, rank: int) -> list[Reply]:
@@ -176,7 +176,7 @@ class Rounds:
         self._unstage(rank)
         self._owed.pop(rank)
         self._closed.pop(rank, None)
-        self._unfinished.forget(rank)
+        self._promised.forget(rank)
         self._losses.forget(rank)
         return self._tear(rank, "was replaced by a new life")
 
@@ -184,7 +184,7 @@ class Rounds:
         self._losses.forget(worker.rank)
         self._unstage(worker.rank)
         self._owed.pop(worker.rank)
-        self._unfinished.forget(worker.rank)
+        self._promised.forget(worker.rank)
         return self._tear(worker.rank, "left") + self.settle()
 
     # ---- how ----
@@ -195,7 +195,7 @@ class Rounds:
         return closed is not None and (closed.incarnation, closed.round) == (worker.incarnation, round)
 
     def _check_round(self, worker: Worker, commit: Commit) -> None:
-        if self._unfinished.owes(worker.rank):
+        if self._promised.owes(worker.rank):
             raise RoundOutOfOrder(
                 f"rank {worker.rank} commits round {commit.round}, but has not finished round {worker.clock}, which it"
                 " committed early",
@@ -256,7 +256,7 @@ class Rounds:
             self._attester = ranks[number // ATTEST_EVERY % len(ranks)]
         if fact.early:
             promising = [rank for rank, commit in zip(ranks, commits, strict=True) if commit.early]
-            self._unfinished.begin(commits[0].round, members=ranks, owing=promising)
+            self._promised.begin(commits[0].round, members=ranks, owing=promising)
 
     def _late(self, worker: Worker, waiting: Waiting) -> list[Reply]:
         """The round was decided without this worker: it goes on with the open one."""
@@ -285,14 +285,14 @@ class Rounds:
     def _take_candidates(self, slowest: int) -> dict[int, Waiting]:
         """Those who may be let go: nobody who waits already, as long as nothing has changed for them."""
         candidates, self._just_decided = self._just_decided, {}
-        waited_for = (slowest, self._unfinished.pending)
+        waited_for = (slowest, self._promised.pending)
         if waited_for == self._released_at:
             return candidates
         self._released_at = waited_for
         return {**self._owed.of, **candidates}
 
     def _may_go(self, worker: Worker, waiting: Waiting, slowest: int) -> bool:
-        if self._unfinished.pending and not waiting.commit.early:
+        if self._promised.pending and not waiting.commit.early:
             return False
         bound = self.consistency.staleness
         return self._lockstep or bound == UNBOUNDED or worker.clock - slowest <= bound
@@ -362,14 +362,14 @@ class Rounds:
 
     def _tear(self, rank: int, why: str) -> list[Reply]:
         """`rank` is gone. If it owed pushes, nobody waits for anything any more."""
-        if not self._unfinished.owes(rank):
+        if not self._promised.owes(rank):
             return []
-        self.torn = self._unfinished.tear(rank, why)
+        self.torn = self._promised.tear(rank, why)
         waits = [*self._staged.of.values(), *self._owed.of.values()]
         self._staged.clear()
         self._particular.clear()
         self._owed.clear()
-        return self._unfinished.fail(self.torn) + [waiting.reply(self.torn) for waiting in waits]
+        return self._promised.fail(self.torn) + [waiting.reply(self.torn) for waiting in waits]
 
     def _too_late(self, rank: int, waiting: Waiting, now: float) -> DeadlineExceeded | WorkerLost:
         """Names who was waited for: who is lost; else who has not finished, in lockstep who has no commit, or the
@@ -379,8 +379,8 @@ class Rounds:
             waited_s = waiting.commit.wait_s
             who = f"rank {rank} waited {waited_s:g} s for a replacement: round {waiting.commit.round}"
             return self._worker_lost(who, lost[0], now, waited_s=waited_s)
-        if self._unfinished.pending and rank in self._owed.of:
-            missing = self._unfinished.owing
+        if self._promised.pending and rank in self._owed.of:
+            missing = self._promised.owing
         elif self._lockstep:
             missing = sorted(self._membership.expected() - set(self._staged.of))
         else:

@@ -33,8 +33,8 @@ class Finishing:
         return Reply(self.conn, self.request, result)
 
 
-class Unfinished:
-    """At most one round is: the next decision needs the commits of all its members."""
+class PromisedPushes:
+    """What the members of the last round still owe, if it was decided early. The next decision needs them all."""
 
     def __init__(self, membership: Membership) -> None:
         self._membership = membership
