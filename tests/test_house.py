@@ -12,12 +12,6 @@ from pathlib import Path
 
 import pytest
 
-DEFINED_TWICE = {
-    "Commit": "what Store.commit returns, and the wire's message for COMMIT",
-    "Unfinished": "client/started.py, protocol/unfinished.py; the first goes with the client's second data path",
-}
-"""Class names with two meanings, and why."""
-
 NOT_ALONE = ("Of", "Those", "They", "It", "The same")
 """A docstring that begins with one of these needs the sentence above it."""
 
@@ -46,9 +40,7 @@ def test_a_class_name_means_one_thing(sources: dict[str, ast.Module]) -> None:
             if isinstance(node, ast.ClassDef):
                 homes[node.name].append(path)
     twice = {name: paths for name, paths in homes.items() if len(paths) > 1}
-    new = {name: paths for name, paths in twice.items() if name not in DEFINED_TWICE}
-    assert not new, f"defined more than once: {new}"
-    assert set(DEFINED_TWICE) <= set(twice), f"no longer needed: {sorted(set(DEFINED_TWICE) - set(twice))}"
+    assert not twice, f"defined more than once: {twice}"
 
 
 def test_a_docstring_can_be_read_alone(sources: dict[str, ast.Module]) -> None:

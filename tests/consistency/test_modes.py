@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.testing import assert_array_equal
 
-from psstore.client.rounds import Commit
+from psstore.client.rounds import CommitResult
 from psstore.client.store import Store
 from tests.support.cluster import PATIENCE_S, TRANSPORTS, Cluster, clusters
 
@@ -24,7 +24,7 @@ def start_training(cluster: Cluster) -> list[Store]:
     return stores
 
 
-def step(store: Store, gradient: float) -> Commit:
+def step(store: Store, gradient: float) -> CommitResult:
     store.push("w", np.full(NUM_ELEMS, gradient, F32))
     return store.commit({"lr": 1.0}, average=False)
 
@@ -86,7 +86,7 @@ def test_ssp_blocks_the_fast_worker_at_clock_plus_s_plus_one_and_not_before(tran
             done = pool.submit(step, fast, 1.0).result(PATIENCE_S)
             assert done.round == round_, "not before"
             assert fast.staleness == round_
-        blocked: Future[Commit] = pool.submit(step, fast, 1.0)
+        blocked: Future[CommitResult] = pool.submit(step, fast, 1.0)
         wait_for_commits(slow, staleness + 1)
         assert not blocked.done(), f"{staleness + 1} rounds ahead"
         assert set(slices(slow)) <= {-staleness, -(staleness + 1.0)}, "what was committed, as far as it was carried"

@@ -20,7 +20,7 @@ from psstore.client.kept_floats import Floats
 from psstore.client.norms import Norm
 from psstore.client.pacing import Pace
 from psstore.client.reading import Reading
-from psstore.client.rounds import Commit, Committing
+from psstore.client.rounds import CommitResult, Committing
 from psstore.client.rule_state import Restored, RuleState, restoring
 from psstore.client.schema import Hypers, as_source
 from psstore.client.validate import one_of, text, version, whole
@@ -167,7 +167,7 @@ class Operations:
         early: bool = False,
         max_norm: float | None = None,
         wait_s: float | None = None,
-    ) -> Coroutine[Any, Any, Commit]:
+    ) -> Coroutine[Any, Any, CommitResult]:
         """Ends this worker's round; returns when the store has decided it and its staleness lets this worker go on.
 
         `hypers`: hyper-parameters, {'lr': 0.1} for all parameter groups or {group: {'lr': 0.1}}. What is not named

@@ -15,7 +15,7 @@ from psstore.client.writing import Writing
 from psstore.errors import BadArgument
 
 
-class Commit(Struct, frozen=True):
+class CommitResult(Struct, frozen=True):
     """How a round ended."""
 
     round: int
@@ -61,7 +61,7 @@ class Committing:
         early: bool,
         max_norm: float | None,
         wait_s: float | None,
-    ) -> Commit:
+    ) -> CommitResult:
         context, writing = self._context, self._writing
         if early and present is None:
             raise BadArgument("an early commit promises its pushes: name them with present=")
@@ -88,7 +88,9 @@ class Committing:
             writing.round_ended()
             if max_norm is None or committed.late or committed.skip:
                 context.coded.conclude(counts=not committed.late and not committed.skip)
-        return Commit(round=committed.round, decision=committed.decision, late=committed.late, skipped=committed.skip)
+        return CommitResult(
+            round=committed.round, decision=committed.decision, late=committed.late, skipped=committed.skip
+        )
 
     async def finish(self, *, wait_s: float | None) -> None:
         context = self._context

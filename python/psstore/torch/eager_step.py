@@ -20,7 +20,7 @@ from typing import Any, Generic, TypeVar
 import torch
 
 from psstore.client.device_arrays import OnDevice
-from psstore.client.rounds import Commit
+from psstore.client.rounds import CommitResult
 from psstore.client.store import Store
 from psstore.errors import PsstoreError, UsageError
 from psstore.torch.gradient_step import CommittedRound, Hypers
@@ -51,7 +51,7 @@ class EarlyRound:
     """A round that was committed before its gradients were there."""
 
     hypers: Hypers
-    commit: RepeatableCall[Commit]
+    commit: RepeatableCall[CommitResult]
     awaited: deque[tuple[Sequence[str], int | None]] = field(default_factory=deque)
     """Names that are to be pulled together once the decision is known; and the decision that their values here include,
     if the round may leave them as they are."""
@@ -144,7 +144,7 @@ class EagerStep(StoreStep):
         self._early.awaited.append((names, newer_than))
         self._start_pulls()
 
-    def _on_decided(self, commit: Future[Commit]) -> None:
+    def _on_decided(self, commit: Future[CommitResult]) -> None:
         """Called on the store's thread."""
         with suppress(PsstoreError):
             self._start_pulls()

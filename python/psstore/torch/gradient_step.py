@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from psstore.client.rounds import Commit
+from psstore.client.rounds import CommitResult
 from psstore.errors import UsageError
 from psstore.torch.gradients import Gradients
 from psstore.torch.training import Overflow, Training
@@ -25,7 +25,7 @@ Hypers = dict[int, dict[str, float]]
 class CommittedRound:
     """A round that this worker has committed and whose values are not here yet."""
 
-    commit: Commit
+    commit: CommitResult
     hypers: Hypers
     max_norm: float | None
     has_all_gradients: bool = False
