@@ -39,7 +39,7 @@ TIMER_GRAIN_S = 0.001
 """The timer's resolution in libuv; it may fire so much early, and is then set again."""
 
 SETTLE_S = 0.0002
-"""Of idle work at a time, after which whoever has sent something has a turn. Four slots take about as long."""
+"""How long the loop does idle work before it looks again at who has sent something. Four slots take about as long."""
 
 RETRY_S = 1.0
 """After a bug in the service's `tick`, this long until the next one: its traceback shall not fill the disk."""
@@ -49,7 +49,7 @@ REFUSALS = 64
 
 
 def _guarded(called: Callable[[Server], None]) -> Callable[[Server], None]:
-    """Of what the loop calls. A device that fails leaves nothing to serve; a bug costs this call alone."""
+    """Wraps what the loop calls. A device that fails leaves nothing to serve; a bug costs this call alone."""
 
     @functools.wraps(called)
     def call(self: Server) -> None:

@@ -121,7 +121,7 @@ class Barriers:
         return replies
 
     def _lost(self, waits: Mapping[int, AtBarrier]) -> list[Worker]:
-        """Those of the lost who are missing."""
+        """The lost workers that are not at the barrier, by rank."""
         return sorted((w for w in self._membership.lost() if w.rank not in waits), key=lambda w: w.rank)
 
     def _worker_lost(self, who: str, missing: Worker, now: float, **waited: float) -> WorkerLost:

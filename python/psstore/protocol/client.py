@@ -51,7 +51,7 @@ class Driver(Protocol):
         """The session may have output."""
 
     def exchange(self, session: Session) -> None:
-        """It has a request, and its caller waits for nothing else: the answer may be there on return."""
+        """The session has a request, and its caller waits for nothing else: the answer may be there on return."""
 
 
 class Transfer(NamedTuple):
@@ -103,9 +103,9 @@ class Client:
         self._driver = driver
         self._decisions = decisions
         self._names: dict[int, str] = {}
-        """Of tensors, by id; for messages."""
+        """Names of tensors by id, for messages."""
         self._dropped: deque[int] = deque()
-        """Ids among them that are no more, the latest at the end: who still uses one shall be told its name."""
+        """Ids of tensors that were dropped, the latest at the end: an error about one shall say its name."""
         self._num_barriers = 0
 
     @property
@@ -337,7 +337,7 @@ class Client:
         return await self._read("PULL", transfers, at_least=at_least, wait_s=wait_s)
 
     async def without_value(self, transfers: Sequence[Transfer], *, wait_s: float) -> list[Transfer]:
-        """Those of these reads that find a slice without its first value. Waits for it, and for no step."""
+        """The transfers that find a slice without its first value. Waits `wait_s` for first values, and for no step."""
         carry = m.Carry(wait_s=wait_s)
         timeout_s = max(self.timeout_s, wait_s + GRACE_S)
         requests = [
@@ -447,14 +447,14 @@ class Client:
         return self.version
 
     def _behind(self) -> list[Session]:
-        """Those whose shard may lack the last decision, or its scale."""
+        """The sessions whose shard may lack the last decision, or its scale."""
         scaled = self._decisions.scale.decision if self._decisions.scale is not None else 0
         last = self._decisions.last
         told = {s.shard for s in self.sessions if s.version >= last and s.scaled >= scaled}
         return [s for s in self.shards if s.shard not in told]
 
     def _tell(self, sessions: Sequence[Session], *, timeout_s: float | None = None) -> list[Future]:
-        """A PULL of nothing carries what is known."""
+        """Sends each shard a PULL of nothing, which carries the decisions that the shard may lack."""
         return [self._request(s, "PULL", body=m.Carry(), timeout_s=timeout_s) for s in sessions]
 
     async def _attest(self) -> tuple[m.Signed, ...]:

@@ -62,7 +62,7 @@ class Clients:
             self._away.popitem(last=False)
 
     def is_gone(self, client: str, *, now: float, patience_s: float) -> bool:
-        """It has had no connection for so long, or never had one."""
+        """True if the client had no connection for more than `patience_s`, or never had one."""
         if client in self._present:
             return False
         return client not in self._away or now - self._away[client].lost_at > patience_s

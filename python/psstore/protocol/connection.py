@@ -36,12 +36,12 @@ class Connection:
     id: int
     opened_at: float
     protocol: _core.ServerProtocol
-    """What it sends arrives here."""
+    """The decoder and encoder of this connection's bytes."""
     state: ConnectionState = ConnectionState.HELLO
     hello: Hello | None = None
     nonce: bytes = b""
     ticket: TicketFact | None = None
-    """The worker that it is, once attached."""
+    """The worker that the connection pushes for, once attached."""
 
     @property
     def client(self) -> str:
@@ -49,12 +49,12 @@ class Connection:
 
     @property
     def writer(self) -> str:
-        """Who numbers the plain writes that come over it: each of a client's channels does so for itself."""
+        """Who numbers the plain writes of this connection: each of a client's channels does so for itself."""
         return f"{self.client}.{self.hello.channel}" if self.hello and self.hello.channel else self.client
 
     @property
     def is_first(self) -> bool:
-        """Its client speaks to the coordinator over it."""
+        """True if the client speaks to the coordinator over this connection: channel 0, and no heartbeats."""
         return not self.only_beats and self.hello is not None and self.hello.channel == 0
 
     @property
@@ -63,28 +63,28 @@ class Connection:
 
     @property
     def only_beats(self) -> bool:
-        """It is a worker's second connection, which the native thread writes to."""
+        """True for a worker's heartbeat connection, which the native thread writes to."""
         return self.hello is not None and self.hello.role == "heartbeat"
 
     @property
     def is_visitor(self) -> bool:
-        """It is open, and no worker's."""
+        """True if the connection is OPEN and its client is no worker."""
         return self.state is ConnectionState.OPEN and self.hello is not None and self.hello.role == "client"
 
     @property
     def peer(self) -> str:
-        """For messages."""
+        """The other side, for messages: its rank, or the beginning of its client id."""
         if self.ticket:
             return f"rank {self.ticket.rank}"
         return f"client {self.client[:8]}" if self.client else "a client before its HELLO"
 
     def is_of(self, hello: Hello) -> bool:
-        """It speaks for that client, in that role, on that channel."""
+        """True if this connection's client, role and channel are those of `hello`."""
         mine = self.hello
         return mine is not None and (mine.client, mine.role, mine.channel) == (hello.client, hello.role, hello.channel)
 
     def end(self) -> None:
-        """Nothing comes any more, and nothing can be sent."""
+        """The driver has closed the connection."""
         self.state = CONNECTION.after(self.state, ConnectionEvent.ENDED)
 
     def handshake(self, frame: _core.Frame, token: bytes | None, nonce: bytes) -> Challenge | None:

@@ -14,7 +14,7 @@ class DecisionCache:
         self.last = 0
         """Number of the last decision known."""
         self.scale: Scale | None = None
-        """Of the last decision, once it is known here."""
+        """The last decision's scale, once it is known here."""
         self.unscaled: DecisionFact | None = None
         """The last decision, if the shards wait for a scale that is not known here."""
         self._log: tuple[int, tuple[Signed, ...]] = (1, ())

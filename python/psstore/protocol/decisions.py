@@ -12,7 +12,7 @@ from psstore.wire.messages import Commit, DecisionFact, Member
 from psstore.wire.ranges import well_formed
 
 MIN_WEIGHT, MAX_WEIGHT = 1e-18, 1e18
-"""Of one contribution: shards multiply in float32, and a sum of many must be a finite divisor there."""
+"""Bounds of one contribution's weight: shards multiply in float32, and a sum of many must be a finite divisor there."""
 
 
 def check(commit: Commit, consistency: Consistency) -> None:
@@ -48,7 +48,7 @@ def waits_for_all(consistency: Consistency) -> bool:
 
 
 def weight_of(commit: Commit) -> float:
-    """Of a contribution in the sum."""
+    """The factor of the commit's contribution in the sum."""
     return commit.weight / commit.loss_scale
 
 

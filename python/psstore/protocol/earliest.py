@@ -18,10 +18,10 @@ class Earliest:
     def __init__(self) -> None:
         self._numbers: dict[int, float] = {}
         self._heap: list[tuple[float, int]] = []
-        """Of each rank that has a number, an entry that is not larger."""
+        """Holds for each rank that has a number at least one entry that is not larger."""
 
     def put(self, rank: int, number: float) -> None:
-        """In place of the one that the rank had."""
+        """Sets the rank's number, in place of the one that it had."""
         before = self._numbers.get(rank)
         self._numbers[rank] = number
         if before is not None and before <= number:

@@ -30,7 +30,8 @@ class ClientIdentity:
     token: bytes | None = None
     """Given by the user; None: the one that is found for each connection, if any."""
     find_token: Callable[[str], bytes | None] = lambda address: None
-    """Of the store at that address, on this machine and of this user. Blocks for as long as a small file takes."""
+    """Finds the token of the store at an address, if the store is on this machine and of this user. Blocks for as long
+    as a small file takes to read."""
     found: bytes | None = None
     """What was found last and proved to be right: all shards have one token, also those whose address tells nothing."""
     features: int = 0
@@ -49,7 +50,7 @@ class Handshake:
         self._nonce = nonce
         self._address = address
         self._shard_nonce: bytes | None = None
-        """Of its challenge; None: there was none."""
+        """The nonce of the shard's challenge; None: there was none."""
         self._token = identity.token
 
     def hello(self, channel: int) -> bytes:
@@ -89,8 +90,8 @@ class Handshake:
         return welcome
 
     def _needed_token(self) -> bytes | None:
-        """Looked for when the shard has answered, so that its store is there; and kept: what it is asked to prove is
-        what was proved to it."""
+        """The token of this handshake, if there is one. Unless it was given, it is looked for once, when the shard has
+        answered, so that its store is there; the client and the shard prove the same one."""
         if self._token is None:
             self._token = self._identity.find_token(self._address) or self._identity.found
         return self._token

@@ -46,9 +46,10 @@ class Hypers:
         return chosen
 
     def decide(self, chosen: Mapping[int, Chosen]) -> dict[int, dict[str, float]]:
-        """Those of every group, for a decision, not to be changed; they are the last ones from now on.
+        """The hyper-parameters of every group, for a decision. The caller must not change them; they are the last ones
+        from now on.
 
-        `chosen`: by `complete`. Meanwhile a group may have got another rule: then what was chosen is void.
+        `chosen`: what `complete` returned. If a group has got another rule since, what was chosen for it is void.
         """
         groups = self._groups()
         if groups == self._decided[0] and all(self._last.get(group) is one for group, one in chosen.items()):

@@ -22,7 +22,7 @@ class Loss(NamedTuple):
 
 class Told(NamedTuple):
     request: int
-    """To which it was said: sent again, after a connection was lost, it gets the same answer."""
+    """The request that was told: sent again, after a connection was lost, it gets the same answer."""
     losses: frozenset[Loss]
 
 
@@ -33,7 +33,7 @@ class Losses:
         self._told: dict[Hashable, Told] = {}
 
     def is_news(self, who: Hashable, request: int, lost: Iterable[Worker]) -> bool:
-        """It has not been told of all of them, or would have asked again by another request."""
+        """True unless `who` was told of all the `lost`, and asks again by another request."""
         told = self._told.get(who)
         return told is None or told.request == request or not _losses(lost) <= told.losses
 
@@ -41,7 +41,7 @@ class Losses:
         self._told[who] = Told(request, _losses(lost))
 
     def forget(self, who: Hashable) -> None:
-        """It has what it waited for, or waits no longer."""
+        """`who` has what it waited for, or waits no longer."""
         self._told.pop(who, None)
 
 

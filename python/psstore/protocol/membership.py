@@ -78,13 +78,13 @@ class Membership:
         """The latest life of each client that `workers` has one of."""
         self._of_link: dict[int, Worker] = {}
         self._in_state: dict[WorkerState, set[int]] = {state: set() for state in WorkerState}
-        """Ranks of `workers`."""
+        """Ranks of `workers`, by their state."""
         self._losses = Earliest()
-        """When each of the live will be lost if nothing is heard of it."""
+        """When each LIVE worker will be lost if nothing is heard of it."""
         self._changed: set[int] = set()
         """Ranks of which `_losses` has to be told anew: nobody asks as often as workers speak."""
         self._clocks = Earliest()
-        """Those of the live."""
+        """Clocks of the LIVE workers."""
 
     def join(
         self, *, client: str, conn: int, rank: int | None, announced: int | None, clock: int, now: float
@@ -148,7 +148,7 @@ class Membership:
             self._move(worker, WorkerEvent.HEARD)
 
     def refuse(self, worker: Worker, why: MissingContribution) -> None:
-        """That life is over, whatever it says: its rank is free for another one."""
+        """Ends a worker's life, whatever it says from now on: its rank is free for another one."""
         worker.refusal = why
         self._move(worker, WorkerEvent.REFUSED)
 
@@ -175,13 +175,13 @@ class Membership:
         self.left.add(worker.rank)
 
     def reached(self, worker: Worker, clock: int) -> None:
-        """Its round of that number is decided."""
+        """The worker's round `clock` is decided."""
         worker.clock = clock
         if worker.state is LIVE:
             self._clocks.put(worker.rank, clock)
 
     def sweep(self, now: float) -> list[Worker]:
-        """Those that became lost by now, in rank order."""
+        """Makes LOST those whose time is up at `now`, and returns them in rank order."""
         self._note_changes()
         lost = [self.workers[rank] for rank in self._losses.take(now)]
         for worker in lost:
@@ -207,7 +207,7 @@ class Membership:
         return [self.workers[rank] for rank in sorted(lost)]
 
     def clock(self, rank: int) -> int:
-        """One that was announced and has not joined yet stands at 0."""
+        """The rank's clock; 0 if no worker has joined with it yet."""
         return self.workers[rank].clock if rank in self.workers else 0
 
     def slowest_clock(self) -> int:
@@ -225,7 +225,7 @@ class Membership:
         return f"rank {rank} (in round {where}, last seen {now - worker.last_seen:.1f} s ago)"
 
     def _begin(self, worker: Worker) -> None:
-        """Of a new life, in place of the one before."""
+        """Puts a new life in place of the rank's last one."""
         before = self.workers.get(worker.rank)
         if before is not None and self.find(before.client) is before:
             del self._of_client[before.client]

@@ -53,7 +53,7 @@ class PromisedPushes:
         return sorted(self._owing)
 
     def owes(self, rank: int) -> bool:
-        """It promised pushes and has not said that they are done."""
+        """True if the rank has promised pushes and has not said that they are done."""
         return rank in self._owing
 
     # ---- events ----

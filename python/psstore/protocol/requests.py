@@ -48,7 +48,7 @@ REPLIES: dict[int, type[m.Message] | None] = {
     OPS["STATISTICS"]: m.Statistics,
     OPS["SHARED"]: m.Shared,
 }
-"""Those that are control messages, and their bodies; the others are `Answer`s."""
+"""Replies that are control messages, and their bodies, None: no body. Any other reply becomes an `Answer`."""
 
 
 class Future(Protocol):
@@ -61,7 +61,7 @@ class Future(Protocol):
 
 
 class Nobody:
-    """Waits for the answer."""
+    """The future of a request whose answer nobody waits for."""
 
     def __await__(self) -> Generator[Any, Any, Any]:
         yield from ()
@@ -108,6 +108,7 @@ class Answer(NamedTuple):
 
     table: _core.SliceTable
     version: int
-    """Of the shard, when it answered."""
+    """The shard's version when it answered."""
     lease: Lease | None = None
-    """The values are to be read where they lie, by who asked with a `Landing`; then `Session.end_lease`."""
+    """If not None, the values are to be read where they lie, by the caller that passed a `Landing`; then it calls
+    `Session.end_lease`."""

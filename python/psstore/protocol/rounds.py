@@ -283,7 +283,8 @@ class Rounds:
         return answers
 
     def _take_candidates(self, slowest: int) -> dict[int, Waiting]:
-        """Those who may be let go: nobody who waits already, as long as nothing has changed for them."""
+        """The waits, by rank, that may be answered: those of workers that were just decided, and all others only if
+        something has changed for them since the last call."""
         candidates, self._just_decided = self._just_decided, {}
         waited_for = (slowest, self._promised.pending)
         if waited_for == self._released_at:

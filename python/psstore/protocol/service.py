@@ -57,13 +57,15 @@ CONTROL: dict[int, type[m.Message] | None] = {
 """The coordinator's operations and their bodies."""
 
 SETTLE_BYTES = 1 << 20
-"""Of parameters brought up to date at a time, at most: about a quarter of a millisecond."""
+"""How many bytes of parameters `settle` brings up to date at a time: about a quarter of a millisecond."""
 
 SETTLE_SLOTS = 64
-"""The same of small ones. Of 4 slots of 4 KiB at a time, Python was three quarters."""
+"""How many slots at most `settle` takes at a time, if they are small. With 4 slots of 4 KiB, three quarters of the
+time were Python's."""
 
 SETTLE_SLOTS_ON_DEVICE = 4096
-"""A device is only told what to do, all of it in one launch: about half a millisecond of this process."""
+"""How many slots `settle` takes at a time on a device, which is only told what to do, all of it in one launch: about
+half a millisecond of this process."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,8 +108,8 @@ class ShardService:
         self._connections: dict[int, Connection] = {}
         self._facts = ShardFacts(index=identity.shard, shard=shard, signer=signer, max_leased_bytes=max_leased_bytes)
         self._strangers: dict[int, Connection] = {}
-        """Those of them that have not proved themselves, oldest first: time is looked at in every turn, and there
-        may be thousands of the others."""
+        """Connections that have not proved themselves, oldest first. Every turn looks at their times, and there may be
+        thousands of other connections."""
         self._silent: dict[int, Connection] = {}
         """Visitors that had asked nothing when they were looked at last, oldest first."""
         self._max_visitors = math.inf if max_connections is None else max_connections - max_connections // WORKERS_SHARE
@@ -138,7 +140,7 @@ class ShardService:
         return OwnShard(self.shard, protocol)
 
     def drain(self) -> None:
-        """Refuses every request from now on."""
+        """Makes the service refuse every request from now on."""
         self.draining = True
         self.data.close()
 
@@ -170,11 +172,11 @@ class ShardService:
         return None
 
     def failed(self, conn: int, error: PsstoreError) -> list[Output]:
-        """The connection can't go on: say why, and close."""
+        """What ends a connection that can't go on: the error, and its close."""
         return [failure(conn, 0, error), Close(conn, error.message)]
 
     def peer(self, conn: int) -> str:
-        """Who it is, for logs."""
+        """The other side of a connection, for logs."""
         connection = self._connections.get(conn)
         return connection.peer if connection else "a closed connection"
 
@@ -437,7 +439,7 @@ def _no_room_for_visitors(limit: float) -> Overloaded:
 
 
 def _sooner(one: float | None, other: float | None) -> float | None:
-    """Of two times, of which None is never."""
+    """The earlier of two times, of which None is never."""
     if one is None or other is None:
         return other if one is None else one
     return min(one, other)

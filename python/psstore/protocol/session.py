@@ -47,7 +47,7 @@ from psstore.protocol.states import LINK, LinkEvent, LinkState
 from psstore.wire import messages as m
 
 MAX_RELEASES = 64
-"""That wait for the next request: of 1024 answers a few are left."""
+"""How many RELEASEs may wait for the next request: a shard lends 1024 answers at most."""
 
 
 @dataclass(kw_only=True)
@@ -66,26 +66,26 @@ class Session:
     borrow: Borrow | None = None
     """How to get at the memory that the shard offers; None: everything goes over the stream."""
     device: bytes = b""
-    """The one that the shard of this connection offers to share."""
+    """The device that the shard of this connection offers to share; empty: none."""
     own_shard: OwnShard | None = None
-    """It, if it is in this process and shares a device."""
+    """The shard itself, if it is in this process and shares a device."""
     near: Near | None = None
-    """What this connection shares with it there."""
+    """What this connection shares with the shard on a device."""
     connection: int = 0
-    """How many there were."""
+    """Number of this connection, or of the pause after it: connecting and disconnecting each add one."""
     failure: PsstoreError | None = None
     """Why this link can't be again; every request gets it."""
     last_word: str = ""
-    """Of whoever ended the last connection, until there is another: why it did."""
+    """Why the last connection ended, in the words of the side that ended it; empty once the link is UP again."""
     keepalive: Keepalive = field(default_factory=Keepalive)
     """Whether the shard speaks while it is waited for."""
     line: _core.RequestLine = field(init=False)
-    """What it shares with those who send its requests without it."""
+    """The state that the session shares with the compiled code that sends requests past it."""
     _requests: dict[int, Request] = field(default_factory=dict)
     _handshake: Handshake | None = None
     _out: list[list[Piece]] = field(default_factory=list)
     _question: int = 0
-    """The request that only asks for a word; 0: none."""
+    """Number of the request that only asks for a sign of life; 0: none."""
     _memory: _core.ClientMemory | None = None
     """What this connection shares with the shard."""
 
@@ -94,7 +94,7 @@ class Session:
 
     @property
     def version(self) -> int:
-        """Of the shard, as last heard."""
+        """The shard's version, as last heard."""
         return self.line.version
 
     @property
@@ -225,7 +225,7 @@ class Session:
 
     @property
     def idle(self) -> bool:
-        """Nothing is owed to anybody."""
+        """True if no request is under way."""
         return not self._requests and not self.line.has_started
 
     # ---- what the client calls ----
@@ -276,7 +276,7 @@ class Session:
     # ---- how ----
 
     def _missed(self, request: Request, now: float) -> PsstoreError:
-        """Its deadline is past."""
+        """The error of a request whose deadline is past."""
         waited = now - request.started
         if self.welcome is None or self.state is not LinkState.UP:
             why = f": {self.last_word}" if self.last_word else ""
@@ -312,7 +312,7 @@ class Session:
             self._ask_for_a_word(now)
 
     def _ask_for_a_word(self, now: float) -> None:
-        """By a read of nothing. One such request is enough, however often the connection is lost."""
+        """Sends a read of nothing. One such request is enough, however often the connection is lost."""
         if self._question not in self._requests:
             self._question = self.line.next_request
             self.request("PULL", NOBODY, now=now, timeout_s=math.inf, body=m.Carry())
@@ -369,7 +369,7 @@ class Session:
         return self._memory is not None or (self.near is not None and isinstance(request.destination, Landing))
 
     def completed(self, body: m.Carry) -> m.Carry:
-        """With what the shard was not told yet on this connection, as far as it is known here."""
+        """`body` with the decisions and the scale that the shard was not told yet on this connection."""
         newest, decisions = self.decisions.last, self.decisions.since(self.line.told)
         return replace(body, decisions=decisions, newest=newest if decisions else 0, scale=self.decisions.scale)
 
@@ -386,7 +386,7 @@ class Session:
                 self.line.share(self._memory, SHARED_FROM_BYTES)
 
     def _destination(self, frame: _core.Frame) -> Destination | None:
-        """Of the values that came; None: nobody wants them any more."""
+        """Where the values of a reply go; None: nobody wants them any more."""
         request = self._requests.get(frame.request)
         asked = frame.op - 1 if request is None else request.op
         if asked not in READS or frame.op != asked + 1:

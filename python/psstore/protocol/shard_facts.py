@@ -25,13 +25,13 @@ class ShardFacts:
     def __init__(
         self, *, index: int, shard: _core.Shard, signer: Signer, max_leased_bytes: int = MAX_LEASED_BYTES
     ) -> None:
-        """`max_leased_bytes`: of values that one connection may read where they lie."""
+        """`max_leased_bytes`: how much of its values one connection may read where they lie, at a time."""
         self.shard = shard
         self._index = index
         self._signer = signer
         self.data = shard.make_data_service(max_leased_bytes=max_leased_bytes, describe_blocks=blocks_frame)
         self.largest_bytes = 1
-        """Of a slice's value, so far."""
+        """Size of the largest slice's value so far."""
 
     def define(self, facts: Sequence[m.Signed]) -> None:
         for signed in facts:
@@ -79,7 +79,7 @@ class ShardFacts:
         connection.ticket = fact
 
     def applied(self) -> m.AppliedFact:
-        """What the coordinator is to know of this shard."""
+        """What the coordinator is to know of this shard: its last decision, and which contributions it lacked."""
         return m.AppliedFact(shard=self._index, decision=self.data.applied, missing=tuple(self.shard.missing()))
 
     def attest(self) -> m.Signed:

@@ -16,8 +16,8 @@ from psstore.protocol.connection import Connection
 from psstore.wire.messages import Block, Share, Shared, encode_body
 
 MAX_LEASED_BYTES = 1 << 30
-"""Of values that one connection may read where they lie, unless a shard knows what its memory allows: each may have to
-be kept beside the value that has replaced it."""
+"""How much of its values a shard lends to one connection at a time, unless it knows what its memory allows: each value
+may have to be kept beside the one that has replaced it."""
 
 SHARED_FROM_BYTES = 512 << 10
 """A frame of less goes over the stream: two copies by the kernel cost less than a table that says where values lie, and

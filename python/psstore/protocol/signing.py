@@ -9,7 +9,7 @@ from psstore.errors import BadSignature
 from psstore.wire.messages import Fact, Signed, decode_fact, encode_body
 
 MAC_BYTES = 16
-"""Of keyed BLAKE2b (RFC 7693 section 2.9), whose digest may have any length: as long as 128 bits of security take."""
+"""Length of the digest of keyed BLAKE2b (RFC 7693 section 2.9), which may be any: 128 bits of security take this."""
 
 
 class Signer:

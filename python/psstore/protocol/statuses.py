@@ -20,7 +20,7 @@ MEANINGS = {
     NOT_APPLIED: "its last decision is not applied: contributions or the scale are missing and did not come in time",
     _core.ERROR_CODES["NOT_INITIALISED"]: "it has no value yet: the client that created it did not send one in time",
 }
-"""Of a status that is a failure."""
+"""What each status that is a failure means, for messages."""
 
 
 def check(answers: Iterable[Answer], names: Mapping[int, str]) -> None:

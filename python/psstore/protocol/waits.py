@@ -43,7 +43,7 @@ class Waits(Generic[W]):
         self.of.clear()
 
     def due(self, now: float) -> list[tuple[int, W]]:
-        """Those whose time is up: each is told once, and stays."""
+        """The waits, by rank, whose time is up at `now`. Each is returned once, and stays."""
         self._note_changes()
         return [(rank, self.of[rank]) for rank in self._ends.take(now)]
 
