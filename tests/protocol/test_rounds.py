@@ -93,6 +93,16 @@ def test_others_hear_of_a_refusal_that_the_refused_one_brings_itself() -> None:
     assert isinstance(failure_of(honest, waiting), errors.WorkerLost)
 
 
+def test_refusal_of_a_worker_that_has_left_is_nobodys_loss() -> None:
+    store = FakeStore(num_workers=2, num_shards=2)
+    honest, liar = workers(store, 2)
+    for peer in (honest, liar):
+        peer.commit(1)
+    liar.ask("LEAVE")
+    accusation = SIGNER.sign(m.AppliedFact(shard=1, decision=1, missing=((1, 1, 1),)))
+    assert honest.committed(honest.commit(2, applied=[accusation])).decision == 2
+
+
 def test_shard_says_signed_what_it_has_applied_and_what_it_misses() -> None:
     store = FakeStore(num_workers=1, num_shards=2)
     peer = store.worker()

@@ -91,8 +91,10 @@ class Coordinator:
         replies: list[Reply] = []
         for rank, incarnation, round in fact.missing:
             worker = self.membership.workers.get(rank)
-            if worker is None or worker.incarnation != incarnation or worker.refusal is not None:
+            if worker is None or worker.incarnation != incarnation:
                 continue
+            if worker.state in (WorkerState.REFUSED, WorkerState.LEFT):
+                continue  # nobody waits for it any more, or all have heard why
             refusal = MissingContribution(
                 f"rank {rank} committed round {round} with tensors of which shard {fact.shard} has no gradient from it;"
                 " they counted as absent, and this worker may not go on: name only what was acknowledged, and connect"

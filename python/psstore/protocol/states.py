@@ -160,7 +160,6 @@ WORKER = StateTable(
             WorkerEvent.REPLACED: WorkerState.REPLACED,
         },
         WorkerState.LEFT: {
-            WorkerEvent.REFUSED: WorkerState.REFUSED,
             WorkerEvent.LEAVES: WorkerState.LEFT,  # sent again
             WorkerEvent.REPLACED: WorkerState.REPLACED,
         },
