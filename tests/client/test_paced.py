@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from numpy.testing import assert_array_equal
 
+from psstore.client.flow_control import Pace
 from psstore.client.loop_thread import LoopThread
-from psstore.client.pacing import Pace
 from psstore.client.store import Store
 from psstore.errors import StoreClosed, UnknownKey
 from psstore.types import TensorSpec

@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from psstore import _core
 from psstore.client.coded import Coded
 from psstore.client.first_values import FirstValues
+from psstore.client.flow_control import Pace
 from psstore.client.layout import Layout, Layouts
 from psstore.client.near import PeerDirectory
-from psstore.client.pacing import Pace
 from psstore.client.schema import Schema
 from psstore.client.transfers import Transfers
 from psstore.client.validate import number

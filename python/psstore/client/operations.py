@@ -16,9 +16,9 @@ from psstore.client.borrowing import Borrowed, Borrowing, Debt
 from psstore.client.context import Context
 from psstore.client.creating import Creating
 from psstore.client.device_arrays import seen
+from psstore.client.flow_control import Pace
 from psstore.client.kept_floats import Floats
 from psstore.client.norms import Norm
-from psstore.client.pacing import Pace
 from psstore.client.reading import Reading
 from psstore.client.rounds import CommitResult, Committing
 from psstore.client.rule_state import Restored, RuleState, restoring

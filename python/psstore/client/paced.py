@@ -12,10 +12,10 @@ from typing import Any
 
 from psstore.client.arrays import Array
 from psstore.client.asked import Pull, Push
+from psstore.client.flow_control import Pace
 from psstore.client.layout import Layout
 from psstore.client.loop_thread import LoopThread
 from psstore.client.operations import Operations
-from psstore.client.pacing import Pace
 from psstore.client.started import Part, Started, Unfinished
 from psstore.codec.codecs import Codecs
 from psstore.protocol.client import Transfer

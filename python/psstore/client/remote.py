@@ -7,12 +7,12 @@ import secrets
 from collections.abc import Sequence
 from pathlib import Path
 
+from psstore.client.flow_control import Pace
 from psstore.client.heartbeat import Heartbeats
 from psstore.client.lane import Lane
 from psstore.client.loop_thread import LoopThread
 from psstore.client.operations import Operations
 from psstore.client.options import Options
-from psstore.client.pacing import Pace
 from psstore.config import Transport
 from psstore.errors import BadArgument
 from psstore.net.address import Address, TcpAddress, UnixAddress, is_loopback, parse_address

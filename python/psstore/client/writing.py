@@ -12,7 +12,7 @@ from psstore.client.arrays import Array
 from psstore.client.asked import Push
 from psstore.client.context import Context
 from psstore.client.device_arrays import OnDevice, by_place
-from psstore.client.flight import Flight
+from psstore.client.flow_control import FramesInFlight
 from psstore.client.layout import Layout
 from psstore.client.norms import Norm
 from psstore.client.schema import as_pushed, check_encodes, write_op
@@ -91,18 +91,18 @@ class Writing:
                         await _carried(client.push, transfers)
                     else:
                         await turns.turn(layout.tensors)
-                        await _carried(partial(self._fly, turns.flight), transfers)
+                        await _carried(partial(self._push_in_order, turns.flight), transfers)
                 finally:
                     self.push_ended(push)
             else:
                 await _carried(partial(client.write, op), transfers)
         self.sent(op, layout)
 
-    async def _fly(self, flight: Flight, transfers: Iterable[Transfer]) -> None:
-        """`client.push` in a round that was committed early."""
+    async def _push_in_order(self, frames: FramesInFlight, transfers: Iterable[Transfer]) -> None:
+        """Carries out `client.push` in a round that was committed early."""
         client = self._context.client
         client.check_push()
-        await client.answers(await flight.push(client.ask_to_stage, transfers))
+        await client.answers(await frames.push(client.ask_to_stage, transfers))
 
     def _begin_push(self) -> object:
         """Until `push_ended` is told of the result, a push is under way."""
