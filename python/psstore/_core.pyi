@@ -464,7 +464,7 @@ class ShortCalls:
         conclude: Callable[[Any, list[Any]], Sequence[Any]],
         starting: StartingParts,
     ) -> None:
-        """`habits`: by the manner of the call, see asked.py, in rounds like the present one. `terms`: those by
+        """`habits`: by the call's cache key (client/layout.py), in rounds like the present one. `terms`: those by
         operation that are good now. `renew`: what they are for an operation, a layout and a time to wait; None: this
         way is closed. `future`: for a request that is not answered at once. `sent`, `received`: told of what was
         acknowledged, and of the answers. `newer`: the same of a pull of what is newer than a version; given are also

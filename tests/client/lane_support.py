@@ -18,8 +18,7 @@ import numpy.typing as npt
 import pytest
 
 from psstore import _core
-from psstore.client.asked import Pull, Push
-from psstore.client.layout import Layout
+from psstore.client.layout import Layout, Pull, Push
 from psstore.client.loop_thread import LoopThread
 from psstore.net.manual_loop import ManualLoop
 from psstore.net.sockets import sleep_in_recv

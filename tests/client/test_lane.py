@@ -16,8 +16,7 @@ import pytest
 from numpy.testing import assert_array_equal
 
 from psstore import _core
-from psstore.client.asked import Pull, Push
-from psstore.client.layout import Layout
+from psstore.client.layout import Layout, Pull, Push
 from psstore.client.loop_thread import LoopThread
 from psstore.errors import BadMagic, UnknownKey, UnknownTensor
 from psstore.net.client import QuietFuture

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from numpy.testing import assert_array_equal
 
-from psstore.client.asked import Push
+from psstore.client.layout import Push
 from psstore.client.loop_thread import LoopThread
 from psstore.client.started import Part, Started, Unfinished
 from psstore.client.store import Store

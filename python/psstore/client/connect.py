@@ -7,14 +7,13 @@ import functools
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, ParamSpec
 
+from psstore.client.arguments import Options, number, whole
 from psstore.client.fork_safety import ranks_held
 from psstore.client.local import LocalStore, parse_local
 from psstore.client.loop_thread import LoopThread
 from psstore.client.operations import Operations
-from psstore.client.options import Options
 from psstore.client.remote import Remote
 from psstore.client.store import AsyncStore, Store, as_async
-from psstore.client.validate import number, whole
 from psstore.config import Transport, check_busy_poll, check_connections, check_transport, worker_environment
 from psstore.errors import BadArgument, RankTaken, TooManyWorkers
 from psstore.net.address import parse_address

@@ -6,14 +6,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from psstore import _core
+from psstore.client.arguments import number
 from psstore.client.coded import Coded
-from psstore.client.first_values import FirstValues
 from psstore.client.flow_control import Pace
 from psstore.client.layout import Layout, Layouts
 from psstore.client.near import PeerDirectory
-from psstore.client.schema import Schema
+from psstore.client.schema import FirstValues, Schema
 from psstore.client.transfers import Transfers
-from psstore.client.validate import number
 from psstore.errors import UnknownKey
 from psstore.protocol.client import Client
 from psstore.protocol.requests import Answer, Future

@@ -10,7 +10,7 @@ import numpy as np
 
 from psstore import _core
 from psstore.client.arrays import Array, Bytes
-from psstore.codec.codecs import dtype_of, payload_bytes
+from psstore.codec.codecs import Codecs, dtype_of, payload_bytes
 from psstore.errors import NO_STATE, NOT_MODIFIED
 from psstore.partition.packing import EARLY_FRAME_BYTES, FRAME_BYTES, SliceRef, pack
 from psstore.partition.router import Router
@@ -21,7 +21,7 @@ from psstore.types import Tensor, applies_by_decision
 T = TypeVar("T")
 
 Reply = Answer | _core.Frame
-"""What has come for a frame: its `table` says it."""
+"""The answer to a frame; its `table` says what came of each slice."""
 
 MAX_LAYOUTS = 1024
 """Layouts kept. A training loop has one for its pull and one for each bucket of gradients, of 512 KiB or more."""
@@ -45,9 +45,10 @@ class Frame(NamedTuple):
 
 
 class Layout:
-    """The frames of one list of tensors in given dtypes or codecs, in one direction. `part`: 0 for the values, i for a
-    buffer of rule state. `near`: the ways to shards that share a device with the arrays. `early`: for rounds that were
-    committed early, over sockets."""
+    """The frames of one list of tensors in given dtypes or codecs, in one direction.
+
+    `part`: 0 for the values, i for a buffer of rule state. `near`: the ways to shards that share a device with the
+    arrays. `early`: for rounds that were committed early, over sockets."""
 
     def __init__(
         self,
@@ -64,12 +65,12 @@ class Layout:
         self.names = tuple(tensor.spec.name for tensor in tensors)
         self.ids = frozenset(tensor.id for tensor in tensors)
         self.is_trained = any(applies_by_decision(tensor.spec.rule) for tensor in tensors)
-        """Decisions change some of the values."""
+        """True if decisions change some of the values."""
         self.num_bytes = 0
         self.dtypes = tuple(dtypes)
-        """Or codecs, of each tensor."""
+        """Dtype or codec of each tensor."""
         self.answers: Sequence[Reply] = ()
-        """To its last pull."""
+        """Answers to the last pull of this layout."""
         self._pull = pull
         self.frames: list[Frame] = []
         for packed in pack(tensors, ways, near=near, frame_bytes=EARLY_FRAME_BYTES if early else FRAME_BYTES):
@@ -91,7 +92,7 @@ class Layout:
         self.plan = _core.FramePlan(
             self._map, [frame.way for frame in self.frames], [frame.table for frame in self.frames]
         )
-        """The layout's frames, for the extension."""
+        """The frames, as the extension has them."""
 
     def transfers(self, memories: Sequence[Bytes], *, newer_than: int | None = None) -> list[Transfer]:
         """`memories`: each tensor's bytes. They stay as they are until the transfers are answered."""
@@ -104,7 +105,7 @@ class Layout:
         return None if segments is None else self._to_or_from(segments, newer_than)
 
     def fresh(self) -> list[Array]:
-        """New numpy arrays that fit."""
+        """Returns new numpy arrays, one for each tensor."""
         return [np.empty(t.spec.shape, dtype) for t, dtype in zip(self.tensors, self.dtypes, strict=True)]
 
     def _to_or_from(self, segments: Sequence[_core.Segments], newer_than: int | None) -> list[Transfer]:
@@ -149,30 +150,61 @@ class Layout:
 
 
 def _place(tensor: Tensor, ref: SliceRef, dtype: str) -> tuple[int, int]:
-    """Where the slice begins in its tensor's bytes, and how many it has. All slices before it are full ones."""
+    """Returns the slice's first byte in its tensor's, and its number of bytes. All slices before it are full ones."""
     before = ref.begin // tensor.slice_elems
     return before * payload_bytes(dtype, tensor.slice_elems), payload_bytes(dtype, ref.end - ref.begin)
 
 
 def asking(table: _core.SliceTable, newer_than: int | None) -> _core.SliceTable:
-    """A shard leaves out what is older than the version asked for: one more than what we have."""
+    """Returns the table of a pull of what is newer than that version; shards leave out the rest."""
     return table if newer_than is None else table.with_versions([newer_than + 1] * len(table))
 
 
+class Push(NamedTuple):
+    """A push as it was asked for: the arguments of `Operations.push_many`."""
+
+    names: tuple[str, ...]
+    values: Sequence[Array]
+    op: str | None = None
+    codec: Codecs | None = None
+    loss_scale: float | None = None
+
+    @property
+    def manner(self) -> Hashable:
+        """Everything that can change how the push is encoded, except the types of its arrays: a cache key. None: not to
+        be cached."""
+        return ("push", self.names, self.op) if self.codec is None else None
+
+
+class Pull(NamedTuple):
+    """A pull as it was asked for: the arguments of `Operations.pull_many`."""
+
+    names: tuple[str, ...]
+    out: Sequence[Array] | None
+    if_newer_than: int | None = None
+    dtype: str | None = None
+    codec: Codecs | None = None
+    wait_s: float | None = None
+
+    @property
+    def manner(self) -> Hashable:
+        return ("pull", self.names, self.dtype, self.out is None) if self.codec is None else None
+
+
 class Layouts:
-    """The layouts used of late."""
+    """The layouts used of late, and what calls came to that may be made again."""
 
     def __init__(self, ways: Router) -> None:
         self._ways = ways
         self._known: OrderedDict[tuple[object, ...], Layout] = OrderedDict()
         self._habits: tuple[OrderedDict[Hashable, _core.Habit], ...] = (OrderedDict(), OrderedDict())
-        """What calls came to of late, by their manner (asked.py); and those in early rounds."""
+        """Plans of calls of late by cache key: in ordinary rounds, and in early ones."""
         self.habits = [self._habits[False]]
-        """The habits for rounds like the present one: replaced when that changes."""
+        """The plans for rounds like the present one. A list of one, which the extension holds: its item is replaced."""
 
     @property
     def early(self) -> bool:
-        """The present round was committed early, over sockets: frames are short."""
+        """True if the present round was committed early, over sockets: frames are short then."""
         return self.habits[0] is self._habits[True]
 
     @early.setter
@@ -188,7 +220,7 @@ class Layouts:
         near: frozenset[int] = frozenset(),
         early: bool = False,
     ) -> Layout:
-        """`near`, `early`: see `Layout`."""
+        """Returns the layout of these tensors, made if it was not used of late. `near`, `early`: see `Layout`."""
         key = (pull, near, early, *[tensor.id for tensor in tensors], *dtypes)
         layout = self._known.get(key)
         if layout is None:
@@ -197,24 +229,24 @@ class Layouts:
         return layout
 
     def habit(self, manner: Hashable) -> _core.Habit | None:
-        """What such a call came to the last time in such a round, if it was of late."""
+        """Returns what such a call came to the last time in such a round; None if that was long ago or never."""
         try:
             return self.habits[0].get(manner)
         except TypeError:  # a name that can't be looked up, such as a list: who looks at each complains of it
             return None
 
     def note(self, manner: Hashable, op: str, layout: Layout) -> None:
-        """Next time such a call will come to the same, if its arrays are of the same kind."""
+        """Notes what a call came to: the next one with arrays of the same types will come to the same."""
         _use(self.habits[0], manner, _core.Habit(op, layout, layout.plan))
 
     def forget_habits(self) -> None:
-        """A name has come to mean something else."""
+        """Drops all plans: a name has come to mean something else."""
         for habits in self._habits:
             habits.clear()
 
 
 def _use(lately: OrderedDict[Any, T], key: Hashable, value: T) -> None:
-    """The newest of `MAX_LAYOUTS`."""
+    """Sets a key of a cache that keeps the `MAX_LAYOUTS` entries used last."""
     lately[key] = value
     lately.move_to_end(key)
     if len(lately) > MAX_LAYOUTS:

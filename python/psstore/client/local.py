@@ -1,22 +1,294 @@
 """A store inside this process: the same shards, coordinator and protocol, without sockets.
 
 For tests, single-machine training with threads as workers, and trying things out. Frames go from one state machine
-to the other as bytes, so that what works here works over a network.
+to the other as bytes, so that what works here works over a network. Shards, and the pipes between them and the clients,
+run on one event loop, which orders them as locks would.
 """
 
 from __future__ import annotations
 
+import asyncio
+import math
+import secrets
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TypedDict, TypeVar
 from urllib.parse import parse_qsl
 
-from psstore.client.local_cluster import LocalCluster, LocalDriver
+from psstore import _core
+from psstore.client.arguments import Options
 from psstore.client.loop_thread import LoopThread
-from psstore.client.options import Options
+from psstore.client.operations import Operations
 from psstore.client.store import AsyncStore, Store
-from psstore.errors import BadArgument, StoreClosed
+from psstore.errors import BadArgument, DeviceFailed, ProtocolError, PsstoreError, StoreClosed
 from psstore.memory import limit_bytes
+from psstore.net.client import QuietFuture
+from psstore.net.deadline_timer import DeadlineTimer
+from psstore.protocol.client import Client
+from psstore.protocol.coordinator import Coordinator
+from psstore.protocol.decision_cache import DecisionCache
+from psstore.protocol.frames import Output, Piece, Send
+from psstore.protocol.handshake import ClientIdentity
+from psstore.protocol.membership import Liveness
+from psstore.protocol.requests import Future
+from psstore.protocol.service import ShardIdentity, ShardService
+from psstore.protocol.session import Session
+from psstore.protocol.sharing import OwnShard
+from psstore.protocol.signing import MAC_BYTES, Signer
 from psstore.types import Consistency, place_shards
 from psstore.wire.messages import Role
+
+LIVENESS = Liveness(silence_s=math.inf, detached_s=0.0)
+"""Never takes a worker for lost: one of this process lives as long as its store is open."""
+
+
+class LocalCluster:
+    """The shards of a LocalStore."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        num_shards: int,
+        consistency: Consistency,
+        *,
+        refuse_non_finite: bool,
+        devices: Sequence[str],
+        max_memory_bytes: int,
+    ) -> None:
+        """`devices`: one for each shard. `max_memory_bytes`: of main memory, that all of them may take together."""
+        self.loop = loop
+        self.consistency = consistency
+        signer = Signer(secrets.token_bytes(2 * MAC_BYTES))
+        coordinator = Coordinator(
+            consistency=consistency,
+            liveness=LIVENESS,
+            num_shards=num_shards,
+            signer=signer,
+            max_bytes=max_memory_bytes if set(devices) == {"cpu"} else None,
+        )
+        store = secrets.token_hex(16)
+        self.hosts = [
+            ShardHost(
+                ShardService(
+                    identity=ShardIdentity(
+                        store=store,
+                        shard=index,
+                        addresses=(("local://",),) * num_shards,
+                        consistency=consistency,
+                        heartbeat_s=LIVENESS.heartbeat_s,
+                    ),
+                    shard=_core.Shard(
+                        index=index,
+                        refuse_non_finite=refuse_non_finite,
+                        device=devices[index],
+                        num_sharing=devices.count(devices[index]),
+                        max_memory_bytes=max_memory_bytes // num_shards,
+                    ),
+                    signer=signer,
+                    coordinator=coordinator if index == 0 else None,
+                    make_nonce=lambda: b"",
+                ),
+                loop,
+                shares_device=devices[index] != "cpu" and not refuse_non_finite,
+            )
+            for index in range(num_shards)
+        ]
+
+    async def close(self) -> None:
+        for host in self.hosts:
+            host.close()
+
+
+class ShardHost:
+    """Drives one shard's service: carries its outputs out, gives it its time."""
+
+    def __init__(self, service: ShardService, loop: asyncio.AbstractEventLoop, *, shares_device: bool) -> None:
+        """`shares_device`: with clients, since it lives on one, and nobody has to look at what is pushed."""
+        self._service = service
+        self._loop = loop
+        self._shares_device = shares_device
+        self._wires: dict[int, Pipe] = {}
+        self._next_conn = 1
+        self._deadline_timer = DeadlineTimer(loop, next_wake=service.next_wake, tick=self._tick)
+        self._settling = False
+
+    def open(self, wire: Pipe) -> tuple[int, _core.ServerProtocol]:
+        """Returns the wire's number, and where what it brings goes."""
+        conn = self._next_conn
+        self._next_conn += 1
+        self._wires[conn] = wire
+        return conn, self._service.opened(conn, self._loop.time())
+
+    def share_within(self, conn: int) -> OwnShard | None:
+        return self._service.share_within(conn) if self._shares_device else None
+
+    def hang_up(self, conn: int) -> None:
+        if self._wires.pop(conn, None) is not None:
+            self._service.closed(conn, self._loop.time())
+            self._deadline_timer.update()
+
+    def receive(self, conn: int, protocol: _core.ServerProtocol) -> None:
+        """Takes the frames that have arrived."""
+        try:
+            while (wire := self._wires.get(conn)) is not None:
+                frame = protocol.next_frame(self._loop.time())
+                replies = protocol.take_replies()
+                if replies:
+                    wire.to_client(replies)
+                self._carry(self._service.woken(self._loop.time()))
+                if frame is not None:
+                    self._carry(self._service.frame(conn, frame, self._loop.time()))
+                    self._catch_up()
+                elif not replies:
+                    break
+        except ProtocolError as error:
+            self._carry(self._service.failed(conn, error))
+        self._deadline_timer.update()
+        if not self._settling:
+            self._settling = True
+            self._loop.call_soon(self._settle)
+
+    def close(self) -> None:
+        self._deadline_timer.cancel()
+        for wire in list(self._wires.values()):
+            wire.session.give_up(StoreClosed("its LocalStore was closed; make another"))
+            wire.close()
+
+    def _catch_up(self) -> None:
+        with suppress(DeviceFailed):  # whoever asks for anything is told
+            self._carry(self._service.catch_up(self._loop.time()))
+
+    def _carry(self, outputs: Sequence[Output]) -> None:
+        for output in outputs:
+            wire = self._wires.get(output.conn)
+            if wire is None:
+                continue
+            if isinstance(output, Send):
+                wire.to_client(output.pieces)
+            else:
+                wire.close()
+
+    def _tick(self, now: float) -> None:
+        self._carry(self._service.tick(now))
+        self._catch_up()
+
+    def _settle(self) -> None:
+        """Does what the last decision left over, between other things."""
+        try:
+            self._settling = not self._service.settle()
+        except DeviceFailed:  # whoever asks for anything is told
+            self._settling = False
+        if self._service.data.is_filling:
+            self._carry(self._service.woken(self._loop.time()))
+            self._settling = self._settling or self._service.data.is_filling
+        if self._settling:
+            self._loop.call_soon(self._settle)
+
+
+class Pipe:
+    """One session and one shard, joined: each decodes what the other says."""
+
+    def __init__(self, session: Session, host: ShardHost, loop: asyncio.AbstractEventLoop) -> None:
+        self.session = session
+        self._host = host
+        self._loop = loop
+        self._to_client = _core.FrameDecoder()
+        self._deadline_timer = DeadlineTimer(loop, next_wake=session.next_wake, tick=session.tick)
+        self._pumping = False
+        self._conn, self._to_shard = host.open(self)
+        session.connected()
+        session.own_shard = host.share_within(self._conn)
+        session.device = session.own_shard.shard.device_identity if session.own_shard is not None else b""
+        self._pump()
+
+    def flush(self) -> None:
+        """The session has something to say: soon, after what the caller is at."""
+        self._deadline_timer.update()
+        if not self._pumping:
+            self._pumping = True
+            self._loop.call_soon(self._pump)
+
+    def to_client(self, pieces: Sequence[Piece]) -> None:
+        session = self.session
+        try:
+            for piece in pieces:
+                self._to_client.feed(piece)
+                while (frame := self._to_client.next_frame()) is not None:
+                    if frame.complete:
+                        session.frame(frame, self._loop.time())
+                    elif (destination := session.head(frame)) is not None:
+                        self._to_client.accept(destination)
+                    else:
+                        self._to_client.discard()
+        except PsstoreError as error:
+            session.give_up(error)
+        self.flush()
+
+    def close(self) -> None:
+        self._deadline_timer.cancel()
+        self.session.disconnected()
+        self._host.hang_up(self._conn)
+
+    def _pump(self) -> None:
+        self._pumping = False
+        for pieces in self.session.take_output():
+            for piece in pieces:
+                self._to_shard.feed(piece)
+                self._host.receive(self._conn, self._to_shard)
+
+
+class LocalDriver:
+    """The backend and the driver of one client of a LocalStore."""
+
+    def __init__(self, cluster: LocalCluster, thread: LoopThread, *, on_released: Callable[[], None] | None) -> None:
+        self.thread = thread
+        self.lane = None  # its frames need no sockets, and the loop for both ends
+        self._cluster = cluster
+        self._wires: list[Pipe] = []
+        self._on_released = on_released
+
+    async def open(self, options: Options) -> Operations:
+        """Connects to every shard and, as a worker, joins. Raises RankTaken, TooManyWorkers, BadArgument."""
+        identity = ClientIdentity(client=secrets.token_hex(16), role=options.role)
+        decisions = DecisionCache(len(self._cluster.hosts))
+        sessions = [
+            Session(identity=identity, decisions=decisions, make_nonce=lambda: b"", address="local://", shard=shard)
+            for shard in range(len(self._cluster.hosts))
+        ]
+        self._wires = [
+            Pipe(session, host, self._cluster.loop) for session, host in zip(sessions, self._cluster.hosts, strict=True)
+        ]
+        client = Client(
+            driver=self, identity=identity, decisions=decisions, sessions=sessions, timeout_s=options.timeout_s
+        )
+        client.num_workers = self._cluster.consistency.num_workers
+        if options.role == "worker":
+            await client.join(rank=options.rank, num_workers=options.num_workers)
+        return Operations(client, wait_s=options.wait_s)
+
+    def now(self) -> float:
+        return self._cluster.loop.time()
+
+    def future(self) -> Future:
+        return QuietFuture(loop=self._cluster.loop)
+
+    def flush(self, session: Session) -> None:
+        self._wires[session.shard].flush()
+
+    exchange = flush
+
+    async def close(self) -> None:
+        for wire in self._wires:
+            wire.session.give_up(StoreClosed("this store is closed; connect again"))
+            wire.close()
+
+    def release(self) -> None:
+        if self._on_released is not None:
+            self._on_released()
+
+    def abandon(self) -> None:
+        """In a forked child: there are no sockets to let go of, and no thread any more."""
+
 
 S = TypeVar("S", Store, AsyncStore)
 

@@ -1,8 +1,8 @@
 """Every call of a store: coroutines on the store's loop. Store waits for them, AsyncStore awaits them.
 
-Here is what they mean; how they are carried out is in creating.py, writing.py, reading.py and rounds.py. What can be
-checked against the tensors' definitions is checked before anything is sent. Calls that take arrays are plain functions
-that make a coroutine: they look at the arrays on the caller's thread, as device_arrays.py needs it.
+Here is what they mean; how they are carried out is in writing.py, reading.py and rounds.py. What can be checked
+against the tensors' definitions is checked before anything is sent. Calls that take arrays are plain functions that
+make a coroutine: they look at the arrays on the caller's thread, as device_arrays.py needs it.
 """
 
 from __future__ import annotations
@@ -10,21 +10,20 @@ from __future__ import annotations
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from typing import Any, get_args
 
+from psstore.client.arguments import one_of, text, version, whole
 from psstore.client.arrays import Array
-from psstore.client.asked import Pull, Push
-from psstore.client.borrowing import Borrowed, Borrowing, Debt
 from psstore.client.context import Context
-from psstore.client.creating import Creating
 from psstore.client.device_arrays import seen
 from psstore.client.flow_control import Pace
 from psstore.client.kept_floats import Floats
+from psstore.client.layout import Pull, Push
 from psstore.client.norms import Norm
 from psstore.client.reading import Reading
 from psstore.client.rounds import CommitResult, Committing
 from psstore.client.rule_state import Restored, RuleState, restoring
 from psstore.client.schema import Hypers, as_source
-from psstore.client.validate import one_of, text, version, whole
-from psstore.client.writing import Writing
+from psstore.client.writing import Creating, Writing
+from psstore.client.zero_copy import Borrowed, Borrowing, Debt
 from psstore.codec.codecs import Codecs
 from psstore.protocol.client import Client
 from psstore.types import Tensor, TensorSpec, check_name

@@ -11,9 +11,8 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 from psstore.client.arrays import Array
-from psstore.client.asked import Pull, Push
 from psstore.client.flow_control import Pace
-from psstore.client.layout import Layout
+from psstore.client.layout import Layout, Pull, Push
 from psstore.client.loop_thread import LoopThread
 from psstore.client.operations import Operations
 from psstore.client.started import Part, Started, Unfinished

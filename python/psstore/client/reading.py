@@ -7,10 +7,9 @@ from contextlib import nullcontext
 from typing import Any
 
 from psstore.client.arrays import Array, Target, fresh
-from psstore.client.asked import Pull
 from psstore.client.context import Context
 from psstore.client.device_arrays import OnDevice, by_place
-from psstore.client.layout import Layout, Reply
+from psstore.client.layout import Layout, Pull, Reply
 from psstore.client.norms import Norm
 from psstore.client.rule_state import RuleState, parts, state_name
 from psstore.client.schema import as_target, check_decodes

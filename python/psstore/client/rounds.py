@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
+from psstore.client.arguments import number
 from psstore.client.context import Context
 from psstore.client.norms import Norm
 from psstore.client.schema import Hypers, per_group
-from psstore.client.validate import number
 from psstore.client.writing import Writing
 from psstore.errors import BadArgument
 

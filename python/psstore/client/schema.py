@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from psstore import _core
 from psstore.client.arrays import Array, Source, Target, fresh, source, target
 from psstore.client.device_arrays import OnDevice
+from psstore.client.layout import Layout
 from psstore.codec.codecs import Codec
 from psstore.errors import BadArgument, BadHyper, DTypeMismatch, RuleMismatch, ShapeMismatch
-from psstore.protocol.client import Client
+from psstore.protocol.client import Client, Transfer
 from psstore.types import Tensor, TensorSpec, applies_by_decision, check_name, is_text
 from psstore.wire.ranges import Ranges
 
@@ -16,7 +18,14 @@ Hypers = Mapping[str, float] | Mapping[int, Mapping[str, float]]
 """Hyper-parameters by name for all parameter groups, or by group."""
 
 HALVES = ("bfloat16", "float16")
-"""What float32 tensors also travel as."""
+"""Dtypes that float32 tensors also travel as."""
+
+NEVER = 2**64 - 1
+"""A version that none is newer than: a read that asks for it brings no bytes."""
+
+RECHECK_S = 1.0
+"""A slice whose decision waits for the very push that waits here is said to have a value when it is asked again: the
+wait is cut into pieces of this length. A value that comes ends it at once."""
 
 
 class Schema:
@@ -24,12 +33,12 @@ class Schema:
     overwritten is learned anew."""
 
     def __init__(self, client: Client, *, on_changed: Callable[[], None]) -> None:
-        """`on_changed`: a name has come to mean something else."""
+        """`on_changed`: called when a name has come to mean something else."""
         self._on_changed = on_changed
         self._client = client
         self._tensors: dict[str, Tensor] = {}
         self._groups: set[int] | None = None
-        """What `groups` tells, once it was asked for."""
+        """The result of `groups`, once it was asked for."""
 
     def learn(self, tensors: Iterable[Tensor]) -> None:
         for tensor in tensors:
@@ -45,7 +54,8 @@ class Schema:
         self._on_changed()
 
     async def find(self, names: Sequence[str]) -> list[Tensor]:
-        """Asks the store for those that are not known here. Raises UnknownTensor naming the first that is not there."""
+        """Returns tensors by name; asks the store for those that are not known here. Raises UnknownTensor, which names
+        the first that the store does not have."""
         try:
             unknown = list(dict.fromkeys(name for name in names if name not in self._tensors))
         except TypeError:  # one can't be looked up
@@ -75,6 +85,47 @@ class Schema:
             trained = (tensor.spec for tensor in self._tensors.values() if applies_by_decision(tensor.spec.rule))
             self._groups = {spec.group for spec in trained}
         return self._groups
+
+
+class FirstValues:
+    """Knows which tensors of one store have their first values, which their creators may still have on their way.
+
+    A push waits for them, as a pull does: a shard takes no gradient for what has no value, since a decision that counts
+    on it could not be carried out. A client asks once per tensor, before its first push of it goes; so no call that
+    goes as one went before (lane.py, paced.py) meets a tensor without a value. Used on the store's loop only.
+    """
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._there: set[int] = set()
+        """Ids of tensors that have a first value."""
+
+    def note(self, ids: Iterable[int]) -> None:
+        """Notes tensors whose first values have come, or were sent."""
+        self._there.update(ids)
+
+    async def arrive(self, tensors: Sequence[Tensor], *, wait_s: float) -> None:
+        """Returns when all tensors have their first values, or after `wait_s`: then shards refuse what is pushed."""
+        unsure = [tensor for tensor in tensors if not tensor.spec.zeros and tensor.id not in self._there]
+        missing = self._questions(unsure)
+        asked_s = 0.0
+        while missing := await self._client.without_value(missing, wait_s=asked_s):
+            if not wait_s:
+                return
+            asked_s = min(wait_s, RECHECK_S)
+            wait_s -= asked_s
+        self.note(tensor.id for tensor in unsure)
+
+    def _questions(self, tensors: Sequence[Tensor]) -> list[Transfer]:
+        """Returns reads that bring no values, but say whether there are any."""
+        if not tensors:
+            return []
+        layout = Layout(tensors, [tensor.spec.dtype for tensor in tensors], ways=self._client.ways, pull=True)
+        nowhere = _core.Segments([], writable=True)
+        return [
+            Transfer(frame.way, frame.table.with_versions([NEVER] * len(frame.table)), nowhere)
+            for frame in layout.frames
+        ]
 
 
 def spec_for(

@@ -15,12 +15,12 @@ from typing import Any, Concatenate, NoReturn, ParamSpec, Protocol, TypeVar, cas
 from psstore._core import ShortCalls
 from psstore.client import fork_safety
 from psstore.client.arrays import Array
-from psstore.client.borrowing import Borrowed, Debt
 from psstore.client.device_arrays import OnDevice, seen
 from psstore.client.lane import Lane
 from psstore.client.loop_thread import LoopThread
 from psstore.client.operations import Operations
 from psstore.client.paced import PacedCalls
+from psstore.client.zero_copy import Borrowed, Debt
 from psstore.errors import PsstoreError, StoreClosed, UsageError
 from psstore.types import Consistency
 

@@ -1,4 +1,4 @@
-"""How values go to the store: pushes of every kind, and first values."""
+"""How values go to the store: pushes of every kind, and tensors with their first values."""
 
 from __future__ import annotations
 
@@ -7,37 +7,39 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from functools import partial
 from typing import Any
 
+import msgspec
+
 from psstore import _core
-from psstore.client.arrays import Array
-from psstore.client.asked import Push
+from psstore.client.arrays import Array, Source, source
 from psstore.client.context import Context
 from psstore.client.device_arrays import OnDevice, by_place
 from psstore.client.flow_control import FramesInFlight
-from psstore.client.layout import Layout
+from psstore.client.layout import Layout, Push
 from psstore.client.norms import Norm
-from psstore.client.schema import as_pushed, check_encodes, write_op
+from psstore.client.schema import as_pushed, as_source, check_encodes, spec_for, write_op
 from psstore.client.transfers import EncodedUpload, Upload
 from psstore.codec.codecs import codecs_for
-from psstore.errors import OutOfMemory
+from psstore.errors import BadArgument, OutOfMemory
 from psstore.protocol.client import Transfer
-from psstore.types import Tensor
+from psstore.types import Tensor, TensorSpec
+from psstore.wire.messages import Exist
 
 Departing = Iterable[Transfer] | Upload | EncodedUpload
-"""What is to be sent."""
+"""Frames to send: from main memory, or from a device."""
 
 
 class Writing:
-    """Lives on the store's loop."""
+    """The pushes of one store. Used on the store's loop only."""
 
     def __init__(self, context: Context, norm: Norm) -> None:
         self.num_bytes = 0
-        """Payload sent so far."""
+        """Payload bytes sent so far."""
         self._pushed: set[frozenset[int]] = set()
         """Ids of the tensors that were pushed in this round, together as they were."""
         self.under_way: set[object] = set()
-        """Pushes."""
+        """Pushes that were begun and have not ended."""
         self._quiet = asyncio.Event()
-        """Set when the last of them has ended."""
+        """Set when the last push under way has ended."""
         self._context = context
         self._norm = norm
 
@@ -199,3 +201,66 @@ async def _carried(send: Callable[[Iterable[Transfer]], Coroutine[Any, Any, None
         await transfers.sent(send)
     else:
         await send(transfers)
+
+
+class Creating:
+    """Creates tensors. Used on the store's loop only; the arguments are explained in operations.py."""
+
+    def __init__(self, context: Context, writing: Writing) -> None:
+        self._context = context
+        self._writing = writing
+
+    async def create(
+        self,
+        name: str,
+        value: Array | None,
+        *,
+        shape: Sequence[int] | None,
+        dtype: str | None,
+        rule: str,
+        group: int,
+        exist: Exist,
+    ) -> None:
+        (fetched,) = await self._writing.fetched([value])
+        given = None if fetched is None else source(fetched, dtype=dtype or "float32")
+        spec = spec_for(name, given, shape=shape, dtype=dtype, rule=rule, group=group)
+        await self._create([spec], [given], exist=exist, offer=True)
+
+    async def create_many(
+        self, specs: Sequence[TensorSpec], values: Sequence[Array | None], *, exist: Exist, offer: bool
+    ) -> None:
+        if len(values) != len(specs):
+            raise BadArgument(f"create_many: {len(specs)} specs and {len(values)} values; give one for each, or None")
+        for spec in specs:
+            if not isinstance(spec, TensorSpec):
+                raise BadArgument(f"create_many: expected psstore.types.TensorSpec, got {spec!r}")
+            spec.check()
+        sources = [
+            None if value is None else as_source("create", spec, value)
+            for spec, value in zip(specs, await self._writing.fetched(values), strict=True)
+        ]
+        asked = [
+            spec if value is None else msgspec.structs.replace(spec, zeros=False)
+            for spec, value in zip(specs, sources, strict=True)
+        ]
+        if offer:
+            for spec, given in zip(asked, sources, strict=True):
+                if given is None and not spec.zeros:
+                    raise BadArgument(
+                        f"create {spec.name!r}: zeros=False needs a value (or offer=False, if others send it)"
+                    )
+        await self._create(asked, sources, exist=exist, offer=offer)
+
+    async def _create(
+        self, specs: Sequence[TensorSpec], sources: Sequence[Source | None], *, exist: Exist, offer: bool
+    ) -> None:
+        context = self._context
+        tensors, ours = await context.client.create(specs, exist=exist, offer=offer)
+        context.schema.learn(tensors)
+        initial = [(tensor, value) for tensor, value in zip(tensors, sources, strict=True) if tensor.id in ours]
+        if initial:
+            given = [value for _, value in initial if value is not None]
+            layout = context.layouts.of([tensor for tensor, _ in initial], [one.dtype for one in given], pull=False)
+            await self._writing.send("INIT", layout, layout.transfers([one.data for one in given]))
+            await context.client.ready([tensor.id for tensor, _ in initial])
+            context.first_values.note(layout.ids)

@@ -19,7 +19,7 @@ from numpy.testing import assert_array_equal
 
 import psstore
 from psstore import _core
-from psstore.client import borrowing
+from psstore.client import zero_copy
 from psstore.client.store import Store
 from psstore.errors import StoreClosed, StoreUnreachable, UnknownTensor
 from psstore.net.fd_server import MemoryServer
@@ -330,12 +330,12 @@ def test_loan_is_begun_again_if_a_connection_is_lost_before_all_has_come(
     near: Store, shard: ShardService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     values = make(near)
-    lost, found = borrowing.Borrowing._lost, ["psstore-somewhere"]
+    lost, found = zero_copy.Borrowing._lost, ["psstore-somewhere"]
 
-    def lost_at_first(self: borrowing.Borrowing, loan: borrowing.BorrowedPull) -> str | None:
+    def lost_at_first(self: zero_copy.Borrowing, loan: zero_copy.BorrowedPull) -> str | None:
         return found.pop() if found else lost(self, loan)
 
-    monkeypatch.setattr(borrowing.Borrowing, "_lost", lost_at_first)
+    monkeypatch.setattr(zero_copy.Borrowing, "_lost", lost_at_first)
     with near.borrow(list(SHAPES)) as borrowed:
         assert not found
         assert eventually(lambda: num_lent(shard) == 1)
@@ -346,9 +346,9 @@ def test_loan_is_begun_again_if_a_connection_is_lost_before_all_has_come(
 def test_answer_that_comes_when_the_loan_is_over_is_not_wanted(near: Store) -> None:
     make(near)
     layout = next(iter(near._operations.context.layouts._known.values()))
-    loan = borrowing.BorrowedPull(layout, [])
+    loan = zero_copy.BorrowedPull(layout, [])
     loan.end()
-    place = borrowing.Place(loan, 0, 1)
+    place = zero_copy.Place(loan, 0, 1)
     memory = near._operations.client.sessions[0]._memory
     assert memory is not None
     assert not place.borrow(memory, layout.frames[0].table, Lease(0, 1, 1))

@@ -1,14 +1,37 @@
-"""What callers give, as the wire has it: a number may be numpy's or a tensor of one element. Raises BadArgument that
-names what is none: the store would take a message of other types for a broken client's, and end the connection."""
+"""Arguments of callers: the options of `connect`, and checks of single values.
+
+A number may be numpy's or a tensor of one element. Each check raises BadArgument that names what does not fit: the
+store would take a message of other types for a broken client's, and end the connection.
+"""
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from psstore.config import Transport
 from psstore.errors import BadArgument
 from psstore.types import is_text
+from psstore.wire.messages import Role
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """The arguments of psstore.connect, with defaults filled in. Times are in seconds."""
+
+    role: Role = "worker"
+    rank: int | None = None
+    num_workers: int | None = None
+    token: bytes | None = None
+    timeout_s: float = 30.0
+    wait_s: float = 300.0
+    connect_timeout_s: float = 10.0
+    transport: Transport = "auto"
+    busy_poll_us: float = 0.0
+    connections: int = 1
+    congestion_control: str | None = None
 
 
 def number(what: str, value: Any) -> float:
