@@ -48,6 +48,15 @@ names of psstore: what a user has."""
 NO_IO_NO_CLOCK = {"asyncio", "uvloop", "socket", "select", "selectors", "threading", "time", "torch"}
 """What sans-IO code does without: bytes and the time are its arguments."""
 
+CLIENT_ARROWS: dict[str, set[str]] = {
+    "device": {"arrays", "layout"},
+    "compression": {"arrays", "layout", "device"},
+}
+"""Folder of psstore.client -> those of its files and folders that it may import, besides itself."""
+
+ONE_DOOR = {"psstore.client.device.peers": "client/device"}
+"""Module -> the folder below psstore that alone may import it."""
+
 FOREIGN_BANS: dict[str, set[str]] = {
     "errors": NO_IO_NO_CLOCK,
     "hyper": NO_IO_NO_CLOCK | {"msgspec"},
@@ -107,6 +116,29 @@ def test_python_layers_import_only_what_lies_below(repository: Path) -> None:
         target = layer_of_import(arrow.target)
         if target is not None and target != layer and target not in PYTHON_ARROWS[layer]:
             wrong.append(f"{arrow.source}:{arrow.line}: {layer} may not import psstore.{target}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_folders_of_the_client_import_only_what_lies_below(repository: Path) -> None:
+    root = repository / "python" / "psstore" / "client"
+    wrong = []
+    for folder, allowed in CLIENT_ARROWS.items():
+        for source in sorted((root / folder).glob("*.py")):
+            for arrow in imports_of(source):
+                package, _, rest = arrow.target.partition("psstore.client.")
+                if not package and rest.partition(".")[0] not in allowed | {folder}:
+                    wrong.append(f"{arrow.source}:{arrow.line}: client/{folder} may not import {arrow.target}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_what_is_behind_one_door_is_used_by_nobody_else(repository: Path) -> None:
+    root = repository / "python" / "psstore"
+    wrong = [
+        f"{arrow.source}:{arrow.line}: only {folder} may import {module}"
+        for module, folder in ONE_DOOR.items()
+        for _, arrow in python_arrows(repository)
+        if f"{arrow.target}.".startswith(f"{module}.") and root / folder not in arrow.source.parents
+    ]
     assert not wrong, "\n".join(wrong)
 
 

@@ -10,7 +10,7 @@ import torch
 from bench.processes import store_server
 
 import psstore
-from psstore.client import device_arrays
+from psstore.client.device import arrays as device_arrays
 from psstore.client.store import Store
 from tests.gpu.support import on_a_gpu
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from psstore import _core
 from psstore.cli import model_shapes
-from psstore.client import pinned_transfer
+from psstore.client.device import pinned_transfer
 from psstore.errors import BadArgument
 from psstore.partition import packing
 from psstore.partition.packing import pack

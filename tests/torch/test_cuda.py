@@ -19,7 +19,8 @@ from torch import nn
 
 import psstore
 from psstore import _core
-from psstore.client import device_arrays, pinned_transfer
+from psstore.client.device import arrays as device_arrays
+from psstore.client.device import pinned_transfer
 from psstore.torch import change_detection, gradients
 
 

@@ -1,7 +1,7 @@
 """Callers' arrays as flat memory: numpy, torch (only if the caller uses it), or numbers and lists.
 
 A contiguous array in main memory is used where it lies. Everything else costs one copy, made here, but for what lies
-on a CUDA device: see device_arrays.py.
+on a CUDA device: see device/arrays.py.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from psstore import _core
 from psstore.errors import BadArgument, DTypeMismatch
 from psstore.types import ITEM_BYTES
 
@@ -21,6 +22,8 @@ Array = Any
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 """Flat memory. No memoryview, which the garbage collector counts: there are thousands in a step of many parameters."""
+
+Floats = np.ndarray[Any, np.dtype[np.float32]]
 
 
 class Source(NamedTuple):
@@ -97,6 +100,20 @@ def sendable(dtype: str, *, convert: str) -> str:
             f"an array of dtype {dtype} can't be stored or sent; use one of {', '.join(ITEM_BYTES)} ({convert})"
         )
     return dtype
+
+
+def converted(data: Bytes, dtype: str, to_dtype: str) -> Bytes:
+    """Converts elements to another dtype, in new memory."""
+    out = np.empty(data.nbytes // ITEM_BYTES[dtype] * ITEM_BYTES[to_dtype], np.uint8)
+    _core.convert(data, _core.DTYPES[dtype], out, _core.DTYPES[to_dtype])
+    return out
+
+
+def copied_into(data: Bytes, dtype: str, target: Target) -> None:
+    """Writes the elements to where the target is, in its dtype."""
+    _core.convert(data, _core.DTYPES[dtype], target.data, _core.DTYPES[target.dtype])
+    if target.finish is not None:
+        target.finish()
 
 
 # ---- numpy ----------------------------------------------------------------------------------------

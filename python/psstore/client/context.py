@@ -7,12 +7,11 @@ from contextlib import contextmanager
 
 from psstore import _core
 from psstore.client.arguments import number
-from psstore.client.coded import Coded
+from psstore.client.compression.coded import Coded
+from psstore.client.device.transfers import Transfers
 from psstore.client.flow_control import Pace
 from psstore.client.layout import Layout, Layouts
-from psstore.client.near import PeerDirectory
 from psstore.client.schema import FirstValues, Schema
-from psstore.client.transfers import Transfers
 from psstore.errors import UnknownKey
 from psstore.protocol.client import Client
 from psstore.protocol.requests import Answer, Future
@@ -27,7 +26,7 @@ class Context:
         self.layouts = Layouts(client.ways)
         self.schema = Schema(client, on_changed=self.layouts.forget_habits)
         self.first_values = FirstValues(client)
-        self.transfers = Transfers(PeerDirectory(client))
+        self.transfers = Transfers(client)
         self.coded = Coded(self.layouts, self.transfers)
         self.pace = pace
         """Paces pushes over links that workers share; None: nothing to pace."""

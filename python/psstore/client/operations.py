@@ -2,7 +2,7 @@
 
 Here is what they mean; how they are carried out is in writing.py, reading.py and rounds.py. What can be checked
 against the tensors' definitions is checked before anything is sent. Calls that take arrays are plain functions that
-make a coroutine: they look at the arrays on the caller's thread, as device_arrays.py needs it.
+make a coroutine: they look at the arrays on the caller's thread, as device/arrays.py needs it.
 """
 
 from __future__ import annotations
@@ -11,11 +11,10 @@ from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from typing import Any, get_args
 
 from psstore.client.arguments import one_of, text, version, whole
-from psstore.client.arrays import Array
+from psstore.client.arrays import Array, Floats
 from psstore.client.context import Context
-from psstore.client.device_arrays import seen
+from psstore.client.device.arrays import seen
 from psstore.client.flow_control import Pace
-from psstore.client.kept_floats import Floats
 from psstore.client.layout import Pull, Push
 from psstore.client.norms import Norm
 from psstore.client.reading import Reading

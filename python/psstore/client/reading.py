@@ -8,12 +8,12 @@ from typing import Any
 
 from psstore.client.arrays import Array, Target, fresh
 from psstore.client.context import Context
-from psstore.client.device_arrays import OnDevice, by_place
+from psstore.client.device.arrays import OnDevice, by_place
+from psstore.client.device.transfers import Download, FollowedDownload
 from psstore.client.layout import Layout, Pull, Reply
 from psstore.client.norms import Norm
 from psstore.client.rule_state import RuleState, parts, state_name
 from psstore.client.schema import as_target, check_decodes
-from psstore.client.transfers import Download, FollowedDownload
 from psstore.codec.codecs import Codec, codecs_for
 from psstore.errors import BadArgument
 from psstore.protocol.client import Transfer

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from psstore import _core
 from psstore.client.arrays import Array, Source, Target, fresh, source, target
-from psstore.client.device_arrays import OnDevice
+from psstore.client.device.arrays import OnDevice
 from psstore.client.layout import Layout
 from psstore.codec.codecs import Codec
 from psstore.errors import BadArgument, BadHyper, DTypeMismatch, RuleMismatch, ShapeMismatch

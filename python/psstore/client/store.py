@@ -15,7 +15,7 @@ from typing import Any, Concatenate, NoReturn, ParamSpec, Protocol, TypeVar, cas
 from psstore._core import ShortCalls
 from psstore.client import fork_safety
 from psstore.client.arrays import Array
-from psstore.client.device_arrays import OnDevice, seen
+from psstore.client.device.arrays import OnDevice, seen
 from psstore.client.lane import Lane
 from psstore.client.loop_thread import LoopThread
 from psstore.client.operations import Operations

@@ -12,12 +12,12 @@ import msgspec
 from psstore import _core
 from psstore.client.arrays import Array, Source, source
 from psstore.client.context import Context
-from psstore.client.device_arrays import OnDevice, by_place
+from psstore.client.device.arrays import OnDevice, by_place
+from psstore.client.device.transfers import EncodedUpload, Upload
 from psstore.client.flow_control import FramesInFlight
 from psstore.client.layout import Layout, Push
 from psstore.client.norms import Norm
 from psstore.client.schema import as_pushed, as_source, check_encodes, spec_for, write_op
-from psstore.client.transfers import EncodedUpload, Upload
 from psstore.codec.codecs import codecs_for
 from psstore.errors import BadArgument, OutOfMemory
 from psstore.protocol.client import Transfer

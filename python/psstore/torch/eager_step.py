@@ -19,7 +19,7 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
-from psstore.client.device_arrays import OnDevice
+from psstore.client.device.arrays import OnDevice
 from psstore.client.rounds import CommitResult
 from psstore.client.store import Store
 from psstore.errors import PsstoreError, UsageError

@@ -3,7 +3,7 @@
 A hook on each parameter takes its gradient when backward is done with it; small gradients are sent together. What
 counts is the gradient as it is at `complete()`: one that was changed after its push is pushed again, which replaces the
 first. On a GPU backward is only queued by then: the hook puts a fence behind it, in the stream that it runs on, for
-which the gradient's copy waits, and neither this thread nor that stream (client/pinned_transfer.py).
+which the gradient's copy waits, and neither this thread nor that stream (client/device/pinned_transfer.py).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from psstore.client.device_arrays import OnDevice, seen
+from psstore.client.device.arrays import OnDevice, seen
 from psstore.client.store import Store
 from psstore.errors import StoreClosed, UsageError
 from psstore.torch.change_detection import CHECKED_ROUNDS, GradientSnapshot, GradientSnapshots, SentGradients, checksum

@@ -13,12 +13,13 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from functools import cache
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from psstore import _core
-from psstore.client.arrays import Array, sendable, torch_dtype
+from psstore.client.arrays import Array, Floats, sendable, torch_dtype
 from psstore.errors import BadArgument
 from psstore.types import ITEM_BYTES
 
@@ -188,6 +189,55 @@ class _Look:
         if key not in self._fences:
             self._fences[key] = device.borrow_queue(stream).record()
         return self._fences[key]
+
+
+ALIGNMENT = 256
+"""Bytes that the floats in a block are aligned to: where a device's wide accesses begin."""
+
+
+class DeviceFloats:
+    """Floats on a device that a client keeps of a tensor from call to call: what codecs kept back, or a value that is
+    followed. Used by the store's transfers alone (pinned_transfer.py), which hold them until queued work is done."""
+
+    def __init__(self, device: _core.Device, block: _core.DeviceMemory, offset: int, size: int) -> None:
+        self.device = device
+        self.pointer = block.pointer + offset
+        self.size = size
+        self._block = block
+        """Memory of the device that several share: it is freed with the last of them."""
+
+    @classmethod
+    def together(cls, device: _core.Device, sizes: Sequence[int]) -> list[DeviceFloats]:
+        """Returns floats of these sizes in one block, contents undefined. Raises OutOfMemory."""
+        lengths = [-(-4 * size // ALIGNMENT) * ALIGNMENT for size in sizes]
+        block = _core.DeviceMemory(device, max(1, sum(lengths)))
+        return [
+            cls(device, block, offset, size)
+            for offset, size in zip(accumulate(lengths[:-1], initial=0), sizes, strict=False)
+        ]
+
+    def as_array(self) -> OnDevice:
+        """Returns the floats as an array, for a pinned transfer to read or to write."""
+        return OnDevice(
+            shape=(self.size,),
+            dtype="float32",
+            pointer=self.pointer,
+            num_bytes=4 * self.size,
+            device=self.device,
+            ready=None,
+            stream=None,
+            keep=self,
+            result=None,
+            finish=None,
+        )
+
+
+Kept = Floats | DeviceFloats
+
+
+def place_of(kept: Kept) -> _core.Device | None:
+    """Returns the device that floats are on; None: main memory."""
+    return kept.device if isinstance(kept, DeviceFloats) else None
 
 
 _handing_over = threading.Lock()

@@ -13,8 +13,8 @@ import pytest
 import psstore
 from psstore.codec.codecs import parse
 from psstore.errors import BadArgument, DTypeMismatch, ShapeMismatch
-from tests.client.codec_support import SLICE_ELEMS, Floats, N, said
-from tests.client.codec_support import values as gradient
+from tests.client.compression.codec_support import SLICE_ELEMS, Floats, N, said
+from tests.client.compression.codec_support import values as gradient
 
 LOSSY = ("bf16", "fp16", "int8", "sign", "topk:0.1")
 

@@ -8,16 +8,15 @@ a delta begins at is sent the whole of it, as float32.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 import numpy as np
 
 from psstore import _core
-from psstore.client.arrays import Array, Bytes, Target
-from psstore.client.halves import copied_into
-from psstore.client.kept_floats import DeviceFloats, Kept
+from psstore.client.arrays import Array, Bytes, Target, copied_into
+from psstore.client.device.arrays import DeviceFloats, Kept
 from psstore.client.layout import Frame, Layout
 from psstore.codec.codecs import payload_bytes
 from psstore.errors import BadHeader
@@ -131,8 +130,15 @@ class ReceivedFrame:
             if size and part.is_news(dtype, version)
         ]
 
+    def decode(self, answer: Answer, decode: Callable[[list[tuple[int, int, int, int, int]]], None]) -> None:
+        """Takes what came on a device: `decode` is told of it, as `Queue.decode_in` takes it."""
+        news = self.news(answer)
+        decode([one.part.step(one.offset, one.dtype) for one in news])
+        for one in news:
+            one.part.taken(one.version)
+
     def take(self, answer: Answer) -> None:
-        """In main memory."""
+        """Takes what came, in main memory."""
         for part, offset, size, dtype, version in self.news(answer):
             part.take(self._memory[offset : offset + size], dtype)
             part.taken(version)

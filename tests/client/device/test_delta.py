@@ -12,10 +12,10 @@ import pytest
 from numpy.testing import assert_array_equal
 
 import psstore
-from psstore.client import pinned_transfer
+from psstore.client.device import pinned_transfer
 from psstore.client.store import Store
 from psstore.errors import UnknownKey
-from tests.device.fake_arrays import Array, Interface, Stream, stream_on
+from tests.client.device.fake_arrays import Array, Interface, Stream, stream_on
 from tests.support.server_process import StoreProcess
 
 F32 = np.float32

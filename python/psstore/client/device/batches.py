@@ -1,18 +1,17 @@
-"""What passes at once between a device and the store: cut to size, grouped by frame, and laid out in pinned memory."""
+"""Batches: what passes at once between a device and the store, cut to size, grouped by frame, laid out in memory."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from itertools import pairwise
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from psstore import _core
 from psstore.client.arrays import Bytes
-from psstore.client.device_arrays import OnDevice
+from psstore.client.device.arrays import OnDevice
 from psstore.client.layout import Frame, Layout, Range, asking
-from psstore.client.near import NEAR_BYTES
 from psstore.protocol.client import Transfer
 from psstore.protocol.requests import Answer
 from psstore.types import ITEM_BYTES, slice_index
@@ -21,13 +20,17 @@ BATCH_BYTES = 8 << 20
 """What is copied at once: two full frames. PCIe takes 0.15 to 0.3 ms for it, next to which it is little that the host
 is told when it is done; and the first bytes are on the wire as much earlier as it is smaller."""
 
+NEAR_BYTES = 64 << 10
+"""Smallest frame that goes past pinned memory to a shard that shares the device. A smaller one goes over the stream, as
+the shard's answers do: it is no slower, and has no block to itself."""
+
 
 class Batch(NamedTuple):
     """Ranges of arrays that lie one after the other in pinned memory, and the frames that they make, if any."""
 
     ranges: Sequence[Range]
     offsets: Sequence[int]
-    """Where each begins there, and where the last one ends."""
+    """Where each range begins there, and where the last one ends."""
     frames: Sequence[Frame] = ()
     is_near: bool = False
     """True if the batch is one frame, for a shard that shares the device."""
@@ -44,30 +47,30 @@ class Batch(NamedTuple):
         return self.offsets[-1]
 
     def pieces(self, arrays: Sequence[OnDevice]) -> list[tuple[int, int, int]]:
-        """(offset, pointer, bytes) of each range, as a queue copies them."""
+        """Returns (offset, pointer, bytes) of each range, as a queue copies them."""
         return [
             (offset, arrays[one.position].pointer + one.begin, one.end - one.begin)
             for offset, one in zip(self.offsets, self.ranges, strict=False)
         ]
 
     def slices(self) -> Iterator[tuple[int, int]]:
-        """(position, index) of the slice that each range is."""
+        """Yields (position, index) of the slice that each range is."""
         for frame in self.frames:
             for one, key in zip(frame.ranges, frame.table.keys(), strict=True):
                 yield one.position, slice_index(key)
 
     def places(self, arrays: Sequence[OnDevice]) -> list[tuple[int, int]]:
-        """(pointer, bytes) of each range."""
+        """Returns (pointer, bytes) of each range."""
         return [(arrays[one.position].pointer + one.begin, one.end - one.begin) for one in self.ranges]
 
     def parts(self, buffer: _core.Buffer) -> Iterator[tuple[Range, Bytes]]:
-        """Each range, and the memory for it."""
+        """Yields each range, and its memory in the buffer."""
         memory = np.asarray(memoryview(buffer))
         for one, (begin, end) in zip(self.ranges, pairwise(self.offsets), strict=True):
             yield one, memory[begin:end]
 
     def departing(self, buffer: _core.Buffer) -> list[Transfer]:
-        """A frame's slices lie one after the other: one piece of memory."""
+        """Returns the frames to send, each one piece of memory, as its slices lie one after the other."""
         memory, begin, transfers = memoryview(buffer), 0, []
         for frame in self.frames:
             end = begin + sum(one.end - one.begin for one in frame.ranges)
@@ -76,7 +79,7 @@ class Batch(NamedTuple):
         return transfers
 
     def arriving(self, buffer: _core.Buffer, newer_than: int | None) -> list[Transfer]:
-        """A piece of memory for each slice, as some may not come."""
+        """Returns the frames to receive, with a piece of memory for each slice, as some may not come."""
         parts = iter([memory for _, memory in self.parts(buffer)])
         return [
             Transfer(
@@ -88,14 +91,14 @@ class Batch(NamedTuple):
         ]
 
     def came(self, arrays: Sequence[OnDevice], answers: Sequence[Answer]) -> list[tuple[int, int, int]]:
-        """The pieces of the slices that came."""
+        """Returns the `pieces` of the slices that came."""
         sizes = [size for answer in answers for size in answer.table.num_bytes()]
         return [piece for piece, size in zip(self.pieces(arrays), sizes, strict=True) if size]
 
     def decoding(
         self, layout: Layout, arrays: Sequence[OnDevice], answers: Sequence[Answer]
     ) -> list[tuple[int, int, int, int, int]]:
-        """The pieces that came, as a queue decodes them from the layout's dtypes to other dtypes of arrays."""
+        """Returns the slices that came, as a queue decodes them from the layout's dtypes to those of the arrays."""
         steps = []
         sizes = [size for answer in answers for size in answer.table.num_bytes()]
         for one, offset, size in zip(self.ranges, self.offsets, sizes, strict=False):
@@ -108,8 +111,42 @@ class Batch(NamedTuple):
         return steps
 
 
+class PinnedBuffer:
+    """Memory for a batch in what a pinned transfer holds, until `give_back`."""
+
+    def __init__(self, num_bytes: int, buffer: _core.Buffer, freed: Callable[[int], None]) -> None:
+        self.buffer = buffer
+        self._num_bytes = num_bytes
+        self._freed = freed
+
+    def fill(self, queue: _core.Queue, batch: Batch, arrays: Sequence[OnDevice]) -> None:
+        """Queues copies of what is to be sent."""
+        queue.copy_out(self.buffer, batch.pieces(arrays))
+
+    def hand_over(self, queue: _core.Queue) -> bool:
+        """False: a shard gets the memory when the host sends it."""
+        return False
+
+    def departing(self, batch: Batch) -> list[Transfer]:
+        return batch.departing(self.buffer)
+
+    def arriving(self, batch: Batch, newer_than: int | None) -> list[Transfer]:
+        return batch.arriving(self.buffer, newer_than)
+
+    def give_back(self) -> None:
+        """Does nothing the second time."""
+        self._freed(self._num_bytes)
+        self._num_bytes = 0
+
+
+class TransferBuffer(Protocol):
+    """Memory for a batch: pinned, or shared with its shard."""
+
+    def give_back(self) -> None: ...
+
+
 def grouped(frames: Iterable[Frame], near: Set[int]) -> Iterator[Batch]:
-    """Frames in their order, with about BATCH_BYTES to each batch, or one of a shard that is `near`."""
+    """Yields frames in their order: about BATCH_BYTES to each batch, or one frame to a way that is `near`."""
     together: list[Frame] = []
     num_bytes = 0
     for frame in frames:
@@ -128,7 +165,7 @@ def grouped(frames: Iterable[Frame], near: Set[int]) -> Iterator[Batch]:
 
 
 def cut(arrays: Sequence[OnDevice]) -> Iterator[Batch]:
-    """All bytes of the arrays in their order, BATCH_BYTES to each batch."""
+    """Yields all bytes of the arrays in their order, BATCH_BYTES to each batch."""
     ranges: list[Range] = []
     room = BATCH_BYTES
     for position, array in enumerate(arrays):

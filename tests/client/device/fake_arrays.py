@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from psstore import _core
-from psstore.client import device_arrays
+from psstore.client.device import arrays as device_arrays
 
 Array = np.ndarray[Any, Any]
 

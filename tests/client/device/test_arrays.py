@@ -13,10 +13,11 @@ from numpy.testing import assert_array_equal
 
 import psstore
 from psstore import _core
-from psstore.client import batches, device_arrays, pinned_transfer
+from psstore.client.device import arrays as device_arrays
+from psstore.client.device import batches, pinned_transfer
 from psstore.client.store import Store
 from psstore.errors import BadArgument, DeviceFailed, DTypeMismatch, ShapeMismatch
-from tests.device.fake_arrays import Array, DLPack, Interface, Stream
+from tests.client.device.fake_arrays import Array, DLPack, Interface, Stream
 
 F32 = np.float32
 

@@ -13,11 +13,11 @@ from numpy.testing import assert_array_equal
 
 import psstore
 from psstore import _core
-from psstore.client import near, near_shards
+from psstore.client.device import peers
 from psstore.client.store import Store
 from psstore.errors import AvailabilityError
 from psstore.protocol.sharing import Lease
-from tests.device.fake_arrays import Array, Interface, Stream, stream_on
+from tests.client.device.fake_arrays import Array, Interface, Stream, stream_on
 from tests.support.server_process import StoreProcess
 
 pytestmark = pytest.mark.sockets
@@ -104,18 +104,18 @@ def test_what_is_shared_travels_in_few_frames(monkeypatch: pytest.MonkeyPatch) -
     stream = stream_on("fake:0", monkeypatch)
     rooms: list[int] = []
     leases: list[Lease] = []
-    take, end_lease = near_shards.DevicePeer.take, near.PeerDirectory.end_lease
+    take, end_lease = peers.DevicePeer.take, peers.PeerDirectory.end_lease
 
-    def taken(self: near_shards.DevicePeer, num_bytes: int) -> _core.PushRoom | None:
+    def taken(self: peers.DevicePeer, num_bytes: int) -> _core.PushRoom | None:
         rooms.append(num_bytes)
         return take(self, num_bytes)
 
-    def ended(self: near.PeerDirectory, lease: Lease) -> bool:
+    def ended(self: peers.PeerDirectory, lease: Lease) -> bool:
         leases.append(lease)
         return end_lease(self, lease)
 
-    monkeypatch.setattr(near_shards.DevicePeer, "take", taken)
-    monkeypatch.setattr(near.PeerDirectory, "end_lease", ended)
+    monkeypatch.setattr(peers.DevicePeer, "take", taken)
+    monkeypatch.setattr(peers.PeerDirectory, "end_lease", ended)
     with StoreProcess("--device", "fake:0") as server, psstore.connect(server.url) as store:
         value = some(2_500_000, 1)
         store.create("w", np.zeros_like(value))
@@ -164,7 +164,7 @@ def test_frames_go_through_the_host_where_memory_can_not_be_shared(
     server: StoreProcess, expected: list[Array], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stream = stream_on("fake:0", monkeypatch)
-    monkeypatch.setattr(near_shards, "borrow_pushes", lambda offer, blocks: None)
+    monkeypatch.setattr(peers, "borrow_pushes", lambda offer, blocks: None)
     with psstore.connect(server.url) as store:
         for value, wanted in zip(trained(store, stream), expected, strict=True):
             assert_array_equal(value, wanted)
@@ -174,7 +174,7 @@ def test_values_that_can_not_be_imported_are_asked_for_again(
     server: StoreProcess, expected: list[Array], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stream = stream_on("fake:0", monkeypatch)
-    monkeypatch.setattr(near_shards.IpcPeer, "learn", lambda self, blocks: False)
+    monkeypatch.setattr(peers.IpcPeer, "learn", lambda self, blocks: False)
     with psstore.connect(server.url) as store:
         for value, wanted in zip(trained(store, stream), expected, strict=True):
             assert_array_equal(value, wanted)

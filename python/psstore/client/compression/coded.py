@@ -13,19 +13,17 @@ from typing import Any, Protocol
 import numpy as np
 
 from psstore import _core
-from psstore.client.arrays import Array, Source, Target
-from psstore.client.compression import Residuals
-from psstore.client.device_arrays import OnDevice
-from psstore.client.following import Following, delivered
-from psstore.client.halves import received_as
-from psstore.client.kept_floats import Floats
+from psstore.client.arrays import Array, Floats, Source, Target, copied_into
+from psstore.client.compression.delta import Following, delivered
+from psstore.client.compression.push import Residuals
+from psstore.client.device.arrays import OnDevice
+from psstore.client.device.transfers import EncodedUpload, FollowedDownload, Transfers
 from psstore.client.layout import Layout, Layouts
-from psstore.client.transfers import EncodedUpload, FollowedDownload, Transfers
 from psstore.codec.codecs import Codec, is_dtype
 from psstore.errors import OutOfMemory
 from psstore.protocol.client import Transfer
 from psstore.protocol.requests import Answer
-from psstore.types import Tensor, slice_index
+from psstore.types import ITEM_BYTES, Tensor, slice_index
 
 
 class Reader(Protocol):
@@ -230,7 +228,7 @@ class Coded:
         dtypes = [target.dtype if codec is None else codec.dtype for target, codec in zip(targets, codecs, strict=True)]
         near = frozenset[int]()
         if place is None:
-            targets = [received_as(codec, target) for codec, target in zip(codecs, targets, strict=True)]
+            targets = [_received_as(codec, target) for codec, target in zip(codecs, targets, strict=True)]
             dtypes = [target.dtype for target in targets]
         elif dtypes == [target.dtype for target in targets]:
             near = await self._transfers.near(place)
@@ -270,3 +268,13 @@ class Coded:
         else:
             await pinned.give_out([followed[i].value for i in newer], [targets[i] for i in newer])
         return [targets[i].result if i in newer else None for i in range(len(targets))]
+
+
+def _received_as(codec: Codec | None, target: Target) -> Target:
+    """The target, or one that receives in half precision if the codec is that."""
+    if codec is None or not codec.is_half or target.dtype == codec.dtype:
+        return target
+    dtype = codec.dtype
+    num_elems = target.data.nbytes // ITEM_BYTES[target.dtype]
+    aside = np.empty(num_elems * ITEM_BYTES[dtype], np.uint8)
+    return target._replace(dtype=dtype, data=aside, finish=lambda: copied_into(aside, dtype, target))

@@ -1,4 +1,4 @@
-"""A store's ways to and from devices, one for each device and direction (pinned_transfer.py), and what goes by them."""
+"""A store's transfers to and from devices, one for each device and direction, and what is pushed and pulled by them."""
 
 from __future__ import annotations
 
@@ -8,18 +8,17 @@ from typing import NamedTuple
 import numpy as np
 
 from psstore import _core
-from psstore.client.compression import DeviceEncoder
-from psstore.client.device_arrays import OnDevice
-from psstore.client.following import ReceivedFrame
-from psstore.client.kept_floats import DeviceFloats, Floats, Kept
+from psstore.client.arrays import Floats
+from psstore.client.device.arrays import DeviceFloats, Kept, OnDevice
+from psstore.client.device.peers import PeerDirectory
+from psstore.client.device.pinned_transfer import EncodedFrame, PinnedTransfer, Pull, Send, SliceEncoder
 from psstore.client.layout import Layout
-from psstore.client.near import PeerDirectory
-from psstore.client.pinned_transfer import PinnedTransfer, Pull, Send
+from psstore.protocol.client import Client
 from psstore.protocol.requests import Answer
 
 
 class Upload(NamedTuple):
-    """What is pushed from one device: the layout's arrays, to be sent by somebody else's means."""
+    """A push of arrays on one device: the frames of a layout."""
 
     pinned: PinnedTransfer
     layout: Layout
@@ -30,22 +29,22 @@ class Upload(NamedTuple):
 
 
 class EncodedUpload(NamedTuple):
-    """What is pushed from one device in codecs."""
+    """A push of arrays on one device, in codecs."""
 
     pinned: PinnedTransfer
     layout: Layout
     arrays: Sequence[OnDevice]
-    encoders: Sequence[DeviceEncoder]
+    encoders: Sequence[SliceEncoder]
     """One for each array."""
     encoded: Callable[[], None]
-    """Called when they have had all they are to do."""
+    """Called when the encoders have had all they are to do."""
 
     async def sent(self, send: Send) -> None:
         await self.pinned.push_encoded(self.layout, self.arrays, self.encoders, send, encoded=self.encoded)
 
 
 class Download(NamedTuple):
-    """What is pulled onto one device."""
+    """A pull into arrays on one device."""
 
     pinned: PinnedTransfer
     layout: Layout
@@ -57,10 +56,10 @@ class Download(NamedTuple):
 
 
 class FollowedDownload(NamedTuple):
-    """What is pulled of tensors that are followed on one device."""
+    """A pull of deltas of tensors that are followed on one device."""
 
     pinned: PinnedTransfer
-    arrivals: Sequence[ReceivedFrame]
+    arrivals: Sequence[EncodedFrame]
 
     async def received(self, pull: Pull) -> list[Answer]:
         return await self.pinned.follow(self.arrivals, pull)
@@ -69,20 +68,20 @@ class FollowedDownload(NamedTuple):
 class Transfers:
     """One store's pinned transfers, by device and direction: made when first needed. Used on the store's loop only."""
 
-    def __init__(self, neighbours: PeerDirectory) -> None:
-        self._neighbours = neighbours
+    def __init__(self, client: Client) -> None:
+        self._peers = PeerDirectory(client)
         self._transfers: dict[tuple[_core.Device, str], PinnedTransfer] = {}
 
     def out_of(self, device: _core.Device) -> PinnedTransfer:
-        """For what is pushed."""
+        """Returns the transfer of what is pushed from the device."""
         return self._pinned(device, "out")
 
     def into(self, device: _core.Device) -> PinnedTransfer:
-        """For what is pulled."""
+        """Returns the transfer of what is pulled onto the device."""
         return self._pinned(device, "in")
 
     async def brought(self, floats: Sequence[Kept], place: _core.Device | None) -> list[Kept]:
-        """Copies of what is kept, all of it there: on that device, or in main memory. Raises OutOfMemory."""
+        """Returns copies of floats, all on that device, or all in main memory. Raises OutOfMemory."""
         copies: list[Floats] = []
         for one in floats:
             if isinstance(one, DeviceFloats):
@@ -98,11 +97,11 @@ class Transfers:
         return list(there)
 
     async def near(self, device: _core.Device) -> frozenset[int]:
-        """The ways to shards that share it."""
-        return await self._neighbours.ways(device)
+        """Returns the ways to shards that share the device."""
+        return await self._peers.ways(device)
 
     def _pinned(self, device: _core.Device, direction: str) -> PinnedTransfer:
         pinned = self._transfers.get((device, direction))
         if pinned is None:
-            pinned = self._transfers[device, direction] = PinnedTransfer(device, self._neighbours)
+            pinned = self._transfers[device, direction] = PinnedTransfer(device, self._peers)
         return pinned

@@ -14,12 +14,13 @@ from numpy.testing import assert_array_equal
 
 import psstore
 from psstore import _core
-from psstore.client import batches, device_arrays, pinned_transfer
+from psstore.client.device import arrays as device_arrays
+from psstore.client.device import batches, pinned_transfer
+from psstore.client.device.batches import PinnedBuffer
 from psstore.client.store import Store
-from psstore.client.transfer_buffers import PinnedBuffer
 from psstore.codec.codecs import parse
 from psstore.errors import AvailabilityError, DeviceFailed, DTypeMismatch
-from tests.device.fake_arrays import Array, Interface, Stream, stream_on
+from tests.client.device.fake_arrays import Array, Interface, Stream, stream_on
 from tests.support.server_process import StoreProcess
 
 F32 = np.float32

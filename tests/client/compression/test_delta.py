@@ -11,7 +11,7 @@ import psstore
 from psstore.client.rule_state import Restored
 from psstore.codec.codecs import parse
 from psstore.errors import BadArgument, DTypeMismatch, RuleMismatch
-from tests.client.codec_support import SLICE_ELEMS, N, said, values
+from tests.client.compression.codec_support import SLICE_ELEMS, N, said, values
 
 DELTAS = ("int8", "sign")
 

@@ -18,10 +18,8 @@ from collections.abc import Collection, Sequence
 import numpy as np
 
 from psstore import _core
-from psstore.client.arrays import Bytes, Source
-from psstore.client.device_arrays import OnDevice
-from psstore.client.halves import converted
-from psstore.client.kept_floats import DeviceFloats, Floats, Kept, place_of
+from psstore.client.arrays import Bytes, Floats, Source, converted
+from psstore.client.device.arrays import DeviceFloats, Kept, OnDevice, place_of
 from psstore.codec.codecs import Codec
 from psstore.types import ITEM_BYTES, Tensor
 

@@ -7,9 +7,8 @@
 While one batch is copied, those before it are on the wire. A pinned transfer is one direction: it has a queue of its
 own on the device, which waits for the callers' streams by fences, and a thread that waits for the copies, so that the
 store's loop does not. A push is under way when its copy is done; a pull is over when its copy is queued, and the
-caller's stream waits for it. Frames to and from shards that share the device go past the pinned memory (near.py), and
-between us and a shard in this process nobody waits but the device. What is pushed in a codec is encoded on the device,
-and leaves it in the codec's bytes.
+caller's stream waits for it. Frames to and from shards that share the device go past the pinned memory (peers.py).
+What is pushed in a codec is encoded on the device, and leaves it in the codec's bytes.
 """
 
 from __future__ import annotations
@@ -18,22 +17,17 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from psstore import _core
-from psstore.client.arrays import Bytes, Source
-from psstore.client.batches import BATCH_BYTES, Batch, cut, grouped
-from psstore.client.compression import DeviceEncoder
-from psstore.client.device_arrays import OnDevice
-from psstore.client.following import ReceivedFrame
-from psstore.client.halves import converted
-from psstore.client.kept_floats import DeviceFloats, Kept
+from psstore.client.arrays import Bytes, Source, converted
+from psstore.client.device.arrays import DeviceFloats, Kept, OnDevice
+from psstore.client.device.batches import BATCH_BYTES, Batch, PinnedBuffer, TransferBuffer, cut, grouped
+from psstore.client.device.peers import LazyBuffer, PeerDirectory, SharedBuffer
 from psstore.client.layout import Layout
-from psstore.client.near import PeerDirectory
-from psstore.client.transfer_buffers import LazyBuffer, PinnedBuffer, SharedBuffer, TransferBuffer
 from psstore.protocol.client import Transfer
 from psstore.protocol.requests import Answer
 
@@ -45,34 +39,59 @@ MOST_PINNED_BYTES = 8 * BATCH_BYTES
 their way to shards, or waiting for their acknowledgements: at 10 GB/s 48 MiB are 5 ms of them."""
 
 Send = Callable[[Sequence[Transfer]], Awaitable[None]]
-"""Pushes frames; done when they are acknowledged."""
+"""Pushes frames; returns when they are acknowledged."""
 
 Pull = Callable[[Sequence[Transfer]], Awaitable[list[Answer]]]
 """Receives frames into their memory."""
 
-
 R = TypeVar("R", bound=TransferBuffer)
+
+
+class SliceEncoder(Protocol):
+    """Tells a device how to encode a tensor whose values it holds."""
+
+    def slice(self, index: int) -> tuple[int, int, int, int, int, int, float, int]:
+        """Slice `index`, as `Queue.encode_out` takes it."""
+
+
+class EncodedFrame(Protocol):
+    """A frame that is received in codecs, and decoded on a device."""
+
+    @property
+    def most_bytes(self) -> int:
+        """Bytes that may come."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that came."""
+
+    def transfer(self, memory: Bytes | None = None) -> Transfer:
+        """Returns the request. `memory`: for `most_bytes`."""
+
+    def decode(self, answer: Answer, decode: Callable[[list[tuple[int, int, int, int, int]]], None]) -> None:
+        """Calls `decode` with what came, as `Queue.decode_in` takes it, and notes that it is here."""
 
 
 class PinnedTransfer:
     """One direction between a device and a store. Used on the store's loop only."""
 
-    def __init__(self, device: _core.Device, neighbours: PeerDirectory) -> None:
+    def __init__(self, device: _core.Device, peers: PeerDirectory) -> None:
         self._device = device
-        self._neighbours = neighbours
+        self._peers = peers
         self._queue = device.make_queue()
         self._pool = _core.PinnedPool(device, max_idle_bytes=MOST_PINNED_BYTES)
         self._free_bytes = MOST_PINNED_BYTES
         self._grouped: WeakKeyDictionary[Layout, tuple[frozenset[int], list[Batch]]] = WeakKeyDictionary()
-        """Layouts are used every round, and most ways stay near."""
+        """Batches of each layout, and the ways that were near then: layouts are used every round, and most ways stay
+        near."""
         self._turn = asyncio.Lock()
-        """Whoever came first gets room first."""
+        """Held while a batch waits for its buffer, so that later ones do not overtake it."""
         self._freed = asyncio.Event()
         self._waiter = ThreadPoolExecutor(1, "psstore-copies")
 
     @property
     def pinned_bytes(self) -> int:
-        """What it holds now."""
+        """Pinned memory that the transfer holds now."""
         return self._pool.nbytes
 
     async def push(self, layout: Layout, arrays: Sequence[OnDevice], send: Send) -> None:
@@ -90,7 +109,7 @@ class PinnedTransfer:
             room.give_back()
 
         async def make_room(batch: Batch) -> PinnedBuffer | SharedBuffer:
-            return await self._near_room(batch, arrays) if batch.is_near else await self._room(batch)
+            return await self._shared_room(batch, arrays) if batch.is_near else await self._room(batch)
 
         await self._each(await self._batches(layout), make_room, work)
         await self._settled(arrays)
@@ -99,7 +118,7 @@ class PinnedTransfer:
         self,
         layout: Layout,
         arrays: Sequence[OnDevice],
-        encoders: Sequence[DeviceEncoder],
+        encoders: Sequence[SliceEncoder],
         send: Send,
         *,
         encoded: Callable[[], None],
@@ -133,7 +152,7 @@ class PinnedTransfer:
         async def work(batch: Batch, room: PinnedBuffer | LazyBuffer) -> list[Answer]:
             answers = await pull(room.arriving(batch, newer_than))
             while answers[0].lease is not None:
-                if await self._read_lent(batch, arrays, answers[0]):
+                if await self._peers.read_leased(self._queue, answers[0], batch.places(arrays), done=done):
                     return answers
                 answers = await pull(room.arriving(batch, newer_than))
             if room.buffer is not None and converts:
@@ -143,6 +162,9 @@ class PinnedTransfer:
             elif room.buffer is not None:
                 self._land(batch.came(arrays, answers), arrays, room.buffer, room)
             return answers
+
+        async def done(peer: object) -> None:
+            await self._passed(peer, arrays)
 
         async def make_room(batch: Batch) -> PinnedBuffer | LazyBuffer:
             return LazyBuffer(self._pool) if batch.is_near else await self._room(batch)
@@ -156,20 +178,16 @@ class PinnedTransfer:
         await self._settled(arrays)
         return [answer for some in answers for answer in some]
 
-    async def follow(self, arrivals: Sequence[ReceivedFrame], pull: Pull) -> list[Answer]:
-        """Receives what is followed on the device. REQUIRES: all of it is."""
+    async def follow(self, arrivals: Sequence[EncodedFrame], pull: Pull) -> list[Answer]:
+        """Receives deltas of tensors that are followed on the device, and decodes them there."""
 
-        async def work(arrival: ReceivedFrame, room: PinnedBuffer) -> Answer:
+        async def work(arrival: EncodedFrame, room: PinnedBuffer) -> Answer:
             (answer,) = await pull([arrival.transfer(np.asarray(memoryview(room.buffer)))])
-            news = arrival.news(answer)
-            steps = [one.part.step(one.offset, one.dtype) for one in news]
-            self._queue.decode_in(room.buffer, arrival.num_bytes, steps)
-            for one in news:
-                one.part.taken(one.version)
+            arrival.decode(answer, partial(self._queue.decode_in, room.buffer, arrival.num_bytes))
             self._give_back_later(room.buffer, arrival, room)
             return answer
 
-        async def make_room(arrival: ReceivedFrame) -> PinnedBuffer:
+        async def make_room(arrival: EncodedFrame) -> PinnedBuffer:
             async with self._turn:
                 return await self._pinned_room(arrival.most_bytes)
 
@@ -228,8 +246,8 @@ class PinnedTransfer:
     # ---- how ----
 
     async def _batches(self, layout: Layout) -> list[Batch]:
-        """Its frames in their order: each of a shard that shares the device by itself, the others together."""
-        near = await self._neighbours.ways(self._device)
+        """The layout's frames in their order: each of a shard that shares the device by itself, the others together."""
+        near = await self._peers.ways(self._device)
         known = self._grouped.get(layout)
         if known is None or known[0] != near:
             known = self._grouped[layout] = near, list(grouped(layout.frames, near))
@@ -239,14 +257,12 @@ class PinnedTransfer:
         async with self._turn:
             return await self._pinned_room(batch.num_bytes)
 
-    async def _near_room(self, batch: Batch, arrays: Sequence[OnDevice]) -> PinnedBuffer | SharedBuffer:
-        """A room near the shard, or pinned memory if there is none, in the same turn: later pushes must not
+    async def _shared_room(self, batch: Batch, arrays: Sequence[OnDevice]) -> PinnedBuffer | SharedBuffer:
+        """Memory that the shard shares, or pinned memory if there is none, in the same turn: later pushes must not
         overtake."""
         async with self._turn:
-            found = await self._neighbours.room(batch.frames[0].way, self._device, batch.num_bytes)
-            if found is None:
-                return await self._pinned_room(batch.num_bytes)
-            return SharedBuffer(*found, fetch=partial(self._fetch_now, arrays))
+            shared = await self._peers.buffer(batch, self._device, fetch=partial(self._fetch_now, arrays))
+            return shared or await self._pinned_room(batch.num_bytes)
 
     async def _pinned_room(self, num_bytes: int) -> PinnedBuffer:
         while self._free_bytes < num_bytes:
@@ -261,23 +277,11 @@ class PinnedTransfer:
         self._freed.set()
 
     def _fetch_now(self, arrays: Sequence[OnDevice], batch: Batch) -> _core.Segments:
-        """Waits for the device: a connection was lost."""
+        """Copies a batch to main memory and waits for the device: the connection was lost that it was placed for."""
         buffer = self._pool.allocate(batch.num_bytes)
         self._queue.copy_out(buffer, batch.pieces(arrays))
         self._queue.record().wait()
         return _core.Segments([memoryview(buffer)[: batch.num_bytes]])
-
-    async def _read_lent(self, batch: Batch, arrays: Sequence[OnDevice], answer: Answer) -> bool:
-        """Copies an answer's values from where they lie. False: they are out of reach, or may have changed meanwhile;
-        they have to be asked for again."""
-        assert answer.lease is not None, "they came otherwise"
-        near = self._neighbours.shared_with(answer.lease)
-        if near is not None:
-            near.catch_up(self._queue)
-            near.blocks.read(self._queue, answer.table, batch.places(arrays))
-            if not near.hand_over(self._queue):
-                await self._passed(near, arrays)
-        return self._neighbours.end_lease(answer.lease) and near is not None
 
     async def _each(
         self,
@@ -285,8 +289,8 @@ class PinnedTransfer:
         make_room: Callable[[B], Coroutine[Any, Any, R]],
         work: Callable[[B, R], Coroutine[Any, Any, T]],
     ) -> list[T]:
-        """The work of all, begun in their order, each when it has room. Raises the first failure when all have ended;
-        what fails gives its room back here."""
+        """Does the work of all batches, begun in their order, each when it has a buffer. Raises the first failure when
+        all have ended; the buffer of one that fails is given back here."""
         tasks: list[asyncio.Task[T]] = []
         try:
             for batch in batches:
@@ -307,13 +311,13 @@ class PinnedTransfer:
         return results
 
     def _wait_for(self, arrays: Sequence[OnDevice]) -> None:
-        """What is queued from here on comes after what the callers had queued."""
+        """Orders what is queued from here on after what the callers had queued."""
         for fence in {id(one.ready): one.ready for one in arrays}.values():
             if fence is not None:
                 self._queue.wait_for(fence)
 
     def _let_wait(self, arrays: Sequence[OnDevice], *kept: object) -> None:
-        """What the callers queue from here on comes after what is queued here. Until that is done, the arrays stay."""
+        """Orders what the callers queue from here on after what is queued here. Until that is done, the arrays stay."""
         fence = self._queue.record()
         self._waiter.submit(_wait, fence, (arrays, kept))
         for device, stream in {(one.device, one.stream) for one in arrays}:
@@ -336,17 +340,18 @@ class PinnedTransfer:
         self._give_back_later(buffer, arrays, room)
 
     def _give_back_later(self, buffer: _core.Buffer, kept: object, room: TransferBuffer) -> None:
-        """The room, when all is done that is queued by now."""
+        """Gives the buffer back when all is done that is queued by now."""
         self._passed(buffer, kept).add_done_callback(partial(_after_landing, room))
 
     def _passed(self, *kept: object) -> asyncio.Future[None]:
-        """Done when all is that is queued by now. `kept` lives until then, whatever becomes of the future."""
+        """Returns a future that is done when all is that is queued by now. `kept` lives until then, whatever becomes of
+        the future."""
         waiting = asyncio.wrap_future(self._waiter.submit(_wait, self._queue.record(), kept))
         return asyncio.shield(waiting)
 
 
 def _wait(fence: _core.Fence, kept: object) -> None:
-    """In a thread: it may take as long as the device is busy."""
+    """Runs in a thread: it may take as long as the device is busy."""
     fence.wait()
 
 

@@ -16,13 +16,14 @@ from numpy.testing import assert_array_equal
 
 import psstore
 from psstore import _core
-from psstore.client import device_arrays, pinned_transfer
-from psstore.client.near_shards import InProcessPeer
+from psstore.client.device import arrays as device_arrays
+from psstore.client.device import pinned_transfer
+from psstore.client.device.peers import InProcessPeer
 from psstore.client.store import Store
 from psstore.errors import DeviceFailed, NonFinite
 from psstore.protocol.frames import Output
 from psstore.protocol.service import ShardService
-from tests.device.fake_arrays import Array, DLPack, Interface, Stream
+from tests.client.device.fake_arrays import Array, DLPack, Interface, Stream
 
 F32 = np.float32
 Place = Callable[[Array], Any]

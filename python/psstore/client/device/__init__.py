@@ -1,0 +1,1 @@
+"""Arrays in the memory of devices, and their ways to and from the store."""
