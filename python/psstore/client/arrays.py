@@ -42,13 +42,13 @@ class Target(NamedTuple):
     dtype: str
     data: Bytes
     result: Array
-    """What the caller gets."""
+    """The array that the caller gets."""
     finish: Callable[[], None] | None
     """Call it when all is received: copies to where `data` could not lie."""
 
 
 def source(value: Array, *, dtype: str) -> Source:
-    """`value`'s bytes, by reference where it is possible. Numbers and lists become `dtype`."""
+    """Returns the bytes of a value, by reference where it is possible. Numbers and lists become `dtype`."""
     if isinstance(value, Source):
         return value
     torch = sys.modules.get("torch")
@@ -63,7 +63,7 @@ def source(value: Array, *, dtype: str) -> Source:
 
 
 def target(out: Array) -> Target:
-    """`out`'s memory; a temporary one if it is not contiguous or not in main memory."""
+    """Returns the memory of `out`; temporary memory if it is not contiguous or not in main memory."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(out, torch.Tensor):
         tensor = out.detach()
@@ -86,7 +86,7 @@ def target(out: Array) -> Target:
 
 
 def fresh(shape: tuple[int, ...], dtype: str) -> Target:
-    """A new numpy array."""
+    """Returns a new numpy array as a target."""
     if dtype == "bfloat16":
         raise BadArgument("numpy has no bfloat16; pull it into a torch tensor with out=, or pull float32")
     array = np.empty(shape, dtype=dtype)
@@ -120,7 +120,7 @@ def copied_into(data: Bytes, dtype: str, target: Target) -> None:
 
 
 def _numpy_dtype_for(value: Array, dtype: str) -> str | None:
-    """What to make of something that is no array. What has a dtype of its own keeps it."""
+    """Returns the dtype for a value that is no array; None for one that has a dtype of its own."""
     return None if hasattr(value, "dtype") or hasattr(value, "__array__") else dtype
 
 
@@ -142,7 +142,7 @@ def torch_dtype(dtype: Any) -> str:
 
 
 def _copy(aside: Any, tensor: Any) -> None:
-    """Before and after whatever else the caller has queued on the tensor's device."""
+    """Copies to a tensor, after what the caller has queued on its device and before what will be."""
     if tensor.device.type != "cpu":
         _wait_for_device(tensor)
     tensor.copy_(aside)
@@ -151,7 +151,7 @@ def _copy(aside: Any, tensor: Any) -> None:
 
 
 def _wait_for_device(tensor: Any) -> None:
-    """For all its streams: the caller's current one is not known on this thread."""
+    """Waits for all streams of the tensor's device: the caller's current one is not known on this thread."""
     getattr(sys.modules["torch"], tensor.device.type).synchronize(tensor.device)
 
 

@@ -45,22 +45,23 @@ class Context:
 
     @property
     def sends_all(self) -> bool:
-        """Values travel, every shard's: nothing is copied from here to there by us."""
+        """True if all shards are reached over sockets, so that values are sent and not copied."""
         return self._over_sockets and not any(session.shares_memory for session in self.client.sessions)
 
     @property
     def turns(self) -> Pace | None:
-        """Set while pushes and pulls go when it is theirs, and not at once."""
+        """The pace, while pushes and pulls wait for their turns; None: they go at once."""
         return self.pace if self.pace is not None and self.pace.is_on else None
 
     async def answers(self, layout: Layout, requests: Sequence[Future]) -> list[Answer]:
-        """To requests of its slices. Raises the first failure, of a request or a slice, after all have ended."""
+        """Returns the answers to requests of a layout's slices. Raises the first failure, of a request or a slice,
+        after all have ended."""
         with self.forgetting_unknown(layout.tensors):
             return await self.client.answers(requests)
 
     @contextmanager
     def forgetting_unknown(self, tensors: Sequence[Tensor]) -> Iterator[None]:
-        """A shard that does not know a slice: somebody dropped or overwrote the tensor. It is looked up next time."""
+        """Forgets tensors if a shard does not know a slice of them, as after `drop`: they are looked up next time."""
         try:
             yield
         except UnknownKey:

@@ -32,7 +32,7 @@ _watching = False
 
 
 def watch(store: OpenStore) -> None:
-    """From now on, a forked child abandons `store`, and the end of the process ends it."""
+    """Has a forked child abandon `store`, and the end of the process end it."""
     global _watching
     _open.add(store)
     if not _watching:

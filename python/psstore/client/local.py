@@ -103,7 +103,7 @@ class ShardHost:
     """Drives one shard's service: carries its outputs out, gives it its time."""
 
     def __init__(self, service: ShardService, loop: asyncio.AbstractEventLoop, *, shares_device: bool) -> None:
-        """`shares_device`: with clients, since it lives on one, and nobody has to look at what is pushed."""
+        """`shares_device`: the shard shares its device with clients; not if it has to look at what is pushed."""
         self._service = service
         self._loop = loop
         self._shares_device = shares_device
@@ -186,7 +186,7 @@ class ShardHost:
 
 
 class Pipe:
-    """One session and one shard, joined: each decodes what the other says."""
+    """The link of one session and one shard: each decodes what the other says."""
 
     def __init__(self, session: Session, host: ShardHost, loop: asyncio.AbstractEventLoop) -> None:
         self.session = session
@@ -287,14 +287,14 @@ class LocalDriver:
             self._on_released()
 
     def abandon(self) -> None:
-        """In a forked child: there are no sockets to let go of, and no thread any more."""
+        """Does nothing in a forked child: there are no sockets to let go of, and no thread any more."""
 
 
 S = TypeVar("S", Store, AsyncStore)
 
 
 class LocalOptions(TypedDict, total=False):
-    """What a local:// URL can say."""
+    """Options of a local:// URL."""
 
     shards: int
     workers: int
@@ -305,7 +305,7 @@ class LocalOptions(TypedDict, total=False):
 
 
 def parse_local(url: str) -> LocalOptions:
-    """What `local://?shards=2&workers=4&mode=ssp&staleness=2` says. Raises BadArgument naming what it can't read."""
+    """Parses `local://?shards=2&workers=4&mode=ssp&staleness=2`. Raises BadArgument naming what it can't read."""
     scheme, _, query = url.partition("?")
     if scheme not in ("local:", "local://"):
         raise BadArgument(f"URL {url!r}: expected local:// or local://?shards=2&workers=1&mode=sync")

@@ -76,5 +76,5 @@ class SquareSums:
 
 
 def clip_factor(norm: float, max_norm: float) -> float | None:
-    """What the gradient is multiplied by, so that its norm is at most `max_norm`. None: the norm is not finite."""
+    """Returns the factor for a gradient, so that its norm is at most `max_norm`. None: the norm is not finite."""
     return min(1.0, max_norm / (norm + NORM_EPS)) if math.isfinite(norm) else None

@@ -24,17 +24,17 @@ _UNPACED = nullcontext()
 
 
 class Reading:
-    """Lives on the store's loop."""
+    """The pulls of one store. Used on the store's loop only."""
 
     def __init__(self, context: Context, norm: Norm) -> None:
         self.num_bytes = 0
-        """Payload received so far."""
+        """Payload bytes received so far."""
         self._context = context
         self._norm = norm
         self._pulled: dict[str, Layout] = {}
-        """By name: in what it was pulled last."""
+        """Layout of each tensor's last pull, by name."""
         self._latest: Layout | None = None
-        """The last pull of all."""
+        """Layout of the last pull of all."""
 
     async def pull(self, asked: Pull) -> list[Array]:
         habit = self._context.layouts.habit(asked.manner)
@@ -54,22 +54,22 @@ class Reading:
         return _but(results, unchanged)
 
     def version_of(self, name: str) -> int:
-        """As it was last pulled here; 0 if it was not."""
+        """Returns the version of a tensor as it was last pulled here; 0 if it was not."""
         if name not in self._pulled:
             return 0
         layout = self._pulled[name]
         return layout.version(layout.answers, name)
 
     def received(self, layout: Layout, answers: Sequence[Reply]) -> None:
-        """The layout's tensors were pulled, all of them."""
+        """Notes a pull that brought all of a layout's tensors."""
         self.num_bytes += layout.num_bytes
         self._note(layout, answers)
 
     def received_newer(
         self, layout: Layout, answers: Sequence[Reply], arrays: Sequence[Array]
     ) -> tuple[list[Array], Sequence[int]]:
-        """`received` of a pull of what is newer. Returns its results; and the positions of those of which only some
-        slices came, which are to be pulled again first."""
+        """Notes a pull of what is newer. Returns its results; and the positions of those of which only some slices
+        came, which are to be pulled again first."""
         self.num_bytes += sum(answer.table.payload_bytes for answer in answers)
         self._note(layout, answers)
         unchanged, torn = layout.unchanged(answers)
@@ -108,7 +108,7 @@ class Reading:
     # ---- arrays of any kind ----
 
     async def _pull_one_by_one(self, asked: Pull) -> list[Array]:
-        """Each is looked at, and named if it does not fit."""
+        """Pulls into arrays of any kind: each is looked at, and named if it does not fit."""
         names, out, context = asked.names, asked.out, self._context
         tensors = await context.schema.find(names)
         if out is not None and len(out) != len(names):
@@ -134,7 +134,7 @@ class Reading:
         codecs: Sequence[Codec | None],
         asked: Pull,
     ) -> list[Array]:
-        """What comes in codecs is decoded where it goes."""
+        """Pulls in codecs, which are decoded where the arrays are."""
         for tensor, codec in zip(tensors, codecs, strict=True):
             check_decodes(tensor.spec, codec)
         results: dict[int, Array] = {}
@@ -154,7 +154,7 @@ class Reading:
     async def pull_into(
         self, layout: Layout, targets: Sequence[Target | OnDevice], newer_than: int | None, wait_s: float | None
     ) -> list[Array]:
-        """All in main memory, or all on one device."""
+        """Pulls into targets that are all in main memory, or all on one device."""
         answers = await self._pull(layout, targets, newer_than, wait_s)
 
         def again(torn: Sequence[int]) -> Coroutine[Any, Any, object]:
@@ -210,7 +210,7 @@ class Reading:
 
 
 def _but(results: Sequence[Array], unchanged: Set[int]) -> list[Array]:
-    """None in the places of those."""
+    """Returns the results, with None for those that are unchanged."""
     if len(unchanged) == len(results):
         return [None] * len(results)
     return [None if i in unchanged else result for i, result in enumerate(results)]
@@ -219,8 +219,8 @@ def _but(results: Sequence[Array], unchanged: Set[int]) -> list[Array]:
 async def _unchanged(
     layout: Layout, answers: Sequence[Reply], again: Callable[[Sequence[int]], Coroutine[Any, Any, object]]
 ) -> set[int]:
-    """Positions of the tensors of which nothing is newer. `again` pulls, whatever its version, what came torn: of which
-    only some slices are newer."""
+    """Returns the positions of the tensors of which nothing is newer. `again`: pulls tensors of which only some slices
+    are newer, whatever their version."""
     unchanged, torn = layout.unchanged(answers)
     if torn:
         await again(torn)

@@ -80,7 +80,7 @@ class Heartbeats:
         await self._tether.close()
 
     def abandon(self) -> None:
-        """In a forked child: lets go of the socket without a word."""
+        """Lets go of the socket, in a forked child, without a word."""
         self._stop_beating()
         self._tether.abandon()
 
@@ -157,7 +157,7 @@ class Remote:
     # ---- how ----
 
     async def _discover(self, seed: Address, identity: ClientIdentity, options: Options) -> Welcome:
-        """What any shard says of the whole store."""
+        """Asks a shard for the addresses of the whole store."""
         session = Session(identity=identity, decisions=DecisionCache(), make_nonce=_nonce, address=str(seed))
         tether = Tether(session, [seed], loop=self.thread.loop, patience_s=options.connect_timeout_s)
         tether.start()
@@ -216,5 +216,5 @@ def _check_shares_memory(sessions: Sequence[Session]) -> None:
 
 
 def _is_local(address: Address) -> bool:
-    """No wire in between: memory checks its own bits."""
+    """True if no wire lies in between: memory checks its own bits."""
     return isinstance(address, UnixAddress) or is_loopback(address.host)

@@ -29,19 +29,19 @@ class CommitResult(Struct, frozen=True):
 
 
 class Counted(NamedTuple):
-    """What a commit counted by name."""
+    """The tensors that a commit counted by name."""
 
     named: tuple[str, ...]
     pushed: frozenset[int]
     ids: frozenset[int]
 
     def is_of(self, named: tuple[str, ...], pushed: frozenset[int]) -> bool:
-        """Whether these names are those, in a round of the same single push."""
+        """True if these names were counted before, in a round of the same single push."""
         return pushed is self.pushed and named == self.named
 
 
 class Committing:
-    """Lives on the store's loop. What the arguments mean is said in operations.py."""
+    """Commits of one store's worker. Used on the store's loop only; the arguments are explained in operations.py."""
 
     def __init__(self, context: Context, norm: Norm, writing: Writing) -> None:
         self._context = context
@@ -103,7 +103,7 @@ class Committing:
         context.coded.conclude(counts=True)
 
     def _begin_early(self) -> None:
-        """From now on pushes and pulls are of such a round."""
+        """Has pushes and pulls from now on be those of an early round."""
         context = self._context
         if context.pace is not None and context.client.num_workers > 1:
             context.pace.begin(context.client.round)

@@ -103,7 +103,7 @@ def _write(
 def _clear(
     tensors: Sequence[Tensor], positions: Sequence[int], part: int, steps: Sequence[int], ways: Router
 ) -> list[Transfer]:
-    """No bytes: the buffer is to be as if it had never been made."""
+    """Returns writes without bytes: the buffers will be as if they had never been made."""
     chosen = [tensors[i] for i in positions]
     layout = Layout(chosen, [t.spec.dtype for t in chosen], ways=ways, pull=True, part=part)
     return [

@@ -171,7 +171,7 @@ def as_pushed(spec: TensorSpec, value: Array) -> Source | OnDevice:
 
 
 def as_target(spec: TensorSpec, out: Array | None, dtype: str | None) -> Target | OnDevice:
-    """Where a pull of the tensor goes: `out` if it fits, else new memory. Raises ShapeMismatch, DTypeMismatch."""
+    """Returns the target of a pull: `out` if it fits, or new memory without it. Raises ShapeMismatch, DTypeMismatch."""
     if out is None:
         wanted = spec.dtype if dtype is None else dtype
         if not travels_as(spec.dtype, wanted):
@@ -202,7 +202,8 @@ def check_fit(what: str, spec: TensorSpec, array: Source | Target | OnDevice) ->
 
 
 def travels_as(master: str, encoding: str) -> bool:
-    """A tensor travels in its own dtype, float32 also in half precision (as csrc/table/schema.h has it)."""
+    """True if a tensor may travel so: in its own dtype, float32 also in half precision (as csrc/table/schema.h has
+    it)."""
     return encoding == master or (master == "float32" and encoding in HALVES)
 
 
@@ -257,7 +258,7 @@ def _check_coded(what: str, spec: TensorSpec, codec: Codec) -> None:
 
 
 def per_group(hypers: Hypers | None, groups: set[int]) -> dict[int, dict[str, float]]:
-    """`hypers` as the wire has them: by parameter group. One set of them is for every group."""
+    """Returns `hypers` as the wire has them, by parameter group. A single set is for every group."""
     if not hypers:
         return {}
     if not isinstance(hypers, (dict, Mapping)):  # an abstract class takes long to ask

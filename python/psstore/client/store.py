@@ -34,7 +34,7 @@ LEAVE_S = 5.0
 
 
 class Backend(Protocol):
-    """What carries a store's frames, and ends with it."""
+    """The connections of a store, which end with it."""
 
     thread: LoopThread
 
@@ -184,7 +184,7 @@ class _Face:
             raise StoreClosed(self._closed)
 
     def end(self, *, leave: bool) -> None:
-        """What closing does; without `leave` a worker is lost to the others. Blocks for at most LEAVE_S and a little.
+        """Closes the store; without `leave` a worker is lost to the others. Blocks for at most LEAVE_S and a little.
         Does nothing the second time."""
         if self._closed is None:
             self._closed, self._short = _CLOSED, None
@@ -286,7 +286,7 @@ def _awaited(
 
 
 def _push_one(short: ShortCalls, name: str, value: Array, **options: Any) -> object:
-    """`push` as `push_many` is started."""
+    """Starts `push` as `push_many`."""
     if not isinstance(name, str):
         return NotImplemented  # others complain of it
     return short.start_push_many({name: value}, **options)

@@ -59,7 +59,7 @@ class Writing:
             await self._quiet.wait()
 
     def sent(self, op: str, layout: Layout) -> None:
-        """PUSH, ASSIGN, ADD or INIT of the layout's tensors is acknowledged."""
+        """Notes that PUSH, ASSIGN, ADD or INIT of the layout's tensors is acknowledged."""
         if op == "PUSH":
             self._pushed.add(layout.ids)
         self.num_bytes += layout.num_bytes
@@ -80,7 +80,7 @@ class Writing:
             self._quiet.set()
 
     async def send(self, op: str, layout: Layout, transfers: Departing) -> None:
-        """PUSH, ASSIGN, ADD or INIT of a layout's tensors."""
+        """Sends PUSH, ASSIGN, ADD or INIT of a layout's tensors."""
         client = self._context.client
         with self._context.forgetting_unknown(layout.tensors):
             if op == "PUSH":
@@ -107,7 +107,7 @@ class Writing:
         await client.answers(await frames.push(client.ask_to_stage, transfers))
 
     def _begin_push(self) -> object:
-        """Until `push_ended` is told of the result, a push is under way."""
+        """Notes that a push is under way, until `push_ended` is told of the result."""
         push = object()
         self.under_way.add(push)
         return push
@@ -131,7 +131,7 @@ class Writing:
         return fetched
 
     async def _push_one_by_one(self, asked: Push) -> None:
-        """`push` of arrays of any kind: each is looked at, and named if it does not fit."""
+        """Pushes arrays of any kind: each is looked at, and named if it does not fit."""
         context, values = self._context, asked.values
         tensors = await context.schema.find(asked.names)
         codecs = codecs_for(asked.codec, asked.names)
@@ -163,7 +163,7 @@ class Writing:
             await self.send(wire_op, layout, layout.transfers([one.data for one in sources]))
 
     async def _first_values(self, tensors: Sequence[Tensor]) -> None:
-        """Waits for those that others have still to send."""
+        """Waits for first values that others have still to send."""
         push = self._begin_push()
         try:
             await self._context.first_values.arrive(tensors, wait_s=self._context.patience(None))
@@ -179,8 +179,8 @@ class Writing:
         codecs: Sequence[Any],
         loss_scale: float | None,
     ) -> tuple[Layout, Iterable[Transfer] | EncodedUpload]:
-        """What is to be sent of values that are all there, in codecs: encoded on the device that they are on, or on
-        the CPU if that has no memory for their residuals."""
+        """Returns a push in codecs of values that are all on one device: encoded there, or on the CPU if the device has
+        no memory for their residuals."""
         coded = self._context.coded
         push = self._begin_push()
         try:

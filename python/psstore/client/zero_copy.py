@@ -27,7 +27,8 @@ Borrowed = dict[str, npt.NDArray[Any]]
 """Read-only arrays, by name."""
 
 MAPPED_FROM_BYTES = 64 << 10
-"""A tensor of so many begins at a page, as what is mapped does. Smaller values are not lent (csrc/table/gather.h)."""
+"""Bytes from which on a tensor begins at a page, as what is mapped does. Smaller values are not lent
+(csrc/table/gather.h)."""
 
 GAP_BYTES = 64
 """Smaller ones begin at a cache line."""
@@ -38,7 +39,7 @@ places (csrc/table/slot.h): mapping 100 MB anew takes about as long as copying t
 
 
 class View:
-    """What a layout's tensors lie in, for one loan at a time."""
+    """Memory that shows a layout's tensors, for one loan at a time."""
 
     def __init__(self, layout: Layout) -> None:
         begins = _begins(layout)
@@ -54,13 +55,13 @@ class View:
 
 
 class BorrowedPull:
-    """All that one pull brings to borrow."""
+    """The values that one pull brings to borrow."""
 
     def __init__(self, layout: Layout, idle: list[View]) -> None:
-        """`idle`: views of that layout, of which the loan takes one and gives it back."""
+        """`idle`: views of the layout. The loan takes one, and gives it back."""
         self.leases: list[Lease] = []
         self.is_whole = False
-        """All has come: nothing will be received into the view any more."""
+        """True if all has come: nothing will be received into the view any more."""
         self._layout = layout
         self._idle = idle
         self._view: View | None = None
@@ -68,7 +69,7 @@ class BorrowedPull:
 
     @property
     def view(self) -> View:
-        """The one that is at hand."""
+        """The loan's view."""
         if self._view is None:
             self._view = self._idle.pop() if self._idle else View(self._layout)
         return self._view
@@ -81,7 +82,7 @@ class BorrowedPull:
         return transfers
 
     def show(self, memory: _core.ClientMemory, table: _core.SliceTable, first: int, lease: Lease) -> bool:
-        """False: the loan is over."""
+        """Shows leased values in the view. False: the loan is over."""
         if self._is_over:
             return False
         if self._view is None:
@@ -97,7 +98,7 @@ class BorrowedPull:
         return self._idle.pop() if is_like or len(self._idle) == MOST_IDLE else View(self._layout)
 
     def end(self) -> list[Lease]:
-        """What is to be given back."""
+        """Ends the loan. Returns the leases to be ended, too."""
         self._is_over = True
         if self._view is not None and self.is_whole:
             self._idle[:] = [*self._idle, self._view][-MOST_IDLE:]
@@ -121,14 +122,14 @@ class Place(Borrower):
 
 
 class Debt:
-    """What one caller has borrowed."""
+    """The loan of one caller, if it has one."""
 
     def __init__(self) -> None:
         self.loan: BorrowedPull | None = None
 
 
 class Borrowing:
-    """Lives on the store's loop."""
+    """The loans of one store. Used on the store's loop only."""
 
     def __init__(self, context: Context, reading: Reading) -> None:
         self._context = context
@@ -136,8 +137,8 @@ class Borrowing:
         self._idle: WeakKeyDictionary[Layout, list[View]] = WeakKeyDictionary()
 
     async def borrow(self, debt: Debt, names: Sequence[str], wait_s: float | None) -> Borrowed:
-        """Until `end`, which is the caller's to call also if this fails. All is of one connection to each shard: if one
-        is lost on the way it is begun again."""
+        """Returns arrays that are borrowed until `end`, which the caller calls also if this fails. All are of one
+        connection to each shard: if one is lost on the way, the loan is begun again."""
         tensors = await self._context.schema.find(names)
         dtypes = [tensor.spec.dtype for tensor in tensors]
         layout = await self._context.layout(tensors, dtypes, pull=True, place=None)
@@ -150,7 +151,7 @@ class Borrowing:
             self.end(debt)
 
     async def settle(self, debt: Debt) -> None:
-        """`end`. Raises StoreUnreachable if the values may have changed while they were borrowed."""
+        """Ends a loan. Raises StoreUnreachable if the values may have changed while they were borrowed."""
         lost = None if debt.loan is None else self._lost(debt.loan)
         self.end(debt)
         if lost is not None:
@@ -161,13 +162,13 @@ class Borrowing:
             )
 
     def end(self, debt: Debt) -> None:
-        """Does nothing the second time."""
+        """Ends a loan. Does nothing the second time."""
         if debt.loan is not None:
             self._context.client.end_leases(debt.loan.end())
             debt.loan = None
 
     def _lost(self, loan: BorrowedPull) -> str | None:
-        """Address of a shard that may have taken steps in what was lent; None: there is none."""
+        """Returns the address of a shard that may have taken steps in what it lent; None: there is none."""
         for lease in loan.leases:
             lender = self._context.client.lender(lease)
             if lender.connection != lease.connection:
@@ -176,7 +177,7 @@ class Borrowing:
 
 
 def _begins(layout: Layout) -> list[int]:
-    """The offset of each tensor in the view: one after the other."""
+    """Returns the offset of each tensor in the view: one after the other."""
     sizes = [int(np.prod(t.spec.shape, dtype=np.int64)) * np.dtype(t.spec.dtype).itemsize for t in layout.tensors]
     begins, end = [], 0
     for size in sizes:

@@ -27,7 +27,7 @@ from psstore.types import ITEM_BYTES, Tensor, slice_index
 
 
 class Reader(Protocol):
-    """Who pulls what is not coded."""
+    """Carries out pulls: psstore.client.reading's, which is above this folder."""
 
     async def receive(
         self, layout: Layout, transfers: Sequence[Transfer] | FollowedDownload, wait_s: float | None
@@ -37,11 +37,11 @@ class Reader(Protocol):
     async def pull_into(
         self, layout: Layout, targets: Sequence[Target | OnDevice], newer_than: int | None, wait_s: float | None
     ) -> list[Array]:
-        """A pull without deltas."""
+        """Pulls without deltas."""
 
 
 class Coded:
-    """One client's pushes and pulls in codecs. Runs on the client's loop."""
+    """The pushes and pulls of one client in codecs. Runs on the client's loop."""
 
     def __init__(self, layouts: Layouts, transfers: Transfers) -> None:
         self._layouts = layouts
@@ -55,7 +55,8 @@ class Coded:
     # ---- pushes ----
 
     async def bring_residuals(self, tensors: Sequence[Tensor], place: _core.Device | None) -> None:
-        """To where the tensors are encoded now; None: main memory. Raises OutOfMemory, with nothing changed."""
+        """Moves residuals to the device that encodes these tensors now; None: to main memory. Raises OutOfMemory, with
+        nothing changed."""
         while residuals := self._compression.elsewhere(tensors, place):
             settled = [residual.settled for residual in residuals if residual.settled is not None]
             brought = await self._transfers.brought(settled, place)
@@ -72,7 +73,7 @@ class Coded:
         *,
         loss_scale: float | None,
     ) -> tuple[Layout, EncodedUpload]:
-        """What is to be sent of arrays on one device, which encodes them. REQUIRES: their residuals are there. Raises
+        """Returns a push of arrays on one device, which encodes them. REQUIRES: their residuals are there. Raises
         OutOfMemory; no residual has changed then."""
         layout = self._layouts.of(tensors, [codec.name for codec in codecs], pull=False)
         encoders = self._compression.device_encoders(layout.tensors, arrays, codecs, loss_scale=loss_scale)
@@ -89,8 +90,8 @@ class Coded:
         *,
         loss_scale: float | None,
     ) -> tuple[Layout, Iterator[Transfer]]:
-        """What is to be sent of values in main memory: each frame is encoded when it is asked for, while the one
-        before is on its way. REQUIRES: their residuals are there."""
+        """Returns the frames of a push from main memory: each is encoded when it is asked for, while the one before is
+        on its way. REQUIRES: their residuals are there."""
         encodings = [value.dtype if codec is None else codec.name for value, codec in zip(sources, codecs, strict=True)]
         layout = self._layouts.of(tensors, encodings, pull=False)
         return layout, self._encoded(op, layout, sources, codecs, loss_scale)
@@ -121,19 +122,19 @@ class Coded:
         )
 
     def _ended(self, op: str, tensors: Sequence[Tensor]) -> None:
-        """All slices of these are encoded."""
+        """Notes that all slices of these tensors are encoded."""
         if op == "ADD":
             for tensor in tensors:
                 self._compression.settle_at_once(tensor)
 
     @property
     def has_pending(self) -> bool:
-        """What was encoded in this round is to be dropped by `pushing`."""
+        """True if something was encoded in this round, which `pushing` may have to drop."""
         return self._compression.has_pending
 
     def pushing(self, layout: Layout) -> None:
-        """These contributions go out now. What is sent as it is takes the place of what was encoded in the same round,
-        and lacks nothing."""
+        """Notes that a layout's contributions go out now. One that is sent as it is takes the place of one that was
+        encoded in the same round, and leaves no residual."""
         if self._compression.has_pending:
             for tensor, encoding in zip(layout.tensors, layout.dtypes, strict=True):
                 if is_dtype(encoding):
@@ -142,11 +143,11 @@ class Coded:
     # ---- rounds ----
 
     def committed(self, counted: Collection[int], *, loss_scale: float) -> None:
-        """A round has ended, in which the contributions to these tensors count, should it count at all."""
+        """Notes the end of a round, in which contributions to these tensors count if the round does."""
         self._open = counted, loss_scale
 
     def conclude(self, *, counts: bool) -> None:
-        """That is known now."""
+        """Notes whether the committed round counts."""
         if self._open is not None:
             counted, loss_scale = self._open
             self._compression.settle(counted if counts else (), loss_scale=loss_scale)
@@ -183,7 +184,8 @@ class Coded:
         *,
         place: _core.Device | None,
     ) -> list[Array]:
-        """To targets that are all there. Deltas, and at the same time what comes whole."""
+        """Pulls into targets that are all on one device, or all in main memory: deltas, and at the same time what comes
+        whole."""
         followed = {i: codec.name for i, codec in enumerate(codecs) if codec is not None and codec.follows}
         whole = [i for i in range(len(tensors)) if i not in followed]
         pulled = await asyncio.gather(
@@ -224,7 +226,8 @@ class Coded:
         wait_s: float | None,
         place: _core.Device | None,
     ) -> list[Array]:
-        """On a device what came in half precision is converted there: then the values can't be read where they lie."""
+        """Pulls values. Half precision for float32 arrays on a device is converted there: such values can't be read
+        where they lie."""
         dtypes = [target.dtype if codec is None else codec.dtype for target, codec in zip(targets, codecs, strict=True)]
         near = frozenset[int]()
         if place is None:
@@ -245,7 +248,7 @@ class Coded:
         wait_s: float | None,
         place: _core.Device | None,
     ) -> list[Array]:
-        """Followed where the targets are, or in main memory if a device has no room for the values."""
+        """Pulls deltas, which are followed where the targets are, or in main memory if a device has no room."""
         layout = self._layouts.of(tensors, codecs, pull=True)
         pinned = None if place is None else self._transfers.into(place)
         on_device = pinned is not None

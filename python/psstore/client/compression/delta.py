@@ -28,10 +28,10 @@ WHOLE = _core.DTYPES["float32"]
 
 
 class Followed:
-    """One tensor as published."""
+    """A tensor as it was published last."""
 
     def __init__(self, tensor: Tensor, value: Kept) -> None:
-        """`value`: memory for it."""
+        """`value`: memory for the tensor."""
         self.tensor = tensor
         self.value = value
         self.versions: list[int | None] = [None] * len(tensor.shards)
@@ -42,7 +42,7 @@ class Followed:
 
 
 class FollowedSlice:
-    """One slice of a followed tensor, and which version of it was here when it was asked for."""
+    """A slice of a followed tensor, and the version of it that was here when it was asked for."""
 
     def __init__(self, followed: Followed, index: int, codec: str) -> None:
         self._begin, self._end = followed.tensor.bounds(index)
@@ -58,13 +58,13 @@ class FollowedSlice:
         return 0 if self._had is None else self._had + 1
 
     def is_news(self, dtype: int, version: int) -> bool:
-        """Whether what came is to be taken. Of two pulls under way at once the later brings nothing new, or the
+        """True if what came is to be taken. Of two pulls under way at once the later brings nothing new, or the
         whole."""
         has = self._followed.versions[self._index]
         return (has is None or has < version) if dtype == WHOLE else has == self._had
 
     def take(self, data: Bytes, dtype: int) -> None:
-        """In main memory."""
+        """Takes the slice, in main memory."""
         value = self._followed.value
         assert not isinstance(value, DeviceFloats), "it is followed in main memory"
         if dtype == WHOLE:
@@ -75,18 +75,18 @@ class FollowedSlice:
             value[self._begin : self._end] += delta
 
     def step(self, offset: int, dtype: int) -> tuple[int, int, int, int, int]:
-        """What `Queue.decode_in` is told to take the slice on its device, from that offset of a buffer."""
+        """Returns what `Queue.decode_in` takes to decode the slice on its device, from that offset of a buffer."""
         value = self._followed.value
         assert isinstance(value, DeviceFloats), "it is followed on a device"
         return dtype, self._end - self._begin, offset, value.pointer + 4 * self._begin, WHOLE
 
     def taken(self, version: int) -> None:
-        """That is here now."""
+        """Notes the version that is here now."""
         self._followed.versions[self._index] = version
 
 
 class ReceivedSlice(NamedTuple):
-    """What came of a slice, and is to be taken."""
+    """A slice that came and is to be taken."""
 
     part: FollowedSlice
     offset: int
@@ -97,11 +97,11 @@ class ReceivedSlice(NamedTuple):
 
 
 class ReceivedFrame:
-    """What comes of one frame, in memory of its own: a slice may only change as a whole, and once."""
+    """The answer to one frame, in memory of its own: a slice may only change as a whole, and once."""
 
     def __init__(self, frame: Frame, parts: Sequence[FollowedSlice]) -> None:
         self.num_bytes = 0
-        """That came."""
+        """Bytes that came."""
         self._frame = frame
         self._parts = parts
         self._given: Bytes | None = None
@@ -110,11 +110,12 @@ class ReceivedFrame:
 
     @property
     def most_bytes(self) -> int:
-        """That may come."""
+        """Bytes that may come."""
         return sum(part.whole_bytes for part in self._parts)
 
     def transfer(self, memory: Bytes | None = None) -> Transfer:
-        """`memory`: for `most_bytes`; None: it is made when the answer is there, for what comes."""
+        """Returns the request. `memory`: for `most_bytes`; None: it is made for what comes, when the answer is
+        there."""
         self._given = memory
         asking = self._frame.table.with_versions([part.ask for part in self._parts])
         return Transfer(self._frame.way, asking, self._make_room)
@@ -160,14 +161,15 @@ class ReceivedFrame:
 
 
 class Following:
-    """All that one client follows. Used on its loop only."""
+    """The tensors that one client follows. Used on its loop only."""
 
     def __init__(self) -> None:
         self._followed: dict[tuple[int, _core.Device | None], Followed] = {}
-        """By the tensor's id and where it is followed: on a device, or in main memory."""
+        """Followed tensors, by id and the device that they are on; None: main memory."""
 
     def followed(self, tensors: Sequence[Tensor], place: _core.Device | None) -> list[Followed]:
-        """From now on, if they are not yet. Raises OutOfMemory; nothing has changed then."""
+        """Returns these tensors as followed there, from now on if not before. Raises OutOfMemory; nothing has changed
+        then."""
         new = {tensor.id: tensor for tensor in tensors if (tensor.id, place) not in self._followed}
         sizes = [tensor.spec.num_elems for tensor in new.values()]
         values: Sequence[Kept]
@@ -180,7 +182,7 @@ class Following:
         return [self._followed[tensor.id, place] for tensor in tensors]
 
     def arrivals(self, layout: Layout, codecs: Sequence[str], followed: Sequence[Followed]) -> list[ReceivedFrame]:
-        """One for each frame of a pull of these tensors, each in its codec."""
+        """Returns an answer to be for each frame of a pull of these tensors, each in its codec."""
         return [
             ReceivedFrame(
                 frame,

@@ -1,4 +1,4 @@
-"""What is pushed, in the bytes of a codec; and what the codecs lost, which is added to what is pushed next.
+"""Encoders of pushes, and residuals: what codecs lost of a push, which is added to the next one.
 
 Error feedback: Seide et al. 2014 (1-bit SGD); Karimireddy et al. 2019 (arXiv:1901.09847) for why it converges. What a
 round lost is its tensor's *residual*, here, on the worker that encodes. It changes once in a round:
@@ -32,24 +32,24 @@ class Residual:
         """None: zeros."""
         self.pending: Kept | None = None
         self.loss_scale = 1.0
-        """`settled` is so many times the real one, as the gradients were that left it."""
+        """Factor of `settled`: the loss scale of the gradients that left it."""
         self._spare: Kept | None = None
 
     def room(self, place: _core.Device | None) -> Kept | None:
-        """What a push from there may make pending; None: there is none yet."""
+        """Returns floats on that device that a push may make pending; None: there are none yet."""
         for one in (self.pending, self._spare):
             if one is not None and place_of(one) is place:
                 return one
         return None
 
     def begin(self, room: Kept, loss_scale: float | None) -> np.float32:
-        """A push begins, that makes `room` pending, of gradients of that loss scale; None: of the same. Returns what
-        is to be multiplied with what is settled."""
+        """Begins a push, which makes `room` pending. `loss_scale`: of its gradients; None: that of the last. Returns
+        the factor for what is settled."""
         self.pending, self._spare = room, None
         return np.float32(1.0 if loss_scale is None else loss_scale / self.loss_scale)
 
     def settle(self, *, counted: bool, loss_scale: float) -> None:
-        """`loss_scale`: of the gradients that were encoded."""
+        """Ends a round. `loss_scale`: of the gradients that were encoded."""
         if counted and self.pending is not None:
             self.settled, self.pending = self.pending, self.settled
             self.loss_scale = loss_scale
@@ -129,7 +129,7 @@ class Residuals:
         """Something was encoded in the round that is going on."""
 
     def elsewhere(self, tensors: Sequence[Tensor], place: _core.Device | None) -> list[Residual]:
-        """What is settled of them, but not there."""
+        """Returns the residuals of these tensors that are settled, but not there."""
         held = (self._residuals.get(tensor.id) for tensor in tensors)
         return [
             one for one in held if one is not None and one.settled is not None and place_of(one.settled) is not place
@@ -138,7 +138,7 @@ class Residuals:
     # A push REQUIRES that the tensors are stored as float32, and that none of their residuals is elsewhere.
 
     def encoder(self, tensor: Tensor, given: Source, codec: Codec, *, loss_scale: float | None) -> Encoder:
-        """For a push of values in main memory."""
+        """Returns the encoder of a push from main memory."""
         residual = self._residuals.setdefault(tensor.id, Residual())
         room, settled = residual.room(None), residual.settled
         pending = np.empty(tensor.spec.num_elems, np.float32) if room is None else room
@@ -150,7 +150,7 @@ class Residuals:
     def device_encoders(
         self, tensors: Sequence[Tensor], given: Sequence[OnDevice], codecs: Sequence[Codec], *, loss_scale: float | None
     ) -> list[DeviceEncoder]:
-        """For a push of values on one device. Raises OutOfMemory; nothing has changed then."""
+        """Returns the encoders of a push from one device. Raises OutOfMemory; nothing has changed then."""
         device = given[0].device
         residuals = [self._residuals.get(tensor.id, Residual()) for tensor in tensors]
         rooms = [residual.room(device) for residual in residuals]
@@ -172,23 +172,24 @@ class Residuals:
         return encoders
 
     def settle(self, counted: Collection[int], *, loss_scale: float = 1.0) -> None:
-        """A round is over, in which these tensors' contributions counted. `loss_scale`: as it was committed."""
+        """Ends a round in which contributions to these tensors counted. `loss_scale`: as it was committed."""
         for tensor_id, residual in self._residuals.items():
             residual.settle(counted=tensor_id in counted, loss_scale=loss_scale)
         self.has_pending = False
 
     def drop_pending(self, tensor: Tensor) -> None:
-        """What was encoded of the tensor in this round does not count."""
+        """Drops what was encoded of the tensor in this round."""
         residual = self._residuals.get(tensor.id)
         if residual is not None:
             residual.settle(counted=False, loss_scale=1.0)
 
     def settle_at_once(self, tensor: Tensor) -> None:
-        """What was encoded last of the tensor is no round's: it counts when it arrives, and is sent until it does."""
+        """Settles what was encoded last of the tensor, which is no round's: it counts when it arrives, and is sent
+        until it does."""
         self._residuals[tensor.id].settle(counted=True, loss_scale=1.0)
 
     def settled(self, tensors: Sequence[Tensor]) -> list[tuple[Tensor, Kept, float]]:
-        """What is settled, and its loss scale, of the tensors that have any."""
+        """Returns the settled residuals of these tensors, and their loss scales."""
         held = ((tensor, self._residuals.get(tensor.id)) for tensor in tensors)
         return [
             (tensor, residual.settled, residual.loss_scale)

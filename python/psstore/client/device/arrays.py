@@ -27,7 +27,7 @@ ON_DEVICE = (2, 13)
 """kDLCUDA and kDLCUDAManaged of `__dlpack_device__`: what other devices there are is main memory, or not ours."""
 
 NO_STREAM = 0
-"""What __cuda_array_interface__ does not allow as a stream: it could be either of two."""
+"""Stream that __cuda_array_interface__ does not allow: it could be either of two."""
 
 
 class OnDevice(NamedTuple):
@@ -43,9 +43,9 @@ class OnDevice(NamedTuple):
     stream: int | None
     """Its owner's: waits for what is written. None: not known, so that the host has to wait."""
     keep: Any
-    """Whose memory it is."""
+    """Owner of the memory."""
     result: Array
-    """What the caller gets."""
+    """The array that the caller gets."""
     finish: Callable[[], None] | None
     """Call it when the copies are queued and the stream waits for them: copies to where they could not."""
 
@@ -86,7 +86,7 @@ def device_at(index: int) -> _core.Device:
 
 
 class _Look:
-    """At the arrays of one call: there is one fence for all on one stream."""
+    """A look at the arrays of one call, with one fence for all on one stream."""
 
     def __init__(self, writable: bool) -> None:
         self._writable = writable

@@ -17,8 +17,8 @@ from psstore.protocol.requests import Answer
 from psstore.types import ITEM_BYTES, slice_index
 
 BATCH_BYTES = 8 << 20
-"""What is copied at once: two full frames. PCIe takes 0.15 to 0.3 ms for it, next to which it is little that the host
-is told when it is done; and the first bytes are on the wire as much earlier as it is smaller."""
+"""Bytes that are copied at once: two full frames. PCIe takes 0.15 to 0.3 ms for it, next to which it is little that the
+host is told when it is done; and the first bytes are on the wire as much earlier as it is smaller."""
 
 NEAR_BYTES = 64 << 10
 """Smallest frame that goes past pinned memory to a shard that shares the device. A smaller one goes over the stream, as

@@ -73,7 +73,7 @@ class EncodedFrame(Protocol):
 
 
 class PinnedTransfer:
-    """One direction between a device and a store. Used on the store's loop only."""
+    """Transfers in one direction between a device and a store. Used on the store's loop only."""
 
     def __init__(self, device: _core.Device, peers: PeerDirectory) -> None:
         self._device = device

@@ -66,7 +66,8 @@ class FollowedDownload(NamedTuple):
 
 
 class Transfers:
-    """One store's pinned transfers, by device and direction: made when first needed. Used on the store's loop only."""
+    """The pinned transfers of one store, by device and direction: made when first needed. Used on the store's loop
+    only."""
 
     def __init__(self, client: Client) -> None:
         self._peers = PeerDirectory(client)
