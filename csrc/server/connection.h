@@ -70,7 +70,7 @@ class Connection {
 
  private:
   // The peer has to read first.
-  bool full() const { return protocol_.replies().num_bytes() >= kMaxWaitingReplyBytes; }
+  bool full() const { return protocol_.replies().is_full(); }
   // False: there is nothing more to read in this round.
   bool receive();
   // Sends what the round may still send. What is left the socket will call for.

@@ -197,6 +197,7 @@ void DataService::send(const PendingRead& read, ReadReply& reply, uint64_t versi
             .payload_crc = crc},
            replies);
   if (shared) {
+    replies.add_leased(reply.table.payload_bytes());
     client.leases.begin(read.frame->header.request, std::move(pieces), now_s);
   } else {
     for (Piece& piece : pieces) replies.add(std::move(piece));

@@ -16,7 +16,7 @@ std::span<const std::byte> bytes_of(const Replies::Part& part) {
 
 void Replies::clear() {
   parts_.clear();
-  sent_bytes_ = num_bytes_ = 0;
+  sent_bytes_ = num_bytes_ = leased_bytes_ = 0;
 }
 
 size_t Replies::ranges(std::span<iovec> room) const {
@@ -35,6 +35,7 @@ void Replies::sent(size_t num_bytes) {
     sent_bytes_ -= bytes_of(parts_.front()).size();
     parts_.pop_front();
   }
+  if (parts_.empty()) leased_bytes_ = 0;
 }
 
 }  // namespace psstore

@@ -18,6 +18,9 @@ namespace psstore {
 // A piece of fewer bytes is copied to those before it: a range of its own costs a system call as much.
 inline constexpr size_t kOwnReplyPieceBytes = 16u << 10;
 
+// Replies that may wait for one connection: beyond it they have to be sent before it goes on.
+inline constexpr size_t kMaxWaitingReplyBytes = 256u << 10;
+
 class Replies {
  public:
   // Bytes of its own, or a view of a value.
@@ -46,14 +49,20 @@ class Replies {
     }
   }
 
+  // So many bytes are read where they lie, by whom one of these replies tells so.
+  void add_leased(size_t num_bytes) { leased_bytes_ += num_bytes; }
+
   bool empty() const { return parts_.empty(); }
+  // They are to be sent before there are more: the peer can work on them meanwhile, and what it can make us hold is this,
+  // and one reply.
+  bool is_full() const { return num_bytes_ + leased_bytes_ >= kMaxWaitingReplyBytes; }
   // That are not sent yet.
   size_t num_bytes() const { return num_bytes_; }
   void clear();
 
   // In the order in which they were added. REQUIRES: sent() was never told of a part of them.
   Parts take() {
-    num_bytes_ = 0;
+    num_bytes_ = leased_bytes_ = 0;
     return std::exchange(parts_, {});
   }
 
@@ -67,6 +76,7 @@ class Replies {
   Parts parts_;
   size_t sent_bytes_ = 0;  // of the first part
   size_t num_bytes_ = 0;
+  size_t leased_bytes_ = 0;
 };
 
 }  // namespace psstore

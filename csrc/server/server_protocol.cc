@@ -32,7 +32,7 @@ void ServerProtocol::again(std::shared_ptr<Frame> frame) {
 }
 
 std::shared_ptr<Frame> ServerProtocol::next_frame(double now_s) {
-  while (replies_.num_bytes() < kMaxWaitingReplyBytes) {
+  while (!replies_.is_full()) {
     std::shared_ptr<Frame> frame = fetch();
     if (frame == nullptr) return nullptr;
     asked_ |= open_;

@@ -16,10 +16,6 @@
 
 namespace psstore {
 
-// Replies that may wait here: beyond it they have to be taken before it goes on. What a client can make
-// us hold at once is this, and one reply.
-inline constexpr size_t kMaxWaitingReplyBytes = 256u << 10;
-
 class ServerProtocol {
  public:
   // Both live as long as this.

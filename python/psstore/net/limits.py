@@ -46,6 +46,6 @@ class ServerLimits:
     say that it is done: its connection is cut, which tells it that values may have changed."""
     unread_s: float = 30.0
     """A peer that reads nothing for so long of what it is owed is cut off. Until then that is kept for it: 256 KiB and
-    one reply (csrc/server/server_protocol.h)."""
+    one reply (csrc/server/replies.h)."""
     linger_s: float = 5.0
     """How long a connection that is being closed may take to receive the rest, before it is cut off."""
