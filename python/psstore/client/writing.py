@@ -24,7 +24,7 @@ from psstore.protocol.client import Transfer
 from psstore.types import Tensor, TensorSpec
 from psstore.wire.messages import Exist
 
-Departing = Iterable[Transfer] | Upload | EncodedUpload
+Outgoing = Iterable[Transfer] | Upload | EncodedUpload
 """Frames to send: from main memory, or from a device."""
 
 
@@ -79,7 +79,7 @@ class Writing:
         if not self.under_way:
             self._quiet.set()
 
-    async def send(self, op: str, layout: Layout, transfers: Departing) -> None:
+    async def send(self, op: str, layout: Layout, transfers: Outgoing) -> None:
         """Sends PUSH, ASSIGN, ADD or INIT of a layout's tensors."""
         client = self._context.client
         with self._context.forgetting_unknown(layout.tensors):
@@ -151,8 +151,8 @@ class Writing:
             await self._norm.settle(None)  # it tells what becomes of the last round's residuals
         for (wire_op, place, in_codecs), (written, sources, encoders) in chosen.items():
             if in_codecs:
-                departing = await self._encoded(wire_op, place, written, sources, encoders, asked.loss_scale)
-                await self.send(wire_op, *departing)
+                encoded = await self._encoded(wire_op, place, written, sources, encoders, asked.loss_scale)
+                await self.send(wire_op, *encoded)
                 continue
             layout = await context.layout(written, [one.dtype for one in sources], pull=False, place=place)
             if place is not None:
@@ -187,7 +187,7 @@ class Writing:
             if place is not None:
                 try:
                     await coded.bring_residuals(tensors, place)
-                    return coded.departure(wire_op, tensors, values, codecs, loss_scale=loss_scale)
+                    return coded.upload(wire_op, tensors, values, codecs, loss_scale=loss_scale)
                 except OutOfMemory:
                     values = await self._context.transfers.out_of(place).fetch(values)
             await coded.bring_residuals(tensors, None)
@@ -196,7 +196,7 @@ class Writing:
             self.push_ended(push)
 
 
-async def _carried(send: Callable[[Iterable[Transfer]], Coroutine[Any, Any, None]], transfers: Departing) -> None:
+async def _carried(send: Callable[[Iterable[Transfer]], Coroutine[Any, Any, None]], transfers: Outgoing) -> None:
     if isinstance(transfers, Upload | EncodedUpload):
         await transfers.sent(send)
     else:

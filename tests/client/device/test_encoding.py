@@ -111,13 +111,13 @@ def test_what_is_not_finite_arrives_and_is_not_taken_up(
 
 def test_only_a_codecs_bytes_leave_the_device(store: Store, stream: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
     left: list[int] = []
-    room = pinned_transfer.PinnedTransfer._pinned_room
+    room = pinned_transfer.PinnedTransfer._allocate
 
     async def seen(self: pinned_transfer.PinnedTransfer, num_bytes: int) -> PinnedBuffer:
         left.append(num_bytes)
         return await room(self, num_bytes)
 
-    monkeypatch.setattr(pinned_transfer.PinnedTransfer, "_pinned_room", seen)
+    monkeypatch.setattr(pinned_transfer.PinnedTransfer, "_allocate", seen)
     create(store)
     store.push_many(on(stream, gradients(1)), codec={"large": "sign", "middle": "topk:0.01"})
     large, middle = parse("sign"), parse("topk:0.01")

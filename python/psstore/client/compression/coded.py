@@ -1,6 +1,6 @@
 """Pushes and pulls in codecs: what operations.py does with arrays, done with fewer bytes.
 
-Residuals are in compression.py, deltas in following.py; here is when they change.
+Residuals are in push.py, deltas in delta.py; here is when they change.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Coded:
     def __init__(self, layouts: Layouts, transfers: Transfers) -> None:
         self._layouts = layouts
         self._transfers = transfers
-        self._compression = Residuals()
+        self._residuals = Residuals()
         self._following = Following()
         self._open: tuple[Collection[int], float] | None = None
         """Ids of the tensors that count in a round that was committed, and its loss scale, until it is known whether
@@ -57,14 +57,14 @@ class Coded:
     async def bring_residuals(self, tensors: Sequence[Tensor], place: _core.Device | None) -> None:
         """Moves residuals to the device that encodes these tensors now; None: to main memory. Raises OutOfMemory, with
         nothing changed."""
-        while residuals := self._compression.elsewhere(tensors, place):
+        while residuals := self._residuals.elsewhere(tensors, place):
             settled = [residual.settled for residual in residuals if residual.settled is not None]
             brought = await self._transfers.brought(settled, place)
             for residual, was, now in zip(residuals, settled, brought, strict=True):
                 if residual.settled is was:
                     residual.settled = now
 
-    def departure(
+    def upload(
         self,
         op: str,
         tensors: Sequence[Tensor],
@@ -76,7 +76,7 @@ class Coded:
         """Returns a push of arrays on one device, which encodes them. REQUIRES: their residuals are there. Raises
         OutOfMemory; no residual has changed then."""
         layout = self._layouts.of(tensors, [codec.name for codec in codecs], pull=False)
-        encoders = self._compression.device_encoders(layout.tensors, arrays, codecs, loss_scale=loss_scale)
+        encoders = self._residuals.device_encoders(layout.tensors, arrays, codecs, loss_scale=loss_scale)
         pinned = self._transfers.out_of(arrays[0].device)
         ended = partial(self._ended, op, layout.tensors)
         return layout, EncodedUpload(pinned, layout, arrays, encoders, ended)
@@ -105,7 +105,7 @@ class Coded:
         loss_scale: float | None,
     ) -> Iterator[Transfer]:
         encoders = [
-            None if codec is None else self._compression.encoder(tensor, value, codec, loss_scale=loss_scale)
+            None if codec is None else self._residuals.encoder(tensor, value, codec, loss_scale=loss_scale)
             for tensor, value, codec in zip(layout.tensors, sources, codecs, strict=True)
         ]
         memories = [
@@ -125,20 +125,20 @@ class Coded:
         """Notes that all slices of these tensors are encoded."""
         if op == "ADD":
             for tensor in tensors:
-                self._compression.settle_at_once(tensor)
+                self._residuals.settle_at_once(tensor)
 
     @property
     def has_pending(self) -> bool:
         """True if something was encoded in this round, which `pushing` may have to drop."""
-        return self._compression.has_pending
+        return self._residuals.has_pending
 
     def pushing(self, layout: Layout) -> None:
         """Notes that a layout's contributions go out now. One that is sent as it is takes the place of one that was
         encoded in the same round, and leaves no residual."""
-        if self._compression.has_pending:
+        if self._residuals.has_pending:
             for tensor, encoding in zip(layout.tensors, layout.dtypes, strict=True):
                 if is_dtype(encoding):
-                    self._compression.drop_pending(tensor)
+                    self._residuals.drop_pending(tensor)
 
     # ---- rounds ----
 
@@ -150,12 +150,12 @@ class Coded:
         """Notes whether the committed round counts."""
         if self._open is not None:
             counted, loss_scale = self._open
-            self._compression.settle(counted if counts else (), loss_scale=loss_scale)
+            self._residuals.settle(counted if counts else (), loss_scale=loss_scale)
             self._open = None
 
     async def residuals(self, tensors: Sequence[Tensor]) -> dict[str, Floats]:
         """Copies of what is settled, by name, of the tensors that have any; in units of real gradients."""
-        settled = self._compression.settled(tensors)
+        settled = self._residuals.settled(tensors)
         values = await self._transfers.brought([value for _, value, _ in settled], None)
         return {
             tensor.spec.name: (value / np.float32(loss_scale)).reshape(tensor.spec.shape)
@@ -164,11 +164,11 @@ class Coded:
         }
 
     def set_residuals(self, tensors: Sequence[Tensor], values: Sequence[Source | None]) -> None:
-        self._compression.write(tensors, values)
+        self._residuals.write(tensors, values)
 
     def forget(self, tensors: Sequence[Tensor]) -> None:
         """Drops the state of tensors that are gone, or were made anew."""
-        self._compression.forget(tensors)
+        self._residuals.forget(tensors)
         self._following.forget(tensors)
 
     # ---- pulls ----
@@ -257,13 +257,13 @@ class Coded:
         except OutOfMemory:
             followed = self._following.followed(tensors, None)
             on_device = False
-        arrivals = self._following.arrivals(layout, codecs, followed)
+        frames = self._following.frames(layout, codecs, followed)
         if pinned is not None and on_device:
-            await reader.receive(layout, FollowedDownload(pinned, arrivals), wait_s)
+            await reader.receive(layout, FollowedDownload(pinned, frames), wait_s)
         else:
-            answers = await reader.receive(layout, [arrival.transfer() for arrival in arrivals], wait_s)
-            for arrival, answer in zip(arrivals, answers, strict=True):
-                arrival.take(answer)
+            answers = await reader.receive(layout, [frame.transfer() for frame in frames], wait_s)
+            for frame, answer in zip(frames, answers, strict=True):
+                frame.take(answer)
         newer = [i for i, one in enumerate(followed) if one.is_newer(newer_than)]
         if pinned is None:
             for i in newer:

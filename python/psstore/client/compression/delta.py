@@ -181,8 +181,8 @@ class Following:
             self._followed[tensor.id, place] = Followed(tensor, value)
         return [self._followed[tensor.id, place] for tensor in tensors]
 
-    def arrivals(self, layout: Layout, codecs: Sequence[str], followed: Sequence[Followed]) -> list[ReceivedFrame]:
-        """Returns an answer to be for each frame of a pull of these tensors, each in its codec."""
+    def frames(self, layout: Layout, codecs: Sequence[str], followed: Sequence[Followed]) -> list[ReceivedFrame]:
+        """Returns what receives the frames of a pull of these tensors, each in its codec."""
         return [
             ReceivedFrame(
                 frame,

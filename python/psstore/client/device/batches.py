@@ -69,7 +69,7 @@ class Batch(NamedTuple):
         for one, (begin, end) in zip(self.ranges, pairwise(self.offsets), strict=True):
             yield one, memory[begin:end]
 
-    def departing(self, buffer: _core.Buffer) -> list[Transfer]:
+    def to_send(self, buffer: _core.Buffer) -> list[Transfer]:
         """Returns the frames to send, each one piece of memory, as its slices lie one after the other."""
         memory, begin, transfers = memoryview(buffer), 0, []
         for frame in self.frames:
@@ -78,7 +78,7 @@ class Batch(NamedTuple):
             begin = end
         return transfers
 
-    def arriving(self, buffer: _core.Buffer, newer_than: int | None) -> list[Transfer]:
+    def to_receive(self, buffer: _core.Buffer, newer_than: int | None) -> list[Transfer]:
         """Returns the frames to receive, with a piece of memory for each slice, as some may not come."""
         parts = iter([memory for _, memory in self.parts(buffer)])
         return [
@@ -114,24 +114,24 @@ class Batch(NamedTuple):
 class PinnedBuffer:
     """Memory for a batch in what a pinned transfer holds, until `give_back`."""
 
-    def __init__(self, num_bytes: int, buffer: _core.Buffer, freed: Callable[[int], None]) -> None:
-        self.buffer = buffer
+    def __init__(self, num_bytes: int, memory: _core.Buffer, freed: Callable[[int], None]) -> None:
+        self.memory = memory
         self._num_bytes = num_bytes
         self._freed = freed
 
     def fill(self, queue: _core.Queue, batch: Batch, arrays: Sequence[OnDevice]) -> None:
         """Queues copies of what is to be sent."""
-        queue.copy_out(self.buffer, batch.pieces(arrays))
+        queue.copy_out(self.memory, batch.pieces(arrays))
 
     def hand_over(self, queue: _core.Queue) -> bool:
         """False: a shard gets the memory when the host sends it."""
         return False
 
-    def departing(self, batch: Batch) -> list[Transfer]:
-        return batch.departing(self.buffer)
+    def to_send(self, batch: Batch) -> list[Transfer]:
+        return batch.to_send(self.memory)
 
-    def arriving(self, batch: Batch, newer_than: int | None) -> list[Transfer]:
-        return batch.arriving(self.buffer, newer_than)
+    def to_receive(self, batch: Batch, newer_than: int | None) -> list[Transfer]:
+        return batch.to_receive(self.memory, newer_than)
 
     def give_back(self) -> None:
         """Does nothing the second time."""

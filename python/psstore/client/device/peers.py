@@ -267,7 +267,7 @@ class SharedBuffer:
         """See `DevicePeer.hand_over`."""
         return self._peer.hand_over(queue)
 
-    def departing(self, batch: Batch) -> list[Transfer]:
+    def to_send(self, batch: Batch) -> list[Transfer]:
         (frame,) = batch.frames
         return [Transfer(frame.way, frame.table, PlacedFrame(self._peer, self._room, partial(self._fetch, batch)))]
 
@@ -299,16 +299,16 @@ class LazyBuffer:
     after all."""
 
     def __init__(self, pool: _core.PinnedPool) -> None:
-        self.buffer: _core.Buffer | None = None
+        self.memory: _core.Buffer | None = None
         self._pool = pool
 
-    def arriving(self, batch: Batch, newer_than: int | None) -> list[Transfer]:
+    def to_receive(self, batch: Batch, newer_than: int | None) -> list[Transfer]:
         (frame,) = batch.frames
         return [Transfer(frame.way, asking(frame.table, newer_than), Landing(partial(self._allocate, batch)))]
 
     def _allocate(self, batch: Batch, _: _core.SliceTable) -> _core.Segments:
-        self.buffer = self._pool.allocate(batch.num_bytes)
-        return _core.Segments([memory for _, memory in batch.parts(self.buffer)], writable=True)
+        self.memory = self._pool.allocate(batch.num_bytes)
+        return _core.Segments([memory for _, memory in batch.parts(self.memory)], writable=True)
 
     def give_back(self) -> None:
         """Does nothing: the pool sees when the memory is free."""

@@ -99,19 +99,19 @@ class PinnedTransfer:
         order of the calls. Raises what `send` raises, when all were tried."""
         self._wait_for(arrays)
 
-        async def work(batch: Batch, room: PinnedBuffer | SharedBuffer) -> None:
-            room.fill(self._queue, batch, arrays)
-            if room.hand_over(self._queue):
+        async def work(batch: Batch, buffer: PinnedBuffer | SharedBuffer) -> None:
+            buffer.fill(self._queue, batch, arrays)
+            if buffer.hand_over(self._queue):
                 self._let_wait(arrays)
             else:
-                await self._passed(room, arrays)
-            await send(room.departing(batch))
-            room.give_back()
+                await self._passed(buffer, arrays)
+            await send(buffer.to_send(batch))
+            buffer.give_back()
 
-        async def make_room(batch: Batch) -> PinnedBuffer | SharedBuffer:
-            return await self._shared_room(batch, arrays) if batch.is_near else await self._room(batch)
+        async def allocate(batch: Batch) -> PinnedBuffer | SharedBuffer:
+            return await self._shared(batch, arrays) if batch.is_near else await self._pinned(batch)
 
-        await self._each(await self._batches(layout), make_room, work)
+        await self._each(await self._batches(layout), allocate, work)
         await self._settled(arrays)
 
     async def push_encoded(
@@ -129,17 +129,17 @@ class PinnedTransfer:
         batches = list(grouped(layout.frames, frozenset()))
         left = len(batches)
 
-        async def work(batch: Batch, room: PinnedBuffer) -> None:
+        async def work(batch: Batch, buffer: PinnedBuffer) -> None:
             nonlocal left
-            self._queue.encode_out(room.buffer, [encoders[position].slice(i) for position, i in batch.slices()])
+            self._queue.encode_out(buffer.memory, [encoders[position].slice(i) for position, i in batch.slices()])
             left -= 1
             if not left:
                 encoded()
-            await self._passed(room, arrays, encoders)
-            await send(room.departing(batch))
-            room.give_back()
+            await self._passed(buffer, arrays, encoders)
+            await send(buffer.to_send(batch))
+            buffer.give_back()
 
-        await self._each(batches, self._room, work)
+        await self._each(batches, self._pinned, work)
         await self._settled(arrays)
 
     async def pull(
@@ -149,49 +149,50 @@ class PinnedTransfer:
         arrays' streams."""
         self._wait_for(arrays)
 
-        async def work(batch: Batch, room: PinnedBuffer | LazyBuffer) -> list[Answer]:
-            answers = await pull(room.arriving(batch, newer_than))
+        async def work(batch: Batch, buffer: PinnedBuffer | LazyBuffer) -> list[Answer]:
+            answers = await pull(buffer.to_receive(batch, newer_than))
             while answers[0].lease is not None:
                 if await self._peers.read_leased(self._queue, answers[0], batch.places(arrays), done=done):
                     return answers
-                answers = await pull(room.arriving(batch, newer_than))
-            if room.buffer is not None and converts:
-                steps = batch.decoding(layout, arrays, answers)
-                self._queue.decode_in(room.buffer, batch.num_bytes, steps)
-                self._give_back_later(room.buffer, arrays, room)
-            elif room.buffer is not None:
-                self._land(batch.came(arrays, answers), arrays, room.buffer, room)
+                answers = await pull(buffer.to_receive(batch, newer_than))
+            if buffer.memory is None:
+                return answers
+            if converts:
+                self._queue.decode_in(buffer.memory, batch.num_bytes, batch.decoding(layout, arrays, answers))
+            else:
+                self._queue.copy_in(buffer.memory, batch.came(arrays, answers))
+            self._give_back_later(buffer, buffer.memory, arrays)
             return answers
 
         async def done(peer: object) -> None:
             await self._passed(peer, arrays)
 
-        async def make_room(batch: Batch) -> PinnedBuffer | LazyBuffer:
-            return LazyBuffer(self._pool) if batch.is_near else await self._room(batch)
+        async def allocate(batch: Batch) -> PinnedBuffer | LazyBuffer:
+            return LazyBuffer(self._pool) if batch.is_near else await self._pinned(batch)
 
         converts = any(one.dtype != dtype for one, dtype in zip(arrays, layout.dtypes, strict=True))
         batches = list(grouped(layout.frames, frozenset())) if converts else await self._batches(layout)
         try:
-            answers = await self._each(batches, make_room, work)
+            answers = await self._each(batches, allocate, work)
         finally:
             self._let_wait(arrays)
         await self._settled(arrays)
         return [answer for some in answers for answer in some]
 
-    async def follow(self, arrivals: Sequence[EncodedFrame], pull: Pull) -> list[Answer]:
+    async def follow(self, frames: Sequence[EncodedFrame], pull: Pull) -> list[Answer]:
         """Receives deltas of tensors that are followed on the device, and decodes them there."""
 
-        async def work(arrival: EncodedFrame, room: PinnedBuffer) -> Answer:
-            (answer,) = await pull([arrival.transfer(np.asarray(memoryview(room.buffer)))])
-            arrival.decode(answer, partial(self._queue.decode_in, room.buffer, arrival.num_bytes))
-            self._give_back_later(room.buffer, arrival, room)
+        async def work(frame: EncodedFrame, buffer: PinnedBuffer) -> Answer:
+            (answer,) = await pull([frame.transfer(np.asarray(memoryview(buffer.memory)))])
+            frame.decode(answer, partial(self._queue.decode_in, buffer.memory, frame.num_bytes))
+            self._give_back_later(buffer, buffer.memory, frame)
             return answer
 
-        async def make_room(arrival: EncodedFrame) -> PinnedBuffer:
+        async def allocate(frame: EncodedFrame) -> PinnedBuffer:
             async with self._turn:
-                return await self._pinned_room(arrival.most_bytes)
+                return await self._allocate(frame.most_bytes)
 
-        return await self._each(arrivals, make_room, work)
+        return await self._each(frames, allocate, work)
 
     async def give_out(self, floats: Sequence[Kept], arrays: Sequence[OnDevice]) -> None:
         """Copies floats, on the device or in main memory, to arrays on it, in the order of their streams."""
@@ -218,27 +219,28 @@ class PinnedTransfer:
         copies = [Source(one.shape, one.dtype, np.empty(one.num_bytes, np.uint8)) for one in arrays]
         self._wait_for(arrays)
 
-        async def work(batch: Batch, room: PinnedBuffer) -> None:
-            self._queue.copy_out(room.buffer, batch.pieces(arrays))
-            await self._passed(room.buffer, arrays)
-            for one, memory in batch.parts(room.buffer):
+        async def work(batch: Batch, buffer: PinnedBuffer) -> None:
+            self._queue.copy_out(buffer.memory, batch.pieces(arrays))
+            await self._passed(buffer.memory, arrays)
+            for one, memory in batch.parts(buffer.memory):
                 copies[one.position].data[one.begin : one.end] = memory
-            room.give_back()
+            buffer.give_back()
 
-        await self._each(cut(arrays), self._room, work)
+        await self._each(cut(arrays), self._pinned, work)
         return copies
 
     async def deliver(self, values: Sequence[Bytes], arrays: Sequence[OnDevice]) -> None:
         """Copies bytes in main memory to the arrays, in the order of their streams."""
         self._wait_for(arrays)
 
-        async def work(batch: Batch, room: PinnedBuffer) -> None:
-            for one, memory in batch.parts(room.buffer):
+        async def work(batch: Batch, buffer: PinnedBuffer) -> None:
+            for one, memory in batch.parts(buffer.memory):
                 memory[:] = values[one.position][one.begin : one.end]
-            self._land(batch.pieces(arrays), arrays, room.buffer, room)
+            self._queue.copy_in(buffer.memory, batch.pieces(arrays))
+            self._give_back_later(buffer, buffer.memory, arrays)
 
         try:
-            await self._each(cut(arrays), self._room, work)
+            await self._each(cut(arrays), self._pinned, work)
         finally:
             self._let_wait(arrays)
         await self._settled(arrays)
@@ -253,24 +255,24 @@ class PinnedTransfer:
             known = self._grouped[layout] = near, list(grouped(layout.frames, near))
         return known[1]
 
-    async def _room(self, batch: Batch) -> PinnedBuffer:
+    async def _pinned(self, batch: Batch) -> PinnedBuffer:
         async with self._turn:
-            return await self._pinned_room(batch.num_bytes)
+            return await self._allocate(batch.num_bytes)
 
-    async def _shared_room(self, batch: Batch, arrays: Sequence[OnDevice]) -> PinnedBuffer | SharedBuffer:
+    async def _shared(self, batch: Batch, arrays: Sequence[OnDevice]) -> PinnedBuffer | SharedBuffer:
         """Memory that the shard shares, or pinned memory if there is none, in the same turn: later pushes must not
         overtake."""
         async with self._turn:
             shared = await self._peers.buffer(batch, self._device, fetch=partial(self._fetch_now, arrays))
-            return shared or await self._pinned_room(batch.num_bytes)
+            return shared or await self._allocate(batch.num_bytes)
 
-    async def _pinned_room(self, num_bytes: int) -> PinnedBuffer:
+    async def _allocate(self, num_bytes: int) -> PinnedBuffer:
         while self._free_bytes < num_bytes:
             self._freed.clear()
             await self._freed.wait()
-        buffer = self._pool.allocate(num_bytes)
+        memory = self._pool.allocate(num_bytes)
         self._free_bytes -= num_bytes
-        return PinnedBuffer(num_bytes, buffer, self._give_back)
+        return PinnedBuffer(num_bytes, memory, self._give_back)
 
     def _give_back(self, num_bytes: int) -> None:
         self._free_bytes += num_bytes
@@ -278,15 +280,15 @@ class PinnedTransfer:
 
     def _fetch_now(self, arrays: Sequence[OnDevice], batch: Batch) -> _core.Segments:
         """Copies a batch to main memory and waits for the device: the connection was lost that it was placed for."""
-        buffer = self._pool.allocate(batch.num_bytes)
-        self._queue.copy_out(buffer, batch.pieces(arrays))
+        memory = self._pool.allocate(batch.num_bytes)
+        self._queue.copy_out(memory, batch.pieces(arrays))
         self._queue.record().wait()
-        return _core.Segments([memoryview(buffer)[: batch.num_bytes]])
+        return _core.Segments([memoryview(memory)[: batch.num_bytes]])
 
     async def _each(
         self,
         batches: Iterable[B],
-        make_room: Callable[[B], Coroutine[Any, Any, R]],
+        allocate: Callable[[B], Coroutine[Any, Any, R]],
         work: Callable[[B, R], Coroutine[Any, Any, T]],
     ) -> list[T]:
         """Does the work of all batches, begun in their order, each when it has a buffer. Raises the first failure when
@@ -294,9 +296,9 @@ class PinnedTransfer:
         tasks: list[asyncio.Task[T]] = []
         try:
             for batch in batches:
-                room = await make_room(batch)
-                task = asyncio.get_running_loop().create_task(work(batch, room))
-                task.add_done_callback(partial(_after_failure, room))
+                buffer = await allocate(batch)
+                task = asyncio.get_running_loop().create_task(work(batch, buffer))
+                task.add_done_callback(partial(_after_failure, buffer))
                 tasks.append(task)
             ended = await asyncio.gather(*tasks, return_exceptions=True)
         except BaseException:
@@ -329,19 +331,9 @@ class PinnedTransfer:
         if any(one.stream is None for one in arrays):
             await self._passed()
 
-    def _land(
-        self,
-        pieces: list[tuple[int, int, int]],
-        arrays: Sequence[OnDevice],
-        buffer: _core.Buffer,
-        room: TransferBuffer,
-    ) -> None:
-        self._queue.copy_in(buffer, pieces)
-        self._give_back_later(buffer, arrays, room)
-
-    def _give_back_later(self, buffer: _core.Buffer, kept: object, room: TransferBuffer) -> None:
+    def _give_back_later(self, buffer: TransferBuffer, *kept: object) -> None:
         """Gives the buffer back when all is done that is queued by now."""
-        self._passed(buffer, kept).add_done_callback(partial(_after_landing, room))
+        self._passed(*kept).add_done_callback(partial(_after_copies, buffer))
 
     def _passed(self, *kept: object) -> asyncio.Future[None]:
         """Returns a future that is done when all is that is queued by now. `kept` lives until then, whatever becomes of
@@ -355,12 +347,12 @@ def _wait(fence: _core.Fence, kept: object) -> None:
     fence.wait()
 
 
-def _after_failure(room: TransferBuffer, task: asyncio.Task[Any]) -> None:
+def _after_failure(buffer: TransferBuffer, task: asyncio.Task[Any]) -> None:
     if task.cancelled() or task.exception() is not None:
-        room.give_back()
+        buffer.give_back()
 
 
-def _after_landing(room: TransferBuffer, landed: asyncio.Future[None]) -> None:
-    if not landed.cancelled():
-        landed.exception()  # seen: whoever uses the device next hears of its failure
-    room.give_back()
+def _after_copies(buffer: TransferBuffer, copied: asyncio.Future[None]) -> None:
+    if not copied.cancelled():
+        copied.exception()  # seen: whoever uses the device next hears of its failure
+    buffer.give_back()

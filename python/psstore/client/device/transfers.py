@@ -59,10 +59,10 @@ class FollowedDownload(NamedTuple):
     """A pull of deltas of tensors that are followed on one device."""
 
     pinned: PinnedTransfer
-    arrivals: Sequence[EncodedFrame]
+    frames: Sequence[EncodedFrame]
 
     async def received(self, pull: Pull) -> list[Answer]:
-        return await self.pinned.follow(self.arrivals, pull)
+        return await self.pinned.follow(self.frames, pull)
 
 
 class Transfers:
