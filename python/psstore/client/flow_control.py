@@ -25,7 +25,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, TypeVar
 
 from psstore.net.deadline_timer import DeadlineTimer
 from psstore.protocol.client import Transfer
@@ -168,15 +168,6 @@ Send = Callable[[Transfer, Future], None]
 """Sends a frame; the future is told what becomes of it."""
 
 
-class QueuedFrame(NamedTuple):
-    """A frame that is still to be sent."""
-
-    transfer: Transfer
-    future: Future
-    """The pusher's future. If it is done before the frame's turn, the frame is not sent."""
-    send: Send
-
-
 class FramesInFlight:
     """One worker's pushed frames that are sent and not acknowledged. Used on the store's loop only."""
 
@@ -211,44 +202,46 @@ class FramesInFlight:
     def queue(self, send: Send, transfers: Iterable[Transfer], futures: Iterable[Future]) -> None:
         """Sends frames one by one, after those of earlier calls; the futures are told of the acknowledgements."""
         for transfer, future in zip(transfers, futures, strict=True):
-            self._window.sent(transfer.table.payload_bytes)
-            self._waiting.queue.append(QueuedFrame(transfer, future, send))
+            frame = PushedFrame(self, transfer, future, send)
+            self._window.sent(frame.num_bytes)
+            self._waiting.queue.append(frame)
         self._waiting.release()
 
-    # ---- how ----
+    def _fits(self, frame: PushedFrame) -> bool:
+        return self.is_empty or self._num_bytes + frame.num_bytes <= self._window.num_bytes
 
-    def _fits(self, frame: QueuedFrame) -> bool:
-        num_bytes = frame.transfer.table.payload_bytes
-        return self.is_empty or self._num_bytes + num_bytes <= self._window.num_bytes
-
-    def _send(self, frame: QueuedFrame) -> None:
+    def _send(self, frame: PushedFrame) -> None:
         if not frame.future.done():
-            num_bytes = frame.transfer.table.payload_bytes
-            self._num_bytes += num_bytes
-            frame.send(frame.transfer, _FrameFuture(self, frame.future, num_bytes, self._loop.time()))
+            self._num_bytes += frame.num_bytes
+            frame.began = self._loop.time()
+            frame.send(frame.transfer, frame)
 
-    def ended(self, num_bytes: int, *, began: float, acknowledged: bool) -> None:
-        """A frame that was sent at `began` was acknowledged, or failed."""
-        self._num_bytes -= num_bytes
+    def ended(self, frame: PushedFrame, *, acknowledged: bool) -> None:
+        """Notes that a frame is no longer in flight: it was acknowledged, or failed."""
+        self._num_bytes -= frame.num_bytes
         if acknowledged:
-            self._window.came_back(num_bytes, began=began, now=self._loop.time())
+            self._window.came_back(frame.num_bytes, began=frame.began, now=self._loop.time())
         self._waiting.release()
 
 
-class _FrameFuture:
-    """The future that a session tells of a frame: passes it on to the window and to the pusher's future."""
+class PushedFrame:
+    """A frame that waits for its turn, or is in flight. Its session tells it, as a future, what becomes of it."""
 
-    __slots__ = ("_began", "_frames", "_future", "_num_bytes", "_over")
+    __slots__ = ("_frames", "_over", "began", "future", "num_bytes", "send", "transfer")
 
-    def __init__(self, frames: FramesInFlight, future: Future, num_bytes: int, began: float) -> None:
+    def __init__(self, frames: FramesInFlight, transfer: Transfer, future: Future, send: Send) -> None:
+        """`future`: the pusher's. If it is done before the frame's turn, the frame is not sent."""
+        self.transfer = transfer
+        self.num_bytes: int = transfer.table.payload_bytes
+        self.future = future
+        self.send = send
+        self.began = 0.0
+        """When the frame was sent."""
         self._frames = frames
-        self._future = future
-        self._num_bytes = num_bytes
-        self._began = began
         self._over = False
 
     def __await__(self) -> Generator[Any, Any, Any]:
-        return self._future.__await__()
+        return self.future.__await__()
 
     def done(self) -> bool:
         """False while the frame is in flight, even if nobody waits for it any more."""
@@ -256,15 +249,15 @@ class _FrameFuture:
 
     def set_result(self, result: Any, /) -> None:
         self._over = True
-        self._frames.ended(self._num_bytes, began=self._began, acknowledged=True)
-        if not self._future.done():
-            self._future.set_result(result)
+        self._frames.ended(self, acknowledged=True)
+        if not self.future.done():
+            self.future.set_result(result)
 
     def set_exception(self, error: BaseException, /) -> None:
         self._over = True
-        self._frames.ended(self._num_bytes, began=self._began, acknowledged=False)
-        if not self._future.done():
-            self._future.set_exception(error)
+        self._frames.ended(self, acknowledged=False)
+        if not self.future.done():
+            self.future.set_exception(error)
 
 
 @dataclass(eq=False)
