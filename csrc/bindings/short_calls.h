@@ -17,8 +17,9 @@ namespace psstore::bindings {
 struct ShortCallParts {
   py::object lane_object;
   py::object sender_object;
-  py::sequence habits;  // one dict, by manner, see asked.py: another one in another kind of round
-  py::list terms;       // one dict, by operation: another one when somebody has the loop
+  py::sequence
+      habits;  // one dict, by manner, see client/layout.py: another one in another kind of round
+  py::list terms;    // one dict, by operation: another one when somebody has the loop
   py::object renew;  // (habit, wait_s) -> Terms, or None if something has to be said or done before
   py::object future;    // () -> a future for a request
   py::object sent;      // (op, layout): it is acknowledged

@@ -1,7 +1,7 @@
 """The short way of a round that was committed early, over links: calls that are started, and go when it is their turn.
 
 For tensors that went like this before, as in lane.py, whose calls go at once. What waits is no task, but a place in the
-queues of pacing.py and flight.py: whoever takes an answer there sends what it has made room for, and whoever takes a
+queues of flow_control.py: whoever takes an answer there sends what it has made room for, and whoever takes a
 call's last one ends it.
 """
 
