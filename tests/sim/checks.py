@@ -201,7 +201,7 @@ def restored(history: History, index: int) -> None:
     assert momenta.last <= min(counts), f"writer {index}: {momenta}, and steps are {counts}"
 
 
-def shards_hold_what_the_catalogue_says(plan: Plan, history: History) -> None:
+def shards_hold_what_the_schema_registry_says(plan: Plan, history: History) -> None:
     """Nothing leaks when tensors are overwritten and dropped, and nothing is missing."""
     expected = sum(len(tensor.shards) for tensor in history.tensors.values())
     assert history.num_slots == expected, f"shards hold {history.num_slots} slices, the schema registry has {expected}"
@@ -257,7 +257,7 @@ CHECKS: tuple[Callable[[Plan, History], None], ...] = (
     reads_are_never_torn,
     readers_see_what_was_acknowledged,
     plain_writes_count_once,
-    shards_hold_what_the_catalogue_says,
+    shards_hold_what_the_schema_registry_says,
     staleness_keeps_its_bound,
     barriers_let_nobody_through_early,
     synchronous_bytes_are_the_undisturbed_ones,
