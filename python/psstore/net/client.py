@@ -49,7 +49,7 @@ class Outage:
     """When it was refused for the first time, if it was every time from then on."""
 
     def attempted(self, now: float, *, refused: bool) -> None:
-        """In vain."""
+        """Notes an attempt to connect that failed."""
         if not refused:
             self.refused_since = None
         elif self.refused_since is None:
@@ -255,7 +255,7 @@ class Tether:
         return [(family, where) for family, _, _, _, where in found]
 
     async def _open(self, family: int, where: Any) -> ClientConnection:
-        """Our own socket from its first moment on, so that a fork in the middle of connecting finds it."""
+        """Connects a socket of ours, known from its first moment on: a fork in the middle of connecting finds it."""
         sock = self._socket = socket.socket(family, socket.SOCK_STREAM)
         try:
             sock.setblocking(False)
@@ -290,7 +290,7 @@ class SocketDriver:
         self._tether(session).flush()
 
     def exchange(self, session: Session) -> None:
-        """In the extension, for a caller on its own thread (a task is nobody's), while nothing else is under way."""
+        """Lets the extension wait for the answer, if no task asks and nothing else is under way; else only flushes."""
         tether = self._tether(session)
         others_idle = all(other is tether or other.session.idle for other in self.tethers.values())
         if others_idle and asyncio.current_task(self._loop) is None:
@@ -320,7 +320,7 @@ class SocketDriver:
 
 
 class QuietFuture(asyncio.Future[object]):
-    """One whose failure nobody has to collect: its caller may have been interrupted."""
+    """A future whose failure nobody has to collect: its caller may have been interrupted."""
 
     __slots__ = ()
 

@@ -18,7 +18,7 @@ BORROW_S = 2.0
 """How long the shard may take: it may be in the middle of a large update."""
 
 GREETING_BYTES = 4096
-"""More than a `Parcel` has."""
+"""Size of the buffer for a visit's first packet: more than a `Parcel` has."""
 
 T = TypeVar("T")
 

@@ -43,8 +43,8 @@ VISIT_S = 5.0
 """How long a visitor may take. It says two words."""
 
 MAX_VISITORS = 64
-"""At a time. For another one the oldest without a ticket goes: who has one shows it at once. If all have, the other
-is turned away, and stays with its stream."""
+"""How many visits there may be at a time. For another one the oldest without a ticket goes: a client that has one shows
+it at once. If all have, the other is turned away, and stays with its stream."""
 
 MAPPED, SEALED = b"M", b"S"
 

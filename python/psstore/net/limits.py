@@ -14,18 +14,18 @@ ACCEPTS_PER_TURN = 64
 """Connections that are accepted before those that are there have a turn."""
 
 ACCEPT_AGAIN_S = 1.0
-"""After the system has refused a connection for want of files or memory, until it is asked again."""
+"""Pause after the system has refused a connection for want of files or memory, until it is asked again."""
 
 EVENTS_PER_TURN = 64
 """Frames that Python has to handle before timers and others of the event loop have a turn."""
 
 LINGER_S = 0.001
-"""That a turn may take if only ordinary requests come: all else that the event loop has to do waits for so long."""
+"""How long a turn may take if only ordinary requests come: all else that the event loop has to do waits for so long."""
 
 
 RELEASE_S = 1.0
-"""That a client waits for something to say before it only says what it has read in shared memory. Longer than the steps
-that would notice another word; and what is held for it meanwhile is at most what it has pulled."""
+"""How long a client waits for a request that takes along what it has read in shared memory, before it says that alone.
+Longer than the steps that would notice another word; what is held for it meanwhile is at most what it has pulled."""
 
 
 @dataclass(frozen=True, kw_only=True)

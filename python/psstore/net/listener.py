@@ -47,7 +47,7 @@ class Listener:
             self._accepted(sock, _address(name))
 
     def _wait(self, error: OSError) -> None:
-        """There are no files or no memory: they may be there again when others have gone."""
+        """Pauses accepting for want of files or memory, which may be there again when others have gone."""
         _log.error("can't accept connections, next try in %g s: %s", ACCEPT_AGAIN_S, error)
         self._loop.remove_reader(self._socket.fileno())
         self._again = self._loop.call_later(ACCEPT_AGAIN_S, self._loop.add_reader, self._socket.fileno(), self._accept)

@@ -101,7 +101,7 @@ class Server:
         """What becomes due is done before the loop has its next turn, or asked of it then."""
         self._turn_is_due = False
         self._is_settling = False
-        """There is idle work, and it will be done."""
+        """True while idle work is left, for which a turn is due."""
         self._emptied: asyncio.Event | None = None
 
     def listen(self, sock: socket.socket) -> None:
@@ -175,13 +175,13 @@ class Server:
         return True
 
     def ended(self, connection: ServerConnection) -> None:
-        """Nothing more will come from it."""
+        """Nothing more will come from the connection."""
         self.log(connection, logging.DEBUG, "closed")
         self._service.closed(connection.id, self.now())
         self._turn()
 
     def lost(self, connection: ServerConnection, cause: OSError | None) -> None:
-        """Its socket is closed."""
+        """The connection's socket is closed."""
         if cause is not None:
             self.log(connection, logging.DEBUG, f"the connection broke: {cause}")
         del self._connections[connection.id]
@@ -373,7 +373,7 @@ class Server:
         return self.loop.call_later(min(self.limits.stalled_frame_s, self.limits.unread_s) / 4, self._sweep)
 
     def _cut(self, number: int, why: str) -> None:
-        """Who can't be told, as it does not listen, or has to hear of it at once."""
+        """Ends a connection without a word: its peer does not listen, or has to hear of it at once."""
         connection = self._connections.get(number)
         if connection is not None:
             self.log(connection, logging.WARNING, f"the connection is cut: {why}")

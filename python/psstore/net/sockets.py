@@ -26,8 +26,8 @@ shard and 2.1 on two, with this 1.3 and 1.8 to 2.0 (`python -m bench.dense`, alt
 (net.core.wmem_max)."""
 
 RECV_SLEEP_S = 0.001
-"""So long nobody else can have the connection, whoever wants it; most small calls end sooner. The kernel counts in its
-own ticks, which may be 4 ms."""
+"""How long a call may sleep in recv: nobody else can have the connection meanwhile, and most small calls end sooner.
+The kernel counts in its own ticks, which may be 4 ms."""
 
 KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
 """A peer whose machine is gone is noticed after 60 s of silence, not after Linux's two hours. Not every system has

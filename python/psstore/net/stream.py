@@ -65,7 +65,7 @@ class Stream(asyncio.Transport):
         self._mark()
 
     def resume(self) -> None:
-        """Somebody else has sent, and put what the kernel did not take at the end of `unsent`."""
+        """Goes on after compiled code has sent, and put what the kernel did not take at the end of `unsent`."""
         self._mark()
 
     def abort(self) -> None:
@@ -75,7 +75,7 @@ class Stream(asyncio.Transport):
     # ---- sending ----
 
     def _try(self, pieces: Any) -> int:
-        """Bytes that the kernel has taken."""
+        """Sends once without blocking. Returns how many bytes the kernel has taken."""
         try:
             return self._socket.sendmsg(pieces, (), socket.MSG_DONTWAIT)
         except (BlockingIOError, InterruptedError):
@@ -92,7 +92,7 @@ class Stream(asyncio.Transport):
             sent = max(0, sent - len(view))
 
     def _send(self) -> None:
-        """Until the kernel takes no more."""
+        """Sends from `unsent` until it is empty or the kernel takes no more."""
         while self.unsent:
             offered = list(itertools.islice(self.unsent, MAX_PIECES))
             sent = self._try(offered)

@@ -64,7 +64,7 @@ class UserToken:
         os.close(self._file)
 
     def _publish(self, directory: Path) -> None:
-        """Whoever has one of the names does not serve that address any more: it is bound by us."""
+        """Puts the token under each name. A server that has one does not serve that address any more: we bound it."""
         _make_private(directory)
         with _locked(directory):
             _remove_stale(directory)
@@ -118,7 +118,7 @@ def _make_private(directory: Path) -> None:
 
 @contextlib.contextmanager
 def _locked(directory: Path) -> Iterator[None]:
-    """One server at a time adds and removes names. Raises OSError if another one takes too long about it."""
+    """Holds the directory's lock: one server at a time changes names. Raises OSError if another takes too long."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         deadline = time.monotonic() + LOCK_S
@@ -164,7 +164,7 @@ def _read(path: Path) -> bytes | None:
 
 
 def _is_stale(descriptor: int) -> bool:
-    """Nobody holds its lock."""
+    """True if no server holds the file's lock."""
     return _try_lock(descriptor, fcntl.LOCK_SH)
 
 

@@ -18,7 +18,7 @@ MAX_PASSED = 64
 
 @dataclass(frozen=True)
 class AtBarrier:
-    """One worker that waits."""
+    """A worker that waits at a barrier."""
 
     conn: int
     request: int
@@ -34,16 +34,16 @@ class AtBarrier:
 
 
 class Barriers:
-    """Opens each for all who are expected at once. A repeated call of one that has opened passes."""
+    """Opens each barrier for all expected workers at once. A repeated BARRIER of one that has opened passes."""
 
     def __init__(self, membership: Membership) -> None:
         self._membership = membership
         self._waits: dict[str, dict[int, AtBarrier]] = {}
-        """By name and rank."""
+        """Barrier -> rank -> the worker that waits there."""
         self._passed: dict[int, OrderedDict[str, int]] = {}
         """Rank -> name -> the count with which its present life last passed; the latest at the end."""
         self._losses: defaultdict[int, Losses] = defaultdict(Losses)
-        """By rank: those that its present life knows of, by the name of the barrier."""
+        """Rank -> the losses that its present life was told of, by the name of the barrier."""
 
     def enter(self, worker: Worker, barrier: Barrier, *, conn: int, request: int, now: float) -> list[Reply]:
         at = AtBarrier(conn, request, barrier, now)
@@ -85,7 +85,7 @@ class Barriers:
             passed.popitem(last=False)
 
     def fail(self, error: PsstoreError) -> list[Reply]:
-        """Nobody will pass any more."""
+        """Answers every waiting worker with `error`: no barrier opens any more."""
         replies = [at.reply(error) for waits in self._waits.values() for at in waits.values()]
         self._waits.clear()
         return replies
@@ -110,7 +110,8 @@ class Barriers:
     # ---- how ----
 
     def _complain(self, name: str, waits: dict[int, AtBarrier], now: float) -> list[Reply]:
-        """Whoever is told is at the barrier no longer; it may come again, and is let wait then."""
+        """Tells waiting workers of a lost one that is missing, once each. A worker that was told is at the barrier no
+        longer; it may come again, and waits then."""
         replies = []
         lost = self._lost(waits)
         for rank, at in list(waits.items()):

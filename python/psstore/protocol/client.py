@@ -81,7 +81,7 @@ class Client:
         self.sessions = sessions
         num_shards = sum(session.channel == 0 for session in sessions)
         self.shards = sessions[:num_shards]
-        """With each shard, the session for all that is no data."""
+        """The session with each shard for all that is no data: the one on channel 0."""
         self.ways = Router(num_shards, num_channels=1 + max((session.channel for session in sessions), default=0))
         self.timeout_s = timeout_s
         """How long a request may take, when the caller names no time."""
@@ -351,7 +351,7 @@ class Client:
 
     @property
     def may_push(self) -> bool:
-        """Nothing has to be said or done before."""
+        """True if a push may be sent at once: the client has joined, and no scale has to be found first."""
         return self.joined and self.unscaled is None
 
     def may_pull(self, ways: Set[int], *, trained: bool) -> bool:
@@ -385,7 +385,7 @@ class Client:
         self._flush()
 
     async def answers(self, futures: Sequence[Future]) -> list[Answer]:
-        """To requests of slices. Raises the first failure, of a request or a slice, after all have ended."""
+        """The answers to requests of slices. Raises the first failure of a request or a slice, after all have ended."""
         try:
             answers = await collect(futures)
             check(answers, self._names)
@@ -463,8 +463,8 @@ class Client:
         return tuple(reply.applied for reply in replies)
 
     async def _tell_scale(self) -> None:
-        """Before a round is committed every shard has to have the scale of the last one: with the next decision
-        comes the scale of that, and nobody would bring the old one any more."""
+        """Tells the shards the last decision's scale. Each has to have it before the next round is committed: with the
+        next decision comes the scale of that, and nobody would bring the old one any more."""
         await collect(self._tell(self._behind()))
 
     async def _define(self, facts: Sequence[m.Signed]) -> None:

@@ -16,21 +16,21 @@ MAX_AWAY = 4096
 """Clients remembered after they went, as many as a shard remembers for plain writes (table/write_window.h)."""
 
 AWAY_S = 120.0
-"""For so long: four times what a client has by default to find its store again."""
+"""How long a client is remembered after it went: four times what it has by default to find its store again."""
 
 KEPT_AWAY = 256
-"""The last of them are remembered for ever: a store that few clients come to forgets none."""
+"""How many of the clients that went last are remembered for ever: a store that few clients come to forgets none."""
 
 
 @dataclass(slots=True)
 class Known:
-    """One client."""
+    """What is remembered of one client."""
 
     connections: set[int] = field(default_factory=set)
     lost_at: float = 0.0
     """When the last connection was lost."""
     answers: dict[int, Message] = field(default_factory=dict)
-    """By request number, in the order in which they were given."""
+    """Request number -> answer, in the order in which they were given."""
 
 
 class Clients:
@@ -39,7 +39,7 @@ class Clients:
     def __init__(self) -> None:
         self._present: dict[str, Known] = {}
         self._away: OrderedDict[str, Known] = OrderedDict()
-        """In the order in which they went."""
+        """Clients without a connection, in the order in which they went."""
         self._client_of: dict[int, str] = {}
 
     def attached(self, conn: int, client: str) -> None:

@@ -218,7 +218,7 @@ class Coordinator:
         return self.rounds.leave(worker) + self._move_barriers(None)
 
     def _move_barriers(self, now: float | None) -> list[Reply]:
-        """Somebody is gone. `now`: None if nobody was lost by it."""
+        """Opens or fails barriers after a worker's end. `now`: None if the worker has left and was not lost."""
         return self._barriers.open(now) if self.rounds.torn is None else self._barriers.fail(self.rounds.torn)
 
     def _is_gone(self, now: float) -> Callable[[str], bool]:

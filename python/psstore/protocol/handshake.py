@@ -28,7 +28,7 @@ class ClientIdentity:
     client: str
     role: m.Role
     token: bytes | None = None
-    """Given by the user; None: the one that is found for each connection, if any."""
+    """The token that the user gave; None: the one that is found for each connection, if any."""
     find_token: Callable[[str], bytes | None] = lambda address: None
     """Finds the token of the store at an address, if the store is on this machine and of this user. Blocks for as long
     as a small file takes to read."""
@@ -38,7 +38,7 @@ class ClientIdentity:
     rank: int = 0
     incarnation: int = 0
     ticket: m.Signed | None = None
-    """Set by JOIN; from then on every session attaches with it first."""
+    """The worker's ticket, set by JOIN; from then on every session attaches with it first."""
 
 
 class Handshake:

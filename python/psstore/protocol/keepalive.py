@@ -12,14 +12,14 @@ import math
 from dataclasses import dataclass
 
 MAX_LOOKS = 3
-"""After the question, without a byte: the connection is of no use then."""
+"""Looks after the question, without a byte, until the connection counts as broken."""
 
 LOOKS_PER_TIMEOUT = 10
 """How often to look in the time that a shard has for an answer: of that a third is over when a connection is given up,
 and two thirds are left for others."""
 
 MIN_LOOK_S = 1.0
-"""Less is a pause that any busy machine makes."""
+"""Shortest pause between looks: any busy machine makes shorter ones."""
 
 
 def look_interval_s(timeout_s: float) -> float:
@@ -32,7 +32,7 @@ class Keepalive:
     """One session's questions to a silent shard, and whether its connection is given up."""
 
     interval_s: float = math.inf
-    """Between two looks; infinite: never."""
+    """Seconds between two looks; infinite: never looks."""
     looked_at: float = -math.inf
     looks_at: float = math.inf
     asked_at: float | None = None
@@ -40,19 +40,19 @@ class Keepalive:
     moved_at: float = -math.inf
     """When the shard's system was last seen to have taken more of what it is sent: no word, but a sign of life."""
     is_broken: bool = False
-    """Nothing more is to be expected from this connection."""
+    """True if nothing more is to be expected from this connection."""
     _looks: int = 0
     _taken_bytes: int | None = None
     _missed_since: float = math.inf
     """When the first of the requests was made that passed their deadlines in silence."""
 
     def begin(self, now: float) -> None:
-        """Something is asked for from now on."""
+        """Starts looking: something is asked for from now on."""
         if self.looks_at == math.inf:
             self.looked_at, self.looks_at = now, now + self.interval_s
 
     def end(self) -> None:
-        """Nothing is, or the shard has spoken on a new connection."""
+        """Stops looking: nothing is asked for, or the shard has spoken on a new connection."""
         self.looks_at, self.asked_at, self._looks = math.inf, None, 0
 
     def disconnected(self) -> None:
@@ -60,13 +60,15 @@ class Keepalive:
         self.is_broken, self._looks, self._taken_bytes, self._missed_since = False, 0, None, math.inf
 
     def sent(self, taken_bytes: int | None, now: float) -> None:
-        """So much was taken of what this connection has to send, and it is not all; None: it is, or nobody knows."""
+        """Notes how many bytes the far end's system has taken of what it is sent; None: all, or nobody knows."""
         before, self._taken_bytes = self._taken_bytes, taken_bytes
         if before is not None and taken_bytes is not None and taken_bytes > before:
             self.moved_at = now
 
     def look(self, now: float, *, heard_at: float) -> bool:
-        """True: ask now. `heard_at`: when the last byte came."""
+        """Looks whether the shard has spoken since the last look. Returns True if it is to be asked now.
+
+        `heard_at`: when the last byte came."""
         alive = max(heard_at, self.moved_at) > self.looked_at
         self.looked_at, self.looks_at = now, now + self.interval_s
         if alive:

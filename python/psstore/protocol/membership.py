@@ -31,10 +31,10 @@ class Liveness:
     heartbeat_s: float = 1.0
     """How often a worker's native thread says that it lives."""
     silence_s: float = 10.0
-    """No word for so long: lost. Ten heartbeats, so that a scheduling hiccup is not a death."""
+    """A worker that says nothing for so long is lost. Ten heartbeats, so that a scheduling hiccup is not a death."""
     detached_s: float = 3.0
-    """All connections gone for so long: lost. Shorter, since a killed process closes its sockets at once,
-    and long enough for a client's first reconnects (0.05 s, doubling)."""
+    """A worker without a connection for so long is lost. Shorter than `silence_s`, since a killed process closes its
+    sockets at once, and long enough for a client's first reconnects (0.05 s, doubling)."""
 
 
 @dataclass(kw_only=True)
@@ -72,7 +72,7 @@ class Membership:
         self.reserved: frozenset[int] = frozenset()
         """Ranks that no new life may have yet: slots still hold what the present one pushed."""
         self.num_changes = 0
-        """How often anybody joined, was lost, came back or left."""
+        """How often a worker's state has changed."""
         self._incarnations: dict[int, int] = {}
         self._of_client: dict[str, Worker] = {}
         """The latest life of each client that `workers` has one of."""
@@ -217,7 +217,8 @@ class Membership:
         return int(self._clocks.smallest() or 0)
 
     def describe(self, rank: int, now: float, *, round: int | None = None) -> str:
-        """For messages: 'rank 1 (in round 7, last seen 0.3 s ago)'. `round`: if it is not the one after its clock."""
+        """A worker, for messages: 'rank 1 (in round 7, last seen 0.3 s ago)'. `round`: if it is not the one after its
+        clock."""
         worker = self.workers.get(rank)
         if worker is None:
             return f"rank {rank} (has not joined)"

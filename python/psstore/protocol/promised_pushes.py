@@ -79,11 +79,11 @@ class PromisedPushes:
         return [one.reply(Finished(next_round=clocks[rank].clock + 1)) for rank, one in waits]
 
     def forget(self, rank: int) -> None:
-        """Nobody listens for this rank any more."""
+        """Drops the rank's wait: nobody listens for its answer any more."""
         self._waits.pop(rank)
 
     def tear(self, rank: int, why: str) -> TornRound:
-        """`rank`, which owes, is gone."""
+        """Ends the round, since `rank`, which owes pushes, is gone. Returns the error for all who wait."""
         self._owing.clear()
         self._reserve()
         return TornRound(
@@ -106,7 +106,7 @@ class PromisedPushes:
     # ---- how ----
 
     def _take_waits(self) -> list[tuple[int, Finishing]]:
-        """All, in rank order, which wait no more."""
+        """Takes all waits out, in rank order."""
         waits = sorted(self._waits.of.items())
         self._waits.clear()
         return waits

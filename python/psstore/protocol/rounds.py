@@ -83,17 +83,17 @@ class Rounds:
         self._staged: Waits[Waiting] = Waits()
         """Commits that no decision holds yet."""
         self._particular: dict[int, Commit] = {}
-        """By rank: the staged ones that are early, or clip. They agree, so that one speaks for all."""
+        """Rank -> its staged commit, if that is early or clips. These commits agree, so that one speaks for all."""
         self._owed: Waits[Waiting] = Waits()
         """Decided commits whose reply waits for slower workers."""
         self._just_decided: dict[int, Waiting] = {}
-        """By rank: those among them that `_release` has not looked at yet."""
+        """Rank -> its decided commit that `_release` has not looked at yet."""
         self._released_at: tuple[int, bool] | None = None
-        """What it last let others go by: while that stays, so do they."""
+        """The state by which `_release` last let waits go: while it stays, the others stay, too."""
         self._closed: dict[int, Closed] = {}
         self._promised = PromisedPushes(membership)
         self._losses = Losses()
-        """That ranks know of, which wait for the end of their round."""
+        """The losses that were told to ranks which wait for the end of their round."""
         self._hypers = Hypers(groups)
 
     def first_clock(self) -> int:
@@ -128,7 +128,7 @@ class Rounds:
         return self.settle() + (self._complain(waiting.since) if self._staged.of else [])
 
     def finish(self, worker: Worker, finishing: Finishing) -> list[Reply]:
-        """All that a worker's early commit promised is staged."""
+        """A worker says that all is staged which its early commit promised."""
         round = finishing.finish.round
         if not self._has_closed(worker, round):
             raise RoundOutOfOrder(
@@ -151,7 +151,7 @@ class Rounds:
         return replies + self.settle() + self._complain(now)
 
     def refused(self, worker: Worker, why: PsstoreError, now: float) -> list[Reply]:
-        """That life may not go on. What it has committed and is not decided does not count."""
+        """A worker was refused. What it has committed and is not decided does not count."""
         waits = (self._staged.of.get(worker.rank), self._owed.pop(worker.rank))
         self._unstage(worker.rank)
         return [waiting.reply(why) for waiting in waits if waiting is not None] + self.lost([worker], now)
@@ -190,7 +190,7 @@ class Rounds:
     # ---- how ----
 
     def _has_closed(self, worker: Worker, round: int) -> bool:
-        """That round is the last of this life of the worker that was decided."""
+        """True if `round` is the last decided round of this life of the worker."""
         closed = self._closed.get(worker.rank)
         return closed is not None and (closed.incarnation, closed.round) == (worker.incarnation, round)
 
@@ -329,7 +329,7 @@ class Rounds:
         return replies
 
     def _lost_and_needed(self) -> list[Worker]:
-        """In lockstep, lost workers that the round lacks, if it can't close without them."""
+        """The lost workers without which the open round can't close; empty unless in lockstep."""
         lost = [w for w in self._membership.lost() if w.rank not in self._staged.of]
         if not lost or not self._lockstep:
             return []
@@ -347,7 +347,8 @@ class Rounds:
         )
 
     def _void_promise(self, worker: Worker, now: float) -> list[Reply]:
-        """Nobody may count on pushes that a lost worker promised. Should it be there after all, it commits again."""
+        """Drops a lost worker's early commit that is not decided: nobody may count on the pushes that it promised.
+        Should the worker be there after all, it commits again."""
         waiting = self._staged.of.get(worker.rank)
         if waiting is None or not waiting.commit.early:
             return []

@@ -26,7 +26,7 @@ class Group(NamedTuple):
 
     rule: str
     dtype: str
-    """The narrowest of theirs."""
+    """The narrowest dtype of its tensors."""
 
 
 class SchemaRegistry:
@@ -53,9 +53,9 @@ class SchemaRegistry:
         return self._loads_bytes
 
     def create(self, client: str, request: Create, *, is_gone: Callable[[str], bool]) -> Created:
-        """All of the tensors, or an error that names the first that can't be and nothing changed.
+        """Creates all of the tensors. Raises an error that names the first that can't be, and nothing has changed then.
 
-        `is_gone` tells of a client whether it can still be expected to send first values.
+        `is_gone`: False for a client that can still be expected to send first values.
         """
         groups = {number: group.rule for number, group in self._groups.items()}
         names: set[str] = set()

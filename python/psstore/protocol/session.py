@@ -171,7 +171,7 @@ class Session:
             self._look(now)
 
     def next_wake(self) -> float | None:
-        """Whoever asks calls `tick` then, or earlier."""
+        """When the driver is to call `tick`, or earlier; None: not before there is another request."""
         wakes = [request.deadline for request in self._requests.values()]
         if (wake := self.line.next_deadline()) is not None:
             wakes.append(wake)

@@ -9,28 +9,28 @@ from psstore.protocol.earliest import Earliest
 
 
 class Wait(Protocol):
-    """What ends at some time."""
+    """A request that waits until some time."""
 
     @property
     def until(self) -> float:
-        """May be infinite."""
+        """When the wait ends; may be infinite."""
 
 
 W = TypeVar("W", bound=Wait)
 
 
 class Waits(Generic[W]):
-    """One wait at most for each rank."""
+    """The waits of one kind, at most one for each rank."""
 
     def __init__(self) -> None:
         self.of: dict[int, W] = {}
-        """By rank; to be read only."""
+        """Rank -> wait; to be read only."""
         self._ends = Earliest()
         self._changed: set[int] = set()
         """Ranks whose ends `_ends` has to be told of: most waits are over before anybody asks when."""
 
     def put(self, rank: int, wait: W) -> None:
-        """In place of the one that the rank had."""
+        """Sets the rank's wait, in place of the one that it had."""
         self.of[rank] = wait
         self._changed.add(rank)
 
