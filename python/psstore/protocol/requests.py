@@ -60,7 +60,7 @@ class Future(Protocol):
     def done(self) -> bool: ...
 
 
-class Nobody:
+class IgnoredFuture:
     """The future of a request whose answer nobody waits for."""
 
     def __await__(self) -> Generator[Any, Any, Any]:
@@ -72,7 +72,7 @@ class Nobody:
         return True
 
 
-NOBODY = Nobody()
+IGNORED = IgnoredFuture()
 
 
 class Request(Struct, kw_only=True):

@@ -30,7 +30,7 @@ from psstore.protocol.frames import Piece
 from psstore.protocol.handshake import ClientIdentity, Handshake
 from psstore.protocol.keepalive import Keepalive
 from psstore.protocol.requests import (
-    NOBODY,
+    IGNORED,
     NUMBERED,
     OPS,
     PATIENT,
@@ -315,7 +315,7 @@ class Session:
         """Sends a read of nothing. One such request is enough, however often the connection is lost."""
         if self._question not in self._requests:
             self._question = self.line.next_request
-            self.request("PULL", NOBODY, now=now, timeout_s=math.inf, body=m.Carry())
+            self.request("PULL", IGNORED, now=now, timeout_s=math.inf, body=m.Carry())
 
     def _send(self, request: Request, now: float) -> None:
         body = request.body
