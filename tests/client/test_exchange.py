@@ -21,7 +21,7 @@ from numpy.testing import assert_array_equal
 from psstore import _core
 from psstore.client.store import Store
 from psstore.errors import BadMagic, DeviceFailed, UnknownTensor
-from psstore.net.client import Tether
+from psstore.net.client import Reconnector
 from psstore.net.client_connection import ClientConnection
 from psstore.net.manual_loop import ManualLoop
 from psstore.protocol.frames import failure_frame
@@ -194,7 +194,7 @@ def test_what_is_awaited_or_started_is_never_waited_for_in_the_extension(monkeyp
     with clusters("tcp") as start:
         cluster = start()
         store = trained(cluster)
-        monkeypatch.setattr(Tether, "exchange", None)
+        monkeypatch.setattr(Reconnector, "exchange", None)
         assert store.start_commit({"lr": 1.0}).result(PATIENCE_S).decision == 1
         store.close()
 

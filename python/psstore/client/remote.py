@@ -21,7 +21,7 @@ from psstore.client.operations import Operations
 from psstore.config import Transport
 from psstore.errors import BadArgument
 from psstore.net.address import Address, TcpAddress, UnixAddress, is_loopback, parse_address
-from psstore.net.client import SocketDriver, Tether
+from psstore.net.client import Reconnector, SocketDriver
 from psstore.net.client_connection import ClientConnection
 from psstore.net.fd_client import borrow
 from psstore.net.user_token import find
@@ -56,15 +56,17 @@ class Heartbeats:
         self._frame = _core.encode_frame(_core.OPS["HEARTBEAT"], rank=worker.rank, incarnation=worker.incarnation)
         self._interval_s = welcome.heartbeat_s
         self._beating: _core.Heartbeat | None = None
-        self._tether = Tether(session, [parse_address(address)], loop=loop, patience_s=math.inf, on_up=self._hand_over)
-        self._tether.start()
+        self._reconnector = Reconnector(
+            session, [parse_address(address)], loop=loop, patience_s=math.inf, on_up=self._hand_over
+        )
+        self._reconnector.start()
 
     async def begun(self, patience_s: float) -> None:
         """Waits for the first beat, so that what the program does next may hold the GIL for as long as it likes.
 
         Without one in that time the worker goes on: its other connections speak for it, and this one is tried again.
         """
-        await asyncio.wait([self._tether.first_up], timeout=patience_s)
+        await asyncio.wait([self._reconnector.first_up], timeout=patience_s)
 
     def _hand_over(self, connection: ClientConnection) -> None:
         self._stop_beating()
@@ -77,12 +79,12 @@ class Heartbeats:
 
     async def close(self) -> None:
         self._stop_beating()
-        await self._tether.close()
+        await self._reconnector.close()
 
     def abandon(self) -> None:
         """Lets go of the socket, in a forked child, without a word."""
         self._stop_beating()
-        self._tether.abandon()
+        self._reconnector.abandon()
 
 
 class Remote:
@@ -120,7 +122,7 @@ class Remote:
             for shard, route in enumerate(routes)
         ]
         self._driver = self._tie(sessions, routes * num_channels, options)
-        await asyncio.gather(*[asyncio.shield(tether.first_up) for tether in self._driver.tethers.values()])
+        await asyncio.gather(*[asyncio.shield(one.first_up) for one in self._driver.reconnectors.values()])
         client = Client(
             driver=self._driver, identity=identity, decisions=decisions, sessions=sessions, timeout_s=options.timeout_s
         )
@@ -159,18 +161,18 @@ class Remote:
     async def _discover(self, seed: Address, identity: ClientIdentity, options: Options) -> Welcome:
         """Asks a shard for the addresses of the whole store."""
         session = Session(identity=identity, decisions=DecisionCache(), make_nonce=_nonce, address=str(seed))
-        tether = Tether(session, [seed], loop=self.thread.loop, patience_s=options.connect_timeout_s)
-        tether.start()
+        reconnector = Reconnector(session, [seed], loop=self.thread.loop, patience_s=options.connect_timeout_s)
+        reconnector.start()
         try:
-            await asyncio.shield(tether.first_up)
+            await asyncio.shield(reconnector.first_up)
         finally:
-            await tether.close()
+            await reconnector.close()
         assert session.welcome is not None, "it was up"
         return session.welcome
 
     def _tie(self, sessions: Sequence[Session], routes: Sequence[Sequence[Address]], options: Options) -> SocketDriver:
-        tethers = [
-            Tether(
+        reconnectors = [
+            Reconnector(
                 session,
                 route,
                 loop=self.thread.loop,
@@ -179,9 +181,9 @@ class Remote:
             )
             for session, route in zip(sessions, routes, strict=True)
         ]
-        for tether in tethers:
-            tether.start()
-        return SocketDriver(self.thread.loop, tethers, self.thread.lane)
+        for reconnector in reconnectors:
+            reconnector.start()
+        return SocketDriver(self.thread.loop, reconnectors, self.thread.lane)
 
 
 def _nonce() -> bytes:

@@ -61,7 +61,7 @@ class Outage:
         return told_at if self.refused_since is None else min(told_at, self.refused_since + refused_s)
 
 
-class Tether:
+class Reconnector:
     """Keeps one session connected, from `start` to `close`: the first address that answers, again and again."""
 
     def __init__(
@@ -272,11 +272,13 @@ class Tether:
 
 
 class SocketDriver:
-    """The `protocol.client.Driver` of a store whose shards are behind sockets: one tether per session."""
+    """The `protocol.client.Driver` of a store whose shards are behind sockets: one reconnector per session."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, tethers: Iterable[Tether], lane: _core.FastLane) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, reconnectors: Iterable[Reconnector], lane: _core.FastLane
+    ) -> None:
         """`lane`: of callers that drive the loop."""
-        self.tethers = {(tether.session.shard, tether.session.channel): tether for tether in tethers}
+        self.reconnectors = {(one.session.shard, one.session.channel): one for one in reconnectors}
         self._loop = loop
         self._lane = lane
 
@@ -287,36 +289,36 @@ class SocketDriver:
         return QuietFuture(loop=self._loop)
 
     def flush(self, session: Session) -> None:
-        self._tether(session).flush()
+        self._reconnector(session).flush()
 
     def exchange(self, session: Session) -> None:
         """Lets the extension wait for the answer, if no task asks and nothing else is under way; else only flushes."""
-        tether = self._tether(session)
-        others_idle = all(other is tether or other.session.idle for other in self.tethers.values())
+        reconnector = self._reconnector(session)
+        others_idle = all(other is reconnector or other.session.idle for other in self.reconnectors.values())
         if others_idle and asyncio.current_task(self._loop) is None:
-            tether.exchange(self._lane)
+            reconnector.exchange(self._lane)
         else:
-            tether.flush()
+            reconnector.flush()
 
     def resume(self, session: Session) -> None:
         """Somebody has sent and received for the session without the loop, and left the rest to it."""
-        self._tether(session).resume()
+        self._reconnector(session).resume()
 
     def look_after(self, sessions: Collection[Session]) -> None:
         """Somebody has made requests without the loop, and left something of them to it. Any thread may call it."""
         for session in sessions:
-            self._loop.call_soon_threadsafe(self._tether(session).resume)
+            self._loop.call_soon_threadsafe(self._reconnector(session).resume)
 
     async def close(self) -> None:
-        for tether in self.tethers.values():
-            await tether.close()
+        for reconnector in self.reconnectors.values():
+            await reconnector.close()
 
     def abandon(self) -> None:
-        for tether in self.tethers.values():
-            tether.abandon()
+        for reconnector in self.reconnectors.values():
+            reconnector.abandon()
 
-    def _tether(self, session: Session) -> Tether:
-        return self.tethers[session.shard, session.channel]
+    def _reconnector(self, session: Session) -> Reconnector:
+        return self.reconnectors[session.shard, session.channel]
 
 
 class QuietFuture(asyncio.Future[object]):

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from psstore.errors import AuthFailed, BadArgument, PsstoreError, ShuttingDown, StoreUnreachable
 from psstore.net.address import parse_address
-from psstore.net.client import QuietFuture, Tether
+from psstore.net.client import QuietFuture, Reconnector
 from psstore.protocol.auth import NONCE_BYTES
 from psstore.protocol.decision_cache import DecisionCache
 from psstore.protocol.handshake import ClientIdentity
@@ -202,7 +202,7 @@ class _Peer:
         self._address = address
         self._duty = duty
         self._identity = ClientIdentity(client=secrets.token_hex(16), role="client", token=duty.token)
-        self._tether: Tether | None = None
+        self._reconnector: Reconnector | None = None
         self._welcome: Welcome | None = None
 
     async def reach(self) -> Welcome:
@@ -211,32 +211,32 @@ class _Peer:
         Raises AuthFailed, BadArgument if it is not what it should be.
         """
         if self._welcome is None:
-            tether = self._tie(None, patience_s=math.inf)
+            reconnector = self._tie(None, patience_s=math.inf)
             patience_s = SOON_S
-            while not (await asyncio.wait([tether.first_up], timeout=patience_s))[0]:
-                _log.warning("waiting for %s (%s)", self.name, tether.trouble or "it does not answer")
+            while not (await asyncio.wait([reconnector.first_up], timeout=patience_s))[0]:
+                _log.warning("waiting for %s (%s)", self.name, reconnector.trouble or "it does not answer")
                 patience_s = REMIND_S
             try:
-                tether.first_up.result()
+                reconnector.first_up.result()
             except AuthFailed as error:
                 raise AuthFailed(f"{self.name}: {error.message}; give every host the same one") from None
-            self._welcome = self._checked(tether.session.welcome)
-            await tether.close()
+            self._welcome = self._checked(reconnector.session.welcome)
+            await reconnector.close()
             self._tie(self._welcome, patience_s=self._duty.patience_s)
         return self._welcome
 
     @property
     def is_up(self) -> bool:
-        return self._tether is not None and self._tether.session.state is LinkState.UP
+        return self._reconnector is not None and self._reconnector.session.state is LinkState.UP
 
     async def counters(self) -> Mapping[str, int | float | str]:
         """The shard's counters, as they are now. Raises StoreUnreachable."""
-        assert self._tether is not None, "reach it first"
+        assert self._reconnector is not None, "reach it first"
         loop = asyncio.get_running_loop()
         while True:
             answer = QuietFuture(loop=loop)
-            self._tether.session.request("STATS", answer, now=loop.time(), timeout_s=self._duty.patience_s)
-            self._tether.flush()
+            self._reconnector.session.request("STATS", answer, now=loop.time(), timeout_s=self._duty.patience_s)
+            self._reconnector.flush()
             try:
                 reply = await answer
             except ShuttingDown:  # whether it may is shard 0's to say; else it will soon be gone
@@ -250,10 +250,10 @@ class _Peer:
                 return reply.counters
 
     async def close(self) -> None:
-        if self._tether is not None:
-            await self._tether.close()
+        if self._reconnector is not None:
+            await self._reconnector.close()
 
-    def _tie(self, welcome: Welcome | None, *, patience_s: float) -> Tether:
+    def _tie(self, welcome: Welcome | None, *, patience_s: float) -> Reconnector:
         session = Session(
             identity=self._identity,
             decisions=DecisionCache(),
@@ -263,11 +263,11 @@ class _Peer:
             welcome=welcome,
         )
         loop = asyncio.get_running_loop()
-        self._tether = Tether(
+        self._reconnector = Reconnector(
             session, [parse_address(self._address)], loop=loop, patience_s=patience_s, refused_s=patience_s
         )
-        self._tether.start()
-        return self._tether
+        self._reconnector.start()
+        return self._reconnector
 
     def _checked(self, welcome: Welcome | None) -> Welcome:
         """Raises BadArgument if the other host was told something else than this one."""

@@ -234,9 +234,9 @@ def test_a_lost_connection_adds_nothing_twice(stream: Stream) -> None:
         driver = one._backend._driver  # type: ignore[attr-defined]
 
         def lose() -> None:
-            for tether in driver.tethers.values():
-                if tether._connection is not None:
-                    tether._connection.abort()
+            for reconnector in driver.reconnectors.values():
+                if reconnector._connection is not None:
+                    reconnector._connection.abort()
 
         out = places(stream)
         for round_ in range(4):

@@ -331,9 +331,9 @@ def test_a_lost_connection_costs_no_round_and_no_residual(reference: Store, stre
         driver = store._backend._driver  # type: ignore[attr-defined]
 
         def lose() -> None:
-            for tether in driver.tethers.values():
-                if tether._connection is not None:
-                    tether._connection.abort()
+            for reconnector in driver.reconnectors.values():
+                if reconnector._connection is not None:
+                    reconnector._connection.abort()
 
         for round_ in range(4):
             given = gradients(round_)

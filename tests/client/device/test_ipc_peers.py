@@ -143,9 +143,9 @@ def test_a_lost_connection_costs_no_round(server: StoreProcess, stream: Stream, 
         driver = store._backend._driver  # type: ignore[attr-defined]
 
         def lose() -> None:
-            for tether in driver.tethers.values():
-                if tether._connection is not None:
-                    tether._connection.abort()
+            for reconnector in driver.reconnectors.values():
+                if reconnector._connection is not None:
+                    reconnector._connection.abort()
 
         out = [Interface(stream, np.zeros(size, F32)) for size in SIZES.values()]
         for round_ in range(NUM_ROUNDS):
