@@ -94,6 +94,16 @@ def _run_here(command: Sequence[str], *, num_shards: int, consistency: Consisten
     )
     deliver = Prefixer(out=sys.stdout.buffer, err=sys.stderr.buffer, colour=sys.stdout.isatty())
     outcome = asyncio.run(run_job(job, deliver=deliver))
+    _flush_or_drop()
     if outcome.reason is not None:
         fail(f"{outcome.reason}; everything was stopped", exit_code=outcome.exit_code)
     raise typer.Exit(outcome.exit_code)
+
+
+def _flush_or_drop() -> None:
+    """Sends what standard output holds. Where that can't be, Python would try again at its end, and make the exit code
+    120 of it."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
