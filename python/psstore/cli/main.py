@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from psstore.cli.bench import bench
+from psstore.cli.choices import drop_output
 from psstore.cli.demo.command import demo
 from psstore.cli.plan import plan
 from psstore.cli.run import run
@@ -77,8 +78,12 @@ def _options(
 def main() -> None:
     """What the system refuses, as a full disk does, is said in a sentence."""
     try:
-        app()
+        try:
+            app()
+        finally:
+            sys.stdout.flush()
     except OSError as error:
+        drop_output()
         with contextlib.suppress(OSError):
             print(f"psstore: {error}", file=sys.stderr)
         sys.exit(EXIT_SYSTEM)

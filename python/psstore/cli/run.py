@@ -10,7 +10,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from psstore.cli.choices import Mode, consistency_of, fail
+from psstore.cli.choices import Mode, consistency_of, drop_output, fail
 from psstore.types import Consistency
 
 CLUSTER = "A cluster of hosts: the same command on each, but for its role"
@@ -94,16 +94,10 @@ def _run_here(command: Sequence[str], *, num_shards: int, consistency: Consisten
     )
     deliver = Prefixer(out=sys.stdout.buffer, err=sys.stderr.buffer, colour=sys.stdout.isatty())
     outcome = asyncio.run(run_job(job, deliver=deliver))
-    _flush_or_drop()
+    try:
+        sys.stdout.flush()
+    except OSError:  # which is the reason
+        drop_output()
     if outcome.reason is not None:
         fail(f"{outcome.reason}; everything was stopped", exit_code=outcome.exit_code)
     raise typer.Exit(outcome.exit_code)
-
-
-def _flush_or_drop() -> None:
-    """Sends what standard output holds. Where that can't be, Python would try again at its end, and make the exit code
-    120 of it."""
-    try:
-        sys.stdout.flush()
-    except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
