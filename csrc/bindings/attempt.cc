@@ -173,20 +173,8 @@ Call Attempt::make_call(size_t frame) {
 
 std::optional<std::vector<SliceEntry>> Attempt::place(size_t frame, uint64_t request) {
   const std::span<const SliceEntry> entries = table(frame);
-  const auto has_indices = [](const SliceEntry& entry) { return entry.dtype == DType::kTopK; };
-  if (std::ranges::any_of(entries, has_indices)) return std::nullopt;
-  std::optional<uint64_t> offset;
-  {
-    const py::gil_scoped_release no_gil;
-    offset = line(frame).memory()->write(memories_[frame].ranges(), request);
-  }
-  if (!offset) return std::nullopt;
-  std::vector<SliceEntry> placed(entries.begin(), entries.end());
-  for (SliceEntry& entry : placed) {
-    entry.offset = *offset;
-    *offset += entry.num_bytes;
-  }
-  return placed;
+  const py::gil_scoped_release no_gil;
+  return line(frame).memory()->place(entries, memories_[frame].ranges(), request);
 }
 
 // ---- answered --------------------------------------------------------------------------------------

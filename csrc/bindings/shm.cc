@@ -20,26 +20,7 @@
 namespace psstore::bindings {
 namespace {
 
-// ---- the shard's side -----------------------------------------------------------------------------
-
-// Gives the frame its payload, before anything else is done with it: when the frame is gone, whatever
-// became of it, the client learns that the memory is free.
-void attach_payload(PushArena& arena, Frame& frame) {
-  frame.payload = arena.range_of(frame.table.entries(), frame.header.request);
-}
-
 // ---- the client's side ----------------------------------------------------------------------------
-
-// The table of a payload that begins there.
-SliceTable placed(const SliceTable& table, uint64_t begin) {
-  std::vector<SliceEntry> entries(table.begin(), table.end());
-  uint64_t offset = begin;
-  for (SliceEntry& entry : entries) {
-    entry.offset = offset;
-    offset += entry.num_bytes;
-  }
-  return SliceTable(std::move(entries));
-}
 
 void read(const ClientMemory& memory, const SliceTable& table, const Segments& destination) {
   if (!destination.writable()) {
@@ -69,19 +50,13 @@ Segments own(const py::object& self, size_t first, size_t count) {
   return segments;
 }
 
-bool has_indices(const SliceTable& table) {
-  return std::any_of(table.begin(), table.end(),
-                     [](const SliceEntry& entry) { return entry.dtype == DType::kTopK; });
-}
-
 // The table, saying where the slices lie now; None: they have to go over the stream.
 std::optional<SliceTable> write(ClientMemory& memory, const SliceTable& table,
                                 const Segments& payload, uint64_t request) {
-  if (has_indices(table)) return std::nullopt;
   const py::gil_scoped_release no_gil;
-  const std::optional<uint64_t> begin = memory.write(payload.ranges(), request);
-  if (!begin) return std::nullopt;
-  return placed(table, *begin);
+  auto entries = memory.place(table.entries(), payload.ranges(), request);
+  if (!entries) return std::nullopt;
+  return SliceTable(std::move(*entries));
 }
 
 // ---- on a device ------------------------------------------------------------------------------------
@@ -138,7 +113,7 @@ void bind_device_sharing(py::module_& m) {
       .def(
           "send",
           [](PushRoom& self, const SliceTable& table, uint64_t request) {
-            return placed(table, self.send(request));
+            return SliceTable(laid_out(table.entries(), self.send(request)));
           },
           py::arg("table"), py::arg("request"), no_gil);
 
@@ -152,8 +127,6 @@ void bind_device_sharing(py::module_& m) {
 }  // namespace
 
 void bind_shm(py::module_& m) {
-  const py::call_guard<py::gil_scoped_release> no_gil;
-
   py::classh<ValueArena>(m, "ValueArena", py::is_final())
       .def(py::init<>())
       .def("fileno", [](const ValueArena& self) { return self.readonly_file().get(); });
@@ -165,14 +138,7 @@ void bind_shm(py::module_& m) {
              return py::make_tuple(self.file().get(), self.control_file().get());
            })
       .def_property_readonly("nbytes", &PushArena::num_bytes)
-      .def("seal", &PushArena::seal)
-      .def(
-          "begins_here",
-          [](const PushArena& self, const Frame& frame) {
-            return self.begins_here(frame.table.entries());
-          },
-          py::arg("frame"))
-      .def("attach_payload", &attach_payload, py::arg("frame"), no_gil);
+      .def("seal", &PushArena::seal);
 
   m.def("machine_memory_bytes", &machine_memory_bytes);
 

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cstring>
@@ -77,6 +78,16 @@ std::optional<uint64_t> ClientMemory::write(std::span<const std::span<std::byte>
   rooms_.sent(*first_block, number);
   ++num_writes_;
   return begin;
+}
+
+std::optional<std::vector<SliceEntry>> ClientMemory::place(
+    std::span<const SliceEntry> entries, std::span<const std::span<std::byte>> ranges,
+    uint64_t number) {
+  const auto has_indices = [](const SliceEntry& entry) { return entry.dtype == DType::kTopK; };
+  if (std::ranges::any_of(entries, has_indices)) return std::nullopt;
+  std::optional<uint64_t> offset = write(ranges, number);
+  if (!offset) return std::nullopt;
+  return laid_out(entries, *offset);
 }
 
 // From the start on; false: there is no memory for them.

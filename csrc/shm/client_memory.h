@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <vector>
 
 #include "core/descriptor.h"
 #include "core/types.h"
@@ -37,6 +38,12 @@ class ClientMemory {
   // Copies the ranges one after the other to memory that is free; returns where they begin, or nullopt if
   // there is none. The shard says when the frame `number` needs it no more.
   std::optional<uint64_t> write(std::span<const std::span<std::byte>> ranges, uint64_t number);
+
+  // write() of a payload, and its entries saying where they lie then; nullopt: it has to go over the stream, since it is
+  // of indices, at which the shard looks, or there is no memory for it.
+  std::optional<std::vector<SliceEntry>> place(std::span<const SliceEntry> entries,
+                                               std::span<const std::span<std::byte>> ranges,
+                                               uint64_t number);
 
   // Payloads that were read and written so far.
   uint64_t num_reads() const { return num_reads_; }

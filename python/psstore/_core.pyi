@@ -649,10 +649,6 @@ class PushArena:
         """The files that the client maps: for its values, and for what the shard says of them."""
     def seal(self) -> None:
         """The client has mapped them: it can't change anything else about them from now on."""
-    def attach_payload(self, frame: Frame) -> None:
-        """Gives a `shared` frame its payload. Raises BAD_HEADER if it does not lie where it may; OVERLOADED."""
-    def begins_here(self, frame: Frame) -> bool:
-        """Whether a `shared` frame may mean this arena, of several."""
     @property
     def nbytes(self) -> int: ...
 
