@@ -7,7 +7,6 @@ comes until it ends. The worker is not counted.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import select
 import socket
@@ -15,7 +14,6 @@ import tempfile
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, cast
 
 import numpy as np
 
@@ -41,20 +39,10 @@ IDLE_S = 0.001
 """How long the loop sleeps at a time while the worker does something that is not counted."""
 
 
-class SteppedLoop(ManualLoop):
-    """With what a server asks of a loop beyond what a client does."""
-
-    def add_reader(self, fd: int, callback: Any, *args: Any) -> None:
-        self.watch(fd, select.EPOLLIN, lambda _: callback(*args))
-
-    def remove_reader(self, fd: int) -> None:
-        self.forget(fd)
-
-
 class ShardsEnd:
     """A shard, and its worker at the other end of `link`."""
 
-    def __init__(self, loop: SteppedLoop, server: Server, link: Connection) -> None:
+    def __init__(self, loop: ManualLoop, server: Server, link: Connection) -> None:
         self.loop = loop
         self._requests = server.poller.fileno()
         self._link = link
@@ -90,12 +78,12 @@ class ShardsEnd:
 @contextlib.contextmanager
 def shards_end(num_tensors: int, num_elems: int) -> Iterator[ShardsEnd]:
     """Of a store of one shard, whose worker pushes and pulls so many tensors."""
-    loop = SteppedLoop()
+    loop = ManualLoop()
     ours, theirs = FRESH.Pipe()
     with tempfile.TemporaryDirectory() as folder, contextlib.closing(loop):
         path = str(Path(folder, "shard"))
         url = f"unix://{path}"
-        server = Server(_service(url), loop=cast(asyncio.AbstractEventLoop, loop), limits=ServerLimits())
+        server = Server(_service(url), loop=loop.as_asyncio, limits=ServerLimits())
         sock = socket.socket(socket.AF_UNIX)
         sock.bind(path)
         server.listen(sock)

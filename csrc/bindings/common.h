@@ -17,21 +17,23 @@ namespace psstore::bindings {
 namespace py = pybind11;
 
 // One per file of this folder; module.cc calls them in this order.
-void bind_constants(py::module_& m);    // limits, OPS, ERROR_CODES, DTYPES, RULES
-void bind_memory(py::module_& m);       // Buffer, Segments, crc32c
-void bind_frame_map(py::module_& m);    // FrameMap
-void bind_wire(py::module_& m);         // SliceTable, Frame, encode_frame
-void bind_decoder(py::module_& m);      // FrameDecoder
-void bind_lane(py::module_& m);         // RequestLine, FramePlan, Sender, Terms, FastLane
-void bind_short_calls(py::module_& m);  // Habit, ShortCalls
-void bind_shm(py::module_& m);          // ValueArena, PushArena, ClientMemory
-void bind_device(py::module_& m);       // Device, Queue, Fence, pinned and device memory
-void bind_liveness(py::module_& m);     // Heartbeat
-void bind_server(py::module_& m);       // DataService, ServerProtocol, Poller
-void bind_table(py::module_& m);        // Decision, Shard
-void bind_kernels(py::module_& m);      // instruction_sets, reduce_update, CUDA
-void bind_codec(py::module_& m);        // encode_slice, decode_slice
-void bind_batches(py::module_& m);      // SliceBatch, queue_...
+void bind_constants(py::module_& m);     // limits, OPS, ERROR_CODES, DTYPES, RULES
+void bind_memory(py::module_& m);        // Buffer, Segments, crc32c
+void bind_frame_map(py::module_& m);     // FrameMap
+void bind_wire(py::module_& m);          // SliceTable, Frame, encode_frame
+void bind_decoder(py::module_& m);       // FrameDecoder
+void bind_session(py::module_& m);       // CarriedDecisions, ClientRequest, ClientSession
+void bind_calls(py::module_& m);         // FramePlan, CallPlan, CallTerms, StartingParts, Call
+void bind_call_driver(py::module_& m);   // CallDriver
+void bind_direct_calls(py::module_& m);  // DirectCalls
+void bind_shm(py::module_& m);           // ValueArena, PushArena, ClientMemory
+void bind_device(py::module_& m);        // Device, Queue, Fence, pinned and device memory
+void bind_liveness(py::module_& m);      // Heartbeat
+void bind_server(py::module_& m);        // DataService, ServerProtocol, Poller
+void bind_table(py::module_& m);         // Decision, Shard
+void bind_kernels(py::module_& m);       // instruction_sets, reduce_update, CUDA
+void bind_codec(py::module_& m);         // encode_slice, decode_slice
+void bind_batches(py::module_& m);       // SliceBatch, queue_...
 
 // psstore::Error becomes the class of its code in psstore.errors.
 void register_error_translation();

@@ -1,9 +1,7 @@
 // Behind Python's `FrameDecoder`: keeps alive what the kernel is told to write to.
 #pragma once
 
-#include <deque>
 #include <memory>
-#include <utility>
 
 #include "bindings/common.h"
 #include "bindings/memory.h"
@@ -29,31 +27,17 @@ class PyDecoder {
   }
   void accept(const py::object& destination);
   void discard() { decoder_.discard(); }
-  bool mid_frame() const { return !put_back_.empty() || decoder_.mid_frame(); }
+  bool mid_frame() const { return decoder_.mid_frame(); }
 
-  // For those who take bytes without Python, and then leave the rest to it:
   FrameDecoder& decoder() { return decoder_; }
-  // What it has accepted lies in `destination`, which is kept until the frame is complete.
-  void keep(py::object destination) { destination_ = std::move(destination); }
-  // What they fetched and leave to whoever calls next_frame.
-  void put_back(std::shared_ptr<Frame> frame) { put_back_.push_back(std::move(frame)); }
-  // What they fetched and give to Python themselves.
-  void took(const Frame& frame) {
-    if (frame.complete) release_destination();
-  }
 
  protected:
-  // The next frame as `next` finds it, after those that were put back.
+  // The next frame as `next` finds it.
   template <typename Next>
   std::shared_ptr<Frame> fetch(Next next) {
-    if (!put_back_.empty()) {
-      std::shared_ptr<Frame> frame = std::move(put_back_.front());
-      put_back_.pop_front();
-      return frame;
-    }
     try {
       std::shared_ptr<Frame> frame = next();
-      if (frame != nullptr) took(*frame);
+      if (frame != nullptr && frame->complete) release_destination();
       return frame;
     } catch (const Error&) {
       destination_ = py::none();  // a broken decoder writes nowhere
@@ -67,7 +51,6 @@ class PyDecoder {
   void release_destination();
 
   FrameDecoder decoder_;
-  std::deque<std::shared_ptr<Frame>> put_back_;
   py::object destination_ = py::none();  // of the payload in flight, if Python gave it
 };
 

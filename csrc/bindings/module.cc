@@ -10,10 +10,12 @@ PYBIND11_MODULE(_core, m) {
   bindings::bind_frame_map(m);
   bindings::bind_wire(m);
   bindings::bind_decoder(m);
-  bindings::bind_lane(m);
-  bindings::bind_short_calls(m);
   bindings::bind_device(m);
   bindings::bind_shm(m);
+  bindings::bind_session(m);
+  bindings::bind_calls(m);
+  bindings::bind_call_driver(m);
+  bindings::bind_direct_calls(m);
   bindings::bind_liveness(m);
   bindings::bind_table(m);
   bindings::bind_server(m);

@@ -142,7 +142,7 @@ void bind_shm(py::module_& m) {
 
   m.def("machine_memory_bytes", &machine_memory_bytes);
 
-  py::class_<ClientMemory>(m, "ClientMemory", py::is_final())
+  py::class_<ClientMemory, std::shared_ptr<ClientMemory>>(m, "ClientMemory", py::is_final())
       .def(py::init<int, int, int>(), py::kw_only(), py::arg("values"), py::arg("pushes"),
            py::arg("control"))
       .def("read", &read, py::arg("table"), py::arg("destination"))

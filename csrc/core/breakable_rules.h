@@ -11,7 +11,10 @@ namespace psstore {
   X(DECISIONS_COME_FIRST, "a push is staged after the decisions that it carries are applied") \
   X(CONTRIBUTIONS_ARE_WAITED_FOR, "a read waits while the decision on its slice lacks some")  \
   X(SCALES_ARE_HEARD, "a shard applies the scale that a worker tells it")                     \
-  X(NO_NORM_IS_A_SKIP, "a decision whose norm is not finite is not applied")
+  X(NO_NORM_IS_A_SKIP, "a decision whose norm is not finite is not applied")                  \
+  X(THE_UNANSWERED_IS_SENT_AGAIN, "a client asks again what was not answered")                \
+  X(APPLIED_WRITES_KEEP_THEIR_NUMBERS, "a write that a shard has taken is not renumbered")    \
+  X(WRITES_HAVE_NO_GAPS, "later writes close the gap of one that was given up")
 
 enum class BreakableRule : uint32_t {
 #define PSSTORE_X(name, meaning) k##name,

@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <string>
 
 #include "core/errors.h"
@@ -44,6 +45,16 @@ Carry parse_carry(std::string_view body) {
   Carry carry{fixed.newest, fixed.at_least, fixed.scaled, fixed.wait_s, std::nullopt};
   if (!is_skip) carry.factor = fixed.factor;
   return carry;
+}
+
+std::string encode_carry(const Carry& carry, std::string_view decisions) {
+  if (carry.newest == 0 && carry.at_least == 0 && carry.scaled == 0 && carry.wait_s == 0.0) {
+    return {};
+  }
+  const Fixed fixed{carry.newest, carry.at_least, carry.scaled, carry.wait_s,
+                    carry.factor.value_or(std::numeric_limits<double>::quiet_NaN())};
+  std::string body(reinterpret_cast<const char*>(&fixed), sizeof fixed);
+  return body.append(decisions);
 }
 
 }  // namespace psstore

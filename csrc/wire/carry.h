@@ -14,6 +14,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <string_view>
 
 namespace psstore {
@@ -32,5 +33,7 @@ struct Carry {
 
 // Throws Error(BAD_BODY).
 Carry parse_carry(std::string_view body);
+// `decisions`: encoded; none if carry.newest is 0. Of a carry that says nothing the body is empty.
+std::string encode_carry(const Carry& carry, std::string_view decisions);
 
 }  // namespace psstore

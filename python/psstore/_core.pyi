@@ -1,11 +1,11 @@
 """The compiled core, as Python sees it. csrc/bindings implements exactly this; a test compares them.
 
 Every call that does work releases the GIL. Errors are `psstore.errors` classes, chosen by code.
-Nothing here waits, does I/O or calls back, but for `ShortCalls`, `FastLane` and `Poller`, whose calls send, receive and
-wait, and for `Heartbeat`, whose thread writes one small frame at intervals.
+Nothing here waits, does I/O or calls back, but for `DirectCalls`, `CallDriver`, `ClientSession` and `Poller`, whose
+calls send, receive and wait, and for `Heartbeat`, whose thread writes one small frame at intervals.
 """
 
-from collections import deque
+import weakref
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, Protocol, final
 
@@ -273,56 +273,145 @@ class Poller:
 def break_rules(names: Sequence[str]) -> None:
     """Rules of csrc/core/breakable_rules.h that do not hold from now on, for the simulator's tests; all others do."""
 
-# ---- lane ------------------------------------------------------------------------------------------
+# ---- the client's sessions and calls ---------------------------------------------------------------
 
 @final
-class RequestLine:
-    """What a session shares with those who send its requests without it: their numbers, and its connection."""
+class CarriedDecisions:
+    """What a client's sessions carry from the coordinator to their shards."""
 
-    next_request: int
-    last_write: int
-    """Sequence of the last ASSIGN, ADD or RESTORE."""
-    told: int
-    """Last decision sent on this connection."""
-    version: int
-    """Of the shard, as last heard."""
-    scaled: int
-    """Last decision whose scale the shard is known to have from here."""
+    last: int
+    """Number of the last decision known."""
+    is_scaled: bool
+    """The scale of that one is known, too."""
+    def __init__(self, news: weakref.WeakMethod[Callable[[int], tuple[int, bytes, int, float | None]]]) -> None:
+        """`news`: what a shard is to hear that was told every decision up to the one given: the number of the last of
+        the others, or 0, and their encoding; the decision whose scale is known, or 0, and that scale."""
+
+@final
+class ClientRequest:
+    """A request that is not answered."""
+
+    @property
+    def number(self) -> int: ...
+    @property
+    def op(self) -> int: ...
+    @property
+    def sequence(self) -> int:
+        """Of an ASSIGN, ADD or RESTORE; else 0."""
+    @property
+    def began(self) -> float: ...
+    @property
+    def deadline(self) -> float: ...
+    @property
+    def scaled(self) -> int:
+        """The decision whose scale it told when it was last sent; 0: none."""
+    @property
+    def forgotten(self) -> bool:
+        """Nobody waits for its answer any more."""
+    @property
+    def memory(self) -> Any:
+        """Where its payload comes from, or its answer's goes, as `ask` was given it."""
+
+@final
+class ClientSession:
+    """One client's link to one shard: what is asked, until it is answered, in the order in which it was asked.
+
+    Plain answers of slices go where they belong; all other frames are `next_frame`'s. Who has no socket takes the
+    output and feeds what comes. Methods that take bytes or frames raise what is wrong with them, again and again."""
+
+    def __init__(
+        self,
+        decisions: CarriedDecisions,
+        *,
+        answer: Callable[[SliceTable, int], object],
+        encode: Callable[[Any, float], bytes],
+    ) -> None:
+        """`answer`: what a future gets of a table and the shard's version. `encode`: makes the body of a message that
+        has waited for so many seconds."""
+    def speaks_as(self, *, rank: int, incarnation: int, checksum: bool, keeps_releases: bool) -> None:
+        """Who sends from now on. `checksum`: of payloads. `keeps_releases`: the words that shared memory was read wait
+        for the next request."""
+    @property
+    def version(self) -> int:
+        """The shard's, as last heard."""
+    @property
+    def scaled(self) -> int:
+        """The last decision whose scale the shard is known to have from here."""
     last_heard: float
-    """When, on the event loop's clock."""
-    def __init__(self, requests: dict[int, Any]) -> None:
-        """`requests`: those that are not answered, by number."""
-    def connect(self, fd: int, decoder: FrameDecoder, unsent: deque[memoryview]) -> None:
-        """`fd`: a socket that does not block, and is in the loop's epoll. `unsent`: what waits to be written to it."""
+    looks_at: float
+    """Who drives it looks at deadlines then at the latest."""
+    near: Any
+    """The device memory that this connection shares with the shard, or None."""
+    def connected(self) -> None:
+        """A connection stands."""
+    def open(self, fd: int) -> None:
+        """`fd`: its socket, which does not block, and is in the loop's epoll."""
+    def welcomed(self, version: int, last_sequence: int, now: float) -> None:
+        """The handshake is over. Sends what was not answered again. `last_sequence`: of the last write that the shard
+        has taken. Releases the GIL."""
+    def disconnected(self) -> None: ...
     def share(self, memory: ClientMemory, from_bytes: int) -> None:
         """Payloads of so many bytes go through `memory` from now on, until it is disconnected."""
+    @property
+    def memory(self) -> ClientMemory | None: ...
+    def ask(
+        self,
+        op: int,
+        future: object,
+        *,
+        now: float,
+        timeout_s: float,
+        table: SliceTable | None = None,
+        carry: tuple[int, float] | None = None,
+        message: object = None,
+        memory: object = None,
+        may_land: bool = False,
+        round: int = 0,
+    ) -> None:
+        """Makes a request. `carry`: it carries decisions, waits for the shard to have that version, and so long.
+        `message`: its body otherwise. `memory`: where its payload comes from, or its answer's goes: Segments; another
+        object says where on a device its payload lies, or takes its answer by hand. `may_land`: its values may be lent
+        on a device. Raises BadArgument; then nothing was asked."""
+    def request(self, number: int) -> ClientRequest | None: ...
+    @property
+    def next_request(self) -> int: ...
+    @property
+    def num_requests(self) -> int: ...
+    def numbers(self, *, reads_only: bool = False) -> list[int]:
+        """Those of the requests that are not answered, in order."""
+    def expired(self, now: float) -> list[int]: ...
+    def next_deadline(self) -> float | None: ...
+    def finish(self, number: int, result: object) -> bool:
+        """Its future gets that. False: there is no such request any more."""
+    def fail(self, number: int, error: BaseException) -> bool: ...
+    def heard(self, version: int, scaled: int) -> None:
+        """A request that told the scale of decision `scaled`, or none: 0, was answered by the shard at that version."""
+    def say(self, frame: bytes) -> None:
+        """Sends a frame as it is."""
+    def send(self) -> bool:
+        """Writes what the kernel takes. True: that was all. Releases the GIL."""
+    @property
+    def has_output(self) -> bool: ...
+    def receive(self, now: float) -> bool:
+        """Reads as much as a turn of the loop may. False: the connection is lost. Releases the GIL."""
+    def feed(self, data: bytes | memoryview | bytearray) -> None: ...
+    def next_frame(self) -> Frame | None:
+        """The next frame that is no plain answer, whole or announced; an announced one is to be accepted or
+        discarded."""
+    def accept(self, destination: Segments) -> None: ...
+    def discard(self) -> None: ...
+    def take_output(self) -> list[list[memoryview]]:
+        """The frames to send, in pieces."""
     def add_release(self, request: int) -> None:
         """The answer to that request was read in shared memory. The shard is told with the next request."""
     @property
     def num_releases(self) -> int: ...
-    def take_releases(self) -> bytes:
-        """As frames to send; none is left."""
+    def release(self) -> None:
+        """Has the shard be told now."""
+    def release_if_due(self) -> bool:
+        """The same, if it is not to wait. True: there is something to send."""
     release_is_due: bool
-    """Whoever drives the connection will send them in a while."""
-    def carries(self, num_bytes: int) -> bool:
-        """Whether a payload of so many bytes is to go over it."""
-    def disconnect(self) -> None: ...
-    def heard(self, version: int, scaled: int, now: float) -> None:
-        """A request that told the scale of decision `scaled`, or none: 0, was answered by the shard at that version."""
-    looks_at: float
-    """The session looks at deadlines then at the latest."""
-    @property
-    def has_started(self) -> bool:
-        """There are requests of calls that were started, and are not the session's own yet."""
-    def next_frame(self, decoder: FrameDecoder, now: float) -> Frame | None:
-        """`decoder.next_frame()`, after all frames that answer those: such a call ends with its last answer."""
-    def receive(self, now: float) -> bool:
-        """Receives what answers those, as much as a turn of the loop may. False: something else has come, or may have,
-        also the end of the connection: `next_frame` and whoever reads from the socket find it. Releases the GIL."""
-    def hand_over(self) -> None:
-        """All of those become the session's own: they are in `requests` then."""
-    def next_deadline(self) -> float | None:
-        """Of those."""
+    """Whoever drives the session will tell in a while."""
 
 @final
 class FramePlan:
@@ -331,44 +420,49 @@ class FramePlan:
     def __init__(self, arrays: FrameMap, ways: Sequence[int], tables: Sequence[SliceTable]) -> None: ...
 
 @final
-class Sender:
-    """Who sends requests of data, and over which lines."""
-
-    def __init__(
-        self,
-        lines: list[RequestLine],
-        *,
-        request: type,
-        rank: int,
-        incarnation: int,
-        checksum: bool,
-        keeps_releases: bool,
-    ) -> None:
-        """`lines`: of each way. `request`: the class of sessions' requests. `checksum`: of payloads."""
-    def has_told(self, decision: int) -> bool:
-        """It was told over every way."""
-
-@final
-class Terms:
-    """What the frames of a call say besides their slices."""
+class CallPlan:
+    """What a call came to: an operation, a layout (layout.py) and its frames."""
 
     @property
-    def timeout_s(self) -> float: ...
+    def op(self) -> str: ...
+    @property
+    def layout(self) -> Any: ...
+    def __init__(self, op: str, layout: object, frames: FramePlan) -> None: ...
+
+@final
+class CallTerms:
+    """What the frames of a call say besides their slices."""
+
     def __init__(
         self,
         op: int,
         timeout_s: float,
         round: int = 0,
-        body: object = None,
-        bodies: Sequence[bytes] = (),
-        told: int = 0,
-        scaled: int = 0,
+        carries: bool = False,
+        at_least: int = 0,
+        wait_s: float = 0.0,
     ) -> None:
-        """`body`: the message, and `bodies`: encoded, for all ways or for each of them. `told`: the last decision
-        that they tell. `scaled`: the decision whose scale they tell; 0: none."""
+        """`carries`: decisions that their shards were not told yet; `at_least` and `wait_s` go with them."""
 
 @final
-class FastLane:
+class Call:
+    """The requests of one call."""
+
+    @property
+    def over(self) -> bool:
+        """All of them have ended."""
+    @property
+    def error(self) -> BaseException | None:
+        """What the first of them was failed with that was."""
+    def answers(self) -> list[Frame]:
+        """Of each frame, in order; None for one that failed."""
+    def wait(self, future: object) -> None:
+        """The future is told when the call is over."""
+    def forget(self) -> None:
+        """Nobody waits for it any more: what comes goes nowhere."""
+
+@final
+class CallDriver:
     """Requests and their answers without a turn of the event loop, while there is nothing else for the loop to do."""
 
     def __init__(
@@ -379,14 +473,14 @@ class FastLane:
         queue: object,
         callers: list[int],
         ready: object,
-        holding: list[RequestLine],
+        holding: list[ClientSession],
         bell: int,
         sockets: int,
         idle: int,
         busy_s: float = 0.0,
     ) -> None:
         """Who has the `loop` holds `mutex`, who wants it next holds `queue`, `callers` wait for something, and
-        `ready` has something in it if a turn is due. Who takes the loop while a line is in `holding` calls
+        `ready` has something in it if a turn is due. Who takes the loop while a session is in `holding` calls
         `send_held` first. `bell`: the event descriptor that wakes the loop. `sockets`: its epoll, which `idle`, another
         one, has in it. `busy_s`: how long a call asks for each answer before it sleeps."""
     @property
@@ -394,10 +488,9 @@ class FastLane:
         """A call is under way, and holds the mutex. Ringing the bell ends it."""
     def ask(self, timeout_s: float) -> None:
         """Waits, without sleeping, until the loop's sockets have something or the time is over. Releases the GIL."""
-    def exchange(self, line: RequestLine, request: bytes) -> bool | None:
-        """Sends the encoded request, the only one of its line, and waits for the answer, as long as it may be near and
-        nobody else wants the loop, which is the caller's. `next_frame` has what came. True: that was all. False: the
-        connection has to go on, with what is not sent or not here. None: nothing was done. Releases the GIL."""
+    def await_answer(self, session: ClientSession) -> bool:
+        """Sends the one request of that session, and waits for its answer, as long as it may be near and nobody else
+        wants the loop, which is the caller's; `next_frame` has what came. False: nothing was done. Releases the GIL."""
     def mute(self) -> None:
         """The thread that sleeps on `idle` no longer wakes for the loop's sockets. Whoever has the loop may call it."""
     def unmute(self) -> None: ...
@@ -409,16 +502,6 @@ class FastLane:
         """It is to look now after the answers to what was started, or what else there is. From any thread."""
 
 @final
-class Habit:
-    """What a call came to: an operation, a layout (layout.py) and its plan."""
-
-    @property
-    def op(self) -> str: ...
-    @property
-    def layout(self) -> Any: ...
-    def __init__(self, op: str, layout: object, plan: FramePlan) -> None: ...
-
-@final
 class StartingParts:
     """What calls that are started ask of Python."""
 
@@ -426,50 +509,45 @@ class StartingParts:
         self,
         *,
         make: Callable[[], object],
-        ended: Callable[[Any, str, Any, list[Any], Any], object],
-        unfinished: Callable[[Any, str, Any, list[Any], Any], list[Any]],
+        ended: Callable[[Any, str, Any, list[Any], BaseException | None, Any], object],
         look_after: Callable[[Any], object],
         catch_up: Callable[[], object],
         paced: Callable[[], bool],
         under_way: set[object],
     ) -> None:
-        """`make`: what the caller has of a call. `ended`: told of it, its operation, layout, answers (of a read) and
-        results (the same): all went well. `unfinished`: its requests are their sessions', or it failed: the same, but
-        None for answers that have not come; returns futures for those. `look_after`: given a layout; whoever drives
-        its connections has something to see to. `catch_up`: has begin what was asked of the loop before. `paced`:
-        whether calls wait for their turns. `under_way`: pushes are added to it."""
+        """`make`: what the caller has of a call. `ended`: told of it, its operation, layout, answers (none of a write
+        that went well), the error that a request of it failed with, and results (of a read). `look_after`: given a
+        layout; whoever drives its sessions has something to see to. `catch_up`: has begin what was asked of the loop
+        before. `paced`: whether calls wait for their turns. `under_way`: pushes are added to it."""
 
 @final
-class ShortCalls:
+class DirectCalls:
     """A store's pushes and pulls, as far as they go as such a call went before.
 
-    The methods take what the store's take, and return what those return. Blocking ones: after one call of the lane,
-    which sends everything and waits for the answers, with the GIL released: as long as they keep coming, and nobody
-    rings the bell. What is started is sent, or waits for the next answer if one is near, and stays with its lines.
-    NotImplemented: it can't be done this way, or not now, and nothing was done. A signal's handler may raise; what was
-    not answered is cancelled then."""
+    The methods take what the store's take, and return what those return. Blocking ones send everything and wait for the
+    answers, with the GIL released: as long as they keep coming, and nobody rings the bell. What is started is sent, or
+    waits for the next answer if one is near. NotImplemented: it can't be done this way, or not now, and nothing was
+    done. A signal's handler may raise; what was not answered is forgotten then."""
 
     def __init__(
         self,
-        lane: FastLane,
-        sender: Sender,
+        driver: CallDriver,
+        sessions: list[ClientSession],
         *,
-        habits: Sequence[Mapping[Hashable, Habit]],
-        terms: list[dict[str, Terms]],
-        renew: Callable[[str, Any, float | None], Terms | None],
-        future: Callable[[], object],
+        plans: Sequence[Mapping[Hashable, CallPlan]],
+        terms: list[dict[str, CallTerms]],
+        renew: Callable[[str, Any, float | None], CallTerms | None],
         sent: Callable[[str, Any], object],
         received: Callable[[Any, list[Any]], object],
         newer: Callable[[Any, list[Any], Sequence[Any]], Sequence[Any]],
-        conclude: Callable[[Any, list[Any]], Sequence[Any]],
+        conclude: Callable[[Any, Call], Sequence[Any]],
         starting: StartingParts,
     ) -> None:
-        """`habits`: by the call's cache key (client/layout.py), in rounds like the present one. `terms`: those by
-        operation that are good now. `renew`: what they are for an operation, a layout and a time to wait; None: this
-        way is closed. `future`: for a request that is not answered at once. `sent`, `received`: told of what was
-        acknowledged, and of the answers. `newer`: the same of a pull of what is newer than a version; given are also
-        the arrays, and it returns the results. `conclude`: waits for the rest; given are, for each frame, the answer,
-        or the request that its session has."""
+        """`sessions`: by way. `plans`: by the call's cache key (client/layout.py), in rounds like the present one.
+        `terms`: those by operation that are good now. `renew`: what they are for an operation, a layout and a time to
+        wait; None: this way is closed. `sent`, `received`: told of what was acknowledged, and of the answers. `newer`:
+        the same of a pull of what is newer than a version; given are also the arrays, and it returns the results.
+        `conclude`: waits for what is missing of a call, and raises what failed of it; returns the answers."""
     def start_push_many(self, *args: object, **kwargs: object) -> object: ...
     def start_pull_many(self, *args: object, **kwargs: object) -> object: ...
     def push(self, *args: object, **kwargs: object) -> object: ...

@@ -202,7 +202,7 @@ def test_commit_that_waits_counts_once_whatever_is_cut(behind_proxy: list[Proxy]
             with ThreadPoolExecutor(1) as pool:
                 waiting = pool.submit(store.commit, {"lr": 1.0})
                 if round % 2:  # until the loop waits for the answer; else mostly before it, or before it is asked for
-                    assert eventually(lambda: bool(thread._callers) and not thread.lane.busy)
+                    assert eventually(lambda: bool(thread._callers) and not thread.calls.busy)
                 behind_proxy[0].cut()
                 other.commit({"lr": 1.0})
                 committed = waiting.result(PATIENCE_S)

@@ -25,8 +25,8 @@ from psstore import _core
 from psstore.client.store import Store
 from psstore.errors import BadArgument, StoreUnreachable
 from psstore.net import client_connection, fd_client
+from psstore.net.client_connection import ClientConnection
 from psstore.net.fd_server import MAX_VISITORS, TICKET_BYTES, MemoryServer
-from psstore.net.stream import Stream
 from psstore.protocol.connection import Connection
 from psstore.protocol.session import Session
 from psstore.protocol.sharing import SHARED_FROM_BYTES
@@ -116,7 +116,7 @@ def out_of_place(store: Store) -> int:
 @pytest.mark.sockets
 def test_what_a_worker_has_read_is_told_along_with_its_next_push(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_connection, "RELEASE_S", 600.0)
-    monkeypatch.setattr(Session, "release", None)  # nor is it told by itself
+    monkeypatch.setattr(ClientConnection, "_release", None)  # nor is it told by itself
     with clusters("shm") as start:
         cluster = start(shards=2)
         train(cluster.url, "shm", "shared", rounds=6)
@@ -134,8 +134,8 @@ def test_what_goes_through_shared_memory_needs_no_turn_of_the_event_loop(monkeyp
         for round in range(1, 4):
             with monkeypatch.context() as patched:
                 if round > 1:
-                    patched.setattr(Stream, "_try", None)
-                    patched.setattr(Stream, "_receive", None)
+                    patched.setattr(ClientConnection, "flush", None)
+                    patched.setattr(ClientConnection, "_on_readable", None)
                 store.push_many(gradients)
             store.commit({"lr": 1.0})
             with monkeypatch.context() as patched:
@@ -349,7 +349,7 @@ def test_memory_that_cannot_be_mapped_is_told_once_and_sockets_are_used(
     with caplog.at_level(logging.WARNING, "psstore.client"), psstore.connect(store_url, rank=0) as store:
         store.create("plain", np.zeros(100_000, F32))
         assert_array_equal(store.pull("plain"), np.zeros(100_000, F32))
-        assert store._operations.client.sessions[0].line.carries(sys.maxsize)
+        assert store._operations.client.sessions[0].core.memory is None
     (record,) = (record for record in caplog.records if record.name == "psstore.client")
     assert "no more addresses; its socket is used instead" in record.getMessage()
 

@@ -14,7 +14,8 @@ from numpy.testing import assert_array_equal
 
 from psstore.client.layout import Push
 from psstore.client.loop_thread import LoopThread
-from psstore.client.started import Part, Started, Unfinished
+from psstore.client.paced import Part, PartedCall
+from psstore.client.started import Started
 from psstore.client.store import Store
 from psstore.errors import UnknownKey, UnknownTensor
 from psstore.protocol.requests import Future
@@ -61,7 +62,7 @@ def test_a_call_that_was_started_tells_its_error_when_it_is_asked(store: Store) 
 def test_small_calls_that_were_done_before_are_started_without_a_task(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if store._lane is None:
+    if store._direct is None:
         pytest.skip("an embedded store has no connections to send over")
     store.create("w", np.zeros(8, F32), rule="sgd")
     store.push_many({"w": np.zeros(8, F32)})
@@ -80,7 +81,7 @@ def test_small_calls_that_were_done_before_are_started_without_a_task(
 def test_large_calls_are_started_without_a_task_though_the_kernel_is_full(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if store._lane is None or store.shares_memory:
+    if store._direct is None or store.shares_memory:
         pytest.skip("nothing is sent but a word")
     names = [f"w{i}" for i in range(8)]
     values = {name: np.full(ELEMS, i, F32) for i, name in enumerate(names)}
@@ -113,9 +114,9 @@ def test_frames_are_short_in_early_rounds_over_sockets(store: Store) -> None:
 
     def num_frames() -> int:
         store.push("w", np.zeros(8 * ELEMS, F32))
-        habit = layouts.habit(Push(("w",), ()).manner)
-        assert habit is not None
-        return len(habit.layout.frames)
+        plan = layouts.plan(Push(("w",), ()).cache_key)
+        assert plan is not None
+        return len(plan.layout.frames)
 
     late = num_frames()
     store.commit({"lr": 1.0})
@@ -123,7 +124,7 @@ def test_frames_are_short_in_early_rounds_over_sockets(store: Store) -> None:
     early = num_frames()
     store.finish()
     assert num_frames() == late
-    over_sockets = store._lane is not None and not store.shares_memory
+    over_sockets = store._direct is not None and not store.shares_memory
     assert early > 8 * late if over_sockets else early == late
 
 
@@ -138,11 +139,11 @@ def test_a_small_call_that_fails_names_what_failed(store: Store) -> None:
         store.start_push_many({"w": np.zeros(8, F32)}).result(PATIENCE_S)
 
 
-def started_call(thread: LoopThread, forgotten: list[object]) -> Unfinished:
+def started_call(thread: LoopThread, forgotten: list[object]) -> PartedCall:
     async def conclude(parts: Sequence[Part]) -> list[int]:
         return [await part for part in parts]
 
-    return Unfinished(Started[list[int]](thread, forgotten.append), [None, None], conclude)
+    return PartedCall(Started[list[int]](thread, forgotten.append), 2, conclude)
 
 
 @pytest.fixture

@@ -349,7 +349,7 @@ def test_answer_that_comes_when_the_loan_is_over_is_not_wanted(near: Store) -> N
     loan = zero_copy.BorrowedPull(layout, [])
     loan.end()
     place = zero_copy.Place(loan, 0, 1)
-    memory = near._operations.client.sessions[0]._memory
+    memory = near._operations.client.sessions[0].core.memory
     assert memory is not None
     assert not place.borrow(memory, layout.frames[0].table, Lease(0, 1, 1))
 

@@ -37,7 +37,6 @@ class SessionLink:
         self._machine = machine
         self._server = server
         self._world = machine.world
-        self._decoder = _core.FrameDecoder()
         self._backoff_s = FIRST_BACKOFF_S
         self._armed = float("inf")
 
@@ -48,7 +47,6 @@ class SessionLink:
             self._retry()
             return
         end = self._server.accept()
-        self._decoder = _core.FrameDecoder()
         incoming = Incoming(self)
         self.connection = end.connection = Connection(self._machine.network, client=incoming, server=end)
         self._machine.connections.append(self.connection)
@@ -57,7 +55,7 @@ class SessionLink:
 
     def flush(self) -> None:
         if self.connection is not None:
-            for pieces in self.session.take_output():
+            for pieces in self.session.core.take_output():
                 self._machine.sent()
                 if self._machine.dead:
                     return
@@ -66,21 +64,13 @@ class SessionLink:
         self._arm()
 
     def received(self, data: bytes) -> None:
-        self.session.line.last_heard = self._world.now
-        self._decoder.feed(data)
+        if self.connection is None:
+            return
         try:
-            while self.connection is not None and (frame := self._decoder.next_frame()) is not None:
-                if frame.complete:
-                    self.session.frame(frame, self._world.now)
-                    if self.session.state is LinkState.UP:
-                        self._backoff_s = FIRST_BACKOFF_S
-                    self.flush()
-                    continue
-                destination = self.session.head(frame)
-                if destination is None:
-                    self._decoder.discard()
-                else:
-                    self._decoder.accept(destination)
+            self.session.feed(data, self._world.now)
+            if self.session.state is LinkState.UP:
+                self._backoff_s = FIRST_BACKOFF_S
+            self.flush()
         except PsstoreError as error:
             self._world.say(f"{self._machine.name} shard {self.session.shard}: {type(error).__name__}: {error}")
             self.drop()
@@ -200,7 +190,7 @@ class Machine:
     def flush(self, session: Session) -> None:
         self.links[session.channel * len(self.client.shards) + session.shard].flush()
 
-    exchange = flush
+    await_answer = flush
 
     # ---- its life ----
 

@@ -36,7 +36,7 @@ def _method(owner: type, name: str, replacement: Callable[..., Any]) -> Mutant:
 
 
 def _broken(rule: str) -> Mutant:
-    """A rule of the compiled service that does not hold (csrc/core/breakable_rules.h)."""
+    """A rule of the compiled core that does not hold (csrc/core/breakable_rules.h)."""
 
     @contextmanager
     def broken() -> Iterator[None]:
@@ -50,26 +50,6 @@ def _broken(rule: str) -> Mutant:
 
 
 # ---- the client ----
-
-
-@contextmanager
-def nothing_is_sent_again() -> Iterator[None]:
-    welcomed = Session._welcomed
-
-    def forgetful(self: Session, welcome: Any, now: float) -> None:
-        requests, self._requests = self._requests, {}
-        welcomed(self, welcome, now)
-        self._requests = requests
-
-    with mock.patch.object(Session, "_welcomed", forgetful):
-        yield
-
-
-def applied_writes_are_renumbered(self: Session, last_applied: int) -> None:
-    waiting = [request for request in self._requests.values() if request.sequence > 0]
-    for sequence, request in enumerate(waiting, start=last_applied + 1):
-        request.sequence = sequence
-    self.line.last_write = last_applied + len(waiting)
 
 
 def decisions_are_carried_backwards(self: DecisionCache, number: int) -> tuple[Signed, ...]:
@@ -199,12 +179,9 @@ def finish_is_answered_once() -> Iterator[None]:
 
 
 MUTANTS: dict[str, tuple[str, Mutant]] = {
-    "nothing is sent again after a reconnect": ("sync", nothing_is_sent_again),
-    "writes that were applied get a new number": (
-        "async",
-        _method(Session, "_renumber_writes", applied_writes_are_renumbered),
-    ),
-    "abandoned writes leave a gap": ("async", _method(Session, "_renumber_writes", lambda self, last: None)),
+    "nothing is sent again after a reconnect": ("sync", _broken("THE_UNANSWERED_IS_SENT_AGAIN")),
+    "writes that were applied get a new number": ("async", _broken("APPLIED_WRITES_KEEP_THEIR_NUMBERS")),
+    "abandoned writes leave a gap": ("async", _broken("WRITES_HAVE_NO_GAPS")),
     "decisions are carried backwards": ("async", _method(DecisionCache, "since", decisions_are_carried_backwards)),
     "a client carries no decisions": ("sync", _method(DecisionCache, "since", lambda self, number: ())),
     "pushes overtake decisions": ("async", _broken("DECISIONS_COME_FIRST")),

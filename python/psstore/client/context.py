@@ -10,7 +10,7 @@ from psstore.client.arguments import number
 from psstore.client.compression.coded import Coded
 from psstore.client.device.transfers import Transfers
 from psstore.client.flow_control import Pace
-from psstore.client.layout import Layout, Layouts
+from psstore.client.layout import Layout, Layouts, Reply
 from psstore.client.schema import FirstValues, Schema
 from psstore.errors import UnknownKey
 from psstore.protocol.client import Client
@@ -24,7 +24,7 @@ class Context:
     def __init__(self, client: Client, *, wait_s: float, pace: Pace | None, over_sockets: bool) -> None:
         self.client = client
         self.layouts = Layouts(client.ways)
-        self.schema = Schema(client, on_changed=self.layouts.forget_habits)
+        self.schema = Schema(client, on_changed=self.layouts.forget_plans)
         self.first_values = FirstValues(client)
         self.transfers = Transfers(client)
         self.coded = Coded(self.layouts, self.transfers)
@@ -58,6 +58,13 @@ class Context:
         after all have ended."""
         with self.forgetting_unknown(layout.tensors):
             return await self.client.answers(requests)
+
+    def checked(self, layout: Layout, answers: Sequence[Reply], error: BaseException | None) -> Sequence[Reply]:
+        """Returns the answers to a call without the loop. Raises what a request of it has failed with, if that is not
+        None, or else the first failure of a slice."""
+        with self.forgetting_unknown(layout.tensors):
+            self.client.check(answers, error)
+        return answers
 
     @contextmanager
     def forgetting_unknown(self, tensors: Sequence[Tensor]) -> Iterator[None]:

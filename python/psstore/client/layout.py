@@ -89,7 +89,7 @@ class Layout:
         forms = [(_core.DTYPES[dtype_of(d)], t.spec.shape) for t, d in zip(tensors, dtypes, strict=True)]
         self._map = _core.FrameMap(forms, [frame.ranges for frame in self.frames])
         self.ways = frozenset(frame.way for frame in self.frames)
-        self.plan = _core.FramePlan(
+        self.frame_plan = _core.FramePlan(
             self._map, [frame.way for frame in self.frames], [frame.table for frame in self.frames]
         )
         """The frames, as the extension has them."""
@@ -170,7 +170,7 @@ class Push(NamedTuple):
     loss_scale: float | None = None
 
     @property
-    def manner(self) -> Hashable:
+    def cache_key(self) -> Hashable:
         """Everything that can change how the push is encoded, except the types of its arrays: a cache key. None: not to
         be cached."""
         return ("push", self.names, self.op) if self.codec is None else None
@@ -187,7 +187,7 @@ class Pull(NamedTuple):
     wait_s: float | None = None
 
     @property
-    def manner(self) -> Hashable:
+    def cache_key(self) -> Hashable:
         return ("pull", self.names, self.dtype, self.out is None) if self.codec is None else None
 
 
@@ -197,19 +197,19 @@ class Layouts:
     def __init__(self, ways: Router) -> None:
         self._ways = ways
         self._known: OrderedDict[tuple[object, ...], Layout] = OrderedDict()
-        self._habits: tuple[OrderedDict[Hashable, _core.Habit], ...] = (OrderedDict(), OrderedDict())
+        self._plans: tuple[OrderedDict[Hashable, _core.CallPlan], ...] = (OrderedDict(), OrderedDict())
         """Plans of calls of late by cache key: in ordinary rounds, and in early ones."""
-        self.habits = [self._habits[False]]
+        self.plans = [self._plans[False]]
         """The plans for rounds like the present one. A list of one, which the extension holds: its item is replaced."""
 
     @property
     def early(self) -> bool:
         """True if the present round was committed early, over sockets: frames are short then."""
-        return self.habits[0] is self._habits[True]
+        return self.plans[0] is self._plans[True]
 
     @early.setter
     def early(self, early: bool) -> None:
-        self.habits[0] = self._habits[early]
+        self.plans[0] = self._plans[early]
 
     def of(
         self,
@@ -228,21 +228,21 @@ class Layouts:
         _use(self._known, key, layout)
         return layout
 
-    def habit(self, manner: Hashable) -> _core.Habit | None:
+    def plan(self, cache_key: Hashable) -> _core.CallPlan | None:
         """Returns what such a call came to the last time in such a round; None if that was long ago or never."""
         try:
-            return self.habits[0].get(manner)
+            return self.plans[0].get(cache_key)
         except TypeError:  # a name that can't be looked up, such as a list: who looks at each complains of it
             return None
 
-    def note(self, manner: Hashable, op: str, layout: Layout) -> None:
+    def note(self, cache_key: Hashable, op: str, layout: Layout) -> None:
         """Notes what a call came to: the next one with arrays of the same types will come to the same."""
-        _use(self.habits[0], manner, _core.Habit(op, layout, layout.plan))
+        _use(self.plans[0], cache_key, _core.CallPlan(op, layout, layout.frame_plan))
 
-    def forget_habits(self) -> None:
+    def forget_plans(self) -> None:
         """Drops all plans: a name has come to mean something else."""
-        for habits in self._habits:
-            habits.clear()
+        for plans in self._plans:
+            plans.clear()
 
 
 def _use(lately: OrderedDict[Any, T], key: Hashable, value: T) -> None:

@@ -192,7 +192,6 @@ class Pipe:
         self.session = session
         self._host = host
         self._loop = loop
-        self._to_client = _core.FrameDecoder()
         self._deadline_timer = DeadlineTimer(loop, next_wake=session.next_wake, tick=session.tick)
         self._pumping = False
         self._conn, self._to_shard = host.open(self)
@@ -209,19 +208,11 @@ class Pipe:
             self._loop.call_soon(self._pump)
 
     def to_client(self, pieces: Sequence[Piece]) -> None:
-        session = self.session
         try:
             for piece in pieces:
-                self._to_client.feed(piece)
-                while (frame := self._to_client.next_frame()) is not None:
-                    if frame.complete:
-                        session.frame(frame, self._loop.time())
-                    elif (destination := session.head(frame)) is not None:
-                        self._to_client.accept(destination)
-                    else:
-                        self._to_client.discard()
+                self.session.feed(piece, self._loop.time())
         except PsstoreError as error:
-            session.give_up(error)
+            self.session.give_up(error)
         self.flush()
 
     def close(self) -> None:
@@ -231,7 +222,7 @@ class Pipe:
 
     def _pump(self) -> None:
         self._pumping = False
-        for pieces in self.session.take_output():
+        for pieces in self.session.core.take_output():
             for piece in pieces:
                 self._to_shard.feed(piece)
                 self._host.receive(self._conn, self._to_shard)
@@ -242,7 +233,7 @@ class LocalDriver:
 
     def __init__(self, cluster: LocalCluster, thread: LoopThread, *, on_released: Callable[[], None] | None) -> None:
         self.thread = thread
-        self.lane = None  # its frames need no sockets, and the loop for both ends
+        self.direct = None  # its frames need no sockets, and the loop for both ends
         self._cluster = cluster
         self._wires: list[Pipe] = []
         self._on_released = on_released
@@ -275,7 +266,7 @@ class LocalDriver:
     def flush(self, session: Session) -> None:
         self._wires[session.shard].flush()
 
-    exchange = flush
+    await_answer = flush
 
     async def close(self) -> None:
         for wire in self._wires:

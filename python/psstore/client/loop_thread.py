@@ -6,8 +6,8 @@ also does what others have under way. Three things pass between threads, each wi
 - the *loop*, whoever holds `_mutex`: never while waiting;
 - the *lead*, whoever polls the loop's sockets: a caller that waits, or nobody;
 - the *watch*: while nobody has the lead, the store's own thread sleeps on the same sockets. One system call mutes it:
-  it sleeps on an epoll that has the loop's epoll in it, with an interest that the lead sets to nothing. After a call in
-  the lane with nothing else under way it stays so for 100 ms, as the next call may follow; whatever another thread asks
+  it sleeps on an epoll that has the loop's epoll in it, with an interest that the lead sets to nothing. After a direct
+  call with nothing else under way it stays so for 100 ms, as the next call may follow; whatever another thread asks
   the loop for ends that.
 """
 
@@ -23,10 +23,12 @@ import os
 import select
 import threading
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar, cast
+from functools import partial
+from typing import Any, TypeVar
 
 from psstore import _core
 from psstore.errors import StoreClosed, UsageError
+from psstore.net.client_connection import ClientConnection
 from psstore.net.interrupts import Interrupts
 from psstore.net.manual_loop import ManualLoop
 
@@ -44,8 +46,7 @@ class LoopThread:
         """`busy_s`: how long a caller asks for what it waits for before it sleeps."""
         self._busy_s = busy_s
         self._loop = ManualLoop()
-        self.loop = cast(asyncio.AbstractEventLoop, self._loop)
-        """For what is written for asyncio, as far as `ManualLoop` has it."""
+        self.loop = self._loop.as_asyncio
         self._queue = threading.Lock()
         """Held by the next one that gets the loop: who releases it does not take it again before others."""
         self._mutex = threading.Lock()
@@ -61,27 +62,28 @@ class LoopThread:
         self._starting = threading.RLock()
         """Orders `submit` and `stop`. Reentrant: a garbage collection inside `submit` may end another store here."""
         self._stopping = False
-        self.terms: list[dict[str, _core.Terms]] = [{}]
-        """What calls in the lane say besides their slices, by operation: one dictionary, and another one as soon as
+        self.terms: list[dict[str, _core.CallTerms]] = [{}]
+        """What direct calls say besides their slices, by operation: one dictionary, and another one as soon as
         somebody has the loop, where all that changes by which they would say something else."""
-        self._holding: list[_core.RequestLine] = []
+        self._holding: list[_core.ClientSession] = []
         """On which something waits to go out: whoever has the loop next sends it first."""
         self._idle = select.epoll()
         self._idle.register(self._loop.fileno(), select.EPOLLIN)
-        self.lane = _core.FastLane(
+        self.calls = _core.CallDriver(
             mutex=self._mutex,
             queue=self._queue,
             callers=self._callers,
             ready=self._loop.ready,
             holding=self._holding,
-            loop=self._loop,
+            loop=self.loop,
             bell=self._loop.bell,
             sockets=self._loop.fileno(),
             idle=self._idle.fileno(),
             busy_s=busy_s,
         )
         """For calls that need no turn of the loop, as long as nobody else needs one."""
-        self._loop.on_call = self.lane.hasten
+        self._loop.on_call = self.calls.hasten
+        self._loop.on_distrust = partial(ClientConnection.abort_all, self.loop)
         self._polls_until, self._sleeps_until = 0.0, math.inf
         """When the leader's poll and the own thread's sleep end, if nothing comes."""
         self._process = os.getpid()
@@ -163,7 +165,7 @@ class LoopThread:
             with self._starting:
                 self._stopping = True
                 self._loop.wake()
-                self.lane.hasten()
+                self.calls.hasten()
             if threading.get_ident() not in (self._thread.ident, *self._callers):  # it waits for them
                 self._thread.join()
 
@@ -252,14 +254,14 @@ class LoopThread:
     def _take(self) -> None:
         with self._queue:
             if not self._mutex.acquire(blocking=False):
-                if self.lane.busy:
+                if self.calls.busy:
                     self._loop.wake()  # it lets go of the mutex then
                 self._mutex.acquire()
         self._holder = threading.get_ident()
         asyncio._set_running_loop(self.loop)
         self.terms[0] = {}
         if self._holding:
-            self.lane.send_held()
+            self.calls.send_held()
 
     def _give(self) -> None:
         if self._holder == threading.get_ident():
@@ -271,7 +273,7 @@ class LoopThread:
 
     def _lead(self, me: int) -> None:
         self._leader = me
-        self.lane.mute()
+        self.calls.mute()
 
     def _poll(self) -> Any:
         """Waits for the loop's next events, and lets others have it meanwhile."""
@@ -287,16 +289,16 @@ class LoopThread:
     def _ask(self, timeout_s: float | None) -> float | None:
         """Waits without sleeping at first. Returns how much is left of the time."""
         if timeout_s is None:
-            self.lane.ask(self._busy_s)
+            self.calls.ask(self._busy_s)
             return None
-        until = self._loop.time() + timeout_s
-        self.lane.ask(min(self._busy_s, timeout_s))
-        return max(0.0, until - self._loop.time())
+        until = self.loop.time() + timeout_s
+        self.calls.ask(min(self._busy_s, timeout_s))
+        return max(0.0, until - self.loop.time())
 
     def _until_next(self) -> tuple[float, float | None]:
         """When the loop wants its next turn at the latest, and how long to wait for it."""
         wake = self._loop.next_wake()
-        return (math.inf, None) if wake is None else (wake, max(0.0, wake - self._loop.time()))
+        return (math.inf, None) if wake is None else (wake, max(0.0, wake - self.loop.time()))
 
     def _hurry(self, until: float) -> None:
         """Whoever waits until then, shall not, if something is to be done before."""
@@ -337,7 +339,7 @@ class LoopThread:
             with contextlib.suppress(RuntimeError):  # it is awake already
                 self._followers[0].release()
             return
-        self.lane.unmute()
+        self.calls.unmute()
         self._hurry(self._sleeps_until)
 
     # ---- the own thread ----
@@ -352,9 +354,9 @@ class LoopThread:
                 if self._stopping and not self._callers:
                     self._end()
                     return
-                self.lane.woken()
+                self.calls.woken()
                 if not self._leader:
-                    self.lane.unmute()
+                    self.calls.unmute()
                     self._turn_alone()
                 self._sleeps_until, timeout_s = self._until_next()
                 if self._leader and timeout_s == 0.0:  # what is due is the leader's to do
@@ -374,7 +376,7 @@ class LoopThread:
             task.cancel()
         while not all(task.done() for task in left):
             self._loop.turn(self._loop.poll(self._until_next()[1]))
-        self._loop.close()
+        self.loop.close()
         self._idle.close()
 
 

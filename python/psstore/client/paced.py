@@ -1,13 +1,13 @@
-"""The short way of a round that was committed early, over links: calls that are started, and go when it is their turn.
+"""Started calls of a round that was committed early, over links: they go when it is their turn.
 
-For tensors that went like this before, as in lane.py, whose calls go at once. What waits is no task, but a place in the
-queues of flow_control.py: whoever takes an answer there sends what it has made room for, and whoever takes a
-call's last one ends it.
+For tensors that went like this before, as in direct.py, whose calls go at once. What waits is no task, but a place in
+the queues of flow_control.py: whoever takes an answer there sends what it has made room for, and whoever takes a call's
+last one ends it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 from typing import Any
 
 from psstore.client.arrays import Array
@@ -15,7 +15,7 @@ from psstore.client.flow_control import Pace
 from psstore.client.layout import Layout, Pull, Push
 from psstore.client.loop_thread import LoopThread
 from psstore.client.operations import Operations
-from psstore.client.started import Part, Started, Unfinished
+from psstore.client.started import Started
 from psstore.codec.codecs import Codecs
 from psstore.protocol.client import Transfer
 from psstore.wire import messages as m
@@ -44,11 +44,11 @@ class PacedCalls:
         if pace is None or codec is not None or not isinstance(items, Mapping):
             return None
         asked = Push(tuple(items), list(items.values()), op)
-        habit = self._context.layouts.habit(asked.manner)
-        if habit is None or habit.op != "PUSH" or not client.may_push or self._context.coded.has_pending:
+        plan = self._context.layouts.plan(asked.cache_key)
+        if plan is None or plan.op != "PUSH" or not client.may_push or self._context.coded.has_pending:
             return None
-        transfers = habit.layout.transfers_of(asked.values)
-        return self._push(pace, habit.layout, transfers) if transfers else None
+        transfers = plan.layout.transfers_of(asked.values)
+        return self._push(pace, plan.layout, transfers) if transfers else None
 
     def start_pull_many(
         self,
@@ -63,15 +63,15 @@ class PacedCalls:
         pace = self._context.turns
         if pace is None or codec is not None or if_newer_than is not None:
             return None
-        habit = self._context.layouts.habit(Pull(tuple(names), out, dtype=dtype).manner)
+        plan = self._context.layouts.plan(Pull(tuple(names), out, dtype=dtype).cache_key)
         patience_s = self._context.patience(wait_s)
-        if habit is None or not 0.0 <= patience_s <= m.MAX_WAIT_S:
+        if plan is None or not 0.0 <= patience_s <= m.MAX_WAIT_S:
             return None
-        if not self._client.may_pull(habit.layout.ways, trained=habit.layout.is_trained):
+        if not self._client.may_pull(plan.layout.ways, trained=plan.layout.is_trained):
             return None
-        results = habit.layout.fresh() if out is None else list(out)
-        transfers = habit.layout.transfers_of(results)
-        return self._pull(pace, habit.layout, transfers, results, patience_s) if transfers else None
+        results = plan.layout.fresh() if out is None else list(out)
+        transfers = plan.layout.transfers_of(results)
+        return self._pull(pace, plan.layout, transfers, results, patience_s) if transfers else None
 
     # ---- how ----
 
@@ -126,4 +126,66 @@ class PacedCalls:
         transfers: Sequence[Transfer],
         conclude: Callable[[Sequence[Part]], Coroutine[Any, Any, Any]],
     ) -> Sequence[Part]:
-        return Unfinished(whole, [None] * len(transfers), conclude).parts
+        return PartedCall(whole, len(transfers), conclude).parts
+
+
+class PartedCall:
+    """A call whose requests go one by one: it ends with the last of them."""
+
+    def __init__(
+        self,
+        whole: Started[Any],
+        num_parts: int,
+        conclude: Callable[[Sequence[Part]], Coroutine[Any, Any, Any]],
+    ) -> None:
+        """`conclude`: what the call comes to, of parts that have all ended; runs with the loop held."""
+        self.whole = whole
+        self.parts = [Part(self) for _ in range(num_parts)]
+        self._left = num_parts
+        self._conclude = conclude
+
+    def part_ended(self) -> None:
+        self._left -= 1
+        if self._left or self.whole.done():
+            return
+        try:
+            self._conclude(self.parts).send(None)
+        except StopIteration as stop:
+            self.whole.succeed(stop.value)
+        except Exception as error:
+            self.whole.fail(error)
+
+
+class Part:
+    """What one of the call's requests came to."""
+
+    __slots__ = ("_call", "_error", "_over", "_result")
+
+    def __init__(self, call: PartedCall) -> None:
+        self._call = call
+        self._result: Any = None
+        self._error: BaseException | None = None
+        self._over = False
+
+    @property
+    def result(self) -> Any:
+        """None: there is none, or it failed."""
+        return self._result
+
+    def done(self) -> bool:
+        return self._over or self._call.whole.cancelled()
+
+    def set_result(self, result: Any, /) -> None:
+        self._result, self._over = result, True
+        self._call.part_ended()
+
+    def set_exception(self, error: BaseException, /) -> None:
+        self._error, self._over = error, True
+        self._call.part_ended()
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        """REQUIRES: it is done."""
+        yield from ()
+        if self._error is not None:
+            raise self._error
+        return self._result

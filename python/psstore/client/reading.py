@@ -37,10 +37,10 @@ class Reading:
         """Layout of the last pull of all."""
 
     async def pull(self, asked: Pull) -> list[Array]:
-        habit = self._context.layouts.habit(asked.manner)
-        if habit is None:
+        plan = self._context.layouts.plan(asked.cache_key)
+        if plan is None:
             return await self._pull_one_by_one(asked)
-        layout = habit.layout
+        layout = plan.layout
         results = layout.fresh() if asked.out is None else list(asked.out)
         transfers = layout.transfers_of(results, newer_than=asked.if_newer_than)
         if transfers is None:
@@ -121,7 +121,7 @@ class Reading:
             chosen, dtypes = [tensors[i] for i in positions], [targets[i].dtype for i in positions]
             layout = await context.layout(chosen, dtypes, pull=True, place=place)
             if place is None and len(positions) == len(targets):
-                context.layouts.note(asked.manner, "PULL", layout)
+                context.layouts.note(asked.cache_key, "PULL", layout)
             pulled = await self.pull_into(layout, [targets[i] for i in positions], asked.if_newer_than, asked.wait_s)
             results.update(zip(positions, pulled, strict=True))
         context.first_values.note(tensor.id for tensor in tensors)

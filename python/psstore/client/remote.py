@@ -14,8 +14,8 @@ from pathlib import Path
 
 from psstore import _core
 from psstore.client.arguments import Options
+from psstore.client.direct import Direct
 from psstore.client.flow_control import Pace
-from psstore.client.lane import Lane
 from psstore.client.loop_thread import LoopThread
 from psstore.client.operations import Operations
 from psstore.config import Transport
@@ -92,7 +92,7 @@ class Remote:
 
     def __init__(self, thread: LoopThread) -> None:
         self.thread = thread
-        self.lane: Lane | None = None
+        self.direct: Direct | None = None
         self._driver: SocketDriver | None = None
         self._heartbeats: Heartbeats | None = None
 
@@ -138,7 +138,7 @@ class Remote:
             await self._heartbeats.begun(options.connect_timeout_s)
         pace = Pace(self.thread.loop, len(client.shards)) if identity.features else None
         operations = Operations(client, wait_s=options.wait_s, pace=pace, over_sockets=True)
-        self.lane = Lane(operations, self._driver, self.thread)
+        self.direct = Direct(operations, self._driver, self.thread)
         return operations
 
     async def close(self) -> None:
@@ -183,7 +183,7 @@ class Remote:
         ]
         for reconnector in reconnectors:
             reconnector.start()
-        return SocketDriver(self.thread.loop, reconnectors, self.thread.lane)
+        return SocketDriver(self.thread.loop, reconnectors, self.thread.calls)
 
 
 def _nonce() -> bytes:

@@ -92,7 +92,7 @@ class FirstValues:
 
     A push waits for them, as a pull does: a shard takes no gradient for what has no value, since a decision that counts
     on it could not be carried out. A client asks once per tensor, before its first push of it goes; so no call that
-    goes as one went before (lane.py, paced.py) meets a tensor without a value. Used on the store's loop only.
+    goes as one went before (direct.py, paced.py) meets a tensor without a value. Used on the store's loop only.
     """
 
     def __init__(self, client: Client) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import threading
-from collections.abc import Callable, Coroutine, Generator, Sequence
+from collections.abc import Callable
 from concurrent.futures import CancelledError
 from typing import Any, TypeVar, cast
 
@@ -68,7 +68,7 @@ class Started(concurrent.futures.Future[T]):
             if timeout is None:
                 self._thread.run(self._until_done())
             else:
-                self._thread.lane.hasten()
+                self._thread.calls.hasten()
         if self._ending is not None and self._ending[1] is None:
             return cast(T, self._ending[0])
         return super().result(timeout)
@@ -120,69 +120,3 @@ class Started(concurrent.futures.Future[T]):
             super().set_exception(error)
         else:
             super().set_result(result)
-
-
-class Unfinished:
-    """What is left of a started call when its requests are their sessions': it ends with the last of them."""
-
-    def __init__(
-        self,
-        whole: Started[Any],
-        answers: Sequence[Any],
-        conclude: Callable[[Sequence[Part]], Coroutine[Any, Any, Any]],
-    ) -> None:
-        """`answers`: those that have come already, else None. `conclude`: what the call comes to, of parts that have
-        all ended; runs with the loop held."""
-        self.whole = whole
-        self.parts = [Part(self) for _ in answers]
-        self._left = len(answers)
-        self._conclude = conclude
-        for part, answer in zip(self.parts, answers, strict=True):
-            if answer is not None:
-                part.set_result(answer)
-
-    def part_ended(self) -> None:
-        self._left -= 1
-        if self._left or self.whole.done():
-            return
-        try:
-            self._conclude(self.parts).send(None)
-        except StopIteration as stop:
-            self.whole.succeed(stop.value)
-        except Exception as error:
-            self.whole.fail(error)
-
-
-class Part:
-    """What one of the call's requests came to."""
-
-    __slots__ = ("_call", "_error", "_over", "_result")
-
-    def __init__(self, call: Unfinished) -> None:
-        self._call = call
-        self._result: Any = None
-        self._error: BaseException | None = None
-        self._over = False
-
-    @property
-    def result(self) -> Any:
-        """None: there is none, or it failed."""
-        return self._result
-
-    def done(self) -> bool:
-        return self._over or self._call.whole.cancelled()
-
-    def set_result(self, result: Any, /) -> None:
-        self._result, self._over = result, True
-        self._call.part_ended()
-
-    def set_exception(self, error: BaseException, /) -> None:
-        self._error, self._over = error, True
-        self._call.part_ended()
-
-    def __await__(self) -> Generator[Any, Any, Any]:
-        """REQUIRES: it is done."""
-        yield from ()
-        if self._error is not None:
-            raise self._error
-        return self._result

@@ -12,11 +12,11 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from types import TracebackType
 from typing import Any, Concatenate, NoReturn, ParamSpec, Protocol, TypeVar, cast
 
-from psstore._core import ShortCalls
+from psstore._core import DirectCalls
 from psstore.client import fork_safety
 from psstore.client.arrays import Array
 from psstore.client.device.arrays import OnDevice, seen
-from psstore.client.lane import Lane
+from psstore.client.direct import Direct
 from psstore.client.loop_thread import LoopThread
 from psstore.client.operations import Operations
 from psstore.client.paced import PacedCalls
@@ -39,8 +39,8 @@ class Backend(Protocol):
     thread: LoopThread
 
     @property
-    def lane(self) -> Lane | None:
-        """The short way of calls, if there is one."""
+    def direct(self) -> Direct | None:
+        """Its direct calls, if it makes any."""
 
     async def close(self) -> None:
         """Ends the connections. Runs on the thread's loop."""
@@ -59,9 +59,9 @@ class _Face:
         self._operations = operations
         self._backend = backend
         self._url = url
-        self._lane = backend.lane
-        self._short = None if self._lane is None else self._lane.short_calls()
-        """None: closed, or there are none."""
+        self._direct = backend.direct
+        self._calls = None if self._direct is None else self._direct.calls()
+        """None: closed, or it makes none."""
         self._closed: str | None = None
         """Why it can't be used any more."""
         self._finalizer = weakref.finalize(self, _forgotten, operations, backend)
@@ -150,7 +150,7 @@ class _Face:
             "this store was connected before the process forked, and sockets do not survive a fork; connect again in"
             " the child, or use the store in the parent only"
         )
-        self._short = None
+        self._calls = None
         self._finalizer.detach()
         self._backend.abandon()
 
@@ -187,7 +187,7 @@ class _Face:
         """Closes the store; without `leave` a worker is lost to the others. Blocks for at most LEAVE_S and a little.
         Does nothing the second time."""
         if self._closed is None:
-            self._closed, self._short = _CLOSED, None
+            self._closed, self._calls = _CLOSED, None
             self._finalizer.detach()
             _end(self._operations, self._backend, leave)
 
@@ -234,12 +234,12 @@ def _blocking(operation: Operation[P, T]) -> Callable[Concatenate[Store, P], T]:
 
 
 def _hasty(operation: Operation[P, T], at_once: Callable[..., object]) -> Callable[Concatenate[Store, P], T]:
-    """Wraps an operation, to go by the short way if that is open."""
+    """Wraps an operation, to be a direct call if that is possible now."""
 
     @functools.wraps(operation)
     def call(self: Store, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        if self._short is not None:
-            result = at_once(self._short, *args, **kwargs)
+        if self._calls is not None:
+            result = at_once(self._calls, *args, **kwargs)
             if result is not NotImplemented:
                 return cast(T, result)
         return self._run(operation(self._operations, *args, **kwargs))
@@ -251,15 +251,15 @@ def _started(
     operation: Operation[P, T], at_once: Callable[..., object] | None = None, paced: Callable[..., object] | None = None
 ) -> Callable[Concatenate[Store, P], concurrent.futures.Future[T]]:
     """The operation as a method that does not wait: it is under way when the call returns, after those started before
-    it; by a short way if there is one and it is open. Arrays must stay alive and as they are until the future is
+    it; a direct call if that is possible now. Arrays must stay alive and as they are until the future is
     done."""
 
     @functools.wraps(operation)
     def call(self: Store, /, *args: P.args, **kwargs: P.kwargs) -> concurrent.futures.Future[T]:
-        if at_once is not None and paced is not None and self._short is not None and self._lane is not None:
-            started = at_once(self._short, *args, **kwargs)
+        if at_once is not None and paced is not None and self._calls is not None and self._direct is not None:
+            started = at_once(self._calls, *args, **kwargs)
             if started is NotImplemented:
-                started = paced(self._lane.paced, *args, **kwargs)
+                started = paced(self._direct.paced, *args, **kwargs)
             if started is not None:
                 return cast(concurrent.futures.Future[T], started)
         return self._submit(operation(self._operations, *args, **kwargs))
@@ -270,26 +270,26 @@ def _started(
 def _awaited(
     operation: Operation[P, T], at_once: Callable[..., object] | None = None
 ) -> Callable[Concatenate[AsyncStore, P], Coroutine[Any, Any, T]]:
-    """The operation for the caller's event loop; by the short way if there is one and it is open. Cancelling ends the
+    """The operation for the caller's event loop; a direct call if that is possible now. Cancelling ends the
     operation; the store stays usable."""
 
     @functools.wraps(operation)
     async def call(self: AsyncStore, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        if at_once is not None and self._short is not None:
-            started = at_once(self._short, *args, **kwargs)
+        if at_once is not None and self._calls is not None:
+            started = at_once(self._calls, *args, **kwargs)
             if started is not NotImplemented:
-                self._backend.thread.lane.hasten()  # nobody drives it but the own thread
+                self._backend.thread.calls.hasten()  # nobody drives it but the own thread
                 return await asyncio.wrap_future(cast(concurrent.futures.Future[T], started))
         return await asyncio.wrap_future(self._submit(operation(self._operations, *args, **kwargs)))
 
     return call
 
 
-def _push_one(short: ShortCalls, name: str, value: Array, **options: Any) -> object:
+def _push_one(calls: DirectCalls, name: str, value: Array, **options: Any) -> object:
     """Starts `push` as `push_many`."""
     if not isinstance(name, str):
         return NotImplemented  # others complain of it
-    return short.start_push_many({name: value}, **options)
+    return calls.start_push_many({name: value}, **options)
 
 
 class Store(_Face):
@@ -310,12 +310,12 @@ class Store(_Face):
     describe = _blocking(Operations.describe)
     keys = _blocking(Operations.keys)
     drop = _blocking(Operations.drop)
-    push = _hasty(Operations.push, ShortCalls.push)
-    push_many = _hasty(Operations.push_many, ShortCalls.push_many)
+    push = _hasty(Operations.push, DirectCalls.push)
+    push_many = _hasty(Operations.push_many, DirectCalls.push_many)
     settle = _blocking(Operations.settle)
     commit = _blocking(Operations.commit)
-    pull = _hasty(Operations.pull, ShortCalls.pull)
-    pull_many = _hasty(Operations.pull_many, ShortCalls.pull_many)
+    pull = _hasty(Operations.pull, DirectCalls.pull)
+    pull_many = _hasty(Operations.pull_many, DirectCalls.pull_many)
     barrier = _blocking(Operations.barrier)
     leave = _blocking(Operations.leave)
     global_norm = _blocking(Operations.global_norm)
@@ -326,9 +326,9 @@ class Store(_Face):
     set_residuals = _blocking(Operations.set_residuals)
     stats = _blocking(Operations.stats)
 
-    start_push_many = _started(Operations.push_many, ShortCalls.start_push_many, PacedCalls.start_push_many)
+    start_push_many = _started(Operations.push_many, DirectCalls.start_push_many, PacedCalls.start_push_many)
     start_commit = _started(Operations.commit)
-    start_pull_many = _started(Operations.pull_many, ShortCalls.start_pull_many, PacedCalls.start_pull_many)
+    start_pull_many = _started(Operations.pull_many, DirectCalls.start_pull_many, PacedCalls.start_pull_many)
     start_finish = _started(Operations.finish)
 
     @contextmanager
@@ -365,11 +365,11 @@ class AsyncStore(_Face):
     keys = _awaited(Operations.keys)
     drop = _awaited(Operations.drop)
     push = _awaited(Operations.push, _push_one)
-    push_many = _awaited(Operations.push_many, ShortCalls.start_push_many)
+    push_many = _awaited(Operations.push_many, DirectCalls.start_push_many)
     settle = _awaited(Operations.settle)
     commit = _awaited(Operations.commit)
     pull = _awaited(Operations.pull)
-    pull_many = _awaited(Operations.pull_many, ShortCalls.start_pull_many)
+    pull_many = _awaited(Operations.pull_many, DirectCalls.start_pull_many)
     barrier = _awaited(Operations.barrier)
     leave = _awaited(Operations.leave)
     global_norm = _awaited(Operations.global_norm)
@@ -403,6 +403,6 @@ class AsyncStore(_Face):
 
 def as_async(store: Store) -> AsyncStore:
     """Turns a store that blocks into one whose calls are awaited, over the same connection. The first is closed."""
-    store._closed, store._short = "this store became an AsyncStore", None
+    store._closed, store._calls = "this store became an AsyncStore", None
     store._finalizer.detach()
     return AsyncStore(store._operations, store._backend, store._url)

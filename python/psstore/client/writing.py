@@ -44,10 +44,10 @@ class Writing:
         self._norm = norm
 
     async def push(self, asked: Push) -> None:
-        habit = self._context.layouts.habit(asked.manner)
-        transfers = habit.layout.transfers_of(asked.values) if habit is not None else None
-        if habit is not None and transfers is not None:
-            await self.send(habit.op, habit.layout, transfers)
+        plan = self._context.layouts.plan(asked.cache_key)
+        transfers = plan.layout.transfers_of(asked.values) if plan is not None else None
+        if plan is not None and transfers is not None:
+            await self.send(plan.op, plan.layout, transfers)
         else:
             await self._push_one_by_one(asked)
 
@@ -159,7 +159,7 @@ class Writing:
                 await self.send(wire_op, layout, Upload(context.transfers.out_of(place), layout, sources))
                 continue
             if len(chosen) == 1:
-                context.layouts.note(asked.manner, wire_op, layout)
+                context.layouts.note(asked.cache_key, wire_op, layout)
             await self.send(wire_op, layout, layout.transfers([one.data for one in sources]))
 
     async def _first_values(self, tensors: Sequence[Tensor]) -> None:

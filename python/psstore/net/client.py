@@ -105,18 +105,11 @@ class Reconnector:
             self._connection.flush()
         self._deadline_timer.update()
 
-    def exchange(self, lane: _core.FastLane) -> None:
-        """`flush`, and waits for what may be there at once."""
-        if self._connection is not None:
-            self._connection.exchange(lane)
-        if not self.session.idle:
-            self._deadline_timer.update()
-
     def resume(self) -> None:
-        """The session has requests that it did not send itself."""
+        """The session may have frames and requests that it was not told of."""
         if self._connection is not None:
             self._connection.resume()
-        self.flush()
+        self._deadline_timer.update()
 
     async def close(self) -> None:
         """Ends what is still asked for with StoreClosed, and the connection."""
@@ -187,7 +180,7 @@ class Reconnector:
     def _unreachable(self, tried_s: float) -> StoreUnreachable:
         """The shard is not there, or no longer."""
         session = self.session
-        heard_at = session.line.last_heard
+        heard_at = session.core.last_heard
         said = session.last_word
         hint = f"it said: {said}" if said else "is it running? `psstore-server --shards 1` starts one"
         if heard_at:
@@ -262,10 +255,7 @@ class Reconnector:
             if family != socket.AF_UNIX:
                 choose_congestion_control(sock, where[0], self._congestion_control)
             await _connect(self._loop, sock, where)
-            make = functools.partial(ClientConnection, self.session, self._loop)
-            if family == socket.AF_UNIX:
-                return (await self._loop.create_unix_connection(make, sock=sock))[1]
-            return (await self._loop.create_connection(make, sock=sock))[1]
+            return ClientConnection(self.session, self._loop, sock)
         except BaseException:
             sock.close()
             raise
@@ -275,12 +265,12 @@ class SocketDriver:
     """The `protocol.client.Driver` of a store whose shards are behind sockets: one reconnector per session."""
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, reconnectors: Iterable[Reconnector], lane: _core.FastLane
+        self, loop: asyncio.AbstractEventLoop, reconnectors: Iterable[Reconnector], calls: _core.CallDriver
     ) -> None:
-        """`lane`: of callers that drive the loop."""
+        """`calls`: of callers that drive the loop."""
         self.reconnectors = {(one.session.shard, one.session.channel): one for one in reconnectors}
         self._loop = loop
-        self._lane = lane
+        self._calls = calls
 
     def now(self) -> float:
         return self._loop.time()
@@ -291,21 +281,21 @@ class SocketDriver:
     def flush(self, session: Session) -> None:
         self._reconnector(session).flush()
 
-    def exchange(self, session: Session) -> None:
+    def await_answer(self, session: Session) -> None:
         """Lets the extension wait for the answer, if no task asks and nothing else is under way; else only flushes."""
         reconnector = self._reconnector(session)
         others_idle = all(other is reconnector or other.session.idle for other in self.reconnectors.values())
-        if others_idle and asyncio.current_task(self._loop) is None:
-            reconnector.exchange(self._lane)
+        if others_idle and asyncio.current_task(self._loop) is None and self._calls.await_answer(session.core):
+            reconnector.resume()
         else:
             reconnector.flush()
 
     def resume(self, session: Session) -> None:
-        """Somebody has sent and received for the session without the loop, and left the rest to it."""
+        """A call has sent and received for the session without the loop, and left the rest to it."""
         self._reconnector(session).resume()
 
     def look_after(self, sessions: Collection[Session]) -> None:
-        """Somebody has made requests without the loop, and left something of them to it. Any thread may call it."""
+        """A call has made requests without the loop, and left something of them to it. Any thread may call it."""
         for session in sessions:
             self._loop.call_soon_threadsafe(self._reconnector(session).resume)
 

@@ -1,7 +1,8 @@
 """An asyncio event loop that does nothing by itself: whoever holds it polls, and gives it its turns.
 
 Between two turns it may pass to another thread. It has what psstore's client needs of asyncio.AbstractEventLoop, which
-is all that tasks, futures, `asyncio.sleep` and the like ask of a loop; its only transport is `Stream`.
+is all that tasks, futures, `asyncio.sleep` and the like ask of a loop. It has no transports: who has a socket watches
+it.
 """
 
 from __future__ import annotations
@@ -19,14 +20,12 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeVar, cast
-
-from psstore.net.stream import Stream
 
 T = TypeVar("T")
 
-Watcher = Callable[[int], object]
-"""Called with a mask of EPOLLIN, EPOLLOUT, EPOLLHUP, EPOLLERR."""
+Callback = Callable[[], object]
 
 _ring = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_uint64)(("eventfd_write", ctypes.PyDLL(None)))
 """With the GIL: `os.eventfd_write` lets go of it, and a caller that only starts something would wait for the thread
@@ -40,19 +39,21 @@ class ManualLoop:
 
     def __init__(self) -> None:
         self._sockets = select.epoll()
-        self._watchers: dict[int, Watcher] = {}
+        self._readers: dict[int, Callback] = {}
+        self._writers: dict[int, Callback] = {}
         self.ready: deque[asyncio.Handle] = deque()
         """What the next turn has to do without any event."""
         self._timers: list[asyncio.TimerHandle] = []
         """A heap by time; those that were cancelled stay until their time."""
-        self._streams: weakref.WeakSet[Stream] = weakref.WeakSet()
+        self.on_distrust: Callable[[], object] = _nothing
+        """Ends the connections on this loop."""
         self._executor: concurrent.futures.ThreadPoolExecutor | None = None
         self._closed = False
         self.on_call: Callable[[], object] = _nothing
         """Told of each call that another thread may have asked for, until the loop is closed."""
         self.bell = bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         weakref.finalize(self, os.close, bell)  # no sooner: `wake` must not hit another file that got its number
-        self.watch(bell, select.EPOLLIN, lambda _: os.eventfd_read(bell))
+        self.add_reader(bell, os.eventfd_read, bell)
 
     # ---- what its holder calls ----
 
@@ -91,14 +92,11 @@ class ManualLoop:
     def distrust(self) -> None:
         """An exception struck from outside, as of a signal's handler: how far the connections are is not known. Ends
         them; what was not answered is sent again on the next ones."""
-        for stream in list(self._streams):
-            stream.abort()
+        self.on_distrust()
 
     def _turn(self, events: Sequence[tuple[int, int]]) -> None:
         for fd, mask in events:
-            watcher = self._watchers.get(fd)
-            if watcher is not None:
-                watcher(mask)
+            self._deal_with(fd, mask)
         if self._timers:
             now = self.time()
             while self._timers and self._timers[0].when() <= now:
@@ -110,41 +108,53 @@ class ManualLoop:
 
     # ---- sockets ----
 
-    def watch(self, fd: int, mask: int, watcher: Watcher) -> None:
-        """Calls `watcher` from now on with the events of `mask`; changes the mask of one that is watched already."""
-        if fd in self._watchers:
-            self._sockets.modify(fd, mask)
-        else:
-            self._sockets.register(fd, mask)
-        self._watchers[fd] = watcher
+    def add_reader(self, fd: Any, callback: Callable[..., object], *args: Any) -> None:
+        """Calls it when the socket is readable or at its end, and when somebody else has had it watched for room
+        (EPOLLOUT), as the extension does for what it could not send."""
+        self._watch(_number(fd), self._readers, partial(callback, *args))
 
-    def forget(self, fd: int) -> None:
-        if self._watchers.pop(fd, None) is not None:
-            self._sockets.unregister(fd)
+    def remove_reader(self, fd: Any) -> bool:
+        return self._unwatch(_number(fd), self._readers)
 
     def add_writer(self, fd: Any, callback: Callable[..., object], *args: Any) -> None:
-        self.watch(_number(fd), select.EPOLLOUT, lambda _: callback(*args))
+        self._watch(_number(fd), self._writers, partial(callback, *args))
 
     def remove_writer(self, fd: Any) -> bool:
-        known = _number(fd) in self._watchers
-        self.forget(_number(fd))
-        return known
+        return self._unwatch(_number(fd), self._writers)
 
-    async def create_connection(self, protocol_factory: Any, *_: Any, sock: Any = None, **__: Any) -> Any:
-        """Over a socket that is connected already; the protocol is a BufferedProtocol."""
-        protocol = protocol_factory()
-        stream = Stream(self, sock, protocol)
-        self._streams.add(stream)
-        try:
-            protocol.connection_made(stream)
-        except BaseException:
-            stream.abort()
-            raise
-        return stream, protocol
+    def _watch(self, fd: int, callbacks: dict[int, Callback], callback: Callback) -> None:
+        is_new = fd not in self._readers and fd not in self._writers
+        callbacks[fd] = callback
+        (self._sockets.register if is_new else self._sockets.modify)(fd, self._mask(fd))
 
-    create_unix_connection = create_connection
+    def _unwatch(self, fd: int, callbacks: dict[int, Callback]) -> bool:
+        if callbacks.pop(fd, None) is None:
+            return False
+        if fd in self._readers or fd in self._writers:
+            self._sockets.modify(fd, self._mask(fd))
+        else:
+            self._sockets.unregister(fd)
+        return True
+
+    def _mask(self, fd: int) -> int:
+        return (select.EPOLLIN if fd in self._readers else 0) | (select.EPOLLOUT if fd in self._writers else 0)
+
+    def _deal_with(self, fd: int, mask: int) -> None:
+        if mask & select.EPOLLOUT:
+            if writer := self._writers.get(fd):
+                writer()
+            elif fd in self._readers:
+                self._sockets.modify(fd, self._mask(fd))
+                mask |= select.EPOLLIN
+        if mask & ~select.EPOLLOUT and (callback := self._readers.get(fd) or self._writers.get(fd)):
+            callback()
 
     # ---- asyncio's interface ----
+
+    @property
+    def as_asyncio(self) -> asyncio.AbstractEventLoop:
+        """This loop, for what is written for asyncio."""
+        return cast(asyncio.AbstractEventLoop, self)
 
     def time(self) -> float:
         return time.monotonic()
@@ -159,15 +169,15 @@ class ManualLoop:
         return self._closed
 
     def create_future(self) -> asyncio.Future[Any]:
-        return asyncio.Future(loop=self._itself())
+        return asyncio.Future(loop=self.as_asyncio)
 
     def create_task(self, coro: Any, **options: Any) -> asyncio.Task[Any]:
-        return asyncio.Task(coro, loop=self._itself(), **options)
+        return asyncio.Task(coro, loop=self.as_asyncio, **options)
 
     def call_soon(
         self, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
     ) -> asyncio.Handle:
-        handle = asyncio.Handle(callback, args, self._itself(), context)
+        handle = asyncio.Handle(callback, args, self.as_asyncio, context)
         self.ready.append(handle)
         return handle
 
@@ -187,7 +197,7 @@ class ManualLoop:
     def call_at(
         self, when: float, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
     ) -> asyncio.TimerHandle:
-        handle = asyncio.TimerHandle(when, callback, args, self._itself(), context)
+        handle = asyncio.TimerHandle(when, callback, args, self.as_asyncio, context)
         heapq.heappush(self._timers, handle)
         return handle
 
@@ -197,13 +207,10 @@ class ManualLoop:
     def run_in_executor(self, executor: Any, func: Callable[..., T], *args: Any) -> asyncio.Future[T]:
         if self._executor is None:
             self._executor = concurrent.futures.ThreadPoolExecutor(1, "psstore-resolver")
-        return asyncio.wrap_future(self._executor.submit(func, *args), loop=self._itself())
+        return asyncio.wrap_future(self._executor.submit(func, *args), loop=self.as_asyncio)
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         _log.error("%s", context.get("message"), exc_info=context.get("exception"))
-
-    def _itself(self) -> asyncio.AbstractEventLoop:
-        return cast(asyncio.AbstractEventLoop, self)
 
     def close(self) -> None:
         """Nothing may be under way."""

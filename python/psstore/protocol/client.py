@@ -50,7 +50,7 @@ class Driver(Protocol):
     def flush(self, session: Session) -> None:
         """The session may have output."""
 
-    def exchange(self, session: Session) -> None:
+    def await_answer(self, session: Session) -> None:
         """The session has a request, and its caller waits for nothing else: the answer may be there on return."""
 
 
@@ -146,6 +146,8 @@ class Client:
         self.identity.ticket = joined.ticket
         self.round, self.decision, self._unfinished = joined.round, joined.decision, False
         self._decisions.learn(joined.decision, joined.decisions)
+        for session in self.sessions:
+            session.identified()
         attach = m.Attach(ticket=joined.ticket)
         await collect([self._request(session, "ATTACH", body=attach) for session in self.sessions])
 
@@ -154,6 +156,8 @@ class Client:
         if self.joined:
             await self._request(self.sessions[0], "LEAVE")
             self.identity.ticket = None
+            for session in self.sessions:
+                session.identified()
 
     async def barrier(self, name: str, *, wait_s: float) -> None:
         """Returns when every expected worker has called it with this name. Raises WorkerLost, DeadlineExceeded."""
@@ -272,8 +276,7 @@ class Client:
         _check_wait(wait_s)
         if self._decisions.scale is not None:
             await self._tell_scale()
-        for session in self.sessions:
-            self._decisions.heard(session.shard, session.version)
+        self._forget_applied()
         applied = await self._attest() if self._asked_to_attest else ()
         self._unanswered = True
         body = m.Commit(
@@ -386,14 +389,20 @@ class Client:
 
     async def answers(self, futures: Sequence[Future]) -> list[Answer]:
         """The answers to requests of slices. Raises the first failure of a request or a slice, after all have ended."""
+        answers, error = await _ended(futures)
+        self.check(answers, error)
+        return answers
+
+    def check(self, answers: Sequence[Answer | _core.Frame], error: BaseException | None) -> None:
+        """Raises what a request of slices has failed with, if it is not None, or else the first failure of a slice."""
         try:
-            answers = await collect(futures)
+            if error is not None:
+                raise error
             check(answers, self._names)
         except DeadlineExceeded:
             if self._torn is not None:
                 raise TornRound(self._torn.message, **self._torn.details) from None
             raise
-        return answers
 
     # ---- how ----
 
@@ -444,7 +453,13 @@ class Client:
             asked = m.Decisions(since=self._decisions.last)
             decided = await self._control("DECISIONS", asked, m.Decided)
             self._decisions.learn(decided.last, decided.decisions)
+            self._forget_applied()
         return self.version
+
+    def _forget_applied(self) -> None:
+        """Drops the decisions that every shard has said to be at."""
+        for session in self.sessions:
+            self._decisions.heard(session.shard, session.version)
 
     def _behind(self) -> list[Session]:
         """The sessions whose shard may lack the last decision, or its scale."""
@@ -479,7 +494,7 @@ class Client:
         """A request that waits for other workers. Once there is nothing to wait for any more, reads don't, either."""
         session = self.sessions[0]
         answer = self._ask(session, op, self._driver.future(), body=body, timeout_s=wait_s + GRACE_S)
-        self._driver.exchange(session)
+        self._driver.await_answer(session)
         try:
             return await answer
         except TornRound as torn:
@@ -548,6 +563,14 @@ def _expect(kind: type[T], reply: object) -> T:
 
 async def collect(futures: Sequence[Future]) -> list[Any]:
     """All results, in order. If some fail, waits for the rest, then raises the first failure."""
+    results, first = await _ended(futures)
+    if first is not None:
+        raise first
+    return results
+
+
+async def _ended(futures: Sequence[Future]) -> tuple[list[Any], PsstoreError | None]:
+    """All results, in order, and the first failure; waits for all of them."""
     results = []
     first: PsstoreError | None = None
     for future in futures:
@@ -555,6 +578,4 @@ async def collect(futures: Sequence[Future]) -> list[Any]:
             results.append(await future)
         except PsstoreError as error:
             first = first or error
-    if first is not None:
-        raise first
-    return results
+    return results, first

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 
-from psstore.wire.messages import DecisionFact, Scale, Signed, decode_fact, is_clipped
+from psstore import _core
+from psstore.wire.messages import DecisionFact, Scale, Signed, decode_fact, encode_decisions, is_clipped
 
 
 class DecisionCache:
     """A run of consecutive decisions, kept until every shard is known to have applied them."""
 
     def __init__(self, num_shards: int = 1) -> None:
-        self.last = 0
-        """Number of the last decision known."""
+        self.carried = _core.CarriedDecisions(weakref.WeakMethod(self._news))
+        """What sessions ask when they say something to a shard."""
         self.scale: Scale | None = None
         """The last decision's scale, once it is known here."""
         self.unscaled: DecisionFact | None = None
@@ -21,6 +23,11 @@ class DecisionCache:
         """Number of the oldest decision kept, and those kept. Replaced as a whole: `since` may be called while another
         thread changes it, and tells of every decision up to what `last` was before."""
         self._versions = [0] * num_shards
+
+    @property
+    def last(self) -> int:
+        """Number of the last decision known."""
+        return self.carried.last
 
     def resize(self, num_shards: int) -> None:
         """The number of shards became known."""
@@ -36,12 +43,12 @@ class DecisionCache:
         if last <= self.last:
             return
         first, (oldest, kept) = last - len(decisions) + 1, self._log
-        self.scale = None
+        self.scale, self.carried.is_scaled = None, False
         if first > self.last + 1 or not kept:
             self._log = first, tuple(decisions)
         else:
             self._log = oldest, (*kept, *decisions[self.last + 1 - first :])
-        self.last = last
+        self.carried.last = last
         latest = decode_fact(decisions[-1].blob) if decisions and is_clipped(decisions[-1].blob) else None
         self.unscaled = latest if isinstance(latest, DecisionFact) else None
 
@@ -49,6 +56,7 @@ class DecisionCache:
         """Ignored if it is of an earlier decision: that one every shard has applied."""
         if scale.decision == self.last:
             self.scale, self.unscaled = scale, None
+            self.carried.is_scaled = True
 
     def heard(self, shard: int, version: int) -> None:
         """A shard told its version."""
@@ -62,3 +70,10 @@ class DecisionCache:
         """Every kept decision after `number`."""
         oldest, kept = self._log
         return kept[max(0, number + 1 - oldest) :]
+
+    def _news(self, told: int) -> tuple[int, bytes, int, float | None]:
+        """What a shard is to hear that was told the decisions up to `told`: the last of the others and their encoding,
+        the decision whose scale is known and that scale."""
+        decisions = self.since(told)
+        scaled, factor = (0, None) if self.scale is None else (self.scale.decision, self.scale.factor)
+        return self.last if decisions else 0, encode_decisions(decisions), scaled, factor

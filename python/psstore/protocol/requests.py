@@ -1,21 +1,18 @@
-"""What a client asks of a shard, on whatever connection, and what it gets."""
+"""What a client asks of a shard, on whatever connection, and what it gets. The requests themselves, until they are
+answered, are csrc/client's."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from typing import Any, NamedTuple, Protocol
 
-from msgspec import Struct
+from msgspec.structs import replace
 
 from psstore import _core
-from psstore.errors import PsstoreError
 from psstore.protocol.sharing import Lease, Placed
 from psstore.wire import messages as m
 
 OPS = _core.OPS
-
-NUMBERED = ("ASSIGN", "ADD", "RESTORE")
-"""Writes that the shard takes in the order of their sequence, each once."""
 
 READS = (OPS["PULL"], OPS["NORM"])
 """Requests whose reply has a payload."""
@@ -28,8 +25,17 @@ whose values are lent instead, and a `Borrower` is lent them."""
 Payload = _core.Segments | Placed
 """What to send; its memory must stay as it is until the answer."""
 
-PATIENT = (m.Commit, m.Finish, m.Barrier, m.Carry)
+PATIENT = (m.Commit, m.Finish, m.Barrier)
 """Bodies that say how long the shard may wait."""
+
+
+def encoded(body: m.Message, waited_s: float) -> bytes:
+    """The body of a request that has waited for so long. The shard's wait began with ours, however often it is asked:
+    its error says more, and must come first."""
+    if isinstance(body, PATIENT):
+        body = replace(body, wait_s=max(0.0, body.wait_s - waited_s))
+    return m.encode_body(body)
+
 
 REPLIES: dict[int, type[m.Message] | None] = {
     OPS["DEFINED"]: None,
@@ -75,39 +81,11 @@ class IgnoredFuture:
 IGNORED = IgnoredFuture()
 
 
-class Request(Struct, kw_only=True):
-    """One request until its answer is there."""
-
-    id: int
-    op: int
-    future: Future
-    deadline: float
-    started: float
-    table: _core.SliceTable | None = None
-    body: m.Message | None = None
-    """A `Carry` is completed with decisions each time it is sent."""
-    payload: Payload | None = None
-    destination: Destination | None = None
-    """Where the answer's payload goes."""
-    round: int = 0
-    sequence: int = 0
-    scaled: int = 0
-    """The decision whose scale it carried when it was last sent; 0: none."""
-
-    def finish(self, result: object) -> None:
-        if not self.future.done():
-            self.future.set_result(result)
-
-    def fail(self, error: PsstoreError) -> None:
-        if not self.future.done():
-            self.future.set_exception(error)
-
-
 class Answer(NamedTuple):
     """What a data request's future gets."""
 
     table: _core.SliceTable
-    version: int
+    version: int = 0
     """The shard's version when it answered."""
     lease: Lease | None = None
     """If not None, the values are to be read where they lie, by the caller that passed a `Landing`; then it calls

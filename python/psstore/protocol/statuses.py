@@ -23,7 +23,7 @@ MEANINGS = {
 """What each status that is a failure means, for messages."""
 
 
-def check(answers: Iterable[Answer], names: Mapping[int, str]) -> None:
+def check(answers: Iterable[Answer | _core.Frame], names: Mapping[int, str]) -> None:
     """Raises the first slice's failure, naming its tensor. `names`: by the tensors' ids."""
     for answer in answers:
         failure = answer.table.first_failure()

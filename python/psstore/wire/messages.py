@@ -182,7 +182,7 @@ class Carry(Message, frozen=True, kw_only=True):
         elif not (self.newest or self.at_least or self.wait_s):
             return b""
         fixed = _CARRY.pack(self.newest, self.at_least, scaled, self.wait_s, factor)
-        return fixed + _encoder.encode(self.decisions) if self.decisions else fixed
+        return fixed + encode_decisions(self.decisions)
 
     @classmethod
     def decode(cls, body: bytes) -> Carry:
@@ -196,6 +196,11 @@ class Carry(Message, frozen=True, kw_only=True):
             raise BadBody(f"body of Carry: {error}") from None
         scale = Scale(decision=scaled, factor=None if math.isnan(factor) else factor) if scaled else None
         return cls(decisions=decisions, newest=newest, at_least=at_least, wait_s=wait_s, scale=scale)
+
+
+def encode_decisions(decisions: tuple[Signed, ...]) -> bytes:
+    """The end of a `Carry`; empty if there are none."""
+    return _encoder.encode(decisions) if decisions else b""
 
 
 _CARRY = struct.Struct("<QQQdd")

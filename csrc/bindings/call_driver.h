@@ -12,30 +12,29 @@
 #include <optional>
 #include <vector>
 
-#include "bindings/attempt.h"
+#include "bindings/call.h"
 #include "core/descriptor.h"
 
 namespace psstore::bindings {
 
-// What the event loop's driver shares with the lane.
+// What the event loop's driver shares with it.
 struct LoopParts {
   py::object loop;
   py::object mutex;  // threading.Lock: who has the loop
   py::object queue;  // threading.Lock: held by who wants it next
   py::list callers;  // who waits for something on it
   py::object ready;  // deque: what it has to do
-  py::list holding;  // lines on which something waits to go out: who takes the loop calls send_held
-  int bell;          // ends its poll
-  int sockets;       // its epoll
-  int idle;          // the epoll on which the own thread sleeps: it has `sockets` in it
+  py::list
+      holding;  // sessions on which something waits to go out: who takes the loop calls send_held
+  int bell;     // ends its poll
+  int sockets;  // its epoll
+  int idle;     // the epoll on which the own thread sleeps: it has `sockets` in it
   std::chrono::nanoseconds busy;  // how long a call asks for each answer before it sleeps
 };
 
-class StartedCall;
-
-class FastLane {
+class CallDriver {
  public:
-  explicit FastLane(LoopParts parts);
+  explicit CallDriver(LoopParts parts);
 
   bool busy() const { return busy_; }
 
@@ -64,18 +63,16 @@ class FastLane {
   enum class Outcome {
     kNotNow,    // it is not the time for this; nothing was done
     kAnswered,  // all of it
-    kLeft,      // to the sessions, as far as it is not answered
+    kLeft,      // to whoever drives its sessions, as far as it is not answered
   };
-  // Sends all, and waits for the answers. `futures`: of what is left, as Attempt::hand_over has them; `left` is what it
-  // returns.
-  Outcome call(Attempt& attempt, py::list& futures, py::list& left);
-  // Of a call of Python that has the loop and waits for nothing but this: the one request of its line, which it has not
-  // sent yet. Sends it, and waits for the answer as long as it may be near. What has come is to be fetched from the line.
-  // None: nothing was done. False: whoever drives the connection has to go on, with what is not sent or not here.
-  std::optional<bool> exchange(RequestLine& line, const py::bytes& request);
-  // Sends, or has it wait for the next answer if one is near, or behind what waits for the kernel already, and leaves it
-  // to its lines. None: nothing was done. False: whoever drives the connections has to be told of a new deadline.
-  std::optional<bool> start(StartedCall& call);
+  // Sends all, and waits for the answers.
+  Outcome call(Call& call);
+  // Of a call of Python that has the loop and waits for nothing but this: the one request of its session. Sends it, and
+  // waits for the answer as long as it may be near; next_frame has what came. False: nothing was done.
+  bool await(PySession& session);
+  // Sends, or has it wait for the next answer if one is near. None: nothing was done. False: whoever drives the sessions
+  // has to be told of a new deadline.
+  std::optional<bool> start(Call& call);
 
  private:
   class Hold;
@@ -86,10 +83,12 @@ class FastLane {
   // Nor does anybody want the loop.
   bool nothing_is_due() const;
   void listen(bool listens);
-  // The loop goes on with what the line has not sent as soon as the kernel takes more.
-  void await_room(const RequestLine& line) const;
+  void make(Call& call) const;
+  // Writes what the kernel takes; the loop goes on with the rest as soon as it takes more.
+  void send(ClientSession& session) const;
+  void tell_releases(const Call& call) const;
+  bool can_wait(const Call& call) const;
   void postpone(std::chrono::nanoseconds time);
-  py::list leave_to_loop(Attempt& attempt, py::list& futures);
 
   LoopParts loop_;
   py::object acquire_;

@@ -1,5 +1,5 @@
 // The pushes and pulls of a store that go as such a call went before, from their arguments to their result, or
-// to what was started: what they come to, what they say, and their way to the shards and back.
+// to what was started: what they come to, and what they say.
 //
 // Whatever is not as before is no error here, but for those who look at everything: `NotImplemented` says so.
 #pragma once
@@ -7,25 +7,25 @@
 #include <optional>
 #include <string>
 
-#include "bindings/attempt.h"
-#include "bindings/lane.h"
-#include "bindings/started.h"
+#include "bindings/call.h"
+#include "bindings/call_driver.h"
 
 namespace psstore::bindings {
 
 // What it asks of Python.
-struct ShortCallParts {
-  py::object lane_object;
-  py::object sender_object;
+struct DirectCallParts {
+  py::object driver_object;
+  py::list sessions;  // by way
   py::sequence
-      habits;  // one dict, by manner, see client/layout.py: another one in another kind of round
-  py::list terms;    // one dict, by operation: another one when somebody has the loop
-  py::object renew;  // (habit, wait_s) -> Terms, or None if something has to be said or done before
-  py::object future;    // () -> a future for a request
+      plans;  // one dict, by manner, see client/layout.py: another one in another kind of round
+  py::list terms;  // one dict, by operation: another one when somebody has the loop
+  py::object
+      renew;  // (op, layout, wait_s) -> CallTerms, or None if something has to be said or done before
   py::object sent;      // (op, layout): it is acknowledged
   py::object received;  // (layout, answers)
   py::object newer;     // the same of what was asked for only if it is: and results -> the pull's
-  py::object conclude;  // (layout, answers and requests) -> answers
+  py::object
+      conclude;  // (layout, call) -> answers: waits for what is missing, and raises what failed
   std::shared_ptr<StartingParts> starting;
 };
 
@@ -43,9 +43,9 @@ struct PullAsked {
   py::handle wait_s;
 };
 
-class ShortCalls {
+class DirectCalls {
  public:
-  explicit ShortCalls(ShortCallParts parts);
+  explicit DirectCalls(DirectCallParts parts);
 
   // False: not now, or not so. A pull leaves the arrays that it has filled in `asked.out`.
   bool push(const PushAsked& asked);
@@ -55,20 +55,19 @@ class ShortCalls {
   py::object start_pull(PullAsked& asked);
 
  private:
-  std::optional<Habit> habit_of(const PushAsked& asked) const;
-  std::optional<Habit> habit_of(const PullAsked& asked) const;
-  std::optional<Habit> habit(const py::tuple& manner) const;
-  py::object terms_of(const Habit& habit, py::handle wait_s) const;
+  std::optional<CallPlan> plan_of(const PushAsked& asked) const;
+  std::optional<CallPlan> plan_of(const PullAsked& asked) const;
+  std::optional<CallPlan> plan(const py::tuple& manner) const;
+  py::object terms_of(const CallPlan& plan, py::handle wait_s) const;
   // The answers. None: nothing was done.
-  std::optional<py::list> carry_out(const Habit& habit, const py::sequence& arrays,
+  std::optional<py::list> carry_out(const CallPlan& plan, const py::sequence& arrays,
                                     py::handle wait_s, py::handle if_newer_than);
-  py::object start(const Habit& habit, const py::sequence& arrays, py::handle wait_s,
+  py::object start(const CallPlan& plan, const py::sequence& arrays, py::handle wait_s,
                    py::object results);
 
-  ShortCallParts parts_;
-  FastLane& lane_;
-  const Sender& sender_;
-  py::list futures_;  // for requests that are not answered at once
+  DirectCallParts parts_;
+  CallDriver& driver_;
+  const std::shared_ptr<const SessionList> store_;
 };
 
 }  // namespace psstore::bindings

@@ -1,0 +1,87 @@
+// The Python object ClientSession: a session (client/session.h) whose requests may be Python's.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "bindings/common.h"
+#include "bindings/memory.h"
+#include "client/session.h"
+
+namespace psstore::bindings {
+
+// An asker that can be told of errors. Destroyed with the GIL held, as all that sessions let go of.
+class PyAsker : public Asker {
+ public:
+  // The answer to its request number `part` will never come.
+  virtual void failed(size_t part, const py::object& error) = 0;
+};
+
+// What Python tells a session to carry.
+class PyDecisions final : public CarriedDecisions {
+ public:
+  // `news`: a weak reference to (told) -> (newest, decisions, scaled, factor).
+  explicit PyDecisions(py::object news) : news_(std::move(news)) {}
+  News since(uint64_t told) override;
+
+ private:
+  py::object news_;
+};
+
+class PySession {
+ public:
+  // `answer`: the class of what futures get. `encode`: (message, waited_s) -> body.
+  PySession(std::shared_ptr<PyDecisions> decisions, py::object answer, py::object encode)
+      : session(decisions),
+        answer_(std::move(answer)),
+        encode_(std::move(encode)),
+        decisions_(std::move(decisions)) {}
+
+  ClientSession session;
+  // The device memory that the connection shares with the shard, or None.
+  py::object near = py::none();
+
+  struct Asked {
+    uint8_t op;
+    py::object future;
+    double now_s;
+    double timeout_s;
+    py::object table;    // a SliceTable, or None
+    py::object carry;    // (at_least, wait_s), or None: it carries nothing
+    py::object message;  // its body then, or None
+    py::object memory;   // where its payload comes from, or its answer's goes
+    bool may_land;
+    uint64_t round;
+  };
+  void ask(const Asked& asked);
+  // False: there is no such request any more.
+  bool finish(uint64_t number, const py::object& result);
+  bool fail(uint64_t number, const py::object& error);
+
+  // False: the connection is lost.
+  bool receive(double now_s);
+  void feed(const py::object& data);
+  std::shared_ptr<Frame> next_frame();
+  void accept(const py::object& destination);
+  void disconnected();
+  // True: there is nothing left for the kernel to take.
+  bool send();
+  // Of each frame that is to be sent, its pieces.
+  py::list take_output();
+
+  const py::object& answer() const { return answer_; }
+  const py::object& encode() const { return encode_; }
+
+ private:
+  // What came is told, also where `take` throws.
+  template <typename Take>
+  auto telling(Take take);
+
+  const py::object answer_;
+  const py::object encode_;
+  const std::shared_ptr<PyDecisions> decisions_;
+  py::object destination_ = py::none();  // of a payload that Python has accepted
+};
+
+}  // namespace psstore::bindings
