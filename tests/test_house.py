@@ -12,9 +12,6 @@ import pytest
 NOT_ALONE = ("Of", "Those", "They", "It", "The same")
 """A docstring that begins with one of these needs the sentence above it."""
 
-MANNERED = ("client/lane.py", "client/started.py")
-"""Files with such docstrings, below python/psstore. The list shrinks: an entry that is no longer needed fails, too."""
-
 
 @pytest.fixture(scope="module")
 def sources(repository: Path) -> dict[str, ast.Module]:
@@ -46,10 +43,7 @@ def test_a_docstring_can_be_read_alone(sources: dict[str, ast.Module]) -> None:
         for path, tree in sources.items()
         if (lines := [f"{line}: {text}" for line, text in docstrings(tree) if text.startswith(starts())])
     }
-    new = {path: lines for path, lines in found.items() if not path.startswith(MANNERED)}
-    assert not new, f"begin with {', '.join(NOT_ALONE)}: {new}"
-    done = [listed for listed in MANNERED if not any(path.startswith(listed) for path in found)]
-    assert not done, f"no longer needed: {done}"
+    assert not found, f"begin with {', '.join(NOT_ALONE)}: {found}"
 
 
 def starts() -> tuple[str, ...]:

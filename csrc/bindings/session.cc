@@ -231,12 +231,11 @@ py::list PySession::take_output() {
   const py::capsule owner(taken, [](void* given) { delete static_cast<Outgoing*>(given); });
   py::list frames;
   for (const auto pieces : taken->frames()) {
-    py::list views;
+    Segments frame(/*writable=*/false);
     for (const iovec& piece : pieces) {
-      views.append(
-          make_readonly_view(owner, {static_cast<std::byte*>(piece.iov_base), piece.iov_len}));
+      frame.add({static_cast<std::byte*>(piece.iov_base), piece.iov_len});
     }
-    frames.append(std::move(views));
+    frames.append(frame.pieces(owner));
   }
   return frames;
 }
@@ -311,7 +310,7 @@ void bind_session(py::module_& m) {
             self.ask({op, std::move(future), now_s, timeout_s, std::move(table), std::move(carry),
                       std::move(message), std::move(memory), may_land, round});
           },
-          "op"_a, "future"_a, py::kw_only(), "now"_a, "timeout_s"_a, "table"_a = py::none(),
+          "op"_a, "future"_a, "now"_a, "timeout_s"_a, "table"_a = py::none(),
           "carry"_a = py::none(), "message"_a = py::none(), "memory"_a = py::none(),
           "may_land"_a = false, "round"_a = 0)
       .def(

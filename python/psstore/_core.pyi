@@ -358,7 +358,6 @@ class ClientSession:
         self,
         op: int,
         future: object,
-        *,
         now: float,
         timeout_s: float,
         table: SliceTable | None = None,
@@ -401,7 +400,7 @@ class ClientSession:
     def accept(self, destination: Segments) -> None: ...
     def discard(self) -> None: ...
     def take_output(self) -> list[list[memoryview]]:
-        """The frames to send, in pieces."""
+        """The frames to send, in pieces, of which small ones are copied together."""
     def add_release(self, request: int) -> None:
         """The answer to that request was read in shared memory. The shard is told with the next request."""
     @property

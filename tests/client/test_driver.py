@@ -15,6 +15,11 @@ import pytest
 
 from psstore.client.loop_thread import LoopThread
 from psstore.errors import StoreClosed, UsageError
+from psstore.net.client_connection import ClientConnection
+from psstore.protocol.decision_cache import DecisionCache
+from psstore.protocol.handshake import ClientIdentity
+from psstore.protocol.session import Session
+from psstore.protocol.states import LinkState
 from tests.support.cluster import PATIENCE_S
 from tests.support.server_process import eventually
 
@@ -187,18 +192,16 @@ def test_handler_that_does_not_raise_lets_the_wait_go_on_and_may_use_the_store(
 
 
 def test_a_signal_that_raises_in_the_middle_of_a_send_ends_the_connection(driver: LoopThread) -> None:
-    lost: list[Exception | None] = []
-
-    class Peer(asyncio.BufferedProtocol):
-        def connection_lost(self, exc: Exception | None) -> None:
-            lost.append(exc)
-
+    identity = ClientIdentity(client="c" * 32, role="client")
+    session = Session(identity=identity, decisions=DecisionCache(), make_nonce=lambda: b"", address="here")
     ours, theirs = socket.socketpair()
+    connections: list[ClientConnection] = []
 
     async def send() -> None:
-        await driver.loop.create_connection(Peer, sock=ours)
+        connections.append(ClientConnection(session, driver.loop, ours))
         raise SystemExit
 
     with theirs, pytest.raises(SystemExit):
         driver.run(send())
-    assert eventually(lambda: lost == [None])
+    assert eventually(connections[0].lost.done)
+    assert session.state is LinkState.DOWN

@@ -14,7 +14,7 @@ from psstore.client.loop_thread import LoopThread
 T = TypeVar("T")
 
 _becoming_whole = threading.RLock()
-"""Of two threads one makes a future whole. One for all: that is rare, and takes microseconds. Reentrant: a garbage
+"""Held by the thread that makes a future whole. One for all: that is rare, and takes microseconds. Reentrant: a garbage
 collection meanwhile may run anything."""
 
 
@@ -32,7 +32,7 @@ class Started(concurrent.futures.Future[T]):
     _ending: Ending | None = None
     _is_whole = False
     _signal: asyncio.Event | None = None
-    """Of those who wait for it on the loop."""
+    """Set for whoever waits for it on the loop."""
 
     def __init__(self, thread: LoopThread, forgotten: Callable[[object], object]) -> None:
         """`forgotten`: told on the loop that it was cancelled."""
@@ -108,7 +108,7 @@ class Started(concurrent.futures.Future[T]):
         return True
 
     def _tell(self, ending: Ending) -> None:
-        """Those who wait for it, once."""
+        """Tells whoever waits for it, once."""
         told = object()
         if self.__dict__.setdefault("_told", told) is not told:
             return

@@ -109,7 +109,8 @@ class Reconnector:
         """The session may have frames and requests that it was not told of."""
         if self._connection is not None:
             self._connection.resume()
-        self._deadline_timer.update()
+        if not self.session.idle:
+            self._deadline_timer.update()
 
     async def close(self) -> None:
         """Ends what is still asked for with StoreClosed, and the connection."""

@@ -98,6 +98,8 @@ class ClientConnection:
             self._take_frames()
             if not goes_on:
                 self.abort()
+            elif self.session.core.has_output:
+                self.flush()
 
     def _take_frames(self) -> None:
         try:
@@ -110,10 +112,9 @@ class ClientConnection:
             return
         if self.session.state is LinkState.UP and not self.up.done():
             self.up.set_result(None)
-        self.session.core.release_if_due()
-        self._release_later()
-        if self.session.core.has_output:
-            self.flush()
+        if self.session.owes_releases:
+            self.session.core.release_if_due()
+            self._release_later()
 
     def _end(self) -> None:
         if self.session.state is LinkState.UP:

@@ -217,18 +217,11 @@ class Session:
                 future.set_exception(self.failure)
             return
         carry = (body.at_least, body.wait_s) if isinstance(body, m.Carry) else None
-        self.core.ask(
-            OPS[op],
-            future,
-            now=now,
-            timeout_s=timeout_s,
-            table=table,
-            carry=carry,
-            message=body if carry is None else None,
-            memory=destination if payload is None else payload,
-            may_land=isinstance(destination, Landing) and self.near is not None,
-            round=round,
-        )
+        message = body if carry is None else None
+        memory = destination if payload is None else payload
+        may_land = isinstance(memory, Landing) and self.near is not None
+        # By position, as keywords would take as long as all else here.
+        self.core.ask(OPS[op], future, now, timeout_s, table, carry, message, memory, may_land, round)
         self.keepalive.begin(now)
 
     def attach(self, timeout_s: float, *, now: float, future: Future) -> None:
