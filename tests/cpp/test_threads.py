@@ -9,7 +9,7 @@ import pytest
 
 from tests.cpp.suite import BUILD_TIMEOUT_S, RUN_TIMEOUT_S, run_suite
 
-WITH_THREADS = "/(buffer|exchange|heartbeat|poller|stress)_test[.]cc$"
+WITH_THREADS = "/(buffer|session|heartbeat|poller|stress)_test[.]cc$"
 
 
 @pytest.mark.timeout(BUILD_TIMEOUT_S + RUN_TIMEOUT_S)
