@@ -233,11 +233,9 @@ bool ClientSession::take_frame(const std::shared_ptr<Frame>& frame) {
 bool ClientSession::is_plain_answer(const Request& request, const Frame& frame) const {
   if (!is_up_ || !request.is_data() || request.kind == Request::Kind::kByHand) return false;
   if (frame.header.op != request.reply()) return false;
+  if (frame.header.payload_bytes == 0) return !frame.header.is_shared();
   const bool has_place = request.reads() && !request.memory.empty();
-  if (!frame.complete || frame.header.is_shared()) {
-    return has_place && (frame.complete ? memory_ != nullptr : true);
-  }
-  return true;
+  return has_place && (!frame.header.is_shared() || memory_ != nullptr);
 }
 
 bool ClientSession::tell_answered() {
