@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import socket
 from collections.abc import Iterator
 
@@ -62,7 +63,7 @@ def test_a_large_answer_is_received_piece_by_piece_where_it_is_to_live(starter: 
     starter.start()
     answer = values(NUM_ELEMS)
     cuts = [0, 10, 500, 1500, len(answer)]
-    for begin, end in zip(cuts, cuts[1:], strict=False):
+    for begin, end in itertools.pairwise(cuts):
         assert not starter.ended
         starter.say(answer[begin:end])
     assert [one.whole for one in starter.ended] == starter.wholes[:1]
