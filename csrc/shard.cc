@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "core/breakable_rules.h"
 #include "kernels/codec.h"
 #include "kernels/update.h"
 #include "table/host_backend.h"
@@ -51,7 +52,7 @@ ErrorCode status_of(Staged outcome) {
 Shard::Shard(const ShardOptions& options)
     : options_(options),
       backend_(backend_of(options)),
-      table_(options.num_stripes, backend_, counters_, ranks_) {
+      table_(options.num_stripes, backend_, counters_, ranks_, options.max_kept_bytes) {
   if (options.num_stripes == 0) {
     throw Error(ErrorCode::BAD_ARGUMENT, "num_stripes is 0; a shard needs at least one");
   }
@@ -342,7 +343,7 @@ Shard::Reply Shard::read(std::span<SliceEntry> entries, uint64_t max_payload_byt
     const SharedLock lock(table_.decision_mutex);
     for (SliceEntry& entry : entries) {
       entry.num_bytes = 0;
-      entry.status = find(entry, options.whole, findings);
+      entry.status = find(entry, options, findings);
     }
   }
   counters_.pulls.add(entries.size());
@@ -387,7 +388,44 @@ bool Shard::locate(std::span<SliceEntry> entries, std::span<const Piece> pieces)
   return true;
 }
 
-ErrorCode Shard::find(SliceEntry& entry, bool whole, std::vector<Finding>& findings) {
+uint64_t Shard::hold(uint64_t id, bool state) {
+  const ExclusiveLock lock(table_.decision_mutex);
+  return table_.hold(id, state);
+}
+
+bool Shard::settle_hold(uint64_t id, uint64_t at) {
+  {
+    const SharedLock lock(table_.decision_mutex);
+    if (table_.is_settled_hold(id, at)) return true;
+  }
+  const ExclusiveLock lock(table_.decision_mutex);
+  return table_.settle_hold(id, at);
+}
+
+void Shard::release_hold(uint64_t id) {
+  const ExclusiveLock lock(table_.decision_mutex);
+  table_.release_hold(id);
+}
+
+ErrorCode Shard::find_at(SliceEntry& entry, uint64_t at, Stripe& stripe, Slot& slot,
+                         std::vector<Finding>& findings) {
+  const SlotSpec& spec = slot.spec();
+  if (!slot.initialised()) return ErrorCode::NOT_INITIALISED;
+  if (is_encoding(entry.dtype)) return ErrorCode::DTYPE_MISMATCH;
+  bool waits = false;
+  std::optional<Part> part = table_.part_at(stripe, slot, entry.part, at, waits);
+  if (!part) return ErrorCode::VERSION_GONE;
+  const uint64_t wanted_version = std::exchange(entry.version, part->version);
+  if (waits) return ErrorCode::NOT_APPLIED;
+  if (!part->buffer) return ErrorCode::NO_STATE;
+  if (part->version < wanted_version) return ErrorCode::NOT_MODIFIED;
+  findings.push_back({std::move(part->buffer), spec.dtype, entry.dtype, spec.num_elems});
+  entry.num_bytes = static_cast<uint32_t>(findings.back().num_bytes());
+  return ErrorCode::OK;
+}
+
+ErrorCode Shard::find(SliceEntry& entry, const ReadOptions& options,
+                      std::vector<Finding>& findings) {
   Stripe& stripe = table_.stripe_of(entry.key);
   const MutexLock lock(stripe.mutex);
   Slot* slot = table_.find(stripe, entry.key);
@@ -395,6 +433,9 @@ ErrorCode Shard::find(SliceEntry& entry, bool whole, std::vector<Finding>& findi
   const SlotSpec& spec = slot->spec();
   const ErrorCode may = check_read(spec, entry);
   if (may != ErrorCode::OK) return may;
+  const bool is_as_of = options.at && applies_by_decision(spec.rule) &&
+                        holds(BreakableRule::kREADS_ARE_AS_OF_THEIR_DECISION);
+  if (is_as_of) return find_at(entry, *options.at, stripe, *slot, findings);
   const bool held = !table_.bring_up_to_date(stripe, *slot);
   if (entry.part == 0) slot->make_zeros(*backend_);
   Part part = slot->part(entry.part);
@@ -405,7 +446,7 @@ ErrorCode Shard::find(SliceEntry& entry, bool whole, std::vector<Finding>& findi
   if (!part.buffer) return ErrorCode::NO_STATE;
   if (part.version < wanted_version) return ErrorCode::NOT_MODIFIED;
   if (is_encoding(entry.dtype)) {
-    Published::Answer answer = slot->follow(wanted_version, entry.dtype, whole, backend_);
+    Published::Answer answer = slot->follow(wanted_version, entry.dtype, options.whole, backend_);
     entry.dtype = answer.dtype;
     findings.push_back({std::move(answer.buffer), answer.dtype, answer.dtype, spec.num_elems});
   } else {
@@ -471,6 +512,8 @@ std::map<std::string, uint64_t> Shard::stats() {
       {"state_bytes", size.state_bytes},
       {"staged_bytes", size.staged_bytes},
       {"published_bytes", size.published_bytes},
+      {"holds", size.num_holds},
+      {"kept_bytes", size.kept_bytes},
       {"pool_bytes", backend_->pool_bytes()},
       {"pool_idle_bytes", backend_->pool_idle_bytes()},
       {"pushes", counters_.pushes.value()},

@@ -33,6 +33,7 @@ struct ShardOptions {
   std::shared_ptr<ValueArena> arena = nullptr;  // where large buffers lie, for clients to read
   std::shared_ptr<Backend> backend = nullptr;   // null: the host's; another one has its own arena
   uint64_t max_memory_bytes = kNoMemoryLimit;   // that the host's may take
+  uint64_t max_kept_bytes = kNoMemoryLimit;     // for those who read as of a decision
 };
 
 // A reply of fewer bytes goes over the stream: to copy them there costs less than another frame, which
@@ -112,6 +113,7 @@ class Shard {
   struct ReadOptions {
     bool share = false;  // the client can see shared memory
     bool whole = false;  // deltas were read, and do not say_changes()
+    std::optional<uint64_t> at = {};  // as of that decision, which is held, and which the shard has
   };
   // Values that are shared stay there as they are while the pieces are held.
   // An entry that asks for an encoding may get float32: its dtype says what came (table/published.h). Where there is
@@ -121,6 +123,13 @@ class Shard {
   Reply read(std::span<SliceEntry> entries, uint64_t max_payload_bytes) {
     return read(entries, max_payload_bytes, {});
   }
+
+  // Holds decisions, from the one that the shard is at on, for a reader that chose that id: values, and rule state if
+  // `state`. Returns which one that is.
+  uint64_t hold(uint64_t id, bool state);
+  // The reader wants that one, and no other. False: it is not held, or no longer.
+  bool settle_hold(uint64_t id, uint64_t at);
+  void release_hold(uint64_t id);
 
   // Sums of squares of the gradients that the last decision reduces to, before any scale: one of each
   // entry that is OK afterwards, as float64. NOT_MODIFIED if it needs no scale or does not concern the slice.
@@ -166,8 +175,12 @@ class Shard {
   bool may_share(std::span<const SliceEntry> entries, uint64_t payload_bytes) const;
   // Notes where in shared memory the entries' bytes lie; false, with no entry changed: some lie elsewhere.
   bool locate(std::span<SliceEntry> entries, std::span<const Piece> pieces) const;
-  ErrorCode find(SliceEntry& entry, bool whole, std::vector<Finding>& findings)
+  ErrorCode find(SliceEntry& entry, const ReadOptions& options, std::vector<Finding>& findings)
       REQUIRES_SHARED(table_.decision_mutex);
+  // As of a decision: a slot that no decision changes is as it is.
+  ErrorCode find_at(SliceEntry& entry, uint64_t at, Stripe& stripe, Slot& slot,
+                    std::vector<Finding>& findings) REQUIRES_SHARED(table_.decision_mutex)
+      REQUIRES(stripe.mutex);
   ErrorCode find_squares(SliceEntry& entry, std::vector<Sum>& sums)
       REQUIRES_SHARED(table_.decision_mutex);
 

@@ -236,6 +236,7 @@ void bind_server(py::module_& m) {
       .def("wake", &wake, "now"_a)
       .def("next_wake", &DataService::next_wake)
       .def_property_readonly("is_filling", &DataService::is_filling)
+      .def_property_readonly("num_holds", &DataService::num_holds)
       .def_property_readonly("num_leases", &DataService::num_leases);
 
   const py::object shard = m.attr("Shard");

@@ -119,6 +119,7 @@ void PySession::ask(const Asked& asked) {
   auto request = std::make_shared<Request>();
   request->op = Op{asked.op};
   request->round = asked.round;
+  request->sequence = asked.sequence;
   request->began_s = asked.now_s;
   request->deadline_s = asked.now_s + asked.timeout_s;
   request->may_land = asked.may_land;
@@ -306,13 +307,13 @@ void bind_session(py::module_& m) {
           "ask",
           [](PySession& self, uint8_t op, py::object future, double now_s, double timeout_s,
              py::object table, py::object carry, py::object message, py::object memory,
-             bool may_land, uint64_t round) {
+             bool may_land, uint64_t round, uint64_t sequence) {
             self.ask({op, std::move(future), now_s, timeout_s, std::move(table), std::move(carry),
-                      std::move(message), std::move(memory), may_land, round});
+                      std::move(message), std::move(memory), may_land, round, sequence});
           },
           "op"_a, "future"_a, "now"_a, "timeout_s"_a, "table"_a = py::none(),
           "carry"_a = py::none(), "message"_a = py::none(), "memory"_a = py::none(),
-          "may_land"_a = false, "round"_a = 0)
+          "may_land"_a = false, "round"_a = 0, "sequence"_a = 0)
       .def(
           "request",
           [](const PySession& self, uint64_t number) -> std::shared_ptr<Request> {

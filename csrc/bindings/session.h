@@ -53,6 +53,7 @@ class PySession {
     py::object memory;   // where its payload comes from, or its answer's goes
     bool may_land;
     uint64_t round;
+    uint64_t sequence;  // of what is no write that counts once
   };
   void ask(const Asked& asked);
   // False: there is no such request any more.

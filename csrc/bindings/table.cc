@@ -65,13 +65,15 @@ void expect(bool fits, const Frame& frame, const char* expected) {
 
 std::unique_ptr<Shard> make_shard(uint32_t index, size_t num_stripes, bool refuse_non_finite,
                                   std::shared_ptr<ValueArena> arena, const std::string& device,
-                                  size_t num_sharing, uint64_t max_memory_bytes) {
+                                  size_t num_sharing, uint64_t max_memory_bytes,
+                                  uint64_t max_kept_bytes) {
   if (device == "cpu") {
     return std::make_unique<Shard>(ShardOptions{.index = index,
                                                 .num_stripes = num_stripes,
                                                 .refuse_non_finite = refuse_non_finite,
                                                 .arena = std::move(arena),
-                                                .max_memory_bytes = max_memory_bytes});
+                                                .max_memory_bytes = max_memory_bytes,
+                                                .max_kept_bytes = max_kept_bytes});
   }
   if (arena != nullptr || num_sharing == 0) {
     throw Error(ErrorCode::BAD_ARGUMENT, "a shard on device '" + device +
@@ -79,8 +81,11 @@ std::unique_ptr<Shard> make_shard(uint32_t index, size_t num_stripes, bool refus
   }
   auto backend = std::make_shared<DeviceBackend>(device::open_device(device), num_sharing,
                                                  host_budget(max_memory_bytes));
-  return std::make_unique<Shard>(
-      ShardOptions{index, num_stripes, refuse_non_finite, nullptr, std::move(backend)});
+  return std::make_unique<Shard>(ShardOptions{.index = index,
+                                              .num_stripes = num_stripes,
+                                              .refuse_non_finite = refuse_non_finite,
+                                              .backend = std::move(backend),
+                                              .max_kept_bytes = max_kept_bytes});
 }
 
 void define(Shard& shard, uint64_t tensor_id, uint8_t dtype, uint8_t rule, uint32_t group,
@@ -219,7 +224,8 @@ void bind_table(py::module_& m) {
       .def(py::init(&make_shard), py::kw_only(), py::arg("index"), py::arg("num_stripes") = 64,
            py::arg("refuse_non_finite") = false, py::arg("arena") = nullptr,
            py::arg("device") = "cpu", py::arg("num_sharing") = 1,
-           py::arg("max_memory_bytes") = kNoMemoryLimit)
+           py::arg("max_memory_bytes") = kNoMemoryLimit,
+           py::arg("max_kept_bytes") = kNoMemoryLimit)
       .def_property_readonly("version", &Shard::version)
       .def_property_readonly("device", &Shard::device)
       .def("set_version", &Shard::set_version, py::arg("version"), no_gil)

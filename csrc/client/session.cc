@@ -56,7 +56,8 @@ void ClientSession::renumber_writes(uint64_t last_applied) {
       holds(BreakableRule::kAPPLIED_WRITES_KEEP_THEIR_NUMBERS) ? last_applied : 0;
   last_write = last_applied;
   for (const std::shared_ptr<Request>& request : requests_) {
-    if (request->sequence > keeps_up_to) request->sequence = ++last_write;
+    if (!request->is_numbered() || request->sequence <= keeps_up_to) continue;
+    request->sequence = ++last_write;
   }
 }
 

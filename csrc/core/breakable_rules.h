@@ -14,7 +14,9 @@ namespace psstore {
   X(NO_NORM_IS_A_SKIP, "a decision whose norm is not finite is not applied")                  \
   X(THE_UNANSWERED_IS_SENT_AGAIN, "a client asks again what was not answered")                \
   X(APPLIED_WRITES_KEEP_THEIR_NUMBERS, "a write that a shard has taken is not renumbered")    \
-  X(WRITES_HAVE_NO_GAPS, "later writes close the gap of one that was given up")
+  X(WRITES_HAVE_NO_GAPS, "later writes close the gap of one that was given up")               \
+  X(WHAT_IS_HELD_IS_KEPT, "a slot keeps what readers hold before it takes a step")            \
+  X(READS_ARE_AS_OF_THEIR_DECISION, "who reads as of a decision sees no later one")
 
 enum class BreakableRule : uint32_t {
 #define PSSTORE_X(name, meaning) k##name,

@@ -56,6 +56,7 @@ namespace psstore {
   X(TORN_ROUND, 56, "a worker was lost after an early commit, before all was pushed")       \
   X(DEVICE_FAILED, 57, "the device that a shard lives on failed, and the shard with it")    \
   X(OUT_OF_MEMORY, 58, "it does not fit into the memory that a shard may use")              \
+  X(VERSION_GONE, 59, "the version that is being read is not kept any longer")              \
   /* InternalError: we erred. */                                                            \
   X(INTERNAL, 90, "an invariant of psstore was violated")                                   \
   X(DECISION_GAP, 92, "a decision came before one that precedes it")

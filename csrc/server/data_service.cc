@@ -35,6 +35,10 @@ bool is_read(Op op) {
   return op == Op::kPULL || op == Op::kNORM;
 }
 
+bool is_hold(Op op) {
+  return op == Op::kHOLD || op == Op::kFREE;
+}
+
 bool carries(Op op) {
   return op == Op::kPUSH || is_read(op);
 }
@@ -88,7 +92,8 @@ bool DataService::is_write(Op op) {
 }
 
 bool DataService::takes(const Header& header) {
-  return is_write(header.op) || (is_read(header.op) && header.payload_bytes == 0);
+  const bool has_payload = header.payload_bytes != 0;
+  return is_write(header.op) || ((is_read(header.op) || is_hold(header.op)) && !has_payload);
 }
 
 void DataService::check_may_push(const ConnectedClient& client, const Header& header) const {
@@ -137,6 +142,8 @@ void DataService::answer(const std::shared_ptr<ConnectedClient>& client,
     hear_scale(*client, carry);
     answer_read({client, frame, carry.at_least, carry.wait_s, now_s + carry.wait_s}, now_s,
                 replies);
+  } else if (is_hold(frame->header.op)) {
+    answer_hold(*client, *frame, replies, now_s);
   } else {
     answer_write(*client, *frame, replies);
   }
@@ -150,6 +157,49 @@ void DataService::answer_write(const ConnectedClient& client, Frame& frame, Repl
   const SliceTable table = write(shard_, frame, client.writer);
   pending_.touched(frame.table.entries());
   add_head(frame, {.sequence = shard_.version(), .table = table.entries()}, replies);
+}
+
+void DataService::answer_hold(const ConnectedClient& client, const Frame& frame, Replies& replies,
+                              double now_s) {
+  const uint64_t reader = frame.header.sequence;
+  uint64_t version = shard_.version();
+  if (frame.header.op == Op::kHOLD) {
+    if (reader == 0) throw Error(ErrorCode::BAD_ARGUMENT, "HOLD needs a sequence, which is 0");
+    if (holds_.size() >= kMaxHolds && !holds_.contains(reader)) {
+      throw Error(ErrorCode::OVERLOADED, std::to_string(kMaxHolds) +
+                                             " readers hold decisions of this shard; try later");
+    }
+    version = shard_.hold(reader, frame.header.round != 0);
+    holds_.insert_or_assign(reader, Hold{client.connection, now_s + kHoldS});
+  } else if (holds_.erase(reader) > 0) {
+    shard_.release_hold(reader);
+  }
+  add_head(frame, {.sequence = version}, replies);
+}
+
+void DataService::release_holds(const std::function<bool(const Hold&)>& are_over) {
+  std::erase_if(holds_, [&](const auto& entry) {
+    const auto& [reader, hold] = entry;
+    if (!are_over(hold)) return false;
+    shard_.release_hold(reader);
+    return true;
+  });
+}
+
+std::optional<uint64_t> DataService::read_at(const Frame& frame, double now_s) {
+  const uint64_t reader = frame.header.sequence;
+  if (frame.header.op != Op::kPULL || reader == 0) return std::nullopt;
+  const uint64_t at = frame.header.round;
+  const auto found = holds_.find(reader);
+  if (found == holds_.end() || !shard_.settle_hold(reader, at)) {
+    throw Error(ErrorCode::VERSION_GONE,
+                "version " + std::to_string(at) + " is not kept on shard " +
+                    std::to_string(shard_.index()) + ", which is at " +
+                    std::to_string(shard_.version()) +
+                    "; it was held for too long, took too much memory, or the connection was lost");
+  }
+  found->second.until_s = now_s + kHoldS;
+  return at;
 }
 
 void DataService::answer_read(PendingRead read, double now_s, Replies& replies, bool whole) {
@@ -169,7 +219,8 @@ void DataService::answer_read(PendingRead read, double now_s, Replies& replies, 
   ConnectedClient& client = *read.client;
   const bool share = frame.header.is_shared() && !client.arenas.empty() &&
                      client.leases.has_room(options_.max_leased_bytes);
-  ReadReply reply = psstore::read(shard_, frame, {.share = share, .whole = whole});
+  const std::optional<uint64_t> at = read_at(frame, now_s);
+  ReadReply reply = psstore::read(shard_, frame, {.share = share, .whole = whole, .at = at});
   const auto fails = [](const SliceEntry& entry) { return is_failure(entry.status); };
   const auto failed = std::ranges::find_if(reply.table, fails);
   if (failed != reply.table.end() && patient && may_come(failed->status)) {
@@ -227,6 +278,7 @@ void DataService::forget(uint64_t connection) {
   if (found == clients_.end()) return;
   found->second->leases.clear();
   clients_.erase(found);
+  release_holds([=](const Hold& hold) { return hold.connection == connection; });
   pending_.forget(connection);
   deliveries_.erase(connection);
   // What the device still writes to stays the shard's until it is done.
@@ -252,13 +304,16 @@ size_t DataService::num_leases() const {
 // ---- what becomes due -------------------------------------------------------------------------------
 
 void DataService::wake(double now_s) {
+  release_holds([=](const Hold& hold) { return hold.until_s <= now_s; });
   answer_due(pending_.take_due(now_s), now_s);
   answer_filled(now_s);
 }
 
 std::optional<double> DataService::next_wake() const {
   if (!deliveries_.empty() || !failures_.empty() || !filling_.empty()) return 0.0;
-  return pending_.next_wake();
+  std::optional<double> next = pending_.next_wake();
+  for (const auto& [_, hold] : holds_) next = std::min(next.value_or(hold.until_s), hold.until_s);
+  return next;
 }
 
 template <typename Answer>

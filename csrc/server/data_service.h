@@ -38,6 +38,11 @@
 
 namespace psstore {
 
+// How long a reader holds decisions without reading: long enough for any pause of one that is there.
+inline constexpr double kHoldS = 60.0;
+// Readers of one shard that hold decisions at a time.
+inline constexpr size_t kMaxHolds = 256;
+
 struct DataServiceOptions {
   // Of values that one connection may read where they lie, at a time.
   uint64_t max_leased_bytes = uint64_t{1} << 30;
@@ -115,6 +120,8 @@ class DataService {
   void wake(double now_s);
   // When wake() may next give something.
   std::optional<double> next_wake() const;
+  // Readers that hold decisions.
+  size_t num_holds() const { return holds_.size(); }
   // A device is at work on replies.
   bool is_filling() const { return !filling_.empty(); }
   // Replies for connections other than the one that was served, in the order of their numbers.
@@ -131,6 +138,17 @@ class DataService {
     bool whole;
   };
 
+  // A reader that holds decisions.
+  struct Hold {
+    uint64_t connection;
+    double until_s;  // if it does not read before
+  };
+
+  void answer_hold(const ConnectedClient& client, const Frame& frame, Replies& replies,
+                   double now_s);
+  void release_holds(const std::function<bool(const Hold&)>& are_over);
+  // The decision as of which the frame reads; none: the last. Throws Error(VERSION_GONE).
+  std::optional<uint64_t> read_at(const Frame& frame, double now_s);
   void check_may_push(const ConnectedClient& client, const Header& header) const;
   void hear_scale(const ConnectedClient& client, const Carry& carry);
   void answer_write(const ConnectedClient& client, Frame& frame, Replies& replies);
@@ -156,6 +174,7 @@ class DataService {
   std::unordered_map<uint32_t, uint32_t> incarnations_;           // by rank
   std::map<uint64_t, std::shared_ptr<ConnectedClient>> clients_;  // by connection
   PendingReads pending_;
+  std::unordered_map<uint64_t, Hold> holds_;  // by the number that the reader has chosen
   std::deque<Filling> filling_;             // in the order in which the device writes them
   std::map<uint64_t, Replies> deliveries_;  // by connection
   std::vector<Failure> failures_;

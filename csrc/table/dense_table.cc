@@ -4,6 +4,8 @@
 #include <string>
 #include <utility>
 
+#include "core/breakable_rules.h"
+
 namespace psstore {
 namespace {
 
@@ -116,8 +118,9 @@ void DenseTable::drop(uint64_t tensor_id) {
 uint64_t DenseTable::erase(Key key) {
   Stripe& stripe = stripe_of(key);
   const MutexLock lock(stripe.mutex);
-  const Slot& slot = *find(stripe, key);
+  Slot& slot = *find(stripe, key);
   const uint64_t reserved_bytes = slot.reserved_bytes();
+  forget_kept(slot);
   if (!is_settled(slot)) {
     num_unsettled_.fetch_sub(1, std::memory_order_relaxed);
     num_held_.fetch_sub(1, std::memory_order_relaxed);
@@ -168,7 +171,7 @@ void DenseTable::finish_pending() {
     Slot& slot = *there;
     if (is_settled(slot)) continue;
     note_missing(slot, held);
-    counters_.count(slot.settle(*pending_, *backend_));
+    take_step(slot);
   }
   num_unsettled_.store(0, std::memory_order_relaxed);
   num_held_.store(0, std::memory_order_relaxed);
@@ -236,7 +239,7 @@ void DenseTable::fetch_after(size_t place) {
 bool DenseTable::bring_up_to_date(Stripe&, Slot& slot) {
   if (is_settled(slot)) return true;
   if (!slot.ready(*pending_)) return false;
-  counters_.count(slot.settle(*pending_, *backend_));
+  take_step(slot);
   num_unsettled_.fetch_sub(1, std::memory_order_relaxed);
   return true;
 }
@@ -262,11 +265,87 @@ std::optional<Sum> DenseTable::squares(Stripe&, Slot& slot) {
   return slot.squares(pending_->decision(), *backend_);
 }
 
+// ---- reading as of a decision -----------------------------------------------------------------------
+
+uint64_t DenseTable::hold(uint64_t id, bool state) {
+  holds_.hold(id, version(), state);
+  return version();
+}
+
+bool DenseTable::settle_hold(uint64_t id, uint64_t at) {
+  const bool holds = holds_.settle(id, at);
+  let_go();
+  return holds;
+}
+
+void DenseTable::release_hold(uint64_t id) {
+  if (holds_.release(id)) let_go();
+}
+
+void DenseTable::let_go() {
+  if (kept_bytes_.load(std::memory_order_relaxed) == 0) return;
+  const Holds& held = holds_;
+  const auto is_wanted = [&held](uint64_t from, uint64_t to) { return held.wanted(from, to).any; };
+  uint64_t num_bytes = 0;
+  for (const auto& [key, there] : decided_) {
+    Stripe& stripe = stripe_of(key);
+    const MutexLock lock(stripe.mutex);
+    num_bytes += there->let_go(is_wanted);
+  }
+  kept_bytes_.fetch_sub(num_bytes, std::memory_order_relaxed);
+}
+
+void DenseTable::keep_for_readers(Slot& slot) {
+  if (holds_.none() || !slot.initialised() || !slot.will_change(*pending_)) return;
+  const uint64_t to = pending_->decision().number() - 1;
+  const Holds::Kept kept = holds_.wanted(slot.unchanged_since(), to);
+  if (!kept.any || !holds(BreakableRule::kWHAT_IS_HELD_IS_KEPT)) return;
+  slot.make_zeros(*backend_);
+  const uint64_t num_bytes = slot.keep(to, kept.state);
+  if (kept_bytes_.fetch_add(num_bytes, std::memory_order_relaxed) + num_bytes > max_kept_bytes_) {
+    holds_.give_up();
+    forget_kept(slot);
+  }
+}
+
+void DenseTable::forget_kept(Slot& slot) {
+  const uint64_t num_bytes = slot.let_go([](uint64_t, uint64_t) { return false; });
+  kept_bytes_.fetch_sub(num_bytes, std::memory_order_relaxed);
+}
+
+// Nobody who trains goes without memory because of a reader.
+void DenseTable::take_step(Slot& slot) {
+  try {
+    keep_for_readers(slot);
+    counters_.count(slot.settle(*pending_, *backend_));
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::OUT_OF_MEMORY || !slot.keeps_any()) throw;
+    holds_.give_up();
+    forget_kept(slot);
+    counters_.count(slot.settle(*pending_, *backend_));
+  }
+}
+
+std::optional<Part> DenseTable::part_at(Stripe& stripe, Slot& slot, uint16_t index, uint64_t at,
+                                        bool& waits) {
+  if (slot.settled_to() < at && !bring_up_to_date(stripe, slot)) {
+    waits = true;
+    return slot.part(index);
+  }
+  if (slot.settled_to() >= at && slot.unchanged_since() <= at) {
+    slot.make_zeros(*backend_);
+    return slot.part(index);
+  }
+  return slot.kept_part(index, at);
+}
+
 // ---- sums -----------------------------------------------------------------------------------------
 
 TableSize DenseTable::size() {
   TableSize size;
   size.num_held = num_held_.load(std::memory_order_relaxed);
+  size.num_holds = holds_.size();
+  size.kept_bytes = kept_bytes_.load(std::memory_order_relaxed);
   for (Stripe& stripe : stripes_) {
     const MutexLock lock(stripe.mutex);
     size.num_slots += stripe.slots.size();

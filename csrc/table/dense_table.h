@@ -26,6 +26,7 @@
 #include "core/id_ranges.h"
 #include "core/mutex.h"
 #include "table/counters.h"
+#include "table/holds.h"
 #include "table/rank_book.h"
 #include "table/stripe.h"
 
@@ -39,13 +40,19 @@ struct TableSize {
   uint64_t state_bytes = 0;
   uint64_t staged_bytes = 0;
   uint64_t published_bytes = 0;
+  uint64_t num_holds = 0;
+  uint64_t kept_bytes = 0;  // for those who read as of a decision
 };
 
 class DenseTable {
  public:
   DenseTable(size_t num_stripes, std::shared_ptr<Backend> backend, Counters& counters,
-             RankBook& ranks)
-      : backend_(std::move(backend)), counters_(counters), ranks_(ranks), stripes_(num_stripes) {}
+             RankBook& ranks, uint64_t max_kept_bytes)
+      : backend_(std::move(backend)),
+        counters_(counters),
+        ranks_(ranks),
+        max_kept_bytes_(max_kept_bytes),
+        stripes_(num_stripes) {}
 
   SharedMutex decision_mutex;
 
@@ -101,6 +108,20 @@ class DenseTable {
   std::optional<Sum> squares(Stripe& stripe, Slot& slot) REQUIRES_SHARED(decision_mutex)
       REQUIRES(stripe.mutex);
 
+  // ---- reading as of a decision
+
+  // Holds decisions from this one on for a reader of that id. Returns which one it is.
+  uint64_t hold(uint64_t id, bool state) REQUIRES(decision_mutex);
+  // Settles on one. False: it is not held.
+  bool settle_hold(uint64_t id, uint64_t at) REQUIRES(decision_mutex);
+  bool is_settled_hold(uint64_t id, uint64_t at) REQUIRES_SHARED(decision_mutex) {
+    return holds_.is_settled(id, at);
+  }
+  void release_hold(uint64_t id) REQUIRES(decision_mutex);
+  // A part of the slot as of that decision: none if it is gone, or, in `waits`, not there yet.
+  std::optional<Part> part_at(Stripe& stripe, Slot& slot, uint16_t index, uint64_t at, bool& waits)
+      REQUIRES_SHARED(decision_mutex) REQUIRES(stripe.mutex);
+
   TableSize size() REQUIRES_SHARED(decision_mutex);
 
  private:
@@ -131,6 +152,13 @@ class DenseTable {
   uint64_t erase(Key key) REQUIRES(decision_mutex);
   // Has the slots that settle() comes to after that place on their way from memory.
   void fetch_after(size_t place) REQUIRES_SHARED(decision_mutex);
+  // Carries the pending decision out on the slot, which is ready, or has waited in vain. What readers hold is kept.
+  void take_step(Slot& slot) REQUIRES_SHARED(decision_mutex);
+  void keep_for_readers(Slot& slot) REQUIRES_SHARED(decision_mutex);
+  // Lets go of what no hold wants,
+  void let_go() REQUIRES(decision_mutex);
+  // or of all that the slot keeps.
+  void forget_kept(Slot& slot);
   // What the pending decision still waits for will not come any more: there is none after it before all who promised
   // have said that it is here.
   void finish_pending() REQUIRES(decision_mutex);
@@ -143,6 +171,10 @@ class DenseTable {
   const std::shared_ptr<Backend> backend_;
   Counters& counters_;
   RankBook& ranks_;
+
+  const uint64_t max_kept_bytes_;
+  Holds holds_ GUARDED_BY(decision_mutex);
+  std::atomic<uint64_t> kept_bytes_{0};
 
   Stripes stripes_;
   SlotIndex index_ GUARDED_BY(decision_mutex);

@@ -148,6 +148,32 @@ Published::Answer Slot::follow(uint64_t wanted_version, DType encoding, bool who
   return whole ? published_->whole() : published_->answer(wanted_version, encoding);
 }
 
+// ---- what it was ------------------------------------------------------------------------------------
+
+uint64_t Slot::keep(uint64_t to, bool state) {
+  KeptParts kept{.from = version_,
+                 .to = to,
+                 .parts = {value_},
+                 .state = state,
+                 .num_steps = static_cast<uint64_t>(num_steps_),
+                 .num_bytes = spec_.num_bytes()};
+  for (size_t i = 0; state && i < state_.size(); ++i) {
+    kept.parts[1 + i] = state_[i].buffer;
+    if (state_[i].buffer) kept.num_bytes += spec_.num_bytes();
+  }
+  kept_.push_back(std::move(kept));
+  return kept_.back().num_bytes;
+}
+
+std::optional<Part> Slot::kept_part(uint16_t index, uint64_t at) const {
+  for (const KeptParts& kept : kept_) {
+    if (at < kept.from || kept.to < at) continue;
+    if (index == 0) return Part{kept.parts[0], kept.from};
+    if (kept.state) return Part{kept.parts[index], kept.num_steps};
+  }
+  return std::nullopt;
+}
+
 // ---- decisions ------------------------------------------------------------------------------------
 
 bool Slot::counted(const Decision& decision) const {

@@ -122,6 +122,33 @@ class Slot {
   // Carries the decision out with the contributions that are here, and lets go of them.
   Change settle(const PendingDecision& pending, Backend& backend);
 
+  // ---- what it was, for those who read it as of a decision (table/holds.h)
+
+  // Its value is as it is since the first of these decisions, and up to the second.
+  uint64_t unchanged_since() const { return version_; }
+  uint64_t settled_to() const { return settled_; }
+  // The decision changes it, unless all it counts on is missing.
+  bool will_change(const PendingDecision& pending) const {
+    return !pending.skip() && counted(pending.decision());
+  }
+  // Keeps references to the value, and to rule state if `state`, which are what they are up to decision `to`. Returns how
+  // many bytes they may cost.
+  uint64_t keep(uint64_t to, bool state);
+  // The same as part(), as of decision `at`. None: it is not kept.
+  std::optional<Part> kept_part(uint16_t index, uint64_t at) const;
+  // Lets go of what `wanted` does not want of [from, to]. Returns how many bytes it cost.
+  template <typename Wanted>
+  uint64_t let_go(Wanted wanted) {
+    uint64_t num_bytes = 0;
+    std::erase_if(kept_, [&](const KeptParts& kept) {
+      if (wanted(kept.from, kept.to)) return false;
+      num_bytes += kept.num_bytes;
+      return true;
+    });
+    return num_bytes;
+  }
+  bool keeps_any() const { return !kept_.empty(); }
+
   // Has value and rule state on their way from memory, for a step that comes soon. Contributions lie one
   // after the other in their frames: the step of the slot before has begun with them.
   void fetch() const;
@@ -143,6 +170,15 @@ class Slot {
   struct State {
     const char* name = nullptr;  // of a StateLayout: lives for ever
     BufferRef buffer;
+  };
+
+  struct KeptParts {
+    uint64_t from;
+    uint64_t to;
+    std::array<BufferRef, 1 + kMaxStates> parts;
+    bool state;
+    uint64_t num_steps;
+    uint64_t num_bytes;
   };
 
   struct Squares {
@@ -181,6 +217,7 @@ class Slot {
   Squares squares_;   // the last ones asked for
   Staging staging_;
   std::optional<Published> published_;  // once somebody follows it
+  std::vector<KeptParts> kept_;
 };
 
 }  // namespace psstore

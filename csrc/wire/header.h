@@ -18,9 +18,11 @@
 // fields_crc, 4 bytes, is the CRC-32C of table and body; a frame that has neither has none.
 //
 // request       chosen by who asks, repeated in the reply; 0: about the whole connection
-// round         of a PUSH: the worker's step number
+// round         of a PUSH: the worker's step number; of a HOLD: 1 if rule state is held, too; of a PULL with a sequence:
+//               the decision
 // rank, incarnation   which worker, and which life of it, the frame speaks for
-// sequence      of an ASSIGN, ADD or RESTORE: the client's count of its writes
+// sequence      of an ASSIGN, ADD or RESTORE: the client's count of its writes; of a HOLD or FREE, and of a PULL as of a
+//               decision: the number that its reader has chosen
 // payload_crc   CRC-32C of the payload if kFlagChecksum is set, else 0
 // header_crc    CRC-32C of the 60 bytes before it; always set, always checked
 #pragma once

@@ -40,6 +40,10 @@ namespace psstore {
   X(RELEASE, 36, "", "that answer's shared memory was read; no reply")           \
   X(ATTEST, 38, "", "asks what the shard has applied, signed")                   \
   X(ATTESTED, 39, "Attested", "for the coordinator, carried by a worker")        \
+  X(HOLD, 40, "", "keep decisions from now on, for a reader of that sequence")   \
+  X(HELD, 41, "", "the decision that the shard is at")                           \
+  X(FREE, 42, "", "that reader is done")                                         \
+  X(FREED, 43, "", "noted")                                                      \
   /* coordinator: answered by shard 0 only */                                    \
   X(JOIN, 50, "Join", "become a worker")                                         \
   X(JOINED, 51, "Joined", "rank, incarnation, round, last decisions")            \

@@ -238,6 +238,9 @@ class DataService:
     def is_filling(self) -> bool:
         """A device is at work on replies: `wake` soon has something."""
     @property
+    def num_holds(self) -> int:
+        """Readers that hold decisions."""
+    @property
     def num_leases(self) -> int:
         """Answers that clients read in shared memory."""
 
@@ -366,6 +369,7 @@ class ClientSession:
         memory: object = None,
         may_land: bool = False,
         round: int = 0,
+        sequence: int = 0,
     ) -> None:
         """Makes a request. `carry`: it carries decisions, waits for the shard to have that version, and so long.
         `message`: its body otherwise. `memory`: where its payload comes from, or its answer's goes: Segments; another
@@ -592,11 +596,13 @@ class Shard:
         device: str = "cpu",
         num_sharing: int = 1,
         max_memory_bytes: int = ...,
+        max_kept_bytes: int = ...,
     ) -> None:
         """`arena`: where values of 64 KiB and more lie, and payloads. `device`: where values, rule state and
         contributions are: 'cpu', or 'cuda:0' and so on, without an arena; `num_sharing` shards share its memory.
         `max_memory_bytes`: what all of it may take of main memory (default: no limit); calls that would take more
-        raise OutOfMemory. Raises BadArgument for a device that is not there."""
+        raise OutOfMemory. `max_kept_bytes`: what may be kept for those who read as of a decision (default: no limit);
+        beyond it they are told VersionGone. Raises BadArgument for a device that is not there."""
     @property
     def device(self) -> str:
         """As given."""

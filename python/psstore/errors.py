@@ -190,6 +190,13 @@ class DeviceFailed(AvailabilityError):
     code = 57
 
 
+class VersionGone(AvailabilityError):
+    """The version that a snapshot reads is not kept any longer: it was held for too long, what changed meanwhile takes
+    more memory than snapshots may hold, or the connection was lost. Take another snapshot."""
+
+    code = 59
+
+
 class OutOfMemory(AvailabilityError):
     """What was asked for does not fit into the memory that a shard may use, of its host or its device. Nothing
     changed."""

@@ -19,6 +19,7 @@ from psstore.errors import (
     TooManyWorkers,
     TornRound,
     UnknownTensor,
+    VersionGone,
     WorkerLost,
 )
 from psstore.protocol.client import GRACE_S, Transfer
@@ -27,7 +28,7 @@ from psstore.wire.messages import Exist, Scale
 from psstore.wire.ranges import contains
 
 from . import model
-from .history import History, Read, Seen, Wait, Writes
+from .history import History, Read, Seen, Version, Wait, Writes
 from .machine import TIMEOUT_S, Machine
 from .model import Array
 from .plan import Plan
@@ -409,6 +410,40 @@ class Reader(Actor):
                     assert status == NOT_MODIFIED, f"status {status} of key {key}"
                 name = by_id[key >> _core.SLICE_INDEX_BITS][0].spec.name
                 self.history.seen.append(Seen(self.machine.name, name, versions.get(key, 1) - 1, acknowledged))
+
+
+class Historian(Actor):
+    """Reads whole versions, again and again: piece by piece, while others train on."""
+
+    def __init__(self, plan: Plan, machine: Machine, history: History) -> None:
+        super().__init__(plan, machine, history)
+        self.stopped = False
+
+    async def act(self) -> None:
+        while not self.stopped:
+            await self.machine.world.sleep(self.machine.world.rng.expovariate(1.5))
+            try:
+                tensors = await self.call("describe", self.client.describe(None), 2 * TIMEOUT_S)
+                await self.read([t for t in tensors if model.is_counter(t.spec)])
+            except VersionGone as error:
+                self.history.gone.append(f"{self.machine.name}: {error}")
+            except (NotInitialised, UnknownTensor, AvailabilityError) as error:
+                self.machine.world.say(f"{self.machine.name}: {error}")
+
+    async def read(self, tensors: list[Tensor]) -> None:
+        acknowledged, rng = self.history.acknowledged, self.machine.world.rng
+        hold = await self.call("hold", self.client.hold(state=rng.random() < 0.5, wait_s=1.0), READ_S)
+        values: dict[str, bytes] = {}
+        try:
+            for tensor in tensors:
+                await self.machine.world.sleep(rng.expovariate(2.0))
+                array: Array = np.full(tensor.spec.num_elems, np.nan, np.float32)
+                asked = model.transfers([tensor], [array], self.ways, into=True)
+                await self.call("pull_held", self.client.pull_held(hold, asked, wait_s=1.0), READ_S)
+                values[tensor.spec.name] = array.tobytes()
+        finally:
+            self.client.free(hold.reader)
+        self.history.versions.append(Version(self.machine.name, hold.version, acknowledged, values))
 
 
 class Auditor(Worker):

@@ -176,6 +176,25 @@ def readers_see_what_was_acknowledged(plan: Plan, history: History) -> None:
             assert skipped or not concerns, f"decision {decision.number} was told to somebody, and then came {seen}"
 
 
+def versions_are_whole(plan: Plan, history: History) -> None:
+    """All that is read as of one decision is what the decisions up to that one say, and they are all that anybody had
+    been told of."""
+    for version in history.versions:
+        decided = history.decisions[: version.number]
+        assert version.number >= version.acknowledged, f"{version.acknowledged} was told to somebody before {version}"
+        expected = model.counters_after(plan, history.tensors, decided, history.factors, history.lied)
+        for name, data in version.values.items():
+            found = np.frombuffer(data, np.float32)
+            said = f"{version.reader} read {name} of version {version.number} as {found}: {expected[name]}"
+            assert np.array_equal(found, expected[name]), said
+
+
+def held_versions_stay(plan: Plan, history: History) -> None:
+    """Only who has lost a connection is told that the version is gone: nobody here reads for long, or is short of
+    memory."""
+    assert plan.break_chance or plan.partition or not history.gone, f"{history.gone}"
+
+
 def plain_writes_count_once(plan: Plan, history: History) -> None:
     for index in range(plan.num_writers):
         adds, assigns = history.writes[f"ADD {index}"], history.writes[f"ASSIGN {index}"]
@@ -256,6 +275,8 @@ CHECKS: tuple[Callable[[Plan, History], None], ...] = (
     values_are_what_the_decisions_say,
     reads_are_never_torn,
     readers_see_what_was_acknowledged,
+    versions_are_whole,
+    held_versions_stay,
     plain_writes_count_once,
     shards_hold_what_the_schema_registry_says,
     staleness_keeps_its_bound,

@@ -34,6 +34,16 @@ class Seen:
     acknowledged: int
 
 
+@dataclass(frozen=True)
+class Version:
+    """Tensors that somebody read as of one decision, and the last decision that anybody had been told of before."""
+
+    reader: str
+    number: int
+    acknowledged: int
+    values: dict[str, bytes]
+
+
 @dataclass
 class Writes:
     """Plain writes of one writer: how many it began, and how many were acknowledged."""
@@ -71,6 +81,9 @@ class History:
     """Decision that clips -> factors that were found for it."""
     reads: list[Read] = field(default_factory=list)
     seen: list[Seen] = field(default_factory=list)
+    versions: list[Version] = field(default_factory=list)
+    gone: list[str] = field(default_factory=list)
+    """Whoever was told that a version is not kept any longer."""
     writes: dict[str, Writes] = field(default_factory=dict)
     waits: list[Wait] = field(default_factory=list)
     outcomes: dict[str, str] = field(default_factory=dict)

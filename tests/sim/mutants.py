@@ -219,6 +219,8 @@ MUTANTS: dict[str, tuple[str, Mutant]] = {
     "early decisions are like any other": ("sync", early_decisions_are_like_any_other),
     "slices that wait are answered": ("sync", _broken("CONTRIBUTIONS_ARE_WAITED_FOR")),
     "who reads in a torn round waits on": ("sync", _method(Session, "abandon_reads", lambda self, error: None)),
+    "what is held is not kept": ("async", _broken("WHAT_IS_HELD_IS_KEPT")),
+    "who reads as of a decision gets what is newest": ("async", _broken("READS_ARE_AS_OF_THEIR_DECISION")),
     "shards don't hear of scales": ("sync", _broken("SCALES_ARE_HEARD")),
     "scales are kept to oneself": ("sync", _method(Client, "_tell_scale", scales_are_kept_to_oneself)),
     "readers ask nobody for the last decision": ("sync", _method(Client, "_learn_decisions", readers_ask_nobody)),

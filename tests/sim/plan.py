@@ -61,6 +61,8 @@ class Plan:
     hasty_writers: bool
     with_curator: bool
     num_readers: int
+    num_historians: int
+    """Readers of whole versions."""
 
     @property
     def consistency(self) -> Consistency:
@@ -94,6 +96,7 @@ class Plan:
             hasty_writers=False,
             with_curator=False,
             num_readers=0,
+            num_historians=0,
         )
 
 
@@ -141,6 +144,7 @@ def plan_of(seed: int, mode: str | None = None) -> Plan:
         hasty_writers=rng.random() < 0.5,
         with_curator=rng.random() < 0.5,
         num_readers=rng.randint(0, 2),
+        num_historians=random.Random(f"historians {seed}").randint(0, 2),
         num_channels=manners.choice((1, 1, 2, 3)),
     )
 

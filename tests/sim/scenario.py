@@ -15,7 +15,7 @@ from psstore.protocol.signing import Signer
 from psstore.wire.messages import Role
 
 from . import model
-from .actors import HASTY_S, Actor, Auditor, Curator, Reader, Worker, Writer
+from .actors import HASTY_S, Actor, Auditor, Curator, Historian, Reader, Worker, Writer
 from .history import History
 from .machine import Machine
 from .network import Network
@@ -86,9 +86,15 @@ class Scenario:
                 self._start(Writer(plan, machine, self.history, index=index))
             if plan.with_curator:
                 self._start(Curator(plan, self._machine("curator", "client"), self.history))
-            readers = [
-                Reader(plan, self._machine(f"reader {index}", "client"), self.history)
-                for index in range(plan.num_readers)
+            readers: list[Reader | Historian] = [
+                *(
+                    Reader(plan, self._machine(f"reader {index}", "client"), self.history)
+                    for index in range(plan.num_readers)
+                ),
+                *(
+                    Historian(plan, self._machine(f"historian {index}", "client"), self.history)
+                    for index in range(plan.num_historians)
+                ),
             ]
             for reader in readers:
                 self._start(reader)

@@ -6,6 +6,7 @@ sockets and in the simulator. A request is under way as soon as it is made; awai
 
 from __future__ import annotations
 
+import hashlib
 from collections import deque
 from collections.abc import Iterable, Sequence, Set
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -25,7 +26,7 @@ from psstore.errors import (
 from psstore.partition.router import Router
 from psstore.protocol.decision_cache import DecisionCache
 from psstore.protocol.handshake import ClientIdentity
-from psstore.protocol.requests import Answer, Destination, Future
+from psstore.protocol.requests import IGNORED, Answer, Destination, Future
 from psstore.protocol.session import Session
 from psstore.protocol.sharing import Lease, Placed
 from psstore.protocol.statuses import check
@@ -62,6 +63,14 @@ class Transfer(NamedTuple):
     table: _core.SliceTable
     memory: Destination | Placed | None
     """To send from: `Segments` or what is `Placed`."""
+
+
+class Hold(NamedTuple):
+    """A decision that every shard keeps for a reader."""
+
+    reader: int
+    """The number by which the shards know it."""
+    version: int
 
 
 class Client:
@@ -107,6 +116,7 @@ class Client:
         self._dropped: deque[int] = deque()
         """Ids of tensors that were dropped, the latest at the end: an error about one shall say its name."""
         self._num_barriers = 0
+        self._num_holds = 0
 
     @property
     def joined(self) -> bool:
@@ -339,6 +349,42 @@ class Client:
             at_least = max(at_least or 0, await self._learn_decisions())
         return await self._read("PULL", transfers, at_least=at_least, wait_s=wait_s)
 
+    async def hold(self, *, state: bool, wait_s: float) -> Hold:
+        """Has every shard keep the values, and rule state if `state`, of one decision, which everything that anybody
+        was told of is in: nobody's training waits for it. Each shard is asked for its version and keeps what comes
+        after it; the latest of them is what all shards have, and settle on."""
+        _check_wait(wait_s)
+        self._num_holds += 1
+        digest = hashlib.blake2b(f"{self.identity.client} {self._num_holds}".encode(), digest_size=8).digest()
+        reader = int.from_bytes(digest, "little") | 1  # not 0
+        asked = [self._request(one, "HOLD", round=int(state), sequence=reader) for one in self.shards]
+        try:
+            version = max(answer.version for answer in await collect(asked))
+            await self._learn_up_to(version)
+            carry = m.Carry(at_least=version, wait_s=wait_s)
+            timeout_s = wait_s + GRACE_S
+            settled = [
+                self._request(one, "PULL", body=carry, timeout_s=timeout_s, round=version, sequence=reader)
+                for one in self.shards
+            ]
+            await collect(settled)
+        except PsstoreError:
+            self.free(reader)
+            raise
+        return Hold(reader, version)
+
+    def free(self, reader: int) -> None:
+        """The shards need not keep anything for it any longer. Nobody waits for their answers."""
+        for session in self.shards:
+            if session.failure is None:
+                session.request("FREE", IGNORED, now=self._driver.now(), timeout_s=self.timeout_s, sequence=reader)
+                self._driver.flush(session)
+
+    async def pull_held(self, hold: Hold, transfers: Iterable[Transfer], *, wait_s: float) -> list[Answer]:
+        """Reads slices as of the decision that is held; those of tensors that no decision changes as they are. Raises
+        VersionGone, DeadlineExceeded."""
+        return await self._read("PULL", transfers, at_least=hold.version, wait_s=wait_s, hold=hold)
+
     async def without_value(self, transfers: Sequence[Transfer], *, wait_s: float) -> list[Transfer]:
         """The transfers that find a slice without its first value. Waits `wait_s` for first values, and for no step."""
         carry = m.Carry(wait_s=wait_s)
@@ -420,7 +466,13 @@ class Client:
         check(await collect(futures), self._names)
 
     async def _read(
-        self, op: str, transfers: Iterable[Transfer], *, at_least: int | None, wait_s: float
+        self,
+        op: str,
+        transfers: Iterable[Transfer],
+        *,
+        at_least: int | None,
+        wait_s: float,
+        hold: Hold | None = None,
     ) -> list[Answer]:
         _check_wait(wait_s)
         if self._torn is not None:
@@ -438,6 +490,8 @@ class Client:
                 body=carry,
                 destination=transfer.memory,
                 timeout_s=wait_s + GRACE_S,
+                round=0 if hold is None else hold.version,
+                sequence=0 if hold is None else hold.reader,
             )
             for transfer in transfers
         ]
@@ -449,12 +503,16 @@ class Client:
         says so in any answer; that and all before it are asked for only if another shard may lack it."""
         first = self.shards[0]
         await self._request(first, "PULL", body=m.Carry())
-        if self.version < first.version:
+        await self._learn_up_to(first.version)
+        return self.version
+
+    async def _learn_up_to(self, version: int) -> None:
+        """Asks for the decisions up to that one, if another shard may lack one of them."""
+        if self.version < version:
             asked = m.Decisions(since=self._decisions.last)
             decided = await self._control("DECISIONS", asked, m.Decided)
             self._decisions.learn(decided.last, decided.decisions)
             self._forget_applied()
-        return self.version
 
     def _forget_applied(self) -> None:
         """Drops the decisions that every shard has said to be at."""

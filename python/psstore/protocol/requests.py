@@ -53,6 +53,7 @@ REPLIES: dict[int, type[m.Message] | None] = {
     OPS["DROPPED"]: m.Dropped,
     OPS["STATISTICS"]: m.Statistics,
     OPS["SHARED"]: m.Shared,
+    OPS["FREED"]: None,
 }
 """Replies that are control messages, and their bodies, None: no body. Any other reply becomes an `Answer`."""
 

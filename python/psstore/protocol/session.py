@@ -210,6 +210,7 @@ class Session:
         payload: Payload | None = None,
         destination: Destination | None = None,
         round: int = 0,
+        sequence: int = 0,
     ) -> None:
         """Sends a request, now or when the link is up. `future` gets a message body, None, or an `Answer`."""
         if self.failure is not None:
@@ -221,7 +222,7 @@ class Session:
         memory = destination if payload is None else payload
         may_land = isinstance(memory, Landing) and self.near is not None
         # By position, as keywords would take as long as all else here.
-        self.core.ask(OPS[op], future, now, timeout_s, table, carry, message, memory, may_land, round)
+        self.core.ask(OPS[op], future, now, timeout_s, table, carry, message, memory, may_land, round, sequence)
         self.keepalive.begin(now)
 
     def attach(self, timeout_s: float, *, now: float, future: Future) -> None:
