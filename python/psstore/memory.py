@@ -12,6 +12,10 @@ MOST = 0.8
 """What shards take by default. The rest is for Python, for tables of slices, for connections, and for the page cache of
 whoever else works here."""
 
+DEFAULT_SNAPSHOT_PART = 4
+"""Snapshots may keep a quarter of the memory: all of a model and its rule state that fill a quarter of it, once, were
+every byte of them to change."""
+
 UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 

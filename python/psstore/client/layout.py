@@ -14,7 +14,7 @@ from psstore.codec.codecs import Codecs, dtype_of, payload_bytes
 from psstore.errors import NO_STATE, NOT_MODIFIED
 from psstore.partition.packing import EARLY_FRAME_BYTES, FRAME_BYTES, SliceRef, pack
 from psstore.partition.router import Router
-from psstore.protocol.client import Transfer
+from psstore.protocol.client import Hold, Transfer
 from psstore.protocol.requests import Answer
 from psstore.types import Tensor, applies_by_decision
 
@@ -185,6 +185,8 @@ class Pull(NamedTuple):
     dtype: str | None = None
     codec: Codecs | None = None
     wait_s: float | None = None
+    hold: Hold | None = None
+    """Read as of that decision; None: the newest."""
 
     @property
     def cache_key(self) -> Hashable:

@@ -21,7 +21,7 @@ from psstore.client.loop_thread import LoopThread
 from psstore.client.operations import Operations
 from psstore.client.store import AsyncStore, Store
 from psstore.errors import BadArgument, DeviceFailed, ProtocolError, PsstoreError, StoreClosed
-from psstore.memory import limit_bytes
+from psstore.memory import DEFAULT_SNAPSHOT_PART, limit_bytes
 from psstore.net.client import QuietFuture
 from psstore.net.deadline_timer import DeadlineTimer
 from psstore.protocol.client import Client
@@ -83,6 +83,7 @@ class LocalCluster:
                         device=devices[index],
                         num_sharing=devices.count(devices[index]),
                         max_memory_bytes=max_memory_bytes // num_shards,
+                        max_kept_bytes=max_memory_bytes // num_shards // DEFAULT_SNAPSHOT_PART,
                     ),
                     signer=signer,
                     coordinator=coordinator if index == 0 else None,

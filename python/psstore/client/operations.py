@@ -24,7 +24,8 @@ from psstore.client.schema import Hypers, as_source
 from psstore.client.writing import Creating, Writing
 from psstore.client.zero_copy import Borrowed, Borrowing, Debt
 from psstore.codec.codecs import Codecs
-from psstore.protocol.client import Client
+from psstore.errors import BadArgument
+from psstore.protocol.client import Client, Hold
 from psstore.types import Tensor, TensorSpec, check_name
 from psstore.wire.messages import Exist
 
@@ -276,16 +277,40 @@ class Operations:
         dtype: str | None = None,
         codec: Codecs | None = None,
         wait_s: float | None = None,
+        consistent: bool = False,
     ) -> Coroutine[Any, Any, list[Array]]:
         """`pull` for many tensors, in few frames. The results are in the order of `names`. `codec`: of all, or a
-        mapping that names it for some."""
+        mapping that names it for some.
+
+        `consistent`: all at one version, as by a `snapshot` of its own: two more round trips; not with `codec` or
+        `if_newer_than`."""
         places = None if out is None else seen(list(out), writable=True)
         newer_than = None if if_newer_than is None else version("if_newer_than", if_newer_than)
-        return self.reading.pull(Pull(tuple(names), places, newer_than, dtype, codec, wait_s))
+        asked = Pull(tuple(names), places, newer_than, dtype, codec, wait_s)
+        if not consistent:
+            return self.reading.pull(asked)
+        if codec is not None or newer_than is not None:
+            raise BadArgument("pull_many: consistent=True takes neither codec nor if_newer_than")
+        return self._pull_consistently(asked)
+
+    async def _pull_consistently(self, asked: Pull) -> list[Array]:
+        held = await self.hold(wait_s=asked.wait_s)
+        try:
+            return await self.reading.pull(asked._replace(hold=held))
+        finally:
+            self.client.free(held.reader)
 
     async def borrow(self, debt: Debt, names: Sequence[str], *, wait_s: float | None = None) -> Borrowed:
         """What `Store.borrow` gives, until the debt is settled."""
         return await self.borrowing.borrow(debt, names, wait_s)
+
+    async def hold(self, *, state: bool = False, wait_s: float | None = None) -> Hold:
+        """What `Store.snapshot` reads as of."""
+        return await self.client.hold(state=state, wait_s=self.context.patience(wait_s))
+
+    async def newer(self, version: int, *, wait_s: float | None = None) -> None:
+        """Returns when there is a decision after that one. Raises DeadlineExceeded."""
+        await self.client.reach(version + 1, wait_s=self.context.patience(wait_s))
 
     def version_of(self, name: str) -> int:
         """The version of the tensor as it was last pulled here; 0 if it was not. For training rules the number of

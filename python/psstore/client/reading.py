@@ -16,7 +16,7 @@ from psstore.client.rule_state import RuleState, parts, state_name
 from psstore.client.schema import as_target, check_decodes
 from psstore.codec.codecs import Codec, codecs_for
 from psstore.errors import BadArgument
-from psstore.protocol.client import Transfer
+from psstore.protocol.client import Hold, Transfer
 from psstore.protocol.requests import Answer
 from psstore.types import Tensor
 
@@ -45,7 +45,7 @@ class Reading:
         transfers = layout.transfers_of(results, newer_than=asked.if_newer_than)
         if transfers is None:
             return await self._pull_one_by_one(asked)
-        answers = await self.receive(layout, transfers, asked.wait_s)
+        answers = await self.receive(layout, transfers, asked.wait_s, asked.hold)
         if asked.if_newer_than is None:
             return results
         unchanged, torn = layout.unchanged(answers)
@@ -82,7 +82,9 @@ class Reading:
         names = tuple(layout.names[i] for i in torn)
         await self.pull(Pull(names, [arrays[i] for i in torn], wait_s=wait_s))
 
-    async def pull_state(self, names: Sequence[str], *, wait_s: float | None) -> list[RuleState]:
+    async def pull_state(
+        self, names: Sequence[str], *, wait_s: float | None, hold: Hold | None = None
+    ) -> list[RuleState]:
         tensors = await self._context.schema.find(names)
         found: list[RuleState] = [RuleState(0, {}) for _ in tensors]
         for part, positions in parts(tensors):
@@ -96,7 +98,7 @@ class Reading:
                 part=part,
             )
             await self._norm.settle(wait_s)
-            answers = await self._read(layout, layout.transfers([one.data for one in targets]), wait_s)
+            answers = await self._read(layout, layout.transfers([one.data for one in targets]), wait_s, hold)
             missing = layout.absent(answers)
             for position, i in enumerate(positions):
                 name = state_name(tensors[i], part)
@@ -122,7 +124,8 @@ class Reading:
             layout = await context.layout(chosen, dtypes, pull=True, place=place)
             if place is None and len(positions) == len(targets):
                 context.layouts.note(asked.cache_key, "PULL", layout)
-            pulled = await self.pull_into(layout, [targets[i] for i in positions], asked.if_newer_than, asked.wait_s)
+            chosen_targets = [targets[i] for i in positions]
+            pulled = await self.pull_into(layout, chosen_targets, asked.if_newer_than, asked.wait_s, asked.hold)
             results.update(zip(positions, pulled, strict=True))
         context.first_values.note(tensor.id for tensor in tensors)
         return [results[i] for i in range(len(targets))]
@@ -152,10 +155,15 @@ class Reading:
         return [results[i] for i in range(len(targets))]
 
     async def pull_into(
-        self, layout: Layout, targets: Sequence[Target | OnDevice], newer_than: int | None, wait_s: float | None
+        self,
+        layout: Layout,
+        targets: Sequence[Target | OnDevice],
+        newer_than: int | None,
+        wait_s: float | None,
+        hold: Hold | None = None,
     ) -> list[Array]:
         """Pulls into targets that are all in main memory, or all on one device."""
-        answers = await self._pull(layout, targets, newer_than, wait_s)
+        answers = await self._pull(layout, targets, newer_than, wait_s, hold)
 
         def again(torn: Sequence[int]) -> Coroutine[Any, Any, object]:
             tensors, dtypes = [layout.tensors[i] for i in torn], [layout.dtypes[i] for i in torn]
@@ -167,18 +175,27 @@ class Reading:
         return [None if i in unchanged else receiver.result for i, receiver in enumerate(targets)]
 
     async def _pull(
-        self, layout: Layout, targets: Sequence[Any], newer_than: int | None, wait_s: float | None
+        self,
+        layout: Layout,
+        targets: Sequence[Any],
+        newer_than: int | None,
+        wait_s: float | None,
+        hold: Hold | None = None,
     ) -> list[Answer]:
         if targets and isinstance(targets[0], OnDevice):
             pinned = self._context.transfers.into(targets[0].device)
-            return await self.receive(layout, Download(pinned, layout, targets, newer_than), wait_s)
+            return await self.receive(layout, Download(pinned, layout, targets, newer_than), wait_s, hold)
         transfers = layout.transfers([receiver.data for receiver in targets], newer_than=newer_than)
-        return await self.receive(layout, transfers, wait_s)
+        return await self.receive(layout, transfers, wait_s, hold)
 
     # ---- how ----
 
     async def receive(
-        self, layout: Layout, transfers: Sequence[Transfer] | Download | FollowedDownload, wait_s: float | None
+        self,
+        layout: Layout,
+        transfers: Sequence[Transfer] | Download | FollowedDownload,
+        wait_s: float | None,
+        hold: Hold | None = None,
     ) -> list[Answer]:
         """Carries out the transfers of a pull."""
         await self._norm.settle(wait_s)
@@ -190,15 +207,20 @@ class Reading:
             if turn is not None:
                 await turn
             if isinstance(transfers, Download | FollowedDownload):
-                answers = await transfers.received(lambda some: self._read(layout, some, wait_s))
+                answers = await transfers.received(lambda some: self._read(layout, some, wait_s, hold))
             else:
-                answers = await self._read(layout, transfers, wait_s)
+                answers = await self._read(layout, transfers, wait_s, hold)
         self._note(layout, answers)
         return answers
 
-    async def _read(self, layout: Layout, transfers: Sequence[Transfer], wait_s: float | None) -> list[Answer]:
-        wait = self._context.patience(wait_s)
-        answers = await self._context.client.pull(transfers, trained=layout.is_trained, wait_s=wait)
+    async def _read(
+        self, layout: Layout, transfers: Sequence[Transfer], wait_s: float | None, hold: Hold | None = None
+    ) -> list[Answer]:
+        wait, client = self._context.patience(wait_s), self._context.client
+        if hold is None:
+            answers = await client.pull(transfers, trained=layout.is_trained, wait_s=wait)
+        else:
+            answers = await client.pull_held(hold, transfers, wait_s=wait)
         self.num_bytes += sum(answer.table.payload_bytes for answer in answers)
         return answers
 

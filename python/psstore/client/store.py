@@ -20,8 +20,10 @@ from psstore.client.direct import Direct
 from psstore.client.loop_thread import LoopThread
 from psstore.client.operations import Operations
 from psstore.client.paced import PacedCalls
+from psstore.client.snapshot import AsyncSnapshot, Snapshot, Version
 from psstore.client.zero_copy import Borrowed, Debt
 from psstore.errors import PsstoreError, StoreClosed, UsageError
+from psstore.protocol.client import Hold
 from psstore.types import Consistency
 
 P = ParamSpec("P")
@@ -177,6 +179,11 @@ class _Face:
             if debt.loan is not None:
                 with suppress(StoreClosed):  # then all loans are over
                     self._backend.thread.at_once(lambda: self._operations.borrowing.end(debt))
+
+    def _free(self, hold: Hold) -> None:
+        """Ends a snapshot. The shards do it themselves if they can't be told."""
+        with suppress(StoreClosed):
+            self._backend.thread.at_once(lambda: self._operations.client.free(hold.reader))
 
     def _check_open(self, work: Coroutine[Any, Any, T]) -> None:
         if self._closed is not None:
@@ -339,6 +346,38 @@ class Store(_Face):
 
     borrow.__doc__ = Operations.borrow.__doc__
 
+    @contextmanager
+    def snapshot(self, *, state: bool = False, wait_s: float | None = None) -> Iterator[Snapshot]:
+        """All trained tensors at one version, which everything that anybody was told of before is in, while others
+        train on: nobody waits for whoever reads.
+
+        >>> with store.snapshot() as view:
+        ...     w, b = view.pull_many(["w", "b"])
+
+        `state`: keep rule state, too, for `view.pull_state`. `wait_s`: how long to wait for the shards (default: the
+        store's). The shards keep what changes meanwhile, as long as there is memory for it (`psstore-server
+        --snapshot-memory`) and somebody reads at least once a minute; then the view's calls raise VersionGone, as they
+        do when a connection was lost. Tensors of rules 'assign' and 'add' are read as they are."""
+        hold = self._run(self._operations.hold(state=state, wait_s=wait_s))
+        try:
+            yield Snapshot(self._operations, hold, self._run)
+        finally:
+            self._free(hold)
+
+    def follow(
+        self, names: Sequence[str], *, dtype: str | None = None, wait_s: float | None = None
+    ) -> Iterator[Version]:
+        """Yields whole versions of these tensors as they come, the newest there is each time, and says how many were
+        skipped. Raises DeadlineExceeded when there is no newer one for `wait_s` (default: the store's)."""
+        number = -1
+        while True:
+            if number >= 0:
+                self._run(self._operations.newer(number, wait_s=wait_s))
+            with self.snapshot(wait_s=wait_s) as view:
+                values = dict(zip(names, view.pull_many(names, dtype=dtype, wait_s=wait_s), strict=True))
+            yield Version(view.version, values, max(0, view.version - number - 1) if number >= 0 else 0)
+            number = view.version
+
     def close(self) -> None:
         """Leaves, if it is a worker, and disconnects. Does nothing the second time."""
         self.end(leave=True)
@@ -387,6 +426,30 @@ class AsyncStore(_Face):
             await asyncio.wrap_future(self._submit(self._operations.borrowing.settle(debt)))
 
     borrow.__doc__ = Operations.borrow.__doc__
+
+    @asynccontextmanager
+    async def snapshot(self, *, state: bool = False, wait_s: float | None = None) -> AsyncIterator[AsyncSnapshot]:
+        hold = await asyncio.wrap_future(self._submit(self._operations.hold(state=state, wait_s=wait_s)))
+        try:
+            yield AsyncSnapshot(self._operations, hold, self._submit)
+        finally:
+            self._free(hold)
+
+    snapshot.__doc__ = Store.snapshot.__doc__
+
+    async def follow(
+        self, names: Sequence[str], *, dtype: str | None = None, wait_s: float | None = None
+    ) -> AsyncIterator[Version]:
+        number = -1
+        while True:
+            if number >= 0:
+                await asyncio.wrap_future(self._submit(self._operations.newer(number, wait_s=wait_s)))
+            async with self.snapshot(wait_s=wait_s) as view:
+                values = dict(zip(names, await view.pull_many(names, dtype=dtype, wait_s=wait_s), strict=True))
+            yield Version(view.version, values, max(0, view.version - number - 1) if number >= 0 else 0)
+            number = view.version
+
+    follow.__doc__ = Store.follow.__doc__
 
     async def close(self) -> None:
         """Leaves, if it is a worker, and disconnects. Does nothing the second time."""

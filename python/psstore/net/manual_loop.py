@@ -215,7 +215,7 @@ class ManualLoop:
     def close(self) -> None:
         """Nothing may be under way."""
         self._closed = True
-        self.on_call = _nothing
+        self.on_call = self.on_distrust = _nothing
         if self._executor is not None:
             self._executor.shutdown(wait=False)
         self._sockets.close()

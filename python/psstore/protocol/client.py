@@ -373,6 +373,12 @@ class Client:
             raise
         return Hold(reader, version)
 
+    async def reach(self, version: int, *, wait_s: float) -> None:
+        """Returns when that decision was made. Raises DeadlineExceeded."""
+        _check_wait(wait_s)
+        carry = m.Carry(at_least=version, wait_s=wait_s)
+        await self._request(self.shards[0], "PULL", body=carry, timeout_s=wait_s + GRACE_S)
+
     def free(self, reader: int) -> None:
         """The shards need not keep anything for it any longer. Nobody waits for their answers."""
         for session in self.shards:

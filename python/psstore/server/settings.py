@@ -9,7 +9,7 @@ from msgspec import Meta
 
 from psstore.config import MAX_BUSY_POLL_US
 from psstore.errors import BadArgument
-from psstore.memory import limit_bytes
+from psstore.memory import DEFAULT_SNAPSHOT_PART, limit_bytes, parse_size
 from psstore.net.address import DEFAULT_PORT, TcpAddress
 from psstore.net.sockets import check_congestion_control
 from psstore.server.hosts import parse_hosts, split_hosts
@@ -81,6 +81,13 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
             " goes beyond it (default: four fifths of what the machine or its control group has)"
         ),
     ] = None
+    snapshot_memory: Annotated[
+        str | None,
+        _text(
+            "of max_memory, what the shards of this host may keep together of older versions while snapshots read them,"
+            " as 2GiB (default: a quarter of it); beyond that, snapshots are told that their version is gone"
+        ),
+    ] = None
     refuse_non_finite: Annotated[bool, _text("refuse pushes that hold NaN or infinity")] = False
     heartbeat_s: Annotated[Seconds, _text("how often workers say that they live")] = 1.0
     silence_s: Annotated[Seconds, _text("a worker that said nothing for so long is lost")] = 10.0
@@ -108,7 +115,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
             )
         if self.port and self.port + self.shards > 65536:
             raise BadArgument(f"{self.shards} shards from port {self.port} on go beyond port 65535; use --port 0")
-        self.max_memory_bytes()
+        self.snapshot_memory_bytes()
         place_shards(self.device, self.shards)
         if self.congestion_control is not None:
             check_congestion_control("congestion_control", self.congestion_control)
@@ -121,6 +128,16 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     def max_memory_bytes(self) -> int:
         """What all shards of this host may take together."""
         return limit_bytes(self.max_memory)
+
+    def snapshot_memory_bytes(self) -> int:
+        """What snapshots may keep on this host. Raises BadArgument if that is more than there is."""
+        most = self.max_memory_bytes()
+        if self.snapshot_memory is None:
+            return most // DEFAULT_SNAPSHOT_PART
+        asked = parse_size("snapshot_memory", self.snapshot_memory)
+        if asked > most:
+            raise BadArgument(f"snapshot_memory is {self.snapshot_memory}, more than max_memory, {most} bytes")
+        return asked
 
     def _check_hosts(self) -> None:
         hosts = self.hosts()
@@ -178,6 +195,8 @@ class ShardSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Shards of this host that share the device, this one included."""
     max_memory_bytes: int
     """Main memory that this shard may take."""
+    max_kept_bytes: int
+    """The part of it that older versions may take while snapshots read them."""
     max_store_bytes: int | None
     """What all values together may take, as far as this host can tell."""
     refuse_non_finite: bool

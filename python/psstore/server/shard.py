@@ -154,6 +154,7 @@ def make_shard(settings: ShardSettings, arena: _core.ValueArena | None) -> _core
         device=settings.device,
         num_sharing=settings.num_sharing,
         max_memory_bytes=settings.max_memory_bytes,
+        max_kept_bytes=settings.max_kept_bytes,
     )
 
 

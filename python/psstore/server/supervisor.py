@@ -305,6 +305,7 @@ class Supervisor:
                 device=device,
                 num_sharing=devices.count(device),
                 max_memory_bytes=max_memory_bytes // len(site.endpoints),
+                max_kept_bytes=settings.snapshot_memory_bytes() // len(site.endpoints),
                 max_store_bytes=max_memory_bytes if site.is_whole and set(devices) == {"cpu"} else None,
                 refuse_non_finite=settings.refuse_non_finite,
                 max_connections=settings.max_connections,
