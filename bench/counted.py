@@ -1,7 +1,7 @@
 """What bench.instructions counts, to be run under callgrind: training rounds of one worker.
 
 On an embedded store it is all of the data path but sockets: face, layout, frames, decoder, session, service, staging,
-update. Over a socket it is one end of the short way: the worker's, whose store is a process of its own and is not
+update. Over a socket it is one end of direct calls: the worker's, whose store is a process of its own and is not
 counted, or the shard's (counted_shard.py).
 Each part of each round is dumped under its name. Not counted: imports, creating, and the first rounds, in which layouts
 are worked out, pools fill and the interpreter specialises its bytecode.
