@@ -111,8 +111,8 @@ class Shard {
     device::FenceRef ready;  // null: now; else the pieces are what they say once it is done
   };
   struct ReadOptions {
-    bool share = false;  // the client can see shared memory
-    bool whole = false;  // deltas were read, and do not say_changes()
+    bool share = false;               // the client can see shared memory
+    bool whole = false;               // deltas were read, and do not say_changes()
     std::optional<uint64_t> at = {};  // as of that decision, which is held, and which the shard has
   };
   // Values that are shared stay there as they are while the pieces are held.

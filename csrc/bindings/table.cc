@@ -224,8 +224,7 @@ void bind_table(py::module_& m) {
       .def(py::init(&make_shard), py::kw_only(), py::arg("index"), py::arg("num_stripes") = 64,
            py::arg("refuse_non_finite") = false, py::arg("arena") = nullptr,
            py::arg("device") = "cpu", py::arg("num_sharing") = 1,
-           py::arg("max_memory_bytes") = kNoMemoryLimit,
-           py::arg("max_kept_bytes") = kNoMemoryLimit)
+           py::arg("max_memory_bytes") = kNoMemoryLimit, py::arg("max_kept_bytes") = kNoMemoryLimit)
       .def_property_readonly("version", &Shard::version)
       .def_property_readonly("device", &Shard::device)
       .def("set_version", &Shard::set_version, py::arg("version"), no_gil)

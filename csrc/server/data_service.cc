@@ -166,8 +166,8 @@ void DataService::answer_hold(const ConnectedClient& client, const Frame& frame,
   if (frame.header.op == Op::kHOLD) {
     if (reader == 0) throw Error(ErrorCode::BAD_ARGUMENT, "HOLD needs a sequence, which is 0");
     if (holds_.size() >= kMaxHolds && !holds_.contains(reader)) {
-      throw Error(ErrorCode::OVERLOADED, std::to_string(kMaxHolds) +
-                                             " readers hold decisions of this shard; try later");
+      throw Error(ErrorCode::OVERLOADED,
+                  std::to_string(kMaxHolds) + " readers hold decisions of this shard; try later");
     }
     version = shard_.hold(reader, frame.header.round != 0);
     holds_.insert_or_assign(reader, Hold{client.connection, now_s + kHoldS});

@@ -175,8 +175,8 @@ class DataService {
   std::map<uint64_t, std::shared_ptr<ConnectedClient>> clients_;  // by connection
   PendingReads pending_;
   std::unordered_map<uint64_t, Hold> holds_;  // by the number that the reader has chosen
-  std::deque<Filling> filling_;             // in the order in which the device writes them
-  std::map<uint64_t, Replies> deliveries_;  // by connection
+  std::deque<Filling> filling_;               // in the order in which the device writes them
+  std::map<uint64_t, Replies> deliveries_;    // by connection
   std::vector<Failure> failures_;
 };
 

@@ -284,7 +284,7 @@ void DenseTable::release_hold(uint64_t id) {
 
 void DenseTable::let_go() {
   if (kept_bytes_.load(std::memory_order_relaxed) == 0) return;
-  const Holds& held = holds_;
+  const Holds held = holds_;
   const auto is_wanted = [&held](uint64_t from, uint64_t to) { return held.wanted(from, to).any; };
   uint64_t num_bytes = 0;
   for (const auto& [key, there] : decided_) {

@@ -70,7 +70,9 @@ class Holds {
     Hold(uint64_t first, uint64_t last, bool with_state)
         : from(first), to(last), state(with_state) {}
     // It holds some decision of [first, last].
-    bool covers(uint64_t first, uint64_t last) const { return !gone && from <= last && first <= to; }
+    bool covers(uint64_t first, uint64_t last) const {
+      return !gone && from <= last && first <= to;
+    }
 
     uint64_t from;
     uint64_t to;

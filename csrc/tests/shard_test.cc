@@ -2,6 +2,7 @@
 #include "shard.h"
 
 #include <limits>
+#include <variant>
 
 #include "shard_support.h"
 
@@ -389,6 +390,104 @@ TEST_P(ShardTest, KeepsWhatAReaderHoldsWhileUpdatesGoOn) {
   EXPECT_EQ(elements_of(held.pieces, held.ready), Floats(num_elems, 0));
   EXPECT_EQ(shard.stats().at("applied_out_of_place"), 1U);
   EXPECT_EQ(shard.stats().at("applied_in_place"), 2U);
+}
+
+// ---- reading as of a decision -----------------------------------------------------------------------
+
+// The value of slice 0 of tensor 1, or what kept it from being read.
+std::variant<Floats, ErrorCode> value_at(Shard& shard, uint64_t at, uint16_t part = 0) {
+  std::vector<SliceEntry> entries(1);
+  entries[0].key = make_key(1, 0);
+  entries[0].part = part;
+  const Shard::Reply reply = shard.read(entries, 64 << 20, {.at = at});
+  if (entries[0].status != ErrorCode::OK) return entries[0].status;
+  return elements_of(reply.pieces, reply.ready);
+}
+
+TEST_P(ShardTest, HoldsWhatASlotWasFromTheVersionThatItIsAtOn) {
+  define(1, RuleKind::kSgd, 2);
+  const auto step = [&](uint64_t round) {
+    push({0, 1, round}, {{make_key(1, 0), {1.0F, 2.0F}}});
+    shard.advance(decision(round, {member(0, round)}));
+  };
+  step(1);
+  EXPECT_EQ(shard.hold(7, /*state=*/false), 1u);
+  for (uint64_t round = 2; round <= 4; ++round) step(round);
+  const Floats at_one = value(make_key(1, 0));
+  for (uint64_t at = 1; at <= 3; ++at) {
+    const auto found = std::get<Floats>(value_at(shard, at));
+    EXPECT_EQ(found[0] * 4.0F, at_one[0] * static_cast<float>(at));
+  }
+  EXPECT_EQ(value_at(shard, 0), (std::variant<Floats, ErrorCode>(ErrorCode::VERSION_GONE)));
+  EXPECT_GT(shard.stats().at("kept_bytes"), 0u);
+  EXPECT_TRUE(shard.settle_hold(7, 2));
+  EXPECT_TRUE(shard.settle_hold(7, 2));
+  EXPECT_FALSE(shard.settle_hold(7, 3));
+  EXPECT_FALSE(shard.settle_hold(8, 2));
+  EXPECT_EQ(value_at(shard, 1), (std::variant<Floats, ErrorCode>(ErrorCode::VERSION_GONE)));
+  EXPECT_TRUE(std::holds_alternative<Floats>(value_at(shard, 2)));
+  EXPECT_EQ(shard.stats().at("kept_bytes"), 2 * sizeof(float));
+  shard.release_hold(7);
+  EXPECT_EQ(value_at(shard, 2), (std::variant<Floats, ErrorCode>(ErrorCode::VERSION_GONE)));
+  EXPECT_EQ(shard.stats().at("kept_bytes"), 0u);
+  EXPECT_EQ(shard.stats().at("holds"), 0u);
+}
+
+TEST_P(ShardTest, ASlotThatDoesNotChangeKeepsNothingAndIsReadAsItIs) {
+  define(1, RuleKind::kSgd, 2);
+  define(2, RuleKind::kSgd, 2);
+  push({0, 1, 1}, {{make_key(1, 0), {1.0F, 2.0F}}});
+  shard.advance(decision(1, {member(0, 1)}));
+  const Floats before = value(make_key(1, 0));
+  shard.hold(7, /*state=*/true);
+  push({0, 1, 2}, {{make_key(2, 0), {1.0F, 2.0F}}});
+  shard.advance(decision(2, {member(0, 2, /*lacking=*/{1})}));
+  value(make_key(2, 0));
+  EXPECT_EQ(std::get<Floats>(value_at(shard, 1)), before);
+  EXPECT_EQ(std::get<Floats>(value_at(shard, 2)), before);
+}
+
+TEST_P(ShardTest, RuleStateIsHeldWhereItWasAskedFor) {
+  for (const bool state : {false, true}) {
+    Shard one(options());
+    one.define({1, DType::kFloat32, RuleKind::kSgd, 0, true, {{make_key(1, 0), 2}}});
+    const auto step = [&](uint64_t round) {
+      std::vector<SliceEntry> entries = entries_for({{make_key(1, 0), {1.0F, 2.0F}}});
+      const auto pool = make_pool();
+      one.admit(WriteKind::kPush, entries, 8);
+      one.stage({0, 1, round}, entries, buffer_of(*pool, Floats{1.0F, 2.0F}));
+      one.advance(Decision(round, false, 1.0, {member(0, round)}, {{0, sgd(1.0, 0.9)}}));
+      one.settle(-1);
+    };
+    step(1);
+    const auto before = std::get<Floats>(value_at(one, 1, 1));
+    one.hold(7, state);
+    step(2);
+    if (state) {
+      EXPECT_EQ(std::get<Floats>(value_at(one, 1, 1)), before);
+    } else {
+      EXPECT_EQ(value_at(one, 1, 1), (std::variant<Floats, ErrorCode>(ErrorCode::VERSION_GONE)));
+    }
+    EXPECT_NE(std::get<Floats>(value_at(one, 2, 1)), before);
+  }
+}
+
+TEST_P(ShardTest, WhatTakesMoreThanMayBeKeptIsGivenUpAndTheStepIsTaken) {
+  ShardOptions narrow = options();
+  narrow.max_kept_bytes = 7;
+  Shard one(narrow);
+  one.define({1, DType::kFloat32, RuleKind::kSgd, 0, true, {{make_key(1, 0), 2}}});
+  one.hold(7, false);
+  std::vector<SliceEntry> entries = entries_for({{make_key(1, 0), {1.0F, 2.0F}}});
+  const auto pool = make_pool();
+  one.admit(WriteKind::kPush, entries, 8);
+  one.stage({0, 1, 1}, entries, buffer_of(*pool, Floats{1.0F, 2.0F}));
+  one.advance(decision(1, {member(0, 1)}));
+  one.settle(-1);
+  EXPECT_EQ(one.stats().at("kept_bytes"), 0u);
+  EXPECT_FALSE(one.settle_hold(7, 0));
+  EXPECT_EQ(value_at(one, 0), (std::variant<Floats, ErrorCode>(ErrorCode::VERSION_GONE)));
+  EXPECT_TRUE(std::holds_alternative<Floats>(value_at(one, 1)));
 }
 
 TEST_P(ShardTest, RefusesAPullThatOneReplyCannotHold) {

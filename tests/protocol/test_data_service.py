@@ -9,7 +9,7 @@ from unittest import mock
 
 import pytest
 
-from psstore import errors
+from psstore import _core, errors
 from psstore.protocol.service import ShardService
 from psstore.protocol.shard_facts import ShardFacts
 from psstore.types import Tensor, TensorSpec
@@ -155,3 +155,73 @@ def test_draining_shard_answers_nothing() -> None:
 
 def push(worker: Peer, tensor: Tensor, *, round: int) -> None:
     worker.ask("PUSH", NOTHING, values=[1.0] * 4, table=table_of(tensor, num_bytes=16), round=round)
+
+
+# ---- readers that hold decisions ----
+
+
+def read_at(peer: Peer, tensor: Tensor, *, reader: int, at: int) -> bytes:
+    pulled = peer.ask("PULL", m.Carry(at_least=at), table=table_of(tensor), round=at, sequence=reader)
+    return bytes(peer.payloads[pulled.request])
+
+
+def train(store: FakeStore, worker: Peer, tensor: Tensor, *, round: int) -> None:
+    push(worker, tensor, round=round)
+    worker.committed(worker.commit(round))
+    store.carry_out(0, store.services[0].catch_up(store.now))
+
+
+def test_a_reader_holds_the_version_that_the_shard_was_at() -> None:
+    store = FakeStore(num_workers=1)
+    worker, tensor = worker_with_tensor(store)
+    reader = store.connect()
+    with left_to_the_service() as frame:
+        assert reader.ask("HOLD", sequence=5).sequence == 0
+        assert frame.call_count == 0
+    before = read_at(reader, tensor, reader=5, at=0)
+    train(store, worker, tensor, round=1)
+    assert read_at(reader, tensor, reader=5, at=0) == before
+    other = store.connect()
+    assert read_at(other, tensor, reader=5, at=0) == before, "over another connection of its client"
+    assert reader.ask("FREE", sequence=5).op == _core.OPS["FREED"]
+    with pytest.raises(errors.VersionGone, match="version 0 is not kept on shard 0, which is at 1"):
+        read_at(reader, tensor, reader=5, at=0)
+
+
+def test_who_reads_nothing_for_a_minute_holds_nothing() -> None:
+    store = FakeStore(num_workers=1)
+    worker, tensor = worker_with_tensor(store)
+    reader = store.connect()
+    reader.ask("HOLD", sequence=5)
+    store.pass_time(50.0)
+    train(store, worker, tensor, round=1)
+    read_at(reader, tensor, reader=5, at=0)
+    store.pass_time(50.0)
+    read_at(reader, tensor, reader=5, at=0)
+    store.pass_time(61.0)
+    assert store.services[0].data.num_holds == 0
+    with pytest.raises(errors.VersionGone):
+        read_at(reader, tensor, reader=5, at=0)
+
+
+def test_the_end_of_its_connection_ends_what_a_reader_holds() -> None:
+    store = FakeStore(num_workers=1)
+    reader = store.connect()
+    reader.ask("HOLD", sequence=5)
+    assert store.services[0].data.num_holds == 1
+    reader.hang_up()
+    assert store.services[0].data.num_holds == 0
+
+
+def test_readers_have_numbers_and_there_are_not_too_many() -> None:
+    store = FakeStore(num_workers=1)
+    reader = store.connect()
+    with pytest.raises(errors.BadArgument, match="sequence"):
+        reader.ask("HOLD")
+    for number in range(1, 257):
+        reader.ask("HOLD", sequence=number)
+    with pytest.raises(errors.Overloaded, match="256 readers"):
+        reader.ask("HOLD", sequence=257)
+    reader.ask("HOLD", sequence=256)
+    reader.ask("FREE", sequence=1)
+    reader.ask("HOLD", sequence=257)
