@@ -57,6 +57,12 @@ namespace psstore {
   X(DEVICE_FAILED, 57, "the device that a shard lives on failed, and the shard with it")    \
   X(OUT_OF_MEMORY, 58, "it does not fit into the memory that a shard may use")              \
   X(VERSION_GONE, 59, "the version that is being read is not kept any longer")              \
+  /* StorageError: what checkpoints lie on, or what lies there; memory is as it was. */     \
+  X(CHECKPOINT_NOT_FOUND, 70, "no complete checkpoint of that version is there")            \
+  X(CHECKPOINT_DAMAGED, 71, "what is on storage is not what was written")                   \
+  X(CHECKPOINT_UNSUPPORTED, 72, "the checkpoint has a format that this psstore can't read") \
+  X(CHECKPOINT_PLACE_TAKEN, 73, "another store writes its checkpoints there")               \
+  X(STORAGE_FAILED, 74, "the storage of checkpoints refused, or failed")                    \
   /* InternalError: we erred. */                                                            \
   X(INTERNAL, 90, "an invariant of psstore was violated")                                   \
   X(DECISION_GAP, 92, "a decision came before one that precedes it")

@@ -31,6 +31,10 @@ class AvailabilityError(PsstoreError):
     """A peer died, is too slow or can't be reached. What was acknowledged is safe."""
 
 
+class StorageError(PsstoreError):
+    """The storage of checkpoints, or what lies there, is not as it should be. Nothing in memory changed."""
+
+
 class InternalError(PsstoreError):
     """psstore broke one of its own invariants. Please report it."""
 
@@ -202,6 +206,37 @@ class OutOfMemory(AvailabilityError):
     changed."""
 
     code = 58
+
+
+class CheckpointNotFound(StorageError):
+    """No complete checkpoint is there, or none of that version. `details`: url, version."""
+
+    code = 70
+
+
+class CheckpointDamaged(StorageError):
+    """Bytes on storage are not those that were written: changed, cut short, missing, or another checkpoint's.
+    `details`: file."""
+
+    code = 71
+
+
+class CheckpointUnsupported(StorageError):
+    """The checkpoint is of a format that this version of psstore can't read. `details`: file, format."""
+
+    code = 72
+
+
+class CheckpointPlaceTaken(StorageError):
+    """Another store writes its checkpoints there. `details`: url, owner."""
+
+    code = 73
+
+
+class StorageFailed(StorageError):
+    """Storage refused or failed: a full disk, no permission, no network. `details`: file."""
+
+    code = 74
 
 
 class DecisionGap(InternalError):

@@ -13,6 +13,7 @@ FAMILIES = {
     range(1, 20): errors.ProtocolError,
     range(20, 40): errors.UsageError,
     range(50, 70): errors.AvailabilityError,
+    range(70, 90): errors.StorageError,
     range(90, 100): errors.InternalError,
 }
 """Whose fault it is, by number; a client in another language may rely on it."""

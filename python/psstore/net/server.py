@@ -22,6 +22,7 @@ from psstore.errors import (
     ProtocolError,
     PsstoreError,
     ShuttingDown,
+    StorageError,
     UsageError,
 )
 from psstore.net import loops
@@ -392,6 +393,6 @@ class Server:
             self._device_failed(error)
         if isinstance(error, ProtocolError):
             return
-        ours = not isinstance(error, (UsageError, AvailabilityError))
-        level = logging.ERROR if ours else logging.INFO if isinstance(error, AvailabilityError) else logging.DEBUG
+        beyond_us = isinstance(error, (AvailabilityError, StorageError))
+        level = logging.INFO if beyond_us else logging.DEBUG if isinstance(error, UsageError) else logging.ERROR
         self.log(connection, level, f"answered {type(error).__name__}: {error.message}")

@@ -1,0 +1,176 @@
+"""Checkpoints on a mounted file system, by the system's own calls: durable, atomic, and read into given memory.
+
+A file is written under a temporary name of its own, brought to the disk (fsync), renamed, and its folder brought to the
+disk: after a power cut it is there whole, or it is not there.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from psstore.checkpoint.storage import PARTIAL_SUFFIX, Listed, storage_errors
+
+MAX_VIEWS = 1024
+"""Buffers that one call of the system takes: Linux's IOV_MAX."""
+
+
+class LocalStorage:
+    """The files below one folder."""
+
+    gap_bytes = 0
+
+    def __init__(self, root: str | os.PathLike[str]) -> None:
+        self.root = Path(root).expanduser().absolute()
+        self.url = str(self.root)
+
+    def create(self, path: str) -> LocalSink:
+        with storage_errors(self, path, "created"):
+            return LocalSink(self, path)
+
+    def size(self, path: str) -> int:
+        with storage_errors(self, path, "looked at", missing=True):
+            return os.stat(self.root / path).st_size
+
+    def read(self, path: str, begin: int, targets: Sequence[memoryview]) -> int:
+        with storage_errors(self, path, "read", missing=True):
+            fd = os.open(self.root / path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                return _read(fd, begin, targets)
+            finally:
+                os.close(fd)
+
+    def entries(self, folder: str) -> list[Listed]:
+        with storage_errors(self, folder, "listed"):
+            try:
+                with os.scandir(self.root / folder) as found:
+                    return sorted(_listed(entry) for entry in found)
+            except FileNotFoundError:
+                return []
+
+    def remove(self, path: str) -> None:
+        with storage_errors(self, path, "removed"), suppress(FileNotFoundError):
+            os.unlink(self.root / path)
+
+    def remove_folder(self, path: str) -> None:
+        with storage_errors(self, path, "removed"), suppress(FileNotFoundError):
+            os.rmdir(self.root / path)
+
+    def claim(self, path: str, content: bytes) -> bool:
+        """Atomic: the file appears under its name with its content, or another one was there first."""
+        target = self.root / path
+        with storage_errors(self, path, "created"):
+            _make_folder(target.parent)
+            partial = _partial(target)
+            try:
+                with open(partial, "xb") as file:
+                    file.write(content)
+                    file.flush()
+                    os.fsync(file.fileno())
+                os.link(partial, target)
+            except FileExistsError:
+                return False
+            finally:
+                with suppress(FileNotFoundError):
+                    os.unlink(partial)
+            _sync_folder(target.parent)
+            return True
+
+
+class LocalSink:
+    """A file under a temporary name."""
+
+    def __init__(self, storage: LocalStorage, path: str) -> None:
+        self._storage = storage
+        self._path = path
+        self._target = storage.root / path
+        _make_folder(self._target.parent)
+        self._partial = _partial(self._target)
+        self._fd = os.open(self._partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+
+    def write(self, views: Sequence[memoryview]) -> None:
+        with storage_errors(self._storage, self._path, "written"):
+            for some in _batches(views):
+                _write(self._fd, some)
+
+    def commit(self) -> None:
+        with storage_errors(self._storage, self._path, "brought to the disk"):
+            os.fsync(self._fd)
+            self._close()
+            os.rename(self._partial, self._target)
+            _sync_folder(self._target.parent)
+
+    def abandon(self) -> None:
+        with suppress(OSError):
+            self._close()
+        with suppress(OSError):
+            os.unlink(self._partial)
+
+    def _close(self) -> None:
+        if self._fd >= 0:
+            fd, self._fd = self._fd, -1
+            os.close(fd)
+
+
+def _partial(target: Path) -> Path:
+    return target.with_name(f".{target.name}.{secrets.token_hex(4)}{PARTIAL_SUFFIX}")
+
+
+def _make_folder(folder: Path) -> None:
+    """With those above it, each of them durable."""
+    if folder.is_dir():
+        return
+    _make_folder(folder.parent)
+    with suppress(FileExistsError):  # another shard was first
+        folder.mkdir()
+    _sync_folder(folder.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _listed(entry: os.DirEntry[str]) -> Listed:
+    try:
+        return Listed(entry.name, entry.is_dir(), entry.stat().st_size)
+    except FileNotFoundError:  # renamed or removed since
+        return Listed(entry.name, False, 0)
+
+
+def _batches(views: Iterable[memoryview]) -> Iterator[list[memoryview]]:
+    full = [view.cast("B") for view in views if view.nbytes]
+    for begin in range(0, len(full), MAX_VIEWS):
+        yield full[begin : begin + MAX_VIEWS]
+
+
+def _write(fd: int, views: list[memoryview]) -> None:
+    while views:
+        views = _after(views, os.writev(fd, views))
+
+
+def _read(fd: int, begin: int, targets: Sequence[memoryview]) -> int:
+    got = 0
+    for views in _batches(targets):
+        while views:
+            some = os.preadv(fd, views, begin + got)
+            if some == 0:
+                return got
+            got += some
+            views = _after(views, some)
+    return got
+
+
+def _after(views: list[memoryview], num_bytes: int) -> list[memoryview]:
+    """What is left of the views behind so many bytes."""
+    for index, view in enumerate(views):
+        if num_bytes < view.nbytes:
+            return [view[num_bytes:], *views[index + 1 :]]
+        num_bytes -= view.nbytes
+    return []

@@ -1,0 +1,200 @@
+"""Reads a checkpoint of any number of shards into any number: whoever reads names the slices that it wants.
+
+What is handed out is verified. What is only looked at costs little: opening reads the manifest, asking for slots reads
+the tables of slots, and slices are read where they lie.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import NamedTuple
+
+from psstore.checkpoint.file_reader import TensorFile, Wanted, verify_file
+from psstore.checkpoint.hash_pool import HashPool
+from psstore.checkpoint.manifest import (
+    FORMAT,
+    MANIFEST,
+    MAX_MANIFEST_BYTES,
+    FileRecord,
+    Manifest,
+    damaged,
+    decode_manifest,
+)
+from psstore.checkpoint.shard_file import FIRST_PIECE, SHARD_KIND, SLOTS, ShardPiece, plan_shard_file, state_in
+from psstore.checkpoint.slots import SlotRecord, SlotTable
+from psstore.checkpoint.state import ShardState, StoreState, TensorRecord
+from psstore.checkpoint.storage import Storage, read_all, where
+from psstore.checkpoint.url import folder_of
+from psstore.errors import CheckpointNotFound
+
+Target = Callable[[SlotRecord, int, int], memoryview]
+"""From a slot, the part of it (0 its value, i state buffer i) and its bytes to writable, contiguous memory."""
+
+
+class ReadSlice(NamedTuple):
+    """A part of a slot that is in its target, verified."""
+
+    slot: SlotRecord
+    part: int
+    target: memoryview
+
+
+class ShardFile:
+    """The file of one shard."""
+
+    def __init__(self, file: TensorFile, tensors: Sequence[TensorRecord]) -> None:
+        self._file = file
+        self._tensors = tensors
+
+    @cached_property
+    def state(self) -> ShardState:
+        try:
+            state = state_in(self._file.header.metadata, format_number=FORMAT)
+        except ValueError as error:
+            raise damaged(self._file.name, str(error)) from None
+        if state.index != self._file.record.index:
+            what = f"it is that of shard {state.index}"
+            raise damaged(self._file.name, what, expected=f"shard {self._file.record.index}")
+        return state
+
+    @cached_property
+    def table(self) -> SlotTable:
+        content = self._file.read_piece(self._file.piece_of(SLOTS))
+        try:
+            return SlotTable(bytes(content))
+        except ValueError as error:
+            raise damaged(self._file.name, str(error)) from None
+
+    def read(self, keys: Collection[int] | None, into: Target, *, pool: HashPool) -> Iterator[ReadSlice]:
+        """See `Checkpoint.read`."""
+        wanted = (
+            Wanted(index, into(piece.slot, piece.part, piece.num_bytes), piece)
+            for index, piece in enumerate(self.pieces, FIRST_PIECE)
+            if keys is None or piece.slot.key in keys
+        )
+        for one in self._file.read(wanted, pool=pool):
+            yield ReadSlice(one.tag.slot, one.tag.part, one.target)
+
+    @cached_property
+    def pieces(self) -> Sequence[ShardPiece]:
+        """What is behind its slots, by those and the catalogue. Raises CheckpointDamaged if that does not fit."""
+        try:
+            plan = plan_shard_file(self._tensors, self.table)
+        except ValueError as error:
+            raise damaged(self._file.name, str(error)) from None
+        bounds = map(self._file.bounds, range(FIRST_PIECE, len(self._file)))
+        if [piece.num_bytes for piece in plan.pieces] != [end - begin for begin, end in bounds]:
+            raise damaged(self._file.name, "its arrays are not those that its slots and the catalogue say")
+        return plan.pieces
+
+
+class Checkpoint:
+    """One complete checkpoint, opened. Close it, or use it in a `with`. Thread-safe; every call blocks."""
+
+    def __init__(self, storage: Storage, version: int, *, pool: HashPool | None = None) -> None:
+        """Reads the manifest. Raises CheckpointNotFound if there is none, CheckpointDamaged, CheckpointUnsupported and
+        StorageFailed. `pool`: whose threads verify; None makes one."""
+        self._storage = storage
+        self._folder = folder_of(version)
+        self.manifest = read_manifest(storage, version)
+        self.pool = HashPool() if pool is None else pool
+        self._owns_pool = pool is None
+        self._files: dict[str, TensorFile] = {}
+
+    @property
+    def version(self) -> int:
+        """The decision that it is at."""
+        return self.manifest.version
+
+    @property
+    def store(self) -> StoreState:
+        """The coordinator's part."""
+        return self.manifest.store
+
+    @cached_property
+    def tensors(self) -> Mapping[str, TensorRecord]:
+        """The catalogue, by name."""
+        return {tensor.spec.name: tensor for tensor in self.store.tensors}
+
+    @cached_property
+    def shards(self) -> Sequence[ShardFile]:
+        """Files of the shards that wrote it, as many as they were."""
+        return [ShardFile(self.file(record), self.store.tensors) for record in self.manifest.of_kind(SHARD_KIND)]
+
+    def file(self, record: FileRecord) -> TensorFile:
+        """A file of the manifest, with header and hashes verified."""
+        if record.name not in self._files:
+            self._files[record.name] = TensorFile(self._storage, f"{self._folder}/{record.name}", record)
+        return self._files[record.name]
+
+    def slots(self) -> Iterator[SlotRecord]:
+        """All slots, shard by shard. Raises CheckpointDamaged for one that two shards have."""
+        seen: set[int] = set()
+        for record, shard in zip(self.manifest.of_kind(SHARD_KIND), self.shards, strict=True):
+            for slot in shard.table:
+                if slot.key in seen:
+                    raise damaged(
+                        where(self._storage, f"{self._folder}/{record.name}"), f"slot {slot.key:#x} is also in another"
+                    )
+                seen.add(slot.key)
+                yield slot
+
+    def read(self, keys: Collection[int] | None, into: Target) -> Iterator[ReadSlice]:
+        """Reads what there is of the slices with these keys, of all if None: values and rule state, straight into the
+        memory that `into` gives for each. Yields each once it is verified, in the order of the files; `into` is asked
+        up to 32 MiB ahead. Raises CheckpointDamaged: what has been yielded is right, nothing else is."""
+        for shard in self.shards:
+            yield from shard.read(keys, into, pool=self.pool)
+
+    def close(self) -> None:
+        if self._owns_pool:
+            self.pool.close()
+
+    def __enter__(self) -> Checkpoint:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def read_manifest(storage: Storage, version: int) -> Manifest:
+    """Raises CheckpointNotFound, CheckpointDamaged, CheckpointUnsupported, StorageFailed."""
+    path = f"{folder_of(version)}/{MANIFEST}"
+    try:
+        content = read_all(storage, path, at_most=MAX_MANIFEST_BYTES)
+    except FileNotFoundError:
+        raise CheckpointNotFound(
+            f"{storage.url} has no complete checkpoint of version {version}: {where(storage, path)} is not there; list"
+            " those there are with `psstore checkpoint ls`",
+            url=storage.url,
+            version=version,
+        ) from None
+    return decode_manifest(content, name=where(storage, path), version=version)
+
+
+def check_sizes(storage: Storage, manifest: Manifest) -> None:
+    """Whether the files of a manifest are there and as long as it says, without reading them. Raises
+    CheckpointDamaged."""
+    for record in manifest.files:
+        path = f"{folder_of(manifest.version)}/{record.name}"
+        try:
+            size = storage.size(path)
+        except FileNotFoundError:
+            raise damaged(where(storage, path), "it is missing", expected=f"{record.num_bytes} bytes") from None
+        if size != record.num_bytes:
+            raise damaged(where(storage, path), f"it has {size} bytes", expected=str(record.num_bytes))
+
+
+def verify(storage: Storage, version: int, *, progress: Callable[[int], None] = lambda _: None) -> Manifest:
+    """Reads every byte of a checkpoint, and holds it against its manifest. Raises what opening and reading raise;
+    CheckpointDamaged names the first file that is wrong. `progress` is told of bytes as they are verified."""
+    with Checkpoint(storage, version) as checkpoint:
+        check_sizes(storage, checkpoint.manifest)
+        for record in checkpoint.manifest.files:
+            verify_file(checkpoint.file(record), pool=checkpoint.pool, progress=progress)
+        for _ in checkpoint.slots():
+            pass
+        for shard in checkpoint.shards:
+            _ = shard.state, shard.pieces
+        return checkpoint.manifest

@@ -1,0 +1,120 @@
+"""What a shard's file holds, and in which order: its table of slots, then the arrays of each tensor.
+
+    | header | slots | value/w exp_avg/w … (float64) | value/a exp_avg/a … | value/b … (float32) | hashes |
+
+An array has all slices of one tensor that the shard holds, one after the other: 'value/NAME', and 'STATE/NAME' for each
+of its rule's state buffers. Each slice of it is a piece. If the shard holds all of the tensor the array has its shape,
+else it is flat. Elements of 8 bytes come first, so that all are aligned; tensors by their id.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
+from typing import NamedTuple
+
+import msgspec
+
+from psstore import _core
+from psstore.checkpoint.slots import SLOT_WORDS, ZEROS, SlotRecord, SlotTable
+from psstore.checkpoint.state import ShardState, TensorRecord
+from psstore.checkpoint.tensor_file import FileEntry
+from psstore.types import ITEM_BYTES, slice_index
+
+SLOTS = "slots"
+
+FILE_DTYPES: Mapping[str, str] = {"float32": "F32", "float64": "F64"}
+"""safetensors' names of what the store keeps."""
+
+FORMAT_KEY, STATE_KEY = "psstore", "shard"
+"""Entries of the file's metadata: what kind of file this is, and the ShardState as JSON."""
+
+SHARD_KIND = "shard"
+
+
+class ShardPiece(NamedTuple):
+    """One slice of one array."""
+
+    slot: SlotRecord
+    part: int
+    """0: the value; i: state buffer i."""
+    num_bytes: int
+
+
+class ShardFilePlan(NamedTuple):
+    """A shard's file before its first byte."""
+
+    entries: Sequence[FileEntry]
+    """Without the hashes."""
+    pieces: Sequence[ShardPiece]
+    """Slices of the entries behind the slots, as they follow one another in the file."""
+    table: SlotTable
+
+
+FIRST_PIECE = 2
+"""Pieces before those of the plan: the header, and the slots."""
+
+
+def plan_shard_file(tensors: Iterable[TensorRecord], table: SlotTable) -> ShardFilePlan:
+    """What a file with these slots is. Raises ValueError for a slot that no tensor of the catalogue has."""
+    by_id = {tensor.id: tensor for tensor in tensors}
+    held = [(_tensor_of(number, by_id), list(slots)) for number, slots in groupby(table, _tensor_id)]
+    held.sort(key=lambda one: -ITEM_BYTES[one[0].spec.dtype])
+    entries = [FileEntry(SLOTS, "U64", (len(table), SLOT_WORDS), (table.content.nbytes,))]
+    pieces: list[ShardPiece] = []
+    for tensor, slots in held:
+        for entry, some in _arrays(tensor, slots):
+            entries.append(entry)
+            pieces += some
+    return ShardFilePlan(entries, pieces, table)
+
+
+def _arrays(tensor: TensorRecord, slots: Sequence[SlotRecord]) -> Iterator[tuple[FileEntry, list[ShardPiece]]]:
+    names = tensor.part_names
+    for slot in slots:
+        _check(tensor, slot, num_parts=len(names))
+    for part, name in enumerate(names):
+        pieces = [ShardPiece(slot, part, tensor.slice_bytes(slice_index(slot.key))) for slot in slots if slot.has(part)]
+        if pieces:
+            sizes = tuple(piece.num_bytes for piece in pieces)
+            flat = (sum(sizes) // ITEM_BYTES[tensor.spec.dtype],)
+            shape = tensor.spec.shape if len(pieces) == tensor.num_slices else flat
+            yield FileEntry(f"{name}/{tensor.spec.name}", FILE_DTYPES[tensor.spec.dtype], shape, sizes), pieces
+
+
+def _check(tensor: TensorRecord, slot: SlotRecord, *, num_parts: int) -> None:
+    if slice_index(slot.key) >= tensor.num_slices:
+        raise ValueError(f"slot {slot.key:#x} is slice {slice_index(slot.key)} of {tensor.spec.name!r}, which has none")
+    known = ZEROS | (1 << num_parts) - 1
+    if slot.parts & ~known or (slot.parts & ZEROS and slot.has(0)):
+        raise ValueError(
+            f"slot {slot.key:#x} of {tensor.spec.name!r}, rule {tensor.spec.rule}, has parts {slot.parts:#x}"
+        )
+
+
+def _tensor_id(slot: SlotRecord) -> int:
+    return slot.key >> _core.SLICE_INDEX_BITS
+
+
+def _tensor_of(number: int, by_id: Mapping[int, TensorRecord]) -> TensorRecord:
+    if number not in by_id:
+        raise ValueError(f"its table of slots has tensor {number}, which the catalogue lacks")
+    return by_id[number]
+
+
+def metadata_of(state: ShardState, *, format_number: int) -> dict[str, str]:
+    return {
+        FORMAT_KEY: f"{SHARD_KIND} {format_number}",
+        STATE_KEY: msgspec.json.encode(state, order="sorted").decode(),
+    }
+
+
+def state_in(metadata: Mapping[str, str], *, format_number: int) -> ShardState:
+    """Raises ValueError if it is no shard's file, or of another format."""
+    expected = f"{SHARD_KIND} {format_number}"
+    if metadata.get(FORMAT_KEY) != expected:
+        raise ValueError(f"its metadata says {metadata.get(FORMAT_KEY)!r}; expected {expected!r}")
+    try:
+        return msgspec.json.decode(metadata.get(STATE_KEY, ""), type=ShardState)
+    except msgspec.DecodeError as error:
+        raise ValueError(f"its metadata has no state of a shard: {error}") from None
