@@ -17,6 +17,7 @@ import msgspec
 
 from psstore.checkpoint.hash_pool import MAX_READS, HashPool
 from psstore.checkpoint.manifest import FileRecord, damaged
+from psstore.checkpoint.nested import flat_bytes
 from psstore.checkpoint.storage import Storage, where
 from psstore.checkpoint.tensor_file import (
     HASHED_BYTES,
@@ -184,7 +185,7 @@ class TensorFile:
             if not pieces:
                 first, gap = begin, 0
             targets += [memoryview(bytearray(gap))] if gap else []
-            targets.append(piece.target.cast("B"))
+            targets.append(flat_bytes(piece.target))
             pieces.append(piece)
             last = end
         if pieces:

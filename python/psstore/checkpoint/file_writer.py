@@ -8,6 +8,7 @@ from types import TracebackType
 
 from psstore.checkpoint.hash_pool import HashPool
 from psstore.checkpoint.manifest import FileRecord
+from psstore.checkpoint.nested import flat_bytes
 from psstore.checkpoint.storage import Storage
 from psstore.checkpoint.tensor_file import FileEntry, Hashes, digest_of, encode_header
 from psstore.errors import InternalError
@@ -51,7 +52,7 @@ class TensorFileWriter:
                 f"{self._name}: pieces of {sizes[:8]} bytes came as number {done} and on; expected"
                 f" {self._expected[done : done + min(8, len(sizes))]}"
             )
-        self._append([view.cast("B") for view in views])
+        self._append([flat_bytes(view) for view in views])
 
     def finish(self, *, kind: str, index: int) -> FileRecord:
         """Writes the hashes and makes the file durable. Nothing refers to it before a manifest does."""

@@ -145,7 +145,7 @@ def _listed(entry: os.DirEntry[str]) -> Listed:
 
 
 def _batches(views: Iterable[memoryview]) -> Iterator[list[memoryview]]:
-    full = [view.cast("B") for view in views if view.nbytes]
+    full = [view for view in views if view.nbytes]
     for begin in range(0, len(full), MAX_VIEWS):
         yield full[begin : begin + MAX_VIEWS]
 

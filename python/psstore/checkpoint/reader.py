@@ -26,7 +26,8 @@ from psstore.checkpoint.slots import SlotRecord, SlotTable
 from psstore.checkpoint.state import ShardState, StoreState, TensorRecord
 from psstore.checkpoint.storage import Storage, read_all, where
 from psstore.checkpoint.url import folder_of
-from psstore.errors import CheckpointNotFound
+from psstore.checkpoint.worker_file import WORKER_KIND, WorkerPart, read_worker_file
+from psstore.errors import BadArgument, CheckpointNotFound
 
 Target = Callable[[SlotRecord, int, int], memoryview]
 """From a slot, the part of it (0 its value, i state buffer i) and its bytes to writable, contiguous memory."""
@@ -147,6 +148,18 @@ class Checkpoint:
         for shard in self.shards:
             yield from shard.read(keys, into, pool=self.pool)
 
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Workers that have handed something in."""
+        return tuple(record.index for record in self.manifest.of_kind(WORKER_KIND))
+
+    def worker(self, rank: int) -> WorkerPart:
+        """What a rank has handed in, in memory of its own. Raises BadArgument if it has not."""
+        for record in self.manifest.of_kind(WORKER_KIND):
+            if record.index == rank:
+                return read_worker_file(self.file(record), pool=self.pool)
+        raise BadArgument(f"rank {rank} has handed nothing in for version {self.version}; ranks {self.ranks} have")
+
     def close(self) -> None:
         if self._owns_pool:
             self.pool.close()
@@ -197,4 +210,6 @@ def verify(storage: Storage, version: int, *, progress: Callable[[int], None] = 
             pass
         for shard in checkpoint.shards:
             _ = shard.state, shard.pieces
+        for rank in checkpoint.ranks:
+            checkpoint.worker(rank)
         return checkpoint.manifest

@@ -70,7 +70,7 @@ class RemoteStorage:
         got = 0
         for target in targets:
             some = came[got : got + target.nbytes]
-            target.cast("B")[: some.nbytes] = some
+            target[: some.nbytes] = some
             got += some.nbytes
         return got
 
@@ -132,7 +132,7 @@ class RemoteSink:
     def write(self, views: Sequence[memoryview]) -> None:
         with storage_errors(self._storage, self._path, "written"):
             for view in views:
-                self._file.write(view.cast("B"))
+                self._file.write(view)
 
     def commit(self) -> None:
         with storage_errors(self._storage, self._path, "written"):
@@ -159,10 +159,23 @@ class RemoteSink:
     def _move(self) -> None:
         """Over a file of that name, if there is one: some file systems replace it, others refuse."""
         try:
-            self._fs.mv(self._written_as, self._target)
+            self._rename()
         except Exception:
             self._fs.invalidate_cache()
             if not self._fs.exists(self._target) or not self._fs.exists(self._written_as):
                 raise
             self._fs.rm_file(self._target)
+            self._rename()
+
+    def _rename(self) -> None:
+        """fsspec's own `mv` is a copy and takes brackets in names for patterns; file systems that rename have theirs."""
+        if _renames(self._fs):
             self._fs.mv(self._written_as, self._target)
+        else:
+            self._fs.cp_file(self._written_as, self._target)
+            self._fs.rm_file(self._written_as)
+
+
+def _renames(fs: Any) -> bool:
+    inherited = import_module("fsspec").AbstractFileSystem.mv
+    return type(fs).mv is not inherited

@@ -38,7 +38,8 @@ class Sink(Protocol):
     """A file that is being written. Not thread-safe; blocks."""
 
     def write(self, views: Sequence[memoryview]) -> None:
-        """Appends the bytes of all views; the buffers are the caller's again afterwards. Raises StorageFailed."""
+        """Appends the bytes of all views, which are flat. The buffers are the caller's again afterwards. Raises
+        StorageFailed."""
 
     def commit(self) -> None:
         """Makes the file be there, whole and durable, in place of one of that name. Raises StorageFailed."""
@@ -61,8 +62,8 @@ class Storage(Protocol):
     def size(self, path: str) -> int: ...
 
     def read(self, path: str, begin: int, targets: Sequence[memoryview]) -> int:
-        """Fills the targets, one after the other, with the file's bytes from `begin` on. Returns how many bytes came:
-        fewer only where the file ends."""
+        """Fills the targets, which are flat, one after the other, with the file's bytes from `begin` on. Returns how
+        many bytes came: fewer only where the file ends."""
 
     def entries(self, folder: str) -> list[Listed]:
         """What is in the folder; nothing if it is not there. '' is the place itself."""

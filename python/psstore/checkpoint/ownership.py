@@ -1,0 +1,181 @@
+"""Who writes to a place: one store, which says so in a file and renews it. Another one is refused.
+
+    owner.json  {"owner": …, "beat": 17, "lease_s": 30, "host": …, "process": …, "since": …}
+
+The beat goes up while the owner lives. No clocks are compared: whoever wants the place watches for a lease, by its own
+clock, whether the beat still changes. It takes the place over
+
+  - at once, if the owner was a process of this machine and is gone, or if an operator says so (`take_over`);
+  - after a lease in which the beat did not change.
+
+An owner looks into the file before each commit, and is told there that it has lost the place. Between that look and the
+commit is a moment in which a place may change hands; file names of two stores never meet, so that what comes of it is a
+checkpoint of the one or the other, whole. The file is replaced, not compared and replaced: of two stores that take a
+place over at one moment the second has it, and the first is told so at its next look.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from psstore.checkpoint.storage import Storage, read_all, where, write_all
+from psstore.errors import CheckpointPlaceTaken
+
+OWNER = "owner.json"
+
+LEASE_S = 30.0
+"""How long a beat may stand still. Renewed three times as often, so that one slow request loses nothing."""
+
+LOOKS_PER_LEASE = 15
+"""How often somebody who waits for a place looks."""
+
+MAX_OWNER_BYTES = 64 << 10
+
+
+class OwnerRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """What the file says."""
+
+    owner: str
+    """Drawn for each life of a store."""
+    beat: int = 0
+    lease_s: float = LEASE_S
+    host: str = ""
+    process: str = ""
+    """The process on its machine, so that another one there can see whether it lives: see `this_process`."""
+    since: float = 0.0
+    """Unix time in seconds. For people."""
+
+
+class Ownership:
+    """The right to write to a place, once `take` has returned it. Not thread-safe."""
+
+    def __init__(self, storage: Storage, record: OwnerRecord) -> None:
+        self._storage = storage
+        self._record = record
+
+    @property
+    def owner(self) -> str:
+        return self._record.owner
+
+    @property
+    def renew_every_s(self) -> float:
+        """How often to call `renew`, commits or not."""
+        return self._record.lease_s / 3
+
+    def check(self) -> None:
+        """Raises CheckpointPlaceTaken if another store has taken the place over."""
+        found = read_owner(self._storage)
+        if found is None or found.owner != self._record.owner:
+            raise _taken(self._storage, found, "has taken this place over: this store writes no more checkpoints here")
+
+    def renew(self) -> None:
+        """Says that the owner lives. Raises as `check`, and StorageFailed."""
+        self.check()
+        self._record = msgspec.structs.replace(self._record, beat=self._record.beat + 1)
+        _write(self._storage, self._record)
+
+    def release(self) -> None:
+        """Leaves the place to whoever comes next; if another one has it already, that is so."""
+        found = read_owner(self._storage)
+        if found is not None and found.owner == self._record.owner:
+            self._storage.remove(OWNER)
+
+
+def take(
+    storage: Storage,
+    *,
+    take_over: bool = False,
+    lease_s: float = LEASE_S,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Ownership:
+    """Makes the caller the owner of a place. Returns at once where nobody owns it, or `take_over` is given; else waits
+    until it is seen that the owner lives, at most its lease. Raises CheckpointPlaceTaken, StorageFailed."""
+    mine = OwnerRecord(
+        owner=secrets.token_hex(8),
+        lease_s=lease_s,
+        host=os.uname().nodename,
+        process=this_process(),
+        since=time.time(),
+    )
+    if storage.claim(OWNER, msgspec.json.encode(mine)):
+        return _confirmed(storage, mine)
+    there = read_owner(storage)
+    if there is not None and not (take_over or _is_gone(there)):
+        _watch(storage, there, sleep)
+    _write(storage, mine)
+    return _confirmed(storage, mine)
+
+
+def read_owner(storage: Storage) -> OwnerRecord | None:
+    """Who owns the place; None if nobody does. A file that can't be made out is of an owner who must be watched."""
+    try:
+        content = read_all(storage, OWNER, at_most=MAX_OWNER_BYTES)
+    except FileNotFoundError:
+        return None
+    try:
+        return msgspec.json.decode(content, type=OwnerRecord)
+    except msgspec.DecodeError:
+        return OwnerRecord(owner=f"an owner whose record has {len(content)} bytes that can't be made out")
+
+
+def this_process() -> str:
+    """The machine since it was started, the process' namespace of numbers, its number and when it began: what tells it
+    from all other processes that there ever were. '' where the system does not say."""
+    return _process(os.getpid())
+
+
+def _process(pid: int) -> str:
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        namespace = os.readlink("/proc/self/ns/pid")
+        began = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        return ""
+    return f"{boot} {namespace} {pid} {began}"
+
+
+def _is_gone(there: OwnerRecord) -> bool:
+    """Whether it was a process that this one would see, and does not."""
+    mine, its = this_process().split(" "), there.process.split(" ")
+    return len(its) == 4 and mine[:2] == its[:2] and its[2].isdigit() and _process(int(its[2])) != there.process
+
+
+def _watch(storage: Storage, there: OwnerRecord, sleep: Callable[[float], None]) -> None:
+    """Returns when the owner has not said for its lease that it lives. Raises CheckpointPlaceTaken."""
+    for _ in range(LOOKS_PER_LEASE):
+        sleep(there.lease_s / LOOKS_PER_LEASE)
+        now = read_owner(storage)
+        if now is None:
+            return
+        if now != there:
+            raise _taken(storage, now, "writes its checkpoints there and lives")
+
+
+def _confirmed(storage: Storage, mine: OwnerRecord) -> Ownership:
+    ownership = Ownership(storage, mine)
+    ownership.check()
+    return ownership
+
+
+def _write(storage: Storage, record: OwnerRecord) -> None:
+    write_all(storage, OWNER, msgspec.json.encode(record))
+
+
+def _taken(storage: Storage, owner: OwnerRecord | None, what: str) -> CheckpointPlaceTaken:
+    if owner is None:
+        who = "somebody who has left again"
+    else:
+        since = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(owner.since))
+        who = f"store {owner.owner} on {owner.host or 'an unknown host'}, since {since} UTC,"
+    return CheckpointPlaceTaken(
+        f"{where(storage, OWNER)}: {who} {what}; give each store a place of its own, or, if you know that the other one"
+        " is dead, take it over",
+        url=storage.url,
+        owner=owner.owner if owner else None,
+    )

@@ -1,0 +1,282 @@
+"""A place: URLs, which checkpoint is the latest, what is kept, and that one store writes to it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from psstore.checkpoint.local_storage import LocalStorage
+from psstore.checkpoint.manifest import Manifest
+from psstore.checkpoint.owned_place import OwnedPlace
+from psstore.checkpoint.ownership import OWNER, OwnerRecord, Ownership, read_owner, take, this_process
+from psstore.checkpoint.place import COMPLETE, DAMAGED, UNFINISHED, CheckpointPlace, open_checkpoint
+from psstore.checkpoint.storage import Storage, write_all
+from psstore.checkpoint.url import CheckpointUrl, open_storage, parse_url, version_of
+from psstore.errors import BadArgument, CheckpointDamaged, CheckpointNotFound, CheckpointPlaceTaken
+from psstore.types import TensorSpec
+from tests.checkpoint.support import make_model, write_model
+
+SPECS = [TensorSpec(name="w", shape=(300,), rule="sgd")]
+
+
+@pytest.fixture(params=["local", "memory"])
+def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
+    if request.param == "local":
+        return LocalStorage(tmp_path / "place")
+    return open_storage(f"memory://{tmp_path.name}/{request.node.name}")
+
+
+def write(storage: Storage, version: int, *, attempt: str = "0a1b2c3d") -> Manifest:
+    return write_model(storage, make_model(SPECS, decision=version, seed=version), 2, attempt=attempt)
+
+
+def owned(storage: Storage, *, keep: int = 2) -> OwnedPlace:
+    return OwnedPlace(CheckpointPlace(storage), take(storage, take_over=True), keep=keep)
+
+
+def statuses(storage: Storage) -> dict[int, str]:
+    return {found.version: found.status for found in CheckpointPlace(storage).list()}
+
+
+def leave_unfinished(storage: Storage, version: int) -> None:
+    write(storage, version, attempt="dead")
+    storage.remove(f"v{version:012d}/manifest.json")
+
+
+# ---- URLs ----
+
+
+@pytest.mark.parametrize(
+    ("url", "place", "version"),
+    [
+        ("/data/run", "/data/run", None),
+        ("s3://bucket/run", "s3://bucket/run", None),
+        ("s3://bucket/run@latest", "s3://bucket/run", None),
+        ("s3://bucket/run@1234", "s3://bucket/run", 1234),
+        ("hdfs://user@host:8020/run/@v000000000007", "hdfs://user@host:8020/run/", 7),
+        ("hdfs://user@host:8020/run", "hdfs://user@host:8020/run", None),
+        ("run@0", "run", 0),
+    ],
+)
+def test_a_url_names_a_place_and_a_version(url: str, place: str, version: int | None) -> None:
+    assert parse_url(url) == CheckpointUrl(place, version)
+
+
+@pytest.mark.parametrize("url", ["", "/run@first", "/run@-1", "/run@", "/run@1.5"])
+def test_a_url_that_names_no_version_is_refused(url: str) -> None:
+    with pytest.raises(BadArgument, match=r"expected a"):
+        parse_url(url)
+
+
+def test_only_a_version_is_a_folder_of_a_version() -> None:
+    assert version_of("v000000001234") == 1234
+    assert version_of("v1000000000000") == 1_000_000_000_000
+    for name in ("v1234", "v0000000001234", "x000000001234", "v00000000123a", "owner.json"):
+        assert version_of(name) is None
+
+
+def test_an_unknown_protocol_is_refused_with_what_to_do() -> None:
+    with pytest.raises(BadArgument, match=r"nowhere://x can't be opened.*pip install 'psstore\[storage\]'"):
+        open_storage("nowhere://x")
+
+
+# ---- list and latest ----
+
+
+def test_the_latest_is_the_newest_that_is_complete(storage: Storage) -> None:
+    place = CheckpointPlace(storage)
+    with pytest.raises(CheckpointNotFound, match="no complete checkpoint"):
+        place.latest()
+    for version in (9, 10, 200):
+        write(storage, version)
+    leave_unfinished(storage, 300)
+    assert place.latest() == 200
+    assert statuses(storage) == {9: COMPLETE, 10: COMPLETE, 200: COMPLETE, 300: UNFINISHED}
+    with place.open() as checkpoint:
+        assert checkpoint.version == 200
+
+
+def test_a_damaged_latest_is_refused_and_not_passed_over(storage: Storage) -> None:
+    write(storage, 1)
+    manifest = write(storage, 2)
+    write_all(storage, f"v000000000002/{manifest.files[0].name}", b"short")
+    assert statuses(storage) == {1: COMPLETE, 2: DAMAGED}
+    with CheckpointPlace(storage).open() as checkpoint, pytest.raises(CheckpointDamaged, match="it has 5 bytes"):
+        _ = checkpoint.shards
+    write_all(storage, "v000000000002/manifest.json", b"{}")
+    assert statuses(storage) == {1: COMPLETE, 2: DAMAGED}
+    with pytest.raises(CheckpointDamaged, match=r"manifest\.json is damaged"):
+        CheckpointPlace(storage).open()
+
+
+def test_open_checkpoint_takes_a_url(tmp_path: Path) -> None:
+    for version in (3, 4):
+        write(LocalStorage(tmp_path), version)
+    for url, version in ((f"{tmp_path}", 4), (f"{tmp_path}@latest", 4), (f"file://{tmp_path}@3", 3)):
+        with open_checkpoint(url) as checkpoint:
+            assert checkpoint.version == version
+    with pytest.raises(CheckpointNotFound, match="version 5"):
+        open_checkpoint(f"{tmp_path}@5")
+
+
+# ---- what is kept ----
+
+
+def test_the_newest_complete_ones_are_kept(storage: Storage) -> None:
+    for version in (1, 2, 3, 4):
+        write(storage, version)
+    leave_unfinished(storage, 5)
+    leave_unfinished(storage, 2)
+    assert owned(storage).tidy_up() == [5, 2, 1]
+    assert statuses(storage) == {3: COMPLETE, 4: COMPLETE}
+    assert owned(storage).tidy_up() == []
+
+
+def test_the_newest_complete_one_is_kept_whatever_is_newer(storage: Storage) -> None:
+    write(storage, 1)
+    manifest = write(storage, 2)
+    write_all(storage, f"v000000000002/{manifest.files[1].name}", b"")
+    leave_unfinished(storage, 3)
+    assert owned(storage, keep=1).tidy_up() == [3]
+    assert statuses(storage) == {1: COMPLETE, 2: DAMAGED}
+
+
+def test_what_is_being_written_is_left_alone(storage: Storage) -> None:
+    place = owned(storage, keep=1)
+    place.begin(7)
+    leave_unfinished(storage, 7)
+    write(storage, 3)
+    assert place.tidy_up() == []
+    assert statuses(storage) == {3: COMPLETE, 7: UNFINISHED}
+    place.abandon(7)
+    assert place.tidy_up() == [7]
+
+
+def test_another_attempt_at_a_version_replaces_the_first(storage: Storage) -> None:
+    write(storage, 1, attempt="first")
+    place = owned(storage)
+    model = make_model(SPECS, decision=1, seed=5)
+    attempt = place.begin(1)
+    files = write_model(storage, model, 3, attempt=attempt).files
+    assert place.commit(model.state, files).attempt == attempt
+    assert place.tidy_up() == []
+    left = {entry.name for entry in storage.entries("v000000000001")}
+    assert left == {"manifest.json", *(file.name for file in files)}
+    assert statuses(storage) == {1: COMPLETE}
+
+
+def test_keep_is_at_least_one(storage: Storage) -> None:
+    with pytest.raises(BadArgument, match="keep is 0"):
+        owned(storage, keep=0)
+
+
+def test_a_store_does_not_begin_before_the_latest_unasked(storage: Storage) -> None:
+    for version in (1, 2, 3):
+        write(storage, version)
+    owned(storage).start_at(3)
+    with pytest.raises(BadArgument, match="has version 3, and the store begins at version 1"):
+        owned(storage).start_at(1)
+    owned(storage).start_at(1, discard_newer=True)
+    assert CheckpointPlace(storage).latest() == 1
+
+
+# ---- who owns it ----
+
+
+def lives(ownership: Ownership) -> Callable[[float], None]:
+    """A sleep during which the owner says that it lives."""
+    return lambda _: ownership.renew()
+
+
+def rewrite_owner(storage: Storage, **changes: object) -> None:
+    found = read_owner(storage)
+    assert found is not None
+    write_all(storage, OWNER, msgspec.json.encode(msgspec.structs.replace(found, **changes)))
+
+
+def test_a_second_store_is_refused_while_the_first_lives(storage: Storage) -> None:
+    first = take(storage)
+    with pytest.raises(CheckpointPlaceTaken, match=f"store {first.owner} on .* lives") as caught:
+        take(storage, sleep=lives(first))
+    assert caught.value.details["owner"] == first.owner
+    first.check()
+
+
+def test_a_place_is_taken_over_after_a_lease_without_a_beat(storage: Storage) -> None:
+    first = take(storage, lease_s=30)
+    first.renew()
+    slept: list[float] = []
+    second = take(storage, sleep=slept.append)
+    assert sum(slept) == pytest.approx(30)
+    with pytest.raises(CheckpointPlaceTaken, match=second.owner):
+        first.renew()
+
+
+def test_a_place_is_taken_over_at_once_if_an_operator_says_so(storage: Storage) -> None:
+    first = take(storage)
+    second = take(storage, take_over=True, sleep=never)
+    with pytest.raises(CheckpointPlaceTaken, match=second.owner):
+        first.check()
+    first.release()
+    second.check()
+
+
+def test_an_owner_that_lost_its_place_commits_nothing(storage: Storage) -> None:
+    write(storage, 1)
+    place = owned(storage)
+    place.begin(2)
+    take(storage, take_over=True)
+    model = make_model(SPECS, decision=2)
+    with pytest.raises(CheckpointPlaceTaken):
+        place.commit(model.state, [])
+    with pytest.raises(CheckpointPlaceTaken):
+        place.tidy_up()
+    assert CheckpointPlace(storage).latest() == 1
+
+
+def test_a_released_place_is_free(storage: Storage) -> None:
+    first = take(storage)
+    first.release()
+    take(storage, sleep=never)
+
+
+def test_a_dead_process_of_this_machine_is_no_owner(storage: Storage) -> None:
+    take(storage)
+    child = subprocess.run(
+        [sys.executable, "-c", "from psstore.checkpoint.ownership import this_process as p; print(p())"],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    rewrite_owner(storage, process=child.stdout.strip())
+    take(storage, sleep=never)
+
+
+def test_a_process_elsewhere_or_alive_is_watched(storage: Storage) -> None:
+    for process in (this_process(), "", this_process().replace("pid:", "other:"), "what else"):
+        write_all(storage, OWNER, msgspec.json.encode(OwnerRecord(owner="x", process=process)))
+        slept: list[float] = []
+        take(storage, sleep=slept.append)
+        assert slept
+
+
+def test_a_record_that_can_not_be_made_out_is_watched(storage: Storage) -> None:
+    write_all(storage, OWNER, b"{")
+    slept: list[float] = []
+    take(storage, sleep=slept.append)
+    assert slept
+
+
+def test_a_process_is_told_from_all_others() -> None:
+    assert str(os.getpid()) in this_process().split()
+    assert this_process() == this_process()
+
+
+def never(_: float) -> None:
+    raise AssertionError("nobody had to wait")
