@@ -33,6 +33,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="event loop of servers under test",
     )
     parser.addoption(
+        "--damages",
+        type=int,
+        default=300,
+        help="how many damaged checkpoints tests/checkpoint makes",
+    )
+    parser.addoption(
         "--device",
         choices=("cpu", "fake"),
         default="cpu",

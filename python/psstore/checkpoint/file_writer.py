@@ -40,7 +40,11 @@ class TensorFileWriter:
         self._hashed: list[tuple[int, bytes]] = []
         self._num_bytes = 0
         self._sink = storage.create(path)
-        self._append([memoryview(header)])
+        try:
+            self._append([memoryview(header)])
+        except BaseException:
+            self._sink.abandon()
+            raise
 
     def write(self, views: Sequence[memoryview]) -> None:
         """Appends the next pieces, one view each, of any format but contiguous. Returns when the buffers are the

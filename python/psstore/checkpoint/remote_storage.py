@@ -168,7 +168,7 @@ class RemoteSink:
             self._rename()
 
     def _rename(self) -> None:
-        """fsspec's own `mv` is a copy and takes brackets in names for patterns; file systems that rename have theirs."""
+        """fsspec's own `mv` copies, and takes brackets in names for patterns; file systems that rename have theirs."""
         if _renames(self._fs):
             self._fs.mv(self._written_as, self._target)
         else:

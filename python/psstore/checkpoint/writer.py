@@ -47,7 +47,11 @@ class ShardFileWriter:
         name = f"{SHARD_KIND}-{state.index:05d}-of-{state.num_shards:05d}.{attempt}.safetensors"
         metadata = metadata_of(state, format_number=FORMAT)
         self._file = TensorFileWriter(storage, f"{folder_of(state.version)}/{name}", plan.entries, metadata, pool=pool)
-        self._file.write([table.content])
+        try:
+            self._file.write([table.content])
+        except BaseException:
+            self._file.abandon()
+            raise
 
     def write(self, views: Sequence[memoryview]) -> None:
         """The next of `pieces`."""
