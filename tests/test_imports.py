@@ -55,6 +55,9 @@ CLIENT_ARROWS: dict[str, set[str]] = {
 }
 """Folder of psstore.client -> those of its files and folders that it may import, besides itself."""
 
+EXCHANGE = "checkpoint/exchange"
+"""The one folder below psstore/checkpoint that may import torch and numpy: servers, which do without, use the rest."""
+
 ONE_DOOR = {"psstore.client.device.peers": "client/device"}
 """Module -> the folder below psstore that alone may import it."""
 
@@ -153,6 +156,18 @@ def test_python_layers_do_without_banned_modules(repository: Path) -> None:
     assert not wrong, "\n".join(wrong)
 
 
+def test_checkpoints_are_written_and_read_without_arrays_libraries(repository: Path) -> None:
+    root = repository / "python" / "psstore"
+    wrong = [
+        f"{arrow.source}:{arrow.line}: only {EXCHANGE} may import {arrow.target}"
+        for layer, arrow in python_arrows(repository)
+        if layer == "checkpoint"
+        and root / EXCHANGE not in arrow.source.parents
+        and (arrow.target.partition(".")[0] in ("torch", "numpy") or "checkpoint.exchange" in arrow.target)
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
 def test_python_layers_are_all_listed(repository: Path) -> None:
     assert {layer for layer, _ in python_arrows(repository)} <= set(PYTHON_ARROWS)
 
@@ -218,6 +233,8 @@ def test_cpp_layers_include_only_what_lies_below(repository: Path) -> None:
         ("psstore.client", {"torch"}),
         ("psstore.server", {"torch", "numpy", "rich"}),
         ("psstore.cli.server", {"torch", "numpy"}),
+        ("psstore.checkpoint.owned_place", {"torch", "numpy", "fsspec", "rich", "psstore.protocol"}),
+        ("psstore.checkpoint.reader", {"torch", "numpy", "fsspec", "rich", "psstore.protocol"}),
     ],
 )
 def test_import_loads_nothing_heavy(module: str, unwanted: set[str]) -> None:

@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from psstore.cli.bench import bench
+from psstore.cli.checkpoint import app as checkpoint
 from psstore.cli.choices import drop_output
 from psstore.cli.demo.command import demo
 from psstore.cli.plan import plan
@@ -36,6 +37,7 @@ app.command(context_settings={"allow_interspersed_args": False})(run)
 app.command()(demo)
 app.command()(plan)
 app.command()(bench)
+app.add_typer(checkpoint, name="checkpoint")
 
 
 @app.command(context_settings={**AS_IS, "help_option_names": []}, add_help_option=False)

@@ -1,0 +1,128 @@
+"""torch.distributed.checkpoint's folders: its safetensors files by default; its own files, which need pickle, if asked.
+
+model.NAME                  values
+optimizer.state.NAME.STATE  rule state and steps, as torch.distributed.checkpoint.state_dict names them
+optimizer.param_groups…     in its own files alone: safetensors hold arrays only
+"""
+
+from __future__ import annotations
+
+import tempfile
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+
+from psstore.checkpoint.exchange.torch_files import model_state_dict, read_torch_file
+from psstore.checkpoint.exchange.torch_optimizer import NAMES, optimizer_state_dicts
+from psstore.checkpoint.exchange.whole_model import WholeModel
+from psstore.errors import BadArgument
+
+PICKLED = ".metadata"
+"""The file that only torch.distributed.checkpoint's own format has. It is a pickle."""
+
+MODEL, OPTIMIZER = "model", "optimizer"
+
+
+def write_dcp(folder: Path, model: WholeModel, *, allow_pickle: bool) -> list[Path]:
+    """Writes a folder that `torch.distributed.checkpoint.load` reads: with HuggingFaceStorageReader, or, if pickle is
+    allowed, without any. Returns its files. Raises BadArgument where torch can't, OSError."""
+    content: dict[str, Any] = {MODEL: model_state_dict(model)}
+    dicts = optimizer_state_dicts(model)
+    for rule, state_dict in dicts.items():
+        key = OPTIMIZER if len(dicts) == 1 else f"{OPTIMIZER}-{rule}"
+        content[key] = _by_name(state_dict, with_groups=allow_pickle)
+    writer = FileSystemWriter(folder) if allow_pickle else _hugging_face("Writer", folder)
+    with _one_process():
+        save(content, storage_writer=writer, no_dist=True)
+    return sorted(path for path in folder.iterdir() if path.is_file())
+
+
+def read_dcp(folder: Path, *, allow_pickle: bool) -> dict[str, Any]:
+    """{"model": tensors by name, "optimizer": a state dict by name, if there is one}. Raises BadArgument for a folder
+    that needs pickle which is not allowed, and for one that is no such folder."""
+    if (folder / PICKLED).exists():
+        if not allow_pickle:
+            raise BadArgument(
+                f"{folder / PICKLED} is a pickle, which can run any program as you: if you trust whoever wrote it,"
+                " allow it (--allow-pickle)"
+            )
+        return _checked(folder, _read_own(folder))
+    return _checked(folder, _nested(_read_safetensors(folder)))
+
+
+def _hugging_face(what: str, folder: Path) -> Any:
+    try:
+        from torch.distributed.checkpoint import hf_storage
+
+        return getattr(hf_storage, f"HuggingFaceStorage{what}")(str(folder))
+    except (ImportError, AttributeError) as error:
+        raise BadArgument(
+            f"torch.distributed.checkpoint's safetensors files need torch 2.9 or later and safetensors: {error}"
+        ) from None
+
+
+@contextmanager
+def _one_process() -> Iterator[None]:
+    """torch warns that it has no process group, also where it is told that there is none."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
+        yield
+
+
+def _by_name(state_dict: Mapping[str, Any], *, with_groups: bool) -> dict[str, Any]:
+    names = state_dict[NAMES]
+    state = {names[number]: held for number, held in state_dict["state"].items()}
+    if not with_groups:
+        return {"state": state}
+    groups = [
+        {**group, "params": [names[number] for number in group["params"]]} for group in state_dict["param_groups"]
+    ]
+    return {"state": state, "param_groups": groups}
+
+
+def _read_own(folder: Path) -> Any:
+    with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
+        path = Path(scratch) / "content.pt"
+        dcp_to_torch_save(folder, path)
+        return read_torch_file(path)
+
+
+def _read_safetensors(folder: Path) -> dict[str, torch.Tensor]:
+    reader = _hugging_face("Reader", folder)
+    try:
+        known = reader.read_metadata().state_dict_metadata
+        tensors = {name: torch.empty(one.size, dtype=one.properties.dtype) for name, one in known.items()}
+        with _one_process():
+            load(tensors, storage_reader=reader, no_dist=True)
+    except Exception as error:  # torch has no class of its own for what it can't read
+        raise BadArgument(f"{folder} is no folder of torch.distributed.checkpoint's: {error}") from error
+    return tensors
+
+
+def _nested(tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+    """From names with dots to a model and its optimizer's state. What has neither's prefix is a model on its own."""
+    if not any(name.startswith(f"{MODEL}.") for name in tensors):
+        return {MODEL: dict(tensors)}
+    model = {name.removeprefix(f"{MODEL}."): one for name, one in tensors.items() if name.startswith(f"{MODEL}.")}
+    state: dict[str, dict[str, torch.Tensor]] = {}
+    for name, one in tensors.items():
+        if name.startswith(f"{OPTIMIZER}.state."):
+            parameter, _, buffer = name.removeprefix(f"{OPTIMIZER}.state.").rpartition(".")
+            state.setdefault(parameter, {})[buffer] = one
+    if not state:
+        return {MODEL: model}
+    return {MODEL: model, OPTIMIZER: {"state": state, "param_groups": [{"params": list(state)}]}}
+
+
+def _checked(folder: Path, content: Any) -> dict[str, Any]:
+    if not isinstance(content, dict) or not content:
+        raise BadArgument(f"{folder} holds no tensors")
+    return content if MODEL in content else {MODEL: content}
