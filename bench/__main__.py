@@ -27,6 +27,7 @@ SUBJECTS = (
     "connections",
     "compression",
     "coordinator",
+    "checkpoint",
 )
 
 

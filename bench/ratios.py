@@ -217,3 +217,17 @@ def _eager_steps(report: Report) -> Iterator[Mapping[str, Any]]:
     for one in report.figures:
         if one["network"] != ONE_HOST and one["who"] == "psstore, overlap='eager'":
             yield one
+
+
+# ---- checkpoint: titles are of what is done ----
+
+
+def speed_of(what: str) -> Ratios:
+    """psstore's by that of plain calls of the system."""
+
+    def ratios(report: Report) -> Iterator[float]:
+        for title, names in medians(report).items():
+            if title == what:
+                yield names["plain calls"] / names["psstore"]
+
+    return ratios

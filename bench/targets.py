@@ -32,6 +32,7 @@ from bench.ratios import (
     of_the_ideal,
     scaling,
     sign_beside_floats,
+    speed_of,
     unix_beside_tcp,
 )
 from bench.report import Cell, Report, Table, rows_in, three_digits
@@ -313,5 +314,14 @@ TARGETS: Sequence[Target] = (
         unit="× max(compute, link)",
         own=chain_on_links,
         why="[on links](#on-links)",
+    ),
+    *(
+        Target("checkpoint", what, speed_of(what), at_least=bound, unit="of plain calls' speed")
+        for what, bound in (
+            ("write", 0.9),
+            ("write, 500 MB/s", 0.9),
+            ("read, cold", 0.8),
+            ("read, 500 MB/s", 0.8),
+        )
     ),
 )
