@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from psstore.checkpoint.hash_pool import HashPool
 from psstore.checkpoint.local_storage import LocalStorage
+from psstore.checkpoint.place import UNFINISHED, CheckpointPlace, FoundCheckpoint
 from psstore.checkpoint.reader import Checkpoint, verify
 from psstore.checkpoint.slots import SlotRecord, SlotTable
 from psstore.checkpoint.storage import Storage
 from psstore.checkpoint.url import open_storage
-from psstore.checkpoint.writer import commit
+from psstore.checkpoint.writer import ShardFileWriter, commit
 from psstore.errors import CheckpointDamaged, CheckpointNotFound, InternalError
+from psstore.types import TensorSpec
 from tests.checkpoint.support import (
     Model,
     make_model,
@@ -22,6 +26,7 @@ from tests.checkpoint.support import (
     shard_state,
     specs_of_every_rule,
     write_model,
+    write_shard,
 )
 
 SHARDS = (1, 2, 3, 4, 7, 8)
@@ -127,6 +132,50 @@ def test_a_commit_needs_every_file_as_it_was_written(tmp_path: Path, model: Mode
     (tmp_path / "v000000001234" / files[1].name).write_bytes(b"")
     with pytest.raises(CheckpointDamaged, match=f"{files[1].name} has 0 bytes"):
         commit(storage, attempt="x", store=model.state, files=files)
+
+
+def test_a_commit_of_what_could_not_be_read_is_refused(tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path)
+    twice = make_model([TensorSpec(name="w", shape=(2,))] * 2)
+    for model, attempt in ((twice, "a"), (make_model([]), "../a")):
+        with pytest.raises(InternalError, match=r"can't be a checkpoint|two entries"):
+            write_model(storage, model, 1, attempt=attempt)
+    assert CheckpointPlace(storage).list() == [FoundCheckpoint(1234, UNFINISHED)]
+
+
+@pytest.mark.parametrize("url", ["", "memory://side_by_side"])
+def test_shards_write_side_by_side(tmp_path: Path, url: str, model: Model) -> None:
+    storage = open_storage(url or str(tmp_path))
+    states = [shard_state(model, index, 4) for index in range(4)]
+    with HashPool(2) as pool, ThreadPoolExecutor(4) as threads:
+        writing = [
+            threads.submit(write_shard, storage, model, keys, state, pool=pool, attempt="a")
+            for keys, state in zip(model.keys_on(4), states, strict=True)
+        ]
+        commit(storage, attempt="a", store=model.state, files=[one.result() for one in writing])
+    verify(storage, 1234)
+    with Checkpoint(storage, 1234) as checkpoint:
+        assert sha256(read_model(checkpoint, 2)) == sha256(model)
+
+
+def test_a_writer_takes_only_what_comes_next(tmp_path: Path, model: Model) -> None:
+    table = SlotTable.of(model.slots.values())
+    with (
+        HashPool(1) as pool,
+        ShardFileWriter(
+            LocalStorage(tmp_path),
+            attempt="a",
+            state=shard_state(model, 0, 1),
+            tensors=model.state.tensors,
+            table=table,
+            pool=pool,
+        ) as writer,
+    ):
+        with pytest.raises(InternalError, match="pieces of"):
+            writer.write([memoryview(bytes(writer.pieces[0].num_bytes + 1))])
+        with pytest.raises(InternalError, match=r"1 of \d+ pieces were written"):
+            writer.finish()
+    assert not list(tmp_path.rglob("*shard*"))
 
 
 def test_slots_are_sorted_and_unique() -> None:

@@ -37,7 +37,8 @@ class TensorFileWriter:
         self._name = path.rpartition("/")[2]
         self._pool = pool
         self._expected = list(chain.from_iterable(entry.pieces for entry in entries))
-        self._hashed: list[tuple[int, bytes]] = []
+        self._hashes = bytearray()
+        self._num_pieces = 0
         self._num_bytes = 0
         self._sink = storage.create(path)
         try:
@@ -49,7 +50,7 @@ class TensorFileWriter:
     def write(self, views: Sequence[memoryview]) -> None:
         """Appends the next pieces, one view each, of any format but contiguous. Returns when the buffers are the
         caller's again. Large calls are hashed on several threads: some MiB are good. Raises StorageFailed."""
-        done = len(self._hashed) - 1
+        done = self._num_pieces - 1
         sizes = [view.nbytes for view in views]
         if sizes != self._expected[done : done + len(sizes)]:
             raise InternalError(
@@ -60,9 +61,9 @@ class TensorFileWriter:
 
     def finish(self, *, kind: str, index: int) -> FileRecord:
         """Writes the hashes and makes the file durable. Nothing refers to it before a manifest does."""
-        if len(self._hashed) != 1 + len(self._expected):
-            raise InternalError(f"{self._name}: {len(self._hashed) - 1} of {len(self._expected)} pieces were written")
-        hashes = Hashes.encode(self._hashed)
+        if self._num_pieces != 1 + len(self._expected):
+            raise InternalError(f"{self._name}: {self._num_pieces - 1} of {len(self._expected)} pieces were written")
+        hashes = bytes(self._hashes)
         self._sink.write([memoryview(hashes)])
         self._sink.commit()
         return FileRecord(
@@ -94,5 +95,7 @@ class TensorFileWriter:
                 self._sink.write(views)
             finally:
                 digests = pending.result()  # in any case: the buffers are the caller's again
-        self._hashed += [(view.nbytes, digest) for view, digest in zip(views, digests, strict=True)]
+        for view, digest in zip(views, digests, strict=True):
+            self._hashes += Hashes.encode(view.nbytes, digest)
+        self._num_pieces += len(views)
         self._num_bytes += num_bytes

@@ -106,7 +106,7 @@ def decode_manifest(content: bytes, *, name: str, version: int) -> Manifest:
                 format=number,
             )
         manifest = msgspec.json.decode(sealed.manifest, type=Manifest)
-        _check(manifest, version)
+        check_manifest(manifest, version=version)
     except PsstoreError:
         raise
     except (msgspec.DecodeError, ValueError) as error:
@@ -114,7 +114,8 @@ def decode_manifest(content: bytes, *, name: str, version: int) -> Manifest:
     return manifest
 
 
-def _check(manifest: Manifest, version: int) -> None:
+def check_manifest(manifest: Manifest, *, version: int) -> None:
+    """What must hold between the parts of a manifest. Raises ValueError that says what does not."""
     if (manifest.version, manifest.store.decision) != (version, version):
         raise ValueError(f"it is that of version {manifest.version}, in the folder of version {version}")
     for file in manifest.files:
@@ -122,7 +123,9 @@ def _check(manifest: Manifest, version: int) -> None:
             raise ValueError(f"it names file {file.name!r} of {file.num_bytes} bytes, digest {file.digest!r}")
     numbers = [file.index for file in manifest.of_kind("shard")]
     if numbers != list(range(len(numbers))) or not numbers:
-        raise ValueError(f"it names files of shards {numbers}; expected each from 0 on once")
+        raise ValueError(f"it names the files of shards {numbers}; expected each from 0 on once")
+    if len({tensor.spec.name for tensor in manifest.store.tensors}) != len(manifest.store.tensors):
+        raise ValueError("its catalogue has two tensors of one name")
     ids = [tensor.id for tensor in manifest.store.tensors]
     if ids != sorted(set(ids)):
         raise ValueError("its catalogue of tensors is not in the order of their ids")

@@ -67,7 +67,7 @@ class ShardFile:
         except ValueError as error:
             raise damaged(self._file.name, str(error)) from None
 
-    def read(self, keys: Collection[int] | None, into: Target, *, pool: HashPool) -> Iterator[ReadSlice]:
+    def read(self, keys: frozenset[int] | None, into: Target, *, pool: HashPool) -> Iterator[ReadSlice]:
         """See `Checkpoint.read`."""
         wanted = (
             Wanted(index, into(piece.slot, piece.part, piece.num_bytes), piece)
@@ -145,8 +145,9 @@ class Checkpoint:
         """Reads what there is of the slices with these keys, of all if None: values and rule state, straight into the
         memory that `into` gives for each. Yields each once it is verified, in the order of the files; `into` is asked
         up to 32 MiB ahead. Raises CheckpointDamaged: what has been yielded is right, nothing else is."""
+        wanted = None if keys is None else frozenset(keys)
         for shard in self.shards:
-            yield from shard.read(keys, into, pool=self.pool)
+            yield from shard.read(wanted, into, pool=self.pool)
 
     @property
     def ranks(self) -> tuple[int, ...]:

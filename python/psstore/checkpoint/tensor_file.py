@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -155,9 +155,9 @@ class Hashes:
         self._begins = array("Q", accumulate(sizes, initial=0))
 
     @staticmethod
-    def encode(pieces: Iterable[tuple[int, bytes]]) -> bytes:
-        """From (bytes, SHA-256) of each piece."""
-        return b"".join(size.to_bytes(8, "little") + digest for size, digest in pieces)
+    def encode(num_bytes: int, digest: bytes) -> bytes:
+        """What the entry has of one piece."""
+        return num_bytes.to_bytes(8, "little") + digest
 
     def __len__(self) -> int:
         return len(self._begins) - 1

@@ -12,7 +12,7 @@ from importlib.metadata import version as version_of_package
 
 from psstore.checkpoint.file_writer import TensorFileWriter
 from psstore.checkpoint.hash_pool import HashPool
-from psstore.checkpoint.manifest import FORMAT, MANIFEST, FileRecord, Manifest, encode_manifest
+from psstore.checkpoint.manifest import FORMAT, MANIFEST, FileRecord, Manifest, check_manifest, encode_manifest
 from psstore.checkpoint.shard_file import SHARD_KIND, ShardPiece, metadata_of, plan_shard_file
 from psstore.checkpoint.slots import SlotTable
 from psstore.checkpoint.state import ShardState, StoreState, TensorRecord
@@ -74,7 +74,8 @@ def commit(
     storage: Storage, *, attempt: str, store: StoreState, files: Sequence[FileRecord], created: float | None = None
 ) -> Manifest:
     """Makes the files a checkpoint, once and for all. Raises CheckpointDamaged if one of them is not there as its
-    writer said, StorageFailed, and InternalError if a shard's is missing."""
+    writer said, StorageFailed, and InternalError for what can't be one, as when a shard's
+    is missing."""
     manifest = Manifest(
         format=FORMAT,
         psstore=version_of_package("psstore"),
@@ -84,9 +85,10 @@ def commit(
         files=tuple(sorted(files, key=lambda file: (file.kind, file.index))),
         store=store,
     )
-    shards = [file.index for file in manifest.of_kind(SHARD_KIND)]
-    if not shards or shards != list(range(len(shards))):
-        raise InternalError(f"a checkpoint was to be made of the files of shards {shards}; expected each once")
+    try:
+        check_manifest(manifest, version=store.decision)
+    except ValueError as error:
+        raise InternalError(f"what was to be committed can't be a checkpoint: {error}") from None
     folder = folder_of(store.decision)
     for file in manifest.files:
         _check_there(storage, f"{folder}/{file.name}", file)

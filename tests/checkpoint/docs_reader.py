@@ -1,0 +1,97 @@
+"""Reads a checkpoint as docs/checkpoints.md says, with the standard library and nothing of psstore's."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+Arrays = dict[str, tuple[str, list[int], bytes]]
+"""Dtype, shape and bytes by name."""
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """The manifest, verified by its digest."""
+    content = (folder / "manifest.json").read_bytes()
+    head, _, rest = content.partition(b',"manifest":')
+    inner = rest.removesuffix(b"}\n")
+    assert json.loads(head + b"}") == {"digest": hashlib.sha256(inner).hexdigest()}
+    manifest: dict[str, Any] = json.loads(inner)
+    assert manifest["format"] == 1
+    assert folder.name == f"v{manifest['version']:012d}"
+    return manifest
+
+
+def read_file(folder: Path, record: dict[str, Any]) -> tuple[dict[str, str], Arrays]:
+    """Metadata and arrays of a file, each of its pieces verified."""
+    content = (folder / record["name"]).read_bytes()
+    assert len(content) == record["num_bytes"]
+    (length,) = struct.unpack_from("<Q", content)
+    header = json.loads(content[8 : 8 + length])
+    metadata = header.pop("__metadata__")
+    begin_of_hashes, end = (8 + length + offset for offset in header["hashes"]["data_offsets"])
+    hashes = content[begin_of_hashes:end]
+    assert end == len(content)
+    assert hashlib.sha256(hashes).hexdigest() == record["digest"]
+    begin = 0
+    for num_bytes, digest in struct.iter_unpack("<Q32s", hashes):
+        assert hashlib.sha256(content[begin : begin + num_bytes]).digest() == digest
+        begin += num_bytes
+    assert begin == begin_of_hashes
+    return metadata, {
+        name: (one["dtype"], one["shape"], content[8 + length + one["data_offsets"][0] :][: _size(one)])
+        for name, one in header.items()
+        if name != "hashes"
+    }
+
+
+def _size(one: dict[str, Any]) -> int:
+    begin, end = one["data_offsets"]
+    return int(end - begin)
+
+
+def read_tensors(folder: Path) -> dict[str, dict[str, bytes]]:
+    """All arrays of all tensors, put together: tensor -> part -> bytes; of slices that lack a part, zeros."""
+    manifest = read_manifest(folder)
+    catalogue = {one["id"]: one for one in manifest["store"]["tensors"]}
+    found: dict[str, dict[str, bytearray]] = {}
+    for record in manifest["files"]:
+        metadata, arrays = read_file(folder, record)
+        assert metadata["psstore"] == f"{record['kind']} 1"
+        if record["kind"] != "shard":
+            continue
+        assert json.loads(metadata["shard"])["index"] == record["index"]
+        slots = list(struct.iter_unpack("<4Q", arrays.pop("slots")[2]))
+        for name, (dtype, _, content) in arrays.items():
+            part, _, tensor = name.partition("/")
+            one = next(one for one in catalogue.values() if one["spec"]["name"] == tensor)
+            bit = 0 if part == "value" else PARTS[one["spec"]["rule"]].index(part) + 1
+            item = {"F32": 4, "F64": 8}[dtype]
+            total = item
+            for dim in one["spec"]["shape"]:
+                total *= dim
+            whole = found.setdefault(tensor, {}).setdefault(part, bytearray(total))
+            at = 0
+            for key, _, _, parts in slots:
+                if key >> 24 == one["id"] and parts >> bit & 1:
+                    begin = (key & 0xFFFFFF) * one["slice_elems"] * item
+                    size = min(one["slice_elems"] * item, total - begin)
+                    whole[begin : begin + size] = content[at : at + size]
+                    at += size
+            assert at == len(content)
+    return {tensor: {part: bytes(whole) for part, whole in parts.items()} for tensor, parts in found.items()}
+
+
+PARTS = {
+    "assign": (),
+    "add": (),
+    "reduce": (),
+    "sgd": ("momentum_buffer",),
+    "adam": ("exp_avg", "exp_avg_sq", "max_exp_avg_sq"),
+    "adamw": ("exp_avg", "exp_avg_sq", "max_exp_avg_sq"),
+    "adagrad": ("sum",),
+    "rmsprop": ("square_avg", "momentum_buffer", "grad_avg"),
+}
+"""State buffers of each rule, by their number from 1 on."""
