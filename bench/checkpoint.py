@@ -231,7 +231,7 @@ def measure(model: Model, folder: Path, *, rounds: int) -> dict[str, dict[str, S
         }
         found = {
             "write": alternate(
-                {name: _writing(write, folder / f"new {name}") for name, write in writers.items()},
+                {name: _writing(write, folder / "new") for name, write in writers.items()},
                 warm_up=1,
                 rounds=rounds,
                 progress="write",
@@ -257,14 +257,17 @@ def _measure_paced(model: Model, pool: HashPool, *, rounds: int) -> dict[str, di
             RAW: lambda at: read_paced(model, PacedStorage(at)),
         }
         speed = f"{PACED_MB_PER_S} MB/s"
-        writing = {name: _writing(write, folder / name) for name, write in writers.items()}
+        writing = {name: _writing(write, folder / "new") for name, write in writers.items()}
         found = {f"write, {speed}": alternate(writing, warm_up=1, rounds=rounds, progress=f"write, {speed}")}
+        for name, write in writers.items():
+            write(folder / name)
         reading = {name: _reading(read, folder / name, _nothing) for name, read in readers.items()}
         return {**found, f"read, {speed}": alternate(reading, warm_up=1, rounds=rounds, progress=f"read, {speed}")}
 
 
 def _writing(write: Callable[[Path], None], folder: Path) -> Callable[[], float]:
-    """A turn: what was written before is removed first, and all of it is on the disk when it begins."""
+    """A turn: what the contestant before wrote is removed first, so that each finds as much memory free, and all is on
+    the disk when it begins."""
 
     def turn() -> float:
         shutil.rmtree(folder, ignore_errors=True)
