@@ -32,7 +32,7 @@ class Faults:
 class FailingSystem:
     """The `os` of local_storage.py: the calls that reach the disk, counted."""
 
-    COUNTED = ("open", "writev", "preadv", "fsync", "rename", "link", "unlink", "rmdir", "scandir", "stat")
+    COUNTED = ("open", "writev", "preadv", "fsync", "mkdir", "rename", "link", "unlink", "rmdir", "scandir", "stat")
 
     def __init__(self, faults: Faults, *, disk_bytes: int | None = None) -> None:
         """`disk_bytes`: what the disk has room for; the write that goes beyond is cut short, and the next refused."""

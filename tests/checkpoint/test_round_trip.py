@@ -15,7 +15,7 @@ from psstore.checkpoint.slots import SlotRecord, SlotTable
 from psstore.checkpoint.storage import Storage
 from psstore.checkpoint.url import open_storage
 from psstore.checkpoint.writer import ShardFileWriter, commit
-from psstore.errors import CheckpointDamaged, CheckpointNotFound, InternalError
+from psstore.errors import BadArgument, CheckpointDamaged, CheckpointNotFound, InternalError
 from psstore.types import TensorSpec
 from tests.checkpoint.support import (
     Model,
@@ -83,6 +83,11 @@ def test_only_the_slices_asked_for_are_read(storages: dict[int, LocalStorage], m
     with Checkpoint(storages[2], 1234) as checkpoint:
         assert read_parts(checkpoint, keys) == {key: model.parts[key] for key in keys if model.parts[key]}
         assert read_parts(checkpoint, frozenset()) == {}
+
+
+def test_memory_of_another_size_is_refused(storages: dict[int, LocalStorage]) -> None:
+    with Checkpoint(storages[2], 1234) as checkpoint, pytest.raises(BadArgument, match="memory of 3 bytes for a piece"):
+        list(checkpoint.read(None, lambda slot, part, num_bytes: memoryview(bytearray(3))))
 
 
 def test_a_store_without_tensors_has_a_checkpoint(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ from psstore.checkpoint.tensor_file import (
     decode_header,
     digest_of,
 )
+from psstore.errors import BadArgument
 
 BATCH_BYTES = 8 << 20
 """Read by one call, and verified together: as much as hashing takes on eight threads at 1 MiB each."""
@@ -177,7 +178,8 @@ class TensorFile:
         first = last = 0
         for piece in wanted:
             begin, end = self.bounds(piece.index)
-            assert piece.target.nbytes == end - begin, f"{self.name}: piece {piece.index} needs {end - begin} bytes"
+            if piece.target.nbytes != end - begin:
+                raise BadArgument(f"{self.name}: memory of {piece.target.nbytes} bytes for a piece of {end - begin}")
             gap = begin - last
             if pieces and (not 0 <= gap <= self._storage.gap_bytes or end - first > BATCH_BYTES):
                 yield _Run(first, targets, pieces)

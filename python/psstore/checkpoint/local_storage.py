@@ -15,6 +15,8 @@ from pathlib import Path
 
 from psstore.checkpoint.storage import PARTIAL_SUFFIX, Listed, storage_errors
 
+NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+
 MAX_VIEWS = 1024
 """Buffers that one call of the system takes: Linux's IOV_MAX."""
 
@@ -74,16 +76,16 @@ class LocalStorage:
         with storage_errors(self, path, "created"):
             _make_folder(target.parent)
             partial = _partial(target)
+            fd = os.open(partial, NEW_FILE, 0o666)
             try:
-                with open(partial, "xb") as file:
-                    file.write(content)
-                    file.flush()
-                    os.fsync(file.fileno())
+                _write(fd, [memoryview(content)])
+                os.fsync(fd)
                 os.link(partial, target)
             except FileExistsError:
                 return False
             finally:
-                with suppress(FileNotFoundError):
+                os.close(fd)
+                with suppress(OSError):  # what counts is told by then
                     os.unlink(partial)
             _sync_folder(target.parent)
             return True
@@ -98,7 +100,7 @@ class LocalSink:
         self._target = storage.root / path
         _make_folder(self._target.parent)
         self._partial = _partial(self._target)
-        self._fd = os.open(self._partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        self._fd = os.open(self._partial, NEW_FILE, 0o666)
         self._num_bytes = self._num_sent_bytes = 0
 
     def write(self, views: Sequence[memoryview]) -> None:
@@ -146,11 +148,11 @@ def _partial(target: Path) -> Path:
 
 def _make_folder(folder: Path) -> None:
     """With those above it, each of them durable."""
-    if folder.is_dir():
+    if os.path.isdir(folder):
         return
     _make_folder(folder.parent)
     with suppress(FileExistsError):  # another shard was first
-        folder.mkdir()
+        os.mkdir(folder)
     _sync_folder(folder.parent)
 
 
