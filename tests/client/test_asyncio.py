@@ -21,7 +21,9 @@ F32 = np.float32
 def test_both_faces_have_the_same_calls_and_docstrings() -> None:
     def calls(face: type) -> dict[str, str]:
         return {
-            name: f"{inspect.signature(member)}\n{member.__doc__}".replace("AsyncIterator", "Iterator")
+            name: f"{inspect.signature(member)}\n{member.__doc__}".replace("AsyncIterator", "Iterator").replace(
+                "AsyncSnapshot", "Snapshot"
+            )
             for name, member in vars(face).items()
             if inspect.isfunction(member) and not name.startswith(("_", "start_"))  # what is awaited needs no start
         }
