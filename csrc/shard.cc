@@ -456,6 +456,49 @@ ErrorCode Shard::find(SliceEntry& entry, const ReadOptions& options,
   return ErrorCode::OK;
 }
 
+std::optional<TableImage> Shard::image(uint64_t reader, uint64_t at) {
+  settle(-1);  // not under the exclusive lock, which nobody trains beside
+  const ExclusiveLock lock(table_.decision_mutex);
+  return table_.image(reader, at);
+}
+
+Gathered Shard::read(const TableImage& image, std::span<const std::pair<Key, uint16_t>> wanted) {
+  std::vector<Finding> findings;
+  findings.reserve(wanted.size());
+  {
+    const SharedLock lock(table_.decision_mutex);
+    for (const auto& [key, index] : wanted) {
+      Stripe& stripe = table_.stripe_of(key);
+      const MutexLock stripe_lock(stripe.mutex);
+      Slot* slot = table_.find(stripe, key);
+      std::optional<Part> part;
+      bool waits = false;
+      const auto undecided = image.undecided.find(key);
+      if (slot != nullptr && undecided != image.undecided.end()) {
+        part = Part{undecided->second};
+      } else if (slot != nullptr) {
+        part = table_.part_at(stripe, *slot, index, image.at, waits);
+      }
+      if (!part || !part->buffer || waits) {
+        throw Error(ErrorCode::VERSION_GONE,
+                    "version " + std::to_string(image.at) + " of slice " + std::to_string(key) +
+                        " is not kept any longer, or its tensor was dropped");
+      }
+      const SlotSpec& spec = slot->spec();
+      findings.push_back({std::move(part->buffer), spec.dtype, spec.dtype, spec.num_elems});
+    }
+  }
+  return backend_->gather(findings);
+}
+
+void Shard::load(const SlotImage& image, std::span<const BufferRef> parts) {
+  const ExclusiveLock lock(table_.decision_mutex);
+  std::vector<BufferRef> brought;
+  for (const BufferRef& part : parts) brought.push_back(part ? backend_->bring(part) : BufferRef());
+  table_.load(image, brought);
+  backend_->flush();
+}
+
 Shard::Reply Shard::norms(std::span<SliceEntry> entries) {
   std::vector<Sum> sums;
   const SharedLock lock(table_.decision_mutex);

@@ -131,6 +131,16 @@ class Shard {
   bool settle_hold(uint64_t id, uint64_t at);
   void release_hold(uint64_t id);
 
+  // All slots as of a decision that a reader holds with rule state: what is written to a checkpoint. Takes the step of
+  // those that have not. Throws what DenseTable::image() throws.
+  std::optional<TableImage> image(uint64_t reader, uint64_t at);
+  // Bytes of slots of the image: (key, part), one after the other, which it says are there. Throws Error(VERSION_GONE).
+  Gathered read(const TableImage& image, std::span<const std::pair<Key, uint16_t>> wanted);
+  // Memory to load into, of the host.
+  BufferRef allocate(size_t num_bytes) { return backend_->allocate_payload(num_bytes); }
+  // DenseTable::load().
+  void load(const SlotImage& image, std::span<const BufferRef> parts);
+
   // Sums of squares of the gradients that the last decision reduces to, before any scale: one of each
   // entry that is OK afterwards, as float64. NOT_MODIFIED if it needs no scale or does not concern the slice.
   Reply norms(std::span<SliceEntry> entries);

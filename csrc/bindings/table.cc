@@ -209,10 +209,44 @@ py::dict state(Shard& shard, Key key) {
   return result;
 }
 
+// ---- what is written elsewhere, and read back
+
+static_assert(sizeof(SlotImage) == 4 * sizeof(uint64_t));
+
+py::bytes slots_of(const TableImage& image) {
+  return {reinterpret_cast<const char*>(image.slots.data()),
+          image.slots.size() * sizeof(SlotImage)};
+}
+
+// Waits for a device that the slots are on.
+py::list read_image(Shard& shard, const TableImage& image,
+                    const std::vector<std::pair<Key, uint16_t>>& wanted) {
+  Gathered gathered;
+  {
+    const py::gil_scoped_release no_gil;
+    gathered = shard.read(image, wanted);
+    if (gathered.ready) gathered.ready->wait();
+  }
+  return views_of(gathered.pieces);
+}
+
+void load(Shard& shard, Key key, uint64_t version, uint64_t num_steps, const py::sequence& parts) {
+  std::vector<BufferRef> buffers;
+  for (const py::handle part : parts) {
+    buffers.push_back(part.is_none() ? BufferRef() : part.cast<const PyBuffer&>().ref());
+  }
+  const py::gil_scoped_release no_gil;
+  shard.load({key, version, num_steps}, buffers);
+}
+
 }  // namespace
 
 void bind_table(py::module_& m) {
   const py::call_guard<py::gil_scoped_release> no_gil;
+
+  py::classh<TableImage>(m, "TableImage", py::is_final())
+      .def_readonly("at", &TableImage::at)
+      .def_property_readonly("slots", &slots_of);
 
   py::classh<Decision>(m, "Decision", py::is_final())
       .def(py::init(&make_decision), py::arg("number"), py::arg("skip"), py::arg("divisor"),
@@ -266,6 +300,14 @@ void bind_table(py::module_& m) {
           [](const Shard& self) { return py::bytes(on_device(self).identity()); })
       .def("shared_blocks", &shared_blocks, py::arg("after"), no_gil)
       .def("make_push_arena", &make_push_arena, py::arg("num_bytes"), no_gil)
+      .def("image", &Shard::image, py::arg("reader"), py::arg("at"), no_gil)
+      .def("read_image", &read_image, py::arg("image"), py::arg("wanted"))
+      .def(
+          "allocate",
+          [](Shard& self, size_t num_bytes) { return wrap_buffer(self.allocate(num_bytes), true); },
+          py::arg("num_bytes"))
+      .def("load", &load, py::arg("key"), py::arg("version"), py::arg("num_steps"),
+           py::arg("parts"))
       .def("state", &state, py::arg("key"))
       .def("stats", &Shard::stats, no_gil);
   m.def("say_changes", &changes_are_said, py::arg("table"), py::arg("payload"));

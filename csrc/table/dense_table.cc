@@ -339,6 +339,52 @@ std::optional<Part> DenseTable::part_at(Stripe& stripe, Slot& slot, uint16_t ind
   return slot.kept_part(index, at);
 }
 
+// ---- being written elsewhere, and read back ---------------------------------------------------------
+
+std::optional<TableImage> DenseTable::image(uint64_t reader, uint64_t at) {
+  const auto gone = [at] {
+    return Error(ErrorCode::VERSION_GONE,
+                 "version " + std::to_string(at) +
+                     " is not kept any longer: the memory for snapshots is "
+                     "less than what changed meanwhile");
+  };
+  if (!settle_hold(reader, at)) throw gone();
+  TableImage image;
+  image.at = at;
+  for (Stripe& stripe : stripes_) {
+    const MutexLock lock(stripe.mutex);
+    for (const auto& [key, slot] : stripe.slots) {
+      if (!applies_by_decision(slot.spec().rule)) {
+        image.undecided.emplace(key, slot.value());
+      } else if (slot.settled_to() < at) {
+        return std::nullopt;
+      }
+      const std::optional<SlotImage> found = slot.image(at);
+      if (!found) throw gone();
+      image.slots.push_back(*found);
+    }
+  }
+  std::ranges::sort(image.slots, {}, &SlotImage::key);
+  return image;
+}
+
+void DenseTable::load(const SlotImage& image, std::span<const BufferRef> parts) {
+  Stripe& stripe = stripe_of(image.key);
+  const MutexLock lock(stripe.mutex);
+  Slot* slot = find(stripe, image.key);
+  if (slot == nullptr || slot->version() != 0 || parts.size() > 1 + kMaxStates) {
+    throw Error(ErrorCode::BAD_ARGUMENT,
+                "slice " + std::to_string(image.key) + " is not there, or not new");
+  }
+  for (const BufferRef& part : parts) {
+    if (part && part->size() < slot->spec().num_bytes()) {
+      throw Error(ErrorCode::BAD_ARGUMENT,
+                  "what is to be loaded into slice " + std::to_string(image.key) + " is too short");
+    }
+  }
+  slot->load(image, parts, *backend_);
+}
+
 // ---- sums -----------------------------------------------------------------------------------------
 
 TableSize DenseTable::size() {

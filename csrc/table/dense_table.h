@@ -44,6 +44,12 @@ struct TableSize {
   uint64_t kept_bytes = 0;  // for those who read as of a decision
 };
 
+struct TableImage {
+  uint64_t at = 0;
+  std::vector<SlotImage> slots;                  // by key
+  std::unordered_map<Key, BufferRef> undecided;  // values that no decision changes
+};
+
 class DenseTable {
  public:
   DenseTable(size_t num_stripes, std::shared_ptr<Backend> backend, Counters& counters,
@@ -121,6 +127,14 @@ class DenseTable {
   // A part of the slot as of that decision: none if it is gone, or, in `waits`, not there yet.
   std::optional<Part> part_at(Stripe& stripe, Slot& slot, uint16_t index, uint64_t at, bool& waits)
       REQUIRES_SHARED(decision_mutex) REQUIRES(stripe.mutex);
+
+  // ---- being written elsewhere, and read back
+
+  // All slots as they were at that decision, by key, and the values of those that no decision changes, as they are. The
+  // reader settles on it. None: a slot can't take it yet. Throws Error(VERSION_GONE) if the reader does not hold it.
+  std::optional<TableImage> image(uint64_t reader, uint64_t at) REQUIRES(decision_mutex);
+  // Gives a slot what it was. Throws Error: BAD_ARGUMENT if it is not new, or of other parts; OUT_OF_MEMORY.
+  void load(const SlotImage& image, std::span<const BufferRef> parts) REQUIRES(decision_mutex);
 
   TableSize size() REQUIRES_SHARED(decision_mutex);
 

@@ -174,6 +174,41 @@ std::optional<Part> Slot::kept_part(uint16_t index, uint64_t at) const {
   return std::nullopt;
 }
 
+std::optional<SlotImage> Slot::image(uint64_t at) const {
+  const auto parts_of = [](const BufferRef& value, auto state) {
+    uint64_t parts = value ? 1 : 0;
+    for (size_t i = 0; i < kMaxStates; ++i) parts |= state(i) ? uint64_t{2} << i : 0;
+    return parts;
+  };
+  if (!applies_by_decision(spec_.rule) || version_ <= at) {
+    const uint64_t zeros = are_zeros_ && !value_ ? SlotImage::kZeros : 0;
+    const auto has_state = [this](size_t i) { return static_cast<bool>(state_[i].buffer); };
+    return SlotImage{spec_.key, version_, static_cast<uint64_t>(num_steps_),
+                     zeros | parts_of(value_, has_state)};
+  }
+  for (const KeptParts& kept : kept_) {
+    if (at < kept.from || kept.to < at || !kept.state) continue;
+    const auto has_state = [&kept](size_t i) { return static_cast<bool>(kept.parts[1 + i]); };
+    return SlotImage{spec_.key, kept.from, kept.num_steps, parts_of(kept.parts[0], has_state)};
+  }
+  return std::nullopt;
+}
+
+void Slot::load(const SlotImage& image, std::span<const BufferRef> parts, Backend& backend) {
+  const auto loaded = [&](const BufferRef& buffer) {
+    return received({buffer, 0, spec_.num_bytes(), spec_.dtype}, backend);
+  };
+  for (size_t i = 1; i < parts.size(); ++i) {
+    if (!parts[i]) continue;
+    state_[i - 1] = {largest_state_layout(spec_.rule).names[i - 1],
+                     own_or_new(BufferRef(), backend)};
+    backend.copy(state_[i - 1].buffer->data(), parts[i]->data(), spec_.num_bytes());
+  }
+  if (!parts.empty() && parts[0]) replace_value(loaded(parts[0]), backend);
+  version_ = image.version;
+  num_steps_ = static_cast<int64_t>(image.num_steps);
+}
+
 // ---- decisions ------------------------------------------------------------------------------------
 
 bool Slot::counted(const Decision& decision) const {

@@ -46,6 +46,16 @@ struct Part {
   uint64_t version = 0;
 };
 
+// A slot without its bytes, as it was at one decision. Memory of these is the table of slots of a checkpoint's file.
+struct SlotImage {
+  static constexpr uint64_t kZeros = 1 << 8;
+
+  Key key = 0;
+  uint64_t version = 0;
+  uint64_t num_steps = 0;
+  uint64_t parts = 0;  // bit i: part(i) has bytes; kZeros: the value is zeros, which take no memory
+};
+
 class Slot {
  public:
   // `decision`: the last one there is; the slot has no part in it. `zeros`: it is initialised, with zeros, which take
@@ -95,6 +105,9 @@ class Slot {
   // First values; they do not count as a write. REQUIRES: !initialised().
   void initialise(const PayloadSlice& from, Backend& backend);
 
+  // What it was when it was written elsewhere. An empty buffer: it has no such part. REQUIRES: it is new.
+  void load(const SlotImage& image, std::span<const BufferRef> parts, Backend& backend);
+
   // New values; also the first ones.
   Change assign(const PayloadSlice& from, Backend& backend);
   // REQUIRES: initialised().
@@ -136,6 +149,8 @@ class Slot {
   uint64_t keep(uint64_t to, bool state);
   // The same as part(), as of decision `at`. None: it is not kept.
   std::optional<Part> kept_part(uint16_t index, uint64_t at) const;
+  // What it was as of decision `at`. None: it is not kept. REQUIRES: settled to that, if decisions change it.
+  std::optional<SlotImage> image(uint64_t at) const;
   // Lets go of what `wanted` does not want of [from, to]. Returns how many bytes it cost.
   template <typename Wanted>
   uint64_t let_go(Wanted wanted) {

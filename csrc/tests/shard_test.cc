@@ -1,6 +1,7 @@
 // A shard as the server drives it: admission, exactly-once, decisions, reads.
 #include "shard.h"
 
+#include <cstring>
 #include <limits>
 #include <variant>
 
@@ -488,6 +489,60 @@ TEST_P(ShardTest, WhatTakesMoreThanMayBeKeptIsGivenUpAndTheStepIsTaken) {
   EXPECT_FALSE(one.settle_hold(7, 0));
   EXPECT_EQ(value_at(one, 0), (std::variant<Floats, ErrorCode>(ErrorCode::VERSION_GONE)));
   EXPECT_TRUE(std::holds_alternative<Floats>(value_at(one, 1)));
+}
+
+// ---- being written elsewhere, and read back ---------------------------------------------------------
+
+TEST_P(ShardTest, IsWrittenAsOfADecisionAndGoesOnFromThereInAnotherShard) {
+  const TensorDefinition definition{1, DType::kFloat32, RuleKind::kSgd,
+                                    0, false,           {{make_key(1, 0), 2}, {make_key(1, 1), 1}}};
+  Shard first(options());
+  first.define(definition);
+  std::vector<SliceEntry> entries =
+      entries_for({{make_key(1, 0), {1.0F, 2.0F}}, {make_key(1, 1), {3.0F}}});
+  const auto pool = make_pool();
+  first.admit(WriteKind::kInit, entries, 12);
+  first.initialise(entries, buffer_of(*pool, Floats{1.0F, 2.0F, 3.0F}));
+  const auto step = [&](Shard& one, uint64_t round) {
+    std::vector<SliceEntry> pushed =
+        entries_for({{make_key(1, 0), {1.0F, 2.0F}}, {make_key(1, 1), {3.0F}}});
+    one.admit(WriteKind::kPush, pushed, 12);
+    one.stage({0, 1, round}, pushed, buffer_of(*pool, Floats{0.5F, -1.0F, 2.0F}));
+    one.advance(Decision(round, false, 1.0, {member(0, round)}, {{0, sgd(1.0, 0.9)}}));
+    one.settle(-1);
+  };
+  step(first, 1);
+  first.hold(7, /*state=*/true);
+  EXPECT_THROW(first.image(8, 1), Error);
+  step(first, 2);
+  const std::optional<TableImage> image = first.image(7, 1);
+  ASSERT_TRUE(image);
+  ASSERT_EQ(image->slots.size(), 2U);
+  Shard second(options());
+  second.set_version(1);
+  second.define(definition);
+  for (const SlotImage& slot : image->slots) {
+    EXPECT_EQ(slot.version, 1U);
+    EXPECT_EQ(slot.num_steps, 1U);
+    EXPECT_EQ(slot.parts, 0b11U);
+    std::vector<BufferRef> parts;
+    for (uint16_t part = 0; part < 2; ++part) {
+      const std::vector<std::pair<Key, uint16_t>> wanted{{slot.key, part}};
+      const Gathered read = first.read(*image, wanted);
+      if (read.ready) read.ready->wait();
+      ASSERT_EQ(read.pieces.size(), 1U);
+      parts.push_back(second.allocate(read.pieces[0].num_bytes));
+      std::memcpy(parts.back()->data(), read.pieces[0].buffer->data(), read.pieces[0].num_bytes);
+    }
+    second.load(slot, parts);
+    EXPECT_THROW(second.load(slot, parts), Error) << "it is not new any more";
+  }
+  step(second, 2);
+  for (const SlotImage& slot : image->slots) {
+    EXPECT_EQ(first.state(slot.key), second.state(slot.key));
+  }
+  first.release_hold(7);
+  EXPECT_THROW(first.image(7, 1), Error);
 }
 
 TEST_P(ShardTest, RefusesAPullThatOneReplyCannotHold) {

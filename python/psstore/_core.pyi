@@ -583,6 +583,17 @@ class Decision:
     number: int
 
 @final
+class TableImage:
+    """All slots of a shard as they were at one decision."""
+
+    @property
+    def at(self) -> int:
+        """The decision."""
+    @property
+    def slots(self) -> bytes:
+        """Four u64 of each slot, by key: key, version, steps, and bit by bit which parts have bytes; bit 8: zeros."""
+
+@final
 class Shard:
     """All slices that one server process owns. Thread-safe: striped locks, shared decision lock."""
 
@@ -694,6 +705,15 @@ class Shard:
         """Those of larger numbers, in their order; none if it is on no device."""
     def make_push_arena(self, num_bytes: int) -> tuple[PushArena, int]:
         """On its device, and where it begins. Raises OUT_OF_MEMORY."""
+    def image(self, reader: int, at: int) -> TableImage | None:
+        """All slots as of a decision that the reader holds with rule state, and settles on; None: one of them lacks
+        contributions to it still. Raises VERSION_GONE."""
+    def read_image(self, image: TableImage, wanted: Sequence[tuple[int, int]]) -> list[memoryview]:
+        """The bytes of (key, part), one after the other; small ones share a view. Raises VERSION_GONE."""
+    def allocate(self, num_bytes: int) -> Buffer:
+        """Memory to `load` from."""
+    def load(self, key: int, version: int, num_steps: int, parts: Sequence[Buffer | None]) -> None:
+        """Gives a new slot its value, and its rule state, if it has any. Raises BAD_ARGUMENT, OUT_OF_MEMORY."""
     def state(self, key: int) -> dict[str, bytes]:
         """Value and rule state of one slice as raw bytes by name ('value', 'momentum_buffer',
         'exp_avg', ..., 'step' as 8-byte int): for tests and tools."""
