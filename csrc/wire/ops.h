@@ -44,6 +44,8 @@ namespace psstore {
   X(HELD, 41, "", "the decision that the shard is at")                           \
   X(FREE, 42, "", "that reader is done")                                         \
   X(FREED, 43, "", "noted")                                                      \
+  X(SAVE, 44, "Save", "write the shard's file of a checkpoint")                  \
+  X(SAVED, 45, "Saved", "what was written, signed, once it is")                  \
   /* coordinator: answered by shard 0 only */                                    \
   X(JOIN, 50, "Join", "become a worker")                                         \
   X(JOINED, 51, "Joined", "rank, incarnation, round, last decisions")            \
@@ -65,6 +67,10 @@ namespace psstore {
   X(FINISHED, 67, "Finished", "so are those of all its members")                 \
   X(DECISIONS, 68, "Decisions", "what was decided since")                        \
   X(DECIDED, 69, "Decided", "the decisions that some shard may still lack")      \
+  X(BEGIN, 72, "Begin", "begin a checkpoint")                                    \
+  X(BEGUN, 73, "Begun", "at which decision, and what shards are to be told")     \
+  X(KEEP, 74, "Keep", "what shards have written is a checkpoint")                \
+  X(KEPT, 75, "Kept", "it is, or will be")                                       \
   /* any shard */                                                                \
   X(STATS, 70, "", "counters")                                                   \
   X(STATISTICS, 71, "Statistics", "the counters")                                \

@@ -201,6 +201,13 @@ class VersionGone(AvailabilityError):
     code = 59
 
 
+class RolledBack(AvailabilityError):
+    """The store ended, and was restored from a checkpoint: what was done after that is undone. `details["version"]` is
+    the decision that it is at again. Connect again, and go on from there."""
+
+    code = 60
+
+
 class OutOfMemory(AvailabilityError):
     """What was asked for does not fit into the memory that a shard may use, of its host or its device. Nothing
     changed."""

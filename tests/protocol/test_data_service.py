@@ -12,6 +12,7 @@ import pytest
 from psstore import _core, errors
 from psstore.protocol.service import ShardService
 from psstore.protocol.shard_facts import ShardFacts
+from psstore.protocol.signing import Signer
 from psstore.types import Tensor, TensorSpec
 from psstore.wire import messages as m
 from tests.protocol.support import FakeStore, Peer, carrying, sgd, table_of, tensor_of
@@ -225,3 +226,16 @@ def test_readers_have_numbers_and_there_are_not_too_many() -> None:
     reader.ask("HOLD", sequence=256)
     reader.ask("FREE", sequence=1)
     reader.ask("HOLD", sequence=257)
+
+
+# ---- what a shard writes ----
+
+
+def test_a_shard_writes_what_the_coordinator_has_signed_and_nothing_else() -> None:
+    store = FakeStore(num_workers=1)
+    stranger = store.connect()
+    fact = m.SaveFact(url="/etc", version=0, attempt="0", reader=1, tensors=())
+    forged = Signer(b"k" * 32).sign(fact)
+    with pytest.raises(errors.PsstoreError) as told:
+        stranger.ask("SAVE", m.Save(fact=forged))
+    assert isinstance(told.value, (errors.BadSignature, errors.BadArgument))

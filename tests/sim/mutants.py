@@ -107,7 +107,7 @@ def closed_rounds_are_forgotten() -> Iterator[None]:
     commit = Rounds.commit
 
     def forgetful(self: Rounds, worker: Any, waiting: Any) -> list[Reply]:
-        self._closed.clear()
+        self.closed.clear()
         return commit(self, worker, waiting)
 
     with mock.patch.object(Rounds, "commit", forgetful):

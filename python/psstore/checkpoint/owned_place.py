@@ -42,8 +42,8 @@ class OwnedPlace:
             self._remove(one)
 
     def begin(self, version: int) -> str:
-        """The name of a new attempt at this version, which all its writers are told."""
-        self._ownership.check()
+        """The name of a new attempt at this version, which all its writers are told. Touches no storage: whether the
+        place is still the store's is looked at before it is committed."""
         attempt = self._under_way[version] = new_attempt()
         return attempt
 

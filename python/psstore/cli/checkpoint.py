@@ -110,6 +110,22 @@ def verify(
             fail(f"{wrong} of {len(versions)} checkpoints are damaged", exit_code=EXIT_STORAGE)
 
 
+@app.command()
+def save(
+    store: Annotated[str, typer.Argument(metavar="STORE", help="A running store: ps://host:port.", show_default=False)],
+    url: Annotated[
+        str | None, typer.Argument(help="Where to, as its shards see it (default: its --checkpoint).")
+    ] = None,
+    wait: Annotated[float, typer.Option(help="Seconds that it may take.")] = 3600.0,
+) -> None:
+    """Have a running store write a checkpoint, beside its training."""
+    import psstore
+
+    with _said(), psstore.connect(store, role="client") as client:
+        version = client.checkpoint(url, wait_s=wait)
+        typer.echo(f"version {version} is written" + (f" to {url}" if url is not None else ""))
+
+
 @app.command("export")
 def export_to(
     url: UrlAndVersion,

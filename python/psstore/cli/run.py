@@ -27,6 +27,13 @@ def run(
         str | None,
         typer.Option(help="Memory that the store may take on a host, as 8GiB (default: four fifths of all)."),
     ] = None,
+    checkpoint: Annotated[
+        str | None,
+        typer.Option(help="Folder or URL of the run's checkpoints: it begins with the latest, if there is one."),
+    ] = None,
+    checkpoint_every: Annotated[
+        str | None, typer.Option("--checkpoint-every", help="So many decisions, as 500, or seconds (default: 300s).")
+    ] = None,
     module: Annotated[bool, typer.Option("--module", "-m", help="SCRIPT is a module, as in python -m.")] = False,
     ps_hosts: Annotated[
         str | None,
@@ -68,6 +75,10 @@ def run(
         os.environ["PSSTORE_TOKEN_FILE"] = token_file
     if max_memory is not None:
         os.environ["PSSTORE_MAX_MEMORY"] = max_memory  # as the server is told what has no flag here
+    if checkpoint is not None:
+        os.environ["PSSTORE_CHECKPOINT"], os.environ["PSSTORE_RESTORE"] = checkpoint, "auto"
+    if checkpoint_every is not None:
+        os.environ["PSSTORE_CHECKPOINT_EVERY"] = checkpoint_every
     interpreted = [sys.executable, "-u", *(["-m"] if module else []), *command]
     num_workers = (workers or 2) if cluster is None else cluster.num_workers
     consistency = consistency_of(mode, workers=num_workers, backups=backups, staleness=staleness)

@@ -7,6 +7,8 @@ make a coroutine: they look at the arrays on the caller's thread, as device/arra
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from typing import Any, get_args
 
@@ -311,6 +313,19 @@ class Operations:
     async def newer(self, version: int, *, wait_s: float | None = None) -> None:
         """Returns when there is a decision after that one. Raises DeadlineExceeded."""
         await self.client.reach(version + 1, wait_s=self.context.patience(wait_s))
+
+    async def checkpoint(self, url: str | None = None, *, wait_s: float | None = None) -> int:
+        """Writes a checkpoint of the whole store, and returns its version: every decision that anybody was told of
+        before the call is in it. Shards write it beside training.
+
+        `url`: a folder, or what fsspec opens, as the shards see it (default: that of `psstore-server --checkpoint`).
+        `wait_s`: how long it may take (default: the store's).
+
+        Raises StorageError: it is not written, and the ones before are as they were. Raises VersionGone if more changed
+        meanwhile than `--snapshot-memory` holds, Overloaded if somebody else has just begun one, BadArgument.
+        """
+        patience_s = self.context.patience(wait_s)
+        return await self.client.checkpoint(url, pause=asyncio.sleep, now=time.monotonic, wait_s=patience_s)
 
     def version_of(self, name: str) -> int:
         """The version of the tensor as it was last pulled here; 0 if it was not. For training rules the number of

@@ -332,6 +332,7 @@ class Store(_Face):
     residuals = _blocking(Operations.residuals)
     set_residuals = _blocking(Operations.set_residuals)
     stats = _blocking(Operations.stats)
+    checkpoint = _blocking(Operations.checkpoint)
 
     start_push_many = _started(Operations.push_many, DirectCalls.start_push_many, PacedCalls.start_push_many)
     start_commit = _started(Operations.commit)
@@ -418,6 +419,7 @@ class AsyncStore(_Face):
     residuals = _awaited(Operations.residuals)
     set_residuals = _awaited(Operations.set_residuals)
     stats = _awaited(Operations.stats)
+    checkpoint = _awaited(Operations.checkpoint)
 
     @asynccontextmanager
     async def borrow(self, names: Sequence[str], *, wait_s: float | None = None) -> AsyncIterator[Borrowed]:

@@ -29,6 +29,9 @@ WORKER_GRACE_S = 5.0
 STORE_GRACE_S = 10.0
 """For the store to drain: longer than it gives its own shards (psstore.server.supervisor.STOP_S)."""
 
+CHECKPOINT_GRACE_S = 600.0
+"""STORE_GRACE_S for a store that writes a last checkpoint before."""
+
 DRAIN_S = 2.0
 """For the last output, when all processes are gone: it is in pipes of 64 KiB."""
 
@@ -98,7 +101,8 @@ async def run_job(job: Job, *, deliver: Deliver) -> Outcome:
             work.cancel()
             await asyncio.wait([work])
             await end(list(running.workers.values()), grace_s=WORKER_GRACE_S)
-            await end(running.stores, grace_s=STORE_GRACE_S)
+            writes_checkpoint = "PSSTORE_CHECKPOINT" in job.environ
+            await end(running.stores, grace_s=CHECKPOINT_GRACE_S if writes_checkpoint else STORE_GRACE_S)
         await _drain(pumps)
     finally:
         _restore_signals(end_signals)

@@ -9,9 +9,40 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
+from typing import NamedTuple
+
+from psstore.partition.slicing import num_slices
+from psstore.types import ITEM_BYTES, Tensor, TensorSpec
 
 SMALL = 4
 """A slice is small that is less than the largest divided by this."""
+
+
+class Unplaced(NamedTuple):
+    """A tensor whose slices have no shards yet."""
+
+    id: int
+    spec: TensorSpec
+    slice_elems: int
+
+
+def place_tensors(tensors: Sequence[Unplaced], loads_bytes: Sequence[int]) -> list[Tensor]:
+    """The tensors, with a shard for each slice."""
+    sizes: list[int] = []
+    for _, spec, elems in tensors:
+        item = ITEM_BYTES[spec.dtype]
+        whole, rest = divmod(spec.num_elems, elems)
+        sizes += [elems * item] * whole + ([rest * item] if rest else [])
+    owners = iter(place(sizes, loads_bytes))
+    return [
+        Tensor(
+            id=number,
+            spec=spec,
+            slice_elems=elems,
+            shards=tuple(next(owners) for _ in range(num_slices(spec.num_elems, elems))),
+        )
+        for number, spec, elems in tensors
+    ]
 
 
 def place(sizes_bytes: Sequence[int], loads_bytes: Sequence[int]) -> list[int]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import deque
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Awaitable, Callable, Iterable, Sequence, Set
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from psstore import _core
@@ -19,6 +19,7 @@ from psstore.errors import (
     NotAWorker,
     NotInitialised,
     OutOfMemory,
+    Overloaded,
     PsstoreError,
     TornRound,
     UnknownTensor,
@@ -38,6 +39,9 @@ T = TypeVar("T")
 
 MAX_DROPPED_NAMES = 1024
 """Tensors whose names are remembered after they were dropped: for errors of whoever had not heard of it."""
+
+LOOK_S = 0.02
+"""How often whoever leads the writing of a checkpoint asks whether it is written."""
 
 GRACE_S = 5.0
 """A client waits so much longer than it told the store to wait: the store's error says more."""
@@ -354,24 +358,51 @@ class Client:
         was told of is in: nobody's training waits for it. Each shard is asked for its version and keeps what comes
         after it; the latest of them is what all shards have, and settle on."""
         _check_wait(wait_s)
-        self._num_holds += 1
-        digest = hashlib.blake2b(f"{self.identity.client} {self._num_holds}".encode(), digest_size=8).digest()
-        reader = int.from_bytes(digest, "little") | 1  # not 0
-        asked = [self._request(one, "HOLD", round=int(state), sequence=reader) for one in self.shards]
+        reader, versions = await self._hold_on(state=state)
+        hold = Hold(reader, max(versions))
         try:
-            version = max(answer.version for answer in await collect(asked))
-            await self._learn_up_to(version)
-            carry = m.Carry(at_least=version, wait_s=wait_s)
-            timeout_s = wait_s + GRACE_S
-            settled = [
-                self._request(one, "PULL", body=carry, timeout_s=timeout_s, round=version, sequence=reader)
-                for one in self.shards
-            ]
-            await collect(settled)
+            await self._learn_up_to(hold.version)
+            await self._settle(hold, wait_s=wait_s)
         except PsstoreError:
             self.free(reader)
             raise
-        return Hold(reader, version)
+        return hold
+
+    async def checkpoint(
+        self, url: str | None, *, pause: Callable[[float], Awaitable[object]], now: Callable[[], float], wait_s: float
+    ) -> int:
+        """Leads the writing of a checkpoint to `url`, or where the store writes its own, and returns its version: the
+        last decision when every shard kept what comes after. Shards write beside training. `pause` waits for so many
+        seconds by the clock `now`. Raises StorageError, VersionGone, BadArgument, DeadlineExceeded."""
+        _check_wait(wait_s)
+        until = now() + wait_s
+
+        async def again() -> None:
+            if now() > until:
+                raise DeadlineExceeded(f"no checkpoint was written within {wait_s:g} s; is its storage slow?")
+            await pause(LOOK_S)
+
+        while not (await self._control("BEGIN", m.Begin(url=url), m.Begun)).ready:
+            await again()
+        reader, _ = await self._hold_on(state=True)
+        try:
+            begun = await self._control("BEGIN", m.Begin(url=url, reader=reader), m.Begun)
+            if not begun.ready or begun.save is None:
+                raise Overloaded("somebody else has just begun a checkpoint; ask again")
+            body, hold = m.Save(fact=begun.save, decisions=begun.decisions), Hold(reader, begun.version)
+            saved: tuple[m.Signed | None, ...] = (None,)
+            while None in saved:
+                replies = await collect([self._request(session, "SAVE", body=body) for session in self.shards])
+                saved = tuple(_expect(m.Saved, reply).saved for reply in replies)
+                if None in saved:
+                    await again()
+                    await self._settle(hold, wait_s=self.timeout_s)  # the shards hold it for those who are heard of
+        finally:
+            self.free(reader)
+        keep = m.Keep(saved=tuple(one for one in saved if one is not None))
+        while not (await self._control("KEEP", keep, m.Kept)).done:
+            await again()
+        return begun.version
 
     async def reach(self, version: int, *, wait_s: float) -> None:
         """Returns when that decision was made. Raises DeadlineExceeded."""
@@ -457,6 +488,27 @@ class Client:
             raise
 
     # ---- how ----
+
+    async def _hold_on(self, *, state: bool) -> tuple[int, list[int]]:
+        """Has every shard keep what it is from now on. Returns the reader's number, and where each shard is."""
+        self._num_holds += 1
+        digest = hashlib.blake2b(f"{self.identity.client} {self._num_holds}".encode(), digest_size=8).digest()
+        reader = int.from_bytes(digest, "little") | 1  # not 0
+        asked = [self._request(one, "HOLD", round=int(state), sequence=reader) for one in self.shards]
+        try:
+            return reader, [answer.version for answer in await collect(asked)]
+        except PsstoreError:
+            self.free(reader)
+            raise
+
+    async def _settle(self, hold: Hold, *, wait_s: float) -> None:
+        """The shards keep that decision, and no other one, and as long again."""
+        carry = m.Carry(at_least=hold.version, wait_s=wait_s)
+        asked = [
+            self._request(one, "PULL", body=carry, timeout_s=wait_s + GRACE_S, round=hold.version, sequence=hold.reader)
+            for one in self.shards
+        ]
+        await collect(asked)
 
     async def _send(self, op: str, transfers: Iterable[Transfer], *, body: m.Message | None) -> None:
         futures = []

@@ -30,6 +30,12 @@ class DecisionLog:
         self._asked: tuple[int, tuple[Signed, ...]] = (0, ())
         """What `since` was last asked for, and answered: workers that are let go together know the same decisions."""
 
+    def restore(self, last: int) -> None:
+        """Goes on behind this decision, which every shard has. REQUIRES: there was none."""
+        self.last = last
+        self._applied = [last] * len(self._applied)
+        self._asked = last, ()
+
     def __len__(self) -> int:
         return len(self._kept)
 

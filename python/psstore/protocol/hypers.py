@@ -28,6 +28,15 @@ class Hypers:
         self._decided: tuple[Mapping[int, Group], dict[int, dict[str, float]]] = {}, {}
         """The groups that there were at the last decision, and what that said of them."""
 
+    @property
+    def last(self) -> Mapping[int, Chosen]:
+        """As the last decision named them, by group."""
+        return self._last
+
+    def restore(self, last: Mapping[int, Chosen]) -> None:
+        """Goes on from these."""
+        self._last = dict(last)
+
     def complete(self, given: Mapping[int, Mapping[str, float]]) -> dict[int, Chosen]:
         """What the groups in `given` would have next. Raises BadArgument, BadHyper: everything that a shard would
         refuse is refused here, while the round can still be committed with something better."""

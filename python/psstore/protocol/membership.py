@@ -6,6 +6,7 @@ be thousands, and each of them asks.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import chain
 
@@ -116,6 +117,15 @@ class Membership:
         self._begin(worker)
         self._attach(worker, conn)
         return worker
+
+    @property
+    def incarnations(self) -> Mapping[int, int]:
+        """The last one issued, by rank."""
+        return self._incarnations
+
+    def restore(self, incarnations: Mapping[int, int]) -> None:
+        """Lives to come are numbered behind these."""
+        self._incarnations = dict(incarnations)
 
     def find(self, client: str) -> Worker | None:
         """The worker that this client is, or was until it left; None if it is none, or an older life."""

@@ -90,11 +90,12 @@ class Rounds:
         """Rank -> its decided commit that `_release` has not looked at yet."""
         self._released_at: tuple[int, bool] | None = None
         """The state by which `_release` last let waits go: while it stays, the others stay, too."""
-        self._closed: dict[int, Closed] = {}
+        self.closed: dict[int, Closed] = {}
+        """Rank -> its last round that was decided."""
         self._promised = PromisedPushes(membership)
         self._losses = Losses()
         """The losses that were told to ranks which wait for the end of their round."""
-        self._hypers = Hypers(groups)
+        self.hypers = Hypers(groups)
 
     def first_clock(self) -> int:
         """The clock that a worker joins with: the open round in lockstep, the slowest live worker's else."""
@@ -120,7 +121,7 @@ class Rounds:
             return self._late(worker, waiting)
         if self._particular:
             self._check_agreement(worker.rank, commit)
-        hypers = self._hypers.complete(commit.hypers)
+        hypers = self.hypers.complete(commit.hypers)
         self._stage(worker.rank, Waiting(commit, waiting.conn, waiting.request, waiting.since, hypers))
         if not lockstep:
             self._decide()
@@ -175,7 +176,7 @@ class Rounds:
         since the new life will do that round again."""
         self._unstage(rank)
         self._owed.pop(rank)
-        self._closed.pop(rank, None)
+        self.closed.pop(rank, None)
         self._promised.forget(rank)
         self._losses.forget(rank)
         return self._tear(rank, "was replaced by a new life")
@@ -191,7 +192,7 @@ class Rounds:
 
     def _has_closed(self, worker: Worker, round: int) -> bool:
         """True if `round` is the last decided round of this life of the worker."""
-        closed = self._closed.get(worker.rank)
+        closed = self.closed.get(worker.rank)
         return closed is not None and (closed.incarnation, closed.round) == (worker.incarnation, round)
 
     def _check_round(self, worker: Worker, commit: Commit) -> None:
@@ -243,11 +244,11 @@ class Rounds:
         commits = [waiting.commit for _, waiting in staged]
         workers = [self._membership.workers[rank] for rank in ranks]
         number = self.log.last + 1
-        fact = decisions.make(number, workers, commits, self._hypers.decide(staged[0][1].hypers))
+        fact = decisions.make(number, workers, commits, self.hypers.decide(staged[0][1].hypers))
         self.log.append(fact)
         for worker, commit in zip(workers, commits, strict=True):
             self._membership.reached(worker, commit.round)
-            self._closed[worker.rank] = Closed(worker.incarnation, commit.round, number, skip=fact.skip)
+            self.closed[worker.rank] = Closed(worker.incarnation, commit.round, number, skip=fact.skip)
             self._losses.forget(worker.rank)
         self._just_decided.update(staged)
         self._staged.clear()
@@ -262,7 +263,7 @@ class Rounds:
         """The round was decided without this worker: it goes on with the open one."""
         round = waiting.commit.round
         self._membership.reached(worker, self.log.last)
-        self._closed[worker.rank] = Closed(worker.incarnation, round, decision=round, late=True)
+        self.closed[worker.rank] = Closed(worker.incarnation, round, decision=round, late=True)
         self._just_decided[worker.rank] = waiting
         return self._release()
 
@@ -299,7 +300,7 @@ class Rounds:
         return self._lockstep or bound == UNBOUNDED or worker.clock - slowest <= bound
 
     def _answer(self, worker: Worker, waiting: Waiting, slowest: int) -> Reply:
-        closed = self._closed[worker.rank]
+        closed = self.closed[worker.rank]
         committed = Committed(
             round=closed.round,
             decision=closed.decision,

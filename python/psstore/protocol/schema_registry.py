@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from psstore.errors import (
@@ -14,8 +14,8 @@ from psstore.errors import (
     TensorExists,
     UnknownTensor,
 )
-from psstore.partition.placement import place
-from psstore.partition.slicing import num_slices, slice_elems
+from psstore.partition.placement import Unplaced, place_tensors
+from psstore.partition.slicing import slice_elems
 from psstore.protocol.signing import Signer
 from psstore.types import ITEM_BYTES, Tensor, TensorSpec, applies_by_decision
 from psstore.wire.messages import Create, Created, Described, DropFact, Dropped, Signed
@@ -98,6 +98,23 @@ class SchemaRegistry:
         ids = tuple(self._forget(name) for name in dict.fromkeys(names))
         return Dropped(facts=(self._signer.sign(DropFact(ids=ids)),) if ids else ())
 
+    @property
+    def tensors(self) -> Sequence[Tensor]:
+        """All there are, by id."""
+        return sorted(self._tensors.values(), key=lambda tensor: tensor.id)
+
+    @property
+    def next_id(self) -> int:
+        """That of the next tensor."""
+        return self._next_id
+
+    def restore(self, tensors: Sequence[Tensor], *, next_id: int, without_value: Collection[int]) -> None:
+        """Begins with these tensors, of which some still want their first value. REQUIRES: there are none."""
+        for tensor in tensors:
+            self._register(tensor)
+        self._initialisers = dict.fromkeys(without_value)
+        self._next_id = next_id
+
     # ---- how ----
 
     def _check(self, spec: TensorSpec, request: Create, groups: dict[int, str]) -> None:
@@ -145,26 +162,23 @@ class SchemaRegistry:
             )
 
     def _add(self, specs: Sequence[TensorSpec]) -> None:
-        cut = [slice_elems(spec) for spec in specs]
-        sizes: list[int] = []
-        for spec, elems in zip(specs, cut, strict=True):
-            item = ITEM_BYTES[spec.dtype]
-            whole, rest = divmod(spec.num_elems, elems)
-            sizes += [elems * item] * whole + ([rest * item] if rest else [])
-        owners = iter(place(sizes, self._loads_bytes))
-        for spec, elems in zip(specs, cut, strict=True):
-            shards = tuple(next(owners) for _ in range(num_slices(spec.num_elems, elems)))
-            tensor = Tensor(id=self._next_id, spec=spec, slice_elems=elems, shards=shards)
-            self._next_id += 1
-            self._tensors[spec.name] = tensor
-            if applies_by_decision(spec.rule):
-                so_far = self._groups.get(spec.group, Group(spec.rule, spec.dtype))
-                narrowest = min(so_far.dtype, spec.dtype, key=ITEM_BYTES.__getitem__)
-                self._groups[spec.group] = Group(spec.rule, narrowest)
-            self._signed[spec.name] = self._signer.sign(tensor)
-            self._count(tensor, +1)
-            if not spec.zeros:
+        first = self._next_id
+        self._next_id += len(specs)
+        unplaced = [Unplaced(number, spec, slice_elems(spec)) for number, spec in enumerate(specs, first)]
+        for tensor in place_tensors(unplaced, self._loads_bytes):
+            self._register(tensor)
+            if not tensor.spec.zeros:
                 self._initialisers[tensor.id] = None
+
+    def _register(self, tensor: Tensor) -> None:
+        spec = tensor.spec
+        self._tensors[spec.name] = tensor
+        if applies_by_decision(spec.rule):
+            so_far = self._groups.get(spec.group, Group(spec.rule, spec.dtype))
+            narrowest = min(so_far.dtype, spec.dtype, key=ITEM_BYTES.__getitem__)
+            self._groups[spec.group] = Group(spec.rule, narrowest)
+        self._signed[spec.name] = self._signer.sign(tensor)
+        self._count(tensor, +1)
 
     def _forget(self, name: str) -> int:
         tensor = self._tensors.pop(name)

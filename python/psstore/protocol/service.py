@@ -28,6 +28,7 @@ from psstore.protocol.connection import HANDSHAKE_S, STRANGER_S, VISITOR_S, WORK
 from psstore.protocol.coordinator import Coordinator
 from psstore.protocol.frames import Close, Output, Send, failure
 from psstore.protocol.replies import Reply
+from psstore.protocol.saving import Keeper, Saver
 from psstore.protocol.shard_facts import ShardFacts
 from psstore.protocol.sharing import MAX_LEASED_BYTES, Lender, OwnShard
 from psstore.protocol.signing import Signer
@@ -56,6 +57,9 @@ CONTROL: dict[int, type[m.Message] | None] = {
 }
 """The coordinator's operations and their bodies."""
 
+CHECKPOINTS = frozenset((OPS["SAVE"], OPS["BEGIN"], OPS["KEEP"]))
+"""Requests of whoever leads the writing of a checkpoint (saving.py)."""
+
 SETTLE_BYTES = 1 << 20
 """How many bytes of parameters `settle` brings up to date at a time: about a quarter of a millisecond."""
 
@@ -78,6 +82,10 @@ class ShardIdentity:
     consistency: Consistency
     heartbeat_s: float
     token: bytes | None = None
+    lineage: str = ""
+    """Id of the first of the runs of which each was restored from the one before; '': this is the first."""
+    restored: int = -1
+    """The decision that this run was restored at; -1: it began with nothing."""
 
 
 class ShardService:
@@ -92,10 +100,13 @@ class ShardService:
         coordinator: Coordinator | None,
         make_nonce: Callable[[], bytes],
         lender: Lender | None = None,
+        saver: Saver | None = None,
+        keeper: Keeper | None = None,
         max_connections: int | None = None,
         max_leased_bytes: int = MAX_LEASED_BYTES,
     ) -> None:
         """`lender`: hands shared memory to clients; None: there is none.
+        `saver`, and where there is a coordinator `keeper`: None: this store can't write checkpoints.
         `max_connections`: that the driver takes; None: any number.
         `max_leased_bytes`: of values that one connection may read in shared memory at a time."""
         self.identity = identity
@@ -105,8 +116,10 @@ class ShardService:
         """Requests are refused with SHUTTING_DOWN."""
         self._make_nonce = make_nonce
         self._lender = lender
+        self._saver = saver
+        self._keeper = keeper
         self._connections: dict[int, Connection] = {}
-        self._facts = ShardFacts(index=identity.shard, shard=shard, signer=signer, max_leased_bytes=max_leased_bytes)
+        self.facts = ShardFacts(index=identity.shard, shard=shard, signer=signer, max_leased_bytes=max_leased_bytes)
         self._strangers: dict[int, Connection] = {}
         """Connections that have not proved themselves, oldest first. Every turn looks at their times, and there may be
         thousands of other connections."""
@@ -125,7 +138,7 @@ class ShardService:
     @property
     def data(self) -> _core.DataService:
         """Answers requests for data, of all connections."""
-        return self._facts.data
+        return self.facts.data
 
     def opened(self, conn: int, now: float) -> _core.ServerProtocol:
         """Where the connection's bytes go. `conn`: a number of the driver's, larger than all before it."""
@@ -238,17 +251,17 @@ class ShardService:
         if coordinator is None or coordinator.rounds.log.last <= self.shard.version:
             return []
         try:
-            self._facts.catch_up(coordinator.rounds.log.made_since(self.shard.version))
+            self.facts.catch_up(coordinator.rounds.log.made_since(self.shard.version))
         except DeviceFailed:
             raise
         except PsstoreError:
             return []  # there is no room for what the decision asks for: who carries it is told
-        return [*self._send_replies(coordinator.applied(self._facts.applied(), now)), *self.woken(now)]
+        return [*self._send_replies(coordinator.applied(self.facts.applied(), now)), *self.woken(now)]
 
     def settle(self) -> bool:
         """Does a little of the work that the last decision left over; True: nothing is left, or there is no memory for
         it, which who needs it is told. Raises DeviceFailed."""
-        most = max(1, min(SETTLE_SLOTS, SETTLE_BYTES // self._facts.largest_bytes))
+        most = max(1, min(SETTLE_SLOTS, SETTLE_BYTES // self.facts.largest_bytes))
         try:
             return self.shard.settle(most if self.shard.device == "cpu" else SETTLE_SLOTS_ON_DEVICE)
         except OutOfMemory:
@@ -305,6 +318,8 @@ class ShardService:
             features=hello.features,
             proof=connection.own_proof(identity.token),
             heartbeat_s=identity.heartbeat_s,
+            lineage=identity.lineage or identity.store,
+            restored=identity.restored,
         )
         closing = [Close(conn, "its client has a newer connection") for conn in older]
         return [*closing, _answer(connection.id, frame, welcome, op=OPS["WELCOME"])]
@@ -341,20 +356,36 @@ class ShardService:
         if op in CONTROL:
             return self._control(connection, frame, now)
         if op == OPS["DEFINE"]:
-            self._facts.define(m.decode_body(m.Define, frame.body).facts)
+            self.facts.define(m.decode_body(m.Define, frame.body).facts)
             return [_answer(connection.id, frame, None)]
         if op == OPS["ATTACH"]:
-            self._facts.attach(connection, m.decode_body(m.Attach, frame.body).ticket)
+            self.facts.attach(connection, m.decode_body(m.Attach, frame.body).ticket)
             return [_answer(connection.id, frame, m.Attached(version=self.shard.version))]
         if op == OPS["ATTEST"]:
-            return [_answer(connection.id, frame, m.Attested(applied=self._facts.attest()))]
+            return [_answer(connection.id, frame, m.Attested(applied=self.facts.attest()))]
         if op == OPS["SHARE"]:
             asked = m.decode_body(m.Share, frame.body) if frame.body else m.Share()
             offer = m.Shared() if self._lender is None else self._lender.offer(connection, asked)
             return [_answer(connection.id, frame, offer)]
+        if op in CHECKPOINTS:
+            return [_answer(connection.id, frame, self._checkpoint(frame))]
         if op == OPS["STATS"]:
             return [_answer(connection.id, frame, m.Statistics(counters=self.counters()))]
         raise UnexpectedMessage(f"operation {op} is not a request")
+
+    def _checkpoint(self, frame: _core.Frame) -> m.Message:
+        if frame.op == OPS["SAVE"] and self._saver is not None:
+            fact = self.facts.may_save(m.decode_body(m.Save, frame.body))
+            record = self._saver.save(fact, self.facts.tensors)
+            return m.Saved(saved=None if record is None else self.facts.has_saved(fact.attempt, record))
+        if frame.op == OPS["BEGIN"] and self._keeper is not None:
+            return self._keeper.begin(m.decode_body(m.Begin, frame.body))
+        if frame.op == OPS["KEEP"] and self._keeper is not None:
+            return self._keeper.keep(m.decode_body(m.Keep, frame.body))
+        raise BadArgument(
+            f"shard {self.identity.shard} of this store writes no checkpoint: it lives inside a program, or another"
+            " shard is to be asked; psstore-server's stores write them"
+        )
 
     def _carried(self, connection: Connection, frame: _core.Frame) -> list[Output]:
         """A request for data brings a decision that is new here."""
@@ -365,7 +396,7 @@ class ShardService:
         return []
 
     def _hear(self, connection: Connection, frame: _core.Frame) -> None:
-        self._facts.hear(m.decode_body(m.Carry, frame.body))
+        self.facts.hear(m.decode_body(m.Carry, frame.body))
         connection.protocol.again(frame)
 
     def _control(self, connection: Connection, frame: _core.Frame, now: float) -> list[Output]:

@@ -21,6 +21,7 @@ from psstore.errors import (
     Overloaded,
     ProtocolError,
     PsstoreError,
+    RolledBack,
     ShuttingDown,
     StoreUnreachable,
     UnexpectedMessage,
@@ -381,6 +382,12 @@ class Session:
 
     def _welcomed(self, welcome: m.Welcome, now: float) -> None:
         if self.welcome is not None and welcome.store != self.welcome.store:
+            if welcome.restored >= 0 and welcome.lineage == self.welcome.lineage:
+                raise RolledBack(
+                    f"the store at {self.address} ended, and was restored at version {welcome.restored}: what was done"
+                    " after that is undone; connect again, and go on from there",
+                    version=welcome.restored,
+                )
             raise StoreUnreachable(
                 f"the store at {self.address} was restarted and has lost what it held; connect again",
                 address=self.address,

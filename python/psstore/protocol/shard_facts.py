@@ -30,6 +30,8 @@ class ShardFacts:
         self._index = index
         self._signer = signer
         self.data = shard.make_data_service(max_leased_bytes=max_leased_bytes, describe_blocks=blocks_frame)
+        self.tensors: dict[int, Tensor] = {}
+        """What has been defined here, by id."""
         self.largest_bytes = 1
         """Size of the largest slice's value so far."""
 
@@ -37,15 +39,17 @@ class ShardFacts:
         for signed in facts:
             fact = self._signer.open(signed)
             if isinstance(fact, Tensor):
-                self._define(fact)
+                self.define_tensor(fact)
             elif isinstance(fact, m.DropFact):
                 for tensor_id in fact.ids:
+                    self.tensors.pop(tensor_id, None)
                     self.shard.drop(tensor_id)
                 self.data.schema_changed()
             else:
                 raise BadSignature("DEFINE carries a fact that is no definition")
 
-    def _define(self, tensor: Tensor) -> None:
+    def define_tensor(self, tensor: Tensor) -> None:
+        """Makes the slots that the shard is to have of it."""
         mine = []
         for index, shard in enumerate(tensor.shards):
             if shard == self._index:
@@ -62,6 +66,7 @@ class ShardFacts:
             zeros=spec.zeros,
             slices=mine,
         )
+        self.tensors[tensor.id] = tensor
 
     def attach(self, connection: Connection, ticket: m.Signed) -> None:
         """Lets the connection push as the worker that its ticket names."""
@@ -99,6 +104,18 @@ class ShardFacts:
             self.take(fact)
         if self.shard.version < carry.newest:
             raise BadBody(f"body of Carry: newest is {carry.newest}, and its decisions end at {self.shard.version}")
+
+    def may_save(self, save: m.Save) -> m.SaveFact:
+        """What the coordinator has told the shard to write, which is at that decision then. Raises BadSignature."""
+        fact = self._signer.open(save.fact)
+        if not isinstance(fact, m.SaveFact):
+            raise BadSignature("SAVE carries a fact that does not say what to write")
+        self.hear(m.Carry(decisions=save.decisions, newest=fact.version))
+        return fact
+
+    def has_saved(self, attempt: str, record: bytes) -> m.Signed:
+        """The shard's word for it, for whoever carries it to the coordinator."""
+        return self._signer.sign(m.SavedFact(shard=self._index, attempt=attempt, record=record))
 
     def take(self, fact: m.DecisionFact) -> None:
         """Applies the next decision. Raises what the shard raises: OutOfMemory also to those who wait for it later."""

@@ -55,6 +55,8 @@ class Duty:
     """Shards to watch, and where they are asked."""
     consistency: Consistency
     token: bytes | None
+    restored: int
+    """The version that this host's shards began with; -1: none."""
     until_done: bool
     """True if the job is over when all workers have joined and left, or are lost for `patience_s`."""
     patience_s: float
@@ -162,7 +164,12 @@ async def _begin(coordinator: _Peer) -> str:
     """The id of this life of the store. Raises BadArgument if this shard had a life in it before."""
     welcome = await coordinator.reach()
     counters = await coordinator.counters()
-    if counters["tensors"] or any(counters[name] for name in ("ranks_live", "ranks_lost", "ranks_left")):
+    began_with = max(0, welcome.restored)
+    if (
+        counters["decisions"] != began_with
+        or (counters["tensors"] and welcome.restored < 0)
+        or any(counters[name] for name in ("ranks_live", "ranks_lost", "ranks_left"))
+    ):
         raise BadArgument(
             f"the store of {coordinator.name} is in use already: what this shard held of it is gone with its former"
             " life; start all of its shards anew"
@@ -281,12 +288,21 @@ class _Peer:
                 " give every host the same list"
             )
         terms = Consistency(num_workers=welcome.num_workers, quorum=welcome.quorum, staleness=welcome.staleness)
+        if welcome.restored != self._duty.restored:
+            raise BadArgument(
+                f"{self.name} began with {_version(welcome.restored)}, this host with {_version(self._duty.restored)};"
+                " give every host the same --restore URL@VERSION"
+            )
         if terms != self._duty.consistency:
             raise BadArgument(
                 f"{self.name} was started for {_told(terms)}, this host for {_told(self._duty.consistency)};"
                 " give every host the same workers and mode"
             )
         return welcome
+
+
+def _version(restored: int) -> str:
+    return "nothing" if restored < 0 else f"checkpoint {restored}"
 
 
 def _told(terms: Consistency) -> str:

@@ -11,7 +11,7 @@ import sys
 
 import msgspec
 
-from psstore.server.settings import ShardSettings
+from psstore.server.settings import CheckpointInterval, LogFormat, LogLevel, ShardSettings
 
 
 def requests_to_end() -> list[signal.Signals]:
@@ -46,25 +46,65 @@ class Signals:
         return any(number in self._ends for number in self.received.recv(64))
 
 
+def _start(module: str, settings: msgspec.Struct, *, files: tuple[int, ...] = ()) -> subprocess.Popen[bytes]:
+    """A process of ours, bound to this one by two pipes, which is told its settings through the first."""
+    isolated = ["-P"] if sys.version_info >= (3, 11) else []  # modules in the working directory are none of ours
+    process = subprocess.Popen(
+        [sys.executable, *isolated, "-m", module],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        pass_fds=files,
+        start_new_session=True,  # Ctrl-C is for the supervisor, which asks the shards to drain
+    )
+    assert process.stdin is not None
+    with contextlib.suppress(BrokenPipeError):  # it died already: its report's end will say so
+        process.stdin.write(msgspec.json.encode(settings) + b"\n")
+        process.stdin.flush()
+    return process
+
+
+class CheckpointDuty(msgspec.Struct, frozen=True, kw_only=True):
+    """What the process that has checkpoints written is told."""
+
+    url: str
+    """Where the store is."""
+    token: bytes | None
+    place: str
+    interval: CheckpointInterval
+    began_at: int
+    """The version with which the store began, which needs no checkpoint."""
+    log_level: LogLevel
+    log_format: LogFormat
+
+
+class CheckpointProcess:
+    """The process that has a store's checkpoints written, as often as it is told, and a last one."""
+
+    def __init__(self, duty: CheckpointDuty) -> None:
+        self._process = _start("psstore.launch.checkpointing", duty)
+        assert self._process.stdout is not None
+        self.report = self._process.stdout
+        """Ends with it."""
+
+    def finish(self) -> None:
+        """Asks for the last one; then it ends."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+
 class ShardProcess:
     """One shard process."""
 
     def __init__(self, settings: ShardSettings) -> None:
         self.name = f"shard {settings.index}"
-        isolated = ["-P"] if sys.version_info >= (3, 11) else []  # modules in the working directory are none of ours
-        self.process = subprocess.Popen(
-            [sys.executable, *isolated, "-m", "psstore.server.shard"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            pass_fds=settings.sockets,
-            start_new_session=True,  # Ctrl-C is for the supervisor, which asks the shards to drain
-        )
-        assert self.process.stdin is not None
+        self.process = _start("psstore.server.shard", settings, files=settings.sockets)
         assert self.process.stdout is not None
         self.report = self.process.stdout
-        with contextlib.suppress(BrokenPipeError):  # it died already: its report's end will say so
-            self.process.stdin.write(msgspec.json.encode(settings) + b"\n")
-            self.process.stdin.flush()
 
     def pause(self) -> str | None:
         """That it has stopped, or goes on, if that is news: the system tells it once. A process that stands still

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Literal
 
 import msgspec
@@ -27,6 +28,33 @@ READY = "ready"
 
 def _text(description: str) -> Meta:
     return Meta(description=description)
+
+
+class CheckpointInterval(msgspec.Struct, frozen=True, kw_only=True):
+    """One of the two."""
+
+    decisions: int | None = None
+    seconds: float | None = None
+
+
+class RestoreFrom(msgspec.Struct, frozen=True, kw_only=True):
+    """One checkpoint that was found."""
+
+    url: str
+    """The place that it is in."""
+    version: int
+    lineage: str
+    """Lineage of the store that wrote it."""
+
+
+class CheckpointSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What a shard process is told about checkpoints."""
+
+    url: str | None = None
+    keep: int = 3
+    any_place: bool = False
+    """Clients may name another place than `url`."""
+    restore: RestoreFrom | None = None
 
 
 class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,6 +116,23 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
             " as 2GiB (default: a quarter of it); beyond that, snapshots are told that their version is gone"
         ),
     ] = None
+    checkpoint: Annotated[
+        str | None,
+        _text(
+            "folder or URL to write checkpoints to, as file:///shared/run or s3://bucket/run; it is this store's alone"
+        ),
+    ] = None
+    checkpoint_every: Annotated[
+        str, _text("how often: so many decisions, as 500, or seconds, as 60s; one more is written at a clean end")
+    ] = "300s"
+    keep: Annotated[int, Meta(ge=1), _text("how many of the newest checkpoints stay")] = 3
+    restore: Annotated[
+        str | None,
+        _text(
+            "begin with what URL has, URL@VERSION or URL@latest, whatever number of shards wrote it; auto: with the"
+            " latest at --checkpoint, if there is one"
+        ),
+    ] = None
     refuse_non_finite: Annotated[bool, _text("refuse pushes that hold NaN or infinity")] = False
     heartbeat_s: Annotated[Seconds, _text("how often workers say that they live")] = 1.0
     silence_s: Annotated[Seconds, _text("a worker that said nothing for so long is lost")] = 10.0
@@ -116,6 +161,9 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
         if self.port and self.port + self.shards > 65536:
             raise BadArgument(f"{self.shards} shards from port {self.port} on go beyond port 65535; use --port 0")
         self.snapshot_memory_bytes()
+        self.checkpoint_interval()
+        if self.restore == "auto" and self.checkpoint is None:
+            raise BadArgument("--restore auto takes the latest checkpoint at --checkpoint; say where that is")
         place_shards(self.device, self.shards)
         if self.congestion_control is not None:
             check_congestion_control("congestion_control", self.congestion_control)
@@ -138,6 +186,18 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
         if asked > most:
             raise BadArgument(f"snapshot_memory is {self.snapshot_memory}, more than max_memory, {most} bytes")
         return asked
+
+    def checkpoint_interval(self) -> CheckpointInterval:
+        """Raises BadArgument for what is none."""
+        text = self.checkpoint_every
+        number, is_time = (text[:-1], True) if text.endswith("s") else (text, False)
+        try:
+            value = float(number) if is_time else int(number)
+        except ValueError:
+            value = 0
+        if not 0 < value < math.inf:
+            raise BadArgument(f"checkpoint_every is {text!r}; expected decisions, as 500, or seconds, as 60s")
+        return CheckpointInterval(seconds=value) if is_time else CheckpointInterval(decisions=int(value))
 
     def _check_hosts(self) -> None:
         hosts = self.hosts()
@@ -199,6 +259,7 @@ class ShardSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The part of it that older versions may take while snapshots read them."""
     max_store_bytes: int | None
     """What all values together may take, as far as this host can tell."""
+    checkpoint: CheckpointSettings
     refuse_non_finite: bool
     max_connections: int
     busy_poll_us: float

@@ -29,8 +29,11 @@ from psstore.protocol.membership import Liveness
 from psstore.protocol.service import ShardIdentity, ShardService
 from psstore.protocol.signing import Signer
 from psstore.server import logs
+from psstore.server.checkpoint_keeper import CheckpointKeeper
 from psstore.server.member_log import MemberLog
+from psstore.server.restoring import restore
 from psstore.server.settings import READY, ShardSettings
+from psstore.server.shard_saver import ShardSaver
 
 OTHER_FILES = 128
 """Open files of a shard that are no connections it serves: the loop's own, and refusals under way."""
@@ -75,7 +78,9 @@ async def serve(settings: ShardSettings) -> None:
         else make_device_lender(settings, shard)
     )
     limits = ServerLimits(max_connections=make_room(settings.max_connections))
-    service = make_service(settings, coordinator, shard, lender, max_connections=limits.max_connections)
+    keeper = make_keeper(settings, coordinator)
+    service = make_service(settings, coordinator, shard, lender, keeper, max_connections=limits.max_connections)
+    begin_at(settings, service, keeper)
     server = Server(
         service,
         loop=loop,
@@ -109,6 +114,8 @@ async def serve(settings: ShardSettings) -> None:
     if lender is not None:
         lender.close()
     await server.drain(failures[0] if failures else None)
+    if keeper is not None:
+        keeper.close()
     if failures:
         sys.exit(1)
 
@@ -163,9 +170,11 @@ def make_service(
     coordinator: Coordinator | None,
     shard: _core.Shard,
     lender: FdServer | None,
+    keeper: CheckpointKeeper | None,
     *,
     max_connections: int,
 ) -> ShardService:
+    begun = settings.checkpoint.restore
     identity = ShardIdentity(
         store=settings.store,
         shard=settings.index,
@@ -173,6 +182,8 @@ def make_service(
         consistency=settings.consistency,
         heartbeat_s=settings.heartbeat_s,
         token=settings.token,
+        lineage=begun.lineage if begun is not None else "",
+        restored=begun.version if begun is not None else -1,
     )
     return ShardService(
         identity=identity,
@@ -181,9 +192,42 @@ def make_service(
         coordinator=coordinator,
         make_nonce=lambda: os.urandom(NONCE_BYTES),
         lender=lender,
+        saver=ShardSaver(shard, index=settings.index, num_shards=len(settings.addresses)),
+        keeper=keeper,
         max_connections=max_connections,
         max_leased_bytes=int(settings.max_memory_bytes * LEASED_SHARE),
     )
+
+
+def make_keeper(settings: ShardSettings, coordinator: Coordinator | None) -> CheckpointKeeper | None:
+    if coordinator is None:
+        return None
+    chosen = settings.checkpoint
+    return CheckpointKeeper(
+        coordinator,
+        num_shards=len(settings.addresses),
+        signer=Signer(settings.signing_key),
+        lineage=chosen.restore.lineage if chosen.restore is not None else settings.store,
+        url=chosen.url,
+        keep=chosen.keep,
+        any_place=chosen.any_place,
+    )
+
+
+def begin_at(settings: ShardSettings, service: ShardService, keeper: CheckpointKeeper | None) -> None:
+    """Restores what is to be restored, and takes the place of checkpoints to come. Raises StorageError, BadArgument."""
+    begun = settings.checkpoint.restore
+    if begun is not None:
+        restore(
+            begun.url,
+            begun.version,
+            service.facts,
+            service.coordinator,
+            index=settings.index,
+            num_shards=len(settings.addresses),
+        )
+    if keeper is not None:
+        keeper.open(begun.version if begun is not None else 0)
 
 
 def make_coordinator(settings: ShardSettings) -> Coordinator:

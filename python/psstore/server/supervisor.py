@@ -28,8 +28,8 @@ from psstore.net.address import TcpAddress, is_loopback
 from psstore.net.limits import ServerLimits
 from psstore.net.user_token import UserToken
 from psstore.server import keys
-from psstore.server.processes import ShardProcess, Signals
-from psstore.server.settings import READY, ServerSettings, ShardSettings
+from psstore.server.processes import CheckpointDuty, CheckpointProcess, ShardProcess, Signals
+from psstore.server.settings import READY, CheckpointSettings, RestoreFrom, ServerSettings, ShardSettings
 from psstore.server.site import Site, open_site
 from psstore.types import place_shards
 
@@ -40,6 +40,12 @@ EXIT_OK, EXIT_STORE_LOST, EXIT_NOT_STARTED = 0, 1, 3
 
 START_S = 60.0
 """How long the shards may take to be ready. They take well under a second; this is for a machine on its knees."""
+
+RESTORE_S = 3600.0
+"""START_S where shards read or look at a storage first, which may be slow, or somebody else's for a while."""
+
+LAST_CHECKPOINT_S = 600.0
+"""How long the last checkpoint of a store that is asked to end may take."""
 
 STOP_S = ServerLimits().linger_s + 2.0
 """How long they may take to drain: their connections' time to linger, and a little for the process itself."""
@@ -104,6 +110,8 @@ class Supervisor:
         if self._token is None:
             self._check_needs_no_token()
         self._store = secrets.token_hex(8)
+        self._restore: RestoreFrom | None = None
+        self._checkpoints: CheckpointProcess | None = None
         self._children: list[ShardProcess] = []
         self._monitor: PeerMonitor | None = None
 
@@ -125,6 +133,10 @@ class Supervisor:
 
     def run(self, *, out: TextIO, ready_fd: int | None) -> int:
         """Returns the exit status, when nothing of it runs any more. Raises BadArgument if it can't start."""
+        if self._settings.restore is not None:
+            from psstore.server.restore_plan import find_checkpoint
+
+            self._restore = find_checkpoint(self._settings.restore, own_place=self._settings.checkpoint)
         site = open_site(self._settings, self._tcp)
         user_token: UserToken | None = None
         try:
@@ -136,6 +148,8 @@ class Supervisor:
         finally:
             if self._monitor is not None:
                 self._monitor.stop()
+            if self._checkpoints is not None:
+                self._checkpoints.kill()
             for child in self._children:
                 child.process.kill()
                 child.process.wait()
@@ -150,7 +164,10 @@ class Supervisor:
             life = self._begin(site, selector)
             if life is not None and self._start(site, life, selector):
                 self._announce(site, out=out, ready_fd=ready_fd)
+                self._begin_checkpoints(site)
                 ending = self._await_end(site, selector)
+                if ending.status == EXIT_OK:
+                    self._end_checkpoints(selector)
             if ending.reason is not None:
                 _log.error("%s", ending.reason)
             self._end_monitor(selector)
@@ -187,7 +204,8 @@ class Supervisor:
             selector.register(child.report, selectors.EVENT_READ, child)
         for endpoint in site.endpoints:
             endpoint.close()
-        deadline = time.monotonic() + START_S
+        reads_storage = self._restore is not None or self._settings.checkpoint is not None
+        deadline = time.monotonic() + (RESTORE_S if reads_storage else START_S)
         waiting = list(self._children)
         while waiting:
             events = self._news(selector, deadline)
@@ -200,6 +218,7 @@ class Supervisor:
                     self._check_report(event)
                     waiting.remove(event)
                 else:
+                    assert not isinstance(event, CheckpointProcess), "it begins when all are ready"
                     raise BadArgument(event.take().reason or "")
         return True
 
@@ -243,7 +262,7 @@ class Supervisor:
 
     def _news(
         self, selector: selectors.BaseSelector, deadline: float = math.inf
-    ) -> list[ShardProcess | PeerMonitor | Signals]:
+    ) -> list[ShardProcess | CheckpointProcess | PeerMonitor | Signals]:
         """Who has something to report: `Signals`, if the store is to end. None by the deadline: nobody has."""
         while True:
             left_s = max(0.0, deadline - time.monotonic())
@@ -271,6 +290,7 @@ class Supervisor:
             asked_at=site.watched(),
             consistency=self._settings.consistency(),
             token=self._token,
+            restored=self._restore.version if self._restore is not None else -1,
             until_done=self._settings.until_done,
             patience_s=self._settings.patience_s,
         )
@@ -283,6 +303,32 @@ class Supervisor:
             selector.unregister(self._monitor.readable)
             self._monitor.stop()
             self._monitor = None
+
+    # ---- checkpoints ----
+
+    def _begin_checkpoints(self, site: Site) -> None:
+        if self._settings.checkpoint is not None and site.first == 0:
+            self._checkpoints = CheckpointProcess(
+                CheckpointDuty(
+                    url=site.addresses[0][0],
+                    token=self._token,
+                    place=self._settings.checkpoint,
+                    interval=self._settings.checkpoint_interval(),
+                    began_at=self._restore.version if self._restore is not None else 0,
+                    log_level=self._settings.log_level,
+                    log_format=self._settings.log_format,
+                )
+            )
+
+    def _end_checkpoints(self, selector: selectors.BaseSelector) -> None:
+        """Has the last one written. Another signal ends the wait."""
+        if self._checkpoints is None:
+            return
+        self._checkpoints.finish()
+        selector.register(self._checkpoints.report, selectors.EVENT_READ, self._checkpoints)
+        if not self._news(selector, time.monotonic() + LAST_CHECKPOINT_S):
+            _log.warning("the last checkpoint was not written within %g s", LAST_CHECKPOINT_S)
+        selector.unregister(self._checkpoints.report)
 
     # ---- what the children and the world are told ----
 
@@ -307,6 +353,12 @@ class Supervisor:
                 max_memory_bytes=max_memory_bytes // len(site.endpoints),
                 max_kept_bytes=settings.snapshot_memory_bytes() // len(site.endpoints),
                 max_store_bytes=max_memory_bytes if site.is_whole and set(devices) == {"cpu"} else None,
+                checkpoint=CheckpointSettings(
+                    url=settings.checkpoint,
+                    keep=settings.keep,
+                    any_place=settings.token_file is None,
+                    restore=self._restore,
+                ),
                 refuse_non_finite=settings.refuse_non_finite,
                 max_connections=settings.max_connections,
                 busy_poll_us=settings.busy_poll_us,

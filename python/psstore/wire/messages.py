@@ -109,6 +109,30 @@ class AppliedFact(Message, frozen=True, kw_only=True, tag="applied"):
     """(rank, incarnation, round) of commits that named what was not pushed here."""
 
 
+class SaveFact(Message, frozen=True, kw_only=True, tag="save"):
+    """The coordinator's word that shards shall write their part of a checkpoint, and where: nobody else can have a
+    shard write anything."""
+
+    url: str
+    version: int
+    """The decision as of which it is."""
+    attempt: str
+    """In the names of its files."""
+    reader: int
+    """Who holds that decision, with rule state."""
+    tensors: Ranges
+    """Ids of the catalogue at that decision."""
+
+
+class SavedFact(Message, frozen=True, kw_only=True, tag="saved"):
+    """A shard's word that its part of an attempt is written."""
+
+    shard: int
+    attempt: str
+    record: bytes
+    """What the manifest says of its file, as JSON."""
+
+
 # ---- handshake ------------------------------------------------------------------------------------
 
 
@@ -149,6 +173,10 @@ class Welcome(Message, frozen=True, kw_only=True):
     """The shard's own proof of the token."""
     heartbeat_s: float = 1.0
     """How often the store wants to hear from a worker."""
+    lineage: str = ""
+    """Id of the first of the runs of which each was restored from the one before."""
+    restored: int = -1
+    """The decision that this run was restored at; -1: it began with nothing."""
 
 
 # ---- data -----------------------------------------------------------------------------------------
@@ -226,6 +254,20 @@ class Attached(Message, frozen=True, kw_only=True):
 class Attested(Message, frozen=True, kw_only=True):
     applied: Signed
     """An AppliedFact."""
+
+
+class Save(Message, frozen=True, kw_only=True):
+    """Asked again and again, until it is done."""
+
+    fact: Signed
+    """A SaveFact."""
+    decisions: tuple[Signed, ...] = ()
+    """What the shard may lack, up to the fact's version."""
+
+
+class Saved(Message, frozen=True, kw_only=True):
+    saved: Signed | None = None
+    """A SavedFact; None: it is being written."""
 
 
 class Share(Message, frozen=True, kw_only=True):
@@ -379,6 +421,35 @@ class Decided(Message, frozen=True, kw_only=True):
     """Number of the last decision."""
 
 
+class Begin(Message, frozen=True, kw_only=True):
+    url: str | None = None
+    """Where; None: where the store was told to write its checkpoints."""
+    reader: int = 0
+    """Who holds decisions on every shard, with rule state, from before this is asked. 0: is the place ready?"""
+
+
+class Begun(Message, frozen=True, kw_only=True):
+    ready: bool
+    """False: the place is being looked at, or another checkpoint is being written; ask again."""
+    version: int = 0
+    """The last decision, as of which it is going to be."""
+    save: Signed | None = None
+    """The SaveFact, if there is a reader."""
+    decisions: tuple[Signed, ...] = ()
+    """All that some shard may lack, in order, ending with `version`."""
+
+
+class Keep(Message, frozen=True, kw_only=True):
+    """Asked again and again, until it is done."""
+
+    saved: tuple[Signed, ...]
+    """The SavedFact of every shard."""
+
+
+class Kept(Message, frozen=True, kw_only=True):
+    done: bool
+
+
 class Describe(Message, frozen=True, kw_only=True):
     names: Annotated[tuple[str, ...], Few] | None = None
     """None: every tensor. One that is named again is described once."""
@@ -422,7 +493,7 @@ M = TypeVar("M", bound=Message)
 _encoder = msgspec.msgpack.Encoder()
 _decoders: dict[object, msgspec.msgpack.Decoder[object]] = {}
 
-Fact = DecisionFact | Tensor | DropFact | TicketFact | AppliedFact
+Fact = DecisionFact | Tensor | DropFact | TicketFact | AppliedFact | SaveFact | SavedFact
 
 
 def encode_body(message: Message | Tensor) -> bytes:

@@ -1,0 +1,94 @@
+"""Has a store's checkpoints written: `python -m psstore.launch.checkpointing`, started by the supervisor.
+
+A process of its own, and a client like others: what storage does to it nobody who trains will notice. stdin brings
+what to do as one line of JSON and then stays open: its end asks for the last checkpoint.
+"""
+
+from __future__ import annotations
+
+import logging
+import select
+import sys
+import time
+
+import msgspec
+
+from psstore.client.connect import connect
+from psstore.client.store import Store
+from psstore.errors import PsstoreError
+from psstore.server import logs
+from psstore.server.processes import CheckpointDuty
+
+LOOK_S = 0.2
+"""How often it is looked whether the next one is due."""
+
+RETRY_S = 10.0
+"""After one that could not be written."""
+
+WRITE_S = 3600.0
+"""How long one may take."""
+
+_log = logging.getLogger("psstore.checkpoints")
+
+
+def main() -> None:
+    """Ends when stdin does, after a last checkpoint if anything was decided since the one before."""
+    duty = msgspec.json.decode(sys.stdin.buffer.readline(), type=CheckpointDuty)
+    logs.configure(who="checkpoints", level=duty.log_level, form=duty.log_format)
+    try:
+        store = connect(duty.url, role="client", token=duty.token, wait_s=WRITE_S)
+    except PsstoreError as error:
+        _log.error("no checkpoints are written: %s", error.message)
+        return
+    with store:
+        Schedule(store, duty).run()
+
+
+class Schedule:
+    """When the next checkpoint is due."""
+
+    def __init__(self, store: Store, duty: CheckpointDuty) -> None:
+        self._store = store
+        self._duty = duty
+        self._version = duty.began_at
+        """Version of the last checkpoint; at first the one that the store began with."""
+        self._written_at = time.monotonic()
+
+    def run(self) -> None:
+        not_before = 0.0
+        while not select.select([sys.stdin], [], [], LOOK_S)[0]:
+            if time.monotonic() >= not_before and self._is_due() and not self._write():
+                not_before = time.monotonic() + RETRY_S
+        if self._is_new():
+            self._write()
+
+    def _is_new(self) -> bool:
+        try:
+            return int(self._store.stats()[0]["version"]) > self._version
+        except PsstoreError as error:
+            _log.warning("the store was not asked whether a checkpoint is due: %s", error.message)
+            return False
+
+    def _is_due(self) -> bool:
+        interval = self._duty.interval
+        if interval.seconds is not None:
+            return time.monotonic() - self._written_at >= interval.seconds and self._is_new()
+        assert interval.decisions is not None
+        try:
+            return int(self._store.stats()[0]["version"]) >= self._version + interval.decisions
+        except PsstoreError:
+            return False
+
+    def _write(self) -> bool:
+        """False: it is not written; training goes on."""
+        try:
+            self._version = self._store.checkpoint()
+        except PsstoreError as error:
+            _log.warning("no checkpoint was written to %s: %s", self._duty.place, error.message)
+            return False
+        self._written_at = time.monotonic()
+        return True
+
+
+if __name__ == "__main__":
+    main()

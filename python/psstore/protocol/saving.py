@@ -1,0 +1,32 @@
+"""Who writes checkpoints, as a shard's service sees them: both return at once, and are asked again until it is done.
+
+A client leads: it has every shard hold decisions, asks the coordinator for a cut, carries what that says to the
+shards, and what these have written back to the coordinator. So shards never talk to each other, and nobody's training
+waits for a disk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from psstore.types import Tensor
+from psstore.wire.messages import Begin, Begun, Keep, Kept, SaveFact
+
+
+class Saver(Protocol):
+    """Writes the shard's part."""
+
+    def save(self, fact: SaveFact, tensors: Mapping[int, Tensor]) -> bytes | None:
+        """What is written, for the manifest; None: it is being written. `tensors`: those that the shard knows, by id.
+        Raises StorageError, VersionGone, Overloaded if another attempt is being written."""
+
+
+class Keeper(Protocol):
+    """Owns the places of the store's checkpoints, and says which of what is written there is one."""
+
+    def begin(self, asked: Begin) -> Begun:
+        """Raises StorageError, BadArgument, TornRound."""
+
+    def keep(self, asked: Keep) -> Kept:
+        """Raises StorageError, BadSignature, BadArgument if that is not the attempt under way."""

@@ -1,0 +1,74 @@
+"""The coordinator's part of a checkpoint: what it is at a decision, and how it goes on from there in another life."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from psstore.checkpoint.state import ClosedRecord, HyperRecord, StoreState, TensorRecord, WorkerRecord
+from psstore.partition.placement import Unplaced, place_tensors
+from psstore.protocol.coordinator import Coordinator
+from psstore.protocol.hypers import Chosen
+from psstore.protocol.rounds import Closed
+from psstore.types import Tensor
+
+LINEAGE = "lineage"
+"""Entry of `StoreState.extra`: id of the first of the runs of which each was restored from the one before."""
+
+
+def store_state(coordinator: Coordinator, *, lineage: str) -> StoreState:
+    """As it is now, at its last decision."""
+    rounds, membership, schemas = coordinator.rounds, coordinator.membership, coordinator.schemas
+    return StoreState(
+        decision=rounds.log.last,
+        consistency=coordinator.consistency,
+        tensors=tuple(
+            TensorRecord(id=tensor.id, spec=tensor.spec, slice_elems=tensor.slice_elems) for tensor in schemas.tensors
+        ),
+        next_tensor_id=schemas.next_id,
+        hypers={group: HyperRecord(rule=one.rule, values=one.values) for group, one in rounds.hypers.last.items()},
+        workers=tuple(
+            WorkerRecord(
+                rank=worker.rank,
+                incarnation=worker.incarnation,
+                client=worker.client,
+                clock=worker.clock,
+                state=worker.state.name,
+                closed=_closed(rounds.closed.get(worker.rank)),
+            )
+            for _, worker in sorted(membership.workers.items())
+        ),
+        incarnations=dict(membership.incarnations),
+        left=tuple(sorted(membership.left)),
+        extra={LINEAGE: lineage},
+    )
+
+
+def restore_coordinator(
+    coordinator: Coordinator, state: StoreState, tensors: Sequence[Tensor], *, without_value: Collection[int]
+) -> None:
+    """Goes on from there: the decisions, the catalogue, and the hyper-parameters. All workers are new lives of their
+    ranks. `without_value`: ids of tensors that want their first value still."""
+    coordinator.rounds.log.restore(state.decision)
+    coordinator.rounds.hypers.restore(
+        {group: Chosen(one.rule, dict(one.values)) for group, one in state.hypers.items()}
+    )
+    coordinator.membership.restore(state.incarnations)
+    coordinator.schemas.restore(tensors, next_id=state.next_tensor_id, without_value=without_value)
+
+
+def placed(state: StoreState, *, num_shards: int) -> list[Tensor]:
+    """The catalogue on so many shards: every shard finds the same."""
+    unplaced = [Unplaced(tensor.id, tensor.spec, tensor.slice_elems) for tensor in state.tensors]
+    return place_tensors(unplaced, [0] * num_shards)
+
+
+def _closed(closed: Closed | None) -> ClosedRecord | None:
+    if closed is None:
+        return None
+    return ClosedRecord(
+        incarnation=closed.incarnation,
+        round=closed.round,
+        decision=closed.decision,
+        late=closed.late,
+        skip=closed.skip,
+    )

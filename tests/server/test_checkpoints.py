@@ -1,0 +1,337 @@
+"""Checkpoints of running stores: written beside training, and gone on from in any number of shards."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.testing import assert_array_equal
+
+import psstore
+from psstore import LocalStore
+from psstore.checkpoint.place import open_place
+from psstore.checkpoint.reader import verify
+from psstore.client.store import Store
+from psstore.errors import BadArgument, CheckpointNotFound, PsstoreError, RolledBack, StorageError, StoreUnreachable
+from psstore.types import TensorSpec
+from tests.support.cluster import PATIENCE_S
+from tests.support.server_process import StoreProcess, eventually, failed_start
+
+F32 = np.float32
+
+SHAPES = {"a": (300, 500), "b": (7,), "c": (70_000,), "empty": (0, 3)}
+"""The first takes three slices, the third two."""
+
+HYPERS = {
+    "sgd": {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01},
+    "adam": {"lr": 0.01, "amsgrad": 1.0},
+    "adamw": {"lr": 0.01},
+    "adagrad": {"lr": 0.01},
+    "rmsprop": {"lr": 0.01, "momentum": 0.5, "centered": 1.0},
+}
+
+pytestmark = pytest.mark.sockets
+
+
+@contextlib.contextmanager
+def served(*flags: str, shards: int = 2, port: int = 0) -> Iterator[StoreProcess]:
+    with StoreProcess("--shards", str(shards), *flags, port=port) as store:
+        yield store
+
+
+@contextlib.contextmanager
+def training(process: StoreProcess, rule: str = "sgd") -> Iterator[Store]:
+    with psstore.connect(process.url, wait_s=PATIENCE_S) as store:
+        store.create_many([TensorSpec(name=name, shape=shape, rule=rule) for name, shape in SHAPES.items()])
+        yield store
+
+
+def step(store: Store, number: int, rule: str = "sgd") -> None:
+    """The gradient of a step depends on its number alone; every third one leaves a tensor out."""
+    draw = np.random.default_rng(number)
+    gradients = {name: draw.standard_normal(shape).astype(F32) for name, shape in SHAPES.items()}
+    if number % 3 == 0:
+        del gradients["b"]
+    store.push_many(gradients)
+    store.commit(HYPERS[rule] if number < 3 else None)  # later rounds keep them
+
+
+def everything(store: Store) -> dict[str, bytes]:
+    """Values, state, steps and versions."""
+    names = list(SHAPES)
+    found = {name: np.asarray(value).tobytes() for name, value in zip(names, store.pull_many(names), strict=True)}
+    for name, state in zip(names, store.pull_state(names), strict=True):
+        found[f"{name} state"] = repr(sorted((key, _plain(value)) for key, value in _fields(state))).encode()
+        found[f"{name} version"] = str(store.version_of(name)).encode()
+    return found
+
+
+def _fields(state: object) -> list[tuple[str, object]]:
+    return [(key, getattr(state, key)) for key in ("step", "buffers") if hasattr(state, key)]
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, dict):
+        return sorted((key, np.asarray(one).tobytes()) for key, one in value.items())
+    return value
+
+
+# ---- going on ----
+
+
+@pytest.mark.parametrize("rule", list(HYPERS))
+@pytest.mark.parametrize(("before", "after"), [(1, 3), (3, 2)])
+def test_training_goes_on_bit_for_bit_in_another_number_of_shards(
+    tmp_path: Path, rule: str, before: int, after: int
+) -> None:
+    place = str(tmp_path / "run")
+    with served("--checkpoint", place, shards=before) as first, training(first, rule) as store:
+        for number in range(1, 6):
+            step(store, number, rule)
+        assert store.checkpoint() == 5
+        at_five = everything(store)
+        for number in range(6, 9):
+            step(store, number, rule)
+        at_eight = everything(store)
+        first.signal(signal.SIGKILL)
+    with served("--restore", f"{place}@5", shards=after) as second, training(second, rule) as store:
+        assert store.version == 5
+        assert everything(store) == at_five
+        for number in range(6, 9):
+            step(store, number, rule)
+        assert everything(store) == at_eight
+        assert store.version == 8
+        store.create("new", np.ones(3, F32))
+        assert_array_equal(store.pull("new"), 1.0)
+
+
+def test_what_was_added_to_and_what_nobody_has_given_a_value_comes_back(tmp_path: Path) -> None:
+    place = str(tmp_path / "run")
+    with served("--checkpoint", place) as first, psstore.connect(first.url) as store:
+        store.create("count", np.zeros(3, F32), rule="add")
+        store.create("assigned", np.arange(4.0))
+        store.create("zeros", shape=(100_000,), rule="adam")
+        store.create("gone", np.ones(3, F32))
+        store.drop("gone")
+        store.push("count", np.ones(3, F32))
+        assert store.checkpoint() == 0
+        store.push("count", np.ones(3, F32))
+    with served("--restore", f"{place}@0", shards=3) as second, psstore.connect(second.url) as store:
+        assert sorted(store.keys()) == ["assigned", "count", "zeros"]
+        assert_array_equal(store.pull("count"), 1.0)
+        assert_array_equal(store.pull("assigned"), np.arange(4.0))
+        assert store.pull("assigned").dtype == np.float64
+        assert_array_equal(store.pull("zeros"), np.zeros(100_000, F32))
+
+
+def test_a_killed_store_goes_on_by_the_same_command(tmp_path: Path) -> None:
+    flags = ("--checkpoint", str(tmp_path / "run"), "--restore", "auto", "--checkpoint-every", "2")
+    with served(*flags) as first, training(first) as store:
+        for number in range(1, 6):
+            step(store, number)
+        eventually(lambda: max(written(tmp_path), default=0) >= 4)
+        first.signal(signal.SIGKILL)
+        with contextlib.suppress(PsstoreError):
+            store.stats()
+    with served(*flags, shards=3) as second, training(second) as store:
+        version = store.version
+        assert version in (4, 5)
+        for number in range(version + 1, 8):
+            step(store, number)
+        killed = everything(store)
+    with served() as never, training(never) as store:
+        for number in range(1, 8):
+            step(store, number)
+        assert everything(store) == killed
+
+
+def test_a_clean_end_writes_a_last_checkpoint(tmp_path: Path) -> None:
+    with served("--checkpoint", str(tmp_path / "run"), "--keep", "2") as process:
+        with training(process) as store:
+            for number in (1, 2):
+                step(store, number)
+                store.checkpoint()
+            step(store, 3)
+        assert process.stop() == 0
+        assert "checkpoint of version 3" in process.log()
+    assert written(tmp_path) == [2, 3]
+    assert not (tmp_path / "run" / "owner.json").exists(), "the place is anybody's again"
+
+
+def test_what_is_written_while_workers_train_is_one_version(tmp_path: Path) -> None:
+    """All tensors get the same gradient in each step, so that they are equal at each version."""
+    place = str(tmp_path / "run")
+    names = [f"t{number}" for number in range(6)]
+    with served("--workers", "2", "--mode", "async", "--checkpoint", place, shards=3) as process:
+        stop = threading.Event()
+
+        def train(rank: int) -> None:
+            with psstore.connect(process.url, rank=rank, wait_s=PATIENCE_S) as store:
+                store.create_many([TensorSpec(name=name, shape=(50_000,), rule="sgd") for name in names])
+                while not stop.is_set():
+                    store.push_many({name: np.ones(50_000, F32) for name in names})
+                    store.commit({"lr": 1.0})
+
+        threads = [threading.Thread(target=train, args=(rank,)) for rank in range(2)]
+        for thread in threads:
+            thread.start()
+        with psstore.connect(process.url, role="client") as store:
+            eventually(lambda: int(store.stats()[0]["version"]) > 3)
+            versions = [store.checkpoint() for _ in range(5)]
+            eventually(lambda: all(one["holds"] == 0 for one in store.stats()))
+        stop.set()
+        for thread in threads:
+            thread.join()
+    assert versions == sorted(versions)
+    for version in written(tmp_path):
+        verify(open_place(place).place.storage, version)
+        with served("--restore", f"{place}@{version}", shards=2) as restored, psstore.connect(restored.url) as store:
+            values = store.pull_many(names)
+            assert store.version == version
+            assert len({value.tobytes() for value in values}) == 1
+
+
+def test_a_device_s_shards_are_written_and_restored(tmp_path: Path) -> None:
+    place, devices = str(tmp_path / "run"), ("--device", "fake:0?seed=1,fake:1?seed=2")
+    with served("--checkpoint", place, *devices, shards=3) as first, training(first, "adam") as store:
+        for number in (1, 2, 3):
+            step(store, number, "adam")
+        assert store.checkpoint() == 3
+        at_three = everything(store)
+    with served("--restore", f"{place}@3", *devices) as second, training(second, "adam") as store:
+        assert everything(store) == at_three
+
+
+# ---- whoever lived through it ----
+
+
+def test_who_lives_through_a_restart_is_told_where_the_store_is_again(tmp_path: Path) -> None:
+    flags = ("--checkpoint", str(tmp_path / "run"))
+    with served(*flags, shards=1) as first, training(first) as worker:
+        port = int(first.url.rpartition(":")[2])
+        reader = psstore.connect(first.url, role="client", timeout_s=PATIENCE_S)
+        step(worker, 1)
+        worker.checkpoint()
+        step(worker, 2)
+        first.signal(signal.SIGKILL)
+        first.wait()
+        eventually(lambda: not first.shards() if first.process.poll() is None else True)
+        with served(*flags, "--restore", "auto", shards=1, port=port) as second:
+            for store in (worker, reader):
+                told = told_of_restart(store)
+                assert told.details["version"] == 1
+            with training(second) as again:
+                assert again.version == 1
+                step(again, 2)
+        reader.close()
+
+
+def told_of_restart(store: Store) -> RolledBack:
+    """The store may be found to be out of reach first."""
+    while True:
+        try:
+            store.stats()
+        except RolledBack as error:
+            return error
+        except StoreUnreachable:
+            continue
+
+
+# ---- what is refused ----
+
+
+def test_a_place_that_cannot_be_written_is_refused_before_serving(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    status, log = failed_start("--checkpoint", str(tmp_path / "file" / "run"))
+    assert status == 3
+    assert str(tmp_path / "file") in log
+
+
+def test_a_place_of_a_store_that_lives_is_refused(tmp_path: Path) -> None:
+    place = str(tmp_path / "run")
+    with served("--checkpoint", place):  # it beats every ten seconds, which whoever watches sees within a lease
+        status, log = failed_start("--checkpoint", place)
+    assert status == 3
+    assert "writes its checkpoints there and lives" in log
+
+
+def test_a_place_that_is_ahead_of_the_store_is_refused(tmp_path: Path) -> None:
+    place = str(tmp_path / "run")
+    with served("--checkpoint", place) as process, training(process) as store:
+        step(store, 1)
+        store.checkpoint()
+    status, log = failed_start("--checkpoint", place)
+    assert status == 3
+    assert "has version 1, and the store begins at version 0" in log
+
+
+def test_what_is_not_there_is_not_restored(tmp_path: Path) -> None:
+    status, log = failed_start("--restore", str(tmp_path / "nothing"))
+    assert status == 3
+    assert "no complete checkpoint" in log
+    status, log = failed_start("--restore", "auto")
+    assert status == 3
+    assert "--checkpoint" in log
+    status, log = failed_start("--checkpoint", str(tmp_path), "--checkpoint-every", "often")
+    assert status == 3
+    assert "expected decisions, as 500, or seconds, as 60s" in log
+
+
+def test_a_damaged_checkpoint_is_not_restored(tmp_path: Path) -> None:
+    place = tmp_path / "run"
+    with served("--checkpoint", str(place)) as process, training(process) as store:
+        step(store, 1)
+        store.checkpoint()
+    victim = next(place.glob("v*/shard-00001*"))
+    content = bytearray(victim.read_bytes())
+    content[len(content) // 2] ^= 1
+    victim.write_bytes(content)
+    status, log = failed_start("--restore", str(place), "--shards", "3")
+    assert status == 3
+    assert victim.name in log
+
+
+def test_a_checkpoint_goes_where_its_caller_says_or_the_store_says_why_not(tmp_path: Path) -> None:
+    other = str(tmp_path / "other")
+    with served() as process, training(process) as store:
+        step(store, 1)
+        with pytest.raises(BadArgument, match="started without --checkpoint"):
+            store.checkpoint()
+        assert store.checkpoint(other) == 1
+        (tmp_path / "file").touch()
+        for _ in range(2):
+            with pytest.raises(StorageError):
+                store.checkpoint(str(tmp_path / "file" / "run"))
+        step(store, 2)
+        assert store.checkpoint(other) == 2
+    assert [one.version for one in open_place(other).place.list()] == [1, 2]
+
+
+def test_who_has_a_token_cannot_have_the_store_write_elsewhere(tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("a secret of more than sixteen bytes")
+    token.chmod(0o600)
+    flags = ("--token-file", str(token), "--checkpoint", str(tmp_path / "run"))
+    with served(*flags) as process, psstore.connect(process.url, token=token.read_text()) as store:
+        with pytest.raises(BadArgument, match="serves several users"):
+            store.checkpoint(str(tmp_path / "elsewhere"))
+        assert store.checkpoint() == 0
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_a_store_inside_a_program_says_that_it_writes_none(tmp_path: Path) -> None:
+    with LocalStore() as local, local.connect() as store, pytest.raises(BadArgument, match="psstore-server"):
+        store.checkpoint(str(tmp_path))
+
+
+def written(folder: Path) -> list[int]:
+    """Versions of the complete checkpoints."""
+    try:
+        return [one.version for one in open_place(str(folder / "run")).place.list() if one.status == "complete"]
+    except CheckpointNotFound:
+        return []
