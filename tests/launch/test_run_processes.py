@@ -222,3 +222,47 @@ def test_a_store_that_cant_start_is_the_reason(tmp_path: Path) -> None:
     assert result.returncode == 3
     assert "[store] psstore-server: token file" in result.stderr
     assert "before it was ready" in result.stderr.splitlines()[-1]
+
+
+TRAINER = """
+    import hashlib, os, signal, sys, time
+    import torch
+    import psstore, psstore.torch
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(20, 300), torch.nn.ReLU(), torch.nn.Linear(300, 1))
+    store = psstore.connect()
+    optimizer = psstore.torch.DistributedOptimizer(
+        torch.optim.AdamW(model.parameters(), lr=1e-2), store, named_parameters=model.named_parameters()
+    )
+    while store.version < 8:
+        draw = torch.Generator().manual_seed(100 * store.version + store.rank)
+        data = torch.randn(16, 20, generator=draw)
+        optimizer.zero_grad()
+        model(data).square().mean().backward()
+        optimizer.step()
+        if store.version == int(sys.argv[1]):
+            if store.rank == 0:
+                with open("killed_at", "w") as file:
+                    print(store.checkpoint(), file=file)
+                os.kill(os.getppid(), signal.SIGKILL)
+            time.sleep(600)
+    weights = b"".join(parameter.detach().numpy().tobytes() for parameter in model.parameters())
+    print("weights", hashlib.sha256(weights).hexdigest(), flush=True)
+"""
+"""Trains to version 8; at the version that it is given it has everything killed."""
+
+
+def test_a_run_that_was_killed_goes_on_by_the_same_command_to_the_same_bytes(tmp_path: Path) -> None:
+    trainer, place = script(tmp_path, TRAINER), ("--checkpoint", str(tmp_path / "run"))
+    killed = run("--shards", "2", "--workers", "2", *place, trainer, "5", cwd=tmp_path)
+    assert (tmp_path / "killed_at").read_text() == "5\n", killed.stdout + killed.stderr
+    resumed = run("--shards", "3", "--workers", "2", *place, trainer, "-1")
+    assert resumed.returncode == 0, resumed.stdout + resumed.stderr
+    never = run("--shards", "2", "--workers", "2", trainer, "-1")
+    assert weights_of(resumed.stdout) == weights_of(never.stdout)
+
+
+def weights_of(output: str) -> set[str]:
+    found = {line.rpartition(" ")[2] for line in output.splitlines() if "] weights " in line}
+    assert len(found) == 1, output
+    return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -205,6 +206,47 @@ def test_a_device_s_shards_are_written_and_restored(tmp_path: Path) -> None:
         at_three = everything(store)
     with served("--restore", f"{place}@3", *devices) as second, training(second, "adam") as store:
         assert everything(store) == at_three
+
+
+def test_shards_of_several_hosts_are_written_and_restored(tmp_path: Path) -> None:
+    place, token = str(tmp_path / "run"), tmp_path / "token"
+    token.write_text("a secret of more than sixteen bytes")
+    token.chmod(0o600)
+    with hosts(2, token, "--checkpoint", place) as url, psstore.connect(url, token=token.read_text()) as store:
+        store.create_many([TensorSpec(name=name, shape=shape, rule="adam") for name, shape in SHAPES.items()])
+        for number in (1, 2):
+            step(store, number, "adam")
+        assert store.checkpoint() == 2
+        at_two = everything(store)
+    with (
+        hosts(3, token, "--restore", f"{place}@2") as url,
+        psstore.connect(url, token=token.read_text()) as store,
+    ):
+        assert everything(store) == at_two
+        step(store, 3, "adam")
+        assert store.version == 3
+
+
+@contextlib.contextmanager
+def hosts(count: int, token: Path, *flags: str) -> Iterator[str]:
+    """A store of so many shards, each of which is started by itself."""
+    with contextlib.ExitStack() as ends:
+        bound = [ends.enter_context(socket.socket()) for _ in range(count)]
+        for one in bound:
+            one.bind(("127.0.0.1", 0))
+        places = ",".join(f"127.0.0.1:{one.getsockname()[1]}" for one in bound)
+        for one in bound:
+            one.close()
+        shards = [
+            StoreProcess(
+                "--shards-at", places, "--shard-index", str(index), "--token-file", str(token), *flags, port=None
+            )
+            for index in range(count)
+        ]
+        for shard in reversed(shards):  # shard 0 ends first
+            ends.callback(shard.end)
+        assert all(shard.wait_ready() for shard in shards), [shard.log() for shard in shards]
+        yield shards[0].url
 
 
 # ---- whoever lived through it ----
