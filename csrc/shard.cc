@@ -458,8 +458,13 @@ ErrorCode Shard::find(SliceEntry& entry, const ReadOptions& options,
 
 std::optional<TableImage> Shard::image(uint64_t reader, uint64_t at) {
   settle(-1);  // not under the exclusive lock, which nobody trains beside
-  const ExclusiveLock lock(table_.decision_mutex);
-  return table_.image(reader, at);
+  std::optional<TableImage> image;
+  {
+    const ExclusiveLock lock(table_.decision_mutex);
+    image = table_.image(reader, at);
+  }
+  if (image) std::ranges::sort(image->slots, {}, &SlotImage::key);
+  return image;
 }
 
 Gathered Shard::read(const TableImage& image, std::span<const std::pair<Key, uint16_t>> wanted) {

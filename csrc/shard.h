@@ -131,7 +131,7 @@ class Shard {
   bool settle_hold(uint64_t id, uint64_t at);
   void release_hold(uint64_t id);
 
-  // All slots as of a decision that a reader holds with rule state: what is written to a checkpoint. Takes the step of
+  // All slots, by key, as of a decision that a reader holds with rule state: what is written to a checkpoint. Takes the step of
   // those that have not. Throws what DenseTable::image() throws.
   std::optional<TableImage> image(uint64_t reader, uint64_t at);
   // Bytes of slots of the image: (key, part), one after the other, which it says are there. Throws Error(VERSION_GONE).

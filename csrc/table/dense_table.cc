@@ -364,7 +364,6 @@ std::optional<TableImage> DenseTable::image(uint64_t reader, uint64_t at) {
       image.slots.push_back(*found);
     }
   }
-  std::ranges::sort(image.slots, {}, &SlotImage::key);
   return image;
 }
 

@@ -46,7 +46,7 @@ struct TableSize {
 
 struct TableImage {
   uint64_t at = 0;
-  std::vector<SlotImage> slots;                  // by key
+  std::vector<SlotImage> slots;
   std::unordered_map<Key, BufferRef> undecided;  // values that no decision changes
 };
 
@@ -130,7 +130,7 @@ class DenseTable {
 
   // ---- being written elsewhere, and read back
 
-  // All slots as they were at that decision, by key, and the values of those that no decision changes, as they are. The
+  // All slots as they were at that decision, in no order, and the values of those that no decision changes, as they are. The
   // reader settles on it. None: a slot can't take it yet. Throws Error(VERSION_GONE) if the reader does not hold it.
   std::optional<TableImage> image(uint64_t reader, uint64_t at) REQUIRES(decision_mutex);
   // Gives a slot what it was. Throws Error: BAD_ARGUMENT if it is not new, or of other parts; OUT_OF_MEMORY.

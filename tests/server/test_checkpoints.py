@@ -7,19 +7,28 @@ import signal
 import socket
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from numpy.testing import assert_array_equal
 
 import psstore
 from psstore import LocalStore
+from psstore.checkpoint.manifest import FileRecord
 from psstore.checkpoint.place import open_place
 from psstore.checkpoint.reader import verify
 from psstore.client.store import Store
 from psstore.errors import BadArgument, CheckpointNotFound, PsstoreError, RolledBack, StorageError, StoreUnreachable
-from psstore.types import TensorSpec
+from psstore.protocol.coordinator import Coordinator
+from psstore.protocol.membership import Liveness
+from psstore.protocol.signing import Signer
+from psstore.server import checkpoint_keeper
+from psstore.server.checkpoint_keeper import CheckpointKeeper
+from psstore.types import Consistency, TensorSpec
+from psstore.wire import messages as m
 from tests.support.cluster import PATIENCE_S
 from tests.support.server_process import StoreProcess, eventually, failed_start
 
@@ -377,3 +386,68 @@ def written(folder: Path) -> list[int]:
         return [one.version for one in open_place(str(folder / "run")).place.list() if one.status == "complete"]
     except CheckpointNotFound:
         return []
+
+
+# ---- who leads ----
+
+
+def test_two_who_want_one_at_the_same_time_both_get_one(tmp_path: Path) -> None:
+    with served("--checkpoint", str(tmp_path / "run")) as process, training(process) as store:
+        step(store, 1)
+        with ThreadPoolExecutor() as pool, psstore.connect(process.url, role="client") as other:
+            both = [pool.submit(one.checkpoint, wait_s=PATIENCE_S) for one in (store, other)]
+            assert [one.result() for one in both] == [1, 1]
+
+
+def test_a_clipped_round_is_settled_before_it_is_written_or_held(tmp_path: Path) -> None:
+    with served("--checkpoint", str(tmp_path / "run")) as process, training(process) as store:
+        step(store, 1)
+        for call in (written_version, held_version):
+            store.push("a", np.ones(SHAPES["a"], F32))
+            store.commit(max_norm=1.0)
+            assert call(store) == store.version
+
+
+def written_version(store: Store) -> int:
+    return store.checkpoint()
+
+
+def held_version(store: Store) -> int:
+    with store.snapshot(state=True) as view:
+        view.pull_state(["a"])
+        return view.version
+
+
+def test_an_attempt_whose_leader_is_gone_makes_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    signer = Signer(b"k" * 32)
+    consistency = Consistency()
+    coordinator = Coordinator(consistency=consistency, liveness=Liveness(), num_shards=1, signer=signer)
+    keeper = CheckpointKeeper(
+        coordinator, num_shards=1, signer=signer, lineage="", url=str(tmp_path), keep=1, any_place=False
+    )
+    keeper.open(0)
+    try:
+        fact = begun(keeper, signer)
+        assert fact.version == 0
+        assert not keeper.begin(m.Begin()).ready
+        monkeypatch.setattr(checkpoint_keeper, "FORGET_S", 0.0)
+        assert keeper.begin(m.Begin()).ready, "nobody has asked for it again"
+        fact = begun(keeper, signer)
+        monkeypatch.undo()
+        record = FileRecord(
+            name="shard-00000-of-00001.safetensors", kind="shard", index=0, num_bytes=1, digest="0" * 64
+        )
+        saved = m.SavedFact(shard=0, attempt=fact.attempt, record=msgspec.json.encode(record))
+        keeper.keep(m.Keep(saved=(signer.sign(saved),)))
+        eventually(lambda: keeper.begin(m.Begin()).ready)
+    finally:
+        keeper.close()
+
+
+def begun(keeper: CheckpointKeeper, signer: Signer) -> m.SaveFact:
+    """A new attempt."""
+    save = keeper.begin(m.Begin(reader=1)).save
+    assert save is not None
+    fact = signer.open(save)
+    assert isinstance(fact, m.SaveFact)
+    return fact

@@ -308,6 +308,7 @@ class Operations:
 
     async def hold(self, *, state: bool = False, wait_s: float | None = None) -> Hold:
         """What `Store.snapshot` reads as of."""
+        await self._norm.settle(wait_s)
         return await self.client.hold(state=state, wait_s=self.context.patience(wait_s))
 
     async def newer(self, version: int, *, wait_s: float | None = None) -> None:
@@ -322,8 +323,9 @@ class Operations:
         `wait_s`: how long it may take (default: the store's).
 
         Raises StorageError: it is not written, and the ones before are as they were. Raises VersionGone if more changed
-        meanwhile than `--snapshot-memory` holds, Overloaded if somebody else has just begun one, BadArgument.
+        meanwhile than `--snapshot-memory` holds, DeadlineExceeded, BadArgument.
         """
+        await self._norm.settle(wait_s)
         patience_s = self.context.patience(wait_s)
         return await self.client.checkpoint(url, pause=asyncio.sleep, now=time.monotonic, wait_s=patience_s)
 

@@ -19,7 +19,6 @@ from psstore.errors import (
     NotAWorker,
     NotInitialised,
     OutOfMemory,
-    Overloaded,
     PsstoreError,
     TornRound,
     UnknownTensor,
@@ -382,23 +381,24 @@ class Client:
                 raise DeadlineExceeded(f"no checkpoint was written within {wait_s:g} s; is its storage slow?")
             await pause(LOOK_S)
 
-        while not (await self._control("BEGIN", m.Begin(url=url), m.Begun)).ready:
-            await again()
-        reader, _ = await self._hold_on(state=True)
-        try:
-            begun = await self._control("BEGIN", m.Begin(url=url, reader=reader), m.Begun)
-            if not begun.ready or begun.save is None:
-                raise Overloaded("somebody else has just begun a checkpoint; ask again")
-            body, hold = m.Save(fact=begun.save, decisions=begun.decisions), Hold(reader, begun.version)
-            saved: tuple[m.Signed | None, ...] = (None,)
-            while None in saved:
-                replies = await collect([self._request(session, "SAVE", body=body) for session in self.shards])
-                saved = tuple(_expect(m.Saved, reply).saved for reply in replies)
-                if None in saved:
-                    await again()
-                    await self._settle(hold, wait_s=self.timeout_s)  # the shards hold it for those who are heard of
-        finally:
-            self.free(reader)
+        saved: tuple[m.Signed | None, ...] = (None,)
+        while None in saved:
+            while not (await self._control("BEGIN", m.Begin(url=url), m.Begun)).ready:
+                await again()
+            reader, _ = await self._hold_on(state=True)
+            try:
+                begun = await self._control("BEGIN", m.Begin(url=url, reader=reader), m.Begun)
+                if begun.save is None:
+                    continue  # somebody else was first
+                body, hold = m.Save(fact=begun.save, decisions=begun.decisions), Hold(reader, begun.version)
+                while None in saved:
+                    replies = await collect([self._request(session, "SAVE", body=body) for session in self.shards])
+                    saved = tuple(_expect(m.Saved, reply).saved for reply in replies)
+                    if None in saved:
+                        await again()
+                        await self._settle(hold, wait_s=self.timeout_s)  # it stays for those who are heard of
+            finally:
+                self.free(reader)
         keep = m.Keep(saved=tuple(one for one in saved if one is not None))
         while not (await self._control("KEEP", keep, m.Kept)).done:
             await again()

@@ -119,14 +119,8 @@ class CheckpointKeeper:
         assert attempt.kept is not None
         if not attempt.kept.done():
             return Kept(done=False)
-        self._attempt = None
-        try:
-            manifest = attempt.kept.result()
-        except PsstoreError:
-            attempt.owned.abandon(attempt.state.decision)
-            raise
-        self._kept = attempt.name
-        _log.info("checkpoint of version %d is at %s", manifest.version, attempt.place.url)
+        self._conclude(attempt)
+        attempt.kept.result()
         return Kept(done=True)
 
     # ---- how ----
@@ -147,14 +141,28 @@ class CheckpointKeeper:
         return place
 
     def _is_busy(self) -> bool:
+        """Whether there is an attempt that somebody leads, or that storage is at work on."""
         attempt = self._attempt
         if attempt is None:
             return False
         if attempt.kept is None and time.monotonic() - attempt.asked_at > FORGET_S:
-            attempt.owned.abandon(attempt.state.decision)
-            self._attempt = None
-            return False
-        return True
+            self._abandon(attempt)
+        elif attempt.kept is not None and attempt.kept.done():  # and who led it has gone before he was told
+            self._conclude(attempt)
+        return self._attempt is not None
+
+    def _conclude(self, attempt: _Attempt) -> None:
+        """Storage is done with it: the attempt is a checkpoint, or has failed."""
+        assert attempt.kept is not None
+        if attempt.kept.exception() is not None:
+            self._abandon(attempt)
+            return
+        self._attempt, self._kept = None, attempt.name
+        _log.info("checkpoint of version %d is at %s", attempt.state.decision, attempt.place.url)
+
+    def _abandon(self, attempt: _Attempt) -> None:
+        attempt.owned.abandon(attempt.state.decision)
+        self._attempt = None
 
     def _opened(self, signed: Signed) -> SavedFact:
         fact = self._signer.open(signed)
@@ -168,8 +176,7 @@ class CheckpointKeeper:
         """A tensor that was dropped meanwhile may be missing in a shard's file."""
         now = {tensor.id for tensor in self._coordinator.schemas.tensors}
         if not now >= {tensor.id for tensor in attempt.state.tensors}:
-            attempt.owned.abandon(attempt.state.decision)
-            self._attempt = None
+            self._abandon(attempt)
             raise StorageFailed("a tensor was dropped while the checkpoint was written; write it again")
 
 
