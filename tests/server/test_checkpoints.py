@@ -6,6 +6,7 @@ import contextlib
 import signal
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -432,6 +433,13 @@ def test_an_attempt_whose_leader_is_gone_makes_room(tmp_path: Path, monkeypatch:
         assert not keeper.begin(m.Begin()).ready
         monkeypatch.setattr(checkpoint_keeper, "FORGET_S", 0.0)
         assert keeper.begin(m.Begin()).ready, "nobody has asked for it again"
+        monkeypatch.setattr(checkpoint_keeper, "FORGET_S", 0.2)
+        fact = begun(keeper, signer)
+        for _ in range(10):
+            time.sleep(0.05)
+            keeper.led(fact.attempt)
+            assert not keeper.begin(m.Begin()).ready, "its leader asks shards whether it is written"
+        eventually(lambda: keeper.begin(m.Begin()).ready)
         fact = begun(keeper, signer)
         monkeypatch.undo()
         record = FileRecord(

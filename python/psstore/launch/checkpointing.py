@@ -35,13 +35,26 @@ def main() -> None:
     """Ends when stdin does, after a last checkpoint if anything was decided since the one before."""
     duty = msgspec.json.decode(sys.stdin.buffer.readline(), type=CheckpointDuty)
     logs.configure(who="checkpoints", level=duty.log_level, form=duty.log_format)
-    try:
-        store = connect(duty.url, role="client", token=duty.token, wait_s=WRITE_S)
-    except PsstoreError as error:
-        _log.error("no checkpoints are written: %s", error.message)
-        return
-    with store:
-        Schedule(store, duty).run()
+    store = connected(duty)
+    if store is not None:
+        with store:
+            Schedule(store, duty).run()
+
+
+def connected(duty: CheckpointDuty) -> Store | None:
+    """Tries as long as the supervisor lives and has not asked for the end."""
+    while True:
+        try:
+            return connect(duty.url, role="client", token=duty.token, wait_s=WRITE_S)
+        except PsstoreError as error:
+            _log.error("no checkpoints are written: %s", error.message)
+        if is_over(RETRY_S):
+            return None
+
+
+def is_over(wait_s: float) -> bool:
+    """Whether the end was asked for, at the latest after that time."""
+    return bool(select.select([sys.stdin], [], [], wait_s)[0])
 
 
 class Schedule:
@@ -56,7 +69,7 @@ class Schedule:
 
     def run(self) -> None:
         not_before = 0.0
-        while not select.select([sys.stdin], [], [], LOOK_S)[0]:
+        while not is_over(LOOK_S):
             if time.monotonic() >= not_before and self._is_due() and not self._write():
                 not_before = time.monotonic() + RETRY_S
         if self._is_new():

@@ -28,5 +28,8 @@ class Keeper(Protocol):
     def begin(self, asked: Begin) -> Begun:
         """Raises StorageError, BadArgument, TornRound."""
 
+    def led(self, attempt: str) -> None:
+        """Whoever leads that attempt is there still: shards are asked whether it is written."""
+
     def keep(self, asked: Keep) -> Kept:
         """Raises StorageError, BadSignature, BadArgument if that is not the attempt under way."""

@@ -376,6 +376,8 @@ class ShardService:
     def _checkpoint(self, frame: _core.Frame) -> m.Message:
         if frame.op == OPS["SAVE"] and self._saver is not None:
             fact = self.facts.may_save(m.decode_body(m.Save, frame.body))
+            if self._keeper is not None:
+                self._keeper.led(fact.attempt)
             record = self._saver.save(fact, self.facts.tensors)
             return m.Saved(saved=None if record is None else self.facts.has_saved(fact.attempt, record))
         if frame.op == OPS["BEGIN"] and self._keeper is not None:

@@ -103,6 +103,11 @@ class CheckpointKeeper:
         decisions = self._coordinator.rounds.log.since(0)
         return Begun(ready=True, version=state.decision, save=self._signer.sign(fact), decisions=decisions)
 
+    def led(self, attempt: str) -> None:
+        """See protocol/saving.py."""
+        if self._attempt is not None and self._attempt.name == attempt:
+            self._attempt.asked_at = time.monotonic()
+
     def keep(self, asked: Keep) -> Kept:
         """See protocol/saving.py."""
         saved = [self._opened(one) for one in asked.saved]
@@ -112,7 +117,6 @@ class CheckpointKeeper:
         attempt = self._attempt
         if attempt is None or names != {attempt.name} or {one.shard for one in saved} != set(range(self._num_shards)):
             raise BadArgument("what shards have written is not the attempt under way; begin the checkpoint again")
-        attempt.asked_at = time.monotonic()
         if attempt.kept is None:
             self._check_catalogue(attempt)
             attempt.keep([msgspec.json.decode(one.record, type=FileRecord) for one in saved])
@@ -168,8 +172,6 @@ class CheckpointKeeper:
         fact = self._signer.open(signed)
         if not isinstance(fact, SavedFact):
             raise BadSignature("KEEP carries a fact that says nothing of a checkpoint")
-        if self._attempt is not None and fact.attempt == self._attempt.name:
-            self._attempt.asked_at = time.monotonic()
         return fact
 
     def _check_catalogue(self, attempt: _Attempt) -> None:
