@@ -125,6 +125,7 @@ def test_what_is_shared_travels_in_few_frames(monkeypatch: pytest.MonkeyPatch) -
         assert len(leases) == 1
 
 
+@pytest.mark.timeout(30)  # a shard that forgets a device's work goes on with it when something else wakes it up
 def test_a_value_is_read_before_it_changes(server: StoreProcess, stream: Stream) -> None:
     with psstore.connect(server.url) as store:
         size = SIZES["large"]
