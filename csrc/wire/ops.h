@@ -71,6 +71,12 @@ namespace psstore {
   X(BEGUN, 73, "Begun", "at which decision, and what shards are to be told")     \
   X(KEEP, 74, "Keep", "what shards have written is a checkpoint")                \
   X(KEPT, 75, "Kept", "it is, or will be")                                       \
+  X(HAND_IN, 76, "HandIn", "what a worker's next life is to have again")         \
+  X(HANDED_IN, 77, "", "kept")                                                   \
+  X(HAND_BACK, 78, "HandBack", "what this rank has handed in last")              \
+  X(HANDED_BACK, 79, "HandedBack", "that, and as of which decision")             \
+  X(STOP, 82, "Stop", "commits count up to a decision only")                     \
+  X(STOPPED, 83, "", "noted")                                                    \
   /* any shard */                                                                \
   X(STATS, 70, "", "counters")                                                   \
   X(STATISTICS, 71, "Statistics", "the counters")                                \

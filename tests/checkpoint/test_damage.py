@@ -28,7 +28,9 @@ def write_run(root: Path, seed: int) -> Path:
     """A checkpoint of three shards and a worker. All seeds give the same names, lengths and layout."""
     storage, model = LocalStorage(root), make_model(specs_of_every_rule(), seed=seed, whole=True)
     shards = write_model(storage, model, 3).files
-    part = WorkerPart(rank=0, incarnation=1, handed={"x": as_plain_array(random.Random(seed).randbytes(500))})
+    part = WorkerPart(
+        rank=0, incarnation=1, version=5, handed={"x": as_plain_array(random.Random(seed).randbytes(500))}
+    )
     with HashPool(1) as pool:
         worker = write_worker_file(storage, part, version=1234, attempt="0a1b2c3d", pool=pool)
     commit(storage, attempt="0a1b2c3d", store=model.state, files=[*shards, worker], created=1e9)

@@ -37,13 +37,14 @@ def test_the_page_is_enough_to_read_what_a_worker_handed_in(tmp_path: Path) -> N
     shards = write_model(storage, model, 1).files
     with HashPool(1) as pool:
         handed = {"epoch": 3, 0: (1.5, b"ab")}
-        part = WorkerPart(rank=2, incarnation=5, handed=handed)
+        part = WorkerPart(rank=2, incarnation=5, version=1234, handed=handed)
         record = write_worker_file(storage, part, version=1234, attempt="a", pool=pool)
     commit(storage, attempt="a", store=model.state, files=[*shards, record])
     folder = tmp_path / "v000000001234"
     (found,) = (one for one in read_manifest(folder)["files"] if one["kind"] == "worker")
     metadata, arrays = read_file(folder, found)
     assert metadata["worker"] == (
-        '{"rank":2,"incarnation":5,"num_arrays":1,"handed":{"map":[["epoch",3],[0,{"tuple":[1.5,{"bytes":0}]}]]}}'
+        '{"rank":2,"incarnation":5,"version":1234,"num_arrays":1,'
+        '"handed":{"map":[["epoch",3],[0,{"tuple":[1.5,{"bytes":0}]}]]}}'
     )
     assert arrays == {"array/0": ("U8", [2], b"ab")}

@@ -32,7 +32,7 @@ def through_a_file(folder: Path, part: WorkerPart) -> WorkerPart:
 
 
 def handed_back(folder: Path, value: Any) -> Any:
-    return through_a_file(folder, WorkerPart(rank=3, incarnation=2, handed=value)).handed
+    return through_a_file(folder, WorkerPart(rank=3, incarnation=2, version=5, handed=value)).handed
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,11 @@ def test_residuals_and_large_arrays_come_back(tmp_path: Path) -> None:
     large = np.random.default_rng(0).random(3 * PIECE_BYTES // 8 + 5)
     half = PlainArray("bfloat16", (3,), memoryview(b"abcdef"))
     part = WorkerPart(
-        rank=1, incarnation=4, residuals={"layer/w": as_plain_array(large), "b": half}, handed=[large[:7], "x"]
+        rank=1,
+        incarnation=4,
+        version=5,
+        residuals={"layer/w": as_plain_array(large), "b": half},
+        handed=[large[:7], "x"],
     )
     back = through_a_file(tmp_path, part)
     assert (back.rank, back.incarnation, back.handed[1]) == (1, 4, "x")

@@ -36,6 +36,8 @@ class WorkerPart(msgspec.Struct, frozen=True, kw_only=True):
     rank: int
     incarnation: int
     """The life that handed it in."""
+    version: int
+    """The decision that it had come to. Where each round has all workers that is the checkpoint's."""
     residuals: Mapping[str, PlainArray] = {}
     """What its codecs kept back, by tensor."""
     handed: Plain = None
@@ -47,6 +49,7 @@ class _WorkerState(msgspec.Struct, frozen=True, kw_only=True):
 
     rank: int
     incarnation: int
+    version: int
     num_arrays: int
     handed: Tree
 
@@ -63,7 +66,9 @@ def write_worker_file(storage: Storage, part: WorkerPart, *, version: int, attem
         FileEntry(name, DTYPE_NAMES[array.dtype], array.shape, tuple(view.nbytes for view in views))
         for (name, array), views in zip(ordered, pieces, strict=True)
     ]
-    state = _WorkerState(rank=part.rank, incarnation=part.incarnation, num_arrays=len(arrays), handed=tree)
+    state = _WorkerState(
+        rank=part.rank, incarnation=part.incarnation, version=part.version, num_arrays=len(arrays), handed=tree
+    )
     metadata = {FORMAT_KEY: _kind(), WORKER_KIND: msgspec.json.encode(state).decode()}
     path = f"{folder_of(version)}/{WORKER_KIND}-{part.rank:05d}.{attempt}.safetensors"
     with TensorFileWriter(storage, path, entries, metadata, pool=pool) as file:
@@ -85,7 +90,9 @@ def read_worker_file(file: TensorFile, *, pool: HashPool) -> WorkerPart:
     except (ValueError, KeyError, IndexError, TypeError, msgspec.DecodeError) as error:
         raise damaged(file.name, f"what its worker handed in can't be made out: {error}") from None
     residuals = {name.removeprefix("residual/"): a for name, a in arrays.items() if name.startswith("residual/")}
-    return WorkerPart(rank=state.rank, incarnation=state.incarnation, residuals=residuals, handed=handed)
+    return WorkerPart(
+        rank=state.rank, incarnation=state.incarnation, version=state.version, residuals=residuals, handed=handed
+    )
 
 
 def _read_arrays(file: TensorFile, pool: HashPool) -> dict[str, PlainArray]:

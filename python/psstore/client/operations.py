@@ -12,7 +12,10 @@ import time
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from typing import Any, get_args
 
-from psstore.client.arguments import one_of, text, version, whole
+from psstore import _core
+from psstore.checkpoint.handed import Handed, pack_handed, unpack_handed
+from psstore.checkpoint.nested import Plain
+from psstore.client.arguments import number, one_of, text, version, whole
 from psstore.client.arrays import Array, Floats
 from psstore.client.context import Context
 from psstore.client.device.arrays import seen
@@ -30,6 +33,12 @@ from psstore.errors import BadArgument
 from psstore.protocol.client import Client, Hold
 from psstore.types import Tensor, TensorSpec, check_name
 from psstore.wire.messages import Exist
+
+MAX_HANDED_BYTES = _core.MAX_BODY_BYTES - 4096
+"""What a worker may hand in, and the names around it."""
+
+GATHER_S = 30.0
+"""How long a checkpoint waits for what workers hand in: a few long steps."""
 
 
 class Operations:
@@ -315,11 +324,41 @@ class Operations:
         """Returns when there is a decision after that one. Raises DeadlineExceeded."""
         await self.client.reach(version + 1, wait_s=self.context.patience(wait_s))
 
-    async def checkpoint(self, url: str | None = None, *, wait_s: float | None = None) -> int:
+    async def hand_in(self, state: Plain) -> None:
+        """Gives the store what this rank's next life is to have again, as of this worker's last step: it is in the next
+        checkpoint of that version. A worker that has handed in once is asked again, by `hand_in_wanted`, whenever a
+        checkpoint is written.
+
+        `state`: None, bools, numbers, texts, bytes, arrays, and lists, tuples and dicts of these; 16 MiB at most.
+        Raises BadArgument that says where in it what can't be held is.
+        """
+        packed = pack_handed(state)
+        if len(packed) > MAX_HANDED_BYTES:
+            raise BadArgument(f"hand_in: {len(packed):,} bytes are more than the {MAX_HANDED_BYTES:,} that are kept")
+        await self.client.hand_in(packed)
+
+    async def handed_in(self) -> Handed | None:
+        """What this rank has handed in last, in this life or one before, through restarts of the store from
+        checkpoints; None: nothing."""
+        back = await self.client.handed_in()
+        return None if back.state is None else Handed(back.version, unpack_handed(back.state))
+
+    async def stop(self, version: int | None = None, *, finish: bool = False) -> None:
+        """This worker's commits count up to that version and no further: later ones end as late ones do, and `stopped`
+        says so. None: from now on nobody's count who is a worker now, so that all come to an end at the same version;
+        with `finish`, in modes 'sync' and 'backup', the round that is open still counts, and all end after it.
+        """
+        await self.client.stop(None if version is None else whole("version", version), finish=bool(finish))
+
+    async def checkpoint(
+        self, url: str | None = None, *, gather_s: float | None = None, wait_s: float | None = None
+    ) -> int:
         """Writes a checkpoint of the whole store, and returns its version: every decision that anybody was told of
         before the call is in it. Shards write it beside training.
 
         `url`: a folder, or what fsspec opens, as the shards see it (default: that of `psstore-server --checkpoint`).
+        `gather_s`: how long workers that hand in may take to end their round and do so (default: 30 s; 0 for a worker,
+        since its own round is one that would be waited for). What comes later is not in it, and the store says so.
         `wait_s`: how long it may take (default: the store's).
 
         Raises StorageError: it is not written, and the ones before are as they were. Raises VersionGone if more changed
@@ -327,7 +366,15 @@ class Operations:
         """
         await self._norm.settle(wait_s)
         patience_s = self.context.patience(wait_s)
-        return await self.client.checkpoint(url, pause=asyncio.sleep, now=time.monotonic, wait_s=patience_s)
+        if gather_s is None:
+            gather_s = 0.0 if self.client.joined else GATHER_S
+        return await self.client.checkpoint(
+            url,
+            gather_s=number("gather_s", gather_s),
+            pause=asyncio.sleep,
+            now=time.monotonic,
+            wait_s=patience_s,
+        )
 
     def version_of(self, name: str) -> int:
         """The version of the tensor as it was last pulled here; 0 if it was not. For training rules the number of

@@ -84,7 +84,9 @@ class Committing:
             wait_s=context.patience(wait_s),
         )
         context.coded.committed(counted, loss_scale=loss_scale)
-        if not early:
+        if early and committed.late:  # nobody waits for what it has promised
+            self._end_early()
+        if not early or committed.late:
             writing.round_ended()
             if max_norm is None or committed.late or committed.skip:
                 context.coded.conclude(counts=not committed.late and not committed.skip)
@@ -96,9 +98,7 @@ class Committing:
         context = self._context
         self._need_quiet("finish")
         await context.client.finish(wait_s=context.patience(wait_s))
-        if context.pace is not None:
-            context.pace.end()
-        context.layouts.early = False
+        self._end_early()
         self._writing.round_ended()
         context.coded.conclude(counts=True)
 
@@ -108,6 +108,11 @@ class Committing:
         if context.pace is not None and context.client.num_workers > 1:
             context.pace.begin(context.client.round)
         context.layouts.early = context.sends_all
+
+    def _end_early(self) -> None:
+        if self._context.pace is not None:
+            self._context.pace.end()
+        self._context.layouts.early = False
 
     def _need_quiet(self, what: str) -> None:
         if self._writing.under_way:

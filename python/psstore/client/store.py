@@ -117,6 +117,16 @@ class _Face:
         return self._operations.client.staleness
 
     @property
+    def hand_in_wanted(self) -> bool:
+        """Whether a checkpoint is being written that is to have what this worker hands in now."""
+        return self._operations.client.hand_in_wanted
+
+    @property
+    def stopped(self) -> bool:
+        """Whether this worker's training has come to its end: see `stop`."""
+        return self._operations.client.stopped
+
+    @property
     def bytes_pushed(self) -> int:
         """Payload bytes sent so far."""
         return self._operations.writing.num_bytes
@@ -333,6 +343,9 @@ class Store(_Face):
     set_residuals = _blocking(Operations.set_residuals)
     stats = _blocking(Operations.stats)
     checkpoint = _blocking(Operations.checkpoint)
+    hand_in = _blocking(Operations.hand_in)
+    handed_in = _blocking(Operations.handed_in)
+    stop = _blocking(Operations.stop)
 
     start_push_many = _started(Operations.push_many, DirectCalls.start_push_many, PacedCalls.start_push_many)
     start_commit = _started(Operations.commit)
@@ -420,6 +433,9 @@ class AsyncStore(_Face):
     set_residuals = _awaited(Operations.set_residuals)
     stats = _awaited(Operations.stats)
     checkpoint = _awaited(Operations.checkpoint)
+    hand_in = _awaited(Operations.hand_in)
+    handed_in = _awaited(Operations.handed_in)
+    stop = _awaited(Operations.stop)
 
     @asynccontextmanager
     async def borrow(self, names: Sequence[str], *, wait_s: float | None = None) -> AsyncIterator[Borrowed]:

@@ -72,25 +72,20 @@ class Schedule:
         while not is_over(LOOK_S):
             if time.monotonic() >= not_before and self._is_due() and not self._write():
                 not_before = time.monotonic() + RETRY_S
-        if self._is_new():
+        if self._num_new():
             self._write()
 
-    def _is_new(self) -> bool:
+    def _num_new(self) -> int:
+        """Decisions since the last checkpoint."""
         try:
-            return int(self._store.stats()[0]["version"]) > self._version
+            return int(self._store.stats()[0]["version"]) - self._version
         except PsstoreError as error:
-            _log.warning("the store was not asked whether a checkpoint is due: %s", error.message)
-            return False
+            _log.debug("the store was not asked whether a checkpoint is due: %s", error.message)
+            return 0
 
     def _is_due(self) -> bool:
-        interval = self._duty.interval
-        if interval.seconds is not None:
-            return time.monotonic() - self._written_at >= interval.seconds and self._is_new()
-        assert interval.decisions is not None
-        try:
-            return int(self._store.stats()[0]["version"]) >= self._version + interval.decisions
-        except PsstoreError:
-            return False
+        seconds = time.monotonic() - self._written_at
+        return self._duty.interval.is_over(decisions=self._num_new(), seconds=seconds)
 
     def _write(self) -> bool:
         """False: it is not written; training goes on."""

@@ -106,6 +106,10 @@ class Client:
         """Rounds that this worker was ahead of the slowest when its last commit was answered."""
         self._unfinished = False
         """The current round was committed early: its pushes go on until `finish`."""
+        self.hand_in_wanted = False
+        """A checkpoint is being written of the decision that this worker has come to."""
+        self.stopped = False
+        """No further commit of this worker will count."""
         self._asked_to_attest = False
         """The coordinator wants to know what the shards have applied."""
         self._unanswered = False
@@ -311,8 +315,9 @@ class Client:
         self._unanswered, self._asked_to_attest = False, committed.attest
         self.decision = committed.decision
         self.staleness = max(0, committed.next_round - 1 - committed.slowest)
-        self._unfinished = early
-        if not early:
+        self.hand_in_wanted, self.stopped = committed.hand_in, committed.stop
+        self._unfinished = early and not committed.late
+        if not self._unfinished:
             self.round = committed.next_round
         return committed
 
@@ -328,6 +333,24 @@ class Client:
         body = m.Finish(round=self.round, wait_s=wait_s)
         finished = _expect(m.Finished, await self._coordinate("FINISH", body, wait_s=wait_s))
         self.round, self._unfinished = finished.next_round, False
+
+    async def hand_in(self, state: bytes) -> None:
+        """What this rank's next life is to have again, as of the decision that it has come to."""
+        self._need_worker("hand_in")
+        self.hand_in_wanted = False
+        await self._request(self.shards[0], "HAND_IN", body=m.HandIn(version=self.decision, state=state))
+
+    async def handed_in(self) -> m.HandedBack:
+        """What was handed in for this rank last."""
+        self._need_worker("handed_in")
+        return await self._control("HAND_BACK", m.HandBack(), m.HandedBack)
+
+    async def stop(self, version: int | None, *, finish: bool) -> None:
+        """This worker's commits count up to that decision only. None: nobody's count from now on, or `finish` from the
+        next decision on."""
+        self._need_worker("stop")
+        await self._request(self.shards[0], "STOP", body=m.Stop(version=version, finish=finish))
+        self.stopped = not finish if version is None else self.decision >= version
 
     def set_scale(self, scale: m.Scale) -> None:
         """What the gradients of the last decision are multiplied by: carried to the shards from now on."""
@@ -368,11 +391,19 @@ class Client:
         return hold
 
     async def checkpoint(
-        self, url: str | None, *, pause: Callable[[float], Awaitable[object]], now: Callable[[], float], wait_s: float
+        self,
+        url: str | None,
+        *,
+        gather_s: float,
+        pause: Callable[[float], Awaitable[object]],
+        now: Callable[[], float],
+        wait_s: float,
     ) -> int:
         """Leads the writing of a checkpoint to `url`, or where the store writes its own, and returns its version: the
-        last decision when every shard kept what comes after. Shards write beside training. `pause` waits for so many
-        seconds by the clock `now`. Raises StorageError, VersionGone, BadArgument, DeadlineExceeded."""
+        last decision when every shard kept what comes after, or the next one if workers hand in, which they may take
+        `gather_s` to do. Shards write beside training. `pause` waits for so many seconds by the clock `now`.
+
+        Raises StorageError, VersionGone, BadArgument, DeadlineExceeded."""
         _check_wait(wait_s)
         until = now() + wait_s
 
@@ -387,7 +418,9 @@ class Client:
                 await again()
             reader, _ = await self._hold_on(state=True)
             try:
-                begun = await self._control("BEGIN", m.Begin(url=url, reader=reader), m.Begun)
+                begin = m.Begin(url=url, reader=reader, gather_s=gather_s)
+                while (begun := await self._control("BEGIN", begin, m.Begun)).gathering:
+                    await again()
                 if begun.save is None:
                     continue  # somebody else was first
                 body, hold = m.Save(fact=begun.save, decisions=begun.decisions), Hold(reader, begun.version)

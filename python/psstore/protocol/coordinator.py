@@ -30,11 +30,14 @@ from psstore.wire.messages import (
     Describe,
     Drop,
     Finish,
+    HandBack,
+    HandIn,
     Join,
     Joined,
     Message,
     Ready,
     Signed,
+    Stop,
     TicketFact,
 )
 
@@ -137,6 +140,13 @@ class Coordinator:
             case Decisions():
                 decisions = self.rounds.log.since(message.since)
                 return [Reply(conn, request, Decided(last=self.rounds.log.last, decisions=decisions))]
+            case HandIn():
+                self.rounds.hand_ins.take(self._worker(client, now), message, last=self.rounds.log.last)
+                return [Reply(conn, request, None)]
+            case HandBack():
+                return [Reply(conn, request, self.rounds.hand_ins.give_back(self._worker(client, now)))]
+            case Stop():
+                return [Reply(conn, request, None), *self._stop(self._worker(client, now), message)]
             case None:
                 return [Reply(conn, request, None), *self._leave(client)]
             case Create():
@@ -208,6 +218,12 @@ class Coordinator:
             ticket=self._signer.sign(ticket),
         )
         return [Reply(conn, request, joined), *told]
+
+    def _stop(self, worker: Worker, stop: Stop) -> list[Reply]:
+        if stop.version is not None:
+            return self.rounds.stop([worker.rank], stop.version)
+        one_more = stop.finish and self.consistency.lockstep
+        return self.rounds.stop(self.membership.present(), self.rounds.log.last + one_more)
 
     def _leave(self, client: str) -> list[Reply]:
         """Leaving twice, or without having joined, is no error: the caller wants to be gone and is."""

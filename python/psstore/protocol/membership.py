@@ -211,6 +211,10 @@ class Membership:
     def num_expected(self) -> int:
         return self.num_workers - len(self._in_state[LEFT])
 
+    def present(self) -> list[int]:
+        """Ranks whose life goes on, or may."""
+        return sorted(self._in_state[LIVE] | self._in_state[LOST])
+
     def lost(self) -> list[Worker]:
         """LOST and REFUSED workers, in rank order."""
         lost = self._in_state[LOST] | self._in_state[WorkerState.REFUSED]

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from psstore.errors import BadArgument, DeadlineExceeded, PsstoreError, RoundOutOfOrder, TornRound, WorkerLost
 from psstore.protocol import decisions
 from psstore.protocol.decision_log import DecisionLog
+from psstore.protocol.hand_ins import HandIns
 from psstore.protocol.hypers import Chosen, Hypers
 from psstore.protocol.losses import Losses
 from psstore.protocol.membership import Membership, Worker
@@ -19,6 +20,7 @@ from psstore.protocol.promised_pushes import Finishing, PromisedPushes
 from psstore.protocol.replies import Reply
 from psstore.protocol.schema_registry import Group
 from psstore.protocol.signing import Signer
+from psstore.protocol.stops import Stops
 from psstore.protocol.waits import Waits
 from psstore.types import UNBOUNDED, Consistency
 from psstore.wire.messages import Commit, Committed
@@ -88,7 +90,7 @@ class Rounds:
         """Decided commits whose reply waits for slower workers."""
         self._just_decided: dict[int, Waiting] = {}
         """Rank -> its decided commit that `_release` has not looked at yet."""
-        self._released_at: tuple[int, bool] | None = None
+        self._released_at: tuple[int, bool, bool] | None = None
         """The state by which `_release` last let waits go: while it stays, the others stay, too."""
         self.closed: dict[int, Closed] = {}
         """Rank -> its last round that was decided."""
@@ -96,6 +98,8 @@ class Rounds:
         self._losses = Losses()
         """The losses that were told to ranks which wait for the end of their round."""
         self.hypers = Hypers(groups)
+        self.hand_ins = HandIns(membership)
+        self._stops = Stops()
 
     def first_clock(self) -> int:
         """The clock that a worker joins with: the open round in lockstep, the slowest live worker's else."""
@@ -116,6 +120,8 @@ class Rounds:
             return ([] if commit.early else self._promised.finished(worker.rank)) + self._release()
         self._check_round(worker, commit)
         decisions.check(commit, self.consistency)
+        if self._stops.is_over(worker.rank, self.log.last):
+            return [self._stopped(worker, waiting)]
         lockstep = self._lockstep
         if lockstep and commit.round <= self.log.last:
             return self._late(worker, waiting)
@@ -143,6 +149,16 @@ class Rounds:
         while self._lockstep and self._staged.of and len(self._staged.of) >= self._needed():
             self._decide()
         return self._release()
+
+    def stop(self, ranks: Sequence[int], version: int) -> list[Reply]:
+        """Commits of these ranks count up to that decision, or the last one if it is later: who has ended the open
+        round already is told that it won't be decided, and nobody waits for slower workers any more."""
+        self._stops.stop(ranks, version)
+        over = [rank for rank in self._staged.of if self._stops.is_over(rank, self.log.last)]
+        told = [self._stopped(self._membership.workers[rank], self._staged.of[rank]) for rank in over]
+        for rank in over:
+            self._unstage(rank)
+        return told + self.settle()
 
     def lost(self, workers: Sequence[Worker], now: float) -> list[Reply]:
         """Workers were lost: who waits and can't go on without them hears so."""
@@ -179,6 +195,7 @@ class Rounds:
         self.closed.pop(rank, None)
         self._promised.forget(rank)
         self._losses.forget(rank)
+        self._stops.forget(rank)
         return self._tear(rank, "was replaced by a new life")
 
     def leave(self, worker: Worker) -> list[Reply]:
@@ -258,6 +275,7 @@ class Rounds:
         if fact.early:
             promising = [rank for rank, commit in zip(ranks, commits, strict=True) if commit.early]
             self._promised.begin(commits[0].round, members=ranks, owing=promising)
+        self.hand_ins.decided()
 
     def _late(self, worker: Worker, waiting: Waiting) -> list[Reply]:
         """The round was decided without this worker: it goes on with the open one."""
@@ -287,7 +305,7 @@ class Rounds:
         """The waits, by rank, that may be answered: those of workers that were just decided, and all others only if
         something has changed for them since the last call."""
         candidates, self._just_decided = self._just_decided, {}
-        waited_for = (slowest, self._promised.pending)
+        waited_for = (slowest, self._promised.pending, self._stops.is_anyone_over(self.log.last))
         if waited_for == self._released_at:
             return candidates
         self._released_at = waited_for
@@ -296,6 +314,8 @@ class Rounds:
     def _may_go(self, worker: Worker, waiting: Waiting, slowest: int) -> bool:
         if self._promised.pending and not waiting.commit.early:
             return False
+        if self._stops.is_over(worker.rank, self.log.last):
+            return True
         bound = self.consistency.staleness
         return self._lockstep or bound == UNBOUNDED or worker.clock - slowest <= bound
 
@@ -311,8 +331,23 @@ class Rounds:
             slowest=slowest,
             skip=closed.skip,
             attest=worker.rank == self._attester,
+            hand_in=self.hand_ins.is_wanted(worker),
+            stop=self._stops.is_over(worker.rank, self.log.last),
         )
         self._attester = -1 if committed.attest else self._attester
+        return waiting.reply(committed)
+
+    def _stopped(self, worker: Worker, waiting: Waiting) -> Reply:
+        """Nothing has changed: the round is open still, and this commit of it does not count."""
+        committed = Committed(
+            round=waiting.commit.round,
+            decision=self.log.last,
+            late=True,
+            next_round=worker.clock + 1,
+            decisions=self.log.since(waiting.commit.since),
+            last=self.log.last,
+            stop=True,
+        )
         return waiting.reply(committed)
 
     def _complain(self, now: float) -> list[Reply]:

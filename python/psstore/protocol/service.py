@@ -54,6 +54,9 @@ CONTROL: dict[int, type[m.Message] | None] = {
     OPS["BARRIER"]: m.Barrier,
     OPS["LEAVE"]: None,
     OPS["DROP"]: m.Drop,
+    OPS["HAND_IN"]: m.HandIn,
+    OPS["HAND_BACK"]: m.HandBack,
+    OPS["STOP"]: m.Stop,
 }
 """The coordinator's operations and their bodies."""
 

@@ -16,11 +16,14 @@ from typing import TypeVar
 
 import msgspec
 
+from psstore.checkpoint.handed import unpack_handed
+from psstore.checkpoint.hash_pool import HashPool
 from psstore.checkpoint.manifest import FileRecord, Manifest
 from psstore.checkpoint.owned_place import OwnedPlace
 from psstore.checkpoint.ownership import LEASE_S, Ownership, take
 from psstore.checkpoint.place import open_place
 from psstore.checkpoint.state import StoreState
+from psstore.checkpoint.worker_file import WorkerPart, write_worker_file
 from psstore.errors import BadArgument, BadSignature, CheckpointPlaceTaken, PsstoreError, StorageError, StorageFailed
 from psstore.protocol.coordinator import Coordinator
 from psstore.protocol.signing import Signer
@@ -32,6 +35,9 @@ T = TypeVar("T")
 
 FORGET_S = 60.0
 """An attempt of which nobody has asked for so long is given up: who led it is gone."""
+
+GATHER_FORGET_S = 5.0
+"""One that has not begun yet, likewise."""
 
 ALL = 1 << 62
 """How many checkpoints stay at a place that somebody has named once."""
@@ -63,6 +69,7 @@ class CheckpointKeeper:
         self._keep = keep
         self._any_place = any_place
         self._places: dict[str, _Place] = {}
+        self._gathering: _Gathering | None = None
         self._attempt: _Attempt | None = None
         self._kept = ""
         """The attempt that became a checkpoint last."""
@@ -86,13 +93,15 @@ class CheckpointKeeper:
         if place.has_failed:
             del self._places[place.url]  # whoever asks again has it tried again
         owned = place.owned_now()
-        if owned is None or self._is_busy():
+        if owned is None or self._is_busy(asked.reader):
             return Begun(ready=False)
         if asked.reader == 0:
             return Begun(ready=True)
-        state = store_state(self._coordinator, lineage=self._lineage)
+        state = self._gathered(asked)
+        if state is None:
+            return Begun(ready=False, gathering=True)
         name = owned.begin(state.decision)
-        self._attempt = _Attempt(place, owned, name, state, asked_at=time.monotonic())
+        self._attempt = _Attempt(place, owned, name, state, self._parts(state), asked_at=time.monotonic())
         fact = SaveFact(
             url=place.url,
             version=state.decision,
@@ -144,8 +153,55 @@ class CheckpointKeeper:
             place = self._places[chosen] = _Place(chosen, keep=self._keep if chosen == self._url else ALL)
         return place
 
-    def _is_busy(self) -> bool:
-        """Whether there is an attempt that somebody leads, or that storage is at work on."""
+    def _gathered(self, asked: Begin) -> StoreState | None:
+        """The coordinator's part, once workers have handed in as of its decision; None: not yet."""
+        now, hand_ins = time.monotonic(), self._coordinator.rounds.hand_ins
+        gathering = self._gathering
+        if gathering is None or gathering.reader != asked.reader:
+            gathering = self._gathering = _Gathering(asked.reader, self._state(), now, now + asked.gather_s)
+            if asked.gather_s > 0.0 and hand_ins.missing(gathering.cut.decision):
+                hand_ins.want_next(gathering.cut.decision, lambda: gathering.take(self._state()))
+        gathering.asked_at = now
+        missing = hand_ins.missing(gathering.cut.decision)
+        if missing and now < gathering.until:
+            return None
+        if missing:
+            _log.warning(
+                "the checkpoint of version %d is without what ranks %s hand in: they have not done so as of it",
+                gathering.cut.decision,
+                ", ".join(map(str, missing)),
+            )
+        hand_ins.enough()
+        self._gathering = None
+        return gathering.cut
+
+    def _state(self) -> StoreState:
+        return store_state(self._coordinator, lineage=self._lineage)
+
+    def _parts(self, state: StoreState) -> list[WorkerPart]:
+        """What workers have handed in that belongs to that decision: where rounds have all workers, as of it exactly;
+        else the last of each, which is of a moment near it."""
+        parts = []
+        for rank, handed in sorted(self._coordinator.rounds.hand_ins.of.items()):
+            if handed.version == state.decision or not self._coordinator.consistency.lockstep:
+                try:
+                    value = unpack_handed(handed.state)
+                except BadArgument as error:
+                    _log.warning("what rank %d has handed in is in no checkpoint: %s", rank, error.message)
+                    continue
+                parts.append(
+                    WorkerPart(rank=rank, incarnation=handed.incarnation, version=handed.version, handed=value)
+                )
+        return parts
+
+    def _is_busy(self, reader: int) -> bool:
+        """Whether there is an attempt that somebody else leads, or that storage is at work on."""
+        gathering = self._gathering
+        if gathering is not None and gathering.reader != reader:
+            if time.monotonic() - gathering.asked_at <= GATHER_FORGET_S:
+                return True
+            self._coordinator.rounds.hand_ins.enough()
+            self._gathering = None
         attempt = self._attempt
         if attempt is None:
             return False
@@ -190,13 +246,14 @@ class _Attempt:
     owned: OwnedPlace
     name: str
     state: StoreState
+    parts: Sequence[WorkerPart]
     asked_at: float
     """When whoever leads it was heard of last."""
     kept: Future[Manifest] | None = None
 
     def keep(self, records: Sequence[FileRecord]) -> None:
         def run() -> Manifest:
-            manifest = self.owned.commit(self.state, records)
+            manifest = self.owned.commit(self.state, [*records, *self._write_parts()])
             try:
                 self.owned.tidy_up()
             except StorageError as error:
@@ -204,6 +261,32 @@ class _Attempt:
             return manifest
 
         self.kept = self.place.submit(run)
+
+    def _write_parts(self) -> list[FileRecord]:
+        storage, version = self.owned.place.storage, self.state.decision
+        if not self.parts:
+            return []
+        with HashPool() as pool:
+            return [
+                write_worker_file(storage, part, version=version, attempt=self.name, pool=pool) for part in self.parts
+            ]
+
+
+@dataclass
+class _Gathering:
+    """A checkpoint that is about to begin, once workers have handed in."""
+
+    reader: int
+    """Who leads it."""
+    cut: StoreState
+    """The coordinator's part as of the decision that is asked for."""
+    asked_at: float
+    """When whoever leads it was heard of last."""
+    until: float
+    """When it begins with what there is."""
+
+    def take(self, cut: StoreState) -> None:
+        self.cut = cut
 
 
 class _Place:

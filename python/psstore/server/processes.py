@@ -11,7 +11,8 @@ import sys
 
 import msgspec
 
-from psstore.server.settings import CheckpointInterval, LogFormat, LogLevel, ShardSettings
+from psstore.checkpoint.interval import CheckpointInterval
+from psstore.server.settings import LogFormat, LogLevel, ShardSettings
 
 
 def requests_to_end() -> list[signal.Signals]:

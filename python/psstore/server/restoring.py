@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from psstore import _core
+from psstore.checkpoint.handed import pack_handed
 from psstore.checkpoint.place import open_place
 from psstore.checkpoint.reader import Checkpoint
 from psstore.checkpoint.slots import SlotRecord
+from psstore.checkpoint.worker_file import WorkerPart
 from psstore.protocol.coordinator import Coordinator
+from psstore.protocol.hand_ins import HandedIn
 from psstore.protocol.shard_facts import ShardFacts
 from psstore.server.store_state import placed, restore_coordinator
 from psstore.types import Tensor
@@ -28,6 +31,7 @@ def restore(
         if coordinator is not None:
             without_value = _without_value(checkpoint, tensors)
             restore_coordinator(coordinator, checkpoint.store, tensors, without_value=without_value)
+            coordinator.rounds.hand_ins.restore({rank: _handed(checkpoint.worker(rank)) for rank in checkpoint.ranks})
 
 
 def _load(checkpoint: Checkpoint, shard: _core.Shard, mine: set[int]) -> None:
@@ -55,6 +59,10 @@ def _load(checkpoint: Checkpoint, shard: _core.Shard, mine: set[int]) -> None:
 
 _HAS_BYTES = 0xFF
 """Bits of `SlotRecord.parts` that stand for arrays in the file."""
+
+
+def _handed(part: WorkerPart) -> HandedIn:
+    return HandedIn(incarnation=part.incarnation, version=part.version, state=pack_handed(part.handed))
 
 
 def _without_value(checkpoint: Checkpoint, tensors: Sequence[Tensor]) -> list[int]:

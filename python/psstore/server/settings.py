@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
 
+from psstore.checkpoint.interval import CheckpointInterval, parse_interval
 from psstore.config import MAX_BUSY_POLL_US
 from psstore.errors import BadArgument
 from psstore.memory import DEFAULT_SNAPSHOT_PART, limit_bytes, parse_size
@@ -28,13 +28,6 @@ READY = "ready"
 
 def _text(description: str) -> Meta:
     return Meta(description=description)
-
-
-class CheckpointInterval(msgspec.Struct, frozen=True, kw_only=True):
-    """One of the two."""
-
-    decisions: int | None = None
-    seconds: float | None = None
 
 
 class RestoreFrom(msgspec.Struct, frozen=True, kw_only=True):
@@ -189,15 +182,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     def checkpoint_interval(self) -> CheckpointInterval:
         """Raises BadArgument for what is none."""
-        text = self.checkpoint_every
-        number, is_time = (text[:-1], True) if text.endswith("s") else (text, False)
-        try:
-            value = float(number) if is_time else int(number)
-        except ValueError:
-            value = 0
-        if not 0 < value < math.inf:
-            raise BadArgument(f"checkpoint_every is {text!r}; expected decisions, as 500, or seconds, as 60s")
-        return CheckpointInterval(seconds=value) if is_time else CheckpointInterval(decisions=int(value))
+        return parse_interval("checkpoint_every", self.checkpoint_every)
 
     def _check_hosts(self) -> None:
         hosts = self.hosts()

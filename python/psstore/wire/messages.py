@@ -396,6 +396,10 @@ class Committed(Message, frozen=True, kw_only=True):
     """`decision` is a skip: a member's gradients were not finite."""
     attest: bool = False
     """The next commit is to say what every shard has applied."""
+    hand_in: bool = False
+    """A checkpoint of this decision is being written: whatever the worker hands in as of now will be in it."""
+    stop: bool = False
+    """No further commit of this worker will count."""
 
 
 class Finish(Message, frozen=True, kw_only=True):
@@ -421,16 +425,44 @@ class Decided(Message, frozen=True, kw_only=True):
     """Number of the last decision."""
 
 
+class HandIn(Message, frozen=True, kw_only=True):
+    version: int
+    """The decision that the worker has come to."""
+    state: bytes
+    """What it wants to have again, as checkpoint/handed.py has it."""
+
+
+class HandBack(Message, frozen=True, kw_only=True):
+    """Asks what was handed in for this rank last."""
+
+
+class HandedBack(Message, frozen=True, kw_only=True):
+    version: int = 0
+    state: bytes | None = None
+    """None: nothing was handed in for this rank, before a restart or since."""
+
+
+class Stop(Message, frozen=True, kw_only=True):
+    version: int | None = None
+    """This worker's commits don't count after that decision. None: nobody's do from now on who is a worker now."""
+    finish: bool = False
+    """Without a version: the open round still counts, where each round has all workers."""
+
+
 class Begin(Message, frozen=True, kw_only=True):
     url: str | None = None
     """Where; None: where the store was told to write its checkpoints."""
     reader: int = 0
     """Who holds decisions on every shard, with rule state, from before this is asked. 0: is the place ready?"""
+    gather_s: Seconds = 0.0
+    """How long workers that hand in may take to do so as of the checkpoint's decision; it is one to come, then."""
 
 
 class Begun(Message, frozen=True, kw_only=True):
     ready: bool
     """False: the place is being looked at, or another checkpoint is being written; ask again."""
+    gathering: bool = False
+    """Not ready for this reader yet, because workers are handing in; ask again, as the same."""
     version: int = 0
     """The last decision, as of which it is going to be."""
     save: Signed | None = None
