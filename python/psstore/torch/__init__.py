@@ -1,7 +1,9 @@
-"""Trains PyTorch models on a store: `psstore.torch.DistributedOptimizer`."""
+"""Trains PyTorch models on a store: `psstore.torch.DistributedOptimizer`, and `psstore.torch.session` around it."""
 
 try:
     from psstore.codec.compression import Compression
+    from psstore.torch.hooks import Hook
+    from psstore.torch.loop import Step, TrainingSession, session
     from psstore.torch.optimizer import DistributedOptimizer
     from psstore.torch.replicas import Replicas
     from psstore.torch.scaler import GradScaler
@@ -10,4 +12,13 @@ except ModuleNotFoundError as error:
         raise
     raise ModuleNotFoundError("psstore.torch needs PyTorch: pip install 'psstore[torch]'", name="torch") from None
 
-__all__ = ["Compression", "DistributedOptimizer", "GradScaler", "Replicas"]
+__all__ = [
+    "Compression",
+    "DistributedOptimizer",
+    "GradScaler",
+    "Hook",
+    "Replicas",
+    "Step",
+    "TrainingSession",
+    "session",
+]

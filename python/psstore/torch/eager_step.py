@@ -183,14 +183,16 @@ class EagerStep(StoreStep):
         awaited = {name for names, _ in early.pulls for name in names}
         if rest := [one.name for one in training.trained if one.name not in awaited]:
             self._pull_when_decided(rest, newer_than=self._decision)
-        early.finish = early.finish or RepeatableCall(training.store.start_finish)
+        if not committed.commit.late:
+            early.finish = early.finish or RepeatableCall(training.store.start_finish)
         came = {
             name
             for names, pull in early.pulls
             for name, value in zip(names, pull.result(), strict=True)
             if value is not None
         }
-        early.finish.result()
+        if early.finish is not None:
+            early.finish.result()
         for one in training.trained:
             if one.name in came:
                 one.parameter.detach().copy_(self._new_values[one.name], non_blocking=True)

@@ -107,7 +107,10 @@ class GradientStep(ABC):
             raise UsageError("clip_grad_norm_ was called twice in this round: call it once, right before step()")
         if committed is None or committed.max_norm is None:
             committed = self._commit(overflow, max_norm=max_norm)
-        committed.norm = math.inf if committed.commit.skipped else self._training.store.global_norm()
+        if committed.commit.late:  # training was stopped: nothing is clipped, nor stepped
+            committed.norm = 0.0
+        else:
+            committed.norm = math.inf if committed.commit.skipped else self._training.store.global_norm()
         first = self._training.trained[0].parameter
         return torch.tensor(committed.norm, dtype=torch.promote_types(first.dtype, torch.float32), device=first.device)
 

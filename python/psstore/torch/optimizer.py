@@ -108,6 +108,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         check_arguments(optimizer, store, overlap=overlap, mode=mode, exist=exist)
         self.optimizer = optimizer
         """The wrapped optimizer."""
+        self.checkpoint_state: dict[str, Any] = {}
+        """Whatever else of this worker checkpoints are to have: plain data and tensors. A `psstore.torch.session` hands
+        it in, and puts it back when training goes on from a checkpoint."""
         self.skipped = False
         """Whether the last step changed nothing, because gradients of some worker were not finite."""
         self.overflow = Overflow()
@@ -302,6 +305,16 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def compresses(self) -> bool:
         """Whether gradients or values may travel in codecs."""
         return may_compress(self.param_groups, self._training.compression)
+
+    @property
+    def store(self) -> Store:
+        """The store that it trains on."""
+        return self._training.store
+
+    @property
+    def keeps_state_here(self) -> bool:
+        """Whether this worker has optimizer state, or what codecs kept back, which the store's checkpoints have not."""
+        return self.compresses or not isinstance(self._strategy, StoreStep)
 
     def expect_loss_scale(self, loss_scale: float) -> None:
         """The gradients of the next backward pass will be so many times the real ones: a GradScaler's `update()` tells,

@@ -1,0 +1,396 @@
+"""`psstore.torch.session`: where it begins, where it ends, and what stands around its steps."""
+
+from __future__ import annotations
+
+import logging
+import random
+import signal
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from copy import deepcopy
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import psstore
+from psstore.checkpoint.handed import pack_handed, unpack_handed
+from psstore.checkpoint.place import open_place
+from psstore.client.store import Store
+from psstore.errors import BadArgument, UsageError
+from psstore.torch import DistributedOptimizer, Hook, Step, TrainingSession, session, worker_state
+from tests.support.cluster import PATIENCE_S
+from tests.support.server_process import StoreProcess
+
+MODES = {
+    "sync": (),
+    "backup": ("--mode", "backup", "--quorum", "2"),
+    "ssp": ("--mode", "ssp", "--staleness", "2"),
+    "async": ("--mode", "async"),
+}
+
+MODEL = nn.Sequential(nn.Linear(20, 30), nn.ReLU(), nn.Dropout(0.3), nn.Linear(30, 3))
+
+pytestmark = pytest.mark.filterwarnings("ignore:the store has trained:UserWarning")
+
+
+class Trainee(NamedTuple):
+    """A worker's model and what trains it."""
+
+    model: nn.Module
+    optimizer: DistributedOptimizer
+    schedule: torch.optim.lr_scheduler.LRScheduler
+
+
+def trainee(store: Store, **options: Any) -> Trainee:
+    model = deepcopy(MODEL)
+    plain = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, foreach=False)
+    schedule = torch.optim.lr_scheduler.StepLR(plain, 3, 0.7)
+    return Trainee(model, DistributedOptimizer(plain, store, model.named_parameters(), **options), schedule)
+
+
+def turn(one: Trainee, step: Step) -> None:
+    """The body of a loop: it draws from torch's and Python's random numbers, and notes what it has done."""
+    inputs = torch.randn(8, 20) * random.random()
+    one.optimizer.zero_grad()
+    loss = one.model(inputs).square().mean()
+    loss.backward()
+    one.optimizer.step()
+    one.schedule.step()
+    one.optimizer.checkpoint_state["steps"] = one.optimizer.checkpoint_state.get("steps", 0) + 1
+    step.report(loss=loss)
+
+
+def end_of(one: Trainee) -> list[Any]:
+    """What must be the same bit by bit."""
+    weights = b"".join(parameter.detach().numpy().tobytes() for parameter in one.model.parameters())
+    lr = one.optimizer.param_groups[0]["lr"]
+    return [weights, lr, one.schedule.last_epoch, dict(one.optimizer.checkpoint_state), random.random(), torch.rand(1)]
+
+
+def in_threads(url: str, count: int, work: Callable[[Store], Any]) -> list[Any]:
+    """What each of so many workers returns, by rank."""
+
+    def worker(rank: int) -> Any:
+        with psstore.connect(url, rank=rank, num_workers=count, wait_s=PATIENCE_S) as store:
+            return work(store)
+
+    with ThreadPoolExecutor(count) as pool:
+        return [done.result() for done in [pool.submit(worker, rank) for rank in range(count)]]
+
+
+# ---- where it begins ----
+
+
+def test_training_goes_on_bit_for_bit_with_everything_around_it(tmp_path: Path) -> None:
+    def train(stop_at: int, shards: int, place: str) -> list[Any]:
+        flags = ("--checkpoint", place, "--restore", "auto", "--checkpoint-every", "1000000")
+        with (
+            StoreProcess("--shards", str(shards), *flags) as process,
+            psstore.connect(process.url, wait_s=PATIENCE_S) as store,
+        ):
+            one = trainee(store)
+            random.seed(stop_at)  # another life's are other ones,
+            torch.manual_seed(stop_at)
+            if store.version == 0:
+                random.seed(5)
+                torch.manual_seed(5)
+            for step in session(one.optimizer, stop_at=stop_at, state={"schedule": one.schedule}, checkpoint="4"):
+                turn(one, step)
+            assert store.version == stop_at
+            return end_of(one)
+
+    whole = train(11, 2, str(tmp_path / "whole"))
+    train(6, 1, str(tmp_path / "parted"))
+    process = open_place(str(tmp_path / "parted"))
+    assert [one.version for one in process.place.list()][-1] == 6, "one at the end"
+    assert train(11, 3, str(tmp_path / "parted")) == whole
+
+
+def test_what_was_handed_in_at_another_version_is_not_put_back(tmp_path: Path) -> None:
+    with StoreProcess() as process:
+        with psstore.connect(process.url) as store:
+            one = trainee(store)
+            for step in session(one.optimizer, stop_at=2):
+                turn(one, step)
+            turn(one, Step(3))
+            assert store.version == 3, "what comes after a session is training like any other"
+        with psstore.connect(process.url) as store:
+            again = trainee(store)
+            with pytest.warns(UserWarning, match="is of version 2: its random states and schedulers begin anew"):
+                assert not list(session(again.optimizer, stop_at=1))
+
+
+def test_parts_on_one_side_only_are_named(tmp_path: Path) -> None:
+    with StoreProcess() as process:
+        with psstore.connect(process.url) as store:
+            one = trainee(store)
+            for step in session(one.optimizer, stop_at=1, state={"old": one.schedule}):
+                turn(one, step)
+        with psstore.connect(process.url) as store:
+            again = trainee(store)
+            with pytest.warns(UserWarning, match="begins anew") as said:
+                assert not list(session(again.optimizer, stop_at=1, state={"new": again.schedule}))
+            told = " ".join(str(one.message) for one in said)
+            assert "'new' begins anew: it is not in the checkpoint" in told
+            assert "'old' begins anew: it is in the checkpoint, and state= has it not" in told
+
+
+def test_state_comes_back_as_it_was() -> None:
+    given: dict[str, Any] = {
+        "tensors": [torch.arange(6, dtype=torch.int64).reshape(2, 3), torch.ones(3, dtype=torch.bfloat16)],
+        "strange": (torch.empty(0, 4), torch.tensor(2.5), torch.randn(4, 6).t()),
+        "array": np.linspace(0, 1, 7),
+        "counter": Counter({3: 2, 9: 1}),
+        "rest": {"a": None, 4: 1 << 70, "f": float("inf"), "b": b"xy", "t": True},
+    }
+    back = worker_state._whole(unpack_handed(pack_handed(worker_state._plain(given))))
+    for mine, its in zip([*given["tensors"], *given["strange"]], [*back["tensors"], *back["strange"]], strict=True):
+        assert mine.dtype == its.dtype
+        assert torch.equal(mine, its)
+    assert type(back["strange"]) is tuple
+    assert np.array_equal(given["array"], back["array"])
+    assert (back["counter"], type(back["counter"])) == (given["counter"], Counter)
+    assert back["rest"] == given["rest"]
+
+
+# ---- where it ends ----
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_it_ends_at_that_version_exactly(mode: str) -> None:
+    with StoreProcess("--shards", "2", "--workers", "3", *MODES[mode]) as process:
+
+        def work(store: Store) -> int:
+            one = trainee(store)
+            for step in session(one.optimizer, stop_at=20):
+                turn(one, step)
+            return store.version
+
+        assert in_threads(process.url, 3, work) == [20] * 3
+        with psstore.connect(process.url, role="client") as reader:
+            assert reader.stats()[0]["decisions"] == 20
+
+
+@pytest.mark.parametrize("overlap", ["none", "eager"])
+@pytest.mark.parametrize("how", ["break", "raise", "stop", "at once"])
+def test_it_ends_on_all_workers_when_it_ends_on_one(how: str, overlap: str) -> None:
+    with StoreProcess("--shards", "2", "--workers", "2") as process:
+
+        def work(store: Store) -> tuple[int, bool, str | None]:
+            one = trainee(store, overlap=overlap)
+            chosen = session(one.optimizer, stop_at=1000, log_every_s=None)
+            try:
+                for step in chosen:
+                    turn(one, step)
+                    if store.rank == 1 and step.number == 5:
+                        if how == "break":
+                            break
+                        if how == "raise":
+                            raise ZeroDivisionError
+                        chosen.stop("enough", at_once=how == "at once")
+            except ZeroDivisionError:
+                assert store.rank == 1
+            return store.version, chosen.is_clean, chosen.why
+
+        after = 6 if how == "stop" else 5
+        first, second = in_threads(process.url, 2, work)
+        assert first == (after, True, None)
+        assert second == (after, how in ("stop", "at once"), "enough" if how in ("stop", "at once") else None)
+
+
+def test_a_stop_leaves_all_workers_where_a_checkpoint_can_go_on(tmp_path: Path) -> None:
+    place = str(tmp_path / "run")
+    with StoreProcess("--workers", "2", "--checkpoint", place, "--checkpoint-every", "1000000") as process:
+
+        def work(store: Store) -> None:
+            one = trainee(store)
+            chosen = session(one.optimizer, checkpoint="1000")
+            for step in chosen:
+                turn(one, step)
+                if store.rank == 0 and step.number == 3:
+                    chosen.stop()
+
+        in_threads(process.url, 2, work)
+    with open_place(f"{place}@4").place.open(4) as checkpoint:
+        parts = [checkpoint.worker(rank) for rank in checkpoint.ranks]
+    assert [(one.rank, one.version, one.handed["own"]) for one in parts] == [
+        (rank, 4, {"steps": 4}) for rank in range(2)
+    ]
+
+
+def test_a_clipped_step_that_does_not_count_any_more_is_no_error() -> None:
+    with psstore.connect("local://") as store:
+        one = trainee(store)
+        chosen = session(one.optimizer)
+        for step in chosen:
+            if step.number == 3:
+                store.stop()
+            one.model(torch.ones(4, 20)).sum().backward()
+            one.optimizer.clip_grad_norm_(1.0)
+            one.optimizer.step()
+        assert (store.version, chosen.is_clean) == (2, True)
+
+
+def test_a_report_that_is_not_finite_ends_it(caplog: pytest.LogCaptureFixture) -> None:
+    with psstore.connect("local://") as store:
+        one = trainee(store)
+        chosen = session(one.optimizer, stop_at=9)
+        for step in chosen:
+            turn(one, step)
+            if step.number == 4:
+                step.report(loss=torch.tensor(float("nan")))
+        assert (store.version, chosen.why) == (4, "loss is nan on rank 0 at version 4")
+        assert "training is stopped: loss is nan" in caplog.text
+
+
+def test_a_signal_may_end_it() -> None:
+    """As a scheduler of jobs sends it before it takes the machine away."""
+    with psstore.connect("local://") as store:
+        one = trainee(store)
+        chosen = session(one.optimizer, stop_at=1000)
+        before = signal.signal(signal.SIGTERM, lambda *_: chosen.stop("SIGTERM"))
+        try:
+            for step in chosen:
+                turn(one, step)
+                if step.number == 3:
+                    signal.raise_signal(signal.SIGTERM)
+        finally:
+            signal.signal(signal.SIGTERM, before)
+        assert (store.version, chosen.is_clean) == (4, True)
+
+
+# ---- what stands around its steps ----
+
+
+class Diary(Hook):
+    def __init__(self) -> None:
+        self.lines: list[Any] = []
+
+    def begin(self, session: TrainingSession) -> None:
+        self.lines.append(("begin", session.version))
+
+    def before_step(self, session: TrainingSession, step: Step) -> None:
+        self.lines.append(("before", step.number))
+
+    def after_step(self, session: TrainingSession, step: Step) -> None:
+        self.lines.append(("after", session.version, step.values()))
+
+    def end(self, session: TrainingSession) -> None:
+        self.lines.append(("end", session.is_clean))
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_hooks_are_told_everything_in_order(fails: bool) -> None:
+    diary = Diary()
+    with psstore.connect("local://") as store:
+        one = trainee(store)
+        try:
+            for step in session(one.optimizer, stop_at=2, hooks=[diary]):
+                turn(one, step)
+                step.report(loss=2.5, other=torch.tensor(step.number))
+                if fails:
+                    raise ZeroDivisionError
+        except ZeroDivisionError:
+            assert diary.lines[1:] == [("before", 1), ("end", False)]
+            return
+    values = [{"loss": 2.5, "other": float(number)} for number in (1, 2)]
+    assert diary.lines == [
+        ("begin", 0), ("before", 1), ("after", 1, values[0]), ("before", 2), ("after", 2, values[1]), ("end", True)
+    ]  # fmt: skip
+
+
+def test_rank_0_says_where_it_is(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="psstore.session")
+    with psstore.connect("local://") as store:
+        one = trainee(store)
+        for step in session(one.optimizer, stop_at=2, log_every_s=0.0):
+            turn(one, step)
+            step.report(loss=0.25)
+    assert [record.message.rsplit(",", 1)[0] for record in caplog.records] == [
+        f"version {number}, loss 0.25" for number in (1, 2)
+    ]
+
+
+def test_what_steps_report_is_written_for_tensorboard(tmp_path: Path) -> None:
+    events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    with psstore.connect("local://") as store:
+        one = trainee(store)
+        for step in session(one.optimizer, stop_at=3, summaries=str(tmp_path)):
+            turn(one, step)
+            step.report(loss=step.number / 2)
+    found = events.EventAccumulator(str(tmp_path)).Reload().Scalars("loss")
+    assert [(one.step, one.value) for one in found] == [(1, 0.5), (2, 1.0), (3, 1.5)]
+
+
+def test_storage_that_fails_ends_no_training(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with StoreProcess() as process, psstore.connect(process.url, wait_s=PATIENCE_S) as store:
+        one = trainee(store)
+        for step in session(one.optimizer, stop_at=3, checkpoint="1", checkpoint_to=str(tmp_path / "file" / "run")):
+            turn(one, step)
+        assert store.version == 3
+    assert "no checkpoint was written, and training goes on" in caplog.text
+
+
+# ---- what is refused ----
+
+
+def refused(store: Store, **options: Any) -> TrainingSession:
+    return session(trainee(store).optimizer, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"stop_at": -1}, "stop_at is -1"),
+        ({"stop_at": 2.5}, "stop_at is 2.5"),
+        ({"state": {"plain": {"a": 1}}}, "'plain' is a dict, which has no state_dict"),
+        ({"checkpoint": "often"}, "checkpoint is 'often'"),
+        ({"checkpoint_to": "/x"}, "how often"),
+    ],
+)
+def test_what_can_not_be_is_refused_at_once(store: Store, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(BadArgument, match=message):
+        refused(store, **options)
+
+
+def test_state_that_can_not_be_handed_in_is_named_before_the_first_step(store: Store) -> None:
+    one = trainee(store)
+    one.optimizer.checkpoint_state["when"] = {"deep": [object()]}
+    with pytest.raises(BadArgument, match=r"object at \['own'\]\['when'\]\['deep'\]\[0\]"):
+        next(iter(session(one.optimizer)))
+
+
+def test_a_session_is_one_training(store: Store) -> None:
+    one = trainee(store)
+    chosen = session(one.optimizer, stop_at=1)
+    for step in chosen:
+        turn(one, step)
+    with pytest.raises(UsageError, match="make another one"):
+        next(iter(chosen))
+    assert [step.number for step in steps_of(session(one.optimizer, stop_at=3), one)] == [2, 3]
+
+
+def steps_of(chosen: TrainingSession, one: Trainee) -> Sequence[Step]:
+    steps = []
+    for step in chosen:
+        turn(one, step)
+        steps.append(step)
+    return steps
+
+
+def test_what_the_store_does_not_have_is_said() -> None:
+    with psstore.connect("local://") as store:
+        one = trainee(store, compression="fp16")
+        with pytest.warns(UserWarning, match="the store's checkpoints don't have that"):
+            next(iter(session(one.optimizer)))
+
+
+def test_another_optimizer_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"SGD is no psstore\.torch\.DistributedOptimizer"):
+        session(torch.optim.SGD(MODEL.parameters()))  # type: ignore[arg-type]
