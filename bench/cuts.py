@@ -156,10 +156,11 @@ def writing(case: Case, where: str, parent: Path | None, *, rounds: int, block_s
     series = {who: Series(tuple(step.seconds for step in taken), ()) for who, taken in steps.items()}
     series |= {written(who): took[who] for who in (CHECKPOINT, PLAIN_CALLS)}
     more = {"kept": found.kept_bytes / case.written_bytes}
-    for part, what in enumerate(("held", "commit_held")):
-        longest_s = [max(step[part] for step in first) for first in found.first[1:] if first]
-        held_s = statistics.median(longest_s) - statistics.median(step[part] for step in steps[ALONE])
-        more[f"{what}_ms_per_gb"] = 1e12 * held_s / case.written_bytes
+    for who, turns_of_it in found.first.items():
+        for part, what in enumerate(("held", "commit held")):
+            longest_s = [max(step[part] for step in first) for first in turns_of_it[1:] if first]
+            held_s = statistics.median(longest_s) - statistics.median(step[part] for step in steps[ALONE])
+            more[f"{who}, {what}, ms/GB"] = 1e12 * held_s / case.written_bytes
     return Found("writing", f"{case}, {where}", series, more)
 
 
@@ -168,12 +169,15 @@ def written(what: str) -> str:
 
 
 def _writing_rows(one: Found) -> list[list[Cell]]:
-    rows: list[list[Cell]] = [[f"{one.title}, {ALONE}", milliseconds(one.series[ALONE]), None, one.tail(ALONE)]]
-    for who, name in ((PLAIN_CALLS, PLAIN_CALLS), (CHECKPOINT, f"**{CHECKPOINT}**")):
+    rows: list[list[Cell]] = [
+        [f"{one.title}, {ALONE}", milliseconds(one.series[ALONE]), None, one.tail(ALONE), *[None] * 5]
+    ]
+    kept: list[Cell] = [one.ratio(written(CHECKPOINT), written(PLAIN_CALLS)), one.more["kept"]]
+    for who, name, only_ours in ((PLAIN_CALLS, PLAIN_CALLS, [None, None]), (CHECKPOINT, f"**{CHECKPOINT}**", kept)):
         rows.append([name, milliseconds(one.series[who]), one.ratio(who, ALONE), one.tail(who)])
-        rows[-1].append(one.series[written(who)].median)
-    rows[-1] += [one.ratio(written(CHECKPOINT), written(PLAIN_CALLS)), *one.more.values()]
-    return [[*row, *[None] * (len(rows[-1]) - len(row))] for row in rows]
+        rows[-1] += [one.series[written(who)].median, *only_ours]
+        rows[-1] += [one.more[f"{who}, {what}, ms/GB"] for what in ("held", "commit held")]
+    return rows
 
 
 # ---- all ----
@@ -232,7 +236,7 @@ def report(found: Sequence[Found]) -> Report:
             " on one host uses by itself; a turn's figure is the mean of its steps. Plain readers, and another process"
             " that writes as many bytes by plain calls and fsync, are limits. Kept: the most that shards kept beside"
             f" the values, as a share of the checkpoint. Held: the longest of {FIRST_STEPS} steps around the beginning"
-            " of a checkpoint minus the usual one, and its commit likewise, in ms per GB of the checkpoint."
+            " of the writing minus the usual one, and of their commits likewise, in ms per GB that is written."
         ),
         tables=tables,
         figures=[figure for one in found for figure in one.figures],

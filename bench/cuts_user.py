@@ -22,7 +22,7 @@ from psstore.types import TensorSpec
 ALONE, CHECKPOINT, PLAIN_CALLS = "alone", "checkpoint", "plain calls"
 
 FIRST_STEPS = 3
-"""So many are around the beginning of a checkpoint."""
+"""So many are around the beginning of what is written."""
 
 
 @dataclass(frozen=True)
@@ -198,8 +198,8 @@ class Writing:
         self._block_s = block_s
         self.turns: dict[str, list[list[Step]]] = {ALONE: [], CHECKPOINT: [], PLAIN_CALLS: []}
         """Steps of each turn."""
-        self.first: list[list[Step]] = []
-        """Of each checkpoint, steps around its beginning."""
+        self.first: dict[str, list[list[Step]]] = {CHECKPOINT: [], PLAIN_CALLS: []}
+        """Steps around the beginning of each writing."""
         self.kept_bytes = 0
         """The most that shards kept."""
 
@@ -224,6 +224,5 @@ class Writing:
             self.kept_bytes = max(self.kept_bytes, self._trainer.kept_bytes())
         done = self._writer.done()
         self.turns[what].append(steps)
-        if what == CHECKPOINT:
-            self.first.append([step for step, end in zip(steps, ends, strict=True) if end > done.begin][:FIRST_STEPS])
+        self.first[what].append([step for step, end in zip(steps, ends, strict=True) if end > done.begin][:FIRST_STEPS])
         return done.end - done.begin

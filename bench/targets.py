@@ -371,9 +371,10 @@ TARGETS: Sequence[Target] = (
     Target(
         "cuts",
         "decisions held when it begins",
-        decisions_held,
+        decisions_held("checkpoint"),
         at_most=10.0,
         unit="ms per GB",
+        own=decisions_held("plain calls"),
         why="[the first step](#snapshots-and-checkpoints)",
     ),
 )
