@@ -28,6 +28,7 @@ SUBJECTS = (
     "compression",
     "coordinator",
     "checkpoint",
+    "cuts",
 )
 
 

@@ -23,8 +23,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-import torch
-
 from bench.command import Subject, run
 from bench.comparison import Entry, Role, comparison, comparison_figures, comparison_summary
 from bench.harness import Series, alternate
@@ -155,6 +153,8 @@ def write_plainly(model: Model, folder: Path) -> None:
 
 
 def write_with_torch(model: Model, folder: Path) -> None:
+    import torch  # only who measures it needs it
+
     folder.mkdir()
     third = model.num_bytes // PARTS
     arrays = {
@@ -204,6 +204,8 @@ def read_paced(model: Model, storage: PacedStorage) -> None:
 
 
 def read_with_torch(folder: Path) -> None:
+    import torch
+
     torch.load(folder / "file", weights_only=True)
 
 

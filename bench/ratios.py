@@ -8,6 +8,7 @@ from statistics import median
 from typing import Any
 
 from bench.comparison import BORROWED
+from bench.harness import Series
 from bench.report import Report
 
 Ratios = Callable[[Report], Iterator[float]]
@@ -229,5 +230,41 @@ def speed_of(what: str) -> Ratios:
         for title, names in medians(report).items():
             if title == what:
                 yield names["plain calls"] / names["psstore"]
+
+    return ratios
+
+
+# ---- cuts: titles begin with the part ----
+
+
+def times(begin: str, who: str, than: str) -> Ratios:
+    """How many times as long `who` took as `than`, of the cases whose titles begin so."""
+
+    def ratios(report: Report) -> Iterator[float]:
+        for title, names in medians(report).items():
+            if title.startswith(begin):
+                yield names[who] / names[than]
+
+    return ratios
+
+
+def longest_steps(who: str) -> Ratios:
+    """The 99th percentile of steps beside those who write, by the usual step alone."""
+
+    def ratios(report: Report) -> Iterator[float]:
+        usual = medians(report)
+        for one in report.figures:
+            if one["title"].startswith("writing") and one["name"] == who:
+                yield Series(tuple(one["times_s"]), ()).percentile(99) / usual[one["title"]]["alone"]
+
+    return ratios
+
+
+def decisions_held(who: str) -> Ratios:
+    """How much longer steps get when that one begins to write, in ms per GB."""
+
+    def ratios(report: Report) -> Iterator[float]:
+        what = f"{who}, held, ms/GB"
+        yield from {one["title"]: one[what] for one in report.figures if what in one}.values()
 
     return ratios

@@ -24,15 +24,18 @@ from bench.ratios import (
     beside_redis,
     beside_ring,
     chain_on_links,
+    decisions_held,
     eager_on_links,
     faster_than,
     kernels,
     latency,
     loaded,
+    longest_steps,
     of_the_ideal,
     scaling,
     sign_beside_floats,
     speed_of,
+    times,
     unix_beside_tcp,
 )
 from bench.report import Cell, Report, Table, rows_in, three_digits
@@ -323,5 +326,55 @@ TARGETS: Sequence[Target] = (
             ("read, cold", 0.8),
             ("read, 500 MB/s", 0.8),
         )
+    ),
+    *(
+        Target(
+            "cuts",
+            f"{what} at one version",
+            times(f"reading, {count} ", "consistent", "plain"),
+            at_most=1.10,
+            unit="× a plain pull",
+            why="[two round trips](#snapshots-and-checkpoints)",
+        )
+        for what, count in (("20 small tensors", 20), ("64 MiB", 16))
+    ),
+    *(
+        Target(
+            "cuts",
+            f"a step beside {readers} that take{'s' if bound < 1.1 else ''} snapshots",
+            times("readers", f"{readers.replace(' ', ' consistent ')}", "alone"),
+            at_most=bound,
+            unit="× alone",
+            own=times("readers", f"{readers.replace(' ', ' plain ')}", "alone"),
+            why="[readers](#snapshots-and-checkpoints)",
+        )
+        for readers, bound in (("1 reader", 1.02), ("16 readers", 1.10))
+    ),
+    Target(
+        "cuts",
+        "a step while a checkpoint is written",
+        times("writing", "checkpoint", "alone"),
+        at_most=1.10,
+        unit="× alone",
+        own=times("writing", "plain calls", "alone"),
+        why="[two cores](#snapshots-and-checkpoints)",
+    ),
+    Target(
+        "cuts",
+        "its p99",
+        longest_steps("checkpoint"),
+        at_most=2.0,
+        unit="× the usual step",
+        own=longest_steps("plain calls"),
+        why="[the first step](#snapshots-and-checkpoints)",
+    ),
+    Target(
+        "cuts",
+        "decisions held when it begins",
+        decisions_held("checkpoint"),
+        at_most=10.0,
+        unit="ms per GB",
+        own=decisions_held("plain calls"),
+        why="[the first step](#snapshots-and-checkpoints)",
     ),
 )

@@ -20,12 +20,13 @@ from time import process_time
 
 import pytest
 from bench import __main__ as every_subject
-from bench import calls, harness, latency, small_steps
+from bench import calls, cuts, harness, latency, small_steps
 from bench import page as pages
 from bench.callers import placements, store_caller
 from bench.calls import Found
 from bench.command import Subject, run
 from bench.comparison import Entry, comparison, comparison_chart, comparison_summary
+from bench.cuts_user import Case, aside, user
 from bench.dense import Contestant, contest
 from bench.far import ThisHost
 from bench.harness import Rotation, Series, alternate, cpu_seconds, process_tree
@@ -35,9 +36,10 @@ from bench.machine import congestion_control, machine
 from bench.page import filled
 from bench.peers import load
 from bench.ping_pong import raw_caller
-from bench.processes import FRESH, child, preload
+from bench.processes import FRESH, child, preload, store_server
 from bench.report import Chart, Report, Table, merged, three_digits
 from bench.servers import shard_addresses
+from bench.targets import targets_table
 from bench.team import WorkerFailed, team
 from bench.work import Work
 
@@ -48,7 +50,7 @@ TINY = Work("tiny", {"a": (300,), "b": (3, 4)}, num_workers=2)
 
 @pytest.fixture(scope="module", autouse=True)
 def processes_that_start_at_once() -> Iterator[None]:
-    preload("bench.team", "bench.peers.store", "bench.peers.raw_sockets", "bench.callers")
+    preload("bench.team", "bench.peers.store", "bench.peers.raw_sockets", "bench.callers", "bench.cuts_user")
     yield
     forkserver._forkserver._stop()  # type: ignore[attr-defined]  # as CPython's own tests do
 
@@ -422,6 +424,78 @@ def test_latency_is_compared_with_a_limit_on_the_same_cores_and_under_load_with_
     assert latency._limit(found[4], found).caller is free
     assert [one.loaded is None for one in found] == [False, False, True, True, False]
     assert os.sched_getaffinity(0) == before
+
+
+def test_reading_and_writing_beside_training_is_held_against_doing_so_plainly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuts, "READERS", (1, 2))
+    case = Case(2, 4096)
+    found = [
+        cuts.reading(case, "unix", trains=True, rounds=1, turns=2),
+        cuts.readers(case, rounds=1, block_s=0.05),
+        cuts.writing(case, "memory", Path("/dev/shm"), rounds=2, block_s=0.05),
+    ]
+    assert [(one.part, len(series.times_s)) for one in found[:2] for series in one.series.values()] == [
+        *[("reading", 2)] * 2,
+        *[("readers", 1)] * 5,
+    ]
+    assert found[2].more["kept"] > 0, "of the steps that were taken while it was written"
+    report = cuts.report(found)
+    assert "**2 consistent readers**" in report.markdown()
+    assert [row[1] for row in report.summary][-2:] == [
+        "writing, 2 × 4 KiB, memory: checkpoint",
+        "writing, 2 × 4 KiB, memory: checkpoint, written",
+    ]
+
+
+def test_targets_of_reading_and_writing_beside_training_are_ratios_of_one_run() -> None:
+    held = {"checkpoint, held, ms/GB": 4.0, "plain calls, held, ms/GB": 3.0}
+
+    def one(title: str, name: str, *times_s: float, **more: float) -> dict[str, object]:
+        return {"title": title, "name": name, "times_s": times_s, **more}
+
+    figures = [
+        *(
+            one("reading, 20 × 4 KiB, unix, nobody trains", name, time_s)
+            for name, time_s in (("plain", 1), ("consistent", 3))
+        ),
+        *(one("readers, 16 × 256 KiB", f"{who}", time_s) for who, time_s in READERS_TOOK.items()),
+        *(
+            one("writing, 16 × 4096 KiB, disk", who, *times_s, **held)
+            for who, times_s in (("alone", [2.0]), ("plain calls", [3.0]), ("checkpoint", [2.0, 2.0, 6.0]))
+        ),
+    ]
+    rows = targets_table([replace(a_report("cuts"), figures=figures)]).rows
+    assert [[*row[2:6]] for row in rows if row[0] == "cuts"] == [
+        ["≤ 1.1 × a plain pull", "3.00", None, "no"],
+        ["≤ 1.1 × a plain pull", None, None, None],
+        ["≤ 1.02 × alone", "1.02", "1.01", "yes"],
+        ["≤ 1.1 × alone", "1.20", "1.15", "no"],
+        ["≤ 1.1 × alone", "1.00", "1.50", "yes"],
+        ["≤ 2 × the usual step", "3.00", "1.50", "no"],
+        ["≤ 10 ms per GB", "4.00", "3.00", "yes"],
+    ]
+
+
+READERS_TOOK = {
+    "alone": 1.0,
+    "1 plain reader": 1.01,
+    "1 consistent reader": 1.02,
+    "16 plain readers": 1.15,
+    "16 consistent readers": 1.2,
+}
+
+
+@pytest.mark.parametrize("every_s", [None, 0.0])
+def test_what_another_process_does_ends_with_the_block(every_s: float | None) -> None:
+    case = Case(1, 1024)
+    with store_server("unix", 1) as url, user(url, case, rank=0) as trainer:
+        trainer.create()
+        with aside(url, case) as reader:
+            reader.begin("consistent", every_s=every_s)
+            if every_s is None:
+                assert reader.done().times == 1
+            (process,) = multiprocessing.active_children()
+        assert not process.is_alive()
 
 
 def test_shards_have_addresses_of_their_own_also_on_one_host() -> None:
