@@ -6,7 +6,9 @@ Measured: docs/checkpoints.md.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
@@ -21,6 +23,9 @@ MAX_THREADS = 8
 
 MAX_READS = 4
 """Reads under way at once: a request to an object store takes some 10 ms, in which a fast link brings some MiB."""
+
+LEAST = 19
+"""The nice value of what can wait."""
 
 Returned = TypeVar("Returned")
 Given = TypeVar("Given")
@@ -40,10 +45,12 @@ class PendingDigests:
 class HashPool:
     """Threads for hashing, and for reads that run beside it. Thread-safe; close it, or use it in a `with`."""
 
-    def __init__(self, num_threads: int | None = None) -> None:
-        """`num_threads`: None means as many as cores, at most MAX_THREADS."""
+    def __init__(self, num_threads: int | None = None, *, yielding: bool = False) -> None:
+        """`num_threads`: None means as many as cores, at most MAX_THREADS. `yielding`: they give way to all others."""
         self.num_threads = num_threads or min(MAX_THREADS, len(os.sched_getaffinity(0)))
-        self._threads = ThreadPoolExecutor(self.num_threads, thread_name_prefix="checkpoint-hash")
+        self._threads = ThreadPoolExecutor(
+            self.num_threads, thread_name_prefix="checkpoint-hash", initializer=give_way if yielding else None
+        )
         self._readers = ThreadPoolExecutor(MAX_READS, thread_name_prefix="checkpoint-read")
 
     def digests(self, views: Sequence[memoryview]) -> PendingDigests:
@@ -74,6 +81,12 @@ class HashPool:
 
     def __exit__(self, _: type[BaseException] | None, __: BaseException | None, ___: TracebackType | None) -> None:
         self.close()
+
+
+def give_way() -> None:
+    """Has this thread run when no other one wants to: what is written beside training then costs that less."""
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LEAST)
 
 
 def _digests(views: Sequence[memoryview]) -> list[bytes]:

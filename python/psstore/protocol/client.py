@@ -338,7 +338,7 @@ class Client:
         """What this rank's next life is to have again, as of the decision that it has come to."""
         self._need_worker("hand_in")
         self.hand_in_wanted = False
-        await self._request(self.shards[0], "HAND_IN", body=m.HandIn(version=self.decision, state=state))
+        await self._request(self.shards[0], "HAND_IN", body=m.HandIn(version=self.version, state=state))
 
     async def handed_in(self) -> m.HandedBack:
         """What was handed in for this rank last."""

@@ -183,7 +183,7 @@ class CheckpointKeeper:
         else the last of each, which is of a moment near it."""
         parts = []
         for rank, handed in sorted(self._coordinator.rounds.hand_ins.of.items()):
-            if handed.version == state.decision or not self._coordinator.consistency.lockstep:
+            if handed.version == state.decision or self._coordinator.consistency.mode != "sync":
                 try:
                     value = unpack_handed(handed.state)
                 except BadArgument as error:

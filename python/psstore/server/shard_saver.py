@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import msgspec
 
 from psstore import _core
-from psstore.checkpoint.hash_pool import HashPool
+from psstore.checkpoint.hash_pool import HashPool, give_way
 from psstore.checkpoint.place import open_place
 from psstore.checkpoint.shard_file import ShardPiece
 from psstore.checkpoint.slots import SlotTable
@@ -61,7 +61,7 @@ class ShardSaver:
         state = ShardState(index=self._index, num_shards=self._num_shards, version=fact.version)
         storage = open_place(fact.url).place.storage
         with (
-            HashPool() as pool,
+            HashPool(yielding=True) as pool,
             ShardFileWriter(
                 storage, attempt=fact.attempt, state=state, tensors=tensors, table=slots, pool=pool
             ) as writer,
@@ -100,6 +100,7 @@ class _Job:
         return self._record
 
     def _run(self, saver: ShardSaver, tensors: Sequence[TensorRecord]) -> None:
+        give_way()
         try:
             self._record = saver.write(self.fact, tensors)
         except PsstoreError as error:

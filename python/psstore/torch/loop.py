@@ -162,7 +162,7 @@ class TrainingSession:
                 yield step
                 for hook in self._hooks:
                     hook.after_step(self, step)
-                self._is_exact = self.version > before or not self.store.consistency.lockstep
+                self._is_exact = self.version > before or self.store.consistency.mode != "sync"
                 if self.store.hand_in_wanted:
                     self._hand_in()
             self.is_clean = True
@@ -178,7 +178,7 @@ class TrainingSession:
         """Also tells the store that this worker hands in."""
         handed = self.store.handed_in()
         self.began_at = self.version
-        if handed is not None and (handed.version == self.version or not self.store.consistency.lockstep):
+        if handed is not None and (handed.version == self.version or self.store.consistency.mode != "sync"):
             worker_state.put_back(handed.state, self.optimizer, self._parts)
             _log.info("rank %s goes on from version %d", self.rank, handed.version)
         elif handed is not None:
