@@ -226,13 +226,14 @@ class Server:
     def _see_to_reads(self) -> None:
         """Whatever waits, whatever has failed since, and what a device is at work on: it rings no bell when it is done,
         and no other frame may come."""
-        data = self._service.data
-        if data.next_wake() == 0.0:
+        wake = self._service.data.next_wake()
+        if wake == 0.0:
             self._carry_out(self._service.woken(self.now()))
-        if data.is_filling:
-            self._settle_soon()
-        else:
-            self._set_timer(data.next_wake())
+            if self._service.data.is_filling:
+                self._settle_soon()
+                return
+            wake = self._service.data.next_wake()
+        self._set_timer(wake)
 
     def _handle(self, connection: ServerConnection, what: _core.Frame | Exception | None) -> None:
         """What goes wrong ends this connection only, unless it is the device."""
