@@ -290,9 +290,11 @@ ErrorCode Shard::contribute(const Incoming& incoming, Stripe& stripe, Slot& slot
 
 ErrorCode Shard::restore(const SliceEntry& entry, Slot& slot, const PayloadSlice& slice) {
   if (entry.part == 0) {
+    table_.restoring(slot);
     counters_.count(slot.restore_value(slice, version(), *backend_));
   } else {
     if (!slot.initialised()) return ErrorCode::NOT_INITIALISED;
+    table_.restoring(slot);
     slot.restore_state(entry.part - 1U, slice, entry.version, *backend_);
   }
   counters_.writes.add();

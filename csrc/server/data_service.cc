@@ -169,8 +169,9 @@ void DataService::answer_hold(const ConnectedClient& client, const Frame& frame,
       throw Error(ErrorCode::OVERLOADED,
                   std::to_string(kMaxHolds) + " readers hold decisions of this shard; try later");
     }
-    version = shard_.hold(reader, frame.header.round != 0);
-    holds_.insert_or_assign(reader, Hold{client.connection, now_s + kHoldS});
+    const auto [hold, is_new] = holds_.try_emplace(reader);
+    if (is_new) version = shard_.hold(reader, frame.header.round != 0);
+    hold->second = {client.connection, now_s + kHoldS};
   } else if (holds_.erase(reader) > 0) {
     shard_.release_hold(reader);
   }

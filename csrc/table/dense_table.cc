@@ -308,6 +308,11 @@ void DenseTable::keep_for_readers(Slot& slot) {
   }
 }
 
+void DenseTable::restoring(const Slot& slot) {
+  if (!holds_.none() && holds_.wanted(slot.unchanged_since(), slot.settled_to()).any)
+    holds_.give_up();
+}
+
 void DenseTable::forget_kept(Slot& slot) {
   const uint64_t num_bytes = slot.let_go([](uint64_t, uint64_t) { return false; });
   kept_bytes_.fetch_sub(num_bytes, std::memory_order_relaxed);
@@ -345,8 +350,8 @@ std::optional<TableImage> DenseTable::image(uint64_t reader, uint64_t at) {
   const auto gone = [at] {
     return Error(ErrorCode::VERSION_GONE,
                  "version " + std::to_string(at) +
-                     " is not kept any longer: the memory for snapshots is "
-                     "less than what changed meanwhile");
+                     " is not kept any longer: the memory for snapshots is less than what changed "
+                     "meanwhile, or a tensor was restored");
   };
   if (!settle_hold(reader, at)) throw gone();
   TableImage image;

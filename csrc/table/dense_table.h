@@ -128,6 +128,9 @@ class DenseTable {
   std::optional<Part> part_at(Stripe& stripe, Slot& slot, uint16_t index, uint64_t at, bool& waits)
       REQUIRES_SHARED(decision_mutex) REQUIRES(stripe.mutex);
 
+  // The slot is about to become another one as of the same decision: whoever reads as of that one is told.
+  void restoring(const Slot& slot) REQUIRES_SHARED(decision_mutex);
+
   // ---- being written elsewhere, and read back
 
   // All slots as they were at that decision, in no order, and the values of those that no decision changes, as they are. The

@@ -114,6 +114,7 @@ Change Slot::add(const PayloadSlice& from, Backend& backend) {
 Change Slot::restore_value(const PayloadSlice& from, uint64_t decision, Backend& backend) {
   BufferRef target = received(from, backend);
   version_ = std::max(version_, decision) + 1;
+  since_ = decision;
   published_.reset();
   return replace_value(std::move(target), backend);
 }
@@ -151,8 +152,9 @@ Published::Answer Slot::follow(uint64_t wanted_version, DType encoding, bool who
 // ---- what it was ------------------------------------------------------------------------------------
 
 uint64_t Slot::keep(uint64_t to, bool state) {
-  KeptParts kept{.from = version_,
+  KeptParts kept{.from = since_,
                  .to = to,
+                 .version = version_,
                  .parts = {value_},
                  .state = state,
                  .num_steps = static_cast<uint64_t>(num_steps_),
@@ -168,7 +170,7 @@ uint64_t Slot::keep(uint64_t to, bool state) {
 std::optional<Part> Slot::kept_part(uint16_t index, uint64_t at) const {
   for (const KeptParts& kept : kept_) {
     if (at < kept.from || kept.to < at) continue;
-    if (index == 0) return Part{kept.parts[0], kept.from};
+    if (index == 0) return Part{kept.parts[0], kept.version};
     if (kept.state) return Part{kept.parts[index], kept.num_steps};
   }
   return std::nullopt;
@@ -180,7 +182,7 @@ std::optional<SlotImage> Slot::image(uint64_t at) const {
     for (size_t i = 0; i < kMaxStates; ++i) parts |= state(i) ? uint64_t{2} << i : 0;
     return parts;
   };
-  if (!applies_by_decision(spec_.rule) || version_ <= at) {
+  if (!applies_by_decision(spec_.rule) || since_ <= at) {
     const uint64_t zeros = are_zeros_ && !value_ ? SlotImage::kZeros : 0;
     const auto has_state = [this](size_t i) { return static_cast<bool>(state_[i].buffer); };
     return SlotImage{spec_.key, version_, static_cast<uint64_t>(num_steps_),
@@ -189,7 +191,7 @@ std::optional<SlotImage> Slot::image(uint64_t at) const {
   for (const KeptParts& kept : kept_) {
     if (at < kept.from || kept.to < at || !kept.state) continue;
     const auto has_state = [&kept](size_t i) { return static_cast<bool>(kept.parts[1 + i]); };
-    return SlotImage{spec_.key, kept.from, kept.num_steps, parts_of(kept.parts[0], has_state)};
+    return SlotImage{spec_.key, kept.version, kept.num_steps, parts_of(kept.parts[0], has_state)};
   }
   return std::nullopt;
 }
@@ -206,6 +208,7 @@ void Slot::load(const SlotImage& image, std::span<const BufferRef> parts, Backen
   }
   if (!parts.empty() && parts[0]) replace_value(loaded(parts[0]), backend);
   version_ = image.version;
+  since_ = std::min(image.version, settled_);
   num_steps_ = static_cast<int64_t>(image.num_steps);
 }
 
@@ -323,6 +326,7 @@ Change Slot::step(const PendingDecision& pending, Backend& backend) {
   state_ = std::move(state);
   ++num_steps_;
   version_ = std::max(decision.number(), version_ + 1);
+  since_ = decision.number();
   return replace_value(std::move(target), backend);
 }
 

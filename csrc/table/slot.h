@@ -137,8 +137,8 @@ class Slot {
 
   // ---- what it was, for those who read it as of a decision (table/holds.h)
 
-  // Its value is as it is since the first of these decisions, and up to the second.
-  uint64_t unchanged_since() const { return version_; }
+  // Value and rule state are as they are since the first of these decisions, and up to the second.
+  uint64_t unchanged_since() const { return since_; }
   uint64_t settled_to() const { return settled_; }
   // The decision changes it, unless all it counts on is missing.
   bool will_change(const PendingDecision& pending) const {
@@ -190,6 +190,7 @@ class Slot {
   struct KeptParts {
     uint64_t from;
     uint64_t to;
+    uint64_t version;
     std::array<BufferRef, 1 + kMaxStates> parts;
     bool state;
     uint64_t num_steps;
@@ -227,6 +228,7 @@ class Slot {
   std::array<State, kMaxStates> state_;  // allocated when the rule first needs it
   int64_t num_steps_ = 0;                // updates applied: torch's per-parameter step
   uint64_t version_ = 0;
+  uint64_t since_ = 0;  // less than the version after a restore, which is no decision
   uint64_t reserved_bytes_ = 0;
   uint64_t settled_;  // last decision that has done to it all that it will
   Squares squares_;   // the last ones asked for

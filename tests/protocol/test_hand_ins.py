@@ -89,6 +89,21 @@ def test_each_worker_of_its_own_pace_is_asked_when_it_commits_next() -> None:
     assert hand_ins.missing(1) == []
 
 
+def test_what_is_handed_in_later_takes_no_place_before_the_checkpoint_begins() -> None:
+    store = FakeStore(num_workers=1)
+    peer = store.worker(0)
+    hand_in(peer, 0, b"at 0")
+    hand_ins = store.coordinator.rounds.hand_ins
+    hand_ins.want_next(0, lambda: None)
+    round_(1, peer)
+    hand_in(peer, 1, b"at 1")
+    round_(2, peer)
+    hand_in(peer, 2, b"at 2")
+    assert hand_ins.nearest[0].state == b"at 1"
+    hand_ins.enough()
+    assert hand_ins.nearest[0].state == b"at 2"
+
+
 def test_nobody_waits_for_a_worker_that_is_gone() -> None:
     store = FakeStore(num_workers=2)
     one, two = (store.worker(rank) for rank in range(2))

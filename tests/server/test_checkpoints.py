@@ -21,13 +21,23 @@ from psstore import LocalStore
 from psstore.checkpoint.manifest import FileRecord
 from psstore.checkpoint.place import open_place
 from psstore.checkpoint.reader import verify
+from psstore.client.rule_state import Restored
 from psstore.client.store import Store
-from psstore.errors import BadArgument, CheckpointNotFound, PsstoreError, RolledBack, StorageError, StoreUnreachable
+from psstore.errors import (
+    BadArgument,
+    CheckpointNotFound,
+    PsstoreError,
+    RolledBack,
+    StorageError,
+    StoreUnreachable,
+    VersionGone,
+)
 from psstore.protocol.coordinator import Coordinator
 from psstore.protocol.membership import Liveness
 from psstore.protocol.signing import Signer
 from psstore.server import checkpoint_keeper
 from psstore.server.checkpoint_keeper import CheckpointKeeper
+from psstore.server.checkpoint_place import StoragePlace
 from psstore.types import Consistency, TensorSpec
 from psstore.wire import messages as m
 from tests.support.cluster import PATIENCE_S
@@ -400,6 +410,29 @@ def test_two_who_want_one_at_the_same_time_both_get_one(tmp_path: Path) -> None:
             assert [one.result() for one in both] == [1, 1]
 
 
+def test_what_was_restored_is_in_the_next_checkpoint_and_snapshot_and_ends_those_before(tmp_path: Path) -> None:
+    """As after load_state_dict(), when no decision has followed yet."""
+    place = str(tmp_path / "run")
+    with served("--checkpoint", place) as process, training(process) as store:
+        step(store, 1)
+        step(store, 2)
+        with store.snapshot() as before:
+            store.restore({"a": Restored(np.full(SHAPES["a"], 7.0, F32))})
+            with pytest.raises(VersionGone):
+                before.pull("a")
+        with store.snapshot() as view:
+            assert (view.version, view.pull("a")[0, 0]) == (2, 7.0)
+            step(store, 4)
+            assert view.pull("a")[0, 0] == 7.0
+        store.restore({"a": Restored(np.full(SHAPES["a"], 5.0, F32))})
+        assert store.checkpoint() == 3
+        found = everything(store)
+    with served("--restore", place, shards=3) as process, psstore.connect(process.url) as store:
+        assert everything(store) == found
+        with store.snapshot() as view:
+            assert view.pull("a")[0, 0] == 5.0
+
+
 def test_a_clipped_round_is_settled_before_it_is_written_or_held(tmp_path: Path) -> None:
     with served("--checkpoint", str(tmp_path / "run")) as process, training(process) as store:
         step(store, 1)
@@ -423,10 +456,9 @@ def test_an_attempt_whose_leader_is_gone_makes_room(tmp_path: Path, monkeypatch:
     signer = Signer(b"k" * 32)
     consistency = Consistency()
     coordinator = Coordinator(consistency=consistency, liveness=Liveness(), num_shards=1, signer=signer)
-    keeper = CheckpointKeeper(
-        coordinator, num_shards=1, signer=signer, lineage="", url=str(tmp_path), keep=1, any_place=False
-    )
-    keeper.open(0)
+    place = StoragePlace(str(tmp_path), keep=1)
+    place.start_at(0)
+    keeper = CheckpointKeeper(coordinator, num_shards=1, signer=signer, lineage="", own=place, open_place=None)
     try:
         fact = begun(keeper, signer)
         assert fact.version == 0

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from psstore import _core
+from psstore.checkpoint.handed import pack_handed
 from psstore.client.norms import SquareSums, clip_factor
 from psstore.errors import (
     AvailabilityError,
@@ -174,11 +175,23 @@ class Worker(Actor):
         await self.settle_scale(self.tensors)
         await self.pull_first()
         last_round = dict(self.plan.leaves).get(self.rank, self.plan.rounds)
-        while self.client.round <= last_round:
+        if self.plan.hands_in:
+            await self.hand_in()
+        if self.plan.stop_at is not None:
+            await self.insist(lambda: self.call("stop", self.client.stop(self.plan.stop_at, finish=False)))
+        while self.client.round <= last_round and not self.client.stopped:
             await self.train_one_round()
+            if self.client.hand_in_wanted:
+                await self.hand_in()
+        if self.plan.hands_in:
+            await self.hand_in()
         if last_round == self.plan.rounds:
             await self.meet()
         await self.call("leave", self.client.leave())
+
+    async def hand_in(self) -> None:
+        """The version that this worker has come to, in its own words."""
+        await self.insist(lambda: self.call("hand in", self.client.hand_in(pack_handed(self.client.version))))
 
     async def join(self) -> None:
         """A new life may have to wait until the store believes in the death of the old one."""
@@ -292,7 +305,8 @@ class Worker(Actor):
         )
         self.history.commits[cell] = committed
         self.history.answered_at[cell] = self.machine.world.now
-        self.observe(self.rank)
+        if not committed.stop:
+            self.observe(self.rank)
 
     async def meet(self) -> None:
         """Before leaving, all meet; whoever is lost by then is not waited for."""

@@ -12,6 +12,7 @@ from psstore.wire.ranges import contains
 
 from . import model
 from .actors import NUM_WRITES, PROMPT_S, Writer
+from .archive import Archived
 from .history import History
 from .plan import Plan
 from .scenario import Scenario
@@ -140,8 +141,9 @@ def workers_are_told_the_truth(plan: Plan, history: History) -> None:
     for cell, committed in history.commits.items():
         told = None if committed.late else committed.decision
         assert decision_of.get(cell) == told, f"{cell} was told {committed}, it is in {decision_of.get(cell)}"
-        assert committed.next_round > cell[2], f"{cell} was told to do round {committed.next_round} next"
-        assert not committed.late or plan.mode == "backup", f"{cell} was late in mode {plan.mode}"
+        stopped = committed.late and committed.stop
+        assert stopped or committed.next_round > cell[2], f"{cell} was told to do round {committed.next_round} next"
+        assert stopped or not committed.late or plan.mode == "backup", f"{cell} was late in mode {plan.mode}"
 
 
 def values_are_what_the_decisions_say(plan: Plan, history: History) -> None:
@@ -190,9 +192,60 @@ def versions_are_whole(plan: Plan, history: History) -> None:
 
 
 def held_versions_stay(plan: Plan, history: History) -> None:
-    """Only who has lost a connection is told that the version is gone: nobody here reads for long, or is short of
-    memory."""
-    assert plan.break_chance or plan.partition or not history.gone, f"{history.gone}"
+    """Only who has lost a connection, or reads while tensors are restored, is told that a version is gone: nobody here
+    reads for long, or is short of memory."""
+    may_go = plan.break_chance or plan.partition or plan.num_writers
+    assert may_go or not history.gone, f"{history.gone}"
+
+
+def checkpoints_are_of_their_decision(plan: Plan, history: History) -> None:
+    """What is written is what the decisions up to that one say, on every shard and of the coordinator, and they are all
+    that anybody had been told of. What workers hand in is there, and where each round has all of them, of the same."""
+    versions = [one.state.decision for one in history.archived]
+    for told in history.checkpoints:
+        assert told.version in versions, f"{told} is not there: {versions}"
+        assert told.version >= told.acknowledged, f"{told.acknowledged} was told to somebody before {told}"
+    for one in history.archived:
+        values_are_of_their_decision(plan, history, one)
+        if plan.mode == "sync" and plan.hands_in and plan.gather_s and one.state.decision > 0 and not history.torn:
+            members = {member.rank for member in history.decisions[one.state.decision - 1].members}
+            missing = members - {part.rank for part in one.parts} - plan.unsteady
+            assert plan.mute_heartbeats or not missing, f"version {one.state.decision} lacks what {missing} hand in"
+        for worker in one.state.workers:
+            if worker.closed is not None:
+                assert worker.closed.decision <= one.state.decision, f"version {one.state.decision} knows of {worker}"
+        for part in one.parts:
+            assert part.handed == part.version, f"version {one.state.decision} has {part}"
+            assert plan.mode != "sync" or part.version == one.state.decision, f"{one.state.decision} has {part}"
+
+
+def values_are_of_their_decision(plan: Plan, history: History, one: Archived) -> None:
+    decided = history.decisions[: one.state.decision]
+    expected = model.counters_after(plan, history.tensors, decided, history.factors, history.lied)
+    known = {tensor.id for tensor in one.state.tensors}
+    for name, value in expected.items():
+        tensor = history.tensors[name]
+        for index, shard in enumerate(tensor.shards if tensor.id in known else ()):
+            data = one.shards[shard].get(tensor.key(index))
+            if data is not None:
+                begin, end = tensor.bounds(index)
+                found = np.frombuffer(data, np.float32) if data else np.zeros(end - begin, np.float32)
+                said = f"version {one.state.decision} has {name}[{begin}:{end}] as {found}: {value[begin:end]}"
+                assert np.array_equal(found, value[begin:end]), said
+
+
+def training_ends_at_its_version(plan: Plan, history: History) -> None:
+    if plan.stop_at is None or plan.leaves:  # the auditor may complete what dead workers have begun
+        return
+    lives = 1 + max((m.incarnation for d in history.decisions for m in d.members), default=1)
+    bound = plan.stop_at if lives == 2 else plan.stop_at + 1
+    assert len(history.decisions) <= bound, f"{len(history.decisions)} decisions, and workers stop at {plan.stop_at}"
+    for cell, committed in history.commits.items():
+        waited_s = history.answered_at[cell] - max(history.asked_at[cell], history.decided_at.get(committed.last, 0.0))
+        cut_off = plan.partition is not None and cell[0] == plan.partition[0]
+        assert cut_off or not committed.stop or waited_s <= PROMPT_S, f"{cell} waited {waited_s:.1f} s after the end"
+        over = committed.decision >= plan.stop_at
+        assert committed.stop == over or committed.last >= plan.stop_at, f"{cell} was told {committed}"
 
 
 def plain_writes_count_once(plan: Plan, history: History) -> None:
@@ -231,7 +284,8 @@ def staleness_keeps_its_bound(plan: Plan, history: History) -> None:
         return
     for cell, committed in history.commits.items():
         lead = committed.next_round - 1 - committed.slowest
-        assert lead <= plan.staleness, f"{cell} was let go {lead} rounds ahead, the bound is {plan.staleness}"
+        done = committed.stop
+        assert done or lead <= plan.staleness, f"{cell} was let go {lead} rounds ahead, the bound is {plan.staleness}"
     assert all(lead <= plan.staleness for lead in history.leads), f"leads {history.leads}, bound {plan.staleness}"
 
 
@@ -277,6 +331,8 @@ CHECKS: tuple[Callable[[Plan, History], None], ...] = (
     readers_see_what_was_acknowledged,
     versions_are_whole,
     held_versions_stay,
+    checkpoints_are_of_their_decision,
+    training_ends_at_its_version,
     plain_writes_count_once,
     shards_hold_what_the_schema_registry_says,
     staleness_keeps_its_bound,

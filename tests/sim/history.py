@@ -8,6 +8,8 @@ from psstore.errors import TornRound
 from psstore.types import Tensor
 from psstore.wire.messages import Committed, DecisionFact
 
+from .archive import Archived
+
 Cell = tuple[int, int, int]
 """(rank, life, round): what is counted once or not at all."""
 
@@ -42,6 +44,15 @@ class Version:
     number: int
     acknowledged: int
     values: dict[str, bytes]
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """One that somebody was told is written, and the last decision that anybody had been told of before."""
+
+    leader: str
+    version: int
+    acknowledged: int
 
 
 @dataclass
@@ -82,6 +93,9 @@ class History:
     reads: list[Read] = field(default_factory=list)
     seen: list[Seen] = field(default_factory=list)
     versions: list[Version] = field(default_factory=list)
+    checkpoints: list[Checkpoint] = field(default_factory=list)
+    archived: list[Archived] = field(default_factory=list)
+    """What was written."""
     gone: list[str] = field(default_factory=list)
     """Whoever was told that a version is not kept any longer."""
     writes: dict[str, Writes] = field(default_factory=dict)

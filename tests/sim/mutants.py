@@ -20,12 +20,16 @@ from psstore.protocol.clients import Clients
 from psstore.protocol.connection import Connection
 from psstore.protocol.decision_cache import DecisionCache
 from psstore.protocol.decision_log import DecisionLog
+from psstore.protocol.hand_ins import HandIns
 from psstore.protocol.membership import Membership
 from psstore.protocol.promised_pushes import PromisedPushes
 from psstore.protocol.replies import Reply
 from psstore.protocol.rounds import Rounds
 from psstore.protocol.service import ShardService
 from psstore.protocol.session import Session
+from psstore.protocol.stops import Stops
+from psstore.server.checkpoint_keeper import CheckpointKeeper
+from psstore.types import Consistency
 from psstore.wire.messages import Committed, Signed
 
 Mutant = Callable[[], AbstractContextManager[Any]]
@@ -178,6 +182,42 @@ def finish_is_answered_once() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def whatever_was_handed_in_is_written() -> Iterator[None]:
+    parts = CheckpointKeeper._parts
+
+    def careless(self: CheckpointKeeper, state: Any) -> Any:
+        with mock.patch.object(Consistency, "mode", "any"):
+            return parts(self, state)
+
+    with mock.patch.object(CheckpointKeeper, "_parts", careless):
+        yield
+
+
+@contextmanager
+def the_coordinators_part_is_noted_late() -> Iterator[None]:
+    gathered = CheckpointKeeper._gathered
+
+    def late(self: CheckpointKeeper, asked: Any) -> Any:
+        found = gathered(self, asked)
+        return None if found is None else (replace(self._state(), decision=found[0].decision), found[1])
+
+    with mock.patch.object(CheckpointKeeper, "_gathered", late):
+        yield
+
+
+@contextmanager
+def leaders_settle_on_what_is_newest() -> Iterator[None]:
+    begin = CheckpointKeeper.begin
+
+    def newest(self: CheckpointKeeper, asked: Any) -> Any:
+        begun = begin(self, asked)
+        return replace(begun, version=self._coordinator.rounds.log.last) if begun.gathering else begun
+
+    with mock.patch.object(CheckpointKeeper, "begin", newest):
+        yield
+
+
 MUTANTS: dict[str, tuple[str, Mutant]] = {
     "nothing is sent again after a reconnect": ("sync", _broken("THE_UNANSWERED_IS_SENT_AGAIN")),
     "writes that were applied get a new number": ("async", _broken("APPLIED_WRITES_KEEP_THEIR_NUMBERS")),
@@ -221,6 +261,15 @@ MUTANTS: dict[str, tuple[str, Mutant]] = {
     "who reads in a torn round waits on": ("sync", _method(Session, "abandon_reads", lambda self, error: None)),
     "what is held is not kept": ("async", _broken("WHAT_IS_HELD_IS_KEPT")),
     "who reads as of a decision gets what is newest": ("async", _broken("READS_ARE_AS_OF_THEIR_DECISION")),
+    "nobody is asked to hand in": ("sync", _method(HandIns, "is_wanted", lambda self, worker: False)),
+    "whatever was handed in is written": ("sync", whatever_was_handed_in_is_written),
+    "the coordinator's part is noted late": ("async", the_coordinators_part_is_noted_late),
+    "leaders settle on what is newest": ("async", leaders_settle_on_what_is_newest),
+    "commits count beyond the end": ("async", _method(Stops, "is_over", lambda self, rank, last: False)),
+    "who waits for slower workers is not let go at the end": (
+        "ssp",
+        _method(Stops, "is_anyone_over", lambda self, last: False),
+    ),
     "shards don't hear of scales": ("sync", _broken("SCALES_ARE_HEARD")),
     "scales are kept to oneself": ("sync", _method(Client, "_tell_scale", scales_are_kept_to_oneself)),
     "readers ask nobody for the last decision": ("sync", _method(Client, "_learn_decisions", readers_ask_nobody)),

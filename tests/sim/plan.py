@@ -63,6 +63,14 @@ class Plan:
     num_readers: int
     num_historians: int
     """Readers of whole versions."""
+    num_archivists: int
+    """Who leads checkpoints."""
+    gather_s: float
+    """How long a checkpoint waits for what workers hand in."""
+    hands_in: bool
+    """Workers hand in for their next lives."""
+    stop_at: int | None
+    """The version at which workers have training end."""
 
     @property
     def consistency(self) -> Consistency:
@@ -72,6 +80,13 @@ class Plan:
     def disturbed(self) -> bool:
         """Who takes part differs from the fault-free run, so that values may differ too."""
         return bool(self.deaths or self.leaves or self.liar is not None)
+
+    @property
+    def unsteady(self) -> set[int]:
+        """Ranks that may not be there all the time."""
+        cut_off = () if self.partition is None else (self.partition[0],)
+        lying = () if self.liar is None else (self.liar,)
+        return {*cut_off, *lying, *(death.rank for death in self.deaths), *(rank for rank, _ in self.leaves)}
 
     def undisturbed(self) -> Plan:
         """The same training, with nothing going wrong, on one shard and without what must make no difference."""
@@ -97,6 +112,9 @@ class Plan:
             with_curator=False,
             num_readers=0,
             num_historians=0,
+            num_archivists=0,
+            gather_s=0.0,
+            hands_in=False,
         )
 
 
@@ -111,6 +129,7 @@ def plan_of(seed: int, mode: str | None = None) -> Plan:
     deaths = tuple(_death(rng, num_workers) for _ in range(rng.choice((0, 0, 1, 1, 2))))
     leaver, rounds = rng.randrange(num_workers), rng.randint(3, 8)
     lies = random.Random(f"lies {seed}")
+    archives = random.Random(f"archives {seed}")
     waits_for_all = chosen == "sync" or num_workers == 1
     manners = random.Random(f"manners {seed}")
     early = manners.random() < 0.5 and waits_for_all
@@ -145,6 +164,12 @@ def plan_of(seed: int, mode: str | None = None) -> Plan:
         with_curator=rng.random() < 0.5,
         num_readers=rng.randint(0, 2),
         num_historians=random.Random(f"historians {seed}").randint(0, 2),
+        num_archivists=archives.randint(0, 2),
+        gather_s=archives.choice((0.0, 60.0)),
+        hands_in=archives.random() < 0.7,
+        stop_at=archives.randint(1, rounds * (num_workers if chosen in ("ssp", "async") else 1))
+        if archives.random() < 0.3
+        else None,
         num_channels=manners.choice((1, 1, 2, 3)),
     )
 

@@ -12,10 +12,13 @@ from psstore.protocol.coordinator import Coordinator
 from psstore.protocol.membership import Liveness
 from psstore.protocol.service import ShardIdentity
 from psstore.protocol.signing import Signer
+from psstore.server.checkpoint_keeper import CheckpointKeeper
 from psstore.wire.messages import Role
 
 from . import model
 from .actors import HASTY_S, Actor, Auditor, Curator, Historian, Reader, Worker, Writer
+from .archive import Archive, SimulatedPlace
+from .archivist import Archivist
 from .history import History
 from .machine import Machine
 from .network import Network
@@ -45,6 +48,16 @@ class Scenario:
         self.coordinator = Coordinator(
             consistency=plan.consistency, liveness=LIVENESS, num_shards=plan.num_shards, signer=self.notary
         )
+        self.archive = Archive()
+        self.keeper = CheckpointKeeper(
+            self.coordinator,
+            num_shards=plan.num_shards,
+            signer=Signer(SIGNING_KEY),
+            lineage="simulated",
+            own=SimulatedPlace(self.world, self.archive),
+            open_place=None,
+            now=lambda: self.world.now,
+        )
         self.servers = [self._server(shard) for shard in range(plan.num_shards)]
         self.machines: dict[int, Machine] = {}
         """The machine of each rank's present life."""
@@ -66,6 +79,8 @@ class Scenario:
             identity=identity,
             signer=self.notary if shard == 0 else Signer(SIGNING_KEY),
             coordinator=self.coordinator if shard == 0 else None,
+            keeper=self.keeper if shard == 0 else None,
+            archive=self.archive,
             lazy=self.plan.lazy_shards,
         )
 
@@ -86,7 +101,7 @@ class Scenario:
                 self._start(Writer(plan, machine, self.history, index=index))
             if plan.with_curator:
                 self._start(Curator(plan, self._machine("curator", "client"), self.history))
-            readers: list[Reader | Historian] = [
+            readers: list[Reader | Historian | Archivist] = [
                 *(
                     Reader(plan, self._machine(f"reader {index}", "client"), self.history)
                     for index in range(plan.num_readers)
@@ -94,6 +109,10 @@ class Scenario:
                 *(
                     Historian(plan, self._machine(f"historian {index}", "client"), self.history)
                     for index in range(plan.num_historians)
+                ),
+                *(
+                    Archivist(plan, self._machine(f"archivist {index}", "client"), self.history)
+                    for index in range(plan.num_archivists)
                 ),
             ]
             for reader in readers:
@@ -123,6 +142,7 @@ class Scenario:
 
     def _record(self) -> None:
         history = self.history
+        history.archived = self.archive.checkpoints
         history.torn = self.coordinator.rounds.torn
         history.unfinished = sorted(self.pending)
         history.decisions = self.notary.decisions
@@ -194,10 +214,7 @@ class Scenario:
 
     def _observe_lead(self, rank: int) -> None:
         """A worker was let go: how far is it from the slowest of those that were there all the time?"""
-        disturbed = {self.plan.liar, *(death.rank for death in self.plan.deaths), *(r for r, _ in self.plan.leaves)}
-        if self.plan.partition is not None:
-            disturbed.add(self.plan.partition[0])
-        steady = [r for r in range(self.plan.num_workers) if r not in disturbed and r not in self.history.done]
+        steady = [r for r in range(self.plan.num_workers) if r not in self.plan.unsteady and r not in self.history.done]
         if steady and not self.plan.mute_heartbeats:
             slowest = min(self._clock(r) for r in steady)
             self.history.leads.append(self._clock(rank) - slowest)

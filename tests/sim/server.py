@@ -9,10 +9,12 @@ from psstore import _core
 from psstore.errors import ProtocolError
 from psstore.protocol.coordinator import Coordinator
 from psstore.protocol.frames import Output, Send
+from psstore.protocol.saving import Keeper
 from psstore.protocol.service import ShardIdentity, ShardService
 from psstore.protocol.signing import Signer
 from psstore.wire.messages import DecisionFact, Fact, Signed
 
+from .archive import Archive, SimulatedSaver
 from .network import Connection
 from .world import World
 
@@ -57,7 +59,15 @@ class Server:
     """Accepts connections and carries the service's outputs out."""
 
     def __init__(
-        self, world: World, *, identity: ShardIdentity, signer: Signer, coordinator: Coordinator | None, lazy: bool
+        self,
+        world: World,
+        *,
+        identity: ShardIdentity,
+        signer: Signer,
+        coordinator: Coordinator | None,
+        keeper: Keeper | None,
+        archive: Archive,
+        lazy: bool,
     ) -> None:
         self.world = world
         self.shard = ObservedShard(identity.shard)
@@ -66,6 +76,8 @@ class Server:
             shard=self.shard,  # type: ignore[arg-type]  # everything that a Shard has
             signer=signer,
             coordinator=coordinator,
+            saver=SimulatedSaver(archive, self.shard.core, identity.shard),
+            keeper=keeper,
             make_nonce=lambda: world.rng.randbytes(32),
         )
         self.ends: dict[int, ServerEnd] = {}

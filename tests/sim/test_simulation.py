@@ -33,6 +33,7 @@ NOTICED_BY = {
     "who reads in a torn round waits on": 162,
     "scales are kept to oneself": 331,
     "norms are added as they come": 49,
+    "nobody is asked to hand in": 53,
 }
 """Seeds to begin with, where few notice anything. They save time; when the simulator has changed, others will do."""
 
@@ -69,7 +70,13 @@ def test_simulator_notices_that(name: str) -> None:
 
 def test_ssp_goes_to_its_bound_and_not_beyond() -> None:
     plan = replace(
-        plan_of(0, "ssp").undisturbed(), num_workers=3, rounds=8, staleness=2, compute_s=(0.01, 0.01, 1.0), num_shards=2
+        plan_of(0, "ssp").undisturbed(),
+        stop_at=None,
+        num_workers=3,
+        rounds=8,
+        staleness=2,
+        compute_s=(0.01, 0.01, 1.0),
+        num_shards=2,
     )
     history = run_and_check(plan)
     assert max(history.leads) == history.max_staleness == 2
@@ -83,7 +90,7 @@ def test_synchronous_bytes_do_not_depend_on_the_number_of_shards(num_shards: int
 
 def test_late_worker_is_told_so_and_catches_up() -> None:
     calm = plan_of(0, "backup").undisturbed()
-    plan = replace(calm, num_workers=3, rounds=6, compute_s=(0.1, 0.1, 2.0), num_shards=2)
+    plan = replace(calm, stop_at=None, num_workers=3, rounds=6, compute_s=(0.1, 0.1, 2.0), num_shards=2)
     history = run_and_check(plan)
     late = [cell for cell, committed in history.commits.items() if committed.late]
     assert late

@@ -420,8 +420,9 @@ class Client:
             try:
                 begin = m.Begin(url=url, reader=reader, gather_s=gather_s)
                 while (begun := await self._control("BEGIN", begin, m.Begun)).gathering:
+                    await self._keep_holding(reader, begun.version)
                     await again()
-                if begun.save is None:
+                if begun.save is None or begun.version is None:
                     continue  # somebody else was first
                 body, hold = m.Save(fact=begun.save, decisions=begun.decisions), Hold(reader, begun.version)
                 while None in saved:
@@ -435,6 +436,8 @@ class Client:
         keep = m.Keep(saved=tuple(one for one in saved if one is not None))
         while not (await self._control("KEEP", keep, m.Kept)).done:
             await again()
+        assert begun.version is not None, "it is written"
+        assert begun.version is not None, "it is written"
         return begun.version
 
     async def reach(self, version: int, *, wait_s: float) -> None:
@@ -527,12 +530,25 @@ class Client:
         self._num_holds += 1
         digest = hashlib.blake2b(f"{self.identity.client} {self._num_holds}".encode(), digest_size=8).digest()
         reader = int.from_bytes(digest, "little") | 1  # not 0
-        asked = [self._request(one, "HOLD", round=int(state), sequence=reader) for one in self.shards]
         try:
-            return reader, [answer.version for answer in await collect(asked)]
+            return reader, await self._ask_to_hold(reader, state=state)
         except PsstoreError:
             self.free(reader)
             raise
+
+    async def _ask_to_hold(self, reader: int, *, state: bool) -> list[int]:
+        """Where each shard is. One that holds for that reader already does so for longer."""
+        asked = [self._request(one, "HOLD", round=int(state), sequence=reader) for one in self.shards]
+        return [answer.version for answer in await collect(asked)]
+
+    async def _keep_holding(self, reader: int, version: int | None) -> None:
+        """While workers hand in, until the decision is made as of which they do, the shards keep whatever comes; from
+        then on, that decision."""
+        if version is None:
+            await self._ask_to_hold(reader, state=True)
+        else:
+            await self._learn_up_to(version)
+            await self._settle(Hold(reader, version), wait_s=self.timeout_s)
 
     async def _settle(self, hold: Hold, *, wait_s: float) -> None:
         """The shards keep that decision, and no other one, and as long again."""

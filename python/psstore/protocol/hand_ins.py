@@ -31,6 +31,9 @@ class HandIns:
 
     def __init__(self, membership: Membership) -> None:
         self.of: dict[int, HandedIn] = {}
+        self._gathered: dict[int, HandedIn] = {}
+        """The first of each rank as of the decision that is asked for or later: it may hand in again before the
+        checkpoint begins."""
         self._membership = membership
         self._wanted_from: int | None = None
         """A checkpoint of this decision, or of the next one if it has not been made, wants what is handed in."""
@@ -50,9 +53,15 @@ class HandIns:
             raise BadArgument(
                 f"rank {worker.rank} hands in as of version {handed.version}; expected {at_least} to {last}"
             )
-        self.of[worker.rank] = HandedIn(
-            incarnation=worker.incarnation, version=handed.version, state=bytes(handed.state)
-        )
+        found = HandedIn(incarnation=worker.incarnation, version=handed.version, state=bytes(handed.state))
+        self.of[worker.rank] = found
+        if self._is_made and self._wanted_from is not None and handed.version >= self._wanted_from:
+            self._gathered.setdefault(worker.rank, found)
+
+    @property
+    def nearest(self) -> Mapping[int, HandedIn]:
+        """By rank, what is nearest to the decision that was asked for, or else the last."""
+        return {**self.of, **self._gathered}
 
     def give_back(self, worker: Worker) -> HandedBack:
         """What the rank's last life, or this one, has handed in."""
@@ -74,10 +83,11 @@ class HandIns:
         """Asks every worker that hands in for what it has after the next decision. `on_made`: called once when that is
         made, before anybody hears of it."""
         self._wanted_from, self._is_made, self._on_made = last + 1, False, on_made
+        self._gathered = {}
 
     def enough(self) -> None:
         """Nobody is asked any more."""
-        self._wanted_from = None
+        self._wanted_from, self._gathered = None, {}
 
     def decided(self) -> None:
         """There is another decision."""

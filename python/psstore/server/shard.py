@@ -30,6 +30,7 @@ from psstore.protocol.service import ShardIdentity, ShardService
 from psstore.protocol.signing import Signer
 from psstore.server import logs
 from psstore.server.checkpoint_keeper import CheckpointKeeper
+from psstore.server.checkpoint_place import StoragePlace
 from psstore.server.member_log import MemberLog
 from psstore.server.restoring import restore
 from psstore.server.settings import READY, ShardSettings
@@ -78,9 +79,10 @@ async def serve(settings: ShardSettings) -> None:
         else make_device_lender(settings, shard)
     )
     limits = ServerLimits(max_connections=make_room(settings.max_connections))
-    keeper = make_keeper(settings, coordinator)
+    place = own_place(settings)
+    keeper = make_keeper(settings, coordinator, place)
     service = make_service(settings, coordinator, shard, lender, keeper, max_connections=limits.max_connections)
-    begin_at(settings, service, keeper)
+    begin_at(settings, service, place)
     server = Server(
         service,
         loop=loop,
@@ -199,7 +201,15 @@ def make_service(
     )
 
 
-def make_keeper(settings: ShardSettings, coordinator: Coordinator | None) -> CheckpointKeeper | None:
+def own_place(settings: ShardSettings) -> StoragePlace | None:
+    """Where the store's checkpoints go, on the shard that keeps them."""
+    chosen = settings.checkpoint
+    return StoragePlace(chosen.url, keep=chosen.keep) if settings.index == 0 and chosen.url is not None else None
+
+
+def make_keeper(
+    settings: ShardSettings, coordinator: Coordinator | None, place: StoragePlace | None
+) -> CheckpointKeeper | None:
     if coordinator is None:
         return None
     chosen = settings.checkpoint
@@ -208,14 +218,14 @@ def make_keeper(settings: ShardSettings, coordinator: Coordinator | None) -> Che
         num_shards=len(settings.addresses),
         signer=Signer(settings.signing_key),
         lineage=chosen.restore.lineage if chosen.restore is not None else settings.store,
-        url=chosen.url,
-        keep=chosen.keep,
-        any_place=chosen.any_place,
+        own=place,
+        open_place=StoragePlace if chosen.any_place else None,
     )
 
 
-def begin_at(settings: ShardSettings, service: ShardService, keeper: CheckpointKeeper | None) -> None:
-    """Restores what is to be restored, and takes the place of checkpoints to come. Raises StorageError, BadArgument."""
+def begin_at(settings: ShardSettings, service: ShardService, place: StoragePlace | None) -> None:
+    """Restores what is to be restored, and waits for the place of checkpoints to come. Raises StorageError,
+    BadArgument."""
     begun = settings.checkpoint.restore
     if begun is not None:
         restore(
@@ -226,8 +236,8 @@ def begin_at(settings: ShardSettings, service: ShardService, keeper: CheckpointK
             index=settings.index,
             num_shards=len(settings.addresses),
         )
-    if keeper is not None:
-        keeper.open(begun.version if begun is not None else 0)
+    if place is not None:
+        place.start_at(begun.version if begun is not None else 0)
 
 
 def make_coordinator(settings: ShardSettings) -> Coordinator:

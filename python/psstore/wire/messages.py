@@ -463,8 +463,8 @@ class Begun(Message, frozen=True, kw_only=True):
     """False: the place is being looked at, or another checkpoint is being written; ask again."""
     gathering: bool = False
     """Not ready for this reader yet, because workers are handing in; ask again, as the same."""
-    version: int = 0
-    """The last decision, as of which it is going to be."""
+    version: int | None = None
+    """The decision as of which it is going to be; None: it is not made yet, or nobody can say."""
     save: Signed | None = None
     """The SaveFact, if there is a reader."""
     decisions: tuple[Signed, ...] = ()

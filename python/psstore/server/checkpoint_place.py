@@ -1,0 +1,173 @@
+"""A place of checkpoints as the store's keeper uses it: on storage, which may take its time, or hang."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Protocol, TypeVar
+
+from psstore.checkpoint.hash_pool import HashPool
+from psstore.checkpoint.manifest import FileRecord
+from psstore.checkpoint.owned_place import OwnedPlace
+from psstore.checkpoint.ownership import LEASE_S, Ownership, take
+from psstore.checkpoint.place import open_place
+from psstore.checkpoint.state import StoreState
+from psstore.checkpoint.worker_file import WorkerPart, write_worker_file
+from psstore.errors import CheckpointPlaceTaken, PsstoreError, StorageError, StorageFailed
+
+T = TypeVar("T")
+
+ALL = 1 << 62
+"""More checkpoints than there are."""
+
+_log = logging.getLogger("psstore.server")
+
+
+class KeptPlace(Protocol):
+    """Where a store's checkpoints go. No call blocks."""
+
+    url: str
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether it can't be had: `is_ready` says why."""
+
+    def is_ready(self) -> bool:
+        """Whether it is the store's by now. Raises StorageError, BadArgument if it can't be."""
+
+    def begin(self, version: int) -> str:
+        """The name of a new attempt. REQUIRES: `is_ready`."""
+
+    def keep(
+        self, name: str, state: StoreState, parts: Sequence[WorkerPart], records: Sequence[FileRecord]
+    ) -> Future[None]:
+        """Makes what shards have written for that attempt, and these parts, a checkpoint."""
+
+    def abandon(self, version: int) -> None:
+        """The attempt at this version has failed."""
+
+    def close(self) -> None:
+        """Leaves it to others."""
+
+
+class StoragePlace:
+    """A `KeptPlace` with a thread of its own, which takes it, does what is to be done there, and says that the owner
+    lives."""
+
+    def __init__(self, url: str, *, keep: int = ALL) -> None:
+        """`keep`: how many of the newest checkpoints stay there."""
+        self.url = url
+        self._keep = keep
+        self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._ownership: Ownership | None = None
+        self._owned = self._submit(self._take)
+        self._thread = threading.Thread(target=self._run, name="psstore-place", daemon=True)
+        self._thread.start()
+
+    def start_at(self, version: int) -> None:
+        """Once, by a store that begins at this version; blocks until the place is its own. Raises StorageError,
+        BadArgument."""
+        self._owned.result().start_at(version)
+
+    @property
+    def has_failed(self) -> bool:
+        """See KeptPlace."""
+        return self._owned.done() and self._owned.exception() is not None
+
+    def is_ready(self) -> bool:
+        """See KeptPlace."""
+        if not self._owned.done():
+            return False
+        self._owned.result()
+        return True
+
+    def begin(self, version: int) -> str:
+        """See KeptPlace."""
+        return self._owned.result().begin(version)
+
+    def keep(
+        self, name: str, state: StoreState, parts: Sequence[WorkerPart], records: Sequence[FileRecord]
+    ) -> Future[None]:
+        """See KeptPlace."""
+
+        def run() -> None:
+            owned = self._owned.result()
+            owned.commit(state, [*records, *_write(owned, name, state, parts)])
+            try:
+                owned.tidy_up()
+            except StorageError as error:
+                _log.warning("older checkpoints could not be removed: %s", error.message)
+
+        return self._submit(run)
+
+    def abandon(self, version: int) -> None:
+        """See KeptPlace."""
+        self._owned.result().abandon(version)
+
+    def close(self) -> None:
+        """See KeptPlace. Waits a moment for storage."""
+        self._work.put(None)
+        self._thread.join(timeout=2.0)
+
+    # ---- how ----
+
+    def _submit(self, run: Callable[[], T]) -> Future[T]:
+        """Runs it on the thread."""
+        future: Future[T] = Future()
+
+        def work() -> None:
+            try:
+                future.set_result(run())
+            except PsstoreError as error:
+                future.set_exception(error)
+            except Exception as error:
+                _log.exception("a bug in psstore")
+                future.set_exception(StorageFailed(f"{self.url}: {error!r}"))
+
+        self._work.put(work)
+        return future
+
+    def _take(self) -> OwnedPlace:
+        place = open_place(self.url).place
+        self._ownership = take(place.storage)
+        return OwnedPlace(place, self._ownership, keep=self._keep)
+
+    def _run(self) -> None:
+        while True:
+            try:
+                work = self._work.get(timeout=LEASE_S / 3)
+            except queue.Empty:
+                self._renew()
+                continue
+            if work is None:
+                break
+            work()
+            if self.has_failed:
+                return
+        if self._ownership is not None:
+            try:
+                self._ownership.release()
+            except StorageError as error:
+                _log.warning("the place could not be left: %s", error.message)
+
+    def _renew(self) -> None:
+        if self._ownership is None:
+            return
+        try:
+            self._ownership.renew()
+        except CheckpointPlaceTaken as error:
+            _log.error("%s", error.message)
+        except StorageError as error:
+            _log.warning("the place could not be renewed: %s", error.message)
+
+
+def _write(owned: OwnedPlace, name: str, state: StoreState, parts: Sequence[WorkerPart]) -> list[FileRecord]:
+    """What workers have handed in, a file each."""
+    if not parts:
+        return []
+    storage, version = owned.place.storage, state.decision
+    with HashPool(yielding=True) as pool:
+        return [write_worker_file(storage, part, version=version, attempt=name, pool=pool) for part in parts]
