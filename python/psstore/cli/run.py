@@ -66,6 +66,7 @@ def run(
     ps task serves a shard until the workers are done, a worker waits for the ps tasks and runs SCRIPT.
     """
     from psstore.cli.run_task import find_task, run_task
+    from psstore.launch.environment import checkpoint_environ
 
     flags = {"ps_hosts": ps_hosts, "worker_hosts": worker_hosts, "job_name": job_name, "task_index": task_index}
     cluster = find_task(flags, is_local=shards is not None or workers is not None)
@@ -75,10 +76,7 @@ def run(
         os.environ["PSSTORE_TOKEN_FILE"] = token_file
     if max_memory is not None:
         os.environ["PSSTORE_MAX_MEMORY"] = max_memory  # as the server is told what has no flag here
-    if checkpoint is not None:
-        os.environ["PSSTORE_CHECKPOINT"], os.environ["PSSTORE_RESTORE"] = checkpoint, "auto"
-    if checkpoint_every is not None:
-        os.environ["PSSTORE_CHECKPOINT_EVERY"] = checkpoint_every
+    os.environ.update(checkpoint_environ(checkpoint, every=checkpoint_every))
     interpreted = [sys.executable, "-u", *(["-m"] if module else []), *command]
     num_workers = (workers or 2) if cluster is None else cluster.num_workers
     consistency = consistency_of(mode, workers=num_workers, backups=backups, staleness=staleness)

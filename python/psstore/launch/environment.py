@@ -41,6 +41,12 @@ def worker_environ(
     return {**base, **told}
 
 
+def checkpoint_environ(place: str | None, *, every: str | None) -> dict[str, str]:
+    """What a store is told that is to write checkpoints, and to begin with the latest, if there is one."""
+    told = {} if place is None else {"PSSTORE_CHECKPOINT": place, "PSSTORE_RESTORE": "auto"}
+    return told if every is None else {**told, "PSSTORE_CHECKPOINT_EVERY": every}
+
+
 def find_gpus(environ: Mapping[str, str], *, proc: Path = NVIDIA_GPUS) -> list[str]:
     """Names for CUDA_VISIBLE_DEVICES, one per GPU that the launcher itself may use; [] where there is none.
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import os
 import sys
 import tempfile
 import time
@@ -22,9 +20,8 @@ from psstore.errors import BadArgument
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from psstore.cli.demo.display import Display
-    from psstore.launch.job import Job
-    from psstore.types import Consistency
+
+EXIT_DIFFERS = 1
 
 EXIT_MISSING = 3
 
@@ -58,19 +55,31 @@ def demo(
         typer.Option(exists=True, file_okay=False, help="Directory with MNIST's four IDX files, gzipped or not."),
     ] = None,
     compare: Annotated[bool, typer.Option("--compare", help="Also train in one process; compare the weights.")] = False,
+    crash: Annotated[
+        bool,
+        typer.Option(
+            "--crash",
+            help="Also train it with checkpoints, kill all of it in the middle, and go on with one more shard from the"
+            " last checkpoint; compare the bytes.",
+        ),
+    ] = False,
     seed: Annotated[int, typer.Option(help="Of the first weights and the order of the images.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON, in the last line.")] = False,
 ) -> None:
     """Train a small network on real handwritten digits, with real processes, here and now."""
     from rich.console import Console
 
-    from psstore.cli.demo.display import Display, summary
+    from psstore.cli.demo.crash import train_and_crash
+    from psstore.cli.demo.display import Display, hashes, summary
+    from psstore.cli.demo.training import job_of, train
 
     _need_packages(digits=data_dir is None)
     if strategy is not Strategy.ps and mode is not Mode.sync:
         fail(f"--mode {mode.value} is a store's; --strategy {strategy.value} is synchronous")
     if strategy is not Strategy.ps and compression != "none":
         fail(f"--compression {compression} is a store's; --strategy {strategy.value} sends float32")
+    if crash:
+        _check_crash(strategy, mode, compression)
     _check(compression, data_dir)
     num_shards = 0 if strategy is Strategy.allreduce else shards
     consistency = consistency_of(mode, workers=workers, backups=backups, staleness=staleness)
@@ -92,9 +101,14 @@ def demo(
         display = Display(
             console, how=_how(settings, mode, num_shards), num_workers=workers, dataset=_dataset(data_dir)
         )
-        _train(_job(settings, num_shards, consistency), display)
+        train(job_of(settings, num_shards=num_shards, consistency=consistency), display)
         seconds = time.perf_counter() - began
         difference = _compare(console, settings) if compare else None
+        crashed = (
+            train_and_crash(console, settings, rounds=display.round, num_shards=num_shards, consistency=consistency)
+            if crash
+            else None
+        )
     report = report_of(
         display.results.values(),
         settings,
@@ -102,10 +116,17 @@ def demo(
         num_shards=num_shards,
         seconds=seconds,
         max_abs_weight_diff=difference,
+        crash=crashed,
     )
     console.print(summary(report))
+    if crashed is not None:
+        console.print(hashes(crashed), soft_wrap=True, highlight=False)
     if as_json:
         typer.echo(msgspec.json.encode(report).decode())
+    if crashed is not None and crashed.sha256_uninterrupted != crashed.sha256_went_on:
+        fail(
+            "the training that was killed has ended with other bytes than the one that was not", exit_code=EXIT_DIFFERS
+        )
 
 
 def _need_packages(*, digits: bool) -> None:
@@ -117,6 +138,16 @@ def _need_packages(*, digits: bool) -> None:
             f"the demo needs {' and '.join(missing)}: {sys.executable} -m pip install {' '.join(missing)}",
             exit_code=EXIT_MISSING,
         )
+
+
+def _check_crash(strategy: Strategy, mode: Mode, compression: str) -> None:
+    """Ends the command with a sentence for what can't end with the same bytes after a crash."""
+    if strategy is not Strategy.ps:
+        fail(f"--crash is for --strategy ps: with {strategy.value}, workers' own state dies with them")
+    if mode is not Mode.sync:
+        fail(f"--crash is for --mode sync: with {mode.value}, no two trainings end with the same bytes")
+    if compression != "none":
+        fail(f"--crash can't be with --compression {compression}: what it keeps back is in workers, and dies with them")
 
 
 def _check(compression: str, data_dir: Path | None) -> None:
@@ -143,31 +174,6 @@ def _how(settings: Settings, mode: Mode, num_shards: int) -> str:
 
 def _dataset(data_dir: Path | None) -> str:
     return "scikit-learn's handwritten digits" if data_dir is None else f"MNIST in {data_dir}"
-
-
-def _job(settings: Settings, shards: int, consistency: Consistency) -> Job:
-    """One CPU thread per worker: they are as many as the user wants cores for."""
-    from psstore.launch.environment import find_gpus
-    from psstore.launch.job import Job
-
-    described = msgspec.json.encode(settings).decode()
-    return Job(
-        command=[sys.executable, "-u", "-m", "psstore.cli.demo.worker", described],
-        num_shards=shards,
-        consistency=consistency,
-        environ=os.environ,
-        gpus=find_gpus(os.environ),
-    )
-
-
-def _train(job: Job, display: Display) -> None:
-    """Ends the command if the training fails."""
-    from psstore.launch.job import run_job
-
-    with display:
-        outcome = asyncio.run(run_job(job, deliver=display.deliver))
-    if outcome.exit_code != 0:
-        fail(f"{outcome.reason}; everything was stopped", exit_code=outcome.exit_code)
 
 
 def _compare(console: Console, settings: Settings) -> float:

@@ -12,7 +12,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from psstore.cli.demo.messages import Report, WorkerProgress, WorkerResult, parse
+from psstore.cli.demo.messages import CrashReport, Report, WorkerProgress, WorkerResult, parse
 from psstore.launch.output import Line
 
 SPARKS = "▁▂▃▄▅▆▇█"
@@ -56,6 +56,8 @@ class Display:
 
     def __init__(self, console: Console, *, how: str, num_workers: int, dataset: str) -> None:
         self.results: dict[int, WorkerResult] = {}
+        self.round = 0
+        """The last one that a worker told of."""
         self._console = console
         self._title = f"[bold]psstore demo[/] · {how} · {count(num_workers, 'worker')}"
         self._dataset = dataset
@@ -94,6 +96,7 @@ class Display:
                 self._print(Text.assemble((f"[{line.source}] ", "dim"), line.text.decode(errors="replace")))
 
     def _show(self, event: WorkerProgress) -> None:
+        self.round = max(self.round, event.round)
         curve = self._curves[event.rank]
         curve.add(event.round / event.rounds, event.loss)
         self._progress.update(
@@ -137,6 +140,16 @@ def summary(report: Report) -> Panel:
     if report.max_abs_weight_diff is not None:
         table.add_row("one process", _comparison(report.max_abs_weight_diff))
     return Panel(table, title="done", title_align="left", border_style=good, expand=False)
+
+
+def hashes(report: CrashReport) -> str:
+    """One under the other, and whether they are the same; no line is longer than 80 columns."""
+    same = report.sha256_uninterrupted == report.sha256_went_on
+    return (
+        f"SHA-256 of weights and momentum: {'[bold green]identical[/]' if same else '[bold red]different[/]'}\n"
+        f"  uninterrupted {report.sha256_uninterrupted}\n"
+        f"  killed        {report.sha256_went_on}"
+    )
 
 
 def _comparison(difference: float) -> str:

@@ -59,6 +59,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Where rank 0 writes the final weights, for comparison."""
     rendezvous_path: str | None = None
     """A file that is not there yet, by which workers without a store find each other."""
+    hold_after: int | None = None
+    """Round after which workers wait for their end, which a run that is to be killed must not reach before. They tell
+    of every round then, so that it is known where they were."""
 
     @property
     def batch_images(self) -> int:
@@ -90,6 +93,8 @@ class WorkerResult(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """What a worker did."""
 
     rank: int
+    done_before: int = 0
+    """Rounds that were over when it began: those of a checkpoint, if any."""
     images: int
     seconds: float
     bytes_pushed: int
@@ -114,6 +119,22 @@ def emit(event: Event) -> None:
 def parse(line: bytes) -> Event | None:
     """None for a line that is no event."""
     return _decoder.decode(line[1:]) if line.startswith(RECORD_SEPARATOR) else None
+
+
+class CrashReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of the training that was killed with everything, and went on from its last checkpoint."""
+
+    killed_at: int
+    """The last step that a worker told of."""
+    num_killed: int
+    """Processes: the store's and the workers."""
+    went_on_from: int
+    """Steps that were over in the store with which the workers went on."""
+    shards_before: int
+    shards_after: int
+    sha256_uninterrupted: str
+    """Final weights and momentum of the training that was not killed."""
+    sha256_went_on: str
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -142,6 +163,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """From the start of the first process to the end of the last worker."""
     max_abs_weight_diff: float | None = None
     """Against one process with plain torch on the same micro-batches; only if that was asked for."""
+    crash: CrashReport | None = None
+    """Only if that was asked for."""
 
 
 def report_of(
@@ -152,6 +175,7 @@ def report_of(
     num_shards: int,
     seconds: float,
     max_abs_weight_diff: float | None,
+    crash: CrashReport | None = None,
 ) -> Report:
     first = min(results, key=lambda result: result.rank)
     return Report(
@@ -171,4 +195,5 @@ def report_of(
         max_staleness=max(result.max_staleness for result in results),
         seconds=round(seconds, 2),
         max_abs_weight_diff=max_abs_weight_diff,
+        crash=crash,
     )

@@ -5,13 +5,14 @@ python -m psstore.cli.demo.worker SETTINGS-AS-JSON
 
 from __future__ import annotations
 
+import math
+import signal
 import sys
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
-from itertools import chain, count
+from itertools import chain, count, islice
 from typing import Any
 
 import msgspec
@@ -26,7 +27,8 @@ from torch.utils.data.distributed import DistributedSampler
 
 import psstore
 from psstore.cli.demo.data import NUM_CLASSES, Digits, load
-from psstore.cli.demo.messages import Settings, Strategy, WorkerProgress, WorkerResult, emit
+from psstore.cli.demo.messages import Settings, Strategy, emit
+from psstore.cli.demo.reporter import Reporter
 from psstore.config import worker_environment
 from psstore.torch import DistributedOptimizer
 
@@ -37,10 +39,6 @@ LABEL_SMOOTHING = 0.1
 
 ALL_REDUCE_WAIT_S = 60.0
 """For a worker that is slow to start or to step. One that dies closes its connections, which is noticed at once."""
-
-REPORT_S = 0.1
-"""Between two reports: as often as a display is worth redrawing."""
-
 
 # ---- the network and its training, as ordinary PyTorch ----
 
@@ -74,8 +72,12 @@ def plain_optimizer(model: nn.Module, settings: Settings) -> Optimizer:
     )
 
 
-def cosine(optimizer: Optimizer, num_rounds: int) -> torch.optim.lr_scheduler.LRScheduler:
-    return torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=num_rounds)
+def cosine(optimizer: Optimizer, num_rounds: int, *, done: int = 0) -> torch.optim.lr_scheduler.LRScheduler:
+    """From the learning rate to zero. A function of the round alone, unlike CosineAnnealingLR, which goes from rate to
+    rate: so training that goes on after `done` rounds has the rates that it would have had, bit for bit."""
+    return torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: (1 + math.cos(math.pi * (done + step) / num_rounds)) / 2
+    )
 
 
 class Batches:
@@ -95,6 +97,11 @@ class Batches:
     def epoch(self, number: int) -> Iterator[Batch]:
         self._sampler.set_epoch(number)
         yield from self._loader
+
+    def after(self, done: int) -> Iterator[Batch]:
+        """Epoch by epoch without an end, from the batch that follows so many."""
+        epoch, batch = divmod(done, len(self))
+        return islice(chain.from_iterable(map(self.epoch, count(epoch))), batch, None)
 
 
 def backward(model: nn.Module, batch: Batch) -> float:
@@ -306,83 +313,40 @@ STRATEGIES: Mapping[Strategy, Callable[[Settings], AbstractContextManager[Peers]
 # ---- the worker ----
 
 
-class Reporter:
-    """Counts what this worker did since the reporter was made, and tells the command, but not too often."""
-
-    def __init__(self, peers: Peers, settings: Settings, *, rounds: int) -> None:
-        self._peers = peers
-        self._settings = settings
-        self._rounds = rounds
-        self._images = 0
-        self._max_staleness = 0
-        self._bytes_before = peers.bytes_moved
-        self._began = self._reported = time.perf_counter()
-
-    def stepped(self, round: int, loss: float) -> None:
-        staleness = self._peers.staleness
-        self._images += self._settings.batch_images
-        self._max_staleness = max(self._max_staleness, staleness)
-        now = time.perf_counter()
-        if now - self._reported < REPORT_S and round < self._rounds:
-            return
-        self._reported = now
-        emit(
-            WorkerProgress(
-                rank=self._peers.rank,
-                round=round,
-                rounds=self._rounds,
-                epoch=-(-round * self._settings.epochs // self._rounds),
-                epochs=self._settings.epochs,
-                loss=loss,
-                images_per_s=self._images / (now - self._began),
-                staleness=staleness,
-            )
-        )
-
-    def result(self, digits: Digits) -> WorkerResult:
-        """What was done until now; the accuracy of the final weights is yet to be found."""
-        sent, received = (now - before for now, before in zip(self._peers.bytes_moved, self._bytes_before, strict=True))
-        return WorkerResult(
-            rank=self._peers.rank,
-            images=self._images,
-            seconds=time.perf_counter() - self._began,
-            bytes_pushed=sent,
-            bytes_pulled=received,
-            max_staleness=self._max_staleness,
-            accuracy=0.0,
-            test_images=len(digits.test_labels),
-            dataset=digits.name,
-        )
-
-
 def train(settings: Settings, peers: Peers) -> None:
-    """Until the peers are past the last round: they count, since a strategy may let a late worker catch up."""
+    """Until the peers are past the last round: they count, since a strategy may let a late worker catch up, and a store
+    that was restored begins after the rounds of its checkpoint."""
     digits = load(settings.data_dir)
     model = seeded_model(digits, settings.seed + peers.rank)  # rank 0's values are what everybody gets
     distributed, optimizer = peers.distribute(model, plain_optimizer(model, settings))
     batches = Batches(digits, settings, rank=peers.rank)
-    rounds = settings.epochs * len(batches)
-    schedule = cosine(optimizer, rounds)
+    rounds, done = settings.epochs * len(batches), peers.round - 1
+    schedule = cosine(optimizer, rounds, done=done)
     peers.meet("start")
     reporter = Reporter(peers, settings, rounds=rounds)
-    stream = chain.from_iterable(map(batches.epoch, count()))
+    stream = batches.after(done)
     while (round := peers.round) <= rounds:
         optimizer.zero_grad()
         loss = backward(distributed, next(stream))
         optimizer.step()
         schedule.step()
         reporter.stepped(round, loss)
+        if round == settings.hold_after:
+            signal.pause()
     result = reporter.result(digits)
     peers.meet("end")
     peers.finish(model)
     if peers.rank == 0 and settings.weights_path is not None:
-        save(model, settings.weights_path)
+        save(model, optimizer, settings.weights_path)
     emit(msgspec.structs.replace(result, accuracy=accuracy(model, digits)))
 
 
-def save(model: nn.Module, path: str) -> None:
+def save(model: nn.Module, optimizer: Optimizer, path: str) -> None:
+    """Weights by their names, and the momentum of each."""
     arrays: dict[str, Any] = {name: parameter.detach().numpy() for name, parameter in model.named_parameters()}
-    np.savez(path, **arrays)
+    states = optimizer.state_dict()["state"]
+    momentum = {f"momentum/{name}": states[place]["momentum_buffer"].numpy() for place, name in enumerate(arrays)}
+    np.savez(path, **arrays, **momentum)
 
 
 def main() -> None:
