@@ -120,7 +120,7 @@ TEST(Header, EveryFlippedBitIsNoticed) {
 }
 
 TEST(Header, OpsFlagsAndChecksumsOutOfRangeAreBadHeader) {
-  EXPECT_EQ(parse_code(changed([](Header& h) { h.op = Op{77}; })), ErrorCode::BAD_HEADER);
+  EXPECT_EQ(parse_code(changed([](Header& h) { h.op = Op{99}; })), ErrorCode::BAD_HEADER);
   EXPECT_EQ(parse_code(changed([](Header& h) { h.flags = 4; })), ErrorCode::BAD_HEADER);
   EXPECT_EQ(parse_code(changed([](Header& h) { h.payload_crc = 1; })), ErrorCode::BAD_HEADER);
 }

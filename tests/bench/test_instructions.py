@@ -8,6 +8,7 @@ from bench import instructions
 pytestmark = pytest.mark.skipif(instructions.why_not() is not None, reason=str(instructions.why_not()))
 
 
+@pytest.mark.timeout(600)  # valgrind, beside whatever else the machine does
 def test_a_push_and_a_pull_take_no_more_instructions_than_recorded() -> None:
     before = instructions.recorded()
     if before is None:
