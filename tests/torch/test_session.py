@@ -35,7 +35,8 @@ MODES = {
 
 MODEL = nn.Sequential(nn.Linear(20, 30), nn.ReLU(), nn.Dropout(0.3), nn.Linear(30, 3))
 
-pytestmark = pytest.mark.filterwarnings("ignore:the store has trained:UserWarning")
+
+goes_on = pytest.mark.filterwarnings("ignore:the store has trained:UserWarning")
 
 
 class Trainee(NamedTuple):
@@ -86,6 +87,7 @@ def in_threads(url: str, count: int, work: Callable[[Store], Any]) -> list[Any]:
 # ---- where it begins ----
 
 
+@pytest.mark.filterwarnings("error:the store has trained:UserWarning")  # a store that was restored is to go on
 def test_training_goes_on_bit_for_bit_with_everything_around_it(tmp_path: Path) -> None:
     def train(stop_at: int, shards: int, place: str) -> list[Any]:
         flags = ("--checkpoint", place, "--restore", "auto", "--checkpoint-every", "1000000")
@@ -111,6 +113,7 @@ def test_training_goes_on_bit_for_bit_with_everything_around_it(tmp_path: Path) 
     assert train(11, 3, str(tmp_path / "parted")) == whole
 
 
+@goes_on
 def test_what_was_handed_in_at_another_version_is_not_put_back(tmp_path: Path) -> None:
     with StoreProcess() as process:
         with psstore.connect(process.url) as store:
@@ -125,6 +128,7 @@ def test_what_was_handed_in_at_another_version_is_not_put_back(tmp_path: Path) -
                 assert not list(session(again.optimizer, stop_at=1))
 
 
+@goes_on
 def test_parts_on_one_side_only_are_named(tmp_path: Path) -> None:
     with StoreProcess() as process:
         with psstore.connect(process.url) as store:
@@ -366,6 +370,7 @@ def test_state_that_can_not_be_handed_in_is_named_before_the_first_step(store: S
         next(iter(session(one.optimizer)))
 
 
+@goes_on
 def test_a_session_is_one_training(store: Store) -> None:
     one = trainee(store)
     chosen = session(one.optimizer, stop_at=1)

@@ -98,6 +98,13 @@ class _Face:
         return Consistency(num_workers=welcome.num_workers, quorum=welcome.quorum, staleness=welcome.staleness)
 
     @property
+    def restored(self) -> int | None:
+        """The version of the checkpoint that the store began with; None: it began empty."""
+        welcome = self._operations.client.sessions[0].welcome
+        assert welcome is not None, "a store has been connected"
+        return welcome.restored if welcome.restored >= 0 else None
+
+    @property
     def num_shards(self) -> int:
         return len(self._operations.client.shards)
 

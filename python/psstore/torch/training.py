@@ -184,11 +184,11 @@ def create_tensors(training: Training, specs: Sequence[TensorSpec], values: Sequ
 
 def split_trained(training: Training, pulled: Sequence[Trained]) -> tuple[list[Trained], list[Trained]]:
     """(parameters that begin here, parameters that the store has trained before). Warns rank 0 of the latter, whose
-    values here are not used."""
+    values here are not used, unless the store was restored: then that is what is wanted."""
     store = training.store
     versions = {one.name: store.version_of(one.name) for one in pulled}
     before = [one for one in pulled if versions[one.name] > 0]
-    if before and training.is_first:
+    if before and training.is_first and store.restored is None:
         warn(
             f"the store has trained {quoted([one.name for one in before])} before, up to version"
             f" {max(versions.values())}: training goes on from the weights and the optimizer state there, and those"

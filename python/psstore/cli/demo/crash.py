@@ -57,11 +57,7 @@ def train_and_crash(
     assert settings.weights_path is not None
     uninterrupted, went_on = Path(settings.weights_path), Path(settings.weights_path).with_name("went_on.npz")
     place = open_place(str(uninterrupted.with_name("checkpoints"))).place
-    environ = {
-        **os.environ,
-        **checkpoint_environ(place.storage.url, every=str(rounds // 3)),
-        "PYTHONWARNINGS": "ignore:the store has trained",  # that it goes on from the store's weights is what is wanted
-    }
+    environ = {**os.environ, **checkpoint_environ(place.storage.url, every=str(rounds // 3))}
     command = msgspec.structs.replace(settings, weights_path=str(went_on))
     job = partial(job_of, consistency=consistency, environ=environ)
     display = partial(Display, console, num_workers=settings.num_workers)
