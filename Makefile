@@ -63,7 +63,7 @@ $(STAMPS)/demo: $(MADE) constraints.txt pyproject.toml
 
 # After torch, which accelerate and lightning need.
 $(STAMPS)/test: $(STAMPS)/demo
-	$(PIP) accelerate fsspec hypothesis lightning 'moto[s3,server]' psutil pytest pytest-timeout pytest-xdist s3fs safetensors
+	$(PIP) accelerate fsspec hypothesis lightning 'moto[s3,server]' psutil pytest pytest-timeout pytest-xdist s3fs safetensors tensorboard
 	touch $@
 
 $(STAMPS)/lint: $(MADE) constraints.txt pyproject.toml

@@ -56,6 +56,8 @@ HYPERS = {
     "rmsprop": {"lr": 0.01, "momentum": 0.5, "centered": 1.0},
 }
 
+NUMBERS_OF_SHARDS = (1, 2, 3, 4, 7, 8)
+
 pytestmark = pytest.mark.sockets
 
 
@@ -103,6 +105,24 @@ def _plain(value: object) -> object:
 
 
 # ---- going on ----
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("rule", list(HYPERS))
+@pytest.mark.parametrize("before", NUMBERS_OF_SHARDS)
+def test_a_checkpoint_of_any_number_of_shards_goes_on_in_any_other(tmp_path: Path, before: int, rule: str) -> None:
+    place = str(tmp_path / "run")
+    with served("--checkpoint", place, shards=before) as first, training(first, rule) as store:
+        for number in range(1, 4):
+            step(store, number, rule)
+        assert store.checkpoint() == 3
+        step(store, 4, rule)
+        expected = everything(store)
+    for after in NUMBERS_OF_SHARDS:
+        with served("--restore", f"{place}@3", shards=after) as second, training(second, rule) as store:
+            step(store, 4, rule)
+            assert everything(store) == expected, f"{before} shards to {after}"
 
 
 @pytest.mark.parametrize("rule", list(HYPERS))
