@@ -177,7 +177,8 @@ class Shard {
   ErrorCode contribute(const Incoming& incoming, Stripe& stripe, Slot& slot,
                        const PayloadSlice& slice) REQUIRES_SHARED(table_.decision_mutex)
       REQUIRES(stripe.mutex);
-  ErrorCode restore(const SliceEntry& entry, Slot& slot, const PayloadSlice& slice);
+  ErrorCode restore(const SliceEntry& entry, Slot& slot, const PayloadSlice& slice)
+      REQUIRES_SHARED(table_.decision_mutex);
   // The answer to what was done before: OK and today's version.
   void acknowledge(std::span<SliceEntry> entries) REQUIRES_SHARED(table_.decision_mutex);
   void refuse(std::span<SliceEntry> entries, ErrorCode status);
