@@ -24,7 +24,7 @@ SOURCES := $(shell find csrc cmake python -type f -not -name '*.pyc' -not -name 
            CMakeLists.txt pyproject.toml README.md LICENSE
 MADE := $(STAMPS)/python-$(PYTHON_VERSION)
 
-.PHONY: demo test develop lint clean
+.PHONY: demo test installed develop lint locks clean
 
 demo: $(STAMPS)/installed
 	$(BIN)/psstore demo $(DEMO_ARGS)
@@ -32,12 +32,22 @@ demo: $(STAMPS)/installed
 test: $(STAMPS)/installed $(STAMPS)/test
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
+installed: $(STAMPS)/installed
+
 # mypy reads what the sources import, so that is installed too: the benches' peers and charts as well.
-lint: $(STAMPS)/demo $(STAMPS)/test $(STAMPS)/lint
+lint: $(STAMPS)/demo $(STAMPS)/test $(STAMPS)/lint locks
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	find csrc -name '*.h' -o -name '*.cc' -o -name '*.cu' | xargs $(BIN)/clang-format --dry-run -Werror
+
+# What the annotations of locks say, which only clang reads, and a C++ test is too late to tell. A folder is one source
+# here, so that headers are read once for all of it.
+LOCKING := $(filter-out csrc/bindings/ csrc/kernels/ csrc/tests/,$(sort $(dir $(wildcard csrc/*/*.cc csrc/*.cc))))
+locks:
+	if command -v clang++ >/dev/null; then for folder in $(LOCKING); do \
+	    printf '#include "%s"\n' $$folder*.cc | clang++ -x c++ -std=c++20 -I. -Icsrc -fsyntax-only \
+	        -Wthread-safety -Wthread-safety-beta -Werror - || exit 1; done; fi
 
 # For work on psstore itself: an editable install whose build tree is kept, so that only what changed is
 # compiled. Python edits need no rebuild. `make test` and `make demo` go back to an ordinary install.
@@ -66,7 +76,8 @@ $(STAMPS)/test: $(STAMPS)/demo
 	$(PIP) accelerate fsspec hypothesis lightning 'moto[s3,server]' psutil pytest pytest-timeout pytest-xdist s3fs safetensors tensorboard
 	touch $@
 
-$(STAMPS)/lint: $(MADE) constraints.txt pyproject.toml
+# After the tests' packages, some of which are needed by both: two pips at once would be in each other's way.
+$(STAMPS)/lint: $(STAMPS)/test constraints.txt pyproject.toml
 	$(PIP) clang-format matplotlib mypy redis ruff types-psutil
 	touch $@
 

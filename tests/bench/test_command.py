@@ -17,7 +17,7 @@ from psstore.net.address import TcpAddress
 from psstore.net.baseline import RawLinks, listen, serve
 from tests.support.cluster import StartCluster, clusters
 
-pytestmark = pytest.mark.sockets
+pytestmark = [pytest.mark.sockets, pytest.mark.one_loop]
 
 FEW = ("--megabytes", "1", "--rounds", "1")
 

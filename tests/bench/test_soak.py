@@ -10,6 +10,8 @@ from bench.soak import Sample
 
 from tests.support.cluster import MAY_FORK
 
+pytestmark = pytest.mark.one_loop
+
 MIB = 1024
 
 

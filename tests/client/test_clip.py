@@ -14,6 +14,8 @@ from psstore.client.store import Store
 from psstore.errors import BadArgument
 from tests.support.cluster import Cluster, at_once, clusters
 
+pytestmark = pytest.mark.one_loop
+
 F32 = np.float32
 SIZES = {"large": 600_000, "small": 3, "single": 1, "none": 0}
 

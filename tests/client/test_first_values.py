@@ -18,6 +18,8 @@ from psstore.errors import BadArgument, NotInitialised
 from psstore.types import TensorSpec
 from tests.support.cluster import PATIENCE_S, TRANSPORTS, clusters
 
+pytestmark = pytest.mark.one_loop
+
 F32 = np.float32
 SIZE = 200_000
 """Elements of each: some slices, on both shards."""

@@ -17,6 +17,8 @@ from psstore.protocol.requests import Answer
 from psstore.types import TensorSpec
 from tests.support.cluster import TRANSPORTS, Cluster, StartCluster, clusters
 
+pytestmark = pytest.mark.one_loop
+
 F32 = np.float32
 LARGE = 700_000
 """Elements: three slices, on both shards, received in place."""

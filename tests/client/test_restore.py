@@ -13,6 +13,8 @@ from psstore.client.store import Store
 from psstore.errors import BadArgument, RuleMismatch, ShapeMismatch
 from tests.support.cluster import Cluster
 
+pytestmark = pytest.mark.one_loop
+
 F32 = np.float32
 ELEMS = 600_000
 """Several slices, so that both shards have some."""

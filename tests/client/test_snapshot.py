@@ -25,7 +25,7 @@ NAMES = ("a", "b", "c")
 ELEMS = 150_000
 """Three slices: they lie on three shards, and on two of any number."""
 
-pytestmark = pytest.mark.sockets
+pytestmark = [pytest.mark.sockets, pytest.mark.one_loop]
 
 
 def create(store: Store, rule: str = "sgd") -> None:

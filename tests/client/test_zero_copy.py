@@ -31,6 +31,8 @@ from tests.support.cluster import MAY_FORK, PATIENCE_S, TRANSPORTS, Cluster, clu
 from tests.support.server_process import eventually
 from tests.support.server_thread import make_service, serving
 
+pytestmark = pytest.mark.one_loop
+
 F32 = np.float32
 
 SHAPES: dict[str, tuple[int, ...]] = {

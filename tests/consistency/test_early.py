@@ -14,6 +14,8 @@ from psstore.client.store import Store
 from psstore.types import TensorSpec
 from tests.support.cluster import PATIENCE_S, TRANSPORTS, StartCluster, at_once, clusters
 
+pytestmark = pytest.mark.one_loop
+
 F32 = np.float32
 SHAPES = {"embedding": (700, 512), "weight": (64, 33), "scale": ()}
 NAMES = list(SHAPES)

@@ -13,6 +13,8 @@ from psstore.client.rounds import CommitResult
 from psstore.client.store import Store
 from tests.support.cluster import PATIENCE_S, TRANSPORTS, Cluster, clusters
 
+pytestmark = pytest.mark.one_loop
+
 F32 = np.float32
 NUM_ELEMS = 600_000
 """Three slices: on every shard of two."""

@@ -19,6 +19,8 @@ from psstore.client.store import Store
 from psstore.types import TensorSpec
 from tests.support.cluster import PATIENCE_S, TRANSPORTS, at_once, clusters
 
+pytestmark = pytest.mark.one_loop
+
 F32 = np.float32
 Values = dict[str, np.ndarray[tuple[int, ...], np.dtype[np.float32]]]
 

@@ -20,7 +20,7 @@ from psstore.types import TensorSpec
 from tests.support.server_process import StoreProcess, failed_start
 from tests.support.server_thread import make_service
 
-pytestmark = pytest.mark.sockets
+pytestmark = [pytest.mark.sockets, pytest.mark.one_loop]
 
 
 def train(store: Store) -> np.ndarray:

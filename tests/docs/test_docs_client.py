@@ -20,7 +20,7 @@ from tests.docs.docs_wire import Body, Frame, Op, Violation, crc32c, receive, se
 from tests.support.server_process import StoreProcess
 from tests.support.server_thread import make_service, serving
 
-pytestmark = pytest.mark.sockets
+pytestmark = [pytest.mark.sockets, pytest.mark.one_loop]
 
 F32 = np.float32
 Model = dict[str, NDArray[Any]]

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-pytestmark = pytest.mark.sockets
+pytestmark = [pytest.mark.sockets, pytest.mark.one_loop]
 
 RUN_S = 60.0
 """How long a run may take on a machine that does much else."""

@@ -18,6 +18,8 @@ from psstore.errors import UnknownKey
 from tests.client.device.fake_arrays import Array, Interface, Stream, stream_on
 from tests.support.server_process import StoreProcess
 
+pytestmark = pytest.mark.one_loop
+
 F32 = np.float32
 
 FOLLOWING = ("int8", "sign")

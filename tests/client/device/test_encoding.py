@@ -23,6 +23,8 @@ from psstore.errors import AvailabilityError, DeviceFailed, DTypeMismatch
 from tests.client.device.fake_arrays import Array, Interface, Stream, stream_on
 from tests.support.server_process import StoreProcess
 
+pytestmark = pytest.mark.one_loop
+
 F32 = np.float32
 
 CODECS = ("bf16", "fp16", "int8", "sign", "topk:0.1")

@@ -20,7 +20,7 @@ from psstore.protocol.sharing import Lease
 from tests.client.device.fake_arrays import Array, Interface, Stream, stream_on
 from tests.support.server_process import StoreProcess
 
-pytestmark = pytest.mark.sockets
+pytestmark = [pytest.mark.sockets, pytest.mark.one_loop]
 
 F32 = np.float32
 NUM_ROUNDS = 2
