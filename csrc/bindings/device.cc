@@ -93,11 +93,11 @@ void require_room(const PyBuffer& buffer, size_t num_bytes) {
 }
 
 // Where in the host's buffer, where on the device, and how many bytes.
-using Piece = std::tuple<size_t, uint64_t, size_t>;
+using TransferPiece = std::tuple<size_t, uint64_t, size_t>;
 
 // Calls `add(copies, host, device, num_bytes)` for each piece.
 template <class Add>
-CopyList copies_of(const PyBuffer& buffer, const std::vector<Piece>& pieces, Add add) {
+CopyList copies_of(const PyBuffer& buffer, const std::vector<TransferPiece>& pieces, Add add) {
   Buffer& host = *buffer.ref();
   CopyList copies;
   for (const auto& [offset, pointer, num_bytes] : pieces) {
@@ -109,7 +109,7 @@ CopyList copies_of(const PyBuffer& buffer, const std::vector<Piece>& pieces, Add
   return copies;
 }
 
-void copy_out(Queue& queue, const PyBuffer& to, const std::vector<Piece>& pieces) {
+void copy_out(Queue& queue, const PyBuffer& to, const std::vector<TransferPiece>& pieces) {
   const CopyList copies =
       copies_of(to, pieces, [](auto& list, void* host, void* on_device, size_t num_bytes) {
         list.add(host, on_device, num_bytes);
@@ -118,7 +118,7 @@ void copy_out(Queue& queue, const PyBuffer& to, const std::vector<Piece>& pieces
   device::copy_pieces_out(queue, copies.pieces());
 }
 
-void copy_in(Queue& queue, const PyBuffer& from, const std::vector<Piece>& pieces) {
+void copy_in(Queue& queue, const PyBuffer& from, const std::vector<TransferPiece>& pieces) {
   const CopyList copies =
       copies_of(from, pieces, [](auto& list, void* host, void* on_device, size_t num_bytes) {
         list.add(on_device, host, num_bytes);
