@@ -47,6 +47,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    os.environ.setdefault(
+        "OMP_NUM_THREADS", "1"
+    )  # torch's: tests share few cores, where threads that spin are in the way
     os.environ["PSSTORE_LOOP"] = config.getoption("--loop")
     os.environ[SESSION_VARIABLE] = uuid.uuid4().hex
     if config.getoption("--device") == "fake":
@@ -55,9 +58,19 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+FIRST = ("cpp", "sim", "cli", "docs", "launch", "torch")
+"""Folders whose files take long, the longest first: what is last, one worker does alone."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The C++ tests first: few and long, they would be last else, and one core idle."""
-    items.sort(key=lambda item: "/cpp/" not in item.nodeid)
+    items.sort(key=_turn)
+
+
+def _turn(item: pytest.Item) -> int:
+    folder = item.path.parent.name
+    if folder == "tests":  # examples and scripts, which train
+        return len(FIRST)
+    return FIRST.index(folder) if folder in FIRST else len(FIRST) + 1
 
 
 def pytest_report_header(config: pytest.Config) -> str:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 
 import pytest
 
 from psstore.errors import PsstoreError
 from tests.sim.checks import check, run_and_check
+from tests.sim.history import History
 from tests.sim.mutants import MUTANTS
 from tests.sim.plan import plan_of
 from tests.sim.scenario import Scenario
@@ -20,7 +22,7 @@ BATCH = 25
 MAX_SEEDS_TO_NOTICE = 250
 
 NOTICED_BY = {
-    "early decisions are like any other": 11,
+    "early decisions are like any other": 18,
     "skipped rounds are applied": 12,
     "older connections still speak": 19,
     "a new life inherits the old one's commit": 30,
@@ -28,27 +30,52 @@ NOTICED_BY = {
     "barriers open for the first": 12,
     "torn rounds go unnoticed": 25,
     "finish is answered at once": 38,
-    "finish is answered once": 13,
-    "whoever has pushed everything goes on": 44,
-    "who reads in a torn round waits on": 53,
+    "finish is answered once": 38,
+    "whoever has pushed everything goes on": 25,
+    "who reads in a torn round waits on": 90,
     "scales are kept to oneself": 331,
     "norms are added as they come": 49,
     "nobody is asked to hand in": 53,
     "whatever was handed in is written": 23,
-    "slices that wait are answered": 18,
-    "readers ask nobody for the last decision": 6,
+    "slices that wait are answered": 55,
+    "readers ask nobody for the last decision": 9,
     "leaders settle on what is newest": 186,
     "the coordinator's part is noted late": 122,
     "who waits for slower workers is not let go at the end": 100,
+    "who lied goes on": 1,
+    "members are in the order of arrival": 2,
+    "rounds without a norm are not skipped": 4,
+    "quorum is one too few": 1,
+    "shards don't hear of scales": 2,
+    "a client carries no decisions": 2,
+    "what is held is not kept": 14,
+    "commits count beyond the end": 11,
+    "decisions are forgotten too early": 20,
+    "staleness is one too many": 11,
+    "writes that were applied get a new number": 2,
+    "abandoned writes leave a gap": 13,
+    "who reads as of a decision gets what is newest": 1,
+    "a repeated CREATE is carried out again": 2,
+    "late workers are told that they count": 1,
+    "decisions are carried backwards": 2,
+    "the coordinator's own shard waits to be told": 1,
+    "one shard speaks for all": 2,
 }
-"""Seeds to begin with, where few notice anything. They save time; when the simulator has changed, others will do."""
+"""Seeds to begin with: one that notices it, and whose run is short (many are a hundredth of seed 0's). They save time; when
+the simulator has changed, others will do."""
+
+
+@cache
+def checked(seed: int) -> History:
+    """What happened under that seed: every promise was held against it."""
+    return run_and_check(plan_of(seed))
 
 
 @pytest.mark.parametrize("first", range(0, NUM_SEEDS, BATCH))
 def test_promises_hold_for_seeds_from(first: int) -> None:
     for seed in range(first, first + BATCH):
         try:
-            run_and_check(plan_of(seed))
+            checked(seed)
         except Exception as error:
             pytest.fail(f"{error!r}\nreproduce: python -m tests.sim --seed {seed} --verbose")
 
@@ -106,7 +133,7 @@ def test_late_worker_is_told_so_and_catches_up() -> None:
 
 def test_disturbances_do_happen() -> None:
     """Seeds that never lose an answer or a worker would prove nothing."""
-    histories = [run_and_check(plan_of(seed)) for seed in range(40)]
+    histories = [checked(seed) for seed in range(40)]
     assert sum(history.num_duplicates for history in histories) > 20
     assert any(committed.late for history in histories for committed in history.commits.values())
     assert any(m.incarnation > 1 for history in histories for d in history.decisions for m in d.members)
