@@ -61,8 +61,8 @@ NOTICED_BY = {
     "the coordinator's own shard waits to be told": 1,
     "one shard speaks for all": 2,
 }
-"""Seeds to begin with: one that notices it, and whose run is short (many are a hundredth of seed 0's). They save time; when
-the simulator has changed, others will do."""
+"""Seeds to begin with: one that notices it, and whose run is short (many are a hundredth of seed 0's). They save time;
+when the simulator has changed, others will do."""
 
 
 @cache
