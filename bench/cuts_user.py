@@ -224,5 +224,6 @@ class Writing:
             self.kept_bytes = max(self.kept_bytes, self._trainer.kept_bytes())
         done = self._writer.done()
         self.turns[what].append(steps)
-        self.first[what].append([step for step, end in zip(steps, ends, strict=True) if end > done.begin][:FIRST_STEPS])
+        since = [step for step, end in zip(steps, ends, strict=True) if end > done.begin]
+        self.first[what].append(since[:FIRST_STEPS] or [self._trainer.step()])  # it may be over between two steps
         return done.end - done.begin
