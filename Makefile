@@ -73,7 +73,7 @@ $(STAMPS)/demo: $(MADE) constraints.txt pyproject.toml
 
 # After torch, which accelerate and lightning need.
 $(STAMPS)/test: $(STAMPS)/demo
-	$(PIP) accelerate fsspec hypothesis lightning 'moto[s3,server]' psutil pytest pytest-timeout pytest-xdist s3fs safetensors tensorboard
+	$(PIP) accelerate flask flask-cors fsspec hypothesis lightning 'moto[s3]' psutil pytest pytest-timeout pytest-xdist s3fs safetensors tensorboard
 	touch $@
 
 # After the tests' packages, some of which are needed by both: two pips at once would be in each other's way.

@@ -58,7 +58,7 @@ HYPERS = {
 
 NUMBERS_OF_SHARDS = (1, 2, 3, 4, 7, 8)
 
-pytestmark = pytest.mark.sockets
+pytestmark = [pytest.mark.sockets, pytest.mark.one_loop]  # test_hand_ins.py has checkpoints under both
 
 
 @contextlib.contextmanager
