@@ -86,6 +86,34 @@ def test_killed_worker_is_named_to_the_one_who_waits_and_can_be_replaced(transpo
 
 
 @pytest.mark.sockets
+def test_nobody_hears_of_a_killed_worker_that_is_replaced_in_time() -> None:
+    with clusters("unix") as start:
+        cluster = start("--rejoin-s", "60", workers=2)
+        store = open_round(cluster)
+        with Victim(cluster.url, "import time; time.sleep(3600)"):
+            store.push("w", [1.0, 1.0])
+        with ThreadPoolExecutor(1) as pool:
+            committed = pool.submit(store.commit, {"lr": 1.0})
+            time.sleep(Liveness().detached_s + 1.0)  # longer than it takes to be lost: what is tested is that time
+            assert not committed.done()
+            with cluster.connect(rank=1) as heir:
+                heir.push("w", [3.0, 3.0])
+                heir.commit({"lr": 1.0})
+            assert committed.result().decision == 1
+
+
+@pytest.mark.sockets
+def test_killed_worker_that_nobody_replaces_in_time_is_named() -> None:
+    with clusters("unix") as start:
+        cluster = start("--rejoin-s", "1", workers=2)
+        store = open_round(cluster)
+        with Victim(cluster.url, "import time; time.sleep(3600)"):
+            store.push("w", [1.0, 1.0])
+        with pytest.raises(WorkerLost, match="rank 1"):
+            store.commit({"lr": 1.0})
+
+
+@pytest.mark.sockets
 def test_killed_worker_is_named_at_a_barrier() -> None:
     with clusters("unix") as start:
         cluster = start(workers=2)

@@ -143,6 +143,49 @@ def test_a_killed_worker_is_named_with_its_signal(asleep: subprocess.Popen[str])
     assert_all_gone(everyone)
 
 
+KILLED = """
+    import os, pathlib, signal, sys
+    import numpy, psstore
+    with psstore.connect() as store:
+        store.create("w", shape=(2,), rule="sgd")
+        while (step := store.version) < 6:
+            if store.rank == 1 and step == 3 and not (mark := pathlib.Path(sys.argv[1])).exists():
+                mark.touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+            store.push("w", numpy.full(2, store.rank + step, numpy.float32))
+            store.commit({"lr": 1.0})
+        print("ends with", *store.pull("w"), flush=True)
+"""
+"""Rank 1 is killed once, in the fourth round."""
+
+
+def test_a_killed_worker_is_started_again_and_the_others_wait(tmp_path: Path) -> None:
+    work = script(tmp_path, KILLED)
+    result = run("--restarts", "1", work, str(tmp_path / "killed"))
+    assert result.returncode == 0, result.stderr
+    assert "[run] rank 1 was killed by SIGKILL; it is started again (1 of 1)" in result.stderr.splitlines()
+    ends = [line.partition("] ")[2] for line in result.stdout.splitlines() if "ends" in line]
+    assert ends == ["ends with -18.0 -18.0"] * 2, "as if nobody had died"
+
+
+def test_who_fails_once_more_than_it_may_ends_all(tmp_path: Path) -> None:
+    work = script(tmp_path, "import os, sys, time\nsys.exit(7) if os.environ['RANK'] == '1' else time.sleep(600)")
+    result = run("--restarts", "2", work)
+    assert result.returncode == 7
+    assert [line for line in result.stderr.splitlines() if "rank 1" in line] == [
+        "[run] rank 1 ended with exit code 7; it is started again (1 of 2)",
+        "[run] rank 1 ended with exit code 7; it is started again (2 of 2)",
+        "psstore: rank 1 ended with exit code 7; everything was stopped",
+    ]
+
+
+def test_a_task_of_a_cluster_is_started_again_by_others(tmp_path: Path) -> None:
+    cluster = ("--ps_hosts=localhost:1", "--worker_hosts=localhost", "--job_name=worker", "--task_index=0")
+    result = run("--restarts", "1", *cluster, script(tmp_path, ""))
+    assert result.returncode == 2
+    assert "PSSTORE_REJOIN_S=60" in result.stderr
+
+
 def test_a_store_that_dies_ends_the_run(asleep: subprocess.Popen[str]) -> None:
     everyone = psutil.Process(asleep.pid).children(recursive=True)
     supervisor = next(p for p in everyone if "psstore.cli.server" in p.cmdline())

@@ -43,12 +43,13 @@ class FakeStore:
         arena: _core.ValueArena | None = None,
         lender: Lender | None = None,
         max_leased_bytes: int = MAX_LEASED_BYTES,
+        liveness: Liveness = LIVENESS,
     ) -> None:
         self.now = 100.0
         consistency = Consistency(
             num_workers=num_workers, quorum=num_workers if quorum is None else quorum, staleness=staleness
         )
-        self.coordinator = Coordinator(consistency=consistency, liveness=LIVENESS, num_shards=num_shards, signer=SIGNER)
+        self.coordinator = Coordinator(consistency=consistency, liveness=liveness, num_shards=num_shards, signer=SIGNER)
         self.shards = [_core.Shard(index=index, arena=arena) for index in range(num_shards)]
         self.services = [
             ShardService(

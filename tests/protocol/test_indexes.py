@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from psstore.errors import NotAWorker, PsstoreError, StaleIncarnation
 from psstore.protocol.earliest import Earliest
-from psstore.protocol.membership import Membership, Worker
+from psstore.protocol.membership import Liveness, Membership, Worker
 from psstore.protocol.states import WorkerState
 from tests.protocol.support import LIVENESS, FakeStore, Peer
 
@@ -59,11 +59,15 @@ class Members:
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
-        self.now = 0.0
-        self.membership = Membership(num_workers=RANKS, liveness=LIVENESS)
+        self.now = self.before = 0.0
+        self.liveness = Liveness(rejoin_s=(seed % 3) * 3.0)
+        self.membership = Membership(num_workers=RANKS, liveness=self.liveness)
         self._clients = [f"{number:032x}" for number in range(2 * RANKS)]
+        self._lost_since: dict[tuple[int, int], float] = {}
+        """(rank, incarnation) -> since when that worker is lost."""
 
     def change(self) -> None:
+        self.before = self.now
         self.now += self._random.choice((0.0, 0.5, 4.0))
         client = self._random.choice(self._clients)
         conn = self._random.randrange(4 * RANKS)
@@ -106,6 +110,15 @@ class Members:
             return 0
         return min((worker.clock for worker in self.of(WorkerState.LIVE)), default=0)
 
+    def note_losses(self) -> None:
+        lost = {(worker.rank, worker.incarnation) for worker in self.of(WorkerState.LOST)}
+        self._lost_since = {life: self._lost_since.get(life, self.now) for life in lost}
+
+    def waited_until(self) -> dict[int, float]:
+        """By rank, of those that are lost."""
+        self.note_losses()
+        return {rank: since + self.liveness.rejoin_s for (rank, _), since in self._lost_since.items()}
+
     def check(self) -> None:
         membership = self.membership
         live, left = self.of(WorkerState.LIVE), {worker.rank for worker in self.of(WorkerState.LEFT)}
@@ -113,12 +126,18 @@ class Members:
         assert membership.expected() == set(range(RANKS)) - left
         assert membership.num_expected == RANKS - len(left)
         assert membership.slowest_clock() == self.slowest_clock()
-        assert membership.next_wake() == min(map(self.lost_at, live), default=None)
+        until = self.waited_until()
+        waking = [*map(self.lost_at, live), *(when for when in until.values() if when > self.now)]
+        assert membership.give_up(self.now) == any(self.before < when <= self.now for when in until.values())
+        assert membership.given_up() == [worker for worker in membership.lost() if until[worker.rank] <= self.now]
+        assert membership.next_wake() == min(waking, default=None)
         for worker in live:
             assert membership.worker_of(worker.client) is worker
         due = [worker for worker in live if self.lost_at(worker) <= self.now]
         assert membership.sweep(self.now) == due
         assert all(worker.state is WorkerState.LOST for worker in due)
+        self.note_losses()
+        membership.give_up(self.now)
 
 
 @pytest.mark.parametrize("seed", range(50))

@@ -178,7 +178,7 @@ class WorkerLife:
             case WorkerEvent.HEARD:
                 self.membership.seen(self.worker, self.now)
             case WorkerEvent.REFUSED:
-                self.membership.refuse(self.worker, errors.MissingContribution("missing"))
+                self.membership.refuse(self.worker, errors.MissingContribution("missing"), 0.0)
             case WorkerEvent.LEAVES:
                 self.membership.leave(self.worker)
             case WorkerEvent.REPLACED:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, TypeVar
 
 import numpy as np
@@ -29,7 +29,7 @@ from psstore.wire.messages import Exist, Scale
 from psstore.wire.ranges import contains
 
 from . import model
-from .history import History, Read, Seen, Version, Wait, Writes
+from .history import History, Loss, Read, Seen, Version, Wait, Writes
 from .machine import TIMEOUT_S, Machine
 from .model import Array
 from .plan import Plan
@@ -107,10 +107,17 @@ class Actor:
             try:
                 return await call()
             except (WorkerLost, DeadlineExceeded) as error:
-                self.machine.world.say(f"{self.machine.name}: {error}")
+                self.note(error)
                 last = error
                 await self.machine.world.sleep(PAUSE_S)
         raise last
+
+    def note(self, error: WorkerLost | DeadlineExceeded) -> None:
+        self.machine.world.say(f"{self.machine.name}: {error}")
+        told: Mapping[str, Any] = error.details
+        if isinstance(error, WorkerLost) and told["rank"] != getattr(self, "rank", None):
+            loss = Loss(self.machine.name, told["rank"], told["last_seen_s"], told.get("waited_s"))
+            self.history.losses.append(loss)
 
     async def settle_scale(self, tensors: list[Tensor]) -> None:
         """If the last decision clips: finds out by how much. Whoever was to do it may be dead."""
@@ -315,7 +322,7 @@ class Worker(Actor):
             await self.call("barrier", self.client.barrier("end", wait_s=BARRIER_WAIT_S), BARRIER_WAIT_S + GRACE_S)
             self.history.barriers_passed[self.rank] = self.machine.world.now
         except (WorkerLost, DeadlineExceeded) as error:
-            self.machine.world.say(f"{self.machine.name}: {error}")
+            self.note(error)
 
 
 class Writer(Actor):

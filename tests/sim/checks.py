@@ -8,6 +8,7 @@ from functools import lru_cache
 import numpy as np
 
 from psstore.errors import InternalError, ProtocolError
+from psstore.protocol.membership import Liveness
 from psstore.wire.ranges import contains
 
 from . import model
@@ -60,6 +61,18 @@ def errors_are_the_right_ones(plan: Plan, history: History) -> None:
             assert told, f"{who} was not told whom it waited for: {outcome}"
         if not plan.disturbed and plan.partition is None and history.torn is None:
             assert outcome == "finished", f"nobody died, and yet {who} met {outcome}"
+
+
+def losses_are_told_in_time(plan: Plan, history: History) -> None:
+    """Not before another worker had the time to take the lost one's place; then at once."""
+    soonest_s = Liveness().detached_s + plan.rejoin_s
+    latest_s = Liveness().silence_s + plan.rejoin_s + PROMPT_S
+    for loss in history.losses:
+        if loss.waited_s is None:
+            assert loss.last_seen_s >= plan.rejoin_s, f"{loss}, and workers have {plan.rejoin_s:g} s to come back"
+        elif loss.last_seen_s - loss.waited_s < soonest_s and not plan.mute_heartbeats:
+            # It waited already when the other was given up.
+            assert loss.last_seen_s <= latest_s, f"{loss} was not told when it was known"
 
 
 def torn_rounds_are_told_to_everybody(plan: Plan, history: History) -> None:
@@ -319,6 +332,7 @@ CHECKS: tuple[Callable[[Plan, History], None], ...] = (
     everybody_comes_to_an_end,
     decisions_are_told_promptly,
     errors_are_the_right_ones,
+    losses_are_told_in_time,
     torn_rounds_are_told_to_everybody,
     slices_wait_only_for_a_torn_decision,
     scales_are_the_same_everywhere,

@@ -76,6 +76,18 @@ class Wait:
     ended: float | None = None
 
 
+@dataclass(frozen=True)
+class Loss:
+    """Somebody was told that a worker is lost."""
+
+    who: str
+    rank: int
+    last_seen_s: float
+    """How long ago that worker had been heard."""
+    waited_s: float | None
+    """How long whoever was told had waited, if its patience ended; None: it was told when the other was given up."""
+
+
 @dataclass
 class History:
     """Everything that checks need, beside the plan."""
@@ -100,6 +112,7 @@ class History:
     """Whoever was told that a version is not kept any longer."""
     writes: dict[str, Writes] = field(default_factory=dict)
     waits: list[Wait] = field(default_factory=list)
+    losses: list[Loss] = field(default_factory=list)
     outcomes: dict[str, str] = field(default_factory=dict)
     """Actor -> 'finished', or the error that it ended with. The killed are not here."""
     barriers_entered: dict[int, float] = field(default_factory=dict)

@@ -239,10 +239,12 @@ MUTANTS: dict[str, tuple[str, Mutant]] = {
     "quorum is one too few": ("sync", quorum_is_one_too_few),
     "members are in the order of arrival": ("sync", lambda: mock.patch.object(rounds, "sorted", list, create=True)),
     "the dead are never noticed": ("sync", _method(Membership, "sweep", lambda self, now: [])),
+    "losses are told at once": ("sync", _method(Membership, "given_up", lambda self: self.lost())),
+    "nobody is given up": ("sync", _method(Membership, "given_up", lambda self: [])),
     "a new life inherits the old one's commit": ("sync", _method(Rounds, "replaced", lambda self, rank: [])),
     "decisions are forgotten too early": ("async", _method(DecisionLog, "applied", decisions_are_forgotten_too_early)),
     "one shard speaks for all": ("async", one_shard_speaks_for_all),
-    "who lied goes on": ("sync", _method(Membership, "refuse", lambda self, worker, why: None)),
+    "who lied goes on": ("sync", _method(Membership, "refuse", lambda self, worker, why, now: None)),
     "a repeated CREATE is carried out again": (
         "async",
         _method(Clients, "once", lambda self, client, request, answer: answer()),

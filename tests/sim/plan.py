@@ -49,6 +49,8 @@ class Plan:
     partition: tuple[int, float] | None
     """(rank, for how long): that worker loses every connection and gets no new one for so long."""
     mute_heartbeats: bool
+    rejoin_s: float
+    """How long the others wait for a lost worker's next life before they hear of it."""
     early: bool
     """Some rounds are committed early, by some or all workers."""
     clipped: bool
@@ -103,6 +105,7 @@ class Plan:
             liar=None,
             partition=None,
             mute_heartbeats=False,
+            rejoin_s=0.0,
             early=False,
             loss_scale=1.0,
             with_token=False,
@@ -154,6 +157,7 @@ def plan_of(seed: int, mode: str | None = None) -> Plan:
         liar=lies.randrange(num_workers) if lies.random() < 0.15 and not early else None,
         partition=(rng.randrange(num_workers), rng.choice((1.0, 5.0, 15.0))) if rng.random() < 0.3 else None,
         mute_heartbeats=rng.random() < 0.2,
+        rejoin_s=random.Random(f"rejoins {seed}").choice((0.0, 0.0, 4.0, 12.0)),
         early=early,
         clipped=manners.random() < 0.5 and waits_for_all,
         loss_scale=manners.choice((1.0, 1024.0)),

@@ -31,7 +31,7 @@ LIMIT_S = 900.0
 
 SIGNING_KEY = b"simulated signing key"
 TOKEN = b"a token of a simulated store"
-LIVENESS = Liveness()
+HEARTBEAT_S = Liveness().heartbeat_s
 
 
 class Scenario:
@@ -46,7 +46,10 @@ class Scenario:
         self.notary = Notary(self.world, SIGNING_KEY)
         self.token = TOKEN if plan.with_token else None
         self.coordinator = Coordinator(
-            consistency=plan.consistency, liveness=LIVENESS, num_shards=plan.num_shards, signer=self.notary
+            consistency=plan.consistency,
+            liveness=Liveness(rejoin_s=plan.rejoin_s),
+            num_shards=plan.num_shards,
+            signer=self.notary,
         )
         self.archive = Archive()
         self.keeper = CheckpointKeeper(
@@ -71,7 +74,7 @@ class Scenario:
             shard=shard,
             addresses=tuple((f"sim://{i}",) for i in range(self.plan.num_shards)),
             consistency=self.plan.consistency,
-            heartbeat_s=LIVENESS.heartbeat_s,
+            heartbeat_s=HEARTBEAT_S,
             token=self.token,
         )
         return Server(
@@ -137,7 +140,7 @@ class Scenario:
     def _start_auditor(self) -> None:
         """The network is calm from now on."""
         machine = self._machine("auditor", "worker")
-        machine.start_heartbeats(self.servers[0], LIVENESS.heartbeat_s)
+        machine.start_heartbeats(self.servers[0], HEARTBEAT_S)
         self._start(Auditor(self.plan, machine, self.history, rank=0, observe=self._observe_lead))
 
     def _record(self) -> None:
@@ -191,7 +194,7 @@ class Scenario:
         machine = self._machine(f"worker {rank}.{life}", "worker")
         self.machines[rank] = machine
         if not self.plan.mute_heartbeats:
-            machine.start_heartbeats(self.servers[0], LIVENESS.heartbeat_s)
+            machine.start_heartbeats(self.servers[0], HEARTBEAT_S)
         self._start(Worker(self.plan, machine, self.history, rank=rank, observe=self._observe_lead))
         deaths = [death for death in self.plan.deaths if death.rank == rank]
         if life > len(deaths):

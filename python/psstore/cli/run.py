@@ -34,6 +34,10 @@ def run(
     checkpoint_every: Annotated[
         str | None, typer.Option("--checkpoint-every", help="So many decisions, as 500, or seconds (default: 300s).")
     ] = None,
+    restarts: Annotated[
+        int,
+        typer.Option(min=0, help="How often workers that fail are started again, all together; the others wait."),
+    ] = 0,
     module: Annotated[bool, typer.Option("--module", "-m", help="SCRIPT is a module, as in python -m.")] = False,
     ps_hosts: Annotated[
         str | None,
@@ -56,7 +60,7 @@ def run(
         typer.Option("--token_file", "--token-file", help="File with the store's secret (or PSSTORE_TOKEN_FILE)."),
     ] = None,
 ) -> None:
-    """Start a store and the workers that train on it; end all when they are done, or when one fails.
+    """Start a store and the workers that train on it; end all when they are done, or when one fails for good.
 
     Each worker runs SCRIPT with this Python and finds RANK, WORLD_SIZE, LOCAL_RANK and PSSTORE_URL in its
     environment, so that psstore.connect() needs no arguments; where there are GPUs, CUDA_VISIBLE_DEVICES gives each
@@ -66,27 +70,33 @@ def run(
     ps task serves a shard until the workers are done, a worker waits for the ps tasks and runs SCRIPT.
     """
     from psstore.cli.run_task import find_task, run_task
-    from psstore.launch.environment import checkpoint_environ
+    from psstore.launch.environment import checkpoint_environ, restart_environ
 
     flags = {"ps_hosts": ps_hosts, "worker_hosts": worker_hosts, "job_name": job_name, "task_index": task_index}
     cluster = find_task(flags, is_local=shards is not None or workers is not None)
     if (cluster is None or cluster.job_name != "ps") and not module and not os.path.isfile(command[0]):
         fail(f"there is no script {command[0]!r} here; for a module, use: psstore run -m {command[0]}")
+    if cluster is not None and restarts:
+        fail(
+            "--restarts is for a run on one host. In a cluster whoever started a task starts it again; let the other"
+            " workers wait for that: PSSTORE_REJOIN_S=60 at the ps tasks"
+        )
     if token_file is not None:
         os.environ["PSSTORE_TOKEN_FILE"] = token_file
     if max_memory is not None:
         os.environ["PSSTORE_MAX_MEMORY"] = max_memory  # as the server is told what has no flag here
     os.environ.update(checkpoint_environ(checkpoint, every=checkpoint_every))
+    os.environ.update(restart_environ(os.environ, restarts=restarts))
     interpreted = [sys.executable, "-u", *(["-m"] if module else []), *command]
     num_workers = (workers or 2) if cluster is None else cluster.num_workers
     consistency = consistency_of(mode, workers=num_workers, backups=backups, staleness=staleness)
     if cluster is None:
-        _run_here(interpreted, num_shards=shards or 2, consistency=consistency)
+        _run_here(interpreted, num_shards=shards or 2, consistency=consistency, restarts=restarts)
     else:
         run_task(cluster, interpreted, consistency=consistency)
 
 
-def _run_here(command: Sequence[str], *, num_shards: int, consistency: Consistency) -> NoReturn:
+def _run_here(command: Sequence[str], *, num_shards: int, consistency: Consistency, restarts: int) -> NoReturn:
     """All of it on this host. Ends the program."""
     from psstore.launch.environment import find_gpus
     from psstore.launch.job import Job, run_job
@@ -100,6 +110,7 @@ def _run_here(command: Sequence[str], *, num_shards: int, consistency: Consisten
         consistency=consistency,
         environ=os.environ,
         gpus=find_gpus(os.environ),
+        restarts=restarts,
     )
     deliver = Prefixer(out=sys.stdout.buffer, err=sys.stderr.buffer, colour=sys.stdout.isatty())
     outcome = asyncio.run(run_job(job, deliver=deliver))

@@ -6,6 +6,9 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+REJOIN_S = 60.0
+"""How long workers wait for one that is started again, unless the user chose it: imports and data take a while."""
+
 NVIDIA_GPUS = Path("/proc/driver/nvidia/gpus")
 """One directory per GPU, made by NVIDIA's kernel driver."""
 
@@ -45,6 +48,11 @@ def checkpoint_environ(place: str | None, *, every: str | None) -> dict[str, str
     """What a store is told that is to write checkpoints, and to begin with the latest, if there is one."""
     told = {} if place is None else {"PSSTORE_CHECKPOINT": place, "PSSTORE_RESTORE": "auto"}
     return told if every is None else {**told, "PSSTORE_CHECKPOINT_EVERY": every}
+
+
+def restart_environ(base: Mapping[str, str], *, restarts: int) -> dict[str, str]:
+    """What a store is told whose workers are started again: their peers are to wait for that."""
+    return {"PSSTORE_REJOIN_S": f"{REJOIN_S:g}"} if restarts and "PSSTORE_REJOIN_S" not in base else {}
 
 
 def find_gpus(environ: Mapping[str, str], *, proc: Path = NVIDIA_GPUS) -> list[str]:

@@ -1,10 +1,11 @@
 """One run: a store and its workers, or workers alone, from start to end.
 
     store starts ─► ready ─► workers start ─► all end with 0          ─► store ends, exit code 0
-                                          └─► one fails, or a signal  ─► all end, that one is named
+                              ▲           ├─► one fails, or a signal  ─► all end, that one is named
+                              └───────────┴─► one fails, and restarts are left: it alone starts again
 
-The first process to fail is the cause; the others fail because of it, and are not reported. Output that can't be shown,
-to a full disk or to nobody, ends a run, too, as it would end a script that writes there itself.
+The first process to fail for good is the cause; the others fail because of it, and are not reported. Output that can't
+be shown, to a full disk or to nobody, ends a run, too, as it would end a script that writes there itself.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 from psstore.errors import PsstoreError
 from psstore.launch.environment import worker_environ
 from psstore.launch.group import Child, ProcessGroup, end
-from psstore.launch.output import Deliver, Delivery, pump
+from psstore.launch.output import Deliver, Delivery, Line, pump
 from psstore.launch.store import StoreProcess
 from psstore.server.processes import requests_to_end
 from psstore.types import Consistency
@@ -52,6 +53,8 @@ class Job:
     consistency: Consistency
     environ: Mapping[str, str]
     gpus: Sequence[str] = ()
+    restarts: int = 0
+    """How often workers that fail are started again, all of them together."""
 
     @property
     def num_workers(self) -> int:
@@ -69,10 +72,10 @@ class Outcome:
 
 @dataclass
 class _Processes:
-    """The processes that run, by the name under which they are reported."""
+    """The processes that run, workers by their ranks."""
 
     store: StoreProcess | None
-    workers: dict[str, Child] = field(default_factory=dict)
+    workers: dict[int, Child] = field(default_factory=dict)
 
     @property
     def stores(self) -> list[Child]:
@@ -95,7 +98,7 @@ async def run_job(job: Job, *, deliver: Deliver) -> Outcome:
             running = _Processes(await _start_store(job, group))
             for store in running.stores:
                 pumps += _pumps(store, "store", delivery)
-            work = asyncio.create_task(_work(job, group, running, pumps, delivery))
+            work = asyncio.create_task(_Work(job, group, running, pumps, delivery).run())
             ends: list[asyncio.Future[Any]] = [work, told_to_end, delivery.failed]
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             work.cancel()
@@ -119,37 +122,64 @@ async def _start_store(job: Job, group: ProcessGroup) -> StoreProcess | None:
     return await StoreProcess.start(group, num_shards=job.num_shards, consistency=job.consistency, environ=job.environ)
 
 
-async def _work(
-    job: Job, group: ProcessGroup, running: _Processes, pumps: list[asyncio.Task[None]], deliver: Deliver
-) -> Outcome:
-    """Until every worker has ended well, or something failed."""
-    try:
-        url = await running.store.url() if running.store else None
-    except PsstoreError as error:
-        return Outcome(EXIT_STORE_FAILED, error.message)
-    for rank in range(job.num_workers):
-        environ = worker_environ(job.environ, url=url, rank=rank, num_workers=job.num_workers, gpus=job.gpus)
+class _Work:
+    """What the workers do, from the time that the store is ready."""
+
+    def __init__(
+        self, job: Job, group: ProcessGroup, running: _Processes, pumps: list[asyncio.Task[None]], deliver: Deliver
+    ) -> None:
+        self._job = job
+        self._group = group
+        self._running = running
+        self._pumps = pumps
+        self._deliver = deliver
+        self._num_restarts = 0
+
+    async def run(self) -> Outcome:
+        """Until every worker has ended well, or something failed for good."""
+        store = self._running.store
         try:
-            worker = group.spawn(job.command, environ=environ)
+            url = await store.url() if store else None
+        except PsstoreError as error:
+            return Outcome(EXIT_STORE_FAILED, error.message)
+        try:
+            for rank in range(self._job.num_workers):
+                self._start(rank, url)
+            return await self._first_failure(url)
         except OSError as error:
-            return Outcome(127, f"can't start {job.command[0]!r}: {error.strerror}")
-        running.workers[f"rank {rank}"] = worker
-        pumps += _pumps(worker, f"rank {rank}", deliver)
-    return await _first_failure(running)
+            return Outcome(127, f"can't start {self._job.command[0]!r}: {error.strerror}")
 
+    def _start(self, rank: int, url: str | None) -> Child:
+        job = self._job
+        environ = worker_environ(job.environ, url=url, rank=rank, num_workers=job.num_workers, gpus=job.gpus)
+        worker = self._group.spawn(job.command, environ=environ)
+        self._running.workers[rank] = worker
+        self._pumps += _pumps(worker, f"rank {rank}", self._deliver)
+        return worker
 
-async def _first_failure(running: _Processes) -> Outcome:
-    names = {worker.ended: name for name, worker in running.workers.items()}
-    stores = {store.ended for store in running.stores}
-    waiting = {*stores, *names}
-    while waiting != stores:
-        done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-        for one in sorted(done & names.keys(), key=lambda one: names[one]):
-            if one.result() != 0:
-                return Outcome(_exit_code(one.result()), f"{names[one]} {_ending(one.result())}")
-        for store in done & stores:
-            return Outcome(_exit_code(store.result()) or 1, f"the store {_ending(store.result())}")
-    return Outcome(0)
+    async def _first_failure(self, url: str | None) -> Outcome:
+        ranks = {worker.ended: rank for rank, worker in self._running.workers.items()}
+        stores = {store.ended for store in self._running.stores}
+        waiting = {*stores, *ranks}
+        while waiting != stores:
+            done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            for store in done & stores:
+                return Outcome(_exit_code(store.result()) or 1, f"the store {_ending(store.result())}")
+            for one in sorted(done, key=lambda one: ranks[one]):
+                if one.result() == 0:
+                    continue
+                failed = f"rank {ranks[one]} {_ending(one.result())}"
+                if self._num_restarts == self._job.restarts:
+                    return Outcome(_exit_code(one.result()), failed)
+                self._num_restarts += 1
+                self._say(f"{failed}; it is started again ({self._num_restarts} of {self._job.restarts})")
+                again = self._start(ranks[one], url).ended
+                ranks[again] = ranks[one]
+                waiting.add(again)
+        return Outcome(0)
+
+    def _say(self, text: str) -> None:
+        self._deliver(Line("run", True, text.encode()))
 
 
 def _pumps(child: Child, source: str, deliver: Deliver) -> list[asyncio.Task[None]]:

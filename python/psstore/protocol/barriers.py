@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from psstore.errors import DeadlineExceeded, PsstoreError, WorkerLost
@@ -61,8 +61,8 @@ class Barriers:
             waits.pop(rank, None)
 
     def open(self, now: float | None) -> list[Reply]:
-        """Opens every barrier at which all expected workers are, and tells those who wait for a lost one, each once.
-        `now`: None if nobody was lost."""
+        """Opens every barrier at which all expected workers are, and tells those who wait for one that was given up,
+        each once. `now`: None if nobody was."""
         replies = []
         num_expected = self._membership.num_expected
         for name, waits in list(self._waits.items()):
@@ -110,10 +110,10 @@ class Barriers:
     # ---- how ----
 
     def _complain(self, name: str, waits: dict[int, AtBarrier], now: float) -> list[Reply]:
-        """Tells waiting workers of a lost one that is missing, once each. A worker that was told is at the barrier no
-        longer; it may come again, and waits then."""
+        """Tells waiting workers of one that is missing and was given up, once each. A worker that was told is at the
+        barrier no longer; it may come again, and waits then."""
         replies = []
-        lost = self._lost(waits)
+        lost = self._missing_of(self._membership.given_up(), waits)
         for rank, at in list(waits.items()):
             if lost and self._losses[rank].is_news(name, at.request, lost):
                 self._losses[rank].tell(name, at.request, lost)
@@ -121,9 +121,10 @@ class Barriers:
                 del waits[rank]
         return replies
 
-    def _lost(self, waits: Mapping[int, AtBarrier]) -> list[Worker]:
-        """The lost workers that are not at the barrier, by rank."""
-        return sorted((w for w in self._membership.lost() if w.rank not in waits), key=lambda w: w.rank)
+    @staticmethod
+    def _missing_of(gone: Sequence[Worker], waits: Mapping[int, AtBarrier]) -> list[Worker]:
+        """Who of `gone` is not at the barrier."""
+        return [worker for worker in gone if worker.rank not in waits]
 
     def _worker_lost(self, who: str, missing: Worker, now: float, **waited: float) -> WorkerLost:
         return WorkerLost(
@@ -135,7 +136,7 @@ class Barriers:
 
     def _too_late(self, name: str, rank: int, at: AtBarrier, now: float) -> PsstoreError:
         waited_s = at.barrier.wait_s
-        lost = self._lost(self._waits[name])
+        lost = self._missing_of(self._membership.lost(), self._waits[name])
         if lost:
             who = f"rank {rank} waited {waited_s:g} s for a replacement: barrier {name!r}"
             return self._worker_lost(who, lost[0], now, waited_s=waited_s)

@@ -106,9 +106,9 @@ class Coordinator:
                 round=round,
                 shard=fact.shard,
             )
-            self.membership.refuse(worker, refusal)
-            replies += self.rounds.refused(worker, refusal, now) + self._move_barriers(now)
-        return replies
+            self.membership.refuse(worker, refusal, now)
+            replies += self.rounds.refused(worker, refusal, now) + self._move_barriers(None)
+        return replies + self._give_up(now)
 
     def _attested(self, signed: Sequence[Signed], now: float) -> list[Reply]:
         """What shards have applied, as workers carry it. Raises BadSignature."""
@@ -168,9 +168,8 @@ class Coordinator:
         replies: list[Reply] = []
         lost = self.membership.sweep(now)
         if lost:
-            replies += self.rounds.lost(lost, now)
-            replies += self._move_barriers(now)
-        return replies + self.rounds.expire(now) + self._barriers.expire(now)
+            replies += self.rounds.lost(lost, now) + self._move_barriers(None)
+        return replies + self._give_up(now) + self.rounds.expire(now) + self._barriers.expire(now)
 
     def next_wake(self) -> float | None:
         """When `tick` may next do something."""
@@ -233,8 +232,12 @@ class Coordinator:
         self.membership.leave(worker)
         return self.rounds.leave(worker) + self._move_barriers(None)
 
+    def _give_up(self, now: float) -> list[Reply]:
+        """Nobody took a lost one's place in time: who can't go on without it hears so."""
+        return self.rounds.complain(now) + self._move_barriers(now) if self.membership.give_up(now) else []
+
     def _move_barriers(self, now: float | None) -> list[Reply]:
-        """Opens or fails barriers after a worker's end. `now`: None if the worker has left and was not lost."""
+        """Opens or fails barriers after a worker's end. `now`: None if it was not given up."""
         return self._barriers.open(now) if self.rounds.torn is None else self._barriers.fail(self.rounds.torn)
 
     def _is_gone(self, now: float) -> Callable[[str], bool]:

@@ -36,6 +36,9 @@ class Earliest:
         """The rank has none any more, if it had one."""
         self._numbers.pop(rank, None)
 
+    def __contains__(self, rank: int) -> bool:
+        return rank in self._numbers
+
     def clear(self) -> None:
         self._numbers.clear()
         self._heap.clear()

@@ -36,6 +36,8 @@ class Liveness:
     detached_s: float = 3.0
     """A worker without a connection for so long is lost. Shorter than `silence_s`, since a killed process closes its
     sockets at once, and long enough for a client's first reconnects (0.05 s, doubling)."""
+    rejoin_s: float = 0.0
+    """A lost worker is given up, and those who wait hear of it, when for so long no other life has taken its rank."""
 
 
 @dataclass(kw_only=True)
@@ -82,6 +84,8 @@ class Membership:
         """Ranks of `workers`, by their state."""
         self._losses = Earliest()
         """When each LIVE worker will be lost if nothing is heard of it."""
+        self._rejoins = Earliest()
+        """When each lost worker will be given up, for those that have not been yet."""
         self._changed: set[int] = set()
         """Ranks of which `_losses` has to be told anew: nobody asks as often as workers speak."""
         self._clocks = Earliest()
@@ -157,10 +161,11 @@ class Membership:
         if worker.state is LOST:
             self._move(worker, WorkerEvent.HEARD)
 
-    def refuse(self, worker: Worker, why: MissingContribution) -> None:
+    def refuse(self, worker: Worker, why: MissingContribution, now: float) -> None:
         """Ends a worker's life, whatever it says from now on: its rank is free for another one."""
         worker.refusal = why
         self._move(worker, WorkerEvent.REFUSED)
+        self._rejoins.put(worker.rank, now + self.liveness.rejoin_s)
 
     def attach(self, *, client: str, conn: int, now: float) -> None:
         """A connection of this client to the coordinator is open (again)."""
@@ -196,12 +201,18 @@ class Membership:
         lost = [self.workers[rank] for rank in self._losses.take(now)]
         for worker in lost:
             self._move(worker, WorkerEvent.SILENT)
+            self._rejoins.put(worker.rank, now + self.liveness.rejoin_s)
         return lost
 
+    def give_up(self, now: float) -> bool:
+        """Whether for some lost worker the time of a next life is up at `now`, and was not before."""
+        return bool(self._rejoins.take(now))
+
     def next_wake(self) -> float | None:
-        """When `sweep` may next find somebody."""
+        """When `sweep` or `give_up` may next find somebody."""
         self._note_changes()
-        return self._losses.smallest()
+        times = (self._losses.smallest(), self._rejoins.smallest())
+        return min((time for time in times if time is not None), default=None)
 
     def expected(self) -> set[int]:
         """Ranks that synchronous rounds wait for: all announced that have not left."""
@@ -219,6 +230,10 @@ class Membership:
         """LOST and REFUSED workers, in rank order."""
         lost = self._in_state[LOST] | self._in_state[WorkerState.REFUSED]
         return [self.workers[rank] for rank in sorted(lost)]
+
+    def given_up(self) -> list[Worker]:
+        """The lost ones whose next lives are not waited for any more, in rank order."""
+        return [worker for worker in self.lost() if worker.rank not in self._rejoins]
 
     def clock(self, rank: int) -> int:
         """The rank's clock; 0 if no worker has joined with it yet."""
@@ -255,6 +270,7 @@ class Membership:
         for ranks in self._in_state.values():
             ranks.discard(worker.rank)
         self._in_state[worker.state].add(worker.rank)
+        self._rejoins.drop(worker.rank)
         self.num_changes += 1
         self._changed.add(worker.rank)
         if worker.state is LIVE:

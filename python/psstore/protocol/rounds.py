@@ -132,7 +132,7 @@ class Rounds:
         if not lockstep:
             self._decide()
             return self.settle()
-        return self.settle() + (self._complain(waiting.since) if self._staged.of else [])
+        return self.settle() + (self.complain(waiting.since) if self._staged.of else [])
 
     def finish(self, worker: Worker, finishing: Finishing) -> list[Reply]:
         """A worker says that all is staged which its early commit promised."""
@@ -161,11 +161,11 @@ class Rounds:
         return told + self.settle()
 
     def lost(self, workers: Sequence[Worker], now: float) -> list[Reply]:
-        """Workers were lost: who waits and can't go on without them hears so."""
+        """Workers were lost: what they have promised is void."""
         replies = []
         for worker in workers:
             replies += self._tear(worker.rank, "was lost") + self._void_promise(worker, now)
-        return replies + self.settle() + self._complain(now)
+        return replies + self.settle()
 
     def refused(self, worker: Worker, why: PsstoreError, now: float) -> list[Reply]:
         """A worker was refused. What it has committed and is not decided does not count."""
@@ -350,10 +350,10 @@ class Rounds:
         )
         return waiting.reply(committed)
 
-    def _complain(self, now: float) -> list[Reply]:
-        """Tells those who wait of the lost workers for want of whom the round can't close, each once. Their commits
-        stay: if the lost one's next life joins and commits, the round closes with them."""
-        lost = self._lost_and_needed() if self._staged.of else []
+    def complain(self, now: float) -> list[Reply]:
+        """Tells those who wait of the workers that were given up and for want of whom the round can't close, each once.
+        Their commits stay: if the lost one's next life joins and commits, the round closes with them."""
+        lost = self._needed_of(self._membership.given_up()) if self._staged.of else []
         if not lost:
             return []
         replies = []
@@ -364,9 +364,9 @@ class Rounds:
                 self._staged.put(rank, replace(waiting, since=math.inf))
         return replies
 
-    def _lost_and_needed(self) -> list[Worker]:
-        """The lost workers without which the open round can't close; empty unless in lockstep."""
-        lost = [w for w in self._membership.lost() if w.rank not in self._staged.of]
+    def _needed_of(self, gone: Sequence[Worker]) -> list[Worker]:
+        """Who of `gone` keeps the open round from closing; empty unless in lockstep."""
+        lost = [w for w in gone if w.rank not in self._staged.of]
         if not lost or not self._lockstep:
             return []
         able = self._membership.expected() - {w.rank for w in lost}
@@ -412,7 +412,7 @@ class Rounds:
     def _too_late(self, rank: int, waiting: Waiting, now: float) -> DeadlineExceeded | WorkerLost:
         """Names who was waited for: who is lost; else who has not finished, in lockstep who has no commit, or the
         slowest."""
-        lost = self._lost_and_needed() if rank in self._staged.of else []
+        lost = self._needed_of(self._membership.lost()) if rank in self._staged.of else []
         if lost:
             waited_s = waiting.commit.wait_s
             who = f"rank {rank} waited {waited_s:g} s for a replacement: round {waiting.commit.round}"

@@ -27,17 +27,18 @@ class MemberLog:
             before, after = self._known.get(rank), (worker.incarnation, worker.state)
             if before != after:
                 self._known[rank] = after
-                level, message = _describe(worker, before, now)
+                level, message = _describe(worker, before, now, rejoin_s=self._membership.liveness.rejoin_s)
                 _log.log(level, message, extra={"peer": f"client {worker.client[:8]}"})
 
 
-def _describe(worker: Worker, before: tuple[int, WorkerState] | None, now: float) -> tuple[int, str]:
+def _describe(
+    worker: Worker, before: tuple[int, WorkerState] | None, now: float, *, rejoin_s: float
+) -> tuple[int, str]:
     who = f"rank {worker.rank} (incarnation {worker.incarnation})"
     if worker.state in (WorkerState.LOST, WorkerState.REFUSED):
-        return (
-            logging.WARNING,
-            f"{who} is lost in round {worker.clock + 1}: last seen {now - worker.last_seen:.1f} s ago",
-        )
+        lost = f"{who} is lost in round {worker.clock + 1}: last seen {now - worker.last_seen:.1f} s ago"
+        waits = f"; the others wait {rejoin_s:g} s for a new one" if rejoin_s else ""
+        return logging.WARNING, lost + waits
     if worker.state is WorkerState.LEFT:
         return logging.INFO, f"{who} has left after round {worker.clock}"
     if before == (worker.incarnation, WorkerState.LOST):

@@ -129,6 +129,10 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     refuse_non_finite: Annotated[bool, _text("refuse pushes that hold NaN or infinity")] = False
     heartbeat_s: Annotated[Seconds, _text("how often workers say that they live")] = 1.0
     silence_s: Annotated[Seconds, _text("a worker that said nothing for so long is lost")] = 10.0
+    rejoin_s: Annotated[
+        Annotated[float, Meta(ge=0)],
+        _text("how long the others wait for another worker in a lost one's place before they hear of the loss"),
+    ] = 0.0
     max_connections: Annotated[int, Meta(ge=1), _text("connections that one shard takes")] = 4096
     congestion_control: Annotated[
         str | None,
@@ -235,6 +239,7 @@ class ShardSettings(msgspec.Struct, frozen=True, kw_only=True):
     consistency: Consistency
     heartbeat_s: float
     silence_s: float
+    rejoin_s: float
     device: str
     num_sharing: int
     """Shards of this host that share the device, this one included."""

@@ -248,6 +248,7 @@ def make_coordinator(settings: ShardSettings) -> Coordinator:
             heartbeat_s=settings.heartbeat_s,
             silence_s=settings.silence_s,
             detached_s=min(usual.detached_s, settings.silence_s),
+            rejoin_s=settings.rejoin_s,
         ),
         num_shards=len(settings.addresses),
         signer=Signer(settings.signing_key),

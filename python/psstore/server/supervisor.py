@@ -348,6 +348,7 @@ class Supervisor:
                 consistency=settings.consistency(),
                 heartbeat_s=settings.heartbeat_s,
                 silence_s=settings.silence_s,
+                rejoin_s=settings.rejoin_s,
                 device=device,
                 num_sharing=devices.count(device),
                 max_memory_bytes=max_memory_bytes // len(site.endpoints),
