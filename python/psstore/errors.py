@@ -203,7 +203,8 @@ class VersionGone(AvailabilityError):
 
 class RolledBack(AvailabilityError):
     """The store ended, and was restored from a checkpoint: what was done after that is undone. `details["version"]` is
-    the decision that it is at again. Connect again, and go on from there."""
+    the decision that it is at again, `details["undone"]` how many this client knew of that are void. `Store.reconnect`
+    goes on from there."""
 
     code = 60
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import random
 import signal
 from collections import Counter
@@ -19,12 +20,12 @@ from torch import nn
 
 import psstore
 from psstore.checkpoint.handed import pack_handed, unpack_handed
-from psstore.checkpoint.place import open_place
+from psstore.checkpoint.place import COMPLETE, open_place
 from psstore.client.store import Store
-from psstore.errors import BadArgument, UsageError
+from psstore.errors import BadArgument, RolledBack, UsageError
 from psstore.torch import DistributedOptimizer, Hook, Step, TrainingSession, session, worker_state
 from tests.support.cluster import PATIENCE_S
-from tests.support.server_process import StoreProcess
+from tests.support.server_process import StoreProcess, eventually
 
 MODES = {
     "sync": (),
@@ -54,12 +55,14 @@ def trainee(store: Store, **options: Any) -> Trainee:
     return Trainee(model, DistributedOptimizer(plain, store, model.named_parameters(), **options), schedule)
 
 
-def turn(one: Trainee, step: Step) -> None:
+def turn(one: Trainee, step: Step, *, clips: bool = False) -> None:
     """The body of a loop: it draws from torch's and Python's random numbers, and notes what it has done."""
     inputs = torch.randn(8, 20) * random.random()
     one.optimizer.zero_grad()
     loss = one.model(inputs).square().mean()
     loss.backward()
+    if clips:
+        one.optimizer.clip_grad_norm_(0.01)
     one.optimizer.step()
     one.schedule.step()
     one.optimizer.checkpoint_state["steps"] = one.optimizer.checkpoint_state.get("steps", 0) + 1
@@ -160,6 +163,61 @@ def test_state_comes_back_as_it_was() -> None:
     assert np.array_equal(given["array"], back["array"])
     assert (back["counter"], type(back["counter"])) == (given["counter"], Counter)
     assert back["rest"] == given["rest"]
+
+
+# ---- where it goes back to ----
+
+
+@pytest.mark.parametrize(
+    ("overlap", "clips"), [("none", False), ("none", True), ("backward", False), ("backward", True), ("eager", False)]
+)
+def test_what_the_store_takes_back_is_done_again_to_the_same_bytes(tmp_path: Path, overlap: str, clips: bool) -> None:
+
+    def train(place: str, *, killed_at: Sequence[int]) -> list[Any]:
+        flags = ("--checkpoint", place, "--checkpoint-every", "1000000", "--restarts", "2")
+        left = list(killed_at)
+        with (
+            StoreProcess("--shards", "2", *flags) as process,
+            psstore.connect(process.url, wait_s=PATIENCE_S) as store,
+        ):
+            one = trainee(store, overlap=overlap)
+            random.seed(5)
+            torch.manual_seed(5)
+            diary = Diary()
+            running = session(
+                one.optimizer, stop_at=11, state={"schedule": one.schedule}, checkpoint="4", hooks=[diary]
+            )
+            for step in running:
+                if left and step.number == left[0]:
+                    assert eventually(lambda: any(one.status == COMPLETE for one in open_place(place).place.list()))
+                    os.kill(process.shard_pids()[len(left) % 2], signal.SIGKILL)
+                    del left[0]
+                turn(one, step, clips=clips)
+            assert store.version == 11
+            assert not one.optimizer.bears_rollbacks
+            assert len([line for line in diary.lines if line[0] == "back"]) == len(killed_at)
+            return end_of(one)
+
+    undisturbed = train(str(tmp_path / "whole"), killed_at=[])
+    assert train(str(tmp_path / "taken back"), killed_at=[7, 10]) == undisturbed
+
+
+def test_whoever_does_not_go_on_by_itself_is_told(tmp_path: Path) -> None:
+    with (
+        StoreProcess("--checkpoint", str(tmp_path), "--restarts", "1") as process,
+        psstore.connect(process.url, wait_s=PATIENCE_S) as store,
+    ):
+        one = trainee(store)
+        one.model(torch.ones(1, 20)).sum().backward()
+        one.optimizer.step()
+        store.checkpoint()
+        os.kill(process.shard_pids()[0], signal.SIGKILL)
+        with pytest.raises(RolledBack):
+            one.optimizer.step()
+        store.reconnect()
+        one.optimizer.reattach()
+        one.optimizer.step()
+        assert store.version == 2
 
 
 # ---- where it ends ----
@@ -283,6 +341,9 @@ class Diary(Hook):
 
     def after_step(self, session: TrainingSession, step: Step) -> None:
         self.lines.append(("after", session.version, step.values()))
+
+    def rolled_back(self, session: TrainingSession) -> None:
+        self.lines.append(("back", session.version))
 
     def end(self, session: TrainingSession) -> None:
         self.lines.append(("end", session.is_clean))

@@ -36,7 +36,11 @@ def run(
     ] = None,
     restarts: Annotated[
         int,
-        typer.Option(min=0, help="How often workers that fail are started again, all together; the others wait."),
+        typer.Option(
+            min=0,
+            help="How often each worker that fails is started again, while the others wait; with"
+            " --checkpoint also the store, all from the latest one.",
+        ),
     ] = 0,
     module: Annotated[bool, typer.Option("--module", "-m", help="SCRIPT is a module, as in python -m.")] = False,
     ps_hosts: Annotated[

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
 from typing import Any, ParamSpec
 
 from psstore.client.arguments import Options, number, whole
 from psstore.client.fork_safety import ranks_held
 from psstore.client.local import LocalStore, parse_local
-from psstore.client.loop_thread import LoopThread
 from psstore.client.operations import Operations
-from psstore.client.remote import Remote
+from psstore.client.remote import Remote, open_remote
 from psstore.client.store import AsyncStore, Store, as_async
 from psstore.config import Transport, check_busy_poll, check_connections, check_transport, worker_environment
 from psstore.errors import BadArgument, RankTaken, TooManyWorkers
@@ -121,19 +121,17 @@ def _open(url: str | None, options: Options) -> Store:
     if url.startswith("local:"):
         return LocalStore(**parse_local(url)).open(Store, options, private=True)
     seed = parse_address(url)
-    thread = LoopThread(busy_s=1e-6 * options.busy_poll_us)
-    remote = Remote(thread)
-    opening = thread.submit(remote.open(seed, options))
+
+    def again(rank: int | None) -> tuple[Operations, Remote]:
+        return open_remote(seed, replace(options, rank=rank))
+
     try:
-        operations: Operations = opening.result()
-    except BaseException as error:
-        opening.cancel()
-        thread.submit(remote.close()).result()
-        thread.stop()
-        if isinstance(error, (RankTaken, TooManyWorkers)) and (held := ranks_held(url)):
+        operations, remote = open_remote(seed, options)
+    except (RankTaken, TooManyWorkers) as error:
+        if held := ranks_held(url):
             raise type(error)(f"{error.message}; {_own(held)}", **error.details) from None
         raise
-    return Store(operations, remote, url)
+    return Store(operations, remote, url, again)
 
 
 def _own(ranks: Sequence[int]) -> str:

@@ -186,6 +186,20 @@ class Remote:
         return SocketDriver(self.thread.loop, reconnectors, self.thread.calls)
 
 
+def open_remote(seed: Address, options: Options) -> tuple[Operations, Remote]:
+    """Connects, on a thread of its own. Blocks. Raises as `Remote.open`, with nothing left open."""
+    thread = LoopThread(busy_s=1e-6 * options.busy_poll_us)
+    remote = Remote(thread)
+    opening = thread.submit(remote.open(seed, options))
+    try:
+        return opening.result(), remote
+    except BaseException:
+        opening.cancel()
+        thread.submit(remote.close()).result()
+        thread.stop()
+        raise
+
+
 def _nonce() -> bytes:
     return secrets.token_bytes(NONCE_BYTES)
 

@@ -31,6 +31,8 @@ T = TypeVar("T")
 
 _CLOSED = "this store is closed; connect again"
 
+Again = Callable[[int | None], "tuple[Operations, Backend]"]
+
 LEAVE_S = 5.0
 """How long closing may take to say good-bye."""
 
@@ -57,17 +59,22 @@ class Backend(Protocol):
 class _Face:
     """State and properties that both faces share. Made by psstore.connect."""
 
-    def __init__(self, operations: Operations, backend: Backend, url: str) -> None:
+    def __init__(self, operations: Operations, backend: Backend, url: str, again: Again | None = None) -> None:
+        """`again`: connects as before, as the worker of that rank; None: it can't be done."""
+        self._url = url
+        self._again = again
+        self._attach(operations, backend)
+        fork_safety.watch(self)
+
+    def _attach(self, operations: Operations, backend: Backend) -> None:
         self._operations = operations
         self._backend = backend
-        self._url = url
         self._direct = backend.direct
         self._calls = None if self._direct is None else self._direct.calls()
         """None: closed, or it makes none."""
         self._closed: str | None = None
         """Why it can't be used any more."""
         self._finalizer = weakref.finalize(self, _forgotten, operations, backend)
-        fork_safety.watch(self)
 
     def __getstate__(self) -> NoReturn:
         raise UsageError(
@@ -172,6 +179,15 @@ class _Face:
         self._calls = None
         self._finalizer.detach()
         self._backend.abandon()
+
+    def _reconnect(self) -> None:
+        rank = self.rank
+        if self._again is None:
+            raise UsageError(f"{self._url} is no store of other processes: it ends with what it holds")
+        self.end(leave=False)
+        if self._closed != _CLOSED:
+            raise StoreClosed(self._closed or "")
+        self._attach(*self._again(rank))
 
     def __repr__(self) -> str:
         who = "client" if self.rank is None else f"rank {self.rank} of {self.num_workers}"
@@ -399,6 +415,13 @@ class Store(_Face):
             yield Version(view.version, values, max(0, view.version - number - 1) if number >= 0 else 0)
             number = view.version
 
+    def reconnect(self) -> None:
+        """Ends this connection and makes another one, as the same worker, to what is at the store's address now: to go
+        on after RolledBack with the store as it was restored. Pushes that no decision counted are void; snapshots,
+        borrowed values and calls under way end. Raises as `psstore.connect`, and may be called again then; UsageError
+        for local://."""
+        self._reconnect()
+
     def close(self) -> None:
         """Leaves, if it is a worker, and disconnects. Does nothing the second time."""
         self.end(leave=True)
@@ -476,6 +499,11 @@ class AsyncStore(_Face):
 
     follow.__doc__ = Store.follow.__doc__
 
+    async def reconnect(self) -> None:
+        await asyncio.to_thread(self._reconnect)
+
+    reconnect.__doc__ = Store.reconnect.__doc__
+
     async def close(self) -> None:
         """Leaves, if it is a worker, and disconnects. Does nothing the second time."""
         await asyncio.to_thread(self.end, leave=True)
@@ -493,4 +521,4 @@ def as_async(store: Store) -> AsyncStore:
     """Turns a store that blocks into one whose calls are awaited, over the same connection. The first is closed."""
     store._closed, store._calls = "this store became an AsyncStore", None
     store._finalizer.detach()
-    return AsyncStore(store._operations, store._backend, store._url)
+    return AsyncStore(store._operations, store._backend, store._url, store._again)

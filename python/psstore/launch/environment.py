@@ -51,8 +51,14 @@ def checkpoint_environ(place: str | None, *, every: str | None) -> dict[str, str
 
 
 def restart_environ(base: Mapping[str, str], *, restarts: int) -> dict[str, str]:
-    """What a store is told whose workers are started again: their peers are to wait for that."""
-    return {"PSSTORE_REJOIN_S": f"{REJOIN_S:g}"} if restarts and "PSSTORE_REJOIN_S" not in base else {}
+    """What a store is told that is to live on: the peers of workers that are started again wait for these, and where it
+    writes checkpoints, its shards are started again, too. `base`: what it is told anyway, which counts."""
+    if not restarts:
+        return {}
+    told = {"PSSTORE_REJOIN_S": f"{REJOIN_S:g}"}
+    if "PSSTORE_CHECKPOINT" in base:
+        told["PSSTORE_RESTARTS"] = str(restarts)
+    return {name: value for name, value in told.items() if name not in base}
 
 
 def find_gpus(environ: Mapping[str, str], *, proc: Path = NVIDIA_GPUS) -> list[str]:

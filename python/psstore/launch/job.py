@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -54,7 +55,7 @@ class Job:
     environ: Mapping[str, str]
     gpus: Sequence[str] = ()
     restarts: int = 0
-    """How often workers that fail are started again, all of them together."""
+    """How often each worker that fails is started again."""
 
     @property
     def num_workers(self) -> int:
@@ -133,7 +134,8 @@ class _Work:
         self._running = running
         self._pumps = pumps
         self._deliver = deliver
-        self._num_restarts = 0
+        self._restarts: Counter[int] = Counter()
+        """How often each worker was, by rank."""
 
     async def run(self) -> Outcome:
         """Until every worker has ended well, or something failed for good."""
@@ -169,12 +171,13 @@ class _Work:
                 if one.result() == 0:
                     continue
                 failed = f"rank {ranks[one]} {_ending(one.result())}"
-                if self._num_restarts == self._job.restarts:
+                rank = ranks[one]
+                if self._restarts[rank] == self._job.restarts:
                     return Outcome(_exit_code(one.result()), failed)
-                self._num_restarts += 1
-                self._say(f"{failed}; it is started again ({self._num_restarts} of {self._job.restarts})")
-                again = self._start(ranks[one], url).ended
-                ranks[again] = ranks[one]
+                self._restarts[rank] += 1
+                self._say(f"{failed}; it is started again ({self._restarts[rank]} of {self._job.restarts})")
+                again = self._start(rank, url).ended
+                ranks[again] = rank
                 waiting.add(again)
         return Outcome(0)
 

@@ -383,10 +383,12 @@ class Session:
     def _welcomed(self, welcome: m.Welcome, now: float) -> None:
         if self.welcome is not None and welcome.store != self.welcome.store:
             if welcome.restored >= 0 and welcome.lineage == self.welcome.lineage:
+                known = max(self.decisions.last, welcome.restored)
                 raise RolledBack(
                     f"the store at {self.address} ended, and was restored at version {welcome.restored}: what was done"
-                    " after that is undone; connect again, and go on from there",
+                    f" after that is undone (this client knew of version {known}); reconnect, and go on from there",
                     version=welcome.restored,
+                    undone=known - welcome.restored,
                 )
             raise StoreUnreachable(
                 f"the store at {self.address} was restarted and has lost what it held; connect again",

@@ -107,6 +107,15 @@ class ShardProcess:
         assert self.process.stdout is not None
         self.report = self.process.stdout
 
+    def kill(self) -> None:
+        """Ends it at once, and lets go of its pipes."""
+        self.process.kill()
+        self.process.wait()
+        for pipe in (self.process.stdin, self.process.stdout):
+            assert pipe is not None
+            with contextlib.suppress(BrokenPipeError):
+                pipe.close()
+
     def pause(self) -> str | None:
         """That it has stopped, or goes on, if that is news: the system tells it once. A process that stands still
         closes no connection and ends no report."""

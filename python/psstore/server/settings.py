@@ -126,6 +126,11 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
             " latest at --checkpoint, if there is one"
         ),
     ] = None
+    restarts: Annotated[
+        int,
+        Meta(ge=0),
+        _text("how often all shards start again, from the latest checkpoint, when one has died; needs --checkpoint"),
+    ] = 0
     refuse_non_finite: Annotated[bool, _text("refuse pushes that hold NaN or infinity")] = False
     heartbeat_s: Annotated[Seconds, _text("how often workers say that they live")] = 1.0
     silence_s: Annotated[Seconds, _text("a worker that said nothing for so long is lost")] = 10.0
@@ -161,6 +166,13 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
         self.checkpoint_interval()
         if self.restore == "auto" and self.checkpoint is None:
             raise BadArgument("--restore auto takes the latest checkpoint at --checkpoint; say where that is")
+        if self.restarts and self.checkpoint is None:
+            raise BadArgument("--restarts goes back to the latest checkpoint at --checkpoint; say where that is")
+        if self.restarts and self.shards_at is not None:
+            raise BadArgument(
+                "--restarts is for a store whose shards are all on one host: with --shards-at start all of them again,"
+                " with --restore auto"
+            )
         place_shards(self.device, self.shards)
         if self.congestion_control is not None:
             check_congestion_control("congestion_control", self.congestion_control)

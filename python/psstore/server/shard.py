@@ -110,9 +110,10 @@ async def serve(settings: ShardSettings) -> None:
     print(READY, flush=True)
     await stopped.wait()
     loop.remove_reader(sys.stdin.fileno())
-    for path in unix_paths:  # before others can bind it: from here on it might be theirs
-        with contextlib.suppress(OSError):
-            os.unlink(path)
+    if not failures:  # then the supervisor may start another shard there
+        for path in unix_paths:  # before others can bind it: from here on it might be theirs
+            with contextlib.suppress(OSError):
+                os.unlink(path)
     if lender is not None:
         lender.close()
     await server.drain(failures[0] if failures else None)

@@ -1,8 +1,13 @@
 """Starts the shard processes of this host, watches them, and ends them: all of them run, or none.
 
+    start ─► serve ─► asked to end            ─► last checkpoint ─► drain
+      ▲         └───► a shard dies            ─► the store is lost ─► the others end
+      └───────────────┴ and may start again   ─► all of them, from the latest checkpoint
+
 Each child is bound to us by two pipes: our end of its stdin closes with us, however we die, and its stdout ends
-with it, however it dies. Nothing is restarted: a shard's memory is gone with it, and silence about that would be
-a wrong answer. Where other hosts have shards of the same store, peer_monitor.py tells us what becomes of them.
+with it, however it dies. A shard's memory is gone with it, and silence about that would be a wrong answer: all go back
+together, in a new life of the store, which clients are told. Where other hosts have shards of the same store,
+peer_monitor.py tells us what becomes of them.
 """
 
 from __future__ import annotations
@@ -96,6 +101,8 @@ class Ending:
 
     status: int
     reason: str | None = None
+    dead: str | None = None
+    """Which shards of this host died, and how."""
 
 
 class Supervisor:
@@ -110,6 +117,7 @@ class Supervisor:
         if self._token is None:
             self._check_needs_no_token()
         self._store = secrets.token_hex(8)
+        self._num_restarts = 0
         self._restore: RestoreFrom | None = None
         self._checkpoints: CheckpointProcess | None = None
         self._children: list[ShardProcess] = []
@@ -151,8 +159,7 @@ class Supervisor:
             if self._checkpoints is not None:
                 self._checkpoints.kill()
             for child in self._children:
-                child.process.kill()
-                child.process.wait()
+                child.kill()
             if user_token is not None:
                 user_token.close()
             site.close()
@@ -162,17 +169,27 @@ class Supervisor:
             selector.register(signals.received, selectors.EVENT_READ, signals)
             ending = Ending(EXIT_OK)
             life = self._begin(site, selector)
-            if life is not None and self._start(site, life, selector):
-                self._announce(site, out=out, ready_fd=ready_fd)
-                self._begin_checkpoints(site)
-                ending = self._await_end(site, selector)
-                if ending.status == EXIT_OK:
-                    self._end_checkpoints(selector)
+            while life is not None:
+                ending = self._live(site, life, selector, out=out, ready_fd=ready_fd)
+                life = self._go_back(ending, site, selector)
             if ending.reason is not None:
                 _log.error("%s", ending.reason)
             self._end_monitor(selector)
             self._stop(selector)
             return ending.status
+
+    def _live(
+        self, site: Site, life: StoreLife, selector: selectors.BaseSelector, *, out: TextIO, ready_fd: int | None
+    ) -> Ending:
+        """From the shards' start to why they have to end. Raises BadArgument if one can't start."""
+        if not self._start(site, life, selector):
+            return Ending(EXIT_OK)
+        self._announce(site, out=out, ready_fd=ready_fd)
+        self._begin_checkpoints(site)
+        ending = self._await_end(site, selector)
+        if ending.status == EXIT_OK:
+            self._end_checkpoints(selector)
+        return ending
 
     # ---- phases: each waits for reports of the children and of the monitor, and for signals ----
 
@@ -202,8 +219,9 @@ class Supervisor:
             child = ShardProcess(settings)
             self._children.append(child)
             selector.register(child.report, selectors.EVENT_READ, child)
-        for endpoint in site.endpoints:
-            endpoint.close()
+        if not self._settings.restarts:
+            for endpoint in site.endpoints:
+                endpoint.close()
         reads_storage = self._restore is not None or self._settings.checkpoint is not None
         deadline = time.monotonic() + (RESTORE_S if reads_storage else START_S)
         waiting = list(self._children)
@@ -237,10 +255,41 @@ class Supervisor:
             return Ending(EXIT_OK)
         dead = [child.fate() for child in events if isinstance(child, ShardProcess)]
         if dead:
-            return Ending(EXIT_STORE_LOST, f"{', '.join(dead)}; the store is lost, stopping the other shards")
+            told = ", ".join(dead)
+            return Ending(EXIT_STORE_LOST, f"{told}; the store is lost, stopping the other shards", dead=told)
         assert self._monitor is not None, "nobody else has events"
         reason = self._monitor.take().reason
         return Ending(EXIT_OK) if reason is None else Ending(EXIT_STORE_LOST, reason)
+
+    def _go_back(self, ending: Ending, site: Site, selector: selectors.BaseSelector) -> StoreLife | None:
+        """Ends what is left of a store whose shards have died, for all to start again from its latest checkpoint. Our
+        sockets stay open: who connects meanwhile waits. None: it is over."""
+        if ending.dead is None or self._num_restarts == self._settings.restarts:
+            return None
+        self._end_monitor(selector)
+        for child in self._children:
+            selector.unregister(child.report)
+            child.kill()
+        self._children.clear()
+        if self._checkpoints is not None:
+            self._checkpoints.kill()
+            self._checkpoints = None
+        from psstore.server.restore_plan import AUTO, find_checkpoint
+
+        self._restore = find_checkpoint(AUTO, own_place=self._settings.checkpoint) or self._restore
+        if self._restore is None:
+            _log.error("%s, before there was a checkpoint to go back to", ending.dead)
+            return None
+        self._num_restarts += 1
+        _log.warning(
+            "%s; all shards go back to version %d (restart %d of %d)",
+            ending.dead,
+            self._restore.version,
+            self._num_restarts,
+            self._settings.restarts,
+        )
+        self._store = secrets.token_hex(8)
+        return self._begin(site, selector)
 
     def _stop(self, selector: selectors.BaseSelector) -> None:
         """Asks all to drain. What is left after STOP_S, or at the next signal, is killed by `run`."""
@@ -369,6 +418,11 @@ class Supervisor:
             )
 
     def _announce(self, site: Site, *, out: TextIO, ready_fd: int | None) -> None:
+        """Says once that it serves, and where; then that it does again."""
+        if self._num_restarts:
+            assert self._restore is not None, "it went back"
+            _log.warning("the store serves again, from version %d on", self._restore.version)
+            return
         ready = ReadyLine(
             url=site.addresses[0][0],
             shards=site.addresses,

@@ -30,6 +30,10 @@ class Hook:
         """The body is over. `step.values()` has what it has reported; `session.stop()` ends the training here, on all
         workers."""
 
+    def rolled_back(self, session: TrainingSession) -> None:
+        """The store went back to a checkpoint of an earlier version, `session.version` now, and everything is as that
+        had it: the steps after it are taken again."""
+
     def end(self, session: TrainingSession) -> None:
         """There will be no other step. Called once, also if the loop's body raised; `session.is_clean` says."""
 
@@ -44,6 +48,8 @@ class LogHook(Hook):
 
     def begin(self, session: TrainingSession) -> None:
         self._said_at, self._said_version = time.monotonic(), session.version
+
+    rolled_back = begin
 
     def after_step(self, session: TrainingSession, step: Step) -> None:
         if session.rank == 0 and time.monotonic() - self._said_at >= self._every_s:
@@ -77,6 +83,11 @@ class SummaryHook(Hook):
         if self._writer is not None and session.version % self._every == 0:
             for name, value in step.values().items():
                 self._writer.add_scalar(name, value, session.version)
+
+    def rolled_back(self, session: TrainingSession) -> None:
+        """What was written of later versions is purged."""
+        self.end(session)
+        self.begin(session)
 
     def end(self, session: TrainingSession) -> None:
         if self._writer is not None:
@@ -116,6 +127,13 @@ class CheckpointHook(Hook):
             self._version, self._written_at = session.version, time.monotonic()
             self._thread = threading.Thread(target=self._write, args=(session, GATHER_S), name="psstore-checkpoint")
             self._thread.start()
+
+    def rolled_back(self, session: TrainingSession) -> None:
+        """One that was under way has failed."""
+        if self._thread is not None:
+            self._thread.join()
+        self._error = self._thread = None
+        self.begin(session)
 
     def end(self, session: TrainingSession) -> None:
         if self._thread is not None:

@@ -11,7 +11,7 @@ import torch
 
 from psstore.checkpoint.interval import parse_interval
 from psstore.client.store import Store
-from psstore.errors import BadArgument, DeadlineExceeded, PsstoreError, UsageError, WorkerLost
+from psstore.errors import BadArgument, DeadlineExceeded, PsstoreError, RolledBack, UsageError, WorkerLost
 from psstore.torch import worker_state
 from psstore.torch.hooks import CheckpointHook, Hook, LogHook, NanHook, SummaryHook
 from psstore.torch.optimizer import DistributedOptimizer
@@ -51,6 +51,8 @@ def session(
     It begins where the store is. If that began from a checkpoint, then so does what this rank had handed in: `state`,
     random states, the groups' hyper-parameters and `optimizer.checkpoint_state`, all as of that version. It ends on
     all workers at version `stop_at` exactly, or wherever a worker's loop ends by `break`, an error or `session.stop()`.
+    Where the store goes back to a checkpoint under it (`psstore-server --restarts`), so does all of that, and the next
+    turn's `step.number` is the version after; take data by it, or have `state` place what they are taken from.
 
     Args:
         optimizer: which takes one step in each turn of the loop.
@@ -149,32 +151,77 @@ class TrainingSession:
         self.store.stop(finish=not at_once and self.store.consistency.lockstep)
 
     def __iter__(self) -> Iterator[Step]:
+        self.begin()
+        self.optimizer.bears_rollbacks = True
+        try:
+            while not self.is_clean:
+                try:
+                    while not self.is_over():
+                        step = self.before_step()
+                        yield step
+                        self.after_step(step)
+                    self._finish()
+                except RolledBack as error:
+                    self._take_up(error)
+        finally:
+            self.optimizer.bears_rollbacks = False
+            self.end()
+
+    # ---- a loop's parts, for whoever writes another one ----
+
+    def begin(self) -> None:
+        """Goes on from what this worker had handed in, if the store has that. Called once, before the first step."""
         if self._has_begun:
             raise UsageError("a session is one training, from its beginning to its end: make another one")
         self._has_begun = True
-        self._begin()
+        if self.optimizer.keeps_state_here:
+            warn(
+                "this worker keeps optimizer state, or what codecs kept back of gradients, and the store's checkpoints"
+                " don't have that: save optimizer.state_dict() of each worker to go on exactly"
+            )
+        self._put_back()
+        for hook in self._hooks:
+            hook.begin(self)
+
+    def is_over(self) -> bool:
+        """Whether there is no other step: `stop_at` has come, or training was stopped, by any worker."""
+        return self.store.stopped or (self.stop_at is not None and self.version >= self.stop_at)
+
+    def before_step(self) -> Step:
+        """The next step, which is about to be taken."""
+        step = Step(self.version + 1)
+        for hook in self._hooks:
+            hook.before_step(self, step)
+        return step
+
+    def after_step(self, step: Step) -> None:
+        """The optimizer has taken it. Raises RolledBack if the store was restored meanwhile."""
+        if self.optimizer.rolled_back is not None:
+            raise self.optimizer.rolled_back
+        for hook in self._hooks:
+            hook.after_step(self, step)
+        self._is_exact = self.version >= step.number or self.store.consistency.mode != "sync"
+        if self.store.hand_in_wanted:
+            self._hand_in()
+
+    def end(self, *, is_clean: bool = False) -> None:
+        """Ends training on all workers. `is_clean`: `is_over` said that it has ended; not needed after a loop over the
+        session, which knows."""
         try:
-            while not self._is_over():
-                before = self.version
-                step = Step(before + 1)
-                for hook in self._hooks:
-                    hook.before_step(self, step)
-                yield step
-                for hook in self._hooks:
-                    hook.after_step(self, step)
-                self._is_exact = self.version > before or self.store.consistency.mode != "sync"
-                if self.store.hand_in_wanted:
-                    self._hand_in()
-            self.is_clean = True
-        finally:
-            self._end()
+            if is_clean:
+                self._finish()
+            elif not self.is_clean:
+                self.store.stop()
+                self._finish()
+                self.is_clean = False
+        except PsstoreError as error:  # a store that is gone is no news here
+            _log.warning("the training's end was not told to the store: %s", error.message)
+        for hook in self._hooks:
+            hook.end(self)
 
     # ---- how ----
 
-    def _is_over(self) -> bool:
-        return self.store.stopped or (self.stop_at is not None and self.version >= self.stop_at)
-
-    def _begin(self) -> None:
+    def _put_back(self) -> None:
         """Also tells the store that this worker hands in."""
         handed = self.store.handed_in()
         self.began_at = self.version
@@ -186,32 +233,38 @@ class TrainingSession:
                 f"the store is at version {self.version}, and what rank {self.rank} has handed in is of version"
                 f" {handed.version}: its random states and schedulers begin anew"
             )
-        if self.optimizer.keeps_state_here:
-            warn(
-                "this worker keeps optimizer state, or what codecs kept back of gradients, and the store's checkpoints"
-                " don't have that: save optimizer.state_dict() of each worker to go on exactly"
-            )
+        self._is_exact = True
         self._hand_in()
         if self.stop_at is not None:
             self.store.stop(self.stop_at)
+
+    def _take_up(self, error: RolledBack) -> None:
+        """Goes on with the store as it was restored, and as this worker was then."""
+        while True:
+            undone, version = error.details["undone"], error.details["version"]
+            _log.warning(
+                "rank %s: the store went back to version %d; %d steps are taken again", self.rank, version, undone
+            )
+            try:
+                self.store.reconnect()
+                self.optimizer.reattach()
+                self._put_back()
+                break
+            except RolledBack as again:
+                error = again
         for hook in self._hooks:
-            hook.begin(self)
+            hook.rolled_back(self)
 
     def _hand_in(self) -> None:
         self.store.hand_in(worker_state.collect(self.optimizer, self._parts))
 
-    def _end(self) -> None:
-        """A last hand-in, so that a checkpoint of the end has it; a store that is gone is no news here."""
+    def _finish(self) -> None:
+        """A last hand-in, so that a checkpoint of the end has it, and a meeting of all workers."""
+        if self._is_exact:
+            self._hand_in()
         try:
-            if not self.is_clean:
-                self.store.stop()
-            if self._is_exact:
-                self._hand_in()
             self.store.barrier("psstore.torch.session", wait_s=END_S)
             self.store.stop(NEVER)
         except (DeadlineExceeded, WorkerLost) as error:
             _log.warning("not every worker has come to its end: %s", error.message)
-        except PsstoreError as error:
-            _log.warning("the training's end was not told to the store: %s", error.message)
-        for hook in self._hooks:
-            hook.end(self)
+        self.is_clean = True

@@ -12,13 +12,14 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal, NoReturn, get_args, overload
 
 import torch
 
 from psstore.client.store import Store
 from psstore.codec.compression import Compression
-from psstore.errors import NotAWorker, UsageError
+from psstore.errors import NotAWorker, RolledBack, UsageError
 from psstore.torch.averaging import Averaging
 from psstore.torch.buffers import Buffers
 from psstore.torch.eager_step import EagerStep
@@ -121,7 +122,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         super().__init__(groups, optimizer.defaults)  # with state and groups of its own,
         optimizer.state, optimizer.param_groups = state, groups  # which are the wrapped one's here
         prefix = f"{name}/" if name else ""
-        self._training = Training(
+        self._make_training = partial(
+            Training,
             optimizer,
             store,
             Names(named_parameters, prefix=prefix),
@@ -129,14 +131,14 @@ class DistributedOptimizer(torch.optim.Optimizer):
             overlap=overlap,
             compression=Compression.of(compression),
             first_group=zlib.crc32(name.encode()) & ~0xFF if name else 0,
-            exist=exist,
         )
-        if not self._training.newcomers():
-            raise UsageError("no parameter of this optimizer requires a gradient, so there is nothing to train")
-        self._strategy = select_step(self._training, mode=mode, every=every)
-        self._training.add_newcomers(self._strategy)
-        self._frozen_check = FrozenCheck(self._training)
-        self._buffers = Buffers(self._training, named_buffers, prefix=prefix)
+        self._make_strategy = partial(select_step, mode=mode, every=every)
+        self._make_buffers = partial(Buffers, named=list(named_buffers), prefix=prefix)
+        self._attach(exist=exist)
+        self.bears_rollbacks = False
+        """Whether RolledBack is kept in `rolled_back`, for whoever takes up from there, and not raised by `step` and
+        `clip_grad_norm_`, which do nothing until `reattach`."""
+        self.rolled_back: RolledBack | None = None
         optimizer.register_step_pre_hook(_refusal(weakref.ref(self)))
         self._stepping = False
         self._whole_state: defaultdict[torch.Tensor, Any] | None = None
@@ -187,6 +189,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
         return self._step(closure)
 
     def _step(self, closure: Callable[[], float] | None) -> float | None:
+        if self.rolled_back is None:
+            with self._bearing_rollbacks():
+                return self._take_step(closure)
+        return None
+
+    def _take_step(self, closure: Callable[[], float] | None) -> float | None:
         if is_initial_state_wanted():
             with self._stepping_wrapped():
                 self._whole_state = defaultdict(dict, self._strategy.state(whole=True))
@@ -291,9 +299,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """
         if norm_type != 2:
             raise UsageError(f"norm_type is {norm_type}; the store can clip the 2-norm")
-        self._training.add_newcomers(self._strategy)
-        self._buffers.push()
-        norm = self._strategy.clip(float(max_norm), self.overflow)
+        norm = torch.zeros(())
+        if self.rolled_back is not None:
+            return norm
+        with self._bearing_rollbacks():
+            self._training.add_newcomers(self._strategy)
+            self._buffers.push()
+            norm = self._strategy.clip(float(max_norm), self.overflow)
         if not norm.isfinite():
             self.overflow = replace(self.overflow, found=True)
             if error_if_nonfinite:
@@ -336,7 +348,36 @@ class DistributedOptimizer(torch.optim.Optimizer):
         with self._with_buffers():
             self._strategy.synchronize()
 
+    def reattach(self) -> None:
+        """Goes on with the store as it is now, after `store.reconnect()`: parameters, buffers and state in the store
+        are what it was restored with. Every worker calls it. Blocks until rank 0 has. What codecs had kept back is
+        forgotten; a parameter that had joined later begins with rank 0's value of now. Hyper-parameters are left as
+        they are here."""
+        self._strategy.retire()
+        self._attach(exist="match")
+        self.rolled_back = None
+
     # ---- how ----
+
+    def _attach(self, *, exist: Exist) -> None:
+        """Begins with what the store has, which is what is here if it had nothing."""
+        self._training = self._make_training(exist=exist)
+        if not self._training.newcomers():
+            raise UsageError("no parameter of this optimizer requires a gradient, so there is nothing to train")
+        self._strategy = self._make_strategy(self._training)
+        self._training.add_newcomers(self._strategy)
+        self._frozen_check = FrozenCheck(self._training)
+        self._buffers = self._make_buffers(self._training)
+
+    @contextmanager
+    def _bearing_rollbacks(self) -> Iterator[None]:
+        """The block is left when the store was rolled back, if somebody takes up from there."""
+        try:
+            yield
+        except RolledBack as error:
+            if not self.bears_rollbacks:
+                raise
+            self.rolled_back = error
 
     @contextmanager
     def _with_buffers(self) -> Iterator[None]:

@@ -1,0 +1,166 @@
+"""Shards that die and are started again, all of them, from the latest checkpoint; and clients that live through it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.testing import assert_array_equal
+
+import psstore
+from psstore.client.store import Store
+from psstore.errors import PsstoreError, RolledBack, StoreClosed, StoreUnreachable, UsageError
+from tests.support.cluster import PATIENCE_S
+from tests.support.server_process import StoreProcess, failed_start
+
+F32 = np.float32
+ELEMS = 600_000
+"""Some slices, on every shard."""
+
+pytestmark = pytest.mark.sockets
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[StoreProcess]:
+    """A store that may start again twice."""
+    place = str(tmp_path / "run")
+    socket = str(tmp_path / "socket")
+    with StoreProcess(
+        *("--shards", "2", "--checkpoint", place, "--checkpoint-every", "1000000", "--restarts", "2"),
+        *("--host", "127.0.0.1", "--uds", socket),
+    ) as process:
+        yield process
+
+
+def connect(process: StoreProcess, transport: str = "auto") -> Store:
+    store = psstore.connect(process.url, transport=transport, wait_s=PATIENCE_S)  # type: ignore[arg-type]
+    store.create("w", shape=(ELEMS,), rule="sgd")
+    return store
+
+
+def train(store: Store, *, until: int) -> None:
+    while store.version < until:
+        store.push("w", np.full(ELEMS, 1.0, F32))
+        store.commit({"lr": 1.0})
+
+
+def kill(process: StoreProcess, shard: int) -> None:
+    os.kill(process.shard_pids()[shard], signal.SIGKILL)
+
+
+@pytest.mark.parametrize("transport", ["tcp", "unix", "shm"])
+def test_all_go_back_to_the_latest_checkpoint_and_clients_go_on(served: StoreProcess, transport: str) -> None:
+    with connect(served, transport) as store:
+        reader = psstore.connect(served.url, role="client", transport=transport)  # type: ignore[arg-type]
+        train(store, until=3)
+        assert store.checkpoint() == 3
+        train(store, until=5)
+        store.push("w", np.full(ELEMS, 7.0, F32))  # which no decision counts
+        for victim in (1, 0):
+            kill(served, victim)
+            with pytest.raises(RolledBack) as told:
+                store.pull("w")
+            assert told.value.details == {"version": 3, "undone": 2}
+            with pytest.raises(RolledBack):
+                reader.pull("w")
+            store.reconnect()
+            reader.reconnect()
+            assert (store.rank, store.version, store.round) == (0, 3, 4)
+            for one in (store, reader):
+                assert_array_equal(one.pull("w"), np.full(ELEMS, -3.0, F32))
+            train(store, until=5)
+            assert_array_equal(reader.pull("w"), np.full(ELEMS, -5.0, F32))
+        reader.close()
+    log = served.log()
+    assert "shard 1 was killed by signal 9 (SIGKILL); all shards go back to version 3 (restart 1 of 2)" in log
+    assert log.count("the store serves again, from version 3 on") == 2
+
+
+def test_checkpoints_go_on_where_they_were(served: StoreProcess) -> None:
+    """The place has an owner that is gone, and newer checkpoints count from then on."""
+    with connect(served) as store:
+        train(store, until=2)
+        store.checkpoint()
+        kill(served, 0)
+        with pytest.raises(RolledBack):
+            train(store, until=4)
+        store.reconnect()
+        train(store, until=6)
+        assert store.checkpoint() == 6
+        kill(served, 1)
+        with pytest.raises(RolledBack) as told:
+            train(store, until=9)
+        assert told.value.details["version"] == 6
+        store.reconnect()
+    assert served.stop() == 0
+
+
+def test_a_store_that_has_died_too_often_is_lost(served: StoreProcess) -> None:
+    with connect(served) as store:
+        train(store, until=1)
+        store.checkpoint()
+        for _ in range(2):
+            kill(served, 0)
+            with pytest.raises(RolledBack):
+                store.stats()
+            store.reconnect()
+        kill(served, 1)
+        with pytest.raises(StoreUnreachable):
+            store.stats()
+        with pytest.raises(StoreUnreachable):
+            store.reconnect()
+        with pytest.raises(StoreClosed):
+            store.pull("w")
+    assert served.wait() == 1
+    assert "the store is lost" in served.log()
+
+
+def test_a_store_without_a_checkpoint_yet_is_lost(served: StoreProcess) -> None:
+    with connect(served) as store:
+        train(store, until=1)
+        kill(served, 1)
+        with pytest.raises(PsstoreError):
+            store.stats()
+        assert served.wait() == 1
+    assert "before there was a checkpoint to go back to" in served.log()
+
+
+def test_a_store_that_is_told_to_end_while_it_starts_again_ends_well(served: StoreProcess) -> None:
+    with connect(served) as store:
+        train(store, until=1)
+        store.checkpoint()
+    kill(served, 0)
+    assert served.stop() == 0
+
+
+def test_reconnecting_is_awaited_too(served: StoreProcess) -> None:
+    async def read() -> None:
+        async with await psstore.connect_async(served.url, role="client") as reader:
+            kill(served, 0)
+            with pytest.raises(RolledBack):
+                await reader.stats()
+            await reader.reconnect()
+            assert_array_equal(await reader.pull("w"), np.full(ELEMS, -1.0, F32))
+
+    with connect(served) as store:
+        train(store, until=1)
+        store.checkpoint()
+    asyncio.run(read())
+
+
+def test_what_is_not_ours_to_start_again_is_said() -> None:
+    with psstore.connect("local://") as store, pytest.raises(UsageError, match="no store of other processes"):
+        store.reconnect()
+    store.close()
+    status, log = failed_start("--restarts", "1")
+    assert status == 3
+    assert "--checkpoint" in log
+    hosts = ("--shards-at", "localhost:5990,localhost:5991", "--shard-index", "0")
+    status, log = failed_start("--restarts", "1", "--checkpoint", "memory://x", *hosts, port=None)
+    assert status == 3
+    assert "--restore auto" in log
