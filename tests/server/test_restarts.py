@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,8 +16,9 @@ from numpy.testing import assert_array_equal
 import psstore
 from psstore.client.store import Store
 from psstore.errors import PsstoreError, RolledBack, StoreClosed, StoreUnreachable, UsageError
+from psstore.server.supervisor import SHORT_LIFE_S
 from tests.support.cluster import PATIENCE_S
-from tests.support.server_process import StoreProcess, failed_start
+from tests.support.server_process import StoreProcess, eventually, failed_start
 
 F32 = np.float32
 ELEMS = 600_000
@@ -164,3 +166,14 @@ def test_what_is_not_ours_to_start_again_is_said() -> None:
     status, log = failed_start("--restarts", "1", "--checkpoint", "memory://x", *hosts, port=None)
     assert status == 3
     assert "--restore auto" in log
+
+
+def test_what_writes_checkpoints_is_started_again(tmp_path: Path) -> None:
+    flags = ("--checkpoint", str(tmp_path / "run"), "--checkpoint-every", "2")
+    with StoreProcess(*flags) as process, connect(process) as store:
+        (writer,) = [one for one in process.shards() if "psstore.launch.checkpointing" in one.cmdline()]
+        time.sleep(SHORT_LIFE_S + 1.0)  # what is tested is its age
+        writer.kill()
+        assert eventually(lambda: "is started again" in process.log())
+        train(store, until=3)
+        assert eventually(lambda: "checkpoint of version" in process.log()), process.log()

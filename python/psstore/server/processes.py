@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 
 import msgspec
 
@@ -82,6 +83,7 @@ class CheckpointProcess:
     """The process that has a store's checkpoints written, as often as it is told, and a last one."""
 
     def __init__(self, duty: CheckpointDuty) -> None:
+        self.began = time.monotonic()
         self._process = _start("psstore.launch.checkpointing", duty)
         assert self._process.stdout is not None
         self.report = self._process.stdout

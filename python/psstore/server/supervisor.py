@@ -52,6 +52,9 @@ RESTORE_S = 3600.0
 LAST_CHECKPOINT_S = 600.0
 """How long the last checkpoint of a store that is asked to end may take."""
 
+SHORT_LIFE_S = 5.0
+"""A process that ended sooner is not started again."""
+
 STOP_S = ServerLimits().linger_s + 2.0
 """How long they may take to drain: their connections' time to linger, and a little for the process itself."""
 
@@ -175,6 +178,7 @@ class Supervisor:
             if ending.reason is not None:
                 _log.error("%s", ending.reason)
             self._end_monitor(selector)
+            self._kill_checkpoints(selector)
             self._stop(selector)
             return ending.status
 
@@ -185,7 +189,7 @@ class Supervisor:
         if not self._start(site, life, selector):
             return Ending(EXIT_OK)
         self._announce(site, out=out, ready_fd=ready_fd)
-        self._begin_checkpoints(site)
+        self._begin_checkpoints(site, selector)
         ending = self._await_end(site, selector)
         if ending.status == EXIT_OK:
             self._end_checkpoints(selector)
@@ -251,6 +255,9 @@ class Supervisor:
         if self._monitor is None and (self._settings.until_done or not site.is_whole):
             self._start_monitor(site, selector)
         events = self._news(selector)
+        while all(isinstance(event, CheckpointProcess) for event in events):
+            self._begin_checkpoints_again(site, selector)
+            events = self._news(selector)
         if any(isinstance(event, Signals) for event in events):
             return Ending(EXIT_OK)
         dead = [child.fate() for child in events if isinstance(child, ShardProcess)]
@@ -271,9 +278,7 @@ class Supervisor:
             selector.unregister(child.report)
             child.kill()
         self._children.clear()
-        if self._checkpoints is not None:
-            self._checkpoints.kill()
-            self._checkpoints = None
+        self._kill_checkpoints(selector)
         from psstore.server.restore_plan import AUTO, find_checkpoint
 
         self._restore = find_checkpoint(AUTO, own_place=self._settings.checkpoint) or self._restore
@@ -355,7 +360,7 @@ class Supervisor:
 
     # ---- checkpoints ----
 
-    def _begin_checkpoints(self, site: Site) -> None:
+    def _begin_checkpoints(self, site: Site, selector: selectors.BaseSelector) -> None:
         if self._settings.checkpoint is not None and site.first == 0:
             self._checkpoints = CheckpointProcess(
                 CheckpointDuty(
@@ -368,16 +373,32 @@ class Supervisor:
                     log_format=self._settings.log_format,
                 )
             )
+            selector.register(self._checkpoints.report, selectors.EVENT_READ, self._checkpoints)
+
+    def _begin_checkpoints_again(self, site: Site, selector: selectors.BaseSelector) -> None:
+        """Its process ended by itself. One that ends at once would do so again."""
+        assert self._checkpoints is not None, "it has told us of its end"
+        began = self._checkpoints.began
+        self._kill_checkpoints(selector)
+        if time.monotonic() - began < SHORT_LIFE_S:
+            _log.error("what writes checkpoints ends as soon as it is started: none are written any more")
+            return
+        _log.warning("what writes checkpoints has ended, and is started again")
+        self._begin_checkpoints(site, selector)
+
+    def _kill_checkpoints(self, selector: selectors.BaseSelector) -> None:
+        if self._checkpoints is not None:
+            selector.unregister(self._checkpoints.report)
+            self._checkpoints.kill()
+            self._checkpoints = None
 
     def _end_checkpoints(self, selector: selectors.BaseSelector) -> None:
         """Has the last one written. Another signal ends the wait."""
         if self._checkpoints is None:
             return
         self._checkpoints.finish()
-        selector.register(self._checkpoints.report, selectors.EVENT_READ, self._checkpoints)
         if not self._news(selector, time.monotonic() + LAST_CHECKPOINT_S):
             _log.warning("the last checkpoint was not written within %g s", LAST_CHECKPOINT_S)
-        selector.unregister(self._checkpoints.report)
 
     # ---- what the children and the world are told ----
 
