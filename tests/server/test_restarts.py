@@ -40,7 +40,7 @@ def served(tmp_path: Path) -> Iterator[StoreProcess]:
 
 
 def connect(process: StoreProcess, transport: str = "auto") -> Store:
-    store = psstore.connect(process.url, transport=transport, wait_s=PATIENCE_S)  # type: ignore[arg-type]
+    store = psstore.connect(process.url, transport=transport, wait_s=PATIENCE_S, connect_timeout_s=3)  # type: ignore[arg-type]
     store.create("w", shape=(ELEMS,), rule="sgd")
     return store
 
