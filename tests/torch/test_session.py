@@ -268,6 +268,54 @@ def test_a_signal_may_end_it() -> None:
         assert (store.version, chosen.is_clean) == (4, True)
 
 
+# ---- driven from outside ----
+
+
+def test_a_loop_of_somebody_else_drives_it(tmp_path: Path) -> None:
+    """What comes between two steps is handed in, too; and an end that is asked for twice is one."""
+    place = str(tmp_path / "run")
+    with (
+        StoreProcess("--checkpoint", place, "--checkpoint-every", "1000000") as process,
+        psstore.connect(process.url, wait_s=PATIENCE_S) as store,
+    ):
+        one, diary = trainee(store), Diary()
+        driven = session(one.optimizer, stop_at=5, hooks=[diary])
+        assert driven.found("schedule") is None
+        driven.begin()
+        numbers: list[int] = []
+        while not driven.is_over and len(numbers) < 3:
+            step = driven.before_step()
+            turn(one, step)
+            numbers.append(step.number)
+            driven.after_step(step)
+        one.optimizer.checkpoint_state["evaluated"] = True
+        driven.end()
+        driven.end(is_clean=False)
+        assert (numbers, driven.version, driven.is_clean) == ([1, 2, 3], 3, True)
+        assert [line[0] for line in diary.lines].count("end") == 1
+        handed = store.handed_in()
+        assert handed is not None
+        assert (handed.version, handed.state["own"]) == (3, {"steps": 3, "evaluated": True})
+
+
+@goes_on
+def test_what_a_part_is_to_have_back_can_be_asked_before(store: Store) -> None:
+    one = trainee(store)
+    for step in session(one.optimizer, stop_at=2, state={"schedule": one.schedule}):
+        turn(one, step)
+    found = session(one.optimizer, state={"schedule": one.schedule}).found("schedule")
+    assert found["last_epoch"] == 2
+
+
+def test_an_optimizer_may_be_wrapped(store: Store) -> None:
+    class Wrapper(torch.optim.Optimizer):
+        def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+            self.optimizer = optimizer
+
+    one = trainee(store)
+    assert session(Wrapper(Wrapper(one.optimizer))).optimizer is one.optimizer
+
+
 # ---- what stands around its steps ----
 
 
@@ -398,4 +446,4 @@ def test_what_the_store_does_not_have_is_said() -> None:
 
 def test_another_optimizer_is_refused() -> None:
     with pytest.raises(UsageError, match=r"SGD is no psstore\.torch\.DistributedOptimizer"):
-        session(torch.optim.SGD(MODEL.parameters()))  # type: ignore[arg-type]
+        session(torch.optim.SGD(MODEL.parameters()))
