@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,13 +18,14 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 
 import psstore
 from psstore.checkpoint.handed import pack_handed, unpack_handed
 from psstore.checkpoint.place import COMPLETE, open_place
 from psstore.client.store import Store
 from psstore.errors import BadArgument, RolledBack, UsageError
-from psstore.torch import DistributedOptimizer, Hook, Step, TrainingSession, session, worker_state
+from psstore.torch import DistributedOptimizer, Hook, ResumableLoader, Step, TrainingSession, session, worker_state
 from tests.support.cluster import PATIENCE_S
 from tests.support.server_process import StoreProcess, eventually
 
@@ -202,6 +204,32 @@ def test_what_the_store_takes_back_is_done_again_to_the_same_bytes(tmp_path: Pat
     assert train(str(tmp_path / "taken back"), killed_at=[7, 10]) == undisturbed
 
 
+def test_a_loader_that_is_under_way_goes_back_with_the_store(tmp_path: Path) -> None:
+    def train(place: str, *, killed_at: int | None) -> list[Any]:
+        seen: list[float] = []
+        with (
+            StoreProcess(*("--checkpoint", place, "--checkpoint-every", "1000000", "--restarts", "1")) as process,
+            psstore.connect(process.url, wait_s=PATIENCE_S) as store,
+        ):
+            one = trainee(store)
+            torch.manual_seed(5)
+            batches = ResumableLoader(DataLoader(list(torch.randn(12, 20)), 3, shuffle=True))  # type: ignore[arg-type]
+            endless = chain.from_iterable(repeat(batches))
+            for step in session(one.optimizer, stop_at=11, state={"batches": batches}, checkpoint="4"):
+                if step.number == killed_at:
+                    assert eventually(lambda: any(one.status == COMPLETE for one in open_place(place).place.list()))
+                    os.kill(process.shard_pids()[0], signal.SIGKILL)
+                    killed_at = None
+                one.optimizer.zero_grad()
+                batch = next(endless)
+                one.model(batch).square().mean().backward()
+                one.optimizer.step()
+                seen[step.number - 1 :] = [batch.sum().item()]
+            return [seen, *end_of(one)[:1]]
+
+    assert train(str(tmp_path / "taken back"), killed_at=8) == train(str(tmp_path / "whole"), killed_at=None)
+
+
 def test_whoever_does_not_go_on_by_itself_is_told(tmp_path: Path) -> None:
     with (
         StoreProcess("--checkpoint", str(tmp_path), "--restarts", "1") as process,
@@ -324,6 +352,54 @@ def test_a_signal_may_end_it() -> None:
         finally:
             signal.signal(signal.SIGTERM, before)
         assert (store.version, chosen.is_clean) == (4, True)
+
+
+# ---- driven from outside ----
+
+
+def test_a_loop_of_somebody_else_drives_it(tmp_path: Path) -> None:
+    """What comes between two steps is handed in, too; and an end that is asked for twice is one."""
+    place = str(tmp_path / "run")
+    with (
+        StoreProcess("--checkpoint", place, "--checkpoint-every", "1000000") as process,
+        psstore.connect(process.url, wait_s=PATIENCE_S) as store,
+    ):
+        one, diary = trainee(store), Diary()
+        driven = session(one.optimizer, stop_at=5, hooks=[diary])
+        assert driven.found("schedule") is None
+        driven.begin()
+        numbers: list[int] = []
+        while not driven.is_over and len(numbers) < 3:
+            step = driven.before_step()
+            turn(one, step)
+            numbers.append(step.number)
+            driven.after_step(step)
+        one.optimizer.checkpoint_state["evaluated"] = True
+        driven.end()
+        driven.end(is_clean=False)
+        assert (numbers, driven.version, driven.is_clean) == ([1, 2, 3], 3, True)
+        assert [line[0] for line in diary.lines].count("end") == 1
+        handed = store.handed_in()
+        assert handed is not None
+        assert (handed.version, handed.state["own"]) == (3, {"steps": 3, "evaluated": True})
+
+
+@goes_on
+def test_what_a_part_is_to_have_back_can_be_asked_before(store: Store) -> None:
+    one = trainee(store)
+    for step in session(one.optimizer, stop_at=2, state={"schedule": one.schedule}):
+        turn(one, step)
+    found = session(one.optimizer, state={"schedule": one.schedule}).found("schedule")
+    assert found["last_epoch"] == 2
+
+
+def test_an_optimizer_may_be_wrapped(store: Store) -> None:
+    class Wrapper(torch.optim.Optimizer):
+        def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+            self.optimizer = optimizer
+
+    one = trainee(store)
+    assert session(Wrapper(Wrapper(one.optimizer))).optimizer is one.optimizer
 
 
 # ---- what stands around its steps ----
@@ -459,4 +535,4 @@ def test_what_the_store_does_not_have_is_said() -> None:
 
 def test_another_optimizer_is_refused() -> None:
     with pytest.raises(UsageError, match=r"SGD is no psstore\.torch\.DistributedOptimizer"):
-        session(torch.optim.SGD(MODEL.parameters()))  # type: ignore[arg-type]
+        session(torch.optim.SGD(MODEL.parameters()))

@@ -6,6 +6,7 @@ try:
     from psstore.torch.loop import Step, TrainingSession, session
     from psstore.torch.optimizer import DistributedOptimizer
     from psstore.torch.replicas import Replicas
+    from psstore.torch.resumable_loader import ResumableLoader
     from psstore.torch.scaler import GradScaler
 except ModuleNotFoundError as error:
     if error.name != "torch":
@@ -18,6 +19,7 @@ __all__ = [
     "GradScaler",
     "Hook",
     "Replicas",
+    "ResumableLoader",
     "Step",
     "TrainingSession",
     "session",

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from psstore.checkpoint.handed import Handed
 from psstore.checkpoint.interval import parse_interval
 from psstore.client.store import Store
 from psstore.errors import BadArgument, DeadlineExceeded, PsstoreError, RolledBack, UsageError, WorkerLost
@@ -27,7 +28,7 @@ _log = logging.getLogger("psstore.session")
 
 
 def session(
-    optimizer: DistributedOptimizer,
+    optimizer: torch.optim.Optimizer,
     *,
     stop_at: int | None = None,
     state: Mapping[str, worker_state.Stateful] | None = None,
@@ -48,6 +49,8 @@ def session(
     ...     scheduler.step()
     ...     step.report(loss=loss)
 
+    Where a framework owns the loop, what this one does is called: see `TrainingSession`, and `psstore.integrations`.
+
     It begins where the store is. If that began from a checkpoint, then so does what this rank had handed in: `state`,
     random states, the groups' hyper-parameters and `optimizer.checkpoint_state`, all as of that version. It ends on
     all workers at version `stop_at` exactly, or wherever a worker's loop ends by `break`, an error or `session.stop()`.
@@ -55,7 +58,7 @@ def session(
     turn's `step.number` is the version after; take data by it, or have `state` place what they are taken from.
 
     Args:
-        optimizer: which takes one step in each turn of the loop.
+        optimizer: which takes one step in each turn of the loop; also as Accelerate has wrapped it.
         stop_at: the version to end at; steps that would go beyond don't count, in every mode.
         state: by name, what has `state_dict()` and `load_state_dict()` and is to be in checkpoints: schedulers,
             samplers, scalers, data loaders. The model and the optimizer's state in the store are there anyway.
@@ -69,8 +72,7 @@ def session(
 
     Raises BadArgument for what can't be handed in, ModuleNotFoundError for summaries without TensorBoard.
     """
-    if not isinstance(optimizer, DistributedOptimizer):
-        raise UsageError(f"a {type(optimizer).__qualname__} is no psstore.torch.DistributedOptimizer")
+    distributed = unwrapped(optimizer)
     if stop_at is not None and (not isinstance(stop_at, int) or stop_at < 0):
         raise BadArgument(f"stop_at is {stop_at!r}; expected a version, 0 or more")
     if checkpoint_to is not None and checkpoint is None:
@@ -86,7 +88,17 @@ def session(
         chosen.append(SummaryHook(summaries))
     if checkpoint is not None:
         chosen.append(CheckpointHook(parse_interval("checkpoint", checkpoint), checkpoint_to))
-    return TrainingSession(optimizer, stop_at=stop_at, parts=parts, hooks=chosen)
+    return TrainingSession(distributed, stop_at=stop_at, parts=parts, hooks=chosen)
+
+
+def unwrapped(optimizer: torch.optim.Optimizer) -> DistributedOptimizer:
+    """The one that talks to the store, out of what frameworks put around it. Raises UsageError if there is none."""
+    inner: object = optimizer
+    while not isinstance(inner, DistributedOptimizer):
+        inner = getattr(inner, "optimizer", None)
+        if inner is None:
+            raise UsageError(f"a {type(optimizer).__qualname__} is no psstore.torch.DistributedOptimizer")
+    return inner
 
 
 class Step:
@@ -109,7 +121,17 @@ class Step:
 
 
 class TrainingSession:
-    """See `session`. Iterated once."""
+    """See `session`. Iterated once; or driven from outside, by a framework that has a loop of its own:
+
+    >>> chosen.begin()
+    >>> try:
+    ...     while not chosen.is_over:
+    ...         step = chosen.before_step()
+    ...         ...  # one step of the optimizer
+    ...         chosen.after_step(step)
+    ... finally:
+    ...     chosen.end()
+    """
 
     def __init__(
         self,
@@ -131,6 +153,12 @@ class TrainingSession:
         self._parts = parts
         self._hooks = hooks
         self._has_begun = False
+        self._has_met = False
+        """All workers are known to have come to the end, or not to come."""
+        self._has_ended = False
+        self._has_handed_in = False
+        self._version_before = 0
+        """What the step that is under way began with."""
         self._is_exact = True
         """Whether this worker has done nothing that its store's version has not: the last step counted."""
 
@@ -141,6 +169,11 @@ class TrainingSession:
     @property
     def rank(self) -> int | None:
         return self.store.rank
+
+    @property
+    def is_over(self) -> bool:
+        """Whether there is to be no other step."""
+        return self.store.stopped or (self.stop_at is not None and self.version >= self.stop_at)
 
     def stop(self, why: str | None = None, *, at_once: bool = False) -> None:
         """Ends training at the same version on all workers: where each round has all of them, after the step that they
@@ -153,113 +186,126 @@ class TrainingSession:
     def __iter__(self) -> Iterator[Step]:
         self.begin()
         self.optimizer.bears_rollbacks = True
+        is_clean = False
         try:
-            while not self.is_clean:
+            while not is_clean:
                 try:
-                    while not self.is_over():
+                    while not self.is_over:
                         step = self.before_step()
                         yield step
                         self.after_step(step)
-                    self._finish()
+                    self._meet()
+                    is_clean = True
                 except RolledBack as error:
                     self._take_up(error)
         finally:
             self.optimizer.bears_rollbacks = False
-            self.end()
+            self.end(is_clean=is_clean)
 
-    # ---- a loop's parts, for whoever writes another one ----
+    # ---- what the loop is made of ----
+
+    def found(self, name: str) -> Any:
+        """What this rank's part of that name had handed in, where `begin` will put it back; None: nothing."""
+        handed = self.store.handed_in()
+        return worker_state.part(handed.state, name) if handed is not None and self._goes_on_from(handed) else None
 
     def begin(self) -> None:
-        """Goes on from what this worker had handed in, if the store has that. Called once, before the first step."""
+        """Puts back what this rank had handed in. Raises UsageError for a session that has begun before."""
         if self._has_begun:
             raise UsageError("a session is one training, from its beginning to its end: make another one")
         self._has_begun = True
+        self.began_at = self.version
+        self._put_back()
         if self.optimizer.keeps_state_here:
             warn(
                 "this worker keeps optimizer state, or what codecs kept back of gradients, and the store's checkpoints"
                 " don't have that: save optimizer.state_dict() of each worker to go on exactly"
             )
-        self._put_back()
+        if self.stop_at is not None:
+            self.store.stop(self.stop_at)
         for hook in self._hooks:
             hook.begin(self)
 
-    def is_over(self) -> bool:
-        """Whether there is no other step: `stop_at` has come, or training was stopped, by any worker."""
-        return self.store.stopped or (self.stop_at is not None and self.version >= self.stop_at)
-
     def before_step(self) -> Step:
-        """The next step, which is about to be taken."""
-        step = Step(self.version + 1)
+        """A step begins, one of the optimizer's. What a checkpoint waits for is handed in here, so that it has
+        whatever came since the last step: evaluations, the epoch's end. The first one tells the store that this
+        worker hands in."""
+        if self.store.hand_in_wanted or not self._has_handed_in:
+            self._hand_in()
+        self._version_before = self.version
+        step = Step(self._version_before + 1)
         for hook in self._hooks:
             hook.before_step(self, step)
         return step
 
     def after_step(self, step: Step) -> None:
-        """The optimizer has taken it. Raises RolledBack if the store was restored meanwhile."""
+        """The optimizer has taken its step, and whatever goes with it is done. Raises RolledBack if the store was
+        restored meanwhile."""
         if self.optimizer.rolled_back is not None:
             raise self.optimizer.rolled_back
         for hook in self._hooks:
             hook.after_step(self, step)
-        self._is_exact = self.version >= step.number or self.store.consistency.mode != "sync"
-        if self.store.hand_in_wanted:
-            self._hand_in()
+        self._is_exact = self.version > self._version_before or self.store.consistency.mode != "sync"
 
-    def end(self, *, is_clean: bool = False) -> None:
-        """Ends training on all workers. `is_clean`: `is_over` said that it has ended; not needed after a loop over the
-        session, which knows."""
+    def end(self, *, is_clean: bool = True) -> None:
+        """There will be no other step: where the loop of this worker ends, all workers' end. A last hand-in, so that a
+        checkpoint of the end has it; a store that is gone is no news here. Does nothing the second time."""
+        if self._has_ended or not self._has_begun:
+            return
+        self._has_ended = True
+        self.is_clean = is_clean
         try:
-            if is_clean:
-                self._finish()
-            elif not self.is_clean:
-                self.store.stop()
-                self._finish()
-                self.is_clean = False
-        except PsstoreError as error:  # a store that is gone is no news here
+            if not self._has_met:
+                if not is_clean or not self.is_over:
+                    self.store.stop()
+                self._meet()
+        except PsstoreError as error:
             _log.warning("the training's end was not told to the store: %s", error.message)
         for hook in self._hooks:
             hook.end(self)
 
     # ---- how ----
 
+    def _goes_on_from(self, handed: Handed) -> bool:
+        return handed.version == self.version or self.store.consistency.mode != "sync"
+
     def _put_back(self) -> None:
-        """Also tells the store that this worker hands in."""
         handed = self.store.handed_in()
-        self.began_at = self.version
-        if handed is not None and (handed.version == self.version or self.store.consistency.mode != "sync"):
+        if handed is None:
+            return
+        if self._goes_on_from(handed):
             worker_state.put_back(handed.state, self.optimizer, self._parts)
             _log.info("rank %s goes on from version %d", self.rank, handed.version)
-        elif handed is not None:
+        else:
             warn(
                 f"the store is at version {self.version}, and what rank {self.rank} has handed in is of version"
                 f" {handed.version}: its random states and schedulers begin anew"
             )
-        self._is_exact = True
-        self._hand_in()
-        if self.stop_at is not None:
-            self.store.stop(self.stop_at)
 
     def _take_up(self, error: RolledBack) -> None:
         """Goes on with the store as it was restored, and as this worker was then."""
         while True:
-            undone, version = error.details["undone"], error.details["version"]
             _log.warning(
-                "rank %s: the store went back to version %d; %d steps are taken again", self.rank, version, undone
+                "rank %s: the store went back to version %d; %d steps are taken again",
+                self.rank,
+                error.details["version"],
+                error.details["undone"],
             )
             try:
                 self.store.reconnect()
                 self.optimizer.reattach()
                 self._put_back()
+                if self.stop_at is not None:
+                    self.store.stop(self.stop_at)
                 break
             except RolledBack as again:
                 error = again
+        self.began_at, self._is_exact, self._has_handed_in = self.version, True, False
         for hook in self._hooks:
             hook.rolled_back(self)
 
-    def _hand_in(self) -> None:
-        self.store.hand_in(worker_state.collect(self.optimizer, self._parts))
-
-    def _finish(self) -> None:
-        """A last hand-in, so that a checkpoint of the end has it, and a meeting of all workers."""
+    def _meet(self) -> None:
+        """The end, on all workers."""
         if self._is_exact:
             self._hand_in()
         try:
@@ -267,4 +313,8 @@ class TrainingSession:
             self.store.stop(NEVER)
         except (DeadlineExceeded, WorkerLost) as error:
             _log.warning("not every worker has come to its end: %s", error.message)
-        self.is_clean = True
+        self._has_met = True
+
+    def _hand_in(self) -> None:
+        self.store.hand_in(worker_state.collect(self.optimizer, self._parts))
+        self._has_handed_in = True

@@ -43,9 +43,7 @@ def collect(optimizer: DistributedOptimizer, parts: Mapping[str, Stateful]) -> P
     """All of it, as it is now."""
     return {
         "random": {
-            "python": random.getstate(),
-            "numpy": np.random.get_state(legacy=True),
-            "torch": _plain(torch.get_rng_state()),
+            **_plain(host_random()),
             "cuda": [_plain(one) for one in torch.cuda.get_rng_state_all()] if torch.cuda.is_available() else [],
         },
         "groups": [
@@ -56,12 +54,27 @@ def collect(optimizer: DistributedOptimizer, parts: Mapping[str, Stateful]) -> P
     }
 
 
+def host_random() -> dict[str, Any]:
+    """States of what Python, numpy and torch draw on the host: that of devices asks them, and waits."""
+    return {"python": random.getstate(), "numpy": np.random.get_state(legacy=True), "torch": torch.get_rng_state()}
+
+
+def put_back_host_random(states: Mapping[str, Any]) -> None:
+    """Makes them what `host_random` found."""
+    random.setstate(states["python"])
+    np.random.set_state(states["numpy"])
+    torch.set_rng_state(states["torch"])
+
+
+def part(handed: Plain, name: str) -> Any:
+    """What the part of that name had handed in; None: nothing."""
+    return _whole(handed["parts"].get(name))
+
+
 def put_back(handed: Plain, optimizer: DistributedOptimizer, parts: Mapping[str, Stateful]) -> None:
     """Makes it what was collected. Warns of what is there on one side only."""
     found = handed["random"]
-    random.setstate(found["python"])
-    np.random.set_state((found["numpy"][0], _array(found["numpy"][1]), *found["numpy"][2:]))
-    torch.set_rng_state(_whole(found["torch"]))
+    put_back_host_random(_whole(found))
     if torch.cuda.is_available() and len(found["cuda"]) == torch.cuda.device_count():
         torch.cuda.set_rng_state_all([_whole(one) for one in found["cuda"]])
     for group, values in zip(optimizer.param_groups, handed["groups"], strict=False):
