@@ -67,6 +67,11 @@ def worker_environment(environ: Mapping[str, str] = os.environ) -> WorkerEnviron
     )
 
 
+def was_restarted(environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether this process was started in the place of one that failed, of the same worker: PSSTORE_RESTART."""
+    return environ.get("PSSTORE_RESTART", "0") != "0"
+
+
 TOKEN_RECIPE = "python -c 'import secrets; print(secrets.token_hex(32))'"
 """A shell command that writes a token, for messages."""
 

@@ -25,9 +25,9 @@ def test_a_disturbed_training_ends_with_the_undisturbed_bytes(seed: int) -> None
 
 def test_a_run_that_ends_otherwise_is_noticed() -> None:
     plan, end = plan_of(1), "version 60 sha256 00"
-    good = ChaosRun(plan, ends=[end] * plan.num_workers, exit_code=0)
+    good = ChaosRun(plan, ends={f"rank {rank}": end for rank in range(plan.num_workers)}, exit_code=0)
     assert not good.problems(end)
     assert good.problems("version 60 sha256 01")
-    assert replace(good, ends=[end]).problems(end)
+    assert replace(good, ends={"rank 0": end}).problems(end)
     assert replace(good, exit_code=1).problems(end)
     assert replace(good, left=["sleep 600"]).problems(end)

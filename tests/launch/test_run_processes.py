@@ -152,6 +152,8 @@ KILLED = """
             if store.rank == 1 and step == 3 and not (mark := pathlib.Path(sys.argv[1])).exists():
                 mark.touch()
                 os.kill(os.getpid(), signal.SIGKILL)
+            restarts = int(os.environ.get("PSSTORE_RESTART", "0"))
+            assert restarts == (store.rank == 1 and step >= 3)
             store.push("w", numpy.full(2, store.rank + step, numpy.float32))
             store.commit({"lr": 1.0})
         print("ends with", *store.pull("w"), flush=True)

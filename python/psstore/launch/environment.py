@@ -21,10 +21,11 @@ def worker_environ(
     num_workers: int,
     gpus: Sequence[str],
     local_place: tuple[int, int] | None = None,
+    restart: int = 0,
 ) -> dict[str, str]:
     """`base` and what makes this process worker `rank`; with more workers than GPUs, they take turns.
 
-    `local_place`: (its number on this host, workers on this host), if there are other hosts.
+    `restart`: how often this worker was started again. `local_place`: (its number on this host, workers on this host), if there are other hosts.
     OMP_NUM_THREADS is 1 unless the user chose it, as under torchrun: several processes that each use every
     core are slower than one.
     """
@@ -35,6 +36,8 @@ def worker_environ(
         "LOCAL_RANK": str(local_rank),
         "LOCAL_WORLD_SIZE": str(num_local),
     }
+    if restart:
+        told["PSSTORE_RESTART"] = str(restart)
     if url is not None:
         told["PSSTORE_URL"] = url
     if gpus:

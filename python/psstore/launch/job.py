@@ -153,7 +153,14 @@ class _Work:
 
     def _start(self, rank: int, url: str | None) -> Child:
         job = self._job
-        environ = worker_environ(job.environ, url=url, rank=rank, num_workers=job.num_workers, gpus=job.gpus)
+        environ = worker_environ(
+            job.environ,
+            url=url,
+            rank=rank,
+            num_workers=job.num_workers,
+            gpus=job.gpus,
+            restart=self._restarts[rank],
+        )
         worker = self._group.spawn(job.command, environ=environ)
         self._running.workers[rank] = worker
         self._pumps += _pumps(worker, f"rank {rank}", self._deliver)

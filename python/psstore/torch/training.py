@@ -21,6 +21,7 @@ import torch
 from psstore.client.rule_state import Restored
 from psstore.client.store import Store
 from psstore.codec.compression import Compression
+from psstore.config import was_restarted
 from psstore.errors import DTypeMismatch, NotInitialised, RuleMismatch, ShapeMismatch, UsageError
 from psstore.torch.param_groups import compression_for
 from psstore.torch.parameters import Names, Trained, gradient_name, mark_written, trainable
@@ -184,11 +185,12 @@ def create_tensors(training: Training, specs: Sequence[TensorSpec], values: Sequ
 
 def split_trained(training: Training, pulled: Sequence[Trained]) -> tuple[list[Trained], list[Trained]]:
     """(parameters that begin here, parameters that the store has trained before). Warns rank 0 of the latter, whose
-    values here are not used, unless the store was restored: then that is what is wanted."""
+    values here are not used, unless the store was restored, or this process takes another one's place: then that is
+    what is wanted."""
     store = training.store
     versions = {one.name: store.version_of(one.name) for one in pulled}
     before = [one for one in pulled if versions[one.name] > 0]
-    if before and training.is_first and store.restored is None:
+    if before and training.is_first and store.restored is None and not was_restarted():
         warn(
             f"the store has trained {quoted([one.name for one in before])} before, up to version"
             f" {max(versions.values())}: training goes on from the weights and the optimizer state there, and those"
