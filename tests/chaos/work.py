@@ -22,7 +22,7 @@ def main(overlap: str, stop_at: int) -> None:
     plain = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     with psstore.connect(num_workers=None) as store:
         optimizer = psstore.torch.DistributedOptimizer(plain, store, model.named_parameters(), overlap=overlap)  # type: ignore[arg-type]
-        for step in psstore.torch.session(optimizer, stop_at=stop_at):
+        for step in psstore.torch.session(optimizer, stop_at=stop_at, drain=False):
             draw = torch.Generator().manual_seed(1000 * step.number + (store.rank or 0))
             inputs = torch.randn(8, 40, generator=draw)
             optimizer.zero_grad()

@@ -338,6 +338,50 @@ def test_a_report_that_is_not_finite_ends_it(caplog: pytest.LogCaptureFixture) -
         assert "training is stopped: loss is nan" in caplog.text
 
 
+def test_a_worker_that_is_drained_ends_alone() -> None:
+    with StoreProcess("--workers", "2") as process:
+
+        def work(store: Store) -> tuple[int, bool, bool]:
+            one = trainee(store)
+            chosen = session(one.optimizer, stop_at=9)
+            last = 0
+            for step in chosen:
+                turn(one, step)
+                last = store.version
+                if store.rank == 1 and step.number == 3:
+                    chosen.drain("it is wanted elsewhere")
+            return last, chosen.is_drained, chosen.is_clean
+
+        assert in_threads(process.url, 2, work) == [(9, False, True), (3, True, True)]
+
+
+def test_sigterm_drains_a_worker_and_its_program_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+    with psstore.connect("local://") as store:
+        one = trainee(store)
+        chosen = session(one.optimizer, stop_at=1000)
+        for step in chosen:
+            if step.number == 4:
+                os.kill(os.getpid(), signal.SIGTERM)
+            turn(one, step)
+        assert (store.version, chosen.is_drained) == (4, True)
+    assert "leaves after version 3: it was sent SIGTERM" in caplog.text
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_a_program_with_a_handler_of_its_own_keeps_it() -> None:
+    came: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, _: came.append(number))
+    try:
+        with psstore.connect("local://") as store:
+            one = trainee(store)
+            for step in session(one.optimizer, stop_at=3):
+                os.kill(os.getpid(), signal.SIGTERM)
+                turn(one, step)
+            assert (store.version, came) == (3, [signal.SIGTERM] * 3)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def test_a_signal_may_end_it() -> None:
     """As a scheduler of jobs sends it before it takes the machine away."""
     with psstore.connect("local://") as store:

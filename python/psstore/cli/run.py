@@ -42,6 +42,10 @@ def run(
             " --checkpoint also the store, all from the latest one.",
         ),
     ] = 0,
+    grace_s: Annotated[
+        float,
+        typer.Option("--grace-s", min=0, help="How long workers that are told to end may take: SIGTERM, then SIGKILL."),
+    ] = 5.0,
     module: Annotated[bool, typer.Option("--module", "-m", help="SCRIPT is a module, as in python -m.")] = False,
     ps_hosts: Annotated[
         str | None,
@@ -95,12 +99,14 @@ def run(
     num_workers = (workers or 2) if cluster is None else cluster.num_workers
     consistency = consistency_of(mode, workers=num_workers, backups=backups, staleness=staleness)
     if cluster is None:
-        _run_here(interpreted, num_shards=shards or 2, consistency=consistency, restarts=restarts)
+        _run_here(interpreted, num_shards=shards or 2, consistency=consistency, restarts=restarts, grace_s=grace_s)
     else:
         run_task(cluster, interpreted, consistency=consistency)
 
 
-def _run_here(command: Sequence[str], *, num_shards: int, consistency: Consistency, restarts: int) -> NoReturn:
+def _run_here(
+    command: Sequence[str], *, num_shards: int, consistency: Consistency, restarts: int, grace_s: float
+) -> NoReturn:
     """All of it on this host. Ends the program."""
     from psstore.launch.environment import find_gpus
     from psstore.launch.job import Job, run_job
@@ -115,6 +121,7 @@ def _run_here(command: Sequence[str], *, num_shards: int, consistency: Consisten
         environ=os.environ,
         gpus=find_gpus(os.environ),
         restarts=restarts,
+        grace_s=grace_s,
     )
     deliver = Prefixer(out=sys.stdout.buffer, err=sys.stderr.buffer, colour=sys.stdout.isatty())
     outcome = asyncio.run(run_job(job, deliver=deliver))

@@ -25,7 +25,8 @@ def worker_environ(
 ) -> dict[str, str]:
     """`base` and what makes this process worker `rank`; with more workers than GPUs, they take turns.
 
-    `restart`: how often this worker was started again. `local_place`: (its number on this host, workers on this host), if there are other hosts.
+    `restart`: how often this worker was started again.
+    `local_place`: (its number on this host, workers on this host), if there are other hosts.
     OMP_NUM_THREADS is 1 unless the user chose it, as under torchrun: several processes that each use every
     core are slower than one.
     """

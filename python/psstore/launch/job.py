@@ -26,7 +26,7 @@ from psstore.server.processes import requests_to_end
 from psstore.types import Consistency
 
 WORKER_GRACE_S = 5.0
-"""For a worker that is told to end; enough to write what it wants to keep."""
+"""For a worker that is told to end, unless the user says more; enough to write what it wants to keep."""
 
 STORE_GRACE_S = 10.0
 """For the store to drain: longer than it gives its own shards (psstore.server.supervisor.STOP_S)."""
@@ -56,6 +56,7 @@ class Job:
     gpus: Sequence[str] = ()
     restarts: int = 0
     """How often each worker that fails is started again."""
+    grace_s: float = WORKER_GRACE_S
 
     @property
     def num_workers(self) -> int:
@@ -104,7 +105,7 @@ async def run_job(job: Job, *, deliver: Deliver) -> Outcome:
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             work.cancel()
             await asyncio.wait([work])
-            await end(list(running.workers.values()), grace_s=WORKER_GRACE_S)
+            await end(list(running.workers.values()), grace_s=job.grace_s)
             writes_checkpoint = "PSSTORE_CHECKPOINT" in job.environ
             await end(running.stores, grace_s=CHECKPOINT_GRACE_S if writes_checkpoint else STORE_GRACE_S)
         await _drain(pumps)

@@ -4,7 +4,10 @@ at one version on all workers, logging, summaries, and the duties that one worke
 from __future__ import annotations
 
 import logging
+import signal
+import threading
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -38,6 +41,7 @@ def session(
     log_every_s: float | None = 10.0,
     summaries: str | None = None,
     stop_on_nan: bool = True,
+    drain: bool = True,
 ) -> TrainingSession:
     """A loop over training steps. Every worker runs one.
 
@@ -69,6 +73,9 @@ def session(
         log_every_s: how often rank 0 logs where it is, on the logger 'psstore.session'; None: never.
         summaries: a folder for TensorBoard; rank 0 writes what steps report.
         stop_on_nan: end on all workers when a step reports what is not finite.
+        drain: let SIGTERM end this worker's loop after the step that it is in, and the others go on without it, as
+            where a machine is taken away; the program then comes to its own end. Only in the main thread, and where the
+            program has no handler of its own.
 
     Raises BadArgument for what can't be handed in, ModuleNotFoundError for summaries without TensorBoard.
     """
@@ -88,7 +95,7 @@ def session(
         chosen.append(SummaryHook(summaries))
     if checkpoint is not None:
         chosen.append(CheckpointHook(parse_interval("checkpoint", checkpoint), checkpoint_to))
-    return TrainingSession(distributed, stop_at=stop_at, parts=parts, hooks=chosen)
+    return TrainingSession(distributed, stop_at=stop_at, parts=parts, hooks=chosen, drain=drain)
 
 
 def unwrapped(optimizer: torch.optim.Optimizer) -> DistributedOptimizer:
@@ -140,6 +147,7 @@ class TrainingSession:
         stop_at: int | None,
         parts: Mapping[str, worker_state.Stateful],
         hooks: Sequence[Hook],
+        drain: bool = False,
     ) -> None:
         self.optimizer = optimizer
         self.store: Store = optimizer.store
@@ -152,6 +160,9 @@ class TrainingSession:
         """What `stop` was told."""
         self._parts = parts
         self._hooks = hooks
+        self._drains = drain
+        self.is_drained = False
+        """Whether this worker ends, or has ended, before the others."""
         self._has_begun = False
         self._has_met = False
         """All workers are known to have come to the end, or not to come."""
@@ -173,7 +184,7 @@ class TrainingSession:
     @property
     def is_over(self) -> bool:
         """Whether there is to be no other step."""
-        return self.store.stopped or (self.stop_at is not None and self.version >= self.stop_at)
+        return self.is_drained or self.store.stopped or (self.stop_at is not None and self.version >= self.stop_at)
 
     def stop(self, why: str | None = None, *, at_once: bool = False) -> None:
         """Ends training at the same version on all workers: where each round has all of them, after the step that they
@@ -183,7 +194,16 @@ class TrainingSession:
             _log.warning("training is stopped: %s", why)
         self.store.stop(finish=not at_once and self.store.consistency.lockstep)
 
+    def drain(self, why: str) -> None:
+        """Ends training on this worker alone, after the step that it is in: it leaves, and the others go on."""
+        _log.warning("rank %s leaves after version %d: %s", self.rank, self.version, why)
+        self.is_drained = True
+
     def __iter__(self) -> Iterator[Step]:
+        with drained_by_sigterm(self) if self._drains else nullcontext():
+            yield from self._loop()
+
+    def _loop(self) -> Iterator[Step]:
         self.begin()
         self.optimizer.bears_rollbacks = True
         is_clean = False
@@ -255,7 +275,9 @@ class TrainingSession:
         self._has_ended = True
         self.is_clean = is_clean
         try:
-            if not self._has_met:
+            if self.is_drained:
+                self.store.leave()
+            elif not self._has_met:
                 if not is_clean or not self.is_over:
                     self.store.stop()
                 self._meet()
@@ -306,6 +328,8 @@ class TrainingSession:
 
     def _meet(self) -> None:
         """The end, on all workers."""
+        if self.is_drained:
+            return
         if self._is_exact:
             self._hand_in()
         try:
@@ -318,3 +342,17 @@ class TrainingSession:
     def _hand_in(self) -> None:
         self.store.hand_in(worker_state.collect(self.optimizer, self._parts))
         self._has_handed_in = True
+
+
+@contextmanager
+def drained_by_sigterm(session: TrainingSession) -> Iterator[None]:
+    """In the block, SIGTERM lets the session end on this worker; where that is nobody's yet, and it can be had."""
+    is_ours = threading.current_thread() is threading.main_thread()
+    if not is_ours or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGTERM, lambda *_: session.drain("it was sent SIGTERM"))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
