@@ -483,6 +483,11 @@ def test_an_attempt_whose_leader_is_gone_makes_room(tmp_path: Path, monkeypatch:
         fact = begun(keeper, signer)
         assert fact.version == 0
         assert not keeper.begin(m.Begin()).ready
+        keeper.begin(m.Begin(reader=2, give_up=True))
+        assert not keeper.begin(m.Begin()).ready, "it is another one's"
+        keeper.begin(m.Begin(reader=1, give_up=True))
+        assert keeper.begin(m.Begin()).ready
+        begun(keeper, signer)
         monkeypatch.setattr(checkpoint_keeper, "FORGET_S", 0.0)
         assert keeper.begin(m.Begin()).ready, "nobody has asked for it again"
         monkeypatch.setattr(checkpoint_keeper, "FORGET_S", 0.2)

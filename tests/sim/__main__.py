@@ -8,7 +8,7 @@ import time
 import traceback
 
 from .checks import run_and_check
-from .plan import MODES, plan_of
+from .plan import MODES, falling_plan_of, plan_of
 
 
 def main() -> int:
@@ -16,6 +16,7 @@ def main() -> int:
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("--seed", type=int, help="one seed")
     which.add_argument("--seeds", metavar="A:B", help="every seed from A to B - 1")
+    parser.add_argument("--falls", action="store_true", help="the store goes back to checkpoints, and little else")
     parser.add_argument("--mode", choices=MODES, help="instead of the seed's own")
     parser.add_argument("--verbose", action="store_true", help="print the plan and everything that happens")
     given = parser.parse_args()
@@ -23,7 +24,7 @@ def main() -> int:
     failed = []
     started = time.monotonic()
     for seed in range(begin, end):
-        plan = plan_of(seed, given.mode)
+        plan = (falling_plan_of if given.falls else plan_of)(seed, given.mode)
         if given.verbose:
             print(plan)
         try:

@@ -17,6 +17,7 @@ from psstore.errors import (
     NotInitialised,
     PsstoreError,
     RankTaken,
+    RolledBack,
     TooManyWorkers,
     TornRound,
     UnknownTensor,
@@ -405,6 +406,8 @@ class Reader(Actor):
             try:
                 tensors = await self.call("describe", self.client.describe(None), 2 * TIMEOUT_S)
                 await self.read([t for t in tensors if model.is_counter(t.spec)], versions)
+            except RolledBack:
+                raise
             except (NotInitialised, UnknownTensor, AvailabilityError) as error:
                 self.machine.world.say(f"{self.machine.name}: {error}")
 
@@ -448,6 +451,8 @@ class Historian(Actor):
                 await self.read([t for t in tensors if model.is_counter(t.spec)])
             except VersionGone as error:
                 self.history.gone.append(f"{self.machine.name}: {error}")
+            except RolledBack:
+                raise
             except (NotInitialised, UnknownTensor, AvailabilityError) as error:
                 self.machine.world.say(f"{self.machine.name}: {error}")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
@@ -11,6 +11,7 @@ import msgspec
 
 from psstore import _core
 from psstore.checkpoint.manifest import FileRecord
+from psstore.checkpoint.reader import ReadSlice, Target
 from psstore.checkpoint.slots import SlotRecord, SlotTable
 from psstore.checkpoint.state import StoreState
 from psstore.checkpoint.worker_file import WorkerPart
@@ -22,24 +23,60 @@ from .world import World
 SLOW_S = 0.2
 """Mean time that storage takes for what comes last."""
 
-Values = Mapping[int, bytes]
-"""Value of each slot that has one, by key; b'' stands for zeros."""
+
+@dataclass(frozen=True)
+class SavedSlot:
+    """A slot, and the bytes of what it has: 0 its value, i state buffer i."""
+
+    record: SlotRecord
+    parts: Mapping[int, bytes]
+
+
+Saved = Mapping[int, SavedSlot]
+"""By key."""
 
 
 @dataclass(frozen=True)
 class Archived:
-    """A checkpoint."""
+    """A checkpoint. What of a `checkpoint.reader.Checkpoint` a store is restored from."""
 
-    state: StoreState
-    parts: Sequence[WorkerPart]
-    shards: Mapping[int, Values]
+    store: StoreState
+    workers: Sequence[WorkerPart]
+    shards: Mapping[int, Saved]
+
+    @property
+    def version(self) -> int:
+        return self.store.decision
+
+    def value(self, shard: int, key: int) -> bytes | None:
+        """b'' stands for zeros; None: it has none."""
+        slot = self.shards[shard].get(key)
+        return slot.parts.get(0, b"") if slot is not None and slot.record.parts else None
+
+    def slots(self) -> Iterator[SlotRecord]:
+        return (slot.record for shard in self.shards.values() for slot in shard.values())
+
+    def read(self, keys: Collection[int], into: Target) -> Iterator[ReadSlice]:
+        for shard in self.shards.values():
+            for key, slot in shard.items():
+                for part, data in slot.parts.items() if key in keys else ():
+                    target = into(slot.record, part, len(data))
+                    target[:] = data
+                    yield ReadSlice(slot.record, part, target)
+
+    @property
+    def ranks(self) -> list[int]:
+        return [part.rank for part in self.workers]
+
+    def worker(self, rank: int) -> WorkerPart:
+        return next(part for part in self.workers if part.rank == rank)
 
 
 @dataclass
 class Archive:
     """All there is."""
 
-    files: dict[str, tuple[int, Values]] = field(default_factory=dict)
+    files: dict[str, tuple[int, Saved]] = field(default_factory=dict)
     """Name of a shard's file -> (shard, what is in it)."""
     checkpoints: list[Archived] = field(default_factory=list)
 
@@ -54,6 +91,8 @@ class SimulatedPlace:
         self._world = world
         self._archive = archive
         self._numbers = itertools.count()
+        self.is_gone = False
+        """The process that writes there is dead."""
 
     def is_ready(self) -> bool:
         return True
@@ -67,6 +106,8 @@ class SimulatedPlace:
         future: Future[None] = Future()
 
         def done() -> None:
+            if self.is_gone:
+                return
             shards = dict(self._archive.files[record.name] for record in records)
             self._archive.checkpoints.append(Archived(state, parts, shards))
             future.set_result(None)
@@ -91,7 +132,7 @@ class SimulatedSaver:
         self._attempt = ""
         self._image: _core.TableImage | None = None
         self._left: list[SlotRecord] = []
-        self._written: dict[int, bytes] = {}
+        self._written: dict[int, SavedSlot] = {}
 
     def save(self, fact: SaveFact, tensors: Mapping[int, Tensor]) -> bytes | None:
         """See protocol/saving.py."""
@@ -103,9 +144,10 @@ class SimulatedSaver:
             return None
         if self._left:
             slot = self._left.pop()
-            read = self._shard.read_image(self._image, [(slot.key, 0)]) if slot.has(0) else []
-            if slot.parts:
-                self._written[slot.key] = b"".join(read)
+            parts = {
+                part: self._shard.read_image(self._image, [(slot.key, part)]) for part in range(8) if slot.has(part)
+            }
+            self._written[slot.key] = SavedSlot(slot, {part: b"".join(read) for part, read in parts.items()})
             return None
         name = f"{self._index}.{fact.attempt}"
         self._archive.files[name] = self._index, self._written

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from psstore.errors import AvailabilityError, StorageError, VersionGone
+from psstore.errors import AvailabilityError, RolledBack, StorageError, VersionGone
 
 from .actors import Actor
 from .history import Checkpoint, History
@@ -32,6 +32,8 @@ class Archivist(Actor):
                 version = await self.call("checkpoint", writing, wait_s + 4 * TIMEOUT_S)
             except VersionGone as error:
                 self.history.gone.append(f"{self.machine.name}: {error}")
+            except RolledBack:
+                raise
             except (AvailabilityError, StorageError) as error:
                 world.say(f"{self.machine.name}: {error}")
             else:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from msgspec.structs import replace
+
 from psstore.errors import TornRound
 from psstore.types import Tensor
 from psstore.wire.messages import Committed, DecisionFact
@@ -147,6 +149,27 @@ class History:
     max_staleness: int = 0
     num_slots: int = 0
     """Slices that the shards hold, all together."""
+
+    # ---- the store went back ----
+
+    falls: list[int] = field(default_factory=list)
+    """The versions of the checkpoints."""
+
+    def fall(self, cut: int) -> None:
+        """What came after that version never was. Whoever did it goes on elsewhere."""
+        self.falls.append(cut)
+        self.commits = {
+            cell: replace(committed, last=min(committed.last, cut))
+            for cell, committed in self.commits.items()
+            if not committed.late and committed.decision <= cut
+        }
+        self.scales = {number: found for number, found in self.scales.items() if number <= cut}
+        for noted in (self.reads, self.seen, self.versions, self.checkpoints, self.gone, self.leads):
+            noted.clear()
+        self.asked_at = {cell: at for cell, at in self.asked_at.items() if cell in self.commits}
+        self.answered_at = {cell: at for cell, at in self.answered_at.items() if cell in self.commits}
+        for by_rank in (self.barriers_entered, self.barriers_passed, self.done):
+            by_rank.clear()
 
     @property
     def acknowledged(self) -> int:

@@ -35,7 +35,7 @@ class SessionLink:
         self.session = session
         self.connection: Connection | None = None
         self._machine = machine
-        self._server = server
+        self.server = server
         self._world = machine.world
         self._backoff_s = FIRST_BACKOFF_S
         self._armed = float("inf")
@@ -46,7 +46,7 @@ class SessionLink:
         if self._world.now < self._machine.partitioned_until:
             self._retry()
             return
-        end = self._server.accept()
+        end = self.server.accept()
         incoming = Incoming(self)
         self.connection = end.connection = Connection(self._machine.network, client=incoming, server=end)
         self._machine.connections.append(self.connection)
@@ -219,6 +219,15 @@ class Machine:
             self.frames_to_live -= 1
             if self.frames_to_live < 0:
                 self.kill()
+
+    @property
+    def has_met_the_store(self) -> bool:
+        return any(link.session.welcome is not None for link in self.links)
+
+    def move(self, servers: Sequence[Server]) -> None:
+        """Other servers are at the addresses from now on."""
+        for link in self.links:
+            link.server = servers[link.session.shard]
 
     def kill(self) -> None:
         """kill -9: whatever it was doing, in the middle of a frame too."""

@@ -18,6 +18,7 @@ from psstore.protocol.barriers import Barriers
 from psstore.protocol.client import Client
 from psstore.protocol.clients import Clients
 from psstore.protocol.connection import Connection
+from psstore.protocol.coordinator import Coordinator
 from psstore.protocol.decision_cache import DecisionCache
 from psstore.protocol.decision_log import DecisionLog
 from psstore.protocol.hand_ins import HandIns
@@ -28,9 +29,13 @@ from psstore.protocol.rounds import Rounds
 from psstore.protocol.service import ShardService
 from psstore.protocol.session import Session
 from psstore.protocol.stops import Stops
+from psstore.server import restoring
 from psstore.server.checkpoint_keeper import CheckpointKeeper
+from psstore.server.store_state import placed
 from psstore.types import Consistency
-from psstore.wire.messages import Committed, Signed
+from psstore.wire.messages import Committed, Signed, Welcome
+
+from . import scenario
 
 Mutant = Callable[[], AbstractContextManager[Any]]
 
@@ -283,3 +288,40 @@ MUTANTS: dict[str, tuple[str, Mutant]] = {
     "rounds without a norm are not skipped": ("sync", _broken("NO_NORM_IS_A_SKIP")),
 }
 """What is broken -> the mode in which it shows soonest, and how it is broken."""
+
+
+# ---- a store that goes back ----
+
+
+@contextmanager
+def nobody_is_told() -> Iterator[None]:
+    """Who knew the life before takes the new one for it."""
+    welcomed = Session._welcomed
+
+    def known(self: Session, welcome: Welcome, now: float) -> None:
+        before = self.welcome
+        welcomed(self, welcome if before is None else replace(welcome, store=before.store), now)
+
+    with mock.patch.object(Session, "_welcomed", known):
+        yield
+
+
+def a_shard_begins_empty(
+    checkpoint: Any, facts: shard_facts.ShardFacts, coordinator: Coordinator | None, *, index: int, num_shards: int
+) -> None:
+    """The last one knows what there is, and has no values."""
+    if coordinator is not None or index < num_shards - 1:
+        restoring.restore_from(checkpoint, facts, coordinator, index=index, num_shards=num_shards)
+        return
+    facts.shard.set_version(checkpoint.version)
+    for tensor in placed(checkpoint.store, num_shards=num_shards):
+        facts.define_tensor(tensor)
+
+
+FALL_MUTANTS: dict[str, tuple[str, Mutant]] = {
+    "nobody is told that the store went back": ("sync", nobody_is_told),
+    "a shard begins empty": ("sync", lambda: mock.patch.object(scenario, "restore_from", a_shard_begins_empty)),
+    "lives are numbered anew": ("async", _method(Membership, "restore", lambda self, lives: None)),
+    "decisions are numbered anew": ("sync", _method(DecisionLog, "restore", lambda self, last: None)),
+}
+"""As above, and shown where the store goes back to checkpoints."""

@@ -115,6 +115,12 @@ class Connection:
         self.to_client.shut()
         self.to_server.shut(lose=killed)
 
+    def cut_from_server(self) -> None:
+        """The server's process was killed."""
+        self.to_server.stop_reading()
+        self.to_server.shut()
+        self.to_client.shut(lose=True)
+
     def close_from_server(self) -> None:
         self.to_server.stop_reading()
         self.to_server.shut()

@@ -73,6 +73,8 @@ class Plan:
     """Workers hand in for their next lives."""
     stop_at: int | None
     """The version at which workers have training end."""
+    falls: tuple[float, ...] = ()
+    """All shards die, so long after the first checkpoint or the last fall, and begin again from the last one."""
 
     @property
     def consistency(self) -> Consistency:
@@ -118,7 +120,30 @@ class Plan:
             num_archivists=0,
             gather_s=0.0,
             hands_in=False,
+            falls=(),
         )
+
+
+def falling_plan_of(seed: int, mode: str | None = None) -> Plan:
+    """A plan in which the store goes back to checkpoints, and little else goes wrong: whoever is gone for good by then
+    is missing in the next life."""
+    rng = random.Random(f"falls {seed}")
+    plan = plan_of(seed, mode)
+    return replace(
+        plan,
+        deaths=(),
+        leaves=(),
+        liar=None,
+        partition=None,
+        mute_heartbeats=False,
+        num_writers=0,
+        with_curator=False,
+        num_archivists=max(1, plan.num_archivists),
+        stop_at=None,
+        rounds=plan.rounds + 6,
+        compute_s=tuple(min(1.0, max(0.5, seconds)) for seconds in plan.compute_s),
+        falls=tuple(rng.expovariate(1.0) for _ in range(rng.choice((1, 2, 3)))),
+    )
 
 
 def plan_of(seed: int, mode: str | None = None) -> Plan:

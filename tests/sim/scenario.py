@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 from unittest import mock
 
 from psstore.partition import packing, slicing
@@ -13,11 +14,12 @@ from psstore.protocol.membership import Liveness
 from psstore.protocol.service import ShardIdentity
 from psstore.protocol.signing import Signer
 from psstore.server.checkpoint_keeper import CheckpointKeeper
+from psstore.server.restoring import restore_from
 from psstore.wire.messages import Role
 
 from . import model
 from .actors import HASTY_S, Actor, Auditor, Curator, Historian, Reader, Worker, Writer
-from .archive import Archive, SimulatedPlace
+from .archive import Archive, Archived, SimulatedPlace
 from .archivist import Archivist
 from .history import History
 from .machine import Machine
@@ -29,9 +31,22 @@ from .world import Task, World
 LIMIT_S = 900.0
 """Virtual time after which somebody must be waiting for ever."""
 
+OUTLIVED = ("RolledBack", "BadSignature")
+"""What clients hear of a fall. The second, if they had met some shards before it and others not."""
+
+ReaderKind = type[Reader] | type[Historian] | type[Archivist]
+
+LINEAGE = "simulated"
 SIGNING_KEY = b"simulated signing key"
 TOKEN = b"a token of a simulated store"
 HEARTBEAT_S = Liveness().heartbeat_s
+
+
+def restored_identity(cut: Archived | None, *, life: int) -> dict[str, Any]:
+    """What a shard says of the store's life."""
+    if cut is None:
+        return {"store": LINEAGE}
+    return {"store": f"{LINEAGE} {life}", "lineage": LINEAGE, "restored": cut.version}
 
 
 class Scenario:
@@ -43,49 +58,65 @@ class Scenario:
         self.world.trace = trace
         self.network = Network(self.world, plan.latency_s, break_chance=plan.break_chance, late_s=plan.late_s)
         self.history = History()
-        self.notary = Notary(self.world, SIGNING_KEY)
         self.token = TOKEN if plan.with_token else None
+        self.archive = Archive()
+        self._begin(None)
+        self.readers: list[Reader | Historian | Archivist] = []
+        self.machines: dict[int, Machine] = {}
+        """The machine of each rank's present life."""
+        self.actors: list[Actor] = []
+        self.pending: set[str] = set()
+        """Actors that are to come to an end by themselves."""
+        self.on_fall: Callable[[], None] = lambda: None
+        """Called before the history of what never was is forgotten."""
+
+    def _begin(self, cut: Archived | None) -> None:
+        """A life of the store: from nothing, or from a checkpoint."""
+        plan, life = self.plan, f"{len(self.history.falls)}"
+        self.key = SIGNING_KEY + life.encode()
+        before = self.notary.decisions if cut is not None else []
+        self.notary: Notary = Notary(self.world, self.key, before[: cut.version if cut is not None else 0])
         self.coordinator = Coordinator(
             consistency=plan.consistency,
             liveness=Liveness(rejoin_s=plan.rejoin_s),
             num_shards=plan.num_shards,
             signer=self.notary,
         )
-        self.archive = Archive()
+        self.place = SimulatedPlace(self.world, self.archive)
         self.keeper = CheckpointKeeper(
             self.coordinator,
             num_shards=plan.num_shards,
-            signer=Signer(SIGNING_KEY),
-            lineage="simulated",
-            own=SimulatedPlace(self.world, self.archive),
+            signer=Signer(self.key),
+            lineage=LINEAGE,
+            own=self.place,
             open_place=None,
             now=lambda: self.world.now,
         )
-        self.servers = [self._server(shard) for shard in range(plan.num_shards)]
-        self.machines: dict[int, Machine] = {}
-        """The machine of each rank's present life."""
-        self.actors: list[Actor] = []
-        self.pending: set[str] = set()
-        """Actors that are to come to an end by themselves."""
+        self.servers = [self._server(shard, cut) for shard in range(plan.num_shards)]
 
-    def _server(self, shard: int) -> Server:
+    def _server(self, shard: int, cut: Archived | None) -> Server:
         identity = ShardIdentity(
-            store="simulated",
+            **restored_identity(cut, life=len(self.history.falls)),
             shard=shard,
             addresses=tuple((f"sim://{i}",) for i in range(self.plan.num_shards)),
             consistency=self.plan.consistency,
             heartbeat_s=HEARTBEAT_S,
             token=self.token,
         )
-        return Server(
+        server = Server(
             self.world,
             identity=identity,
-            signer=self.notary if shard == 0 else Signer(SIGNING_KEY),
+            signer=self.notary if shard == 0 else Signer(self.key),
             coordinator=self.coordinator if shard == 0 else None,
             keeper=self.keeper if shard == 0 else None,
             archive=self.archive,
             lazy=self.plan.lazy_shards,
         )
+        if cut is not None:
+            service = server.service
+            restore_from(cut, service.facts, service.coordinator, index=shard, num_shards=self.plan.num_shards)  # type: ignore[arg-type]
+            server.shard.applied = list(range(1, cut.version + 1))
+        return server
 
     # ---- the run ----
 
@@ -104,32 +135,27 @@ class Scenario:
                 self._start(Writer(plan, machine, self.history, index=index))
             if plan.with_curator:
                 self._start(Curator(plan, self._machine("curator", "client"), self.history))
-            readers: list[Reader | Historian | Archivist] = [
-                *(
-                    Reader(plan, self._machine(f"reader {index}", "client"), self.history)
-                    for index in range(plan.num_readers)
-                ),
-                *(
-                    Historian(plan, self._machine(f"historian {index}", "client"), self.history)
-                    for index in range(plan.num_historians)
-                ),
-                *(
-                    Archivist(plan, self._machine(f"archivist {index}", "client"), self.history)
-                    for index in range(plan.num_archivists)
-                ),
-            ]
-            for reader in readers:
-                self._start(reader)
+            numbers: dict[ReaderKind, int] = {
+                Reader: plan.num_readers,
+                Historian: plan.num_historians,
+                Archivist: plan.num_archivists,
+            }
+            for kind, number in numbers.items():
+                for index in range(number):
+                    self._start_reader(kind, f"{kind.__name__.lower()} {index}")
             self._schedule_partitions()
-            following = {reader.machine.name for reader in readers}
-            self.world.run(until=lambda: self._watch() or self.pending <= following, limit_s=LIMIT_S)
+            self._schedule_falls(list(plan.falls))
+            self.world.run(until=lambda: self._watch() or not self._is_training(), limit_s=LIMIT_S)
             self.network.break_chance = 0.0
-            for reader in readers:
+            for reader in self.readers:
                 reader.stopped = True
             self._start_auditor()
             self.world.run(until=lambda: not self.pending, limit_s=2 * LIMIT_S)
         self._record()
         return self.history
+
+    def _is_training(self) -> bool:
+        return not self.pending <= {reader.machine.name for reader in self.readers}
 
     def _watch(self) -> bool:
         """Looked at after every event."""
@@ -177,8 +203,10 @@ class Scenario:
 
         async def act() -> None:
             await actor.run()
-            if isinstance(actor, Worker) and self.history.outcomes[name].startswith("MissingContribution"):
+            if isinstance(actor, Worker) and actor.history.outcomes[name].startswith("MissingContribution"):
                 self._start_worker(actor.rank, life=len(self.plan.deaths) + 2)
+            if actor.history is not self.history or actor.history.outcomes[name].startswith(OUTLIVED):
+                self._outlived_a_fall(actor)
             self.pending.discard(name)
 
         task = self.world.spawn(name, act())
@@ -189,6 +217,11 @@ class Scenario:
 
         actor.machine.when_killed = died
         return task
+
+    def _start_reader(self, kind: ReaderKind, name: str) -> None:
+        reader = kind(self.plan, self._machine(name, "client"), self.history)
+        self.readers.append(reader)
+        self._start(reader)
 
     def _start_worker(self, rank: int, *, life: int) -> None:
         machine = self._machine(f"worker {rank}.{life}", "worker")
@@ -227,6 +260,53 @@ class Scenario:
         return rounds[-1] if rounds else 0
 
     # ---- what goes wrong ----
+
+    def _schedule_falls(self, delays: list[float]) -> None:
+        """The next one after so long, as soon as there is a checkpoint."""
+        if delays:
+            self.world.after(delays[0], lambda: self._fall(delays))
+
+    def _fall(self, delays: list[float]) -> None:
+        """All shards die. They begin again from the last checkpoint, and clients find them at the same addresses."""
+        if any(reader.stopped for reader in self.readers):
+            return  # training is over
+        if not self.archive.checkpoints:
+            self.world.after(0.2, lambda: self._fall(delays))
+            return
+        cut = self.archive.checkpoints[-1]
+        self.world.say(f"the store falls, back to version {cut.version}")
+        self.place.is_gone = True
+        for server in self.servers:
+            server.kill()
+        self.history.decisions = self.notary.decisions
+        self.history.tensors = {tensor.spec.name: tensor for tensor in self.coordinator.schemas.tensors}
+        self.on_fall()
+        self.history.fall(cut.version)
+        ended = [actor for actor in self.actors if actor.machine.name not in self.pending]
+        for actor in self.actors:
+            if actor not in ended and actor.machine.has_met_the_store:
+                actor.history = History()  # what it does from here on never was
+        self._begin(cut)
+        for actor in self.actors:
+            actor.machine.move(self.servers)
+        for actor in ended:  # as whoever starts workers does for those whose last steps were undone
+            if isinstance(actor, Worker) and actor.machine is self.machines[actor.rank]:
+                self._start_worker(actor.rank, life=self._lives(actor.rank) + 1)
+        self._schedule_falls(delays[1:])
+
+    def _lives(self, rank: int) -> int:
+        return sum(isinstance(actor, Worker) and actor.rank == rank for actor in self.actors)
+
+    def _outlived_a_fall(self, actor: Actor) -> None:
+        """It has ended, and goes on as another client of the store as it is."""
+        name = actor.machine.name
+        outcome = actor.history.outcomes.pop(name)
+        if not outcome.startswith((*OUTLIVED, "finished")):
+            self.history.outcomes[name] = outcome
+        if isinstance(actor, Worker):
+            self._start_worker(actor.rank, life=self._lives(actor.rank) + 1)
+        elif isinstance(actor, (Reader, Historian, Archivist)) and not actor.stopped:
+            self._start_reader(type(actor), f"{name}'")
 
     def _schedule_partitions(self) -> None:
         rng = self.world.rng

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from typing import Any
 
 from psstore import _core
@@ -25,10 +26,11 @@ MAX_IDLE_TICKS = 100
 class Notary(Signer):
     """The coordinator's signer. Keeps every decision that was ever made: the truth that checks compare with."""
 
-    def __init__(self, world: World, key: bytes) -> None:
+    def __init__(self, world: World, key: bytes, decisions: Sequence[DecisionFact] = ()) -> None:
+        """`decisions`: of the lives before."""
         super().__init__(key)
-        self.decisions: list[DecisionFact] = []
-        self.decided_at: dict[int, float] = {}
+        self.decisions = list(decisions)
+        self.decided_at: dict[int, float] = {decision.number: world.now for decision in decisions}
         self._world = world
 
     def sign(self, fact: Fact) -> Signed:
@@ -86,6 +88,7 @@ class Server:
         """Never settles on its own: every slot is brought up to date by whoever touches it."""
         self._armed = float("inf")
         self._idle_ticks = 0
+        self.dead = False
 
     def accept(self) -> ServerEnd:
         end = ServerEnd(self, next(self._ids))
@@ -93,6 +96,13 @@ class Server:
         end.protocol = self.service.opened(end.id, self.world.now)
         self.arm()
         return end
+
+    def kill(self) -> None:
+        """kill -9: what clients were sent and have not got may be lost."""
+        self.dead = True
+        for end in list(self.ends.values()):
+            end.connection.cut_from_server()
+        self.ends.clear()
 
     def carry_out(self, outputs: list[Output]) -> None:
         for output in outputs:
@@ -118,6 +128,8 @@ class Server:
 
     def _tick(self) -> None:
         self._armed = float("inf")
+        if self.dead:
+            return
         outputs = self.service.tick(self.world.now)
         self.carry_out(outputs)
         self._idle_ticks = 0 if outputs or self._armed > self.world.now else self._idle_ticks + 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 
@@ -10,13 +11,14 @@ import pytest
 from psstore.errors import PsstoreError
 from tests.sim.checks import check, run_and_check
 from tests.sim.history import History
-from tests.sim.mutants import MUTANTS
-from tests.sim.plan import plan_of
+from tests.sim.mutants import FALL_MUTANTS, MUTANTS, Mutant
+from tests.sim.plan import Plan, falling_plan_of, plan_of
 from tests.sim.scenario import Scenario
 
 NUM_SEEDS = 150
 """About 30 s. `python -m tests.sim --seeds 0:10000` runs more."""
 
+NUM_FALLING_SEEDS = 75
 BATCH = 25
 
 MAX_SEEDS_TO_NOTICE = 250
@@ -80,6 +82,17 @@ def test_promises_hold_for_seeds_from(first: int) -> None:
             pytest.fail(f"{error!r}\nreproduce: python -m tests.sim --seed {seed} --verbose")
 
 
+@pytest.mark.parametrize("first", range(0, NUM_FALLING_SEEDS, BATCH))
+def test_promises_hold_where_the_store_goes_back_for_seeds_from(first: int) -> None:
+    num_falls = 0
+    for seed in range(first, first + BATCH):
+        try:
+            num_falls += len(run_and_check(falling_plan_of(seed)).falls)
+        except Exception as error:
+            pytest.fail(f"{error!r}\nreproduce: python -m tests.sim --falls --seed {seed} --verbose")
+    assert num_falls, "it never went back"
+
+
 def test_same_seed_gives_the_same_run() -> None:
     traces: list[list[str]] = [[], []]
     for trace in traces:
@@ -89,7 +102,15 @@ def test_same_seed_gives_the_same_run() -> None:
 
 @pytest.mark.parametrize("name", MUTANTS)
 def test_simulator_notices_that(name: str) -> None:
-    mode, broken = MUTANTS[name]
+    notices(name, *MUTANTS[name], plan_of)
+
+
+@pytest.mark.parametrize("name", FALL_MUTANTS)
+def test_simulator_notices_of_a_store_that_goes_back_that(name: str) -> None:
+    notices(name, *FALL_MUTANTS[name], falling_plan_of)
+
+
+def notices(name: str, mode: str, broken: Mutant, plan_of: Callable[[int, str], Plan]) -> None:
     for seed in (NOTICED_BY.get(name, 0), *range(MAX_SEEDS_TO_NOTICE)):
         plan = plan_of(seed, mode)
         try:

@@ -433,10 +433,11 @@ class Client:
                         await self._settle(hold, wait_s=self.timeout_s)  # it stays for those who are heard of
             finally:
                 self.free(reader)
+                if None in saved:
+                    self._let_go_of_checkpoint(reader)
         keep = m.Keep(saved=tuple(one for one in saved if one is not None))
         while not (await self._control("KEEP", keep, m.Kept)).done:
             await again()
-        assert begun.version is not None, "it is written"
         assert begun.version is not None, "it is written"
         return begun.version
 
@@ -452,6 +453,14 @@ class Client:
             if session.failure is None:
                 session.request("FREE", IGNORED, now=self._driver.now(), timeout_s=self.timeout_s, sequence=reader)
                 self._driver.flush(session)
+
+    def _let_go_of_checkpoint(self, reader: int) -> None:
+        """Makes room for the next one, which comes of itself, but later. Nobody waits for the answer."""
+        session = self.sessions[0]
+        if session.failure is None:
+            body = m.Begin(reader=reader, give_up=True)
+            session.request("BEGIN", IGNORED, now=self._driver.now(), timeout_s=self.timeout_s, body=body)
+            self._driver.flush(session)
 
     async def pull_held(self, hold: Hold, transfers: Iterable[Transfer], *, wait_s: float) -> list[Answer]:
         """Reads slices as of the decision that is held; those of tensors that no decision changes as they are. Raises

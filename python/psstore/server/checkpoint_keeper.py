@@ -70,6 +70,9 @@ class CheckpointKeeper:
 
     def begin(self, asked: Begin) -> Begun:
         """See protocol/saving.py. Raises TornRound: a torn store is at no decision."""
+        if asked.give_up:
+            self._give_up(asked.reader)
+            return Begun(ready=False)
         self._coordinator.rounds.refuse_if_torn()
         place = self._place_for(asked.url)
         if place.has_failed and place is not self._own:
@@ -84,7 +87,7 @@ class CheckpointKeeper:
             return Begun(ready=False, gathering=True, version=self._gathering.version)
         state, parts = gathered
         name = place.begin(state.decision)
-        self._attempt = _Attempt(place, name, state, parts, asked_at=self._now())
+        self._attempt = _Attempt(place, name, state, parts, reader=asked.reader, asked_at=self._now())
         fact = SaveFact(
             url=place.url,
             version=state.decision,
@@ -193,6 +196,14 @@ class CheckpointKeeper:
             self._conclude(attempt)
         return self._attempt is not None
 
+    def _give_up(self, reader: int) -> None:
+        """Makes room for the next one. What storage is at work on goes on."""
+        if self._gathering is not None and self._gathering.reader == reader:
+            self._coordinator.rounds.hand_ins.enough()
+            self._gathering = None
+        if self._attempt is not None and self._attempt.reader == reader and self._attempt.kept is None:
+            self._abandon(self._attempt)
+
     def _conclude(self, attempt: _Attempt) -> None:
         """Storage is done with it: the attempt is a checkpoint, or has failed."""
         assert attempt.kept is not None
@@ -228,6 +239,8 @@ class _Attempt:
     name: str
     state: StoreState
     parts: Sequence[WorkerPart]
+    reader: int
+    """Who leads it."""
     asked_at: float
     """When whoever leads it was heard of last."""
     kept: Future[None] | None = None

@@ -22,16 +22,23 @@ def restore(
 ) -> None:
     """Reads what is the shard's, and on shard 0 the coordinator's part; blocks. Raises StorageError, OutOfMemory."""
     with open_place(url).place.open(version) as checkpoint:
-        tensors = placed(checkpoint.store, num_shards=num_shards)
-        facts.shard.set_version(version)
-        for tensor in tensors:
-            facts.define_tensor(tensor)
-        mine = {tensor.key(part) for tensor in tensors for part, shard in enumerate(tensor.shards) if shard == index}
-        _load(checkpoint, facts.shard, mine)
-        if coordinator is not None:
-            without_value = _without_value(checkpoint, tensors)
-            restore_coordinator(coordinator, checkpoint.store, tensors, without_value=without_value)
-            coordinator.rounds.hand_ins.restore({rank: _handed(checkpoint.worker(rank)) for rank in checkpoint.ranks})
+        restore_from(checkpoint, facts, coordinator, index=index, num_shards=num_shards)
+
+
+def restore_from(
+    checkpoint: Checkpoint, facts: ShardFacts, coordinator: Coordinator | None, *, index: int, num_shards: int
+) -> None:
+    """As `restore`, of one that is open."""
+    tensors = placed(checkpoint.store, num_shards=num_shards)
+    facts.shard.set_version(checkpoint.version)
+    for tensor in tensors:
+        facts.define_tensor(tensor)
+    mine = {tensor.key(part) for tensor in tensors for part, shard in enumerate(tensor.shards) if shard == index}
+    _load(checkpoint, facts.shard, mine)
+    if coordinator is not None:
+        without_value = _without_value(checkpoint, tensors)
+        restore_coordinator(coordinator, checkpoint.store, tensors, without_value=without_value)
+        coordinator.rounds.hand_ins.restore({rank: _handed(checkpoint.worker(rank)) for rank in checkpoint.ranks})
 
 
 def _load(checkpoint: Checkpoint, shard: _core.Shard, mine: set[int]) -> None:
