@@ -38,7 +38,7 @@ PYTHON_ARROWS: dict[str, set[str]] = {
     "server": BELOW_ENDS | {"checkpoint"},
     "client": BELOW_ENDS | {"checkpoint"},
     "torch": BELOW_ENDS | {"checkpoint", "client"},
-    "integrations": {"errors", "torch", "client"},
+    "integrations": {"errors", "torch"},
     "launch": BELOW_ENDS | {"client", "server"},
     "cluster": BELOW_ENDS | {"client", "launch"},
     "cli": BELOW_ENDS | {"checkpoint", "client", "server", "torch", "launch", "cuda", "__init__"},

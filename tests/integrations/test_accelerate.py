@@ -15,16 +15,14 @@ import psstore
 from psstore.client.store import Store
 from tests.integrations.support import BATCH, Life, Rows, assert_same_training, life, lives, loss_of, network, on
 
-pytest.importorskip("accelerate")
-from accelerate import Accelerator
-from accelerate.utils import DataLoaderConfiguration
+accelerate = pytest.importorskip("accelerate")
 
 pytestmark = [pytest.mark.sockets, pytest.mark.one_loop]
 
 
 def trained(store: Store, stop_at: int | None, *, seedable: bool) -> Life:
-    accelerator = Accelerator(
-        cpu=True, dataloader_config=DataLoaderConfiguration(use_seedable_sampler=seedable, data_seed=7)
+    accelerator = accelerate.Accelerator(
+        cpu=True, dataloader_config=accelerate.utils.DataLoaderConfiguration(use_seedable_sampler=seedable, data_seed=7)
     )
     module = network()
     optimizer = on(store, module)

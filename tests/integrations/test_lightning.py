@@ -116,6 +116,7 @@ def trained(
     )
     trainer.fit(module, loader(), loader() if validates else None)
     assert (trainer.global_step, callback.session.is_clean) == (store.version, True)
+    assert trainer.fit_loop.epoch_loop._batches_that_stepped == store.version, "what loggers count by"
     assert counting.batches == trainer.fit_loop.epoch_loop.total_batch_idx + 1
     return life(module.inner, callback.session.optimizer, module.seen)
 
