@@ -56,6 +56,10 @@ def on(store: Store, module: nn.Module) -> DistributedOptimizer:
     return DistributedOptimizer(plain, store, module.named_parameters())
 
 
+def bytes_of(module: nn.Module) -> bytes:
+    return b"".join(parameter.detach().numpy().tobytes() for parameter in module.parameters())
+
+
 def seed(number: int) -> None:
     random.seed(number)
     np.random.seed(number)
@@ -74,10 +78,9 @@ class Life(NamedTuple):
 
 
 def life(module: nn.Module, optimizer: DistributedOptimizer, seen: list[Any]) -> Life:
-    weights = b"".join(parameter.detach().numpy().tobytes() for parameter in module.parameters())
     rates = [group["lr"] for group in optimizer.param_groups]
     drawn = [random.random(), float(torch.rand(())), float(np.random.rand())]
-    return Life(weights, rates, seen, optimizer.store.version, drawn)
+    return Life(bytes_of(module), rates, seen, optimizer.store.version, drawn)
 
 
 Train = Callable[[Store, int | None], Life]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from tests.integrations.support import (
     Rows,
     Witness,
     assert_same_training,
+    bytes_of,
     killed_and_whole,
     life,
     lives,
@@ -132,6 +134,16 @@ def test_a_training_that_was_stopped_goes_on_bit_for_bit(tmp_path: Path) -> None
 
 
 # ---- how it ends ----
+
+
+def test_it_changes_nothing_of_a_training_that_nobody_disturbs(tmp_path: Path) -> None:
+    def ended(run: Callable[[Trainer], object]) -> bytes:
+        with psstore.connect("local://") as store:
+            model = Model(store)
+            run(trainer_of(model, store, tmp_path))
+            return bytes_of(model)
+
+    assert ended(train) == ended(Trainer.train)
 
 
 def test_it_ends_where_the_session_does(tmp_path: Path) -> None:

@@ -23,12 +23,14 @@ from tests.integrations.support import (
     Rows,
     Witness,
     assert_same_training,
+    bytes_of,
     killed_and_whole,
     life,
     lives,
     loss_of,
     network,
     on,
+    seed,
 )
 
 pytest.importorskip("lightning")
@@ -155,11 +157,21 @@ def test_a_training_that_was_stopped_goes_on_bit_for_bit(tmp_path: Path) -> None
 # ---- how it ends ----
 
 
-def fitted(store: Store, callback: SessionCallback, *others: Any, **options: Any) -> Module:
+def fitted(store: Store, *callbacks: Callback, **options: Any) -> Module:
     module = Module(store, None, interval="step")
-    trainer = Trainer(**QUIETLY, **{"max_epochs": 3, **options}, callbacks=[*others, callback])
+    trainer = Trainer(**QUIETLY, **{"max_epochs": 3, **options}, callbacks=list(callbacks))
     trainer.fit(module, loader())
     return module
+
+
+def test_it_changes_nothing_of_a_training_that_nobody_disturbs() -> None:
+    def ended(*callbacks: Callback) -> bytes:
+        seed(5)
+        with psstore.connect("local://") as store:
+            module = fitted(store, *callbacks, enable_checkpointing=bool(callbacks))
+            return bytes_of(module)
+
+    assert ended(SessionCallback()) == ended()
 
 
 @pytest.mark.filterwarnings("ignore:the store has trained:UserWarning", "ignore:'0.weight':UserWarning")
@@ -182,7 +194,7 @@ def test_an_error_in_the_loop_ends_the_session() -> None:
     with psstore.connect("local://") as store:
         callback = SessionCallback()
         with pytest.raises(ZeroDivisionError):
-            fitted(store, callback, Failing())
+            fitted(store, Failing(), callback)
         assert (store.version, callback.session.is_clean) == (3, False)
 
 
