@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import random
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import nn
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, IterableDataset
 
 import psstore
 from psstore.checkpoint.place import open_place
@@ -39,6 +39,17 @@ class Rows(Dataset[tuple[int, torch.Tensor]]):
 
     def __len__(self) -> int:
         return NUM_ROWS
+
+
+class Stream(IterableDataset[tuple[int, torch.Tensor]]):
+    """Rows in an order that is drawn as it begins; how many there are it does not say."""
+
+    def __init__(self) -> None:
+        self._rows = Rows(augmented=True)
+
+    def __iter__(self) -> Iterator[tuple[int, torch.Tensor]]:
+        for number in torch.randperm(NUM_ROWS).tolist():
+            yield self._rows[number]
 
 
 def network() -> nn.Module:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from tests.integrations.support import (
     BATCHES,
     Life,
     Rows,
+    Stream,
     Witness,
     assert_same_training,
     bytes_of,
@@ -109,6 +110,7 @@ def trained(
     *,
     interval: str = "step",
     validates: bool = False,
+    data: Callable[[], DataLoader[Any]] = loader,
     **options: Any,
 ) -> Life:
     module = Module(store, witness, interval=interval)
@@ -116,7 +118,7 @@ def trained(
     trainer = Trainer(
         **QUIETLY, **{"max_epochs": 3, "num_sanity_val_steps": 0, **options}, callbacks=[callback, counting]
     )
-    trainer.fit(module, loader(), loader() if validates else None)
+    trainer.fit(module, data(), loader() if validates else None)
     assert (trainer.global_step, callback.session.is_clean) == (store.version, True)
     assert trainer.fit_loop.epoch_loop._batches_that_stepped == store.version, "what loggers count by"
     assert counting.batches == trainer.fit_loop.epoch_loop.total_batch_idx + 1
@@ -128,6 +130,8 @@ WAYS: dict[str, dict[str, Any]] = {
     "accumulating": {"accumulate_grad_batches": 4},
     "validating": {"validates": True, "val_check_interval": 2},
     "rates by epoch": {"interval": "epoch", "validates": True},
+    "a stream": {"data": lambda: DataLoader(Stream(), BATCH), "accumulate_grad_batches": 4},
+    "processes": {"data": lambda: DataLoader(Rows(augmented=False), BATCH, shuffle=True, num_workers=2)},
     "by steps": {"max_epochs": -1, "max_steps": 11},
 }
 

@@ -109,7 +109,7 @@ def test_a_loader_that_is_taken_up_goes_on_as_if_it_had_never_ended(kind: str, c
 def test_what_was_fetched_ahead_is_fetched_again(kind: str) -> None:
     first = ResumableLoader(LOADERS[kind]())
     stream = iter(first)
-    given = [next(stream) for _ in range(5)]
+    given = [batch for batch, *_ in taken(stream, 5)]
     for num_unused in (1, 2):
         again = ResumableLoader(LOADERS[kind]())
         again.load_state_dict(first.state_dict(num_unused=num_unused))
