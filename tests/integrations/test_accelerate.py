@@ -20,6 +20,13 @@ accelerate = pytest.importorskip("accelerate")
 pytestmark = [pytest.mark.sockets, pytest.mark.one_loop]
 
 
+@pytest.fixture(autouse=True)
+def nobodys_state() -> None:
+    """Accelerate keeps what it is told first, for the whole process: here that may be Hugging Face's Trainer."""
+    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
+    accelerate.state.GradientState._reset_state()
+
+
 def trained(store: Store, stop_at: int | None, *, seedable: bool) -> Life:
     accelerator = accelerate.Accelerator(
         cpu=True, dataloader_config=accelerate.utils.DataLoaderConfiguration(use_seedable_sampler=seedable, data_seed=7)

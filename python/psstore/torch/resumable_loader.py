@@ -61,7 +61,7 @@ class ResumableLoader:
         iterator = self._begin() if place is None else self._take_up(place)
         ahead = [] if place is None else place["before"][1:]
         while True:
-            if ahead and self._num_given > place["given"]:
+            if ahead and place is not None and self._num_given > place["given"]:
                 put_back_host_random(ahead.pop(0))
             self._before.append(host_random())
             try:
