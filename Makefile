@@ -71,9 +71,11 @@ $(STAMPS)/demo: $(MADE) constraints.txt pyproject.toml
 	$(PIP) msgspec numpy rich scikit-learn 'tomli; python_version < "3.11"' typer uvloop
 	touch $@
 
-# After torch, which accelerate and lightning need.
+# After torch, which accelerate and lightning need. Of transformers, which are large, tests import little: compiling all of
+# it would take 7 s.
 $(STAMPS)/test: $(STAMPS)/demo
 	$(PIP) accelerate flask flask-cors fsspec hypothesis lightning 'moto[s3]' psutil pytest pytest-timeout pytest-xdist s3fs safetensors tensorboard
+	$(PIP) --no-compile transformers
 	touch $@
 
 # After the tests' packages, some of which are needed by both: two pips at once would be in each other's way.

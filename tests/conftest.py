@@ -58,7 +58,7 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-FIRST = ("cpp", "sim", "cli", "docs", "launch", "torch")
+FIRST = ("cpp", "sim", "cli", "docs", "launch", "torch", "integrations")
 """Folders whose files take long, the longest first: what is last, one worker does alone."""
 
 

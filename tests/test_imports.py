@@ -38,6 +38,7 @@ PYTHON_ARROWS: dict[str, set[str]] = {
     "server": BELOW_ENDS | {"checkpoint"},
     "client": BELOW_ENDS | {"checkpoint"},
     "torch": BELOW_ENDS | {"checkpoint", "client"},
+    "integrations": {"errors", "torch"},
     "launch": BELOW_ENDS | {"client", "server"},
     "cluster": BELOW_ENDS | {"client", "launch"},
     "cli": BELOW_ENDS | {"checkpoint", "client", "server", "torch", "launch", "cuda", "__init__"},
@@ -231,6 +232,7 @@ def test_cpp_layers_include_only_what_lies_below(repository: Path) -> None:
     [
         ("psstore", {"torch", "numpy", "asyncio", "uvloop", "typer", "rich"}),
         ("psstore.client", {"torch"}),
+        ("psstore.torch", {"lightning", "accelerate", "transformers"}),
         ("psstore.server", {"torch", "numpy", "rich"}),
         ("psstore.cli.server", {"torch", "numpy"}),
         ("psstore.checkpoint.owned_place", {"torch", "numpy", "fsspec", "rich", "psstore.protocol"}),

@@ -125,7 +125,7 @@ def test_an_epoch_under_way_goes_where_its_loader_is_placed(kind: str, cut: int,
 def test_what_was_fetched_ahead_is_fetched_again(kind: str) -> None:
     first = ResumableLoader(LOADERS[kind]())
     stream = iter(first)
-    given = [next(stream) for _ in range(5)]
+    given = [batch for batch, *_ in taken(stream, 5)]
     for num_unused in (1, 2):
         again = ResumableLoader(LOADERS[kind]())
         again.load_state_dict(first.state_dict(num_unused=num_unused))

@@ -28,7 +28,8 @@ class ResumableLoader:
     What shuffles draws from random states, torch's own or those of the loader's and the sampler's generators, at the
     beginning of an epoch: that is remembered, and an epoch taken up begins with it again. The batches that were used
     are then left out: a plain DataLoader with a sampler only counts over their indices, of any other iterable they
-    are fetched and dropped. The next one is fetched with the random states that it would have been fetched with.
+    are fetched and dropped. What had been fetched and not used is fetched with the random states that it was fetched
+    with, and else what comes next with those that there were.
     Not taken up: random numbers that worker processes of a DataLoader draw in an epoch begun before.
     """
 
@@ -61,12 +62,15 @@ class ResumableLoader:
         num_loads = self._num_loads
         place, self._place = self._place, None
         iterator = self._begin() if place is None else self._take_up(place)
+        ahead = [] if place is None else place["before"][1:]
         while True:
             if num_loads != self._num_loads:  # as when the store went back, and this with it
                 if self._place is None:
                     return
                 num_loads, place, self._place = self._num_loads, self._place, None
-                iterator = self._take_up(place)
+                iterator, ahead = self._take_up(place), place["before"][1:]
+            if ahead and place is not None and self._num_given > place["given"]:
+                put_back_host_random(ahead.pop(0))
             self._before.append(host_random())
             try:
                 batch = next(iterator)
@@ -86,7 +90,7 @@ class ResumableLoader:
         now = {"given": None, "now": _loader_state(self.loader)}
         if self._at_epoch is None or num_unused > self._num_given or (self._is_exhausted and not num_unused):
             return now
-        before = self._before[-num_unused] if num_unused else host_random()
+        before = list(self._before)[-num_unused:] if num_unused else [host_random()]
         return {**now, "given": self._num_given - num_unused, "before": before, "epoch": self._at_epoch}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -115,7 +119,7 @@ class ResumableLoader:
         self._num_given, self._at_epoch = place["given"], place["epoch"]
         put_back_host_random(place["epoch"]["random"])
         _put_back_loader(self.loader, place["epoch"]["loader"])
-        return _behind(self.loader, place["given"], place["before"])
+        return _behind(self.loader, place["given"], place["before"][0])
 
 
 def _behind(loader: Iterable[Any], count: int, random: dict[str, Any]) -> Iterator[Any]:

@@ -1,0 +1,205 @@
+"""Hugging Face's `Trainer` saves and resumes through a session, wherever it is cut."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import psstore
+from psstore.client.store import Store
+from psstore.errors import UsageError
+from psstore.torch import Hook, Step, TrainingSession
+from psstore.torch.loop import unwrapped
+from tests.integrations.support import (
+    BATCH,
+    BATCHES,
+    Life,
+    Rows,
+    Witness,
+    assert_same_training,
+    bytes_of,
+    killed_and_whole,
+    life,
+    lives,
+    loss_of,
+    network,
+    on,
+)
+
+pytest.importorskip("transformers")
+from transformers import Trainer, TrainerCallback, TrainingArguments
+
+from psstore.integrations.huggingface import train
+
+pytestmark = [pytest.mark.sockets, pytest.mark.one_loop]
+
+
+class Model(torch.nn.Module):
+    """As the Trainer calls it. Notes what it is trained with."""
+
+    def __init__(self, store: Store, witness: Witness | None = None) -> None:
+        super().__init__()
+        self.inner = network()
+        self.seen: list[Any] = []
+        self._store = store
+        self._witness = witness
+
+    def forward(self, numbers: torch.Tensor, rows: torch.Tensor) -> dict[str, torch.Tensor]:
+        if self.training:
+            self.seen.append((self._store.version, numbers.tolist()))
+            if self._witness is not None:
+                self._witness.look(self._store.version)
+        return {"loss": loss_of(self.inner, rows)}
+
+
+def together(rows: list[tuple[int, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    return {"numbers": torch.tensor([number for number, _ in rows]), "rows": torch.stack([row for _, row in rows])}
+
+
+def trainer_of(model: Model, store: Store, folder: Path, **options: Any) -> Trainer:
+    chosen: dict[str, Any] = {
+        "num_train_epochs": 3,
+        "save_strategy": "no",
+        "max_grad_norm": 0.0,
+        "logging_steps": 2,
+        **options,
+    }
+    arguments = TrainingArguments(
+        str(folder),
+        per_device_train_batch_size=BATCH,
+        remove_unused_columns=False,
+        disable_tqdm=True,
+        report_to=[],
+        use_cpu=True,
+        **chosen,
+    )
+    data = Rows(augmented=False)
+    return Trainer(
+        model,
+        arguments,
+        train_dataset=data,
+        eval_dataset=data,
+        data_collator=together,
+        optimizers=(on(store, model.inner), None),
+    )
+
+
+def trained(store: Store, stop_at: int | None, witness: Witness | None, folder: Path, **options: Any) -> Life:
+    model = Model(store, witness)
+    trainer = trainer_of(model, store, folder, **options)
+    output = train(trainer, stop_at=stop_at, checkpoint="2")
+    assert output.global_step == trainer.state.global_step == store.version
+    assert not list(folder.glob("checkpoint-*"))
+    assert trainer.optimizer is not None
+    return life(model.inner, unwrapped(trainer.optimizer), model.seen)
+
+
+WAYS: dict[str, dict[str, Any]] = {
+    "batch by batch": {},
+    "accumulating": {"gradient_accumulation_steps": 4, "lr_scheduler_type": "cosine"},
+    "validating": {"eval_strategy": "steps", "eval_steps": 2},
+    "by steps": {
+        "max_steps": 11,
+        "eval_strategy": "epoch",
+        "lr_scheduler_type": "constant_with_warmup",
+        "warmup_steps": 8,
+    },
+}
+
+
+QUICK = ("accumulating", "validating")
+"""The others are of the same kind, and take as long."""
+
+
+@pytest.mark.parametrize("way", [way if way in QUICK else pytest.param(way, marks=pytest.mark.long) for way in WAYS])
+def test_a_training_that_was_killed_goes_on_from_its_checkpoint_bit_for_bit(way: str, tmp_path: Path) -> None:
+    def one(store: Store, stop_at: int | None, witness: Witness | None) -> Life:
+        return trained(store, stop_at, witness, tmp_path / "output", **WAYS[way])
+
+    rest, whole = killed_and_whole(one, tmp_path)
+    assert_same_training([rest], whole)
+
+
+def test_a_training_that_was_stopped_goes_on_bit_for_bit(tmp_path: Path) -> None:
+    def one(store: Store, stop_at: int | None) -> Life:
+        return trained(store, stop_at, None, tmp_path / "output", **WAYS["validating"])
+
+    (whole,) = lives(one, tmp_path / "whole", None)
+    parted = lives(one, tmp_path / "parted", 4, BATCHES, None, None)
+    assert_same_training(parted, whole)
+
+
+# ---- how it ends ----
+
+
+def test_it_changes_nothing_of_a_training_that_nobody_disturbs(tmp_path: Path) -> None:
+    def ended(run: Callable[[Trainer], object]) -> bytes:
+        with psstore.connect("local://") as store:
+            model = Model(store)
+            run(trainer_of(model, store, tmp_path))
+            return bytes_of(model)
+
+    assert ended(train) == ended(Trainer.train)
+
+
+def test_it_ends_where_the_session_does(tmp_path: Path) -> None:
+    with psstore.connect("local://") as store:
+        model = Model(store)
+        trainer = trainer_of(model, store, tmp_path)
+        assert train(trainer, stop_at=2).global_step == 2
+        assert (store.version, len(model.seen)) == (2, 2)
+        assert train(trainer, stop_at=2).global_step == 2
+        assert len(model.seen) == 2
+
+
+class Told(Hook):
+    def __init__(self) -> None:
+        self.reported: list[dict[str, float]] = []
+        self.ended: list[bool] = []
+
+    def after_step(self, session: TrainingSession, step: Step) -> None:
+        self.reported.append(step.values())
+        if "loss" in step.values():
+            session.stop()
+
+    def end(self, session: TrainingSession) -> None:
+        self.ended.append(session.is_clean)
+
+
+def test_what_the_trainer_logs_is_reported_with_the_next_step(tmp_path: Path) -> None:
+    told = Told()
+    with psstore.connect("local://") as store:
+        train(trainer_of(Model(store), store, tmp_path), hooks=[told])
+        assert store.version == 4  # the step in which it was stopped, and the one that was under way
+    assert [("loss" in one, "learning_rate" in one) for one in told.reported[:3]] == [(False, False)] * 2 + [
+        (True, True)
+    ]
+    assert told.ended == [True]
+
+
+def test_an_error_in_the_loop_ends_the_session_and_leaves_the_trainer_as_it_was(tmp_path: Path) -> None:
+    class Failing(TrainerCallback):
+        def on_substep_end(self, *_: Any, **__: Any) -> None:
+            raise ZeroDivisionError
+
+    told = Told()
+    with psstore.connect("local://") as store:
+        trainer = trainer_of(Model(store), store, tmp_path, gradient_accumulation_steps=2)
+        trainer.add_callback(Failing)
+        before = list(trainer.callback_handler.callbacks)
+        with pytest.raises(ZeroDivisionError):
+            train(trainer, hooks=[told])
+        assert trainer.callback_handler.callbacks == before
+    assert told.ended == [False]
+
+
+def test_an_optimizer_of_the_trainers_own_is_refused(tmp_path: Path) -> None:
+    with psstore.connect("local://") as store:
+        trainer = trainer_of(Model(store), store, tmp_path)
+        trainer.optimizer = None
+        with pytest.raises(UsageError, match=r"is no psstore\.torch\.DistributedOptimizer"):
+            train(trainer)
