@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from numpy.testing import assert_array_equal
 import psstore
 from psstore.client.store import Store
 from psstore.errors import PsstoreError, RolledBack, StoreClosed, StoreUnreachable, UsageError
-from psstore.server.supervisor import SHORT_LIFE_S
+from psstore.server.supervisor import MAX_SHORT_LIVES
 from tests.support.cluster import PATIENCE_S
 from tests.support.server_process import StoreProcess, eventually, failed_start
 
@@ -168,12 +167,18 @@ def test_what_is_not_ours_to_start_again_is_said() -> None:
     assert "--restore auto" in log
 
 
-def test_what_writes_checkpoints_is_started_again(tmp_path: Path) -> None:
+def test_what_writes_checkpoints_is_started_again_but_not_for_ever(tmp_path: Path) -> None:
     flags = ("--checkpoint", str(tmp_path / "run"), "--checkpoint-every", "2")
     with StoreProcess(*flags) as process, connect(process) as store:
-        (writer,) = [one for one in process.shards() if "psstore.launch.checkpointing" in one.cmdline()]
-        time.sleep(SHORT_LIFE_S + 1.0)  # what is tested is its age
-        writer.kill()
-        assert eventually(lambda: "is started again" in process.log())
+        for life in range(1, MAX_SHORT_LIVES):
+            kill_writer(process)
+            assert eventually(lambda life=life: process.log().count("is started again") == life)  # type: ignore[misc]
         train(store, until=3)
         assert eventually(lambda: "checkpoint of version" in process.log()), process.log()
+        kill_writer(process)
+        assert eventually(lambda: "none are written any more" in process.log())
+
+
+def kill_writer(process: StoreProcess) -> None:
+    (writer,) = [one for one in process.shards() if "psstore.launch.checkpointing" in one.cmdline()]
+    writer.kill()

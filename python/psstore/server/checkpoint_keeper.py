@@ -25,8 +25,8 @@ from psstore.server.store_state import store_state
 from psstore.wire.messages import Begin, Begun, Keep, Kept, SavedFact, SaveFact, Signed
 from psstore.wire.ranges import to_ranges
 
-FORGET_S = 60.0
-"""An attempt of which nobody has asked for so long is given up: who led it is gone."""
+FORGET_S = 15.0
+"""An attempt of which nobody has asked for so long is given up: who leads one asks all the time, and reconnects."""
 
 GATHER_FORGET_S = 5.0
 """One that has not begun yet, likewise."""

@@ -52,8 +52,8 @@ RESTORE_S = 3600.0
 LAST_CHECKPOINT_S = 600.0
 """How long the last checkpoint of a store that is asked to end may take."""
 
-SHORT_LIFE_S = 5.0
-"""A process that ended sooner is not started again."""
+SHORT_LIFE_S, MAX_SHORT_LIVES = 5.0, 4
+"""What ended sooner, so many times in a row, is not started again."""
 
 STOP_S = ServerLimits().linger_s + 2.0
 """How long they may take to drain: their connections' time to linger, and a little for the process itself."""
@@ -123,6 +123,7 @@ class Supervisor:
         self._num_restarts = 0
         self._restore: RestoreFrom | None = None
         self._checkpoints: CheckpointProcess | None = None
+        self._num_short_lives = 0
         self._children: list[ShardProcess] = []
         self._monitor: PeerMonitor | None = None
 
@@ -376,11 +377,12 @@ class Supervisor:
             selector.register(self._checkpoints.report, selectors.EVENT_READ, self._checkpoints)
 
     def _begin_checkpoints_again(self, site: Site, selector: selectors.BaseSelector) -> None:
-        """Its process ended by itself. One that ends at once would do so again."""
+        """Its process ended by itself. One that ends at once, again and again, is let be."""
         assert self._checkpoints is not None, "it has told us of its end"
-        began = self._checkpoints.began
+        is_short = time.monotonic() - self._checkpoints.began < SHORT_LIFE_S
+        self._num_short_lives = self._num_short_lives + 1 if is_short else 0
         self._kill_checkpoints(selector)
-        if time.monotonic() - began < SHORT_LIFE_S:
+        if self._num_short_lives == MAX_SHORT_LIVES:
             _log.error("what writes checkpoints ends as soon as it is started: none are written any more")
             return
         _log.warning("what writes checkpoints has ended, and is started again")

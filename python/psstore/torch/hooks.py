@@ -9,7 +9,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from psstore.checkpoint.interval import CheckpointInterval
-from psstore.errors import PsstoreError, StorageError
+from psstore.errors import BadArgument, PsstoreError, StorageError
 
 if TYPE_CHECKING:
     from psstore.torch.loop import Step, TrainingSession
@@ -33,6 +33,10 @@ class Hook:
     def rolled_back(self, session: TrainingSession) -> None:
         """The store went back to a checkpoint of an earlier version, `session.version` now, and everything is as that
         had it: the steps after it are taken again."""
+
+    def finish(self, session: TrainingSession) -> None:
+        """All workers that are there have come to the end, and none has left. Called once, but where the store goes
+        back from here: then the steps after its checkpoint are taken again."""
 
     def end(self, session: TrainingSession) -> None:
         """There will be no other step. Called once, also if the loop's body raised; `session.is_clean` says."""
@@ -105,10 +109,12 @@ class NanHook(Hook):
 
 
 class CheckpointHook(Hook):
-    """Has rank 0 lead the store's checkpoints, each on a thread while training goes on, and a last one at the end."""
+    """Has rank 0 lead the store's checkpoints, each on a thread while training goes on, and a last one at the end: a
+    store that dies then goes back to the end, and not to before it, whoever has left already."""
 
-    def __init__(self, interval: CheckpointInterval, url: str | None) -> None:
-        """`url`: where to; None: where the store writes its own."""
+    def __init__(self, interval: CheckpointInterval | None, url: str | None) -> None:
+        """`interval`: None: the last one only, if the store was started to write checkpoints. `url`: where to; None:
+        where the store writes its own."""
         self._interval = interval
         self._url = url
         self._version = 0
@@ -135,15 +141,23 @@ class CheckpointHook(Hook):
         self._error = self._thread = None
         self.begin(session)
 
-    def end(self, session: TrainingSession) -> None:
+    def finish(self, session: TrainingSession) -> None:
         if self._thread is not None:
             self._thread.join()
             self._conclude()
         if session.rank == 0 and session.version > session.began_at:
             self._write(session, 0.0)
+            if self._interval is None and isinstance(self._error, BadArgument):
+                self._error = None  # it was not
             self._conclude()
 
+    def end(self, session: TrainingSession) -> None:
+        if self._thread is not None:  # the end was not finished
+            self._thread.join()
+
     def _is_due(self, session: TrainingSession) -> bool:
+        if self._interval is None:
+            return False
         seconds = time.monotonic() - self._written_at
         return self._interval.is_over(decisions=session.version - self._version, seconds=seconds)
 

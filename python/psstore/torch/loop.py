@@ -17,7 +17,7 @@ from psstore.checkpoint.interval import parse_interval
 from psstore.client.store import Store
 from psstore.errors import BadArgument, DeadlineExceeded, PsstoreError, RolledBack, UsageError, WorkerLost
 from psstore.torch import worker_state
-from psstore.torch.hooks import CheckpointHook, Hook, LogHook, NanHook, SummaryHook
+from psstore.torch.hooks import WRITE_S, CheckpointHook, Hook, LogHook, NanHook, SummaryHook
 from psstore.torch.optimizer import DistributedOptimizer
 from psstore.torch.warnings import warn
 
@@ -93,8 +93,8 @@ def session(
         chosen.append(LogHook(log_every_s))
     if summaries is not None:
         chosen.append(SummaryHook(summaries))
-    if checkpoint is not None:
-        chosen.append(CheckpointHook(parse_interval("checkpoint", checkpoint), checkpoint_to))
+    interval = None if checkpoint is None else parse_interval("checkpoint", checkpoint)
+    chosen.append(CheckpointHook(interval, checkpoint_to))
     return TrainingSession(distributed, stop_at=stop_at, parts=parts, hooks=chosen, drain=drain)
 
 
@@ -334,6 +334,9 @@ class TrainingSession:
             self._hand_in()
         try:
             self.store.barrier("psstore.torch.session", wait_s=END_S)
+            for hook in self._hooks:
+                hook.finish(self)
+            self.store.barrier("psstore.torch.session finished", wait_s=WRITE_S)
             self.store.stop(NEVER)
         except (DeadlineExceeded, WorkerLost) as error:
             _log.warning("not every worker has come to its end: %s", error.message)
