@@ -17,6 +17,7 @@ from psstore.cli.choices import drop_output
 from psstore.cli.demo.command import demo
 from psstore.cli.plan import plan
 from psstore.cli.run import run
+from psstore.cli.status import status
 
 app = typer.Typer(
     name="psstore",
@@ -37,6 +38,7 @@ app.command(context_settings={"allow_interspersed_args": False})(run)
 app.command()(demo)
 app.command()(plan)
 app.command()(bench)
+app.command()(status)
 app.add_typer(checkpoint, name="checkpoint")
 
 

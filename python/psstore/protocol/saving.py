@@ -25,6 +25,9 @@ class Saver(Protocol):
 class Keeper(Protocol):
     """Owns the places of the store's checkpoints, and says which of what is written there is one."""
 
+    last: int | None
+    """Version of the last checkpoint of this life of the store, if there is one."""
+
     def begin(self, asked: Begin) -> Begun:
         """Raises StorageError, BadArgument, TornRound."""
 

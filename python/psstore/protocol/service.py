@@ -464,7 +464,11 @@ class ShardService:
             "connections": len(self._connections),
             **self.shard.stats(),
         }
-        return counters if self.coordinator is None else {**counters, **self.coordinator.counters()}
+        if self.coordinator is not None:
+            counters.update(self.coordinator.counters())
+        if self._keeper is not None:
+            counters["checkpoint"] = -1 if self._keeper.last is None else self._keeper.last
+        return counters
 
 
 def _no_room_for_visitors(limit: float) -> Overloaded:

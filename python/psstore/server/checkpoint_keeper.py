@@ -62,6 +62,8 @@ class CheckpointKeeper:
         self._attempt: _Attempt | None = None
         self._kept = ""
         """The attempt that became a checkpoint last."""
+        self.last: int | None = None
+        """Its version."""
 
     def close(self) -> None:
         """Leaves the places to others."""
@@ -210,7 +212,7 @@ class CheckpointKeeper:
         if attempt.kept.exception() is not None:
             self._abandon(attempt)
             return
-        self._attempt, self._kept = None, attempt.name
+        self._attempt, self._kept, self.last = None, attempt.name, attempt.state.decision
         _log.info("checkpoint of version %d is at %s", attempt.state.decision, attempt.place.url)
 
     def _abandon(self, attempt: _Attempt) -> None:

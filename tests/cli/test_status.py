@@ -1,0 +1,54 @@
+"""`psstore status`, of real stores."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import psstore
+from psstore.cli.main import app
+from tests.support.server_process import StoreProcess
+
+pytestmark = [pytest.mark.sockets, pytest.mark.one_loop]
+
+
+def status(*arguments: str) -> tuple[int, str]:
+    ran = CliRunner().invoke(app, ["status", *arguments])
+    return ran.exit_code, ran.output
+
+
+def test_it_says_how_a_store_is(tmp_path: Path) -> None:
+    with StoreProcess("--shards", "2", "--workers", "2", "--checkpoint", str(tmp_path)) as process:
+        code, text = status(process.url)
+        assert code == 0
+        assert text.splitlines()[:3] == [
+            "store       version 0, 0 tensors, sync; began empty",
+            "workers     none has joined (of 2)",
+            "checkpoint  none in this life",
+        ]
+        with psstore.connect(process.url, rank=0) as store, psstore.connect(process.url, rank=1) as other:
+            store.create("w", shape=(600_000,), rule="sgd")
+            for one in (store, other):
+                one.push("w", np.ones(600_000, np.float32))
+            store.start_commit({"lr": 1.0})
+            other.commit({"lr": 1.0})
+            other.close()
+            store.checkpoint()
+            code, text = status(process.url, "--json")
+    told = json.loads(text)
+    shards = told.pop("shards")
+    assert told == {
+        "mode": "sync", "num_workers": 2, "version": 1, "tensors": 1, "live": [0], "lost": [], "left": [1],
+        "restored": None, "checkpoint": 1,
+    }  # fmt: skip
+    assert sum(shard["value_bytes"] for shard in shards) == 4 * 600_000
+
+
+def test_a_store_that_is_not_there_is_said(tmp_path: Path) -> None:
+    code, text = status(f"unix://{tmp_path}/none")
+    assert code == 3
+    assert "no connection" in text
