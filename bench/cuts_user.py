@@ -69,7 +69,7 @@ class User:
         self.step()
 
     def plain(self) -> None:
-        self.store.pull_many(self._names, out=self._out)
+        self.store.pull_many(self._names, out=self._out, consistent=False)
 
     def consistent(self) -> None:
         self.store.pull_many(self._names, out=self._out, consistent=True)

@@ -291,6 +291,7 @@ ErrorCode Shard::contribute(const Incoming& incoming, Stripe& stripe, Slot& slot
 ErrorCode Shard::restore(const SliceEntry& entry, Slot& slot, const PayloadSlice& slice) {
   if (entry.part == 0) {
     table_.restoring(slot);
+    restored_at_.store(version(), std::memory_order_relaxed);
     counters_.count(slot.restore_value(slice, version(), *backend_));
   } else {
     if (!slot.initialised()) return ErrorCode::NOT_INITIALISED;
@@ -341,15 +342,17 @@ Shard::Reply Shard::read(std::span<SliceEntry> entries, uint64_t max_payload_byt
                          ReadOptions options) {
   std::vector<Finding> findings;
   findings.reserve(entries.size());
+  Reply reply;
   {
     const SharedLock lock(table_.decision_mutex);
+    reply.version = version();
     for (SliceEntry& entry : entries) {
       entry.num_bytes = 0;
       entry.status = find(entry, options, findings);
     }
+    reply.restored = restored_at_.load(std::memory_order_relaxed) == reply.version;
   }
   counters_.pulls.add(entries.size());
-  Reply reply;
   reply.payload_bytes = sum_of_bytes(entries);
   if (reply.payload_bytes > max_payload_bytes) {
     throw Error(ErrorCode::FRAME_TOO_LARGE,
@@ -515,8 +518,12 @@ Shard::Reply Shard::norms(std::span<SliceEntry> entries) {
     entry.num_bytes = entry.status == ErrorCode::OK ? sizeof(double) : 0;
   }
   Gathered gathered = backend_->gather_sums(sums);
-  return {std::move(gathered.pieces), sums.size() * sizeof(double), false,
-          std::move(gathered.ready)};
+  Reply reply;
+  reply.pieces = std::move(gathered.pieces);
+  reply.payload_bytes = sums.size() * sizeof(double);
+  reply.version = version();
+  reply.ready = std::move(gathered.ready);
+  return reply;
 }
 
 ErrorCode Shard::find_squares(SliceEntry& entry, std::vector<Sum>& sums) {

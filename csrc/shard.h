@@ -9,6 +9,7 @@
 // table work only. docs/table.md draws how it fits together.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -107,6 +108,8 @@ class Shard {
   struct Reply {
     std::vector<Piece> pieces;
     uint64_t payload_bytes = 0;
+    uint64_t version = 0;    // of the shard, when it was read: all of it as of that decision
+    bool restored = false;   // values of trained slices were, since that decision
     bool shared = false;     // the entries say where in shared memory their bytes lie
     device::FenceRef ready;  // null: now; else the pieces are what they say once it is done
   };
@@ -195,9 +198,12 @@ class Shard {
   ErrorCode find_squares(SliceEntry& entry, std::vector<Sum>& sums)
       REQUIRES_SHARED(table_.decision_mutex);
 
+  static constexpr uint64_t kNever = UINT64_MAX;
+
   const ShardOptions options_;
   const std::shared_ptr<Backend> backend_;
   Counters counters_;
+  std::atomic<uint64_t> restored_at_ = kNever;  // the version at which a value was, the last time
   RankBook ranks_;
   WriteWindow window_;
   DenseTable table_;

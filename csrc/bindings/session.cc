@@ -30,7 +30,9 @@ class FutureAsker final : public PyAsker {
   }
 
   void answered(size_t /*part*/, std::shared_ptr<Frame> answer) override {
-    finish(session_.answer()(py::cast(answer).attr("table"), answer->header.sequence));
+    const Header& header = answer->header;
+    const py::object table = py::cast(answer).attr("table");
+    finish(session_.answer()(table, header.sequence, py::none(), header.round != 0));
   }
 
   void failed(size_t /*part*/, const py::object& error) override {

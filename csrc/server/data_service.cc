@@ -227,14 +227,13 @@ void DataService::answer_read(PendingRead read, double now_s, Replies& replies, 
   if (failed != reply.table.end() && patient && may_come(failed->status)) {
     pending_.add(std::move(read), AtKey{failed->key});
   } else if (reply.values.ready == nullptr || (reply.values.shared && client.is_own)) {
-    send(read, reply, shard_.version(), now_s, replies);
+    send(read, reply, now_s, replies);
   } else {
-    filling_.push_back({std::move(read), std::move(reply), shard_.version(), whole});
+    filling_.push_back({std::move(read), std::move(reply), whole});
   }
 }
 
-void DataService::send(const PendingRead& read, ReadReply& reply, uint64_t version, double now_s,
-                       Replies& replies) {
+void DataService::send(const PendingRead& read, ReadReply& reply, double now_s, Replies& replies) {
   ConnectedClient& client = *read.client;
   std::vector<Piece>& pieces = reply.values.pieces;
   const bool shared = reply.values.shared;
@@ -243,7 +242,8 @@ void DataService::send(const PendingRead& read, ReadReply& reply, uint64_t versi
   if (client.wants_checksum && !shared) crc = checksum_of(pieces);
   add_head(*read.frame,
            {.shared = shared,
-            .sequence = version,
+            .round = reply.values.restored ? 1U : 0U,
+            .sequence = reply.values.version,
             .table = reply.table.entries(),
             .payload_bytes = reply.table.payload_bytes(),
             .payload_crc = crc},
@@ -354,7 +354,7 @@ void DataService::answer_filled(double now_s) {
     deliver(filled.read.client->connection, request, [&](Replies& replies) {
       if (failed) std::rethrow_exception(failed);
       if (filled.reply.values.shared || filled.whole || says_changes(filled.reply)) {
-        send(filled.read, filled.reply, filled.version, now_s, replies);
+        send(filled.read, filled.reply, now_s, replies);
       } else {
         answer_read(std::move(filled.read), now_s, replies, /*whole=*/true);
       }

@@ -134,7 +134,6 @@ class DataService {
   struct Filling {
     PendingRead read;
     ReadReply reply;
-    uint64_t version;  // of the shard, when it was read
     bool whole;
   };
 
@@ -161,8 +160,7 @@ class DataService {
   // Runs `answer` for a read that is not being served: what it adds is delivered, what it throws a failure.
   template <typename Answer>
   void deliver(uint64_t connection, uint64_t request, Answer answer);
-  void send(const PendingRead& read, ReadReply& reply, uint64_t version, double now_s,
-            Replies& replies);
+  void send(const PendingRead& read, ReadReply& reply, double now_s, Replies& replies);
   void tell_blocks(ConnectedClient& client, Replies& replies);
 
   Shard& shard_;

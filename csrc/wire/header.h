@@ -19,7 +19,7 @@
 //
 // request       chosen by who asks, repeated in the reply; 0: about the whole connection
 // round         of a PUSH: the worker's step number; of a HOLD: 1 if rule state is held, too; of a PULL with a sequence:
-//               the decision
+//               the decision; of a PULLED: 1 if trained values were restored since the shard's last decision
 // rank, incarnation   which worker, and which life of it, the frame speaks for
 // sequence      of an ASSIGN, ADD or RESTORE: the client's count of its writes; of a HOLD or FREE, and of a PULL as of a
 //               decision: the number that its reader has chosen

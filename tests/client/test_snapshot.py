@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -14,8 +15,10 @@ from numpy.testing import assert_array_equal
 
 import psstore
 from psstore import LocalStore
+from psstore.client.rule_state import Restored
 from psstore.client.store import Store
 from psstore.errors import BadArgument, DeadlineExceeded, StoreClosed, VersionGone
+from psstore.protocol.client import Client
 from psstore.types import TensorSpec
 from tests.support.cluster import PATIENCE_S, Cluster, at_once, clusters
 from tests.support.server_process import eventually
@@ -115,6 +118,30 @@ def test_one_call_reads_one_version(store: Callable[..., Store]) -> None:
         reader.pull_many(list(NAMES), consistent=True, if_newer_than=1)
 
 
+def test_one_version_costs_nothing_where_nobody_trains(store: Callable[..., Store]) -> None:
+    worker, reader = store(), store(role="client")
+    create(worker)
+    step(worker)
+    with mock.patch.object(Client, "hold", side_effect=AssertionError("not needed")):
+        for value in (*reader.pull_many(list(NAMES)), reader.pull("b")):
+            assert_array_equal(value, np.full(ELEMS, -1, F32))
+
+
+def test_what_was_restored_is_read_whole(store: Callable[..., Store]) -> None:
+    """It is of no decision of its own: shards say so, until the next one."""
+    worker, reader = store(), store(role="client")
+    create(worker)
+    step(worker)
+    worker.restore({"a": Restored(np.full(ELEMS, 5, F32))})
+    with mock.patch.object(Client, "hold", autospec=True, side_effect=Client.hold) as held:
+        assert_array_equal(reader.pull("a"), np.full(ELEMS, 5, F32))
+        assert held.called
+        step(worker)
+        held.reset_mock()
+        assert_array_equal(reader.pull("a"), np.full(ELEMS, 4, F32))
+        assert not held.called
+
+
 def test_followers_get_whole_versions_and_hear_what_they_skipped(store: Callable[..., Store]) -> None:
     worker, reader = store(), store(role="client")
     create(worker)
@@ -208,7 +235,7 @@ def test_no_snapshot_is_torn_while_workers_train(
 
 
 def read_while_training(cluster: Cluster, *, seconds: float) -> tuple[int, int]:
-    """How many snapshots were torn, and how many were taken."""
+    """How many snapshots, and pulls of a client, were torn, and how many there were."""
     workers = cluster.workers()
     create(workers[0])
     over = threading.Event()
@@ -226,8 +253,11 @@ def read_while_training(cluster: Cluster, *, seconds: float) -> tuple[int, int]:
         end = time.monotonic() + max(seconds, PATIENCE_S)
         began = time.monotonic()
         while time.monotonic() < end and (time.monotonic() - began < seconds or taken < 10):
-            with reader.snapshot() as view:
-                values = view.pull_many(NAMES)
+            if taken % 3 == 0:
+                with reader.snapshot() as view:
+                    values = view.pull_many(NAMES)
+            else:
+                values = reader.pull_many(NAMES) if taken % 3 == 1 else [reader.pull("a")]
             found = {float(one) for value in values for one in np.unique(value)}
             torn += len(found) != 1
             taken += 1

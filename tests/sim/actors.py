@@ -10,6 +10,7 @@ import numpy as np
 
 from psstore import _core
 from psstore.checkpoint.handed import pack_handed
+from psstore.client.layout import OneVersion
 from psstore.client.norms import SquareSums, clip_factor
 from psstore.errors import (
     AvailabilityError,
@@ -367,8 +368,9 @@ class Writer(Actor):
         sent = model.transfers([tensor], [values], self.ways)
         if momentum:
             sent = [model.about_momentum(transfer, steps=writes.begun) for transfer in sent]
+        num_requests = 4 if op == "RESTORE" else 1  # it learns and tells decisions first
         try:
-            await self.call(op, self.client.write(op, sent), self.client.timeout_s)
+            await self.call(op, self.client.write(op, sent), num_requests * self.client.timeout_s)
         except AvailabilityError:
             assert self.plan.hasty_writers, "a patient writer always gets through"
         else:
@@ -448,13 +450,26 @@ class Historian(Actor):
             await self.machine.world.sleep(self.machine.world.rng.expovariate(1.5))
             try:
                 tensors = await self.call("describe", self.client.describe(None), 2 * TIMEOUT_S)
-                await self.read([t for t in tensors if model.is_counter(t.spec)])
+                read = self.read_at_once if self.machine.world.rng.random() < 0.5 else self.read
+                await read([t for t in tensors if model.is_counter(t.spec)])
             except VersionGone as error:
                 self.history.gone.append(f"{self.machine.name}: {error}")
             except RolledBack:
                 raise
             except (NotInitialised, UnknownTensor, AvailabilityError) as error:
                 self.machine.world.say(f"{self.machine.name}: {error}")
+
+    async def read_at_once(self, tensors: list[Tensor]) -> None:
+        """All in one pull, which counts if it is of one version by itself."""
+        acknowledged = self.history.acknowledged
+        arrays: list[Array] = [np.full(tensor.spec.num_elems, np.nan, np.float32) for tensor in tensors]
+        asked = model.transfers(tensors, arrays, self.ways, into=True)
+        answers = await self.call("pull", self.client.pull(asked, wait_s=0.0), READ_S)
+        is_whole = OneVersion()
+        is_whole.heard(answers)
+        if is_whole and answers:
+            values = {tensor.spec.name: array.tobytes() for tensor, array in zip(tensors, arrays, strict=True)}
+            self.history.versions.append(Version(self.machine.name, answers[0].version, acknowledged, values))
 
     async def read(self, tensors: list[Tensor]) -> None:
         acknowledged, rng = self.history.acknowledged, self.machine.world.rng

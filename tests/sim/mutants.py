@@ -11,6 +11,7 @@ from unittest import mock
 from msgspec.structs import replace
 
 from psstore import _core
+from psstore.client.layout import OneVersion
 from psstore.client.norms import SquareSums
 from psstore.errors import RoundOutOfOrder
 from psstore.protocol import decision_log, rounds, shard_facts
@@ -268,6 +269,7 @@ MUTANTS: dict[str, tuple[str, Mutant]] = {
     "who reads in a torn round waits on": ("sync", _method(Session, "abandon_reads", lambda self, error: None)),
     "what is held is not kept": ("async", _broken("WHAT_IS_HELD_IS_KEPT")),
     "who reads as of a decision gets what is newest": ("async", _broken("READS_ARE_AS_OF_THEIR_DECISION")),
+    "whatever is pulled at once is of one version": ("async", _method(OneVersion, "__bool__", lambda self: True)),
     "nobody is asked to hand in": ("sync", _method(HandIns, "is_wanted", lambda self, worker: False)),
     "whatever was handed in is written": ("sync", whatever_was_handed_in_is_written),
     "the coordinator's part is noted late": ("async", the_coordinators_part_is_noted_late),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection, Hashable, Sequence
+from collections.abc import Collection, Hashable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -176,6 +176,24 @@ class Push(NamedTuple):
         return ("push", self.names, self.op) if self.codec is None else None
 
 
+class OneVersion:
+    """Whether all that a pull brings is of one version, by what the shards' answers say."""
+
+    def __init__(self) -> None:
+        self._versions: set[int] = set()
+        self._restored = False
+
+    def heard(self, answers: Iterable[Answer]) -> None:
+        for answer in answers:
+            self._versions.add(answer.version)
+            self._restored |= answer.restored
+
+    def __bool__(self) -> bool:
+        """A shard answers each frame as of one decision. What was restored since is as of the same one, so that of two
+        frames of one version one may have it and the other not."""
+        return len(self._versions) <= 1 and not self._restored
+
+
 class Pull(NamedTuple):
     """A pull as it was asked for: the arguments of `Operations.pull_many`."""
 
@@ -185,8 +203,8 @@ class Pull(NamedTuple):
     dtype: str | None = None
     codec: Codecs | None = None
     wait_s: float | None = None
-    hold: Hold | None = None
-    """Read as of that decision; None: the newest."""
+    hold: Hold | OneVersion | None = None
+    """Read as of that decision, or find out whether all that comes is of one; None: the newest."""
 
     @property
     def cache_key(self) -> Hashable:

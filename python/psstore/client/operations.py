@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, get_args
 
 from psstore import _core
@@ -20,7 +20,7 @@ from psstore.client.arrays import Array, Floats
 from psstore.client.context import Context
 from psstore.client.device.arrays import seen
 from psstore.client.flow_control import Pace
-from psstore.client.layout import Pull, Push
+from psstore.client.layout import OneVersion, Pull, Push
 from psstore.client.norms import Norm
 from psstore.client.reading import Reading
 from psstore.client.rounds import CommitResult, Committing
@@ -252,6 +252,7 @@ class Operations:
         dtype: str | None = None,
         codec: str | None = None,
         wait_s: float | None = None,
+        consistent: bool | None = None,
     ) -> Coroutine[Any, Any, Array]:
         """The tensor's value, with every step in it that anybody was told of before the call; waits for a first value
         if there is none.
@@ -267,15 +268,18 @@ class Operations:
         `if_newer_than`: a version, as `version_of(name)` gave it: None is returned if the value is no newer, and
         none of its bytes are sent.
         `wait_s`: how long to wait (default: the store's).
+        `consistent`: see `pull_many`.
 
         Raises UnknownTensor, ShapeMismatch, DTypeMismatch before anything is sent; NotInitialised, DeadlineExceeded,
         which leave `out` undefined.
         """
         places = None if out is None else seen([out], writable=True)
         newer_than = None if if_newer_than is None else version("if_newer_than", if_newer_than)
+        asked = Pull((name,), places, newer_than, dtype, codec, wait_s)
+        pull = self._manner_of(asked, consistent)
 
         async def work() -> Array:
-            return (await self.reading.pull(Pull((name,), places, newer_than, dtype, codec, wait_s)))[0]
+            return (await pull(asked))[0]
 
         return work()
 
@@ -288,23 +292,36 @@ class Operations:
         dtype: str | None = None,
         codec: Codecs | None = None,
         wait_s: float | None = None,
-        consistent: bool = False,
+        consistent: bool | None = None,
     ) -> Coroutine[Any, Any, list[Array]]:
         """`pull` for many tensors, in few frames. The results are in the order of `names`. `codec`: of all, or a
         mapping that names it for some.
 
-        `consistent`: all at one version, as by a `snapshot` of its own: two more round trips; not with `codec` or
-        `if_newer_than`."""
+        `consistent`: all of one version, however many shards they are on (default: for stores with `role="client"`).
+        That costs nothing where the shards' answers are of one; else they are read again as by a `snapshot` of its own,
+        in two more round trips. Not with `codec` or `if_newer_than`. Raises VersionGone if shards can't keep a version
+        for as long as it is read."""
         places = None if out is None else seen(list(out), writable=True)
         newer_than = None if if_newer_than is None else version("if_newer_than", if_newer_than)
         asked = Pull(tuple(names), places, newer_than, dtype, codec, wait_s)
-        if not consistent:
-            return self.reading.pull(asked)
-        if codec is not None or newer_than is not None:
-            raise BadArgument("pull_many: consistent=True takes neither codec nor if_newer_than")
-        return self._pull_consistently(asked)
+        return self._manner_of(asked, consistent)(asked)
+
+    def _manner_of(self, asked: Pull, consistent: bool | None) -> Callable[[Pull], Coroutine[Any, Any, list[Array]]]:
+        may_be = asked.codec is None and asked.if_newer_than is None
+        if consistent and not may_be:
+            raise BadArgument("a pull with consistent=True takes neither codec nor if_newer_than")
+        if consistent is None:
+            consistent = may_be and self.client.identity.role == "client"
+        return self._pull_consistently if consistent else self.reading.pull
 
     async def _pull_consistently(self, asked: Pull) -> list[Array]:
+        """Shards answer each frame as of one decision, and several frames of one shard seldom as of the same while
+        others train: these are held from the first."""
+        if self.reading.takes_a_frame_each(asked):
+            is_whole = OneVersion()
+            results = await self.reading.pull(asked._replace(hold=is_whole))
+            if is_whole:
+                return results
         held = await self.hold(wait_s=asked.wait_s)
         try:
             return await self.reading.pull(asked._replace(hold=held))

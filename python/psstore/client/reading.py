@@ -10,7 +10,7 @@ from psstore.client.arrays import Array, Target, fresh
 from psstore.client.context import Context
 from psstore.client.device.arrays import OnDevice, by_place
 from psstore.client.device.transfers import Download, FollowedDownload
-from psstore.client.layout import Layout, Pull, Reply
+from psstore.client.layout import Layout, OneVersion, Pull, Reply
 from psstore.client.norms import Norm
 from psstore.client.rule_state import RuleState, parts, state_name
 from psstore.client.schema import as_target, check_decodes
@@ -53,6 +53,11 @@ class Reading:
             await self.pull_again(layout, torn, results, wait_s=asked.wait_s)
         return _but(results, unchanged)
 
+    def takes_a_frame_each(self, asked: Pull) -> bool:
+        """Whether such a pull takes no more than one frame from each shard, as far as is known."""
+        plan = self._context.layouts.plan(asked.cache_key)
+        return plan is None or len(plan.layout.frames) == len(plan.layout.ways)
+
     def version_of(self, name: str) -> int:
         """Returns the version of a tensor as it was last pulled here; 0 if it was not."""
         if name not in self._pulled:
@@ -83,7 +88,7 @@ class Reading:
         await self.pull(Pull(names, [arrays[i] for i in torn], wait_s=wait_s))
 
     async def pull_state(
-        self, names: Sequence[str], *, wait_s: float | None, hold: Hold | None = None
+        self, names: Sequence[str], *, wait_s: float | None, hold: Hold | OneVersion | None = None
     ) -> list[RuleState]:
         tensors = await self._context.schema.find(names)
         found: list[RuleState] = [RuleState(0, {}) for _ in tensors]
@@ -160,7 +165,7 @@ class Reading:
         targets: Sequence[Target | OnDevice],
         newer_than: int | None,
         wait_s: float | None,
-        hold: Hold | None = None,
+        hold: Hold | OneVersion | None = None,
     ) -> list[Array]:
         """Pulls into targets that are all in main memory, or all on one device."""
         answers = await self._pull(layout, targets, newer_than, wait_s, hold)
@@ -180,7 +185,7 @@ class Reading:
         targets: Sequence[Any],
         newer_than: int | None,
         wait_s: float | None,
-        hold: Hold | None = None,
+        hold: Hold | OneVersion | None = None,
     ) -> list[Answer]:
         if targets and isinstance(targets[0], OnDevice):
             pinned = self._context.transfers.into(targets[0].device)
@@ -195,7 +200,7 @@ class Reading:
         layout: Layout,
         transfers: Sequence[Transfer] | Download | FollowedDownload,
         wait_s: float | None,
-        hold: Hold | None = None,
+        hold: Hold | OneVersion | None = None,
     ) -> list[Answer]:
         """Carries out the transfers of a pull."""
         await self._norm.settle(wait_s)
@@ -214,13 +219,15 @@ class Reading:
         return answers
 
     async def _read(
-        self, layout: Layout, transfers: Sequence[Transfer], wait_s: float | None, hold: Hold | None = None
+        self, layout: Layout, transfers: Sequence[Transfer], wait_s: float | None, hold: Hold | OneVersion | None = None
     ) -> list[Answer]:
         wait, client = self._context.patience(wait_s), self._context.client
-        if hold is None:
-            answers = await client.pull(transfers, trained=layout.is_trained, wait_s=wait)
-        else:
+        if isinstance(hold, Hold):
             answers = await client.pull_held(hold, transfers, wait_s=wait)
+        else:
+            answers = await client.pull(transfers, trained=layout.is_trained, wait_s=wait)
+        if isinstance(hold, OneVersion) and layout.is_trained:
+            hold.heard(answers)
         self.num_bytes += sum(answer.table.payload_bytes for answer in answers)
         return answers
 

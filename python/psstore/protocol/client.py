@@ -251,7 +251,16 @@ class Client:
 
     async def write(self, op: str, transfers: Iterable[Transfer]) -> None:
         """ASSIGN, ADD, RESTORE or INIT. Returns when all is applied. Raises the first failure."""
+        if op == "RESTORE":
+            await self._bring_up_to_date()
         await self._send(op, transfers, body=None)
+
+    async def _bring_up_to_date(self) -> None:
+        """Every shard has applied what anybody was told of when this returns: else a step of before would be taken of
+        what is written now."""
+        if not self.is_current:
+            await self._learn_decisions()
+        await self.answers(self._tell(self._behind()))
 
     async def push(self, transfers: Iterable[Transfer]) -> None:
         """Stages contributions for the current round. Returns when every one is acknowledged.

@@ -93,7 +93,9 @@ class Answer(NamedTuple):
 
     table: _core.SliceTable
     version: int = 0
-    """The shard's version when it answered."""
+    """The shard's version when it answered. What a `PULL` reads is as of that decision, unless it named another one."""
     lease: Lease | None = None
     """If not None, the values are to be read where they lie, by the caller that passed a `Landing`; then it calls
     `Session.end_lease`."""
+    restored: bool = False
+    """Trained values were restored on the shard since that decision, when it answered a `PULL`."""

@@ -313,7 +313,7 @@ class Session:
             body = REPLIES[frame.op]
             return m.decode_body(body, frame.body) if body is not None else None
         self.core.heard(frame.sequence, request.scaled)
-        return Answer(frame.table, frame.sequence, lease)
+        return Answer(frame.table, frame.sequence, lease, frame.round != 0)
 
     def _destination(self, frame: _core.Frame) -> Destination | None:
         """Where the values of a reply go; None: nobody wants them any more."""
