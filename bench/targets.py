@@ -334,7 +334,7 @@ TARGETS: Sequence[Target] = (
             times(f"reading, {count} ", "consistent", "plain"),
             at_most=1.10,
             unit="× a plain pull",
-            why="[two round trips](#snapshots-and-checkpoints)",
+            why="[a second look](#snapshots-and-checkpoints)",
         )
         for what, count in (("20 small tensors", 20), ("64 MiB", 16))
     ),

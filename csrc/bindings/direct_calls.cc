@@ -33,28 +33,32 @@ std::optional<PushAsked> push_of_many(const Arguments& arguments) {
 }
 
 std::optional<PullAsked> pull_of_one(const Arguments& arguments) {
-  static const Signature<6> signature({"name", "out", "if_newer_than", "dtype", "codec", "wait_s"},
-                                      1);
+  static const Signature<7> signature(
+      {"name", "out", "if_newer_than", "dtype", "codec", "wait_s", "consistent"}, 1);
   const auto given = signature.read(arguments);
   if (!given) return std::nullopt;
-  const auto [name, out, if_newer_than, dtype, codec, wait_s] = *given;
+  const auto [name, out, if_newer_than, dtype, codec, wait_s, consistent] = *given;
   if (!codec.is_none()) return std::nullopt;
-  PullAsked asked{py::make_tuple(name), std::nullopt, if_newer_than, dtype, wait_s};
+  PullAsked asked{py::make_tuple(name), std::nullopt, if_newer_than, dtype, wait_s, consistent};
   if (!out.is_none()) asked.out = py::make_tuple(out);
   return asked;
 }
 
 std::optional<PullAsked> pull_of_many(const Arguments& arguments) {
-  static const Signature<6> signature({"names", "out", "if_newer_than", "dtype", "codec", "wait_s"},
-                                      1);
+  static const Signature<7> signature(
+      {"names", "out", "if_newer_than", "dtype", "codec", "wait_s", "consistent"}, 1);
   const auto given = signature.read(arguments);
   if (!given) return std::nullopt;
-  const auto [names, out, if_newer_than, dtype, codec, wait_s] = *given;
+  const auto [names, out, if_newer_than, dtype, codec, wait_s, consistent] = *given;
   const bool plain = codec.is_none() && (PyList_Check(names.ptr()) || PyTuple_Check(names.ptr())) &&
                      (out.is_none() || PySequence_Check(out.ptr()));
   if (!plain) return std::nullopt;
-  PullAsked asked{stolen<py::tuple>(PySequence_Tuple(names.ptr())), std::nullopt, if_newer_than,
-                  dtype, wait_s};
+  PullAsked asked{stolen<py::tuple>(PySequence_Tuple(names.ptr())),
+                  std::nullopt,
+                  if_newer_than,
+                  dtype,
+                  wait_s,
+                  consistent};
   if (!out.is_none()) asked.out = stolen<py::list>(PySequence_List(out.ptr()));
   return asked;
 }
@@ -178,7 +182,20 @@ std::optional<CallPlan> DirectCalls::plan_of(const PushAsked& asked) const {
 
 std::optional<CallPlan> DirectCalls::plan_of(const PullAsked& asked) const {
   static PyObject* const what = interned("pull");
-  return plan(py::make_tuple(py::handle(what), asked.names, asked.dtype, py::bool_(!asked.out)));
+  std::optional<CallPlan> known =
+      plan(py::make_tuple(py::handle(what), asked.names, asked.dtype, py::bool_(!asked.out)));
+  if (known && !may_go(*known, asked)) known.reset();
+  return known;
+}
+
+// A shard answers a frame as of one decision. Whether several answers are of the same is looked at on the loop, and so
+// is what can't be asked for.
+bool DirectCalls::may_go(const CallPlan& plan, const PullAsked& asked) const {
+  const bool any = asked.if_newer_than.is_none();
+  const bool consistent = asked.consistent.is_none() ? parts_.reads_consistently && any
+                                                     : asked.consistent.ptr() != Py_False;
+  if (!consistent) return true;
+  return any && (plan.frames->num_frames() <= 1 || !plan.layout.attr("is_trained").cast<bool>());
 }
 
 // What cannot be looked up, such as a name that is a list, is for others to complain of.
@@ -261,14 +278,15 @@ void bind_direct_calls(py::module_& m) {
   py::class_<DirectCalls> calls(m, "DirectCalls", py::is_final());
   calls.def(py::init([](py::object driver, py::list sessions, py::sequence plans, py::list terms,
                         py::object renew, py::object sent, py::object received, py::object newer,
-                        py::object conclude, std::shared_ptr<StartingParts> starting) {
+                        py::object conclude, bool reads_consistently,
+                        std::shared_ptr<StartingParts> starting) {
               return DirectCalls({std::move(driver), std::move(sessions), std::move(plans),
                                   std::move(terms), std::move(renew), std::move(sent),
                                   std::move(received), std::move(newer), std::move(conclude),
-                                  std::move(starting)});
+                                  reads_consistently, std::move(starting)});
             }),
             "driver"_a, "sessions"_a, py::kw_only(), "plans"_a, "terms"_a, "renew"_a, "sent"_a,
-            "received"_a, "newer"_a, "conclude"_a, "starting"_a);
+            "received"_a, "newer"_a, "conclude"_a, "reads_consistently"_a, "starting"_a);
   for (PyMethodDef& method : methods) add_method(calls, method);
 }
 

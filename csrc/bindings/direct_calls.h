@@ -26,10 +26,11 @@ struct DirectCallParts {
   py::object newer;     // the same of what was asked for only if it is: and results -> the pull's
   py::object
       conclude;  // (layout, call) -> answers: waits for what is missing, and raises what failed
+  bool reads_consistently;  // who does not say
   std::shared_ptr<StartingParts> starting;
 };
 
-// What its caller asks for. `op`, `dtype`, `wait_s`: as Python has them, or None.
+// What its caller asks for. `op`, `dtype`, `wait_s`, `consistent`: as Python has them, or None.
 struct PushAsked {
   py::tuple names;
   py::sequence values;
@@ -41,6 +42,7 @@ struct PullAsked {
   py::handle if_newer_than;
   py::handle dtype;
   py::handle wait_s;
+  py::handle consistent;
 };
 
 class DirectCalls {
@@ -58,6 +60,7 @@ class DirectCalls {
   std::optional<CallPlan> plan_of(const PushAsked& asked) const;
   std::optional<CallPlan> plan_of(const PullAsked& asked) const;
   std::optional<CallPlan> plan(const py::tuple& manner) const;
+  bool may_go(const CallPlan& plan, const PullAsked& asked) const;
   py::object terms_of(const CallPlan& plan, py::handle wait_s) const;
   // The answers. None: nothing was done.
   std::optional<py::list> carry_out(const CallPlan& plan, const py::sequence& arrays,

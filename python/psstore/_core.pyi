@@ -544,13 +544,15 @@ class DirectCalls:
         received: Callable[[Any, list[Any]], object],
         newer: Callable[[Any, list[Any], Sequence[Any]], Sequence[Any]],
         conclude: Callable[[Any, Call], Sequence[Any]],
+        reads_consistently: bool,
         starting: StartingParts,
     ) -> None:
         """`sessions`: by way. `plans`: by the call's cache key (client/layout.py), in rounds like the present one.
         `terms`: those by operation that are good now. `renew`: what they are for an operation, a layout and a time to
         wait; None: this way is closed. `sent`, `received`: told of what was acknowledged, and of the answers. `newer`:
         the same of a pull of what is newer than a version; given are also the arrays, and it returns the results.
-        `conclude`: waits for what is missing of a call, and raises what failed of it; returns the answers."""
+        `conclude`: waits for what is missing of a call, and raises what failed of it; returns the answers.
+        `reads_consistently`: whether pulls that do not say are to be of one version."""
     def start_push_many(self, *args: object, **kwargs: object) -> object: ...
     def start_pull_many(self, *args: object, **kwargs: object) -> object: ...
     def push(self, *args: object, **kwargs: object) -> object: ...

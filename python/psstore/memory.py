@@ -16,6 +16,10 @@ DEFAULT_SNAPSHOT_PART = 4
 """Snapshots may keep a quarter of the memory: all of a model and its rule state that fill a quarter of it, once, were
 every byte of them to change."""
 
+HANDED_PART = 4
+"""What workers hand in may take a quarter of the coordinator's memory: what codecs keep back is as large as a model,
+for each worker."""
+
 UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 

@@ -132,6 +132,27 @@ UNBOUNDED = -1
 """Staleness without a bound."""
 
 
+def parse_workers(what: str, given: int | str) -> tuple[int | None, int]:
+    """The fewest and the most workers of '2:8'; of a number, None and that. Raises BadArgument."""
+    if isinstance(given, int):
+        return None, given
+    try:
+        numbers = [int(one) for one in given.split(":")]
+    except ValueError:
+        numbers = []
+    if len(numbers) == 1:
+        return None, numbers[0]
+    if len(numbers) != 2 or not 1 <= numbers[0] <= numbers[1]:
+        raise BadArgument(f"{what} is {given!r}; expected a number, or FEWEST:MOST as in 2:8")
+    return numbers[0], numbers[1]
+
+
+def workers_text(consistency: Consistency) -> str:
+    """What `parse_workers` reads."""
+    most = str(consistency.num_workers)
+    return most if consistency.fewest is None else f"{consistency.fewest}:{most}"
+
+
 _DEVICE = re.compile(r"cpu|cuda:[0-9]+|fake:[0-9]+([?].*)?")
 
 
@@ -152,6 +173,13 @@ class Consistency(msgspec.Struct, frozen=True, kw_only=True):
     """Commits that make a decision; num_workers means all that have not left."""
     staleness: int = 0
     """Rounds a worker may be ahead of the slowest; UNBOUNDED for asynchronous. With 0, nobody is ahead of anybody."""
+    fewest: int | None = None
+    """Workers come and go: num_workers are the most there may be, and no round is decided without so many. None: their
+    number is fixed."""
+
+    @property
+    def elastic(self) -> bool:
+        return self.fewest is not None
 
     @property
     def lockstep(self) -> bool:
@@ -175,6 +203,13 @@ class Consistency(msgspec.Struct, frozen=True, kw_only=True):
             )
         if self.staleness < UNBOUNDED:
             raise BadArgument(f"staleness is {self.staleness}; it must be at least 0, or -1 for unbounded")
+        if self.fewest is not None and not 1 <= self.fewest <= self.num_workers:
+            raise BadArgument(f"workers {self.fewest}:{self.num_workers}: expected FEWEST:MOST, and at least 1")
+        if self.fewest is not None and (self.quorum, self.staleness) != (self.num_workers, 0):
+            raise BadArgument(
+                f"workers {self.fewest}:{self.num_workers} come and go in mode 'sync' alone, where a round waits for"
+                " all who are there; in the other modes say how many there may be at most"
+            )
         if self.quorum > 1 and self.staleness != 0:
             raise BadArgument(
                 f"quorum {self.quorum} with staleness {self.staleness}: a round that needs several workers closes for"
@@ -182,7 +217,9 @@ class Consistency(msgspec.Struct, frozen=True, kw_only=True):
             )
 
     @staticmethod
-    def of_mode(mode: str, *, num_workers: int, backups: int = 1, staleness: int = 2) -> Consistency:
+    def of_mode(
+        mode: str, *, num_workers: int, fewest: int | None = None, backups: int = 1, staleness: int = 2
+    ) -> Consistency:
         """`backups`: how many late workers a round does without; `staleness`: for ssp, at least 1. A worker alone is
         ahead of nobody, whatever the mode."""
         chosen = {
@@ -196,6 +233,7 @@ class Consistency(msgspec.Struct, frozen=True, kw_only=True):
         if mode == "ssp" and staleness == 0:
             raise BadArgument("mode 'ssp' with staleness 0: nobody may be ahead of anybody; that is mode 'sync'")
         quorum, bound = chosen[mode]
-        result = Consistency(num_workers=num_workers, quorum=quorum, staleness=0 if num_workers == 1 else bound)
+        bound = 0 if num_workers == 1 else bound
+        result = Consistency(num_workers=num_workers, quorum=quorum, staleness=bound, fewest=fewest)
         result.check()
         return result

@@ -74,21 +74,20 @@ def test_arrays_come_back_as_they_were(tmp_path: Path, dtype: str, shape: tuple[
     assert bytes(back.data) == array.tobytes()
 
 
-def test_residuals_and_large_arrays_come_back(tmp_path: Path) -> None:
+def test_large_arrays_come_back(tmp_path: Path) -> None:
     large = np.random.default_rng(0).random(3 * PIECE_BYTES // 8 + 5)
     half = PlainArray("bfloat16", (3,), memoryview(b"abcdef"))
     part = WorkerPart(
         rank=1,
         incarnation=4,
         version=5,
-        residuals={"layer/w": as_plain_array(large), "b": half},
-        handed=[large[:7], "x"],
+        handed=[large[:7], "x", {"layer/w": as_plain_array(large), "b": half}],
     )
     back = through_a_file(tmp_path, part)
     assert (back.rank, back.incarnation, back.handed[1]) == (1, 4, "x")
-    assert bytes(back.residuals["layer/w"].data) == large.tobytes()
-    assert back.residuals["b"].dtype == "bfloat16"
-    assert bytes(back.residuals["b"].data) == b"abcdef"
+    assert bytes(back.handed[2]["layer/w"].data) == large.tobytes()
+    assert back.handed[2]["b"].dtype == "bfloat16"
+    assert bytes(back.handed[2]["b"].data) == b"abcdef"
     assert np.array_equal(np.frombuffer(back.handed[0].data), large[:7])
 
 

@@ -136,6 +136,7 @@ class Ends:
             received=received,
             newer=never,
             conclude=conclude,
+            reads_consistently=False,
             starting=starting or nothing,
         )
 

@@ -7,7 +7,7 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import FrameType
 
@@ -131,6 +131,21 @@ def test_stopping_ends_calls_under_way(driver: LoopThread) -> None:
                 call.result(PATIENCE_S)
     with pytest.raises(StoreClosed):
         driver.run(thread_here())
+
+
+def test_a_stop_that_comes_while_the_own_thread_looks_for_events_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The turn takes the wake that was meant for its sleep."""
+    driver = LoopThread()
+    poll = driver._loop.poll
+
+    def stopped_meanwhile(timeout_s: float | None) -> Sequence[tuple[int, int]]:
+        driver.stop()  # on its own thread, which it does not wait for
+        return poll(timeout_s)
+
+    monkeypatch.setattr(driver._loop, "poll", stopped_meanwhile)
+    driver._loop.wake()
+    driver._thread.join(PATIENCE_S)
+    assert not driver._thread.is_alive()
 
 
 # ---- signals ----------------------------------------------------------------------------------------

@@ -175,17 +175,19 @@ def test_training_gives_the_same_bytes_whatever_bits_change_on_the_way(
 ) -> None:
     """Small frames are nearly all header, table and body, large ones payload."""
     monkeypatch.setattr("psstore.client.remote._is_local", lambda _: False)
-    with StoreProcess("--shards", "2", "--log-level", "info") as process:
+    with StoreProcess("--shards", "2") as process:
         behind_proxy += [proxied(address, iter(())) for address in process.addresses]
         with psstore.connect(process.url, transport="tcp") as store:
             store.create("w", shape=(num_elems,), rule="sgd")
+            connected = sum(proxy.num_accepted for proxy in behind_proxy)
             for seed, proxy in enumerate(behind_proxy):
                 proxy.change = damage(seed, num_bytes, times=10)
             for step in range(20):
                 store.push("w", np.full(num_elems, 2.0**step, F32))
                 store.commit({"lr": 1.0})
                 assert_array_equal(store.pull("w"), np.full(num_elems, 1 - 2.0 ** (step + 1), F32))
-        assert "changed on the way" in process.log()
+        # Whichever end has noticed it, and chance says which, gave the connection up.
+        assert sum(proxy.num_accepted for proxy in behind_proxy) >= connected + 5
 
 
 def test_commit_that_waits_counts_once_whatever_is_cut(behind_proxy: list[Proxy]) -> None:

@@ -15,6 +15,8 @@ from numpy.testing import assert_array_equal
 
 import psstore
 from psstore import LocalStore
+from psstore.client.layout import OneVersion
+from psstore.client.reading import Reading
 from psstore.client.rule_state import Restored
 from psstore.client.store import Store
 from psstore.errors import BadArgument, DeadlineExceeded, StoreClosed, VersionGone
@@ -125,6 +127,45 @@ def test_one_version_costs_nothing_where_nobody_trains(store: Callable[..., Stor
     with mock.patch.object(Client, "hold", side_effect=AssertionError("not needed")):
         for value in (*reader.pull_many(list(NAMES)), reader.pull("b")):
             assert_array_equal(value, np.full(ELEMS, -1, F32))
+
+
+def test_a_client_of_one_shard_compares_what_its_connections_brought() -> None:
+    """No decision need be learned from anybody then: its pulls could go without the loop, where nobody looks."""
+    with clusters("tcp") as start:
+        cluster = start()
+        worker = cluster.connect(rank=0)
+        create(worker)
+        step(worker)
+        with psstore.connect(cluster.url, role="client", transport="tcp", connections=3) as reader:
+            looked = mock.Mock(side_effect=OneVersion.__bool__)
+            with mock.patch.object(OneVersion, "__bool__", lambda self: looked(self)):
+                for _ in range(3):
+                    reader.pull_many(NAMES)
+                assert looked.call_count == 3
+                reader.pull_many(NAMES, consistent=False)
+                assert looked.call_count == 3
+
+
+def test_one_frame_is_of_one_version_by_itself() -> None:
+    with clusters("tcp") as start:
+        cluster = start()
+        worker, reader = cluster.connect(rank=0), cluster.connect(role="client")
+        create(worker)
+        step(worker)
+        reader.pull("a")
+        with mock.patch.object(Reading, "pull", side_effect=AssertionError("it goes without the loop")):
+            for consistent in (None, True, False):
+                assert_array_equal(reader.pull("a", consistent=consistent), np.full(ELEMS, -1, F32))
+
+
+def test_pulls_are_started_of_one_version(store: Callable[..., Store]) -> None:
+    worker, reader = store(), store(role="client")
+    create(worker)
+    step(worker)
+    for who in (worker, reader):
+        for consistent in (None, True, False):
+            for value in who.start_pull_many(NAMES, consistent=consistent).result(PATIENCE_S):
+                assert_array_equal(value, np.full(ELEMS, -1, F32))
 
 
 def test_what_was_restored_is_read_whole(store: Callable[..., Store]) -> None:

@@ -170,6 +170,36 @@ def test_a_killed_worker_is_started_again_and_the_others_wait(tmp_path: Path) ->
     assert ends == ["ends with -18.0 -18.0"] * 2, "as if nobody had died"
 
 
+def test_where_workers_come_and_go_the_others_go_on_while_they_are_enough(tmp_path: Path) -> None:
+    work = script(
+        tmp_path,
+        """
+        import os, signal, time
+        import numpy as np
+        import psstore
+        with psstore.connect() as store:
+            store.create("w", np.zeros(4, np.float32), rule="sgd")
+            has_met, left = len(store.members) > 1, 12
+            while left:
+                store.push("w", np.ones(4, np.float32))
+                store.commit({"lr": 1.0})
+                has_met |= len(store.members) > 1
+                if has_met and store.rank == 1:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                left -= has_met
+                time.sleep(0.02)
+            print(store.members, store.version + store.pull("w"), flush=True)
+        """,
+    )
+    done = run("--shards", "2", "--workers", "1:2", work)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "rank 1 was killed by SIGKILL; the others go on without it" in done.stderr + done.stdout
+    assert "[rank 0] (0,) [0. 0. 0. 0.]" in done.stdout, "each version is a mean over who was there"
+    both = run("--shards", "2", "--workers", "2:2", work)
+    assert both.returncode == 128 + signal.SIGKILL
+    assert "rank 1 was killed by SIGKILL; everything was stopped" in both.stderr
+
+
 def test_who_fails_once_more_than_it_may_ends_all(tmp_path: Path) -> None:
     work = script(tmp_path, "import os, sys, time\nsys.exit(7) if os.environ['RANK'] == '1' else time.sleep(600)")
     result = run("--restarts", "2", work)

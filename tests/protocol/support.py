@@ -44,12 +44,23 @@ class FakeStore:
         lender: Lender | None = None,
         max_leased_bytes: int = MAX_LEASED_BYTES,
         liveness: Liveness = LIVENESS,
+        max_handed_bytes: int | None = None,
+        fewest: int | None = None,
     ) -> None:
         self.now = 100.0
         consistency = Consistency(
-            num_workers=num_workers, quorum=num_workers if quorum is None else quorum, staleness=staleness
+            num_workers=num_workers,
+            quorum=num_workers if quorum is None else quorum,
+            staleness=staleness,
+            fewest=fewest,
         )
-        self.coordinator = Coordinator(consistency=consistency, liveness=liveness, num_shards=num_shards, signer=SIGNER)
+        self.coordinator = Coordinator(
+            consistency=consistency,
+            liveness=liveness,
+            num_shards=num_shards,
+            signer=SIGNER,
+            max_handed_bytes=max_handed_bytes,
+        )
         self.shards = [_core.Shard(index=index, arena=arena) for index in range(num_shards)]
         self.services = [
             ShardService(
@@ -215,7 +226,10 @@ class Peer:
         return m.decode_body(kind, self.ask(op, body).body)
 
     def join(self, rank: int | None = None, *, num_workers: int | None = None) -> m.Joined:
-        joined = self.control("JOIN", m.Join(rank=rank, num_workers=num_workers), m.Joined)
+        return self.joined(self.send("JOIN", m.Join(rank=rank, num_workers=num_workers)))
+
+    def joined(self, request: int) -> m.Joined:
+        joined = m.decode_body(m.Joined, self.answer(request).body)
         self.rank, self.incarnation, self.ticket = joined.rank, joined.incarnation, joined.ticket
         self.ask("ATTACH", m.Attach(ticket=joined.ticket))
         return joined

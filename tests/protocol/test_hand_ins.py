@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 import pytest
 
-from psstore.errors import BadArgument, StaleIncarnation
+from psstore.errors import BadArgument, OutOfMemory, StaleIncarnation
 from psstore.types import UNBOUNDED
 from psstore.wire import messages as m
 from tests.protocol.support import FakeStore, Peer
@@ -124,3 +126,43 @@ def test_nobody_is_asked_any_more_once_it_is_enough() -> None:
     hand_ins.want_next(0, lambda: None)
     hand_ins.enough()
     assert round_(1, peer) == [False]
+
+
+def test_what_is_larger_than_a_message_comes_in_pieces_and_counts_when_its_end_has_come() -> None:
+    store = FakeStore(num_workers=1)
+    peer = store.worker(0)
+    hand_in(peer, 0, b"before")
+    peer.ask("HAND_IN", m.HandIn(version=0, state=b"one ", more=True))
+    assert back(peer).state == b"before"
+    with pytest.raises(BadArgument, match="from byte 3 on as of version 0; expected byte 4"):
+        peer.ask("HAND_IN", m.HandIn(version=0, state=b"two", offset=3))
+    peer.ask("HAND_IN", m.HandIn(version=0, state=b"two", offset=4))
+    assert back(peer).state == b"one two"
+
+
+def test_a_next_life_does_not_go_on_with_what_the_last_one_began() -> None:
+    store = FakeStore(num_workers=1)
+    peer = store.worker(0)
+    peer.ask("HAND_IN", m.HandIn(version=0, state=b"one ", more=True))
+    peer.ask("LEAVE")
+    with pytest.raises(BadArgument, match="expected byte 0"):
+        store.worker(0).ask("HAND_IN", m.HandIn(version=0, state=b"two", offset=4))
+
+
+def test_what_is_handed_in_is_bounded_all_together() -> None:
+    store = FakeStore(num_workers=2, max_handed_bytes=10)
+    one, two = (store.worker(rank) for rank in range(2))
+    hand_in(one, 0, b"123456")
+    with pytest.raises(OutOfMemory, match="rank 1 hands in 5 bytes or more"):
+        hand_in(two, 0, b"12345")
+    hand_in(two, 0, b"1234")
+    assert back(one).state == b"123456"
+
+
+def test_large_ones_are_given_back_in_pieces() -> None:
+    store = FakeStore(num_workers=1)
+    peer = store.worker(0)
+    with mock.patch.object(m, "HANDED_PIECE_BYTES", 4):
+        hand_in(peer, 0, b"one two")
+        assert back(peer) == m.HandedBack(version=0, state=b"one ", more=True)
+        assert peer.control("HAND_BACK", m.HandBack(offset=4), m.HandedBack) == m.HandedBack(version=0, state=b"two")

@@ -24,7 +24,7 @@ def test_flag_beats_variable_beats_file_beats_default(tmp_path: Path) -> None:
     environ = {"PSSTORE_SHARDS": "3", "PSSTORE_WORKERS": "3"}
     resolved = resolve(ServerSettings, flags={"shards": "4"}, file=file, environ=environ)
     settings = resolved.settings
-    assert (settings.shards, settings.workers, settings.port, settings.host) == (4, 3, 2, "127.0.0.1")
+    assert (settings.shards, settings.consistency().num_workers, settings.port, settings.host) == (4, 3, 2, "127.0.0.1")
     sources = {name: resolved.sources[name] for name in ("shards", "workers", "port", "host")}
     assert sources == {
         "shards": "--shards",

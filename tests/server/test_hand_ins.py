@@ -15,7 +15,7 @@ import psstore
 from psstore.checkpoint.handed import pack_handed, unpack_handed
 from psstore.checkpoint.place import open_place
 from psstore.client.store import Store
-from psstore.errors import BadArgument, NotAWorker, PsstoreError
+from psstore.errors import BadArgument, NotAWorker, OutOfMemory, PsstoreError
 from tests.support.cluster import PATIENCE_S
 from tests.support.server_process import StoreProcess, eventually
 
@@ -74,6 +74,7 @@ def test_a_checkpoint_beside_training_has_them_and_they_come_back(tmp_path: Path
     def train(store: Store) -> None:
         assert store.handed_in() is None
         store.hand_in({"version": store.version})
+        store.barrier()
         while not store.stopped:
             step(store)
             if store.hand_in_wanted:
@@ -155,11 +156,13 @@ def together(work: Callable[[Store], None], *stores: Store) -> None:
 
 
 def test_what_can_not_be_handed_in_is_refused(tmp_path: Path) -> None:
-    with psstore.connect("local://") as store:
+    with psstore.connect("local://?max_memory=64MiB") as store:
         with pytest.raises(BadArgument, match=r"object at \['a'\]\[0\]"):
             store.hand_in({"a": [object()]})
-        with pytest.raises(BadArgument, match="are more than the"):
+        store.hand_in(b"before")
+        with pytest.raises(OutOfMemory, match="more than the 16,777,216 kept for it"):
             store.hand_in(np.zeros(5_000_000, F32))
+        assert store.handed_in() == (0, b"before")
         store.hand_in(b"fits")
         store.leave()
         for call in (store.handed_in, store.stop, lambda: store.hand_in(1)):

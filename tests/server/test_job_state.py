@@ -56,3 +56,11 @@ def test_a_loss_is_said_at_once_and_the_rest_now_and_then() -> None:
     assert state.reminder(lost, REMIND_S + 3) is None
     assert state.reminder(lost, 2 * REMIND_S + 2) == "waiting for rank 1 (lost) and rank 2 (not joined yet)"
     assert state.reminder(counters(live="0,1,2"), 9 * REMIND_S) is None
+
+
+def test_workers_that_come_and_go_are_done_when_all_who_came_have_left() -> None:
+    state = JobState(num_workers=8, patience_s=10.0, elastic=True)
+    for now, seen in enumerate((counters(), counters(live="0,1"), counters(live="1", left="0"))):
+        assert state.update(seen, now) is None
+    assert state.reminder(counters(live="1", left="0"), 1e6) is None, "nobody has to come"
+    assert state.update(counters(left="0,1"), 9.0) == Verdict(None)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 from numpy.testing import assert_array_equal
 
@@ -161,10 +163,6 @@ def test_what_is_not_ours_to_start_again_is_said() -> None:
     status, log = failed_start("--restarts", "1")
     assert status == 3
     assert "--checkpoint" in log
-    hosts = ("--shards-at", "localhost:5990,localhost:5991", "--shard-index", "0")
-    status, log = failed_start("--restarts", "1", "--checkpoint", "memory://x", *hosts, port=None)
-    assert status == 3
-    assert "--restore auto" in log
 
 
 def test_what_writes_checkpoints_is_started_again_but_not_for_ever(tmp_path: Path) -> None:
@@ -182,3 +180,78 @@ def test_what_writes_checkpoints_is_started_again_but_not_for_ever(tmp_path: Pat
 def kill_writer(process: StoreProcess) -> None:
     (writer,) = [one for one in process.shards() if "psstore.launch.checkpointing" in one.cmdline()]
     writer.kill()
+
+
+# ---- several hosts ----
+
+
+class Hosts:
+    """A store of two shards, each of which is started by itself, and may start again."""
+
+    def __init__(self, folder: Path) -> None:
+        self.token = folder / "token"
+        self.token.write_text("a secret that both of them have")
+        self.token.chmod(0o600)
+        self._place = str(folder / "run")
+        with socket.socket() as one, socket.socket() as two:
+            for sock in (one, two):
+                sock.bind(("127.0.0.1", 0))
+            self._places = ",".join(f"127.0.0.1:{sock.getsockname()[1]}" for sock in (one, two))
+        self.shards = [self.start(index) for index in range(2)]
+        assert all(shard.wait_ready() for shard in self.shards), [shard.log() for shard in self.shards]
+
+    def start(self, index: int) -> StoreProcess:
+        where = ("--shards-at", self._places, "--shard-index", str(index), "--token-file", str(self.token))
+        flags = ("--checkpoint", self._place, "--checkpoint-every", "1000000", "--restore", "auto", "--restarts", "5")
+        return StoreProcess(*where, *flags, port=None)
+
+    def connect(self) -> Store:
+        store = psstore.connect(
+            self.shards[0].url, token=self.token.read_text(), wait_s=PATIENCE_S, connect_timeout_s=PATIENCE_S
+        )
+        store.create("w", shape=(ELEMS,), rule="sgd")
+        return store
+
+
+@pytest.fixture
+def hosts(tmp_path: Path) -> Iterator[Hosts]:
+    hosts = Hosts(tmp_path)
+    yield hosts
+    for shard in hosts.shards:
+        shard.end()
+
+
+def pull_for_ever(store: Store) -> None:
+    while True:
+        store.pull("w")
+
+
+def shard_of(process: StoreProcess) -> psutil.Process:
+    (shard,) = [one for one in process.shards() if "psstore.server.shard" in one.cmdline()]
+    return shard
+
+
+@pytest.mark.one_loop
+@pytest.mark.parametrize("whole", [False, True], ids=["shard", "host"])
+def test_the_shards_of_several_hosts_go_back_together(hosts: Hosts, whole: bool) -> None:
+    """Whichever dies, alone or with its supervisor, which somebody starts again."""
+    with hosts.connect() as store:
+        train(store, until=3)
+        assert store.checkpoint() == 3
+        for victim in (1, 0, 1):
+            train(store, until=5)
+            if whole:
+                shard = shard_of(hosts.shards[victim])
+                hosts.shards[victim].signal(signal.SIGKILL)
+                hosts.shards[victim].wait()
+                psutil.wait_procs([shard], timeout=PATIENCE_S)
+                hosts.shards[victim] = hosts.start(victim)
+            else:
+                shard_of(hosts.shards[victim]).kill()
+            with pytest.raises(RolledBack) as told:
+                pull_for_ever(store)
+            assert told.value.details == {"version": 3, "undone": 2}, [shard.log() for shard in hosts.shards]
+            store.reconnect()
+            assert_array_equal(store.pull("w"), np.full(ELEMS, -3.0, F32))
+        train(store, until=6)
+        assert_array_equal(store.pull("w"), np.full(ELEMS, -6.0, F32))

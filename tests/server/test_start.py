@@ -171,7 +171,7 @@ def test_off_loopback_it_needs_a_token_and_says_how_to_make_one() -> None:
     ("flags", "sentence"),
     [
         (("--workers", "2", "--quorum", "3"), "quorum is 3; it must be between 1 and the number of workers, 2"),
-        (("--workers", "two"), "workers (--workers) is 'two': Expected `int`"),
+        (("--workers", "two"), "workers is 'two'; expected a number, or FEWEST:MOST as in 2:8"),
         (("--shards", "0"), "shards (--shards) is '0': Expected `int` >= 1"),
         (("--mode", "fast"), "mode (--mode) is 'fast': expected sync, backup, ssp, async"),
         (("--staleness", "-1"), "staleness (--staleness) is '-1': Expected `int` >= 0"),

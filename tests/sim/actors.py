@@ -26,6 +26,7 @@ from psstore.errors import (
     WorkerLost,
 )
 from psstore.protocol.client import GRACE_S, Transfer
+from psstore.protocol.shares import Shares
 from psstore.types import Tensor, TensorSpec
 from psstore.wire.messages import Exist, Scale
 from psstore.wire.ranges import contains
@@ -39,6 +40,7 @@ from .world import Future
 
 T = TypeVar("T")
 
+JOIN_WAIT_S = 60.0
 COMMIT_WAIT_S = 20.0
 FINISH_WAIT_S = 20.0
 PULL_WAIT_S = 30.0
@@ -130,6 +132,8 @@ class Actor:
         sums = SquareSums(counted, self.ways)
         asked = sums.transfers()
         await self.call("norm", self.client.norm(asked, wait_s=PULL_WAIT_S), PULL_WAIT_S + GRACE_S)
+        if max(session.version for session in self.client.sessions) > decision.number:
+            return  # the others have gone on without this worker, and no slot waits for it
         factor = clip_factor(sums.norm(), decision.max_norm)
         self.client.set_scale(Scale(decision=decision.number, factor=factor))
         self.history.scales.setdefault(decision.number, set()).add(factor)
@@ -169,6 +173,7 @@ class Worker(Actor):
         self.specs = model.specs(plan)
         self.values: list[Array] = [np.empty(spec.num_elems, np.float32) for spec in self.specs]
         self.tensors: list[Tensor] = []
+        self.shares = Shares(model.NUM_SAMPLES, (), batch_size=model.BATCH_SIZE)
 
     @property
     def well_connected(self) -> bool:
@@ -204,9 +209,11 @@ class Worker(Actor):
 
     async def join(self) -> None:
         """A new life may have to wait until the store believes in the death of the old one."""
+        limit_s = JOIN_WAIT_S + GRACE_S if self.plan.is_elastic else TIMEOUT_S
         for _ in range(3 * PATIENCE):
             try:
-                await self.call("join", self.client.join(rank=self.rank, num_workers=self.plan.num_workers))
+                join = self.client.join(rank=self.rank, num_workers=self.plan.num_workers, wait_s=JOIN_WAIT_S)
+                await self.call("join", join, limit_s)
                 return
             except (RankTaken, TooManyWorkers):
                 await self.machine.world.sleep(0.5)
@@ -250,11 +257,20 @@ class Worker(Actor):
             for i in present
         ]
         self.history.pushed.add((self.rank, self.life, round))
+        if self.plan.is_elastic:
+            self.take_share()
         chosen = [self.tensors[i] for i in present]
         sent = model.transfers(chosen, gradients, self.ways)
         manner = model.manner_of(self.plan, rank=self.rank, round=round)
         train = self.train_early if manner == "early" else self.train_late
         await train(chosen, sent, gradients)
+
+    def take_share(self) -> None:
+        """What this worker would train on in the open round."""
+        shares, round = self.shares, self.client.round
+        shares.advance(round - 1, self.client.members)
+        assert self.rank in shares.members, f"rank {self.rank} is in round {round}, and is told of {shares.members}"
+        self.history.shares[self.rank, self.life, round] = shares.members, shares.epoch, shares.of(self.rank)
 
     async def train_late(self, tensors: list[Tensor], sent: list[Transfer], gradients: list[Array]) -> None:
         """All that is pushed is committed; but once a liar pushes nothing."""

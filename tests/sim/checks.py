@@ -128,6 +128,24 @@ def decisions_count_each_round_once(plan: Plan, history: History) -> None:
         assert ranks == sorted(set(ranks)), f"decision {decision.number} has members {ranks}"
 
 
+def rounds_are_shared_out(plan: Plan, history: History) -> None:
+    """Where workers come and go: all of a round know who is in it, and an epoch has each sample once."""
+    if not plan.is_elastic:
+        return
+    taken: dict[int, list[int]] = {}
+    for decision in history.decisions:
+        told = set()
+        for member in decision.members:
+            members, epoch, samples = history.shares[member.rank, member.incarnation, member.round]
+            told.add(members)
+            taken.setdefault(epoch, []).extend(samples)
+        assert len(told) == 1, f"in round {decision.number} workers believe in {told}"
+    assert sorted(taken) == list(range(len(taken))), f"epochs {sorted(taken)}"
+    for epoch, samples in taken.items():
+        assert len(samples) == len(set(samples)), f"epoch {epoch} has samples twice: {sorted(samples)}"
+        assert epoch == len(taken) - 1 or len(samples) == model.NUM_SAMPLES, f"epoch {epoch} lacks samples: {samples}"
+
+
 def liars_stop_nobody(plan: Plan, history: History) -> None:
     """One shard tells its own coordinator at once who committed what is not there: that life has no other round. Others
     tell it with the next attestation. Either way nobody else has more trouble than by a death."""
@@ -220,7 +238,10 @@ def checkpoints_are_of_their_decision(plan: Plan, history: History) -> None:
         assert told.version >= told.acknowledged, f"{told.acknowledged} was told to somebody before {told}"
     for one in history.archived:
         values_are_of_their_decision(plan, history, one)
-        if plan.mode == "sync" and plan.hands_in and plan.gather_s and one.store.decision > 0 and not history.torn:
+        # Who waits for one that is gone for good has no next decision, with which it would be asked.
+        is_stuck = one.store.decision == len(history.decisions) and plan.is_missed
+        hands_in = plan.mode == "sync" and plan.hands_in and plan.gather_s > 0.0 and one.store.decision > 0
+        if hands_in and not is_stuck and not history.torn:
             members = {member.rank for member in history.decisions[one.store.decision - 1].members}
             missing = members - {part.rank for part in one.workers} - plan.unsteady
             assert plan.mute_heartbeats or not missing, f"version {one.store.decision} lacks what {missing} hand in"
@@ -342,6 +363,7 @@ CHECKS: tuple[Callable[[Plan, History], None], ...] = (
     scales_are_the_same_everywhere,
     shards_apply_the_same_decisions_in_order,
     decisions_count_each_round_once,
+    rounds_are_shared_out,
     liars_stop_nobody,
     workers_are_told_the_truth,
     values_are_what_the_decisions_say,

@@ -98,6 +98,9 @@ class History:
     """Of which at least one push began."""
     lied: set[Cell] = field(default_factory=set)
     """That were to be committed with nothing pushed."""
+    shares: dict[Cell, tuple[tuple[int, ...], int, list[int]]] = field(default_factory=dict)
+    """Where workers come and go: whom a worker took for those that train with it, and which samples of which epoch it
+    took."""
     commits: dict[Cell, Committed] = field(default_factory=dict)
     """Answers that workers got."""
     asked_at: dict[Cell, float] = field(default_factory=dict)

@@ -51,6 +51,10 @@ HYPERS: dict[int, dict[str, float]] = {
 }
 
 
+NUM_SAMPLES, BATCH_SIZE = 13, 2
+"""Of an epoch, and of a worker in a round; where workers come and go."""
+
+
 def is_counter(spec: TensorSpec) -> bool:
     return spec.name.startswith("count")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 from unittest import mock
@@ -26,9 +26,11 @@ from psstore.protocol.hand_ins import HandIns
 from psstore.protocol.membership import Membership
 from psstore.protocol.promised_pushes import PromisedPushes
 from psstore.protocol.replies import Reply
+from psstore.protocol.roster import Roster
 from psstore.protocol.rounds import Rounds
 from psstore.protocol.service import ShardService
 from psstore.protocol.session import Session
+from psstore.protocol.shares import Shares
 from psstore.protocol.stops import Stops
 from psstore.server import restoring
 from psstore.server.checkpoint_keeper import CheckpointKeeper
@@ -327,3 +329,30 @@ FALL_MUTANTS: dict[str, tuple[str, Mutant]] = {
     "decisions are numbered anew": ("sync", _method(DecisionLog, "restore", lambda self, last: None)),
 }
 """As above, and shown where the store goes back to checkpoints."""
+
+
+def the_absent_are_not_told() -> AbstractContextManager[object]:
+    decided = Roster.decided
+
+    def silent(self: Roster, number: int, took: Collection[int]) -> None:
+        decided(self, number, took)
+        if self.log:
+            self.log[-1] = replace(self.log[-1], absent=())
+
+    return mock.patch.object(Roster, "decided", silent)
+
+
+def what_the_absent_were_given_is_lost() -> AbstractContextManager[object]:
+    take = Shares._take
+    return mock.patch.object(Shares, "_take", lambda self, absent: take(self, set()))
+
+
+ELASTIC_MUTANTS: dict[str, tuple[str, Mutant]] = {
+    "newcomers begin in the open round": ("sync", _method(Roster, "arrived", lambda self, *args, **named: False)),
+    "newcomers are told before the round is done": ("sync", lambda: mock.patch.object(Rounds, "is_done", True)),
+    "nobody is told who was absent": ("sync", the_absent_are_not_told),
+    "what the absent were given is not taken again": ("sync", what_the_absent_were_given_is_lost),
+    "the lost are waited for": ("sync", _method(Membership, "given_up", lambda self: [])),
+    "whoever was dropped goes on": ("sync", _method(Membership, "worker_of", lambda self, client: self.find(client))),
+}
+"""As above, and shown where workers come and go."""

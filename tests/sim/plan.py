@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, replace
 
+from msgspec import structs
+
 from psstore.types import Consistency
 
 MODES = ("sync", "backup", "ssp", "async")
@@ -73,17 +75,29 @@ class Plan:
     """Workers hand in for their next lives."""
     stop_at: int | None
     """The version at which workers have training end."""
+    arrivals_s: tuple[float, ...] = ()
+    """Workers come and go: when each begins, by rank. Empty: their number is fixed, and all begin at once."""
     falls: tuple[float, ...] = ()
     """All shards die, so long after the first checkpoint or the last fall, and begin again from the last one."""
 
     @property
+    def is_elastic(self) -> bool:
+        return bool(self.arrivals_s)
+
+    @property
     def consistency(self) -> Consistency:
-        return Consistency.of_mode(self.mode, num_workers=self.num_workers, staleness=self.staleness)
+        fixed = Consistency.of_mode(self.mode, num_workers=self.num_workers, staleness=self.staleness)
+        return structs.replace(fixed, fewest=1) if self.is_elastic else fixed
 
     @property
     def disturbed(self) -> bool:
         """Who takes part differs from the fault-free run, so that values may differ too."""
-        return bool(self.deaths or self.leaves or self.liar is not None)
+        return bool(self.deaths or self.leaves or self.liar is not None or self.is_elastic)
+
+    @property
+    def is_missed(self) -> bool:
+        """A worker is gone for good, and others wait for it."""
+        return not self.is_elastic and any(death.replaced_after_s is None for death in self.deaths)
 
     @property
     def unsteady(self) -> set[int]:
@@ -143,6 +157,28 @@ def falling_plan_of(seed: int, mode: str | None = None) -> Plan:
         rounds=plan.rounds + 6,
         compute_s=tuple(min(1.0, max(0.5, seconds)) for seconds in plan.compute_s),
         falls=tuple(rng.expovariate(1.0) for _ in range(rng.choice((1, 2, 3)))),
+    )
+
+
+def elastic_plan_of(seed: int, mode: str | None = None) -> Plan:
+    """A plan in which workers come when they like, and those that are gone are done without."""
+    rng = random.Random(f"elastic {seed}")
+    plan = plan_of(seed, "sync")
+    num_workers = rng.choice((2, 3, 4, 5))
+    rounds = plan.rounds + rng.randint(2, 6)
+    compute_s = [rng.choice((0.1, 0.4))] * num_workers
+    compute_s[rng.randrange(num_workers)] *= rng.choice((1.0, 5.0))
+    return replace(
+        plan,
+        num_workers=num_workers,
+        rounds=rounds,
+        compute_s=tuple(compute_s),
+        deaths=tuple(_death(rng, num_workers) for _ in range(rng.choice((0, 1, 2, 3)))),
+        leaves=tuple((rank, rng.randrange(1, rounds)) for rank in range(num_workers) if rng.random() < 0.25),
+        liar=None,
+        partition=(rng.randrange(num_workers), rng.choice((1.0, 5.0, 15.0, 20.0))) if rng.random() < 0.4 else None,
+        stop_at=None,
+        arrivals_s=tuple(rng.choice((0.0, rng.uniform(0.0, 4.0))) for _ in range(num_workers)),
     )
 
 

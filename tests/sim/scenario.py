@@ -15,6 +15,7 @@ from psstore.protocol.service import ShardIdentity
 from psstore.protocol.signing import Signer
 from psstore.server.checkpoint_keeper import CheckpointKeeper
 from psstore.server.restoring import restore_from
+from psstore.wire import messages
 from psstore.wire.messages import Role
 
 from . import model
@@ -78,7 +79,7 @@ class Scenario:
         self.notary: Notary = Notary(self.world, self.key, before[: cut.version if cut is not None else 0])
         self.coordinator = Coordinator(
             consistency=plan.consistency,
-            liveness=Liveness(rejoin_s=plan.rejoin_s),
+            liveness=Liveness(rejoin_s=plan.rejoin_s, lost="drop" if plan.is_elastic else "fail"),
             num_shards=plan.num_shards,
             signer=self.notary,
         )
@@ -127,9 +128,10 @@ class Scenario:
             mock.patch.object(slicing, "SLICE_BYTES", model.SLICE_BYTES),
             mock.patch.object(packing, "FRAME_BYTES", model.FRAME_BYTES),
             mock.patch.object(rounds, "ATTEST_EVERY", 2),
+            mock.patch.object(messages, "HANDED_PIECE_BYTES", 2),
         ):
             for rank in range(plan.num_workers):
-                self._start_worker(rank, life=1)
+                self._start_worker_after(plan.arrivals_s[rank] if plan.is_elastic else 0.0, rank, life=1)
             for index in range(plan.num_writers):
                 machine = self._machine(f"writer {index}", "client")
                 self._start(Writer(plan, machine, self.history, index=index))
@@ -223,6 +225,13 @@ class Scenario:
         self.readers.append(reader)
         self._start(reader)
 
+    def _start_worker_after(self, delay_s: float, rank: int, *, life: int) -> None:
+        if not delay_s:
+            self._start_worker(rank, life=life)
+            return
+        self.pending.add(f"worker {rank}.{life}")
+        self.world.after(delay_s, lambda: self._start_worker(rank, life=life))
+
     def _start_worker(self, rank: int, *, life: int) -> None:
         machine = self._machine(f"worker {rank}.{life}", "worker")
         self.machines[rank] = machine
@@ -237,12 +246,10 @@ class Scenario:
         if death.replaced_after_s is not None:
             after_s = death.replaced_after_s
             died = machine.when_killed
-            name = f"worker {rank}.{life + 1}"
 
             def replace() -> None:
-                self.pending.add(name)
+                self._start_worker_after(after_s, rank, life=life + 1)
                 died()
-                self.world.after(after_s, lambda: self._start_worker(rank, life=life + 1))
 
             machine.when_killed = replace
 
@@ -312,15 +319,17 @@ class Scenario:
         rng = self.world.rng
         if self.plan.partition is not None:
             rank, for_s = self.plan.partition
-            self.world.after(rng.uniform(0.0, 3.0), lambda: self._cut_off(self.machines[rank], for_s))
+            self.world.after(rng.uniform(0.0, 3.0), lambda: self._cut_off(self.machines.get(rank), for_s))
         if self.plan.hasty_writers:
             for actor in self.actors:
                 if isinstance(actor, Writer):
                     cut_off = partial(self._cut_off, actor.machine, 4 * HASTY_S)
                     self.world.after(rng.uniform(0.0, 2.0), cut_off)
 
-    def _cut_off(self, machine: Machine, for_s: float) -> None:
-        """Every connection breaks, and for so long there is no new one."""
+    def _cut_off(self, machine: Machine | None, for_s: float) -> None:
+        """Every connection breaks, and for so long there is no new one. None: it is not there yet."""
+        if machine is None:
+            return
         self.world.say(f"{machine.name} is cut off for {for_s:g} s")
         machine.partitioned_until = self.world.now + for_s
         for connection in list(machine.connections):

@@ -30,7 +30,7 @@ def make_service(
     lender: MemoryServer | None = None,
     max_connections: int | None = None,
     max_leased_bytes: int = MAX_LEASED_BYTES,
-    **liveness: float,
+    **liveness: Any,
 ) -> ShardService:
     """Shard 0 of a store of one, for one worker."""
     consistency, signer = Consistency(), Signer(bytes(32))

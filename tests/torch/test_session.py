@@ -25,7 +25,16 @@ from psstore.checkpoint.handed import pack_handed, unpack_handed
 from psstore.checkpoint.place import COMPLETE, open_place
 from psstore.client.store import Store
 from psstore.errors import BadArgument, RolledBack, UsageError
-from psstore.torch import DistributedOptimizer, Hook, ResumableLoader, Step, TrainingSession, session, worker_state
+from psstore.torch import (
+    Compression,
+    DistributedOptimizer,
+    Hook,
+    ResumableLoader,
+    Step,
+    TrainingSession,
+    session,
+    worker_state,
+)
 from tests.support.cluster import PATIENCE_S
 from tests.support.server_process import StoreProcess, eventually
 
@@ -35,6 +44,8 @@ MODES = {
     "ssp": ("--mode", "ssp", "--staleness", "2"),
     "async": ("--mode", "async"),
 }
+
+KEEPS_BACK = Compression(push="int8", min_elems=16)
 
 MODEL = nn.Sequential(nn.Linear(20, 30), nn.ReLU(), nn.Dropout(0.3), nn.Linear(30, 3))
 
@@ -93,14 +104,17 @@ def in_threads(url: str, count: int, work: Callable[[Store], Any]) -> list[Any]:
 
 
 @pytest.mark.filterwarnings("error:the store has trained:UserWarning")  # a store that was restored is to go on
-def test_training_goes_on_bit_for_bit_with_everything_around_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("compression", [None, KEEPS_BACK], ids=["whole", "int8"])
+def test_training_goes_on_bit_for_bit_with_everything_around_it(
+    tmp_path: Path, compression: Compression | None
+) -> None:
     def train(stop_at: int, shards: int, place: str) -> list[Any]:
         flags = ("--checkpoint", place, "--restore", "auto", "--checkpoint-every", "1000000")
         with (
             StoreProcess("--shards", str(shards), *flags) as process,
             psstore.connect(process.url, wait_s=PATIENCE_S) as store,
         ):
-            one = trainee(store)
+            one = trainee(store, compression=compression)
             random.seed(stop_at)  # another life's are other ones,
             torch.manual_seed(stop_at)
             if store.version == 0:
@@ -173,8 +187,10 @@ def test_state_comes_back_as_it_was() -> None:
 @pytest.mark.parametrize(
     ("overlap", "clips"), [("none", False), ("none", True), ("backward", False), ("backward", True), ("eager", False)]
 )
-def test_what_the_store_takes_back_is_done_again_to_the_same_bytes(tmp_path: Path, overlap: str, clips: bool) -> None:
-
+@pytest.mark.parametrize("compression", [None, KEEPS_BACK], ids=["whole", "int8"])
+def test_what_the_store_takes_back_is_done_again_to_the_same_bytes(
+    tmp_path: Path, overlap: str, clips: bool, compression: Compression | None
+) -> None:
     def train(place: str, *, killed_at: Sequence[int]) -> list[Any]:
         flags = ("--checkpoint", place, "--checkpoint-every", "1000000", "--restarts", "2")
         left = list(killed_at)
@@ -182,7 +198,7 @@ def test_what_the_store_takes_back_is_done_again_to_the_same_bytes(tmp_path: Pat
             StoreProcess("--shards", "2", *flags) as process,
             psstore.connect(process.url, wait_s=PATIENCE_S) as store,
         ):
-            one = trainee(store, overlap=overlap)
+            one = trainee(store, overlap=overlap, compression=compression)
             random.seed(5)
             torch.manual_seed(5)
             diary = Diary()
@@ -572,9 +588,24 @@ def steps_of(chosen: TrainingSession, one: Trainee) -> Sequence[Step]:
 
 def test_what_the_store_does_not_have_is_said() -> None:
     with psstore.connect("local://") as store:
-        one = trainee(store, compression="fp16")
+        one = trainee(store, mode="average", every=2)
         with pytest.warns(UserWarning, match="the store's checkpoints don't have that"):
             next(iter(session(one.optimizer)))
+
+
+def test_what_codecs_keep_back_is_left_out_where_it_does_not_fit(caplog: pytest.LogCaptureFixture) -> None:
+    model = nn.Linear(80, 80)
+    with psstore.connect("local://?max_memory=160KiB") as store:
+        plain = torch.optim.SGD(model.parameters(), lr=0.1)
+        optimizer = DistributedOptimizer(plain, store, model.named_parameters(), compression=KEEPS_BACK)
+        for _ in session(optimizer, stop_at=3):
+            optimizer.zero_grad()
+            model(torch.randn(8, 80)).square().mean().backward()
+            optimizer.step()
+        handed = store.handed_in()
+    assert handed is not None
+    assert (handed.version, handed.state["residuals"]) == (3, {})
+    assert sum("keep back will be in no checkpoint: rank 0 hands in" in one.getMessage() for one in caplog.records) == 1
 
 
 def test_another_optimizer_is_refused() -> None:

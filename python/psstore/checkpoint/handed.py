@@ -21,22 +21,22 @@ class Handed(NamedTuple):
 
 class _Packed(msgspec.Struct, frozen=True, array_like=True):
     tree: Any
-    arrays: list[tuple[str, tuple[int, ...], bytes]]
+    arrays: list[tuple[str, tuple[int, ...], memoryview]]
     """dtype, shape, elements in row-major order."""
 
 
 def pack_handed(value: Plain) -> bytes:
-    """A copy. Raises BadArgument that says where in the value what can't be held is."""
+    """Raises BadArgument that says where in the value what can't be held is."""
     arrays: list[PlainArray] = []
     tree = pack(value, arrays)
-    return msgspec.msgpack.encode(_Packed(tree, [(one.dtype, one.shape, bytes(one.data)) for one in arrays]))
+    return msgspec.msgpack.encode(_Packed(tree, [(one.dtype, one.shape, one.data) for one in arrays]))
 
 
 def unpack_handed(packed: bytes) -> Plain:
-    """The value. Raises BadArgument for bytes that `pack_handed` does not make."""
+    """The value; its arrays lie in these bytes. Raises BadArgument for bytes that `pack_handed` does not make."""
     try:
         handed = msgspec.msgpack.decode(packed, type=_Packed)
-        arrays = [as_plain_array(PlainArray(dtype, shape, memoryview(data))) for dtype, shape, data in handed.arrays]
+        arrays = [as_plain_array(PlainArray(dtype, shape, data)) for dtype, shape, data in handed.arrays]
         return unpack(handed.tree, arrays)
     except (ValueError, TypeError, LookupError, RecursionError, msgspec.DecodeError) as error:
         raise BadArgument(f"what was handed in can't be made out: {error}") from None

@@ -79,6 +79,16 @@ class WorkerRecord(Struct, frozen=True, kw_only=True):
     closed: ClosedRecord | None = None
 
 
+class MembersRecord(Struct, frozen=True, kw_only=True):
+    """Where workers come and go: who did from that decision on."""
+
+    version: int
+    members: tuple[int, ...]
+    """Ranks that took part in the rounds after it."""
+    absent: tuple[int, ...] = ()
+    """Ranks that were to be in it, and were not."""
+
+
 class ClientRecord(Struct, frozen=True, kw_only=True):
     """What a client was answered by the coordinator, so that what it asks again is not carried out again."""
 
@@ -116,6 +126,8 @@ class StoreState(Struct, frozen=True, kw_only=True):
     barriers: tuple[BarrierRecord, ...] = ()
     epoch: int = 0
     """Number of the leadership that made the decision."""
+    members: tuple[MembersRecord, ...] = ()
+    """All changes of who takes part, since the training began."""
     extra: Mapping[str, str] = {}
     """What later parts of psstore keep here, by name."""
 

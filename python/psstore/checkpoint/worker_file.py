@@ -1,13 +1,13 @@
-"""A worker's file: what it hands in for its own next life, and what its codecs keep back of gradients.
+"""A worker's file: what it hands in for its own next life.
 
     | header | arrays, those of the largest elements first | hashes |
 
-Arrays are 'array/NUMBER' and 'residual/TENSOR', in pieces of PIECE_BYTES. The header's metadata has the rest as JSON.
+Arrays are 'array/NUMBER', in pieces of PIECE_BYTES. The header's metadata has the rest as JSON.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 import msgspec
@@ -38,8 +38,6 @@ class WorkerPart(msgspec.Struct, frozen=True, kw_only=True):
     """The life that handed it in."""
     version: int
     """The decision that it had come to. Where each round has all workers that is the checkpoint's."""
-    residuals: Mapping[str, PlainArray] = {}
-    """What its codecs kept back, by tensor."""
     handed: Plain = None
     """Whatever the worker gave to have again: see nested.py."""
 
@@ -59,7 +57,6 @@ def write_worker_file(storage: Storage, part: WorkerPart, *, version: int, attem
     arrays: list[PlainArray] = []
     tree = pack(part.handed, arrays)
     named = {f"array/{number}": array for number, array in enumerate(arrays)}
-    named |= {f"residual/{name}": array for name, array in part.residuals.items()}
     ordered = sorted(named.items(), key=lambda one: -ITEM_BYTES_OF[DTYPE_NAMES[one[1].dtype]])
     pieces = [list(_cut(array.data)) for _, array in ordered]
     entries = [
@@ -89,10 +86,7 @@ def read_worker_file(file: TensorFile, *, pool: HashPool) -> WorkerPart:
         handed = unpack(state.handed, [arrays[f"array/{number}"] for number in range(state.num_arrays)])
     except (ValueError, KeyError, IndexError, TypeError, msgspec.DecodeError) as error:
         raise damaged(file.name, f"what its worker handed in can't be made out: {error}") from None
-    residuals = {name.removeprefix("residual/"): a for name, a in arrays.items() if name.startswith("residual/")}
-    return WorkerPart(
-        rank=state.rank, incarnation=state.incarnation, version=state.version, residuals=residuals, handed=handed
-    )
+    return WorkerPart(rank=state.rank, incarnation=state.incarnation, version=state.version, handed=handed)
 
 
 def _read_arrays(file: TensorFile, pool: HashPool) -> dict[str, PlainArray]:

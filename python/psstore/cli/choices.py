@@ -25,10 +25,10 @@ class Mode(str, Enum):
     async_ = "async"
 
 
-def consistency_of(mode: Mode, *, workers: int, backups: int, staleness: int) -> Consistency:
+def consistency_of(mode: Mode, *, workers: int, backups: int, staleness: int, fewest: int | None = None) -> Consistency:
     """Ends the command with a sentence for numbers that don't go together."""
     try:
-        return Consistency.of_mode(mode.value, num_workers=workers, backups=backups, staleness=staleness)
+        return Consistency.of_mode(mode.value, num_workers=workers, fewest=fewest, backups=backups, staleness=staleness)
     except PsstoreError as error:
         fail(error.message)
 

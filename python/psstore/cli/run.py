@@ -11,7 +11,8 @@ from typing import Annotated, NoReturn
 import typer
 
 from psstore.cli.choices import Mode, consistency_of, drop_output, fail
-from psstore.types import Consistency
+from psstore.errors import PsstoreError
+from psstore.types import Consistency, parse_workers
 
 CLUSTER = "A cluster of hosts: the same command on each, but for its role"
 
@@ -19,7 +20,12 @@ CLUSTER = "A cluster of hosts: the same command on each, but for its role"
 def run(
     command: Annotated[list[str], typer.Argument(metavar="SCRIPT [ARGS]", help="Training script and its arguments.")],
     shards: Annotated[int | None, typer.Option(min=1, help="Shard processes of the store (default: 2).")] = None,
-    workers: Annotated[int | None, typer.Option(min=1, help="Worker processes (default: 2).")] = None,
+    workers: Annotated[
+        str | None,
+        typer.Option(
+            help="Worker processes (default: 2). FEWEST:MOST starts the most, and goes on while the fewest are left."
+        ),
+    ] = None,
     mode: Annotated[Mode, typer.Option(help="Consistency.")] = Mode.sync,
     staleness: Annotated[int, typer.Option(min=0, help="ssp: rounds a worker may be ahead of the slowest.")] = 2,
     backups: Annotated[int, typer.Option(min=0, help="backup: late workers that a round does without.")] = 1,
@@ -96,12 +102,19 @@ def run(
     os.environ.update(checkpoint_environ(checkpoint, every=checkpoint_every))
     os.environ.update(restart_environ(os.environ, restarts=restarts))
     interpreted = [sys.executable, "-u", *(["-m"] if module else []), *command]
-    num_workers = (workers or 2) if cluster is None else cluster.num_workers
-    consistency = consistency_of(mode, workers=num_workers, backups=backups, staleness=staleness)
+    fewest, num_workers = _workers(workers) if cluster is None else (None, cluster.num_workers)
+    consistency = consistency_of(mode, workers=num_workers, fewest=fewest, backups=backups, staleness=staleness)
     if cluster is None:
         _run_here(interpreted, num_shards=shards or 2, consistency=consistency, restarts=restarts, grace_s=grace_s)
     else:
         run_task(cluster, interpreted, consistency=consistency)
+
+
+def _workers(text: str | None) -> tuple[int | None, int]:
+    try:
+        return parse_workers("--workers", text or "2")
+    except PsstoreError as error:
+        fail(error.message)
 
 
 def _run_here(

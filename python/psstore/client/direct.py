@@ -34,6 +34,7 @@ class Direct:
         self._writing = operations.writing
         self._reading = operations.reading
         self._client = client = operations.client
+        self._reads_consistently = operations.reads_consistently
         self._driver = driver
         self._thread = thread
         self.paced = PacedCalls(operations, thread)
@@ -50,6 +51,7 @@ class Direct:
             received=self._reading.received,
             newer=self._newer,
             conclude=self._conclude,
+            reads_consistently=self._reads_consistently,
             starting=_core.StartingParts(
                 make=partial(Started, self._thread, self._writing.push_ended),
                 ended=self._ended,

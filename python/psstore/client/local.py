@@ -12,6 +12,7 @@ import math
 import secrets
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import TypedDict, TypeVar
 from urllib.parse import parse_qsl
 
@@ -21,7 +22,7 @@ from psstore.client.loop_thread import LoopThread
 from psstore.client.operations import Operations
 from psstore.client.store import AsyncStore, Store
 from psstore.errors import BadArgument, DeviceFailed, ProtocolError, PsstoreError, StoreClosed
-from psstore.memory import DEFAULT_SNAPSHOT_PART, limit_bytes
+from psstore.memory import DEFAULT_SNAPSHOT_PART, HANDED_PART, limit_bytes
 from psstore.net.client import QuietFuture
 from psstore.net.deadline_timer import DeadlineTimer
 from psstore.protocol.client import Client
@@ -35,7 +36,7 @@ from psstore.protocol.service import ShardIdentity, ShardService
 from psstore.protocol.session import Session
 from psstore.protocol.sharing import OwnShard
 from psstore.protocol.signing import MAC_BYTES, Signer
-from psstore.types import Consistency, place_shards
+from psstore.types import Consistency, parse_workers, place_shards
 from psstore.wire.messages import Role
 
 LIVENESS = Liveness(silence_s=math.inf, detached_s=0.0)
@@ -61,10 +62,11 @@ class LocalCluster:
         signer = Signer(secrets.token_bytes(2 * MAC_BYTES))
         coordinator = Coordinator(
             consistency=consistency,
-            liveness=LIVENESS,
+            liveness=replace(LIVENESS, lost="drop") if consistency.elastic else LIVENESS,
             num_shards=num_shards,
             signer=signer,
             max_bytes=max_memory_bytes if set(devices) == {"cpu"} else None,
+            max_handed_bytes=max_memory_bytes // HANDED_PART,
         )
         store = secrets.token_hex(16)
         self.hosts = [
@@ -255,7 +257,7 @@ class LocalDriver:
         )
         client.num_workers = self._cluster.consistency.num_workers
         if options.role == "worker":
-            await client.join(rank=options.rank, num_workers=options.num_workers)
+            await client.join(rank=options.rank, num_workers=options.num_workers, wait_s=options.wait_s)
         return Operations(client, wait_s=options.wait_s)
 
     def now(self) -> float:
@@ -289,7 +291,7 @@ class LocalOptions(TypedDict, total=False):
     """Options of a local:// URL."""
 
     shards: int
-    workers: int
+    workers: int | str
     mode: str
     staleness: int
     device: str
@@ -307,7 +309,8 @@ def parse_local(url: str) -> LocalOptions:
             options[name] = text  # type: ignore[literal-required]
         elif name in ("shards", "workers", "staleness"):
             try:
-                options[name] = int(text)  # type: ignore[literal-required]
+                is_range = name == "workers" and ":" in text
+                options[name] = text if is_range else int(text)  # type: ignore[literal-required]
             except ValueError:
                 raise BadArgument(f"URL {url!r}: {name} is {text!r}; expected an integer") from None
         else:
@@ -327,7 +330,7 @@ class LocalStore:
         self,
         shards: int = 1,
         *,
-        workers: int = 1,
+        workers: int | str = 1,
         mode: str = "sync",
         backups: int = 1,
         staleness: int = 2,
@@ -335,14 +338,18 @@ class LocalStore:
         device: str = "cpu",
         max_memory: str | None = None,
     ) -> None:
-        """`mode`: 'sync', 'backup' (a round does without `backups` late workers), 'ssp' (a worker may be `staleness`
-        rounds ahead) or 'async'. `refuse_non_finite`: refuse pushes that hold NaN or infinity. `device`: where
-        parameters live and steps are taken: 'cpu', 'cuda:0', or several, separated by commas, which the shards take
-        in turn. `max_memory`: main memory that the shards may take together, as '8GiB' (default: four fifths of what
-        the machine or its control group has); what goes beyond it is refused with OutOfMemory."""
+        """`workers`: how many, or 'FEWEST:MOST' where they come and go. `mode`: 'sync', 'backup' (a round does
+        without `backups` late workers), 'ssp' (a worker may be `staleness` rounds ahead) or 'async'.
+        `refuse_non_finite`: refuse pushes that hold NaN or infinity. `device`: where parameters live and steps
+        are taken: 'cpu', 'cuda:0', or several, separated by commas, which the shards take in turn.
+        `max_memory`: main memory that the shards may take together, as '8GiB' (default: four fifths of what the
+        machine or its control group has); what goes beyond it is refused with OutOfMemory."""
         if shards < 1:
             raise BadArgument(f"shards is {shards}; a store needs at least 1")
-        consistency = Consistency.of_mode(mode, num_workers=workers, backups=backups, staleness=staleness)
+        fewest, num_workers = parse_workers("workers", workers)
+        consistency = Consistency.of_mode(
+            mode, num_workers=num_workers, fewest=fewest, backups=backups, staleness=staleness
+        )
         self.thread = LoopThread()
         self._cluster = LocalCluster(
             self.thread.loop,

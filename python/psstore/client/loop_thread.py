@@ -361,6 +361,8 @@ class LoopThread:
                 self._sleeps_until, timeout_s = self._until_next()
                 if self._leader and timeout_s == 0.0:  # what is due is the leader's to do
                     self._sleeps_until, timeout_s = math.inf, None
+                if self._stopping and not self._callers:  # since it was looked at: that turn may have taken the wake
+                    timeout_s = 0.0
             finally:
                 self._give()
 

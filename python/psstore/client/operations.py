@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, get_args
 
-from psstore import _core
 from psstore.checkpoint.handed import Handed, pack_handed, unpack_handed
 from psstore.checkpoint.nested import Plain
 from psstore.client.arguments import number, one_of, text, version, whole
@@ -33,9 +32,6 @@ from psstore.errors import BadArgument
 from psstore.protocol.client import Client, Hold
 from psstore.types import Tensor, TensorSpec, check_name
 from psstore.wire.messages import Exist
-
-MAX_HANDED_BYTES = _core.MAX_BODY_BYTES - 4096
-"""What a worker may hand in, and the names around it."""
 
 GATHER_S = 30.0
 """How long a checkpoint waits for what workers hand in: a few long steps."""
@@ -306,12 +302,17 @@ class Operations:
         asked = Pull(tuple(names), places, newer_than, dtype, codec, wait_s)
         return self._manner_of(asked, consistent)(asked)
 
+    @property
+    def reads_consistently(self) -> bool:
+        """Whether pulls that do not say are to be of one version."""
+        return self.client.identity.role == "client"
+
     def _manner_of(self, asked: Pull, consistent: bool | None) -> Callable[[Pull], Coroutine[Any, Any, list[Array]]]:
         may_be = asked.codec is None and asked.if_newer_than is None
         if consistent and not may_be:
             raise BadArgument("a pull with consistent=True takes neither codec nor if_newer_than")
         if consistent is None:
-            consistent = may_be and self.client.identity.role == "client"
+            consistent = may_be and self.reads_consistently
         return self._pull_consistently if consistent else self.reading.pull
 
     async def _pull_consistently(self, asked: Pull) -> list[Array]:
@@ -346,19 +347,19 @@ class Operations:
         checkpoint of that version. A worker that has handed in once is asked again, by `hand_in_wanted`, whenever a
         checkpoint is written.
 
-        `state`: None, bools, numbers, texts, bytes, arrays, and lists, tuples and dicts of these; 16 MiB at most.
-        Raises BadArgument that says where in it what can't be held is.
+        `state`: None, bools, numbers, texts, bytes, arrays, and lists, tuples and dicts of these. The coordinator keeps
+        the last of each rank in memory. Raises BadArgument that says where in it what can't be held is; OutOfMemory.
         """
-        packed = pack_handed(state)
-        if len(packed) > MAX_HANDED_BYTES:
-            raise BadArgument(f"hand_in: {len(packed):,} bytes are more than the {MAX_HANDED_BYTES:,} that are kept")
-        await self.client.hand_in(packed)
+        await self.client.hand_in(pack_handed(state))
 
     async def handed_in(self) -> Handed | None:
         """What this rank has handed in last, in this life or one before, through restarts of the store from
         checkpoints; None: nothing."""
         back = await self.client.handed_in()
-        return None if back.state is None else Handed(back.version, unpack_handed(back.state))
+        if back is None:
+            return None
+        version, packed = back
+        return Handed(version, unpack_handed(packed))
 
     async def stop(self, version: int | None = None, *, finish: bool = False) -> None:
         """This worker's commits count up to that version and no further: later ones end as late ones do, and `stopped`

@@ -31,6 +31,7 @@ class PacedCalls:
         self._reading = operations.reading
         self._client = operations.client
         self._thread = thread
+        self._reads_consistently = operations.reads_consistently
 
     def start_push_many(
         self,
@@ -59,9 +60,13 @@ class PacedCalls:
         dtype: str | None = None,
         codec: Codecs | None = None,
         wait_s: float | None = None,
+        consistent: bool | None = None,
     ) -> Started[list[Array]] | None:
+        """Pulls that are to be of one version are none of these: whether they are is for the loop to see."""
         pace = self._context.turns
-        if pace is None or codec is not None or if_newer_than is not None:
+        if consistent is None:
+            consistent = self._reads_consistently
+        if pace is None or codec is not None or if_newer_than is not None or consistent:
             return None
         plan = self._context.layouts.plan(Pull(tuple(names), out, dtype=dtype).cache_key)
         patience_s = self._context.patience(wait_s)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 import secrets
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -19,9 +20,9 @@ from psstore.client.flow_control import Pace
 from psstore.client.loop_thread import LoopThread
 from psstore.client.operations import Operations
 from psstore.config import Transport
-from psstore.errors import BadArgument
+from psstore.errors import BadArgument, BadSignature, RolledBack
 from psstore.net.address import Address, TcpAddress, UnixAddress, is_loopback, parse_address
-from psstore.net.client import Reconnector, SocketDriver
+from psstore.net.client import REFUSED_S, Reconnector, SocketDriver
 from psstore.net.client_connection import ClientConnection
 from psstore.net.fd_client import borrow
 from psstore.net.user_token import find
@@ -33,6 +34,12 @@ from psstore.protocol.handshake import ClientIdentity
 from psstore.protocol.keepalive import Keepalive, look_interval_s
 from psstore.protocol.session import Session
 from psstore.wire.messages import Welcome
+
+OF_TWO_LIVES = (RolledBack, BadSignature)
+"""What one hears who meets some shards before they have gone back to a checkpoint, and others after."""
+
+AGAIN_S = 0.2
+"""Between two looks whether all have."""
 
 
 class Heartbeats:
@@ -93,6 +100,8 @@ class Remote:
     def __init__(self, thread: LoopThread) -> None:
         self.thread = thread
         self.direct: Direct | None = None
+        self.returns = False
+        """The store starts again by itself when a shard of it dies."""
         self._driver: SocketDriver | None = None
         self._heartbeats: Heartbeats | None = None
 
@@ -121,8 +130,12 @@ class Remote:
             for channel in range(num_channels)
             for shard, route in enumerate(routes)
         ]
-        self._driver = self._tie(sessions, routes * num_channels, options)
+        self.returns = welcome.returns
+        # Where shards start again by themselves, an address that refuses may be one of tomorrow.
+        refused_s = options.timeout_s if welcome.returns else REFUSED_S
+        self._driver = self._tie(sessions, routes * num_channels, options, refused_s=refused_s)
         await asyncio.gather(*[asyncio.shield(one.first_up) for one in self._driver.reconnectors.values()])
+        _check_one_life(sessions)
         client = Client(
             driver=self._driver, identity=identity, decisions=decisions, sessions=sessions, timeout_s=options.timeout_s
         )
@@ -131,7 +144,7 @@ class Remote:
             await client.stats()  # each shard has answered what it was asked before: whether it shares memory
             _check_shares_memory(client.shards)
         if options.role == "worker":
-            await client.join(rank=options.rank, num_workers=options.num_workers)
+            await client.join(rank=options.rank, num_workers=options.num_workers, wait_s=options.wait_s)
             coordinator = sessions[0]
             assert coordinator.welcome is not None, "it has answered JOIN"
             self._heartbeats = Heartbeats(identity, coordinator.welcome, coordinator.address, self.thread.loop)
@@ -170,13 +183,16 @@ class Remote:
         assert session.welcome is not None, "it was up"
         return session.welcome
 
-    def _tie(self, sessions: Sequence[Session], routes: Sequence[Sequence[Address]], options: Options) -> SocketDriver:
+    def _tie(
+        self, sessions: Sequence[Session], routes: Sequence[Sequence[Address]], options: Options, *, refused_s: float
+    ) -> SocketDriver:
         reconnectors = [
             Reconnector(
                 session,
                 route,
                 loop=self.thread.loop,
                 patience_s=max(options.timeout_s, options.connect_timeout_s),
+                refused_s=refused_s,
                 congestion_control=options.congestion_control,
             )
             for session, route in zip(sessions, routes, strict=True)
@@ -187,17 +203,33 @@ class Remote:
 
 
 def open_remote(seed: Address, options: Options) -> tuple[Operations, Remote]:
-    """Connects, on a thread of its own. Blocks. Raises as `Remote.open`, with nothing left open."""
-    thread = LoopThread(busy_s=1e-6 * options.busy_poll_us)
-    remote = Remote(thread)
-    opening = thread.submit(remote.open(seed, options))
-    try:
-        return opening.result(), remote
-    except BaseException:
-        opening.cancel()
-        thread.submit(remote.close()).result()
-        thread.stop()
-        raise
+    """Connects, on a thread of its own. Blocks; a store that is going back to a checkpoint is waited for. Raises as
+    `Remote.open`, with nothing left open."""
+    until = time.monotonic() + options.connect_timeout_s
+    while True:
+        thread = LoopThread(busy_s=1e-6 * options.busy_poll_us)
+        remote = Remote(thread)
+        opening = thread.submit(remote.open(seed, options))
+        try:
+            return opening.result(), remote
+        except BaseException as error:
+            opening.cancel()
+            thread.submit(remote.close()).result()
+            thread.stop()
+            if not remote.returns or not isinstance(error, OF_TWO_LIVES) or time.monotonic() > until:
+                raise
+        time.sleep(AGAIN_S)
+
+
+def _check_one_life(sessions: Sequence[Session]) -> None:
+    """Raises RolledBack if some shards have not gone back yet, and others have. What a shard on a host of its own says
+    of its life begins with what shard 0 says."""
+    welcomes = [session.welcome for session in sessions if session.welcome is not None]
+    first = next(one for one in welcomes if one.shard == 0)
+    if any(one.returns and not one.store.startswith(first.store) for one in welcomes):
+        raise RolledBack(
+            "the store is going back to a checkpoint just now: connect again", version=first.restored, undone=0
+        )
 
 
 def _nonce() -> bytes:

@@ -25,6 +25,7 @@ from psstore.client.zero_copy import Borrowed, Debt
 from psstore.errors import PsstoreError, StoreClosed, UsageError
 from psstore.protocol.client import Hold
 from psstore.types import Consistency
+from psstore.wire.messages import Members
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -94,15 +95,31 @@ class _Face:
 
     @property
     def num_workers(self) -> int:
-        """Workers that the store was started for."""
+        """Workers that the store was started for; where they come and go, those that take part in the open round."""
         return self._operations.client.num_workers
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """Ranks that take part in the open round: all of them, unless workers come and go."""
+        log = self._operations.client.members
+        return log[-1].members if log else tuple(range(self.num_workers))
+
+    @property
+    def member_log(self) -> Sequence[Members]:
+        """Where workers come and go: each change of who takes part, since the training began."""
+        return self._operations.client.members
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this worker has the lowest rank of those that take part."""
+        return self.rank is not None and self.rank == min(self.members)
 
     @property
     def consistency(self) -> Consistency:
         """The mode that the store was started in: `.mode` names it."""
         welcome = self._operations.client.sessions[0].welcome
         assert welcome is not None, "a store has been connected"
-        return Consistency(num_workers=welcome.num_workers, quorum=welcome.quorum, staleness=welcome.staleness)
+        return welcome.consistency
 
     @property
     def restored(self) -> int | None:

@@ -62,6 +62,11 @@ class Job:
     def num_workers(self) -> int:
         return self.consistency.num_workers
 
+    @property
+    def num_spare(self) -> int:
+        """Workers that may fail for good while the others go on: where they come and go, all but the fewest."""
+        return 0 if self.consistency.fewest is None else self.num_workers - self.consistency.fewest
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -137,6 +142,8 @@ class _Work:
         self._deliver = deliver
         self._restarts: Counter[int] = Counter()
         """How often each worker was, by rank."""
+        self._gone: set[int] = set()
+        """Ranks that have failed for good."""
 
     async def run(self) -> Outcome:
         """Until every worker has ended well, or something failed for good."""
@@ -181,7 +188,11 @@ class _Work:
                 failed = f"rank {ranks[one]} {_ending(one.result())}"
                 rank = ranks[one]
                 if self._restarts[rank] == self._job.restarts:
-                    return Outcome(_exit_code(one.result()), failed)
+                    self._gone.add(rank)
+                    if len(self._gone) > self._job.num_spare:
+                        return Outcome(_exit_code(one.result()), failed)
+                    self._say(f"{failed}; the others go on without it")
+                    continue
                 self._restarts[rank] += 1
                 self._say(f"{failed}; it is started again ({self._restarts[rank]} of {self._job.restarts})")
                 again = self._start(rank, url).ended

@@ -12,7 +12,7 @@ import msgspec
 from psstore.errors import StoreUnreachable
 from psstore.launch.group import Child, ProcessGroup
 from psstore.launch.output import read_pipe
-from psstore.types import UNBOUNDED, Consistency
+from psstore.types import UNBOUNDED, Consistency, workers_text
 
 READY_S = 60.0
 """How long the store may take to be ready. It takes about a second; a loaded machine takes longer."""
@@ -28,7 +28,7 @@ def server_command(*, num_shards: int, consistency: Consistency, ready_fd: int) 
     """On a port that is free, so that any number of stores run side by side."""
     options = {
         "--shards": num_shards,
-        "--workers": consistency.num_workers,
+        "--workers": workers_text(consistency),
         "--quorum": consistency.quorum,
         "--staleness": "unbounded" if consistency.staleness == UNBOUNDED else consistency.staleness,
         "--host": "127.0.0.1",

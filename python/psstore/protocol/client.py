@@ -42,6 +42,9 @@ MAX_DROPPED_NAMES = 1024
 LOOK_S = 0.02
 """How often whoever leads the writing of a checkpoint asks whether it is written."""
 
+JOIN_WAIT_S = 300.0
+"""How long a worker waits for its first round, where others come and go: a few long steps."""
+
 GRACE_S = 5.0
 """A client waits so much longer than it told the store to wait: the store's error says more."""
 
@@ -104,6 +107,8 @@ class Client:
         """The decision that closed this worker's last round."""
         self.staleness = 0
         """Rounds that this worker was ahead of the slowest when its last commit was answered."""
+        self.members: list[m.Members] = []
+        """Who takes part in which round, where workers come and go."""
         self._unfinished = False
         """The current round was committed early: its pushes go on until `finish`."""
         self.hand_in_wanted = False
@@ -156,9 +161,14 @@ class Client:
 
     # ---- membership ----
 
-    async def join(self, *, rank: int | None, num_workers: int | None) -> None:
-        """Becomes a worker and attaches to every shard. Raises RankTaken, TooManyWorkers, BadArgument."""
-        joined = await self._control("JOIN", m.Join(rank=rank, num_workers=num_workers), m.Joined)
+    async def join(self, *, rank: int | None, num_workers: int | None, wait_s: float = JOIN_WAIT_S) -> None:
+        """Becomes a worker and attaches to every shard. `wait_s`: how long for the end of the open round, where workers
+        come and go. Raises RankTaken, TooManyWorkers, BadArgument, DeadlineExceeded."""
+        _check_wait(wait_s)
+        body = m.Join(rank=rank, num_workers=num_workers, wait_s=wait_s)
+        asked = self._request(self.sessions[0], "JOIN", body=body, timeout_s=wait_s + GRACE_S)
+        joined = _expect(m.Joined, await asked)
+        self._learn_members(joined.members)
         self.identity.rank, self.identity.incarnation = joined.rank, joined.incarnation
         self.identity.ticket = joined.ticket
         self.round, self.decision, self._unfinished = joined.round, joined.decision, False
@@ -167,6 +177,11 @@ class Client:
             session.identified()
         attach = m.Attach(ticket=joined.ticket)
         await collect([self._request(session, "ATTACH", body=attach) for session in self.sessions])
+
+    def _learn_members(self, news: Sequence[m.Members]) -> None:
+        if news:
+            self.members += news
+            self.num_workers = len(news[-1].members)
 
     async def leave(self) -> None:
         """This worker is done: the others no longer wait for it. A client that never joined does nothing."""
@@ -317,10 +332,12 @@ class Client:
             max_norm=max_norm,
             since=self._decisions.last,
             applied=applied,
+            members=len(self.members),
             wait_s=wait_s,
         )
         committed = _expect(m.Committed, await self._coordinate("COMMIT", body, wait_s=wait_s))
         self._decisions.learn(committed.last, committed.decisions)
+        self._learn_members(committed.members)
         self._unanswered, self._asked_to_attest = False, committed.attest
         self.decision = committed.decision
         self.staleness = max(0, committed.next_round - 1 - committed.slowest)
@@ -347,12 +364,23 @@ class Client:
         """What this rank's next life is to have again, as of the decision that it has come to."""
         self._need_worker("hand_in")
         self.hand_in_wanted = False
-        await self._request(self.shards[0], "HAND_IN", body=m.HandIn(version=self.version, state=state))
+        version, size = self.version, m.HANDED_PIECE_BYTES
+        for offset in range(0, max(1, len(state)), size):
+            end = offset + size
+            body = m.HandIn(version=version, state=state[offset:end], offset=offset, more=end < len(state))
+            await self._request(self.shards[0], "HAND_IN", body=body)
 
-    async def handed_in(self) -> m.HandedBack:
-        """What was handed in for this rank last."""
+    async def handed_in(self) -> tuple[int, bytes] | None:
+        """What was handed in for this rank last, behind its version; None: nothing."""
         self._need_worker("handed_in")
-        return await self._control("HAND_BACK", m.HandBack(), m.HandedBack)
+        found = bytearray()
+        while True:
+            back = await self._control("HAND_BACK", m.HandBack(offset=len(found)), m.HandedBack)
+            if back.state is None:
+                return None
+            found += back.state
+            if not back.more:
+                return back.version, bytes(found)
 
     async def stop(self, version: int | None, *, finish: bool) -> None:
         """This worker's commits count up to that decision only. None: nobody's count from now on, or `finish` from the

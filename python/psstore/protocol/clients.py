@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TypeVar, cast
 
 from psstore.wire.messages import Message
+
+Answer = TypeVar("Answer", bound=Message | None)
 
 MAX_ANSWERS = 64
 """Answers kept per client. Only what is still unanswered is ever asked again, and few of a client's requests
@@ -29,7 +32,7 @@ class Known:
     connections: set[int] = field(default_factory=set)
     lost_at: float = 0.0
     """When the last connection was lost."""
-    answers: dict[int, Message] = field(default_factory=dict)
+    answers: dict[int, Message | None] = field(default_factory=dict)
     """Request number -> answer, in the order in which they were given."""
 
 
@@ -67,7 +70,7 @@ class Clients:
             return False
         return client not in self._away or now - self._away[client].lost_at > patience_s
 
-    def once(self, client: str, request: int, answer: Callable[[], Message]) -> Message:
+    def once(self, client: str, request: int, answer: Callable[[], Answer]) -> Answer:
         """`answer()`, or what it returned when this client's request of that number came first.
 
         For requests that change something each time: a client that lost the answer asks again by the same number.
@@ -77,7 +80,7 @@ class Clients:
             answers[request] = answer()
             if len(answers) > MAX_ANSWERS:
                 del answers[next(iter(answers))]
-        return answers[request]
+        return cast(Answer, answers[request])
 
     def _may_forget(self, now: float) -> bool:
         """The one that went first."""

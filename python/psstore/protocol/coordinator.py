@@ -9,12 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from msgspec.structs import replace
+
 from psstore.errors import BadSignature, MissingContribution, PsstoreError, UnexpectedMessage
 from psstore.protocol.barriers import Barriers
 from psstore.protocol.clients import Clients
+from psstore.protocol.hand_ins import HandIns
 from psstore.protocol.membership import Liveness, Membership, Worker
 from psstore.protocol.promised_pushes import Finishing
 from psstore.protocol.replies import Reply
+from psstore.protocol.roster import Roster
 from psstore.protocol.rounds import Rounds, Waiting
 from psstore.protocol.schema_registry import SchemaRegistry
 from psstore.protocol.signing import Signer
@@ -56,11 +60,16 @@ class Coordinator:
         num_shards: int,
         signer: Signer,
         max_bytes: int | None = None,
+        max_handed_bytes: int | None = None,
     ) -> None:
-        """`max_bytes`: that the values of all tensors may take together, if that is known."""
+        """`max_bytes`: that the values of all tensors may take together, if that is known. `max_handed_bytes`: what
+        workers hand in may."""
         consistency.check()
         self.consistency = consistency
-        self.membership = Membership(num_workers=consistency.num_workers, liveness=liveness)
+        self.membership = Membership(
+            num_workers=consistency.num_workers, liveness=liveness, elastic=consistency.elastic
+        )
+        self.roster = Roster(self.membership, fewest=consistency.fewest)
         self.schemas = SchemaRegistry(num_shards=num_shards, signer=signer, max_bytes=max_bytes)
         self.rounds = Rounds(
             consistency=consistency,
@@ -68,6 +77,8 @@ class Coordinator:
             signer=signer,
             num_shards=num_shards,
             groups=self.schemas.groups,
+            hand_ins=HandIns(self.membership, max_bytes=max_handed_bytes),
+            roster=self.roster,
         )
         self._signer = signer
         self._clients = Clients()
@@ -82,6 +93,7 @@ class Coordinator:
     def detached(self, conn: int, now: float) -> None:
         self._clients.detached(conn, now)
         self.membership.detach(conn, now)
+        self.roster.detached(conn)
 
     def heartbeat(self, conn: int, *, client: str, rank: int, incarnation: int, now: float) -> None:
         self.membership.heartbeat(client=client, rank=rank, incarnation=incarnation, conn=conn, now=now)
@@ -108,7 +120,7 @@ class Coordinator:
             )
             self.membership.refuse(worker, refusal, now)
             replies += self.rounds.refused(worker, refusal, now) + self._move_barriers(None)
-        return replies + self._give_up(now)
+        return replies + self._give_up(now) + self._let_in(now)
 
     def _attested(self, signed: Sequence[Signed], now: float) -> list[Reply]:
         """What shards have applied, as workers carry it. Raises BadSignature."""
@@ -124,6 +136,10 @@ class Coordinator:
 
     def handle(self, conn: int, request: int, message: Message | None, *, client: str, now: float) -> list[Reply]:
         """`message`: a decoded body; None stands for LEAVE, which has none. Raises PsstoreError for this request."""
+        replies = self._handle(conn, request, message, client, now)
+        return replies + self._let_in(now) if self.roster.is_elastic else replies
+
+    def _handle(self, conn: int, request: int, message: Message | None, client: str, now: float) -> list[Reply]:
         if isinstance(message, NEEDS_WHOLE_ROUNDS):
             self.rounds.refuse_if_torn()
         match message:
@@ -136,15 +152,17 @@ class Coordinator:
                 worker = self._worker(client, now)
                 return self._barriers.enter(worker, message, conn=conn, request=request, now=now)
             case Join():
-                return self._join(conn, request, message, client, now)
+                return self._arrived(conn, request, message, client, now)
             case Decisions():
                 decisions = self.rounds.log.since(message.since)
                 return [Reply(conn, request, Decided(last=self.rounds.log.last, decisions=decisions))]
             case HandIn():
-                self.rounds.hand_ins.take(self._worker(client, now), message, last=self.rounds.log.last)
-                return [Reply(conn, request, None)]
+                worker, last = self._worker(client, now), self.rounds.log.last
+                take = partial(self.rounds.hand_ins.take, worker, message, last=last)
+                return [Reply(conn, request, self._clients.once(client, request, take))]
             case HandBack():
-                return [Reply(conn, request, self.rounds.hand_ins.give_back(self._worker(client, now)))]
+                back = self.rounds.hand_ins.give_back(self._worker(client, now), message.offset)
+                return [Reply(conn, request, back)]
             case Stop():
                 return [Reply(conn, request, None), *self._stop(self._worker(client, now), message)]
             case None:
@@ -169,11 +187,13 @@ class Coordinator:
         lost = self.membership.sweep(now)
         if lost:
             replies += self.rounds.lost(lost, now) + self._move_barriers(None)
-        return replies + self._give_up(now) + self.rounds.expire(now) + self._barriers.expire(now)
+        replies += self._give_up(now) + self.rounds.expire(now) + self._barriers.expire(now) + self.roster.expire(now)
+        return replies + self._let_in(now)
 
     def next_wake(self) -> float | None:
         """When `tick` may next do something."""
-        times = (self.membership.next_wake(), self.rounds.next_wake(), self._barriers.next_wake())
+        parts = (self.membership, self.rounds, self._barriers, self.roster)
+        times = [part.next_wake() for part in parts]
         return min((t for t in times if t is not None), default=None)
 
     # ---- membership ----
@@ -190,6 +210,26 @@ class Coordinator:
             return self.rounds.commit(self._worker(client, waiting.since), waiting)
         except PsstoreError as error:
             return [waiting.reply(error)]
+
+    def _arrived(self, conn: int, request: int, join: Join, client: str, now: float) -> list[Reply]:
+        """A worker comes. Where others come and go, too, it waits until the open round is decided."""
+        known = self.membership.find(client)
+        may_wait = self.roster.is_elastic and (known is None or known.state is WorkerState.LEFT)
+        if may_wait and self.roster.arrived(join, client=client, conn=conn, request=request, now=now):
+            return self.rounds.settle()
+        return self._join(conn, request, join, client, now)
+
+    def _let_in(self, now: float) -> list[Reply]:
+        """Tells those who may train from now on: once the round before is done, as the others are told."""
+        if self.rounds.torn is not None:
+            return self.roster.fail(self.rounds.torn)
+        if not self.rounds.is_done:
+            return []
+        self.roster.begin(self.rounds.log.last)
+        replies: list[Reply] = []
+        for one in self.roster.take_let_in():
+            replies += self._join(one.conn, one.request, replace(one.join, rank=one.rank), one.client, now)
+        return replies
 
     def _join(self, conn: int, request: int, join: Join, client: str, now: float) -> list[Reply]:
         before = self.membership.find(client)
@@ -215,6 +255,7 @@ class Coordinator:
             decision=self.rounds.log.last,
             decisions=self.rounds.log.since(0),
             ticket=self._signer.sign(ticket),
+            members=self.roster.since(0),
         )
         return [Reply(conn, request, joined), *told]
 
@@ -233,8 +274,16 @@ class Coordinator:
         return self.rounds.leave(worker) + self._move_barriers(None)
 
     def _give_up(self, now: float) -> list[Reply]:
-        """Nobody took a lost one's place in time: who can't go on without it hears so."""
-        return self.rounds.complain(now) + self._move_barriers(now) if self.membership.give_up(now) else []
+        """Nobody took a lost one's place in time: it is done without, or who can't go on hears so."""
+        if not self.membership.give_up(now) or self.membership.liveness.lost == "wait":
+            return []
+        if self.membership.liveness.lost == "fail":
+            return self.rounds.complain(now) + self._move_barriers(now)
+        replies: list[Reply] = []
+        for worker in self.membership.given_up():
+            self.membership.drop(worker)
+            replies += self.rounds.leave(worker) + self._move_barriers(None)
+        return replies
 
     def _move_barriers(self, now: float | None) -> list[Reply]:
         """Opens or fails barriers after a worker's end. `now`: None if it was not given up."""

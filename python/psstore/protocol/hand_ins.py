@@ -2,7 +2,8 @@
 
 A checkpoint holds what a worker has handed in as of the checkpoint's decision: schedulers, samplers, random states.
 Only the worker knows when it is between two steps, so it is asked with the answer to its commit, and hands in before
-it goes on. Where each round has all workers, the next round can't be decided before each has done so.
+it goes on. Where each round has all workers, the next round can't be decided before each has done so. What is larger
+than a message comes and goes in several.
 """
 
 from __future__ import annotations
@@ -11,10 +12,10 @@ from collections.abc import Callable, Mapping
 
 from msgspec import Struct
 
-from psstore.errors import BadArgument
+from psstore.errors import BadArgument, OutOfMemory
 from psstore.protocol.membership import Membership, Worker
 from psstore.protocol.states import WorkerState
-from psstore.wire.messages import HandedBack, HandIn
+from psstore.wire import messages as m
 
 
 class HandedIn(Struct, frozen=True, kw_only=True):
@@ -26,15 +27,26 @@ class HandedIn(Struct, frozen=True, kw_only=True):
     state: bytes
 
 
+class _Arriving(Struct, kw_only=True):
+    """What has come so far of one that is handed in."""
+
+    incarnation: int
+    version: int
+    data: bytearray
+
+
 class HandIns:
     """All that is handed in, by rank."""
 
-    def __init__(self, membership: Membership) -> None:
+    def __init__(self, membership: Membership, *, max_bytes: int | None = None) -> None:
+        """`max_bytes`: that all of it may take together."""
         self.of: dict[int, HandedIn] = {}
+        self._arriving: dict[int, _Arriving] = {}
         self._gathered: dict[int, HandedIn] = {}
         """The first of each rank as of the decision that is asked for or later: it may hand in again before the
         checkpoint begins."""
         self._membership = membership
+        self._max_bytes = max_bytes
         self._wanted_from: int | None = None
         """A checkpoint of this decision, or of the next one if it has not been made, wants what is handed in."""
         self._is_made = False
@@ -44,8 +56,9 @@ class HandIns:
         """Goes on from a checkpoint."""
         self.of = dict(of)
 
-    def take(self, worker: Worker, handed: HandIn, *, last: int) -> None:
-        """Raises BadArgument: no worker has come to a decision that was not made, nor goes back."""
+    def take(self, worker: Worker, handed: m.HandIn, *, last: int) -> None:
+        """REQUIRES: each message comes here once. Raises BadArgument: no worker has come to a decision that was not
+        made, nor goes back; OutOfMemory."""
         before = self.of.get(worker.rank)
         known = before is not None and before.incarnation == worker.incarnation
         at_least = before.version if before is not None and known else 0
@@ -53,7 +66,21 @@ class HandIns:
             raise BadArgument(
                 f"rank {worker.rank} hands in as of version {handed.version}; expected {at_least} to {last}"
             )
-        found = HandedIn(incarnation=worker.incarnation, version=handed.version, state=bytes(handed.state))
+        arriving = self._arriving.get(worker.rank)
+        if handed.offset == 0 or arriving is None or arriving.incarnation != worker.incarnation:
+            arriving = _Arriving(incarnation=worker.incarnation, version=handed.version, data=bytearray())
+        if handed.offset != len(arriving.data) or handed.version != arriving.version:
+            raise BadArgument(
+                f"rank {worker.rank} hands in from byte {handed.offset} on as of version {handed.version};"
+                f" expected byte {len(arriving.data)} as of version {arriving.version}"
+            )
+        self._make_room(worker.rank, len(arriving.data) + len(handed.state))
+        arriving.data += handed.state
+        if handed.more:
+            self._arriving[worker.rank] = arriving
+            return
+        self._arriving.pop(worker.rank, None)
+        found = HandedIn(incarnation=worker.incarnation, version=handed.version, state=bytes(arriving.data))
         self.of[worker.rank] = found
         if self._is_made and self._wanted_from is not None and handed.version >= self._wanted_from:
             self._gathered.setdefault(worker.rank, found)
@@ -63,10 +90,26 @@ class HandIns:
         """By rank, what is nearest to the decision that was asked for, or else the last."""
         return {**self.of, **self._gathered}
 
-    def give_back(self, worker: Worker) -> HandedBack:
-        """What the rank's last life, or this one, has handed in."""
+    def _make_room(self, rank: int, num_bytes: int) -> None:
+        """Lets go of what has come of that rank's, if it would be too much. Raises OutOfMemory."""
+        if self._max_bytes is None:
+            return
+        others = sum(len(one.data) for other, one in self._arriving.items() if other != rank)
+        held = {id(one): len(one.state) for one in (*self.of.values(), *self._gathered.values())}
+        if others + sum(held.values()) + num_bytes > self._max_bytes:
+            self._arriving.pop(rank, None)
+            raise OutOfMemory(
+                f"rank {rank} hands in {num_bytes:,} bytes or more, and with what is there that is more than the"
+                f" {self._max_bytes:,} kept for it: hand in less, or raise --max-memory"
+            )
+
+    def give_back(self, worker: Worker, offset: int) -> m.HandedBack:
+        """What the rank's last life, or this one, has handed in, from that byte on."""
         found = self.of.get(worker.rank)
-        return HandedBack() if found is None else HandedBack(version=found.version, state=found.state)
+        if found is None:
+            return m.HandedBack()
+        end = offset + m.HANDED_PIECE_BYTES
+        return m.HandedBack(version=found.version, state=found.state[offset:end], more=end < len(found.state))
 
     def missing(self, version: int) -> list[int]:
         """Ranks whose present life is one that hands in, and has not done so as of that decision."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import chain
+from typing import Literal
 
 from psstore.errors import (
     BadArgument,
@@ -25,6 +26,9 @@ LIVE, LOST, LEFT = WorkerState.LIVE, WorkerState.LOST, WorkerState.LEFT
 """An enum's attribute costs more than a comparison with it, and each request asks for its worker's state."""
 
 
+OfLost = Literal["fail", "wait", "drop"]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Liveness:
     """When silence becomes loss, in seconds."""
@@ -37,7 +41,10 @@ class Liveness:
     """A worker without a connection for so long is lost. Shorter than `silence_s`, since a killed process closes its
     sockets at once, and long enough for a client's first reconnects (0.05 s, doubling)."""
     rejoin_s: float = 0.0
-    """A lost worker is given up, and those who wait hear of it, when for so long no other life has taken its rank."""
+    """A lost worker is given up when for so long no other life has taken its rank."""
+    lost: OfLost = "fail"
+    """What becomes of one that is given up. 'fail': those who wait for it are told. 'wait': they wait on. 'drop': they
+    go on without it."""
 
 
 @dataclass(kw_only=True)
@@ -56,6 +63,8 @@ class Worker:
     detached_since: float | None = None
     refusal: MissingContribution | None = None
     """Why this life may not go on, once it is REFUSED."""
+    dropped: bool = False
+    """Whether it has left without a word."""
 
     def check(self) -> None:
         """Raises what it is refused with."""
@@ -66,14 +75,18 @@ class Worker:
 class Membership:
     """Issues ranks and incarnations, and notices who is gone."""
 
-    def __init__(self, *, num_workers: int, liveness: Liveness) -> None:
+    def __init__(self, *, num_workers: int, liveness: Liveness, elastic: bool = False) -> None:
+        """`elastic`: of so many ranks only those are expected that have joined."""
         self.num_workers = num_workers
+        self.elastic = elastic
         self.liveness = liveness
         self.workers: dict[int, Worker] = {}
         self.left: set[int] = set()
         """Ranks whose last life has left, those of a group included that `workers` has forgotten for the next one."""
         self.reserved: frozenset[int] = frozenset()
         """Ranks that no new life may have yet: slots still hold what the present one pushed."""
+        self.claimed: frozenset[int] = frozenset()
+        """Ranks that those will have who wait for their first round."""
         self.num_changes = 0
         """How often a worker's state has changed."""
         self._incarnations: dict[int, int] = {}
@@ -95,15 +108,12 @@ class Membership:
         self, *, client: str, conn: int, rank: int | None, announced: int | None, clock: int, now: float
     ) -> Worker:
         """A new life for a rank, or the same one if this client has it already (a resend)."""
-        if announced is not None and announced != self.num_workers:
+        if announced is not None and announced != self.num_workers and not self.elastic:
             raise BadArgument(
                 f"this worker believes in {announced} workers, the store was started for {self.num_workers};"
                 " start the store with the same --workers"
             )
-        if rank is not None and not 0 <= rank < self.num_workers:
-            raise BadArgument(
-                f"rank {rank} is not in [0, {self.num_workers}): the store was started for that many workers"
-            )
+        self._check_range(rank)
         if len(self._in_state[LEFT]) == len(self.workers):
             self._forget_all()  # the whole group is done: the next one starts afresh
         known = self.find(client)
@@ -114,13 +124,24 @@ class Membership:
             self.seen(known, now)
             self._attach(known, conn)
             return known
-        chosen = self._free_rank() if rank is None else self._check_rank(rank, now)
+        chosen = self.choose(rank, now)
         incarnation = self._incarnations.get(chosen, 0) + 1
         self._incarnations[chosen] = incarnation
         worker = Worker(rank=chosen, incarnation=incarnation, client=client, clock=clock, last_seen=now)
         self._begin(worker)
         self._attach(worker, conn)
         return worker
+
+    def choose(self, rank: int | None, now: float) -> int:
+        """The rank of one who asks for this one, or for any. Raises RankTaken, TooManyWorkers, BadArgument."""
+        self._check_range(rank)
+        return self._free_rank() if rank is None else self._check_rank(rank, now)
+
+    def _check_range(self, rank: int | None) -> None:
+        if rank is not None and not 0 <= rank < self.num_workers:
+            raise BadArgument(
+                f"rank {rank} is not in [0, {self.num_workers}): the store was started for that many workers"
+            )
 
     @property
     def incarnations(self) -> Mapping[int, int]:
@@ -141,7 +162,8 @@ class Membership:
         if worker is None:
             raise StaleIncarnation("this client is no worker here: it never joined, or a newer life took its rank")
         if worker.state is LEFT:
-            raise NotAWorker(f"rank {worker.rank} has left; connect again to train on")
+            why = "was lost, and the others went on without it" if worker.dropped else "has left"
+            raise NotAWorker(f"rank {worker.rank} {why}; connect again to train on")
         if worker.refusal is not None:
             worker.check()
         return worker
@@ -189,6 +211,11 @@ class Membership:
         worker.links.clear()
         self.left.add(worker.rank)
 
+    def drop(self, worker: Worker) -> None:
+        """A lost one is waited for no longer."""
+        self.leave(worker)
+        worker.dropped = True
+
     def reached(self, worker: Worker, clock: int) -> None:
         """The worker's round `clock` is decided."""
         worker.clock = clock
@@ -216,11 +243,11 @@ class Membership:
 
     def expected(self) -> set[int]:
         """Ranks that synchronous rounds wait for: all announced that have not left."""
-        return set(range(self.num_workers)) - self._in_state[LEFT]
+        return set(self.workers if self.elastic else range(self.num_workers)) - self._in_state[LEFT]
 
     @property
     def num_expected(self) -> int:
-        return self.num_workers - len(self._in_state[LEFT])
+        return (len(self.workers) if self.elastic else self.num_workers) - len(self._in_state[LEFT])
 
     def present(self) -> list[int]:
         """Ranks whose life goes on, or may."""
@@ -309,15 +336,17 @@ class Membership:
         return min(silent, worker.detached_since + self.liveness.detached_s)
 
     def _takeable(self, rank: int) -> bool:
-        if rank in self.reserved:
+        if rank in self.reserved or rank in self.claimed:
             return False
         worker = self.workers.get(rank)
         return worker is None or worker.state is not LIVE or worker.detached_since is not None
 
     def _free_rank(self) -> int:
-        """A rank that nobody ever had before one whose worker is gone."""
+        """A rank that nobody ever had before one whose worker is gone; but where others come and go, first one that
+        they wait for."""
         ranks = range(self.num_workers)
-        for rank in chain((r for r in ranks if r not in self.workers), (r for r in ranks if r in self.workers)):
+        lost = sorted(self._in_state[LOST]) if self.elastic else ()
+        for rank in chain(lost, (r for r in ranks if r not in self.workers), (r for r in ranks if r in self.workers)):
             if self._takeable(rank):
                 return rank
         raise TooManyWorkers(
@@ -330,6 +359,8 @@ class Membership:
             raise RankTaken(
                 f"rank {rank} has finished a round that others have not; join again when they have", rank=rank
             )
+        if rank in self.claimed:
+            raise RankTaken(f"rank {rank} is that of a worker which waits for its first round", rank=rank)
         if not self._takeable(rank):
             held = self.workers[rank]
             raise RankTaken(

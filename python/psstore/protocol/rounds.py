@@ -18,6 +18,7 @@ from psstore.protocol.losses import Losses
 from psstore.protocol.membership import Membership, Worker
 from psstore.protocol.promised_pushes import Finishing, PromisedPushes
 from psstore.protocol.replies import Reply
+from psstore.protocol.roster import Roster
 from psstore.protocol.schema_registry import Group
 from psstore.protocol.signing import Signer
 from psstore.protocol.stops import Stops
@@ -70,6 +71,8 @@ class Rounds:
         signer: Signer,
         num_shards: int,
         groups: Callable[[], Mapping[int, Group]],
+        hand_ins: HandIns,
+        roster: Roster,
     ) -> None:
         self.consistency = consistency
         self.log = DecisionLog(signer=signer, num_shards=num_shards)
@@ -98,12 +101,18 @@ class Rounds:
         self._losses = Losses()
         """The losses that were told to ranks which wait for the end of their round."""
         self.hypers = Hypers(groups)
-        self.hand_ins = HandIns(membership)
+        self.hand_ins = hand_ins
+        self.roster = roster
         self._stops = Stops()
 
     def first_clock(self) -> int:
         """The clock that a worker joins with: the open round in lockstep, the slowest live worker's else."""
         return self.log.last if self._lockstep else self._membership.slowest_clock()
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all that the last decision counts on is there."""
+        return not self._promised.pending
 
     # ---- events ----
 
@@ -146,7 +155,7 @@ class Rounds:
 
     def settle(self) -> list[Reply]:
         """Decides what can be decided and answers what waited for it: after a commit, a leave or a loss."""
-        while self._lockstep and self._staged.of and len(self._staged.of) >= self._needed():
+        while self._lockstep and self._staged.of and len(self._staged.of) >= self._needed() and self.roster.has_enough:
             self._decide()
         return self._release()
 
@@ -199,11 +208,12 @@ class Rounds:
         return self._tear(rank, "was replaced by a new life")
 
     def leave(self, worker: Worker) -> list[Reply]:
+        """Nobody waits for this one any more."""
         self._losses.forget(worker.rank)
         self._unstage(worker.rank)
         self._owed.pop(worker.rank)
         self._promised.forget(worker.rank)
-        return self._tear(worker.rank, "left") + self.settle()
+        return self._tear(worker.rank, "was dropped" if worker.dropped else "left") + self.settle()
 
     # ---- how ----
 
@@ -275,6 +285,7 @@ class Rounds:
         if fact.early:
             promising = [rank for rank, commit in zip(ranks, commits, strict=True) if commit.early]
             self._promised.begin(commits[0].round, members=ranks, owing=promising)
+        self.roster.decided(number, ranks)
         self.hand_ins.decided()
 
     def _late(self, worker: Worker, waiting: Waiting) -> list[Reply]:
@@ -333,6 +344,7 @@ class Rounds:
             attest=worker.rank == self._attester,
             hand_in=self.hand_ins.is_wanted(worker),
             stop=self._stops.is_over(worker.rank, self.log.last),
+            members=self.roster.since(waiting.commit.members) if self.roster.is_elastic else (),
         )
         self._attester = -1 if committed.attest else self._attester
         return waiting.reply(committed)
@@ -425,6 +437,8 @@ class Rounds:
             slowest = self._membership.slowest_clock()
             missing = [r for r in sorted(self._membership.expected()) if self._membership.clock(r) == slowest]
         who = ", ".join(self._membership.describe(r, now) for r in missing) or "nobody"
+        if not missing and self.roster.num_missing:
+            who = f"{self.roster.num_missing} more workers to come"
         return DeadlineExceeded(
             f"rank {rank} waited {waiting.commit.wait_s:g} s at the end of round {waiting.commit.round} for {who}",
             round=waiting.commit.round,

@@ -89,6 +89,8 @@ class ShardIdentity:
     """Id of the first of the runs of which each was restored from the one before; '': this is the first."""
     restored: int = -1
     """The decision that this run was restored at; -1: it began with nothing."""
+    returns: bool = False
+    """The store starts again by itself when a shard dies."""
 
 
 class ShardService:
@@ -323,6 +325,8 @@ class ShardService:
             heartbeat_s=identity.heartbeat_s,
             lineage=identity.lineage or identity.store,
             restored=identity.restored,
+            fewest=identity.consistency.fewest,
+            returns=identity.returns,
         )
         closing = [Close(conn, "its client has a newer connection") for conn in older]
         return [*closing, _answer(connection.id, frame, welcome, op=OPS["WELCOME"])]

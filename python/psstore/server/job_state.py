@@ -22,8 +22,10 @@ class Verdict:
 class JobState:
     """Fed with the coordinator's counters about once a second. `now` is any monotonic clock."""
 
-    def __init__(self, *, num_workers: int, patience_s: float) -> None:
+    def __init__(self, *, num_workers: int, patience_s: float, elastic: bool = False) -> None:
+        """`elastic`: not all ranks need ever be there."""
         self._ranks = set(range(num_workers))
+        self._is_elastic = elastic
         self._patience_s = patience_s
         self._lost_since: float | None = None
         """Since when nobody is at work any more, of those who were."""
@@ -33,7 +35,7 @@ class JobState:
     def update(self, counters: Mapping[str, int | float | str], now: float) -> Verdict | None:
         """None: go on."""
         left, lost, live = (_ranks(counters, name) for name in ("ranks_left", "ranks_lost", "ranks_live"))
-        if left == self._ranks:
+        if left == self._ranks or (self._is_elastic and left and not live | lost):
             return Verdict(None)
         if live or not lost:
             self._lost_since = None
@@ -49,7 +51,7 @@ class JobState:
     def reminder(self, counters: Mapping[str, int | float | str], now: float) -> str | None:
         """Who is waited for: a loss at once, and everybody every REMIND_S; else None."""
         left, lost, live = (_ranks(counters, name) for name in ("ranks_left", "ranks_lost", "ranks_live"))
-        absent = self._ranks - left - lost - live
+        absent = set() if self._is_elastic else self._ranks - left - lost - live
         parts = [f"{_names(lost)} (lost)"] * bool(lost) + [f"{_names(absent)} (not joined yet)"] * bool(absent)
         text = " and ".join(parts)
         if self._said_at is None:

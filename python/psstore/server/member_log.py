@@ -40,6 +40,8 @@ def _describe(
         waits = f"; the others wait {rejoin_s:g} s for a new one" if rejoin_s else ""
         return logging.WARNING, lost + waits
     if worker.state is WorkerState.LEFT:
+        if worker.dropped:
+            return logging.WARNING, f"{who} is not waited for any longer; the others go on without it"
         return logging.INFO, f"{who} has left after round {worker.clock}"
     if before == (worker.incarnation, WorkerState.LOST):
         return logging.WARNING, f"{who} is back"

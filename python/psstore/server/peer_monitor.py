@@ -16,9 +16,10 @@ import secrets
 import socket
 import threading
 from collections.abc import Coroutine, Mapping
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 
-from psstore.errors import AuthFailed, BadArgument, PsstoreError, ShuttingDown, StoreUnreachable
+from psstore.errors import AuthFailed, BadArgument, PsstoreError, RolledBack, ShuttingDown, StoreUnreachable
 from psstore.net.address import parse_address
 from psstore.net.client import QuietFuture, Reconnector
 from psstore.protocol.auth import NONCE_BYTES
@@ -36,6 +37,10 @@ POLL_S = 1.0
 LINGER_S = 5.0
 """Shard 0 serves so long after the last worker has left, so that the other hosts hear of it: a few times POLL_S. Less
 if all of them have gone before."""
+
+GONE_S = 0.5
+"""A shard whose host refuses every connection for so long is gone, where the store goes back then; and how often a host
+looks whether it has."""
 
 SOON_S = 5.0
 """When it is said for the first time that a shard is not there yet; then every REMIND_S."""
@@ -57,6 +62,12 @@ class Duty:
     token: bytes | None
     restored: int
     """The version that this host's shards began with; -1: none."""
+    goes_back: bool
+    """The store starts again when a shard is lost: whoever is there of a life before will go."""
+    store: str
+    """This host's id of this life, on the host of shard 0."""
+    former: str
+    """Shard 0's id of the life before, on other hosts: that one is over."""
     until_done: bool
     """True if the job is over when all workers have joined and left, or are lost for `patience_s`."""
     patience_s: float
@@ -69,6 +80,12 @@ class PeerEvent:
 
     store: str | None = None
     """Shard 0's id of this life of the store."""
+    restored: int = -1
+    """The version that shard 0 began with; -1: none."""
+    lineage: str = ""
+    """Id of the first of its runs of which each was restored from the one before."""
+    is_lost: bool = False
+    """A shard is: the others may go back."""
     reason: str | None = None
     """Why it failed; None with no store: the workers are done."""
 
@@ -104,6 +121,10 @@ class PeerMonitor:
         asyncio.set_event_loop(self._loop)
         self._task = self._loop.create_task(_observe(duty, self))
         self._loop.run_until_complete(asyncio.wait([self._task]))
+        for ending in (left := asyncio.all_tasks(self._loop)):  # it may have been told to end while it closed them
+            ending.cancel()
+        if left:
+            self._loop.run_until_complete(asyncio.wait(left))
         if not self._task.cancelled():
             self._task.result()
         self._loop.run_until_complete(self._loop.shutdown_default_executor())
@@ -121,10 +142,12 @@ async def _observe(duty: Duty, monitor: PeerMonitor) -> None:
     peers = [_Peer(shard, address, duty) for shard, address in duty.asked_at.items()]
     try:
         if duty.index != 0:
-            monitor.tell(PeerEvent(store=await _begin(peers[0])))
+            welcome = await _begin(peers[0], duty)
+            monitor.tell(PeerEvent(store=welcome.store, restored=welcome.restored, lineage=welcome.lineage))
         monitor.tell(PeerEvent(reason=(await _follow(duty, peers)).reason))
     except PsstoreError as error:
-        monitor.tell(PeerEvent(reason=error.message))
+        is_lost = isinstance(error, (StoreUnreachable, RolledBack))
+        monitor.tell(PeerEvent(reason=error.message, is_lost=is_lost))
     except Exception as error:
         _log.exception("a bug in psstore")
         monitor.tell(PeerEvent(reason=f"the monitor of the other hosts failed: {error!r}; please report it"))
@@ -134,7 +157,9 @@ async def _observe(duty: Duty, monitor: PeerMonitor) -> None:
 
 
 async def _follow(duty: Duty, peers: list[_Peer]) -> Verdict:
-    first = await _first_of([_attend(peer, duty) if peer.shard == 0 else _keep(peer) for peer in peers])
+    coordinator = peers[0]
+    waits = [_attend(peer, duty) if peer is coordinator else _keep(peer, coordinator, duty) for peer in peers]
+    first = await _first_of(waits)
     await _linger([peer for peer in peers if peer.shard != 0])
     return first
 
@@ -160,27 +185,37 @@ async def _first_of(waits: list[Coroutine[None, None, Verdict]]) -> Verdict:
         await asyncio.wait(tasks)
 
 
-async def _begin(coordinator: _Peer) -> str:
-    """The id of this life of the store. Raises BadArgument if this shard had a life in it before."""
-    welcome = await coordinator.reach()
-    counters = await coordinator.counters()
-    began_with = max(0, welcome.restored)
-    if (
-        counters["decisions"] != began_with
+async def _begin(coordinator: _Peer, duty: Duty) -> Welcome:
+    """Shard 0's, of this life of the store. Raises BadArgument if this shard had a life in it before; where the store
+    goes back by itself, waits for another one."""
+    while True:
+        with suppress(StoreUnreachable, RolledBack) if duty.goes_back else nullcontext():
+            welcome = await coordinator.reach()
+            if welcome.store != duty.former and not _is_in_use(welcome, await coordinator.counters()):
+                return welcome
+            if not duty.goes_back:
+                raise BadArgument(
+                    f"the store of {coordinator.name} is in use already: what this shard held of it is gone with its"
+                    " former life; start all of its shards anew"
+                )
+        await coordinator.forget()
+        await asyncio.sleep(GONE_S)
+
+
+def _is_in_use(welcome: Welcome, counters: Mapping[str, int | float | str]) -> bool:
+    """Whether anything was done there, which needs all shards."""
+    return bool(
+        counters["decisions"] != max(0, welcome.restored)
         or (counters["tensors"] and welcome.restored < 0)
         or any(counters[name] for name in ("ranks_live", "ranks_lost", "ranks_left"))
-    ):
-        raise BadArgument(
-            f"the store of {coordinator.name} is in use already: what this shard held of it is gone with its former"
-            " life; start all of its shards anew"
-        )
-    return welcome.store
+    )
 
 
 async def _attend(coordinator: _Peer, duty: Duty) -> Verdict:
     """Until the workers are done, if that is to be noticed. Raises StoreUnreachable if shard 0 is gone."""
     await coordinator.reach()
-    job_state = JobState(num_workers=duty.consistency.num_workers, patience_s=duty.patience_s)
+    terms = duty.consistency
+    job_state = JobState(num_workers=terms.num_workers, patience_s=duty.patience_s, elastic=terms.elastic)
     while True:
         counters, now = await coordinator.counters(), asyncio.get_running_loop().time()
         if duty.until_done:
@@ -192,8 +227,20 @@ async def _attend(coordinator: _Peer, duty: Duty) -> Verdict:
         await asyncio.sleep(POLL_S)
 
 
-async def _keep(peer: _Peer) -> Verdict:
+async def _keep(peer: _Peer, coordinator: _Peer, duty: Duty) -> Verdict:
     """Never returns. Raises StoreUnreachable if the shard is gone, or is not the one that it was."""
+    watching = asyncio.ensure_future(_watch(peer))
+    try:
+        while not (await asyncio.wait([watching], timeout=POLL_S))[0]:
+            # It may have gone before it was seen here, and wait for another life of shard 0.
+            if duty.goes_back and peer.is_refused and await coordinator.is_in_use():
+                raise StoreUnreachable(f"{peer.name} is lost, and the store with it: its host refuses connections")
+        return watching.result()
+    finally:
+        watching.cancel()
+
+
+async def _watch(peer: _Peer) -> Verdict:
     await peer.reach()
     while True:
         await peer.counters()
@@ -217,7 +264,7 @@ class _Peer:
 
         Raises AuthFailed, BadArgument if it is not what it should be.
         """
-        if self._welcome is None:
+        while self._welcome is None:
             reconnector = self._tie(None, patience_s=math.inf)
             patience_s = SOON_S
             while not (await asyncio.wait([reconnector.first_up], timeout=patience_s))[0]:
@@ -229,8 +276,26 @@ class _Peer:
                 raise AuthFailed(f"{self.name}: {error.message}; give every host the same one") from None
             self._welcome = self._checked(reconnector.session.welcome)
             await reconnector.close()
-            self._tie(self._welcome, patience_s=self._duty.patience_s)
+            if self._welcome is None:
+                await asyncio.sleep(GONE_S)
+            else:
+                self._tie(self._welcome, patience_s=self._duty.patience_s)
         return self._welcome
+
+    async def forget(self) -> None:
+        """`reach` asks anew."""
+        await self.close()
+        self._reconnector = self._welcome = None
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether nobody listens there, as far as its host says."""
+        one = self._reconnector
+        return one is not None and not self.is_up and isinstance(one.trouble, ConnectionRefusedError)
+
+    async def is_in_use(self) -> bool:
+        """Whether anything was done there, which needs all shards: of shard 0, once it was reached."""
+        return self._welcome is not None and _is_in_use(self._welcome, await self.counters())
 
     @property
     def is_up(self) -> bool:
@@ -271,13 +336,18 @@ class _Peer:
         )
         loop = asyncio.get_running_loop()
         self._reconnector = Reconnector(
-            session, [parse_address(self._address)], loop=loop, patience_s=patience_s, refused_s=patience_s
+            session,
+            [parse_address(self._address)],
+            loop=loop,
+            patience_s=patience_s,
+            refused_s=min(GONE_S, patience_s) if self._duty.goes_back and welcome is not None else patience_s,
         )
         self._reconnector.start()
         return self._reconnector
 
-    def _checked(self, welcome: Welcome | None) -> Welcome:
-        """Raises BadArgument if the other host was told something else than this one."""
+    def _checked(self, welcome: Welcome | None) -> Welcome | None:
+        """None: it is still that of a life before. Raises BadArgument if the other host was told something else than
+        this one."""
         assert welcome is not None, "it was up"
         if welcome.shard != self.shard:
             raise BadArgument(f"{self.name} says that it is shard {welcome.shard}; give each host its own index")
@@ -287,8 +357,11 @@ class _Peer:
                 f"{self.name} was told of the shards {', '.join(theirs)}, this host of {', '.join(ours)};"
                 " give every host the same list"
             )
-        terms = Consistency(num_workers=welcome.num_workers, quorum=welcome.quorum, staleness=welcome.staleness)
-        if welcome.restored != self._duty.restored:
+        terms = welcome.consistency
+        is_of_this_life = self.shard == 0 or welcome.store.startswith(self._duty.store)
+        if self._duty.goes_back and not is_of_this_life:
+            return None
+        if welcome.restored != self._duty.restored and not self._duty.goes_back:
             raise BadArgument(
                 f"{self.name} began with {_version(welcome.restored)}, this host with {_version(self._duty.restored)};"
                 " give every host the same --restore URL@VERSION"

@@ -13,8 +13,9 @@ from psstore.errors import BadArgument
 from psstore.memory import DEFAULT_SNAPSHOT_PART, limit_bytes, parse_size
 from psstore.net.address import DEFAULT_PORT, TcpAddress
 from psstore.net.sockets import check_congestion_control
+from psstore.protocol.membership import OfLost
 from psstore.server.hosts import parse_hosts, split_hosts
-from psstore.types import UNBOUNDED, Consistency, place_shards
+from psstore.types import UNBOUNDED, Consistency, parse_workers, place_shards
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["text", "json"]
@@ -71,7 +72,20 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     advertise: Annotated[
         str | None, _text("host name that clients are told to connect to, if not the one of --host")
     ] = None
-    workers: Annotated[int, Meta(ge=1), _text("training workers that a synchronous round waits for")] = 1
+    workers: Annotated[
+        int | str,
+        _text(
+            "training workers that a synchronous round waits for; FEWEST:MOST, as 2:8: they come and go, and a round"
+            " waits for those who are there"
+        ),
+    ] = 1
+    lost: Annotated[
+        Literal["fail", "wait", "drop"] | None,
+        _text(
+            "what the others do when nobody took a lost worker's place within rejoin_s: fail with WorkerLost, wait on,"
+            " or go on without it, which needs --workers FEWEST:MOST (default: drop with that, else fail)"
+        ),
+    ] = None
     mode: Annotated[
         Literal["sync", "backup", "ssp", "async"] | None, _text("a name for usual choices of quorum and staleness")
     ] = None
@@ -129,7 +143,10 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     restarts: Annotated[
         int,
         Meta(ge=0),
-        _text("how often all shards start again, from the latest checkpoint, when one has died; needs --checkpoint"),
+        _text(
+            "how often all shards start again, from the latest checkpoint, when one has died; needs --checkpoint, and"
+            " with --shards-at the same on every host"
+        ),
     ] = 0
     refuse_non_finite: Annotated[bool, _text("refuse pushes that hold NaN or infinity")] = False
     heartbeat_s: Annotated[Seconds, _text("how often workers say that they live")] = 1.0
@@ -168,10 +185,9 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
             raise BadArgument("--restore auto takes the latest checkpoint at --checkpoint; say where that is")
         if self.restarts and self.checkpoint is None:
             raise BadArgument("--restarts goes back to the latest checkpoint at --checkpoint; say where that is")
-        if self.restarts and self.shards_at is not None:
+        if self.lost == "drop" and not self.consistency().elastic:
             raise BadArgument(
-                "--restarts is for a store whose shards are all on one host: with --shards-at start all of them again,"
-                " with --restore auto"
+                f"--lost drop is for workers that come and go; say how few will do: --workers 1:{self.workers}"
             )
         place_shards(self.device, self.shards)
         if self.congestion_control is not None:
@@ -200,6 +216,10 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
         """Raises BadArgument for what is none."""
         return parse_interval("checkpoint_every", self.checkpoint_every)
 
+    def of_lost(self) -> OfLost:
+        """What becomes of workers that are given up."""
+        return self.lost or ("drop" if self.consistency().elastic else "fail")
+
     def _check_hosts(self) -> None:
         hosts = self.hosts()
         if (hosts is None) != (self.shard_index is None):
@@ -216,19 +236,21 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     def consistency(self) -> Consistency:
         """What mode, quorum and staleness say together: the mode fills in what is not given."""
         bound = UNBOUNDED if self.staleness == "unbounded" else self.staleness
-        if self.workers == 1:
+        fewest, num_workers = parse_workers("workers", self.workers)
+        if num_workers == 1:
             return Consistency(num_workers=1, quorum=self.quorum or 1)  # alone, nobody is ahead of anybody
         mode = self.mode or ("ssp" if bound and self.quorum is None else "sync")
-        usual = Consistency.of_mode(mode, num_workers=self.workers)
+        usual = Consistency.of_mode(mode, num_workers=num_workers)
         chosen = Consistency(
-            num_workers=self.workers,
+            num_workers=num_workers,
             quorum=usual.quorum if self.quorum is None else self.quorum,
             staleness=usual.staleness if bound is None else bound,
+            fewest=fewest,
         )
         chosen.check()
         if self.mode and chosen != usual and chosen.mode != self.mode:
             raise BadArgument(
-                f"mode {self.mode!r} does not go with quorum {chosen.quorum} of {self.workers} workers and staleness"
+                f"mode {self.mode!r} does not go with quorum {chosen.quorum} of {num_workers} workers and staleness"
                 f" {self.staleness}: that is {chosen.mode!r}; leave out one of them"
             )
         return chosen
@@ -244,6 +266,10 @@ class ShardSettings(msgspec.Struct, frozen=True, kw_only=True):
     token: bytes | None
     for_all_users: bool
     """The token was given to the store: other users of this machine may have it, too."""
+    lineage: str
+    """Id of the first of the runs of which each was restored from the one before, as shard 0 has it; '': this one."""
+    returns: bool
+    """The store starts again by itself when a shard dies."""
     addresses: tuple[tuple[str, ...], ...]
     """All addresses of every shard."""
     sockets: tuple[int, ...]
@@ -252,6 +278,7 @@ class ShardSettings(msgspec.Struct, frozen=True, kw_only=True):
     heartbeat_s: float
     silence_s: float
     rejoin_s: float
+    lost: OfLost
     device: str
     num_sharing: int
     """Shards of this host that share the device, this one included."""

@@ -19,6 +19,7 @@ import msgspec
 
 from psstore import _core
 from psstore.errors import BadArgument, DeviceFailed, PsstoreError
+from psstore.memory import HANDED_PART
 from psstore.net import loops
 from psstore.net.fd_server import DeviceMemoryServer, FdServer, MemoryServer
 from psstore.net.limits import ServerLimits
@@ -185,7 +186,8 @@ def make_service(
         consistency=settings.consistency,
         heartbeat_s=settings.heartbeat_s,
         token=settings.token,
-        lineage=begun.lineage if begun is not None else "",
+        lineage=settings.lineage,
+        returns=settings.returns,
         restored=begun.version if begun is not None else -1,
     )
     return ShardService(
@@ -218,7 +220,7 @@ def make_keeper(
         coordinator,
         num_shards=len(settings.addresses),
         signer=Signer(settings.signing_key),
-        lineage=chosen.restore.lineage if chosen.restore is not None else settings.store,
+        lineage=settings.lineage or settings.store,
         own=place,
         open_place=StoragePlace if chosen.any_place else None,
     )
@@ -250,10 +252,12 @@ def make_coordinator(settings: ShardSettings) -> Coordinator:
             silence_s=settings.silence_s,
             detached_s=min(usual.detached_s, settings.silence_s),
             rejoin_s=settings.rejoin_s,
+            lost=settings.lost,
         ),
         num_shards=len(settings.addresses),
         signer=Signer(settings.signing_key),
         max_bytes=settings.max_store_bytes,
+        max_handed_bytes=settings.max_memory_bytes // HANDED_PART,
     )
 
 

@@ -38,6 +38,15 @@ class Site:
         others = range(len(self.endpoints), len(self.addresses))
         return {0: str(self.endpoints[0].local), **{shard: self.addresses[shard][0] for shard in others}}
 
+    def refuse(self) -> None:
+        """Until `listen`, whoever connects hears at once that nobody is there."""
+        for endpoint in self.endpoints:
+            endpoint.close()
+
+    def listen(self, settings: ServerSettings, tcp: TcpAddress | None) -> None:
+        """Again, where it did before. Raises BadArgument."""
+        self.endpoints[:] = open_site(settings, tcp).endpoints
+
     def close(self) -> None:
         for endpoint in self.endpoints:
             endpoint.close()

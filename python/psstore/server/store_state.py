@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from psstore.checkpoint.state import ClosedRecord, HyperRecord, StoreState, TensorRecord, WorkerRecord
+from psstore.checkpoint.state import ClosedRecord, HyperRecord, MembersRecord, StoreState, TensorRecord, WorkerRecord
 from psstore.partition.placement import Unplaced, place_tensors
 from psstore.protocol.coordinator import Coordinator
 from psstore.protocol.hypers import Chosen
 from psstore.protocol.rounds import Closed
 from psstore.types import Tensor
+from psstore.wire.messages import Members
 
 LINEAGE = "lineage"
 """Entry of `StoreState.extra`: id of the first of the runs of which each was restored from the one before."""
@@ -39,6 +40,9 @@ def store_state(coordinator: Coordinator, *, lineage: str) -> StoreState:
         ),
         incarnations=dict(membership.incarnations),
         left=tuple(sorted(membership.left)),
+        members=tuple(
+            MembersRecord(version=one.version, members=one.members, absent=one.absent) for one in coordinator.roster.log
+        ),
         extra={LINEAGE: lineage},
     )
 
@@ -53,6 +57,9 @@ def restore_coordinator(
         {group: Chosen(one.rule, dict(one.values)) for group, one in state.hypers.items()}
     )
     coordinator.membership.restore(state.incarnations)
+    coordinator.roster.restore(
+        [Members(version=one.version, members=one.members, absent=one.absent) for one in state.members]
+    )
     coordinator.schemas.restore(tensors, next_id=state.next_tensor_id, without_value=without_value)
 
 

@@ -36,7 +36,7 @@ from psstore.server import keys
 from psstore.server.processes import CheckpointDuty, CheckpointProcess, ShardProcess, Signals
 from psstore.server.settings import READY, CheckpointSettings, RestoreFrom, ServerSettings, ShardSettings
 from psstore.server.site import Site, open_site
-from psstore.types import place_shards
+from psstore.types import place_shards, workers_text
 
 if TYPE_CHECKING:  # and where it is needed: a store on one host starts faster without asyncio in its supervisor
     from psstore.server.peer_monitor import PeerMonitor
@@ -70,13 +70,13 @@ class ReadyLine(msgspec.Struct, frozen=True, kw_only=True):
     """All addresses of each shard."""
     store: str
     mode: str
-    workers: int
+    workers: int | str
     pid: int
     index: int | None = None
     """Index of the one shard that runs here, if the others have other hosts."""
 
     def __str__(self) -> str:
-        workers = "1 worker" if self.workers == 1 else f"{self.workers} workers"
+        workers = "1 worker" if self.workers == 1 else f"{str(self.workers).replace(':', ' to ')} workers"
         if self.index is not None:
             place = f"shard {self.index} of {len(self.shards)} at {self.shards[self.index][0]}"
             return f"psstore-server ready: {place} ({self.mode}, {workers})"
@@ -96,6 +96,8 @@ class StoreLife:
 
     store: str
     signing_key: bytes
+    lineage: str
+    """Id of the first of the store's lives of which each was restored from the one before; '': this one."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,7 @@ class Ending:
     status: int
     reason: str | None = None
     dead: str | None = None
-    """Which shards of this host died, and how."""
+    """Which shards died, and how; or what another host's is lost by."""
 
 
 class Supervisor:
@@ -120,6 +122,8 @@ class Supervisor:
         if self._token is None:
             self._check_needs_no_token()
         self._store = secrets.token_hex(8)
+        self._former = ""
+        """Shard 0's id of the life before, where that is another host's."""
         self._num_restarts = 0
         self._restore: RestoreFrom | None = None
         self._checkpoints: CheckpointProcess | None = None
@@ -187,8 +191,9 @@ class Supervisor:
         self, site: Site, life: StoreLife, selector: selectors.BaseSelector, *, out: TextIO, ready_fd: int | None
     ) -> Ending:
         """From the shards' start to why they have to end. Raises BadArgument if one can't start."""
-        if not self._start(site, life, selector):
-            return Ending(EXIT_OK)
+        too_early = self._start(site, life, selector)
+        if too_early is not None:
+            return too_early
         self._announce(site, out=out, ready_fd=ready_fd)
         self._begin_checkpoints(site, selector)
         ending = self._await_end(site, selector)
@@ -200,26 +205,42 @@ class Supervisor:
 
     def _begin(self, site: Site, selector: selectors.BaseSelector) -> StoreLife | None:
         """Shard 0 begins a life of the store; a shard on another host hears of it. None: a signal came first."""
+        lineage = self._restore.lineage if self._restore is not None else ""
         if site.is_whole:
-            return StoreLife(self._store, secrets.token_bytes(32))
+            return StoreLife(self._store, secrets.token_bytes(32), lineage)
         if site.first == 0:
-            return self._life(site, self._store)
+            return StoreLife(self._store, self._signing_key(site, self._store), lineage)
+        if self._settings.restarts:
+            site.refuse()
         monitor = self._start_monitor(site, selector)
         if any(isinstance(event, Signals) for event in self._news(selector)):
             return None
         begun = monitor.take()
         if begun.store is None:
             raise BadArgument(begun.reason or "")
-        return self._life(site, begun.store)
+        if self._settings.restarts:
+            site.listen(self._settings, self._tcp)
+            self._restore = self._as_shard_0(begun.restored)
+        self._former = begun.store
+        # What its sessions are told begins with the store's, and this shard has lives of its own.
+        return StoreLife(f"{begun.store}-{self._store}", self._signing_key(site, begun.store), begun.lineage)
 
-    def _life(self, site: Site, store: str) -> StoreLife:
-        """`store`: shard 0's id. The one that this shard's sessions are told is its own: it has lives of its own."""
+    def _signing_key(self, site: Site, store: str) -> bytes:
+        """`store`: shard 0's id."""
         assert self._token is not None, "checked at the start"
-        addresses = [shard[0] for shard in site.addresses]
-        return StoreLife(self._store, keys.signing_key(self._token, addresses=addresses, store=store))
+        return keys.signing_key(self._token, addresses=[shard[0] for shard in site.addresses], store=store)
 
-    def _start(self, site: Site, life: StoreLife, selector: selectors.BaseSelector) -> bool:
-        """False: a signal came before all were ready. Raises BadArgument if a shard can't start."""
+    def _as_shard_0(self, version: int) -> RestoreFrom | None:
+        """What shard 0 has begun with; -1: nothing. Raises StorageError."""
+        from psstore.server.restore_plan import find_checkpoint
+
+        if version < 0 or (self._restore is not None and self._restore.version == version):
+            return None if version < 0 else self._restore
+        return find_checkpoint(f"{self._settings.checkpoint}@{version}", own_place=self._settings.checkpoint)
+
+    def _start(self, site: Site, life: StoreLife, selector: selectors.BaseSelector) -> Ending | None:
+        """Why it is over before all were ready: a signal, or another host's loss. Raises BadArgument if a shard can't
+        start."""
         for settings in self._shard_settings(site, life):
             child = ShardProcess(settings)
             self._children.append(child)
@@ -236,14 +257,17 @@ class Supervisor:
                 raise BadArgument(f"not ready within {START_S:g} s: {', '.join(child.name for child in waiting)}")
             for event in events:
                 if isinstance(event, Signals):
-                    return False
+                    return Ending(EXIT_OK)
                 if isinstance(event, ShardProcess):
                     self._check_report(event)
                     waiting.remove(event)
-                else:
-                    assert not isinstance(event, CheckpointProcess), "it begins when all are ready"
-                    raise BadArgument(event.take().reason or "")
-        return True
+                    continue
+                assert not isinstance(event, CheckpointProcess), "it begins when all are ready"
+                news = event.take()
+                if not news.is_lost or not self._settings.restarts:
+                    raise BadArgument(news.reason or "")
+                return Ending(EXIT_STORE_LOST, news.reason, dead=news.reason)
+        return None
 
     @staticmethod
     def _check_report(child: ShardProcess) -> None:
@@ -266,8 +290,10 @@ class Supervisor:
             told = ", ".join(dead)
             return Ending(EXIT_STORE_LOST, f"{told}; the store is lost, stopping the other shards", dead=told)
         assert self._monitor is not None, "nobody else has events"
-        reason = self._monitor.take().reason
-        return Ending(EXIT_OK) if reason is None else Ending(EXIT_STORE_LOST, reason)
+        news = self._monitor.take()
+        if news.reason is None:
+            return Ending(EXIT_OK)
+        return Ending(EXIT_STORE_LOST, news.reason, dead=news.reason if news.is_lost else None)
 
     def _go_back(self, ending: Ending, site: Site, selector: selectors.BaseSelector) -> StoreLife | None:
         """Ends what is left of a store whose shards have died, for all to start again from its latest checkpoint. Our
@@ -280,22 +306,23 @@ class Supervisor:
             child.kill()
         self._children.clear()
         self._kill_checkpoints(selector)
+        self._num_restarts += 1
+        self._store = secrets.token_hex(8)
+        if site.first != 0:
+            _log.warning("%s; waiting for shard 0 to go back (restart %s)", ending.dead, self._restart())
+            return self._begin(site, selector)
         from psstore.server.restore_plan import AUTO, find_checkpoint
 
         self._restore = find_checkpoint(AUTO, own_place=self._settings.checkpoint) or self._restore
         if self._restore is None:
             _log.error("%s, before there was a checkpoint to go back to", ending.dead)
             return None
-        self._num_restarts += 1
-        _log.warning(
-            "%s; all shards go back to version %d (restart %d of %d)",
-            ending.dead,
-            self._restore.version,
-            self._num_restarts,
-            self._settings.restarts,
-        )
-        self._store = secrets.token_hex(8)
+        version = self._restore.version
+        _log.warning("%s; all shards go back to version %d (restart %s)", ending.dead, version, self._restart())
         return self._begin(site, selector)
+
+    def _restart(self) -> str:
+        return f"{self._num_restarts} of {self._settings.restarts}"
 
     def _stop(self, selector: selectors.BaseSelector) -> None:
         """Asks all to drain. What is left after STOP_S, or at the next signal, is killed by `run`."""
@@ -346,6 +373,9 @@ class Supervisor:
             consistency=self._settings.consistency(),
             token=self._token,
             restored=self._restore.version if self._restore is not None else -1,
+            goes_back=self._settings.restarts > 0,
+            store=self._store,
+            former=self._former,
             until_done=self._settings.until_done,
             patience_s=self._settings.patience_s,
         )
@@ -412,6 +442,8 @@ class Supervisor:
             yield ShardSettings(
                 index=index,
                 store=life.store,
+                lineage=life.lineage,
+                returns=settings.restarts > 0,
                 signing_key=life.signing_key,
                 token=self._token,
                 for_all_users=settings.token_file is not None,
@@ -421,6 +453,7 @@ class Supervisor:
                 heartbeat_s=settings.heartbeat_s,
                 silence_s=settings.silence_s,
                 rejoin_s=settings.rejoin_s,
+                lost=settings.of_lost(),
                 device=device,
                 num_sharing=devices.count(device),
                 max_memory_bytes=max_memory_bytes // len(site.endpoints),
@@ -443,15 +476,16 @@ class Supervisor:
     def _announce(self, site: Site, *, out: TextIO, ready_fd: int | None) -> None:
         """Says once that it serves, and where; then that it does again."""
         if self._num_restarts:
-            assert self._restore is not None, "it went back"
-            _log.warning("the store serves again, from version %d on", self._restore.version)
+            version = 0 if self._restore is None else self._restore.version
+            _log.warning("the store serves again, from version %d on", version)
             return
+        terms = self._settings.consistency()
         ready = ReadyLine(
             url=site.addresses[0][0],
             shards=site.addresses,
             store=self._store,
-            mode=self._settings.consistency().mode,
-            workers=self._settings.workers,
+            mode=terms.mode,
+            workers=workers_text(terms) if terms.elastic else terms.num_workers,
             pid=os.getpid(),
             index=None if site.is_whole else site.first,
         )

@@ -2,6 +2,7 @@
 
 try:
     from psstore.codec.compression import Compression
+    from psstore.torch.elastic_sampler import ElasticSampler
     from psstore.torch.hooks import Hook
     from psstore.torch.loop import Step, TrainingSession, session
     from psstore.torch.optimizer import DistributedOptimizer
@@ -16,6 +17,7 @@ except ModuleNotFoundError as error:
 __all__ = [
     "Compression",
     "DistributedOptimizer",
+    "ElasticSampler",
     "GradScaler",
     "Hook",
     "Replicas",

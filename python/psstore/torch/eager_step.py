@@ -132,7 +132,9 @@ class EagerStep(StoreStep):
         ]
         self._promised.promise(promised)
         commit = RepeatableCall(
-            lambda: training.store.start_commit(hypers, present=promised, early=True, average=training.average)
+            lambda: training.store.start_commit(
+                hypers, weight=training.weight, present=promised, early=True, average=training.average
+            )
         )
         self._early = EarlyRound(hypers, commit)
         commit.future.add_done_callback(self._on_decided)

@@ -140,6 +140,7 @@ class GradientStep(ABC):
             present = gradients.complete(rewritten=overflow.rewritten, loss_scale=overflow.loss_scale)
         commit = training.store.commit(
             hypers,
+            weight=training.weight,
             loss_scale=overflow.loss_scale,
             non_finite=overflow.found,
             present=present,

@@ -56,7 +56,7 @@ class LogHook(Hook):
     rolled_back = begin
 
     def after_step(self, session: TrainingSession, step: Step) -> None:
-        if session.rank == 0 and time.monotonic() - self._said_at >= self._every_s:
+        if session.is_first and time.monotonic() - self._said_at >= self._every_s:
             self._say(session, step)
 
     def _say(self, session: TrainingSession, step: Step) -> None:
@@ -80,7 +80,7 @@ class SummaryHook(Hook):
         self._writer: Any = None
 
     def begin(self, session: TrainingSession) -> None:
-        if session.rank == 0:
+        if session.is_first:
             self._writer = self._make(self._folder, purge_step=session.version + 1)
 
     def after_step(self, session: TrainingSession, step: Step) -> None:
@@ -129,7 +129,7 @@ class CheckpointHook(Hook):
     def after_step(self, session: TrainingSession, step: Step) -> None:
         if self._thread is not None and not self._thread.is_alive():
             self._conclude()
-        if session.rank == 0 and self._thread is None and self._is_due(session):
+        if session.is_first and self._thread is None and self._is_due(session):
             self._version, self._written_at = session.version, time.monotonic()
             self._thread = threading.Thread(target=self._write, args=(session, GATHER_S), name="psstore-checkpoint")
             self._thread.start()
@@ -145,7 +145,7 @@ class CheckpointHook(Hook):
         if self._thread is not None:
             self._thread.join()
             self._conclude()
-        if session.rank == 0 and session.version > session.began_at:
+        if session.is_first and session.version > session.began_at:
             self._write(session, 0.0)
             if self._interval is None and isinstance(self._error, BadArgument):
                 self._error = None  # it was not

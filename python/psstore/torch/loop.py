@@ -15,7 +15,7 @@ import torch
 from psstore.checkpoint.handed import Handed
 from psstore.checkpoint.interval import parse_interval
 from psstore.client.store import Store
-from psstore.errors import BadArgument, DeadlineExceeded, PsstoreError, RolledBack, UsageError, WorkerLost
+from psstore.errors import BadArgument, DeadlineExceeded, OutOfMemory, PsstoreError, RolledBack, UsageError, WorkerLost
 from psstore.torch import worker_state
 from psstore.torch.hooks import WRITE_S, CheckpointHook, Hook, LogHook, NanHook, SummaryHook
 from psstore.torch.optimizer import DistributedOptimizer
@@ -168,6 +168,7 @@ class TrainingSession:
         """All workers are known to have come to the end, or not to come."""
         self._has_ended = False
         self._has_handed_in = False
+        self._hands_residuals_in = True
         self._version_before = 0
         """What the step that is under way began with."""
         self._is_exact = True
@@ -180,6 +181,11 @@ class TrainingSession:
     @property
     def rank(self) -> int | None:
         return self.store.rank
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this worker has rank 0's duties: where workers come and go, the one of the lowest rank."""
+        return self.store.is_first
 
     @property
     def is_over(self) -> bool:
@@ -238,8 +244,8 @@ class TrainingSession:
         self._put_back()
         if self.optimizer.keeps_state_here:
             warn(
-                "this worker keeps optimizer state, or what codecs kept back of gradients, and the store's checkpoints"
-                " don't have that: save optimizer.state_dict() of each worker to go on exactly"
+                "this worker keeps optimizer state, and the store's checkpoints don't have that: save"
+                " optimizer.state_dict() of each worker to go on exactly"
             )
         if self.stop_at is not None:
             self.store.stop(self.stop_at)
@@ -343,7 +349,15 @@ class TrainingSession:
         self._has_met = True
 
     def _hand_in(self) -> None:
-        self.store.hand_in(worker_state.collect(self.optimizer, self._parts))
+        state = worker_state.collect(self.optimizer, self._parts, residuals=self._hands_residuals_in)
+        try:
+            self.store.hand_in(state)
+        except OutOfMemory as error:
+            if not state["residuals"]:
+                raise
+            self._hands_residuals_in = False
+            _log.warning("what this rank's codecs keep back will be in no checkpoint: %s", error.message)
+            self._hand_in()
         self._has_handed_in = True
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from typing import Any, Literal, NoReturn, get_args, overload
 
 import torch
@@ -23,7 +24,7 @@ from psstore.errors import NotAWorker, RolledBack, UsageError
 from psstore.torch.averaging import Averaging
 from psstore.torch.buffers import Buffers
 from psstore.torch.eager_step import EagerStep
-from psstore.torch.optimizer_state import RESIDUALS_KEY, is_initial_state_wanted, pack_residuals, unpack_residuals
+from psstore.torch.optimizer_state import RESIDUALS_KEY, is_initial_state_wanted
 from psstore.torch.param_groups import check_distributable, has_rule, may_compress
 from psstore.torch.parameters import Names
 from psstore.torch.store_step import StoreStep
@@ -249,8 +250,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
             found = super().state_dict()
         finally:
             self._whole_state = whole
-        kept = pack_residuals(self._strategy.residuals(), self.param_groups, rank=self._training.store.rank)
-        return found if kept is None else {**found, RESIDUALS_KEY: kept}
+        kept = self.residuals()
+        return {**found, RESIDUALS_KEY: {"rank": self._training.store.rank, "of": kept}} if kept else found
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Takes over a `state_dict()` of this class or of the wrapped optimizer's: the groups on each worker that calls
@@ -266,7 +267,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
             loaded = before(self, loaded) or loaded
         kept = loaded.pop(RESIDUALS_KEY, None)
         self._strategy.load_state_dict(loaded)
-        self._strategy.set_residuals(unpack_residuals(kept, self.param_groups, rank=self._training.store.rank))
+        is_own = kept is not None and kept["rank"] == self._training.store.rank
+        self.set_residuals(kept["of"] if is_own else {})  # this worker has not seen another's gradients
         for after in self._optimizer_load_state_dict_post_hooks.values():
             after(self)
 
@@ -319,14 +321,44 @@ class DistributedOptimizer(torch.optim.Optimizer):
         return may_compress(self.param_groups, self._training.compression)
 
     @property
+    def overlap(self) -> Overlap:
+        """As it was given."""
+        return self._training.overlap
+
+    @property
+    def weight(self) -> float:
+        """This worker's share in the mean of the next steps' gradients, such as its number of samples where workers
+        have different ones: gradients are multiplied by it, and divided by the sum of all. 1 at first."""
+        return self._training.weight
+
+    @weight.setter
+    def weight(self, weight: float) -> None:
+        self._training.weight = float(weight)
+
+    @property
     def store(self) -> Store:
         """The store that it trains on."""
         return self._training.store
 
     @property
     def keeps_state_here(self) -> bool:
-        """Whether this worker has optimizer state, or what codecs kept back, which the store's checkpoints have not."""
-        return self.compresses or not isinstance(self._strategy, StoreStep)
+        """Whether this worker has optimizer state, which the store's checkpoints have not."""
+        return not isinstance(self._strategy, StoreStep)
+
+    def residuals(self) -> dict[int, torch.Tensor]:
+        """What this worker's codecs have kept back, by the parameters' numbers in a state dict, in units of gradients
+        without a loss scale."""
+        kept = self._strategy.residuals()
+        return {number: kept[one] for number, one in enumerate(self._in_order()) if one in kept}
+
+    def set_residuals(self, residuals: Mapping[int, torch.Tensor]) -> None:
+        """Makes them what they were when `residuals` gave these; nothing is kept back of other parameters."""
+        parameters = dict(enumerate(self._in_order()))
+        self._strategy.set_residuals({parameters[number]: value for number, value in residuals.items()})
+
+    def _in_order(self) -> Iterator[torch.Tensor]:
+        """Parameters as torch numbers them in a state dict."""
+        return chain.from_iterable(group["params"] for group in self.param_groups)
 
     def expect_loss_scale(self, loss_scale: float) -> None:
         """The gradients of the next backward pass will be so many times the real ones: a GradScaler's `update()` tells,

@@ -26,9 +26,6 @@ from psstore.torch.training import Training
 State = Mapping[torch.Tensor, Mapping[str, Any]]
 """Optimizer state by parameter, as `torch.optim.Optimizer.state` has it."""
 
-Residuals = Mapping[torch.Tensor, torch.Tensor]
-"""What codecs kept back, by parameter, in units of its gradient without a loss scale."""
-
 RESIDUALS_KEY = "residuals"
 """Entry of a state dict beside torch's 'state' and 'param_groups', which torch's optimizers do not look at."""
 
@@ -157,25 +154,3 @@ def local_initial_state(optimizer: torch.optim.Optimizer) -> dict[torch.Tensor, 
         return dict(optimizer.state)
     finally:
         optimizer.state = own
-
-
-# ---- residuals of compression ----
-
-
-def pack_residuals(
-    residuals: Residuals, groups: Sequence[Mapping[str, Any]], *, rank: int | None
-) -> dict[str, Any] | None:
-    """Residuals by the parameters' numbers, as torch counts them in a state dict; None if there are none."""
-    parameters = chain.from_iterable(group["params"] for group in groups)
-    numbered = {number: residuals[one] for number, one in enumerate(parameters) if one in residuals}
-    return {"rank": rank, "of": numbered} if numbered else None
-
-
-def unpack_residuals(
-    packed: Mapping[str, Any] | None, groups: Sequence[Mapping[str, Any]], *, rank: int | None
-) -> Residuals:
-    """Residuals by parameter; none if another rank has saved them, whose gradients this worker has not seen."""
-    if packed is None or packed["rank"] != rank:
-        return {}
-    parameters = chain.from_iterable(group["params"] for group in groups)
-    return {one: packed["of"][number] for number, one in enumerate(parameters) if number in packed["of"]}

@@ -104,6 +104,8 @@ class Training:
     names: Names
     average: bool = True
     """Divide the sum of the gradients by the number of workers."""
+    weight: float = 1.0
+    """This worker's share in that mean."""
     overlap: Overlap = "auto"
     first_group: int = 0
     """Number in the store of parameter group 0; the others follow."""
@@ -116,8 +118,9 @@ class Training:
 
     @property
     def is_first(self) -> bool:
-        """Whether this worker is rank 0, whose values count where there can be only one."""
-        return self.store.rank == 0
+        """Whether this worker is rank 0, or where workers come and go the one of the lowest rank, whose values count
+        where there can be only one."""
+        return self.store.is_first
 
     def compression_of(self, one: Trained) -> Compression:
         return compression_for(one, self.optimizer.param_groups, self.compression)
@@ -190,7 +193,8 @@ def split_trained(training: Training, pulled: Sequence[Trained]) -> tuple[list[T
     store = training.store
     versions = {one.name: store.version_of(one.name) for one in pulled}
     before = [one for one in pulled if versions[one.name] > 0]
-    if before and training.is_first and store.restored is None and not was_restarted():
+    goes_on = store.restored is not None or was_restarted() or store.consistency.elastic
+    if before and training.is_first and not goes_on:
         warn(
             f"the store has trained {quoted([one.name for one in before])} before, up to version"
             f" {max(versions.values())}: training goes on from the weights and the optimizer state there, and those"

@@ -1,4 +1,5 @@
-"""What a worker hands in for its next life: random states, hyper-parameters, and whatever has a state_dict().
+"""What a worker hands in for its next life: random states, hyper-parameters, what its codecs kept back of gradients,
+and whatever has a state_dict().
 
 Tensors are marked, so that they come back as tensors; numpy's arrays come back as such.
 """
@@ -39,7 +40,9 @@ def check_parts(parts: Mapping[str, Stateful]) -> None:
             )
 
 
-def collect(optimizer: DistributedOptimizer, parts: Mapping[str, Stateful]) -> Plain:
+def collect(
+    optimizer: DistributedOptimizer, parts: Mapping[str, Stateful], *, residuals: bool = True
+) -> Mapping[str, Plain]:
     """All of it, as it is now."""
     return {
         "random": {
@@ -51,6 +54,7 @@ def collect(optimizer: DistributedOptimizer, parts: Mapping[str, Stateful]) -> P
         ],
         "parts": {name: _plain(part.state_dict()) for name, part in parts.items()},
         "own": _plain(optimizer.checkpoint_state),
+        "residuals": _plain(optimizer.residuals()) if residuals else {},
     }
 
 
@@ -86,6 +90,7 @@ def put_back(handed: Plain, optimizer: DistributedOptimizer, parts: Mapping[str,
     for name in states.keys() & parts.keys():
         parts[name].load_state_dict(_whole(states[name]))
     optimizer.checkpoint_state = _whole(handed["own"])
+    optimizer.set_residuals(_whole(handed["residuals"]))
 
 
 def _plain(value: Any) -> Plain:

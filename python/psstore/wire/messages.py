@@ -13,7 +13,7 @@ from typing import Annotated, Literal, TypeVar
 import msgspec
 
 from psstore.errors import BadBody
-from psstore.types import Tensor, TensorSpec
+from psstore.types import Consistency, Tensor, TensorSpec
 from psstore.wire.ranges import Ranges
 
 Role = Literal["worker", "client", "heartbeat"]
@@ -177,6 +177,19 @@ class Welcome(Message, frozen=True, kw_only=True):
     """Id of the first of the runs of which each was restored from the one before."""
     restored: int = -1
     """The decision that this run was restored at; -1: it began with nothing."""
+    fewest: int | None = None
+    """Workers come and go: `num_workers` are the most, and no round is decided without so many. None: their number is
+    fixed."""
+
+    returns: bool = False
+    """A store whose shard dies starts again by itself, from a checkpoint: who finds nobody here waits for that."""
+
+    @property
+    def consistency(self) -> Consistency:
+        """What the store was started for."""
+        return Consistency(
+            num_workers=self.num_workers, quorum=self.quorum, staleness=self.staleness, fewest=self.fewest
+        )
 
 
 # ---- data -----------------------------------------------------------------------------------------
@@ -316,7 +329,21 @@ class Join(Message, frozen=True, kw_only=True):
     rank: int | None = None
     """None: the lowest free one."""
     num_workers: int | None = None
-    """What this worker believes; another number than the store's is refused."""
+    """What this worker believes; another number than the store's is refused, where that is fixed."""
+    wait_s: Seconds = 300.0
+    """Where workers come and go: how long the coordinator may wait for the end of the open round before it answers with
+    DEADLINE_EXCEEDED."""
+
+
+class Members(Message, frozen=True, kw_only=True):
+    """Where workers come and go: who does. One for each decision at which it changes."""
+
+    version: int
+    """The decision."""
+    members: tuple[int, ...]
+    """Ranks that take part in the rounds after it, until the next of these."""
+    absent: tuple[int, ...] = ()
+    """Ranks that were to take part in its own round, and are not in it."""
 
 
 class Joined(Message, frozen=True, kw_only=True):
@@ -329,6 +356,8 @@ class Joined(Message, frozen=True, kw_only=True):
     decisions: tuple[Signed, ...]
     """All that some shard may still lack."""
     ticket: Signed
+    members: tuple[Members, ...] = ()
+    """All of the store's, where workers come and go."""
 
 
 class Create(Message, frozen=True, kw_only=True):
@@ -375,6 +404,8 @@ class Commit(Message, frozen=True, kw_only=True):
     """Last decision that the worker knows."""
     applied: tuple[Signed, ...] = ()
     """What shards have attested: the coordinator forgets the decisions that all have applied."""
+    members: int = 0
+    """How many `Members` the worker knows."""
     wait_s: Seconds = 300.0
     """How long the coordinator may wait for other workers before it answers with DEADLINE_EXCEEDED."""
 
@@ -400,6 +431,8 @@ class Committed(Message, frozen=True, kw_only=True):
     """A checkpoint of this decision is being written: whatever the worker hands in as of now will be in it."""
     stop: bool = False
     """No further commit of this worker will count."""
+    members: tuple[Members, ...] = ()
+    """All that it did not know."""
 
 
 class Finish(Message, frozen=True, kw_only=True):
@@ -425,21 +458,31 @@ class Decided(Message, frozen=True, kw_only=True):
     """Number of the last decision."""
 
 
+HANDED_PIECE_BYTES = 8 << 20
+"""How much of what is handed in one message has: others get their turn in between."""
+
+
 class HandIn(Message, frozen=True, kw_only=True):
     version: int
     """The decision that the worker has come to."""
     state: bytes
-    """What it wants to have again, as checkpoint/handed.py has it."""
+    """What it wants to have again, as checkpoint/handed.py has it; or the part of that which begins at `offset`."""
+    offset: int = 0
+    more: bool = False
+    """This is not its end: nothing counts as handed in before that has come."""
 
 
 class HandBack(Message, frozen=True, kw_only=True):
-    """Asks what was handed in for this rank last."""
+    """Asks what was handed in for this rank last, from a byte on."""
+
+    offset: int = 0
 
 
 class HandedBack(Message, frozen=True, kw_only=True):
     version: int = 0
     state: bytes | None = None
-    """None: nothing was handed in for this rank, before a restart or since."""
+    """As much as one reply holds; None: nothing was handed in for this rank, before a restart or since."""
+    more: bool = False
 
 
 class Stop(Message, frozen=True, kw_only=True):

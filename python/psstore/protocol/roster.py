@@ -1,0 +1,161 @@
+"""Who trains in which round, where workers come and go. Part of the coordinator.
+
+They do so at decisions, and never inside a round: one that comes waits for the end of the open round and takes part
+in the next, one that goes is missing in the round that it was in. So all that take part in a round know before it
+begins who does, and with its decision who did: from the log of both, anybody can tell what each of them had to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from psstore.errors import DeadlineExceeded, PsstoreError
+from psstore.protocol.membership import Membership
+from psstore.protocol.replies import Reply
+from psstore.wire.messages import Join, Joined, Members
+
+
+class Arrival(Struct, frozen=True):
+    """A worker that waits for its first round."""
+
+    join: Join
+    client: str
+    conn: int
+    request: int
+    since: float
+    rank: int
+    """The one that it will have."""
+
+    @property
+    def until(self) -> float:
+        return self.since + self.join.wait_s
+
+    def reply(self, result: Joined | PsstoreError) -> Reply:
+        return Reply(self.conn, self.request, result)
+
+
+class Roster:
+    """The log, and who waits. With a fixed number of workers it does nothing."""
+
+    def __init__(self, membership: Membership, *, fewest: int | None) -> None:
+        """`fewest`: workers without whom no round is decided; None: their number is fixed."""
+        self.log: list[Members] = []
+        self.is_elastic = fewest is not None
+        self._membership = membership
+        self._fewest = fewest
+        self._arrivals: dict[str, Arrival] = {}
+        """By client, in the order in which they came."""
+        self._let_in: list[Arrival] = []
+        """Who takes part from now on, and has not been told."""
+
+    @property
+    def has_enough(self) -> bool:
+        """Whether a round may be decided: there are enough workers for the next one."""
+        return self.num_missing == 0
+
+    @property
+    def num_missing(self) -> int:
+        """Workers that have to come before a round is decided."""
+        if self._fewest is None:
+            return 0
+        there = self._membership.num_expected + len(self._arrivals) + len(self._let_in)
+        return max(0, self._fewest - there)
+
+    def since(self, known: int) -> tuple[Members, ...]:
+        """What the log has behind so many entries."""
+        return tuple(self.log[known:]) if self.is_elastic else ()
+
+    def restore(self, log: Collection[Members]) -> None:
+        """Goes on from a checkpoint."""
+        self.log = list(log)
+
+    # ---- events ----
+
+    def arrived(self, join: Join, *, client: str, conn: int, request: int, now: float) -> bool:
+        """Whether that one waits now, or again. Raises RankTaken, TooManyWorkers, BadArgument. False: it takes a lost
+        one's place, for which the others wait, and need not wait itself."""
+        for index, one in enumerate(self._let_in):
+            if one.client == client:  # its connection was lost before the round was done
+                self._let_in[index] = replace(one, conn=conn, request=request)
+                return True
+        if client in self._arrivals:
+            self._arrivals[client] = replace(self._arrivals[client], conn=conn, request=request)
+            return True
+        rank = self._membership.choose(join.rank, now)
+        if rank in self._membership.expected():
+            return False
+        self._arrivals[client] = Arrival(join, client, conn, request, now, rank)
+        self._note_claims()
+        return True
+
+    def detached(self, conn: int) -> None:
+        """A connection is gone: who waits there will ask again on another one."""
+        for arrival in [arrival for arrival in self._arrivals.values() if arrival.conn == conn]:
+            del self._arrivals[arrival.client]
+        self._note_claims()
+
+    def decided(self, number: int, took: Collection[int]) -> None:
+        """These ranks are in that decision. REQUIRES: it is called before anybody hears of the decision."""
+        if self._fewest is None:
+            return
+        told = self.log[-1].members if self.log else ()
+        absent = tuple(rank for rank in told if rank not in took)
+        self._open()
+        members = self._members()
+        if absent or members != told:
+            self.log.append(Members(version=number, members=members, absent=absent))
+
+    def begin(self, number: int) -> None:
+        """Where nobody trains: a first round of those who wait, if they are enough. `number`: of the last decision."""
+        if self._fewest is None or self._membership.num_expected or len(self._arrivals) < max(1, self._fewest):
+            return
+        self._open()
+        self.log.append(Members(version=number, members=self._members()))
+
+    def take_let_in(self) -> list[Arrival]:
+        """Who is to be told now to take part."""
+        let_in, self._let_in = self._let_in, []
+        self._note_claims()
+        return let_in
+
+    def fail(self, error: PsstoreError) -> list[Reply]:
+        """Nobody will train any more."""
+        self._open()
+        arrivals = self.take_let_in()
+        return [arrival.reply(error) for arrival in arrivals]
+
+    def expire(self, now: float) -> list[Reply]:
+        """Ends the waits whose time is up."""
+        late = [arrival for arrival in self._arrivals.values() if arrival.until <= now]
+        for arrival in late:
+            del self._arrivals[arrival.client]
+        self._note_claims()
+        return [arrival.reply(self._too_late(arrival)) for arrival in late]
+
+    def next_wake(self) -> float | None:
+        """When `expire` may next find somebody."""
+        return min((arrival.until for arrival in self._arrivals.values()), default=None)
+
+    # ---- how ----
+
+    def _members(self) -> tuple[int, ...]:
+        return tuple(sorted({*self._membership.expected(), *(arrival.rank for arrival in self._let_in)}))
+
+    def _open(self) -> None:
+        self._let_in += self._arrivals.values()
+        self._arrivals.clear()
+        self._note_claims()
+
+    def _note_claims(self) -> None:
+        self._membership.claimed = frozenset(one.rank for one in (*self._arrivals.values(), *self._let_in))
+
+    def _too_late(self, arrival: Arrival) -> DeadlineExceeded:
+        waited_s = arrival.join.wait_s
+        if self._membership.num_expected:
+            what = "the open round to be decided, which it would have come after"
+        else:
+            what = f"{self._fewest} workers to be there"
+        return DeadlineExceeded(f"rank {arrival.rank} waited {waited_s:g} s for {what}", waited_s=waited_s)
