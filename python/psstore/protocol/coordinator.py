@@ -192,8 +192,9 @@ class Coordinator:
 
     def next_wake(self) -> float | None:
         """When `tick` may next do something."""
-        parts = (self.membership, self.rounds, self._barriers, self.roster)
-        times = [part.next_wake() for part in parts]
+        times = [self.membership.next_wake(), self.rounds.next_wake(), self._barriers.next_wake()]
+        if self.roster.is_elastic:
+            times.append(self.roster.next_wake())
         return min((t for t in times if t is not None), default=None)
 
     # ---- membership ----

@@ -38,7 +38,7 @@ class Arrival(Struct, frozen=True):
 
 
 class Roster:
-    """The log, and who waits. With a fixed number of workers it does nothing."""
+    """The log, and who waits. With a fixed number of workers it is asked nothing."""
 
     def __init__(self, membership: Membership, *, fewest: int | None) -> None:
         """`fewest`: workers without whom no round is decided; None: their number is fixed."""
@@ -54,7 +54,7 @@ class Roster:
     @property
     def has_enough(self) -> bool:
         """Whether a round may be decided: there are enough workers for the next one."""
-        return self.num_missing == 0
+        return not self.is_elastic or self.num_missing == 0
 
     @property
     def num_missing(self) -> int:
@@ -98,9 +98,7 @@ class Roster:
         self._note_claims()
 
     def decided(self, number: int, took: Collection[int]) -> None:
-        """These ranks are in that decision. REQUIRES: it is called before anybody hears of the decision."""
-        if self._fewest is None:
-            return
+        """These ranks are in that decision. REQUIRES: workers come and go, and nobody heard of the decision."""
         told = self.log[-1].members if self.log else ()
         absent = tuple(rank for rank in told if rank not in took)
         self._open()

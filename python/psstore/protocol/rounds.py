@@ -285,7 +285,8 @@ class Rounds:
         if fact.early:
             promising = [rank for rank, commit in zip(ranks, commits, strict=True) if commit.early]
             self._promised.begin(commits[0].round, members=ranks, owing=promising)
-        self.roster.decided(number, ranks)
+        if self.roster.is_elastic:
+            self.roster.decided(number, ranks)
         self.hand_ins.decided()
 
     def _late(self, worker: Worker, waiting: Waiting) -> list[Reply]:
