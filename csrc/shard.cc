@@ -1,7 +1,9 @@
 #include "shard.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <cstring>
 
 #include "core/breakable_rules.h"
 #include "kernels/codec.h"
@@ -410,6 +412,61 @@ bool Shard::settle_hold(uint64_t id, uint64_t at) {
 void Shard::release_hold(uint64_t id) {
   const ExclusiveLock lock(table_.decision_mutex);
   table_.release_hold(id);
+}
+
+bool Shard::is_settled() {
+  const ExclusiveLock lock(table_.decision_mutex);
+  const bool settled = table_.is_settled();
+  backend_->flush();
+  return settled;
+}
+
+std::optional<std::vector<SlotCopy>> Shard::copies() {
+  if (device() != "cpu") {
+    throw Error(ErrorCode::BAD_ARGUMENT,
+                "a shard on device '" + device() + "' can have no standby; use --device cpu");
+  }
+  const ExclusiveLock lock(table_.decision_mutex);
+  return table_.copies();
+}
+
+uint64_t Shard::take_copy(const SlotImage& image, std::optional<double> squares,
+                          const BufferRef& payload, uint64_t offset) {
+  const ExclusiveLock lock(table_.decision_mutex);
+  const SlotSpec* spec = table_.spec_of(image.key);
+  const size_t part_bytes = spec != nullptr ? spec->num_bytes() : 0;
+  std::array<BufferRef, 1 + kMaxStates> parts;
+  uint64_t num_bytes = 0;
+  for (size_t i = 0; i < parts.size(); ++i) {
+    if ((image.parts >> i & 1) == 0) continue;
+    if (!payload || offset + num_bytes + part_bytes > payload->size()) {
+      throw Error(ErrorCode::BAD_BODY, "body of FILL: its payload ends before slice " +
+                                           std::to_string(image.key) + " does");
+    }
+    parts[i] = backend_->allocate_payload(part_bytes);
+    std::memcpy(parts[i]->data(), payload->data() + offset + num_bytes, part_bytes);
+    num_bytes += part_bytes;
+  }
+  table_.load(image, parts, squares);
+  return num_bytes;
+}
+
+Shard::History Shard::history() {
+  const SharedLock lock(table_.decision_mutex);
+  const auto& dropped = table_.dropped().ranges();
+  return {.lives = ranks_.lives(),
+          .writers = window_.all(),
+          .dropped = {dropped.begin(), dropped.end()},
+          .restored = restored_at_.load(std::memory_order_relaxed) == version()};
+}
+
+void Shard::resume(History history, const std::optional<Decision>& last) {
+  const ExclusiveLock lock(table_.decision_mutex);
+  ranks_.load(std::move(history.lives));
+  if (holds(BreakableRule::kWINDOWS_ARE_FILLED_IN)) window_.load(history.writers);
+  table_.load_dropped(history.dropped);
+  if (history.restored) restored_at_.store(version(), std::memory_order_relaxed);
+  if (last) table_.resume(*last);
 }
 
 ErrorCode Shard::find_at(SliceEntry& entry, uint64_t at, Stripe& stripe, Slot& slot,

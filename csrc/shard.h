@@ -16,6 +16,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -143,6 +144,25 @@ class Shard {
   BufferRef allocate(size_t num_bytes) { return backend_->allocate_payload(num_bytes); }
   // DenseTable::load().
   void load(const SlotImage& image, std::span<const BufferRef> parts);
+
+  // Carries the last decision out on all slots that can take its step. Whether that is all.
+  bool is_settled();
+  // All slots as they are and with what waits in them, for a standby; none if some are not settled.
+  std::optional<std::vector<SlotCopy>> copies();
+  // Gives a slot what its copy was, whose parts follow each other in `payload` from there on. Returns how many bytes they
+  // are. Throws what DenseTable::load() throws, and Error(BAD_BODY) if the payload is too short.
+  uint64_t take_copy(const SlotImage& image, std::optional<double> squares,
+                     const BufferRef& payload, uint64_t offset);
+  // What it knows beside its slots.
+  struct History {
+    std::unordered_map<uint32_t, RankBook::Life> lives;     // by rank
+    std::vector<std::pair<std::string, uint64_t>> writers;  // and their last sequence numbers
+    std::vector<std::pair<uint64_t, uint64_t>> dropped;     // ranges of tensor ids
+    bool restored = false;                                  // Reply::restored
+  };
+  History history();
+  // Goes on from there, where `last` was the last decision. REQUIRES: nothing has happened here yet but set_version().
+  void resume(History history, const std::optional<Decision>& last);
 
   // Sums of squares of the gradients that the last decision reduces to, before any scale: one of each
   // entry that is OK afterwards, as float64. NOT_MODIFIED if it needs no scale or does not concern the slice.

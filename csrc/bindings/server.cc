@@ -5,7 +5,9 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -48,6 +50,7 @@ class PyServerProtocol : public PyDecoder {
     });
   }
 
+  void reply(const py::sequence& pieces);
   py::list take_replies() { return parts_of(protocol_.replies()); }
 
   ServerProtocol& protocol() { return protocol_; }
@@ -83,6 +86,16 @@ class LentBytes : public BufferOwner {
   PyBytesRange range_;
 };
 
+Replies::Parts lend_all(const py::sequence& pieces) {
+  Replies::Parts lent;
+  for (const py::handle piece : pieces) lent.emplace_back(LentBytes::lend(piece));
+  return lent;
+}
+
+void PyServerProtocol::reply(const py::sequence& pieces) {
+  protocol_.replies().add(lend_all(pieces));
+}
+
 class PyPoller {
  public:
   PyPoller(DataService& service, int wakeup_fd, double busy_s)
@@ -94,11 +107,8 @@ class PyPoller {
     poller_.add(id, Descriptor(socket), added.decoder(), added.protocol());
     protocols_[id] = protocol;
   }
-  void send(Poller::Id id, const py::sequence& pieces) {
-    Replies::Parts lent;
-    for (const py::handle piece : pieces) lent.emplace_back(LentBytes::lend(piece));
-    poller_.send(id, std::move(lent));
-  }
+  void send(Poller::Id id, const py::sequence& pieces) { poller_.send(id, lend_all(pieces)); }
+  void deliver() { poller_.deliver(); }
   void close(Poller::Id id) { poller_.close(id); }
   void drop(Poller::Id id) {
     poller_.drop(id);
@@ -162,6 +172,15 @@ std::unique_ptr<DataService> make_service(Shard& shard, uint64_t max_leased_byte
                                 }});
 }
 
+// (connection, whether it counts, the last record that it has) of each.
+py::list followers_of(DataService& service) {
+  py::list followers;
+  for (const auto& [connection, follower] : service.replication().followers()) {
+    followers.append(py::make_tuple(connection, follower.counts, follower.has));
+  }
+  return followers;
+}
+
 // (replies for connections, (connection, request, error) of requests that failed).
 py::tuple wake(DataService& service, double now_s) {
   {
@@ -203,6 +222,8 @@ void bind_server(py::module_& m) {
             self.client().arenas.push_back(std::move(arena));
           },
           "arena"_a)
+      .def("follow", [](PyServerProtocol& self) { self.protocol().follow(); })
+      .def("lead", [](PyServerProtocol& self) { self.protocol().lead(); })
       .def("is_in_process", [](PyServerProtocol& self) { self.client().is_own = true; })
       .def("next_frame", &PyServerProtocol::next_frame, "now"_a = py::none())
       .def(
@@ -211,6 +232,7 @@ void bind_server(py::module_& m) {
             self.protocol().again(std::move(frame));
           },
           "frame"_a)
+      .def("reply", &PyServerProtocol::reply, "pieces"_a)
       .def("take_replies", &PyServerProtocol::take_replies)
       .def_property_readonly("has_asked",
                              [](PyServerProtocol& self) { return self.protocol().has_asked(); });
@@ -226,10 +248,41 @@ void bind_server(py::module_& m) {
           "connection"_a, py::kw_only(), "max_body_bytes"_a = kMaxBodyBytes,
           "max_payload_bytes"_a = kMaxPayloadBytes, py::keep_alive<0, 1>())
       .def("close", &DataService::close)
+      .def(
+          "record", [](DataService& self, std::string_view body) { self.record(body); }, "body"_a)
+      .def("fill", &DataService::fill, "connection"_a)
+      .def(
+          "record_to",
+          [](DataService& self, uint64_t connection, std::string_view body) {
+            self.replication().record_to(
+                connection, {.op = Op::kRECORD, .body = std::as_bytes(std::span(body))});
+          },
+          "connection"_a, "body"_a)
+      .def(
+          "count",
+          [](DataService& self, uint64_t connection) { self.replication().count(connection); },
+          "connection"_a)
+      .def(
+          "forget_follower",
+          [](DataService& self, uint64_t connection) { self.replication().forget(connection); },
+          "connection"_a)
+      .def("followers", &followers_of)
+      .def_property_readonly("is_followed",
+                             [](DataService& self) { return self.replication().is_followed(); })
+      .def_property_readonly("last_record",
+                             [](DataService& self) { return self.replication().last(); })
       .def("newest_incarnation", &DataService::newest_incarnation, "rank"_a)
+      .def_property_readonly("newest_incarnations",
+                             [](DataService& self) { return self.newest_incarnations(); })
+      .def(
+          "attached",
+          [](DataService& self, uint32_t rank, uint32_t incarnation) {
+            self.attached({rank, incarnation});
+          },
+          "rank"_a, "incarnation"_a)
       .def("schema_changed", &DataService::schema_changed)
       .def("advanced", &DataService::advanced, "needs_scale"_a)
-      .def("could_not_apply", &DataService::could_not_apply, "decision"_a)
+      .def("could_not_apply", &DataService::could_not_apply, "decision"_a, "record"_a)
       .def_property_readonly("applied", &DataService::applied)
       .def("forget", &DataService::forget, "connection"_a)
       .def("reading_since", &DataService::reading_since, "before"_a)
@@ -250,6 +303,7 @@ void bind_server(py::module_& m) {
       .def("fileno", &PyPoller::fileno)
       .def("add", &PyPoller::add, "connection"_a, py::kw_only(), "socket"_a, "protocol"_a)
       .def("send", &PyPoller::send, "connection"_a, "pieces"_a)
+      .def("deliver", &PyPoller::deliver)
       .def("close", &PyPoller::close, "connection"_a)
       .def("drop", &PyPoller::drop, "connection"_a)
       .def("stalled", &PyPoller::stalled, "limit_s"_a)

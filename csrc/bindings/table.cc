@@ -239,6 +239,40 @@ void load(Shard& shard, Key key, uint64_t version, uint64_t num_steps, const py:
   shard.load({key, version, num_steps}, buffers);
 }
 
+// (rank, incarnation, decided round or -1, whether it was promised, missing round or -1)
+using LifeTuple = std::tuple<uint32_t, uint32_t, int64_t, bool, int64_t>;
+// (lives, writers and their last numbers, ranges of dropped ids, whether values were restored since the last decision)
+using HistoryTuple =
+    std::tuple<std::vector<LifeTuple>, std::vector<std::pair<std::string, uint64_t>>,
+               std::vector<std::pair<uint64_t, uint64_t>>, bool>;
+
+int64_t or_none(const std::optional<uint64_t>& round) {
+  return round ? static_cast<int64_t>(*round) : -1;
+}
+
+std::optional<uint64_t> if_any(int64_t round) {
+  return round < 0 ? std::nullopt : std::optional(static_cast<uint64_t>(round));
+}
+
+HistoryTuple history(Shard& shard) {
+  Shard::History found = shard.history();
+  std::vector<LifeTuple> lives;
+  for (const auto& [rank, life] : found.lives) {
+    lives.emplace_back(rank, life.incarnation, or_none(life.decided_round), life.promised,
+                       or_none(life.missing_round));
+  }
+  return {std::move(lives), std::move(found.writers), std::move(found.dropped), found.restored};
+}
+
+void resume(Shard& shard, const HistoryTuple& known, const Decision* last) {
+  const auto& [lives, writers, dropped, restored] = known;
+  Shard::History history{{}, writers, dropped, restored};
+  for (const auto& [rank, incarnation, decided, promised, missing] : lives) {
+    history.lives[rank] = {incarnation, if_any(decided), promised, if_any(missing)};
+  }
+  shard.resume(std::move(history), last != nullptr ? std::optional(*last) : std::nullopt);
+}
+
 }  // namespace
 
 void bind_table(py::module_& m) {
@@ -308,6 +342,9 @@ void bind_table(py::module_& m) {
           py::arg("num_bytes"))
       .def("load", &load, py::arg("key"), py::arg("version"), py::arg("num_steps"),
            py::arg("parts"))
+      .def("is_settled", &Shard::is_settled, no_gil)
+      .def("history", &history)
+      .def("resume", &resume, py::arg("history"), py::arg("last"))
       .def("state", &state, py::arg("key"))
       .def("stats", &Shard::stats, no_gil);
   m.def("say_changes", &changes_are_said, py::arg("table"), py::arg("payload"));

@@ -16,7 +16,12 @@ namespace psstore {
   X(APPLIED_WRITES_KEEP_THEIR_NUMBERS, "a write that a shard has taken is not renumbered")    \
   X(WRITES_HAVE_NO_GAPS, "later writes close the gap of one that was given up")               \
   X(WHAT_IS_HELD_IS_KEPT, "a slot keeps what readers hold before it takes a step")            \
-  X(READS_ARE_AS_OF_THEIR_DECISION, "who reads as of a decision sees no later one")
+  X(READS_ARE_AS_OF_THEIR_DECISION, "who reads as of a decision sees no later one")           \
+  X(REPLIES_WAIT_FOR_STANDBYS, "nobody is told what the shard's standbys do not have")        \
+  X(WRITES_ARE_RECORDED, "standbys are sent what clients write")                              \
+  X(SCALES_ARE_RECORDED, "standbys are sent the scales of decisions")                         \
+  X(WHAT_IS_STAGED_IS_FILLED_IN, "a new standby is sent the contributions that wait")         \
+  X(WINDOWS_ARE_FILLED_IN, "a new standby knows which writes were applied")
 
 enum class BreakableRule : uint32_t {
 #define PSSTORE_X(name, meaning) k##name,

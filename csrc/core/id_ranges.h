@@ -31,6 +31,10 @@ class IdRanges {
   }
 
   size_t num_ranges() const { return ranges_.size(); }
+  // (first, last) of each, ascending.
+  const std::map<uint64_t, uint64_t>& ranges() const { return ranges_; }
+  // REQUIRES: neither touches what is there.
+  void insert_range(uint64_t first, uint64_t last) { ranges_.emplace(first, last); }
 
  private:
   std::map<uint64_t, uint64_t> ranges_;  // last by first; they don't touch

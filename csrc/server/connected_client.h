@@ -74,6 +74,8 @@ struct ConnectedClient {
   std::vector<std::shared_ptr<PushArena>> arenas = {};
   // Its client is in this process: it knows where values lie, and has the device wait for them.
   bool is_own = false;
+  bool follows = false;     // it is a standby of this shard
+  bool leads = false;       // it is the shard that this one is a standby of
   uint64_t last_block = 0;  // of the device's, that the client was told of
   Leases leases = {};
 };

@@ -51,7 +51,7 @@ int64_t queued_bytes(int fd) {
 
 uint32_t Connection::awaited() const {
   const bool reading = !ended_ && (closing_ || !full());
-  return (reading ? EPOLLIN : 0u) | (protocol_.replies().empty() ? 0u : EPOLLOUT);
+  return (reading ? EPOLLIN : 0u) | (protocol_.replies().num_free_bytes() == 0 ? 0u : EPOLLOUT);
 }
 
 std::optional<Connection::Clock::time_point> Connection::stalled_since() const {
@@ -61,7 +61,7 @@ std::optional<Connection::Clock::time_point> Connection::stalled_since() const {
 
 bool Connection::is_unread_for(Clock::duration limit) {
   flush();  // the delay may be ours
-  if (protocol_.replies().empty()) {
+  if (protocol_.replies().num_free_bytes() == 0) {
     unread_since_.reset();
     return false;
   }
@@ -139,10 +139,11 @@ void Connection::flush() {
   Replies& replies = protocol_.replies();
   std::array<iovec, kMaxRanges> ranges;
   while (!replies.empty() && !mute_) {
-    if (to_send_ == 0) return;
+    const size_t num_bytes = std::min(to_send_, replies.num_free_bytes());
+    if (num_bytes == 0) return;
     msghdr message{};
     message.msg_iov = ranges.data();
-    message.msg_iovlen = first_bytes(std::span(ranges).first(replies.ranges(ranges)), to_send_);
+    message.msg_iovlen = first_bytes(std::span(ranges).first(replies.ranges(ranges)), num_bytes);
     const ssize_t taken = sendmsg(fd(), &message, MSG_DONTWAIT | MSG_NOSIGNAL);
     if (taken < 0 && would_block(errno)) return;
     mute_ = taken < 0;

@@ -60,6 +60,8 @@ class Connection {
 
   // After what is on its way already.
   void send(Replies::Parts parts);
+  // What need not wait any longer.
+  void go_on() { flush(); }
   // Ends the connection once all is sent. The peer's unread bytes are read and dropped until it closes, too:
   // closing over them would reset the connection, and lose the reply that says why.
   void close();
@@ -69,8 +71,8 @@ class Connection {
   bool is_unread_for(Clock::duration limit);
 
  private:
-  // The peer has to read first.
-  bool full() const { return protocol_.replies().is_full(); }
+  // The peer has to read first; but what a standby has is heard whatever it is owed.
+  bool full() const { return protocol_.replies().is_full() && !protocol_.client().follows; }
   // False: there is nothing more to read in this round.
   bool receive();
   // Sends what the round may still send. What is left the socket will call for.

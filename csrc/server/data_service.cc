@@ -61,6 +61,10 @@ void add_head(const Frame& frame, FrameParts parts, Replies& replies) {
 
 }  // namespace
 
+void DataService::acknowledge(const Frame& frame, Replies& replies) {
+  add_head(frame, {}, replies);
+}
+
 // ---- what policy says -------------------------------------------------------------------------------
 
 uint32_t DataService::newest_incarnation(uint32_t rank) const {
@@ -124,8 +128,13 @@ void DataService::hear_scale(const ConnectedClient& client, const Carry& carry) 
   if (!is_new || !client.worker || !holds(BreakableRule::kSCALES_ARE_HEARD)) return;
   std::optional<double> factor = carry.factor;
   if (!factor && !holds(BreakableRule::kNO_NORM_IS_A_SKIP)) factor = 1.0;
-  shard_.set_scale(carry.scaled, factor);
-  scaled_ = carry.scaled;
+  set_scale(carry.scaled, factor);
+  record_scale(carry.scaled, factor);
+}
+
+void DataService::set_scale(uint64_t number, std::optional<double> factor) {
+  shard_.set_scale(number, factor);
+  scaled_ = number;
   lacks_scale_ = false;
   pending_.touched_all();
 }
@@ -155,6 +164,7 @@ void DataService::answer_write(const ConnectedClient& client, Frame& frame, Repl
   const Header& header = frame.header;
   if (header.payload_bytes == 0 || header.is_shared()) admit(client, frame);
   const SliceTable table = write(shard_, frame, client.writer);
+  if (replication_.is_followed()) record_write(client, frame, table);
   pending_.touched(frame.table.entries());
   add_head(frame, {.sequence = shard_.version(), .table = table.entries()}, replies);
 }
@@ -207,9 +217,10 @@ void DataService::answer_read(PendingRead read, double now_s, Replies& replies, 
   const Frame& frame = *read.frame;
   const bool patient = read.until_s > now_s;
   if (shard_.version() < read.at_least && unapplied_) {
-    const Decision decision = *unapplied_;
-    shard_.advance(decision);
-    advanced(decision.needs_scale());
+    const Unapplied unapplied = *unapplied_;
+    shard_.advance(unapplied.decision);
+    record(unapplied.record);
+    advanced(unapplied.decision.needs_scale());
   }
   if (shard_.version() < read.at_least) {
     if (!patient) throw_late(read);
@@ -275,6 +286,7 @@ void DataService::throw_late(const PendingRead& read) const {
 // ---- connections ------------------------------------------------------------------------------------
 
 void DataService::forget(uint64_t connection) {
+  replication_.disconnected(connection);
   const auto found = clients_.find(connection);
   if (found == clients_.end()) return;
   found->second->leases.clear();

@@ -24,7 +24,9 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
+#include <string_view>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -33,6 +35,7 @@
 #include "server/connected_client.h"
 #include "server/frame_calls.h"
 #include "server/pending_reads.h"
+#include "server/replication.h"
 #include "server/replies.h"
 #include "wire/carry.h"
 
@@ -75,15 +78,39 @@ class DataService {
   }
   // That life of the rank attached here; 0 if none did.
   uint32_t newest_incarnation(uint32_t rank) const;
+  // Of all ranks.
+  const std::unordered_map<uint32_t, uint32_t>& newest_incarnations() const {
+    return incarnations_;
+  }
   void attached(const Life& life);
   // Slices are gone, or have been defined.
   void schema_changed() { pending_.touched_all(); }
   // The shard has applied a decision, which waits for its scale or does not.
   void advanced(bool needs_scale);
   // There was no room for what this decision asks for. It is told only once: reads that wait for it try again.
-  void could_not_apply(const Decision& decision) { unapplied_ = decision; }
+  // `record`: the body of what standbys are sent of it.
+  void could_not_apply(const Decision& decision, std::string record) {
+    unapplied_ = {decision, std::move(record)};
+  }
   // The last decision that every slice here can apply, as far as this shard knows.
   uint64_t applied() const { return shard_.version() - (lacks_scale_ ? 1 : 0); }
+
+  // ---- a shard and its standbys
+
+  // What this shard's standbys are sent.
+  Replication& replication() { return replication_; }
+  // Sends standbys something that policy knows of; `body`: a Record.
+  void record(std::string_view body);
+  // Sends a new standby all slots as they are, and what waits in them. False: some wait for what a decision left open,
+  // and nothing was sent.
+  bool fill(uint64_t connection);
+  // Frames by which a standby says what it has,
+  static bool acknowledges(Op op);
+  // and those that are repeated on a standby without policy.
+  static bool replays(Op op);
+  BufferRef memory_for(uint64_t payload_bytes) { return shard_.allocate(payload_bytes); }
+  // Does on a standby what its shard has done. Throws what the shard throws: then the two differ.
+  void replay(const Frame& frame, Replies& replies);
 
   // ---- requests
 
@@ -130,6 +157,11 @@ class DataService {
   bool has_failures() const { return !failures_.empty(); }
 
  private:
+  struct Unapplied {
+    Decision decision;
+    std::string record;
+  };
+
   // A read whose values a device writes.
   struct Filling {
     PendingRead read;
@@ -151,6 +183,14 @@ class DataService {
   void check_may_push(const ConnectedClient& client, const Header& header) const;
   void hear_scale(const ConnectedClient& client, const Carry& carry);
   void answer_write(const ConnectedClient& client, Frame& frame, Replies& replies);
+  void record_write(const ConnectedClient& client, const Frame& frame, const SliceTable& outcome);
+  void record_scale(uint64_t number, std::optional<double> factor);
+  void set_scale(uint64_t number, std::optional<double> factor);
+  void fill_slots(uint64_t connection, std::span<const SlotCopy> copies);
+  void fill_staged(uint64_t connection, std::span<const SlotCopy> copies);
+  void take_fill(const Frame& frame);
+  // That the change was made here, too.
+  static void acknowledge(const Frame& frame, Replies& replies);
   // `whole`: a delta that was read for it did not say its change.
   void answer_read(PendingRead read, double now_s, Replies& replies, bool whole = false);
   [[noreturn]] void throw_late(const PendingRead& read) const;
@@ -166,7 +206,7 @@ class DataService {
   Shard& shard_;
   const DataServiceOptions options_;
   bool closed_ = false;
-  std::optional<Decision> unapplied_;
+  std::optional<Unapplied> unapplied_;
   uint64_t scaled_ = 0;       // the last decision whose scale was told here
   bool lacks_scale_ = false;  // the last decision is to be scaled, and was not
   std::unordered_map<uint32_t, uint32_t> incarnations_;           // by rank
@@ -176,6 +216,7 @@ class DataService {
   std::deque<Filling> filling_;               // in the order in which the device writes them
   std::map<uint64_t, Replies> deliveries_;    // by connection
   std::vector<Failure> failures_;
+  Replication replication_;
 };
 
 }  // namespace psstore

@@ -1,5 +1,7 @@
 #include "server/frame_calls.h"
 
+#include <span>
+#include <string>
 #include <utility>
 
 #include "wire/limits.h"
@@ -39,10 +41,12 @@ BufferRef admit(Shard& shard, Frame& frame) {
   return payload;
 }
 
-SliceTable write(Shard& shard, const Frame& frame, const std::string& client) {
+namespace {
+
+void write(Shard& shard, const Frame& frame, const std::string& client,
+           std::span<SliceEntry> entries) {
   const WriteKind kind = write_kind(frame);
   const Header& header = frame.header;
-  std::vector<SliceEntry> entries = entries_of(frame);
   switch (kind) {
     case WriteKind::kPush:
       shard.stage({header.rank, header.incarnation, header.round}, entries, frame.payload);
@@ -54,7 +58,27 @@ SliceTable write(Shard& shard, const Frame& frame, const std::string& client) {
       shard.write(kind, client, header.sequence, entries, frame.payload);
       break;
   }
+}
+
+}  // namespace
+
+SliceTable write(Shard& shard, const Frame& frame, const std::string& client) {
+  std::vector<SliceEntry> entries = entries_of(frame);
+  write(shard, frame, client, entries);
   return SliceTable(std::move(entries));
+}
+
+void repeat(Shard& shard, const Frame& frame, const std::string& client) {
+  std::vector<SliceEntry> entries = entries_of(frame);
+  write(shard, frame, client, entries);
+  for (size_t i = 0; i < entries.size(); ++i) {
+    const ErrorCode there = frame.table[i].status;
+    if (entries[i].status == there || is_failure(there)) continue;
+    throw Error(ErrorCode::INTERNAL,
+                "slice " + std::to_string(entries[i].key) +
+                    " was written on the shard, and is refused" + " by its standby with code " +
+                    std::to_string(static_cast<int>(entries[i].status)) + "; they differ");
+  }
 }
 
 ReadReply read(Shard& shard, const Frame& frame, Shard::ReadOptions options) {

@@ -22,6 +22,10 @@ BufferRef admit(Shard& shard, Frame& frame);
 // and RESTORE. Returns the reply's table. Throws what the shard throws, and then nothing has changed.
 SliceTable write(Shard& shard, const Frame& frame, const std::string& client);
 
+// Repeats a write that another shard with the same table has carried out: entries that it refused are left out.
+// Throws Error(INTERNAL) if this one refuses another entry.
+void repeat(Shard& shard, const Frame& frame, const std::string& client);
+
 struct ReadReply {
   SliceTable table;
   Shard::Reply values;

@@ -104,6 +104,7 @@ void Poller::watch(Id id, Watched& watched) {
 std::optional<Poller::Event> Poller::turn(Clock::duration linger) {
   const auto until = Clock::now() + linger;
   std::optional<Event> event;
+  deliver();
   if (ready_.empty()) collect(0);
   do {
     while (!ready_.empty() && !event) {
@@ -181,6 +182,12 @@ std::optional<Poller::Event> Poller::serve(Id id, Connection& connection) {
 void Poller::deliver() {
   for (auto& [id, replies] : service_.take_deliveries()) {
     if (connections_.contains(id)) send(id, replies.take());
+  }
+  for (const Id id : service_.replication().take_ready()) {
+    const auto found = connections_.find(id);
+    if (found == connections_.end()) continue;
+    found->second.connection.go_on();
+    watch(id, found->second);
   }
 }
 

@@ -65,6 +65,8 @@ class Poller {
   void add(Id id, Descriptor socket, FrameDecoder& decoder, ServerProtocol& protocol);
   // What others answer, in order with what the protocol does. REQUIRES: the connection is there.
   void send(Id id, Replies::Parts parts);
+  // Sends what has come to connections otherwise: from the service, from others' requests. A turn does so by itself.
+  void deliver();
   // See Connection::close(). REQUIRES: the connection is there.
   void close(Id id);
   // Cuts it off; nothing more is heard of it.
@@ -93,8 +95,6 @@ class Poller {
   // Goes on with the round of the first; empty: it is over.
   std::optional<Event> serve();
   std::optional<Event> serve(Id id, Connection& connection);
-  // What the service has for connections that were not served.
-  void deliver();
   // Whether a connection is ready by then; its round has begun.
   bool wait(Clock::time_point until);
   // The timer is to end a wait then; empty: not at all.

@@ -1,4 +1,6 @@
 // Replies on their way to one connection: what is small together, what is large as references.
+//
+// Behind a gate (replication.h) each waits until the shard's standbys have what the shard had when it was added.
 #pragma once
 
 #include <sys/uio.h>
@@ -11,6 +13,7 @@
 #include <utility>
 #include <variant>
 
+#include "server/replication.h"
 #include "table/gather.h"
 
 namespace psstore {
@@ -27,18 +30,24 @@ class Replies {
   using Part = std::variant<std::string, Piece>;
   using Parts = std::deque<Part>;
 
+  // From now on behind that gate, as those of that connection; null: behind none. Both live as long as this.
+  void set_gate(Replication* gate, uint64_t connection) {
+    gate_ = gate;
+    connection_ = connection;
+  }
+
   void add(std::string_view bytes) {
     if (parts_.empty() || !std::holds_alternative<std::string>(parts_.back())) {
       parts_.emplace_back(std::string());
     }
     std::get<std::string>(parts_.back()).append(bytes);
-    num_bytes_ += bytes.size();
+    count(bytes.size());
   }
   void add(Piece piece) {
     if (piece.num_bytes < kOwnReplyPieceBytes) {
       add({reinterpret_cast<const char*>(piece.buffer->data()), piece.num_bytes});
     } else {
-      num_bytes_ += piece.num_bytes;
+      count(piece.num_bytes);
       parts_.emplace_back(std::move(piece));
     }
   }
@@ -58,25 +67,44 @@ class Replies {
   bool is_full() const { return num_bytes_ + leased_bytes_ >= kMaxWaitingReplyBytes; }
   // That are not sent yet.
   size_t num_bytes() const { return num_bytes_; }
+  // Of these, the first ones, which need not wait.
+  size_t num_free_bytes();
   void clear();
 
-  // In the order in which they were added. REQUIRES: sent() was never told of a part of them.
-  Parts take() {
-    num_bytes_ = leased_bytes_ = 0;
-    return std::exchange(parts_, {});
-  }
+  // Those that need not wait, in the order in which they were added. REQUIRES: sent() was never told of a part of them.
+  Parts take();
 
   // The first of them as ranges for one gathering write, as many as there is room for. Returns how many;
-  // they are good until anything else is called.
+  // they are good until anything else is called. Some may have to wait.
   size_t ranges(std::span<iovec> room) const;
   // Forgets the first `num_bytes`.
   void sent(size_t num_bytes);
 
  private:
+  // Replies that were made at the same record.
+  struct Waiting {
+    uint64_t record;
+    size_t num_bytes;
+  };
+
+  void count(size_t num_bytes) {
+    num_bytes_ += num_bytes;
+    if (waiting_.empty() && (gate_ == nullptr || gate_->is_open())) {
+      free_bytes_ += num_bytes;
+    } else {
+      wait(num_bytes);
+    }
+  }
+  void wait(size_t num_bytes);
+
   Parts parts_;
   size_t sent_bytes_ = 0;  // of the first part
   size_t num_bytes_ = 0;
+  size_t free_bytes_ = 0;
+  std::deque<Waiting> waiting_;  // behind those that are free
   size_t leased_bytes_ = 0;
+  Replication* gate_ = nullptr;
+  uint64_t connection_ = 0;
 };
 
 }  // namespace psstore

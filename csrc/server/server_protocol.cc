@@ -26,6 +26,17 @@ void ServerProtocol::attach(const Life& worker) {
   service_.attached(worker);
 }
 
+void ServerProtocol::follow() {
+  client_->follows = true;
+  replies_.set_gate(nullptr, client_->connection);
+  service_.replication().follow(client_->connection, replies_, client_->wants_checksum);
+}
+
+void ServerProtocol::lead() {
+  client_->leads = true;
+  open({}, /*wants_checksum=*/false);
+}
+
 void ServerProtocol::again(std::shared_ptr<Frame> frame) {
   announced_ = false;
   again_ = std::move(frame);
@@ -69,8 +80,25 @@ void ServerProtocol::attach_payload(Frame& frame) const {
   frame.payload = (*arena)->range_of(entries, header.request);
 }
 
+bool ServerProtocol::take_record(const std::shared_ptr<Frame>& frame) {
+  const Header& header = frame->header;
+  if (client_->follows) {
+    if (!DataService::acknowledges(header.op)) return false;
+    service_.replication().acknowledged(client_->connection, header.request);
+    return true;
+  }
+  if (!DataService::replays(header.op)) return false;
+  if (frame->complete) {
+    service_.replay(*frame, replies_);
+  } else {
+    decoder_.accept(service_.memory_for(header.payload_bytes));
+  }
+  return true;
+}
+
 bool ServerProtocol::take(const std::shared_ptr<Frame>& frame, double now_s) {
   const Header& header = frame->header;
+  if (client_->follows || client_->leads) return take_record(frame);
   if (header.op == Op::kRELEASE && frame->complete) {
     client_->leases.end(header.request);
     return true;

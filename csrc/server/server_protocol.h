@@ -22,12 +22,17 @@ class ServerProtocol {
   ServerProtocol(FrameDecoder& decoder, DataService& service, uint64_t connection)
       : decoder_(decoder), service_(service), client_(std::make_shared<ConnectedClient>()) {
     client_->connection = connection;
+    replies_.set_gate(&service.replication(), connection);
   }
 
   // From now on requests for data are answered here. `writer`: who numbers its plain writes.
   void open(std::string writer, bool wants_checksum);
   // It is that worker, too. REQUIRES: open().
   void attach(const Life& worker);
+  // From now on a standby is at the other end, which is sent what changes and says what it has. REQUIRES: open().
+  void follow();
+  // At the other end is the shard that this one is a standby of.
+  void lead();
   // Its memory, leases, and where it runs.
   ConnectedClient& client() { return *client_; }
 
@@ -45,6 +50,8 @@ class ServerProtocol {
 
  private:
   std::shared_ptr<Frame> fetch();
+  // Whether it was between a shard and its standby, and neither for others.
+  bool take_record(const std::shared_ptr<Frame>& frame);
   // Whether it was a request for data: it is answered, or has failed, or its payload is received.
   bool take(const std::shared_ptr<Frame>& frame, double now_s);
   void attach_payload(Frame& frame) const;

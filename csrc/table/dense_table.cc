@@ -389,6 +389,37 @@ void DenseTable::load(const SlotImage& image, std::span<const BufferRef> parts) 
   slot->load(image, parts, *backend_);
 }
 
+// ---- being kept in another process, too -------------------------------------------------------------
+
+std::optional<std::vector<SlotCopy>> DenseTable::copies() {
+  if (!is_settled()) return std::nullopt;
+  std::vector<SlotCopy> copies;
+  for (Stripe& stripe : stripes_) {
+    const MutexLock lock(stripe.mutex);
+    for (const auto& [_, slot] : stripe.slots) copies.push_back(slot.copy(version()));
+  }
+  return copies;
+}
+
+bool DenseTable::is_settled() {
+  settle(-1);
+  return num_unsettled_.load(std::memory_order_relaxed) == 0;
+}
+
+void DenseTable::load(const SlotImage& image, std::span<const BufferRef> parts,
+                      std::optional<double> squares) {
+  load(image, parts);
+  if (!squares) return;
+  Stripe& stripe = stripe_of(image.key);
+  const MutexLock lock(stripe.mutex);
+  find(stripe, image.key)->load_squares(version(), *squares);
+}
+
+void DenseTable::resume(const Decision& last) {
+  pending_.emplace(last);
+  if (pending_->lacks_scale()) pending_->set_scale(1.0);
+}
+
 // ---- sums -----------------------------------------------------------------------------------------
 
 TableSize DenseTable::size() {

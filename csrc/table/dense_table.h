@@ -139,6 +139,23 @@ class DenseTable {
   // Gives a slot what it was. Throws Error: BAD_ARGUMENT if it is not new, or of other parts; OUT_OF_MEMORY.
   void load(const SlotImage& image, std::span<const BufferRef> parts) REQUIRES(decision_mutex);
 
+  // ---- being kept in another process, too
+
+  // All slots as they are, in no order. None: some wait for what the last decision left open.
+  std::optional<std::vector<SlotCopy>> copies() REQUIRES(decision_mutex);
+  // Settles what can; whether that is all.
+  bool is_settled() REQUIRES(decision_mutex);
+  // As load(), of a copy; `squares` is computed for the last decision.
+  void load(const SlotImage& image, std::span<const BufferRef> parts, std::optional<double> squares)
+      REQUIRES(decision_mutex);
+  // This was the last one, and all slots have taken its step. REQUIRES: its number is version().
+  void resume(const Decision& last) REQUIRES(decision_mutex);
+  const IdRanges& dropped() const REQUIRES_SHARED(decision_mutex) { return dropped_; }
+  void load_dropped(const std::vector<std::pair<uint64_t, uint64_t>>& ranges)
+      REQUIRES(decision_mutex) {
+    for (const auto& [first, last] : ranges) dropped_.insert_range(first, last);
+  }
+
   TableSize size() REQUIRES_SHARED(decision_mutex);
 
  private:

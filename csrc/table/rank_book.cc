@@ -1,5 +1,7 @@
 #include "table/rank_book.h"
 
+#include <utility>
+
 namespace psstore {
 
 RankBook::Life& RankBook::latest(const Origin& origin) {
@@ -42,6 +44,16 @@ std::vector<Origin> RankBook::missing() const {
     if (life.missing_round) found.push_back({rank, life.incarnation, *life.missing_round});
   }
   return found;
+}
+
+std::unordered_map<uint32_t, RankBook::Life> RankBook::lives() const {
+  const MutexLock lock(mutex_);
+  return lives_;
+}
+
+void RankBook::load(std::unordered_map<uint32_t, Life> lives) {
+  const MutexLock lock(mutex_);
+  lives_ = std::move(lives);
 }
 
 }  // namespace psstore

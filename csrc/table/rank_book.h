@@ -34,14 +34,19 @@ class RankBook {
   // The last such contribution of each rank's latest life, if there is any.
   std::vector<Origin> missing() const;
 
- private:
+  // A rank's latest life.
   struct Life {
     uint32_t incarnation = 0;
     std::optional<uint64_t> decided_round = {};
     bool promised = false;  // that round, by an early decision
     std::optional<uint64_t> missing_round = {};
   };
+  // All that it knows, by rank,
+  std::unordered_map<uint32_t, Life> lives() const;
+  // and that of another one, in its place.
+  void load(std::unordered_map<uint32_t, Life> lives);
 
+ private:
   // The entry of the origin's rank, moved on to that life if it is a later one.
   Life& latest(const Origin& origin) REQUIRES(mutex_);
 

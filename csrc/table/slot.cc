@@ -231,6 +231,16 @@ bool Slot::ready(const PendingDecision& pending) const {
   return !decision.early() || std::ranges::all_of(decision.members(), is_here);
 }
 
+SlotCopy Slot::copy(uint64_t decision) const {
+  SlotCopy copy;
+  copy.image = *image(std::max(decision, since_));
+  copy.part_bytes = spec_.num_bytes();
+  for (uint16_t i = 0; i <= kMaxStates; ++i) copy.parts[i] = part(i).buffer;
+  if (squares_.decision == decision && decision > 0) copy.squares = squares_.sum.value;
+  copy.staged = staging_.all();
+  return copy;
+}
+
 std::optional<Sum> Slot::squares(const Decision& decision, Backend& backend) {
   if (!decision.needs_scale()) return std::nullopt;
   if (!settled(decision.number()) && squares_.decision != decision.number()) {

@@ -56,6 +56,21 @@ struct SlotImage {
   uint64_t parts = 0;  // bit i: part(i) has bytes; kZeros: the value is zeros, which take no memory
 };
 
+// A slot with its bytes and with what waits in it, on its way to a standby.
+struct SlotCopy {
+  SlotImage image;
+  std::array<BufferRef, 1 + kMaxStates> parts;  // empty: it has none
+  size_t part_bytes = 0;
+  std::optional<double> squares;  // of the last decision, if that needs a scale
+  std::vector<StagedContribution> staged;
+
+  uint64_t num_bytes() const {
+    uint64_t num_parts = 0;
+    for (const BufferRef& part : parts) num_parts += part ? 1 : 0;
+    return num_parts * part_bytes;
+  }
+};
+
 class Slot {
  public:
   // `decision`: the last one there is; the slot has no part in it. `zeros`: it is initialised, with zeros, which take
@@ -107,6 +122,10 @@ class Slot {
 
   // What it was when it was written elsewhere. An empty buffer: it has no such part. REQUIRES: it is new.
   void load(const SlotImage& image, std::span<const BufferRef> parts, Backend& backend);
+  // As it is. REQUIRES: settled to `decision`, the last one; host memory.
+  SlotCopy copy(uint64_t decision) const;
+  // The sum of squares that was computed elsewhere for `decision`. REQUIRES: settled to it.
+  void load_squares(uint64_t decision, double squares) { squares_ = {decision, {squares, {}, 0}}; }
 
   // New values; also the first ones.
   Change assign(const PayloadSlice& from, Backend& backend);

@@ -46,6 +46,8 @@ class Staging {
   void release(const Decision& decision);
 
   size_t num_bytes() const;
+  // Ascending by rank.
+  const std::vector<StagedContribution>& all() const { return by_rank_; }
 
  private:
   // Where the rank's contribution is, or would be.

@@ -43,4 +43,22 @@ uint64_t WriteWindow::last_sequence(const std::string& name) {
   return client->last;
 }
 
+std::vector<std::pair<std::string, uint64_t>> WriteWindow::all() {
+  std::vector<std::pair<std::string, uint64_t>> clients;
+  const MutexLock lock(mutex_);
+  for (auto one = latest_first_.rbegin(); one != latest_first_.rend(); ++one) {
+    const MutexLock client_lock(one->client->mutex);
+    clients.emplace_back(one->name, one->client->last);
+  }
+  return clients;
+}
+
+void WriteWindow::load(const std::vector<std::pair<std::string, uint64_t>>& clients) {
+  for (const auto& [name, last] : clients) {
+    const std::shared_ptr<Client> place = client(name);
+    const MutexLock lock(place->mutex);
+    place->last = last;
+  }
+}
+
 }  // namespace psstore

@@ -10,6 +10,8 @@
 #include <memory>
 #include <string>
 #include <unordered_map>
+#include <utility>
+#include <vector>
 
 #include "core/mutex.h"
 
@@ -40,6 +42,11 @@ class WriteWindow {
 
   // 0 if none is remembered. Remembers nothing.
   uint64_t last_sequence(const std::string& name);
+
+  // All that it knows: the last sequence number of each client, the one that wrote longest ago first.
+  std::vector<std::pair<std::string, uint64_t>> all();
+  // That of another one. REQUIRES: it knows nothing.
+  void load(const std::vector<std::pair<std::string, uint64_t>>& clients);
 
  private:
   struct Remembered {

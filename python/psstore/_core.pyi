@@ -190,6 +190,10 @@ class ServerProtocol(FrameDecoder):
         """The client is that worker, too; older lives of the rank may not push any more, over any connection."""
     def share(self, arena: PushArena) -> None:
         """The client pushes through that memory."""
+    def follow(self) -> None:
+        """A standby is at the other end, which is sent every change of the shard from now on. After `open`."""
+    def lead(self) -> None:
+        """At the other end is the shard that this one is a standby of: what it sends is repeated here."""
     def is_in_process(self) -> None:
         """The client is in this process: it knows where a device's values lie, and has the device wait for them."""
     def next_frame(self, now: float | None = None) -> Frame | None:
@@ -198,8 +202,10 @@ class ServerProtocol(FrameDecoder):
         Raises ProtocolError."""
     def again(self, frame: Frame) -> None:
         """The request for data that came out last is to be answered now."""
+    def reply(self, pieces: Sequence[bytes | memoryview]) -> None:
+        """Adds what others answer, in order with what is answered here."""
     def take_replies(self) -> list[bytes | memoryview]:
-        """To what was answered since, as pieces to write."""
+        """What may be sent now, as pieces to write; some may wait for the shard's standbys."""
     @property
     def has_asked(self) -> bool:
         """A request has come since `open`."""
@@ -212,14 +218,38 @@ class DataService:
         """`connection`: its number with whoever drives it."""
     def close(self) -> None:
         """No request is answered any more: all come out of their connections."""
+    def record(self, body: bytes) -> None:
+        """Sends all standbys something that has changed, as psstore.wire.records says it."""
+    def record_to(self, connection: int, body: bytes) -> None:
+        """Sends a standby something that was so when it began to follow."""
+    def fill(self, connection: int) -> bool:
+        """Sends a standby all slots as they are, and what waits in them. False: some are not settled."""
+    def count(self, connection: int) -> None:
+        """Nobody is told any more what that standby does not have."""
+    def forget_follower(self, connection: int) -> None:
+        """That standby is done without."""
+    def followers(self) -> list[tuple[int, bool, int]]:
+        """(connection, whether it counts, the last record that it has) of each standby."""
+    @property
+    def is_followed(self) -> bool:
+        """There are standbys."""
+    @property
+    def last_record(self) -> int:
+        """Number of the last change that standbys were sent."""
+    def attached(self, rank: int, incarnation: int) -> None:
+        """That life of the rank may push; older ones may not."""
     def newest_incarnation(self, rank: int) -> int:
         """Newest life of the rank that attached to one of its connections; 0: none did."""
+    @property
+    def newest_incarnations(self) -> dict[int, int]:
+        """Of all ranks of which a life attached."""
     def schema_changed(self) -> None:
         """Tensors were dropped: reads that wait for them are looked at again."""
     def advanced(self, needs_scale: bool) -> None:
         """The shard has applied a decision."""
-    def could_not_apply(self, decision: Decision) -> None:
-        """There was no room for the next decision. Reads that wait for it try again."""
+    def could_not_apply(self, decision: Decision, record: bytes) -> None:
+        """There was no room for the next decision. Reads that wait for it try again; `record`: what standbys are sent once
+        one has been lucky."""
     @property
     def applied(self) -> int:
         """The last decision that the shard has applied, and whose scale it has if that needs one."""
@@ -260,6 +290,8 @@ class Poller:
         """Serves a socket, which is the poller's from now on. Raises OSError."""
     def send(self, connection: int, pieces: Sequence[bytes | memoryview]) -> None:
         """Sends them after what is on its way; what the socket does not take stays referenced until it is out."""
+    def deliver(self) -> None:
+        """Sends what others' requests, or the service, have for connections. A turn does so by itself."""
     def close(self, connection: int) -> None:
         """Ends it once all is sent; what still comes is dropped. Its end is an event, when the peer has closed, too."""
     def drop(self, connection: int) -> None:
@@ -716,6 +748,16 @@ class Shard:
         """Memory to `load` from."""
     def load(self, key: int, version: int, num_steps: int, parts: Sequence[Buffer | None]) -> None:
         """Gives a new slot its value, and its rule state, if it has any. Raises BAD_ARGUMENT, OUT_OF_MEMORY."""
+    def is_settled(self) -> bool:
+        """Carries the last decision out where that can be. Whether that is on all slots."""
+    def history(self) -> tuple[
+        list[tuple[int, int, int, bool, int]], list[tuple[str, int]], list[tuple[int, int]], bool
+    ]:
+        """What it knows beside its slots: of each rank its latest life (rank, incarnation, decided round, whether that was
+        decided early, round of which something was missing; -1: none), of each writer the last sequence number, the
+        tensors that were dropped, as ranges of ids, and whether values were restored since the last decision."""
+    def resume(self, history: Sequence[object], last: Decision | None) -> None:
+        """Goes on from another shard's history, whose last decision was that. Before anything else but `set_version`."""
     def state(self, key: int) -> dict[str, bytes]:
         """Value and rule state of one slice as raw bytes by name ('value', 'momentum_buffer',
         'exp_avg', ..., 'step' as 8-byte int): for tests and tools."""

@@ -18,6 +18,7 @@ from psstore.protocol.membership import Membership, Worker
 from psstore.protocol.states import (
     CONNECTION,
     LINK,
+    STANDBY,
     WORKER,
     ConnectionEvent,
     ConnectionState,
@@ -32,7 +33,7 @@ from tests.protocol.support import LIVENESS, NONCE, OPS
 from tests.protocol.test_session import CLIENT, Far
 
 TOKEN = b"the token of the store"
-TABLES = {"LINK": LINK, "CONNECTION": CONNECTION, "WORKER": WORKER}
+TABLES = {"LINK": LINK, "CONNECTION": CONNECTION, "WORKER": WORKER, "STANDBY": STANDBY}
 
 
 def kinds(table: StateTable[Any, Any]) -> tuple[type[Enum], type[Enum]]:

@@ -8,7 +8,7 @@ import time
 import traceback
 
 from .checks import run_and_check
-from .plan import MODES, elastic_plan_of, falling_plan_of, plan_of
+from .plan import MODES, elastic_plan_of, falling_plan_of, plan_of, standby_plan_of
 
 
 def main() -> int:
@@ -18,6 +18,7 @@ def main() -> int:
     which.add_argument("--seeds", metavar="A:B", help="every seed from A to B - 1")
     parser.add_argument("--falls", action="store_true", help="the store goes back to checkpoints, and little else")
     parser.add_argument("--elastic", action="store_true", help="workers come and go")
+    parser.add_argument("--standbys", action="store_true", help="every shard has a standby, and some die")
     parser.add_argument("--mode", choices=MODES, help="instead of the seed's own")
     parser.add_argument("--verbose", action="store_true", help="print the plan and everything that happens")
     given = parser.parse_args()
@@ -25,7 +26,15 @@ def main() -> int:
     failed = []
     started = time.monotonic()
     for seed in range(begin, end):
-        make = elastic_plan_of if given.elastic else falling_plan_of if given.falls else plan_of
+        make = (
+            elastic_plan_of
+            if given.elastic
+            else falling_plan_of
+            if given.falls
+            else standby_plan_of
+            if given.standbys
+            else plan_of
+        )
         plan = make(seed, given.mode)
         if given.verbose:
             print(plan)

@@ -222,10 +222,14 @@ def versions_are_whole(plan: Plan, history: History) -> None:
             assert np.array_equal(found, expected[name]), said
 
 
+def standbys_are_what_their_shards_are(plan: Plan, history: History) -> None:
+    assert not history.standby_differences, history.standby_differences
+
+
 def held_versions_stay(plan: Plan, history: History) -> None:
     """Only who has lost a connection, or reads while tensors are restored, is told that a version is gone: nobody here
     reads for long, or is short of memory."""
-    may_go = plan.break_chance or plan.partition or plan.num_writers
+    may_go = plan.break_chance or plan.partition or plan.num_writers or plan.shard_deaths
     assert may_go or not history.gone, f"{history.gone}"
 
 
@@ -370,6 +374,7 @@ CHECKS: tuple[Callable[[Plan, History], None], ...] = (
     reads_are_never_torn,
     readers_see_what_was_acknowledged,
     versions_are_whole,
+    standbys_are_what_their_shards_are,
     held_versions_stay,
     checkpoints_are_of_their_decision,
     training_ends_at_its_version,

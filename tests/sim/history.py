@@ -113,6 +113,8 @@ class History:
     checkpoints: list[Checkpoint] = field(default_factory=list)
     archived: list[Archived] = field(default_factory=list)
     """What was written."""
+    standby_differences: list[str] = field(default_factory=list)
+    """What standbys had otherwise than their shards in the end."""
     gone: list[str] = field(default_factory=list)
     """Whoever was told that a version is not kept any longer."""
     writes: dict[str, Writes] = field(default_factory=dict)

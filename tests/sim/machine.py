@@ -43,7 +43,7 @@ class SessionLink:
     def connect(self) -> None:
         if self._machine.dead or self.session.failure is not None:
             return
-        if self._world.now < self._machine.partitioned_until:
+        if self._world.now < self._machine.partitioned_until or self.server.dead:
             self._retry()
             return
         end = self.server.accept()

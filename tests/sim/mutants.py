@@ -31,11 +31,15 @@ from psstore.protocol.rounds import Rounds
 from psstore.protocol.service import ShardService
 from psstore.protocol.session import Session
 from psstore.protocol.shares import Shares
+from psstore.protocol.standby import Standby
+from psstore.protocol.standby_list import StandbyList
+from psstore.protocol.states import STANDBY, StandbyEvent, StandbyState
 from psstore.protocol.stops import Stops
 from psstore.server import restoring
 from psstore.server.checkpoint_keeper import CheckpointKeeper
 from psstore.server.store_state import placed
 from psstore.types import Consistency
+from psstore.wire import records
 from psstore.wire.messages import Committed, Signed, Welcome
 
 from . import scenario
@@ -329,6 +333,66 @@ FALL_MUTANTS: dict[str, tuple[str, Mutant]] = {
     "decisions are numbered anew": ("sync", _method(DecisionLog, "restore", lambda self, last: None)),
 }
 """As above, and shown where the store goes back to checkpoints."""
+
+
+# ---- shards with standbys ----
+
+
+def _unheard(kind: type[records.Record]) -> Mutant:
+    """Standbys take no notice of this kind of records."""
+
+    @contextmanager
+    def broken() -> Iterator[None]:
+        take = Standby._take
+
+        def deaf(self: Standby, record: Any, now: float) -> list[bytes]:
+            return [] if isinstance(record, kind) else take(self, record, now)
+
+        with mock.patch.object(Standby, "_take", deaf):
+            yield
+
+    return broken
+
+
+@contextmanager
+def standbys_may_lead_too_early() -> Iterator[None]:
+    """As soon as they follow, before their shard has said that nobody is told what they lack."""
+    in_sync = StandbyState.IN_SYNC
+    with (
+        mock.patch.dict(STANDBY.rows[StandbyState.FILLING], {StandbyEvent.FILLED: in_sync}),
+        mock.patch.dict(STANDBY.rows[in_sync], {StandbyEvent.TOLD: in_sync}),
+    ):
+        yield
+
+
+def a_lost_standby_is_done_without_at_once(self: StandbyList, conn: int) -> None:
+    one = self._of.get(conn)
+    if one is not None:
+        self.done_without(one.client)
+        self.on_lost(one.client)
+
+
+STANDBY_MUTANTS: dict[str, tuple[str, Mutant]] = {
+    "nobody waits for standbys": ("async", _broken("REPLIES_WAIT_FOR_STANDBYS")),
+    "standbys are not sent what clients write": ("sync", _broken("WRITES_ARE_RECORDED")),
+    "standbys are not sent scales": ("sync", _broken("SCALES_ARE_RECORDED")),
+    "a new standby is not sent what is staged": ("sync", _broken("WHAT_IS_STAGED_IS_FILLED_IN")),
+    "a new standby does not know which writes were applied": ("async", _broken("WINDOWS_ARE_FILLED_IN")),
+    "standbys are not sent decisions": ("sync", _unheard(records.DecisionTaken)),
+    "standbys are not sent definitions": ("sync", _unheard(records.TensorsDefined)),
+    "standbys don't hear which lives attached": ("sync", _unheard(records.LifeAttached)),
+    "standbys don't hear what the coordinator is asked": ("sync", _unheard(records.ClientAsked)),
+    "standbys don't hear who came": ("sync", _unheard(records.ClientCame)),
+    "standbys don't hear what time it is": ("sync", _unheard(records.TimePassed)),
+    "standbys don't hear what shards have applied": ("async", _unheard(records.ShardSaid)),
+    "standbys may lead too early": ("async", standbys_may_lead_too_early),
+    "a lost standby is done without at once": ("async", _method(StandbyList, "went", a_lost_standby_is_done_without_at_once)),
+    "who leads has the old leader's connections": ("sync", _method(Coordinator, "all_went", lambda self, now: None)),
+}
+"""As above, and shown where shards have standbys, of which some die."""
+
+
+# ---- workers that come and go ----
 
 
 def the_absent_are_not_told() -> AbstractContextManager[object]:

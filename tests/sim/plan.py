@@ -23,6 +23,16 @@ class Death:
 
 
 @dataclass(frozen=True)
+class ShardDeath:
+    """A shard's leader dies as soon as its standby may lead, or the standby, so long after the last such death."""
+
+    shard: int
+    after_s: float
+    of_standby: bool
+    noticed_after_s: float
+
+
+@dataclass(frozen=True)
 class Plan:
     """One run. Equal plans give equal runs."""
 
@@ -77,6 +87,8 @@ class Plan:
     """The version at which workers have training end."""
     arrivals_s: tuple[float, ...] = ()
     """Workers come and go: when each begins, by rank. Empty: their number is fixed, and all begin at once."""
+    shard_deaths: tuple[ShardDeath, ...] = ()
+    """Every shard has a standby, and some die."""
     falls: tuple[float, ...] = ()
     """All shards die, so long after the first checkpoint or the last fall, and begin again from the last one."""
 
@@ -135,6 +147,7 @@ class Plan:
             gather_s=0.0,
             hands_in=False,
             falls=(),
+            shard_deaths=(),
         )
 
 
@@ -158,6 +171,22 @@ def falling_plan_of(seed: int, mode: str | None = None) -> Plan:
         compute_s=tuple(min(1.0, max(0.5, seconds)) for seconds in plan.compute_s),
         falls=tuple(rng.expovariate(1.0) for _ in range(rng.choice((1, 2, 3)))),
     )
+
+
+def standby_plan_of(seed: int, mode: str | None = None) -> Plan:
+    """A plan in which every shard has a standby, and leaders die under whatever else goes wrong."""
+    rng = random.Random(f"standbys {seed}")
+    plan = plan_of(seed, mode)
+    deaths = tuple(
+        ShardDeath(
+            shard=rng.choice((0, rng.randrange(plan.num_shards))),
+            after_s=rng.choice((0.0, rng.expovariate(2.0), rng.expovariate(0.5))),
+            of_standby=rng.random() < 0.2,
+            noticed_after_s=rng.choice((0.01, 0.3)),
+        )
+        for _ in range(rng.choice((1, 2, 4, 8)))
+    )
+    return replace(plan, shard_deaths=deaths)
 
 
 def elastic_plan_of(seed: int, mode: str | None = None) -> Plan:

@@ -8,7 +8,7 @@ from typing import Any
 from unittest import mock
 
 from psstore.partition import packing, slicing
-from psstore.protocol import rounds
+from psstore.protocol import client, rounds
 from psstore.protocol.coordinator import Coordinator
 from psstore.protocol.membership import Liveness
 from psstore.protocol.service import ShardIdentity
@@ -27,10 +27,14 @@ from .machine import Machine
 from .network import Network
 from .plan import Plan
 from .server import Notary, Server
+from .standbys import Standbys
 from .world import Task, World
 
 LIMIT_S = 900.0
 """Virtual time after which somebody must be waiting for ever."""
+
+QUIET_S = 1.0
+"""How long everything that was sent takes to arrive once the network is calm."""
 
 OUTLIVED = ("RolledBack", "BadSignature")
 """What clients hear of a fall. The second, if they had met some shards before it and others not."""
@@ -77,23 +81,11 @@ class Scenario:
         self.key = SIGNING_KEY + life.encode()
         before = self.notary.decisions if cut is not None else []
         self.notary: Notary = Notary(self.world, self.key, before[: cut.version if cut is not None else 0])
-        self.coordinator = Coordinator(
-            consistency=plan.consistency,
-            liveness=Liveness(rejoin_s=plan.rejoin_s, lost="drop" if plan.is_elastic else "fail"),
-            num_shards=plan.num_shards,
-            signer=self.notary,
-        )
-        self.place = SimulatedPlace(self.world, self.archive)
-        self.keeper = CheckpointKeeper(
-            self.coordinator,
-            num_shards=plan.num_shards,
-            signer=Signer(self.key),
-            lineage=LINEAGE,
-            own=self.place,
-            open_place=None,
-            now=lambda: self.world.now,
-        )
         self.servers = [self._server(shard, cut) for shard in range(plan.num_shards)]
+
+    def make_server(self, shard: int) -> Server:
+        """A process for it, in which nothing has happened yet."""
+        return self._server(shard, None)
 
     def _server(self, shard: int, cut: Archived | None) -> Server:
         identity = ShardIdentity(
@@ -104,12 +96,15 @@ class Scenario:
             heartbeat_s=HEARTBEAT_S,
             token=self.token,
         )
+        coordinator = self._coordinator() if shard == 0 else None
+        place = SimulatedPlace(self.world, self.archive) if shard == 0 else None
         server = Server(
             self.world,
             identity=identity,
             signer=self.notary if shard == 0 else Signer(self.key),
-            coordinator=self.coordinator if shard == 0 else None,
-            keeper=self.keeper if shard == 0 else None,
+            coordinator=coordinator,
+            keeper=None if coordinator is None else self._keeper(coordinator, place),
+            place=place,
             archive=self.archive,
             lazy=self.plan.lazy_shards,
         )
@@ -118,6 +113,33 @@ class Scenario:
             restore_from(cut, service.facts, service.coordinator, index=shard, num_shards=self.plan.num_shards)  # type: ignore[arg-type]
             server.shard.applied = list(range(1, cut.version + 1))
         return server
+
+    def _coordinator(self) -> Coordinator:
+        plan = self.plan
+        return Coordinator(
+            consistency=plan.consistency,
+            liveness=Liveness(rejoin_s=plan.rejoin_s, lost="drop" if plan.is_elastic else "fail"),
+            num_shards=plan.num_shards,
+            signer=self.notary,
+        )
+
+    def _keeper(self, coordinator: Coordinator, place: SimulatedPlace | None) -> CheckpointKeeper:
+        return CheckpointKeeper(
+            coordinator,
+            num_shards=self.plan.num_shards,
+            signer=Signer(self.key),
+            lineage=LINEAGE,
+            own=place,
+            open_place=None,
+            now=lambda: self.world.now,
+        )
+
+    @property
+    def coordinator(self) -> Coordinator:
+        """Where it leads."""
+        coordinator = self.servers[0].service.coordinator
+        assert coordinator is not None
+        return coordinator
 
     # ---- the run ----
 
@@ -129,6 +151,7 @@ class Scenario:
             mock.patch.object(packing, "FRAME_BYTES", model.FRAME_BYTES),
             mock.patch.object(rounds, "ATTEST_EVERY", 2),
             mock.patch.object(messages, "HANDED_PIECE_BYTES", 2),
+            mock.patch.object(client, "CHECKPOINT_ATTEMPTS", 3 if plan.shard_deaths else 1),
         ):
             for rank in range(plan.num_workers):
                 self._start_worker_after(plan.arrivals_s[rank] if plan.is_elastic else 0.0, rank, life=1)
@@ -147,12 +170,15 @@ class Scenario:
                     self._start_reader(kind, f"{kind.__name__.lower()} {index}")
             self._schedule_partitions()
             self._schedule_falls(list(plan.falls))
+            if plan.shard_deaths:
+                self.standbys = Standbys(self)
             self.world.run(until=lambda: self._watch() or not self._is_training(), limit_s=LIMIT_S)
             self.network.break_chance = 0.0
             for reader in self.readers:
                 reader.stopped = True
             self._start_auditor()
             self.world.run(until=lambda: not self.pending, limit_s=2 * LIMIT_S)
+            self.world.run(until=lambda: False, limit_s=self.world.now + QUIET_S)
         self._record()
         return self.history
 
@@ -174,6 +200,8 @@ class Scenario:
     def _record(self) -> None:
         history = self.history
         history.archived = self.archive.checkpoints
+        if self.plan.shard_deaths:
+            history.standby_differences = self.standbys.differences()
         history.torn = self.coordinator.rounds.torn
         history.unfinished = sorted(self.pending)
         history.decisions = self.notary.decisions
@@ -282,7 +310,6 @@ class Scenario:
             return
         cut = self.archive.checkpoints[-1]
         self.world.say(f"the store falls, back to version {cut.version}")
-        self.place.is_gone = True
         for server in self.servers:
             server.kill()
         self.history.decisions = self.notary.decisions

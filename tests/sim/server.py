@@ -7,16 +7,17 @@ from collections.abc import Sequence
 from typing import Any
 
 from psstore import _core
-from psstore.errors import ProtocolError
+from psstore.errors import ProtocolError, PsstoreError
 from psstore.protocol.coordinator import Coordinator
 from psstore.protocol.frames import Output, Send
+from psstore.protocol.handshake import ClientIdentity
 from psstore.protocol.saving import Keeper
 from psstore.protocol.service import ShardIdentity, ShardService
 from psstore.protocol.signing import Signer
 from psstore.wire.messages import DecisionFact, Fact, Signed
 
-from .archive import Archive, SimulatedSaver
-from .network import Connection
+from .archive import Archive, SimulatedPlace, SimulatedSaver
+from .network import Connection, Network
 from .world import World
 
 MAX_IDLE_TICKS = 100
@@ -34,10 +35,21 @@ class Notary(Signer):
         self._world = world
 
     def sign(self, fact: Fact) -> Signed:
+        """A coordinator's standby makes its decisions, too: the same ones."""
         if isinstance(fact, DecisionFact):
-            self.decisions.append(fact)
-            self.decided_at[fact.number] = self._world.now
+            if fact.number <= len(self.decisions):
+                made = self.decisions[fact.number - 1]
+                assert made == fact, f"a coordinator and its standby decide differently: {made}, {fact}"
+            else:
+                self.decisions.append(fact)
+                self.decided_at[fact.number] = self._world.now
         return super().sign(fact)
+
+    def forget_after(self, number: int) -> None:
+        """Nobody was told of the decisions after this one, and they are made anew."""
+        for lost in self.decisions[number:]:
+            del self.decided_at[lost.number]
+        del self.decisions[number:]
 
 
 class ObservedShard:
@@ -49,6 +61,10 @@ class ObservedShard:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.core, name)
+
+    def set_version(self, version: int) -> None:
+        self.core.set_version(version)
+        self.applied = list(range(1, version + 1))
 
     def advance(self, decision: _core.Decision) -> None:
         before = self.core.version
@@ -68,9 +84,12 @@ class Server:
         signer: Signer,
         coordinator: Coordinator | None,
         keeper: Keeper | None,
+        place: SimulatedPlace | None,
         archive: Archive,
         lazy: bool,
     ) -> None:
+        self._token = identity.token
+        self._place = place
         self.world = world
         self.shard = ObservedShard(identity.shard)
         self.service = ShardService(
@@ -83,6 +102,8 @@ class Server:
             make_nonce=lambda: world.rng.randbytes(32),
         )
         self.ends: dict[int, ServerEnd] = {}
+        self.leader: LeaderEnd | None = None
+        """Where the shard is that this is a standby of."""
         self._ids = itertools.count(1)
         self._lazy = lazy
         """Never settles on its own: every slot is brought up to date by whoever touches it."""
@@ -97,9 +118,30 @@ class Server:
         self.arm()
         return end
 
+    def follow(self, leader: Server, network: Network) -> None:
+        """Becomes its standby."""
+        end = leader.accept()
+        self.follows_as = f"{self.world.rng.getrandbits(128):032x}"
+        client = ClientIdentity(client=self.follows_as, role="standby", token=self._token)
+        protocol, hello = self.service.follow(0, client=client, address="sim://leader")
+        self.leader = LeaderEnd(self, protocol)
+        self.leader.connection = end.connection = Connection(network, client=self.leader, server=end)
+        self.leader.connection.to_server.write([hello])
+
+    def lead(self) -> None:
+        """From now on clients come here."""
+        self.leader = None
+        self.service.lead(self.world.now)
+        self._ids = itertools.count(self.service.first_connection)
+        self.carry_out([])
+
     def kill(self) -> None:
         """kill -9: what clients were sent and have not got may be lost."""
         self.dead = True
+        if self._place is not None:
+            self._place.is_gone = True
+        if self.leader is not None:
+            self.leader.connection.close_from_client(killed=True)
         for end in list(self.ends.values()):
             end.connection.cut_from_server()
         self.ends.clear()
@@ -110,15 +152,24 @@ class Server:
             if end is None:
                 continue
             if isinstance(output, Send):
-                end.connection.to_client.write(output.pieces)
+                end.protocol.reply(output.pieces)
             else:
                 self.world.say(f"shard {self.service.identity.shard} closes {output.conn}: {output.reason}")
+                self.deliver()
                 end.close()
+        self.deliver()
         if caught_up := self.service.catch_up(self.world.now):
             self.carry_out(caught_up)
+        self.deliver()
         if not self._lazy and self.world.rng.random() < 0.2:
             self.service.settle()
         self.arm()
+
+    def deliver(self) -> None:
+        """Sends what need not wait for standbys."""
+        for end in self.ends.values():
+            if replies := end.protocol.take_replies():
+                end.connection.to_client.write(replies)
 
     def arm(self) -> None:
         wake = self.service.next_wake()
@@ -155,6 +206,7 @@ class ServerEnd:
                 replies = self.protocol.take_replies()
                 if replies:
                     self.connection.to_client.write(replies)
+                self._server.deliver()
                 if woken := service.woken(self._server.world.now):
                     self._server.carry_out(woken)
                 if frame is not None:
@@ -175,3 +227,36 @@ class ServerEnd:
         if self._server.ends.pop(self.id, None) is not None:
             self._server.service.closed(self.id, self._server.world.now)
             self._server.arm()
+
+
+class LeaderEnd:
+    """A standby's end of the connection to its shard. What it can't follow is its end."""
+
+    connection: Connection
+
+    def __init__(self, server: Server, protocol: _core.ServerProtocol) -> None:
+        self._server = server
+        self._protocol = protocol
+
+    def received(self, data: bytes) -> None:
+        server = self._server
+        if server.dead or server.leader is not self:
+            return
+        self._protocol.feed(data)
+        try:
+            while True:
+                frame = self._protocol.next_frame(server.world.now)
+                for output in [] if frame is None else server.service.frame(0, frame, server.world.now):
+                    assert isinstance(output, Send)
+                    self._protocol.reply(output.pieces)
+                replies = self._protocol.take_replies()
+                if replies:
+                    self.connection.to_server.write(replies)
+                if frame is None and not replies:
+                    break
+        except PsstoreError as error:
+            server.world.say(f"a standby of shard {server.service.identity.shard} fails: {error}")
+            server.kill()
+
+    def lost(self) -> None:
+        """Whoever watches will say what comes next."""

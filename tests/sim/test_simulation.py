@@ -11,8 +11,8 @@ import pytest
 from psstore.errors import PsstoreError
 from tests.sim.checks import check, run_and_check
 from tests.sim.history import History
-from tests.sim.mutants import ELASTIC_MUTANTS, FALL_MUTANTS, MUTANTS, Mutant
-from tests.sim.plan import Plan, elastic_plan_of, falling_plan_of, plan_of
+from tests.sim.mutants import ELASTIC_MUTANTS, FALL_MUTANTS, MUTANTS, STANDBY_MUTANTS, Mutant
+from tests.sim.plan import Plan, elastic_plan_of, falling_plan_of, plan_of, standby_plan_of
 from tests.sim.scenario import Scenario
 
 NUM_SEEDS = 150
@@ -20,6 +20,7 @@ NUM_SEEDS = 150
 
 NUM_FALLING_SEEDS = 75
 NUM_ELASTIC_SEEDS = 75
+NUM_STANDBY_SEEDS = 75
 BATCH = 25
 
 MAX_SEEDS_TO_NOTICE = 250
@@ -74,6 +75,21 @@ NOTICED_BY = {
     "what the absent were given is not taken again": 1,
     "whoever was dropped goes on": 10,
     "the lost are waited for": 7,
+    "nobody waits for standbys": 3,
+    "standbys are not sent what clients write": 1,
+    "standbys are not sent scales": 4,
+    "a new standby is not sent what is staged": 4,
+    "a new standby does not know which writes were applied": 10,
+    "standbys are not sent decisions": 4,
+    "standbys are not sent definitions": 4,
+    "standbys don't hear which lives attached": 1,
+    "standbys don't hear what the coordinator is asked": 1,
+    "standbys don't hear who came": 1,
+    "standbys don't hear what time it is": 53,
+    "standbys don't hear what shards have applied": 1,
+    "standbys may lead too early": 4,
+    "a lost standby is done without at once": 49,
+    "who leads has the old leader's connections": 72,
 }
 """Seeds to begin with: one that notices it, and whose run is short (many are a hundredth of seed 0's). They save time;
 when the simulator has changed, others will do."""
@@ -117,6 +133,19 @@ def test_promises_hold_where_workers_come_and_go_for_seeds_from(first: int) -> N
     assert num_changes > BATCH, "hardly anybody came or went"
 
 
+@pytest.mark.parametrize("first", range(0, NUM_STANDBY_SEEDS, BATCH))
+def test_promises_hold_where_standbys_lead_for_seeds_from(first: int) -> None:
+    num_promotions = 0
+    for seed in range(first, first + BATCH):
+        scenario = Scenario(standby_plan_of(seed))
+        try:
+            check(scenario.plan, scenario.run())
+        except Exception as error:
+            pytest.fail(f"{error!r}\nreproduce: python -m tests.sim --standbys --seed {seed} --verbose")
+        num_promotions += scenario.standbys.num_promotions
+    assert num_promotions > BATCH, "hardly a standby led"
+
+
 def test_same_seed_gives_the_same_run() -> None:
     traces: list[list[str]] = [[], []]
     for trace in traces:
@@ -139,6 +168,11 @@ def test_simulator_notices_of_a_store_that_goes_back_that(name: str) -> None:
     notices(name, *FALL_MUTANTS[name], falling_plan_of)
 
 
+@pytest.mark.parametrize("name", STANDBY_MUTANTS)
+def test_simulator_notices_of_shards_with_standbys_that(name: str) -> None:
+    notices(name, *STANDBY_MUTANTS[name], standby_plan_of)
+
+
 def notices(name: str, mode: str, broken: Mutant, plan_of: Callable[[int, str], Plan]) -> None:
     for seed in (NOTICED_BY.get(name, 0), *range(MAX_SEEDS_TO_NOTICE)):
         plan = plan_of(seed, mode)
@@ -146,7 +180,7 @@ def notices(name: str, mode: str, broken: Mutant, plan_of: Callable[[int, str], 
             with broken():
                 history = Scenario(plan).run()
             check(plan, history)
-        except (AssertionError, PsstoreError):
+        except (AssertionError, PsstoreError, KeyError):
             return
     pytest.fail(f"{MAX_SEEDS_TO_NOTICE} seeds found nothing wrong")
 

@@ -22,6 +22,7 @@ from psstore.errors import (
     PsstoreError,
     TornRound,
     UnknownTensor,
+    VersionGone,
 )
 from psstore.partition.router import Router
 from psstore.protocol.decision_cache import DecisionCache
@@ -41,6 +42,9 @@ MAX_DROPPED_NAMES = 1024
 
 LOOK_S = 0.02
 """How often whoever leads the writing of a checkpoint asks whether it is written."""
+
+CHECKPOINT_ATTEMPTS = 3
+"""How often one is begun: what shards hold goes where one of them is led by its standby from then on."""
 
 JOIN_WAIT_S = 300.0
 """How long a worker waits for its first round, where others come and go: a few long steps."""
@@ -449,6 +453,14 @@ class Client:
                 raise DeadlineExceeded(f"no checkpoint was written within {wait_s:g} s; is its storage slow?")
             await pause(LOOK_S)
 
+        for _ in range(CHECKPOINT_ATTEMPTS - 1):
+            try:
+                return await self._write_checkpoint(url, gather_s, again)
+            except VersionGone:
+                await again()
+        return await self._write_checkpoint(url, gather_s, again)
+
+    async def _write_checkpoint(self, url: str | None, gather_s: float, again: Callable[[], Awaitable[None]]) -> int:
         saved: tuple[m.Signed | None, ...] = (None,)
         while None in saved:
             while not (await self._control("BEGIN", m.Begin(url=url), m.Begun)).ready:

@@ -45,6 +45,11 @@ class Clients:
         """Clients without a connection, in the order in which they went."""
         self._client_of: dict[int, str] = {}
 
+    @property
+    def connections(self) -> list[int]:
+        """Numbers of the open ones."""
+        return list(self._client_of)
+
     def attached(self, conn: int, client: str) -> None:
         self._client_of[conn] = client
         if client not in self._present:

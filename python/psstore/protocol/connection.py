@@ -54,8 +54,8 @@ class Connection:
 
     @property
     def is_first(self) -> bool:
-        """True if the client speaks to the coordinator over this connection: channel 0, and no heartbeats."""
-        return not self.only_beats and self.hello is not None and self.hello.channel == 0
+        """True if the client speaks to the coordinator over this connection: channel 0, no heartbeats, no standby."""
+        return self.hello is not None and self.hello.channel == 0 and self.hello.role in ("worker", "client")
 
     @property
     def wants_checksum(self) -> bool:

@@ -98,6 +98,12 @@ class Coordinator:
     def heartbeat(self, conn: int, *, client: str, rank: int, incarnation: int, now: float) -> None:
         self.membership.heartbeat(client=client, rank=rank, incarnation=incarnation, conn=conn, now=now)
 
+    def all_went(self, now: float) -> None:
+        """The process that had the connections is gone, and this one has none of them yet."""
+        for conn in self._clients.connections:
+            self.detached(conn, now)
+        self.rounds.hand_ins.enough()  # who wrote checkpoints there begins again
+
     # ---- what shards say ----
 
     def applied(self, fact: AppliedFact, now: float) -> list[Reply]:

@@ -12,6 +12,8 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from msgspec.structs import replace
+
 from psstore import _core
 from psstore.errors import (
     BadArgument,
@@ -26,15 +28,20 @@ from psstore.errors import (
 )
 from psstore.protocol.connection import HANDSHAKE_S, STRANGER_S, VISITOR_S, WORKERS_SHARE, Connection
 from psstore.protocol.coordinator import Coordinator
+from psstore.protocol.coordinator_feed import CHANGES_NOTHING, CONTROL, Told, feed
+from psstore.protocol.handshake import ClientIdentity
 from psstore.protocol.frames import Close, Output, Send, failure
 from psstore.protocol.replies import Reply
 from psstore.protocol.saving import Keeper, Saver
 from psstore.protocol.shard_facts import ShardFacts
 from psstore.protocol.sharing import MAX_LEASED_BYTES, Lender, OwnShard
 from psstore.protocol.signing import Signer
-from psstore.protocol.states import ConnectionState
+from psstore.protocol.standby import Standby
+from psstore.protocol.standby_list import StandbyList
+from psstore.protocol.states import ConnectionState, StandbyState
 from psstore.types import Consistency
 from psstore.wire import messages as m
+from psstore.wire import records as r
 
 OPS = _core.OPS
 CARRIERS = frozenset((OPS["PUSH"], OPS["PULL"], OPS["NORM"]))
@@ -43,25 +50,11 @@ CARRIERS = frozenset((OPS["PUSH"], OPS["PULL"], OPS["NORM"]))
 WRITES = frozenset((OPS["PUSH"], OPS["ASSIGN"], OPS["ADD"], OPS["INIT"], OPS["RESTORE"]))
 """Requests with a payload."""
 
-CONTROL: dict[int, type[m.Message] | None] = {
-    OPS["JOIN"]: m.Join,
-    OPS["CREATE"]: m.Create,
-    OPS["READY"]: m.Ready,
-    OPS["COMMIT"]: m.Commit,
-    OPS["FINISH"]: m.Finish,
-    OPS["DECISIONS"]: m.Decisions,
-    OPS["DESCRIBE"]: m.Describe,
-    OPS["BARRIER"]: m.Barrier,
-    OPS["LEAVE"]: None,
-    OPS["DROP"]: m.Drop,
-    OPS["HAND_IN"]: m.HandIn,
-    OPS["HAND_BACK"]: m.HandBack,
-    OPS["STOP"]: m.Stop,
-}
-"""The coordinator's operations and their bodies."""
-
 CHECKPOINTS = frozenset((OPS["SAVE"], OPS["BEGIN"], OPS["KEEP"]))
 """Requests of whoever leads the writing of a checkpoint (saving.py)."""
+
+CLOCK_GRAIN_S = 1e-6
+"""What is added where a time goes from one clock to another, so that it is over there, too, when it is over here."""
 
 SETTLE_BYTES = 1 << 20
 """How many bytes of parameters `settle` brings up to date at a time: about a quarter of a millisecond."""
@@ -137,6 +130,14 @@ class ShardService:
         """(connection, request) of an unanswered control request -> op of its reply."""
         self._due: tuple[float | None] | None = None
         """When time alone brings something to the coordinator; None: it has to be asked anew. Data goes past it."""
+        self.standbys = StandbyList(self.facts, coordinator)
+        """Who follows this shard."""
+        self.standby: Standby | None = None
+        """What this process is as long as it does not lead."""
+        self._signer = signer
+        self._clock_ahead_s = 0.0
+        """By how much the coordinator's clock is ahead of the driver's: it goes on where a leader on another machine
+        has left it."""
 
     # ---- connections ----
 
@@ -157,6 +158,37 @@ class ShardService:
         protocol.is_in_process()
         return OwnShard(self.shard, protocol)
 
+    def follow(self, conn: int, *, client: ClientIdentity, address: str) -> tuple[_core.ServerProtocol, bytes]:
+        """Makes this a standby of the shard at the other end of that connection, with what to send there first. From
+        now on `frame` raises PsstoreError if it can't follow. REQUIRES: nothing has happened here yet."""
+        protocol = self.data.connect(conn, max_body_bytes=_core.PRE_AUTH_MAX_BYTES, max_payload_bytes=0)
+        self.standby = Standby(
+            identity=client,
+            address=address,
+            store=self.identity.store,
+            shard=self.identity.shard,
+            facts=self.facts,
+            coordinator=self.coordinator,
+            signer=self._signer,
+            nonce=self._make_nonce(),
+            protocol=protocol,
+        )
+        return protocol, self.standby.hello()
+
+    def lead(self, now: float) -> None:
+        """The shard that this was a standby of is gone for good: this is it from now on. REQUIRES: in sync."""
+        assert self.standby is not None and self.standby.state is StandbyState.IN_SYNC, "it may not lead"
+        self.standbys.epoch = self.standby.epoch + 1
+        self._clock_ahead_s = self.standby.clock_ahead_s
+        self.standby = None
+        if self.coordinator is not None:
+            self.coordinator.all_went(now + self._clock_ahead_s)
+
+    @property
+    def first_connection(self) -> int:
+        """The smallest number that no connection of an earlier leader had."""
+        return 1 + (self.standbys.epoch << 32)
+
     def drain(self) -> None:
         """Makes the service refuse every request from now on."""
         self.draining = True
@@ -174,8 +206,8 @@ class ShardService:
         self._head_errors.pop(conn, None)
         self.data.forget(conn)
         self._owed = {key: op for key, op in self._owed.items() if key[0] != conn}
-        if (coordinator := self._acting()) is not None:
-            coordinator.detached(conn, now)
+        self.standbys.went(conn)
+        self._tell(r.ClientWent(conn, now))
 
     def dispensable(self, now: float) -> int | None:
         """The connection that makes room where there is none for another: the oldest stranger, or else the oldest
@@ -202,6 +234,8 @@ class ShardService:
 
     def frame(self, conn: int, frame: _core.Frame, now: float) -> list[Output]:
         """A frame that came out of the connection's port, whole or announced: what to send now, to anybody."""
+        if self.standby is not None:
+            return [Send(conn, [answer]) for answer in self.standby.heard(frame, now)] + self.woken(now)
         connection = self._connections.get(conn)
         if connection is None:
             return []  # closed by what came before in the same read
@@ -226,8 +260,7 @@ class ShardService:
         for connection in self._strangers.values():
             if now - connection.opened_at >= HANDSHAKE_S:
                 outputs += self.failed(connection.id, HandshakeTimeout(f"no handshake within {HANDSHAKE_S:g} s"))
-        if (coordinator := self._acting()) is not None:
-            outputs += self._send_replies(coordinator.tick(now))
+        outputs += self._tell(r.TimePassed(now))
         return outputs + self.woken(now)
 
     def woken(self, now: float) -> list[Output]:
@@ -244,7 +277,7 @@ class ShardService:
 
     def next_wake(self) -> float | None:
         """When `tick` may next do something."""
-        wake = _sooner(self.data.next_wake(), self._coordinator_wake())
+        wake = _sooner(_sooner(self.data.next_wake(), self._coordinator_wake()), self.standbys.next_wake)
         oldest = next(iter(self._strangers.values()), None)
         return wake if oldest is None else _sooner(wake, oldest.opened_at + HANDSHAKE_S)
 
@@ -252,6 +285,7 @@ class ShardService:
         """Applies what this process's own coordinator has decided. Call it after `frame` and `tick`, when their replies
         are sent, and before anything else is heard: a read here shows every decision that anybody was told of. Returns
         the replies to whoever waited for it. Raises DeviceFailed."""
+        self.standbys.fill(now)
         coordinator = self.coordinator
         if coordinator is None or coordinator.rounds.log.last <= self.shard.version:
             return []
@@ -261,7 +295,7 @@ class ShardService:
             raise
         except PsstoreError:
             return []  # there is no room for what the decision asks for: who carries it is told
-        return [*self._send_replies(coordinator.applied(self.facts.applied(), now)), *self.woken(now)]
+        return [*self._tell(r.ShardSaid(self.facts.applied(), now)), *self.woken(now)]
 
     def settle(self) -> bool:
         """Does a little of the work that the last decision left over; True: nothing is left, or there is no memory for
@@ -308,9 +342,8 @@ class ShardService:
             return [Close(connection.id, "its client has a newer connection")]
         if not connection.only_beats:
             connection.protocol.open(writer=connection.writer, wants_checksum=connection.wants_checksum)
-        coordinator = self._acting()
-        if coordinator is not None and connection.is_first:
-            coordinator.attached(connection.id, hello.client, now)
+        if connection.is_first:
+            self._tell(r.ClientCame(connection.id, hello.client, now))
         welcome = m.Welcome(
             store=identity.store,
             shard=identity.shard,
@@ -345,10 +378,8 @@ class ShardService:
         return [conn for conn in others if conn < connection.id], [conn for conn in others if conn > connection.id]
 
     def _heartbeat(self, conn: int, frame: _core.Frame, now: float) -> list[Output]:
-        if (coordinator := self._acting()) is not None:
-            client = self._connections[conn].client
-            coordinator.heartbeat(conn, client=client, rank=frame.rank, incarnation=frame.incarnation, now=now)
-        return []
+        client = self._connections[conn].client
+        return self._tell(r.WorkerBeat(conn, client, frame.rank, frame.incarnation, now))
 
     # ---- requests ----
 
@@ -376,6 +407,8 @@ class ShardService:
             return [_answer(connection.id, frame, offer)]
         if op in CHECKPOINTS:
             return [_answer(connection.id, frame, self._checkpoint(frame))]
+        if op in (OPS["FOLLOW"], OPS["COMPLETE"]):
+            return self._followed(connection, frame)
         if op == OPS["STATS"]:
             return [_answer(connection.id, frame, m.Statistics(counters=self.counters()))]
         raise UnexpectedMessage(f"operation {op} is not a request")
@@ -396,6 +429,13 @@ class ShardService:
             " shard is to be asked; psstore-server's stores write them"
         )
 
+    def _followed(self, connection: Connection, frame: _core.Frame) -> list[Output]:
+        if frame.op == OPS["COMPLETE"]:
+            self.standbys.filled_in(connection.id)
+            return []
+        self.standbys.came(connection, self.facts.may_follow(connection, m.decode_body(m.Follow, frame.body)))
+        return [_answer(connection.id, frame, None)]
+
     def _carried(self, connection: Connection, frame: _core.Frame) -> list[Output]:
         """A request for data brings a decision that is new here."""
         error = self._head_errors.pop(connection.id, None)
@@ -409,18 +449,16 @@ class ShardService:
         connection.protocol.again(frame)
 
     def _control(self, connection: Connection, frame: _core.Frame, now: float) -> list[Output]:
-        due_before, coordinator = self._due, self._acting()
-        if coordinator is None:
+        due_before = self._due
+        if self.coordinator is None:
             raise UnexpectedMessage(
                 f"operation {frame.op} is the coordinator's; ask shard 0, this is {self.identity.shard}"
             )
         if not connection.is_first:
             raise UnexpectedMessage(f"operation {frame.op} is the coordinator's; ask it on the client's channel 0")
-        kind = CONTROL[frame.op]
-        message = m.decode_body(kind, frame.body) if kind is not None else None
         asked = connection.id, frame.request
         self._owed[asked] = frame.op + 1
-        outputs = self._send_replies(coordinator.handle(*asked, message, client=connection.client, now=now))
+        outputs = self._tell(r.ClientAsked(*asked, frame.op, frame.body, connection.client, now))
         if asked not in self._owed:
             self._keep_due(due_before, now)
         return outputs
@@ -430,7 +468,7 @@ class ShardService:
         due before that is so still, at the latest."""
         wake = None if before is None else before[0]
         if wake is not None and self.coordinator is not None:
-            is_soon = wake <= now + self.coordinator.membership.liveness.silence_s
+            is_soon = wake <= now + self._clock_ahead_s + self.coordinator.membership.liveness.silence_s
             self._due = before if is_soon else None
 
     def _send_replies(self, replies: Sequence[Reply]) -> list[Output]:
@@ -450,15 +488,26 @@ class ShardService:
                 outputs.append(Send(reply.conn, [_core.encode_frame(op, request=reply.request, body=body)]))
         return outputs
 
-    def _acting(self) -> Coordinator | None:
-        """The coordinator, about to be told something."""
+    def _tell(self, told: Told) -> list[Output]:
+        """Tells the coordinator, if it is here, and its standbys."""
+        if self.coordinator is None:
+            return []
+        if self._clock_ahead_s:
+            told = replace(told, now=told.now + self._clock_ahead_s)
         self._due = None
-        return self.coordinator
+        if self.data.is_followed and not (isinstance(told, r.ClientAsked) and told.op in CHANGES_NOTHING):
+            self.data.record(r.encode_record(told))
+        return self._send_replies(feed(self.coordinator, told))
 
     def _coordinator_wake(self) -> float | None:
+        if self.coordinator is None or self.standby is not None:
+            return None
         if self._due is None:
-            self._due = (self.coordinator.next_wake() if self.coordinator is not None else None,)
-        return self._due[0]
+            self._due = (self.coordinator.next_wake(),)
+        wake = self._due[0]
+        if wake is None or not self._clock_ahead_s:
+            return wake
+        return wake - self._clock_ahead_s + CLOCK_GRAIN_S
 
     def counters(self) -> dict[str, int | float | str]:
         """Everything STATS tells."""

@@ -7,16 +7,22 @@ overtake the decision on its last one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+
+import msgspec
 
 from psstore import _core
-from psstore.errors import BadBody, BadSignature, OutOfMemory, StaleIncarnation
+from psstore.errors import BadArgument, BadBody, BadSignature, OutOfMemory, StaleIncarnation
 from psstore.protocol.connection import Connection
 from psstore.protocol.decision_log import Made
 from psstore.protocol.sharing import MAX_LEASED_BYTES, blocks_frame
 from psstore.protocol.signing import Signer
 from psstore.types import ITEM_BYTES, Tensor
 from psstore.wire import messages as m
+from psstore.wire import records as r
+
+TENSORS_IN_RECORD = 4096
+"""Definitions in one frame to a standby: about a megabyte."""
 
 
 class ShardFacts:
@@ -34,19 +40,29 @@ class ShardFacts:
         """What has been defined here, by id."""
         self.largest_bytes = 1
         """Size of the largest slice's value so far."""
+        self._last = b""
+        """The last decision that was applied here, as it is signed; b'': none was."""
 
     def define(self, facts: Sequence[m.Signed]) -> None:
-        for signed in facts:
-            fact = self._signer.open(signed)
-            if isinstance(fact, Tensor):
-                self.define_tensor(fact)
-            elif isinstance(fact, m.DropFact):
-                for tensor_id in fact.ids:
-                    self.tensors.pop(tensor_id, None)
-                    self.shard.drop(tensor_id)
-                self.data.schema_changed()
-            else:
-                raise BadSignature("DEFINE carries a fact that is no definition")
+        done = 0
+        try:
+            for signed in facts:
+                self._define(self._signer.open(signed))
+                done += 1
+        finally:
+            if done:
+                self._record(r.TensorsDefined(tuple(facts[:done])))
+
+    def _define(self, fact: m.Fact) -> None:
+        if isinstance(fact, Tensor):
+            self.define_tensor(fact)
+        elif isinstance(fact, m.DropFact):
+            for tensor_id in fact.ids:
+                self.tensors.pop(tensor_id, None)
+                self.shard.drop(tensor_id)
+            self.data.schema_changed()
+        else:
+            raise BadSignature("DEFINE carries a fact that is no definition")
 
     def define_tensor(self, tensor: Tensor) -> None:
         """Makes the slots that the shard is to have of it."""
@@ -82,6 +98,16 @@ class ShardFacts:
             )
         connection.protocol.attach(fact.rank, fact.incarnation)
         connection.ticket = fact
+        self._record(r.LifeAttached(fact.rank, fact.incarnation))
+
+    def may_follow(self, connection: Connection, follow: m.Follow) -> str:
+        """The client that is a standby of this shard, as a process of the store says. Raises BadSignature, BadArgument."""
+        fact = self._signer.open(follow.fact)
+        if not isinstance(fact, m.FollowFact) or fact.client != connection.client:
+            raise BadSignature("FOLLOW carries a fact that does not say so of this client")
+        if fact.shard != self._index:
+            raise BadArgument(f"a standby of shard {fact.shard} asks shard {self._index}; it has another address")
+        return fact.client
 
     def applied(self) -> m.AppliedFact:
         """What the coordinator is to know of this shard: its last decision, and which contributions it lacked."""
@@ -101,7 +127,7 @@ class ShardFacts:
             self._signer.check(signed)
             if not isinstance(fact, m.DecisionFact):
                 raise BadSignature("a fact that is no decision was carried as one")
-            self.take(fact)
+            self.take(fact, signed.blob)
         if self.shard.version < carry.newest:
             raise BadBody(f"body of Carry: newest is {carry.newest}, and its decisions end at {self.shard.version}")
 
@@ -117,20 +143,43 @@ class ShardFacts:
         """The shard's word for it, for whoever carries it to the coordinator."""
         return self._signer.sign(m.SavedFact(shard=self._index, attempt=attempt, record=record))
 
-    def take(self, fact: m.DecisionFact) -> None:
-        """Applies the next decision. Raises what the shard raises: OutOfMemory also to those who wait for it later."""
-        decision = _to_core(fact)
+    def take(self, fact: m.DecisionFact, blob: bytes) -> None:
+        """Applies the next decision; `blob`: as it is signed. Raises what the shard raises: OutOfMemory also to those
+        who wait for it later."""
+        decision, record = _to_core(fact), r.DecisionTaken(blob)
+        self._last = blob
         try:
             self.shard.advance(decision)
         except OutOfMemory:
-            self.data.could_not_apply(decision)
+            self.data.could_not_apply(decision, r.encode_record(record))
             raise
+        self._record(record)
         self.data.advanced(fact.max_norm is not None)
+
+    def as_it_is(self, *, epoch: int, coordinator: bytes) -> Iterator[r.AnyRecord]:
+        """What a new standby is sent first; its slots come after that."""
+        shard, history = self.shard, msgspec.msgpack.encode(self.shard.history())
+        yield r.FillBegins(shard.version, epoch, self._last, history, coordinator)
+        for rank, incarnation in self.data.newest_incarnations.items():
+            yield r.LifeAttached(rank, incarnation)
+        tensors = list(self.tensors.values())
+        for first in range(0, len(tensors), TENSORS_IN_RECORD):
+            yield r.TensorsThere(tuple(tensors[first : first + TENSORS_IN_RECORD]))
+
+    def resume(self, history: Sequence[object], last: bytes) -> None:
+        """Goes on from what another process of this shard knew, beside its tensors and slots."""
+        fact = m.decode_fact(last) if last else None
+        self._last = last
+        self.shard.resume(history, _to_core(fact) if isinstance(fact, m.DecisionFact) else None)
+
+    def _record(self, record: r.AnyRecord) -> None:
+        if self.data.is_followed:
+            self.data.record(r.encode_record(record))
 
     def catch_up(self, made: Sequence[Made]) -> None:
         """Applies what the coordinator of this process has decided."""
         for decision in made:
-            self.take(decision.fact)
+            self.take(decision.fact, decision.signed.blob)
 
 
 def _to_core(fact: m.DecisionFact) -> _core.Decision:

@@ -1,7 +1,7 @@
-"""The lives of a client's link, of a server's connection and of a worker: one table each, (state, event) → state.
+"""The lives of a client's link, of a server's connection, of a worker and of a standby: one table each, (state, event) → state.
 
 Everything that changes one of these states is here. Who owns a state assigns what its table says, and nothing else;
-docs/protocol.md shows the same three tables.
+docs/protocol.md shows the same tables.
 """
 
 from __future__ import annotations
@@ -164,5 +164,38 @@ WORKER = StateTable(
             WorkerEvent.REPLACED: WorkerState.REPLACED,
         },
         WorkerState.REPLACED: {},
+    }
+)
+
+
+# ---- a shard's standby: Standby.state -------------------------------------------------------------------
+
+
+class StandbyState(Enum):
+    """One that is IN_SYNC has all that anybody was told, and may lead; all others may not."""
+
+    HANDSHAKE = "handshake"
+    ASKING = "asking"
+    FILLING = "filling"
+    FOLLOWING = "following"
+    IN_SYNC = "in sync"
+
+
+class StandbyEvent(Enum):
+    """What its shard says to a standby, in words for docs/protocol.md. Anything else is its end."""
+
+    WELCOMED = "`WELCOME`"
+    FOLLOWED = "`FOLLOWED`"
+    FILLED = "`FillEnds`"
+    TOLD = "`InSync`"
+
+
+STANDBY = StateTable(
+    {
+        StandbyState.HANDSHAKE: {StandbyEvent.WELCOMED: StandbyState.ASKING},
+        StandbyState.ASKING: {StandbyEvent.FOLLOWED: StandbyState.FILLING},
+        StandbyState.FILLING: {StandbyEvent.FILLED: StandbyState.FOLLOWING},
+        StandbyState.FOLLOWING: {StandbyEvent.TOLD: StandbyState.IN_SYNC},
+        StandbyState.IN_SYNC: {},
     }
 )

@@ -17,7 +17,7 @@ from psstore.checkpoint.handed import unpack_handed
 from psstore.checkpoint.manifest import FileRecord
 from psstore.checkpoint.state import StoreState
 from psstore.checkpoint.worker_file import WorkerPart
-from psstore.errors import BadArgument, BadSignature, StorageFailed
+from psstore.errors import BadArgument, BadSignature, StorageFailed, VersionGone
 from psstore.protocol.coordinator import Coordinator
 from psstore.protocol.signing import Signer
 from psstore.server.checkpoint_place import KeptPlace
@@ -112,8 +112,13 @@ class CheckpointKeeper:
         if names == {self._kept}:
             return Kept(done=True)
         attempt = self._attempt
-        if attempt is None or names != {attempt.name} or {one.shard for one in saved} != set(range(self._num_shards)):
-            raise BadArgument("what shards have written is not the attempt under way; begin the checkpoint again")
+        if {one.shard for one in saved} != set(range(self._num_shards)):
+            raise BadArgument(f"KEEP brings the words of {len(saved)} shards; expected one of each of {self._num_shards}")
+        if attempt is None or names != {attempt.name}:
+            raise VersionGone(
+                "what shards have written is not the attempt under way: that was given up, or went with the process that"
+                " led shard 0; begin the checkpoint again"
+            )
         if attempt.kept is None:
             self._check_catalogue(attempt)
             records = [msgspec.json.decode(one.record, type=FileRecord) for one in saved]

@@ -16,7 +16,7 @@ from psstore.errors import BadBody
 from psstore.types import Consistency, Tensor, TensorSpec
 from psstore.wire.ranges import Ranges
 
-Role = Literal["worker", "client", "heartbeat"]
+Role = Literal["worker", "client", "heartbeat", "standby"]
 Exist = Literal["match", "error", "overwrite"]
 
 MAX_WAIT_S = 30 * 86400.0
@@ -131,6 +131,13 @@ class SavedFact(Message, frozen=True, kw_only=True, tag="saved"):
     attempt: str
     record: bytes
     """What the manifest says of its file, as JSON."""
+
+
+class FollowFact(Message, frozen=True, kw_only=True, tag="follow"):
+    """A process of the store says that this client of its is a standby of that shard."""
+
+    client: str
+    shard: int
 
 
 # ---- handshake ------------------------------------------------------------------------------------
@@ -564,13 +571,17 @@ class Failure(Message, frozen=True, kw_only=True):
     details: dict[str, int | float | str] = {}
 
 
+class Follow(Message, frozen=True, kw_only=True):
+    fact: Signed
+
+
 # ---- encoding -------------------------------------------------------------------------------------
 
 M = TypeVar("M", bound=Message)
 _encoder = msgspec.msgpack.Encoder()
 _decoders: dict[object, msgspec.msgpack.Decoder[object]] = {}
 
-Fact = DecisionFact | Tensor | DropFact | TicketFact | AppliedFact | SaveFact | SavedFact
+Fact = DecisionFact | Tensor | DropFact | TicketFact | AppliedFact | SaveFact | SavedFact | FollowFact
 
 
 def encode_body(message: Message | Tensor) -> bytes:

@@ -1,0 +1,97 @@
+#include "server/replication.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "core/breakable_rules.h"
+#include "core/crc32c.h"
+#include "server/replies.h"
+
+namespace psstore {
+
+// ---- followers --------------------------------------------------------------------------------------
+
+void Replication::follow(uint64_t connection, Replies& out, bool wants_checksum) {
+  followers_[connection] = {&out, wants_checksum, false, last_};
+}
+
+void Replication::count(uint64_t connection) {
+  followers_.at(connection).counts = true;
+  release();
+}
+
+void Replication::disconnected(uint64_t connection) {
+  const auto found = followers_.find(connection);
+  if (found == followers_.end()) return;
+  found->second.out = nullptr;
+  if (!found->second.counts) followers_.erase(found);
+}
+
+void Replication::forget(uint64_t connection) {
+  followers_.erase(connection);
+  release();
+}
+
+void Replication::acknowledged(uint64_t connection, uint64_t number) {
+  const auto found = followers_.find(connection);
+  if (found == followers_.end()) return;
+  found->second.has = std::max(found->second.has, std::min(number, last_));
+  if (found->second.counts) release();
+}
+
+bool Replication::is_filling() const {
+  return std::ranges::any_of(followers_, [](const auto& entry) { return !entry.second.counts; });
+}
+
+// ---- records ----------------------------------------------------------------------------------------
+
+void Replication::record(FrameParts parts, const Piece& payload) {
+  ++last_;
+  parts.request = last_;
+  const std::vector<Piece> pieces =
+      payload.num_bytes > 0 ? std::vector<Piece>{payload} : std::vector<Piece>{};
+  for (const auto& [connection, follower] : followers_) send(connection, follower, parts, pieces);
+}
+
+void Replication::record_to(uint64_t connection, FrameParts parts,
+                            const std::vector<Piece>& payload) {
+  parts.request = last_;
+  send(connection, followers_.at(connection), parts, payload);
+}
+
+void Replication::send(uint64_t connection, const Follower& follower, FrameParts parts,
+                       const std::vector<Piece>& payload) {
+  if (follower.out == nullptr) return;
+  uint32_t crc = 0;
+  for (const Piece& piece : payload) {
+    parts.payload_bytes += piece.num_bytes;
+    if (follower.wants_checksum) crc = crc32c({piece.buffer->data(), piece.num_bytes}, crc);
+  }
+  if (follower.wants_checksum && parts.payload_bytes > 0) parts.payload_crc = crc;
+  check_parts(parts);
+  std::string head(parts.encoded_bytes(), '\0');
+  encode_frame(parts, reinterpret_cast<std::byte*>(head.data()));
+  follower.out->add(head);
+  for (const Piece& piece : payload) follower.out->add(piece);
+  ready_.insert(connection);
+}
+
+// ---- the gate ---------------------------------------------------------------------------------------
+
+void Replication::release() {
+  uint64_t least = kAll;
+  for (const auto& [_, follower] : followers_) {
+    if (follower.counts && holds(BreakableRule::kREPLIES_WAIT_FOR_STANDBYS)) {
+      least = std::min(least, follower.has);
+    }
+  }
+  if (least > released_) ready_.merge(std::exchange(waiting_, {}));
+  released_ = least;
+}
+
+std::set<uint64_t> Replication::take_ready() {
+  return std::exchange(ready_, {});
+}
+
+}  // namespace psstore

@@ -1,0 +1,85 @@
+// What a shard's standbys are sent, in the order in which it changed the shard, and what they have of it.
+//
+//   change ─► record n ─► every follower         A record is a frame; its request is the record's number.
+//   reply made after n ─► gate ─► client         A follower answers it when it has made the change, too,
+//                          ▲                     and a reply waits until all followers that count have
+//   follower: "n is here" ─┘                     what the shard had when the reply was made.
+//
+// So nobody is told what would be lost with this process. A follower counts once it has all that the shard is; who
+// counts and has gone still does, until somebody who knows says that it will never lead: forget().
+//
+// One thread at a time, as the connections of a shard are served.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <map>
+#include <set>
+#include <vector>
+
+#include "table/gather.h"
+#include "wire/encoder.h"
+
+namespace psstore {
+
+class Replies;
+
+class Replication {
+ public:
+  struct Follower {
+    Replies* out = nullptr;  // null: its connection is gone
+    bool wants_checksum = false;
+    bool counts = false;
+    uint64_t has = 0;  // the last record that it has acknowledged
+  };
+
+  // ---- followers, by their connections
+
+  // From now on it is sent every record. `out` lives until disconnected().
+  void follow(uint64_t connection, Replies& out, bool wants_checksum);
+  // From now on nobody is told what it does not have. REQUIRES: it follows.
+  void count(uint64_t connection);
+  // Its connection is gone, if it is one of them. If it counts, it still does.
+  void disconnected(uint64_t connection);
+  // It will never lead, or does not follow any more.
+  void forget(uint64_t connection);
+  void acknowledged(uint64_t connection, uint64_t number);
+  const std::map<uint64_t, Follower>& followers() const { return followers_; }
+
+  // ---- records
+
+  bool is_followed() const { return !followers_.empty(); }
+  // Whether some follower is sent records, and replies don't wait for it yet.
+  bool is_filling() const;
+  // Sends a change to all. `parts` without a request; its payload is `payload`, none if that is empty.
+  void record(FrameParts parts, const Piece& payload = {});
+  // Sends one follower a part of what the shard was when it began to follow.
+  void record_to(uint64_t connection, FrameParts parts, const std::vector<Piece>& payload = {});
+
+  // ---- the gate
+
+  // Number of the last record.
+  uint64_t last() const { return last_; }
+  // Replies that were made at that record, or before, may go.
+  uint64_t released() const { return released_; }
+  bool is_open() const { return last_ <= released_; }
+  // Replies of that connection wait.
+  void waits(uint64_t connection) { waiting_.insert(connection); }
+  // Connections that have more to send than they had by themselves: followers, and those that waited and may go on.
+  std::set<uint64_t> take_ready();
+
+ private:
+  static constexpr uint64_t kAll = std::numeric_limits<uint64_t>::max();
+
+  void send(uint64_t connection, const Follower& follower, FrameParts parts,
+            const std::vector<Piece>& payload);
+  void release();
+
+  std::map<uint64_t, Follower> followers_;
+  uint64_t last_ = 0;
+  uint64_t released_ = kAll;
+  std::set<uint64_t> waiting_;
+  std::set<uint64_t> ready_;
+};
+
+}  // namespace psstore

@@ -1,0 +1,135 @@
+"""A shard's standby: connects to it as a client, and becomes what the shard is, change by change.
+
+    HELLO … WELCOME ─► FOLLOW ─► FOLLOWED ─► FILLING ─► FOLLOWING ─► IN_SYNC: it may lead
+                                              what the shard was      nobody is told what it lacks
+
+From FOLLOWED on the shard asks and the standby answers: each record is answered once the same change is made here.
+Writes, slots and scales are the compiled core's (csrc/server/standby_service.cc); the rest is here. What goes wrong is
+the standby's end: one that differs from its shard is worth nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+
+import msgspec
+
+from psstore import _core
+from psstore.errors import BadArgument, PsstoreError, UnexpectedMessage, from_code
+from psstore.protocol import state_copy
+from psstore.protocol.coordinator import Coordinator
+from psstore.protocol.coordinator_feed import feed
+from psstore.protocol.handshake import ClientIdentity, Handshake
+from psstore.protocol.shard_facts import ShardFacts
+from psstore.protocol.signing import Signer
+from psstore.protocol.states import STANDBY, StandbyEvent, StandbyState
+from psstore.wire import messages as m
+from psstore.wire import records as r
+
+OPS = _core.OPS
+
+
+class Standby:
+    """Sans-IO: frames of the shard in, frames for it out. REQUIRES: nothing has happened to the shard here yet."""
+
+    state: StandbyState = StandbyState.HANDSHAKE
+
+    def __init__(
+        self,
+        *,
+        identity: ClientIdentity,
+        address: str,
+        store: str,
+        shard: int,
+        facts: ShardFacts,
+        coordinator: Coordinator | None,
+        signer: Signer,
+        nonce: bytes,
+        protocol: _core.ServerProtocol,
+    ) -> None:
+        """`store`, `shard`: what is at the address. `protocol`: of the connection to it. `nonce`: fresh random bytes."""
+        self.epoch = 0
+        """How many leaders the shard has had, the present one not counted."""
+        self.clock_ahead_s = 0.0
+        """By how much the coordinator's clock is ahead of the one here, as far as its last word tells."""
+        self._identity = identity
+        self._address = address
+        self._store = store
+        self._shard = shard
+        self._facts = facts
+        self._coordinator = coordinator
+        self._signer = signer
+        self._protocol = protocol
+        self._handshake = Handshake(identity, nonce=nonce, address=address)
+
+    def hello(self) -> bytes:
+        """The first frame."""
+        return self._handshake.hello(channel=0)
+
+    def heard(self, frame: _core.Frame, now: float) -> list[bytes]:
+        """What to answer. Raises PsstoreError: it can't follow, or not any longer."""
+        if self.state is StandbyState.HANDSHAKE:
+            return self._greeted(frame)
+        if frame.op == OPS["ERROR"]:
+            failure = m.decode_body(m.Failure, frame.body)
+            raise from_code(failure.code, failure.message, **failure.details)
+        if self.state is StandbyState.ASKING and frame.op == OPS["FOLLOWED"]:
+            self.state = STANDBY.after(self.state, StandbyEvent.FOLLOWED)
+            self._protocol.lead()
+            return []
+        if self.state is StandbyState.ASKING or frame.op != OPS["RECORD"]:
+            raise UnexpectedMessage(f"the shard at {self._address} sent operation {frame.op} to its standby")
+        answer = _core.encode_frame(OPS["RECORDED"], request=frame.request)
+        return [answer, *self._take(r.decode_record(frame.body), now)]
+
+    # ---- how ----
+
+    def _greeted(self, frame: _core.Frame) -> list[bytes]:
+        answer = self._handshake.heard(frame)
+        if not isinstance(answer, m.Welcome):
+            return [answer]
+        if (answer.store, answer.shard) != (self._store, self._shard):
+            raise BadArgument(
+                f"at {self._address} is shard {answer.shard} of store {answer.store}, and not shard {self._shard} of"
+                f" store {self._store}, whose standby this is"
+            )
+        self.state = STANDBY.after(self.state, StandbyEvent.WELCOMED)
+        self._protocol.set_limits(max_body_bytes=_core.MAX_BODY_BYTES, max_payload_bytes=_core.MAX_PAYLOAD_BYTES)
+        fact = self._signer.sign(m.FollowFact(client=self._identity.client, shard=self._shard))
+        return [_core.encode_frame(OPS["FOLLOW"], request=1, body=m.encode_body(m.Follow(fact=fact)))]
+
+    def _take(self, record: r.AnyRecord, now: float) -> list[bytes]:
+        match record:
+            case r.DecisionTaken():
+                fact = m.decode_fact(record.blob)
+                assert isinstance(fact, m.DecisionFact)
+                self._facts.take(fact, record.blob)
+            case r.TensorsDefined():
+                self._facts.define(record.facts)
+            case r.LifeAttached():
+                self._facts.data.attached(record.rank, record.incarnation)
+            case r.FillBegins():
+                self._begin(record)
+            case r.TensorsThere():
+                for tensor in record.tensors:
+                    self._facts.define_tensor(tensor)
+            case r.FillEnds():
+                self.state = STANDBY.after(self.state, StandbyEvent.FILLED)
+                return [_core.encode_frame(OPS["COMPLETE"])]
+            case r.InSync():
+                self.state = STANDBY.after(self.state, StandbyEvent.TOLD)
+            case _:
+                assert self._coordinator is not None, "its shard has one"
+                self.clock_ahead_s = record.now - now
+                with contextlib.suppress(PsstoreError):  # whoever asked was told
+                    feed(self._coordinator, record)
+        return []
+
+    def _begin(self, record: r.FillBegins) -> None:
+        shard = self._facts.shard
+        shard.set_version(record.version)
+        history = msgspec.msgpack.decode(record.history)
+        self._facts.resume(history, record.last)
+        self.epoch = record.epoch
+        if self._coordinator is not None:
+            state_copy.load(self._coordinator, record.coordinator)

@@ -1,0 +1,109 @@
+"""Who follows a shard: standbys from their FOLLOW until they are done without.
+
+    came ─► fill, once no slot waits for anything ─► filled_in: from now on it counts, and may lead
+                                                      │ its connection is lost
+                                                      ▼
+                        nobody is told anything until somebody who knows says that it will never lead: done_without
+
+Whether one that is gone will lead is not for the shard to say: who says so is the store's supervisor, once it has ended
+that process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from psstore.protocol import state_copy
+from psstore.protocol.connection import Connection
+from psstore.protocol.coordinator import Coordinator
+from psstore.protocol.shard_facts import ShardFacts
+from psstore.wire import records as r
+
+ASK_AGAIN_S = 0.01
+"""How long after it could not be filled a standby is looked at again: a slot waits for what workers are sending."""
+
+
+@dataclass
+class _Following:
+    connection: Connection
+    client: str
+    is_sent: bool = False
+    """What the shard was is on its way."""
+    counts: bool = False
+
+
+class StandbyList:
+    """By connection. Single-threaded, as its service."""
+
+    def __init__(self, facts: ShardFacts, coordinator: Coordinator | None) -> None:
+        self.epoch = 0
+        """How many leaders the shard has had, this one not counted."""
+        self.on_in_sync: Callable[[str], None] = lambda client: None
+        """Called when a standby may lead from now on."""
+        self.on_lost: Callable[[str], None] = lambda client: None
+        """Called when one is gone that may lead: nobody is told anything until `done_without`."""
+        self.next_wake: float | None = None
+        """When `fill` is to be called again."""
+        self._facts = facts
+        self._coordinator = coordinator
+        self._of: dict[int, _Following] = {}
+
+    @property
+    def clients(self) -> list[str]:
+        """Standbys that may lead, as clients."""
+        return [one.client for one in self._of.values() if one.counts]
+
+    def came(self, connection: Connection, client: str) -> None:
+        """Notes a new standby, for the next `fill`."""
+        self._of[connection.id] = _Following(connection, client)
+        self.next_wake = 0.0
+
+    def fill(self, now: float) -> None:
+        """Sends those that have come what the shard is, unless slots wait for something: then later."""
+        if self.next_wake is None:
+            return
+        if not self._facts.shard.is_settled():
+            self.next_wake = now + ASK_AGAIN_S
+            return
+        self.next_wake = None
+        for conn, one in self._of.items():
+            if not one.is_sent:
+                self._send(conn, one)
+
+    def filled_in(self, conn: int) -> None:
+        """Counts a standby from now on, which has all that it was filled with."""
+        one = self._of.get(conn)
+        if one is None or not one.is_sent or one.counts:
+            return
+        one.counts = True
+        self._facts.data.count(conn)
+        self._facts.data.record_to(conn, r.encode_record(r.InSync()))
+        self.on_in_sync(one.client)
+
+    def went(self, conn: int) -> None:
+        """Notes that a connection is gone, if a standby had it."""
+        one = self._of.get(conn)
+        if one is None:
+            return
+        if one.counts:
+            self.on_lost(one.client)
+        else:
+            del self._of[conn]
+
+    def done_without(self, client: str) -> None:
+        """Forgets a standby that will never lead."""
+        for conn, one in list(self._of.items()):
+            if one.client == client:
+                del self._of[conn]
+                self._facts.data.forget_follower(conn)
+
+    def _send(self, conn: int, one: _Following) -> None:
+        one.is_sent = True
+        one.connection.protocol.follow()
+        data = self._facts.data
+        coordinator = b"" if self._coordinator is None else state_copy.dump(self._coordinator)
+        for record in self._facts.as_it_is(epoch=self.epoch, coordinator=coordinator):
+            data.record_to(conn, r.encode_record(record))
+        data.fill(conn)
+        data.record_to(conn, r.encode_record(r.FillEnds()))

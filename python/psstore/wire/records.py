@@ -1,0 +1,154 @@
+"""What a shard sends its standbys beside the writes and slots that the compiled core sends: bodies of RECORD.
+
+Only the two ends of one store read them. They have one version of psstore, which the standby's handshake makes sure of.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from psstore.errors import BadBody
+from psstore.types import Tensor
+from psstore.wire.messages import AppliedFact, Signed
+
+
+class Record(msgspec.Struct, frozen=True, tag=True, array_like=True, gc=False):
+    """Something that has changed on the shard."""
+
+
+# ---- the shard ----
+
+
+class TensorsDefined(Record, frozen=True):
+    """The shard was told of these tensors, or of dropped ones."""
+
+    facts: tuple[Signed, ...]
+
+
+class DecisionTaken(Record, frozen=True):
+    """The shard has applied this decision, the next one."""
+
+    blob: bytes
+    """The `DecisionFact`."""
+
+
+class LifeAttached(Record, frozen=True):
+    """A life of a rank may push there; older ones may not."""
+
+    rank: int
+    incarnation: int
+
+
+# ---- the coordinator: what it was told, in order, from which all else follows (protocol/coordinator_feed.py) ----
+
+
+class ClientCame(Record, frozen=True):
+    """A connection of this client is open."""
+
+    conn: int
+    client: str
+    now: float
+
+
+class ClientWent(Record, frozen=True):
+    """A connection is gone."""
+
+    conn: int
+    now: float
+
+
+class WorkerBeat(Record, frozen=True):
+    """A worker's thread says that it lives."""
+
+    conn: int
+    client: str
+    rank: int
+    incarnation: int
+    now: float
+
+
+class ClientAsked(Record, frozen=True):
+    """A request, as it came."""
+
+    conn: int
+    request: int
+    op: int
+    body: bytes
+    client: str
+    now: float
+
+
+class ShardSaid(Record, frozen=True):
+    """What a shard has applied, and found missing."""
+
+    fact: AppliedFact
+    now: float
+
+
+class TimePassed(Record, frozen=True):
+    """What time alone brings was looked at."""
+
+    now: float
+
+
+# ---- a new standby ----
+
+
+class FillBegins(Record, frozen=True):
+    """What the shard is, but for tensors and slots, which follow."""
+
+    version: int
+    epoch: int
+    """How many leaders the shard has had before."""
+    last: bytes
+    """The last `DecisionFact`; b'': there is none, or it is one that a checkpoint begins with."""
+    history: bytes
+    """`Shard.history()`."""
+    coordinator: bytes
+    """Its state (protocol/state_copy.py); b'': it is another shard's."""
+
+
+class TensorsThere(Record, frozen=True):
+    """Some of the tensors that the shard knows."""
+
+    tensors: tuple[Tensor, ...]
+
+
+class FillEnds(Record, frozen=True):
+    """All has come, slots too."""
+
+
+class InSync(Record, frozen=True):
+    """From here on nobody is told what the standby does not have: it may lead."""
+
+
+AnyRecord = (
+    TensorsDefined
+    | DecisionTaken
+    | LifeAttached
+    | ClientCame
+    | ClientWent
+    | WorkerBeat
+    | ClientAsked
+    | ShardSaid
+    | TimePassed
+    | FillBegins
+    | TensorsThere
+    | FillEnds
+    | InSync
+)
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[AnyRecord] = msgspec.msgpack.Decoder(AnyRecord)
+
+
+def encode_record(record: AnyRecord) -> bytes:
+    return _encoder.encode(record)
+
+
+def decode_record(body: bytes) -> AnyRecord:
+    """Raises BadBody."""
+    try:
+        return _decoder.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise BadBody(f"body of RECORD: {error}") from None

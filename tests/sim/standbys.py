@@ -1,0 +1,185 @@
+"""Every shard's standby, and who watches both: as a supervisor on their machine does, who knows which processes are dead."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from psstore.protocol import state_copy
+
+from psstore.protocol.states import StandbyState
+
+from .plan import ShardDeath
+from .server import Server
+
+if TYPE_CHECKING:
+    from .scenario import Scenario
+
+AGAIN_S = 0.05
+"""A death waits so long for its occasion."""
+
+START_S = 0.1
+"""How long a new standby's process takes to start."""
+
+LOOK_S = 0.3
+"""How long whoever watches takes to hear of what is no death."""
+
+
+class Standbys:
+    """One standby each, another one when it is gone; and deaths, one after the other."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        self._scenario = scenario
+        self._world = scenario.world
+        self._of: dict[int, Server] = {}
+        self.num_promotions = 0
+        for shard in range(scenario.plan.num_shards):
+            self._start(shard)
+        self._schedule(list(scenario.plan.shard_deaths))
+
+    # ---- who watches ----
+
+    def _start(self, shard: int) -> None:
+        """A new standby, of whoever leads."""
+        leader, standby = self._scenario.servers[shard], self._scenario.make_server(shard)
+        self._of[shard] = standby
+        standby.follow(leader, self._scenario.network)
+        leader.service.standbys.on_lost = lambda client: self._lost(shard, standby)
+
+    def _start_soon(self, shard: int) -> None:
+        leader = self._scenario.servers[shard]
+
+        def start() -> None:
+            if not leader.dead:
+                self._start(shard)
+
+        self._world.after(self._world.rng.expovariate(1.0 / START_S), start)
+
+    def _lost(self, shard: int, standby: Server) -> None:
+        """A leader has lost its connection to a standby that may lead. Who watches ends it, and says so."""
+        self._world.after(self._world.rng.expovariate(1.0 / LOOK_S), lambda: self._do_without(shard, standby))
+
+    def _do_without(self, shard: int, standby: Server) -> None:
+        leader = self._scenario.servers[shard]
+        if self._of.get(shard) is not standby:
+            return  # it leads by now, or both have told us
+        if leader.dead:
+            return  # it has told nobody anything since, and the standby is going to lead
+        self._world.say(f"shard {shard}'s standby is done without")
+        del self._of[shard]
+        standby.kill()
+        leader.service.standbys.done_without(standby.follows_as)
+        leader.carry_out([])
+        self._start_soon(shard)
+
+    def _promote(self, shard: int) -> None:
+        scenario, standby = self._scenario, self._of.pop(shard)
+        assert not standby.dead, "one process of a group dies at a time"
+        self._world.say(f"shard {shard}'s standby leads")
+        self.num_promotions += 1
+        scenario.servers[shard] = standby
+        standby.lead()
+        if shard == 0:
+            scenario.notary.forget_after(scenario.coordinator.rounds.log.last)
+        for actor in scenario.actors:
+            actor.machine.move(scenario.servers)
+        self._start_soon(shard)
+
+    # ---- at the end ----
+
+    def differences(self) -> list[str]:
+        """What standbys have otherwise than their shards, of those that may lead and have all that was sent to them."""
+        found = []
+        for shard, standby in self._of.items():
+            leader = self._scenario.servers[shard]
+            has = [number for _, counts, number in leader.service.data.followers() if counts]
+            if not leader.dead and self._may_lead(standby) and has == [leader.service.data.last_record]:
+                found += [f"shard {shard}: {what}" for what in self._differences(leader, standby)]
+        return found
+
+    def _differences(self, leader: Server, standby: Server) -> list[str]:
+        mine, others = _known(leader), _known(standby)
+        found = list(_apart(mine, others))
+        for tensor in self._scenario.history.tensors.values():
+            for index, shard in enumerate(tensor.shards):
+                key = tensor.key(index)
+                if shard == leader.service.identity.shard and leader.shard.state(key) != standby.shard.state(key):
+                    found.append(f"slice {index} of {tensor.spec.name}")
+        return found
+
+    # ---- deaths ----
+
+    def _schedule(self, deaths: list[ShardDeath]) -> None:
+        if deaths:
+            self._world.after(deaths[0].after_s, lambda: self._die(deaths))
+
+    def _die(self, deaths: list[ShardDeath]) -> None:
+        scenario, death = self._scenario, deaths[0]
+        if any(reader.stopped for reader in scenario.readers):
+            return  # training is over
+        leader, standby = scenario.servers[death.shard], self._of.get(death.shard)
+        if standby is None or standby.dead or leader.dead or not self._may_lead(standby):
+            self._world.after(AGAIN_S, lambda: self._die(deaths))
+            return
+        self._world.say(f"shard {death.shard}'s {'standby' if death.of_standby else 'leader'} is killed")
+        if death.of_standby:
+            standby.kill()
+            self._world.after(death.noticed_after_s, lambda: self._do_without(death.shard, standby))
+        else:
+            leader.kill()
+            self._world.after(death.noticed_after_s, lambda: self._promote(death.shard))
+        self._schedule(deaths[1:])
+
+    @staticmethod
+    def _may_lead(standby: Server) -> bool:
+        found = standby.service.standby
+        return found is not None and found.state is StandbyState.IN_SYNC
+
+
+LOOKED_UP = frozenset(("_heap", "_asked", "_changed", "_decided", "_wanted_from", "_is_made", "_gathered"))
+"""Fields of a coordinator that tell how it was asked, and what writers of checkpoints want of it."""
+
+
+def _known(server: Server) -> dict[str, Any]:
+    """What a process of a shard knows, its slices not counted."""
+    service = server.service
+    lives, writers, dropped, _ = server.shard.history()
+    known = {
+        "version": server.shard.version,
+        "applied": service.data.applied,
+        "lives": sorted(lives),
+        "writers": sorted(writers),
+        "dropped": dropped,
+        "tensors": sorted(service.facts.tensors),
+        "attached": [service.data.newest_incarnation(rank) for rank in range(8)],
+    }
+    if service.coordinator is not None:
+        service.coordinator.next_wake()
+        tree = msgspec.msgpack.decode(state_copy.dump(service.coordinator), strict=False)
+        known["coordinator"] = _without(tree)
+    return known
+
+
+def _apart(mine: Any, other: Any, at: str = "") -> Iterator[str]:
+    """Where two such trees differ."""
+    if isinstance(mine, dict) and isinstance(other, dict) and mine.keys() == other.keys():
+        for name in mine:
+            yield from _apart(mine[name], other[name], f"{at}.{name}")
+    elif isinstance(mine, list) and isinstance(other, list) and len(mine) == len(other):
+        for index, (one, two) in enumerate(zip(mine, other, strict=True)):
+            yield from _apart(one, two, f"{at}[{index}]")
+    elif mine != other:
+        yield f"{at} is {mine!r}, and {other!r}"
+
+
+def _without(tree: Any) -> Any:
+    if isinstance(tree, dict):
+        return {name: _without(one) for name, one in tree.items() if name not in LOOKED_UP}
+    if isinstance(tree, list):
+        parts = [_without(one) for one in tree]
+        if parts[:1] in (["i"], ["r"]):
+            parts[1] = 0  # numbers of objects depend on what is left out
+        return [parts[0], sorted(parts[1], key=repr)] if parts[:1] in (["s"], ["f"]) else parts
+    return tree
