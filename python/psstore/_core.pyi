@@ -248,8 +248,8 @@ class DataService:
     def advanced(self, needs_scale: bool) -> None:
         """The shard has applied a decision."""
     def could_not_apply(self, decision: Decision, record: bytes) -> None:
-        """There was no room for the next decision. Reads that wait for it try again; `record`: what standbys are sent once
-        one has been lucky."""
+        """There was no room for the next decision. Reads that wait for it try again. `record`: what standbys are sent
+        once one of them has been lucky."""
     @property
     def applied(self) -> int:
         """The last decision that the shard has applied, and whose scale it has if that needs one."""
@@ -750,14 +750,14 @@ class Shard:
         """Gives a new slot its value, and its rule state, if it has any. Raises BAD_ARGUMENT, OUT_OF_MEMORY."""
     def is_settled(self) -> bool:
         """Carries the last decision out where that can be. Whether that is on all slots."""
-    def history(self) -> tuple[
-        list[tuple[int, int, int, bool, int]], list[tuple[str, int]], list[tuple[int, int]], bool
-    ]:
-        """What it knows beside its slots: of each rank its latest life (rank, incarnation, decided round, whether that was
-        decided early, round of which something was missing; -1: none), of each writer the last sequence number, the
-        tensors that were dropped, as ranges of ids, and whether values were restored since the last decision."""
+    def history(
+        self,
+    ) -> tuple[list[tuple[int, int, int, bool, int]], list[tuple[str, int]], list[tuple[int, int]], bool]:
+        """What it knows beside its slots: of each rank its latest life (rank, incarnation, decided round, whether that
+        was decided early, round of which something was missing; -1: none), of each writer the last sequence number,
+        the tensors that were dropped, as ranges of ids, and whether values were restored since the last decision."""
     def resume(self, history: Sequence[object], last: Decision | None) -> None:
-        """Goes on from another shard's history, whose last decision was that. Before anything else but `set_version`."""
+        """Goes on from another shard's history, whose last decision was that. Only `set_version` may come before it."""
     def state(self, key: int) -> dict[str, bytes]:
         """Value and rule state of one slice as raw bytes by name ('value', 'momentum_buffer',
         'exp_avg', ..., 'step' as 8-byte int): for tests and tools."""

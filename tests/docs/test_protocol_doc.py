@@ -14,8 +14,8 @@ from msgspec.structs import FieldInfo, fields
 from psstore import _core
 from psstore.hyper import HYPER_DEFAULTS
 from psstore.protocol import clients, connection
+from psstore.protocol.coordinator_feed import CONTROL
 from psstore.protocol.membership import Liveness
-from psstore.protocol.service import CONTROL
 from psstore.types import Tensor, TensorSpec, applies_by_decision
 from psstore.wire import messages
 

@@ -386,7 +386,10 @@ STANDBY_MUTANTS: dict[str, tuple[str, Mutant]] = {
     "standbys don't hear what time it is": ("sync", _unheard(records.TimePassed)),
     "standbys don't hear what shards have applied": ("async", _unheard(records.ShardSaid)),
     "standbys may lead too early": ("async", standbys_may_lead_too_early),
-    "a lost standby is done without at once": ("async", _method(StandbyList, "went", a_lost_standby_is_done_without_at_once)),
+    "a lost standby is done without at once": (
+        "async",
+        _method(StandbyList, "went", a_lost_standby_is_done_without_at_once),
+    ),
     "who leads has the old leader's connections": ("sync", _method(Coordinator, "all_went", lambda self, now: None)),
 }
 """As above, and shown where shards have standbys, of which some die."""

@@ -1,4 +1,4 @@
-"""Every shard's standby, and who watches both: as a supervisor on their machine does, who knows which processes are dead."""
+"""Every shard's standby, and who watches both: as a supervisor on their machine, who knows which processes are dead."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from psstore.protocol import state_copy
-
 from psstore.protocol.states import StandbyState
 
 from .plan import ShardDeath

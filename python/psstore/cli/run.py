@@ -48,6 +48,10 @@ def run(
             " --checkpoint also the store, all from the latest one.",
         ),
     ] = 0,
+    standbys: Annotated[
+        int | None,
+        typer.Option(min=0, max=1, help="Processes beside each shard: one that dies is led by its standby, at once."),
+    ] = None,
     grace_s: Annotated[
         float,
         typer.Option("--grace-s", min=0, help="How long workers that are told to end may take: SIGTERM, then SIGKILL."),
@@ -99,6 +103,8 @@ def run(
         os.environ["PSSTORE_TOKEN_FILE"] = token_file
     if max_memory is not None:
         os.environ["PSSTORE_MAX_MEMORY"] = max_memory  # as the server is told what has no flag here
+    if standbys is not None:
+        os.environ["PSSTORE_STANDBYS"] = str(standbys)
     os.environ.update(checkpoint_environ(checkpoint, every=checkpoint_every))
     os.environ.update(restart_environ(os.environ, restarts=restarts))
     interpreted = [sys.executable, "-u", *(["-m"] if module else []), *command]

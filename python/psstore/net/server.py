@@ -32,6 +32,7 @@ from psstore.net.listener import Listener
 from psstore.net.server_connection import ServerConnection
 from psstore.net.sockets import tune
 from psstore.protocol.frames import Close, Output, Send
+from psstore.protocol.handshake import ClientIdentity
 from psstore.protocol.service import ShardService
 
 _log = logging.getLogger("psstore.server")
@@ -44,6 +45,9 @@ SETTLE_S = 0.0002
 
 RETRY_S = 1.0
 """After a bug in the service's `tick`, this long until the next one: its traceback shall not fill the disk."""
+
+LEADER = 0
+"""Number of a standby's connection to its shard."""
 
 REFUSALS = 64
 """Connections over the limit that are told so before they are closed; beyond them they are only closed."""
@@ -98,12 +102,33 @@ class Server:
         self._no_tick_before = 0.0
         service.shard.free_unused(0)  # which will be asked for now and then: so it may keep as much as rounds need
         self._sweeper = self._sweep_later()
+        self.on_leader_lost: Callable[[Exception | None], None] = lambda error: None
+        """Called when the shard that this is a standby of is out of reach, or can't be followed."""
         self._is_serving = False
         """What becomes due is done before the loop has its next turn, or asked of it then."""
         self._turn_is_due = False
         self._is_settling = False
         """True while idle work is left, for which a turn is due."""
         self._emptied: asyncio.Event | None = None
+
+    def follow(self, sock: socket.socket, *, client: ClientIdentity, address: str) -> None:
+        """Becomes a standby of the shard at the other end of a connected socket."""
+        protocol, hello = self._service.follow(LEADER, client=client, address=address)
+        tune(sock)
+        self.poller.add(LEADER, socket=sock.detach(), protocol=protocol)
+        self.poller.send(LEADER, [hello])
+
+    def lead(self) -> None:
+        """From now on it is the shard, and listens."""
+        self.poller.drop(LEADER)
+        self._service.lead(self.now())
+        self._numbers = itertools.count(self._service.first_connection)
+        self._turn()
+
+    def done_without(self, client: str) -> None:
+        """That standby will never lead: what waited for it goes on."""
+        self._service.standbys.done_without(client)
+        self.poller.deliver()
 
     def listen(self, sock: socket.socket) -> None:
         """Accepts connections on a bound socket from now on."""
@@ -210,7 +235,9 @@ class Server:
         linger_s = max(LINGER_S, self._busy_poll_s)
         for _ in range(EVENTS_PER_TURN):
             event = self.poller.turn(0.0 if self._turn_is_due or self._is_settling else linger_s)
-            if event is not None:
+            if event is not None and event[0] == LEADER:
+                self._handle_leader(event[1])
+            elif event is not None:
                 self._handle(self._connections[event[0]], event[1])
             elif self._turn_is_due:
                 self._end_turn()
@@ -254,6 +281,19 @@ class Server:
         except Exception as error:
             self._broke(connection, error)
 
+    def _handle_leader(self, what: _core.Frame | Exception | None) -> None:
+        """Something from the shard that this is a standby of. What goes wrong is the end of that."""
+        try:
+            if not isinstance(what, _core.Frame):
+                self.on_leader_lost(what)
+                return
+            for output in self._service.frame(LEADER, what, self.now()):
+                assert isinstance(output, Send), "a standby closes no connections"
+                self.poller.send(LEADER, output.pieces)
+        except Exception as error:
+            self.on_leader_lost(error)
+        self._turn()
+
     def _arrived(self, connection: ServerConnection, frame: _core.Frame) -> None:
         """A frame is whole, or announced, and it is not for data alone."""
         self._carry_out(self._service.frame(connection.id, frame, self.loop.time()))
@@ -285,6 +325,7 @@ class Server:
                 connection.send(output.pieces)
             else:
                 self._close(connection, output)
+        self.poller.deliver()
 
     def _close(self, connection: ServerConnection, output: Close) -> None:
         self.log(connection, logging.INFO, f"closing the connection: {output.reason}")

@@ -29,8 +29,8 @@ from psstore.errors import (
 from psstore.protocol.connection import HANDSHAKE_S, STRANGER_S, VISITOR_S, WORKERS_SHARE, Connection
 from psstore.protocol.coordinator import Coordinator
 from psstore.protocol.coordinator_feed import CHANGES_NOTHING, CONTROL, Told, feed
-from psstore.protocol.handshake import ClientIdentity
 from psstore.protocol.frames import Close, Output, Send, failure
+from psstore.protocol.handshake import ClientIdentity
 from psstore.protocol.replies import Reply
 from psstore.protocol.saving import Keeper, Saver
 from psstore.protocol.shard_facts import ShardFacts
@@ -177,7 +177,8 @@ class ShardService:
 
     def lead(self, now: float) -> None:
         """The shard that this was a standby of is gone for good: this is it from now on. REQUIRES: in sync."""
-        assert self.standby is not None and self.standby.state is StandbyState.IN_SYNC, "it may not lead"
+        assert self.standby is not None, "it leads already"
+        assert self.standby.state is StandbyState.IN_SYNC, "it may not lead"
         self.standbys.epoch = self.standby.epoch + 1
         self._clock_ahead_s = self.standby.clock_ahead_s
         self.standby = None
@@ -285,7 +286,7 @@ class ShardService:
         """Applies what this process's own coordinator has decided. Call it after `frame` and `tick`, when their replies
         are sent, and before anything else is heard: a read here shows every decision that anybody was told of. Returns
         the replies to whoever waited for it. Raises DeviceFailed."""
-        self.standbys.fill(now)
+        self.standbys.look(now)
         coordinator = self.coordinator
         if coordinator is None or coordinator.rounds.log.last <= self.shard.version:
             return []

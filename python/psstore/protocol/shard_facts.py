@@ -101,7 +101,8 @@ class ShardFacts:
         self._record(r.LifeAttached(fact.rank, fact.incarnation))
 
     def may_follow(self, connection: Connection, follow: m.Follow) -> str:
-        """The client that is a standby of this shard, as a process of the store says. Raises BadSignature, BadArgument."""
+        """The client that is a standby of this shard, as a process of the store says. Raises BadSignature,
+        BadArgument."""
         fact = self._signer.open(follow.fact)
         if not isinstance(fact, m.FollowFact) or fact.client != connection.client:
             raise BadSignature("FOLLOW carries a fact that does not say so of this client")

@@ -47,7 +47,8 @@ class Standby:
         nonce: bytes,
         protocol: _core.ServerProtocol,
     ) -> None:
-        """`store`, `shard`: what is at the address. `protocol`: of the connection to it. `nonce`: fresh random bytes."""
+        """`store`, `shard`: what is at the address. `protocol`: of the connection to it. `nonce`: fresh random
+        bytes."""
         self.epoch = 0
         """How many leaders the shard has had, the present one not counted."""
         self.clock_ahead_s = 0.0

@@ -20,6 +20,13 @@ from psstore.protocol.coordinator import Coordinator
 from psstore.protocol.shard_facts import ShardFacts
 from psstore.wire import records as r
 
+PATIENCE_S = 10.0
+"""A standby that has answered nothing for so long, of what it was sent, is out of reach. One whose process stands still
+is noticed sooner, by who watches it."""
+
+LOOK_S = 1.0
+"""Between two looks whether standbys answer."""
+
 ASK_AGAIN_S = 0.01
 """How long after it could not be filled a standby is looked at again: a slot waits for what workers are sending."""
 
@@ -31,6 +38,11 @@ class _Following:
     is_sent: bool = False
     """What the shard was is on its way."""
     counts: bool = False
+    had: int = 0
+    """The last record that it had answered when it was looked at last."""
+    waited_since: float | None = None
+    """Since when it has answered no other."""
+    is_lost: bool = False
 
 
 class StandbyList:
@@ -44,7 +56,7 @@ class StandbyList:
         self.on_lost: Callable[[str], None] = lambda client: None
         """Called when one is gone that may lead: nobody is told anything until `done_without`."""
         self.next_wake: float | None = None
-        """When `fill` is to be called again."""
+        """When `look` is to be called again."""
         self._facts = facts
         self._coordinator = coordinator
         self._of: dict[int, _Following] = {}
@@ -57,19 +69,25 @@ class StandbyList:
     def came(self, connection: Connection, client: str) -> None:
         """Notes a new standby, for the next `fill`."""
         self._of[connection.id] = _Following(connection, client)
-        self.next_wake = 0.0
+        self._wake_at(0.0)
 
-    def fill(self, now: float) -> None:
-        """Sends those that have come what the shard is, unless slots wait for something: then later."""
-        if self.next_wake is None:
-            return
-        if not self._facts.shard.is_settled():
-            self.next_wake = now + ASK_AGAIN_S
+    def look(self, now: float) -> None:
+        """Sends those that have come what the shard is, unless slots wait for something: then later; and looks whether
+        the others answer."""
+        if self.next_wake is None or now < self.next_wake:
             return
         self.next_wake = None
-        for conn, one in self._of.items():
-            if not one.is_sent:
+        if self._of:
+            self._wake_at(now + LOOK_S)
+        new = [(conn, one) for conn, one in self._of.items() if not one.is_sent]
+        if new and not self._facts.shard.is_settled():
+            self._wake_at(now + ASK_AGAIN_S)
+        else:
+            for conn, one in new:
                 self._send(conn, one)
+        last = self._facts.data.last_record
+        for conn, _, has in self._facts.data.followers():
+            self._look_at(self._of[conn], has, last, now)
 
     def filled_in(self, conn: int) -> None:
         """Counts a standby from now on, which has all that it was filled with."""
@@ -87,7 +105,7 @@ class StandbyList:
         if one is None:
             return
         if one.counts:
-            self.on_lost(one.client)
+            self._lost(one)
         else:
             del self._of[conn]
 
@@ -97,6 +115,20 @@ class StandbyList:
             if one.client == client:
                 del self._of[conn]
                 self._facts.data.forget_follower(conn)
+
+    def _look_at(self, one: _Following, has: int, last: int, now: float) -> None:
+        if has == last or has != one.had or one.waited_since is None:
+            one.had, one.waited_since = has, None if has == last else now
+        elif now - one.waited_since > PATIENCE_S and one.counts:
+            self._lost(one)
+
+    def _lost(self, one: _Following) -> None:
+        if not one.is_lost:
+            one.is_lost = True
+            self.on_lost(one.client)
+
+    def _wake_at(self, when: float) -> None:
+        self.next_wake = when if self.next_wake is None else min(self.next_wake, when)
 
     def _send(self, conn: int, one: _Following) -> None:
         one.is_sent = True

@@ -1,4 +1,4 @@
-"""The lives of a client's link, of a server's connection, of a worker and of a standby: one table each, (state, event) → state.
+"""The lives of a client's link, a server's connection, a worker and a standby: one table each, (state, event) → state.
 
 Everything that changes one of these states is here. Who owns a state assigns what its table says, and nothing else;
 docs/protocol.md shows the same tables.

@@ -65,6 +65,10 @@ class CheckpointKeeper:
         self.last: int | None = None
         """Its version."""
 
+    def has_place(self, own: KeptPlace) -> None:
+        """Checkpoints go there if nobody says otherwise."""
+        self._own = self._places[own.url] = own
+
     def close(self) -> None:
         """Leaves the places to others."""
         for place in self._places.values():
@@ -113,11 +117,13 @@ class CheckpointKeeper:
             return Kept(done=True)
         attempt = self._attempt
         if {one.shard for one in saved} != set(range(self._num_shards)):
-            raise BadArgument(f"KEEP brings the words of {len(saved)} shards; expected one of each of {self._num_shards}")
+            raise BadArgument(
+                f"KEEP brings the words of {len(saved)} shards; expected one of each of {self._num_shards}"
+            )
         if attempt is None or names != {attempt.name}:
             raise VersionGone(
-                "what shards have written is not the attempt under way: that was given up, or went with the process that"
-                " led shard 0; begin the checkpoint again"
+                "what shards have written is not the attempt under way: that was given up, or went with the process"
+                " that led shard 0; begin the checkpoint again"
             )
         if attempt.kept is None:
             self._check_catalogue(attempt)

@@ -15,8 +15,8 @@ class MemberLog:
 
     def __init__(self, membership: Membership) -> None:
         self._membership = membership
-        self._num_changes = 0
-        self._known: dict[int, tuple[int, WorkerState]] = {}
+        self._num_changes = membership.num_changes
+        self._known = {rank: (worker.incarnation, worker.state) for rank, worker in membership.workers.items()}
 
     def update(self, now: float) -> None:
         """Logs the changes since the last call."""

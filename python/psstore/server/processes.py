@@ -104,10 +104,31 @@ class ShardProcess:
     """One shard process."""
 
     def __init__(self, settings: ShardSettings) -> None:
-        self.name = f"shard {settings.index}"
+        follows = settings.follows
+        self.name = f"shard {settings.index}" if follows is None else f"the standby of shard {settings.index}"
+        self.client = "" if follows is None else follows.client
+        """The client that it is of its shard, as a standby."""
+        self.stopped_at: float | None = None
+        """Since when it stands still, as far as the system has said."""
         self.process = _start("psstore.server.shard", settings, files=settings.sockets)
         assert self.process.stdout is not None
         self.report = self.process.stdout
+        self._begun = b""
+
+    def told(self) -> list[str] | None:
+        """The lines that it has reported since, once its report is readable; None: it has ended."""
+        data = os.read(self.report.fileno(), 1 << 16)
+        if not data:
+            return None
+        *lines, self._begun = (self._begun + data).split(b"\n")
+        return [line.decode() for line in lines]
+
+    def tell(self, line: str) -> None:
+        """Says a line to it. One that has died hears nothing."""
+        assert self.process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.write(line.encode() + b"\n")
+            self.process.stdin.flush()
 
     def kill(self) -> None:
         """Ends it at once, and lets go of its pipes."""
@@ -128,7 +149,9 @@ class ShardProcess:
         if found is None:
             return None
         if found.si_code == os.CLD_CONTINUED:
+            self.stopped_at = None
             return f"{self.name} goes on"
+        self.stopped_at = time.monotonic()
         by = signal.Signals(found.si_status).name
         return f"{self.name} stands still, stopped by {by}: whoever asks it waits (kill -CONT {self.process.pid})"
 

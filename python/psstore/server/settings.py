@@ -24,7 +24,13 @@ Seconds = Annotated[float, Meta(gt=0)]
 
 
 READY = "ready"
-"""What a shard reports when it serves; anything else is why it can't."""
+"""What a shard reports when it serves; anything else before that is why it can't."""
+
+IN_SYNC, LOST = "in-sync", "lost"
+"""What a shard reports, with the client that its standby is: from now on that one may lead; it is out of reach."""
+
+LEAD, WITHOUT = "lead", "without"
+"""What a shard is told: to lead, as a standby; that the standby which is that client will never do so."""
 
 
 def _text(description: str) -> Meta:
@@ -55,6 +61,14 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """One field per flag, variable and config key; psstore.config says which of them counts."""
 
     shards: Annotated[int, Meta(ge=1, le=1024), _text("shard processes")] = 1
+    standbys: Annotated[
+        int,
+        Meta(ge=0, le=1),
+        _text(
+            "processes beside each shard that have all that it has: if it dies, one leads, and nothing is lost; takes"
+            " twice the memory"
+        ),
+    ] = 0
     shards_at: Annotated[
         str | None,
         _text("host:port of every shard, separated by commas, where each has a host of its own; needs a token"),
@@ -190,6 +204,13 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
                 f"--lost drop is for workers that come and go; say how few will do: --workers 1:{self.workers}"
             )
         place_shards(self.device, self.shards)
+        if self.standbys and self.device != "cpu":
+            raise BadArgument(f"device is {self.device}: --standbys is for shards in main memory (--device cpu)")
+        if self.standbys and self.shards_at is not None:
+            raise BadArgument(
+                "--standbys is for shards that one psstore-server starts on its host; with --shards-at a shard that"
+                " dies comes back from a checkpoint: --checkpoint URL --restore auto --restarts 3"
+            )
         if self.congestion_control is not None:
             check_congestion_control("congestion_control", self.congestion_control)
         self._check_hosts()
@@ -256,6 +277,15 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
         return chosen
 
 
+class Follows(msgspec.Struct, frozen=True, kw_only=True):
+    """What a standby is told."""
+
+    address: str
+    """Its shard's, as this host reaches it."""
+    client: str
+    """The client id that it connects with."""
+
+
 class ShardSettings(msgspec.Struct, frozen=True, kw_only=True):
     """What the supervisor tells one shard process through its stdin: secrets never stand on a command line."""
 
@@ -274,6 +304,8 @@ class ShardSettings(msgspec.Struct, frozen=True, kw_only=True):
     """All addresses of every shard."""
     sockets: tuple[int, ...]
     """Inherited file descriptors of this shard's bound sockets."""
+    follows: Follows | None
+    """The process is a standby, and serves only once it leads."""
     consistency: Consistency
     heartbeat_s: float
     silence_s: float

@@ -1,7 +1,8 @@
 """One shard's process: `python -m psstore.server.shard`, started by the supervisor and bound to it by two pipes.
 
-stdin brings the settings as one line of JSON and then stays open: its end is the supervisor's death, and ours.
-stdout carries the line `ready`, or what went wrong at the start. SIGTERM asks to drain and end.
+stdin brings the settings as one line of JSON, and orders (orders.py); its end is the supervisor's death, and ours.
+stdout carries the line `ready`, or what went wrong at the start, and what becomes of standbys. SIGTERM asks to drain
+and end. A standby is the same process, which listens only once it leads.
 """
 
 from __future__ import annotations
@@ -18,23 +19,27 @@ import sys
 import msgspec
 
 from psstore import _core
-from psstore.errors import BadArgument, DeviceFailed, PsstoreError
+from psstore.errors import BadArgument, DeviceFailed, PsstoreError, StoreUnreachable
 from psstore.memory import HANDED_PART
 from psstore.net import loops
+from psstore.net.address import UnixAddress, parse_address
 from psstore.net.fd_server import DeviceMemoryServer, FdServer, MemoryServer
 from psstore.net.limits import ServerLimits
 from psstore.net.server import Server
 from psstore.protocol.auth import NONCE_BYTES
 from psstore.protocol.coordinator import Coordinator
+from psstore.protocol.handshake import ClientIdentity
 from psstore.protocol.membership import Liveness
 from psstore.protocol.service import ShardIdentity, ShardService
 from psstore.protocol.signing import Signer
+from psstore.protocol.states import StandbyState
 from psstore.server import logs
 from psstore.server.checkpoint_keeper import CheckpointKeeper
 from psstore.server.checkpoint_place import StoragePlace
 from psstore.server.member_log import MemberLog
+from psstore.server.orders import Orders, report
 from psstore.server.restoring import restore
-from psstore.server.settings import READY, ShardSettings
+from psstore.server.settings import IN_SYNC, LOST, READY, Follows, ShardSettings
 from psstore.server.shard_saver import ShardSaver
 
 OTHER_FILES = 128
@@ -61,7 +66,7 @@ def main() -> None:
         loops.run(serve(settings), settings.loop)
     except (OSError, ImportError, PsstoreError) as error:
         _log.debug("can't start", exc_info=True)
-        print(f"shard {settings.index} can't start: {error}", flush=True)
+        report(f"shard {settings.index} can't start: {error}")
         sys.exit(1)
 
 
@@ -70,7 +75,7 @@ async def serve(settings: ShardSettings) -> None:
     loop = asyncio.get_running_loop()
     stopped = asyncio.Event()
     loop.add_signal_handler(signal.SIGTERM, stopped.set)
-    loop.add_reader(sys.stdin.fileno(), _on_supervisor, stopped)
+    orders = Orders(loop, stopped)
     coordinator = make_coordinator(settings) if settings.index == 0 else None
     arena = make_arena() if settings.device == "cpu" else None
     shard = make_shard(settings, arena)
@@ -80,10 +85,8 @@ async def serve(settings: ShardSettings) -> None:
         else make_device_lender(settings, shard)
     )
     limits = ServerLimits(max_connections=make_room(settings.max_connections))
-    place = own_place(settings)
-    keeper = make_keeper(settings, coordinator, place)
+    keeper = make_keeper(settings, coordinator)
     service = make_service(settings, coordinator, shard, lender, keeper, max_connections=limits.max_connections)
-    begin_at(settings, service, place)
     server = Server(
         service,
         loop=loop,
@@ -100,6 +103,15 @@ async def serve(settings: ShardSettings) -> None:
         stopped.set()
 
     server.on_device_failed = give_up
+    if settings.follows is None:
+        begin_at(settings, service, keeper)
+    elif not await stand_by(settings, settings.follows, server, service, orders, stopped):
+        return
+    else:
+        own_place(settings, keeper)
+    service.standbys.on_in_sync = lambda client: report(IN_SYNC, client)
+    service.standbys.on_lost = lambda client: report(LOST, client)
+    orders.on_without = server.done_without
     if coordinator is not None:
         server.on_turn = MemberLog(coordinator.membership).update
     if lender is not None:
@@ -108,9 +120,9 @@ async def serve(settings: ShardSettings) -> None:
     unix_paths = [sock.getsockname() for sock in sockets if sock.family == socket.AF_UNIX]
     for sock in sockets:
         server.listen(sock)
-    print(READY, flush=True)
+    report(READY)
     await stopped.wait()
-    loop.remove_reader(sys.stdin.fileno())
+    orders.close()
     if not failures:  # then the supervisor may start another shard there
         for path in unix_paths:  # before others can bind it: from here on it might be theirs
             with contextlib.suppress(OSError):
@@ -122,6 +134,48 @@ async def serve(settings: ShardSettings) -> None:
         keeper.close()
     if failures:
         sys.exit(1)
+
+
+async def stand_by(
+    settings: ShardSettings,
+    follows: Follows,
+    server: Server,
+    service: ShardService,
+    orders: Orders,
+    stopped: asyncio.Event,
+) -> bool:
+    """Follows the shard until this process is to lead. False: it has ended before. Raises PsstoreError, OSError."""
+    failed = asyncio.Event()
+    why: list[Exception] = []
+
+    def lost(error: Exception | None) -> None:
+        if error is not None:
+            why.append(error)
+        if error is not None or service.standby is None or service.standby.state is not StandbyState.IN_SYNC:
+            failed.set()  # else it may be that the shard is dead, and this one is to lead
+
+    server.on_leader_lost = lost
+    address = parse_address(follows.address)
+    if isinstance(address, UnixAddress):
+        sock = socket.socket(socket.AF_UNIX)
+        sock.connect(address.path)
+    else:
+        sock = socket.create_connection((address.host, address.port))
+    sock.setblocking(False)
+    client = ClientIdentity(client=follows.client, role="standby", token=settings.token)
+    server.follow(sock, client=client, address=follows.address)
+    waits = [asyncio.ensure_future(event.wait()) for event in (orders.lead, stopped, failed)]
+    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    for wait in waits:
+        wait.cancel()
+    if stopped.is_set():
+        return False
+    if not orders.lead.is_set():
+        raise (
+            why[0] if why else StoreUnreachable(f"the shard at {follows.address} is gone, and this has not all it had")
+        )
+    server.lead()
+    return True
 
 
 def make_room(num_connections: int) -> int:
@@ -204,15 +258,17 @@ def make_service(
     )
 
 
-def own_place(settings: ShardSettings) -> StoragePlace | None:
-    """Where the store's checkpoints go, on the shard that keeps them."""
+def own_place(settings: ShardSettings, keeper: CheckpointKeeper | None) -> StoragePlace | None:
+    """Takes the place where the store's checkpoints go, on the shard that keeps them."""
     chosen = settings.checkpoint
-    return StoragePlace(chosen.url, keep=chosen.keep) if settings.index == 0 and chosen.url is not None else None
+    if keeper is None or chosen.url is None:
+        return None
+    place = StoragePlace(chosen.url, keep=chosen.keep)
+    keeper.has_place(place)
+    return place
 
 
-def make_keeper(
-    settings: ShardSettings, coordinator: Coordinator | None, place: StoragePlace | None
-) -> CheckpointKeeper | None:
+def make_keeper(settings: ShardSettings, coordinator: Coordinator | None) -> CheckpointKeeper | None:
     if coordinator is None:
         return None
     chosen = settings.checkpoint
@@ -221,14 +277,15 @@ def make_keeper(
         num_shards=len(settings.addresses),
         signer=Signer(settings.signing_key),
         lineage=settings.lineage or settings.store,
-        own=place,
+        own=None,
         open_place=StoragePlace if chosen.any_place else None,
     )
 
 
-def begin_at(settings: ShardSettings, service: ShardService, place: StoragePlace | None) -> None:
+def begin_at(settings: ShardSettings, service: ShardService, keeper: CheckpointKeeper | None) -> None:
     """Restores what is to be restored, and waits for the place of checkpoints to come. Raises StorageError,
     BadArgument."""
+    place = own_place(settings, keeper)
     begun = settings.checkpoint.restore
     if begun is not None:
         restore(
@@ -259,14 +316,6 @@ def make_coordinator(settings: ShardSettings) -> Coordinator:
         max_bytes=settings.max_store_bytes,
         max_handed_bytes=settings.max_memory_bytes // HANDED_PART,
     )
-
-
-def _on_supervisor(stopped: asyncio.Event) -> None:
-    """Stops the shard when the supervisor is gone: what can be read is the end of the pipe."""
-    if not os.read(sys.stdin.fileno(), 1):
-        asyncio.get_running_loop().remove_reader(sys.stdin.fileno())
-        _log.warning("the supervisor is gone; shutting down")
-        stopped.set()
 
 
 if __name__ == "__main__":

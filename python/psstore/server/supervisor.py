@@ -20,10 +20,10 @@ import secrets
 import selectors
 import subprocess
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, TextIO, TypeAlias
 
 import msgspec
 
@@ -34,12 +34,23 @@ from psstore.net.limits import ServerLimits
 from psstore.net.user_token import UserToken
 from psstore.server import keys
 from psstore.server.processes import CheckpointDuty, CheckpointProcess, ShardProcess, Signals
-from psstore.server.settings import READY, CheckpointSettings, RestoreFrom, ServerSettings, ShardSettings
+from psstore.server.settings import (
+    READY,
+    CheckpointSettings,
+    Follows,
+    RestoreFrom,
+    ServerSettings,
+    ShardSettings,
+)
+from psstore.server.shard_group import ShardGroups
 from psstore.server.site import Site, open_site
 from psstore.types import place_shards, workers_text
 
 if TYPE_CHECKING:  # and where it is needed: a store on one host starts faster without asyncio in its supervisor
     from psstore.server.peer_monitor import PeerMonitor
+
+Event: TypeAlias = "ShardProcess | CheckpointProcess | PeerMonitor | Signals"
+"""Who may have something to report."""
 
 EXIT_OK, EXIT_STORE_LOST, EXIT_NOT_STARTED = 0, 1, 3
 
@@ -128,7 +139,9 @@ class Supervisor:
         self._restore: RestoreFrom | None = None
         self._checkpoints: CheckpointProcess | None = None
         self._num_short_lives = 0
-        self._children: list[ShardProcess] = []
+        self._groups: ShardGroups | None = None
+        self._starting: list[ShardProcess] = []
+        """Shards that are not ready yet, or whose groups are no more."""
         self._monitor: PeerMonitor | None = None
 
     def _check_needs_no_token(self) -> None:
@@ -166,11 +179,15 @@ class Supervisor:
                 self._monitor.stop()
             if self._checkpoints is not None:
                 self._checkpoints.kill()
-            for child in self._children:
+            for child in self._processes:
                 child.kill()
             if user_token is not None:
                 user_token.close()
             site.close()
+
+    @property
+    def _processes(self) -> list[ShardProcess]:
+        return [*self._starting, *(self._groups.processes if self._groups is not None else ())]
 
     def _supervise(self, site: Site, signals: Signals, *, out: TextIO, ready_fd: int | None) -> int:
         with selectors.DefaultSelector() as selector:
@@ -241,16 +258,16 @@ class Supervisor:
     def _start(self, site: Site, life: StoreLife, selector: selectors.BaseSelector) -> Ending | None:
         """Why it is over before all were ready: a signal, or another host's loss. Raises BadArgument if a shard can't
         start."""
-        for settings in self._shard_settings(site, life):
-            child = ShardProcess(settings)
-            self._children.append(child)
+        for index in range(site.first, site.first + len(site.endpoints)):
+            child = ShardProcess(self._shard_settings(site, life, index))
+            self._starting.append(child)
             selector.register(child.report, selectors.EVENT_READ, child)
-        if not self._settings.restarts:
+        if not self._settings.restarts and not self._settings.standbys:
             for endpoint in site.endpoints:
                 endpoint.close()
         reads_storage = self._restore is not None or self._settings.checkpoint is not None
         deadline = time.monotonic() + (RESTORE_S if reads_storage else START_S)
-        waiting = list(self._children)
+        waiting = list(self._starting)
         while waiting:
             events = self._news(selector, deadline)
             if not events:
@@ -267,29 +284,47 @@ class Supervisor:
                 if not news.is_lost or not self._settings.restarts:
                     raise BadArgument(news.reason or "")
                 return Ending(EXIT_STORE_LOST, news.reason, dead=news.reason)
+        leaders, self._starting = dict(enumerate(self._starting, start=site.first)), []
+        self._groups = ShardGroups(
+            leaders,
+            start_standby=partial(self._start_standby, site, life) if self._settings.standbys else None,
+            selector=selector,
+        )
         return None
+
+    def _start_standby(self, site: Site, life: StoreLife, index: int) -> ShardProcess:
+        address = str(site.endpoints[index - site.first].local)
+        return ShardProcess(
+            self._shard_settings(site, life, index, Follows(address=address, client=secrets.token_hex(16)))
+        )
 
     @staticmethod
     def _check_report(child: ShardProcess) -> None:
-        report = child.report.readline().decode().strip()
-        if report != READY:
-            raise BadArgument(report or f"{child.fate()} before it was ready; its messages are above")
+        told = child.told()
+        if told is None:
+            raise BadArgument(f"{child.fate()} before it was ready; its messages are above")
+        if told != [READY]:
+            raise BadArgument("\n".join(told))
 
     def _await_end(self, site: Site, selector: selectors.BaseSelector) -> Ending:
         """Until a signal comes, a shard ends by itself, or the monitor says that it is over."""
         if self._monitor is None and (self._settings.until_done or not site.is_whole):
             self._start_monitor(site, selector)
-        events = self._news(selector)
-        while all(isinstance(event, CheckpointProcess) for event in events):
-            self._begin_checkpoints_again(site, selector)
-            events = self._news(selector)
-        if any(isinstance(event, Signals) for event in events):
-            return Ending(EXIT_OK)
-        dead = [child.fate() for child in events if isinstance(child, ShardProcess)]
-        if dead:
-            told = ", ".join(dead)
-            return Ending(EXIT_STORE_LOST, f"{told}; the store is lost, stopping the other shards", dead=told)
-        assert self._monitor is not None, "nobody else has events"
+        groups = self._groups
+        assert groups is not None, "all are ready"
+        events: list[Event] = []
+        while self._monitor is None or self._monitor not in events:
+            groups.tick()
+            events = self._news(selector, groups.next_wake())
+            if any(isinstance(event, Signals) for event in events):
+                return Ending(EXIT_OK)
+            if any(isinstance(event, CheckpointProcess) for event in events):
+                self._begin_checkpoints_again(site, selector)
+            heard = [groups.heard(event) for event in events if isinstance(event, ShardProcess)]
+            dead = [fate for fate in heard if fate is not None]
+            if dead:
+                told = ", ".join(dead)
+                return Ending(EXIT_STORE_LOST, f"{told}; the store is lost, stopping the other shards", dead=told)
         news = self._monitor.take()
         if news.reason is None:
             return Ending(EXIT_OK)
@@ -301,10 +336,10 @@ class Supervisor:
         if ending.dead is None or self._num_restarts == self._settings.restarts:
             return None
         self._end_monitor(selector)
-        for child in self._children:
+        for child in self._processes:
             selector.unregister(child.report)
             child.kill()
-        self._children.clear()
+        self._starting, self._groups = [], None
         self._kill_checkpoints(selector)
         self._num_restarts += 1
         self._store = secrets.token_hex(8)
@@ -326,10 +361,10 @@ class Supervisor:
 
     def _stop(self, selector: selectors.BaseSelector) -> None:
         """Asks all to drain. What is left after STOP_S, or at the next signal, is killed by `run`."""
-        for child in self._children:
+        running = self._starting if self._groups is None else self._groups.leaders
+        for child in running:
             child.process.terminate()
         deadline = time.monotonic() + STOP_S
-        running = list(self._children)
         while running:
             events = self._news(selector, deadline)
             if not events or any(isinstance(event, Signals) for event in events):
@@ -337,14 +372,16 @@ class Supervisor:
                 return
             for ended in events:
                 assert isinstance(ended, ShardProcess), "the monitor has ended"
+                if ended.told() is not None:
+                    continue
                 selector.unregister(ended.report)
+                if ended not in running:
+                    continue  # a standby, which is not waited for
                 running.remove(ended)
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     ended.process.wait(max(0.0, deadline - time.monotonic()))
 
-    def _news(
-        self, selector: selectors.BaseSelector, deadline: float = math.inf
-    ) -> list[ShardProcess | CheckpointProcess | PeerMonitor | Signals]:
+    def _news(self, selector: selectors.BaseSelector, deadline: float = math.inf) -> list[Event]:
         """Who has something to report: `Signals`, if the store is to end. None by the deadline: nobody has."""
         while True:
             left_s = max(0.0, deadline - time.monotonic())
@@ -356,7 +393,7 @@ class Supervisor:
     def _is_to_end(self, signals: Signals) -> bool:
         """Says what else they may be about: a shard that stands still, or goes on."""
         asked = signals.take()
-        for child in self._children:
+        for child in self._processes:
             if (pause := child.pause()) is not None:
                 _log.warning("%s", pause)
         return asked
@@ -434,44 +471,49 @@ class Supervisor:
 
     # ---- what the children and the world are told ----
 
-    def _shard_settings(self, site: Site, life: StoreLife) -> Iterator[ShardSettings]:
+    def _shard_settings(self, site: Site, life: StoreLife, index: int, follows: Follows | None = None) -> ShardSettings:
+        """`follows`: of a standby."""
         settings = self._settings
         devices = place_shards(settings.device, len(site.endpoints))
         max_memory_bytes = settings.max_memory_bytes()
-        for index, (endpoint, device) in enumerate(zip(site.endpoints, devices, strict=True), start=site.first):
-            yield ShardSettings(
-                index=index,
-                store=life.store,
-                lineage=life.lineage,
-                returns=settings.restarts > 0,
-                signing_key=life.signing_key,
-                token=self._token,
-                for_all_users=settings.token_file is not None,
-                addresses=site.addresses,
-                sockets=tuple(sock.fileno() for sock in endpoint.sockets),
-                consistency=settings.consistency(),
-                heartbeat_s=settings.heartbeat_s,
-                silence_s=settings.silence_s,
-                rejoin_s=settings.rejoin_s,
-                lost=settings.of_lost(),
-                device=device,
-                num_sharing=devices.count(device),
-                max_memory_bytes=max_memory_bytes // len(site.endpoints),
-                max_kept_bytes=settings.snapshot_memory_bytes() // len(site.endpoints),
-                max_store_bytes=max_memory_bytes if site.is_whole and set(devices) == {"cpu"} else None,
-                checkpoint=CheckpointSettings(
-                    url=settings.checkpoint,
-                    keep=settings.keep,
-                    any_place=settings.token_file is None,
-                    restore=self._restore,
-                ),
-                refuse_non_finite=settings.refuse_non_finite,
-                max_connections=settings.max_connections,
-                busy_poll_us=settings.busy_poll_us,
-                loop=settings.loop,
-                log_level=settings.log_level,
-                log_format=settings.log_format,
-            )
+        num_processes = len(site.endpoints) * (1 + settings.standbys)
+        endpoint, device = site.endpoints[index - site.first], devices[index - site.first]
+        return ShardSettings(
+            index=index,
+            store=life.store,
+            lineage=life.lineage,
+            returns=settings.restarts > 0,
+            signing_key=life.signing_key,
+            token=self._token,
+            for_all_users=settings.token_file is not None,
+            addresses=site.addresses,
+            sockets=tuple(sock.fileno() for sock in endpoint.sockets),
+            follows=follows,
+            consistency=settings.consistency(),
+            heartbeat_s=settings.heartbeat_s,
+            silence_s=settings.silence_s,
+            rejoin_s=settings.rejoin_s,
+            lost=settings.of_lost(),
+            device=device,
+            num_sharing=devices.count(device),
+            max_memory_bytes=max_memory_bytes // num_processes,
+            max_kept_bytes=settings.snapshot_memory_bytes() // num_processes,
+            max_store_bytes=max_memory_bytes // (1 + settings.standbys)
+            if site.is_whole and set(devices) == {"cpu"}
+            else None,
+            checkpoint=CheckpointSettings(
+                url=settings.checkpoint,
+                keep=settings.keep,
+                any_place=settings.token_file is None,
+                restore=self._restore,
+            ),
+            refuse_non_finite=settings.refuse_non_finite,
+            max_connections=settings.max_connections,
+            busy_poll_us=settings.busy_poll_us,
+            loop=settings.loop,
+            log_level=settings.log_level,
+            log_format=settings.log_format,
+        )
 
     def _announce(self, site: Site, *, out: TextIO, ready_fd: int | None) -> None:
         """Says once that it serves, and where; then that it does again."""

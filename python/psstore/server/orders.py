@@ -1,0 +1,50 @@
+"""A shard process and its supervisor: lines that it hears through its stdin, and lines that it says on its stdout."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+from collections.abc import Callable
+
+from psstore.server.settings import LEAD, WITHOUT
+
+_log = logging.getLogger("psstore.server")
+
+
+class Orders:
+    """What the supervisor says. The end of it is the supervisor's death, and the shard's."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, stopped: asyncio.Event) -> None:
+        self.lead = asyncio.Event()
+        """This standby is to lead."""
+        self.on_without: Callable[[str], None] = lambda client: None
+        """Called with a standby that will never lead."""
+        self._loop = loop
+        self._stopped = stopped
+        self._begun = b""
+        loop.add_reader(sys.stdin.fileno(), self._read)
+
+    def close(self) -> None:
+        self._loop.remove_reader(sys.stdin.fileno())
+
+    def _read(self) -> None:
+        data = os.read(sys.stdin.fileno(), 4096)
+        if not data:
+            self.close()
+            _log.warning("the supervisor is gone; shutting down")
+            self._stopped.set()
+            return
+        *lines, self._begun = (self._begun + data).split(b"\n")
+        for line in lines:
+            what, _, client = line.decode().partition(" ")
+            if what == LEAD:
+                self.lead.set()
+            elif what == WITHOUT:
+                self.on_without(client)
+
+
+def report(*words: str) -> None:
+    """Says a line to the supervisor."""
+    print(*words, flush=True)

@@ -1,0 +1,162 @@
+"""The processes of a host's shards: each a leader and, where that was asked for, a standby that leads after it.
+
+A process of this host is dead when the system says so, and a standby leads only after that: so there is one leader. A
+leader that has lost its standby tells nobody anything before that one has been ended here.
+
+    leader says   in sync C     its standby C may lead
+                  lost C        it can't reach C: we end C, and say `without C`
+    we say        lead          to a standby: what led is dead
+                  without C     to a leader: C will never lead
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import selectors
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from psstore.server.processes import ShardProcess
+from psstore.server.settings import IN_SYNC, LEAD, LOST, READY, WITHOUT
+
+STOPPED_S = 2.0
+"""How long a process may stand still, as the system says, before it is done without."""
+
+FIRST_PAUSE_S, MAX_PAUSE_S = 0.1, 60.0
+"""Before a standby is started in place of one that ended: doubles as long as they end before they are in sync."""
+
+_log = logging.getLogger("psstore.supervisor")
+
+
+@dataclass
+class _Group:
+    """A shard."""
+
+    leader: ShardProcess
+    standby: ShardProcess | None = None
+    in_sync: bool = False
+    start_at: float = math.inf
+    """When the next standby is started."""
+    pause_s: float = FIRST_PAUSE_S
+    led_at: float | None = None
+    """When a standby was told to lead that does not serve yet."""
+
+
+class ShardGroups:
+    """All of a host's, by the index of the shard."""
+
+    def __init__(
+        self,
+        leaders: Mapping[int, ShardProcess],
+        *,
+        start_standby: Callable[[int], ShardProcess] | None,
+        selector: selectors.BaseSelector,
+    ) -> None:
+        """`leaders`: they are registered with the selector. `start_standby`: None: there are none."""
+        self._groups = {index: _Group(leader) for index, leader in leaders.items()}
+        self._start_standby = start_standby
+        self._selector = selector
+        for index in self._groups:
+            self._start_soon(index)
+
+    @property
+    def leaders(self) -> list[ShardProcess]:
+        return [group.leader for group in self._groups.values()]
+
+    @property
+    def processes(self) -> list[ShardProcess]:
+        """All of them."""
+        standbys = [group.standby for group in self._groups.values() if group.standby is not None]
+        return [*self.leaders, *standbys]
+
+    def next_wake(self) -> float:
+        """When `tick` may next do something."""
+        stopped = [one.stopped_at + STOPPED_S for one in self.processes if one.stopped_at is not None]
+        return min([*stopped, *(group.start_at for group in self._groups.values())], default=math.inf)
+
+    def tick(self) -> None:
+        """Starts the standbys whose time has come, and does without what stands still."""
+        now = time.monotonic()
+        for index, group in self._groups.items():
+            if group.start_at <= now:
+                group.start_at = math.inf
+                self._start(index, group)
+            for one in (group.leader, group.standby):
+                if one is None or one.stopped_at is None or one.stopped_at + STOPPED_S > now:
+                    continue
+                if one is group.standby or (group.standby is not None and group.in_sync):
+                    _log.warning("%s has stood still for %g s and is done without", one.name, STOPPED_S)
+                    one.stopped_at = None
+                    one.process.kill()
+                else:
+                    one.stopped_at = math.inf  # there is nobody to lead in its place
+
+    def heard(self, child: ShardProcess) -> str | None:
+        """One of them says something, or has ended. How it ended, if the shard is lost with it."""
+        index, group = next((i, g) for i, g in self._groups.items() if child in (g.leader, g.standby))
+        told = child.told()
+        if told is None:
+            return self._ended(index, group, child)
+        for line in told:
+            what, _, client = line.partition(" ")
+            if what == IN_SYNC and group.standby is not None and group.standby.client == client:
+                group.in_sync, group.pause_s = True, FIRST_PAUSE_S
+                _log.info("%s may lead", group.standby.name)
+            elif what == LOST:
+                self._do_without(index, group, client)
+            elif what == READY and group.led_at is not None:
+                waited_s, group.led_at = time.monotonic() - group.led_at, None
+                _log.warning("%s serves again, %.2f s after that", child.name, waited_s)
+            else:
+                _log.warning("%s: %s", child.name, line)
+        return None
+
+    # ---- how ----
+
+    def _start(self, index: int, group: _Group) -> None:
+        assert self._start_standby is not None, "else none is due"
+        group.standby, group.in_sync = self._start_standby(index), False
+        self._selector.register(group.standby.report, selectors.EVENT_READ, group.standby)
+
+    def _start_soon(self, index: int, pause_s: float = 0.0) -> None:
+        if self._start_standby is not None:
+            self._groups[index].start_at = time.monotonic() + pause_s
+
+    def _start_again(self, index: int, group: _Group) -> None:
+        group.standby, group.in_sync = None, False
+        self._start_soon(index, group.pause_s)
+        group.pause_s = min(2 * group.pause_s, MAX_PAUSE_S)
+
+    def _ended(self, index: int, group: _Group, child: ShardProcess) -> str | None:
+        fate = child.fate()
+        if child is group.standby:
+            self._selector.unregister(child.report)
+            child.kill()
+            group.leader.tell(f"{WITHOUT} {child.client}")
+            _log.warning("%s; another one is started", fate)
+            self._start_again(index, group)
+            return None
+        if group.standby is None or not group.in_sync:
+            return fate
+        self._selector.unregister(child.report)
+        child.kill()
+        standby, group.standby = group.standby, None
+        _log.warning("%s; its standby leads", fate)
+        standby.name = group.leader.name
+        group.leader, group.led_at = standby, time.monotonic()
+        standby.tell(LEAD)
+        self._start_again(index, group)
+        return None
+
+    def _do_without(self, index: int, group: _Group, client: str) -> None:
+        """The leader has lost its standby. If it has died since, what it told anybody is known to that one."""
+        standby = group.standby
+        if group.leader.process.poll() is not None or standby is None or standby.client != client:
+            return
+        _log.warning("%s is out of reach of its shard and is ended; another one is started", standby.name)
+        self._selector.unregister(standby.report)
+        standby.kill()
+        group.leader.tell(f"{WITHOUT} {client}")
+        self._start_again(index, group)
