@@ -29,6 +29,14 @@ class ShardStatus(msgspec.Struct, frozen=True, kw_only=True):
     memory_bytes: int
     """All that it takes, of the host's memory or its device's."""
     connections: int
+    process: int
+    """Its id on its host: of the process that leads."""
+    led_before: int
+    """How many processes led it before, and died."""
+    standbys: int
+    """How many may lead at once."""
+    standby_lag: int
+    """Changes that a standby has been sent and has not answered."""
 
 
 class StoreStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,8 +94,7 @@ def look_at(store: Store) -> StoreStatus:
         shards=tuple(
             ShardStatus(
                 shard=int(one["shard"]),
-                **{name: int(one[name]) for name in ("version", "value_bytes", "state_bytes", "memory_bytes")},
-                connections=int(one["connections"]),
+                **{name: int(one[name]) for name in ShardStatus.__struct_fields__ if name != "shard"},
             )
             for one in shards
         ),
@@ -111,10 +118,12 @@ def lines_of(found: StoreStatus) -> list[str]:
     for shard in found.shards:
         behind = found.version - shard.version
         where = f"version {shard.version}" + (f", {behind} behind" if behind > 0 else "")
+        led = f" after {shard.led_before} that died" if shard.led_before else ""
+        stands_by = f", a standby may lead ({shard.standby_lag} changes behind)" if shard.standbys else ""
         lines.append(
             f"shard {shard.shard:<5} {where}: values {shard.value_bytes / MIB:.1f} MiB, state"
             f" {shard.state_bytes / MIB:.1f} MiB, memory {shard.memory_bytes / MIB:.1f} MiB,"
-            f" {shard.connections} connections"
+            f" {shard.connections} connections; process {shard.process} leads{led}{stands_by}"
         )
     return lines
 

@@ -84,6 +84,8 @@ class ShardIdentity:
     """The decision that this run was restored at; -1: it began with nothing."""
     returns: bool = False
     """The store starts again by itself when a shard dies."""
+    process: int = 0
+    """Id of the process that it is, on its host; for people."""
 
 
 class ShardService:
@@ -516,6 +518,8 @@ class ShardService:
             "shard": self.identity.shard,
             "version": self.shard.version,
             "connections": len(self._connections),
+            "process": self.identity.process,
+            **self.standbys.counters(),
             **self.shard.stats(),
         }
         if self.coordinator is not None:

@@ -66,6 +66,12 @@ class StandbyList:
         """Standbys that may lead, as clients."""
         return [one.client for one in self._of.values() if one.counts]
 
+    def counters(self) -> dict[str, int]:
+        """For STATS."""
+        data = self._facts.data
+        lags = [data.last_record - has for _, counts, has in data.followers() if counts]
+        return {"led_before": self.epoch, "standbys": len(self.clients), "standby_lag": max(lags, default=0)}
+
     def came(self, connection: Connection, client: str) -> None:
         """Notes a new standby, for the next `fill`."""
         self._of[connection.id] = _Following(connection, client)

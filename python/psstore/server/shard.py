@@ -242,6 +242,7 @@ def make_service(
         token=settings.token,
         lineage=settings.lineage,
         returns=settings.returns,
+        process=os.getpid(),
         restored=begun.version if begun is not None else -1,
     )
     return ShardService(

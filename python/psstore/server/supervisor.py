@@ -20,6 +20,7 @@ import secrets
 import selectors
 import subprocess
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -276,8 +277,8 @@ class Supervisor:
                 if isinstance(event, Signals):
                     return Ending(EXIT_OK)
                 if isinstance(event, ShardProcess):
-                    self._check_report(event)
-                    waiting.remove(event)
+                    if self._is_ready(event):
+                        waiting.remove(event)
                     continue
                 assert not isinstance(event, CheckpointProcess), "it begins when all are ready"
                 news = event.take()
@@ -299,12 +300,14 @@ class Supervisor:
         )
 
     @staticmethod
-    def _check_report(child: ShardProcess) -> None:
+    def _is_ready(child: ShardProcess) -> bool:
+        """Raises BadArgument if it can't start."""
         told = child.told()
         if told is None:
             raise BadArgument(f"{child.fate()} before it was ready; its messages are above")
-        if told != [READY]:
+        if told and told[0] != READY:
             raise BadArgument("\n".join(told))
+        return bool(told)
 
     def _await_end(self, site: Site, selector: selectors.BaseSelector) -> Ending:
         """Until a signal comes, a shard ends by itself, or the monitor says that it is over."""
@@ -315,7 +318,7 @@ class Supervisor:
         events: list[Event] = []
         while self._monitor is None or self._monitor not in events:
             groups.tick()
-            events = self._news(selector, groups.next_wake())
+            events = self._news(selector, groups.next_wake)
             if any(isinstance(event, Signals) for event in events):
                 return Ending(EXIT_OK)
             if any(isinstance(event, CheckpointProcess) for event in events):
@@ -381,10 +384,10 @@ class Supervisor:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     ended.process.wait(max(0.0, deadline - time.monotonic()))
 
-    def _news(self, selector: selectors.BaseSelector, deadline: float = math.inf) -> list[Event]:
+    def _news(self, selector: selectors.BaseSelector, deadline: float | Callable[[], float] = math.inf) -> list[Event]:
         """Who has something to report: `Signals`, if the store is to end. None by the deadline: nobody has."""
         while True:
-            left_s = max(0.0, deadline - time.monotonic())
+            left_s = max(0.0, (deadline() if callable(deadline) else deadline) - time.monotonic())
             events = [key.data for key, _ in selector.select(left_s if left_s < math.inf else None)]
             told = [event for event in events if not isinstance(event, Signals) or self._is_to_end(event)]
             if told or not events:

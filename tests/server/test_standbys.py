@@ -1,0 +1,218 @@
+"""Shards with standbys, as processes: one of two dies or stands still, and who trains notices nothing but the delay."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import psutil
+import pytest
+from numpy.testing import assert_array_equal
+
+import psstore
+from psstore.client.store import Store
+from tests.support.cluster import PATIENCE_S
+from tests.support.server_process import StoreProcess, eventually, failed_start
+
+F32 = np.float32
+ELEMS = 300_000
+"""Some slices, on every shard."""
+
+pytestmark = [pytest.mark.sockets, pytest.mark.one_loop]
+
+
+@pytest.fixture(params=["tcp", "unix", "shm"])
+def transport(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoreProcess]:
+    path = str(tmp_path_factory.mktemp("standbys") / "socket")
+    with StoreProcess("--shards", "2", "--standbys", "1", "--host", "127.0.0.1", "--uds", path) as process:
+        yield process
+
+
+def connect(process: StoreProcess, transport: str = "auto", **options: object) -> Store:
+    return psstore.connect(process.url, transport=transport, wait_s=PATIENCE_S, **options)  # type: ignore[arg-type]
+
+
+def await_standbys(store: Store, num_shards: int = 2) -> None:
+    """Until each shard has one that may lead."""
+    eventually(lambda: [one["standbys"] for one in store.stats()] == [1] * num_shards)
+
+
+def leader(store: Store, shard: int) -> int:
+    return int(store.stats()[shard]["process"])
+
+
+def train(store: Store, rounds: int) -> None:
+    for _ in range(rounds):
+        store.push("w", np.full(ELEMS, 1.0, F32))
+        store.commit({"lr": 1.0, "momentum": 0.5})
+        store.push("count", np.ones(8, F32))
+
+
+def expected(rounds: int) -> float:
+    value = momentum = 0.0
+    for _ in range(rounds):
+        momentum = 0.5 * momentum + 1.0
+        value -= momentum
+    return value
+
+
+def create(store: Store) -> None:
+    store.create("w", np.zeros(ELEMS, F32), rule="sgd")
+    store.create("count", np.zeros(8, F32), rule="add")
+
+
+def test_who_trains_notices_nothing_but_the_delay(served: StoreProcess, transport: str) -> None:
+    with connect(served, transport) as store, connect(served, transport, role="client") as reader:
+        create(store)
+        for killed, shard in enumerate((1, 0, 0, 1), start=1):
+            await_standbys(store)
+            train(store, 3)
+            os.kill(leader(store, shard), signal.SIGKILL)
+            train(store, 2)
+            rounds = 5 * killed
+            assert store.version == rounds
+            assert_array_equal(store.pull("count"), np.full(8, rounds, F32))
+            assert_array_equal(reader.pull("w"), np.full(ELEMS, expected(rounds), F32))
+        assert [one["led_before"] for one in store.stats()] == [2, 2]
+    log = served.log()
+    assert log.count("was killed by signal 9 (SIGKILL); its standby leads") == 4
+    assert log.count("serves again") == 4
+
+
+def test_momentum_is_the_same_in_the_end(served: StoreProcess) -> None:
+    with connect(served) as store:
+        create(store)
+        await_standbys(store)
+        train(store, 3)
+        os.kill(leader(store, 0), signal.SIGKILL)
+        os.kill(leader(store, 1), signal.SIGKILL)
+        train(store, 1)
+        assert_array_equal(store.pull_state(["w"])[0].buffers["momentum_buffer"], np.full(ELEMS, 1.875, F32))
+
+
+def test_a_leader_that_dies_in_the_middle_of_a_push_loses_nothing(served: StoreProcess) -> None:
+    """The pushes of many workers are on their way all the time, and each counts once."""
+    with connect(served) as store:
+        create(store)
+        await_standbys(store)
+        done = threading.Event()
+        counted = [0, 0, 0]
+
+        def write(number: int) -> None:
+            with connect(served, role="client") as writer:
+                while not done.is_set():
+                    writer.push("count", np.ones(8, F32))
+                    counted[number] += 1
+
+        threads = [threading.Thread(target=write, args=(number,)) for number in range(len(counted))]
+        for thread in threads:
+            thread.start()
+        for shard in (0, 1, 0):
+            await_standbys(store)
+            before = sum(counted)
+            eventually(lambda before=before: sum(counted) > before + 30)  # type: ignore[misc]
+            os.kill(leader(store, shard), signal.SIGKILL)
+        eventually(lambda: [one["led_before"] for one in store.stats()] == [2, 1])
+        done.set()
+        for thread in threads:
+            thread.join()
+        assert_array_equal(store.pull("count"), np.full(8, sum(counted), F32))
+
+
+def test_a_standby_that_dies_is_replaced_and_nobody_waits_for_it(served: StoreProcess) -> None:
+    with connect(served) as store:
+        create(store)
+        await_standbys(store)
+        leaders = {leader(store, 0), leader(store, 1)}
+        standbys = [one for one in served.shards() if one.pid not in leaders]
+        assert len(standbys) == 2
+        for one in standbys:
+            one.kill()
+        began = time.monotonic()
+        train(store, 3)
+        assert time.monotonic() - began < PATIENCE_S / 2
+        await_standbys(store)
+        assert {leader(store, 0), leader(store, 1)} == leaders
+        for shard in (0, 1):  # and those that came later have all that there was
+            os.kill(leader(store, shard), signal.SIGKILL)
+        train(store, 1)
+        assert_array_equal(store.pull("w"), np.full(ELEMS, expected(4), F32))
+
+
+@pytest.mark.parametrize("who", ["leader", "standby"])
+def test_who_stands_still_is_done_without(served: StoreProcess, who: str) -> None:
+    with connect(served) as store:
+        create(store)
+        await_standbys(store)
+        leaders = {leader(store, 0), leader(store, 1)}
+        victim = psutil.Process(leader(store, 1))
+        if who == "standby":
+            victim = next(one for one in served.shards() if one.pid not in leaders)
+        victim.suspend()
+        train(store, 3)
+        assert_array_equal(store.pull("w"), np.full(ELEMS, expected(3), F32))
+        eventually(lambda: not victim.is_running() or victim.status() == psutil.STATUS_ZOMBIE)
+    assert "has stood still for 2 s and is done without" in served.log()
+
+
+def test_a_snapshot_is_told_that_its_version_went_with_the_process(served: StoreProcess) -> None:
+    with connect(served) as store, connect(served, role="client") as reader:
+        create(store)
+        train(store, 2)
+        await_standbys(store)
+        with reader.snapshot() as view:
+            assert view.version == 2
+            os.kill(leader(store, 0), signal.SIGKILL)
+            with pytest.raises(psstore.errors.VersionGone):
+                view.pull_many(["w"])
+        assert_array_equal(reader.pull("w"), np.full(ELEMS, expected(2), F32))
+
+
+def test_a_shard_that_dies_before_its_standby_may_lead_is_lost(served: StoreProcess) -> None:
+    with connect(served) as store:
+        create(store)
+        await_standbys(store)
+        leaders = {leader(store, 0), leader(store, 1)}
+        for one in served.shards():
+            if one.pid not in leaders:
+                one.suspend()
+        for pid in leaders:
+            os.kill(pid, signal.SIGSTOP)  # so that it tells nobody that it has lost its standby
+        for one in served.shards():
+            one.kill()
+        assert served.wait() == 1
+    assert "the store is lost" in served.log()
+
+
+def test_a_store_with_standbys_ends_as_any_other(served: StoreProcess) -> None:
+    with connect(served) as store:
+        create(store)
+        await_standbys(store)
+        processes = served.shards()
+        train(store, 1)
+    began = time.monotonic()
+    assert served.stop() == 0
+    assert time.monotonic() - began < 4.0
+    assert not any(one.is_running() for one in processes)
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--standbys", "1", "--device", "cuda:0"), "--standbys is for shards in main memory"),
+        (("--standbys", "2"), "standbys"),
+    ],
+)
+def test_standbys_that_cannot_be_are_refused(flags: tuple[str, ...], said: str) -> None:
+    status, text = failed_start(*flags)
+    assert status == 3
+    assert said in text
