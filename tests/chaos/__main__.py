@@ -15,11 +15,10 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1, help="of the first run")
     parser.add_argument("--runs", type=int, default=1)
     parser.add_argument("--faults", type=int, default=3, help="in each run")
-    parser.add_argument("--surroundings", action="store_true", help="disturb connections and the disk, too")
     chosen = parser.parse_args()
     failed, seconds, num_faults = [], [], 0
     for seed in range(chosen.seed, chosen.seed + chosen.runs):
-        plan = plan_of(seed, num_faults=chosen.faults, surroundings=chosen.surroundings)
+        plan = plan_of(seed, num_faults=chosen.faults)
         expected = undisturbed(plan.num_shards, plan.num_workers, plan.overlap)
         result = run(plan, print if chosen.runs == 1 else lambda line: None)
         num_faults += len(result.done)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -20,17 +18,12 @@ from pathlib import Path
 import psutil
 
 from psstore.checkpoint.place import COMPLETE, open_place
-from tests.chaos.links import ENVIRON, Links
 from tests.chaos.plan import CHECKPOINT_EVERY, STEPS, ChaosPlan, Fault
 
 RUN_S = 180.0
 """Longer than any run should take on a busy machine: whoever needs more hangs."""
 
 RESTARTS = 20
-
-ROOM_BYTES = 2000
-"""What a file may have on a disk that is full. Less than any tensor of the training takes."""
-
 MARK = "PSSTORE_CHAOS"
 WORK = Path(__file__).with_name("work.py")
 MODULES = {"shard": "psstore.server.shard", "checkpoints": "psstore.launch.checkpointing"}
@@ -88,7 +81,6 @@ class Monkey:
         self._moved = threading.Condition()
         self._over = threading.Event()
         self._result = ChaosRun(plan)
-        self._links = Links()
 
     def run(self) -> ChaosRun:
         plan, result = self._plan, self._result
@@ -100,15 +92,11 @@ class Monkey:
             *(str(WORK), plan.overlap, str(STEPS)),
         ]
         environ = {**os.environ, MARK: self._mark, "OMP_NUM_THREADS": "1"}
-        if plan.connections:
-            environ |= {**ENVIRON, "PSSTORE_CONNECTIONS": str(plan.connections)}
         with subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environ
         ) as process:
             hang = threading.Timer(RUN_S, process.kill)
             hang.start()
-            if plan.connections:
-                self._links.open(plan.num_shards, self._processes, lambda: process.poll() is not None)
             faults = threading.Thread(target=self._disturb)
             faults.start()
             assert process.stdout is not None
@@ -120,7 +108,6 @@ class Monkey:
             with self._moved:
                 self._moved.notify_all()
             faults.join()
-            self._links.close()
         result.seconds = time.monotonic() - began
         time.sleep(0.2)  # for the kernel to have buried the killed
         result.left = [" ".join(one.cmdline()) for one in self._processes()]
@@ -157,21 +144,10 @@ class Monkey:
         return True
 
     def _commit(self, fault: Fault) -> None:
-        self._say(f"-- {fault}")
-        if fault.victim.startswith("link"):
-            met = self._links.disturb(fault, self._over.wait)
-        elif fault.victim == "disk":
-            met = self._fill_disk(fault)
-        else:
-            met = self._strike(fault)
-        if met:
-            self._result.done.append(str(fault))
-
-    def _strike(self, fault: Fault) -> bool:
-        """False: it is dead, or over."""
         victim = self._find(fault.victim)
         if victim is None:
-            return False
+            return  # it is dead, or over
+        self._say(f"-- {fault}")
         try:
             if fault.kind == "stop":
                 victim.suspend()
@@ -179,30 +155,9 @@ class Monkey:
                 victim.resume()
             else:
                 victim.send_signal(signal.SIGKILL if fault.kind == "kill" else signal.SIGTERM)
+            self._result.done.append(str(fault))
         except psutil.NoSuchProcess:
-            return False
-        return True
-
-    def _fill_disk(self, fault: Fault) -> bool:
-        """No file of the store's grows any more, in those of its processes that live."""
-        met = False
-        for limit in (ROOM_BYTES, resource.RLIM_INFINITY):
-            for one in self._store_processes():
-                with contextlib.suppress(psutil.Error):
-                    one.rlimit(psutil.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
-                    met = True
-            if limit == ROOM_BYTES:
-                self._over.wait(fault.for_s)
-        return met
-
-    def _store_processes(self) -> list[psutil.Process]:
-        """Shards, and what has checkpoints written."""
-        found = []
-        for one in self._processes():
-            with contextlib.suppress(psutil.Error):
-                if set(MODULES.values()) & set(one.cmdline()):
-                    found.append(one)
-        return found
+            pass
 
     def _find(self, victim: str) -> psutil.Process | None:
         kind, _, number = victim.partition(" ")

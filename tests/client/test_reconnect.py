@@ -23,7 +23,7 @@ from psstore.config import Transport
 from psstore.errors import DeadlineExceeded, StoreUnreachable
 from psstore.net.address import TcpAddress, parse_address
 from psstore.net.client import REFUSED_S
-from tests.support.proxy import Proxy
+from tests.client.proxy import Proxy
 from tests.support.cluster import PATIENCE_S, at_once, clusters
 from tests.support.server_process import StoreProcess, eventually
 

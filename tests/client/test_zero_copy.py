@@ -26,7 +26,7 @@ from psstore.net.fd_server import MemoryServer
 from psstore.protocol.service import ShardService
 from psstore.protocol.sharing import MAX_LEASED_BYTES, Lease
 from psstore.types import TensorSpec
-from tests.support.proxy import Proxy
+from tests.client.proxy import Proxy
 from tests.support.cluster import MAY_FORK, PATIENCE_S, TRANSPORTS, Cluster, clusters
 from tests.support.server_process import eventually
 from tests.support.server_thread import make_service, serving

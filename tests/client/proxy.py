@@ -1,5 +1,5 @@
-"""A TCP proxy that cuts connections, swallows, holds or changes what they carry, after so many bytes or when told to, or
-is slow. Its clients are to notice nothing."""
+"""A TCP proxy that cuts connections, swallows or changes what they carry, after so many bytes or when told to, or is
+slow. Its clients are to notice nothing."""
 
 from __future__ import annotations
 
@@ -19,20 +19,13 @@ SLOW_BUFFER_BYTES = 128 << 10
 class Proxy:
     """Forwards every connection to `target`, until it has carried its allowance of bytes."""
 
-    def __init__(
-        self,
-        target: tuple[str, int],
-        allowances: Iterator[int] = iter(()),
-        *,
-        pause_s: float = 0.0,
-        address: tuple[str, int] = ("127.0.0.1", 0),
-    ) -> None:
+    def __init__(self, target: tuple[str, int], allowances: Iterator[int], *, pause_s: float = 0.0) -> None:
         """`allowances`: bytes, in both directions together, that each connection may carry; then it is cut. When they
-        run out, connections live on. `pause_s`: after every READ_BYTES. `address`: where it listens."""
+        run out, connections live on. `pause_s`: after every READ_BYTES."""
         self._target = target
         self._allowances = allowances
-        self._is_slow = pause_s > 0
-        self._listener = self._listen(address)
+        self._pause_s = pause_s
+        self._listener = self._listen(0)
         self.address: tuple[str, int] = self._listener.getsockname()[:2]
         self.num_accepted = 0
         self.num_cut = 0
@@ -40,12 +33,6 @@ class Proxy:
         """True: whoever connects is hung up on at once."""
         self.change: Callable[[bytes], bytes] = bytes
         """What becomes of the bytes of one read."""
-        self.pause_s = pause_s
-        """How long it rests after each read."""
-        self.read_bytes = READ_BYTES
-        self.flows = threading.Event()
-        """While it is not set, nothing passes; what has come meanwhile passes then."""
-        self.flows.set()
         self._open: set[socket.socket] = set()
         self._mute: set[socket.socket] = set()
         self._lock = threading.Lock()
@@ -67,12 +54,11 @@ class Proxy:
         """As if its process were gone: whoever connects is refused."""
         _shut(self._listener)
         self._listener.close()
-        self.flows.set()
         self.cut()
 
     def begin_again(self) -> None:
         """At the same address."""
-        self._listener = self._listen(self.address)
+        self._listener = self._listen(self.address[1])
         self._start_accepting()
 
     def close(self) -> None:
@@ -80,9 +66,9 @@ class Proxy:
         for thread in self._threads:
             thread.join()
 
-    def _listen(self, address: tuple[str, int]) -> socket.socket:
-        listener = socket.create_server(address)
-        if self._is_slow:
+    def _listen(self, port: int) -> socket.socket:
+        listener = socket.create_server(("127.0.0.1", port))
+        if self._pause_s:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SLOW_BUFFER_BYTES)
         return listener
 
@@ -106,7 +92,7 @@ class Proxy:
             thread.start()
 
     def _forward(self, client: socket.socket, allowance: int | None) -> None:
-        with contextlib.suppress(OSError), client, socket.create_connection(self._target) as server:
+        with client, socket.create_connection(self._target) as server:
             with self._lock:
                 self._open |= {client, server}
             with contextlib.suppress(OSError):
@@ -122,14 +108,13 @@ class Proxy:
                 for key, _ in selector.select():
                     assert isinstance(key.fileobj, socket.socket)
                     sender: socket.socket = key.fileobj
-                    data = sender.recv(self.read_bytes if allowance is None else min(self.read_bytes, allowance))
+                    data = sender.recv(READ_BYTES if allowance is None else min(READ_BYTES, allowance))
                     if not data:
                         return
                     if sender in self._mute:
                         continue
-                    self.flows.wait()
                     other[sender].sendall(self.change(data))
-                    time.sleep(self.pause_s)
+                    time.sleep(self._pause_s)
                     if allowance is not None:
                         allowance -= len(data)
                         if allowance <= 0:
