@@ -6,13 +6,14 @@ import contextlib
 import signal
 import threading
 from collections.abc import Callable, Collection
+from functools import partial
 
 import psutil
 
 from psstore.checkpoint import reader
 from psstore.checkpoint.place import COMPLETE, open_place
 from psstore.errors import StorageError
-from tests.chaos.links import Manner
+from tests.chaos.links import Links, Manner
 from tests.chaos.plan import Fault
 from tests.chaos.processes import Processes
 from tests.chaos.stage import Stage
@@ -31,17 +32,20 @@ class Faults:
         self._over = over
         self._damaged = damaged
 
-    def commit(self, fault: Fault) -> bool:
-        """Blocks until it is undone. False: it met nobody, who is dead or has ended."""
-        kinds: dict[str, Callable[[Fault], bool]] = {
-            "link": self._on_link,
-            "host": self._on_host,
-            "disk": self._on_disk,
+    def aim(self, fault: Fault) -> Callable[[], bool]:
+        """Finds the victim. Returns what does it, and blocks until it is undone; False: it met nobody, who is dead or
+        has ended."""
+        kinds: dict[str, Callable[[Fault], Callable[[], bool]]] = {
+            "link": self._at_link,
+            "host": lambda fault: partial(self._on_host, fault),
+            "disk": lambda fault: partial(self._on_disk, fault),
         }
-        return kinds.get(fault.victim.split()[0], self._on_process)(fault)
+        return kinds.get(fault.victim.split()[0], self._at_process)(fault)
 
-    def _on_process(self, fault: Fault) -> bool:
-        victim = self._processes.find(fault.victim)
+    def _at_process(self, fault: Fault) -> Callable[[], bool]:
+        return partial(self._on_process, fault, self._processes.find(fault.victim))
+
+    def _on_process(self, fault: Fault, victim: psutil.Process | None) -> bool:
         if victim is None:
             return False
         try:
@@ -55,14 +59,14 @@ class Faults:
             return False
         return True
 
-    def _on_link(self, fault: Fault) -> bool:
+    def _at_link(self, fault: Fault) -> Callable[[], bool]:
         links = self._stage.links
         assert links is not None, "the scene has them"
         _, shard, *of = fault.victim.split()
-        index = int(shard)
-        ports: Collection[int] | None = None
-        if of:
-            ports = self._processes.ports_to(f"worker {of[-1]}", links.ports[index])
+        ports = self._processes.ports_to(f"worker {of[-1]}", links.ports[int(shard)]) if of else None
+        return partial(self._on_link, fault, links, int(shard), ports)
+
+    def _on_link(self, fault: Fault, links: Links, index: int, ports: Collection[int] | None) -> bool:
         if fault.kind == "cut":
             return links.cut(index, ports) > 0
         met = links.set_manner(index, ports, MANNERS[fault.kind])

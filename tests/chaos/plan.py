@@ -17,7 +17,7 @@ its own. disk: checkpoints go to a file system of their own, which is small."""
 Loop = Literal["plain", "none", "backward"]
 """plain: a store's calls, with numpy. none, backward: a session of torch, with that overlap."""
 
-LOOPS: tuple[Loop, ...] = ("plain", "plain", "plain", "none", "backward")
+LOOPS: tuple[Loop, ...] = (*("plain",) * 8, "none", "backward")
 """As often as they come: a process that loads torch takes eight times as long as one that does not."""
 
 SCENES: tuple[Scene, ...] = get_args(Scene)

@@ -17,6 +17,7 @@ from psstore.checkpoint import reader
 from psstore.checkpoint.place import COMPLETE, open_place
 from psstore.errors import StorageError
 from tests.chaos.faults import Faults
+from tests.chaos.gates import Gates
 from tests.chaos.ledger import account
 from tests.chaos.plan import STEPS, ChaosPlan, Loop
 from tests.chaos.processes import Processes, files_of, shared_memory
@@ -156,15 +157,19 @@ class Monkey:
 
     def _disturb(self) -> None:
         faults = Faults(self._stage, self._processes, self._over, self._result.damaged)
-        for fault in self._plan.faults:
+        gates, planned = Gates(self._stage.notes), self._plan.faults
+        if not planned or not self._await_checkpoint():
+            return
+        gates.shut(fault.step for fault in planned)
+        self._ports = self._processes.listening()
+        for fault in planned:
             with self._moved:
                 self._moved.wait_for(lambda step=fault.step: self._step >= step or self._over.is_set())  # type: ignore[misc]
-            if not self._await_checkpoint():
-                return
-            self._ports = self._ports or self._processes.listening()
+            commit = faults.aim(fault)
+            gates.open(fault.step)
             self._over.wait(fault.later_s)
             self._say(f"-- {fault}")
-            if not self._over.is_set() and faults.commit(fault):
+            if not self._over.is_set() and commit():
                 self._result.done.append(str(fault))
 
     def _await_checkpoint(self) -> bool:

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 import psstore
 from psstore.client.store import Store
+from tests.chaos.gates import Gates
 from tests.chaos.ledger import SENDS, STEPPED, Notes
 
 PACE_S = 0.01
@@ -27,6 +28,7 @@ class Work:
         self.store, self.rank, self.num_steps = store, store.rank, num_steps
         self.shape = (store.num_workers, num_steps)
         self._notes = Notes(folder, self.rank)
+        self._gates = Gates(folder)
         store.create("writes", np.zeros(self.shape, "f4"), rule="add")
 
     def own(self, step: int, value: float) -> npt.NDArray[np.float32]:
@@ -44,6 +46,7 @@ class Work:
         self._notes.note(STEPPED, step)
         if self.rank == 0:
             print(f"step {step}", flush=True)
+            self._gates.pass_by(step)
         time.sleep(PACE_S)
 
     def end(self, rounds: npt.NDArray[np.float32], trained: Iterable[npt.NDArray[np.float32]]) -> None:
