@@ -15,6 +15,7 @@ import json
 import os
 import time
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,16 +48,16 @@ class Account:
 
 
 def account(folder: Path, num_workers: int, num_steps: int) -> Account:
+    """Of the notes and ends in that folder."""
     lost, doubled, waits = [], [], []
     sent: Counter[tuple[int, int]] = Counter()
     for rank in range(num_workers):
-        path, times = folder / f"notes-{rank}", []
-        for line in path.read_text().splitlines() if path.exists() else []:
-            what, step, at = line.split()
+        times = []
+        for what, step, at in _notes(folder / f"notes-{rank}"):
             if what == SENDS:
-                sent[rank, int(step)] += 1
+                sent[rank, step] += 1
             else:
-                times.append(float(at))
+                times.append(at)
         waits += [later - earlier for earlier, later in itertools.pairwise(times)]
     for reader in range(num_workers):
         end = folder / f"end-{reader}"
@@ -64,15 +65,18 @@ def account(folder: Path, num_workers: int, num_steps: int) -> Account:
             lost.append(f"rank {reader} has read nothing at the end")
             continue
         rounds, writes = json.loads(end.read_text())
-        for rank in range(num_workers):
-            for step in range(1, num_steps + 1):
-                told = f"rank {rank}'s step {step}, as rank {reader} reads it:"
-                for name, found, most in (
-                    ("rounds", rounds[rank][step - 1], 1),
-                    ("writes", writes[rank][step - 1], sent[rank, step]),
-                ):
-                    if found < 1:
-                        lost.append(f"{told} {found} in {name}")
-                    elif found > most or found != int(found):
-                        doubled.append(f"{told} {found} in {name}, sent {most} times")
+        for rank, step in itertools.product(range(num_workers), range(1, num_steps + 1)):
+            of_round, of_write = (rounds[rank][step - 1], 1), (writes[rank][step - 1], sent[rank, step])
+            for name, (found, most) in (("rounds", of_round), ("writes", of_write)):
+                told = f"rank {rank}'s step {step}, as rank {reader} reads it: {found} in {name}, sent {most} times"
+                if found < 1:
+                    lost.append(told)
+                elif found > most or found != int(found):
+                    doubled.append(told)
     return Account(lost, doubled, waits)
+
+
+def _notes(path: Path) -> Iterator[tuple[str, int, float]]:
+    for line in path.read_text().splitlines() if path.exists() else []:
+        what, step, at = line.split()
+        yield what, int(step), float(at)

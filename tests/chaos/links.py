@@ -9,7 +9,10 @@ import random
 import socket
 import threading
 from collections.abc import Callable, Collection, Coroutine, Sequence
-from typing import Any, Literal
+from functools import partial
+from typing import Any, Literal, TypeVar
+
+T = TypeVar("T")
 
 Manner = Literal["pass", "swallow", "trickle", "delay"]
 
@@ -34,7 +37,7 @@ class Links:
     def __enter__(self) -> Links:
         self._thread.start()
         for shard, sock in enumerate(self._sockets):
-            self._call(asyncio.start_server(lambda r, w, shard=shard: self._open(shard, r, w), sock=sock))
+            self._call(asyncio.start_server(partial(self._open, shard), sock=sock))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -61,7 +64,7 @@ class Links:
 
     # ---- on the loop ----
 
-    def _call(self, work: Coroutine[Any, Any, Any]) -> Any:
+    def _call(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     async def _on_each(self, shard: int, of: Collection[int] | None, do: Callable[[Way], None]) -> int:

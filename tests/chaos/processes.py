@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import uuid
 from collections.abc import Iterator, Mapping
@@ -35,6 +36,12 @@ class Processes:
             except psutil.Error:
                 continue
 
+    def kill(self) -> None:
+        """Whoever is left."""
+        for one in self:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                one.kill()
+
     def find(self, victim: str) -> psutil.Process | None:
         """'worker 1', 'shard 0', 'checkpoints'; None: it is dead, or over."""
         kind, _, number = victim.partition(" ")
@@ -51,7 +58,7 @@ class Processes:
                 arguments = one.cmdline()
             except psutil.Error:
                 continue
-            if what in arguments[1:3]:
+            if what in arguments[1:4]:  # behind -m, and flags of Python
                 found.append(one)
         return sorted(found, key=lambda one: one.pid)
 

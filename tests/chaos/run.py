@@ -75,7 +75,10 @@ def run(plan: ChaosPlan, say: Callable[[str], None] = lambda line: None) -> Chao
     with tempfile.TemporaryDirectory(prefix="psstore-chaos-") as folder:
         processes = Processes()
         with Stage(plan, Path(folder), processes) as stage:
-            return Monkey(plan, stage, processes, say).run()
+            try:
+                return Monkey(plan, stage, processes, say).run()
+            finally:
+                processes.kill()
 
 
 @lru_cache
@@ -139,8 +142,7 @@ class Monkey:
 
     def _give_up(self) -> None:
         self._result.hangs = True
-        for one in self._processes:
-            one.kill()
+        self._processes.kill()
 
     def _heard(self, line: str) -> None:
         with self._moved:
@@ -190,8 +192,6 @@ class Monkey:
         result.left = [" ".join(one.cmdline()) for one in self._processes]
         result.left += [str(one) for one in self._stage.temporary.iterdir() if not one.name.startswith("torch")]
         result.left += files_of(self._ports) + sorted(shared_memory() - shared_before)
-        for one in self._processes:
-            one.kill()
         told = account(self._stage.notes, plan.num_workers, STEPS)
         result.lost, result.doubled, result.longest_s = told.lost, told.doubled, max(told.waits, default=0.0)
         for version in self._complete():

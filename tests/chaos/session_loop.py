@@ -22,14 +22,18 @@ class Model(torch.nn.Module):
 
     def loss(self, inputs: torch.Tensor, rank: int, step: int) -> torch.Tensor:
         """The store subtracts the mean over all workers: so each adds one to its element."""
-        return self.network(inputs).square().mean() - len(self.rounds) * self.rounds[rank, step - 1]
+        output: torch.Tensor = self.network(inputs)
+        return output.square().mean() - len(self.rounds) * self.rounds[rank, step - 1]
 
 
 def train(work: Work, *, overlap: Any) -> None:
     torch.set_num_threads(1)
     torch.manual_seed(1)
     model = Model(*work.shape)
-    groups = [{"params": model.network.parameters()}, {"params": [model.rounds], "lr": 1.0, "momentum": 0.0}]
+    groups: list[dict[str, Any]] = [
+        {"params": model.network.parameters()},
+        {"params": [model.rounds], "lr": 1.0, "momentum": 0.0},
+    ]
     plain = torch.optim.SGD(groups, lr=0.05, momentum=0.9)
     optimizer = psstore.torch.DistributedOptimizer(plain, work.store, model.named_parameters(), overlap=overlap)
     for step in psstore.torch.session(optimizer, stop_at=work.num_steps, drain=False):
@@ -37,7 +41,7 @@ def train(work: Work, *, overlap: Any) -> None:
             work.write(step.number)
         draw = torch.Generator().manual_seed(1000 * step.number + work.rank)
         optimizer.zero_grad()
-        model.loss(torch.randn(8, 40, generator=draw), work.rank, step.number).backward()
+        model.loss(torch.randn(8, 40, generator=draw), work.rank, step.number).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         work.stepped(step.number)
     momenta = (one.get("momentum_buffer") for one in optimizer.state_dict()["state"].values())
