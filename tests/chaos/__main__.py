@@ -5,9 +5,15 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
+from collections import Counter
 
-from tests.chaos.plan import plan_of
-from tests.chaos.run import run, undisturbed
+from bench import virtual_hosts
+
+from tests.chaos import disk
+from tests.chaos.plan import SCENES, Scene, plan_of
+from tests.chaos.run import ChaosRun, run, undisturbed
+
+NEEDS = {"hosts": virtual_hosts.why_not, "disk": disk.why_not}
 
 
 def main() -> int:
@@ -15,23 +21,76 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1, help="of the first run")
     parser.add_argument("--runs", type=int, default=1)
     parser.add_argument("--faults", type=int, default=3, help="in each run")
+    parser.add_argument(
+        "--scenes", nargs="+", choices=SCENES, default=SCENES, help="in turn; default: all there can be"
+    )
     chosen = parser.parse_args()
-    failed, seconds, num_faults = [], [], 0
+    scenes = _possible(chosen.scenes)
+    if not scenes:
+        return 1
+    table = Table()
     for seed in range(chosen.seed, chosen.seed + chosen.runs):
-        plan = plan_of(seed, num_faults=chosen.faults)
-        expected = undisturbed(plan.num_shards, plan.num_workers, plan.overlap)
+        plan = plan_of(seed, scenes[seed % len(scenes)], num_faults=chosen.faults)
+        expected = undisturbed(plan.num_workers, plan.loop)
         result = run(plan, print if chosen.runs == 1 else lambda line: None)
-        num_faults += len(result.done)
-        seconds.append(result.seconds)
-        problems = result.problems(expected)
-        what = f"{plan.num_shards} shards, {plan.num_workers} workers: {'; '.join(result.done) or 'nothing'}"
-        print(f"seed {seed}: {'FAILED' if problems else 'ok'}, {result.seconds:.1f} s; {what}", flush=True)
+        table.add(result, expected)
+    print(table)
+    return 1 if table.failed else 0
+
+
+def _possible(scenes: list[Scene]) -> list[Scene]:
+    found = []
+    for scene in scenes:
+        reason = NEEDS[scene]() if scene in NEEDS else None
+        if reason is None:
+            found.append(scene)
+        else:
+            print(f"left out: {scene}: {reason}", flush=True)
+    return found
+
+
+class Table:
+    """What became of many runs; a line for each as it comes."""
+
+    def __init__(self) -> None:
+        self.failed: list[int] = []
+        self._kinds: Counter[str] = Counter()
+        self._scenes: Counter[str] = Counter()
+        self._sums: Counter[str] = Counter()
+        self._seconds: list[float] = []
+        self._waits: list[float] = []
+
+    def add(self, result: ChaosRun, expected: str) -> None:
+        plan, problems = result.plan, result.problems(expected)
+        sizes = f"{plan.scene}, {plan.num_shards} shards, {plan.num_workers} workers, loop {plan.loop}"
+        took = f"{result.seconds:.1f} s, waited {result.longest_s:.1f} s"
+        done = "; ".join(result.done) or "nothing"
+        print(f"seed {plan.seed}: {'FAILED' if problems else 'ok'}, {took}; {sizes}: {done}", flush=True)
         if problems:
-            failed.append(seed)
-            print("  " + "\n  ".join([*problems, "what it said:", *result.output[-40:]]), flush=True)
-    took = f"median {statistics.median(seconds):.1f} s"
-    print(f"{chosen.runs} runs with {num_faults} faults, {took}: {len(failed)} failed {failed or ''}")
-    return 1 if failed else 0
+            self.failed.append(plan.seed)
+            print("  " + "\n  ".join([*problems, "what it said:", *result.output[-60:]]), flush=True)
+        self._scenes[plan.scene] += 1
+        self._kinds.update(" ".join(one.split()[:2]) for one in result.done)
+        found = {"lost": len(result.lost), "doubled": len(result.doubled), "hangs": result.hangs}
+        self._sums.update({**found, "equal": result.is_equal(expected)})
+        self._seconds.append(result.seconds)
+        self._waits.append(result.longest_s)
+
+    def __str__(self) -> str:
+        num = len(self._waits)
+        p99 = sorted(self._waits)[min(num - 1, int(0.99 * num))]
+        rows = {
+            "runs": f"{num} ({', '.join(f'{count} {scene}' for scene, count in sorted(self._scenes.items()))})",
+            "faults": f"{self._kinds.total()} ({', '.join(f'{n} {kind}' for kind, n in self._kinds.most_common())})",
+            "lost": self._sums["lost"],
+            "doubled": self._sums["doubled"],
+            "hangs": self._sums["hangs"],
+            "SHA-256 equal": f"{self._sums['equal']} of {num}",
+            "failed": f"{len(self.failed)} {self.failed or ''}",
+            "longest wait": f"median {statistics.median(self._waits):.1f} s, p99 {p99:.1f} s",
+            "time": f"median {statistics.median(self._seconds):.1f} s",
+        }
+        return "\n".join(f"{name:<14} {value}" for name, value in rows.items())
 
 
 if __name__ == "__main__":

@@ -1,12 +1,31 @@
-"""What a seed stands for: how a training is run, and what goes wrong in it, when."""
+"""What a seed stands for: how a training is run, and what goes wrong in it, when.
+
+A fault's victim is a word and a number. A kind of process that a store has one day besides shards, as a standby or who
+leads, is another word here, and a line of `processes.MODULES` says how it is found.
+"""
 
 from __future__ import annotations
 
 import random
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
-Kind = Literal["kill", "stop", "terminate"]
+Scene = Literal["processes", "links", "hosts", "disk"]
+"""processes: on one machine. links: proxies lie between clients and shards. hosts: each shard and worker has a host of
+its own. disk: checkpoints go to a file system of their own, which is small."""
+
+Loop = Literal["plain", "none", "backward"]
+"""plain: a store's calls, with numpy. none, backward: a session of torch, with that overlap."""
+
+LOOPS: tuple[Loop, ...] = (*("plain",) * 8, "none", "backward")
+"""As often as they come: a process that loads torch takes eight times as long as one that does not."""
+
+SCENES: tuple[Scene, ...] = get_args(Scene)
+
+Kind = Literal["kill", "stop", "terminate", "cut", "half-open", "trickle", "delay", "partition", "fill"]
+
+LASTING: tuple[Kind, ...] = ("stop", "trickle", "delay", "partition", "fill")
+"""What is over after a while."""
 
 STEPS = 60
 CHECKPOINT_EVERY = 8
@@ -20,14 +39,16 @@ class Fault:
     """Happens when rank 0 has taken this step, and there is a checkpoint."""
     kind: Kind
     victim: str
-    """'worker' or 'shard' and its number, or 'checkpoints': the process that has them written."""
+    """'worker' or 'shard' and its number; 'checkpoints': the process that has them written; 'link 1': all connections
+    to shard 1, and 'link 1 of 0' those of worker 0; 'host' and its number, shards first; 'disk': where checkpoints
+    are."""
     for_s: float = 0.0
-    """How long it stands still."""
+    """How long it lasts."""
     later_s: float = 0.0
     """How long after the step: somewhere within the next ones."""
 
     def __str__(self) -> str:
-        how = f"{self.kind} {self.victim}" + (f" for {self.for_s:.1f} s" if self.kind == "stop" else "")
+        how = f"{self.kind} {self.victim}" + (f" for {self.for_s:.1f} s" if self.kind in LASTING else "")
         return f"{how} after step {self.step}"
 
 
@@ -38,21 +59,50 @@ class ChaosPlan:
     seed: int
     num_shards: int
     num_workers: int
-    overlap: str
+    loop: Loop
     faults: tuple[Fault, ...]
+    scene: Scene = "processes"
 
 
-def plan_of(seed: int, *, num_faults: int = 3) -> ChaosPlan:
+def plan_of(seed: int, scene: Scene = "processes", *, num_faults: int = 3) -> ChaosPlan:
     rng = random.Random(seed)
     num_shards, num_workers = rng.choice((1, 2, 3)), rng.choice((1, 2, 3))
+    draw = {"processes": _process, "links": _link, "hosts": _host, "disk": _disk}[scene]
+    faults = [draw(rng, num_shards, num_workers) for _ in range(num_faults)]
+    faults.sort(key=lambda one: one.step)
+    return ChaosPlan(seed, num_shards, num_workers, rng.choice(LOOPS), tuple(faults), scene)
+
+
+def _process(rng: random.Random, num_shards: int, num_workers: int) -> Fault:
     victims = [*(f"shard {i}" for i in range(num_shards)), *(f"worker {i}" for i in range(num_workers)), "checkpoints"]
+    victim = rng.choice(victims)
+    kinds: list[Kind] = ["kill", "kill", "stop", "terminate"] if victim.startswith("worker") else ["kill", "stop"]
+    return _fault(rng, rng.choice(kinds), victim)
 
-    def fault() -> Fault:
-        victim = rng.choice(victims)
-        kinds: list[Kind] = ["kill", "kill", "stop", "terminate"] if victim.startswith("worker") else ["kill", "stop"]
-        kind = rng.choice(kinds)
-        step, for_s, later_s = rng.randrange(1, STEPS), rng.uniform(0.2, 2.0), rng.uniform(0.0, 0.05)
-        return Fault(step, kind, victim, for_s if kind == "stop" else 0.0, later_s)
 
-    faults = tuple(sorted((fault() for _ in range(num_faults)), key=lambda one: one.step))
-    return ChaosPlan(seed, num_shards, num_workers, rng.choice(("none", "backward")), faults)
+def _link(rng: random.Random, num_shards: int, num_workers: int) -> Fault:
+    """Mostly on the way; now and then one of the ends dies, as in any network."""
+    if rng.random() < 0.2:
+        return _process(rng, num_shards, num_workers)
+    shard, worker = rng.randrange(num_shards), rng.randrange(num_workers)
+    victim = rng.choice((f"link {shard}", f"link {shard} of {worker}"))
+    return _fault(rng, rng.choice(("cut", "cut", "half-open", "trickle", "delay")), victim)
+
+
+def _host(rng: random.Random, num_shards: int, num_workers: int) -> Fault:
+    """Cut off for less than the time after which a worker is lost, and now and then for more."""
+    if rng.random() < 0.2:
+        return _fault(rng, rng.choice(("kill", "stop")), f"shard {rng.randrange(num_shards)}")
+    longest_s = 13.0 if rng.random() < 0.2 else 4.0
+    return _fault(rng, "partition", f"host {rng.randrange(num_shards + num_workers)}", longest_s)
+
+
+def _disk(rng: random.Random, num_shards: int, num_workers: int) -> Fault:
+    if rng.random() < 0.4:
+        return _process(rng, num_shards, num_workers)
+    return _fault(rng, "fill", "disk", 3.0)
+
+
+def _fault(rng: random.Random, kind: Kind, victim: str, longest_s: float = 2.0) -> Fault:
+    step, for_s, later_s = rng.randrange(1, STEPS), rng.uniform(0.2, longest_s), rng.uniform(0.0, 0.05)
+    return Fault(step, kind, victim, for_s if kind in LASTING else 0.0, later_s)

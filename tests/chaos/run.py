@@ -2,31 +2,32 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
-import sys
 import tempfile
 import threading
 import time
-import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
 import psutil
 
+from psstore.checkpoint import reader
 from psstore.checkpoint.place import COMPLETE, open_place
-from tests.chaos.plan import CHECKPOINT_EVERY, STEPS, ChaosPlan, Fault
+from psstore.errors import StorageError
+from tests.chaos.faults import Faults
+from tests.chaos.gates import Gates
+from tests.chaos.ledger import account
+from tests.chaos.plan import STEPS, ChaosPlan, Loop
+from tests.chaos.processes import Processes, files_of, shared_memory
+from tests.chaos.stage import Command, Stage
 
 RUN_S = 180.0
 """Longer than any run should take on a busy machine: whoever needs more hangs."""
 
-RESTARTS = 20
-MARK = "PSSTORE_CHAOS"
-WORK = Path(__file__).with_name("work.py")
-MODULES = {"shard": "psstore.server.shard", "checkpoints": "psstore.launch.checkpointing"}
+BURY_S = 5.0
+"""How long the kernel may take to bury the killed."""
 
 
 @dataclass
@@ -40,31 +41,50 @@ class ChaosRun:
     done: list[str] = field(default_factory=list)
     """Faults that met somebody."""
     output: list[str] = field(default_factory=list)
-    exit_code: int | None = None
+    exit_codes: dict[str, int] = field(default_factory=dict)
+    hangs: bool = False
+    lost: list[str] = field(default_factory=list)
+    doubled: list[str] = field(default_factory=list)
+    """What the ledger says."""
+    damaged: list[str] = field(default_factory=list)
+    """Checkpoints that don't load."""
     left: list[str] = field(default_factory=list)
-    """Processes that outlived it."""
+    """Processes and files that outlived it."""
+    longest_s: float = 0.0
+    """The longest that a worker took from one step to its next."""
+
+    def is_equal(self, expected: str) -> bool:
+        """Whether all workers ended with those bytes."""
+        return self.ends == {f"rank {rank}": expected for rank in range(self.plan.num_workers)}
 
     def problems(self, expected: str) -> list[str]:
-        found = []
-        if self.exit_code != 0:
-            found.append(f"it ended with {self.exit_code}")
-        if self.ends != {f"rank {rank}": expected for rank in range(self.plan.num_workers)}:
+        found = [f"it hangs: not over after {RUN_S:g} s"] if self.hangs else []
+        found += [f"{who or 'psstore run'} ended with {code}" for who, code in self.exit_codes.items() if code]
+        if not self.is_equal(expected):
             found.append(f"workers ended with {self.ends}, undisturbed with {expected}")
-        if self.left:
-            found.append(f"left behind: {self.left}")
+        for what, ones in (("lost", self.lost), ("doubled", self.doubled)):
+            if ones:
+                found.append(f"{what}: {len(ones)}; {'; '.join(ones[:3])}")
+        found += [f"damaged: {one}" for one in self.damaged]
+        found += [f"left behind: {one}" for one in self.left]
         return found
 
 
 def run(plan: ChaosPlan, say: Callable[[str], None] = lambda line: None) -> ChaosRun:
     """Blocks until it has come to its end."""
     with tempfile.TemporaryDirectory(prefix="psstore-chaos-") as folder:
-        return Monkey(plan, Path(folder), say).run()
+        processes = Processes()
+        with Stage(plan, Path(folder), processes) as stage:
+            try:
+                return Monkey(plan, stage, processes, say).run()
+            finally:
+                processes.kill()
 
 
 @lru_cache
-def undisturbed(num_shards: int, num_workers: int, overlap: str) -> str:
-    """How a run ends in which nothing goes wrong."""
-    calm = run(ChaosPlan(0, num_shards, num_workers, overlap, ()))
+def undisturbed(num_workers: int, loop: Loop) -> str:
+    """How a run ends in which nothing goes wrong: the same for any number of shards."""
+    calm = run(ChaosPlan(0, 1, num_workers, loop, ()))
     assert not calm.problems(calm.ends["rank 0"]), calm
     return calm.ends["rank 0"]
 
@@ -72,114 +92,110 @@ def undisturbed(num_shards: int, num_workers: int, overlap: str) -> str:
 class Monkey:
     """Starts a training, and does to it what the plan says."""
 
-    def __init__(self, plan: ChaosPlan, folder: Path, say: Callable[[str], None]) -> None:
+    def __init__(self, plan: ChaosPlan, stage: Stage, processes: Processes, say: Callable[[str], None]) -> None:
         self._plan = plan
-        self._place = str(folder / "checkpoints")
+        self._stage = stage
+        self._processes = processes
         self._say = say
-        self._mark = uuid.uuid4().hex
         self._step = 0
         self._moved = threading.Condition()
         self._over = threading.Event()
+        self._ports: list[int] = []
         self._result = ChaosRun(plan)
 
     def run(self) -> ChaosRun:
-        plan, result = self._plan, self._result
+        result, before = self._result, shared_memory()
         began = time.monotonic()
-        command = [
-            *(sys.executable, "-m", "psstore.cli.main", "run", "--restarts", str(RESTARTS)),
-            *("--shards", str(plan.num_shards), "--workers", str(plan.num_workers)),
-            *("--checkpoint", self._place, "--checkpoint-every", str(CHECKPOINT_EVERY)),
-            *(str(WORK), plan.overlap, str(STEPS)),
-        ]
-        environ = {**os.environ, MARK: self._mark, "OMP_NUM_THREADS": "1"}
-        with subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environ
-        ) as process:
-            hang = threading.Timer(RUN_S, process.kill)
-            hang.start()
-            faults = threading.Thread(target=self._disturb)
-            faults.start()
-            assert process.stdout is not None
-            for line in process.stdout:
-                self._heard(line.rstrip("\n"))
-            result.exit_code = process.wait()
-            hang.cancel()
-            self._over.set()
-            with self._moved:
-                self._moved.notify_all()
-            faults.join()
+        started = [self._start(command) for command in self._stage.commands()]
+        hang = threading.Timer(RUN_S, self._give_up)
+        hang.start()
+        faults = threading.Thread(target=self._disturb)
+        faults.start()
+        for _, process, lines in started:
+            lines.join()
+            process.wait()
+        hang.cancel()
+        result.exit_codes = {command.who: process.returncode for command, process, _ in started}
+        self._over.set()
+        with self._moved:
+            self._moved.notify_all()
+        faults.join()
         result.seconds = time.monotonic() - began
-        time.sleep(0.2)  # for the kernel to have buried the killed
-        result.left = [" ".join(one.cmdline()) for one in self._processes()]
+        self._look_back(before)
         return result
 
+    def _start(self, command: Command) -> tuple[Command, subprocess.Popen[str], threading.Thread]:
+        process = subprocess.Popen(
+            command.arguments, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=dict(command.environ)
+        )
+
+        def read() -> None:
+            assert process.stdout is not None
+            with process.stdout as lines:
+                for line in lines:
+                    text = line.rstrip("\n")
+                    self._heard(f"[{command.who}] {text}" if command.who else text)
+
+        lines = threading.Thread(target=read)
+        lines.start()
+        return command, process, lines
+
+    def _give_up(self) -> None:
+        self._result.hangs = True
+        self._processes.kill()
+
     def _heard(self, line: str) -> None:
-        self._result.output.append(line)
-        self._say(line)
-        who, _, text = line.removeprefix("[").partition("] ")
-        if text.startswith("step "):
-            with self._moved:
+        with self._moved:
+            self._result.output.append(line)
+            self._say(line)
+            who, _, text = line.removeprefix("[").partition("] ")
+            if text.startswith("step "):
                 self._step = int(text.split()[1])
                 self._moved.notify_all()
-        elif text.startswith("version "):
-            self._result.ends[who] = text
+            elif text.startswith("version "):
+                self._result.ends[who] = text
 
     # ---- faults, on a thread of their own ----
 
     def _disturb(self) -> None:
-        for fault in self._plan.faults:
+        faults = Faults(self._stage, self._processes, self._over, self._result.damaged)
+        gates, planned = Gates(self._stage.notes), self._plan.faults
+        if not planned or not self._await_checkpoint():
+            return
+        gates.shut(fault.step for fault in planned)
+        self._ports = self._processes.listening()
+        for fault in planned:
             with self._moved:
                 self._moved.wait_for(lambda step=fault.step: self._step >= step or self._over.is_set())  # type: ignore[misc]
-            if not self._await_checkpoint():
-                return
+            commit = faults.aim(fault)
+            gates.open(fault.step)
             self._over.wait(fault.later_s)
-            self._commit(fault)
+            self._say(f"-- {fault}")
+            if not self._over.is_set() and commit():
+                self._result.done.append(str(fault))
 
     def _await_checkpoint(self) -> bool:
         """A store that dies before its first one is lost."""
-        place = open_place(self._place).place
-        while not any(one.status == COMPLETE for one in place.list()):
+        while not self._complete():
             if self._over.wait(0.02):
                 return False
         return True
 
-    def _commit(self, fault: Fault) -> None:
-        victim = self._find(fault.victim)
-        if victim is None:
-            return  # it is dead, or over
-        self._say(f"-- {fault}")
-        try:
-            if fault.kind == "stop":
-                victim.suspend()
-                self._over.wait(fault.for_s)
-                victim.resume()
-            else:
-                victim.send_signal(signal.SIGKILL if fault.kind == "kill" else signal.SIGTERM)
-            self._result.done.append(str(fault))
-        except psutil.NoSuchProcess:
-            pass
+    def _complete(self) -> list[int]:
+        return [one.version for one in open_place(self._stage.place).place.list() if one.status == COMPLETE]
 
-    def _find(self, victim: str) -> psutil.Process | None:
-        kind, _, number = victim.partition(" ")
-        found = []
-        for one in self._processes():
-            try:
-                arguments, environ = one.cmdline(), one.environ()
-            except psutil.Error:
-                continue
-            if kind == "worker" and str(WORK) in arguments and environ.get("RANK") == number:
-                return one
-            if kind in MODULES and MODULES[kind] in arguments:
-                found.append(one)
-        found.sort(key=lambda one: one.pid)
-        place = int(number or 0)
-        return found[place] if place < len(found) else None
+    # ---- afterwards ----
 
-    def _processes(self) -> Iterator[psutil.Process]:
-        """All of this run that live."""
-        for one in psutil.process_iter():
+    def _look_back(self, shared_before: set[str]) -> None:
+        result, plan = self._result, self._plan
+        psutil.wait_procs(list(self._processes), BURY_S)
+        result.left = [" ".join(one.cmdline()) for one in self._processes]
+        result.left += [str(one) for one in self._stage.temporary.iterdir() if not one.name.startswith("torch")]
+        result.left += files_of(self._ports) + sorted(shared_memory() - shared_before)
+        told = account(self._stage.notes, plan.num_workers, STEPS)
+        result.lost, result.doubled, result.longest_s = told.lost, told.doubled, max(told.waits, default=0.0)
+        for version in self._complete():
             try:
-                if one.status() != psutil.STATUS_ZOMBIE and one.environ().get(MARK) == self._mark:
-                    yield one
-            except psutil.Error:
-                continue
+                reader.verify(open_place(self._stage.place).place.storage, version)
+            except StorageError as error:
+                result.damaged.append(error.message)

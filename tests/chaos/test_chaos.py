@@ -2,32 +2,188 @@
 
 from __future__ import annotations
 
+import json
+import socket
+import threading
+from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from bench import virtual_hosts
 
-from tests.chaos.plan import plan_of
+from tests.chaos import disk
+from tests.chaos.ledger import SENDS, STEPPED, Notes, account
+from tests.chaos.links import TRICKLE_BYTES, Links
+from tests.chaos.plan import STEPS, ChaosPlan, Fault, Scene, plan_of
 from tests.chaos.run import RUN_S, ChaosRun, run, undisturbed
 
-pytestmark = [pytest.mark.sockets, pytest.mark.one_loop, pytest.mark.timeout(2 * RUN_S)]
+pytestmark = [pytest.mark.sockets, pytest.mark.one_loop, pytest.mark.timeout(3 * RUN_S)]
 
-SEEDS = (1, 7, 8)
-"""A worker killed and terminated; shards killed three times; what writes checkpoints killed."""
+ON_HOSTS = pytest.mark.skipif(virtual_hosts.why_not() is not None, reason=str(virtual_hosts.why_not()))
+ON_DISK = pytest.mark.skipif(disk.why_not() is not None, reason=str(disk.why_not()))
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_a_disturbed_training_ends_with_the_undisturbed_bytes(seed: int) -> None:
-    plan = plan_of(seed)
+def hold(plan: ChaosPlan) -> ChaosRun:
+    """Runs it; it must end as if nothing had happened, and something must have."""
     result = run(plan)
-    assert not result.problems(undisturbed(plan.num_shards, plan.num_workers, plan.overlap)), result.output
+    assert not result.problems(undisturbed(plan.num_workers, plan.loop)), result.output
     assert result.done, "nothing went wrong in it"
+    return result
+
+
+@pytest.mark.parametrize(
+    ("scene", "seed"),
+    [
+        ("processes", 1),
+        ("links", 1),
+        pytest.param("hosts", 1, marks=ON_HOSTS),
+        pytest.param("disk", 1, marks=ON_DISK),
+    ],
+)
+def test_a_disturbed_training_ends_with_the_undisturbed_bytes(scene: Scene, seed: int) -> None:
+    hold(plan_of(seed, scene))
+
+
+def test_a_disturbed_session_ends_with_the_undisturbed_bytes() -> None:
+    killed = (Fault(20, "kill", "worker 1"), Fault(30, "kill", "shard 1"), Fault(40, "kill", "shard 0"))
+    hold(ChaosPlan(0, 2, 2, "backward", killed))
+
+
+def test_a_training_outlives_every_fault_of_a_link() -> None:
+    faults = (
+        Fault(10, "cut", "link 0"),
+        Fault(20, "trickle", "link 1", 0.5),
+        Fault(30, "delay", "link 0", 0.5),
+        Fault(40, "half-open", "link 1 of 1"),
+    )
+    assert len(hold(ChaosPlan(0, 2, 2, "plain", faults, "links")).done) == len(faults)
+
+
+@ON_DISK
+def test_a_training_goes_on_beside_a_full_disk_with_a_warning() -> None:
+    """Rank 0 stands still first, so that the disk is full when the next checkpoint is due."""
+    full = Fault(12, "fill", "disk", 4.0)
+    result = hold(ChaosPlan(0, 2, 2, "plain", (full,), "disk"))
+    assert any("no checkpoint was written to" in line for line in result.output), result.output
+
+
+# ---- what it would notice ----
 
 
 def test_a_run_that_ends_otherwise_is_noticed() -> None:
-    plan, end = plan_of(1), "version 60 sha256 00"
-    good = ChaosRun(plan, ends={f"rank {rank}": end for rank in range(plan.num_workers)}, exit_code=0)
+    plan, end = plan_of(1), f"version {STEPS} sha256 00"
+    good = ChaosRun(plan, ends={f"rank {rank}": end for rank in range(plan.num_workers)}, exit_codes={"": 0})
     assert not good.problems(end)
-    assert good.problems("version 60 sha256 01")
-    assert replace(good, ends={"rank 0": end}).problems(end)
-    assert replace(good, exit_code=1).problems(end)
-    assert replace(good, left=["sleep 600"]).problems(end)
+    assert good.problems(f"version {STEPS} sha256 01")
+    assert replace(good, ends={"rank 0": end, "rank 9": end}).problems(end)
+    assert replace(good, exit_codes={"": 0, "rank 1": 1}).problems(end)
+    found = ["something"]
+    for bad in (
+        replace(good, lost=found),
+        replace(good, doubled=found),
+        replace(good, damaged=found),
+        replace(good, left=found),
+    ):
+        assert bad.problems(end)
+    assert replace(good, hangs=True).problems(end)
+
+
+def test_the_ledger_tells_what_was_lost_and_what_was_doubled(tmp_path: Path) -> None:
+    notes = Notes(tmp_path, 0)
+    for step in (1, 2, 2, 3):
+        notes.note(SENDS, step)
+        notes.note(STEPPED, step)
+
+    def told(rounds: list[float], writes: list[float]) -> tuple[int, int]:
+        (tmp_path / "end-0").write_text(json.dumps([[rounds], [writes]]))
+        found = account(tmp_path, 1, 3)
+        assert len(found.waits) == 3
+        return len(found.lost), len(found.doubled)
+
+    assert told([1, 1, 1], [1, 2, 1]) == (0, 0)
+    assert told([1, 1, 1], [1, 1, 1]) == (0, 0)  # it was taken again after the store had forgotten the first
+    assert told([1, 0, 1], [1, 1, 1]) == (1, 0)
+    assert told([1, 2, 1], [1, 1, 1]) == (0, 1)
+    assert told([1, 1, 1], [1, 3, 2]) == (0, 2)
+    assert told([1, 1, 1], [0, 1, 1]) == (1, 0)
+    assert told([1, 1.5, 1], [1, 1, 1]) == (0, 1)
+
+
+class Echo:
+    """A server that sends back what it gets, behind a proxy."""
+
+    def __init__(self) -> None:
+        self.server = socket.create_server(("127.0.0.1", 0))
+        self.links = Links(1, lambda: [self.server.getsockname()[1]], seed=1)
+        self.sizes: list[int] = []
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+
+    def _serve(self) -> None:
+        with self.server.accept()[0] as one:
+            try:
+                while data := one.recv(1 << 16):
+                    self.sizes.append(len(data))
+                    one.sendall(data)
+            except OSError:
+                pass
+
+    def connect(self) -> socket.socket:
+        self._thread.start()
+        return socket.create_connection(("127.0.0.1", self.links.ports[0]), 20.0)
+
+
+@pytest.fixture
+def echo() -> Iterator[Echo]:
+    echo = Echo()
+    with echo.links:
+        yield echo
+    echo.server.close()
+
+
+def received(client: socket.socket, num_bytes: int) -> bytes:
+    found = b""
+    while len(found) < num_bytes:
+        found += client.recv(num_bytes - len(found))
+    return found
+
+
+def is_closed(client: socket.socket) -> bool:
+    """True once it is, within the socket's time-out."""
+    try:
+        return client.recv(1) == b""
+    except ConnectionResetError:
+        return True
+
+
+def test_links_pass_on_slowly_and_whole(echo: Echo) -> None:
+    data = bytes(range(256)) * 4
+    with echo.connect() as client:
+        for manner in ("pass", "trickle", "delay"):
+            client.sendall(b"!")
+            assert received(client, 1) == b"!"
+            assert echo.links.set_manner(0, [client.getsockname()[1]], manner) == 1
+            client.sendall(data)
+            assert received(client, len(data)) == data
+        assert echo.links.set_manner(0, [1], "trickle") == 0, "nobody comes from there"
+    assert min(echo.sizes) <= TRICKLE_BYTES
+
+
+def test_links_are_cut(echo: Echo) -> None:
+    with echo.connect() as client:
+        client.sendall(b"!")
+        assert received(client, 1) == b"!"
+        assert echo.links.cut(0, None) == 1
+        assert is_closed(client)
+
+
+def test_links_that_are_half_open_take_everything_and_answer_nothing(echo: Echo) -> None:
+    with echo.connect() as client:
+        client.sendall(b"!")
+        assert received(client, 1) == b"!"
+        assert echo.links.set_manner(0, None, "swallow") == 1
+        client.sendall(bytes(1 << 20))
+        client.settimeout(0.2)
+        with pytest.raises(TimeoutError):
+            client.recv(1)
+    assert sum(echo.sizes) == 1

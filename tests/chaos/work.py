@@ -1,41 +1,70 @@
 """What is trained: each step's data follow from its number and the rank, so that a step that is taken again is the
-same. Says each step of rank 0, and at the end the hash of what was trained."""
+same. Says each step of rank 0, and at the end the hash of what was trained; keeps the ledger of what it pushes."""
 
 from __future__ import annotations
 
 import hashlib
 import sys
 import time
+from collections.abc import Iterable
+from pathlib import Path
 
-import torch
+import numpy as np
+import numpy.typing as npt
 
 import psstore
-import psstore.torch
+from psstore.client.store import Store
+from tests.chaos.gates import Gates
+from tests.chaos.ledger import SENDS, STEPPED, Notes
 
 PACE_S = 0.01
 
 
-def main(overlap: str, stop_at: int) -> None:
-    torch.set_num_threads(1)
-    torch.manual_seed(1)
-    model = torch.nn.Sequential(torch.nn.Linear(40, 300), torch.nn.Tanh(), torch.nn.Linear(300, 5))
-    plain = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    with psstore.connect(num_workers=None) as store:
-        optimizer = psstore.torch.DistributedOptimizer(plain, store, model.named_parameters(), overlap=overlap)  # type: ignore[arg-type]
-        for step in psstore.torch.session(optimizer, stop_at=stop_at, drain=False):
-            draw = torch.Generator().manual_seed(1000 * step.number + (store.rank or 0))
-            inputs = torch.randn(8, 40, generator=draw)
-            optimizer.zero_grad()
-            model(inputs).square().mean().backward()
-            optimizer.step()
-            if store.rank == 0:
-                print(f"step {step.number}", flush=True)
-            time.sleep(PACE_S)
-        state = optimizer.state_dict()["state"]
-        trained = [*model.state_dict().values(), *(one["momentum_buffer"] for one in state.values())]
-        digest = hashlib.sha256(b"".join(one.numpy().tobytes() for one in trained))
-        print(f"version {store.version} sha256 {digest.hexdigest()}", flush=True)
+class Work:
+    """One worker's: what all loops do at each step."""
+
+    def __init__(self, store: Store, num_steps: int, folder: Path) -> None:
+        assert store.rank is not None, "a worker has one"
+        self.store, self.rank, self.num_steps = store, store.rank, num_steps
+        self.shape = (store.num_workers, num_steps)
+        self._notes = Notes(folder, self.rank)
+        self._gates = Gates(folder)
+        store.create("writes", np.zeros(self.shape, "f4"), rule="add")
+
+    def own(self, step: int, value: float) -> npt.NDArray[np.float32]:
+        """This worker's element of that step has the value; all others are 0."""
+        found = np.zeros(self.shape, "f4")
+        found[self.rank, step - 1] = value
+        return found
+
+    def write(self, step: int) -> None:
+        """Raises RolledBack."""
+        self._notes.note(SENDS, step)
+        self.store.push("writes", self.own(step, 1.0))
+
+    def stepped(self, step: int) -> None:
+        self._notes.note(STEPPED, step)
+        if self.rank == 0:
+            print(f"step {step}", flush=True)
+            self._gates.pass_by(step)
+        time.sleep(PACE_S)
+
+    def end(self, rounds: npt.NDArray[np.float32], trained: Iterable[npt.NDArray[np.float32]]) -> None:
+        """What the store has in the end."""
+        self._notes.end(rounds.tolist(), self.store.pull("writes").tolist())
+        digest = hashlib.sha256(b"".join(one.tobytes() for one in [rounds, *trained]))
+        print(f"version {self.store.version} sha256 {digest.hexdigest()}", flush=True)
+
+
+def main(loop: str, num_steps: int, folder: Path) -> None:
+    with psstore.connect(num_workers=None, connect_timeout_s=60.0) as store:
+        work = Work(store, num_steps, folder)
+        if loop == "plain":
+            from tests.chaos.plain_loop import train
+        else:
+            from tests.chaos.session_loop import train
+        train(work, overlap=loop)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    main(sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]))

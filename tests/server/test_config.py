@@ -150,6 +150,27 @@ def test_settings_that_contradict_each_other_are_refused(given: dict[str, str | 
 
 
 @pytest.mark.parametrize(
+    ("advertise", "found"),
+    [
+        ("h1", (("h1", None), ("h1", None))),
+        ("h1:80", (("h1", 80), ("h1", 81))),
+        ("h1:80, h2:80", (("h1", 80), ("h2", 80))),
+        ("h1,h2:90", (("h1", None), ("h2", 90))),
+        ("fd00::1", (("fd00::1", None), ("fd00::1", None))),
+        ("[fd00::1]:80", (("fd00::1", 80), ("fd00::1", 81))),
+    ],
+)
+def test_advertised_places_are_of_all_shards_or_of_each(advertise: str, found: tuple[tuple[str, int | None], ...]) -> None:
+    assert ServerSettings(shards=2, advertise=advertise).advertised() == found
+
+
+@pytest.mark.parametrize("advertise", ["", "h1:0", "h1:http", "h1,h2,h3", "h1:80,h1:80", "h1:65535", "ps://h1"])
+def test_advertised_places_that_make_no_sense_are_refused(advertise: str) -> None:
+    with pytest.raises(BadArgument, match="advertise"):
+        ServerSettings(shards=2, advertise=advertise).check()
+
+
+@pytest.mark.parametrize(
     ("text", "address"),
     [
         ("ps://127.0.0.1:5700", TcpAddress("127.0.0.1", 5700)),

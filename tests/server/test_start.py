@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from psstore.net.user_token import find
 from tests.support.raw_client import RawClient
 from tests.support.server_process import StoreProcess, failed_start
 
@@ -76,6 +77,23 @@ def test_host_that_means_all_is_advertised_as_one_that_can_be_reached(tmp_path: 
         assert client.hello(b"0123456789abcdef").addresses == ((store.url,),)
     with StoreProcess(*flags) as store:
         assert not store.url.startswith("ps://0.0.0.0")
+
+
+@pytest.mark.parametrize("each", [False, True])
+def test_clients_are_told_other_addresses_than_those_that_are_listened_at(each: bool) -> None:
+    """As behind NAT, a proxy or a service of Kubernetes; who comes there on this machine finds the user's token."""
+    outside = free_ports(2)
+    told = [f"ps://127.0.0.1:{outside + index}" for index in range(2)]
+    advertise = ",".join(address.removeprefix("ps://") for address in (told if each else told[:1]))
+    with StoreProcess("--shards", "2", "--advertise", advertise) as store:
+        assert (store.url, store.addresses) == (told[0], told)
+        ports = [one.laddr.port for shard in store.shards() for one in shard.net_connections("tcp")]
+        assert len(ports) == 2
+        assert not set(ports) & {outside, outside + 1}
+        for port in ports:
+            with RawClient(f"ps://127.0.0.1:{port}") as client:
+                assert client.hello(find(told[1])).addresses == tuple((address,) for address in told)
+    assert find(told[1]) is None
 
 
 def test_shards_load_neither_torch_nor_numpy() -> None:

@@ -39,9 +39,9 @@ class UserToken:
     """A server's: `secret` can be found by its user's clients from now on, until `close`."""
 
     def __init__(self, addresses: Sequence[Address]) -> None:
-        """`addresses`: that the store is bound to. Raises BadArgument if there is no place for a file."""
+        """`addresses`: that the store is bound to, and that its clients are told. Raises BadArgument if there is no place for a file."""
         self.secret = secrets.token_hex(32).encode()
-        self._names = [name_of(address) for address in addresses]
+        self._names = list(dict.fromkeys(name_of(meant) for one in addresses for meant in _meanings(one)))
         problems = []
         for directory in token_directories():
             try:
@@ -64,7 +64,7 @@ class UserToken:
         os.close(self._file)
 
     def _publish(self, directory: Path) -> None:
-        """Puts the token under each name. A server that has one does not serve that address any more: we bound it."""
+        """Puts the token under each name. A server that has one does not serve that address any more: it is ours now."""
         _make_private(directory)
         with _locked(directory):
             _remove_stale(directory)
@@ -89,7 +89,7 @@ def find(address: str) -> bytes | None:
 
 
 def _meanings(address: Address) -> list[Address]:
-    """What a store on this machine would be bound to."""
+    """The addresses on this machine that it stands for."""
     if not isinstance(address, TcpAddress):
         return [address]
     if address.host == "localhost":

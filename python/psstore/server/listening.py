@@ -10,6 +10,7 @@ import errno
 import os
 import socket
 import stat
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from psstore.errors import BadArgument
@@ -46,11 +47,13 @@ class Endpoint:
         self.local = UnixAddress(path)
         self._files[path] = os.stat(path).st_ino
 
-    def add_tcp(self, host: str, port: int, advertise: str, *, congestion_control: str | None) -> None:
+    def add_tcp(
+        self, host: str, port: int, advertise: tuple[str, int | None], *, congestion_control: str | None
+    ) -> None:
         sock = _bind_tcp(host, port, congestion_control)
         self.sockets.append(sock)
         bound, port = sock.getsockname()[:2]
-        self.addresses.append(TcpAddress(advertise, port))
+        self.addresses.append(TcpAddress(advertise[0], advertise[1] or port))
         self.bound.append(TcpAddress(bound, port))
         self.local = self.local or TcpAddress(_LOOPBACKS.get(bound, bound), port)
 
@@ -73,12 +76,13 @@ def bind_shards(
     *,
     tcp: TcpAddress | None,
     uds: str | None,
-    advertise: str | None,
+    advertise: Sequence[tuple[str, int | None]] | None,
     congestion_control: str | None,
 ) -> list[Endpoint]:
     """One endpoint per shard; unix sockets come first in its addresses. Raises BadArgument, with nothing left bound.
 
-    `congestion_control`: of TCP connections that are accepted; None: the system's."""
+    `advertise`: host and port at which clients find each shard, None for the port that it listens at; None: as they
+    listen. `congestion_control`: of TCP connections that are accepted; None: the system's."""
     endpoints = [Endpoint() for _ in range(num_shards)]
     try:
         for index, endpoint in enumerate(endpoints):
@@ -86,7 +90,7 @@ def bind_shards(
                 endpoint.add_unix(os.path.abspath(uds if index == 0 else f"{uds}.{index}"))
             if tcp is not None:
                 port = tcp.port + index if tcp.port else 0
-                where = advertise or _reachable(tcp.host)
+                where = advertise[index] if advertise is not None else (_reachable(tcp.host), None)
                 endpoint.add_tcp(tcp.host, port, where, congestion_control=congestion_control)
     except BaseException:
         for endpoint in endpoints:

@@ -14,7 +14,7 @@ from psstore.memory import DEFAULT_SNAPSHOT_PART, limit_bytes, parse_size
 from psstore.net.address import DEFAULT_PORT, TcpAddress
 from psstore.net.sockets import check_congestion_control
 from psstore.protocol.membership import OfLost
-from psstore.server.hosts import parse_hosts, split_hosts
+from psstore.server.hosts import advertised_hosts, parse_hosts, split_hosts
 from psstore.types import UNBOUNDED, Consistency, parse_workers, place_shards
 
 LogLevel = Literal["debug", "info", "warning", "error"]
@@ -84,7 +84,11 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
         str | None, _text("unix socket of shard 0, shard i is at UDS.i; no TCP unless that is asked for")
     ] = None
     advertise: Annotated[
-        str | None, _text("host name that clients are told to connect to, if not the one of --host")
+        str | None,
+        _text(
+            "where clients are told to connect to, if not where shards listen: a host, a host:port of shard 0 (shard i is"
+            " at port+i), or one for each shard, separated by commas"
+        ),
     ] = None
     workers: Annotated[
         int | str,
@@ -193,6 +197,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
             )
         if self.port and self.port + self.shards > 65536:
             raise BadArgument(f"{self.shards} shards from port {self.port} on go beyond port 65535; use --port 0")
+        self.advertised()
         self.snapshot_memory_bytes()
         self.checkpoint_interval()
         if self.restore == "auto" and self.checkpoint is None:
@@ -218,6 +223,11 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     def hosts(self) -> tuple[TcpAddress, ...] | None:
         """Where each shard runs, if each has a host of its own; None: all of them run on this host."""
         return None if self.shards_at is None else parse_hosts("shards_at", split_hosts(self.shards_at))
+
+    def advertised(self) -> tuple[tuple[str, int | None], ...] | None:
+        """Host and port at which clients find each shard, a port that is None being the one that it listens at; None: as
+        they listen. Raises BadArgument."""
+        return None if self.advertise is None else advertised_hosts(self.advertise, self.shards)
 
     def max_memory_bytes(self) -> int:
         """What all shards of this host may take together."""
@@ -252,7 +262,10 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
         if self.shards not in (1, len(hosts)):
             raise BadArgument(f"shards is {self.shards}, but shards_at names {len(hosts)}; leave --shards out")
         if self.uds is not None or self.advertise is not None:
-            raise BadArgument("--shards-at says where clients find the shards; leave --uds and --advertise out")
+            raise BadArgument(
+                "--shards-at says where clients find the shards; leave --uds and --advertise out. A shard that listens"
+                " elsewhere than it is found is told where by --host and --port"
+            )
 
     def consistency(self) -> Consistency:
         """What mode, quorum and staleness say together: the mode fills in what is not given."""

@@ -26,9 +26,9 @@ class Site:
         """No other host has a shard of this store."""
         return len(self.endpoints) == len(self.addresses)
 
-    def bound(self) -> list[Address]:
-        """Where the shards that run here listen."""
-        return [address for endpoint in self.endpoints for address in endpoint.bound]
+    def own(self) -> list[Address]:
+        """Where the shards that run here listen, and where clients are told to find them."""
+        return [address for endpoint in self.endpoints for address in (*endpoint.bound, *endpoint.addresses)]
 
     def watched(self) -> Mapping[int, str]:
         """Shards whose life concerns this host, and where they are asked: shard 0; from its own host, all others too.
@@ -58,12 +58,12 @@ def open_site(settings: ServerSettings, tcp: TcpAddress | None) -> Site:
     hosts, control = settings.hosts(), settings.congestion_control
     if hosts is None:
         endpoints = bind_shards(
-            settings.shards, tcp=tcp, uds=settings.uds, advertise=settings.advertise, congestion_control=control
+            settings.shards, tcp=tcp, uds=settings.uds, advertise=settings.advertised(), congestion_control=control
         )
         addresses = tuple(tuple(str(address) for address in endpoint.addresses) for endpoint in endpoints)
         return Site(0, endpoints, addresses)
     index = settings.shard_index or 0
-    endpoints = bind_shards(1, tcp=tcp, uds=None, advertise=hosts[index].host, congestion_control=control)
+    endpoints = bind_shards(1, tcp=tcp, uds=None, advertise=[hosts[index]], congestion_control=control)
     return Site(index, endpoints, tuple((str(host),) for host in hosts))
 
 

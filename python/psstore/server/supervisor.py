@@ -171,7 +171,7 @@ class Supervisor:
         user_token: UserToken | None = None
         try:
             if self._token is None and self._tcp is not None:
-                user_token = UserToken(site.bound())
+                user_token = UserToken(site.own())
                 self._token = user_token.secret
             with Signals() as signals:
                 return self._supervise(site, signals, out=out, ready_fd=ready_fd)

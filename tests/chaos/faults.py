@@ -1,0 +1,105 @@
+"""How each kind of fault is done, and undone when its time is over."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Callable, Collection
+from functools import partial
+
+import psutil
+
+from psstore.checkpoint import reader
+from psstore.checkpoint.place import COMPLETE, open_place
+from psstore.errors import StorageError
+from tests.chaos.links import Links, Manner
+from tests.chaos.plan import Fault
+from tests.chaos.processes import Processes
+from tests.chaos.stage import Stage
+
+SIGNALS = {"kill": signal.SIGKILL, "terminate": signal.SIGTERM}
+MANNERS: dict[str, Manner] = {"half-open": "swallow", "trickle": "trickle", "delay": "delay"}
+
+
+class Faults:
+    """Does them, one after another."""
+
+    def __init__(self, stage: Stage, processes: Processes, over: threading.Event, damaged: list[str]) -> None:
+        """`over`: the run is. `damaged` gets what a full disk took that was there."""
+        self._stage = stage
+        self._processes = processes
+        self._over = over
+        self._damaged = damaged
+
+    def aim(self, fault: Fault) -> Callable[[], bool]:
+        """Finds the victim. Returns what does it, and blocks until it is undone; False: it met nobody, who is dead or
+        has ended."""
+        kinds: dict[str, Callable[[Fault], Callable[[], bool]]] = {
+            "link": self._at_link,
+            "host": lambda fault: partial(self._on_host, fault),
+            "disk": lambda fault: partial(self._on_disk, fault),
+        }
+        return kinds.get(fault.victim.split()[0], self._at_process)(fault)
+
+    def _at_process(self, fault: Fault) -> Callable[[], bool]:
+        return partial(self._on_process, fault, self._processes.find(fault.victim))
+
+    def _on_process(self, fault: Fault, victim: psutil.Process | None) -> bool:
+        if victim is None:
+            return False
+        try:
+            if fault.kind == "stop":
+                victim.suspend()
+                self._over.wait(fault.for_s)
+                victim.resume()
+            else:
+                victim.send_signal(SIGNALS[fault.kind])
+        except psutil.NoSuchProcess:
+            return False
+        return True
+
+    def _at_link(self, fault: Fault) -> Callable[[], bool]:
+        links = self._stage.links
+        assert links is not None, "the scene has them"
+        _, shard, *of = fault.victim.split()
+        ports = self._processes.ports_to(f"worker {of[-1]}", links.ports[int(shard)]) if of else None
+        return partial(self._on_link, fault, links, int(shard), ports)
+
+    def _on_link(self, fault: Fault, links: Links, index: int, ports: Collection[int] | None) -> bool:
+        if fault.kind == "cut":
+            return links.cut(index, ports) > 0
+        met = links.set_manner(index, ports, MANNERS[fault.kind])
+        if fault.kind != "half-open":
+            self._over.wait(fault.for_s)
+            links.set_manner(index, ports, "pass")
+        return met > 0
+
+    def _on_host(self, fault: Fault) -> bool:
+        hosts = self._stage.hosts
+        assert hosts is not None, "the scene has them"
+        with hosts.unplugged(int(fault.victim.split()[1])):
+            self._over.wait(fault.for_s)
+        return True
+
+    def _on_disk(self, fault: Fault) -> bool:
+        disk = self._stage.disk
+        assert disk is not None, "the scene has one"
+        disk.fill()
+        before = self._loadable()
+        self._over.wait(fault.for_s)
+        # A later one may have had room, and have taken the place of the oldest: the newest that was there stays.
+        if before and max(before) not in self._loadable():
+            self._damaged.append(f"version {max(before)}, which was there before the disk was full")
+        disk.empty()
+        return True
+
+    def _loadable(self) -> set[int]:
+        """Checkpoints of which every byte is right."""
+        place, found = open_place(self._stage.place).place, set[int]()
+        for one in place.list():
+            if one.status == COMPLETE:
+                with contextlib.suppress(StorageError):
+                    reader.verify(place.storage, one.version)
+                    found.add(one.version)
+        return found

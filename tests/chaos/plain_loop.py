@@ -1,0 +1,45 @@
+"""A store's own calls, with numpy: a loop that is no session, and goes on by itself when the store went back."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from psstore.errors import RolledBack
+from tests.chaos.work import Work
+
+ELEMS = 20_000
+NETWORK, LEDGER = 0, 1
+"""Parameter groups."""
+
+
+def train(work: Work, *, overlap: str) -> None:
+    del overlap  # of what a backward pass has
+    work.store.create("network", np.ones(ELEMS, "f4"), rule="sgd", group=NETWORK)
+    work.store.create("rounds", np.zeros(work.shape, "f4"), rule="sgd", group=LEDGER)
+    while not _is_done(work):
+        while True:  # as often as it goes back
+            try:
+                work.store.reconnect()
+                break
+            except RolledBack:
+                continue
+    state = work.store.pull_state(["network"])[0]
+    work.end(work.store.pull("rounds"), [work.store.pull("network"), *state.buffers.values()])
+    work.store.barrier("read")
+
+
+def _is_done(work: Work) -> bool:
+    """False: the store went back."""
+    store = work.store
+    try:
+        while (step := store.round) <= work.num_steps:
+            work.write(step)
+            draw = np.random.default_rng(1000 * step + work.rank).standard_normal(ELEMS, "f4")
+            store.push("network", draw - store.pull("network"))
+            store.push("rounds", work.own(step, -work.shape[0]))
+            store.commit({NETWORK: {"lr": 0.05, "momentum": 0.9}, LEDGER: {"lr": 1.0, "momentum": 0.0}})
+            work.stepped(step)
+        store.barrier("done")
+        return True
+    except RolledBack:
+        return False

@@ -1,0 +1,107 @@
+"""How a training is put on: which commands run it, with what around them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.virtual_hosts import VirtualHosts
+
+from tests.chaos.disk import SmallDisk
+from tests.chaos.links import Links
+from tests.chaos.plan import CHECKPOINT_EVERY, STEPS, ChaosPlan
+from tests.chaos.processes import WORK, Processes
+
+RESTARTS = 20
+PORT = 5700
+ROOT = Path(__file__).parents[2]
+
+
+@dataclass(frozen=True)
+class Command:
+    """One of them."""
+
+    who: str
+    """How its lines begin, as those of `psstore run` do; '': as they are."""
+    arguments: Sequence[str]
+    environ: Mapping[str, str]
+
+
+class Stage:
+    """What one run needs, for as long as it takes: `with Stage(plan, folder, processes) as stage:`."""
+
+    def __init__(self, plan: ChaosPlan, folder: Path, processes: Processes) -> None:
+        self._plan = plan
+        self.notes, self.checkpoints, self.temporary = folder / "notes", folder / "checkpoints", folder / "temporary"
+        for one in (self.notes, self.checkpoints, self.temporary):
+            one.mkdir()
+        self._processes = processes
+        self._ends = contextlib.ExitStack()
+        self.links: Links | None = None
+        self.hosts: VirtualHosts | None = None
+        self.disk: SmallDisk | None = None
+
+    def __enter__(self) -> Stage:
+        with contextlib.ExitStack() as ends:
+            plan = self._plan
+            if plan.scene == "links":
+                self.links = ends.enter_context(Links(plan.num_shards, self._processes.listening, seed=plan.seed))
+            if plan.scene == "hosts":
+                self.hosts = ends.enter_context(VirtualHosts(plan.num_shards + plan.num_workers))
+            if plan.scene == "disk":
+                self.disk = ends.enter_context(SmallDisk(self.checkpoints))
+            self._ends = ends.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ends.close()
+
+    @property
+    def place(self) -> str:
+        """Where checkpoints go."""
+        return str(self.checkpoints / "run")
+
+    def commands(self) -> list[Command]:
+        work = [WORK, self._plan.loop, str(STEPS), str(self.notes)]
+        environ = {
+            **os.environ,
+            **self._processes.environ,
+            "PYTHONPATH": str(ROOT),
+            "TMPDIR": str(self.temporary),
+            "OMP_NUM_THREADS": "1",
+        }
+        return self._on_one_machine(work, environ) if self.hosts is None else self._on_hosts(self.hosts, work, environ)
+
+    def _on_one_machine(self, work: list[str], environ: Mapping[str, str]) -> list[Command]:
+        plan = self._plan
+        if self.links is not None:
+            places = ",".join(f"127.0.0.1:{port}" for port in self.links.ports)
+            environ = {**environ, "PSSTORE_ADVERTISE": places, "PSSTORE_TRANSPORT": "tcp"}
+        flags = ["--shards", str(plan.num_shards), "--workers", str(plan.num_workers), "--restarts", str(RESTARTS)]
+        saves = ["--checkpoint", self.place, "--checkpoint-every", str(CHECKPOINT_EVERY)]
+        command = [sys.executable, "-m", "psstore.cli.main", "run", *flags, *saves, *work]
+        return [Command("", command, environ)]
+
+    def _on_hosts(self, hosts: VirtualHosts, work: list[str], environ: Mapping[str, str]) -> list[Command]:
+        plan = self._plan
+        token = self.notes / "token"
+        token.write_text("0123456789abcdef" * 4)
+        token.chmod(0o600)
+        environ = {**environ, "PSSTORE_TOKEN_FILE": str(token)}
+        places = ",".join(f"{name}:{PORT}" for name in hosts.names[: plan.num_shards])
+        flags = ["--shards-at", places, "--workers", str(plan.num_workers), "--restarts", str(RESTARTS)]
+        flags += ["--checkpoint", self.place, "--checkpoint-every", str(CHECKPOINT_EVERY), "--restore", "auto"]
+        flags += ["--rejoin-s", "60", "--until-done", "--log-level", "warning"]
+        found = []
+        for shard in range(plan.num_shards):
+            server = [sys.executable, "-m", "psstore.cli.server", *flags, "--shard-index", str(shard)]
+            found.append(Command(f"host {shard}", hosts.on(shard, server), environ))
+        told = {**environ, "PSSTORE_URL": f"ps://{hosts.names[0]}:{PORT}", "WORLD_SIZE": str(plan.num_workers)}
+        for rank in range(plan.num_workers):
+            run = hosts.on(plan.num_shards + rank, [sys.executable, "-u", *work])
+            found.append(Command(f"rank {rank}", run, {**told, "RANK": str(rank)}))
+        return found
