@@ -117,6 +117,10 @@ def test_promises_hold_where_workers_come_and_go_for_seeds_from(first: int) -> N
     assert num_changes > BATCH, "hardly anybody came or went"
 
 
+def test_a_worker_of_which_only_the_heartbeats_met_the_store_before_it_fell_is_one_of_the_next_store() -> None:
+    run_and_check(falling_plan_of(163))
+
+
 def test_same_seed_gives_the_same_run() -> None:
     traces: list[list[str]] = [[], []]
     for trace in traces:
