@@ -67,7 +67,7 @@ class SessionLink:
         if self.connection is None:
             return
         try:
-            self.session.feed(data, self._world.now)
+            self.session.feed([data], self._world.now)
             if self.session.state is LinkState.UP:
                 self._backoff_s = FIRST_BACKOFF_S
             self.flush()
