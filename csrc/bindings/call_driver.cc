@@ -17,7 +17,7 @@ namespace psstore::bindings {
 namespace {
 
 // How long the answers to small calls that were started wait, if nobody waits for them.
-constexpr std::chrono::nanoseconds kPostponed = std::chrono::milliseconds{1};
+constexpr std::chrono::nanoseconds kArmedLater = std::chrono::milliseconds{1};
 
 // How long after a blocking call the own thread sleeps on, as the next one may follow and nothing is asked for. What
 // comes unasked, as the end of a connection, is noticed so late.
@@ -41,7 +41,7 @@ double now_s() {
 }
 
 // What waits on a session to go out together, at most: it goes out with the GIL held.
-constexpr size_t kMaxHeldBytes = kReleaseGilBytes;
+constexpr size_t kMaxCorkedBytes = kReleaseGilBytes;
 
 }  // namespace
 
@@ -72,7 +72,7 @@ class CallDriver::Hold {
       return;
     }
     driver_.busy_ = true;
-    driver_.mute();
+    driver_.disarm();
   }
   Hold(const Hold&) = delete;
   Hold& operator=(const Hold&) = delete;
@@ -84,9 +84,9 @@ class CallDriver::Hold {
   void release() {
     if (!held_) return;
     if (rests_ && driver_.nobody_waits()) {
-      driver_.postpone(kRest);
+      driver_.arm_later(kRest);
     } else {
-      driver_.unmute();
+      driver_.arm();
     }
     driver_.busy_ = false;
     let_go();
@@ -108,7 +108,7 @@ class CallDriver::Visit {
  public:
   explicit Visit(const CallDriver& driver) : driver_(driver) {
     if (called(PyObject_CallOneArg(driver_.acquire_.ptr(), Py_False)).ptr() == Py_True) return;
-    if (driver_.busy_) eventfd_write(driver_.loop_.bell, 1);  // it lets go of the loop then
+    if (driver_.busy_) eventfd_write(driver_.loop_.wakeup_fd, 1);  // it lets go of the loop then
     called(PyObject_CallNoArgs(driver_.acquire_.ptr()));
   }
   Visit(const Visit&) = delete;
@@ -146,19 +146,19 @@ void CallDriver::ask(double timeout_s) const {
   poll_busily({&sockets, 1}, timeout, timeout);
 }
 
-void CallDriver::listen(bool listens) {
-  muted_ = !listens;
+void CallDriver::set_armed(bool arms) {
+  armed_ = arms;
   epoll_event event{};
-  if (listens) event.events = EPOLLIN;
+  if (arms) event.events = EPOLLIN;
   event.data.fd = loop_.sockets;
   epoll_ctl(loop_.idle, EPOLL_CTL_MOD, loop_.sockets, &event);
 }
 
-void CallDriver::send_held() {
-  if (loop_.holding.empty()) return;
+void CallDriver::uncork() {
+  if (loop_.corked.empty()) return;
   const Inside inside(*this);
-  for (const py::handle one : loop_.holding) send(one.cast<PySession&>().session);
-  loop_.holding.attr("clear")();
+  for (const py::handle one : loop_.corked) send(one.cast<PySession&>().session);
+  loop_.corked.attr("clear")();
 }
 
 // As the loop does it itself, so that no line of Python runs in between: an exception there would have it never sent.
@@ -178,9 +178,9 @@ void CallDriver::send(ClientSession& session) const {
 
 // The own thread looks after what comes a little later, unless somebody waits for it before: woken by each
 // answer, it would fight for the GIL with a thread that makes one call after the other.
-void CallDriver::postpone(std::chrono::nanoseconds time) {
-  if (!muted_) listen(false);
-  postponed_ = true;
+void CallDriver::arm_later(std::chrono::nanoseconds time) {
+  if (armed_) set_armed(false);
+  armed_later_ = true;
   if (rings_within_ <= time) return;
   rings_within_ = time;
   const itimerspec once{.it_interval = {}, .it_value = {.tv_sec = 0, .tv_nsec = time.count()}};
@@ -199,13 +199,13 @@ void CallDriver::make(Call& call) const {
 CallDriver::Outcome CallDriver::call(Call& call) {
   Hold hold(*this);
   const auto sessions = call.sessions();
-  if (!hold || !loop_.holding.empty() || !std::ranges::all_of(sessions, &ClientSession::is_quiet)) {
+  if (!hold || !loop_.corked.empty() || !std::ranges::all_of(sessions, &ClientSession::is_quiet)) {
     return Outcome::kNotNow;
   }
   make(call);
   {
     const py::gil_scoped_release no_gil;
-    drive(sessions, loop_.bell, loop_.busy);
+    drive(sessions, loop_.wakeup_fd, loop_.busy);
   }
   const double now = now_s();
   for (ClientSession* const session : sessions) {
@@ -232,7 +232,7 @@ bool CallDriver::await(PySession& asked) {
   busy_ = true;
   {
     const py::gil_scoped_release no_gil;
-    drive({&session, 1}, loop_.bell, loop_.busy);
+    drive({&session, 1}, loop_.wakeup_fd, loop_.busy);
   }
   busy_ = false;
   send(*session);
@@ -247,19 +247,19 @@ std::optional<bool> CallDriver::start(Call& call) {
   if (has_ready() || !std::ranges::all_of(sessions, &ClientSession::is_up)) return std::nullopt;
   const bool small = call.is_small();
   const bool waits = can_wait(call);
-  if (!waits) send_held();
+  if (!waits) uncork();
   const Inside inside(*this);
   call.ask(now_s());
   for (size_t i = 0; i < sessions.size(); ++i) {
     if (!waits) {
       send(*sessions[i]);
-    } else if (const py::object session = call.object_of(i); !loop_.holding.contains(session)) {
-      loop_.holding.append(session);
+    } else if (const py::object session = call.object_of(i); !loop_.corked.contains(session)) {
+      loop_.corked.append(session);
     }
   }
-  const bool led = muted_ && !postponed_;
-  if (!led && small) postpone(kPostponed);
-  if (!led && !small) unmute();
+  const bool led = !armed_ && !armed_later_;
+  if (!led && small) arm_later(kArmedLater);
+  if (!led && !small) arm();
   return std::ranges::all_of(sessions, [&](const ClientSession* session) {
     return session->looks_at <= call.deadline_s();
   });
@@ -268,7 +268,7 @@ std::optional<bool> CallDriver::start(Call& call) {
 // The answer to a write is near on each of its sessions, and little waits there.
 bool CallDriver::can_wait(const Call& call) const {
   return call.is_small() && std::ranges::all_of(call.sessions(), [](const ClientSession* session) {
-           return session->answer_is_near() && session->outgoing().num_bytes() < kMaxHeldBytes;
+           return session->answer_is_near() && session->outgoing().num_bytes() < kMaxCorkedBytes;
          });
 }
 
@@ -283,22 +283,22 @@ void bind_call_driver(py::module_& m) {
   using namespace py::literals;
   py::class_<CallDriver>(m, "CallDriver", py::is_final())
       .def(py::init([](py::object loop, py::object mutex, py::object queue, py::list callers,
-                       py::object ready, py::list holding, int bell, int sockets, int idle,
+                       py::object ready, py::list corked, int wakeup_fd, int sockets, int idle,
                        double busy_s) {
              return CallDriver({std::move(loop), std::move(mutex), std::move(queue),
-                                std::move(callers), std::move(ready), std::move(holding), bell,
+                                std::move(callers), std::move(ready), std::move(corked), wakeup_fd,
                                 sockets, idle, as_nanoseconds(busy_s)});
            }),
-           py::kw_only(), "loop"_a, "mutex"_a, "queue"_a, "callers"_a, "ready"_a, "holding"_a,
-           "bell"_a, "sockets"_a, "idle"_a, "busy_s"_a = 0.0)
+           py::kw_only(), "loop"_a, "mutex"_a, "queue"_a, "callers"_a, "ready"_a, "corked"_a,
+           "wakeup_fd"_a, "sockets"_a, "idle"_a, "busy_s"_a = 0.0)
       .def_property_readonly("busy", &CallDriver::busy)
       .def("ask", &CallDriver::ask, "timeout_s"_a)
       .def("await_answer", &CallDriver::await, "session"_a)
-      .def("mute", &CallDriver::mute)
-      .def("unmute", &CallDriver::unmute)
+      .def("disarm", &CallDriver::disarm)
+      .def("arm", &CallDriver::arm)
       .def("woken", &CallDriver::woken)
-      .def("send_held", &CallDriver::send_held)
-      .def("hasten", &CallDriver::hasten);
+      .def("uncork", &CallDriver::uncork)
+      .def("arm_now", &CallDriver::arm_now);
 }
 
 }  // namespace psstore::bindings

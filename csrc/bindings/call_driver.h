@@ -2,7 +2,7 @@
 // for the loop to do.
 //
 // A blocking call sends, waits and receives, so that no signal's handler finds it halfway: handlers run
-// after it. It holds the loop's mutex all the while; who wants the loop rings the bell. A call that is
+// after it. It holds the loop's mutex all the while; who wants the loop writes to `wakeup_fd`. A call that is
 // started only sends, or not even that: while the answer to a write is on its way, what is started next
 // waits for whoever takes the loop for it, or for anything else, so that much goes out in one write. Nothing
 // waits where nothing is under way, nor longer than the own thread sleeps then.
@@ -24,11 +24,10 @@ struct LoopParts {
   py::object queue;  // threading.Lock: held by who wants it next
   py::list callers;  // who waits for something on it
   py::object ready;  // deque: what it has to do
-  py::list
-      holding;  // sessions on which something waits to go out: who takes the loop calls send_held
-  int bell;     // ends its poll
-  int sockets;  // its epoll
-  int idle;     // the epoll on which the own thread sleeps: it has `sockets` in it
+  py::list corked;   // sessions on which something waits to go out: who takes the loop calls uncork
+  int wakeup_fd;     // ends its poll
+  int sockets;       // its epoll
+  int idle;          // the epoll on which the own thread sleeps: it has `sockets` in it
   std::chrono::nanoseconds busy;  // how long a call asks for each answer before it sleeps
 };
 
@@ -42,22 +41,22 @@ class CallDriver {
   void ask(double timeout_s) const;
 
   // Whether the own thread wakes for what arrives. REQUIRES of these four: the loop is the caller's.
-  void mute() {
-    if (!muted_) listen(false);
-    postponed_ = false;
+  void disarm() {
+    if (armed_) set_armed(false);
+    armed_later_ = false;
   }
-  void unmute() {
-    if (muted_) listen(true);
-    postponed_ = false;
+  void arm() {
+    if (!armed_) set_armed(true);
+    armed_later_ = false;
   }
   // It is awake, be it by the timer.
   void woken() { rings_within_ = kNever; }
-  void send_held();
+  void uncork();
   // What was asked of the loop and has not begun, as far as it is known without the loop.
   bool has_ready() const { return py::len(loop_.ready) != 0; }
-  // Ends a postponement. Needs no loop.
-  void hasten() {
-    if (postponed_) unmute();
+  // The timer is not waited for. Needs no loop.
+  void arm_now() {
+    if (armed_later_) arm();
   }
 
   enum class Outcome {
@@ -82,13 +81,13 @@ class CallDriver {
   bool nobody_waits() const { return loop_.callers.empty() && nothing_is_due(); }
   // Nor does anybody want the loop.
   bool nothing_is_due() const;
-  void listen(bool listens);
+  void set_armed(bool arms);
   void make(Call& call) const;
   // Writes what the kernel takes; the loop goes on with the rest as soon as it takes more.
   void send(ClientSession& session) const;
   void tell_releases(const Call& call) const;
   bool can_wait(const Call& call) const;
-  void postpone(std::chrono::nanoseconds time);
+  void arm_later(std::chrono::nanoseconds time);
 
   LoopParts loop_;
   py::object acquire_;
@@ -97,9 +96,9 @@ class CallDriver {
   py::object running_loop_;
   py::object set_running_loop_;
   bool busy_ = false;
-  Descriptor timer_;  // wakes the own thread
-  bool muted_ = false;
-  bool postponed_ = false;  // muted, until the timer rings
+  Descriptor timer_;          // wakes the own thread
+  bool armed_ = true;         // the own thread wakes for what arrives
+  bool armed_later_ = false;  // not armed, until the timer rings
   static constexpr std::chrono::nanoseconds kNever = std::chrono::nanoseconds::max();
   std::chrono::nanoseconds rings_within_ = kNever;  // the timer, when it was set
 };

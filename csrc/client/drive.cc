@@ -38,14 +38,14 @@ bool sleep_in_recv(Sessions sessions) {
   return true;
 }
 
-bool wait(Sessions sessions, int bell, std::chrono::nanoseconds busy) {
+bool wait(Sessions sessions, int wakeup_fd, std::chrono::nanoseconds busy) {
   std::vector<pollfd> files;
   files.reserve(sessions.size() + 1);
   for (const ClientSession* const session : sessions) {
     const int events = session->outgoing().done() ? POLLIN : POLLIN | POLLOUT;
     files.push_back({session->link().fd(), static_cast<short>(events), 0});
   }
-  files.push_back({bell, POLLIN, 0});
+  files.push_back({wakeup_fd, POLLIN, 0});
   const int found = poll_busily(files, kQuiet, busy);
   if (found <= 0 || files.back().revents != 0) return false;
   for (size_t i = 0; i < sessions.size(); ++i) {
@@ -58,14 +58,14 @@ bool wait(Sessions sessions, int bell, std::chrono::nanoseconds busy) {
 
 }  // namespace
 
-bool drive(Sessions sessions, int bell, std::chrono::nanoseconds busy) {
+bool drive(Sessions sessions, int wakeup_fd, std::chrono::nanoseconds busy) {
   const auto end = Clock::now() + kLongestDrive;
   for (ClientSession* const session : sessions) {
     if (!session->send()) return false;
   }
   if (busy <= busy.zero() && !sleep_in_recv(sessions)) return false;
   while (!all_quiet(sessions)) {
-    if (!wait(sessions, bell, busy) || Clock::now() > end) return false;
+    if (!wait(sessions, wakeup_fd, busy) || Clock::now() > end) return false;
   }
   return true;
 }

@@ -14,9 +14,8 @@ inline constexpr std::chrono::milliseconds kQuiet{10};
 inline constexpr std::chrono::milliseconds kLongestDrive{1000};
 
 // Sends what the sessions have to say, and receives, until all that is asked of them is answered; or until something is
-// to be done by whoever drives them otherwise: another frame came, a connection ended, `bell` rang (a file descriptor that
-// becomes readable), a signal, nothing for a while. True: all is answered. `busy`: how long it asks for each
-// answer before it sleeps.
-bool drive(std::span<ClientSession* const> sessions, int bell, std::chrono::nanoseconds busy);
+// to be done by whoever drives them otherwise: another frame came, a connection ended, `wakeup_fd` became readable, a
+// signal, nothing for a while. True: all is answered. `busy`: how long it asks for each answer before it sleeps.
+bool drive(std::span<ClientSession* const> sessions, int wakeup_fd, std::chrono::nanoseconds busy);
 
 }  // namespace psstore

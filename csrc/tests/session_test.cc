@@ -25,7 +25,7 @@
 namespace psstore::testing {
 namespace {
 
-constexpr int kNoBell = -1;
+constexpr int kNoWakeup = -1;
 constexpr double kTimeoutS = 10.0;
 
 // What the sessions of a test carry.
@@ -75,9 +75,9 @@ class Ends {
     if (theirs_ >= 0) close(std::exchange(theirs_, -1));
   }
 
-  bool drive(int bell = kNoBell, std::chrono::nanoseconds busy = {}) {
+  bool drive(int wakeup_fd = kNoWakeup, std::chrono::nanoseconds busy = {}) {
     ClientSession* const one = &session;
-    const bool all = psstore::drive({&one, 1}, bell, busy);
+    const bool all = psstore::drive({&one, 1}, wakeup_fd, busy);
     session.tell_answered();
     return all;
   }
@@ -359,7 +359,7 @@ TEST(ClientSession, TwoSessionsAreAnsweredInAnyOrder) {
     for (const size_t i : order) ends[i % 2].reply(asked[i]->answer(numbers[i]));
     ClientSession* const both[] = {&ends[0].session, &ends[1].session};
     bool all = false;
-    for (int attempt = 0; attempt < 1000 && !all; ++attempt) all = drive(both, kNoBell, {});
+    for (int attempt = 0; attempt < 1000 && !all; ++attempt) all = drive(both, kNoWakeup, {});
     ASSERT_TRUE(all);
     for (ClientSession* const session : both) session->tell_answered();
     for (const auto& one : asked) {
@@ -374,12 +374,12 @@ TEST(ClientSession, WhoIsBusyAsksAndDoesNotSleep) {
   Asking read(Op::kPULL, {30});
   read.ask(ends);
   const long before = num_sleeps();
-  EXPECT_FALSE(ends.drive(kNoBell, kQuiet));  // nobody answers
+  EXPECT_FALSE(ends.drive(kNoWakeup, kQuiet));  // nobody answers
   EXPECT_EQ(num_sleeps(), before);
   EXPECT_FALSE(ends.drive());
   EXPECT_GT(num_sleeps(), before);
   ends.reply(read.answer(1));
-  EXPECT_TRUE(ends.drive(kNoBell, kQuiet));
+  EXPECT_TRUE(ends.drive(kNoWakeup, kQuiet));
   EXPECT_TRUE(read.arrived());
 }
 
@@ -462,9 +462,9 @@ TEST(ClientSession, ABellEndsTheWaitForAnAnswer) {
   Ends ends;
   Asking write(Op::kASSIGN, {100});
   write.ask(ends);
-  const int bell = eventfd(1, EFD_CLOEXEC);
-  EXPECT_FALSE(ends.drive(bell));
-  close(bell);
+  const int wakeup_fd = eventfd(1, EFD_CLOEXEC);
+  EXPECT_FALSE(ends.drive(wakeup_fd));
+  close(wakeup_fd);
   EXPECT_EQ(frames_of(ends.came()).size(), 1u);
   ends.reply(write.answer(1));
   EXPECT_TRUE(ends.finishes());

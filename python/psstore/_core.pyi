@@ -508,33 +508,34 @@ class CallDriver:
         queue: object,
         callers: list[int],
         ready: object,
-        holding: list[ClientSession],
-        bell: int,
+        corked: list[ClientSession],
+        wakeup_fd: int,
         sockets: int,
         idle: int,
         busy_s: float = 0.0,
     ) -> None:
         """Who has the `loop` holds `mutex`, who wants it next holds `queue`, `callers` wait for something, and
-        `ready` has something in it if a turn is due. Who takes the loop while a session is in `holding` calls
-        `send_held` first. `bell`: the event descriptor that wakes the loop. `sockets`: its epoll, which `idle`, another
-        one, has in it. `busy_s`: how long a call asks for each answer before it sleeps."""
+        `ready` has something in it if a turn is due. Who takes the loop while a session is in `corked` calls
+        `uncork` first. `wakeup_fd`: the event descriptor that wakes the loop. `sockets`: its epoll, which `idle`,
+        another one, has in it. `busy_s`: how long a call asks for each answer before it sleeps."""
     @property
     def busy(self) -> bool:
-        """A call is under way, and holds the mutex. Ringing the bell ends it."""
+        """A call is under way, and holds the mutex. What is written to `wakeup_fd` ends it."""
     def ask(self, timeout_s: float) -> None:
         """Waits, without sleeping, until the loop's sockets have something or the time is over. Releases the GIL."""
     def await_answer(self, session: ClientSession) -> bool:
         """Sends the one request of that session, and waits for its answer, as long as it may be near and nobody else
         wants the loop, which is the caller's; `next_frame` has what came. False: nothing was done. Releases the GIL."""
-    def mute(self) -> None:
+    def disarm(self) -> None:
         """The thread that sleeps on `idle` no longer wakes for the loop's sockets. Whoever has the loop may call it."""
-    def unmute(self) -> None: ...
-    def send_held(self) -> None:
-        """What waits on `holding`, which is empty then. Whoever has the loop may call it."""
+    def arm(self) -> None:
+        """It wakes for them again."""
+    def uncork(self) -> None:
+        """What waits on `corked`, which is empty then. Whoever has the loop may call it."""
     def woken(self) -> None:
         """The own thread is awake, and its caller."""
-    def hasten(self) -> None:
-        """It is to look now after the answers to what was started, or what else there is. From any thread."""
+    def arm_now(self) -> None:
+        """The own thread is to look after what was started now, or what else there is. From any thread."""
 
 @final
 class StartingParts:
@@ -560,9 +561,9 @@ class DirectCalls:
     """A store's pushes and pulls, as far as they go as such a call went before.
 
     The methods take what the store's take, and return what those return. Blocking ones send everything and wait for the
-    answers, with the GIL released: as long as they keep coming, and nobody rings the bell. What is started is sent, or
-    waits for the next answer if one is near. NotImplemented: it can't be done this way, or not now, and nothing was
-    done. A signal's handler may raise; what was not answered is forgotten then."""
+    answers, with the GIL released: as long as they keep coming, and nobody writes to `wakeup_fd`. What is started is
+    sent, or waits for the next answer if one is near. NotImplemented: it can't be done this way, or not now, and
+    nothing was done. A signal's handler may raise; what was not answered is forgotten then."""
 
     def __init__(
         self,

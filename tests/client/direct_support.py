@@ -207,15 +207,15 @@ class Starter(Ends):
         super().__init__()
         self.loop, self._idle = ManualLoop(), select.epoll()
         self._idle.register(self.loop.fileno(), select.EPOLLIN)
-        self.holding: list[_core.ClientSession] = []
+        self.corked: list[_core.ClientSession] = []
         self.driver = _core.CallDriver(
             mutex=threading.Lock(),
             queue=threading.Lock(),
             callers=[],
             ready=self.loop.ready,
-            holding=self.holding,
+            corked=self.corked,
             loop=self.loop,
-            bell=self.loop.bell,
+            wakeup_fd=self.loop.wakeup_fd,
             sockets=self.loop.fileno(),
             idle=self._idle.fileno(),
         )

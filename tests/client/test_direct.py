@@ -5,10 +5,13 @@ Mostly over a pair of sockets, whose other end has answered before it is asked: 
 
 from __future__ import annotations
 
+import os
 import socket
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from types import FrameType
 from typing import Any, Literal
 
 import numpy as np
@@ -291,6 +294,38 @@ def test_what_was_done_before_needs_no_turn_of_the_loop(
             assert store.version_of("a") == before + 1
 
         assert needs_no_turn(do_again, monkeypatch)
+
+
+@pytest.mark.sockets
+@pytest.mark.one_loop
+@pytest.mark.parametrize("transport", ["tcp", "shm"])
+def test_what_was_done_before_takes_few_calls_of_python(transport: str) -> None:
+    """They are the first push and pull of their rounds, where a decision is carried to the shard."""
+    with clusters(transport) as start, start().connect() as store:
+        values = np.ones(2**20, F32)
+        store.create("w", values, rule="sgd")
+        for _ in range(3):
+            num_pushing = num_calls(lambda: store.push("w", values))
+            store.commit({"lr": 0.1})
+            num_pulling = num_calls(lambda: store.pull("w", out=values))
+        assert num_pushing <= 8
+        assert num_pulling <= 15
+
+
+def num_calls(call: Callable[[], object]) -> int:
+    """How many functions of the package the call calls in Python, on this thread."""
+    found: list[str] = []
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        if event == "call" and f"{os.sep}psstore{os.sep}" in frame.f_code.co_filename:
+            found.append(frame.f_code.co_name)
+
+    sys.setprofile(note)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    return len(found)
 
 
 @pytest.mark.sockets

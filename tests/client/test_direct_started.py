@@ -167,7 +167,7 @@ def test_what_the_kernel_does_not_take_is_left_to_the_loop_in_order(starter: Sta
     assert starter.start(num_elems=2 * NUM_ELEMS)
     assert not starter.awaits_room()
     assert starter.start("PULL")
-    starter.driver.send_held()
+    starter.driver.uncork()
     assert starter.came() == filled
     assert starter.awaits_room()
     sent = b""

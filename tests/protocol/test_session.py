@@ -69,7 +69,7 @@ class Far:
         self.answer_with(OPS[op], m.encode_body(body) if body else b"", now=now, **header)
 
     def answer_with(self, op: int, body: bytes, *, now: float = 0.0, **header: Any) -> None:
-        self.session.feed(_core.encode_frame(op, body=body, **header), now)
+        self.session.feed([_core.encode_frame(op, body=body, **header)], now)
 
     def welcome(self, *, store: str = "a store", now: float = 0.0, **fields: Any) -> None:
         known = {"shard": 0, "addresses": (("fake://0",),), "num_workers": 1, "quorum": 1, "staleness": 0}
@@ -513,7 +513,7 @@ def test_reads_that_are_abandoned_fail_and_their_late_payloads_are_discarded() -
     assert [type(read.error) for read in reads] == [errors.TornRound] * 2
     assert not other.done()
     for request, op in ((1, "PULLED"), (2, "NORMED")):
-        far.session.feed(payload_of(op, request), 0.0)
+        far.session.feed([payload_of(op, request)], 0.0)
     far.answer_with(OPS["STATISTICS"], m.encode_body(m.Statistics(counters={})), request=3)
     assert other.done(), "nothing of them is left in its way"
 
@@ -523,7 +523,7 @@ def test_payload_of_another_read_is_unexpected() -> None:
     far.connect()
     far.request("PULL", body=m.Carry())
     with pytest.raises(errors.UnexpectedMessage):
-        far.session.feed(payload_of("NORMED", 1), 0.0)
+        far.session.feed([payload_of("NORMED", 1)], 0.0)
 
 
 def test_session_that_was_given_up_fails_every_request() -> None:

@@ -178,8 +178,13 @@ def test_what_writes_checkpoints_is_started_again_but_not_for_ever(tmp_path: Pat
 
 
 def kill_writer(process: StoreProcess) -> None:
-    (writer,) = [one for one in process.shards() if "psstore.launch.checkpointing" in one.cmdline()]
-    writer.kill()
+    """It is there a moment after it is said that it is started."""
+
+    def writers() -> list[psutil.Process]:
+        return [one for one in process.shards() if "psstore.launch.checkpointing" in one.cmdline()]
+
+    assert eventually(lambda: len(writers()) == 1)
+    writers()[0].kill()
 
 
 # ---- several hosts ----

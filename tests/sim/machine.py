@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from psstore import _core
-from psstore.errors import PsstoreError
+from psstore.errors import PsstoreError, StoreUnreachable
 from psstore.protocol.client import Client
 from psstore.protocol.decision_cache import DecisionCache
 from psstore.protocol.handshake import ClientIdentity
@@ -67,7 +67,7 @@ class SessionLink:
         if self.connection is None:
             return
         try:
-            self.session.feed(data, self._world.now)
+            self.session.feed([data], self._world.now)
             if self.session.state is LinkState.UP:
                 self._backoff_s = FIRST_BACKOFF_S
             self.flush()
@@ -150,6 +150,7 @@ class Machine:
         """What runs beside its actor, and ends with it."""
         self.frames_to_live: int | None = None
         """Dies when it has sent so many frames more."""
+        self.heartbeats: SessionLink | None = None
         self.identity = ClientIdentity(client=f"{self.world.rng.getrandbits(128):032x}", role=role, token=token)
         decisions = DecisionCache(len(servers))
         self.links = [
@@ -196,15 +197,14 @@ class Machine:
 
     def start_heartbeats(self, server: Server, interval_s: float) -> None:
         """On a connection of its own, as the native thread has one."""
-        identity = ClientIdentity(client=self.identity.client, role="heartbeat", token=self.identity.token)
-        link = SessionLink(self, self._session(identity, DecisionCache(), 0), server)
-        link.connect()
-        self.links.append(link)
+        self._connect_heartbeats(server)
 
         def beat() -> None:
             if self.dead:
                 return
             self.world.after(interval_s, beat)
+            link = self.heartbeats
+            assert link is not None
             if link.session.state is LinkState.UP and link.connection is not None:
                 frame = _core.encode_frame(
                     _core.OPS["HEARTBEAT"], rank=self.identity.rank, incarnation=self.identity.incarnation
@@ -212,6 +212,11 @@ class Machine:
                 link.connection.to_server.write([frame])
 
         beat()
+
+    def _connect_heartbeats(self, server: Server) -> None:
+        identity = ClientIdentity(client=self.identity.client, role="heartbeat", token=self.identity.token)
+        self.heartbeats = SessionLink(self, self._session(identity, DecisionCache(), 0), server)
+        self.heartbeats.connect()
 
     def sent(self) -> None:
         """A frame is about to leave."""
@@ -228,6 +233,14 @@ class Machine:
         """Other servers are at the addresses from now on."""
         for link in self.links:
             link.server = servers[link.session.shard]
+        if self.heartbeats is None:
+            return
+        self.heartbeats.server = servers[0]
+        if self.heartbeats.session.welcome is not None and not self.has_met_the_store:
+            # Heartbeats of a real worker begin when it has joined, and so with the store that it trains with.
+            self.heartbeats.drop()
+            self.heartbeats.session.give_up(StoreUnreachable("before anything was asked"))
+            self._connect_heartbeats(servers[0])
 
     def kill(self) -> None:
         """kill -9: whatever it was doing, in the middle of a frame too."""
@@ -245,5 +258,5 @@ class Machine:
         self.dead = True
         for task in self.tasks:
             task.kill()
-        for link in self.links:
+        for link in (*self.links, *([self.heartbeats] if self.heartbeats else [])):
             link.drop(killed=killed)

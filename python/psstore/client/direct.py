@@ -75,7 +75,7 @@ class Direct:
             if not client.may_pull(layout.ways, trained=layout.is_trained) or not 0.0 <= patience_s <= m.MAX_WAIT_S:
                 return None
             terms = _core.CallTerms(OPS[op], patience_s + GRACE_S, 0, True, client.decision, patience_s)
-            if wait_s is not None or not client.may_pull(frozenset(), trained=True):
+            if wait_s is not None or client.owes_decisions or not (layout.is_trained or client.is_current):
                 return terms
         elif op == "PUSH":
             if not client.may_push or self._context.coded.has_pending:

@@ -212,8 +212,7 @@ class Pipe:
 
     def to_client(self, pieces: Sequence[Piece]) -> None:
         try:
-            for piece in pieces:
-                self.session.feed(piece, self._loop.time())
+            self.session.feed(pieces, self._loop.time())
         except PsstoreError as error:
             self.session.give_up(error)
         self.flush()

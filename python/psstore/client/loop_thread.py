@@ -65,7 +65,7 @@ class LoopThread:
         self.terms: list[dict[str, _core.CallTerms]] = [{}]
         """What direct calls say besides their slices, by operation: one dictionary, and another one as soon as
         somebody has the loop, where all that changes by which they would say something else."""
-        self._holding: list[_core.ClientSession] = []
+        self._corked: list[_core.ClientSession] = []
         """On which something waits to go out: whoever has the loop next sends it first."""
         self._idle = select.epoll()
         self._idle.register(self._loop.fileno(), select.EPOLLIN)
@@ -74,15 +74,15 @@ class LoopThread:
             queue=self._queue,
             callers=self._callers,
             ready=self._loop.ready,
-            holding=self._holding,
+            corked=self._corked,
             loop=self.loop,
-            bell=self._loop.bell,
+            wakeup_fd=self._loop.wakeup_fd,
             sockets=self._loop.fileno(),
             idle=self._idle.fileno(),
             busy_s=busy_s,
         )
         """For calls that need no turn of the loop, as long as nobody else needs one."""
-        self._loop.on_call = self.calls.hasten
+        self._loop.on_call = self.calls.arm_now
         self._loop.on_distrust = partial(ClientConnection.abort_all, self.loop)
         self._polls_until, self._sleeps_until = 0.0, math.inf
         """When the leader's poll and the own thread's sleep end, if nothing comes."""
@@ -165,7 +165,7 @@ class LoopThread:
             with self._starting:
                 self._stopping = True
                 self._loop.wake()
-                self.calls.hasten()
+                self.calls.arm_now()
             if threading.get_ident() not in (self._thread.ident, *self._callers):  # it waits for them
                 self._thread.join()
 
@@ -260,8 +260,8 @@ class LoopThread:
         self._holder = threading.get_ident()
         asyncio._set_running_loop(self.loop)
         self.terms[0] = {}
-        if self._holding:
-            self.calls.send_held()
+        if self._corked:
+            self.calls.uncork()
 
     def _give(self) -> None:
         if self._holder == threading.get_ident():
@@ -273,7 +273,7 @@ class LoopThread:
 
     def _lead(self, me: int) -> None:
         self._leader = me
-        self.calls.mute()
+        self.calls.disarm()
 
     def _poll(self) -> Any:
         """Waits for the loop's next events, and lets others have it meanwhile."""
@@ -339,7 +339,7 @@ class LoopThread:
             with contextlib.suppress(RuntimeError):  # it is awake already
                 self._followers[0].release()
             return
-        self.calls.unmute()
+        self.calls.arm()
         self._hurry(self._sleeps_until)
 
     # ---- the own thread ----
@@ -356,7 +356,7 @@ class LoopThread:
                     return
                 self.calls.woken()
                 if not self._leader:
-                    self.calls.unmute()
+                    self.calls.arm()
                     self._turn_alone()
                 self._sleeps_until, timeout_s = self._until_next()
                 if self._leader and timeout_s == 0.0:  # what is due is the leader's to do

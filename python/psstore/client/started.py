@@ -68,7 +68,7 @@ class Started(concurrent.futures.Future[T]):
             if timeout is None:
                 self._thread.run(self._until_done())
             else:
-                self._thread.calls.hasten()
+                self._thread.calls.arm_now()
         if self._ending is not None and self._ending[1] is None:
             return cast(T, self._ending[0])
         return super().result(timeout)

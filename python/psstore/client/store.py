@@ -335,7 +335,7 @@ def _awaited(
         if at_once is not None and self._calls is not None:
             started = at_once(self._calls, *args, **kwargs)
             if started is not NotImplemented:
-                self._backend.thread.calls.hasten()  # nobody drives it but the own thread
+                self._backend.thread.calls.arm_now()  # nobody drives it but the own thread
                 return await asyncio.wrap_future(cast(concurrent.futures.Future[T], started))
         return await asyncio.wrap_future(self._submit(operation(self._operations, *args, **kwargs)))
 

@@ -51,9 +51,9 @@ class ManualLoop:
         self._closed = False
         self.on_call: Callable[[], object] = _nothing
         """Told of each call that another thread may have asked for, until the loop is closed."""
-        self.bell = bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        weakref.finalize(self, os.close, bell)  # no sooner: `wake` must not hit another file that got its number
-        self.add_reader(bell, os.eventfd_read, bell)
+        self.wakeup_fd = wakeup_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        weakref.finalize(self, os.close, wakeup_fd)  # no sooner: `wake` must not hit another file that got its number
+        self.add_reader(wakeup_fd, os.eventfd_read, wakeup_fd)
 
     # ---- what its holder calls ----
 
@@ -67,7 +67,7 @@ class ManualLoop:
 
     def wake(self) -> None:
         """Ends a poll, now or the next one. From any thread, also in a signal handler."""
-        _ring(self.bell, 1)
+        _ring(self.wakeup_fd, 1)
 
     def has_ready(self) -> bool:
         """The next turn has something to do without any event."""

@@ -543,6 +543,11 @@ class Client:
         asked = {self.sessions[way].shard for way in ways}
         return all(session.shard in asked for session in self._behind())
 
+    @property
+    def owes_decisions(self) -> bool:
+        """Some shard may lack the last decision, or its scale."""
+        return bool(self._behind())
+
     def ask_to_stage(self, transfer: Transfer, future: Future) -> None:
         """`push` of a frame; the future is told the answer. REQUIRES: `may_push`."""
         session = self.sessions[transfer.way]
@@ -687,8 +692,10 @@ class Client:
     def _behind(self) -> list[Session]:
         """The sessions whose shard may lack the last decision, or its scale."""
         scaled = self._decisions.scale.decision if self._decisions.scale is not None else 0
-        last = self._decisions.last
-        told = {s.shard for s in self.sessions if s.version >= last and s.scaled >= scaled}
+        last, told = self._decisions.carried.last, set[int]()
+        for session in self.sessions:
+            if session.core.version >= last and session.core.scaled >= scaled:
+                told.add(session.shard)
         return [s for s in self.shards if s.shard not in told]
 
     def _tell(self, sessions: Sequence[Session], *, timeout_s: float | None = None) -> list[Future]:

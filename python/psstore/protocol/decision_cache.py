@@ -76,4 +76,4 @@ class DecisionCache:
         the decision whose scale is known and that scale."""
         decisions = self.since(told)
         scaled, factor = (0, None) if self.scale is None else (self.scale.decision, self.scale.factor)
-        return self.last if decisions else 0, encode_decisions(decisions), scaled, factor
+        return self.carried.last if decisions else 0, encode_decisions(decisions), scaled, factor

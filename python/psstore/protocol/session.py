@@ -10,7 +10,7 @@ handshake, control messages, errors, deadlines, silence, and the answers whose v
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from psstore import _core
@@ -28,6 +28,7 @@ from psstore.errors import (
     from_code,
 )
 from psstore.protocol.decision_cache import DecisionCache
+from psstore.protocol.frames import Piece
 from psstore.protocol.handshake import ClientIdentity, Handshake
 from psstore.protocol.keepalive import Keepalive
 from psstore.protocol.requests import (
@@ -119,22 +120,27 @@ class Session:
         self.device = b""
         self.connection += 1
 
-    def feed(self, data: bytes | memoryview, now: float) -> None:
+    def feed(self, pieces: Iterable[Piece], now: float) -> None:
         """Bytes that came, for a driver that has no socket. Raises what `take_frames` raises."""
         self.core.last_heard = now
-        self.core.feed(data)
-        self.take_frames(now)
+        for piece in pieces:
+            self.core.feed(piece)
+            while (frame := self.core.next_frame()) is not None:
+                self._take(frame, now)
 
     def take_frames(self, now: float) -> None:
         """Deals with the frames that have come and are no plain answers. Raises PsstoreError if this connection can't
         go on: the driver closes it, and reconnects or gives up (`is_final`)."""
         while (frame := self.core.next_frame()) is not None:
-            if frame.complete:
-                self._frame(frame, now)
-            elif (destination := self._destination(frame)) is None:
-                self.core.discard()
-            else:
-                self.core.accept(destination(frame.table) if callable(destination) else destination)
+            self._take(frame, now)
+
+    def _take(self, frame: _core.Frame, now: float) -> None:
+        if frame.complete:
+            self._frame(frame, now)
+        elif (destination := self._destination(frame)) is None:
+            self.core.discard()
+        else:
+            self.core.accept(destination(frame.table) if callable(destination) else destination)
 
     def tick(self, now: float, taken_bytes: Callable[[], int | None] = lambda: None) -> None:
         """Ends the requests whose deadline is past, and asks a shard that says nothing. The driver ends the connection

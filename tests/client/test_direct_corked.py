@@ -11,7 +11,7 @@ from tests.client.direct_support import Starter, reply
 
 HEAD_BYTES = _core.HEADER_BYTES + _core.SLICE_ENTRY_BYTES + _core.FIELDS_CRC_BYTES
 HELD_BYTES = 64 << 10
-"""The largest that waits: call_driver.cc's kMaxHeldBytes."""
+"""The largest that waits: call_driver.cc's kMaxCorkedBytes."""
 
 SMALL_BYTES = HEAD_BYTES + 8 * 4
 
@@ -29,10 +29,10 @@ def test_what_is_started_behind_a_write_waits_until_it_is_sent_together(starter:
     for _ in range(3):
         assert starter.start()
     assert starter.came() == 0
-    assert starter.holding == [starter.session]
-    starter.driver.send_held()
+    assert starter.corked == [starter.session]
+    starter.driver.uncork()
     assert starter.came() == 3 * SMALL_BYTES
-    assert not starter.holding
+    assert not starter.corked
     assert starter.session.numbers() == [1, 2, 3, 4]
 
 
@@ -52,7 +52,7 @@ def test_nothing_waits_for_the_answer_to_a_read(starter: Starter) -> None:
 def test_what_was_held_is_a_write_whose_answer_is_near_once_it_is_sent(starter: Starter) -> None:
     starter.start()
     starter.start()
-    starter.driver.send_held()
+    starter.driver.uncork()
     starter.say(reply("ASSIGNED"))
     starter.came()
     starter.start()
@@ -72,14 +72,14 @@ def test_much_does_not_wait_and_what_waits_goes_before_it(starter: Starter, more
     starter.start()
     more(starter)
     assert starter.came() >= HELD_BYTES
-    assert not starter.holding
+    assert not starter.corked
 
 
 def test_what_waits_for_a_connection_that_is_lost_is_sent_on_the_next(starter: Starter) -> None:
     starter.start()
     starter.start()
     starter.session.disconnected()
-    starter.driver.send_held()
+    starter.driver.uncork()
     assert starter.came() == SMALL_BYTES
     starter.reconnect()
     starter.session.send()
@@ -91,7 +91,7 @@ def test_what_the_kernel_does_not_take_of_it_is_left_to_the_loop(starter: Starte
     starter.start()
     starter.start()
     filled = starter.fill()
-    starter.driver.send_held()
+    starter.driver.uncork()
     assert not starter.awaits_room()
     assert starter.came() == SMALL_BYTES + filled
     assert starter.awaits_room()
@@ -103,9 +103,9 @@ def test_what_waits_goes_behind_what_the_kernel_did_not_take_before(starter: Sta
     starter.start()
     starter.start()
     starter.fill()
-    starter.driver.send_held()
+    starter.driver.uncork()
     assert starter.start()
-    starter.driver.send_held()
+    starter.driver.uncork()
     starter.came()
     assert starter.session.send()
     assert starter.came() == 2 * SMALL_BYTES
