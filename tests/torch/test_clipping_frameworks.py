@@ -58,6 +58,6 @@ def test_two_workers_of_a_framework_clip_as_under_ddp(framework: str, tmp_path: 
 
 @pytest.mark.long
 @pytest.mark.timeout(3 * RUN_S)
-@pytest.mark.parametrize("transport", ["tcp", "unix", "shm"])
+@pytest.mark.parametrize("transport", ["tcp", "shm"])
 def test_a_plain_loop_clips_as_under_ddp_whatever_it_travels_over(transport: str, tmp_path: Path) -> None:
     assert_as_under_ddp("plain", transport, tmp_path)

@@ -86,6 +86,7 @@ def trained(
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         warnings.filterwarnings("ignore", ".*deprecated", FutureWarning)
+        warnings.filterwarnings("ignore", "the store has trained")  # where a worker is ahead of rank 0
         on_each_worker(num_workers, work, shards=shards, mode=mode)
     return models, norms
 
