@@ -1,11 +1,12 @@
 """A worker of two that clips as its framework does: `clipping_worker.py FRAMEWORK FOLDER`, under torchrun with
-DistributedDataParallel, or under `psstore run` with a store. Between the two nothing differs but who trains together."""
+DistributedDataParallel, or under `psstore run` with a store. Between the two only that differs."""
 
 from __future__ import annotations
 
 import os
 import sys
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -63,9 +64,8 @@ def plain(worker: Worker) -> None:
 
 
 def accelerate(worker: Worker) -> None:
-    from accelerate import Accelerator
-
-    accelerator = Accelerator(cpu=True)
+    module: Any = import_module("accelerate")  # which has no types
+    accelerator = module.Accelerator(cpu=True)
     assert accelerator.num_processes == (2 if worker.store is None else 1)
     model, optimizer = accelerator.prepare(worker.model, worker.optimizer())
     for inputs, targets in worker.loader():
@@ -91,13 +91,15 @@ def lightning(worker: Worker) -> None:
             return worker.optimizer()
 
     together: dict[str, Any] = {"devices": 2, "strategy": "ddp"} if worker.store is None else {"devices": 1}
-    quietly = dict.fromkeys(["logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"], False)
     trainer = Trainer(
         accelerator="cpu",
         max_epochs=1,
         use_distributed_sampler=False,
         gradient_clip_val=MAX_NORM,
-        **quietly,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
         **together,
     )
     trainer.fit(Module(), worker.loader())

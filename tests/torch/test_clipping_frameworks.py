@@ -19,7 +19,7 @@ DDP = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 STORE = ("-m", "psstore.cli.main", "run", "--shards", "2", "--workers", "2")
 
 CLOSE = 1e-6
-"""Weights are below 4. torch sums the squares of a norm in float32, the store in float64: a clip factor differs by 1e-7."""
+"""torch sums the squares of a norm in float32, the store in float64: their factors differ by some 1e-7 of it."""
 
 PACKAGES = {"plain": "torch", "accelerate": "accelerate", "lightning": "lightning", "huggingface": "transformers"}
 

@@ -1,5 +1,5 @@
-"""torch's clipping, left in the script, clips what all workers' gradients come to together, as under DDP; what the store
-can't do is refused, and said what to write instead."""
+"""torch's clipping, left in the script, clips what all workers' gradients come to together, as under DDP; what the
+store can't do is refused, and said what to write instead."""
 
 from __future__ import annotations
 
@@ -272,7 +272,7 @@ def test_other_parameters_are_clipped_by_torch_alone() -> None:
         for one, gradient in zip(other.parameters(), gradients, strict=True):
             torch.testing.assert_close(one.grad, gradient * (MAX_NORM / (norm + 1e-6)))
         with pytest.warns(UserWarning, match="empty generator"):
-            utils.clip_grad_norm_((one for one in ()), MAX_NORM)
+            utils.clip_grad_norm_((one for one in list[torch.Tensor]()), MAX_NORM)
 
     on_each_worker(2, work)
 
@@ -396,7 +396,10 @@ def test_max_norm_where_a_round_does_without_some_gradients_is_refused(store: ps
 # ---- what is refused ----
 
 
-def refused(act: Callable[[Odd, DistributedOptimizer], object], match: str, *, mode: str = "sync", **options: Any) -> None:
+Act = Callable[[Odd, DistributedOptimizer], object]
+
+
+def refused(act: Act, match: str, *, mode: str = "sync", **options: Any) -> None:
     """On a worker of two, which needs the other for nothing."""
     with psstore.LocalStore(workers=2, mode=mode) as local, local.connect(rank=0) as store:
         model = Odd()

@@ -118,8 +118,8 @@ class GradientStep(ABC):
             committed = None
         if committed is not None and committed.norm is not None:
             raise UsageError(
-                "clip_grad_norm_ was called twice without a step() between: call it once, right before step(), which may"
-                " only be left out if the norm is not finite"
+                "clip_grad_norm_ was called twice without a step() between: call it once, right before step(), which"
+                " may only be left out if the norm is not finite"
             )
         if committed is None or committed.max_norm is None:
             committed = self._commit(overflow, max_norm=max_norm)

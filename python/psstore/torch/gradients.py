@@ -40,8 +40,8 @@ class Gradients:
     """
 
     def __init__(self, store: Store, *, overlap: str) -> None:
-        """`overlap`: 'backward' pushes while it runs, 'none' all in `complete()`, as they are then; 'auto' does what is best
-        for each."""
+        """`overlap`: 'backward' pushes while it runs, 'none' all in `complete()`, as they are then; 'auto' does what is
+        best for each."""
         self._store = store
         self._overlap = overlap
         self._takes_edits = overlap == "none"
@@ -295,9 +295,10 @@ class Gradients:
             raise UsageError(
                 f"gradients were changed after backward: {quoted(edited)}. The workers' gradients are averaged in the"
                 " store, after step() has sent them, so that this changes one worker's alone, where under DDP it would"
-                " change the average. To clip the norm, call torch.nn.utils.clip_grad_norm_ with all parameters, or pass"
-                " max_norm= to DistributedOptimizer. To change each worker's own gradients before they are averaged,"
-                " register a hook on the parameters, or pass overlap='none': they count as step() finds them then"
+                " change the average. To clip the norm, call torch.nn.utils.clip_grad_norm_ with all parameters, or"
+                " pass max_norm= to DistributedOptimizer. To change each worker's own gradients before they are"
+                " averaged, register a hook on the parameters, or pass overlap='none': they count as step() finds them"
+                " then (docs/pytorch.md, Clipping)"
             )
         self._stop()
 

@@ -507,8 +507,8 @@ def select_step(training: Training, *, mode: Mode, every: int, clips: bool) -> S
     """The step strategy for these options. Raises UsageError for what the store's mode or the optimizer's class rules
     out."""
     if clips and (training.overlap == "eager" or training.store.consistency.mode == "backup"):
-        why = "overlap='eager'" if training.overlap == "eager" else "a store in mode 'backup'"
-        raise UsageError(f"max_norm can't be had with {why}, where a round does not wait for every gradient: leave it out")
+        what = "overlap='eager'" if training.overlap == "eager" else "a store in mode 'backup'"
+        raise UsageError(f"max_norm can't be had with {what}, where not every gradient is waited for: leave it out")
     if mode == "average":
         if may_compress(training.optimizer.param_groups, training.compression):
             raise UsageError("compression is for gradients, and mode='average' exchanges parameters: leave it out")

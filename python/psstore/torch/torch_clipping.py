@@ -1,9 +1,10 @@
-"""torch's functions that clip gradients, for what a store trains: they clip what all workers' gradients come to together.
+"""torch's functions that clip gradients, for what a store trains: they clip what all workers' gradients come to.
 
-Under DDP gradients are averaged when backward returns, and a script clips the averages in place. Here they are averaged in
-the store, and only it can clip them. While a DistributedOptimizer exists, torch.nn.utils.clip_grad_norm_ is therefore the
-optimizer's own `clip_grad_norm_` where it is called with the parameters that this one trains together with other workers,
-whoever calls it, a script or a framework. For all other parameters it is torch's. What the store can't clip is refused.
+Under DDP gradients are averaged when backward returns, and a script clips the averages in place. Here they are averaged
+in the store, and only it can clip them. While a DistributedOptimizer exists, torch.nn.utils.clip_grad_norm_ is
+therefore the optimizer's own `clip_grad_norm_` where it is called with the parameters that this one trains together
+with other workers, whoever calls it, a script or a framework. For all other parameters it is torch's. What the store
+can't clip is refused.
 """
 
 from __future__ import annotations
@@ -71,9 +72,9 @@ def clip_with_norm(
     given = _listed(parameters)
     if _optimizer_of(given) is not None:
         raise UsageError(
-            "clip_grads_with_norm_ would scale this worker's gradients by a norm of its own, and the workers' average is"
-            " made in the store, after it: call torch.nn.utils.clip_grad_norm_(parameters, max_norm), which clips the"
-            " average, and returns its norm"
+            "clip_grads_with_norm_ would scale this worker's gradients by a norm of its own, and the workers' average"
+            " is made in the store, after it: call torch.nn.utils.clip_grad_norm_(parameters, max_norm), which clips"
+            " the average, and returns its norm"
         )
     original(given, *args, **kwargs)
 
@@ -110,7 +111,7 @@ def _optimizer_of(given: Sequence[torch.Tensor]) -> Clips | None:
 
 
 def _refuse_parts(given: Sequence[torch.Tensor], optimizer: Clips) -> None:
-    """Raises UsageError if gradients are to be clipped of which the optimizer's are only a part, or a part of its own."""
+    """Raises UsageError if gradients are to be clipped of which the optimizer's are only a part, or a part of these."""
     trained = _trained(optimizer)
     known, named = _ids(trained), _ids(given)
     foreign = [one for one in given if one.grad is not None and id(one) not in known]
