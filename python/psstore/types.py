@@ -187,6 +187,11 @@ class Consistency(msgspec.Struct, frozen=True, kw_only=True):
         return self.staleness == 0
 
     @property
+    def combines_workers(self) -> bool:
+        """One decision is of several workers' contributions, and none of them sees what these come to before it."""
+        return self.lockstep and self.num_workers > 1
+
+    @property
     def mode(self) -> str:
         """'sync', 'backup', 'ssp' or 'async'."""
         if self.lockstep:

@@ -63,10 +63,10 @@ def test_bound_of_another_rank_alone_counts_for_nobody() -> None:
     assert decisions_in(second.committed(waiting))[0].max_norm is None
 
 
-@pytest.mark.parametrize("max_norm", [-1.0, math.inf, math.nan])
+@pytest.mark.parametrize("max_norm", [-1.0, math.nan])
 def test_bound_that_is_no_norm_is_refused(max_norm: float) -> None:
     peer = FakeStore(num_workers=1).worker(0)
-    with pytest.raises(errors.BadArgument, match=r"max_norm .* must be finite and not negative"):
+    with pytest.raises(errors.BadArgument, match=r"max_norm .* must be a number that is not negative"):
         peer.answer(peer.commit(1, max_norm=max_norm))
     assert peer.committed(peer.commit(1, max_norm=0.0)).decision == 1
 

@@ -114,6 +114,18 @@ def clipping(trainer: Trainer) -> nn.Module:
     return model
 
 
+def own_clipping(trainer: Trainer) -> nn.Module:
+    """By torch's function, as under DDP."""
+    model = seeded(perceptron)
+    trainer.prepare(model, MOMENTUM(model.parameters()))
+    for inputs in batches():
+        trainer.optimizer.zero_grad()
+        backward(error(trainer.model, trainer.part(inputs)))
+        nn.utils.clip_grad_norm_(trainer.model.parameters(), 0.5)
+        trainer.optimizer.step()
+    return model
+
+
 def grad_scaler(trainer: Trainer) -> nn.Module:
     """fp16; in one step the last sample, which is the last worker's alone, overflows."""
     model = seeded(perceptron)
@@ -328,6 +340,7 @@ FEATURES = (
     Feature("AdamW, torch with an exact square root", exact_adamw),
     Feature("gradient accumulation, `no_sync`", accumulation),
     Feature("clipping the global norm", clipping),
+    Feature("torch's `clip_grad_norm_` left as it is", own_clipping),
     Feature("`GradScaler`, fp16, one overflow", grad_scaler),
     Feature("bf16 autocast", bf16_autocast),
     Feature("learning-rate scheduler", schedule),

@@ -36,6 +36,7 @@ ALONE: Mapping[str, float] = {
 TOGETHER: Mapping[str, float] = {
     "AdamW": ROUNDED,
     "clipping the global norm": ROUNDED,
+    "torch's `clip_grad_norm_` left as it is": 1e-6,  # for the same reason, and not for more
     "`Replicas`, two per worker": ROUNDED,
 }
 """Feature -> how far from DDP two workers may be."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from psstore.errors import BadArgument
@@ -31,8 +30,8 @@ def check(commit: Commit, consistency: Consistency) -> None:
 
 
 def _check_particular(commit: Commit, consistency: Consistency) -> None:
-    if commit.max_norm is not None and not 0.0 <= commit.max_norm < math.inf:
-        raise BadArgument(f"commit max_norm is {commit.max_norm}; it must be finite and not negative")
+    if commit.max_norm is not None and not commit.max_norm >= 0.0:
+        raise BadArgument(f"commit max_norm is {commit.max_norm}; it must be a number that is not negative")
     if commit.early and commit.max_norm is not None:
         raise BadArgument("an early commit can't have max_norm: the norm needs every gradient; give up one of them")
     if not waits_for_all(consistency):

@@ -47,6 +47,14 @@ class Averaging:
     def shares_next(self) -> bool:
         return self._steps + 1 >= self._every
 
+    @property
+    def combines_workers(self) -> bool:
+        return False
+
+    @property
+    def has_clipped(self) -> bool:
+        return False
+
     def admit_closure(self) -> None:
         """Backward passes may run at any time."""
 

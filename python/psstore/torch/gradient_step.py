@@ -28,6 +28,8 @@ class CommittedRound:
     commit: CommitResult
     hypers: Hypers
     max_norm: float | None
+    loss_scale: float = 1.0
+    """Factor by which this worker's gradients were larger than the real ones."""
     has_all_gradients: bool = False
     """Every parameter has a gradient on this worker."""
     norm: float | None = None
@@ -73,6 +75,14 @@ class GradientStep(ABC):
     def shares_next(self) -> bool:
         return True
 
+    @property
+    def combines_workers(self) -> bool:
+        return self._training.store.consistency.combines_workers
+
+    @property
+    def has_clipped(self) -> bool:
+        return self._committed is not None and self._committed.norm is not None
+
     def admit_closure(self) -> None:
         """Backward passes may run until the round's commit."""
         if self._committed is not None and self._committed.max_norm is not None:
@@ -100,11 +110,17 @@ class GradientStep(ABC):
         if consistency.mode == "backup":
             raise UsageError(
                 "clip_grad_norm_ needs the gradients of all workers, and in mode 'backup' a round does without the late"
-                " ones: start the store with --mode sync, or clip each worker's own with torch's clip_grad_norm_"
+                " ones: start the store with --mode sync"
             )
         committed = self._committed
+        if committed is not None and committed.norm is not None and committed.skipped:
+            self._finish(committed)  # nothing was to be done, and the script has left its step() out
+            committed = None
         if committed is not None and committed.norm is not None:
-            raise UsageError("clip_grad_norm_ was called twice in this round: call it once, right before step()")
+            raise UsageError(
+                "clip_grad_norm_ was called twice without a step() between: call it once, right before step(), which"
+                " may only be left out if the norm is not finite"
+            )
         if committed is None or committed.max_norm is None:
             committed = self._commit(overflow, max_norm=max_norm)
         if committed.commit.late:  # training was stopped: nothing is clipped, nor stepped
@@ -148,7 +164,7 @@ class GradientStep(ABC):
             max_norm=max_norm,
         )
         has_all_gradients = len(present) == len(training.trained)
-        self._committed = CommittedRound(commit, hypers, max_norm, has_all_gradients)
+        self._committed = CommittedRound(commit, hypers, max_norm, overflow.loss_scale, has_all_gradients)
         return self._committed
 
     def _finish(self, committed: CommittedRound) -> None:
@@ -169,7 +185,7 @@ class GradientStep(ABC):
                 "hyper-parameters were changed between clip_grad_norm_ and step(), and had been sent: change them"
                 " after step(), as schedulers do, or before clip_grad_norm_"
             )
-        if overflow.loss_scale != 1.0:
+        if overflow.loss_scale != committed.loss_scale:
             raise UsageError(
                 "clip_grad_norm_ has clipped gradients that were still multiplied by the loss scale: call"
                 " scaler.unscale_(optimizer) before it"

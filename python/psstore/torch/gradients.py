@@ -40,9 +40,11 @@ class Gradients:
     """
 
     def __init__(self, store: Store, *, overlap: str) -> None:
-        """`overlap`: 'backward' pushes while it runs, 'none' all in `complete()`, 'auto' what is best for each."""
+        """`overlap`: 'backward' pushes while it runs, 'none' all in `complete()`, as they are then; 'auto' does what is
+        best for each."""
         self._store = store
         self._overlap = overlap
+        self._takes_edits = overlap == "none"
         self._parameters: dict[str, torch.Tensor] = {}
         self._hooks: list[RemovableHandle] = []
         self._snapshot_hooks: list[RemovableHandle] = []
@@ -73,7 +75,7 @@ class Gradients:
         """Sends the gradients of these parameters, too, by name in the store, each in its codec ('none': as it is)."""
         self._parameters.update(parameters)
         self._codecs.update({name: codec for name, codec in codecs.items() if codec != "none"})
-        takes_snapshots = self._averages_workers and self._rounds < CHECKED_ROUNDS
+        takes_snapshots = self._refuses_edits and self._rounds < CHECKED_ROUNDS
         for name, parameter in parameters.items():
             if self._is_early(parameter):
                 self._hooks.append(_hook(weakref.WeakMethod(self._on_gradient), name, parameter))
@@ -104,7 +106,8 @@ class Gradients:
 
         `rewritten`: no gradient is as it was pushed, though it may look so. `loss_scale`: the factor by which gradients
         are larger than the real ones; if another was expected, what codecs encoded under it is pushed again. Raises
-        UsageError for gradients that were changed behind torch's back, and what pushing raises; it may be called again.
+        UsageError for gradients that were changed in a way that can't count, and what pushing raises; it may be called
+        again.
         """
         gradients = self._present()
         self._completed = GradientSnapshots(gradients)
@@ -286,9 +289,17 @@ class Gradients:
             self._on_changed(edited, accumulated)
 
     def _on_changed(self, edited: list[str], accumulated: list[str]) -> None:
-        """Stops pushing early, which is in vain for gradients that change after it."""
-        if edited and self._averages_workers:
-            self._warn_edited(edited)
+        """Stops pushing early, which is in vain for gradients that change after it. Raises UsageError for edits that
+        other workers' gradients would take no part in."""
+        if edited and self._refuses_edits:
+            raise UsageError(
+                f"gradients were changed after backward: {quoted(edited)}. The workers' gradients are averaged in the"
+                " store, after step() has sent them, so that this changes one worker's alone, where under DDP it would"
+                " change the average. To clip the norm, call torch.nn.utils.clip_grad_norm_ with all parameters, or"
+                " pass max_norm= to DistributedOptimizer. To change each worker's own gradients before they are"
+                " averaged, register a hook on the parameters, or pass overlap='none': they count as step() finds them"
+                " then (docs/pytorch.md, Clipping)"
+            )
         self._stop()
 
     def _check_bytes(self, name: str, sent: SentGradients, gradient: torch.Tensor) -> None:
@@ -299,19 +310,10 @@ class Gradients:
             )
 
     @property
-    def _averages_workers(self) -> bool:
-        """Whether each step is made of several workers' gradients. Where it is not, to clip one's own is right."""
-        consistency = self._store.consistency
-        return consistency.mode == "sync" and consistency.num_workers > 1
-
-    def _warn_edited(self, names: list[str]) -> None:
-        sent = ", and from here on step() sends them, no longer backward" if self._hooks else ""
-        warn(
-            f"gradients were changed after backward: {quoted(names)}. They count as they are now{sent}. If this clips,"
-            " here or in a framework: torch's clip_grad_norm_ clips this worker's gradient, not the average of all, as"
-            " under DDP it would, and training goes another way; write optimizer.clip_grad_norm_(max_norm), of this"
-            " optimizer, in its place (docs/pytorch.md, Clipping). This is said once"
-        )
+    def _refuses_edits(self) -> bool:
+        """Whether gradients must be as backward left them. Where a step is one worker's, it may do with them what it
+        likes, and with overlap='none' the program has said that it does."""
+        return self._store.consistency.combines_workers and not self._takes_edits
 
     def _stop(self) -> None:
         """Leaves all sending to `complete`."""

@@ -6,6 +6,7 @@ What torch.optim promises is here: groups, state dicts, closures, hooks. How a s
 
 from __future__ import annotations
 
+import math
 import weakref
 import zlib
 from collections import defaultdict
@@ -28,6 +29,7 @@ from psstore.torch.optimizer_state import RESIDUALS_KEY, is_initial_state_wanted
 from psstore.torch.param_groups import check_distributable, has_rule, may_compress
 from psstore.torch.parameters import Names
 from psstore.torch.store_step import StoreStep
+from psstore.torch.torch_clipping import stand_in_for
 from psstore.torch.training import FrozenCheck, Overflow, Overlap, StepStrategy, Training
 from psstore.torch.warnings import warn
 from psstore.torch.worker_step import WorkerStep
@@ -76,6 +78,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
             optimizer, and averages the parameters after `every` steps and in `synchronize()`.
         every: see there.
         average: divide the sum of the gradients by the number of workers in the round; False: don't.
+        max_norm: clip the norm of the reduced gradient to this in every step, as `clip_grad_norm_` does; `norm` has it
+            then. Of this and `clip_grad_norm_`, the smaller bound counts.
         compression: send fewer bytes, with some loss: 'bf16', 'fp16', 'int8' or 'sign' both ways, 'topk:0.01' for
             gradients, 'push=sign,pull=int8', or a `psstore.torch.Compression`. A parameter group may have its own,
             under 'compression'. It is read when a parameter is first trained, and must be alike on every worker. What
@@ -102,17 +106,24 @@ class DistributedOptimizer(torch.optim.Optimizer):
         mode: Mode = "gradients",
         every: int = 1,
         average: bool = True,
+        max_norm: float | None = None,
         compression: Compression | str | None = None,
         exist: Exist = "match",
     ) -> None:
         if isinstance(optimizer, DistributedOptimizer):
             raise UsageError("this optimizer is distributed already; wrap the torch.optim optimizer itself, once")
         check_arguments(optimizer, store, overlap=overlap, mode=mode, exist=exist)
+        if max_norm is not None and not max_norm >= 0.0:
+            raise UsageError(f"max_norm is {max_norm}; it must be a number that is not negative, or None")
         self.optimizer = optimizer
         """The wrapped optimizer."""
         self.checkpoint_state: dict[str, Any] = {}
         """Whatever else of this worker checkpoints are to have: plain data and tensors. A `psstore.torch.session` hands
         it in, and puts it back when training goes on from a checkpoint."""
+        self.max_norm = max_norm
+        """The bound of the gradient's norm; None: it is only clipped where `clip_grad_norm_` is called."""
+        self.norm: torch.Tensor | None = None
+        """Norm of the last gradient that was clipped, before it was; 0-d, the same on every worker."""
         self.skipped = False
         """Whether the last step changed nothing, because gradients of some worker were not finite."""
         self.overflow = Overflow()
@@ -133,7 +144,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             compression=Compression.of(compression),
             first_group=zlib.crc32(name.encode()) & ~0xFF if name else 0,
         )
-        self._make_strategy = partial(select_step, mode=mode, every=every)
+        self._make_strategy = partial(select_step, mode=mode, every=every, clips=max_norm is not None)
         self._make_buffers = partial(Buffers, named=list(named_buffers), prefix=prefix)
         self._attach(exist=exist)
         self.bears_rollbacks = False
@@ -146,6 +157,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """A copy of all state, from torch's checkpoint tools' asking for it until the next step."""
         self._has_warned = False
         self._made = True
+        stand_in_for(self)
 
     # ---- torch.optim.Optimizer ----
 
@@ -209,6 +221,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._refuse_stock_scaler()
         self._warn_without_gradients()
         self._training.add_newcomers(self._strategy)
+        if self.max_norm is not None and not self._strategy.has_clipped:
+            self._clip(self.max_norm)
         is_round = self._strategy.shares_next
         with self._with_buffers() if is_round else nullcontext(), self._stepping_wrapped():
             self.skipped = not self._strategy.step(self.overflow)
@@ -289,15 +303,17 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False
     ) -> torch.Tensor:
         """Clips the 2-norm of the reduced gradient, over all parameters and workers, in the step that follows: what
-        torch.nn.utils.clip_grad_norm_ does under DDP. Call it on every worker, right before `step()`.
+        torch.nn.utils.clip_grad_norm_ does under DDP, and does here, too: called with all parameters that this
+        optimizer trains together with other workers, it is this function. Call it on every worker, right before
+        `step()`.
 
         Sends the gradients and ends the round, for one round trip more than `step()` alone; `step()` then fetches the
         parameters. `.grad` stays this worker's own, unclipped. With a GradScaler, call `scaler.unscale_(opt)` before.
         In modes 'ssp' and 'async', where each round is one worker's, it clips this worker's gradients.
 
         Returns the norm before, a 0-d tensor, the same on every worker. If it is not finite, the step is skipped by
-        all; with `error_if_nonfinite`, RuntimeError is raised after that step. Raises UsageError for another norm, in
-        mode 'backup', and when called twice.
+        all, whether `step()` is called or not; with `error_if_nonfinite`, RuntimeError is raised after that step. An
+        infinite `max_norm` clips nothing. Raises UsageError for another norm, in mode 'backup', and when called twice.
         """
         if norm_type != 2:
             raise UsageError(f"norm_type is {norm_type}; the store can clip the 2-norm")
@@ -306,14 +322,16 @@ class DistributedOptimizer(torch.optim.Optimizer):
             return norm
         with self._bearing_rollbacks():
             self._training.add_newcomers(self._strategy)
-            self._buffers.push()
-            norm = self._strategy.clip(float(max_norm), self.overflow)
-        if not norm.isfinite():
-            self.overflow = replace(self.overflow, found=True)
-            if error_if_nonfinite:
-                self.step()
-                raise RuntimeError(f"the norm of the gradients is {norm.item()}; the step was skipped, by all workers")
+            norm = self._clip(min(float(max_norm), math.inf if self.max_norm is None else self.max_norm))
+        if error_if_nonfinite and not norm.isfinite():
+            self.step()
+            raise RuntimeError(f"the norm of the gradients is {norm.item()}; the step was skipped, by all workers")
         return norm
+
+    @property
+    def combines_workers(self) -> bool:
+        """Whether its steps are made of several workers' gradients, whose sum is in the store alone."""
+        return self._strategy.combines_workers
 
     @property
     def compresses(self) -> bool:
@@ -411,6 +429,14 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 raise
             self.rolled_back = error
 
+    def _clip(self, max_norm: float) -> torch.Tensor:
+        """Clips what the next step is made of. Returns the norm before."""
+        self._buffers.push()
+        self.norm = norm = self._strategy.clip(max_norm, self.overflow)
+        if not norm.isfinite() and not self._strategy.has_clipped:
+            self.overflow = replace(self.overflow, found=True)
+        return norm
+
     @contextmanager
     def _with_buffers(self) -> Iterator[None]:
         """Pushes buffers before a round and pulls them after it."""
@@ -477,9 +503,12 @@ def check_arguments(optimizer: torch.optim.Optimizer, store: Store, **options: s
     check_distributable(optimizer)
 
 
-def select_step(training: Training, *, mode: Mode, every: int) -> StepStrategy:
+def select_step(training: Training, *, mode: Mode, every: int, clips: bool) -> StepStrategy:
     """The step strategy for these options. Raises UsageError for what the store's mode or the optimizer's class rules
     out."""
+    if clips and (training.overlap == "eager" or training.store.consistency.mode == "backup"):
+        what = "overlap='eager'" if training.overlap == "eager" else "a store in mode 'backup'"
+        raise UsageError(f"max_norm can't be had with {what}, where not every gradient is waited for: leave it out")
     if mode == "average":
         if may_compress(training.optimizer.param_groups, training.compression):
             raise UsageError("compression is for gradients, and mode='average' exchanges parameters: leave it out")

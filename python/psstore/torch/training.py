@@ -59,6 +59,14 @@ class StepStrategy(Protocol):
     def shares_next(self) -> bool:
         """Whether the next step is a round, and not this worker's alone."""
 
+    @property
+    def combines_workers(self) -> bool:
+        """Whether a step is made of several workers' gradients, whose sum is in the store alone."""
+
+    @property
+    def has_clipped(self) -> bool:
+        """Whether `clip` has clipped what the next step is made of, in the store."""
+
     def admit_closure(self) -> None:
         """Raises UsageError if no backward pass may run within step() now."""
 
