@@ -1,7 +1,6 @@
 """What a seed stands for: how a training is run, and what goes wrong in it, when.
 
-A fault's victim is a word and a number. A kind of process that a store has one day besides shards, as a standby or who
-leads, is another word here, and a line of `processes.MODULES` says how it is found.
+A fault's victim is a word and a number.
 """
 
 from __future__ import annotations
@@ -10,9 +9,10 @@ import random
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-Scene = Literal["processes", "links", "hosts", "disk"]
-"""processes: on one machine. links: proxies lie between clients and shards. hosts: each shard and worker has a host of
-its own. disk: checkpoints go to a file system of their own, which is small."""
+Scene = Literal["processes", "standbys", "links", "hosts", "disk"]
+"""processes: on one machine. standbys: likewise, and each shard has one: the store never goes back. links: proxies lie
+between clients and shards. hosts: each shard and worker has a host of its own. disk: checkpoints go to a file system of
+their own, which is small."""
 
 Loop = Literal["plain", "none", "backward"]
 """plain: a store's calls, with numpy. none, backward: a session of torch, with that overlap."""
@@ -39,9 +39,9 @@ class Fault:
     """Happens when rank 0 has taken this step, and there is a checkpoint."""
     kind: Kind
     victim: str
-    """'worker' or 'shard' and its number; 'checkpoints': the process that has them written; 'link 1': all connections
-    to shard 1, and 'link 1 of 0' those of worker 0; 'host' and its number, shards first; 'disk': where checkpoints
-    are."""
+    """'worker' or 'shard' and its number; 'leader' or 'standby' and its shard's, once that may lead; 'checkpoints': the
+    process that has them written; 'link 1': all connections to shard 1, and 'link 1 of 0' those of worker 0; 'host' and
+    its number, shards first; 'disk': where checkpoints are."""
     for_s: float = 0.0
     """How long it lasts."""
     later_s: float = 0.0
@@ -67,7 +67,7 @@ class ChaosPlan:
 def plan_of(seed: int, scene: Scene = "processes", *, num_faults: int = 3) -> ChaosPlan:
     rng = random.Random(seed)
     num_shards, num_workers = rng.choice((1, 2, 3)), rng.choice((1, 2, 3))
-    draw = {"processes": _process, "links": _link, "hosts": _host, "disk": _disk}[scene]
+    draw = {"processes": _process, "standbys": _standby, "links": _link, "hosts": _host, "disk": _disk}[scene]
     faults = [draw(rng, num_shards, num_workers) for _ in range(num_faults)]
     faults.sort(key=lambda one: one.step)
     return ChaosPlan(seed, num_shards, num_workers, rng.choice(LOOPS), tuple(faults), scene)
@@ -78,6 +78,14 @@ def _process(rng: random.Random, num_shards: int, num_workers: int) -> Fault:
     victim = rng.choice(victims)
     kinds: list[Kind] = ["kill", "kill", "stop", "terminate"] if victim.startswith("worker") else ["kill", "stop"]
     return _fault(rng, rng.choice(kinds), victim)
+
+
+def _standby(rng: random.Random, num_shards: int, num_workers: int) -> Fault:
+    """Mostly who leads; never both processes of a shard at a time."""
+    if rng.random() < 0.25:
+        return _fault(rng, "kill", f"worker {rng.randrange(num_workers)}")
+    victim = f"{rng.choice(('leader', 'leader', 'leader', 'standby'))} {rng.randrange(num_shards)}"
+    return _fault(rng, rng.choice(("kill", "kill", "kill", "stop")), victim, longest_s=4.0)
 
 
 def _link(rng: random.Random, num_shards: int, num_workers: int) -> Fault:

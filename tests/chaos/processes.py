@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import psutil
 
+import psstore
+from psstore.errors import PsstoreError
+
 MARK = "PSSTORE_CHAOS"
 WORK = str(Path(__file__).with_name("work.py"))
 SUPERVISOR = "psstore.cli.server"
 MODULES = {"shard": "psstore.server.shard", "checkpoints": "psstore.launch.checkpointing"}
+
+
+IN_SYNC_S = 30.0
+"""How long a new standby may take to have all that its shard has."""
 
 
 class Processes:
@@ -45,10 +53,33 @@ class Processes:
     def find(self, victim: str) -> psutil.Process | None:
         """'worker 1', 'shard 0', 'checkpoints'; None: it is dead, or over."""
         kind, _, number = victim.partition(" ")
+        if kind in ("leader", "standby"):
+            return self._of_group(int(number), leads=kind == "leader")
         if kind == "worker":
             return next((one for one in self.running(WORK) if _environ(one).get("RANK") == number), None)
         found, place = self.running(MODULES[kind]), int(number or 0)
         return found[place] if place < len(found) else None
+
+    def _of_group(self, shard: int, *, leads: bool) -> psutil.Process | None:
+        """One of the two processes of a shard, once its standby may lead."""
+        until = time.monotonic() + IN_SYNC_S
+        stats: list[dict[str, int | float | str]] = []
+        while not (stats and stats[shard]["standbys"]):
+            places = self.listening()
+            if not places or time.monotonic() > until:
+                return None
+            time.sleep(0.02)
+            url = f"ps://127.0.0.1:{places[0]}"
+            with (
+                contextlib.suppress(PsstoreError),  # the run is over, or somebody is just about to lead
+                psstore.connect(url, role="client", connect_timeout_s=1.0, timeout_s=1.0) as store,
+            ):
+                stats = store.stats()
+        leaders = {int(one["process"]) for one in stats}
+        if leads:
+            return psutil.Process(int(stats[shard]["process"]))
+        others = [one for one in self.running(MODULES["shard"]) if one.pid not in leaders]
+        return others[shard % len(others)] if others else None
 
     def running(self, what: str) -> list[psutil.Process]:
         """Those that run that script, or that module by `python -m`, in the order in which they were started."""

@@ -65,6 +65,8 @@ class ChaosRun:
         for what, ones in (("lost", self.lost), ("doubled", self.doubled)):
             if ones:
                 found.append(f"{what}: {len(ones)}; {'; '.join(ones[:3])}")
+        if self.plan.scene == "standbys":
+            found += [f"the store went back: {line}" for line in self.output if "go back to version" in line]
         found += [f"damaged: {one}" for one in self.damaged]
         found += [f"left behind: {one}" for one in self.left]
         return found

@@ -82,6 +82,7 @@ class Stage:
             places = ",".join(f"127.0.0.1:{port}" for port in self.links.ports)
             environ = {**environ, "PSSTORE_ADVERTISE": places, "PSSTORE_TRANSPORT": "tcp"}
         flags = ["--shards", str(plan.num_shards), "--workers", str(plan.num_workers), "--restarts", str(RESTARTS)]
+        flags += ["--standbys", "1"] if plan.scene == "standbys" else []
         saves = ["--checkpoint", self.place, "--checkpoint-every", str(CHECKPOINT_EVERY)]
         command = [sys.executable, "-m", "psstore.cli.main", "run", *flags, *saves, *work]
         return [Command("", command, environ)]

@@ -36,6 +36,7 @@ def hold(plan: ChaosPlan) -> ChaosRun:
     ("scene", "seed"),
     [
         ("processes", 1),
+        ("standbys", 3),
         ("links", 1),
         pytest.param("hosts", 1, marks=ON_HOSTS),
         pytest.param("disk", 1, marks=ON_DISK),

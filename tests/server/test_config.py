@@ -160,7 +160,9 @@ def test_settings_that_contradict_each_other_are_refused(given: dict[str, str | 
         ("[fd00::1]:80", (("fd00::1", 80), ("fd00::1", 81))),
     ],
 )
-def test_advertised_places_are_of_all_shards_or_of_each(advertise: str, found: tuple[tuple[str, int | None], ...]) -> None:
+def test_advertised_places_are_of_all_shards_or_of_each(
+    advertise: str, found: tuple[tuple[str, int | None], ...]
+) -> None:
     assert ServerSettings(shards=2, advertise=advertise).advertised() == found
 
 

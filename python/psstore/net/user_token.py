@@ -39,7 +39,8 @@ class UserToken:
     """A server's: `secret` can be found by its user's clients from now on, until `close`."""
 
     def __init__(self, addresses: Sequence[Address]) -> None:
-        """`addresses`: that the store is bound to, and that its clients are told. Raises BadArgument if there is no place for a file."""
+        """`addresses`: that the store is bound to, and that its clients are told. Raises BadArgument if there is no place
+        for a file."""
         self.secret = secrets.token_hex(32).encode()
         self._names = list(dict.fromkeys(name_of(meant) for one in addresses for meant in _meanings(one)))
         problems = []
@@ -64,7 +65,7 @@ class UserToken:
         os.close(self._file)
 
     def _publish(self, directory: Path) -> None:
-        """Puts the token under each name. A server that has one does not serve that address any more: it is ours now."""
+        """Puts the token under each name. A server that has one does not serve that address any more: it is ours."""
         _make_private(directory)
         with _locked(directory):
             _remove_stale(directory)

@@ -196,6 +196,11 @@ class Membership:
             self.seen(worker, now)
             self._attach(worker, conn)
 
+    @property
+    def connections(self) -> list[int]:
+        """Numbers of those that workers have, heartbeats' included."""
+        return list(self._of_link)
+
     def detach(self, conn: int, now: float) -> None:
         """A connection is gone."""
         worker = self._of_link.pop(conn, None)

@@ -44,7 +44,9 @@ def advertised_hosts(text: str, num_shards: int) -> tuple[tuple[str, int | None]
         entries = [(host, None if port is None else port + index) for index in range(num_shards)]
     ports = [place for place in entries if place[1] is not None]
     if len(set(ports)) < len(ports):
-        raise BadArgument(f"advertise is {text!r}: two shards would be found at one place; each needs a port of its own")
+        raise BadArgument(
+            f"advertise is {text!r}: two shards would be found at one place; each needs a port of its own"
+        )
     if any(port is not None and port > MAX_PORT for _, port in entries):
         raise BadArgument(f"advertise is {text!r}: {num_shards} shards from there on go beyond port {MAX_PORT}")
     return tuple(entries)

@@ -86,8 +86,8 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     advertise: Annotated[
         str | None,
         _text(
-            "where clients are told to connect to, if not where shards listen: a host, a host:port of shard 0 (shard i is"
-            " at port+i), or one for each shard, separated by commas"
+            "where clients are told to connect to, if not where shards listen: a host, a host:port of shard 0 (shard i"
+            " is at port+i), or one for each shard, separated by commas"
         ),
     ] = None
     workers: Annotated[
@@ -225,8 +225,8 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
         return None if self.shards_at is None else parse_hosts("shards_at", split_hosts(self.shards_at))
 
     def advertised(self) -> tuple[tuple[str, int | None], ...] | None:
-        """Host and port at which clients find each shard, a port that is None being the one that it listens at; None: as
-        they listen. Raises BadArgument."""
+        """Host and port at which clients find each shard, a port that is None being the one that it listens at; None:
+        as they listen. Raises BadArgument."""
         return None if self.advertise is None else advertised_hosts(self.advertise, self.shards)
 
     def max_memory_bytes(self) -> int:
