@@ -39,8 +39,8 @@ class UserToken:
     """A server's: `secret` can be found by its user's clients from now on, until `close`."""
 
     def __init__(self, addresses: Sequence[Address]) -> None:
-        """`addresses`: that the store is bound to, and that its clients are told. Raises BadArgument if there is no place
-        for a file."""
+        """`addresses`: that the store is bound to, and that its clients are told. Raises BadArgument if there is no
+        place for a file."""
         self.secret = secrets.token_hex(32).encode()
         self._names = list(dict.fromkeys(name_of(meant) for one in addresses for meant in _meanings(one)))
         problems = []
