@@ -26,7 +26,7 @@ static_assert(sizeof(FilledSlot) == 40);
 
 constexpr uint64_t kSquares = 1 << 9;
 
-std::span<const std::byte> bytes_of(std::string_view text) {
+std::span<const std::byte> body_of(std::string_view text) {
   return std::as_bytes(std::span(text));
 }
 
@@ -35,7 +35,7 @@ std::span<const std::byte> bytes_of(std::string_view text) {
 // ---- what standbys are sent -------------------------------------------------------------------------
 
 void DataService::record(std::string_view body) {
-  if (replication_.is_followed()) replication_.record({.op = Op::kRECORD, .body = bytes_of(body)});
+  if (replication_.is_followed()) replication_.record({.op = Op::kRECORD, .body = body_of(body)});
 }
 
 void DataService::record_scale(uint64_t number, std::optional<double> factor) {
@@ -65,7 +65,7 @@ void DataService::record_write(const ConnectedClient& client, const Frame& frame
                        .incarnation = header.incarnation,
                        .sequence = header.sequence,
                        .table = entries,
-                       .body = is_push ? std::span<const std::byte>() : bytes_of(client.writer)},
+                       .body = is_push ? std::span<const std::byte>() : body_of(client.writer)},
                       payload);
 }
 
