@@ -19,6 +19,7 @@ SUBJECTS = (
     "dense",
     "latency",
     "fairness",
+    "standbys",
     "kernels",
     "scaling",
     "links",

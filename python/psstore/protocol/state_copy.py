@@ -156,4 +156,4 @@ def _class(name: str) -> Any:
 
 
 def _kind(letters: dict[type, str], letter: str) -> Any:
-    return next(kind for kind, one in letters.items() if one == letter)
+    return {one: kind for kind, one in letters.items()}[letter]

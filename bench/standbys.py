@@ -1,0 +1,127 @@
+"""What standbys cost who trains, and how long a shard's death takes: a store with them beside one without.
+
+    python -m bench.standbys [--quick] [--transport NAME] [--json FILE]
+
+Axes: transport (TCP over loopback, shared memory), size of the one tensor. One shard, one worker, whole steps of SGD
+with momentum, by turns. A standby does what its shard does: without a core of its own, a step takes so much longer.
+For the deaths a leader is killed again and again, and the time is that of the step in which it dies.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import signal
+import time
+from typing import Any, cast
+
+import numpy as np
+
+import psstore
+from bench.command import Subject, run
+from bench.harness import Series, alternate
+from bench.machine import machine
+from bench.processes import store_server
+from bench.report import Cell, Report, Table, spread
+from psstore.config import Transport
+
+TRANSPORTS = ("tcp", "shm")
+
+SIZES = {"1 KiB": 256, "4 MiB": 1 << 20, "64 MiB": 16 << 20}
+
+HYPER = {"lr": 1e-3, "momentum": 0.9}
+
+POLL_S = 0.01
+
+
+class Trainer:
+    """Takes whole steps on one tensor."""
+
+    def __init__(self, store: psstore.Store, num_elems: int) -> None:
+        self.store = store
+        self._gradient = np.full(num_elems, 1e-3, np.float32)
+        self._values = np.zeros(num_elems, np.float32)
+        store.create("w", self._values, rule="sgd")
+        self.step()
+
+    def step(self) -> float:
+        """Its seconds."""
+        begin = time.perf_counter()
+        self.store.push("w", self._gradient)
+        self.store.commit(HYPER)
+        self.store.pull("w", out=self._values)
+        return time.perf_counter() - begin
+
+    def await_standby(self) -> None:
+        while not self.store.stats()[0]["standbys"]:
+            time.sleep(POLL_S)
+
+    def outlive(self) -> float:
+        """The seconds of a step in which the shard's process dies."""
+        self.await_standby()
+        os.kill(int(self.store.stats()[0]["process"]), signal.SIGKILL)
+        return self.step()
+
+
+def measure(chosen: argparse.Namespace) -> Report:
+    steps: list[list[Cell]] = []
+    deaths: list[list[Cell]] = []
+    summary: list[list[Cell]] = []
+    figures: list[dict[str, Any]] = []
+    for transport in chosen.transport or TRANSPORTS:
+        for size, num_elems in SIZES.items():
+            alone, beside, died_s = _measured(transport, num_elems, rounds=9 if chosen.quick else 40)
+            ratio = beside.median / alone.median
+            steps.append([transport, size, _times(alone), _times(beside), ratio])
+            summary.append(["standbys", f"step of {size}, {transport}, × without", f"{_ms(beside)} ms", ratio, None])
+            median_s = float(np.median(died_s))
+            deaths.append([transport, size, spread(1e3 * median_s, 1e3 * min(died_s), 1e3 * max(died_s))])
+            figures.append({"transport": transport, "size": size, "times_s": beside.times_s, "died_s": died_s})
+    headers = ("transport", "size", "without, ms: median (min–max)", "with a standby", "× without")
+    return Report(
+        subject="standbys",
+        about=(
+            "A step of one worker at one shard, with a standby and without, by turns; and one in which the shard dies."
+        ),
+        tables=[
+            Table("a step", headers, steps),
+            Table("a step in which the shard dies", ("transport", "size", "ms: median (min–max)"), deaths),
+        ],
+        figures=figures,
+        summary=summary,
+        machine=machine(),
+    )
+
+
+def _measured(transport: str, num_elems: int, *, rounds: int) -> tuple[Series, Series, list[float]]:
+    with contextlib.ExitStack() as ends:
+
+        def trainer(*options: str) -> Trainer:
+            url = ends.enter_context(store_server("tcp" if transport == "tcp" else "unix", 1, options=options))
+            store = psstore.connect(url, rank=0, transport=cast(Transport, transport))
+            return Trainer(ends.enter_context(store), num_elems)
+
+        alone, beside = trainer(), trainer("--standbys", "1")
+        beside.await_standby()
+        turns = {"alone": alone.step, "beside": beside.step}
+        found = alternate(turns, warm_up=2, rounds=rounds, progress=f"standbys, {transport}")
+        return found["alone"], found["beside"], [beside.outlive() for _ in range(5)]
+
+
+def _times(series: Series) -> Cell:
+    return spread(1e3 * series.median, 1e3 * series.min, 1e3 * series.max)
+
+
+def _ms(series: Series) -> str:
+    return f"{1e3 * series.median:.2f}"
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--transport", action="append", choices=TRANSPORTS, help="only over this one")
+
+
+SUBJECT = Subject("standbys", __doc__.splitlines()[0], measure, add_options)
+
+if __name__ == "__main__":
+    run(SUBJECT)

@@ -1,0 +1,181 @@
+"""What a standby is sent and what it becomes; the simulator has the rest, under a network that breaks."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from psstore import _core, errors
+from psstore.protocol import state_copy
+from psstore.protocol.coordinator import Coordinator
+from psstore.protocol.coordinator_feed import Told, feed
+from psstore.protocol.handshake import ClientIdentity
+from psstore.protocol.membership import Liveness
+from psstore.protocol.service import ShardIdentity, ShardService
+from psstore.protocol.signing import Signer
+from psstore.protocol.states import StandbyState
+from psstore.types import Consistency, TensorSpec
+from psstore.wire import messages as m
+from psstore.wire import records as r
+from tests.protocol.support import OPS
+
+TERMS = Consistency(num_workers=2, quorum=2)
+KEY = b"a key of the store's own"
+FIRST, SECOND = "a" * 32, "b" * 32
+
+
+def coordinator() -> Coordinator:
+    return Coordinator(consistency=TERMS, liveness=Liveness(), num_shards=1, signer=Signer(KEY))
+
+
+def asked(op: str, message: m.Message, *, conn: int, request: int, client: str, now: float = 1.0) -> r.ClientAsked:
+    return r.ClientAsked(conn, request, OPS[op], m.encode_body(message), client, now)
+
+
+def with_a_commit() -> Coordinator:
+    """Rank 0 has joined, created a tensor, and waits for the other one at the end of its round."""
+    one = coordinator()
+    spec = TensorSpec(name="w", shape=(3,), rule="sgd")
+    feed(one, r.ClientCame(1, FIRST, 0.0))
+    for request, (op, message) in enumerate(
+        [("JOIN", m.Join(rank=0)), ("CREATE", m.Create(specs=(spec,))), ("COMMIT", m.Commit(round=1))], start=1
+    ):
+        feed(one, asked(op, message, conn=1, request=request, client=FIRST))
+    return one
+
+
+def test_a_copy_of_a_coordinator_goes_on_as_it_would() -> None:
+    one, other = with_a_commit(), coordinator()
+    state_copy.load(other, state_copy.dump(one))
+    assert state_copy.dump(other) == state_copy.dump(one)
+    rest: list[Told] = [
+        r.ClientCame(2, SECOND, 1.0),
+        asked("JOIN", m.Join(rank=1), conn=2, request=1, client=SECOND),
+        asked("COMMIT", m.Commit(round=1), conn=2, request=2, client=SECOND),
+    ]
+    replies = [[feed(each, told) for told in rest] for each in (one, other)]
+    assert replies[0] == replies[1]
+    assert len(replies[0][-1]) == 2, "both commits are answered, the one that was waiting before the copy too"
+    assert one.rounds.log.since(0) == other.rounds.log.since(0)
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [["i", 0, "os:system", {}], ["v", "builtins:eval", b"\x80"], ["e", "psstore.types:MAX_DIMS", "X"], ["?"], ["r", 7]],
+)
+def test_what_is_no_state_of_a_coordinator_is_refused(tree: list[object]) -> None:
+    with pytest.raises(errors.BadBody):
+        state_copy.load(coordinator(), msgspec.msgpack.encode(tree))
+
+
+class Pair:
+    """A shard and its standby, and the bytes between them."""
+
+    def __init__(self) -> None:
+        self.leader, self.standby = self._service(), self._service()
+        self.end = self.leader.opened(1, 0.0)
+        identity = ClientIdentity(client=FIRST, role="standby")
+        self.protocol, hello = self.standby.follow(0, client=identity, address="there")
+        self.end.feed(hello)
+
+    @staticmethod
+    def _service() -> ShardService:
+        identity = ShardIdentity(store="this one", shard=0, addresses=(("there",),), consistency=TERMS, heartbeat_s=1.0)
+        return ShardService(
+            identity=identity,
+            shard=_core.Shard(index=0),
+            signer=Signer(KEY),
+            coordinator=coordinator(),
+            make_nonce=lambda: bytes(32),
+        )
+
+    def talk(self) -> None:
+        """Until neither has anything to say."""
+        while self._serve(self.leader, 1, self.end, self.protocol) | self._serve(
+            self.standby, 0, self.protocol, self.end
+        ):
+            pass
+
+    @staticmethod
+    def _serve(service: ShardService, conn: int, mine: _core.ServerProtocol, other: _core.ServerProtocol) -> bool:
+        said = False
+        while True:
+            frame = mine.next_frame(0.0)
+            for output in [] if frame is None else service.frame(conn, frame, 0.0):
+                mine.reply(getattr(output, "pieces", []))
+            service.catch_up(0.0)
+            replies = mine.take_replies()
+            if replies:
+                other.feed(b"".join(replies))
+                said = True
+            if frame is None and not replies:
+                return said
+
+
+def test_a_standby_follows_and_may_lead_once_its_shard_counts_on_it() -> None:
+    pair = Pair()
+    in_sync: list[str] = []
+    pair.leader.standbys.on_in_sync = in_sync.append
+    pair.talk()
+    assert pair.standby.standby is not None
+    assert pair.standby.standby.state is StandbyState.IN_SYNC
+    assert in_sync == [FIRST]
+
+
+def test_replies_wait_until_a_standby_has_what_came_before_and_go_when_it_is_done_without() -> None:
+    pair = Pair()
+    pair.talk()
+    client = pair.leader.opened(2, 0.0)
+    client.feed(_core.encode_frame(OPS["HELLO"], body=m.encode_body(m.Hello(client=SECOND))))
+    frame = client.next_frame(0.0)
+    assert frame is not None
+    for output in pair.leader.frame(2, frame, 0.0):
+        client.reply(getattr(output, "pieces", []))
+    assert not client.take_replies(), "the coordinator was told who came, and the standby does not know yet"
+    pair.talk()
+    assert client.take_replies(), "it does"
+    lost: list[str] = []
+    pair.leader.standbys.on_lost = lost.append
+    pair.leader.closed(1, 0.0)
+    assert lost == [FIRST]
+    pair.leader.closed(2, 0.0)
+    third = pair.leader.opened(3, 0.0)
+    third.feed(_core.encode_frame(OPS["HELLO"], body=m.encode_body(m.Hello(client=SECOND))))
+    frame = third.next_frame(0.0)
+    assert frame is not None
+    for output in pair.leader.frame(3, frame, 0.0):
+        third.reply(getattr(output, "pieces", []))
+    assert not third.take_replies(), "who is lost may lead"
+    pair.leader.standbys.done_without(FIRST)
+    assert third.take_replies()
+
+
+def test_who_leads_numbers_connections_beyond_all_of_those_before() -> None:
+    """A commit that waits was asked over a connection of the process before: its answer must reach nobody else."""
+    pair = Pair()
+    pair.talk()
+    pair.standby.lead(1.0)
+    assert pair.standby.first_connection == (1 << 32) + 1
+    assert pair.standby.standbys.epoch == 1
+
+
+@pytest.mark.parametrize(
+    ("fact", "error"),
+    [
+        (m.FollowFact(client=SECOND, shard=0), errors.BadSignature),
+        (m.FollowFact(client=FIRST, shard=1), errors.BadArgument),
+        (m.DropFact(ids=(1,)), errors.BadSignature),
+    ],
+)
+def test_only_a_process_of_the_store_may_follow_and_only_its_own_shard(
+    fact: m.FollowFact | m.DropFact, error: type[errors.PsstoreError]
+) -> None:
+    pair = Pair()
+    frame = pair.end.next_frame(0.0)
+    assert frame is not None
+    pair.leader.frame(1, frame, 0.0)
+    connection = pair.leader._connections[1]
+    with pytest.raises(error):
+        pair.leader.facts.may_follow(connection, m.Follow(fact=Signer(KEY).sign(fact)))
+    with pytest.raises(errors.BadSignature):
+        pair.leader.facts.may_follow(connection, m.Follow(fact=Signer(b"another key").sign(fact)))
