@@ -64,7 +64,7 @@ class StandbyList:
     @property
     def clients(self) -> list[str]:
         """Standbys that may lead, as clients."""
-        return [one.client for one in self._of.values() if one.counts]
+        return [one.client for one in self._of.values() if one.counts and not one.is_lost]
 
     def counters(self) -> dict[str, int]:
         """For STATS."""
