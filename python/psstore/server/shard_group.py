@@ -95,7 +95,10 @@ class ShardGroups:
 
     def heard(self, child: ShardProcess) -> str | None:
         """One of them says something, or has ended. How it ended, if the shard is lost with it."""
-        index, group = next((i, g) for i, g in self._groups.items() if child in (g.leader, g.standby))
+        found = next(((i, g) for i, g in self._groups.items() if child in (g.leader, g.standby)), None)
+        if found is None:
+            return None  # its leader has said so at the same moment, and it was ended
+        index, group = found
         told = child.told()
         if told is None:
             return self._ended(index, group, child)
