@@ -17,6 +17,8 @@ from psstore.torch.change_detection import CHECKED_ROUNDS
 
 NUM_PARAMETERS = 300
 STEPS = 20
+TRIES = 3
+"""What a step leaves it leaves each time; what an earlier test's threads let go of meanwhile comes once."""
 
 WAYS: dict[str, dict[str, Any]] = {
     "backward": {"overlap": "backward"},
@@ -41,15 +43,17 @@ def test_steps_leave_no_cyclic_garbage(way: str) -> None:
                 sum(parameter.sum() for parameter in model).backward()
                 optimizer.step()
 
+        def garbage() -> int:
+            gc.collect()
+            gc.disable()
+            try:
+                steps(STEPS)
+                return gc.collect()
+            finally:
+                gc.enable()
+
         steps(CHECKED_ROUNDS + 1)
-        gc.collect()
-        gc.disable()
-        try:
-            steps(STEPS)
-            found = gc.collect()
-        finally:
-            gc.enable()
-    assert found == 0
+        assert 0 in (garbage() for _ in range(TRIES))
 
 
 def test_steps_of_many_parameters_do_not_call_the_collector() -> None:
