@@ -17,9 +17,10 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from psstore.cli.demo import crash, data, training
-from psstore.cli.demo.display import Display, hashes
+from psstore.cli.demo.display import Display, crash_hashes
 from psstore.cli.demo.messages import CrashReport, Settings, WorkerResult
-from psstore.cli.demo.worker import Batches, cosine, plain_optimizer, save, seeded_model
+from psstore.cli.demo.weights import save, sha256_of
+from psstore.cli.demo.worker import Batches, cosine, plain_optimizer, seeded_model
 from psstore.cli.main import app
 from psstore.launch.job import Job
 from psstore.types import Consistency
@@ -118,7 +119,7 @@ def test_other_bytes_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_hashes_are_one_under_the_other_on_eighty_columns() -> None:
-    first, second = hashes(REPORT).splitlines()[1:]
+    first, second = crash_hashes(REPORT).splitlines()[1:]
     assert first.index("a" * 64) == second.index("b" * 64)
     assert len(first) <= 80
 
@@ -180,5 +181,5 @@ def test_what_is_hashed_is_weights_and_momentum(digits: data.Digits, tmp_path: P
         if change:
             next(iter(optimizer.state.values()))["momentum_buffer"].view(-1)[0] += 1
         save(model, optimizer, str(tmp_path / "weights.npz"))
-        found.append(crash.sha256_of(tmp_path / "weights.npz"))
+        found.append(sha256_of(tmp_path / "weights.npz"))
     assert found[0] != found[1]

@@ -158,7 +158,9 @@ class ShardGroups:
         standby = group.standby
         if group.leader.process.poll() is not None or standby is None or standby.client != client:
             return
-        _log.warning("%s is out of reach of its shard and is ended; another one is started", standby.name)
+        is_dead = standby.process.poll() is not None
+        what = standby.fate() if is_dead else f"{standby.name} is out of reach of its shard and is ended"
+        _log.warning("%s; another one is started", what)
         self._selector.unregister(standby.report)
         standby.kill()
         group.leader.tell(f"{WITHOUT} {client}")

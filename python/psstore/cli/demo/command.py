@@ -13,7 +13,15 @@ import msgspec
 import typer
 
 from psstore.cli.choices import Mode, consistency_of, fail
-from psstore.cli.demo.messages import DEFAULT_EPOCHS, DEFAULT_EVERY, MNIST_EPOCHS, Settings, Strategy, report_of
+from psstore.cli.demo.messages import (
+    CHAOS_EPOCHS,
+    DEFAULT_EPOCHS,
+    DEFAULT_EVERY,
+    MNIST_EPOCHS,
+    Settings,
+    Strategy,
+    report_of,
+)
 from psstore.codec.compression import Compression
 from psstore.errors import BadArgument
 
@@ -48,7 +56,11 @@ def demo(
         ),
     ] = "none",
     epochs: Annotated[
-        int | None, typer.Option(min=1, help=f"Passes over the data. [default: {DEFAULT_EPOCHS}, MNIST {MNIST_EPOCHS}]")
+        int | None,
+        typer.Option(
+            min=1,
+            help=f"Passes over the data. [default: {DEFAULT_EPOCHS}, --chaos {CHAOS_EPOCHS}, MNIST {MNIST_EPOCHS}]",
+        ),
     ] = None,
     data_dir: Annotated[
         Path | None,
@@ -63,14 +75,23 @@ def demo(
             " last checkpoint; compare the bytes.",
         ),
     ] = False,
+    chaos: Annotated[
+        bool,
+        typer.Option(
+            "--chaos",
+            help="Also train it with a standby for each shard while a leader, a standby or a worker is killed every two"
+            " seconds; compare the bytes.",
+        ),
+    ] = False,
     seed: Annotated[int, typer.Option(help="Of the first weights and the order of the images.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON, in the last line.")] = False,
 ) -> None:
     """Train a small network on real handwritten digits, with real processes, here and now."""
     from rich.console import Console
 
+    from psstore.cli.demo.chaos import train_through_chaos
     from psstore.cli.demo.crash import train_and_crash
-    from psstore.cli.demo.display import Display, hashes, summary
+    from psstore.cli.demo.display import Display, chaos_hashes, crash_hashes, summary
     from psstore.cli.demo.training import job_of, train
 
     _need_packages(digits=data_dir is None)
@@ -78,8 +99,8 @@ def demo(
         fail(f"--mode {mode.value} is a store's; --strategy {strategy.value} is synchronous")
     if strategy is not Strategy.ps and compression != "none":
         fail(f"--compression {compression} is a store's; --strategy {strategy.value} sends float32")
-    if crash:
-        _check_crash(strategy, mode, compression)
+    for option in (name for name, asked in (("--crash", crash), ("--chaos", chaos)) if asked):
+        _check_repeatable(option, strategy, mode, compression)
     _check(compression, data_dir)
     num_shards = 0 if strategy is Strategy.allreduce else shards
     consistency = consistency_of(mode, workers=workers, backups=backups, staleness=staleness)
@@ -88,7 +109,7 @@ def demo(
     with tempfile.TemporaryDirectory(prefix="psstore-demo-") as directory:
         settings = Settings(
             num_workers=workers,
-            epochs=epochs or (DEFAULT_EPOCHS if data_dir is None else MNIST_EPOCHS),
+            epochs=epochs or (MNIST_EPOCHS if data_dir else CHAOS_EPOCHS if chaos else DEFAULT_EPOCHS),
             strategy=strategy,
             every=every,
             lockstep=consistency.lockstep,
@@ -109,6 +130,11 @@ def demo(
             if crash
             else None
         )
+        disturbed = (
+            train_through_chaos(console, settings, rounds=display.round, num_shards=num_shards, consistency=consistency)
+            if chaos
+            else None
+        )
     report = report_of(
         display.results.values(),
         settings,
@@ -117,16 +143,21 @@ def demo(
         seconds=seconds,
         max_abs_weight_diff=difference,
         crash=crashed,
+        chaos=disturbed,
     )
     console.print(summary(report))
     if crashed is not None:
-        console.print(hashes(crashed), soft_wrap=True, highlight=False)
+        console.print(crash_hashes(crashed), soft_wrap=True, highlight=False)
+    if disturbed is not None:
+        console.print(chaos_hashes(disturbed), soft_wrap=True, highlight=False)
     if as_json:
         typer.echo(msgspec.json.encode(report).decode())
     if crashed is not None and crashed.sha256_uninterrupted != crashed.sha256_went_on:
         fail(
             "the training that was killed has ended with other bytes than the one that was not", exit_code=EXIT_DIFFERS
         )
+    if disturbed is not None and disturbed.sha256_undisturbed != disturbed.sha256_disturbed:
+        fail("the training that was disturbed has ended with other bytes than the quiet one", exit_code=EXIT_DIFFERS)
 
 
 def _need_packages(*, digits: bool) -> None:
@@ -140,14 +171,16 @@ def _need_packages(*, digits: bool) -> None:
         )
 
 
-def _check_crash(strategy: Strategy, mode: Mode, compression: str) -> None:
-    """Ends the command with a sentence for what can't end with the same bytes after a crash."""
+def _check_repeatable(option: str, strategy: Strategy, mode: Mode, compression: str) -> None:
+    """Ends the command with a sentence for what can't end with the same bytes after something was killed."""
     if strategy is not Strategy.ps:
-        fail(f"--crash is for --strategy ps: with {strategy.value}, workers' own state dies with them")
+        fail(f"{option} is for --strategy ps: with {strategy.value}, workers' own state dies with them")
     if mode is not Mode.sync:
-        fail(f"--crash is for --mode sync: with {mode.value}, no two trainings end with the same bytes")
+        fail(f"{option} is for --mode sync: with {mode.value}, no two trainings end with the same bytes")
     if compression != "none":
-        fail(f"--crash can't be with --compression {compression}: what it keeps back is in workers, and dies with them")
+        fail(
+            f"{option} can't be with --compression {compression}: what it keeps back is in workers, and dies with them"
+        )
 
 
 def _check(compression: str, data_dir: Path | None) -> None:

@@ -7,7 +7,6 @@ started with another number of shards: it goes on from the last checkpoint, and 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import os
 import signal
 import time
@@ -18,7 +17,6 @@ from itertools import product
 from pathlib import Path
 
 import msgspec
-import numpy as np
 from rich.console import Console
 
 from psstore.checkpoint.place import CheckpointPlace, open_place
@@ -27,6 +25,7 @@ from psstore.cli.demo.command import EXIT_DIFFERS
 from psstore.cli.demo.display import Display, count
 from psstore.cli.demo.messages import CrashReport, Settings
 from psstore.cli.demo.training import fail_for, job_of, train
+from psstore.cli.demo.weights import sha256_of
 from psstore.errors import CheckpointNotFound
 from psstore.launch.environment import checkpoint_environ
 from psstore.launch.job import Job, run_job
@@ -146,13 +145,3 @@ def _processes_with(marker: bytes) -> list[int]:
             if marker in path.read_bytes().split(b"\0"):
                 found.append(int(path.parent.name))
     return found
-
-
-def sha256_of(path: Path) -> str:
-    """Everything that a worker saved in the end: bytes, shapes and names, in the order of names."""
-    digest = hashlib.sha256()
-    with np.load(path) as arrays:
-        for name in sorted(arrays):
-            digest.update(f"{name} {arrays[name].dtype} {arrays[name].shape}".encode())
-            digest.update(arrays[name].tobytes())
-    return digest.hexdigest()

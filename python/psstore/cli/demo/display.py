@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Sequence
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 
 from rich.console import Console
@@ -12,11 +12,14 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from psstore.cli.demo.messages import CrashReport, Report, WorkerProgress, WorkerResult, parse
+from psstore.cli.demo.messages import ChaosReport, CrashReport, Report, WorkerBegan, WorkerProgress, WorkerResult, parse
 from psstore.launch.output import Line
 
 SPARKS = "▁▂▃▄▅▆▇█"
 SPARK_WIDTH = 12
+
+MAX_LINES = 20
+"""About epochs, outside a terminal."""
 
 BAR_WIDTH = 24
 STATUS_WIDTH = 73
@@ -56,13 +59,18 @@ class Display:
 
     def __init__(self, console: Console, *, how: str, num_workers: int, dataset: str) -> None:
         self.results: dict[int, WorkerResult] = {}
+        self.workers: dict[int, int] = {}
+        """Process ids of those that train, by rank."""
+        self.store: str | None = None
+        """Address of the store that they train with."""
         self.round = 0
         """The last one that a worker told of."""
         self._console = console
         self._title = f"[bold]psstore demo[/] · {how} · {count(num_workers, 'worker')}"
         self._dataset = dataset
         self._curves = [Curve() for _ in range(num_workers)]
-        self._epoch = 0
+        self._next_epoch = 1
+        """Whose end is the next to be told, outside a terminal."""
         self._progress = Progress(
             TextColumn("[bold cyan]{task.description}"),
             BarColumn(bar_width=max(4, min(BAR_WIDTH, console.width - STATUS_WIDTH))),
@@ -85,9 +93,15 @@ class Display:
     ) -> None:
         self._progress.stop()
 
+    def lose(self, process: int) -> None:
+        """Notes that this process trains no more; another one may begin in its place."""
+        self.workers = {rank: other for rank, other in self.workers.items() if other != process}
+
     def deliver(self, line: Line) -> None:
         event = None if line.is_error else parse(line.text)
         match event:
+            case WorkerBegan():
+                self.workers[event.rank], self.store = event.process, event.store
             case WorkerProgress():
                 self._show(event)
             case WorkerResult():
@@ -108,8 +122,8 @@ class Display:
                 f" {event.images_per_s:>6,.0f} img/s  staleness {event.staleness}"
             ),
         )
-        if not self._console.is_terminal and event.rank == 0 and event.epoch > self._epoch:
-            self._epoch = event.epoch
+        if not self._console.is_terminal and event.rank == 0 and event.epoch >= self._next_epoch:
+            self._next_epoch = event.epoch + max(1, event.epochs // MAX_LINES)
             self._print(
                 f"epoch {event.epoch}/{event.epochs}  loss {event.loss:.3f}  staleness {event.staleness}"
                 f"  {event.images_per_s:,.0f} images/s per worker"
@@ -142,14 +156,25 @@ def summary(report: Report) -> Panel:
     return Panel(table, title="done", title_align="left", border_style=good, expand=False)
 
 
-def hashes(report: CrashReport) -> str:
-    """One under the other, and whether they are the same; no line is longer than 80 columns."""
-    same = report.sha256_uninterrupted == report.sha256_went_on
+def crash_hashes(report: CrashReport) -> str:
+    return _hashes({"uninterrupted": report.sha256_uninterrupted, "killed": report.sha256_went_on})
+
+
+def chaos_hashes(report: ChaosReport) -> str:
+    """What was killed, the longest wait, and the two hashes."""
+    kinds = Counter(next(kind for kind in ("leader", "standby", "worker") if kind in name) for name in report.killed)
+    killed = ", ".join(count(number, kind) for kind, number in sorted(kinds.items()))
     return (
-        f"SHA-256 of weights and momentum: {'[bold green]identical[/]' if same else '[bold red]different[/]'}\n"
-        f"  uninterrupted {report.sha256_uninterrupted}\n"
-        f"  killed        {report.sha256_went_on}"
+        f"killed {killed}; the longest time without a step was {report.longest_wait_s:.1f} s\n"
+        f"{_hashes({'undisturbed': report.sha256_undisturbed, 'disturbed': report.sha256_disturbed})}"
     )
+
+
+def _hashes(of: Mapping[str, str]) -> str:
+    """One under the other, and whether they are the same; no line is longer than 80 columns."""
+    same = len(set(of.values())) == 1
+    lines = [f"SHA-256 of weights and momentum: {'[bold green]identical[/]' if same else '[bold red]different[/]'}"]
+    return "\n".join(lines + [f"  {name:<13} {sha256}" for name, sha256 in of.items()])
 
 
 def _comparison(difference: float) -> str:

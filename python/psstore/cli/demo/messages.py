@@ -23,6 +23,9 @@ LEARNING_RATE = 0.05
 DEFAULT_EPOCHS = 20
 """On scikit-learn's digits: 440 rounds of two workers, some seconds on two cores."""
 
+CHAOS_EPOCHS = 100
+"""Long enough on digits for a dozen processes to be killed."""
+
 MNIST_EPOCHS = 2
 """60,000 images are 33 times as many."""
 
@@ -74,6 +77,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         return LEARNING_RATE if self.lockstep else LEARNING_RATE / self.num_workers
 
 
+class WorkerBegan(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """A worker's process trains from here on."""
+
+    rank: int
+    process: int
+    """Its id."""
+    store: str | None
+    """The store's address; None: it has none."""
+
+
 class WorkerProgress(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Where a worker is."""
 
@@ -106,7 +119,7 @@ class WorkerResult(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     dataset: str
 
 
-Event = WorkerProgress | WorkerResult
+Event = WorkerBegan | WorkerProgress | WorkerResult
 
 _decoder: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)
 
@@ -137,6 +150,18 @@ class CrashReport(msgspec.Struct, frozen=True, kw_only=True):
     sha256_went_on: str
 
 
+class ChaosReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of the training in which one process after another was killed."""
+
+    killed: tuple[str, ...]
+    """In their order: 'leader of shard 1', 'a standby', 'worker 0'."""
+    longest_wait_s: float
+    """Between two steps that workers told of, which they do ten times in a second."""
+    sha256_undisturbed: str
+    """Final weights and momentum of the training in which nothing was killed."""
+    sha256_disturbed: str
+
+
 class Report(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The result of a demo run, as it is shown and as `--json` prints it."""
 
@@ -164,7 +189,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     max_abs_weight_diff: float | None = None
     """Against one process with plain torch on the same micro-batches; only if that was asked for."""
     crash: CrashReport | None = None
-    """Only if that was asked for."""
+    """Only if that was asked for, as the next."""
+    chaos: ChaosReport | None = None
 
 
 def report_of(
@@ -176,6 +202,7 @@ def report_of(
     seconds: float,
     max_abs_weight_diff: float | None,
     crash: CrashReport | None = None,
+    chaos: ChaosReport | None = None,
 ) -> Report:
     first = min(results, key=lambda result: result.rank)
     return Report(
@@ -196,4 +223,5 @@ def report_of(
         seconds=round(seconds, 2),
         max_abs_weight_diff=max_abs_weight_diff,
         crash=crash,
+        chaos=chaos,
     )

@@ -19,7 +19,12 @@ from psstore.types import Consistency
 
 
 def job_of(
-    settings: Settings, *, num_shards: int, consistency: Consistency, environ: Mapping[str, str] = os.environ
+    settings: Settings,
+    *,
+    num_shards: int,
+    consistency: Consistency,
+    environ: Mapping[str, str] = os.environ,
+    restarts: int = 0,
 ) -> Job:
     """One CPU thread per worker: they are as many as the user wants cores for."""
     described = msgspec.json.encode(settings).decode()
@@ -29,6 +34,7 @@ def job_of(
         consistency=consistency,
         environ=environ,
         gpus=find_gpus(environ),
+        restarts=restarts,
     )
 
 

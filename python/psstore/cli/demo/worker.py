@@ -6,6 +6,7 @@ python -m psstore.cli.demo.worker SETTINGS-AS-JSON
 from __future__ import annotations
 
 import math
+import os
 import signal
 import sys
 from abc import ABC, abstractmethod
@@ -13,10 +14,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
 from itertools import chain, count, islice
-from typing import Any
 
 import msgspec
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -27,8 +26,9 @@ from torch.utils.data.distributed import DistributedSampler
 
 import psstore
 from psstore.cli.demo.data import NUM_CLASSES, Digits, load
-from psstore.cli.demo.messages import Settings, Strategy, emit
+from psstore.cli.demo.messages import Settings, Strategy, WorkerBegan, emit
 from psstore.cli.demo.reporter import Reporter
+from psstore.cli.demo.weights import save
 from psstore.config import worker_environment
 from psstore.torch import DistributedOptimizer
 
@@ -322,7 +322,9 @@ def train(settings: Settings, peers: Peers) -> None:
     batches = Batches(digits, settings, rank=peers.rank)
     rounds, done = settings.epochs * len(batches), peers.round - 1
     schedule = cosine(optimizer, rounds, done=done)
-    peers.meet("start")
+    emit(WorkerBegan(rank=peers.rank, process=os.getpid(), store=os.environ.get("PSSTORE_URL")))
+    if done == 0:  # else the others train already, or all go on
+        peers.meet("start")
     reporter = Reporter(peers, settings, rounds=rounds)
     stream = batches.after(done)
     while (round := peers.round) <= rounds:
@@ -339,14 +341,6 @@ def train(settings: Settings, peers: Peers) -> None:
     if peers.rank == 0 and settings.weights_path is not None:
         save(model, optimizer, settings.weights_path)
     emit(msgspec.structs.replace(result, accuracy=accuracy(model, digits)))
-
-
-def save(model: nn.Module, optimizer: Optimizer, path: str) -> None:
-    """Weights by their names, and the momentum of each."""
-    arrays: dict[str, Any] = {name: parameter.detach().numpy() for name, parameter in model.named_parameters()}
-    states = optimizer.state_dict()["state"]
-    momentum = {f"momentum/{name}": states[place]["momentum_buffer"].numpy() for place, name in enumerate(arrays)}
-    np.savez(path, **arrays, **momentum)
 
 
 def main() -> None:
