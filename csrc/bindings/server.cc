@@ -223,6 +223,7 @@ void bind_server(py::module_& m) {
           },
           "arena"_a)
       .def("follow", [](PyServerProtocol& self) { self.protocol().follow(); })
+      .def("ungate", [](PyServerProtocol& self) { self.protocol().ungate(); })
       .def("lead", [](PyServerProtocol& self) { self.protocol().lead(); })
       .def("is_in_process", [](PyServerProtocol& self) { self.client().is_own = true; })
       .def("next_frame", &PyServerProtocol::next_frame, "now"_a = py::none())

@@ -58,6 +58,7 @@ namespace psstore {
   X(OUT_OF_MEMORY, 58, "it does not fit into the memory that a shard may use")              \
   X(VERSION_GONE, 59, "the version that is being read is not kept any longer")              \
   X(ROLLED_BACK, 60, "the store was restored at an earlier version; connect again")         \
+  X(NOT_LEADING, 61, "a standby was asked what only its shard answers")                     \
   /* StorageError: what checkpoints lie on, or what lies there; memory is as it was. */     \
   X(CHECKPOINT_NOT_FOUND, 70, "no complete checkpoint of that version is there")            \
   X(CHECKPOINT_DAMAGED, 71, "what is on storage is not what was written")                   \

@@ -26,6 +26,7 @@ void Replication::disconnected(uint64_t connection) {
   if (found == followers_.end()) return;
   found->second.out = nullptr;
   if (!found->second.counts) followers_.erase(found);
+  release();
 }
 
 void Replication::forget(uint64_t connection) {
@@ -80,10 +81,10 @@ void Replication::send(uint64_t connection, const Follower& follower, FrameParts
 // ---- the gate ---------------------------------------------------------------------------------------
 
 void Replication::release() {
-  uint64_t least = kAll;
+  uint64_t least = kAll;  // one that is lost might lead, and what is read here be old
   for (const auto& [_, follower] : followers_) {
     if (follower.counts && holds(BreakableRule::kREPLIES_WAIT_FOR_STANDBYS)) {
-      least = std::min(least, follower.has);
+      least = std::min(least, follower.out == nullptr ? 0 : follower.has);
     }
   }
   if (least > released_) ready_.merge(std::exchange(waiting_, {}));

@@ -27,7 +27,7 @@ class Replies;
 class Replication {
  public:
   struct Follower {
-    Replies* out = nullptr;  // null: its connection is gone
+    Replies* out = nullptr;  // null: its connection is gone, and it may lead already, if it counts
     bool wants_checksum = false;
     bool counts = false;
     uint64_t has = 0;  // the last record that it has acknowledged
@@ -39,7 +39,7 @@ class Replication {
   void follow(uint64_t connection, Replies& out, bool wants_checksum);
   // From now on nobody is told what it does not have. REQUIRES: it follows.
   void count(uint64_t connection);
-  // Its connection is gone, if it is one of them. If it counts, it still does.
+  // Its connection is gone, if it is one of them. If it counts, nobody is told anything until forget().
   void disconnected(uint64_t connection);
   // It will never lead, or does not follow any more.
   void forget(uint64_t connection);

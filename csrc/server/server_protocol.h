@@ -31,6 +31,8 @@ class ServerProtocol {
   void attach(const Life& worker);
   // From now on a standby is at the other end, which is sent what changes and says what it has. REQUIRES: open().
   void follow();
+  // Its peer is one of the store's own processes, or an operator, who sees to standbys: replies wait for none of them.
+  void ungate() { replies_.set_gate(nullptr, client_->connection); }
   // At the other end is the shard that this one is a standby of.
   void lead();
   // Its memory, leases, and where it runs.

@@ -192,6 +192,8 @@ class ServerProtocol(FrameDecoder):
         """The client pushes through that memory."""
     def follow(self) -> None:
         """A standby is at the other end, which is sent every change of the shard from now on. After `open`."""
+    def ungate(self) -> None:
+        """What the peer is told waits for no standby: it is one of the store's own processes, or an operator."""
     def lead(self) -> None:
         """At the other end is the shard that this one is a standby of: what it sends is repeated here."""
     def is_in_process(self) -> None:

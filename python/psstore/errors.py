@@ -209,6 +209,12 @@ class RolledBack(AvailabilityError):
     code = 60
 
 
+class NotLeading(AvailabilityError):
+    """A standby was asked what only its shard answers. Clients try the other addresses of the shard."""
+
+    code = 61
+
+
 class OutOfMemory(AvailabilityError):
     """What was asked for does not fit into the memory that a shard may use, of its host or its device. Nothing
     changed."""

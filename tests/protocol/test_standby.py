@@ -150,6 +150,96 @@ def test_replies_wait_until_a_standby_has_what_came_before_and_go_when_it_is_don
     assert third.take_replies()
 
 
+def exchange(service: ShardService, conn: int, end: _core.ServerProtocol, sent: bytes) -> list[_core.Frame]:
+    """What a client gets for what it sends."""
+    end.feed(sent)
+    while (frame := end.next_frame(0.0)) is not None:
+        for output in service.frame(conn, frame, 0.0):
+            end.reply(getattr(output, "pieces", []))
+    return frames_of(b"".join(end.take_replies()))
+
+
+def frames_of(data: bytes) -> list[_core.Frame]:
+    decoder = _core.FrameDecoder(max_body_bytes=1 << 20, max_payload_bytes=0)
+    decoder.feed(data)
+    return list(iter(decoder.next_frame, None))
+
+
+def hello(role: m.Role, client: str = SECOND) -> bytes:
+    return _core.encode_frame(OPS["HELLO"], body=m.encode_body(m.Hello(client=client, role=role)))
+
+
+STATS = _core.encode_frame(OPS["STATS"], request=1)
+PROMOTE = _core.encode_frame(OPS["PROMOTE"], request=2, body=m.encode_body(m.Promote()))
+
+
+def test_nothing_is_read_of_a_shard_whose_standby_might_lead() -> None:
+    """Although nothing has changed since: what the other one tells others would not be in it."""
+    pair = Pair()
+    pair.talk()
+    client = pair.leader.opened(2, 0.0)
+    client.feed(hello("client"))
+    exchange(pair.leader, 2, client, b"")
+    pair.talk()
+    client.take_replies()
+    assert exchange(pair.leader, 2, client, STATS)
+    pair.leader.closed(1, 0.0)
+    assert not exchange(pair.leader, 2, client, STATS)
+    third = pair.leader.opened(3, 0.0)
+    (welcome,) = exchange(pair.leader, 3, third, hello("operator"))
+    assert welcome.op == OPS["WELCOME"], "who sees to standbys is heard"
+    (promoted,) = exchange(pair.leader, 3, third, PROMOTE)
+    assert promoted.op == OPS["PROMOTED"]
+    assert client.take_replies()
+
+
+def test_a_standby_that_comes_in_the_place_of_a_lost_one_sets_its_shard_free() -> None:
+    pair = Pair()
+    pair.talk()
+    pair.leader.closed(1, 0.0)
+    assert pair.leader.standbys.lost == [FIRST]
+    other = pair._service()
+    pair.standby, pair.end = other, pair.leader.opened(1, 0.0)
+    identity = ClientIdentity(client=SECOND, role="standby")
+    pair.protocol, said = other.follow(0, client=identity, address="there", instead_of=[FIRST])
+    pair.end.feed(said)
+    pair.talk()
+    assert pair.leader.standbys.lost == []
+    assert pair.leader.standbys.clients == [SECOND]
+
+
+def test_clients_go_elsewhere_and_operators_are_heard_by_a_standby() -> None:
+    pair = Pair()
+    promoted: list[int] = []
+    pair.standby.on_promoted = lambda: promoted.append(1)
+    client = pair.standby.opened(1, 0.0)
+    (refusal,) = exchange(pair.standby, 1, client, hello("client"))
+    failure = m.decode_body(m.Failure, refusal.body)
+    assert failure.code == errors.NotLeading.code
+    assert "this is a standby of shard 0, which is at there" in failure.message
+    operator = pair.standby.opened(2, 0.0)
+    (welcome,) = exchange(pair.standby, 2, operator, hello("operator"))
+    assert welcome.op == OPS["WELCOME"]
+    for said in ("it can't lead", "two would lead"):
+        (refusal,) = exchange(pair.standby, 2, operator, PROMOTE)
+        assert said in m.decode_body(m.Failure, refusal.body).message
+        assert not promoted
+        pair.talk()
+    force = _core.encode_frame(OPS["PROMOTE"], request=3, body=m.encode_body(m.Promote(force=True)))
+    (done,) = exchange(pair.standby, 2, operator, force)
+    assert done.op == OPS["PROMOTED"]
+    assert promoted == [1]
+
+
+@pytest.mark.parametrize("op", ["JOIN", "PULL", "FOLLOW"])
+def test_an_operator_does_nothing_else(op: str) -> None:
+    pair = Pair()
+    operator = pair.leader.opened(2, 0.0)
+    exchange(pair.leader, 2, operator, hello("operator"))
+    (refusal,) = exchange(pair.leader, 2, operator, _core.encode_frame(OPS[op], request=1))
+    assert m.decode_body(m.Failure, refusal.body).code == errors.UnexpectedMessage.code
+
+
 def test_who_leads_numbers_connections_beyond_all_of_those_before() -> None:
     """A commit that waits was asked over a connection of the process before: its answer must reach nobody else."""
     pair = Pair()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from psstore import _core
@@ -110,6 +110,8 @@ class Server:
         self._armed = float("inf")
         self._idle_ticks = 0
         self.dead = False
+        self.on_leader_lost: Callable[[], None] = lambda: None
+        """Called when this standby has lost its shard, whichever way."""
 
     def accept(self) -> ServerEnd:
         end = ServerEnd(self, next(self._ids))
@@ -118,12 +120,12 @@ class Server:
         self.arm()
         return end
 
-    def follow(self, leader: Server, network: Network) -> None:
-        """Becomes its standby."""
+    def follow(self, leader: Server, network: Network, *, instead_of: Sequence[str] = ()) -> None:
+        """Becomes its standby, in the place of clients of its that will never lead."""
         end = leader.accept()
         self.follows_as = f"{self.world.rng.getrandbits(128):032x}"
         client = ClientIdentity(client=self.follows_as, role="standby", token=self._token)
-        protocol, hello = self.service.follow(0, client=client, address="sim://leader")
+        protocol, hello = self.service.follow(0, client=client, address="sim://leader", instead_of=instead_of)
         self.leader = LeaderEnd(self, protocol)
         self.leader.connection = end.connection = Connection(network, client=self.leader, server=end)
         self.leader.connection.to_server.write([hello])
@@ -259,4 +261,4 @@ class LeaderEnd:
             server.kill()
 
     def lost(self) -> None:
-        """Whoever watches will say what comes next."""
+        self._server.on_leader_lost()

@@ -16,6 +16,7 @@ from psstore.cli.checkpoint import app as checkpoint
 from psstore.cli.choices import drop_output
 from psstore.cli.demo.command import demo
 from psstore.cli.plan import plan
+from psstore.cli.promote import promote
 from psstore.cli.run import run
 from psstore.cli.status import status
 
@@ -39,6 +40,7 @@ app.command()(demo)
 app.command()(plan)
 app.command()(bench)
 app.command()(status)
+app.command()(promote)
 app.add_typer(checkpoint, name="checkpoint")
 
 

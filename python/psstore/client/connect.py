@@ -16,7 +16,7 @@ from psstore.client.remote import Remote, open_remote
 from psstore.client.store import AsyncStore, Store, as_async
 from psstore.config import Transport, check_busy_poll, check_connections, check_transport, worker_environment
 from psstore.errors import BadArgument, RankTaken, TooManyWorkers
-from psstore.net.address import parse_address
+from psstore.net.address import parse_addresses
 from psstore.net.sockets import check_congestion_control
 from psstore.types import is_text
 from psstore.wire.messages import Role
@@ -41,8 +41,8 @@ def connect(
 ) -> Store:
     """Connects to a store and, as a worker, joins it. Blocks.
 
-    `url`: `ps://host:port` or `unix:///path` of any shard, or `local://?shards=2` for a store inside this process
-    (default: PSSTORE_URL).
+    `url`: `ps://host:port` or `unix:///path` of any shard, `ps://host:port,host:port` of one and its standby on another
+    host, or `local://?shards=2` for a store inside this process (default: PSSTORE_URL).
     `role`: 'worker' trains and is waited for; 'client' reads, and writes plain tensors.
     `rank`, `num_workers`: of this worker (default: RANK and WORLD_SIZE, else the lowest free rank).
     `token`: the store's secret, if it was given one (default: what is in the file that PSSTORE_TOKEN_FILE names). That
@@ -120,13 +120,13 @@ def _open(url: str | None, options: Options) -> Store:
         raise BadArgument(f"url is {url!r}; expected a string, as ps://127.0.0.1:5700")
     if url.startswith("local:"):
         return LocalStore(**parse_local(url)).open(Store, options, private=True)
-    seed = parse_address(url)
+    seeds = parse_addresses(url)
 
     def again(rank: int | None) -> tuple[Operations, Remote]:
-        return open_remote(seed, replace(options, rank=rank))
+        return open_remote(seeds, replace(options, rank=rank))
 
     try:
-        operations, remote = open_remote(seed, options)
+        operations, remote = open_remote(seeds, options)
     except (RankTaken, TooManyWorkers) as error:
         if held := ranks_held(url):
             raise type(error)(f"{error.message}; {_own(held)}", **error.details) from None

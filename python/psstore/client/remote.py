@@ -45,7 +45,10 @@ AGAIN_S = 0.2
 class Heartbeats:
     """Keeps a heartbeat connection to the coordinator. The loop makes it, `_core.Heartbeat` writes to it."""
 
-    def __init__(self, worker: ClientIdentity, welcome: Welcome, address: str, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self, worker: ClientIdentity, welcome: Welcome, addresses: Sequence[Address], loop: asyncio.AbstractEventLoop
+    ) -> None:
+        """`addresses`: of the coordinator, best first."""
         identity = ClientIdentity(
             client=worker.client,
             role="heartbeat",
@@ -57,15 +60,13 @@ class Heartbeats:
             identity=identity,
             decisions=DecisionCache(),
             make_nonce=lambda: secrets.token_bytes(32),
-            address=address,
+            address=str(addresses[0]),
             welcome=welcome,
         )
         self._frame = _core.encode_frame(_core.OPS["HEARTBEAT"], rank=worker.rank, incarnation=worker.incarnation)
         self._interval_s = welcome.heartbeat_s
         self._beating: _core.Heartbeat | None = None
-        self._reconnector = Reconnector(
-            session, [parse_address(address)], loop=loop, patience_s=math.inf, on_up=self._hand_over
-        )
+        self._reconnector = Reconnector(session, addresses, loop=loop, patience_s=math.inf, on_up=self._hand_over)
         self._reconnector.start()
 
     async def begun(self, patience_s: float) -> None:
@@ -105,11 +106,11 @@ class Remote:
         self._driver: SocketDriver | None = None
         self._heartbeats: Heartbeats | None = None
 
-    async def open(self, seed: Address, options: Options) -> Operations:
+    async def open(self, seeds: Sequence[Address], options: Options) -> Operations:
         """Connects to every shard and, as a worker, joins. Raises StoreUnreachable, AuthFailed, RankTaken, …;
         call `close` then, too."""
         identity = ClientIdentity(client=secrets.token_hex(16), role=options.role, token=options.token, find_token=find)
-        welcome = await self._discover(seed, identity, options)
+        welcome = await self._discover(seeds, identity, options)
         routes = [_usable(addresses, options.transport) for addresses in welcome.addresses]
         identity.features = 0 if all(_is_local(route[0]) for route in routes) else FEATURE_CHECKSUM
         decisions = DecisionCache(len(routes))
@@ -147,7 +148,7 @@ class Remote:
             await client.join(rank=options.rank, num_workers=options.num_workers, wait_s=options.wait_s)
             coordinator = sessions[0]
             assert coordinator.welcome is not None, "it has answered JOIN"
-            self._heartbeats = Heartbeats(identity, coordinator.welcome, coordinator.address, self.thread.loop)
+            self._heartbeats = Heartbeats(identity, coordinator.welcome, routes[0], self.thread.loop)
             await self._heartbeats.begun(options.connect_timeout_s)
         pace = Pace(self.thread.loop, len(client.shards)) if identity.features else None
         operations = Operations(client, wait_s=options.wait_s, pace=pace, over_sockets=True)
@@ -171,10 +172,10 @@ class Remote:
 
     # ---- how ----
 
-    async def _discover(self, seed: Address, identity: ClientIdentity, options: Options) -> Welcome:
+    async def _discover(self, seeds: Sequence[Address], identity: ClientIdentity, options: Options) -> Welcome:
         """Asks a shard for the addresses of the whole store."""
-        session = Session(identity=identity, decisions=DecisionCache(), make_nonce=_nonce, address=str(seed))
-        reconnector = Reconnector(session, [seed], loop=self.thread.loop, patience_s=options.connect_timeout_s)
+        session = Session(identity=identity, decisions=DecisionCache(), make_nonce=_nonce, address=str(seeds[0]))
+        reconnector = Reconnector(session, seeds, loop=self.thread.loop, patience_s=options.connect_timeout_s)
         reconnector.start()
         try:
             await asyncio.shield(reconnector.first_up)
@@ -202,14 +203,14 @@ class Remote:
         return SocketDriver(self.thread.loop, reconnectors, self.thread.calls)
 
 
-def open_remote(seed: Address, options: Options) -> tuple[Operations, Remote]:
+def open_remote(seeds: Sequence[Address], options: Options) -> tuple[Operations, Remote]:
     """Connects, on a thread of its own. Blocks; a store that is going back to a checkpoint is waited for. Raises as
     `Remote.open`, with nothing left open."""
     until = time.monotonic() + options.connect_timeout_s
     while True:
         thread = LoopThread(busy_s=1e-6 * options.busy_poll_us)
         remote = Remote(thread)
-        opening = thread.submit(remote.open(seed, options))
+        opening = thread.submit(remote.open(seeds, options))
         try:
             return opening.result(), remote
         except BaseException as error:

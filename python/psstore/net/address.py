@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from psstore.errors import BadArgument
@@ -43,6 +44,19 @@ def parse_address(text: str) -> Address:
         if address is not None:
             return address
     raise BadArgument(f"address {text!r}: expected ps://host:port or unix:///absolute/path")
+
+
+def parse_addresses(text: str) -> list[Address]:
+    """The places of one shard: `ps://host:port,host:port` are two, of which one leads. Raises BadArgument."""
+    scheme, separator, rest = text.partition("://")
+    if scheme != "ps" or "," not in rest:
+        return [parse_address(text)]
+    return [parse_address(f"{scheme}{separator}{one.strip()}") for one in rest.split(",")]
+
+
+def join_addresses(addresses: Sequence[str]) -> str:
+    """What `parse_addresses` takes apart: of several, those of TCP."""
+    return ",".join([addresses[0], *(one.removeprefix("ps://") for one in addresses[1:] if one.startswith("ps://"))])
 
 
 _TCP = re.compile(r"(?:\[(?P<ipv6>[^\]]+)\]|(?P<host>[^:\[\]]+))(?::(?P<port>[0-9]{1,5}))?")

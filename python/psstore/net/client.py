@@ -31,6 +31,10 @@ a fleet does not come back in the same instant."""
 DIAL_S = 5.0
 """How long one attempt to connect may take: two lost SYNs (1 s and 2 s, RFC 6298) and a slow answer."""
 
+ONE_OF_MANY_S = 1.5
+"""How long that, and a handshake, may take where the shard has a place on another host: one lost SYN, and a process
+that stands still is no reason to wait. It comes round again."""
+
 REFUSED_S = 2.0
 """A shard that was there is said to be gone when its host has refused connections to it for so long, at all of its
 addresses: a process that ends takes its listening sockets with it, so that nobody is left who might answer. Longer than
@@ -84,6 +88,10 @@ class Reconnector:
         self.trouble: OSError | None = None
         """Why the last attempt to connect failed."""
         self._addresses = addresses
+        self._has_two_hosts = sum(isinstance(one, TcpAddress) for one in addresses) > 1
+        self._avoided: Address | None = None
+        """Where somebody has just answered who is not the shard: tried last."""
+        self._dialled = addresses[0]
         self._loop = loop
         self._patience_s = patience_s
         self._refused_s = refused_s
@@ -204,11 +212,14 @@ class Reconnector:
             connection.abort()
             return False
         self._connection = connection
-        await asyncio.wait((connection.up, connection.lost), timeout=HANDSHAKE_S, return_when="FIRST_COMPLETED")
+        patience_s = ONE_OF_MANY_S if self._has_two_hosts else HANDSHAKE_S
+        await asyncio.wait((connection.up, connection.lost), timeout=patience_s, return_when="FIRST_COMPLETED")
         if not connection.up.done():
             self.trouble = ConnectionError(CURT) if connection.lost.done() else TimeoutError(MUTE)
             connection.abort()
+            self._avoided = self._dialled
         else:
+            self._avoided = None
             if not self.first_up.done():
                 self.first_up.set_result(None)
             if self._on_up is not None:
@@ -220,13 +231,14 @@ class Reconnector:
     async def _dial(self) -> ClientConnection | None:
         """Tries every place that the addresses stand for once, in order."""
         answers: list[bool] = []
-        for address in self._addresses:
-            self.session.address = str(address)
+        patience_s = ONE_OF_MANY_S if self._has_two_hosts else DIAL_S
+        for address in sorted(self._addresses, key=lambda one: one == self._avoided):
+            self.session.address, self._dialled = str(address), address
             for family, where in await self._endpoints(address):
                 try:
-                    return await asyncio.wait_for(self._open(family, where), DIAL_S)
+                    return await asyncio.wait_for(self._open(family, where), patience_s)
                 except asyncio.TimeoutError:
-                    self.trouble = TimeoutError(f"no answer within {DIAL_S:g} s")
+                    self.trouble = TimeoutError(f"no answer within {patience_s:g} s")
                 except OSError as error:
                     self.trouble = error
                 answers.append(isinstance(self.trouble, (ConnectionRefusedError, FileNotFoundError)))

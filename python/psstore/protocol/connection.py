@@ -67,6 +67,16 @@ class Connection:
         return self.hello is not None and self.hello.role == "heartbeat"
 
     @property
+    def is_operator(self) -> bool:
+        """True for a connection that only asks how the process is, and says which one is dead."""
+        return self.hello is not None and self.hello.role == "operator"
+
+    @property
+    def is_gated(self) -> bool:
+        """False if what it is told need not wait for standbys: who sees to them has to hear it."""
+        return self.hello is None or self.hello.role not in ("standby", "operator")
+
+    @property
     def is_visitor(self) -> bool:
         """True if the connection is OPEN and its client is no worker."""
         return self.state is ConnectionState.OPEN and self.hello is not None and self.hello.role == "client"

@@ -19,6 +19,7 @@ from psstore.errors import (
     BadArgument,
     DeviceFailed,
     HandshakeTimeout,
+    NotLeading,
     OutOfMemory,
     Overloaded,
     ProtocolError,
@@ -38,7 +39,7 @@ from psstore.protocol.sharing import MAX_LEASED_BYTES, Lender, OwnShard
 from psstore.protocol.signing import Signer
 from psstore.protocol.standby import Standby
 from psstore.protocol.standby_list import StandbyList
-from psstore.protocol.states import ConnectionState, StandbyState
+from psstore.protocol.states import ConnectionState
 from psstore.types import Consistency
 from psstore.wire import messages as m
 from psstore.wire import records as r
@@ -136,6 +137,10 @@ class ShardService:
         """Who follows this shard."""
         self.standby: Standby | None = None
         """What this process is as long as it does not lead."""
+        self.on_promoted: Callable[[], None] = lambda: None
+        """Called when this standby is to lead, by the word of somebody who knows that its shard is dead."""
+        self._followed = 0
+        """The connection to the shard that this is a standby of."""
         self._signer = signer
         self._clock_ahead_s = 0.0
         """By how much the coordinator's clock is ahead of the driver's: it goes on where a leader on another machine
@@ -160,9 +165,13 @@ class ShardService:
         protocol.is_in_process()
         return OwnShard(self.shard, protocol)
 
-    def follow(self, conn: int, *, client: ClientIdentity, address: str) -> tuple[_core.ServerProtocol, bytes]:
+    def follow(
+        self, conn: int, *, client: ClientIdentity, address: str, instead_of: Sequence[str] = ()
+    ) -> tuple[_core.ServerProtocol, bytes]:
         """Makes this a standby of the shard at the other end of that connection, with what to send there first. From
-        now on `frame` raises PsstoreError if it can't follow. REQUIRES: nothing has happened here yet."""
+        now on `frame` of that connection raises PsstoreError if it can't follow, and on others only operators are
+        heard. `instead_of`: the clients that followed from here before. REQUIRES: nothing has happened here yet."""
+        self._followed = conn
         protocol = self.data.connect(conn, max_body_bytes=_core.PRE_AUTH_MAX_BYTES, max_payload_bytes=0)
         self.standby = Standby(
             identity=client,
@@ -174,13 +183,14 @@ class ShardService:
             signer=self._signer,
             nonce=self._make_nonce(),
             protocol=protocol,
+            instead_of=instead_of,
         )
         return protocol, self.standby.hello()
 
     def lead(self, now: float) -> None:
         """The shard that this was a standby of is gone for good: this is it from now on. REQUIRES: in sync."""
         assert self.standby is not None, "it leads already"
-        assert self.standby.state is StandbyState.IN_SYNC, "it may not lead"
+        assert self.standby.may_lead, "nobody may say so before"
         self.standbys.epoch = self.standby.epoch + 1
         self._clock_ahead_s = self.standby.clock_ahead_s
         self.standby = None
@@ -237,7 +247,7 @@ class ShardService:
 
     def frame(self, conn: int, frame: _core.Frame, now: float) -> list[Output]:
         """A frame that came out of the connection's port, whole or announced: what to send now, to anybody."""
-        if self.standby is not None:
+        if self.standby is not None and conn == self._followed:
             return [Send(conn, [answer]) for answer in self.standby.heard(frame, now)] + self.woken(now)
         connection = self._connections.get(conn)
         if connection is None:
@@ -290,7 +300,7 @@ class ShardService:
         the replies to whoever waited for it. Raises DeviceFailed."""
         self.standbys.look(now)
         coordinator = self.coordinator
-        if coordinator is None or coordinator.rounds.log.last <= self.shard.version:
+        if coordinator is None or self.standby is not None or coordinator.rounds.log.last <= self.shard.version:
             return []
         try:
             self.facts.catch_up(coordinator.rounds.log.made_since(self.shard.version))
@@ -330,11 +340,15 @@ class ShardService:
     def _handshake(self, connection: Connection, frame: _core.Frame, now: float) -> list[Output]:
         identity = self.identity
         challenge = connection.handshake(frame, identity.token, self._make_nonce())
+        if not connection.is_gated:
+            connection.protocol.ungate()
         if challenge is not None:
             return [_answer(connection.id, frame, challenge, op=OPS["CHALLENGE"])]
         self._strangers.pop(connection.id, None)
         hello = connection.hello
         assert hello is not None, "handshake returns None only after HELLO"
+        if self.standby is not None and not connection.is_operator:
+            return self.failed(connection.id, NotLeading(self.standby.describe()))
         if connection.is_visitor:
             self._silent[connection.id] = connection
             if sum(one.is_visitor for one in self._connections.values()) > self._max_visitors:
@@ -343,7 +357,7 @@ class ShardService:
         older, newer = self._siblings(connection, hello)
         if newer:
             return [Close(connection.id, "its client has a newer connection")]
-        if not connection.only_beats:
+        if not connection.only_beats and not connection.is_operator:
             connection.protocol.open(writer=connection.writer, wants_checksum=connection.wants_checksum)
         if connection.is_first:
             self._tell(r.ClientCame(connection.id, hello.client, now))
@@ -392,6 +406,8 @@ class ShardService:
         op = frame.op
         if connection.only_beats:
             raise UnexpectedMessage(f"operation {op} on a heartbeat connection; it is for heartbeats alone")
+        if connection.is_operator:
+            return self._operated(connection, frame)
         if op in CARRIERS:
             return self._carried(connection, frame)
         if op in CONTROL:
@@ -411,7 +427,7 @@ class ShardService:
         if op in CHECKPOINTS:
             return [_answer(connection.id, frame, self._checkpoint(frame))]
         if op in (OPS["FOLLOW"], OPS["COMPLETE"]):
-            return self._followed(connection, frame)
+            return self._follows(connection, frame)
         if op == OPS["STATS"]:
             return [_answer(connection.id, frame, m.Statistics(counters=self.counters()))]
         raise UnexpectedMessage(f"operation {op} is not a request")
@@ -432,11 +448,27 @@ class ShardService:
             " shard is to be asked; psstore-server's stores write them"
         )
 
-    def _followed(self, connection: Connection, frame: _core.Frame) -> list[Output]:
+    def _follows(self, connection: Connection, frame: _core.Frame) -> list[Output]:
         if frame.op == OPS["COMPLETE"]:
             self.standbys.filled_in(connection.id)
             return []
-        self.standbys.came(connection, self.facts.may_follow(connection, m.decode_body(m.Follow, frame.body)))
+        fact = self.facts.may_follow(connection, m.decode_body(m.Follow, frame.body))
+        self.standbys.came(connection, fact.client, instead_of=fact.instead_of)
+        return [_answer(connection.id, frame, None)]
+
+    def _operated(self, connection: Connection, frame: _core.Frame) -> list[Output]:
+        """A request of somebody who sees to the store's processes."""
+        if frame.op == OPS["STATS"]:
+            return [_answer(connection.id, frame, m.Statistics(counters=self.counters()))]
+        if frame.op != OPS["PROMOTE"]:
+            raise UnexpectedMessage(f"operation {frame.op} of an operator, who can ask for STATS and PROMOTE only")
+        asked = m.decode_body(m.Promote, frame.body)
+        if self.standby is None:
+            for client in self.standbys.lost:
+                self.standbys.done_without(client)
+        else:
+            self.standby.check_may_lead(force=asked.force)
+            self.on_promoted()
         return [_answer(connection.id, frame, None)]
 
     def _carried(self, connection: Connection, frame: _core.Frame) -> list[Output]:
@@ -493,7 +525,7 @@ class ShardService:
 
     def _tell(self, told: Told) -> list[Output]:
         """Tells the coordinator, if it is here, and its standbys."""
-        if self.coordinator is None:
+        if self.coordinator is None or self.standby is not None:
             return []
         if self._clock_ahead_s:
             told = replace(told, now=told.now + self._clock_ahead_s)
@@ -519,6 +551,8 @@ class ShardService:
             "version": self.shard.version,
             "connections": len(self._connections),
             "process": self.identity.process,
+            "leads": int(self.standby is None),
+            "may_lead": int(self.standby is None or self.standby.may_lead),
             **self.standbys.counters(),
             **self.shard.stats(),
         }

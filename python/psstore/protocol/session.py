@@ -18,6 +18,7 @@ from psstore.errors import (
     BadChecksum,
     DeadlineExceeded,
     HandshakeTimeout,
+    NotLeading,
     Overloaded,
     ProtocolError,
     PsstoreError,
@@ -424,4 +425,4 @@ class Session:
 
 def is_final(error: PsstoreError) -> bool:
     """True if a new connection would meet the same end; else it is worth another try."""
-    return not isinstance(error, (BadChecksum, ShuttingDown, HandshakeTimeout, Overloaded))
+    return not isinstance(error, (BadChecksum, ShuttingDown, HandshakeTimeout, NotLeading, Overloaded))

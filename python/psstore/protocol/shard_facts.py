@@ -100,15 +100,14 @@ class ShardFacts:
         connection.ticket = fact
         self._record(r.LifeAttached(fact.rank, fact.incarnation))
 
-    def may_follow(self, connection: Connection, follow: m.Follow) -> str:
-        """The client that is a standby of this shard, as a process of the store says. Raises BadSignature,
-        BadArgument."""
+    def may_follow(self, connection: Connection, follow: m.Follow) -> m.FollowFact:
+        """Who is a standby of this shard, as a process of the store says. Raises BadSignature, BadArgument."""
         fact = self._signer.open(follow.fact)
         if not isinstance(fact, m.FollowFact) or fact.client != connection.client:
             raise BadSignature("FOLLOW carries a fact that does not say so of this client")
         if fact.shard != self._index:
             raise BadArgument(f"a standby of shard {fact.shard} asks shard {self._index}; it has another address")
-        return fact.client
+        return fact
 
     def applied(self) -> m.AppliedFact:
         """What the coordinator is to know of this shard: its last decision, and which contributions it lacked."""

@@ -11,6 +11,7 @@ the standby's end: one that differs from its shard is worth nothing.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -46,9 +47,14 @@ class Standby:
         signer: Signer,
         nonce: bytes,
         protocol: _core.ServerProtocol,
+        instead_of: Sequence[str] = (),
     ) -> None:
         """`store`, `shard`: what is at the address. `protocol`: of the connection to it. `nonce`: fresh random
-        bytes."""
+        bytes. `instead_of`: the clients that followed from here before: their processes are dead."""
+        self.is_cut = False
+        """The connection to its shard is lost."""
+        self.on_in_sync: Callable[[], None] = lambda: None
+        """Called when it may lead from now on."""
         self.epoch = 0
         """How many leaders the shard has had, the present one not counted."""
         self.clock_ahead_s = 0.0
@@ -61,7 +67,33 @@ class Standby:
         self._coordinator = coordinator
         self._signer = signer
         self._protocol = protocol
+        self._instead_of = instead_of
         self._handshake = Handshake(identity, nonce=nonce, address=address)
+
+    @property
+    def may_lead(self) -> bool:
+        """Whether it has all that anybody was told, and its shard counts on it."""
+        return self.state is StandbyState.IN_SYNC
+
+    def describe(self) -> str:
+        """What to tell a client that comes here."""
+        return (
+            f"this is a standby of shard {self._shard}, which {'was' if self.is_cut else 'is'} at {self._address};"
+            " it answers only once it leads"
+        )
+
+    def check_may_lead(self, *, force: bool) -> None:
+        """Raises BadArgument unless it may lead once its shard is dead. `force`: although its connection is up."""
+        if not self.may_lead:
+            raise BadArgument(
+                f"this standby of shard {self._shard} has not all that the shard at {self._address} has told others"
+                f" ({self.state.value}): it can't lead"
+            )
+        if not self.is_cut and not force:
+            raise BadArgument(
+                f"the shard at {self._address} is connected to this standby of it: two would lead. If its host is gone"
+                " without a word, say so: --force"
+            )
 
     def hello(self) -> bytes:
         """The first frame."""
@@ -96,7 +128,9 @@ class Standby:
             )
         self.state = STANDBY.after(self.state, StandbyEvent.WELCOMED)
         self._protocol.set_limits(max_body_bytes=_core.MAX_BODY_BYTES, max_payload_bytes=_core.MAX_PAYLOAD_BYTES)
-        fact = self._signer.sign(m.FollowFact(client=self._identity.client, shard=self._shard))
+        fact = self._signer.sign(
+            m.FollowFact(client=self._identity.client, shard=self._shard, instead_of=tuple(self._instead_of))
+        )
         return [_core.encode_frame(OPS["FOLLOW"], request=1, body=m.encode_body(m.Follow(fact=fact)))]
 
     def _take(self, record: r.AnyRecord, now: float) -> list[bytes]:
@@ -119,6 +153,7 @@ class Standby:
                 return [_core.encode_frame(OPS["COMPLETE"])]
             case r.InSync():
                 self.state = STANDBY.after(self.state, StandbyEvent.TOLD)
+                self.on_in_sync()
             case _:
                 assert self._coordinator is not None, "its shard has one"
                 self.clock_ahead_s = record.now - now

@@ -11,7 +11,7 @@ that process.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from psstore.protocol import state_copy
@@ -43,6 +43,8 @@ class _Following:
     waited_since: float | None = None
     """Since when it has answered no other."""
     is_lost: bool = False
+    is_gone: bool = False
+    """Its connection is."""
 
 
 class StandbyList:
@@ -52,7 +54,7 @@ class StandbyList:
         self.epoch = 0
         """How many leaders the shard has had, this one not counted."""
         self.on_in_sync: Callable[[str], None] = lambda client: None
-        """Called when a standby may lead from now on."""
+        """Called when a standby may lead from now on, or answers again."""
         self.on_lost: Callable[[str], None] = lambda client: None
         """Called when one is gone that may lead: nobody is told anything until `done_without`."""
         self.next_wake: float | None = None
@@ -72,8 +74,10 @@ class StandbyList:
         lags = [data.last_record - has for _, counts, has in data.followers() if counts]
         return {"led_before": self.epoch, "standbys": len(self.clients), "standby_lag": max(lags, default=0)}
 
-    def came(self, connection: Connection, client: str) -> None:
-        """Notes a new standby, for the next `fill`."""
+    def came(self, connection: Connection, client: str, *, instead_of: Sequence[str] = ()) -> None:
+        """Notes a new standby, for the next `look`. `instead_of`: those that it says will never lead."""
+        for one in instead_of:
+            self.done_without(one)
         self._of[connection.id] = _Following(connection, client)
         self._wake_at(0.0)
 
@@ -110,10 +114,16 @@ class StandbyList:
         one = self._of.get(conn)
         if one is None:
             return
+        one.is_gone = True
         if one.counts:
             self._lost(one)
         else:
             del self._of[conn]
+
+    @property
+    def lost(self) -> list[str]:
+        """Standbys that might lead already, as clients: nobody is told anything."""
+        return [one.client for one in self._of.values() if one.is_lost]
 
     def done_without(self, client: str) -> None:
         """Forgets a standby that will never lead."""
@@ -125,6 +135,9 @@ class StandbyList:
     def _look_at(self, one: _Following, has: int, last: int, now: float) -> None:
         if has == last or has != one.had or one.waited_since is None:
             one.had, one.waited_since = has, None if has == last else now
+            if one.is_lost and not one.is_gone:  # it was slow, or the way to it was closed
+                one.is_lost = False
+                self.on_in_sync(one.client)
         elif now - one.waited_since > PATIENCE_S and one.counts:
             self._lost(one)
 

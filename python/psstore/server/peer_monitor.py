@@ -15,7 +15,7 @@ import queue
 import secrets
 import socket
 import threading
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 
@@ -56,8 +56,8 @@ class Duty:
     """The first shard that runs here."""
     addresses: tuple[str, ...]
     """Addresses of every shard, as clients are told."""
-    asked_at: Mapping[int, str]
-    """Shards to watch, and where they are asked."""
+    asked_at: Mapping[int, Sequence[str]]
+    """Shards to watch, and where each is asked: at the first address that answers."""
     consistency: Consistency
     token: bytes | None
     restored: int
@@ -68,6 +68,8 @@ class Duty:
     """This host's id of this life, on the host of shard 0."""
     former: str
     """Shard 0's id of the life before, on other hosts: that one is over."""
+    is_new: bool
+    """This host's shard begins with the store; else it goes on with what another process of it had."""
     until_done: bool
     """True if the job is over when all workers have joined and left, or are lost for `patience_s`."""
     patience_s: float
@@ -139,9 +141,9 @@ class PeerMonitor:
 
 async def _observe(duty: Duty, monitor: PeerMonitor) -> None:
     """Tells of shard 0's life, where it is elsewhere, and of the end."""
-    peers = [_Peer(shard, address, duty) for shard, address in duty.asked_at.items()]
+    peers = [_Peer(shard, addresses, duty) for shard, addresses in duty.asked_at.items()]
     try:
-        if duty.index != 0:
+        if duty.index != 0 and duty.is_new:
             welcome = await _begin(peers[0], duty)
             monitor.tell(PeerEvent(store=welcome.store, restored=welcome.restored, lineage=welcome.lineage))
         monitor.tell(PeerEvent(reason=(await _follow(duty, peers)).reason))
@@ -250,10 +252,12 @@ async def _watch(peer: _Peer) -> Verdict:
 class _Peer:
     """One watched shard."""
 
-    def __init__(self, shard: int, address: str, duty: Duty) -> None:
+    def __init__(self, shard: int, addresses: Sequence[str], duty: Duty) -> None:
         self.shard = shard
-        self.name = f"shard {shard} at {address}"
-        self._address = address
+        self.name = f"shard {shard} at {' or '.join(addresses)}"
+        self._addresses = addresses
+        # A shard that may be led elsewhere is waited for: what it held may be there.
+        self._patience_s = duty.patience_s if len(addresses) == 1 else math.inf
         self._duty = duty
         self._identity = ClientIdentity(client=secrets.token_hex(16), role="client", token=duty.token)
         self._reconnector: Reconnector | None = None
@@ -279,7 +283,7 @@ class _Peer:
             if self._welcome is None:
                 await asyncio.sleep(GONE_S)
             else:
-                self._tie(self._welcome, patience_s=self._duty.patience_s)
+                self._tie(self._welcome, patience_s=self._patience_s)
         return self._welcome
 
     async def forget(self) -> None:
@@ -307,7 +311,7 @@ class _Peer:
         loop = asyncio.get_running_loop()
         while True:
             answer = QuietFuture(loop=loop)
-            self._reconnector.session.request("STATS", answer, now=loop.time(), timeout_s=self._duty.patience_s)
+            self._reconnector.session.request("STATS", answer, now=loop.time(), timeout_s=self._patience_s)
             self._reconnector.flush()
             try:
                 reply = await answer
@@ -330,14 +334,14 @@ class _Peer:
             identity=self._identity,
             decisions=DecisionCache(),
             make_nonce=lambda: secrets.token_bytes(NONCE_BYTES),
-            address=self._address,
+            address=self._addresses[0],
             shard=self.shard,
             welcome=welcome,
         )
         loop = asyncio.get_running_loop()
         self._reconnector = Reconnector(
             session,
-            [parse_address(self._address)],
+            [parse_address(address) for address in self._addresses],
             loop=loop,
             patience_s=patience_s,
             refused_s=min(GONE_S, patience_s) if self._duty.goes_back and welcome is not None else patience_s,

@@ -29,6 +29,9 @@ READY = "ready"
 IN_SYNC, LOST = "in-sync", "lost"
 """What a shard reports, with the client that its standby is: from now on that one may lead; it is out of reach."""
 
+CUT = "cut"
+"""What a standby reports that may lead: it has lost its shard, which may be dead."""
+
 LEAD, WITHOUT = "lead", "without"
 """What a shard is told: to lead, as a standby; that the standby which is that client will never do so."""
 
@@ -73,8 +76,16 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
         str | None,
         _text("host:port of every shard, separated by commas, where each has a host of its own; needs a token"),
     ] = None
+    standbys_at: Annotated[
+        str | None,
+        _text(
+            "host:port of every shard's standby, in the order of --shards-at: another host has all that the shard has,"
+            " and leads if it dies"
+        ),
+    ] = None
     shard_index: Annotated[
-        Annotated[int, Meta(ge=0)] | None, _text("which of --shards-at runs here: 0 for the first")
+        Annotated[int, Meta(ge=0)] | None,
+        _text("which of --shards-at runs here: 0 for the first; those of --standbys-at count on"),
     ] = None
     host: Annotated[str, _text("address to listen on; off loopback a token is needed")] = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65535), _text("port of shard 0, shard i is at port+i; 0: any free ports")] = (
@@ -213,8 +224,8 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
             raise BadArgument(f"device is {self.device}: --standbys is for shards in main memory (--device cpu)")
         if self.standbys and self.shards_at is not None:
             raise BadArgument(
-                "--standbys is for shards that one psstore-server starts on its host; with --shards-at a shard that"
-                " dies comes back from a checkpoint: --checkpoint URL --restore auto --restarts 3"
+                "--standbys is for shards that one psstore-server starts on its host; with --shards-at say where they"
+                " are: --standbys-at host:port,host:port,…"
             )
         if self.congestion_control is not None:
             check_congestion_control("congestion_control", self.congestion_control)
@@ -223,6 +234,14 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     def hosts(self) -> tuple[TcpAddress, ...] | None:
         """Where each shard runs, if each has a host of its own; None: all of them run on this host."""
         return None if self.shards_at is None else parse_hosts("shards_at", split_hosts(self.shards_at))
+
+    def begins_as_standby(self) -> bool:
+        """What runs here is in the place of a standby: it begins nothing by itself."""
+        return (self.shard_index or 0) >= len(self.hosts() or (None,))
+
+    def standby_hosts(self) -> tuple[TcpAddress, ...]:
+        """Where each shard's standby runs, on a host of its own; none: there are no such standbys."""
+        return () if self.standbys_at is None else parse_hosts("standbys_at", split_hosts(self.standbys_at))
 
     def advertised(self) -> tuple[tuple[str, int | None], ...] | None:
         """Host and port at which clients find each shard, a port that is None being the one that it listens at; None:
@@ -251,16 +270,37 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
         """What becomes of workers that are given up."""
         return self.lost or ("drop" if self.consistency().elastic else "fail")
 
+    def _check_standbys(self, hosts: tuple[TcpAddress, ...]) -> None:
+        places = self.standby_hosts()
+        if places and len(places) != len(hosts):
+            raise BadArgument(
+                f"standbys_at names {len(places)} places for the {len(hosts)} shards of shards_at; expected as many"
+            )
+        if twice := set(places) & set(hosts):
+            raise BadArgument(f"{min(twice)} is in --shards-at and in --standbys-at; each needs a place of its own")
+        if places and self.device != "cpu":
+            raise BadArgument(f"device is {self.device}: --standbys-at is for shards in main memory (--device cpu)")
+        if places and self.restarts:
+            raise BadArgument(
+                "--standbys-at and --restarts don't go together: a shard that dies is led by its standby, and a store"
+                " that loses both begins again with --restore auto"
+            )
+
     def _check_hosts(self) -> None:
         hosts = self.hosts()
+        if self.standbys_at is not None and hosts is None:
+            raise BadArgument("--standbys-at says where the standbys of --shards-at are: say where these are, too")
         if (hosts is None) != (self.shard_index is None):
             raise BadArgument("--shards-at and --shard-index go together: where all shards are, and which one this is")
         if hosts is None or self.shard_index is None:
             return
-        if self.shard_index >= len(hosts):
-            raise BadArgument(f"shard_index is {self.shard_index}, but shards_at names {len(hosts)}: 0 is the first")
+        places = [*hosts, *self.standby_hosts()]
+        if self.shard_index >= len(places):
+            of = "shards_at names" if self.standbys_at is None else "shards_at and standbys_at name"
+            raise BadArgument(f"shard_index is {self.shard_index}, but {of} {len(places)}: 0 is the first")
         if self.shards not in (1, len(hosts)):
             raise BadArgument(f"shards is {self.shards}, but shards_at names {len(hosts)}; leave --shards out")
+        self._check_standbys(hosts)
         if self.uds is not None or self.advertise is not None:
             raise BadArgument(
                 "--shards-at says where clients find the shards; leave --uds and --advertise out. A shard that listens"
@@ -297,6 +337,10 @@ class Follows(msgspec.Struct, frozen=True, kw_only=True):
     """Its shard's, as this host reaches it."""
     client: str
     """The client id that it connects with."""
+    instead_of: tuple[str, ...] = ()
+    """Client ids of the processes that followed it from here before, which are dead."""
+    is_apart: bool = False
+    """The shard is on another host: this process listens in a place of its own, for who says that it is to lead."""
 
 
 class ShardSettings(msgspec.Struct, frozen=True, kw_only=True):

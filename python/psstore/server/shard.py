@@ -15,6 +15,7 @@ import resource
 import signal
 import socket
 import sys
+from collections.abc import Sequence
 
 import msgspec
 
@@ -27,20 +28,23 @@ from psstore.net.fd_server import DeviceMemoryServer, FdServer, MemoryServer
 from psstore.net.limits import ServerLimits
 from psstore.net.server import Server
 from psstore.protocol.auth import NONCE_BYTES
+from psstore.protocol.connection import FEATURE_CHECKSUM
 from psstore.protocol.coordinator import Coordinator
 from psstore.protocol.handshake import ClientIdentity
 from psstore.protocol.membership import Liveness
 from psstore.protocol.service import ShardIdentity, ShardService
 from psstore.protocol.signing import Signer
-from psstore.protocol.states import StandbyState
 from psstore.server import logs
 from psstore.server.checkpoint_keeper import CheckpointKeeper
 from psstore.server.checkpoint_place import StoragePlace
 from psstore.server.member_log import MemberLog
 from psstore.server.orders import Orders, report
 from psstore.server.restoring import restore
-from psstore.server.settings import IN_SYNC, LOST, READY, Follows, ShardSettings
+from psstore.server.settings import CUT, IN_SYNC, LOST, READY, Follows, ShardSettings
 from psstore.server.shard_saver import ShardSaver
+
+CONNECT_S = 5.0
+"""How long a standby tries to connect to its shard: two lost SYNs, and a slow answer."""
 
 OTHER_FILES = 128
 """Open files of a shard that are no connections it serves: the loop's own, and refusals under way."""
@@ -103,9 +107,10 @@ async def serve(settings: ShardSettings) -> None:
         stopped.set()
 
     server.on_device_failed = give_up
+    sockets = [socket.socket(fileno=descriptor) for descriptor in settings.sockets]
     if settings.follows is None:
         begin_at(settings, service, keeper)
-    elif not await stand_by(settings, settings.follows, server, service, orders, stopped):
+    elif not await stand_by(settings, settings.follows, server, service, orders, stopped, sockets):
         return
     else:
         own_place(settings, keeper)
@@ -116,10 +121,9 @@ async def serve(settings: ShardSettings) -> None:
         server.on_turn = MemberLog(coordinator.membership).update
     if lender is not None:
         lender.start(loop)
-    sockets = [socket.socket(fileno=descriptor) for descriptor in settings.sockets]
     unix_paths = [sock.getsockname() for sock in sockets if sock.family == socket.AF_UNIX]
-    for sock in sockets:
-        server.listen(sock)
+    if settings.follows is None or not settings.follows.is_apart:
+        listen(server, sockets)
     report(READY)
     await stopped.wait()
     orders.close()
@@ -136,6 +140,11 @@ async def serve(settings: ShardSettings) -> None:
         sys.exit(1)
 
 
+def listen(server: Server, sockets: Sequence[socket.socket]) -> None:
+    for sock in sockets:
+        server.listen(sock)
+
+
 async def stand_by(
     settings: ShardSettings,
     follows: Follows,
@@ -143,6 +152,7 @@ async def stand_by(
     service: ShardService,
     orders: Orders,
     stopped: asyncio.Event,
+    sockets: Sequence[socket.socket],
 ) -> bool:
     """Follows the shard until this process is to lead. False: it has ended before. Raises PsstoreError, OSError."""
     failed = asyncio.Event()
@@ -151,8 +161,13 @@ async def stand_by(
     def lost(error: Exception | None) -> None:
         if error is not None:
             why.append(error)
-        if error is not None or service.standby is None or service.standby.state is not StandbyState.IN_SYNC:
-            failed.set()  # else it may be that the shard is dead, and this one is to lead
+        standby = service.standby
+        assert standby is not None, "it follows"
+        standby.is_cut = True
+        if standby.may_lead and (error is None or isinstance(error, OSError)):
+            report(CUT)  # the shard may be dead, and this one is to lead
+        else:
+            failed.set()
 
     server.on_leader_lost = lost
     address = parse_address(follows.address)
@@ -160,10 +175,20 @@ async def stand_by(
         sock = socket.socket(socket.AF_UNIX)
         sock.connect(address.path)
     else:
-        sock = socket.create_connection((address.host, address.port))
+        sock = socket.create_connection((address.host, address.port), timeout=CONNECT_S)
     sock.setblocking(False)
-    client = ClientIdentity(client=follows.client, role="standby", token=settings.token)
-    server.follow(sock, client=client, address=follows.address)
+    client = ClientIdentity(
+        client=follows.client,
+        role="standby",
+        token=settings.token,
+        features=FEATURE_CHECKSUM if follows.is_apart else 0,
+    )
+    server.follow(sock, client=client, address=follows.address, instead_of=follows.instead_of)
+    if follows.is_apart:
+        assert service.standby is not None, "it follows"
+        service.standby.on_in_sync = lambda: report(IN_SYNC)
+        service.on_promoted = orders.lead.set
+        listen(server, sockets)
     waits = [asyncio.ensure_future(event.wait()) for event in (orders.lead, stopped, failed)]
     await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
     for wait in waits:

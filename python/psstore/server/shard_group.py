@@ -76,8 +76,12 @@ class ShardGroups:
         stopped = [one.stopped_at + STOPPED_S for one in self.processes if one.stopped_at is not None]
         return min([*stopped, *(group.start_at for group in self._groups.values())], default=math.inf)
 
-    def tick(self) -> None:
-        """Starts the standbys whose time has come, and does without what stands still."""
+    leads = True
+    """A shard runs here."""
+
+    def tick(self) -> str | None:
+        """Starts the standbys whose time has come, and does without what stands still. How a shard has ended that is
+        lost with that: none is."""
         now = time.monotonic()
         for index, group in self._groups.items():
             if group.start_at <= now:
@@ -92,6 +96,10 @@ class ShardGroups:
                     one.process.kill()
                 else:
                     one.stopped_at = math.inf  # there is nobody to lead in its place
+        return None
+
+    def resign(self) -> None:
+        """Does nothing: standbys here end with their shards."""
 
     def heard(self, child: ShardProcess) -> str | None:
         """One of them says something, or has ended. How it ended, if the shard is lost with it."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from psstore.config import Resolved
@@ -19,7 +19,10 @@ class Site:
     """Index of the first of them."""
     endpoints: list[Endpoint]
     addresses: tuple[tuple[str, ...], ...]
-    """All addresses of every shard of the store, as clients are told."""
+    """All addresses of every shard of the store, as clients are told; last that of its standby, if it has one on
+    another host."""
+    other: str | None = None
+    """Where the other process of this host's shard is, of which one leads; None: there is none on another host."""
 
     @property
     def is_whole(self) -> bool:
@@ -30,13 +33,14 @@ class Site:
         """Where the shards that run here listen, and where clients are told to find them."""
         return [address for endpoint in self.endpoints for address in (*endpoint.bound, *endpoint.addresses)]
 
-    def watched(self) -> Mapping[int, str]:
+    def watched(self) -> Mapping[int, Sequence[str]]:
         """Shards whose life concerns this host, and where they are asked: shard 0; from its own host, all others too.
         Those that run here are the supervisor's business but for what shard 0 counts."""
         if self.first != 0:
-            return {0: self.addresses[0][0]}
+            return {0: self.addresses[0]}
         others = range(len(self.endpoints), len(self.addresses))
-        return {0: str(self.endpoints[0].local), **{shard: self.addresses[shard][0] for shard in others}}
+        own = [str(self.endpoints[0].local), *([] if self.other is None else [self.other])]
+        return {0: own, **{shard: self.addresses[shard] for shard in others}}
 
     def refuse(self) -> None:
         """Until `listen`, whoever connects hears at once that nobody is there."""
@@ -62,9 +66,16 @@ def open_site(settings: ServerSettings, tcp: TcpAddress | None) -> Site:
         )
         addresses = tuple(tuple(str(address) for address in endpoint.addresses) for endpoint in endpoints)
         return Site(0, endpoints, addresses)
-    index = settings.shard_index or 0
-    endpoints = bind_shards(1, tcp=tcp, uds=None, advertise=[hosts[index]], congestion_control=control)
-    return Site(index, endpoints, tuple((str(host),) for host in hosts))
+    places = list(zip(hosts, *filter(None, [settings.standby_hosts()]), strict=True))
+    index, own = (settings.shard_index or 0) % len(hosts), member_place(settings)
+    endpoints = bind_shards(1, tcp=tcp, uds=None, advertise=[own], congestion_control=control)
+    other = next((str(place) for place in places[index] if place != own), None)
+    return Site(index, endpoints, tuple(tuple(map(str, place)) for place in places), other)
+
+
+def member_place(settings: ServerSettings) -> TcpAddress:
+    """Where clients find what runs here. REQUIRES: it is one shard of several hosts'."""
+    return [*(settings.hosts() or ()), *settings.standby_hosts()][settings.shard_index or 0]
 
 
 def tcp_address(resolved: Resolved[ServerSettings]) -> TcpAddress | None:
@@ -76,11 +87,10 @@ def tcp_address(resolved: Resolved[ServerSettings]) -> TcpAddress | None:
     settings = resolved.settings
     settings.check()
     host_given, port_given = not resolved.is_default("host"), not resolved.is_default("port")
-    hosts = settings.hosts()
-    if hosts is None:
+    if settings.hosts() is None:
         wanted = settings.uds is None or host_given or port_given
         return TcpAddress(settings.host, settings.port) if wanted else None
-    own = hosts[settings.shard_index or 0]
+    own = member_place(settings)
     host = (
         settings.host if host_given else own.host if is_loopback(own.host) else "::" if ":" in own.host else "0.0.0.0"
     )

@@ -20,17 +20,17 @@ import secrets
 import selectors
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO, TypeAlias
+from typing import TYPE_CHECKING, Literal, TextIO, TypeAlias
 
 import msgspec
 
 from psstore.config import TOKEN_RECIPE, read_token
-from psstore.errors import BadArgument
-from psstore.net.address import TcpAddress, is_loopback
+from psstore.errors import AvailabilityError, BadArgument
+from psstore.net.address import TcpAddress, is_loopback, join_addresses
 from psstore.net.limits import ServerLimits
 from psstore.net.user_token import UserToken
 from psstore.server import keys
@@ -48,7 +48,10 @@ from psstore.server.site import Site, open_site
 from psstore.types import place_shards, workers_text
 
 if TYPE_CHECKING:  # and where it is needed: a store on one host starts faster without asyncio in its supervisor
+    from psstore.server.apart_group import ApartGroup
+    from psstore.server.other_member import FoundMember
     from psstore.server.peer_monitor import PeerMonitor
+    from psstore.wire.messages import Welcome
 
 Event: TypeAlias = "ShardProcess | CheckpointProcess | PeerMonitor | Signals"
 """Who may have something to report."""
@@ -63,6 +66,9 @@ RESTORE_S = 3600.0
 
 LAST_CHECKPOINT_S = 600.0
 """How long the last checkpoint of a store that is asked to end may take."""
+
+LOOK_AGAIN_S = 0.2
+"""Between two looks whether the shard is there whose standby runs here."""
 
 SHORT_LIFE_S, MAX_SHORT_LIVES = 5.0, 4
 """What ended sooner, so many times in a row, is not started again."""
@@ -86,11 +92,14 @@ class ReadyLine(msgspec.Struct, frozen=True, kw_only=True):
     pid: int
     index: int | None = None
     """Index of the one shard that runs here, if the others have other hosts."""
+    standby: bool = False
+    """What runs here is a standby of that shard."""
 
     def __str__(self) -> str:
         workers = "1 worker" if self.workers == 1 else f"{str(self.workers).replace(':', ' to ')} workers"
         if self.index is not None:
-            place = f"shard {self.index} of {len(self.shards)} at {self.shards[self.index][0]}"
+            what = "standby of shard" if self.standby else "shard"
+            place = f"{what} {self.index} of {len(self.shards)} at {self.shards[self.index][-1 if self.standby else 0]}"
             return f"psstore-server ready: {place} ({self.mode}, {workers})"
         places = " ".join(_short(addresses) for addresses in self.shards)
         shards = "1 shard" if len(self.shards) == 1 else f"{len(self.shards)} shards"
@@ -118,6 +127,8 @@ class Ending:
 
     status: int
     reason: str | None = None
+    is_asked: bool = False
+    """A signal has said so."""
     dead: str | None = None
     """Which shards died, and how; or what another host's is lost by."""
 
@@ -134,13 +145,15 @@ class Supervisor:
         if self._token is None:
             self._check_needs_no_token()
         self._store = secrets.token_hex(8)
+        self._joined = False
+        """What runs here is of a store that was there before: it goes on with what another process has."""
         self._former = ""
         """Shard 0's id of the life before, where that is another host's."""
         self._num_restarts = 0
         self._restore: RestoreFrom | None = None
         self._checkpoints: CheckpointProcess | None = None
         self._num_short_lives = 0
-        self._groups: ShardGroups | None = None
+        self._groups: ShardGroups | ApartGroup | None = None
         self._starting: list[ShardProcess] = []
         """Shards that are not ready yet, or whose groups are no more."""
         self._monitor: PeerMonitor | None = None
@@ -202,6 +215,8 @@ class Supervisor:
                 _log.error("%s", ending.reason)
             self._end_monitor(selector)
             self._kill_checkpoints(selector)
+            if ending.is_asked and self._groups is not None:
+                self._groups.resign()
             self._stop(selector)
             return ending.status
 
@@ -223,6 +238,10 @@ class Supervisor:
 
     def _begin(self, site: Site, selector: selectors.BaseSelector) -> StoreLife | None:
         """Shard 0 begins a life of the store; a shard on another host hears of it. None: a signal came first."""
+        if site.other is not None:
+            joined = self._join(site, site.other, selector)
+            if joined is None or isinstance(joined, StoreLife):
+                return joined
         lineage = self._restore.lineage if self._restore is not None else ""
         if site.is_whole:
             return StoreLife(self._store, secrets.token_bytes(32), lineage)
@@ -243,6 +262,34 @@ class Supervisor:
         # What its sessions are told begins with the store's, and this shard has lives of its own.
         return StoreLife(f"{begun.store}-{self._store}", self._signing_key(site, begun.store), begun.lineage)
 
+    def _join(self, site: Site, other: str, selector: selectors.BaseSelector) -> StoreLife | Literal["begins"] | None:
+        """The life of the store in which the other process of this shard leads; what stands by there leads from now on,
+        since the process that was here before is dead. None: a signal came first. Raises AuthFailed, BadArgument."""
+        from psstore.server.other_member import look_at, promote
+
+        has_said = False
+        while True:
+            member: FoundMember | None = None
+            with contextlib.suppress(AvailabilityError):
+                member = look_at(other, self._token)
+                if member.leads:
+                    return self._life_of(site, member.welcome)
+                if member.may_lead:
+                    promote(other, self._token, force=True)
+            if not self._settings.begins_as_standby() and (member is None or not member.may_lead):
+                return "begins"
+            if not has_said:
+                _log.warning("waiting for shard %d at %s, to stand by here", site.first, other)
+                has_said = True
+            if self._news(selector, time.monotonic() + LOOK_AGAIN_S):
+                return None
+
+    def _life_of(self, site: Site, welcome: Welcome) -> StoreLife:
+        self._joined = True
+        if welcome.restored >= 0:
+            self._restore = RestoreFrom(url="", version=welcome.restored, lineage=welcome.lineage)
+        return StoreLife(welcome.store, self._signing_key(site, welcome.store.partition("-")[0]), welcome.lineage)
+
     def _signing_key(self, site: Site, store: str) -> bytes:
         """`store`: shard 0's id."""
         assert self._token is not None, "checked at the start"
@@ -259,6 +306,8 @@ class Supervisor:
     def _start(self, site: Site, life: StoreLife, selector: selectors.BaseSelector) -> Ending | None:
         """Why it is over before all were ready: a signal, or another host's loss. Raises BadArgument if a shard can't
         start."""
+        if site.other is not None:
+            return self._start_apart(site, site.other, life, selector)
         for index in range(site.first, site.first + len(site.endpoints)):
             child = ShardProcess(self._shard_settings(site, life, index))
             self._starting.append(child)
@@ -299,6 +348,40 @@ class Supervisor:
             self._shard_settings(site, life, index, Follows(address=address, client=secrets.token_hex(16)))
         )
 
+    def _start_apart(self, site: Site, other: str, life: StoreLife, selector: selectors.BaseSelector) -> Ending | None:
+        """As `_start`, where the shard's other process has another host."""
+        from psstore.server.apart_group import ApartGroup
+
+        def start(instead_of: Sequence[str] | None) -> ShardProcess:
+            if instead_of is None:
+                return ShardProcess(self._shard_settings(site, life, site.first))
+            client = secrets.token_hex(16)
+            follows = Follows(address=other, client=client, instead_of=tuple(instead_of), is_apart=True)
+            return ShardProcess(self._shard_settings(site, life, site.first, follows))
+
+        group = self._groups = ApartGroup(
+            index=site.first,
+            other=other,
+            token=self._token,
+            patience_s=self._settings.patience_s,
+            start=start,
+            selector=selector,
+        )
+        group.begin(leads=not self._joined)
+        while not group.is_up:
+            group.tick()
+            for event in self._news(selector, group.next_wake):
+                if isinstance(event, Signals):
+                    return Ending(EXIT_OK)
+                if isinstance(event, ShardProcess):
+                    fate = group.heard(event)
+                    if fate is not None:
+                        raise BadArgument(f"{fate} before it was ready; its messages are above")
+                    continue
+                assert not isinstance(event, CheckpointProcess), "it begins when all are ready"
+                raise BadArgument(event.take().reason or "")
+        return None
+
     @staticmethod
     def _is_ready(child: ShardProcess) -> bool:
         """Raises BadArgument if it can't start."""
@@ -317,14 +400,15 @@ class Supervisor:
         assert groups is not None, "all are ready"
         events: list[Event] = []
         while self._monitor is None or self._monitor not in events:
-            groups.tick()
-            events = self._news(selector, groups.next_wake)
+            lost = groups.tick()
+            self._see_to_checkpoints(site, selector)
+            events = self._news(selector, 0.0 if lost else groups.next_wake)
             if any(isinstance(event, Signals) for event in events):
-                return Ending(EXIT_OK)
+                return Ending(EXIT_OK, is_asked=True)
             if any(isinstance(event, CheckpointProcess) for event in events):
                 self._begin_checkpoints_again(site, selector)
             heard = [groups.heard(event) for event in events if isinstance(event, ShardProcess)]
-            dead = [fate for fate in heard if fate is not None]
+            dead = [fate for fate in (lost, *heard) if fate is not None]
             if dead:
                 told = ", ".join(dead)
                 return Ending(EXIT_STORE_LOST, f"{told}; the store is lost, stopping the other shards", dead=told)
@@ -414,6 +498,7 @@ class Supervisor:
             token=self._token,
             restored=self._restore.version if self._restore is not None else -1,
             goes_back=self._settings.restarts > 0,
+            is_new=not self._joined,
             store=self._store,
             former=self._former,
             until_done=self._settings.until_done,
@@ -432,10 +517,11 @@ class Supervisor:
     # ---- checkpoints ----
 
     def _begin_checkpoints(self, site: Site, selector: selectors.BaseSelector) -> None:
-        if self._settings.checkpoint is not None and site.first == 0:
+        leads = self._groups is not None and self._groups.leads
+        if self._settings.checkpoint is not None and site.first == 0 and leads:
             self._checkpoints = CheckpointProcess(
                 CheckpointDuty(
-                    url=site.addresses[0][0],
+                    url=join_addresses(site.addresses[0]),
                     token=self._token,
                     place=self._settings.checkpoint,
                     interval=self._settings.checkpoint_interval(),
@@ -445,6 +531,16 @@ class Supervisor:
                 )
             )
             selector.register(self._checkpoints.report, selectors.EVENT_READ, self._checkpoints)
+
+    def _see_to_checkpoints(self, site: Site, selector: selectors.BaseSelector) -> None:
+        """Has them written from here while shard 0 is led here, if that may change."""
+        if site.other is None:
+            return
+        assert self._groups is not None, "all are ready"
+        if self._groups.leads and self._checkpoints is None:
+            self._begin_checkpoints(site, selector)
+        elif not self._groups.leads:
+            self._kill_checkpoints(selector)
 
     def _begin_checkpoints_again(self, site: Site, selector: selectors.BaseSelector) -> None:
         """Its process ended by itself. One that ends at once, again and again, is let be."""
@@ -526,13 +622,14 @@ class Supervisor:
             return
         terms = self._settings.consistency()
         ready = ReadyLine(
-            url=site.addresses[0][0],
+            url=join_addresses(site.addresses[0] if site.other is not None else site.addresses[0][:1]),
             shards=site.addresses,
             store=self._store,
             mode=terms.mode,
             workers=workers_text(terms) if terms.elastic else terms.num_workers,
             pid=os.getpid(),
             index=None if site.is_whole else site.first,
+            standby=self._groups is not None and not self._groups.leads,
         )
         print(ready, file=out, flush=True)
         if ready_fd is not None:

@@ -16,7 +16,7 @@ from psstore.errors import BadBody
 from psstore.types import Consistency, Tensor, TensorSpec
 from psstore.wire.ranges import Ranges
 
-Role = Literal["worker", "client", "heartbeat", "standby"]
+Role = Literal["worker", "client", "heartbeat", "standby", "operator"]
 Exist = Literal["match", "error", "overwrite"]
 
 MAX_WAIT_S = 30 * 86400.0
@@ -138,6 +138,8 @@ class FollowFact(Message, frozen=True, kw_only=True, tag="follow"):
 
     client: str
     shard: int
+    instead_of: tuple[str, ...] = ()
+    """The clients that followed from its place before: their processes are dead."""
 
 
 # ---- handshake ------------------------------------------------------------------------------------
@@ -573,6 +575,13 @@ class Failure(Message, frozen=True, kw_only=True):
 
 class Follow(Message, frozen=True, kw_only=True):
     fact: Signed
+
+
+class Promote(Message, frozen=True, kw_only=True):
+    """Somebody who knows says that the other process of this shard is dead, and will tell nobody anything."""
+
+    force: bool = False
+    """Although its connection is not lost."""
 
 
 # ---- encoding -------------------------------------------------------------------------------------

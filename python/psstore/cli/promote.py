@@ -1,0 +1,52 @@
+"""`psstore promote`: somebody who knows says that one of a shard's two processes is dead."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from psstore.cli.choices import fail
+
+EXIT_NOT_LEADING = 3
+
+LEADS_S = 30.0
+"""How long it may take to lead."""
+
+LOOK_AGAIN_S = 0.1
+
+
+def promote(
+    url: Annotated[str, typer.Argument(help="Of the process that lives: ps://host:port, its own place.")],
+    force: Annotated[
+        bool,
+        typer.Option(
+            "--force", help="Although the other process is still connected to it: its host is gone without a word."
+        ),
+    ] = False,
+    token_file: Annotated[
+        Path | None, typer.Option(exists=True, dir_okay=False, help="The store's secret (default: PSSTORE_TOKEN_FILE).")
+    ] = None,
+) -> None:
+    """Say that the other process of a shard is dead: a standby leads, and a leader goes on without its standby.
+
+    Needed only where a host is gone with its supervisor, or two hosts do not reach each other: who is right cannot be
+    seen from inside. Make sure first that the other process is dead, or can reach nobody.
+    """
+    from psstore.config import read_token, worker_environment
+    from psstore.errors import PsstoreError
+    from psstore.server import other_member
+
+    try:
+        token = worker_environment().token if token_file is None else read_token(token_file)
+        other_member.promote(url, token, force=force)
+        until = time.monotonic() + LEADS_S
+        while not (member := other_member.look_at(url, token)).leads:
+            if time.monotonic() > until:
+                fail(f"{url} does not lead after {LEADS_S:g} s; its log says why", exit_code=EXIT_NOT_LEADING)
+            time.sleep(LOOK_AGAIN_S)
+    except PsstoreError as error:
+        fail(error.message, exit_code=EXIT_NOT_LEADING)
+    typer.echo(f"shard {member.counters['shard']} is led at {url}")

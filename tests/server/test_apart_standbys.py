@@ -1,0 +1,262 @@
+"""Shards whose standbys run on other hosts, each a `psstore-server` of its own: one dies, and the training goes on."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+from numpy.testing import assert_array_equal
+from typer.testing import CliRunner
+
+import psstore
+from psstore.cli.main import app
+from psstore.client.store import Store
+from tests.server.test_standbys import ELEMS, create, expected, train
+from tests.support.cluster import PATIENCE_S
+from tests.support.server_process import StoreProcess, eventually, failed_start
+
+F32 = np.float32
+
+pytestmark = [pytest.mark.sockets, pytest.mark.one_loop]
+
+TOKEN = "0123456789abcdef" * 4
+
+
+class Hosts:
+    """Each has a process of each of two shards: the first shard's, or the second one's standby, and so on."""
+
+    def __init__(self, folder: Path) -> None:
+        self._ends = contextlib.ExitStack()
+        places = [f"127.0.0.1:{port}" for port in free_ports(4)]
+        self.leaders, self.standbys = places[:2], places[2:]
+        token = folder / "token"
+        token.write_text(TOKEN)
+        token.chmod(0o600)
+        self.environ = {"PSSTORE_TOKEN_FILE": str(token)}
+        self.of: dict[tuple[int, bool], StoreProcess] = {}
+        """By shard, and whether its place is the standby's."""
+
+    def __enter__(self) -> Hosts:
+        for standby in (False, True):
+            for shard in range(2):
+                self.start(shard, standby=standby)
+        for server in self.of.values():
+            assert server.wait_ready(), server.log()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ends.close()
+
+    def start(self, shard: int, *, standby: bool) -> StoreProcess:
+        flags = ["--shards-at", ",".join(self.leaders), "--standbys-at", ",".join(self.standbys)]
+        flags += ["--shard-index", str(shard + 2 * standby)]
+        server = self.of[shard, standby] = StoreProcess(*flags, port=None, environ=self.environ)
+        self._ends.callback(server.end)
+        return server
+
+    @property
+    def url(self) -> str:
+        return f"ps://{self.leaders[0]},{self.standbys[0]}"
+
+    def place(self, shard: int, *, standby: bool) -> str:
+        return f"ps://{(self.standbys if standby else self.leaders)[shard]}"
+
+    def connect(self, **options: object) -> Store:
+        return psstore.connect(self.url, token=TOKEN, wait_s=PATIENCE_S, **options)  # type: ignore[arg-type]
+
+    def kill(self, shard: int, *, standby: bool) -> None:
+        """All at once, as with the host."""
+        server = self.of[shard, standby]
+        for one in [*server.shards(), psutil.Process(server.process.pid)]:
+            one.suspend()
+        for one in [*server.shards(), psutil.Process(server.process.pid)]:
+            one.kill()
+        server.wait()
+
+
+def free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as ends:
+        sockets = [ends.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [int(one.getsockname()[1]) for one in sockets]
+
+
+@pytest.fixture
+def hosts(tmp_path: Path) -> Iterator[Hosts]:
+    with Hosts(tmp_path) as hosts:
+        yield hosts
+
+
+def await_standbys(store: Store) -> None:
+    assert eventually(lambda: [one["standbys"] for one in store.stats()] == [1, 1])
+
+
+def leader(store: Store, shard: int) -> int:
+    return int(store.stats()[shard]["process"])
+
+
+def check(store: Store, reader: Store, rounds: int) -> None:
+    assert store.version == rounds
+    assert_array_equal(store.pull("count"), np.full(8, rounds, F32))
+    assert_array_equal(reader.pull("w"), np.full(ELEMS, expected(rounds), F32))
+
+
+def test_a_shard_whose_process_dies_is_led_on_the_other_host(hosts: Hosts) -> None:
+    """Its own supervisor knows that it is dead, and starts it again, as a standby; so both lead by turns."""
+    with hosts.connect() as store, hosts.connect(role="client") as reader:
+        create(store)
+        for killed, shard in enumerate((1, 0, 0, 1), start=1):
+            await_standbys(store)
+            train(store, 3)
+            os.kill(leader(store, shard), signal.SIGKILL)
+            train(store, 2)
+            check(store, reader, 5 * killed)
+        assert [one["led_before"] for one in store.stats()] == [2, 2]
+    logs = "".join(server.log() for server in hosts.of.values())
+    assert logs.count("was killed by signal 9 (SIGKILL); its standby at") == 4
+
+
+def test_a_standby_whose_process_dies_is_started_again_and_nobody_waits(hosts: Hosts) -> None:
+    with hosts.connect() as store, hosts.connect(role="client") as reader:
+        create(store)
+        await_standbys(store)
+        for shard in range(2):
+            (process,) = hosts.of[shard, True].shards()
+            process.kill()
+        train(store, 3)
+        await_standbys(store)
+        for shard in range(2):  # and they have all that there was
+            os.kill(leader(store, shard), signal.SIGKILL)
+        train(store, 2)
+        check(store, reader, 5)
+
+
+@pytest.mark.parametrize("shard", [0, 1])
+def test_a_host_that_is_asked_to_end_hands_over(hosts: Hosts, shard: int) -> None:
+    with hosts.connect() as store, hosts.connect(role="client") as reader:
+        create(store)
+        await_standbys(store)
+        train(store, 2)
+        assert hosts.of[shard, False].stop() == 0
+        train(store, 2)
+        check(store, reader, 4)
+        assert f"is led at {hosts.place(shard, standby=True)} from now on" in hosts.of[shard, False].log()
+        hosts.start(shard, standby=False)  # comes back, and stands by
+        await_standbys(store)
+        assert hosts.of[shard, True].stop() == 0
+        train(store, 2)
+        check(store, reader, 6)
+
+
+@pytest.mark.parametrize("shard", [0, 1])
+def test_a_host_that_dies_and_comes_back_at_its_place_has_its_standby_lead(hosts: Hosts, shard: int) -> None:
+    with hosts.connect() as store, hosts.connect(role="client") as reader:
+        create(store)
+        await_standbys(store)
+        train(store, 2)
+        hosts.kill(shard, standby=False)
+        hosts.start(shard, standby=False)
+        train(store, 2)
+        check(store, reader, 4)
+        await_standbys(store)
+        assert hosts.of[shard, False].wait_ready()
+        assert hosts.of[shard, False].ready["standby"]
+
+
+def test_who_knows_says_that_a_host_is_dead(hosts: Hosts) -> None:
+    """Neither of the two does by itself: its connection is lost, and that is all."""
+    with hosts.connect() as store, hosts.connect(role="client") as reader:
+        create(store)
+        await_standbys(store)
+        train(store, 2)
+        hosts.kill(1, standby=False)
+        done = threading.Event()
+
+        def go_on() -> None:
+            train(store, 2)
+            done.set()
+
+        training = threading.Thread(target=go_on)
+        training.start()
+        assert not done.wait(1.0)  # it waits, and nobody guesses
+        result = CliRunner().invoke(app, ["promote", hosts.place(1, standby=True)], env=hosts.environ)
+        assert result.exit_code == 0, result.output
+        assert result.output == f"shard 1 is led at {hosts.place(1, standby=True)}\n"
+        training.join()
+        check(store, reader, 4)
+
+
+def test_a_leader_is_told_that_its_standby_is_dead(hosts: Hosts) -> None:
+    with hosts.connect() as store, hosts.connect(role="client") as reader:
+        create(store)
+        await_standbys(store)
+        train(store, 2)
+        hosts.kill(1, standby=True)
+        assert eventually(lambda: "nobody is told anything" in hosts.of[1, False].log())
+        training = threading.Thread(target=train, args=(store, 2))
+        training.start()
+        training.join(1.0)
+        assert training.is_alive()
+        result = CliRunner().invoke(app, ["promote", hosts.place(1, standby=False)], env=hosts.environ)
+        assert result.exit_code == 0, result.output
+        training.join()
+        check(store, reader, 4)
+
+
+def test_a_standby_that_is_connected_to_its_shard_does_not_lead_by_mistake(hosts: Hosts) -> None:
+    with hosts.connect() as store:
+        create(store)
+        await_standbys(store)
+        result = CliRunner().invoke(app, ["promote", hosts.place(1, standby=True)], env=hosts.environ)
+        assert result.exit_code == 3
+        assert "two would lead" in result.stderr
+        train(store, 2)
+
+
+def test_a_leader_that_was_taken_for_dead_ends_and_stands_by(hosts: Hosts) -> None:
+    """It stood still, with its supervisor: an operator has said --force. It wakes up, tells nobody anything, and sees
+    that another one leads."""
+    with hosts.connect() as store, hosts.connect(role="client") as reader:
+        create(store)
+        await_standbys(store)
+        train(store, 2)
+        stopped = hosts.of[1, False]
+        processes = [*stopped.shards(), psutil.Process(stopped.process.pid)]
+        for one in processes:
+            one.suspend()
+        result = CliRunner().invoke(app, ["promote", hosts.place(1, standby=True), "--force"], env=hosts.environ)
+        assert result.exit_code == 0, result.output
+        with hosts.connect(role="client", timeout_s=3.0) as fresh:
+            assert_array_equal(fresh.pull("w"), np.full(ELEMS, expected(2), F32))
+        for one in processes:
+            one.resume()
+        train(store, 2)
+        check(store, reader, 4)
+        await_standbys(store)
+        assert "its process here ends, and stands by" in stopped.log()
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--standbys-at", "b:1"), "--shards-at"),
+        (("--shards-at", "a:1,b:1", "--standbys-at", "c:1", "--shard-index", "0"), "expected as many"),
+        (("--shards-at", "a:1,b:1", "--standbys-at", "c:1,a:1", "--shard-index", "0"), "a place of its own"),
+        (("--shards-at", "a:1", "--shard-index", "1"), "shards_at names 1"),
+        (("--shards-at", "a:1", "--standbys-at", "b:1", "--shard-index", "2"), "shards_at and standbys_at name 2"),
+        (("--shards-at", "a:1", "--standbys-at", "b:1", "--shard-index", "0", "--standbys", "1"), "--standbys-at"),
+    ],
+)
+def test_places_that_do_not_fit_are_refused(flags: tuple[str, ...], said: str) -> None:
+    status, text = failed_start(*flags, port=None)
+    assert status == 3
+    assert said in text
