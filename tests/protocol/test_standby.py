@@ -75,7 +75,7 @@ class Pair:
         self.leader, self.standby = self._service(), self._service()
         self.end = self.leader.opened(1, 0.0)
         identity = ClientIdentity(client=FIRST, role="standby")
-        self.protocol, hello = self.standby.follow(0, client=identity, address="there")
+        self.protocol, hello = self.standby.follow(0, client=identity, address="there", place="here")
         self.end.feed(hello)
 
     @staticmethod
@@ -201,7 +201,7 @@ def test_a_standby_that_comes_in_the_place_of_a_lost_one_sets_its_shard_free() -
     other = pair._service()
     pair.standby, pair.end = other, pair.leader.opened(1, 0.0)
     identity = ClientIdentity(client=SECOND, role="standby")
-    pair.protocol, said = other.follow(0, client=identity, address="there", instead_of=[FIRST])
+    pair.protocol, said = other.follow(0, client=identity, address="there", place="here")
     pair.end.feed(said)
     pair.talk()
     assert pair.leader.standbys.lost == []

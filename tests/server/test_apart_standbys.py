@@ -157,6 +157,21 @@ def test_a_host_that_is_asked_to_end_hands_over(hosts: Hosts, shard: int) -> Non
         check(store, reader, 6)
 
 
+def test_a_standby_whose_host_dies_and_comes_back_at_its_place_is_waited_for_no_more(hosts: Hosts) -> None:
+    with hosts.connect() as store, hosts.connect(role="client") as reader:
+        create(store)
+        await_standbys(store)
+        hosts.kill(0, standby=True)
+        training = threading.Thread(target=train, args=(store, 3))
+        training.start()
+        hosts.start(0, standby=True)
+        training.join()
+        await_standbys(store)
+        os.kill(leader(store, 0), signal.SIGKILL)  # it has all that there was
+        train(store, 2)
+        check(store, reader, 5)
+
+
 @pytest.mark.parametrize("shard", [0, 1])
 def test_a_host_that_dies_and_comes_back_at_its_place_has_its_standby_lead(hosts: Hosts, shard: int) -> None:
     with hosts.connect() as store, hosts.connect(role="client") as reader:

@@ -372,10 +372,10 @@ def a_lost_standby_is_done_without_at_once(self: StandbyList, conn: int) -> None
         self.on_lost(one.client)
 
 
-def a_new_standby_does_not_say_which_one_it_replaces() -> AbstractContextManager[object]:
+def a_place_is_not_looked_at() -> AbstractContextManager[object]:
     came = StandbyList.came
     return mock.patch.object(
-        StandbyList, "came", lambda self, connection, client, instead_of: came(self, connection, client)
+        StandbyList, "came", lambda self, connection, client, place: came(self, connection, client)
     )
 
 
@@ -397,7 +397,7 @@ STANDBY_MUTANTS: dict[str, tuple[str, Mutant]] = {
         "async",
         _method(StandbyList, "went", a_lost_standby_is_done_without_at_once),
     ),
-    "a new standby does not say which one it replaces": ("async", a_new_standby_does_not_say_which_one_it_replaces),
+    "who was in a standby's place before is waited for": ("async", a_place_is_not_looked_at),
     "who leads has the old leader's connections": ("sync", _method(Coordinator, "all_went", lambda self, now: None)),
 }
 """As above, and shown where shards have standbys, of which some die."""

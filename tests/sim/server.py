@@ -120,12 +120,12 @@ class Server:
         self.arm()
         return end
 
-    def follow(self, leader: Server, network: Network, *, instead_of: Sequence[str] = ()) -> None:
-        """Becomes its standby, in the place of clients of its that will never lead."""
+    def follow(self, leader: Server, network: Network, *, place: str = "") -> None:
+        """Becomes its standby, in the place of those who followed from there before."""
         end = leader.accept()
         self.follows_as = f"{self.world.rng.getrandbits(128):032x}"
         client = ClientIdentity(client=self.follows_as, role="standby", token=self._token)
-        protocol, hello = self.service.follow(0, client=client, address="sim://leader", instead_of=instead_of)
+        protocol, hello = self.service.follow(0, client=client, address="sim://leader", place=place)
         self.leader = LeaderEnd(self, protocol)
         self.leader.connection = end.connection = Connection(network, client=self.leader, server=end)
         self.leader.connection.to_server.write([hello])

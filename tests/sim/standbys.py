@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -42,18 +42,18 @@ class Standbys:
 
     # ---- who watches ----
 
-    def _start(self, shard: int, *, instead_of: Sequence[str] = ()) -> None:
+    def _start(self, shard: int) -> None:
         """A new standby, of whoever leads."""
         leader, standby = self._scenario.servers[shard], self._scenario.make_server(shard)
         self._of[shard] = standby
-        if shard in self._apart:
-            standby.on_leader_lost = lambda: self._start_over(shard, standby, instead_of)
-            leader.service.standbys.on_lost = lambda client: None  # nobody there can end it
-            return
-        standby.follow(leader, self._scenario.network, instead_of=instead_of)
-        leader.service.standbys.on_lost = lambda client: self._lost(shard, standby)
+        if shard not in self._apart:
+            standby.follow(leader, self._scenario.network)
+            leader.service.standbys.on_lost = lambda client: self._lost(shard, standby)
+        else:  # nobody where the leader is can end it
+            standby.follow(leader, self._scenario.network, place="there")
+            standby.on_leader_lost = lambda: self._start_over(shard, standby)
 
-    def _start_over(self, shard: int, standby: Server, instead_of: Sequence[str]) -> None:
+    def _start_over(self, shard: int, standby: Server) -> None:
         """A standby has lost its shard: its host starts another one, once it has seen that the shard lives."""
         leader = self._scenario.servers[shard]
 
@@ -61,16 +61,16 @@ class Standbys:
             if self._of.get(shard) is standby and not standby.dead and not leader.dead:
                 del self._of[shard]
                 standby.kill()
-                self._start_soon(shard, instead_of=[*instead_of, standby.follows_as])
+                self._start_soon(shard)
 
         self._world.after(self._world.rng.expovariate(1.0 / LOOK_S), start)
 
-    def _start_soon(self, shard: int, *, instead_of: Sequence[str] = ()) -> None:
+    def _start_soon(self, shard: int) -> None:
         leader = self._scenario.servers[shard]
 
         def start() -> None:
             if not leader.dead:
-                self._start(shard, instead_of=instead_of)
+                self._start(shard)
 
         self._world.after(self._world.rng.expovariate(1.0 / START_S), start)
 
@@ -87,8 +87,8 @@ class Standbys:
         self._world.say(f"shard {shard}'s standby is done without")
         del self._of[shard]
         standby.kill()
-        if shard in self._apart:  # the other host starts another one, which says so
-            self._start_soon(shard, instead_of=[standby.follows_as])
+        if shard in self._apart:  # the other host starts another one in the same place
+            self._start_soon(shard)
             return
         leader.service.standbys.done_without(standby.follows_as)
         leader.carry_out([])

@@ -8,7 +8,7 @@ import itertools
 import logging
 import socket
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 
 from psstore import _core
 from psstore.errors import (
@@ -111,12 +111,10 @@ class Server:
         """True while idle work is left, for which a turn is due."""
         self._emptied: asyncio.Event | None = None
 
-    def follow(
-        self, sock: socket.socket, *, client: ClientIdentity, address: str, instead_of: Sequence[str] = ()
-    ) -> None:
-        """Becomes a standby of the shard at the other end of a connected socket. `instead_of`: the clients that
-        followed it from here before."""
-        protocol, hello = self._service.follow(LEADER, client=client, address=address, instead_of=instead_of)
+    def follow(self, sock: socket.socket, *, client: ClientIdentity, address: str, place: str = "") -> None:
+        """Becomes a standby of the shard at the other end of a connected socket. `place`: where this one listens, if
+        not where its shard does."""
+        protocol, hello = self._service.follow(LEADER, client=client, address=address, place=place)
         tune(sock)
         self.poller.add(LEADER, socket=sock.detach(), protocol=protocol)
         self.poller.send(LEADER, [hello])

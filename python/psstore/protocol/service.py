@@ -166,11 +166,11 @@ class ShardService:
         return OwnShard(self.shard, protocol)
 
     def follow(
-        self, conn: int, *, client: ClientIdentity, address: str, instead_of: Sequence[str] = ()
+        self, conn: int, *, client: ClientIdentity, address: str, place: str = ""
     ) -> tuple[_core.ServerProtocol, bytes]:
         """Makes this a standby of the shard at the other end of that connection, with what to send there first. From
         now on `frame` of that connection raises PsstoreError if it can't follow, and on others only operators are
-        heard. `instead_of`: the clients that followed from here before. REQUIRES: nothing has happened here yet."""
+        heard. `place`: where this one listens, if not where its shard does. REQUIRES: nothing has happened here yet."""
         self._followed = conn
         protocol = self.data.connect(conn, max_body_bytes=_core.PRE_AUTH_MAX_BYTES, max_payload_bytes=0)
         self.standby = Standby(
@@ -183,7 +183,7 @@ class ShardService:
             signer=self._signer,
             nonce=self._make_nonce(),
             protocol=protocol,
-            instead_of=instead_of,
+            place=place,
         )
         return protocol, self.standby.hello()
 
@@ -453,7 +453,7 @@ class ShardService:
             self.standbys.filled_in(connection.id)
             return []
         fact = self.facts.may_follow(connection, m.decode_body(m.Follow, frame.body))
-        self.standbys.came(connection, fact.client, instead_of=fact.instead_of)
+        self.standbys.came(connection, fact.client, place=fact.place)
         return [_answer(connection.id, frame, None)]
 
     def _operated(self, connection: Connection, frame: _core.Frame) -> list[Output]:

@@ -11,7 +11,7 @@ the standby's end: one that differs from its shard is worth nothing.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import msgspec
 
@@ -47,10 +47,10 @@ class Standby:
         signer: Signer,
         nonce: bytes,
         protocol: _core.ServerProtocol,
-        instead_of: Sequence[str] = (),
+        place: str = "",
     ) -> None:
         """`store`, `shard`: what is at the address. `protocol`: of the connection to it. `nonce`: fresh random
-        bytes. `instead_of`: the clients that followed from here before: their processes are dead."""
+        bytes. `place`: where this one listens, if it has a place of its own."""
         self.is_cut = False
         """The connection to its shard is lost."""
         self.on_in_sync: Callable[[], None] = lambda: None
@@ -67,7 +67,7 @@ class Standby:
         self._coordinator = coordinator
         self._signer = signer
         self._protocol = protocol
-        self._instead_of = instead_of
+        self._place = place
         self._handshake = Handshake(identity, nonce=nonce, address=address)
 
     @property
@@ -128,9 +128,7 @@ class Standby:
             )
         self.state = STANDBY.after(self.state, StandbyEvent.WELCOMED)
         self._protocol.set_limits(max_body_bytes=_core.MAX_BODY_BYTES, max_payload_bytes=_core.MAX_PAYLOAD_BYTES)
-        fact = self._signer.sign(
-            m.FollowFact(client=self._identity.client, shard=self._shard, instead_of=tuple(self._instead_of))
-        )
+        fact = self._signer.sign(m.FollowFact(client=self._identity.client, shard=self._shard, place=self._place))
         return [_core.encode_frame(OPS["FOLLOW"], request=1, body=m.encode_body(m.Follow(fact=fact)))]
 
     def _take(self, record: r.AnyRecord, now: float) -> list[bytes]:

@@ -11,7 +11,7 @@ that process.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from psstore.protocol import state_copy
@@ -35,6 +35,7 @@ ASK_AGAIN_S = 0.01
 class _Following:
     connection: Connection
     client: str
+    place: str = ""
     is_sent: bool = False
     """What the shard was is on its way."""
     counts: bool = False
@@ -74,11 +75,12 @@ class StandbyList:
         lags = [data.last_record - has for _, counts, has in data.followers() if counts]
         return {"led_before": self.epoch, "standbys": len(self.clients), "standby_lag": max(lags, default=0)}
 
-    def came(self, connection: Connection, client: str, *, instead_of: Sequence[str] = ()) -> None:
-        """Notes a new standby, for the next `look`. `instead_of`: those that it says will never lead."""
-        for one in instead_of:
-            self.done_without(one)
-        self._of[connection.id] = _Following(connection, client)
+    def came(self, connection: Connection, client: str, *, place: str = "") -> None:
+        """Notes a new standby, for the next `look`. `place`: those that were there before will never lead."""
+        for one in list(self._of.values()):
+            if place and one.place == place:
+                self.done_without(one.client)
+        self._of[connection.id] = _Following(connection, client, place)
         self._wake_at(0.0)
 
     def look(self, now: float) -> None:

@@ -2,7 +2,7 @@
 
     ours dies, and led         ─► we say so to the other one, which leads; ours starts again, as its standby
     ours is told to end        ─► the same before
-    the other one is lost      ─► its own host starts it again, as a standby, which says that the one before is dead;
+    the other one is lost      ─► its own host starts it again, as a standby in the same place: the one before is dead;
                                   or somebody who knows says so: psstore promote
     ours, a standby, is cut off ─► it starts again as a standby, once the shard answers
 
@@ -16,7 +16,7 @@ import logging
 import math
 import selectors
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from psstore.errors import PsstoreError
 from psstore.server.other_member import FoundMember, look_at, promote
@@ -45,12 +45,11 @@ class ApartGroup:
         other: str,
         token: bytes | None,
         patience_s: float,
-        start: Callable[[Sequence[str] | None], ShardProcess],
+        start: Callable[[bool], ShardProcess],
         selector: selectors.BaseSelector,
     ) -> None:
         """`other`: where the other process is reached. `patience_s`: how long it is tried to hand over to it.
-        `start`: starts a process here: a standby, in the place of such clients of its shard; with None one that begins
-        as the shard."""
+        `start`: starts a process here, which begins as the shard, or as a standby of the one that leads there."""
         self.leads = False
         """The process here is the shard, or will be."""
         self._name = f"shard {index}"
@@ -65,8 +64,6 @@ class ApartGroup:
         """Both have all that anybody was told."""
         self._fate: tuple[str, float] | None = None
         """How the process here ended, which led, and until when the other one is asked to lead."""
-        self._dead: list[str] = []
-        """Clients that processes here were of the shard, since one of them was heard of there."""
         self._start_at = math.inf
         """When the next standby is started here."""
         self._pause_s = FIRST_PAUSE_S
@@ -90,11 +87,8 @@ class ApartGroup:
 
     def begin(self, *, leads: bool) -> None:
         """Starts the process here."""
-        if leads:
-            self.leads = True
-            self._start(None)
-        else:
-            self._start([])
+        self.leads = leads
+        self._start()
 
     def next_wake(self) -> float:
         return min(self._start_at, self._ask_at)
@@ -104,7 +98,7 @@ class ApartGroup:
         now = time.monotonic()
         if self._start_at <= now:
             self._start_at = math.inf
-            self._start(self._dead)
+            self._start()
         if self._ask_at > now:
             return None
         self._ask_at = time.monotonic() + ASK_S
@@ -127,7 +121,6 @@ class ApartGroup:
             elif what == IN_SYNC:
                 self._in_sync = True
                 self._ask_at = math.inf
-                self._dead.clear()
                 where = f"at {self._other}" if self.leads else "here"
                 _log.info("the standby of %s %s may lead", self._name, where)
             elif what == LOST:
@@ -157,8 +150,8 @@ class ApartGroup:
 
     # ---- how ----
 
-    def _start(self, instead_of: Sequence[str] | None) -> None:
-        self._child = self._start_process(instead_of)
+    def _start(self) -> None:
+        self._child = self._start_process(self.leads)
         self._is_ready = self._in_sync = False
         self._selector.register(self._child.report, selectors.EVENT_READ, self._child)
 
@@ -166,8 +159,6 @@ class ApartGroup:
         assert self._child is not None
         self._selector.unregister(self._child.report)
         self._child.kill()
-        if self._child.client:
-            self._dead.append(self._child.client)
         self._child = None
 
     def _ready(self) -> None:

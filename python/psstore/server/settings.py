@@ -337,10 +337,9 @@ class Follows(msgspec.Struct, frozen=True, kw_only=True):
     """Its shard's, as this host reaches it."""
     client: str
     """The client id that it connects with."""
-    instead_of: tuple[str, ...] = ()
-    """Client ids of the processes that followed it from here before, which are dead."""
-    is_apart: bool = False
-    """The shard is on another host: this process listens in a place of its own, for who says that it is to lead."""
+    place: str = ""
+    """Where this process listens, if its shard is on another host: for who says that it is to lead. Whoever followed
+    from there before is dead. '': it listens where its shard did, once that is dead."""
 
 
 class ShardSettings(msgspec.Struct, frozen=True, kw_only=True):

@@ -122,7 +122,7 @@ async def serve(settings: ShardSettings) -> None:
     if lender is not None:
         lender.start(loop)
     unix_paths = [sock.getsockname() for sock in sockets if sock.family == socket.AF_UNIX]
-    if settings.follows is None or not settings.follows.is_apart:
+    if settings.follows is None or not settings.follows.place:
         listen(server, sockets)
     report(READY)
     await stopped.wait()
@@ -181,10 +181,10 @@ async def stand_by(
         client=follows.client,
         role="standby",
         token=settings.token,
-        features=FEATURE_CHECKSUM if follows.is_apart else 0,
+        features=FEATURE_CHECKSUM if follows.place else 0,
     )
-    server.follow(sock, client=client, address=follows.address, instead_of=follows.instead_of)
-    if follows.is_apart:
+    server.follow(sock, client=client, address=follows.address, place=follows.place)
+    if follows.place:
         assert service.standby is not None, "it follows"
         service.standby.on_in_sync = lambda: report(IN_SYNC)
         service.on_promoted = orders.lead.set

@@ -20,7 +20,7 @@ import secrets
 import selectors
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -352,11 +352,10 @@ class Supervisor:
         """As `_start`, where the shard's other process has another host."""
         from psstore.server.apart_group import ApartGroup
 
-        def start(instead_of: Sequence[str] | None) -> ShardProcess:
-            if instead_of is None:
-                return ShardProcess(self._shard_settings(site, life, site.first))
-            client = secrets.token_hex(16)
-            follows = Follows(address=other, client=client, instead_of=tuple(instead_of), is_apart=True)
+        own = str(site.endpoints[0].addresses[0])
+
+        def start(leads: bool) -> ShardProcess:
+            follows = None if leads else Follows(address=other, client=secrets.token_hex(16), place=own)
             return ShardProcess(self._shard_settings(site, life, site.first, follows))
 
         group = self._groups = ApartGroup(

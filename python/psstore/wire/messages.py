@@ -138,8 +138,8 @@ class FollowFact(Message, frozen=True, kw_only=True, tag="follow"):
 
     client: str
     shard: int
-    instead_of: tuple[str, ...] = ()
-    """The clients that followed from its place before: their processes are dead."""
+    place: str = ""
+    """Where it listens: whoever followed from there before is dead. '': it has no place of its own."""
 
 
 # ---- handshake ------------------------------------------------------------------------------------
