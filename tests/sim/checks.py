@@ -44,6 +44,7 @@ def decisions_are_told_promptly(plan: Plan, history: History) -> None:
         return
     for cell, committed in history.commits.items():
         rank, _, round = cell
+        assert committed.decision <= len(history.decisions), f"{cell} was told of a decision that nobody made"
         early = history.decisions[committed.decision - 1].early
         if early and model.manner_of(plan, rank=rank, round=round) != "early":
             continue  # it waited for the pushes of the others
