@@ -120,6 +120,8 @@ class ShardService:
         self._keeper = keeper
         self._connections: dict[int, Connection] = {}
         self.facts = ShardFacts(index=identity.shard, shard=shard, signer=signer, max_leased_bytes=max_leased_bytes)
+        self.data = self.facts.data
+        """Answers requests for data, of all connections."""
         self._strangers: dict[int, Connection] = {}
         """Connections that have not proved themselves, oldest first. Every turn looks at their times, and there may be
         thousands of other connections."""
@@ -142,11 +144,6 @@ class ShardService:
         has left it."""
 
     # ---- connections ----
-
-    @property
-    def data(self) -> _core.DataService:
-        """Answers requests for data, of all connections."""
-        return self.facts.data
 
     def opened(self, conn: int, now: float) -> _core.ServerProtocol:
         """Where the connection's bytes go. `conn`: a number of the driver's, larger than all before it."""
@@ -247,9 +244,10 @@ class ShardService:
                 return self._announced(connection, frame)
             if connection.state is not ConnectionState.OPEN:
                 return self._handshake(connection, frame, now)
-            if frame.op == OPS["HEARTBEAT"]:
+            op = frame.op
+            if op == OPS["HEARTBEAT"]:
                 return self._heartbeat(conn, frame, now)
-            outputs = self._dispatch(connection, frame, now)
+            outputs = self._dispatch(connection, op, frame, now)
         except ProtocolError as error:
             outputs = self.failed(conn, error)
         except (PsstoreError, MemoryError) as error:
@@ -298,7 +296,11 @@ class ShardService:
             raise
         except PsstoreError:
             return []  # there is no room for what the decision asks for: who carries it is told
-        return [*self._tell(r.ShardSaid(self.facts.applied(), now)), *self.woken(now)]
+        due_before, fact = self._due, self.facts.applied()
+        outputs = self._tell(r.ShardSaid(fact, now))
+        if not fact.missing:
+            self._keep_due(due_before, now)
+        return outputs + self.woken(now)
 
     def settle(self) -> bool:
         """Does a little of the work that the last decision left over; True: nothing is left, or there is no memory for
@@ -386,16 +388,15 @@ class ShardService:
 
     # ---- requests ----
 
-    def _dispatch(self, connection: Connection, frame: _core.Frame, now: float) -> list[Output]:
+    def _dispatch(self, connection: Connection, op: int, frame: _core.Frame, now: float) -> list[Output]:
         if self.draining:
             raise ShuttingDown("the store is shutting down")
-        op = frame.op
         if connection.only_beats:
             raise UnexpectedMessage(f"operation {op} on a heartbeat connection; it is for heartbeats alone")
         if op in CARRIERS:
             return self._carried(connection, frame)
         if op in CONTROL:
-            return self._control(connection, frame, now)
+            return self._control(connection, op, frame, now)
         if op == OPS["DEFINE"]:
             self.facts.define(m.decode_body(m.Define, frame.body).facts)
             return [_answer(connection.id, frame, None)]
@@ -451,24 +452,22 @@ class ShardService:
         self.facts.hear(m.decode_body(m.Carry, frame.body))
         connection.protocol.again(frame)
 
-    def _control(self, connection: Connection, frame: _core.Frame, now: float) -> list[Output]:
+    def _control(self, connection: Connection, op: int, frame: _core.Frame, now: float) -> list[Output]:
         due_before = self._due
         if self.coordinator is None:
-            raise UnexpectedMessage(
-                f"operation {frame.op} is the coordinator's; ask shard 0, this is {self.identity.shard}"
-            )
+            raise UnexpectedMessage(f"operation {op} is the coordinator's; ask shard 0, this is {self.identity.shard}")
         if not connection.is_first:
-            raise UnexpectedMessage(f"operation {frame.op} is the coordinator's; ask it on the client's channel 0")
-        asked = connection.id, frame.request
-        self._owed[asked] = frame.op + 1
-        outputs = self._tell(r.ClientAsked(*asked, frame.op, frame.body, connection.client, now))
+            raise UnexpectedMessage(f"operation {op} is the coordinator's; ask it on the client's channel 0")
+        asked = conn, request = connection.id, frame.request
+        self._owed[asked] = op + 1
+        outputs = self._tell(r.ClientAsked(conn, request, op, frame.body, connection.client, now))
         if asked not in self._owed:
             self._keep_due(due_before, now)
         return outputs
 
     def _keep_due(self, before: tuple[float | None] | None, now: float) -> None:
-        """A request was answered. Nobody waits for it, and who has just spoken is not lost within `silence_s`: what was
-        due before that is so still, at the latest."""
+        """The coordinator was told what makes nobody wait: a request that was answered, a decision that a shard has
+        applied. Who has just spoken is not lost within `silence_s`: what was due before is so still, at the latest."""
         wake = None if before is None else before[0]
         if wake is not None and self.coordinator is not None:
             is_soon = wake <= now + self._clock_ahead_s + self.coordinator.membership.liveness.silence_s
