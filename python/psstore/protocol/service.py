@@ -56,17 +56,6 @@ CHECKPOINTS = frozenset((OPS["SAVE"], OPS["BEGIN"], OPS["KEEP"]))
 CLOCK_GRAIN_S = 1e-6
 """What is added where a time goes from one clock to another, so that it is over there, too, when it is over here."""
 
-SETTLE_BYTES = 1 << 20
-"""How many bytes of parameters `settle` brings up to date at a time: about a quarter of a millisecond."""
-
-SETTLE_SLOTS = 64
-"""How many slots at most `settle` takes at a time, if they are small. With 4 slots of 4 KiB, three quarters of the
-time were Python's."""
-
-SETTLE_SLOTS_ON_DEVICE = 4096
-"""How many slots `settle` takes at a time on a device, which is only told what to do, all of it in one launch: about
-half a millisecond of this process."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class ShardIdentity:
@@ -236,7 +225,7 @@ class ShardService:
         """A frame that came out of the connection's port, whole or announced: what to send now, to anybody."""
         if self.standby is not None:
             return [Send(conn, [answer]) for answer in self.standby.heard(frame, now)] + self.woken(now)
-        connection = self._connections.get(conn)
+        connection, op = self._connections.get(conn), frame.op
         if connection is None:
             return []  # closed by what came before in the same read
         try:
@@ -244,7 +233,6 @@ class ShardService:
                 return self._announced(connection, frame)
             if connection.state is not ConnectionState.OPEN:
                 return self._handshake(connection, frame, now)
-            op = frame.op
             if op == OPS["HEARTBEAT"]:
                 return self._heartbeat(conn, frame, now)
             outputs = self._dispatch(connection, op, frame, now)
@@ -253,7 +241,7 @@ class ShardService:
         except (PsstoreError, MemoryError) as error:
             self._owed.pop((conn, frame.request), None)
             outputs = [failure(conn, frame.request, _refusal(error))]
-        return outputs + self.woken(now)
+        return outputs if op in CONTROL else outputs + self.woken(now)  # no read waits for the coordinator
 
     def tick(self, now: float) -> list[Output]:
         """What time alone brings: silent strangers, lost workers, ended waits."""
@@ -287,11 +275,11 @@ class ShardService:
         are sent, and before anything else is heard: a read here shows every decision that anybody was told of. Returns
         the replies to whoever waited for it. Raises DeviceFailed."""
         self.standbys.look(now)
-        coordinator = self.coordinator
-        if coordinator is None or coordinator.rounds.log.last <= self.shard.version:
+        coordinator, version = self.coordinator, self.shard.version
+        if coordinator is None or coordinator.rounds.log.last <= version:
             return []
         try:
-            self.facts.catch_up(coordinator.rounds.log.made_since(self.shard.version))
+            self.facts.catch_up(coordinator.rounds.log.made_since(version))
         except DeviceFailed:
             raise
         except PsstoreError:
@@ -305,9 +293,8 @@ class ShardService:
     def settle(self) -> bool:
         """Does a little of the work that the last decision left over; True: nothing is left, or there is no memory for
         it, which who needs it is told. Raises DeviceFailed."""
-        most = max(1, min(SETTLE_SLOTS, SETTLE_BYTES // self.facts.largest_bytes))
         try:
-            return self.shard.settle(most if self.shard.device == "cpu" else SETTLE_SLOTS_ON_DEVICE)
+            return self.shard.settle(self.facts.slots_to_settle)
         except OutOfMemory:
             return True
 
