@@ -235,6 +235,7 @@ bool CallDriver::await(PySession& asked) {
     drive({&session, 1}, loop_.wakeup_fd, loop_.busy);
   }
   busy_ = false;
+  if (session->requests().empty()) session->last_heard_s = now_s();
   send(*session);
   return true;
 }

@@ -29,10 +29,16 @@ class FutureAsker final : public PyAsker {
     return future_.attr("done")().cast<bool>();
   }
 
-  void answered(size_t /*part*/, std::shared_ptr<Frame> answer) override {
-    const Header& header = answer->header;
-    const py::object table = py::cast(answer).attr("table");
-    finish(session_.answer()(table, header.sequence, py::none(), header.round != 0));
+  // Throws what is wrong with a control message, which ends the connection, after the future was told so.
+  void answered(size_t part, std::shared_ptr<Frame> answer) override {
+    py::object result;
+    try {
+      result = result_of(answer);
+    } catch (py::error_already_set& error) {
+      failed(part, error.value());
+      throw;
+    }
+    finish(result);
   }
 
   void failed(size_t /*part*/, const py::object& error) override {
@@ -62,6 +68,15 @@ class FutureAsker final : public PyAsker {
   }
 
  private:
+  py::object result_of(const std::shared_ptr<Frame>& answer) const {
+    const Header& header = answer->header;
+    if (!is_data_reply(header.op)) {
+      return session_.understand()(static_cast<int>(header.op), py::bytes(answer->body));
+    }
+    const py::object table = py::cast(answer).attr("table");
+    return session_.answer()(table, header.sequence, py::none(), header.round != 0);
+  }
+
   PySession& session_;
   const py::object future_;
   const py::object table_;
@@ -267,8 +282,8 @@ void bind_session(py::module_& m) {
       });
 
   py::class_<PySession>(m, "ClientSession", py::is_final())
-      .def(py::init<std::shared_ptr<PyDecisions>, py::object, py::object>(), "decisions"_a,
-           py::kw_only(), "answer"_a, "encode"_a)
+      .def(py::init<std::shared_ptr<PyDecisions>, py::object, py::object, py::object>(),
+           "decisions"_a, py::kw_only(), "answer"_a, "understand"_a, "encode"_a)
       .def(
           "speaks_as",
           [](PySession& self, uint32_t rank, uint32_t incarnation, bool checksum,

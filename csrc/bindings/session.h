@@ -31,10 +31,13 @@ class PyDecisions final : public CarriedDecisions {
 
 class PySession {
  public:
-  // `answer`: the class of what futures get. `encode`: (message, waited_s) -> body.
-  PySession(std::shared_ptr<PyDecisions> decisions, py::object answer, py::object encode)
+  // `answer`: the class of what futures get of slices. `understand`: (op, body) -> what they get of a control message.
+  // `encode`: (message, waited_s) -> body.
+  PySession(std::shared_ptr<PyDecisions> decisions, py::object answer, py::object understand,
+            py::object encode)
       : session(decisions),
         answer_(std::move(answer)),
+        understand_(std::move(understand)),
         encode_(std::move(encode)),
         decisions_(std::move(decisions)) {}
 
@@ -72,6 +75,7 @@ class PySession {
   py::list take_output();
 
   const py::object& answer() const { return answer_; }
+  const py::object& understand() const { return understand_; }
   const py::object& encode() const { return encode_; }
 
  private:
@@ -80,6 +84,7 @@ class PySession {
   auto telling(Take take);
 
   const py::object answer_;
+  const py::object understand_;
   const py::object encode_;
   const std::shared_ptr<PyDecisions> decisions_;
   py::object destination_ = py::none();  // of a payload that Python has accepted

@@ -77,4 +77,9 @@ struct Request {
   bool is_data() const { return op >= Op::kPUSH && op <= Op::kNORM; }
 };
 
+// Of a request that is_data().
+inline bool is_data_reply(Op op) {
+  return op >= Op::kPUSHED && op <= Op::kNORMED;
+}
+
 }  // namespace psstore

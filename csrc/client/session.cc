@@ -1,5 +1,6 @@
 #include "client/session.h"
 
+#include <exception>
 #include <utility>
 
 #include "core/breakable_rules.h"
@@ -225,15 +226,15 @@ bool ClientSession::take_frame(const std::shared_ptr<Frame>& frame) {
     if (!request->asker->forgotten()) memory_->read(frame->table.entries(), request->memory);
     add_release(header.request);
   }
-  heard(header.sequence, request->scaled);
+  if (request->is_data()) heard(header.sequence, request->scaled);
   answered_.push_back({request, frame});
   requests_.erase(found);
   return true;
 }
 
 bool ClientSession::is_plain_answer(const Request& request, const Frame& frame) const {
-  if (!is_up_ || !request.is_data() || request.kind == Request::Kind::kByHand) return false;
-  if (frame.header.op != request.reply()) return false;
+  if (!is_up_ || request.kind == Request::Kind::kByHand) return false;
+  if (frame.header.op != request.reply() || request.op == Op::kHOLD) return false;
   if (frame.header.payload_bytes == 0) return !frame.header.is_shared();
   const bool has_place = request.reads() && !request.memory.empty();
   return has_place && (!frame.header.is_shared() || memory_ != nullptr);
@@ -241,11 +242,17 @@ bool ClientSession::is_plain_answer(const Request& request, const Frame& frame) 
 
 bool ClientSession::tell_answered() {
   if (answered_.empty()) return false;
+  std::exception_ptr first;
   while (!answered_.empty()) {
     const Answered one = std::move(answered_.front());
     answered_.pop_front();
-    one.request->asker->answered(one.request->part, one.frame);
+    try {
+      one.request->asker->answered(one.request->part, one.frame);
+    } catch (...) {
+      if (first == nullptr) first = std::current_exception();
+    }
   }
+  if (first != nullptr) std::rethrow_exception(first);
   return true;
 }
 

@@ -6,8 +6,9 @@
 //   disconnected()   requests stay, for the next connection
 //
 // Frames go out through `outgoing()`: send() writes them to the socket that was given, or whoever has no socket takes
-// them from there. Bytes come in by receive() or feed(). Answers to plain requests are dealt with here, without Python, and
-// told by tell_answered(). Any other frame waits in next_frame() for whoever drives the session, and so does all that came behind it.
+// them from there. Bytes come in by receive() or feed(). Plain answers, to requests for slices and to control messages,
+// are dealt with here, and told by tell_answered(). Any other frame waits in next_frame() for whoever drives the session,
+// and so does all that came behind it.
 //
 // Payloads of a connection that shares memory go through that, in both directions (shm/client_memory.h).
 //
@@ -136,7 +137,8 @@ class ClientSession {
   // accepted or discarded.
   std::shared_ptr<Frame> next_frame();
   FrameDecoder& decoder() { return *decoder_; }
-  // Tells askers of the answers that came. True: there were any.
+  // Tells askers of the answers that came, all of them, and then throws what the first threw that did. True: there were
+  // any.
   bool tell_answered();
   // Lets go of what is sent, and of who asked for it.
   void tidy() {

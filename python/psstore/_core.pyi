@@ -353,7 +353,7 @@ class ClientRequest:
 class ClientSession:
     """One client's link to one shard: what is asked, until it is answered, in the order in which it was asked.
 
-    Plain answers of slices go where they belong; all other frames are `next_frame`'s. Who has no socket takes the
+    Plain answers go where they belong; all other frames are `next_frame`'s. Who has no socket takes the
     output and feeds what comes. Methods that take bytes or frames raise what is wrong with them, again and again."""
 
     def __init__(
@@ -361,10 +361,12 @@ class ClientSession:
         decisions: CarriedDecisions,
         *,
         answer: Callable[[SliceTable, int], object],
+        understand: Callable[[int, bytes], object],
         encode: Callable[[Any, float], bytes],
     ) -> None:
-        """`answer`: what a future gets of a table and the shard's version. `encode`: makes the body of a message that
-        has waited for so many seconds."""
+        """`answer`: what a future gets of a table and the shard's version. `understand`: what it gets of a control
+        message, by its operation and body; what that raises, whoever drives the session is told, too. `encode`: makes
+        the body of a message that has waited for so many seconds."""
     def speaks_as(self, *, rank: int, incarnation: int, checksum: bool, keeps_releases: bool) -> None:
         """Who sends from now on. `checksum`: of payloads. `keeps_releases`: the words that shared memory was read wait
         for the next request."""
@@ -527,7 +529,8 @@ class CallDriver:
         """Waits, without sleeping, until the loop's sockets have something or the time is over. Releases the GIL."""
     def await_answer(self, session: ClientSession) -> bool:
         """Sends the one request of that session, and waits for its answer, as long as it may be near and nobody else
-        wants the loop, which is the caller's; `next_frame` has what came. False: nothing was done. Releases the GIL."""
+        wants the loop, which is the caller's; `next_frame` tells what came. False: nothing was done. Releases the
+        GIL."""
     def disarm(self) -> None:
         """The thread that sleeps on `idle` no longer wakes for the loop's sockets. Whoever has the loop may call it."""
     def arm(self) -> None:

@@ -24,7 +24,7 @@ from psstore.net.sockets import sleep_in_recv
 from psstore.partition.router import Router
 from psstore.partition.slicing import SLICE_BYTES
 from psstore.protocol.decision_cache import DecisionCache
-from psstore.protocol.requests import OPS, Answer, encoded
+from psstore.protocol.requests import OPS, Answer, encoded, understood
 from psstore.types import Tensor, TensorSpec
 
 F32 = np.float32
@@ -66,7 +66,7 @@ class Ends:
             end.setblocking(False)
         sleep_in_recv(self.ours)
         self.decisions = DecisionCache()
-        self.session = _core.ClientSession(self.decisions.carried, answer=Answer, encode=encoded)
+        self.session = _core.ClientSession(self.decisions.carried, answer=Answer, understand=understood, encode=encoded)
         self.session.connected()
         self.session.open(self.ours.fileno())
         self.session.speaks_as(rank=0, incarnation=0, checksum=False, keeps_releases=True)

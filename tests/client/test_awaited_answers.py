@@ -26,7 +26,7 @@ from psstore.net.manual_loop import ManualLoop
 from psstore.protocol.decision_cache import DecisionCache
 from psstore.protocol.frames import failure_frame
 from psstore.protocol.handshake import ClientIdentity
-from psstore.protocol.requests import IGNORED, OPS
+from psstore.protocol.requests import IGNORED, OPS, IgnoredFuture
 from psstore.protocol.session import Session
 from psstore.wire import messages as m
 from tests.client.direct_support import ThreadedEnds, frames_of, interrupt_while_busy
@@ -38,24 +38,40 @@ ANSWER = _core.encode_frame(OPS["LEFT"], request=1)
 NEWS = _core.encode_frame(OPS["SHARED"], body=b"news")
 
 
+class Answered(IgnoredFuture):
+    """The future of a request: notes in a list when that is answered."""
+
+    def __init__(self, came: list[int | str]) -> None:
+        self._came = came
+
+    def set_result(self, result: object, /) -> None:
+        self._came.append("the answer")
+
+    def done(self) -> bool:
+        return False
+
+
 class Asking(ThreadedEnds):
     """Of the coordinator, whose answers to one request are awaited."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._came: list[int | str] = []
 
     def ask(self, message: m.Message | None = None) -> bool:
         """Asks once more, and waits for the answer if that can be done here."""
 
         async def ask() -> bool:
-            self.session.ask(OPS["LEAVE"], IGNORED, 0.0, 10.0, message=message)
+            self.session.ask(OPS["LEAVE"], Answered(self._came), 0.0, 10.0, message=message)
             return self.thread.calls.await_answer(self.session)
 
         return self.thread.run(ask())
 
-    def came(self) -> list[_core.Frame]:
-        """Whole frames, for whoever drives the session."""
-        frames = []
+    def came(self) -> list[int | str]:
+        """The answer, and operations of whole frames for whoever drives the session."""
         while (frame := self.session.next_frame()) is not None:
-            frames.append(frame)
-        return frames
+            self._came.append(frame.op)
+        return self._came
 
     def forget_all(self) -> None:
         for number in self.session.numbers():
@@ -73,24 +89,27 @@ def test_a_request_is_sent_and_its_answer_is_there(ends: Asking) -> None:
     ends.peer.send(ANSWER)
     assert ends.ask()
     assert [(frame.op, frame.request) for frame in frames_of(ends.sent())] == [(OPS["LEAVE"], 1)]
-    assert [(frame.op, frame.request) for frame in ends.came()] == [(OPS["LEFT"], 1)]
+    assert ends.came() == ["the answer"]
+    assert ends.session.numbers() == []
 
 
 @pytest.mark.parametrize(
-    "frames",
+    ("frames", "came"),
     [
-        [failure_frame(1, UnknownTensor("no such tensor"))],
-        [NEWS, ANSWER],
-        [ANSWER, NEWS],
-        [_core.encode_frame(OPS["FINISHED"], request=1), ANSWER],
-        [_core.encode_frame(OPS["LEFT"], request=2), ANSWER],
+        ([failure_frame(1, UnknownTensor("no such tensor"))], [OPS["ERROR"]]),
+        ([NEWS, ANSWER], [OPS["SHARED"], "the answer"]),
+        ([ANSWER, NEWS], ["the answer", OPS["SHARED"]]),
+        ([_core.encode_frame(OPS["FINISHED"], request=1), ANSWER], [OPS["FINISHED"], "the answer"]),
+        ([_core.encode_frame(OPS["LEFT"], request=2), ANSWER], [OPS["LEFT"], "the answer"]),
     ],
     ids=["an error", "news first", "news behind it", "another operation's answer", "another request's answer"],
 )
-def test_whatever_comes_is_for_whoever_drives_the_session_in_its_order(frames: list[bytes], ends: Asking) -> None:
+def test_whatever_comes_is_told_by_whoever_drives_the_session_in_its_order(
+    frames: list[bytes], came: list[int | str], ends: Asking
+) -> None:
     ends.peer.send(b"".join(frames))
     assert ends.ask()
-    assert [frame.op for frame in ends.came()] == [frame[5] for frame in frames]
+    assert ends.came() == came
 
 
 def test_what_came_before_the_end_of_a_connection_is_told_first(ends: Asking) -> None:
@@ -123,7 +142,7 @@ def test_an_answer_that_does_not_come_is_left_to_the_loop(ends: Asking) -> None:
     assert ends.ask()
     assert ends.session.numbers() == [1]
     ends.session.feed(ANSWER)
-    assert [frame.op for frame in ends.came()] == [OPS["LEFT"]]
+    assert ends.came() == ["the answer"]
 
 
 def test_an_answer_that_is_cut_is_left_to_the_loop(ends: Asking) -> None:

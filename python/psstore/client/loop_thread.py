@@ -87,6 +87,7 @@ class LoopThread:
         self._polls_until, self._sleeps_until = 0.0, math.inf
         """When the leader's poll and the own thread's sleep end, if nothing comes."""
         self._process = os.getpid()
+        self._main = threading.main_thread().ident
         self._thread = threading.Thread(target=self._serve, name="psstore", daemon=True)
         self._thread.start()
 
@@ -103,7 +104,7 @@ class LoopThread:
         if os.getpid() != self._process:  # in a forked child a lock may be held for good
             work.close()
             raise StoreClosed(_CLOSED)
-        interrupts = Interrupts(self._loop.wake)
+        interrupts = Interrupts(self._loop.wake, main=self._main)
         interrupts.begin()
         try:
             self._take()
@@ -186,7 +187,7 @@ class LoopThread:
             raise
 
     def _drive(self, work: Coroutine[Any, Any, T], interrupts: Interrupts) -> T:
-        me = threading.get_ident()
+        me, ready = threading.get_ident(), self._loop.ready
         nested = self._leader == me  # in a signal handler, while this thread waits further out
         self._callers.append(me)
         try:
@@ -195,7 +196,7 @@ class LoopThread:
             if not self._leader:
                 self._lead(me)  # before anything is sent: the answer shall not wake the own thread, too
             for _ in range(2):  # what was submitted becomes a task in one turn, and has its first step in the next
-                if self._loop.has_ready():
+                if ready:
                     self._loop.turn(())
             while True:
                 future = self._step(work)
@@ -206,7 +207,7 @@ class LoopThread:
                     future.cancel()
                     raise
         except StopIteration as stop:
-            if self._loop.has_ready():  # whatever ended before it tells so before it
+            if ready:  # whatever ended before it tells so before it
                 self._loop.turn(())
             result: T = stop.value
             return result

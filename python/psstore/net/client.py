@@ -296,12 +296,14 @@ class SocketDriver:
 
     def await_answer(self, session: Session) -> None:
         """Lets the extension wait for the answer, if no task asks and nothing else is under way; else only flushes."""
-        reconnector = self._reconnector(session)
-        others_idle = all(other is reconnector or other.session.idle for other in self.reconnectors.values())
-        if others_idle and asyncio.current_task(self._loop) is None and self._calls.await_answer(session.core):
-            reconnector.resume()
+        for other in self.reconnectors.values():
+            if other.session is not session and not other.session.idle:
+                self.flush(session)
+                return
+        if asyncio.current_task(self._loop) is None and self._calls.await_answer(session.core):
+            self.resume(session)
         else:
-            reconnector.flush()
+            self.flush(session)
 
     def resume(self, session: Session) -> None:
         """A call has sent and received for the session without the loop, and left the rest to it."""

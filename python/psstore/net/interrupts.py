@@ -21,17 +21,19 @@ class Interrupts:
     Only the main thread has it, and only if Python code handles it; on others nothing happens here.
     """
 
-    __slots__ = ("_frame", "_previous", "pending", "wake")
+    __slots__ = ("_frame", "_main", "_previous", "pending", "wake")
 
-    def __init__(self, wake: Callable[[], object]) -> None:
+    def __init__(self, wake: Callable[[], object], *, main: int | None) -> None:
+        """`main`: number of this process's main thread."""
         self.wake = wake
         """Ends the wait that the thread is in."""
+        self._main = main
         self.pending = False
         self._frame: FrameType | None = None
         self._previous: Handler | None = None
 
     def begin(self) -> None:
-        if threading.get_ident() == threading.main_thread().ident:
+        if threading.get_ident() == self._main:
             previous = _signal.getsignal(signal.SIGINT)
             if callable(previous):
                 self._previous = previous

@@ -156,8 +156,7 @@ class ManualLoop:
         """This loop, for what is written for asyncio."""
         return cast(asyncio.AbstractEventLoop, self)
 
-    def time(self) -> float:
-        return time.monotonic()
+    time = staticmethod(time.monotonic)
 
     def get_debug(self) -> bool:
         return False

@@ -240,9 +240,9 @@ class Server:
                 self._handle_leader(event[1])
             elif event is not None:
                 self._handle(self._connections[event[0]], event[1])
-            elif self._turn_is_due:
-                self._end_turn()
-            elif self._is_settling:
+            elif self._turn_is_due or self._is_settling:
+                if self._turn_is_due:
+                    self._end_turn()
                 self._settle()
                 if self._is_settling:
                     return  # there is more of it than the others shall wait for
@@ -303,7 +303,8 @@ class Server:
 
     def _catch_up(self) -> None:
         """Once who committed is told, and before anybody reads: what was told is what this shard shows."""
-        self._carry_out(self._service.catch_up(self.now()))
+        if outputs := self._service.catch_up(self.now()):
+            self._carry_out(outputs)
 
     def _blame(self, connection: ServerConnection, error: ProtocolError) -> None:
         """The peer is at fault."""
@@ -360,10 +361,11 @@ class Server:
         self._is_settling = False
         if self._turn_is_due:
             return
-        settled = self._settle_some()
-        if self._service.data.is_filling:
+        settled, data = self._settle_some(), self._service.data
+        if data.is_filling:
             self._carry_out(self._service.woken(self.now()))
-        if not settled or self._service.data.is_filling:
+            settled = settled and not data.is_filling
+        if not settled:
             self._settle_soon()
         elif self._busy_poll_s and not self._is_serving:
             self._serve()  # asks for what comes next
@@ -399,6 +401,7 @@ class Server:
         self._no_tick_before = self.now() + RETRY_S  # unless this one ends well
         self._carry_out(self._service.tick(self.now()))
         self._catch_up()
+        self.poller.deliver()  # to standbys, where no turn of the poller follows
         self._no_tick_before = 0.0
 
     @_guarded

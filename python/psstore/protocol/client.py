@@ -687,7 +687,7 @@ class Client:
     def _forget_applied(self) -> None:
         """Drops the decisions that every shard has said to be at."""
         for session in self.sessions:
-            self._decisions.heard(session.shard, session.version)
+            self._decisions.heard(session.shard, session.core.version)
 
     def _behind(self) -> list[Session]:
         """The sessions whose shard may lack the last decision, or its scale."""
@@ -696,7 +696,7 @@ class Client:
         for session in self.sessions:
             if session.core.version >= last and session.core.scaled >= scaled:
                 told.add(session.shard)
-        return [s for s in self.shards if s.shard not in told]
+        return [] if len(told) == len(self.shards) else [s for s in self.shards if s.shard not in told]
 
     def _tell(self, sessions: Sequence[Session], *, timeout_s: float | None = None) -> list[Future]:
         """Sends each shard a PULL of nothing, which carries the decisions that the shard may lack."""

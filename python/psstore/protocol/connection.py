@@ -39,13 +39,15 @@ class Connection:
     """The decoder and encoder of this connection's bytes."""
     state: ConnectionState = ConnectionState.HELLO
     hello: Hello | None = None
+    client: str = ""
+    """Who is at the other end, once it has said HELLO."""
+    is_first: bool = False
+    """True if the client speaks to the coordinator over this connection: channel 0, no heartbeats, no standby."""
+    only_beats: bool = False
+    """True for a worker's heartbeat connection, which the native thread writes to."""
     nonce: bytes = b""
     ticket: TicketFact | None = None
     """The worker that the connection pushes for, once attached."""
-
-    @property
-    def client(self) -> str:
-        return self.hello.client if self.hello else ""
 
     @property
     def writer(self) -> str:
@@ -53,18 +55,8 @@ class Connection:
         return f"{self.client}.{self.hello.channel}" if self.hello and self.hello.channel else self.client
 
     @property
-    def is_first(self) -> bool:
-        """True if the client speaks to the coordinator over this connection: channel 0, no heartbeats, no standby."""
-        return self.hello is not None and self.hello.channel == 0 and self.hello.role in ("worker", "client")
-
-    @property
     def wants_checksum(self) -> bool:
         return self.hello is not None and bool(self.hello.features & FEATURE_CHECKSUM)
-
-    @property
-    def only_beats(self) -> bool:
-        """True for a worker's heartbeat connection, which the native thread writes to."""
-        return self.hello is not None and self.hello.role == "heartbeat"
 
     @property
     def is_operator(self) -> bool:
@@ -103,7 +95,9 @@ class Connection:
         `nonce`: fresh random bytes, used if a challenge is needed.
         """
         if self.state is ConnectionState.HELLO and frame.op == _core.OPS["HELLO"]:
-            self.hello = decode_body(Hello, frame.body)
+            self.hello = hello = decode_body(Hello, frame.body)
+            self.client, self.only_beats = hello.client, hello.role == "heartbeat"
+            self.is_first = hello.channel == 0 and hello.role in ("worker", "client")
             if not _CLIENT_ID.fullmatch(self.hello.client):
                 raise BadBody("HELLO: client must be 32 hex digits, random per client")
             if not 0 <= self.hello.channel < MAX_CONNECTIONS:

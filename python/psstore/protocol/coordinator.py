@@ -45,7 +45,7 @@ from psstore.wire.messages import (
     TicketFact,
 )
 
-NEEDS_WHOLE_ROUNDS = (Finish, Barrier, Join)
+NEEDS_WHOLE_ROUNDS = frozenset((Finish, Barrier, Join))
 """Requests that stand on the round before. So does a COMMIT, behind what it brings, which may tear that."""
 
 
@@ -109,6 +109,8 @@ class Coordinator:
     def applied(self, fact: AppliedFact, now: float) -> list[Reply]:
         """A shard has applied a decision, and found these contributions missing: their workers may not go on."""
         self.rounds.log.applied(fact.shard, fact.decision)
+        if not fact.missing:
+            return []
         replies: list[Reply] = []
         for rank, incarnation, round in fact.missing:
             worker = self.membership.workers.get(rank)
@@ -146,7 +148,7 @@ class Coordinator:
         return replies + self._let_in(now) if self.roster.is_elastic else replies
 
     def _handle(self, conn: int, request: int, message: Message | None, client: str, now: float) -> list[Reply]:
-        if isinstance(message, NEEDS_WHOLE_ROUNDS):
+        if type(message) in NEEDS_WHOLE_ROUNDS:
             self.rounds.refuse_if_torn()
         match message:
             case Commit():

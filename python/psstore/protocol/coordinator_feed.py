@@ -44,14 +44,14 @@ def feed(coordinator: Coordinator, told: Told) -> list[Reply]:
             kind = CONTROL[told.op]
             message = m.decode_body(kind, told.body) if kind is not None else None
             return coordinator.handle(told.conn, told.request, message, client=told.client, now=told.now)
+        case r.ShardSaid():
+            return coordinator.applied(told.fact, told.now)
         case r.WorkerBeat():
             coordinator.heartbeat(
                 told.conn, client=told.client, rank=told.rank, incarnation=told.incarnation, now=told.now
             )
         case r.TimePassed():
             return coordinator.tick(told.now)
-        case r.ShardSaid():
-            return coordinator.applied(told.fact, told.now)
         case r.ClientCame():
             coordinator.attached(told.conn, told.client, told.now)
         case r.ClientWent():

@@ -40,14 +40,15 @@ class DecisionCache:
 
     def learn(self, last: int, decisions: Sequence[Signed]) -> None:
         """`decisions` are those up to `last`, in order; known ones among them are skipped."""
-        if last <= self.last:
+        known = self.last
+        if last <= known:
             return
         first, (oldest, kept) = last - len(decisions) + 1, self._log
         self.scale, self.carried.is_scaled = None, False
-        if first > self.last + 1 or not kept:
+        if first > known + 1 or not kept:
             self._log = first, tuple(decisions)
         else:
-            self._log = oldest, (*kept, *decisions[self.last + 1 - first :])
+            self._log = oldest, (*kept, *decisions[known + 1 - first :])
         self.carried.last = last
         latest = decode_fact(decisions[-1].blob) if decisions and is_clipped(decisions[-1].blob) else None
         self.unscaled = latest if isinstance(latest, DecisionFact) else None

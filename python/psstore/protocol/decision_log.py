@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import deque
 from itertools import islice
-from typing import NamedTuple
+
+from msgspec import Struct
 
 from psstore.protocol.signing import Signer
 from psstore.wire.messages import DecisionFact, Signed
 
 
-class Made(NamedTuple):
+class Made(Struct, frozen=True, gc=False):
     """A decision, as it was made and as clients carry it."""
 
     fact: DecisionFact
@@ -41,9 +42,10 @@ class DecisionLog:
 
     def append(self, fact: DecisionFact) -> None:
         """The decision after the last one."""
+        signed = self._signer.sign(fact)
+        self._asked = self.last, (signed,)  # what those will ask for whom it lets go
         self.last = fact.number
-        self._kept.append(Made(fact, self._signer.sign(fact)))
-        self._asked = fact.number, ()
+        self._kept.append(Made(fact, signed))
 
     def since(self, number: int) -> tuple[Signed, ...]:
         """Every kept decision after `number`, in order, as clients carry it."""
@@ -53,7 +55,8 @@ class DecisionLog:
 
     def made_since(self, number: int) -> list[Made]:
         """Every kept decision after `number`, in order, for this process."""
-        return list(islice(self._kept, max(0, number - self.last + len(self._kept)), None))
+        known = number - self.last + len(self._kept)
+        return list(islice(self._kept, known, None)) if known > 0 else list(self._kept)
 
     def applied(self, shard: int, decision: int) -> None:
         """A shard has applied this decision and all before it. Nobody needs to carry what all have applied."""

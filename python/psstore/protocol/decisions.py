@@ -56,24 +56,28 @@ def make(
 ) -> DecisionFact:
     """The record of a round. Workers and their commits are in rank order, which is the order of reduction; what is
     said once for all is said by the first."""
-    members = [
-        Member(
-            rank=worker.rank,
-            incarnation=worker.incarnation,
-            round=commit.round,
-            weight=weight_of(commit),
-            present=commit.present,
+    members = []
+    divisor, skip, early = 0.0, False, False
+    for worker, commit in zip(workers, commits, strict=True):
+        members.append(
+            Member(
+                rank=worker.rank,
+                incarnation=worker.incarnation,
+                round=commit.round,
+                weight=weight_of(commit),
+                present=commit.present,
+            )
         )
-        for worker, commit in zip(workers, commits, strict=True)
-    ]
+        divisor += commit.weight
+        skip = skip or commit.non_finite
+        early = early or commit.early
     first = commits[0]
-    skip = any(commit.non_finite for commit in commits)
     return DecisionFact(
         number=number,
         members=tuple(members),
-        divisor=sum([commit.weight for commit in commits]) if first.average else 1.0,
+        divisor=divisor if first.average else 1.0,
         skip=skip,
         hypers=hypers,
-        early=any(commit.early for commit in commits),
+        early=early,
         max_norm=None if skip else first.max_norm,
     )

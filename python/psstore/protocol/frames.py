@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+
+from msgspec import Struct
 
 from psstore import _core
 from psstore.errors import PsstoreError
@@ -13,7 +14,7 @@ Piece = bytes | memoryview
 """What a transport's `writelines` takes: owned bytes, or a view that keeps its memory alive."""
 
 
-class Send(NamedTuple):
+class Send(Struct, frozen=True):
     """Write these pieces to that connection."""
 
     conn: int
@@ -22,7 +23,7 @@ class Send(NamedTuple):
     """What the frame says if it is an ERROR, for logs."""
 
 
-class Close(NamedTuple):
+class Close(Struct, frozen=True):
     """Write nothing more and close, once what was sent is out."""
 
     conn: int

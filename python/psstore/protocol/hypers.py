@@ -61,7 +61,7 @@ class Hypers:
         `chosen`: what `complete` returned. If a group has got another rule since, what was chosen for it is void.
         """
         groups = self._groups()
-        if groups == self._decided[0] and all(self._last.get(group) is one for group, one in chosen.items()):
+        if groups == self._decided[0] and chosen.items() <= self._last.items():
             return self._decided[1]
         self._last = {
             group: self._next(rule, chosen.get(group), self._last.get(group)) for group, (rule, _) in groups.items()

@@ -178,7 +178,8 @@ class Membership:
             self._attach(worker, conn)
 
     def seen(self, worker: Worker, now: float) -> None:
-        worker.last_seen = max(worker.last_seen, now)
+        if now > worker.last_seen:
+            worker.last_seen = now
         self._changed.add(worker.rank)
         if worker.state is LOST:
             self._move(worker, WorkerEvent.HEARD)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from msgspec import Struct
 
 from psstore.errors import PsstoreError
 from psstore.wire.messages import Message
 
 
-class Reply(NamedTuple):
+class Reply(Struct, frozen=True):
     """The answer to one request. `result`: a body, None for an empty one, or the error."""
 
     conn: int

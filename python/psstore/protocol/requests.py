@@ -25,15 +25,15 @@ whose values are lent instead, and a `Borrower` is lent them."""
 Payload = _core.Segments | Placed
 """What to send; its memory must stay as it is until the answer."""
 
-PATIENT = (m.Commit, m.Finish, m.Barrier)
+PATIENT = frozenset((m.Commit, m.Finish, m.Barrier))
 """Bodies that say how long the shard may wait."""
 
 
 def encoded(body: m.Message, waited_s: float) -> bytes:
     """The body of a request that has waited for so long. The shard's wait began with ours, however often it is asked:
     its error says more, and must come first."""
-    if isinstance(body, PATIENT):
-        body = replace(body, wait_s=max(0.0, body.wait_s - waited_s))
+    if waited_s > 0.0 and type(body) in PATIENT:
+        body = replace(body, wait_s=max(0.0, body.wait_s - waited_s))  # type: ignore[attr-defined]
     return m.encode_body(body)
 
 
@@ -57,11 +57,18 @@ REPLIES: dict[int, type[m.Message] | None] = {
     OPS["BEGUN"]: m.Begun,
     OPS["SAVED"]: m.Saved,
     OPS["KEPT"]: m.Kept,
+    OPS["PROMOTED"]: None,
     OPS["STATISTICS"]: m.Statistics,
     OPS["SHARED"]: m.Shared,
     OPS["FREED"]: None,
 }
 """Replies that are control messages, and their bodies, None: no body. Any other reply becomes an `Answer`."""
+
+
+def understood(op: int, body: bytes) -> object:
+    """What the future of a request gets whose reply is a control message. Raises BadBody."""
+    kind = REPLIES[op]
+    return None if kind is None else m.decode_body(kind, body)
 
 
 class Future(Protocol):

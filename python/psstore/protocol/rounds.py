@@ -220,7 +220,7 @@ class Rounds:
     def _has_closed(self, worker: Worker, round: int) -> bool:
         """True if `round` is the last decided round of this life of the worker."""
         closed = self.closed.get(worker.rank)
-        return closed is not None and (closed.incarnation, closed.round) == (worker.incarnation, round)
+        return closed is not None and closed.round == round and closed.incarnation == worker.incarnation
 
     def _check_round(self, worker: Worker, commit: Commit) -> None:
         if self._promised.owes(worker.rank):
@@ -267,9 +267,10 @@ class Rounds:
     def _decide(self) -> None:
         """The staged commits become the next decision. Members are in rank order: that is the order of reduction."""
         staged = sorted(self._staged.of.items())
-        ranks = [rank for rank, _ in staged]
-        commits = [waiting.commit for _, waiting in staged]
-        workers = [self._membership.workers[rank] for rank in ranks]
+        workers, commits = [], []
+        for rank, waiting in staged:
+            workers.append(self._membership.workers[rank])
+            commits.append(waiting.commit)
         number = self.log.last + 1
         fact = decisions.make(number, workers, commits, self.hypers.decide(staged[0][1].hypers))
         self.log.append(fact)
@@ -281,12 +282,12 @@ class Rounds:
         self._staged.clear()
         self._particular.clear()
         if number % ATTEST_EVERY == 0 and self._needs_attesting:
-            self._attester = ranks[number // ATTEST_EVERY % len(ranks)]
+            self._attester = staged[number // ATTEST_EVERY % len(staged)][0]
         if fact.early:
-            promising = [rank for rank, commit in zip(ranks, commits, strict=True) if commit.early]
-            self._promised.begin(commits[0].round, members=ranks, owing=promising)
+            promising = [rank for rank, waiting in staged if waiting.commit.early]
+            self._promised.begin(commits[0].round, members=dict(staged), owing=promising)
         if self.roster.is_elastic:
-            self.roster.decided(number, ranks)
+            self.roster.decided(number, dict(staged))
         self.hand_ins.decided()
 
     def _late(self, worker: Worker, waiting: Waiting) -> list[Reply]:
@@ -305,7 +306,8 @@ class Rounds:
         for rank, waiting in sorted(self._take_candidates(slowest).items()):
             worker = self._membership.workers[rank]
             if self._may_go(worker, waiting, slowest):
-                self.max_staleness = max(self.max_staleness, worker.clock - slowest)
+                if worker.clock - slowest > self.max_staleness:
+                    self.max_staleness = worker.clock - slowest
                 if rank in self._owed.of:
                     self._owed.pop(rank)
                 answers.append(self._answer(worker, waiting, slowest))

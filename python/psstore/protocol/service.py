@@ -57,17 +57,6 @@ CHECKPOINTS = frozenset((OPS["SAVE"], OPS["BEGIN"], OPS["KEEP"]))
 CLOCK_GRAIN_S = 1e-6
 """What is added where a time goes from one clock to another, so that it is over there, too, when it is over here."""
 
-SETTLE_BYTES = 1 << 20
-"""How many bytes of parameters `settle` brings up to date at a time: about a quarter of a millisecond."""
-
-SETTLE_SLOTS = 64
-"""How many slots at most `settle` takes at a time, if they are small. With 4 slots of 4 KiB, three quarters of the
-time were Python's."""
-
-SETTLE_SLOTS_ON_DEVICE = 4096
-"""How many slots `settle` takes at a time on a device, which is only told what to do, all of it in one launch: about
-half a millisecond of this process."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class ShardIdentity:
@@ -121,6 +110,8 @@ class ShardService:
         self._keeper = keeper
         self._connections: dict[int, Connection] = {}
         self.facts = ShardFacts(index=identity.shard, shard=shard, signer=signer, max_leased_bytes=max_leased_bytes)
+        self.data = self.facts.data
+        """Answers requests for data, of all connections."""
         self._strangers: dict[int, Connection] = {}
         """Connections that have not proved themselves, oldest first. Every turn looks at their times, and there may be
         thousands of other connections."""
@@ -147,11 +138,6 @@ class ShardService:
         has left it."""
 
     # ---- connections ----
-
-    @property
-    def data(self) -> _core.DataService:
-        """Answers requests for data, of all connections."""
-        return self.facts.data
 
     def opened(self, conn: int, now: float) -> _core.ServerProtocol:
         """Where the connection's bytes go. `conn`: a number of the driver's, larger than all before it."""
@@ -249,7 +235,7 @@ class ShardService:
         """A frame that came out of the connection's port, whole or announced: what to send now, to anybody."""
         if self.standby is not None and conn == self._followed:
             return [Send(conn, [answer]) for answer in self.standby.heard(frame, now)] + self.woken(now)
-        connection = self._connections.get(conn)
+        connection, op = self._connections.get(conn), frame.op
         if connection is None:
             return []  # closed by what came before in the same read
         try:
@@ -257,15 +243,15 @@ class ShardService:
                 return self._announced(connection, frame)
             if connection.state is not ConnectionState.OPEN:
                 return self._handshake(connection, frame, now)
-            if frame.op == OPS["HEARTBEAT"]:
+            if op == OPS["HEARTBEAT"]:
                 return self._heartbeat(conn, frame, now)
-            outputs = self._dispatch(connection, frame, now)
+            outputs = self._dispatch(connection, op, frame, now)
         except ProtocolError as error:
             outputs = self.failed(conn, error)
         except (PsstoreError, MemoryError) as error:
             self._owed.pop((conn, frame.request), None)
             outputs = [failure(conn, frame.request, _refusal(error))]
-        return outputs + self.woken(now)
+        return outputs if op in CONTROL else outputs + self.woken(now)  # no read waits for the coordinator
 
     def tick(self, now: float) -> list[Output]:
         """What time alone brings: silent strangers, lost workers, ended waits."""
@@ -299,23 +285,26 @@ class ShardService:
         are sent, and before anything else is heard: a read here shows every decision that anybody was told of. Returns
         the replies to whoever waited for it. Raises DeviceFailed."""
         self.standbys.look(now)
-        coordinator = self.coordinator
-        if coordinator is None or self.standby is not None or coordinator.rounds.log.last <= self.shard.version:
+        coordinator, version = self.coordinator, self.shard.version
+        if coordinator is None or self.standby is not None or coordinator.rounds.log.last <= version:
             return []
         try:
-            self.facts.catch_up(coordinator.rounds.log.made_since(self.shard.version))
+            self.facts.catch_up(coordinator.rounds.log.made_since(version))
         except DeviceFailed:
             raise
         except PsstoreError:
             return []  # there is no room for what the decision asks for: who carries it is told
-        return [*self._tell(r.ShardSaid(self.facts.applied(), now)), *self.woken(now)]
+        due_before, fact = self._due, self.facts.applied()
+        outputs = self._tell(r.ShardSaid(fact, now))
+        if not fact.missing:
+            self._keep_due(due_before, now)
+        return outputs + self.woken(now)
 
     def settle(self) -> bool:
         """Does a little of the work that the last decision left over; True: nothing is left, or there is no memory for
         it, which who needs it is told. Raises DeviceFailed."""
-        most = max(1, min(SETTLE_SLOTS, SETTLE_BYTES // self.facts.largest_bytes))
         try:
-            return self.shard.settle(most if self.shard.device == "cpu" else SETTLE_SLOTS_ON_DEVICE)
+            return self.shard.settle(self.facts.slots_to_settle)
         except OutOfMemory:
             return True
 
@@ -400,10 +389,9 @@ class ShardService:
 
     # ---- requests ----
 
-    def _dispatch(self, connection: Connection, frame: _core.Frame, now: float) -> list[Output]:
+    def _dispatch(self, connection: Connection, op: int, frame: _core.Frame, now: float) -> list[Output]:
         if self.draining:
             raise ShuttingDown("the store is shutting down")
-        op = frame.op
         if connection.only_beats:
             raise UnexpectedMessage(f"operation {op} on a heartbeat connection; it is for heartbeats alone")
         if connection.is_operator:
@@ -411,7 +399,7 @@ class ShardService:
         if op in CARRIERS:
             return self._carried(connection, frame)
         if op in CONTROL:
-            return self._control(connection, frame, now)
+            return self._control(connection, op, frame, now)
         if op == OPS["DEFINE"]:
             self.facts.define(m.decode_body(m.Define, frame.body).facts)
             return [_answer(connection.id, frame, None)]
@@ -483,24 +471,22 @@ class ShardService:
         self.facts.hear(m.decode_body(m.Carry, frame.body))
         connection.protocol.again(frame)
 
-    def _control(self, connection: Connection, frame: _core.Frame, now: float) -> list[Output]:
+    def _control(self, connection: Connection, op: int, frame: _core.Frame, now: float) -> list[Output]:
         due_before = self._due
         if self.coordinator is None:
-            raise UnexpectedMessage(
-                f"operation {frame.op} is the coordinator's; ask shard 0, this is {self.identity.shard}"
-            )
+            raise UnexpectedMessage(f"operation {op} is the coordinator's; ask shard 0, this is {self.identity.shard}")
         if not connection.is_first:
-            raise UnexpectedMessage(f"operation {frame.op} is the coordinator's; ask it on the client's channel 0")
-        asked = connection.id, frame.request
-        self._owed[asked] = frame.op + 1
-        outputs = self._tell(r.ClientAsked(*asked, frame.op, frame.body, connection.client, now))
+            raise UnexpectedMessage(f"operation {op} is the coordinator's; ask it on the client's channel 0")
+        asked = conn, request = connection.id, frame.request
+        self._owed[asked] = op + 1
+        outputs = self._tell(r.ClientAsked(conn, request, op, frame.body, connection.client, now))
         if asked not in self._owed:
             self._keep_due(due_before, now)
         return outputs
 
     def _keep_due(self, before: tuple[float | None] | None, now: float) -> None:
-        """A request was answered. Nobody waits for it, and who has just spoken is not lost within `silence_s`: what was
-        due before that is so still, at the latest."""
+        """The coordinator was told what makes nobody wait: a request that was answered, a decision that a shard has
+        applied. Who has just spoken is not lost within `silence_s`: what was due before is so still, at the latest."""
         wake = None if before is None else before[0]
         if wake is not None and self.coordinator is not None:
             is_soon = wake <= now + self._clock_ahead_s + self.coordinator.membership.liveness.silence_s

@@ -36,12 +36,12 @@ from psstore.protocol.requests import (
     IGNORED,
     OPS,
     READS,
-    REPLIES,
     Answer,
     Destination,
     Future,
     Payload,
     encoded,
+    understood,
 )
 from psstore.protocol.sharing import SHARED_FROM_BYTES, Borrow, Borrower, Landing, Lease, Near, OwnShard
 from psstore.protocol.states import LINK, LinkEvent, LinkState
@@ -81,7 +81,7 @@ class Session:
     """Number of the request that only asks for a sign of life; 0: none."""
 
     def __post_init__(self) -> None:
-        self.core = _core.ClientSession(self.decisions.carried, answer=Answer, encode=encoded)
+        self.core = _core.ClientSession(self.decisions.carried, answer=Answer, understand=understood, encode=encoded)
 
     @property
     def version(self) -> int:
@@ -225,7 +225,7 @@ class Session:
             if not future.done():
                 future.set_exception(self.failure)
             return
-        carry = (body.at_least, body.wait_s) if isinstance(body, m.Carry) else None
+        carry = (body.at_least, body.wait_s) if type(body) is m.Carry else None
         message = body if carry is None else None
         memory = destination if payload is None else payload
         may_land = isinstance(memory, Landing) and self.near is not None
@@ -311,16 +311,8 @@ class Session:
             return  # it gave up before the answer came
         if frame.op != request.op + 1:
             raise UnexpectedMessage(f"shard {self.shard} answered operation {request.op} with {frame.op}")
-        answer = self._understood(request, frame, lease)  # raises before the request is taken: it would end for nobody
-        self.core.finish(frame.request, answer)
-
-    def _understood(self, request: _core.ClientRequest, frame: _core.Frame, lease: Lease | None) -> object:
-        """What the request's future gets. Raises BadBody."""
-        if frame.op in REPLIES:
-            body = REPLIES[frame.op]
-            return m.decode_body(body, frame.body) if body is not None else None
         self.core.heard(frame.sequence, request.scaled)
-        return Answer(frame.table, frame.sequence, lease, frame.round != 0)
+        self.core.finish(frame.request, Answer(frame.table, frame.sequence, lease, frame.round != 0))
 
     def _destination(self, frame: _core.Frame) -> Destination | None:
         """Where the values of a reply go; None: nobody wants them any more."""

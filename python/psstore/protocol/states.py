@@ -12,8 +12,15 @@ from typing import Generic, TypeVar
 
 from psstore.errors import InternalError
 
-State = TypeVar("State", bound=Enum)
-Event = TypeVar("Event", bound=Enum)
+
+class Entry(Enum):
+    """A state or an event."""
+
+    __hash__ = object.__hash__  # there is one object of each; Enum's own is a function of Python, and takes longer
+
+
+State = TypeVar("State", bound=Entry)
+Event = TypeVar("Event", bound=Entry)
 
 
 class StateTable(Generic[State, Event]):
@@ -34,7 +41,7 @@ class StateTable(Generic[State, Event]):
 # ---- a client's link to one shard: Session.state ------------------------------------------------------
 
 
-class LinkState(Enum):
+class LinkState(Entry):
     """Only an UP link sends requests; a FAILED one refuses them, and ignores what still comes."""
 
     DOWN = "down"
@@ -43,7 +50,7 @@ class LinkState(Enum):
     FAILED = "failed"
 
 
-class LinkEvent(Enum):
+class LinkEvent(Entry):
     """What happens to a link, in words for docs/protocol.md."""
 
     CONNECTED = "connected"
@@ -80,7 +87,7 @@ LINK = StateTable(
 # ---- a server's connection: Connection.state ----------------------------------------------------------
 
 
-class ConnectionState(Enum):
+class ConnectionState(Entry):
     """HELLO and AUTH are named after the frame that is awaited; requests are taken when OPEN."""
 
     HELLO = "hello"
@@ -89,7 +96,7 @@ class ConnectionState(Enum):
     CLOSED = "closed"
 
 
-class ConnectionEvent(Enum):
+class ConnectionEvent(Entry):
     """What happens to a connection, in words for docs/protocol.md. Any other frame before OPEN is the peer's error."""
 
     ADMITTED = "`HELLO`, no token needed"
@@ -118,7 +125,7 @@ CONNECTION = StateTable(
 # ---- one life of a worker: Worker.state ---------------------------------------------------------------
 
 
-class WorkerState(Enum):
+class WorkerState(Entry):
     """LOST is a suspicion, REFUSED is final: both count as lost for the others, who wait for the next life."""
 
     ABSENT = "absent"
@@ -129,7 +136,7 @@ class WorkerState(Enum):
     REPLACED = "replaced"
 
 
-class WorkerEvent(Enum):
+class WorkerEvent(Entry):
     """What happens to a worker, in words for docs/protocol.md."""
 
     JOINED = "`JOIN`"
@@ -171,7 +178,7 @@ WORKER = StateTable(
 # ---- a shard's standby: Standby.state -------------------------------------------------------------------
 
 
-class StandbyState(Enum):
+class StandbyState(Entry):
     """One that is IN_SYNC has all that anybody was told, and may lead; all others may not."""
 
     HANDSHAKE = "handshake"
@@ -181,7 +188,7 @@ class StandbyState(Enum):
     IN_SYNC = "in sync"
 
 
-class StandbyEvent(Enum):
+class StandbyEvent(Entry):
     """What its shard says to a standby, in words for docs/protocol.md. Anything else is its end."""
 
     WELCOMED = "`WELCOME`"

@@ -80,10 +80,14 @@ class GradientSnapshots:
 
     def __init__(self, gradients: Mapping[str, torch.Tensor]) -> None:
         self.gradients = gradients
-        self._versions = dict(zip(gradients, versions_of(gradients.values()), strict=True))
+        self._versions = versions_of(gradients.values())
+        self._version_of: dict[str, int] = {}
+        """The same by name, once somebody asks: of gradients that were all sent in one step nobody does."""
 
     def is_unchanged(self, name: str, gradient: torch.Tensor) -> bool:
-        return self.gradients.get(name) is gradient and self._versions[name] == version_of(gradient)
+        if not self._version_of:
+            self._version_of = dict(zip(self.gradients, self._versions, strict=True))
+        return self.gradients.get(name) is gradient and self._version_of[name] == version_of(gradient)
 
     def match(self, gradients: Mapping[str, torch.Tensor]) -> bool:
         """Whether these are all gradients that there were, and unchanged."""

@@ -13,6 +13,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
+from operator import attrgetter
 
 import torch
 from torch.utils.hooks import RemovableHandle
@@ -30,6 +31,12 @@ BUCKET_BYTES = 1 << 19
 
 PLAIN: frozenset[type] = frozenset([torch.Tensor, torch.nn.Parameter])
 """Classes of gradients that need no check for DTensor."""
+
+STRIDED = frozenset([torch.strided])
+"""Layouts of gradients that are sent as they are."""
+
+GRADIENT, LAYOUT = attrgetter("grad"), attrgetter("layout")
+"""For thousands of tensors at once: a line of Python for each takes half as long again."""
 
 
 class Gradients:
@@ -219,9 +226,10 @@ class Gradients:
 
     def _present(self) -> dict[str, torch.Tensor]:
         """Every gradient that there is, by name."""
-        return {
-            name: gradient for name, parameter in self._parameters.items() if (gradient := parameter.grad) is not None
-        }
+        found = list(map(GRADIENT, self._parameters.values()))
+        if type(None) not in set(map(type, found)):
+            return dict(zip(self._parameters, found, strict=True))
+        return {name: gradient for name, gradient in zip(self._parameters, found, strict=True) if gradient is not None}
 
     def _send(self, gradients: Mapping[str, torch.Tensor], on_device: Mapping[str, OnDevice] | None = None) -> None:
         """Starts to push. `on_device`: gradients that a hook has seen on a device, with their fences."""
@@ -324,9 +332,9 @@ class Gradients:
         for kind in set(map(type, gradients.values())) - PLAIN:
             first = next(name for name, gradient in gradients.items() if type(gradient) is kind)
             refuse_dtensor(f"the gradient of {first!r}", kind)
-        sparse = [name for name, gradient in gradients.items() if gradient.layout is not torch.strided]
-        if not sparse:
+        if not set(map(LAYOUT, gradients.values())) - STRIDED:
             return gradients
+        sparse = [name for name, gradient in gradients.items() if gradient.layout is not torch.strided]
         if not self._densified:
             self._densified = True
             warn(

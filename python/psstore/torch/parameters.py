@@ -166,7 +166,7 @@ def uncompiled(name: str) -> str:
 def mark_written(parameters: Iterable[torch.Tensor]) -> None:
     """Tells autograd that the parameters' memory was written to, as its own operations do."""
     if _marks_many():
-        increment_version(list(parameters))
+        increment_version(parameters if isinstance(parameters, list) else list(parameters))
     else:
         for parameter in parameters:
             increment_version(parameter)

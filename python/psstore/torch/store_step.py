@@ -38,7 +38,7 @@ class StoreStep(GradientStep):
         chosen = {one.name: training.compression_of(one) for one in trained}
         create_tensors(training, [self._spec(one) for one in trained], [one.parameter.detach() for one in trained])
         self._codecs.update({name: one.pull for name, one in chosen.items() if one.pull != "none"})
-        self._pull(trained)
+        self._pull([one.name for one in trained], [one.parameter for one in trained])
         begun, continued = split_trained(training, trained)
         adopt_state(training, begun)
         drop_local_state(training, continued)
@@ -53,9 +53,10 @@ class StoreStep(GradientStep):
         self._retired = True
 
     def publish(self) -> None:
-        self._training.publish()
-        self._pull(self._training.trained)
-        self._external.remember(self._training.trained)
+        training = self._training
+        training.publish()
+        self._pull(training.trained_names, training.trained_parameters)
+        self._external.remember(training.trained)
 
     def synchronize(self) -> None:
         """Does nothing: the parameters are the store's after each step."""
@@ -90,9 +91,9 @@ class StoreStep(GradientStep):
         )
 
     def _apply(self, committed: CommittedRound) -> None:
-        trained = self._training.trained
-        self._pull(trained, newer_than=None if committed.changed_all else self._decision)
-        self._external.remember_values(trained)
+        training, newer_than = self._training, None if committed.changed_all else self._decision
+        self._pull(training.trained_names, training.trained_parameters, newer_than=newer_than)
+        self._external.remember_values(training.trained)
         self._decision = committed.commit.decision
 
     def _hypers(self) -> Hypers:
@@ -100,7 +101,7 @@ class StoreStep(GradientStep):
         training = self._training
         groups = training.optimizer.param_groups
         found = {}
-        for index in sorted({one.group for one in training.trained}):
+        for index in sorted(training.trained_groups):
             rule = rule_of(training.optimizer, groups[index])
             hyper = found[training.first_group + index] = hyper_of(rule, groups[index])
             if hyper != self._checked.get(index):
@@ -109,13 +110,11 @@ class StoreStep(GradientStep):
                 self._checked[index] = hyper
         return found
 
-    def _pull(self, trained: Sequence[Trained], *, newer_than: int | None = None) -> None:
+    def _pull(self, names: Sequence[str], parameters: Sequence[torch.Tensor], *, newer_than: int | None = None) -> None:
         """Pulls into the parameters what the store has changed after the decision `newer_than`; None: everything."""
-        names = [one.name for one in trained]
         values = self._training.store.pull_many(
-            names,
-            out=[one.parameter for one in trained],
-            if_newer_than=newer_than,
-            codec=self._codecs or None,
+            names, out=parameters, if_newer_than=newer_than, codec=self._codecs or None
         )
-        mark_written([one.parameter for one, value in zip(trained, values, strict=True) if value is not None])
+        if newer_than is not None:
+            parameters = [one for one, value in zip(parameters, values, strict=True) if value is not None]
+        mark_written(parameters)

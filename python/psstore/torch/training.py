@@ -121,6 +121,10 @@ class Training:
     compression: Compression = field(default_factory=Compression)
     """For groups that do not choose their own."""
     trained: list[Trained] = field(default_factory=list)
+    trained_names: list[str] = field(default_factory=list)
+    trained_parameters: list[torch.Tensor] = field(default_factory=list)
+    trained_groups: set[int] = field(default_factory=set)
+    """What `trained` says, by kind: each step asks for it, and there may be thousands."""
     _known: set[int] = field(default_factory=set)
     """The id() of each parameter that is trained, which `trained` keeps alive."""
 
@@ -152,6 +156,9 @@ class Training:
                     error, "it is rank 0's to send: what is trained and what is frozen must be alike on every worker"
                 ) from None
             self.trained += new
+            self.trained_names += [one.name for one in new]
+            self.trained_parameters += [one.parameter for one in new]
+            self.trained_groups.update(one.group for one in new)
             self._known.update(id(one.parameter) for one in new)
             register(self.store, strategy, new)
 
