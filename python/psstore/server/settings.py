@@ -52,6 +52,8 @@ class CheckpointSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     url: str | None = None
     keep: int = 3
+    every_s: float | None = None
+    """How often they are to be written, if that is by the clock."""
     any_place: bool = False
     """Clients may name another place than `url`."""
     restore: RestoreFrom | None = None
@@ -317,6 +319,8 @@ class ShardSettings(msgspec.Struct, frozen=True, kw_only=True):
     """All addresses of every shard."""
     sockets: tuple[int, ...]
     """Inherited file descriptors of this shard's bound sockets."""
+    standbys: int
+    """How many the shard is to have."""
     follows: Follows | None
     """The process is a standby, and serves only once it leads."""
     consistency: Consistency

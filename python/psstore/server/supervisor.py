@@ -491,6 +491,7 @@ class Supervisor:
             for_all_users=settings.token_file is not None,
             addresses=site.addresses,
             sockets=tuple(sock.fileno() for sock in endpoint.sockets),
+            standbys=settings.standbys,
             follows=follows,
             consistency=settings.consistency(),
             heartbeat_s=settings.heartbeat_s,
@@ -507,6 +508,7 @@ class Supervisor:
             checkpoint=CheckpointSettings(
                 url=settings.checkpoint,
                 keep=settings.keep,
+                every_s=settings.checkpoint_interval().seconds if settings.checkpoint is not None else None,
                 any_place=settings.token_file is None,
                 restore=self._restore,
             ),
