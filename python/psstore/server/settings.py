@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from typing import Annotated, Literal
 
 import msgspec
@@ -168,6 +169,12 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
             " with --shards-at the same on every host"
         ),
     ] = 0
+    metrics: Annotated[
+        Annotated[int, Meta(ge=0, le=65535)] | None,
+        _text(
+            "port, at --host, of /metrics for Prometheus, /livez and /readyz; 0: any free one; needs psstore[metrics]"
+        ),
+    ] = None
     refuse_non_finite: Annotated[bool, _text("refuse pushes that hold NaN or infinity")] = False
     heartbeat_s: Annotated[Seconds, _text("how often workers say that they live")] = 1.0
     silence_s: Annotated[Seconds, _text("a worker that said nothing for so long is lost")] = 10.0
@@ -218,6 +225,8 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
                 "--standbys is for shards that one psstore-server starts on its host; with --shards-at a shard that"
                 " dies comes back from a checkpoint: --checkpoint URL --restore auto --restarts 3"
             )
+        if self.metrics is not None and importlib.util.find_spec("prometheus_client") is None:
+            raise BadArgument("--metrics needs prometheus-client: pip install 'psstore[metrics]'")
         if self.congestion_control is not None:
             check_congestion_control("congestion_control", self.congestion_control)
         self._check_hosts()
