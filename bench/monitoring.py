@@ -1,4 +1,4 @@
-"""What /metrics costs when it is scraped once a second: processor time of who answers, and of the shards that are asked.
+"""What /metrics costs, scraped once a second: processor time of who answers, and of the shards that are asked.
 
     python -m bench.monitoring [--quick] [--json FILE]
 

@@ -15,9 +15,11 @@ from psstore.cli.bench import bench
 from psstore.cli.checkpoint import app as checkpoint
 from psstore.cli.choices import drop_output
 from psstore.cli.demo.command import demo
+from psstore.cli.doctor import doctor
 from psstore.cli.plan import plan
 from psstore.cli.run import run
 from psstore.cli.status import status
+from psstore.cli.top import top
 
 app = typer.Typer(
     name="psstore",
@@ -39,6 +41,8 @@ app.command()(demo)
 app.command()(plan)
 app.command()(bench)
 app.command()(status)
+app.command()(top)
+app.command()(doctor)
 app.add_typer(checkpoint, name="checkpoint")
 
 
