@@ -1,4 +1,4 @@
-"""`psstore doctor`: each fault that it claims to find is made here, and found with what mends it. Faults of hosts, which
+"""`psstore doctor`: each fault that it claims to find is made here, and found. Faults of hosts, which
 a test can't bring about on one machine, are made in the answers of a store that is well."""
 
 from __future__ import annotations
