@@ -16,6 +16,7 @@ from psstore.cli.checkpoint import app as checkpoint
 from psstore.cli.choices import drop_output
 from psstore.cli.demo.command import demo
 from psstore.cli.doctor import doctor
+from psstore.cli.kubernetes import app as kubernetes
 from psstore.cli.plan import plan
 from psstore.cli.run import run
 from psstore.cli.status import status
@@ -44,6 +45,7 @@ app.command()(status)
 app.command()(top)
 app.command()(doctor)
 app.add_typer(checkpoint, name="checkpoint")
+app.add_typer(kubernetes, name="kubernetes")
 
 
 @app.command(context_settings={**AS_IS, "help_option_names": []}, add_help_option=False)
