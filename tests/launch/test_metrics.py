@@ -179,6 +179,22 @@ def test_ready_is_what_a_client_can_read_from() -> None:
             assert store.version_of("large") == 0, "a probe writes nothing"
 
 
+def test_a_store_that_has_gone_back_to_a_checkpoint_is_asked_anew(tmp_path: Path) -> None:
+    with StoreProcess("--metrics", "0", "--checkpoint", str(tmp_path), "--restarts", "3") as process:
+        url = process.ready["metrics"]
+        with psstore.connect(process.url) as store:
+            store.create("w", np.zeros(3, F32), rule="sgd")
+            store.push("w", np.ones(3, F32))
+            store.commit({"lr": 1.0})
+            store.checkpoint()
+            assert eventually(lambda: get(f"{url}/readyz") == (200, "ok: 'w' was read\n"))
+            psutil.Process(process.shard_pids()[0]).kill()
+            assert eventually(lambda: "the store serves again, from version 1 on" in process.log())
+            assert eventually(lambda: get(f"{url}/readyz") == (200, "ok: 'w' was read\n"))
+            assert eventually(lambda: samples(url)["psstore_workers{state=live}"] == 0.0)
+            assert samples(url)["psstore_decisions_total"] == 1.0
+
+
 def test_another_path_is_told_what_there_is() -> None:
     with StoreProcess("--metrics", "0") as process:
         assert get(f"{process.ready['metrics']}/")[0] == 404
