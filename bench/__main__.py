@@ -28,6 +28,7 @@ SUBJECTS = (
     "connections",
     "compression",
     "coordinator",
+    "monitoring",
     "checkpoint",
     "cuts",
 )

@@ -88,7 +88,9 @@ bool Shard::check(WriteKind kind, std::span<SliceEntry> entries, uint64_t payloa
     const SlotSpec* spec = table_.spec_of(entry.key);
     entry.status = spec != nullptr ? check_write(*spec, kind, entry) : ErrorCode::UNKNOWN_KEY;
   }
-  return std::any_of(entries.begin(), entries.end(), is_admitted);
+  const bool may_write = std::any_of(entries.begin(), entries.end(), is_admitted);
+  if (may_write) counters_.received_bytes.add(payload_bytes);
+  return may_write;
 }
 
 BufferRef Shard::admit(WriteKind kind, std::span<SliceEntry> entries, uint64_t payload_bytes) {
@@ -362,6 +364,7 @@ Shard::Reply Shard::read(std::span<SliceEntry> entries, uint64_t max_payload_byt
                     " bytes, one reply holds " + std::to_string(max_payload_bytes) +
                     "; ask for fewer at a time");
   }
+  counters_.sent_bytes.add(reply.payload_bytes);
   const bool share = options.share && may_share(entries, reply.payload_bytes);
   Gathered gathered = share ? backend_->lend(findings) : backend_->gather(findings);
   reply.pieces = std::move(gathered.pieces);
@@ -633,6 +636,8 @@ std::map<std::string, uint64_t> Shard::stats() {
       {"pushes", counters_.pushes.value()},
       {"pulls", counters_.pulls.value()},
       {"writes", counters_.writes.value()},
+      {"received_bytes", counters_.received_bytes.value()},
+      {"sent_bytes", counters_.sent_bytes.value()},
       {"initialised", counters_.initialised.value()},
       {"duplicates", counters_.duplicates.value()},
       {"refused", counters_.refused.value()},

@@ -19,9 +19,12 @@ class Counter {
 };
 
 struct Counters {
-  Counter pushes;       // slices staged
-  Counter pulls;        // slices read, whatever the answer
-  Counter writes;       // slices assigned or added to
+  Counter pushes;  // slices staged
+  Counter pulls;   // slices read, whatever the answer
+  Counter writes;  // slices assigned or added to
+  Counter
+      received_bytes;  // of values that may be written: pushed, assigned, added, restored; as they travel
+  Counter sent_bytes;   // of values read: sent, or shown in shared memory
   Counter initialised;  // slices that got their first value from outside
   Counter duplicates;   // slices acknowledged and ignored
   Counter refused;      // slices answered with an error

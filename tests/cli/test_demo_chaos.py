@@ -45,7 +45,8 @@ def test_what_can_not_end_with_the_same_bytes_is_refused_before_anything_starts(
     assert words in result.stderr
 
 
-def test_a_training_in_which_nothing_was_killed_proves_nothing() -> None:
+def test_a_training_in_which_nothing_was_killed_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chaos, "KILL_EVERY_S", DEMO_S)
     result = CliRunner().invoke(app, ["demo", "--chaos", "--epochs", "1", "--workers", "1", "--shards", "1"])
     assert result.exit_code == 1
     assert "before anything was killed: ask for more --epochs" in result.stderr

@@ -14,7 +14,7 @@ from psstore.cli.main import app
 
 def test_help_names_every_command() -> None:
     text = CliRunner().invoke(app, ["--help"]).stdout
-    for name in ("run", "demo", "plan", "status", "server", "version"):
+    for name in ("run", "demo", "plan", "status", "top", "doctor", "kubernetes", "server", "version"):
         assert f" {name} " in text
 
 

@@ -40,12 +40,15 @@ def test_it_says_how_a_store_is(tmp_path: Path) -> None:
             store.checkpoint()
             code, text = status(process.url, "--json")
     told = json.loads(text)
-    shards = told.pop("shards")
+    shards, workers, checkpoint = told.pop("shards"), told.pop("workers"), told.pop("checkpoint")
     assert told == {
         "mode": "sync", "num_workers": 2, "version": 1, "tensors": 1, "live": [0], "lost": [], "left": [1],
-        "restored": None, "checkpoint": 1,
+        "commits_waiting": 0, "torn": "", "restored": None,
     }  # fmt: skip
+    assert [(one["rank"], one["clock"], one["ahead"]) for one in workers] == [(0, 1, 0)]
+    assert (checkpoint["version"], checkpoint["written"], checkpoint["failed"]) == (1, 1, 0)
     assert sum(shard["value_bytes"] for shard in shards) == 4 * 600_000
+    assert sum(shard["received_bytes"] for shard in shards) == 2 * 4 * 600_000
 
 
 def test_a_store_that_is_not_there_is_said(tmp_path: Path) -> None:

@@ -69,11 +69,10 @@ def test_the_tf_config_shown_is_rank_1_of_2(document: str) -> None:
 def test_variables_in_the_manifests_are_settings(document: str) -> None:
     yaml = pytest.importorskip("yaml")
     manifests = [manifest for block in blocks(document, "yaml") for manifest in yaml.safe_load_all(block)]
-    assert [manifest["kind"] for manifest in manifests] == ["Service", "StatefulSet", "TFJob"]
+    assert [manifest["kind"] for manifest in manifests] == ["TFJob"]
     told = [
         variable["name"]
         for manifest in manifests
-        if manifest["kind"] != "Service"
         for container in containers(manifest)
         for variable in container["env"]
     ]

@@ -35,6 +35,34 @@ def test_synchronous_round_closes_with_the_last_commit() -> None:
     assert (fact.number, fact.divisor) == (1, 3.0)
 
 
+def test_who_waits_for_whom_is_counted_in_seconds() -> None:
+    """The rank that the others wait for has waited least."""
+    store = FakeStore(num_workers=2)
+    quick, slow = workers(store, 2)
+    for number in (1, 2):
+        waiting = quick.commit(number)
+        assert store.coordinator.counters()["commits_waiting"] == 1
+        store.now += 1.5
+        slow.committed(slow.commit(number))
+        quick.committed(waiting)
+        store.now += 0.25
+    counters = store.coordinator.counters()
+    assert counters["commits_waiting"] == 0
+    assert (counters["rank_clocks"], counters["rank_waits_s"]) == ("0:2,1:2", "0:3,1:0")
+
+
+def test_waits_for_staleness_are_counted_and_clocks_show_who_is_ahead() -> None:
+    store = FakeStore(num_workers=2, quorum=1, staleness=1)
+    quick, slow = workers(store, 2)
+    quick.committed(quick.commit(1))
+    waiting = quick.commit(2)
+    store.now += 4.0
+    assert store.coordinator.counters()["rank_clocks"] == "0:2,1:0"
+    slow.committed(slow.commit(1))
+    quick.committed(waiting)
+    assert store.coordinator.counters()["rank_waits_s"] == "0:4,1:0"
+
+
 def test_shard_of_the_coordinator_need_not_be_told_what_was_decided() -> None:
     """It knows once it is idle: the step is under way before anybody asks for it."""
     store = FakeStore(num_workers=1)

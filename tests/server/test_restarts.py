@@ -17,7 +17,7 @@ from numpy.testing import assert_array_equal
 import psstore
 from psstore.client.store import Store
 from psstore.errors import PsstoreError, RolledBack, StoreClosed, StoreUnreachable, UsageError
-from psstore.server.supervisor import MAX_SHORT_LIVES
+from psstore.server.processes import ShortLives
 from tests.support.cluster import PATIENCE_S
 from tests.support.server_process import StoreProcess, eventually, failed_start
 
@@ -168,7 +168,7 @@ def test_what_is_not_ours_to_start_again_is_said() -> None:
 def test_what_writes_checkpoints_is_started_again_but_not_for_ever(tmp_path: Path) -> None:
     flags = ("--checkpoint", str(tmp_path / "run"), "--checkpoint-every", "2")
     with StoreProcess(*flags) as process, connect(process) as store:
-        for life in range(1, MAX_SHORT_LIVES):
+        for life in range(1, ShortLives.MOST):
             kill_writer(process)
             assert eventually(lambda life=life: process.log().count("is started again") == life)  # type: ignore[misc]
         train(store, until=3)

@@ -7,6 +7,7 @@ import gc
 import io
 import pickle
 import weakref
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -147,7 +148,7 @@ def test_what_is_newer_is_asked_only_where_something_may_be_as_it_was(
 ) -> None:
     """Without that question a pull of small tensors goes past the event loop."""
     asked = []
-    pull_many = psstore.Store.pull_many
+    pull_many: Callable[..., Any] = psstore.Store.pull_many
 
     def noted(self: psstore.Store, *args: Any, **kwargs: Any) -> Any:
         asked.append(kwargs["if_newer_than"])

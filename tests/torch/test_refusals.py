@@ -316,6 +316,24 @@ def test_other_models_under_the_same_names_are_told_of(store: psstore.Store) -> 
         distributed(other, store, partial(SGD, lr=0.1))
 
 
+@pytest.mark.parametrize("steps", [0, 2])
+def test_a_cell_that_ran_again_says_how_to_take_the_new_weights(store: psstore.Store, steps: int) -> None:
+    """In a notebook, where the model of before lives until its name is another's."""
+    model = Odd(seed=0)
+    optimizer = distributed(model, store, MOMENTUM)
+    for inputs in batches(steps):
+        optimizer.zero_grad()
+        backward(model, inputs)
+        optimizer.step()
+    again, new = Odd(seed=1), Odd(seed=1)
+    with pytest.warns(UserWarning, match=r"same names.*has the store's weights.*take the new ones.*exist='overwrite'"):
+        distributed(again, store, MOMENTUM)
+    assert_same_bits(again, model)
+    with pytest.warns(UserWarning, match="same names"):
+        DistributedOptimizer(MOMENTUM(new.parameters()), store, new.named_parameters(), exist="overwrite")
+    assert_same_bits(new, Odd(seed=1))
+
+
 def test_two_optimizers_that_share_state_are_told_of_once(store: psstore.Store) -> None:
     """Whose momentum it is can't be told apart without names."""
     model = Odd()

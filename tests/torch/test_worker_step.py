@@ -150,7 +150,7 @@ def test_state_goes_to_plain_torch_and_back(case: str) -> None:
 
 
 @pytest.mark.parametrize("on_wrapped", [False, True], ids=["of the distributed", "of the plain"])
-@pytest.mark.filterwarnings("error")
+@pytest.mark.filterwarnings("error", "ignore:the store has no rule for NAdam")
 def test_schedules_work_on_either_optimizer(store: psstore.Store, on_wrapped: bool) -> None:
     plain, stored = Odd(), Odd()
     local, outer = CASES["nadam"](plain.parameters()), distributed(stored, store, CASES["nadam"])

@@ -15,10 +15,13 @@ from psstore.cli.bench import bench
 from psstore.cli.checkpoint import app as checkpoint
 from psstore.cli.choices import drop_output
 from psstore.cli.demo.command import demo
+from psstore.cli.doctor import doctor
+from psstore.cli.kubernetes import app as kubernetes
 from psstore.cli.plan import plan
 from psstore.cli.promote import promote
 from psstore.cli.run import run
 from psstore.cli.status import status
+from psstore.cli.top import top
 
 app = typer.Typer(
     name="psstore",
@@ -41,7 +44,10 @@ app.command()(plan)
 app.command()(bench)
 app.command()(status)
 app.command()(promote)
+app.command()(top)
+app.command()(doctor)
 app.add_typer(checkpoint, name="checkpoint")
+app.add_typer(kubernetes, name="kubernetes")
 
 
 @app.command(context_settings={**AS_IS, "help_option_names": []}, add_help_option=False)

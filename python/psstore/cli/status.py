@@ -10,52 +10,12 @@ import typer
 from psstore.cli.choices import fail
 
 if TYPE_CHECKING:
-    from psstore.client.store import Store
+    from psstore.client.store_status import StoreStatus
 
 EXIT_NO_STORE = 3
 """As for a store that can't start."""
 
 MIB = float(1 << 20)
-
-
-class ShardStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """One shard."""
-
-    shard: int
-    version: int
-    """Decisions that it has applied."""
-    value_bytes: int
-    state_bytes: int
-    memory_bytes: int
-    """All that it takes, of the host's memory or its device's."""
-    connections: int
-    process: int
-    """Its id on its host: of the process that leads."""
-    led_before: int
-    """How many processes led it before, and died."""
-    standbys: int
-    """How many may lead at once."""
-    standby_lag: int
-    """Changes that a standby has been sent and has not answered."""
-
-
-class StoreStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """What `status --json` prints."""
-
-    mode: str
-    num_workers: int
-    version: int
-    """The last decision."""
-    tensors: int
-    live: tuple[int, ...]
-    """Ranks of the workers that train."""
-    lost: tuple[int, ...]
-    left: tuple[int, ...]
-    restored: int | None
-    """The version that this life of the store began with; None: it began empty."""
-    checkpoint: int | None
-    """The last one that this life has written."""
-    shards: tuple[ShardStatus, ...]
 
 
 def status(
@@ -66,6 +26,7 @@ def status(
 ) -> None:
     """Say how a store is: its version, who trains, its last checkpoint, and what each shard holds."""
     from psstore.client.connect import connect
+    from psstore.client.store_status import look_at
     from psstore.errors import PsstoreError
 
     try:
@@ -76,31 +37,6 @@ def status(
     typer.echo(msgspec.json.encode(found).decode() if as_json else "\n".join(lines_of(found)))
 
 
-def look_at(store: Store) -> StoreStatus:
-    """Asks all shards. Raises as `Store.stats`."""
-    shards = store.stats()
-    first = shards[0]
-    checkpoint = int(first.get("checkpoint", -1))
-    return StoreStatus(
-        mode=store.consistency.mode,
-        num_workers=store.num_workers,
-        version=int(first["version"]),
-        tensors=int(first["tensors"]),
-        live=_ranks(first["ranks_live"]),
-        lost=_ranks(first["ranks_lost"]),
-        left=_ranks(first["ranks_left"]),
-        restored=store.restored,
-        checkpoint=checkpoint if checkpoint >= 0 else None,
-        shards=tuple(
-            ShardStatus(
-                shard=int(one["shard"]),
-                **{name: int(one[name]) for name in ShardStatus.__struct_fields__ if name != "shard"},
-            )
-            for one in shards
-        ),
-    )
-
-
 def lines_of(found: StoreStatus) -> list[str]:
     """For people."""
     workers = [
@@ -109,7 +45,7 @@ def lines_of(found: StoreStatus) -> list[str]:
         if ranks
     ]
     began = "began empty" if found.restored is None else f"began with the checkpoint of version {found.restored}"
-    last = "none in this life" if found.checkpoint is None else f"version {found.checkpoint}"
+    last = "none in this life" if found.checkpoint.version is None else f"version {found.checkpoint.version}"
     lines = [
         f"store       version {found.version}, {found.tensors} tensors, {found.mode}; {began}",
         f"workers     {', '.join(workers) or 'none has joined'} (of {found.num_workers})",
@@ -126,10 +62,6 @@ def lines_of(found: StoreStatus) -> list[str]:
             f" {shard.connections} connections; process {shard.process} leads{led}{stands_by}"
         )
     return lines
-
-
-def _ranks(told: int | float | str) -> tuple[int, ...]:
-    return tuple(int(rank) for rank in str(told).split(",") if rank)
 
 
 def _named(ranks: tuple[int, ...]) -> str:

@@ -20,6 +20,7 @@ from psstore.client.direct import Direct
 from psstore.client.loop_thread import LoopThread
 from psstore.client.operations import Operations
 from psstore.client.paced import PacedCalls
+from psstore.client.pull_types import AwaitedPullsMany, AwaitedPullsOne, PullsMany, PullsOne
 from psstore.client.snapshot import AsyncSnapshot, Snapshot, Version
 from psstore.client.zero_copy import Borrowed, Debt
 from psstore.errors import PsstoreError, StoreClosed, UsageError
@@ -371,8 +372,8 @@ class Store(_Face):
     push_many = _hasty(Operations.push_many, DirectCalls.push_many)
     settle = _blocking(Operations.settle)
     commit = _blocking(Operations.commit)
-    pull = _hasty(Operations.pull, DirectCalls.pull)
-    pull_many = _hasty(Operations.pull_many, DirectCalls.pull_many)
+    pull = cast(PullsOne, _hasty(Operations.pull, DirectCalls.pull))
+    pull_many = cast(PullsMany, _hasty(Operations.pull_many, DirectCalls.pull_many))
     barrier = _blocking(Operations.barrier)
     leave = _blocking(Operations.leave)
     global_norm = _blocking(Operations.global_norm)
@@ -468,8 +469,8 @@ class AsyncStore(_Face):
     push_many = _awaited(Operations.push_many, DirectCalls.start_push_many)
     settle = _awaited(Operations.settle)
     commit = _awaited(Operations.commit)
-    pull = _awaited(Operations.pull)
-    pull_many = _awaited(Operations.pull_many, DirectCalls.start_pull_many)
+    pull = cast(AwaitedPullsOne, _awaited(Operations.pull))
+    pull_many = cast(AwaitedPullsMany, _awaited(Operations.pull_many, DirectCalls.start_pull_many))
     barrier = _awaited(Operations.barrier)
     leave = _awaited(Operations.leave)
     global_norm = _awaited(Operations.global_norm)

@@ -302,8 +302,9 @@ class Coordinator:
         return partial(self._clients.is_gone, now=now, patience_s=self.membership.liveness.detached_s)
 
     def counters(self) -> dict[str, int | float | str]:
-        """For STATS. Ranks are listed as text: '0,2'."""
-        live = [worker.rank for worker in self.membership.workers.values() if worker.state is WorkerState.LIVE]
+        """For STATS. Ranks are listed as text: '0,2', and what is known of each likewise: '0:12,2:11'."""
+        workers = self.membership.workers
+        live = sorted(rank for rank, worker in workers.items() if worker.state is WorkerState.LIVE)
         lost = [worker.rank for worker in self.membership.lost()]
         counters: dict[str, int | float | str] = {
             "decisions": self.rounds.log.last,
@@ -312,8 +313,11 @@ class Coordinator:
             "tensors": len(self.schemas.names().names),
             "workers_live": len(live),
             "workers_lost": len(lost),
-            "ranks_live": ",".join(map(str, sorted(live))),
+            "commits_waiting": self.rounds.num_waiting,
+            "ranks_live": ",".join(map(str, live)),
             "ranks_lost": ",".join(map(str, sorted(lost))),
             "ranks_left": ",".join(map(str, sorted(self.membership.left))),
+            "rank_clocks": ",".join(f"{rank}:{workers[rank].clock}" for rank in live),
+            "rank_waits_s": ",".join(f"{rank}:{self.rounds.waits_s.get(rank, 0.0):.6g}" for rank in live),
         }
         return counters if self.rounds.torn is None else {**counters, "torn": self.rounds.torn.message}

@@ -80,6 +80,11 @@ class Rounds:
         """Largest lead over the slowest live worker with which a worker was let go."""
         self.torn: TornRound | None = None
         """Why there will be no other decision."""
+        self.waits_s: dict[int, float] = {}
+        """Rank -> how long its answered commits have waited for other workers, all together, in seconds. The rank that
+        the others wait for is the one with the least."""
+        self._at = 0.0
+        """When the last commit or loss came."""
         self._membership = membership
         self._lockstep = consistency.lockstep
         self._needs_attesting = num_shards > 1
@@ -110,6 +115,11 @@ class Rounds:
         return self.log.last if self._lockstep else self._membership.slowest_clock()
 
     @property
+    def num_waiting(self) -> int:
+        """Commits whose answer is owed."""
+        return len(self._staged.of) + len(self._owed.of)
+
+    @property
     def is_done(self) -> bool:
         """Whether all that the last decision counts on is there."""
         return not self._promised.pending
@@ -123,7 +133,7 @@ class Rounds:
 
     def commit(self, worker: Worker, waiting: Waiting) -> list[Reply]:
         """A worker ends a round. Raises before anything changes; else returns all that became answerable."""
-        commit = waiting.commit
+        commit, self._at = waiting.commit, waiting.since
         if self._has_closed(worker, commit.round):
             self._just_decided[worker.rank] = waiting  # asked again
             return ([] if commit.early else self._promised.finished(worker.rank)) + self._release()
@@ -171,7 +181,7 @@ class Rounds:
 
     def lost(self, workers: Sequence[Worker], now: float) -> list[Reply]:
         """Workers were lost: what they have promised is void."""
-        replies = []
+        replies, self._at = [], now
         for worker in workers:
             replies += self._tear(worker.rank, "was lost") + self._void_promise(worker, now)
         return replies + self.settle()
@@ -310,6 +320,8 @@ class Rounds:
                     self.max_staleness = worker.clock - slowest
                 if rank in self._owed.of:
                     self._owed.pop(rank)
+                if waiting.since < self._at:
+                    self.waits_s[rank] = self.waits_s.get(rank, 0.0) + self._at - waiting.since
                 answers.append(self._answer(worker, waiting, slowest))
             else:
                 self._owed.put(rank, waiting)

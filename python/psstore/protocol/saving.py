@@ -25,8 +25,9 @@ class Saver(Protocol):
 class Keeper(Protocol):
     """Owns the places of the store's checkpoints, and says which of what is written there is one."""
 
-    last: int | None
-    """Version of the last checkpoint of this life of the store, if there is one."""
+    def counters(self) -> dict[str, int | float | str]:
+        """For STATS: `checkpoint`, the version of the last one of this life of the store, or -1; and what else there
+        is to say of them."""
 
     def begin(self, asked: Begin) -> Begun:
         """Raises StorageError, BadArgument, TornRound."""

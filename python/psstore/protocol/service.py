@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from msgspec.structs import replace
@@ -117,6 +117,8 @@ class ShardService:
         thousands of other connections."""
         self._silent: dict[int, Connection] = {}
         """Visitors that had asked nothing when they were looked at last, oldest first."""
+        self.host_counters: Callable[[], Mapping[str, int | float | str]] = dict
+        """For STATS: what is known of the process and its machine, which is none of the protocol's business."""
         self._max_visitors = math.inf if max_connections is None else max_connections - max_connections // WORKERS_SHARE
         self._head_errors: dict[int, PsstoreError] = {}
         """Why the payload that a connection is sending now is discarded."""
@@ -536,16 +538,18 @@ class ShardService:
             "shard": self.identity.shard,
             "version": self.shard.version,
             "connections": len(self._connections),
+            "requests_waiting": len(self._owed),
             "process": self.identity.process,
             "leads": int(self.standby is None),
             "may_lead": int(self.standby is None or self.standby.may_lead),
             **self.standbys.counters(),
             **self.shard.stats(),
+            **self.host_counters(),
         }
         if self.coordinator is not None:
             counters.update(self.coordinator.counters())
         if self._keeper is not None:
-            counters["checkpoint"] = -1 if self._keeper.last is None else self._keeper.last
+            counters.update(self._keeper.counters())
         return counters
 
 

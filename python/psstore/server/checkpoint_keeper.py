@@ -62,8 +62,13 @@ class CheckpointKeeper:
         self._attempt: _Attempt | None = None
         self._kept = ""
         """The attempt that became a checkpoint last."""
-        self.last: int | None = None
+        self._last: int | None = None
         """Its version."""
+        self._last_at = self._now()
+        """When it was written; at first when this began."""
+        self._num_written = self._num_failed = 0
+        self._failure = ""
+        """Why the last one came to nothing; '': it did not."""
 
     def has_place(self, own: KeptPlace) -> None:
         """Checkpoints go there if nobody says otherwise."""
@@ -73,6 +78,16 @@ class CheckpointKeeper:
         """Leaves the places to others."""
         for place in self._places.values():
             place.close()
+
+    def counters(self) -> dict[str, int | float | str]:
+        """See protocol/saving.py."""
+        counters: dict[str, int | float | str] = {
+            "checkpoint": -1 if self._last is None else self._last,
+            "checkpoint_age_s": self._now() - self._last_at,
+            "checkpoints_written": self._num_written,
+            "checkpoints_failed": self._num_failed,
+        }
+        return {**counters, "checkpoint_failure": self._failure} if self._failure else counters
 
     def begin(self, asked: Begin) -> Begun:
         """See protocol/saving.py. Raises TornRound: a torn store is at no decision."""
@@ -220,15 +235,19 @@ class CheckpointKeeper:
     def _conclude(self, attempt: _Attempt) -> None:
         """Storage is done with it: the attempt is a checkpoint, or has failed."""
         assert attempt.kept is not None
-        if attempt.kept.exception() is not None:
-            self._abandon(attempt)
+        error = attempt.kept.exception()
+        if error is not None:
+            self._abandon(attempt, why=str(error))
             return
-        self._attempt, self._kept, self.last = None, attempt.name, attempt.state.decision
+        self._attempt, self._kept, self._last = None, attempt.name, attempt.state.decision
+        self._last_at, self._failure = self._now(), ""
+        self._num_written += 1
         _log.info("checkpoint of version %d is at %s", attempt.state.decision, attempt.place.url)
 
-    def _abandon(self, attempt: _Attempt) -> None:
+    def _abandon(self, attempt: _Attempt, *, why: str = "who led it gave it up, or has gone") -> None:
         attempt.place.abandon(attempt.state.decision)
-        self._attempt = None
+        self._attempt, self._failure = None, why
+        self._num_failed += 1
 
     def _opened(self, signed: Signed) -> SavedFact:
         fact = self._signer.open(signed)

@@ -22,7 +22,7 @@ from psstore.server.port_owner import describe_owner
 PROBE_S = 1.0
 """How long a unix socket that exists already may take to accept a connection before it counts as stale."""
 
-_LOOPBACKS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+LOOPBACKS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 """Where a socket that listens on all addresses is reached from its own host."""
 
 
@@ -50,12 +50,12 @@ class Endpoint:
     def add_tcp(
         self, host: str, port: int, advertise: tuple[str, int | None], *, congestion_control: str | None
     ) -> None:
-        sock = _bind_tcp(host, port, congestion_control)
+        sock = bind_tcp(host, port, congestion_control)
         self.sockets.append(sock)
         bound, port = sock.getsockname()[:2]
         self.addresses.append(TcpAddress(advertise[0], advertise[1] or port))
         self.bound.append(TcpAddress(bound, port))
-        self.local = self.local or TcpAddress(_LOOPBACKS.get(bound, bound), port)
+        self.local = self.local or TcpAddress(LOOPBACKS.get(bound, bound), port)
 
     def close(self) -> None:
         """The shard's process has the sockets now."""
@@ -100,7 +100,8 @@ def bind_shards(
     return endpoints
 
 
-def _bind_tcp(host: str, port: int, congestion_control: str | None) -> socket.socket:
+def bind_tcp(host: str, port: int, congestion_control: str | None = None, *, flag: str = "--port") -> socket.socket:
+    """A socket that listens there. `flag`: what says where. Raises BadArgument."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except OSError as error:
@@ -115,7 +116,7 @@ def _bind_tcp(host: str, port: int, congestion_control: str | None) -> socket.so
     except OSError as error:
         sock.close()
         if error.errno == errno.EADDRINUSE:
-            raise BadArgument(f"port {port} is taken by {describe_owner(port)}; use --port 0") from None
+            raise BadArgument(f"port {port} is taken by {describe_owner(port)}; use {flag} 0") from None
         raise BadArgument(f"can't listen on {host} port {port}: {error.strerror}") from None
     return sock
 

@@ -79,15 +79,45 @@ class CheckpointDuty(msgspec.Struct, frozen=True, kw_only=True):
     log_format: LogFormat
 
 
-class CheckpointProcess:
-    """The process that has a store's checkpoints written, as often as it is told, and a last one."""
+class MetricsDuty(msgspec.Struct, frozen=True, kw_only=True):
+    """What the process that answers /metrics is told."""
 
-    def __init__(self, duty: CheckpointDuty) -> None:
+    first: int
+    """The first shard that runs here."""
+    addresses: tuple[str, ...]
+    """Where each shard that runs here is reached from this host."""
+    token: bytes | None
+    socket: int
+    """Inherited file descriptor of the bound socket to answer at."""
+    log_level: LogLevel
+    log_format: LogFormat
+
+
+class Companion:
+    """A process beside the shards, without which they do: it is started again when it ends by itself."""
+
+    def __init__(self, module: str, duty: msgspec.Struct, *, files: tuple[int, ...] = ()) -> None:
         self.began = time.monotonic()
-        self._process = _start("psstore.launch.checkpointing", duty)
+        self._process = _start(module, duty, files=files)
         assert self._process.stdout is not None
         self.report = self._process.stdout
         """Ends with it."""
+
+    def kill(self) -> None:
+        """Ends it at once, and lets go of its pipes."""
+        self._process.kill()
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None
+            with contextlib.suppress(BrokenPipeError):
+                pipe.close()
+
+
+class CheckpointProcess(Companion):
+    """The process that has a store's checkpoints written, as often as it is told, and a last one."""
+
+    def __init__(self, duty: CheckpointDuty) -> None:
+        super().__init__("psstore.launch.checkpointing", duty)
 
     def finish(self) -> None:
         """Asks for the last one; then it ends."""
@@ -95,9 +125,27 @@ class CheckpointProcess:
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
 
-    def kill(self) -> None:
-        self._process.kill()
-        self._process.wait()
+
+class MetricsProcess(Companion):
+    """The process that answers /metrics, /livez and /readyz."""
+
+    def __init__(self, duty: MetricsDuty) -> None:
+        super().__init__("psstore.launch.metrics_server", duty, files=(duty.socket,))
+
+
+class ShortLives:
+    """Whether a companion that ended may be started again: not one that ends at once, again and again."""
+
+    SHORT_S, MOST = 5.0, 4
+
+    def __init__(self) -> None:
+        self._num = 0
+
+    def may_start_again(self, ended: Companion) -> bool:
+        """To be asked once after each end."""
+        is_short = time.monotonic() - ended.began < self.SHORT_S
+        self._num = self._num + 1 if is_short else 0
+        return self._num < self.MOST
 
 
 class ShardProcess:

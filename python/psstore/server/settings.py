@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from typing import Annotated, Literal
 
 import msgspec
@@ -55,6 +56,8 @@ class CheckpointSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     url: str | None = None
     keep: int = 3
+    every_s: float | None = None
+    """How often they are to be written, if that is by the clock."""
     any_place: bool = False
     """Clients may name another place than `url`."""
     restore: RestoreFrom | None = None
@@ -177,6 +180,12 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
             " with --shards-at the same on every host"
         ),
     ] = 0
+    metrics: Annotated[
+        Annotated[int, Meta(ge=0, le=65535)] | None,
+        _text(
+            "port, at --host, of /metrics for Prometheus, /livez and /readyz; 0: any free one; needs psstore[metrics]"
+        ),
+    ] = None
     refuse_non_finite: Annotated[bool, _text("refuse pushes that hold NaN or infinity")] = False
     heartbeat_s: Annotated[Seconds, _text("how often workers say that they live")] = 1.0
     silence_s: Annotated[Seconds, _text("a worker that said nothing for so long is lost")] = 10.0
@@ -227,6 +236,8 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
                 "--standbys is for shards that one psstore-server starts on its host; with --shards-at say where they"
                 " are: --standbys-at host:port,host:port,…"
             )
+        if self.metrics is not None and importlib.util.find_spec("prometheus_client") is None:
+            raise BadArgument("--metrics needs prometheus-client: pip install 'psstore[metrics]'")
         if self.congestion_control is not None:
             check_congestion_control("congestion_control", self.congestion_control)
         self._check_hosts()
@@ -360,6 +371,8 @@ class ShardSettings(msgspec.Struct, frozen=True, kw_only=True):
     """All addresses of every shard."""
     sockets: tuple[int, ...]
     """Inherited file descriptors of this shard's bound sockets."""
+    standbys: int
+    """How many the shard is to have."""
     follows: Follows | None
     """The process is a standby, and serves only once it leads."""
     consistency: Consistency

@@ -37,6 +37,7 @@ from psstore.protocol.signing import Signer
 from psstore.server import logs
 from psstore.server.checkpoint_keeper import CheckpointKeeper
 from psstore.server.checkpoint_place import StoragePlace
+from psstore.server.host_counters import host_counters
 from psstore.server.member_log import MemberLog
 from psstore.server.orders import Orders, report
 from psstore.server.restoring import restore
@@ -91,6 +92,7 @@ async def serve(settings: ShardSettings) -> None:
     limits = ServerLimits(max_connections=make_room(settings.max_connections))
     keeper = make_keeper(settings, coordinator)
     service = make_service(settings, coordinator, shard, lender, keeper, max_connections=limits.max_connections)
+    service.host_counters = host_counters(settings, max_connections=limits.max_connections)
     server = Server(
         service,
         loop=loop,

@@ -18,6 +18,7 @@ import math
 import os
 import secrets
 import selectors
+import socket
 import subprocess
 import time
 from collections.abc import Callable
@@ -34,7 +35,16 @@ from psstore.net.address import TcpAddress, is_loopback, join_addresses
 from psstore.net.limits import ServerLimits
 from psstore.net.user_token import UserToken
 from psstore.server import keys
-from psstore.server.processes import CheckpointDuty, CheckpointProcess, ShardProcess, Signals
+from psstore.server.listening import LOOPBACKS, bind_tcp
+from psstore.server.processes import (
+    CheckpointDuty,
+    CheckpointProcess,
+    MetricsDuty,
+    MetricsProcess,
+    ShardProcess,
+    ShortLives,
+    Signals,
+)
 from psstore.server.settings import (
     READY,
     CheckpointSettings,
@@ -53,7 +63,7 @@ if TYPE_CHECKING:  # and where it is needed: a store on one host starts faster w
     from psstore.server.peer_monitor import PeerMonitor
     from psstore.wire.messages import Welcome
 
-Event: TypeAlias = "ShardProcess | CheckpointProcess | PeerMonitor | Signals"
+Event: TypeAlias = "ShardProcess | CheckpointProcess | MetricsProcess | PeerMonitor | Signals"
 """Who may have something to report."""
 
 EXIT_OK, EXIT_STORE_LOST, EXIT_NOT_STARTED = 0, 1, 3
@@ -69,9 +79,6 @@ LAST_CHECKPOINT_S = 600.0
 
 LOOK_AGAIN_S = 0.2
 """Between two looks whether the shard is there whose standby runs here."""
-
-SHORT_LIFE_S, MAX_SHORT_LIVES = 5.0, 4
-"""What ended sooner, so many times in a row, is not started again."""
 
 STOP_S = ServerLimits().linger_s + 2.0
 """How long they may take to drain: their connections' time to linger, and a little for the process itself."""
@@ -94,6 +101,8 @@ class ReadyLine(msgspec.Struct, frozen=True, kw_only=True):
     """Index of the one shard that runs here, if the others have other hosts."""
     standby: bool = False
     """What runs here is a standby of that shard."""
+    metrics: str | None = None
+    """Where /metrics, /livez and /readyz are answered; None: nowhere."""
 
     def __str__(self) -> str:
         workers = "1 worker" if self.workers == 1 else f"{str(self.workers).replace(':', ' to ')} workers"
@@ -152,7 +161,11 @@ class Supervisor:
         self._num_restarts = 0
         self._restore: RestoreFrom | None = None
         self._checkpoints: CheckpointProcess | None = None
-        self._num_short_lives = 0
+        self._checkpoint_lives = ShortLives()
+        self._metrics: MetricsProcess | None = None
+        self._metrics_lives = ShortLives()
+        self._metrics_socket: socket.socket | None = None
+        self._metrics_duty: MetricsDuty
         self._groups: ShardGroups | ApartGroup | None = None
         self._starting: list[ShardProcess] = []
         """Shards that are not ready yet, or whose groups are no more."""
@@ -183,6 +196,9 @@ class Supervisor:
         site = open_site(self._settings, self._tcp)
         user_token: UserToken | None = None
         try:
+            if self._settings.metrics is not None:
+                host = self._tcp.host if self._tcp is not None else "127.0.0.1"
+                self._metrics_socket = bind_tcp(host, self._settings.metrics, flag="--metrics")
             if self._token is None and self._tcp is not None:
                 user_token = UserToken(site.own())
                 self._token = user_token.secret
@@ -191,8 +207,11 @@ class Supervisor:
         finally:
             if self._monitor is not None:
                 self._monitor.stop()
-            if self._checkpoints is not None:
-                self._checkpoints.kill()
+            for companion in (self._checkpoints, self._metrics):
+                if companion is not None:
+                    companion.kill()
+            if self._metrics_socket is not None:
+                self._metrics_socket.close()
             for child in self._processes:
                 child.kill()
             if user_token is not None:
@@ -206,6 +225,7 @@ class Supervisor:
     def _supervise(self, site: Site, signals: Signals, *, out: TextIO, ready_fd: int | None) -> int:
         with selectors.DefaultSelector() as selector:
             selector.register(signals.received, selectors.EVENT_READ, signals)
+            self._begin_metrics(site, selector)
             ending = Ending(EXIT_OK)
             life = self._begin(site, selector)
             while life is not None:
@@ -329,7 +349,7 @@ class Supervisor:
                     if self._is_ready(event):
                         waiting.remove(event)
                     continue
-                assert not isinstance(event, CheckpointProcess), "it begins when all are ready"
+                assert not isinstance(event, (CheckpointProcess, MetricsProcess)), "_news; it begins when all are ready"
                 news = event.take()
                 if not news.is_lost or not self._settings.restarts:
                     raise BadArgument(news.reason or "")
@@ -377,7 +397,7 @@ class Supervisor:
                     if fate is not None:
                         raise BadArgument(f"{fate} before it was ready; its messages are above")
                     continue
-                assert not isinstance(event, CheckpointProcess), "it begins when all are ready"
+                assert not isinstance(event, (CheckpointProcess, MetricsProcess)), "they begin when all are ready"
                 raise BadArgument(event.take().reason or "")
         return None
 
@@ -472,9 +492,16 @@ class Supervisor:
         while True:
             left_s = max(0.0, (deadline() if callable(deadline) else deadline) - time.monotonic())
             events = [key.data for key, _ in selector.select(left_s if left_s < math.inf else None)]
-            told = [event for event in events if not isinstance(event, Signals) or self._is_to_end(event)]
+            told = [event for event in events if self._is_told(event, selector)]
             if told or not events:
                 return told
+
+    def _is_told(self, event: Event, selector: selectors.BaseSelector) -> bool:
+        """Whether it is anybody else's business; what is not is done here."""
+        if isinstance(event, MetricsProcess):
+            self._begin_metrics_again(event, selector)
+            return False
+        return not isinstance(event, Signals) or self._is_to_end(event)
 
     def _is_to_end(self, signals: Signals) -> bool:
         """Says what else they may be about: a shard that stands still, or goes on."""
@@ -544,10 +571,9 @@ class Supervisor:
     def _begin_checkpoints_again(self, site: Site, selector: selectors.BaseSelector) -> None:
         """Its process ended by itself. One that ends at once, again and again, is let be."""
         assert self._checkpoints is not None, "it has told us of its end"
-        is_short = time.monotonic() - self._checkpoints.began < SHORT_LIFE_S
-        self._num_short_lives = self._num_short_lives + 1 if is_short else 0
+        may_start = self._checkpoint_lives.may_start_again(self._checkpoints)
         self._kill_checkpoints(selector)
-        if self._num_short_lives == MAX_SHORT_LIVES:
+        if not may_start:
             _log.error("what writes checkpoints ends as soon as it is started: none are written any more")
             return
         _log.warning("what writes checkpoints has ended, and is started again")
@@ -566,6 +592,44 @@ class Supervisor:
         self._checkpoints.finish()
         if not self._news(selector, time.monotonic() + LAST_CHECKPOINT_S):
             _log.warning("the last checkpoint was not written within %g s", LAST_CHECKPOINT_S)
+
+    # ---- metrics ----
+
+    def _begin_metrics(self, site: Site, selector: selectors.BaseSelector) -> None:
+        """Before any shard runs: that one takes its time to restore is no reason to be out of reach."""
+        if self._metrics_socket is None:
+            return
+        self._metrics_duty = MetricsDuty(
+            first=site.first,
+            addresses=tuple(str(endpoint.local) for endpoint in site.endpoints),
+            token=self._token,
+            socket=self._metrics_socket.fileno(),
+            log_level=self._settings.log_level,
+            log_format=self._settings.log_format,
+        )
+        self._start_metrics(selector)
+
+    def _start_metrics(self, selector: selectors.BaseSelector) -> None:
+        self._metrics = MetricsProcess(self._metrics_duty)
+        selector.register(self._metrics.report, selectors.EVENT_READ, self._metrics)
+
+    def _begin_metrics_again(self, ended: MetricsProcess, selector: selectors.BaseSelector) -> None:
+        """Its process ended by itself."""
+        selector.unregister(ended.report)
+        ended.kill()
+        self._metrics = None
+        if not self._metrics_lives.may_start_again(ended):
+            _log.error("what answers /metrics ends as soon as it is started: nothing is answered any more")
+            return
+        _log.warning("what answers /metrics has ended, and is started again")
+        self._start_metrics(selector)
+
+    def _metrics_url(self) -> str | None:
+        if self._metrics_socket is None:
+            return None
+        host, port = self._metrics_socket.getsockname()[:2]
+        host = LOOPBACKS.get(host, host)
+        return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
     # ---- what the children and the world are told ----
 
@@ -586,6 +650,7 @@ class Supervisor:
             for_all_users=settings.token_file is not None,
             addresses=site.addresses,
             sockets=tuple(sock.fileno() for sock in endpoint.sockets),
+            standbys=settings.standbys,
             follows=follows,
             consistency=settings.consistency(),
             heartbeat_s=settings.heartbeat_s,
@@ -602,6 +667,7 @@ class Supervisor:
             checkpoint=CheckpointSettings(
                 url=settings.checkpoint,
                 keep=settings.keep,
+                every_s=settings.checkpoint_interval().seconds if settings.checkpoint is not None else None,
                 any_place=settings.token_file is None,
                 restore=self._restore,
             ),
@@ -629,6 +695,7 @@ class Supervisor:
             pid=os.getpid(),
             index=None if site.is_whole else site.first,
             standby=self._groups is not None and not self._groups.leads,
+            metrics=self._metrics_url(),
         )
         print(ready, file=out, flush=True)
         if ready_fd is not None:

@@ -130,9 +130,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """What a GradScaler found out about the gradients of the next step; each step resets it."""
         self._made = False
         """Whether construction is over, so that groups that are added are new ones."""
-        state, groups = optimizer.state, optimizer.param_groups
-        super().__init__(groups, optimizer.defaults)  # with state and groups of its own,
-        optimizer.state, optimizer.param_groups = state, groups  # which are the wrapped one's here
+        super().__init__(optimizer.param_groups, optimizer.defaults)
         prefix = f"{name}/" if name else ""
         self._make_training = partial(
             Training,
@@ -158,6 +156,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._has_warned = False
         self._made = True
         stand_in_for(self)
+        if isinstance(self._strategy, WorkerStep):
+            self._strategy.tell_whose_state()
 
     # ---- torch.optim.Optimizer ----
 
@@ -168,7 +168,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     @param_groups.setter
     def param_groups(self, groups: list[dict[str, Any]]) -> None:
-        self.optimizer.param_groups = groups
+        if self._made:  # before, the base class's constructor begins with none
+            self.optimizer.param_groups = groups
 
     @property
     def state(self) -> defaultdict[torch.Tensor, Any]:
@@ -178,7 +179,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     @state.setter
     def state(self, state: defaultdict[torch.Tensor, Any]) -> None:
-        self.optimizer.state = state
+        if self._made:
+            self.optimizer.state = state
         self._whole_state = None
 
     @overload
@@ -257,15 +259,21 @@ class DistributedOptimizer(torch.optim.Optimizer):
         Where workers step by themselves (see the class), state is this worker's own, and nothing is read. So are the
         residuals of compression: to go on exactly, save each worker's own state_dict().
         """
+        found = self._state_dict()
+        kept = self.residuals()
+        return {**found, RESIDUALS_KEY: {"rank": self._training.store.rank, "of": kept}} if kept else found
+
+    def _state_dict(self) -> dict[str, Any]:
+        """Without residuals."""
         whole = self._whole_state
+        if whole is None and self.keeps_state_here and _has_own_state_dict(self.optimizer):
+            return self.optimizer.state_dict()  # of a wrapper, as Lookahead: that of the optimizer in it is there, too
         if whole is None:
             self._whole_state = defaultdict(dict, self._strategy.state())
         try:
-            found = super().state_dict()
+            return super().state_dict()
         finally:
             self._whole_state = whole
-        kept = self.residuals()
-        return {**found, RESIDUALS_KEY: {"rank": self._training.store.rank, "of": kept}} if kept else found
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Takes over a `state_dict()` of this class or of the wrapped optimizer's: the groups on each worker that calls
@@ -285,6 +293,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self.set_residuals(kept["of"] if is_own else {})  # this worker has not seen another's gradients
         for after in self._optimizer_load_state_dict_post_hooks.values():
             after(self)
+
+    def __getattr__(self, name: str) -> Any:
+        """The wrapped optimizer's attribute, of a public name that is not found here."""
+        if name.startswith("_") or "optimizer" not in vars(self):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return getattr(self.optimizer, name)
 
     def __repr__(self) -> str:
         """torch's text, the wrapped class and the store."""
@@ -486,6 +500,10 @@ def _refusal(owner: weakref.ref[DistributedOptimizer]) -> Callable[..., None]:
             )
 
     return refuse
+
+
+def _has_own_state_dict(optimizer: torch.optim.Optimizer) -> bool:
+    return type(optimizer).state_dict is not torch.optim.Optimizer.state_dict
 
 
 def check_arguments(optimizer: torch.optim.Optimizer, store: Store, **options: str) -> None:

@@ -3,6 +3,7 @@ that gradients and values travel in."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -47,8 +48,26 @@ def check_distributable(optimizer: torch.optim.Optimizer) -> None:
     for refused, reason in REFUSED.items():
         if isinstance(optimizer, refused):
             raise UsageError(f"{kind.__module__}.{kind.__qualname__} can't be distributed: {reason}")
+    several = _needs_more_gradients(kind)
+    if several is not None:
+        raise UsageError(f"{kind.__module__}.{kind.__qualname__} can't be distributed: {several}")
     if any(group.get("differentiable") for group in optimizer.param_groups):
         raise UsageError("differentiable=True can't work: the step is taken outside autograd; leave it out")
+
+
+def _needs_more_gradients(kind: type[torch.optim.Optimizer]) -> str | None:
+    """Why an optimizer of this class needs more than one gradient for a step, where a round brings one; None: it does
+    not. SAM is known by the two halves of its step, which its implementations name alike: no class is everybody's."""
+    if callable(getattr(kind, "first_step", None)) and callable(getattr(kind, "second_step", None)):
+        return (
+            "first_step() and second_step() are those of SAM, which takes two gradients for a step: distribute the"
+            " optimizer that it wraps, and move the weights yourself between two backward passes, the first of them in"
+            " no_sync() (docs/pytorch.md, 'What can't work')"
+        )
+    closure = inspect.signature(kind.step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        return "its step() can't do without a closure, which it may call several times: train in one process with it"
+    return None
 
 
 def rule_of(optimizer: torch.optim.Optimizer, group: ParamGroup) -> str:

@@ -243,7 +243,9 @@ def register(store: Store, strategy: StepStrategy, trained: Sequence[Trained]) -
     if twice:
         warn(
             f"{quoted(twice)} of this store: other parameters of this process are trained under the same names. If"
-            " these are different models, each optimizer needs a name of its own: pass name="
+            " these are different models, each optimizer needs a name of its own: pass name=. If it is the same model"
+            " made anew, as by a notebook's cell that ran again, it has the store's weights now, and not those that it"
+            " was made with: to take the new ones, pass exist='overwrite'"
         )
     before = {id(older): older for one in trained if (older := entries.strategies.get(one.name)) is not None}
     for older in before.values():

@@ -16,9 +16,10 @@ from psstore.codec.compression import Compression
 from psstore.errors import UsageError
 from psstore.torch.gradient_step import CommittedRound, GradientStep, Hypers
 from psstore.torch.optimizer_state import local_initial_state
+from psstore.torch.param_groups import RULES
 from psstore.torch.parameters import Trained, gradient_name
 from psstore.torch.training import Training, create_tensors
-from psstore.torch.warnings import quoted
+from psstore.torch.warnings import quoted, warn
 
 
 class WorkerStep(GradientStep):
@@ -28,6 +29,18 @@ class WorkerStep(GradientStep):
     def __init__(self, training: Training) -> None:
         check_lockstep(training, f"{type(training.optimizer).__qualname__}, which the store has no rule for,")
         super().__init__(training)
+
+    def tell_whose_state(self) -> None:
+        """Warns rank 0, whose class may be a subclass of one that the store has a rule for, without its script's
+        meaning it."""
+        if self._training.is_first:
+            kind = type(self._training.optimizer).__qualname__
+            warn(
+                f"the store has no rule for {kind}: it reduces the gradients, and every worker keeps all of the"
+                " optimizer's state and takes the step itself, as under DDP. Rules are for"
+                f" {', '.join(one.__name__ for one in RULES)} of torch.optim, and for no subclass of them. This is said"
+                " once"
+            )
 
     def add(self, trained: Sequence[Trained]) -> None:
         training = self._training

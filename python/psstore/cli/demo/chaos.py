@@ -25,8 +25,8 @@ from psstore.cli.demo.display import Display, count
 from psstore.cli.demo.messages import ChaosReport, Settings
 from psstore.cli.demo.training import fail_for, job_of
 from psstore.cli.demo.weights import sha256_of
-from psstore.cli.status import ShardStatus, look_at
 from psstore.client.connect import connect
+from psstore.client.store_status import ShardStatus, look_at
 from psstore.errors import PsstoreError
 from psstore.launch.job import Outcome, run_job
 from psstore.launch.output import Line

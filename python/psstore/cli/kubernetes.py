@@ -1,0 +1,82 @@
+"""`psstore kubernetes`: manifests for a store and its workers."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from psstore.cli.choices import Mode, fail
+
+EXIT_NO_LIBRARY = 3
+
+app = typer.Typer(help="A store and its workers on Kubernetes.", no_args_is_help=True)
+
+
+@app.callback()
+def _options() -> None:
+    """Makes `render` a command of a group, which there is one of now."""
+
+
+@app.command()
+def render(
+    command: Annotated[list[str], typer.Argument(metavar="-- COMMAND [ARGS]", help="What a worker runs.")],
+    image: Annotated[str, typer.Option(help="With psstore[metrics] and the training script.", show_default=False)],
+    shards: Annotated[int, typer.Option(min=1, help="Shards of the store: a pod each.")] = 1,
+    standbys: Annotated[int, typer.Option(min=0, help="0: they are for shards that share a host.")] = 0,
+    workers: Annotated[str, typer.Option(help="Worker pods; FEWEST:MOST where they may come and go.")] = "1",
+    mode: Annotated[Mode, typer.Option(help="Consistency.")] = Mode.sync,
+    checkpoint: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Where every pod can write: the store goes back to it by itself."),
+    ] = None,
+    checkpoint_every: Annotated[str, typer.Option(help="So many decisions, as 500, or seconds, as 60s.")] = "300s",
+    name: Annotated[str, typer.Option(help="Of the objects.")] = "store",
+    token_secret: Annotated[str, typer.Option(help="Secret whose key `token` is the store's.")] = "psstore-token",
+    env_secret: Annotated[
+        list[str] | None, typer.Option(help="Secret for environment variables, as storage's (may be given twice).")
+    ] = None,
+    shard_memory: Annotated[str, typer.Option(help="Of each shard's pod.")] = "8Gi",
+    shard_cpu: Annotated[str, typer.Option(help="Of each shard's pod.")] = "2",
+    worker_memory: Annotated[str, typer.Option(help="Of each worker's pod.")] = "8Gi",
+    worker_cpu: Annotated[str, typer.Option(help="Of each worker's pod.")] = "4",
+    gpus: Annotated[int, typer.Option(min=0, help="Of each worker's pod.")] = 0,
+    grace_s: Annotated[int, typer.Option("--grace-s", min=1, help="For a checkpoint or a step before the end.")] = 120,
+) -> None:
+    """Print a StatefulSet of shards, with its Service and PodDisruptionBudget, and a JobSet of workers, as YAML for
+    kubectl apply -f -."""
+    import msgspec
+
+    from psstore.errors import PsstoreError
+    from psstore.launch.kubernetes import KubernetesPlan, manifests
+
+    if standbys:
+        fail(
+            f"standbys is {standbys}: a standby shares its shard's host, and here each shard has a pod of its own;"
+            " leave it out, and have shards come back from --checkpoint URL"
+        )
+    plan = KubernetesPlan(
+        image=image,
+        command=command,
+        shards=shards,
+        workers=workers,
+        mode=mode.value,
+        name=name,
+        checkpoint=checkpoint,
+        checkpoint_every=checkpoint_every,
+        token_secret=token_secret,
+        env_secrets=tuple(env_secret or ()),
+        shard_memory=shard_memory,
+        shard_cpu=shard_cpu,
+        worker_memory=worker_memory,
+        worker_cpu=worker_cpu,
+        gpus=gpus,
+        grace_s=grace_s,
+    )
+    try:
+        documents = [msgspec.yaml.encode(one).decode() for one in manifests(plan)]
+    except PsstoreError as error:
+        fail(error.message)
+    except ImportError:
+        fail("YAML needs PyYAML: pip install 'psstore[kubernetes]'", exit_code=EXIT_NO_LIBRARY)
+    typer.echo("---\n".join(documents), nl=False)

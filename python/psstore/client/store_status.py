@@ -1,0 +1,163 @@
+"""How a store is, from the counters of its shards: what `psstore status`, `top` and `doctor` say, and `/metrics` shows.
+
+The one place that knows which counter is which figure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from psstore.client.store import Store
+
+Counters = Mapping[str, int | float | str]
+"""What STATS tells of one shard."""
+
+
+class ShardStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One shard. Bytes and counts that grow do so from the start of the process that leads."""
+
+    shard: int
+    version: int
+    """Decisions that it has applied."""
+    value_bytes: int
+    state_bytes: int
+    staged_bytes: int
+    """Contributions that wait for their decision."""
+    kept_bytes: int
+    """Older versions that snapshots read."""
+    memory_bytes: int
+    """All that it takes, of the host's memory or its device's."""
+    max_memory_bytes: int
+    received_bytes: int
+    """Bytes of values that were pushed or written, as they travel, also through shared memory."""
+    sent_bytes: int
+    """Bytes of values that were pulled, likewise."""
+    connections: int
+    requests_waiting: int
+    """Control requests whose answer is owed: commits and barriers that wait for others, and the like."""
+    process: int
+    """Its id on its host: of the process that leads."""
+    led_before: int
+    """How many processes led it before, and died."""
+    standbys: int
+    """How many may lead at once."""
+    standby_lag: int
+    """Changes that a standby has been sent and has not answered."""
+
+
+class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One worker that trains."""
+
+    rank: int
+    clock: int
+    """The last round that it has committed and that is decided."""
+    ahead: int
+    """Rounds by which it is ahead of the slowest."""
+    waited_s: float
+    """How long its commits have waited for others, all together: the one that they wait for has the least."""
+
+
+class CheckpointStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """The checkpoints of this life of the store."""
+
+    version: int | None
+    """Version of the last one; None: none was written."""
+    age_s: float
+    """Since the last one; if there is none, since this life of the store began."""
+    written: int
+    failed: int
+    failure: str = ""
+    """Why the last attempt came to nothing; '': it did not."""
+
+
+class StoreStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """A store."""
+
+    mode: str
+    num_workers: int
+    version: int
+    """The last decision."""
+    tensors: int
+    live: tuple[int, ...]
+    """Ranks of the workers that train."""
+    lost: tuple[int, ...]
+    left: tuple[int, ...]
+    workers: tuple[WorkerStatus, ...]
+    """Workers that train, by rank."""
+    commits_waiting: int
+    torn: str = ""
+    """Why there will be no other version; '': nothing is in the way."""
+    restored: int | None
+    """The version that this life of the store began with; None: it began empty."""
+    checkpoint: CheckpointStatus
+    shards: tuple[ShardStatus, ...]
+
+    @property
+    def slowest(self) -> WorkerStatus | None:
+        """Who the others wait for: of those that have committed the fewest rounds, who has waited least. None: fewer
+        than two train."""
+        ordered = sorted(self.workers, key=lambda one: (one.clock, one.waited_s))
+        return ordered[0] if len(ordered) > 1 else None
+
+
+def look_at(store: Store) -> StoreStatus:
+    """Asks all shards. Raises as `Store.stats`."""
+    return status_of(store.stats(), store)
+
+
+def status_of(shards: Sequence[Counters], store: Store) -> StoreStatus:
+    """From what `Store.stats` gave."""
+    first = shards[0]
+    return StoreStatus(
+        mode=store.consistency.mode,
+        num_workers=store.num_workers,
+        version=int(first["version"]),
+        tensors=int(first["tensors"]),
+        live=_ranks(first["ranks_live"]),
+        lost=_ranks(first["ranks_lost"]),
+        left=_ranks(first["ranks_left"]),
+        workers=workers_of(first),
+        commits_waiting=int(first["commits_waiting"]),
+        torn=str(first.get("torn", "")),
+        restored=store.restored,
+        checkpoint=checkpoint_of(first),
+        shards=tuple(map(shard_of, shards)),
+    )
+
+
+def shard_of(counters: Counters) -> ShardStatus:
+    return ShardStatus(**{name: int(counters[name]) for name in ShardStatus.__struct_fields__})
+
+
+def workers_of(counters: Counters) -> tuple[WorkerStatus, ...]:
+    """From shard 0's counters."""
+    clocks, waits = _by_rank(counters["rank_clocks"]), _by_rank(counters["rank_waits_s"])
+    slowest = min(clocks.values(), default=0.0)
+    return tuple(
+        WorkerStatus(rank=rank, clock=int(clock), ahead=int(clock - slowest), waited_s=waits.get(rank, 0.0))
+        for rank, clock in sorted(clocks.items())
+    )
+
+
+def checkpoint_of(counters: Counters) -> CheckpointStatus:
+    """From shard 0's counters."""
+    version = int(counters.get("checkpoint", -1))
+    return CheckpointStatus(
+        version=version if version >= 0 else None,
+        age_s=float(counters.get("checkpoint_age_s", 0.0)),
+        written=int(counters.get("checkpoints_written", 0)),
+        failed=int(counters.get("checkpoints_failed", 0)),
+        failure=str(counters.get("checkpoint_failure", "")),
+    )
+
+
+def _ranks(told: int | float | str) -> tuple[int, ...]:
+    return tuple(int(rank) for rank in str(told).split(",") if rank)
+
+
+def _by_rank(told: int | float | str) -> dict[int, float]:
+    """From '0:12,2:11'."""
+    pairs = (one.partition(":") for one in str(told).split(",") if one)
+    return {int(rank): float(value) for rank, _, value in pairs}

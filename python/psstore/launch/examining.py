@@ -1,0 +1,116 @@
+"""Asks a store what `psstore doctor` wants to know: first one shard who they all are, then each where clients are told
+that it is."""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import secrets
+import statistics
+import time
+from collections.abc import Sequence
+
+from psstore.errors import AuthFailed, PsstoreError, StoreUnreachable
+from psstore.launch.diagnosis import Finding, Here, ShardAnswers, diagnose
+from psstore.launch.shard_probe import ask, greet, tie
+from psstore.net.address import Address, TcpAddress, is_loopback, parse_address
+from psstore.net.client import CURT, MUTE
+from psstore.net.user_token import find
+from psstore.protocol.handshake import ClientIdentity
+
+PATIENCE_S = 6.0
+"""How long a shard may take to be reached: longer than a handshake and a resent SYN take."""
+
+ASKED = 5
+"""How often each is asked."""
+
+
+def examine(url: str, *, token: bytes | None, version: str) -> list[Finding]:
+    """What is wrong with the store there. `version`: of psstore, here. Raises BadArgument for what is no address."""
+    address = parse_address(url)
+    return asyncio.run(_examine(address, token, version))
+
+
+async def _examine(seed: Address, token: bytes | None, version: str) -> list[Finding]:
+    identity = ClientIdentity(client=secrets.token_hex(16), role="client", token=token, find_token=find)
+    try:
+        welcome = await greet(identity, str(seed), patience_s=PATIENCE_S)
+    except PsstoreError as error:
+        return [_unreached(seed, error, has_token=token is not None)]
+    looks = await asyncio.gather(*[_look(shard, addresses, token) for shard, addresses in enumerate(welcome.addresses)])
+    answers = [one for one in looks if isinstance(one, ShardAnswers)]
+    found = [one for one in looks if isinstance(one, Finding)]
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return [*found, *diagnose(answers, Here(version, files))]
+
+
+async def _look(shard: int, addresses: Sequence[str], token: bytes | None) -> ShardAnswers | Finding:
+    """A shard, by the first of its addresses at which it is reached."""
+    failures: list[tuple[str, PsstoreError]] = []  # one for each address
+    for address in addresses:
+        identity = ClientIdentity(client=secrets.token_hex(16), role="client", token=token, find_token=find)
+        reconnector = tie(identity, address, shard=shard, patience_s=PATIENCE_S)
+        try:
+            await asyncio.shield(reconnector.first_up)
+            taken_s, ahead_s = [], []
+            for _ in range(ASKED):
+                began, clock_s = time.monotonic(), time.time()
+                counters = await ask(reconnector, timeout_s=PATIENCE_S)
+                taken_s.append(time.monotonic() - began)
+                ahead_s.append(float(counters["time_s"]) - clock_s - taken_s[-1] / 2)
+            return ShardAnswers(shard, address, counters, statistics.median(taken_s), statistics.median(ahead_s))
+        except PsstoreError as error:
+            failures.append((address, error))
+        finally:
+            await reconnector.close()
+    where, failure = failures[-1]
+    if _takes_connections(failure):
+        return _hanging(f"shard {shard} at {where}")
+    return Finding(
+        "advertised",
+        f"clients are told that shard {shard} is at {where}, where it can't be reached from here: {failure.message}",
+        "psstore-server --advertise HOST, a name that means the store's host wherever workers run (docs/clusters.md);"
+        f" or open that port to them: nc -vz {_host_and_port(where)}",
+    )
+
+
+def _unreached(seed: Address, error: PsstoreError, *, has_token: bool) -> Finding:
+    """Why no shard could be asked."""
+    if isinstance(error, AuthFailed):
+        if has_token:
+            mend = "copy here the file that the store was started with (--token-file): PSSTORE_TOKEN_FILE is to name it"
+        else:
+            mend = "export PSSTORE_TOKEN_FILE=…, a copy of the file that the store was started with (--token-file)"
+        return Finding("token", f"the store at {seed} does not know the token here: {error.message}", mend)
+    if not isinstance(error, StoreUnreachable):
+        return Finding(
+            "protocol",
+            f"what is at {seed} is no store of this version: {error.message}",
+            "pip install the same psstore everywhere",
+        )
+    if _takes_connections(error):
+        return _hanging(f"what is at {seed}")
+    mend = f"is the address right, and the way open? nc -vz {_host_and_port(str(seed))}"
+    if isinstance(seed, TcpAddress) and not is_loopback(seed.host):
+        mend += "; psstore-server listens on loopback unless told: --host 0.0.0.0 --advertise HOST --token-file token"
+    else:
+        mend += "; to start a store: psstore-server --shards 1"
+    return Finding("unreachable", f"nothing answers at {seed} from here: {error.message}", mend)
+
+
+def _takes_connections(error: PsstoreError) -> bool:
+    return any(words in error.message for words in (MUTE, CURT))
+
+
+def _hanging(who: str) -> Finding:
+    return Finding(
+        "hangs",
+        f"{who} takes connections and answers nothing: its process hangs, or stands still",
+        "on its host: kill -CONT its process, if it was stopped; else end psstore-server and start it again (/livez"
+        " does that in Kubernetes)",
+    )
+
+
+def _host_and_port(address: str) -> str:
+    parsed = parse_address(address)
+    return f"{parsed.host} {parsed.port}" if isinstance(parsed, TcpAddress) else f"-U {parsed.path}"

@@ -1,0 +1,174 @@
+"""The metrics of a store: their names, which are fixed, and what each is. docs/monitoring.md has the same table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from psstore.client.store_status import checkpoint_of, shard_of, workers_of
+
+Counters = Mapping[str, int | float | str]
+Samples = Iterable[tuple[Sequence[str], float]]
+"""(values of the labels, value)."""
+
+
+class ShardAnswer(NamedTuple):
+    """What is known of a shard of this host."""
+
+    shard: int
+    is_up: bool
+    answer_s: float
+    counters: Counters | None
+    """What it told last; None: it has not been reached."""
+
+
+class Metric(NamedTuple):
+    """One metric. A counter's name ends in _total."""
+
+    name: str
+    about: str
+    labels: tuple[str, ...]
+    samples: Callable[[Sequence[ShardAnswer]], Samples]
+
+    @property
+    def is_counter(self) -> bool:
+        return self.name.endswith("_total")
+
+
+def _of_shard(figure: Callable[[Counters], float]) -> Callable[[Sequence[ShardAnswer]], Samples]:
+    """A figure of each shard that was reached."""
+
+    def samples(answers: Sequence[ShardAnswer]) -> Samples:
+        return [([str(one.shard)], figure(one.counters)) for one in answers if one.counters is not None]
+
+    return samples
+
+
+def _field(name: str) -> Callable[[Sequence[ShardAnswer]], Samples]:
+    """A field of `ShardStatus`."""
+    return _of_shard(lambda counters: float(getattr(shard_of(counters), name)))
+
+
+def _of_store(figure: Callable[[Counters], Samples]) -> Callable[[Sequence[ShardAnswer]], Samples]:
+    """A figure that shard 0 knows, and the host that it is on shows."""
+
+    def samples(answers: Sequence[ShardAnswer]) -> Iterator[tuple[Sequence[str], float]]:
+        for one in answers:
+            if one.shard == 0 and one.counters is not None:
+                yield from figure(one.counters)
+
+    return samples
+
+
+def _counter(name: str) -> Callable[[Sequence[ShardAnswer]], Samples]:
+    """A counter of shard 0, as it tells it."""
+    return _of_store(lambda counters: [((), float(counters.get(name, 0.0)))])
+
+
+def _num_workers(counters: Counters) -> Samples:
+    for state in ("live", "lost", "left"):
+        yield (state,), float(len([rank for rank in str(counters[f"ranks_{state}"]).split(",") if rank]))
+
+
+def _of_workers(name: str) -> Callable[[Sequence[ShardAnswer]], Samples]:
+    """A field of `WorkerStatus`."""
+    return _of_store(lambda counters: [((str(one.rank),), float(getattr(one, name))) for one in workers_of(counters)])
+
+
+def _last_checkpoint(counters: Counters) -> Samples:
+    version = checkpoint_of(counters).version
+    return [] if version is None else [((), float(version))]
+
+
+SHARD, RANK = ("shard",), ("rank",)
+
+METRICS: tuple[Metric, ...] = (
+    Metric(
+        "psstore_decisions_total",
+        "Decisions: steps of the model, which is its version",
+        (),
+        _counter("decisions"),
+    ),
+    Metric("psstore_tensors", "Tensors that the store has", (), _counter("tensors")),
+    Metric("psstore_commits_waiting", "Commits whose answer waits for other workers", (), _counter("commits_waiting")),
+    Metric(
+        "psstore_torn",
+        "1: a round was torn, and there will be no other decision",
+        (),
+        _of_store(lambda counters: [((), float("torn" in counters))]),
+    ),
+    Metric("psstore_workers", "Workers that train, are lost, or have left", ("state",), _of_store(_num_workers)),
+    Metric("psstore_worker_rounds", "Rounds that a worker has done", RANK, _of_workers("clock")),
+    Metric("psstore_worker_staleness", "Rounds by which a worker is ahead of the slowest", RANK, _of_workers("ahead")),
+    Metric(
+        "psstore_worker_wait_seconds_total",
+        "Seconds that a worker's commits have waited for others: who is waited for has the least",
+        RANK,
+        _of_workers("waited_s"),
+    ),
+    Metric(
+        "psstore_checkpoint_version", "Version of the last checkpoint of this life", (), _of_store(_last_checkpoint)
+    ),
+    Metric(
+        "psstore_checkpoint_age_seconds",
+        "Seconds since the last checkpoint, or since this life of the store began",
+        (),
+        _counter("checkpoint_age_s"),
+    ),
+    Metric("psstore_checkpoints_written_total", "Checkpoints written", (), _counter("checkpoints_written")),
+    Metric("psstore_checkpoints_failed_total", "Attempts that came to nothing", (), _counter("checkpoints_failed")),
+    Metric(
+        "psstore_shard_up",
+        "1: the shard has answered within the last 3 seconds",
+        SHARD,
+        lambda answers: [([str(one.shard)], float(one.is_up)) for one in answers],
+    ),
+    Metric(
+        "psstore_shard_answer_seconds",
+        "Seconds that the shard's last answer took: how busy its event loop is",
+        SHARD,
+        lambda answers: [([str(one.shard)], one.answer_s) for one in answers if one.counters is not None],
+    ),
+    Metric("psstore_shard_version", "Decisions that the shard has applied", SHARD, _field("version")),
+    Metric(
+        "psstore_shard_received_bytes_total",
+        "Bytes of values pushed or written, as they travel, also through shared memory",
+        SHARD,
+        _field("received_bytes"),
+    ),
+    Metric("psstore_shard_sent_bytes_total", "Bytes of values pulled, likewise", SHARD, _field("sent_bytes")),
+    Metric("psstore_shard_value_bytes", "Bytes of parameters", SHARD, _field("value_bytes")),
+    Metric("psstore_shard_state_bytes", "Bytes of momenta and other state", SHARD, _field("state_bytes")),
+    Metric(
+        "psstore_shard_staged_bytes", "Bytes of gradients that wait for their decision", SHARD, _field("staged_bytes")
+    ),
+    Metric("psstore_shard_kept_bytes", "Bytes of older versions that snapshots read", SHARD, _field("kept_bytes")),
+    Metric("psstore_shard_memory_bytes", "All that the shard takes", SHARD, _field("memory_bytes")),
+    Metric("psstore_shard_max_memory_bytes", "What it may take", SHARD, _field("max_memory_bytes")),
+    Metric("psstore_shard_connections", "Open connections", SHARD, _field("connections")),
+    Metric(
+        "psstore_shard_requests_waiting",
+        "Control requests whose answer is owed: commits, barriers and the like",
+        SHARD,
+        _field("requests_waiting"),
+    ),
+    Metric(
+        "psstore_shard_processor_seconds_total",
+        "Processor seconds of the process that leads",
+        SHARD,
+        _of_shard(lambda counters: float(counters["processor_s"])),
+    ),
+    Metric("psstore_shard_standbys", "Standbys that may lead at once", SHARD, _field("standbys")),
+    Metric(
+        "psstore_shard_standby_lag",
+        "Changes that a standby was sent and has not answered",
+        SHARD,
+        _field("standby_lag"),
+    ),
+    Metric(
+        "psstore_shard_failovers_total",
+        "How many processes led the shard before, and died",
+        SHARD,
+        _field("led_before"),
+    ),
+)

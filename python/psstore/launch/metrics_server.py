@@ -1,0 +1,227 @@
+"""Answers /metrics, /livez and /readyz: `python -m psstore.launch.metrics_server`, started by the supervisor.
+
+A process of its own, which answers whatever the shards do: it asks each shard of its host once a second, and tells what
+that one said last. stdin brings what to do as one line of JSON and then stays open: its end is the supervisor's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import NamedTuple
+
+import msgspec
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from psstore.client.connect import connect
+from psstore.client.store import Store
+from psstore.errors import DeadlineExceeded, NotInitialised, PsstoreError, UnknownKey, UnknownTensor
+from psstore.launch.metric_names import METRICS, ShardAnswer
+from psstore.launch.shard_probe import ShardProbe
+from psstore.net import loops
+from psstore.server import logs
+from psstore.server.processes import MetricsDuty
+
+FRESH_S = 3.0
+"""A shard is up if it has answered so recently: it is asked every second."""
+
+CONNECT_S = 2.0
+"""How long a probe of /readyz may take to connect, and to read: less than its client waits."""
+
+SMALLEST_OF = 16
+"""How many tensors the one that /readyz reads is chosen from."""
+
+REQUEST_S = 10.0
+"""How long a client of ours may take to say what it wants."""
+
+_log = logging.getLogger("psstore.metrics")
+
+
+class Health(NamedTuple):
+    """An answer of /livez or /readyz."""
+
+    is_well: bool
+    text: str
+    """A line that says why not, or that all is well."""
+
+
+class LivePage:
+    """/livez: false if a shard of this host hangs, so that starting all anew would help. One that has not begun to
+    serve, or has ended, is the supervisor's business, which starts it again or ends."""
+
+    def __init__(self, probes: Sequence[ShardProbe]) -> None:
+        self._probes = probes
+
+    def __call__(self) -> Health:
+        hanging = [one for one in self._probes if one.hangs()]
+        told = [f"shard {one.shard} runs and has answered nothing for {one.silent_s():.0f} s" for one in hanging]
+        return Health(not told, "; ".join(told) or "ok")
+
+
+class ReadyPage:
+    """/readyz: true if each shard of this host has just answered, and a client can connect to the whole store and read
+    a value, if there is one. Nothing is written: it would be in the training's checkpoints."""
+
+    def __init__(self, probes: Sequence[ShardProbe], *, token: bytes | None) -> None:
+        self._probes = probes
+        self._token = token
+        self._store: Store | None = None
+        self._name: str | None = None
+        """The tensor that is read."""
+        self._one_at_a_time = threading.Lock()
+
+    def __call__(self) -> Health:
+        for one in self._probes:
+            if one.counters is None or one.silent_s() > FRESH_S:
+                why = f": {one.trouble}" if one.trouble else ""
+                return Health(False, f"shard {one.shard} has not answered for {one.silent_s():.1f} s{why}")
+            if "torn" in one.counters:
+                return Health(False, f"there will be no other step: {one.counters['torn']}")
+        with self._one_at_a_time:
+            try:
+                return Health(True, self._read())
+            except PsstoreError as error:
+                self._disconnect()
+                return Health(False, error.message)
+
+    def _read(self) -> str:
+        """What was read. Raises PsstoreError."""
+        if self._store is None:
+            self._store = connect(
+                self._probes[0].address,
+                role="client",
+                token=self._token,
+                timeout_s=CONNECT_S,
+                wait_s=CONNECT_S,
+                connect_timeout_s=CONNECT_S,
+            )
+        store = self._store
+        if self._name is None:
+            named = store.keys()[:SMALLEST_OF]
+            self._name = min(named, key=lambda name: store.describe(name).spec.num_elems, default=None)
+        if self._name is None:
+            return "ok: there are no tensors yet"
+        try:
+            store.pull(self._name)
+        except (UnknownTensor, UnknownKey, NotInitialised, DeadlineExceeded) as error:
+            self._name = None
+            if isinstance(error, DeadlineExceeded):
+                raise
+            return "ok: the tensor to read is no more, or has no value yet"
+        return f"ok: {self._name!r} was read"
+
+    def _disconnect(self) -> None:
+        if self._store is not None:
+            self._store.close()
+        self._store = self._name = None
+
+
+class StoreCollector(Collector):
+    """The metrics, as prometheus_client collects them."""
+
+    def __init__(self, probes: Sequence[ShardProbe]) -> None:
+        self._probes = probes
+
+    def collect(self) -> Iterator[Metric]:
+        answers = [
+            ShardAnswer(
+                shard=one.shard or 0,
+                is_up=one.counters is not None and one.silent_s() <= FRESH_S,
+                answer_s=one.answer_s,
+                counters=one.counters,
+            )
+            for one in self._probes
+        ]
+        for metric in METRICS:
+            kind = CounterMetricFamily if metric.is_counter else GaugeMetricFamily
+            family = kind(metric.name, metric.about, labels=metric.labels)
+            for labels, value in metric.samples(answers):
+                family.add_metric(labels, value)
+            yield family
+
+
+class Pages:
+    """What is answered to which path."""
+
+    def __init__(self, probes: Sequence[ShardProbe], *, token: bytes | None) -> None:
+        self._registry = CollectorRegistry()
+        self._registry.register(StoreCollector(probes))
+        self._health: dict[str, Callable[[], Health]] = {
+            "/livez": LivePage(probes),
+            "/readyz": ReadyPage(probes, token=token),
+        }
+        self._was_well = dict.fromkeys(self._health, True)
+
+    def page(self, path: str) -> tuple[int, str, bytes]:
+        """(status, content type, body)."""
+        if path == "/metrics":
+            return 200, CONTENT_TYPE_LATEST, generate_latest(self._registry)
+        if path in self._health:
+            health = self._health[path]()
+            if health.is_well != self._was_well[path]:
+                _log.warning("%s: %s", path, health.text)
+            self._was_well[path] = health.is_well
+            return 200 if health.is_well else 503, "text/plain; charset=utf-8", f"{health.text}\n".encode()
+        return 404, "text/plain; charset=utf-8", b"there are /metrics, /livez and /readyz\n"
+
+
+def http_server(sock: socket.socket, pages: Pages) -> ThreadingHTTPServer:
+    """Answers on a bound socket, once `serve_forever` is called."""
+
+    class Handler(BaseHTTPRequestHandler):
+        timeout = REQUEST_S
+
+        def do_GET(self) -> None:
+            status, kind, body = pages.page(self.path.partition("?")[0])
+            self.send_response(status)
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            with contextlib.suppress(OSError):  # whoever asked has gone
+                self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            """Leaves what is asked every second out of the log."""
+
+    server = ThreadingHTTPServer(sock.getsockname()[:2], Handler, bind_and_activate=False)
+    server.socket.close()
+    server.socket = sock
+    server.server_activate()
+    return server
+
+
+async def serve(duty: MetricsDuty) -> None:
+    """Until the supervisor is gone."""
+    probes = [
+        ShardProbe(duty.first + i, address, token=duty.token, clock=time.monotonic)
+        for i, address in enumerate(duty.addresses)
+    ]
+    server = http_server(socket.socket(fileno=duty.socket), Pages(probes, token=duty.token))
+    threading.Thread(target=server.serve_forever, name="psstore-http", daemon=True).start()
+    tasks = [asyncio.ensure_future(one.run()) for one in probes]
+    over = asyncio.Event()
+    asyncio.get_running_loop().add_reader(sys.stdin.fileno(), over.set)
+    await over.wait()
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
+
+
+def main() -> None:
+    """Ends with the supervisor."""
+    duty = msgspec.json.decode(sys.stdin.buffer.readline(), type=MetricsDuty)
+    logs.configure(who="metrics", level=duty.log_level, form=duty.log_format)
+    loops.run(serve(duty), "auto")
+
+
+if __name__ == "__main__":
+    main()

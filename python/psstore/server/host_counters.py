@@ -1,0 +1,32 @@
+"""What a shard's process tells of itself and its machine, beside what the protocol counts: for STATS."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from functools import cache
+
+from psstore.server.settings import ShardSettings
+
+
+def host_counters(settings: ShardSettings, *, max_connections: int) -> Callable[[], Mapping[str, int | float | str]]:
+    """Makes what is called for each STATS. `max_connections`: for how many the system allows open files."""
+    told = {
+        "max_connections": max_connections,
+        "max_connections_asked": settings.max_connections,
+        "standbys_asked": settings.standbys,
+        "checkpoint_every_s": settings.checkpoint.every_s or 0.0,
+    }
+
+    def counters() -> Mapping[str, int | float | str]:
+        return {**told, "psstore": _version(), "time_s": time.time(), "processor_s": time.process_time()}
+
+    return counters
+
+
+@cache
+def _version() -> str:
+    """Looked up when it is asked for: that takes 20 ms, and a shard is to be ready."""
+    from importlib.metadata import version
+
+    return version("psstore")

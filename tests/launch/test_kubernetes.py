@@ -1,0 +1,242 @@
+"""Manifests of `psstore kubernetes render`: objects that belong together, and environments that make pods."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from psstore.cli.main import app
+from psstore.launch.kubernetes import KubernetesPlan, Manifest, manifests
+from psstore.server.settings import ServerSettings
+from tests.launch.cluster_tasks import free_ports
+from tests.support.server_process import StoreProcess
+
+pytestmark = [pytest.mark.sockets, pytest.mark.one_loop]
+
+PLAN = KubernetesPlan(
+    image="registry.example/train:1",
+    command=("python", "train.py"),
+    shards=2,
+    workers="3",
+    checkpoint="s3://bucket/run",
+    env_secrets=("s3-credentials",),
+    gpus=1,
+)
+
+
+def of_kind(plan: KubernetesPlan, kind: str) -> Manifest:
+    (found,) = [one for one in manifests(plan) if one["kind"] == kind]
+    return found
+
+
+def pod(plan: KubernetesPlan, kind: str) -> dict[str, Any]:
+    """The pod template of the shards or the workers."""
+    spec = of_kind(plan, kind)["spec"]
+    if kind == "StatefulSet":
+        return spec["template"]  # type: ignore[no-any-return]
+    return spec["replicatedJobs"][0]["template"]["spec"]["template"]  # type: ignore[no-any-return]
+
+
+def containers(plan: KubernetesPlan) -> list[dict[str, Any]]:
+    specs = [pod(plan, kind)["spec"] for kind in ("StatefulSet", "JobSet")]
+    return [one for spec in specs for one in (*spec.get("initContainers", ()), *spec["containers"])]
+
+
+def environment(container: dict[str, Any], index: int) -> dict[str, str]:
+    """As the container of that number finds it, but for secrets."""
+    return {one["name"]: one.get("value", str(index)) for one in container["env"]}
+
+
+# ---- the command ----
+
+
+def render(*arguments: str) -> tuple[int, str]:
+    ran = CliRunner().invoke(app, ["kubernetes", "render", "--image", "i", *arguments])
+    return ran.exit_code, ran.output
+
+
+def test_what_is_printed_is_what_is_meant() -> None:
+    yaml = pytest.importorskip("yaml")
+    code, text = render("--shards", "3", "--workers", "4", "--", "python", "train.py", "--epochs", "3")
+    assert code == 0
+    plan = KubernetesPlan(image="i", command=("python", "train.py", "--epochs", "3"), shards=3, workers="4")
+    assert list(yaml.safe_load_all(text)) == manifests(plan)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--standbys", "1"), "a standby shares its shard's host"),
+        (("--checkpoint", "/shared/run"), "expected a URL that every pod sees"),
+        (("--workers", "many"), "workers is 'many'"),
+    ],
+)
+def test_what_cant_be_is_refused_in_a_sentence(arguments: tuple[str, ...], words: str) -> None:
+    code, text = render(*arguments, "--", "python", "train.py")
+    assert code == 2
+    assert words in text
+
+
+def test_without_yaml_the_extra_is_named() -> None:
+    program = (
+        "import sys; sys.modules['yaml'] = None; sys.argv = 'psstore kubernetes render --image i -- t'.split();"
+        "from psstore.cli.main import main; main()"
+    )
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert run.returncode == 3
+    assert "pip install 'psstore[kubernetes]'" in run.stderr
+
+
+# ---- objects that belong together ----
+
+
+def test_each_selector_finds_the_pods_of_its_own_template() -> None:
+    labels = pod(PLAN, "StatefulSet")["metadata"]["labels"]
+    assert of_kind(PLAN, "Service")["spec"]["selector"] == labels
+    assert of_kind(PLAN, "StatefulSet")["spec"]["selector"]["matchLabels"] == labels
+    assert of_kind(PLAN, "PodDisruptionBudget")["spec"]["selector"]["matchLabels"] == labels
+    assert pod(PLAN, "JobSet")["metadata"]["labels"].items() - labels.items(), "a worker is no shard"
+
+
+def test_shards_find_each_other_before_they_are_ready() -> None:
+    service, shards = of_kind(PLAN, "Service"), of_kind(PLAN, "StatefulSet")
+    assert service["spec"]["publishNotReadyAddresses"]
+    assert service["spec"]["clusterIP"] == "None"
+    assert shards["spec"]["serviceName"] == service["metadata"]["name"]
+    assert (shards["spec"]["replicas"], shards["spec"]["podManagementPolicy"]) == (2, "Parallel")
+
+
+def test_probes_are_of_a_port_that_there_is() -> None:
+    (shard,) = pod(PLAN, "StatefulSet")["spec"]["containers"]
+    ports = {one["name"]: one["containerPort"] for one in shard["ports"]}
+    paths = {}
+    for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+        paths[probe] = shard[probe]["httpGet"]["path"]
+        assert ports[shard[probe]["httpGet"]["port"]] == int(environment(shard, 0)["PSSTORE_METRICS"])
+    assert paths == {"startupProbe": "/livez", "livenessProbe": "/livez", "readinessProbe": "/readyz"}
+
+
+def test_a_worker_is_a_rank_for_each_completion() -> None:
+    job = of_kind(PLAN, "JobSet")["spec"]["replicatedJobs"][0]["template"]["spec"]
+    assert (job["completionMode"], job["completions"], job["parallelism"]) == ("Indexed", 3, 3)
+    (worker,) = pod(PLAN, "JobSet")["spec"]["containers"]
+    told = environment(worker, 2)
+    assert (told["RANK"], told["WORLD_SIZE"]) == ("2", "3")
+    assert worker["resources"]["limits"]["nvidia.com/gpu"] == 1
+    (rank,) = [one["valueFrom"]["fieldRef"]["fieldPath"] for one in worker["env"] if one["name"] == "RANK"]
+    assert "completion-index" in rank
+
+
+def test_workers_that_come_and_go_have_as_many_pods_as_there_may_be() -> None:
+    plan = replace(PLAN, workers="2:5")
+    assert of_kind(plan, "JobSet")["spec"]["replicatedJobs"][0]["template"]["spec"]["parallelism"] == 5
+    assert environment(containers(plan)[0], 0)["PSSTORE_WORKERS"] == "2:5"
+
+
+def test_a_pod_that_goes_has_a_checkpoint_written_within_its_grace() -> None:
+    (shard,) = pod(PLAN, "StatefulSet")["spec"]["containers"]
+    command = shard["lifecycle"]["preStop"]["exec"]["command"]
+    assert command[:3] == ["psstore", "checkpoint", "save"]
+    assert float(command[command.index("--wait") + 1]) < PLAN.grace_s
+    assert of_kind(PLAN, "PodDisruptionBudget")["spec"]["maxUnavailable"] == 1
+
+
+def test_without_checkpoints_no_shard_is_let_go() -> None:
+    plan = replace(PLAN, checkpoint=None)
+    assert of_kind(plan, "PodDisruptionBudget")["spec"]["maxUnavailable"] == 0
+    (shard,) = pod(plan, "StatefulSet")["spec"]["containers"]
+    assert "lifecycle" not in shard
+    assert "PSSTORE_RESTARTS" not in environment(shard, 0)
+
+
+# ---- rights ----
+
+
+def test_no_container_has_rights_that_it_does_not_need() -> None:
+    for kind in ("StatefulSet", "JobSet"):
+        spec = pod(PLAN, kind)["spec"]
+        assert spec["securityContext"]["runAsNonRoot"]
+        assert spec["securityContext"]["runAsUser"] > 0
+        assert not spec["automountServiceAccountToken"]
+        assert not spec["enableServiceLinks"]
+        assert spec["terminationGracePeriodSeconds"] == PLAN.grace_s
+    for one in containers(PLAN):
+        security = one["securityContext"]
+        assert security["readOnlyRootFilesystem"]
+        assert not security["allowPrivilegeEscalation"]
+        assert security["capabilities"] == {"drop": ["ALL"]}
+        assert one["resources"]["requests"]["memory"] == one["resources"]["limits"]["memory"]
+
+
+def test_the_token_comes_from_a_secret_whose_mount_its_user_can_read_and_no_other() -> None:
+    for kind in ("StatefulSet", "JobSet"):
+        spec = pod(PLAN, kind)["spec"]
+        (volume,) = [one for one in spec["volumes"] if one["name"] == "token"]
+        assert volume["secret"] == {"secretName": "psstore-token", "defaultMode": 0o440}
+        assert spec["securityContext"]["fsGroup"] == spec["securityContext"]["runAsGroup"]
+    for one in containers(PLAN):
+        (mount,) = [mount for mount in one["volumeMounts"] if mount["name"] == "token"]
+        assert environment(one, 0)["PSSTORE_TOKEN_FILE"] == f"{mount['mountPath']}/token"
+    shard, _, worker = containers(PLAN)
+    assert shard["envFrom"] == worker["envFrom"] == [{"secretRef": {"name": "s3-credentials"}}]
+
+
+# ---- what a pod is ----
+
+
+def test_variables_of_a_shard_are_settings() -> None:
+    settings = {f"PSSTORE_{name.upper()}" for name in ServerSettings.__struct_fields__}
+    assert environment(containers(PLAN)[0], 0).keys() <= settings
+
+
+def test_shards_and_a_worker_with_these_environments_train(tmp_path: Path) -> None:
+    """On this machine: names of pods are places of it, and the checkpoint is in a folder."""
+    plan = replace(PLAN, workers="1", checkpoint=f"file://{tmp_path}/run")
+    token = tmp_path / "token"
+    token.write_text("t" * 32)
+    token.chmod(0o600)
+    places = [f"localhost:{port}" for port in free_ports(2)]
+
+    def here(container: dict[str, Any], index: int) -> dict[str, str]:
+        told = {**environment(container, index), "PSSTORE_TOKEN_FILE": str(token), "PSSTORE_METRICS": "0"}
+        for i, place in enumerate(places):
+            told = {name: value.replace(f"store-{i}.store:5700", place) for name, value in told.items()}
+        return told
+
+    shard, waiting, worker = containers(plan)
+    stores = [StoreProcess(port=None, environ=here(shard, index)) for index in range(2)]
+    try:
+        assert all(one.wait_ready() for one in stores), stores[0].log()
+        script = (
+            "import numpy as np, psstore\n"
+            "with psstore.connect() as store:\n"
+            "    store.create('w', np.zeros(100_000, np.float32), rule='sgd')\n"
+            "    store.push('w', np.ones(100_000, np.float32))\n"
+            "    store.commit({'lr': 1.0})\n"
+            "    print(store.rank, store.num_workers, store.num_shards, store.pull('w')[0])\n"
+        )
+        for container, program in ((waiting, waiting["command"][2]), (worker, script)):
+            ran = subprocess.run(
+                [sys.executable, "-c", program], env=here(container, 0), capture_output=True, text=True, timeout=60
+            )
+            assert ran.returncode == 0, ran.stderr
+        assert ran.stdout == "0 1 2 -1.0\n"
+        save = shard["lifecycle"]["preStop"]["exec"]["command"]
+        command = [value.replace("store-0.store:5700", places[0]) for value in save]
+        ran = subprocess.run(
+            [sys.executable, "-m", "psstore.cli.main", *command[1:]],
+            env=here(shard, 0),
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert (ran.returncode, ran.stdout) == (0, "version 1 is written\n"), ran.stderr
+    finally:
+        for one in stores:
+            one.end()

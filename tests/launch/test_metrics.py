@@ -1,0 +1,235 @@
+"""/metrics, /livez and /readyz, of real stores."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+import psstore
+from psstore.launch import shard_probe
+from psstore.launch.metric_names import METRICS
+from psstore.launch.metrics_server import Pages, http_server
+from psstore.launch.shard_probe import ShardProbe
+from psstore.net.user_token import find
+from tests.support.server_process import StoreProcess, eventually, failed_start
+
+pytestmark = [pytest.mark.sockets, pytest.mark.one_loop]
+
+F32 = np.float32
+
+
+def get(url: str) -> tuple[int, str]:
+    """(status, text)."""
+    try:
+        with urllib.request.urlopen(url, timeout=30) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+def samples(url: str) -> dict[str, float]:
+    """Value of each sample, as it is written, without quotes: 'psstore_shard_up{shard=0}'."""
+    status, text = get(f"{url}/metrics")
+    assert status == 200
+    found = {}
+    for family in text_string_to_metric_families(text):
+        for one in family.samples:
+            labels = ",".join(f"{name}={value}" for name, value in one.labels.items())
+            found[f"{one.name}{{{labels}}}" if labels else one.name] = one.value
+    return found
+
+
+@contextmanager
+def watched(process: StoreProcess) -> Iterator[str]:
+    """The same pages from this process, where a test can change how patient they are."""
+    probes = [
+        ShardProbe(i, address, token=find(address), clock=time.monotonic) for i, address in enumerate(process.addresses)
+    ]
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    running = [asyncio.run_coroutine_threadsafe(one.run(), loop) for one in probes]
+    server = http_server(socket.create_server(("127.0.0.1", 0)), Pages(probes, token=None))
+    answering = threading.Thread(target=server.serve_forever)
+    answering.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        answering.join()
+        for one in running:
+            one.cancel()
+        asyncio.run_coroutine_threadsafe(_ended(), loop).result(30)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+
+
+async def _ended() -> None:
+    """All other tasks have ended."""
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    if others:
+        await asyncio.wait(others)
+
+
+def test_what_trained_is_what_metrics_say() -> None:
+    with StoreProcess("--shards", "2", "--workers", "2", "--metrics", "0") as process:
+        url = process.ready["metrics"]
+        with psstore.connect(process.url, rank=0) as store, psstore.connect(process.url, rank=1) as other:
+            store.create("w", np.zeros(300_000, F32), rule="sgd")
+            for _ in range(3):
+                for one in (store, other):
+                    one.push("w", np.ones(300_000, F32))
+                waiting = store.start_commit({"lr": 1.0})
+                other.commit({"lr": 1.0})
+                waiting.result()
+            store.pull("w")
+            assert eventually(lambda: samples(url).get("psstore_shard_sent_bytes_total{shard=1}", 0.0) > 0.0)
+            told = samples(url)
+        assert told["psstore_decisions_total"] == 3.0
+        assert told["psstore_tensors"] == 1.0
+        assert told["psstore_workers{state=live}"] == 2.0
+        assert (told["psstore_worker_rounds{rank=0}"], told["psstore_worker_staleness{rank=1}"]) == (3.0, 0.0)
+        both = ("0", "1")
+        assert sum(told[f"psstore_shard_received_bytes_total{{shard={i}}}"] for i in both) == (1 + 2 * 3) * 1_200_000
+        assert sum(told[f"psstore_shard_sent_bytes_total{{shard={i}}}"] for i in both) == 1_200_000
+        assert sum(told[f"psstore_shard_value_bytes{{shard={i}}}"] for i in both) == 1_200_000
+        assert [told[f"psstore_shard_up{{shard={i}}}"] for i in both] == [1.0, 1.0]
+        assert {name.partition("{")[0] for name in told} == {metric.name for metric in METRICS} - {
+            "psstore_checkpoint_version"  # there is none
+        }
+
+
+def test_checkpoints_are_counted(tmp_path: Path) -> None:
+    with StoreProcess("--metrics", "0", "--checkpoint", str(tmp_path)) as process:
+        with psstore.connect(process.url) as store:
+            store.create("w", np.zeros(3, F32), rule="sgd")
+            store.push("w", np.ones(3, F32))
+            store.commit({"lr": 1.0})
+            store.checkpoint()
+        url = process.ready["metrics"]
+        assert eventually(lambda: samples(url).get("psstore_checkpoint_version") == 1.0)
+        assert samples(url)["psstore_checkpoints_written_total"] == 1.0
+
+
+def test_the_page_of_the_docs_has_the_same_table(repository: Path) -> None:
+    page = (repository / "docs" / "monitoring.md").read_text()
+    rows = re.findall(r"^\| `(psstore_\w+)(?:\{(\w+)\})?` \| (counter|gauge) \| (.+?) \|$", page, re.MULTILINE)
+    assert rows == [
+        (one.name, ",".join(one.labels), "counter" if one.is_counter else "gauge", one.about) for one in METRICS
+    ]
+
+
+# ---- /livez, /readyz ----
+
+
+def test_a_shard_that_hangs_is_named_and_one_that_goes_on_is_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes connections still: what tells is that it answers nothing."""
+    monkeypatch.setattr(shard_probe, "HANGS_S", 1.0)
+    monkeypatch.setattr(shard_probe, "LOOK_S", 0.1)
+    with StoreProcess("--shards", "2") as process, watched(process) as url:
+        assert eventually(lambda: get(f"{url}/readyz")[0] == 200)
+        psutil.Process(process.shard_pids()[1]).suspend()
+        assert eventually(lambda: get(f"{url}/livez")[0] == 503)
+        assert "shard 1 runs and has answered nothing for" in get(f"{url}/livez")[1]
+        psutil.Process(process.shard_pids()[1]).resume()
+        assert eventually(lambda: get(f"{url}/livez")[0] == 200)
+        assert eventually(lambda: get(f"{url}/readyz")[0] == 200)
+
+
+def test_a_shard_that_has_ended_does_not_hang_and_is_not_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who starts it again, or ends with it, is its supervisor."""
+    monkeypatch.setattr(shard_probe, "HANGS_S", 0.2)
+    monkeypatch.setattr(shard_probe, "LOOK_S", 0.1)
+    with StoreProcess() as process, watched(process) as url:
+        assert eventually(lambda: get(f"{url}/readyz")[0] == 200)
+        assert process.stop() == 0
+        assert eventually(lambda: get(f"{url}/readyz")[0] == 503)
+        assert eventually(lambda: get(f"{url}/livez")[0] == 200)
+        assert re.search("shard 0 has not answered for|no connection to", get(f"{url}/readyz")[1])
+
+
+def test_ready_is_what_a_client_can_read_from() -> None:
+    with StoreProcess("--metrics", "0") as process:
+        url = f"{process.ready['metrics']}/readyz"
+        assert eventually(lambda: get(url) == (200, "ok: there are no tensors yet\n"))
+        with psstore.connect(process.url) as store:
+            store.create("large", np.zeros(300_000, F32))
+            store.create("small", np.zeros(3, F32))
+            assert get(url) == (200, "ok: 'small' was read\n")
+            store.drop("small")
+            assert get(url)[0] == 200
+            assert get(url) == (200, "ok: 'large' was read\n")
+            assert store.version_of("large") == 0, "a probe writes nothing"
+
+
+def test_a_store_that_has_gone_back_to_a_checkpoint_is_asked_anew(tmp_path: Path) -> None:
+    with StoreProcess("--metrics", "0", "--checkpoint", str(tmp_path), "--restarts", "3") as process:
+        url = process.ready["metrics"]
+        with psstore.connect(process.url) as store:
+            store.create("w", np.zeros(3, F32), rule="sgd")
+            store.push("w", np.ones(3, F32))
+            store.commit({"lr": 1.0})
+            store.checkpoint()
+            assert eventually(lambda: get(f"{url}/readyz") == (200, "ok: 'w' was read\n"))
+            psutil.Process(process.shard_pids()[0]).kill()
+            assert eventually(lambda: "the store serves again, from version 1 on" in process.log())
+            assert eventually(lambda: get(f"{url}/readyz") == (200, "ok: 'w' was read\n"))
+            assert eventually(lambda: samples(url)["psstore_workers{state=live}"] == 0.0)
+            assert samples(url)["psstore_decisions_total"] == 1.0
+
+
+def test_another_path_is_told_what_there_is() -> None:
+    with StoreProcess("--metrics", "0") as process:
+        assert get(f"{process.ready['metrics']}/")[0] == 404
+
+
+# ---- its process ----
+
+
+def test_it_is_started_again_and_shards_do_without() -> None:
+    with StoreProcess("--metrics", "0") as process:
+        url = process.ready["metrics"]
+        assert eventually(lambda: get(f"{url}/readyz")[0] == 200)
+        (answering,) = [one for one in process.shards() if "psstore.launch.metrics_server" in one.cmdline()]
+        answering.kill()
+        with psstore.connect(process.url) as store:
+            assert store.keys() == []
+        assert eventually(lambda: "what answers /metrics has ended, and is started again" in process.log())
+        assert eventually(lambda: get(f"{url}/readyz")[0] == 200)
+        assert process.stop() == 0
+
+
+def test_a_port_that_is_taken_is_said_at_the_start() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        status, log = failed_start("--metrics", str(port))
+    assert status == 3
+    assert f"port {port} is taken by" in log
+    assert "use --metrics 0" in log
+
+
+def test_without_prometheus_client_the_extra_is_named() -> None:
+    program = (
+        "import sys; sys.modules['prometheus_client'] = None;"
+        "from psstore.cli import server; sys.exit(server.run(['--metrics', '0', '--port', '0']))"
+    )
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert run.returncode == 3
+    assert "--metrics needs prometheus-client: pip install 'psstore[metrics]'" in run.stderr
