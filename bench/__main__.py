@@ -20,6 +20,7 @@ SUBJECTS = (
     "latency",
     "fairness",
     "standbys",
+    "restarts",
     "kernels",
     "scaling",
     "links",

@@ -4,7 +4,9 @@
 
 Axes: transport (TCP over loopback, shared memory), size of the one tensor. One shard, one worker, whole steps of SGD
 with momentum, by turns. A standby does what its shard does: without a core of its own, a step takes so much longer.
-For the deaths a leader is killed again and again, and the time is that of the step in which it dies.
+For the deaths a leader is killed again and again, and the time is that of the step in which it dies. For the filling
+a standby is killed again and again, and steps are counted until another one may lead: its process starts, and gets all
+that the shard has.
 """
 
 from __future__ import annotations
@@ -17,13 +19,14 @@ import time
 from typing import Any, cast
 
 import numpy as np
+import psutil
 
 import psstore
 from bench.command import Subject, run
 from bench.harness import Series, alternate
 from bench.machine import machine
 from bench.processes import store_server
-from bench.report import Cell, Report, Table, spread
+from bench.report import Cell, Report, Table, spread, three_digits
 from psstore.config import Transport
 
 TRANSPORTS = ("tcp", "shm")
@@ -33,6 +36,12 @@ SIZES = {"1 KiB": 256, "4 MiB": 1 << 20, "64 MiB": 16 << 20}
 HYPER = {"lr": 1e-3, "momentum": 0.9}
 
 POLL_S = 0.01
+
+USUAL_STEPS = 20
+"""Of which the usual rate is that of the mean."""
+
+TIMES = 5
+"""How often a standby is filled, and a leader dies."""
 
 
 class Trainer:
@@ -57,6 +66,21 @@ class Trainer:
         while not self.store.stats()[0]["standbys"]:
             time.sleep(POLL_S)
 
+    def fill(self) -> float:
+        """How many times as fast as with a standby it steps while another one is started and filled."""
+        self.await_standby()
+        usual_s = [self.step() for _ in range(USUAL_STEPS)]
+        leader = psutil.Process(int(self.store.stats()[0]["process"]))
+        supervisor = leader.parent()
+        assert supervisor is not None
+        (standby,) = [one for one in supervisor.children() if one.pid != leader.pid]
+        standby.kill()
+        begin, num_steps = time.perf_counter(), 0
+        while not self.store.stats()[0]["standbys"] or num_steps == 0:
+            self.step()
+            num_steps += 1
+        return (num_steps / (time.perf_counter() - begin)) * float(np.mean(usual_s))
+
     def outlive(self) -> float:
         """The seconds of a step in which the shard's process dies."""
         self.await_standby()
@@ -66,18 +90,26 @@ class Trainer:
 
 def measure(chosen: argparse.Namespace) -> Report:
     steps: list[list[Cell]] = []
+    fillings: list[list[Cell]] = []
     deaths: list[list[Cell]] = []
     summary: list[list[Cell]] = []
     figures: list[dict[str, Any]] = []
     for transport in chosen.transport or TRANSPORTS:
         for size, num_elems in SIZES.items():
-            alone, beside, died_s = _measured(transport, num_elems, rounds=9 if chosen.quick else 40)
+            alone, beside, rates, died_s = _measured(transport, num_elems, rounds=9 if chosen.quick else 40)
             ratio = beside.median / alone.median
             steps.append([transport, size, _times(alone), _times(beside), ratio])
             summary.append(["standbys", f"step of {size}, {transport}, × without", f"{_ms(beside)} ms", ratio, None])
+            rate = float(np.median(rates))
+            fillings.append([transport, size, spread(rate, min(rates), max(rates))])
+            summary.append(
+                ["standbys", f"rate while one is filled, {size}, {transport}, × usual", three_digits(rate), rate, None]
+            )
             median_s = float(np.median(died_s))
             deaths.append([transport, size, spread(1e3 * median_s, 1e3 * min(died_s), 1e3 * max(died_s))])
-            figures.append({"transport": transport, "size": size, "times_s": beside.times_s, "died_s": died_s})
+            figures.append(
+                {"transport": transport, "size": size, "times_s": beside.times_s, "died_s": died_s, "rates": rates}
+            )
     headers = ("transport", "size", "without, ms: median (min–max)", "with a standby", "× without")
     return Report(
         subject="standbys",
@@ -86,6 +118,7 @@ def measure(chosen: argparse.Namespace) -> Report:
         ),
         tables=[
             Table("a step", headers, steps),
+            Table("steps a second while a standby is filled", ("transport", "size", "× usual"), fillings),
             Table("a step in which the shard dies", ("transport", "size", "ms: median (min–max)"), deaths),
         ],
         figures=figures,
@@ -94,7 +127,7 @@ def measure(chosen: argparse.Namespace) -> Report:
     )
 
 
-def _measured(transport: str, num_elems: int, *, rounds: int) -> tuple[Series, Series, list[float]]:
+def _measured(transport: str, num_elems: int, *, rounds: int) -> tuple[Series, Series, list[float], list[float]]:
     with contextlib.ExitStack() as ends:
 
         def trainer(*options: str) -> Trainer:
@@ -106,7 +139,8 @@ def _measured(transport: str, num_elems: int, *, rounds: int) -> tuple[Series, S
         beside.await_standby()
         turns = {"alone": alone.step, "beside": beside.step}
         found = alternate(turns, warm_up=2, rounds=rounds, progress=f"standbys, {transport}")
-        return found["alone"], found["beside"], [beside.outlive() for _ in range(5)]
+        rates = [beside.fill() for _ in range(TIMES)]
+        return found["alone"], found["beside"], rates, [beside.outlive() for _ in range(TIMES)]
 
 
 def _times(series: Series) -> Cell:

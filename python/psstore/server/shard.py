@@ -166,8 +166,9 @@ async def stand_by(
         standby = service.standby
         assert standby is not None, "it follows"
         standby.is_cut = True
-        if standby.may_lead and (error is None or isinstance(error, OSError)):
-            report(CUT)  # the shard may be dead, and this one is to lead
+        if standby.may_lead and (error is None or isinstance(error, OSError)):  # the shard may be dead: this one leads
+            if follows.place:  # who watches both knows anyhow
+                report(CUT)
         else:
             failed.set()
 
