@@ -7,7 +7,7 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 import psstore
 from psstore.cli.main import app
 from psstore.client.store import Store
+from tests.launch.test_metrics import get
 from tests.server.test_standbys import ELEMS, create, expected, train
 from tests.support.cluster import PATIENCE_S
 from tests.support.server_process import StoreProcess, eventually, failed_start
@@ -55,8 +56,8 @@ class Hosts:
     def __exit__(self, *_: object) -> None:
         self._ends.close()
 
-    def start(self, shard: int, *, standby: bool) -> StoreProcess:
-        flags = ["--shards-at", ",".join(self.leaders), "--standbys-at", ",".join(self.standbys)]
+    def start(self, shard: int, *, standby: bool, flags: Sequence[str] = ()) -> StoreProcess:
+        flags = [*flags, "--shards-at", ",".join(self.leaders), "--standbys-at", ",".join(self.standbys)]
         flags += ["--shard-index", str(shard + 2 * standby)]
         server = self.of[shard, standby] = StoreProcess(*flags, port=None, environ=self.environ)
         self._ends.callback(server.end)
@@ -225,6 +226,21 @@ def test_a_leader_is_told_that_its_standby_is_dead(hosts: Hosts) -> None:
         assert result.exit_code == 0, result.output
         training.join()
         check(store, reader, 4)
+
+
+def test_a_standby_is_live_and_ready_where_it_waits(hosts: Hosts) -> None:
+    """Or its pod would be ended, and a Service send nobody there once it leads."""
+    with hosts.connect() as store:
+        await_standbys(store)
+        hosts.of[1, True].stop()
+        again = hosts.start(1, standby=True, flags=("--metrics", "0"))
+        assert again.wait_ready()
+        pages = again.ready["metrics"]
+        assert eventually(lambda: get(f"{pages}/readyz") == (200, "ok: it stands by\n"))
+        assert get(f"{pages}/livez") == (200, "ok\n")
+        await_standbys(store)
+        os.kill(leader(store, 1), signal.SIGKILL)
+        assert eventually(lambda: get(f"{pages}/readyz") == (200, "ok: there are no tensors yet\n"))
 
 
 def test_a_standby_that_is_connected_to_its_shard_does_not_lead_by_mistake(hosts: Hosts) -> None:

@@ -12,11 +12,12 @@ from collections.abc import Sequence
 
 from psstore.errors import AuthFailed, PsstoreError, StoreUnreachable
 from psstore.launch.diagnosis import Finding, Here, ShardAnswers, diagnose
-from psstore.launch.shard_probe import ask, greet, tie
-from psstore.net.address import Address, TcpAddress, is_loopback, parse_address
+from psstore.net.address import Address, TcpAddress, is_loopback, parse_address, parse_addresses
+from psstore.net.asking import counters, greet, tie
 from psstore.net.client import CURT, MUTE
 from psstore.net.user_token import find
 from psstore.protocol.handshake import ClientIdentity
+from psstore.wire.messages import Welcome
 
 PATIENCE_S = 6.0
 """How long a shard may take to be reached: longer than a handshake and a resent SYN take."""
@@ -27,16 +28,22 @@ ASKED = 5
 
 def examine(url: str, *, token: bytes | None, version: str) -> list[Finding]:
     """What is wrong with the store there. `version`: of psstore, here. Raises BadArgument for what is no address."""
-    address = parse_address(url)
-    return asyncio.run(_examine(address, token, version))
+    addresses = parse_addresses(url)
+    return asyncio.run(_examine(addresses, token, version))
 
 
-async def _examine(seed: Address, token: bytes | None, version: str) -> list[Finding]:
+async def _examine(seeds: Sequence[Address], token: bytes | None, version: str) -> list[Finding]:
     identity = ClientIdentity(client=secrets.token_hex(16), role="client", token=token, find_token=find)
-    try:
-        welcome = await greet(identity, str(seed), patience_s=PATIENCE_S)
-    except PsstoreError as error:
-        return [_unreached(seed, error, has_token=token is not None)]
+    welcome: Welcome | None = None
+    unreached: list[Finding] = []
+    for seed in seeds:
+        try:
+            welcome = await greet(identity, str(seed), patience_s=PATIENCE_S)
+            break
+        except PsstoreError as error:
+            unreached.append(_unreached(seed, error, has_token=token is not None))
+    if welcome is None:
+        return unreached
     looks = await asyncio.gather(*[_look(shard, addresses, token) for shard, addresses in enumerate(welcome.addresses)])
     answers = [one for one in looks if isinstance(one, ShardAnswers)]
     found = [one for one in looks if isinstance(one, Finding)]
@@ -55,10 +62,10 @@ async def _look(shard: int, addresses: Sequence[str], token: bytes | None) -> Sh
             taken_s, ahead_s = [], []
             for _ in range(ASKED):
                 began, clock_s = time.monotonic(), time.time()
-                counters = await ask(reconnector, timeout_s=PATIENCE_S)
+                told = await counters(reconnector, timeout_s=PATIENCE_S)
                 taken_s.append(time.monotonic() - began)
-                ahead_s.append(float(counters["time_s"]) - clock_s - taken_s[-1] / 2)
-            return ShardAnswers(shard, address, counters, statistics.median(taken_s), statistics.median(ahead_s))
+                ahead_s.append(float(told["time_s"]) - clock_s - taken_s[-1] / 2)
+            return ShardAnswers(shard, address, told, statistics.median(taken_s), statistics.median(ahead_s))
         except PsstoreError as error:
             failures.append((address, error))
         finally:

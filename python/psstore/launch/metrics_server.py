@@ -86,6 +86,10 @@ class ReadyPage:
                 return Health(False, f"shard {one.shard} has not answered for {one.silent_s():.1f} s{why}")
             if "torn" in one.counters:
                 return Health(False, f"there will be no other step: {one.counters['torn']}")
+            if not one.counters["may_lead"]:
+                return Health(False, f"the standby of shard {one.shard} has not all that its shard has")
+        if not all(one.counters and one.counters["leads"] for one in self._probes):
+            return Health(True, "ok: it stands by")
         with self._one_at_a_time:
             try:
                 return Health(True, self._read())

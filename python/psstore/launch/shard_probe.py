@@ -1,21 +1,16 @@
-"""Asks one shard how it is, over a connection of its own: what others ask there does not matter to it."""
+"""Asks one process of a shard how it is, whether it leads or stands by."""
 
 from __future__ import annotations
 
 import asyncio
-import math
 import secrets
 from collections.abc import Callable, Mapping
 
 from psstore.errors import PsstoreError
-from psstore.net.address import parse_address
-from psstore.net.client import QuietFuture, Reconnector
-from psstore.protocol.auth import NONCE_BYTES
-from psstore.protocol.decision_cache import DecisionCache
+from psstore.net.asking import counters, tie
+from psstore.net.client import Reconnector
 from psstore.protocol.handshake import ClientIdentity
-from psstore.protocol.session import Session
 from psstore.protocol.states import LinkState
-from psstore.wire.messages import Statistics, Welcome
 
 LOOK_S = 1.0
 """How often a shard is asked."""
@@ -43,7 +38,7 @@ class ShardProbe:
         """Why it was not reached, if it was not."""
         self.is_refused = False
         """Nobody listens there: its process has ended, or has not begun to serve."""
-        self._identity = ClientIdentity(client=secrets.token_hex(16), role="client", token=token)
+        self._identity = ClientIdentity(client=secrets.token_hex(16), role="operator", token=token)
         self._clock = clock
         self._answered_at = clock()
 
@@ -73,7 +68,7 @@ class ShardProbe:
         """Raises PsstoreError if the shard is another one, or not to be reached."""
         while True:
             began = self._clock()
-            self.counters = await ask(reconnector, timeout_s=ANSWER_S)
+            self.counters = await counters(reconnector, timeout_s=ANSWER_S)
             self._answered_at = self._clock()
             self.answer_s, self.trouble = self._answered_at - began, ""
             await asyncio.sleep(LOOK_S)
@@ -85,41 +80,3 @@ class ShardProbe:
             if not is_up and reconnector.trouble is not None:
                 self.trouble = str(reconnector.trouble)
             await asyncio.sleep(LOOK_S / 2)
-
-
-def tie(identity: ClientIdentity, address: str, *, shard: int = 0, patience_s: float = math.inf) -> Reconnector:
-    """Connects to a shard, which `close` ends. To be called on an event loop."""
-    session = Session(
-        identity=identity,
-        decisions=DecisionCache(),
-        make_nonce=lambda: secrets.token_bytes(NONCE_BYTES),
-        address=address,
-        shard=shard,
-    )
-    loop = asyncio.get_running_loop()
-    reconnector = Reconnector(session, [parse_address(address)], loop=loop, patience_s=patience_s)
-    reconnector.start()
-    return reconnector
-
-
-async def ask(reconnector: Reconnector, *, timeout_s: float) -> Mapping[str, int | float | str]:
-    """The shard's counters. Raises PsstoreError."""
-    loop = asyncio.get_running_loop()
-    answer = QuietFuture(loop=loop)
-    reconnector.session.request("STATS", answer, now=loop.time(), timeout_s=timeout_s)
-    reconnector.flush()
-    reply = await answer
-    assert isinstance(reply, Statistics)
-    return reply.counters
-
-
-async def greet(identity: ClientIdentity, address: str, *, patience_s: float) -> Welcome:
-    """What a shard says of its store to who knows its token. Raises StoreUnreachable, AuthFailed, ProtocolError."""
-    reconnector = tie(identity, address, patience_s=patience_s)
-    try:
-        await asyncio.shield(reconnector.first_up)
-    finally:
-        await reconnector.close()
-    welcome = reconnector.session.welcome
-    assert welcome is not None, "it was up"
-    return welcome

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Coroutine, Mapping
+from typing import NamedTuple, TypeVar
 
-from psstore.net.address import parse_address
-from psstore.net.client import QuietFuture, Reconnector
-from psstore.protocol.auth import NONCE_BYTES
-from psstore.protocol.decision_cache import DecisionCache
+from psstore.net.asking import ask, counters, greeted, tie
+from psstore.net.client import Reconnector
 from psstore.protocol.handshake import ClientIdentity
-from psstore.protocol.session import Session
 from psstore.wire import messages as m
+
+T = TypeVar("T")
 
 LOOK_S = 2.0
 """How long it may take to answer."""
@@ -37,9 +36,11 @@ class FoundMember(NamedTuple):
 
 def look_at(address: str, token: bytes | None, *, timeout_s: float = LOOK_S) -> FoundMember:
     """Raises StoreUnreachable, AuthFailed, DeadlineExceeded."""
-    welcome, reply = asyncio.run(_ask(address, token, "STATS", None, timeout_s))
-    assert isinstance(reply, m.Statistics)
-    return FoundMember(welcome, reply.counters)
+
+    async def look(reconnector: Reconnector) -> FoundMember:
+        return FoundMember(await greeted(reconnector), await counters(reconnector, timeout_s=timeout_s))
+
+    return asyncio.run(_visit(address, token, timeout_s, look))
 
 
 def promote(address: str, token: bytes | None, *, force: bool = False, timeout_s: float = LOOK_S) -> None:
@@ -47,28 +48,20 @@ def promote(address: str, token: bytes | None, *, force: bool = False, timeout_s
     the standby that it has lost. REQUIRES: it is. Raises BadArgument if it can't lead, and as `look_at`.
 
     `force`: although the two are connected."""
-    asyncio.run(_ask(address, token, "PROMOTE", m.Promote(force=force), timeout_s))
+
+    async def say(reconnector: Reconnector) -> None:
+        await greeted(reconnector)
+        await ask(reconnector, "PROMOTE", m.Promote(force=force), timeout_s=timeout_s)
+
+    asyncio.run(_visit(address, token, timeout_s, say))
 
 
-async def _ask(
-    address: str, token: bytes | None, op: str, body: m.Message | None, timeout_s: float
-) -> tuple[m.Welcome, object]:
-    session = Session(
-        identity=ClientIdentity(client=secrets.token_hex(16), role="operator", token=token),
-        decisions=DecisionCache(),
-        make_nonce=lambda: secrets.token_bytes(NONCE_BYTES),
-        address=address,
-    )
-    loop = asyncio.get_running_loop()
-    reconnector = Reconnector(session, [parse_address(address)], loop=loop, patience_s=timeout_s)
-    reconnector.start()
+async def _visit(
+    address: str, token: bytes | None, patience_s: float, do: Callable[[Reconnector], Coroutine[None, None, T]]
+) -> T:
+    identity = ClientIdentity(client=secrets.token_hex(16), role="operator", token=token)
+    reconnector = tie(identity, address, patience_s=patience_s)
     try:
-        await asyncio.shield(reconnector.first_up)
-        answer = QuietFuture(loop=loop)
-        session.request(op, answer, body=body, now=loop.time(), timeout_s=timeout_s)
-        reconnector.flush()
-        reply = await answer
+        return await do(reconnector)
     finally:
         await reconnector.close()
-    assert session.welcome is not None, "it has answered"
-    return session.welcome, reply
