@@ -72,7 +72,7 @@ def test_what_is_printed_is_what_is_meant() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--standbys", "1"), "a standby shares its shard's host"),
+        (("--standbys", "2"), "standbys"),
         (("--checkpoint", "/shared/run"), "expected a URL that every pod sees"),
         (("--workers", "many"), "workers is 'many'"),
     ],
@@ -153,6 +153,30 @@ def test_without_checkpoints_no_shard_is_let_go() -> None:
     (shard,) = pod(plan, "StatefulSet")["spec"]["containers"]
     assert "lifecycle" not in shard
     assert "PSSTORE_RESTARTS" not in environment(shard, 0)
+
+
+def test_standbys_are_the_second_half_of_the_pods_and_let_one_go_at_a_time() -> None:
+    plan = replace(PLAN, standbys=1)
+    shards = of_kind(plan, "StatefulSet")["spec"]
+    assert shards["replicas"] == 4
+    assert shards["updateStrategy"] == {"type": "RollingUpdate"}
+    (shard,) = shards["template"]["spec"]["containers"]
+    told = environment(shard, 3)
+    assert told["PSSTORE_SHARDS_AT"] == "store-0.store:5700,store-1.store:5700"
+    assert told["PSSTORE_STANDBYS_AT"] == "store-2.store:5700,store-3.store:5700"
+    assert told.keys() <= {f"PSSTORE_{name.upper()}" for name in ServerSettings.__struct_fields__}
+    assert "lifecycle" not in shard, "it hands over when it is told to end"
+    assert "PSSTORE_RESTARTS" not in told
+    assert of_kind(plan, "PodDisruptionBudget")["spec"]["maxUnavailable"] == 1
+    (worker,) = pod(plan, "JobSet")["spec"]["containers"]
+    assert environment(worker, 0)["PSSTORE_URL"] == "ps://store-0.store:5700,store-2.store:5700"
+
+
+def test_shards_are_spread_over_nodes() -> None:
+    template = pod(PLAN, "StatefulSet")
+    (spread,) = template["spec"]["topologySpreadConstraints"]
+    assert spread["labelSelector"]["matchLabels"] == template["metadata"]["labels"]
+    assert spread["topologyKey"] == "kubernetes.io/hostname"
 
 
 # ---- rights ----

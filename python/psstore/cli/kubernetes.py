@@ -23,7 +23,7 @@ def render(
     command: Annotated[list[str], typer.Argument(metavar="-- COMMAND [ARGS]", help="What a worker runs.")],
     image: Annotated[str, typer.Option(help="With psstore[metrics] and the training script.", show_default=False)],
     shards: Annotated[int, typer.Option(min=1, help="Shards of the store: a pod each.")] = 1,
-    standbys: Annotated[int, typer.Option(min=0, help="0: they are for shards that share a host.")] = 0,
+    standbys: Annotated[int, typer.Option(min=0, max=1, help="1: each shard has another pod, to lead if it dies.")] = 0,
     workers: Annotated[str, typer.Option(help="Worker pods; FEWEST:MOST where they may come and go.")] = "1",
     mode: Annotated[Mode, typer.Option(help="Consistency.")] = Mode.sync,
     checkpoint: Annotated[
@@ -50,15 +50,11 @@ def render(
     from psstore.errors import PsstoreError
     from psstore.launch.kubernetes import KubernetesPlan, manifests
 
-    if standbys:
-        fail(
-            f"standbys is {standbys}: a standby shares its shard's host, and here each shard has a pod of its own;"
-            " leave it out, and have shards come back from --checkpoint URL"
-        )
     plan = KubernetesPlan(
         image=image,
         command=command,
         shards=shards,
+        standbys=standbys,
         workers=workers,
         mode=mode.value,
         name=name,

@@ -1,7 +1,8 @@
 """A store and its workers as Kubernetes has them: the objects of `psstore kubernetes render`.
 
-A shard is a pod of a StatefulSet, whose number is the shard's; a worker is a pod of an Indexed Job in a JobSet, whose
-index is its rank, so that the pod that comes in place of another takes that one's rank.
+A shard is a pod of a StatefulSet, whose number is the shard's; with standbys there are twice as many, of which the
+second half stand by for the first. A worker is a pod of an Indexed Job in a JobSet, whose index is its rank, so that the
+pod that comes in place of another takes that one's rank.
 """
 
 from __future__ import annotations
@@ -48,6 +49,8 @@ class KubernetesPlan:
     command: Sequence[str]
     """What a worker runs."""
     shards: int = 1
+    standbys: int = 0
+    """How many each shard has: none, or one, in a pod of its own."""
     workers: str = "1"
     """Number of workers, or FEWEST:MOST."""
     mode: str = "sync"
@@ -73,6 +76,8 @@ class KubernetesPlan:
         """Raises BadArgument for what can't be rendered."""
         if self.shards < 1 or self.grace_s < 1 or self.gpus < 0:
             raise BadArgument("shards and grace are at least 1, gpus at least 0")
+        if self.standbys not in (0, 1):
+            raise BadArgument(f"standbys is {self.standbys}; expected 0, or 1 for each shard")
         if not self.command:
             raise BadArgument("say what a worker runs: … -- python train.py")
         if self.checkpoint is not None and "://" not in self.checkpoint:
@@ -115,13 +120,14 @@ def _service(plan: KubernetesPlan) -> Manifest:
 
 
 def _disruptions(plan: KubernetesPlan) -> Manifest:
-    """One shard at a time where the store comes back from a checkpoint; else none, since all would be lost with it."""
+    """One pod at a time where another one leads, or the store comes back from a checkpoint; else none, since all would
+    be lost with it."""
     return {
         "apiVersion": "policy/v1",
         "kind": "PodDisruptionBudget",
         "metadata": {"name": plan.name, "labels": _labels(plan, "shard")},
         "spec": {
-            "maxUnavailable": 1 if plan.checkpoint is not None else 0,
+            "maxUnavailable": 1 if plan.standbys or plan.checkpoint is not None else 0,
             "selector": {"matchLabels": _labels(plan, "shard")},
         },
     }
@@ -145,7 +151,7 @@ def _stateful_set(plan: KubernetesPlan) -> Manifest:
         "securityContext": _container_security(),
         "volumeMounts": [_token_mount(), {"name": "tmp", "mountPath": "/tmp"}],
     }
-    if plan.checkpoint is not None:
+    if plan.checkpoint is not None and not plan.standbys:
         # Shard 0 writes a last one when it ends, and the others don't: each has one written before it goes.
         save = ["psstore", "checkpoint", "save", _url(plan), "--wait", f"{CHECKPOINT_S * plan.grace_s:g}"]
         container["lifecycle"] = {"preStop": {"exec": {"command": save}}}
@@ -156,14 +162,16 @@ def _stateful_set(plan: KubernetesPlan) -> Manifest:
         "metadata": {"name": plan.name, "labels": _labels(plan, "shard")},
         "spec": {
             "serviceName": plan.name,
-            "replicas": plan.shards,
+            "replicas": plan.shards * (1 + plan.standbys),
             "podManagementPolicy": "Parallel",  # a shard waits for all others
-            "updateStrategy": {"type": "OnDelete"},  # one by one, the store would go back once for each
+            # One by one: a standby is ready when it may lead. Without, the store would go back once for each.
+            "updateStrategy": {"type": "RollingUpdate" if plan.standbys else "OnDelete"},
             "selector": {"matchLabels": _labels(plan, "shard")},
             "template": {
                 "metadata": {"labels": _labels(plan, "shard"), "annotations": annotations},
                 "spec": {
                     **_pod(plan),
+                    "topologySpreadConstraints": [_spread(plan)],
                     "containers": [container],
                     "volumes": [_token_volume(plan), {"name": "tmp", "emptyDir": {}}],
                 },
@@ -173,10 +181,10 @@ def _stateful_set(plan: KubernetesPlan) -> Manifest:
 
 
 def _store_environment(plan: KubernetesPlan) -> list[Manifest]:
-    places = ",".join(f"{plan.name}-{i}.{plan.name}:{DEFAULT_PORT}" for i in range(plan.shards))
+    places = [_place(plan, pod) for pod in range(plan.shards * (1 + plan.standbys))]
     pod_index = {"fieldRef": {"fieldPath": "metadata.labels['apps.kubernetes.io/pod-index']"}}
     found: list[Manifest] = [
-        {"name": "PSSTORE_SHARDS_AT", "value": places},
+        {"name": "PSSTORE_SHARDS_AT", "value": ",".join(places[: plan.shards])},
         {"name": "PSSTORE_SHARD_INDEX", "valueFrom": pod_index},
         {"name": "PSSTORE_WORKERS", "value": plan.workers},
         {"name": "PSSTORE_MODE", "value": plan.mode},
@@ -184,14 +192,27 @@ def _store_environment(plan: KubernetesPlan) -> list[Manifest]:
         {"name": "PSSTORE_METRICS", "value": str(METRICS_PORT)},
         {"name": "PSSTORE_LOG_FORMAT", "value": "json"},
     ]
+    if plan.standbys:
+        found.append({"name": "PSSTORE_STANDBYS_AT", "value": ",".join(places[plan.shards :])})
     if plan.checkpoint is not None:
         found += [
             {"name": "PSSTORE_CHECKPOINT", "value": plan.checkpoint},
             {"name": "PSSTORE_CHECKPOINT_EVERY", "value": plan.checkpoint_every},
             {"name": "PSSTORE_RESTORE", "value": "auto"},
-            {"name": "PSSTORE_RESTARTS", "value": str(RESTARTS)},
         ]
+    if plan.checkpoint is not None and not plan.standbys:
+        found.append({"name": "PSSTORE_RESTARTS", "value": str(RESTARTS)})
     return found
+
+
+def _spread(plan: KubernetesPlan) -> Manifest:
+    """Over nodes, as far as there are enough: what one takes with it is little then, and no shard with its standby."""
+    return {
+        "maxSkew": 1,
+        "topologyKey": "kubernetes.io/hostname",
+        "whenUnsatisfiable": "ScheduleAnyway",
+        "labelSelector": {"matchLabels": _labels(plan, "shard")},
+    }
 
 
 def _probe(path: str) -> Manifest:
@@ -262,7 +283,12 @@ def _job_set(plan: KubernetesPlan) -> Manifest:
 
 
 def _url(plan: KubernetesPlan) -> str:
-    return f"ps://{plan.name}-0.{plan.name}:{DEFAULT_PORT}"
+    """Where shard 0 is, or its standby."""
+    return "ps://" + ",".join(_place(plan, pod) for pod in (0, plan.shards)[: 1 + plan.standbys])
+
+
+def _place(plan: KubernetesPlan, pod: int) -> str:
+    return f"{plan.name}-{pod}.{plan.name}:{DEFAULT_PORT}"
 
 
 def _pod(plan: KubernetesPlan) -> Manifest:
