@@ -82,7 +82,7 @@ class GradientSnapshots:
         self.gradients = gradients
         self._versions = versions_of(gradients.values())
         self._version_of: dict[str, int] = {}
-        """The same by name, once somebody asks: of gradients that were all sent in one step nobody does."""
+        """Versions by name, once somebody asks: of gradients that were all sent in one step nobody does."""
 
     def is_unchanged(self, name: str, gradient: torch.Tensor) -> bool:
         if not self._version_of:
