@@ -1,6 +1,7 @@
 // CallDriver for Python.
 #include "bindings/call_driver.h"
 
+#include <pybind11/stl.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/timerfd.h>
@@ -226,18 +227,18 @@ CallDriver::Outcome CallDriver::call(Call& call) {
   return Outcome::kLeft;
 }
 
-bool CallDriver::await(PySession& asked) {
+std::optional<bool> CallDriver::await(PySession& asked) {
   ClientSession* const session = &asked.session;
-  if (py::len(loop_.callers) != 1 || !nothing_is_due() || !session->asks_once()) return false;
+  if (py::len(loop_.callers) != 1 || !nothing_is_due() || !session->asks_once()) return {};
   busy_ = true;
   {
     const py::gil_scoped_release no_gil;
     drive({&session, 1}, loop_.wakeup_fd, loop_.busy);
   }
   busy_ = false;
-  if (session->requests().empty()) session->last_heard_s = now_s();
+  if (session->tell_answered()) session->last_heard_s = now_s();
   send(*session);
-  return true;
+  return asked.is_settled();
 }
 
 std::optional<bool> CallDriver::start(Call& call) {

@@ -67,8 +67,9 @@ class CallDriver {
   // Sends all, and waits for the answers.
   Outcome call(Call& call);
   // Of a call of Python that has the loop and waits for nothing but this: the one request of its session. Sends it, and
-  // waits for the answer as long as it may be near; next_frame has what came. False: nothing was done.
-  bool await(PySession& session);
+  // waits for the answer as long as it may be near. True: it was told, and that was all. False: whoever drives the
+  // session goes on. Empty: nothing was done.
+  std::optional<bool> await(PySession& session);
   // Sends, or has it wait for the next answer if one is near. None: nothing was done. False: whoever drives the sessions
   // has to be told of a new deadline.
   std::optional<bool> start(Call& call);

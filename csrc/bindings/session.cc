@@ -29,16 +29,13 @@ class FutureAsker final : public PyAsker {
     return future_.attr("done")().cast<bool>();
   }
 
-  // Throws what is wrong with a control message, which ends the connection, after the future was told so.
   void answered(size_t part, std::shared_ptr<Frame> answer) override {
-    py::object result;
     try {
-      result = result_of(answer);
+      finish(result_of(answer));
     } catch (py::error_already_set& error) {
       failed(part, error.value());
-      throw;
+      session_.misunderstand(error.value());
     }
-    finish(result);
   }
 
   void failed(size_t /*part*/, const py::object& error) override {
@@ -184,6 +181,10 @@ auto PySession::telling(Take take) {
   try {
     auto taken = take();
     session.tell_answered();
+    if (!misunderstood_.is_none()) {
+      PyErr_SetObject(py::type::handle_of(misunderstood_).ptr(), misunderstood_.ptr());
+      throw py::error_already_set();
+    }
     session.tidy();
     return taken;
   } catch (const Error&) {
@@ -226,6 +227,7 @@ void PySession::accept(const py::object& destination) {
 }
 
 void PySession::disconnected() {
+  misunderstood_ = py::none();
   session.disconnected();
   session.tidy();
   destination_ = py::none();

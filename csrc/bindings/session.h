@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "bindings/common.h"
@@ -74,6 +75,13 @@ class PySession {
   // Of each frame that is to be sent, its pieces.
   py::list take_output();
 
+  // What an answer said that nobody understands: thrown whenever more is asked of the connection.
+  void misunderstand(py::object error) { misunderstood_ = std::move(error); }
+  // Nothing is under way, nothing has come that Python has to see to, and nothing waits to be told.
+  bool is_settled() const {
+    return misunderstood_.is_none() && session.is_quiet() && session.num_releases() == 0;
+  }
+
   const py::object& answer() const { return answer_; }
   const py::object& understand() const { return understand_; }
   const py::object& encode() const { return encode_; }
@@ -88,6 +96,7 @@ class PySession {
   const py::object encode_;
   const std::shared_ptr<PyDecisions> decisions_;
   py::object destination_ = py::none();  // of a payload that Python has accepted
+  py::object misunderstood_ = py::none();
 };
 
 }  // namespace psstore::bindings

@@ -1,6 +1,5 @@
 #include "client/session.h"
 
-#include <exception>
 #include <utility>
 
 #include "core/breakable_rules.h"
@@ -242,17 +241,11 @@ bool ClientSession::is_plain_answer(const Request& request, const Frame& frame) 
 
 bool ClientSession::tell_answered() {
   if (answered_.empty()) return false;
-  std::exception_ptr first;
   while (!answered_.empty()) {
     const Answered one = std::move(answered_.front());
     answered_.pop_front();
-    try {
-      one.request->asker->answered(one.request->part, one.frame);
-    } catch (...) {
-      if (first == nullptr) first = std::current_exception();
-    }
+    one.request->asker->answered(one.request->part, one.frame);
   }
-  if (first != nullptr) std::rethrow_exception(first);
   return true;
 }
 

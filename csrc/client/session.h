@@ -137,8 +137,7 @@ class ClientSession {
   // accepted or discarded.
   std::shared_ptr<Frame> next_frame();
   FrameDecoder& decoder() { return *decoder_; }
-  // Tells askers of the answers that came, all of them, and then throws what the first threw that did. True: there were
-  // any.
+  // Tells askers of the answers that came. True: there were any.
   bool tell_answered();
   // Lets go of what is sent, and of who asked for it.
   void tidy() {

@@ -365,8 +365,8 @@ class ClientSession:
         encode: Callable[[Any, float], bytes],
     ) -> None:
         """`answer`: what a future gets of a table and the shard's version. `understand`: what it gets of a control
-        message, by its operation and body; what that raises, whoever drives the session is told, too. `encode`: makes
-        the body of a message that has waited for so many seconds."""
+        message, by its operation and body; what that raises ends the connection, too. `encode`: makes the body of a
+        message that has waited for so many seconds."""
     def speaks_as(self, *, rank: int, incarnation: int, checksum: bool, keeps_releases: bool) -> None:
         """Who sends from now on. `checksum`: of payloads. `keeps_releases`: the words that shared memory was read wait
         for the next request."""
@@ -527,10 +527,10 @@ class CallDriver:
         """A call is under way, and holds the mutex. What is written to `wakeup_fd` ends it."""
     def ask(self, timeout_s: float) -> None:
         """Waits, without sleeping, until the loop's sockets have something or the time is over. Releases the GIL."""
-    def await_answer(self, session: ClientSession) -> bool:
+    def await_answer(self, session: ClientSession) -> bool | None:
         """Sends the one request of that session, and waits for its answer, as long as it may be near and nobody else
-        wants the loop, which is the caller's; `next_frame` tells what came. False: nothing was done. Releases the
-        GIL."""
+        wants the loop, which is the caller's. True: its future has it, and that was all. False: whoever drives the
+        session goes on. None: nothing was done. Releases the GIL."""
     def disarm(self) -> None:
         """The thread that sleeps on `idle` no longer wakes for the loop's sockets. Whoever has the loop may call it."""
     def arm(self) -> None:

@@ -19,7 +19,7 @@ from numpy.testing import assert_array_equal
 
 from psstore import _core
 from psstore.client.store import Store
-from psstore.errors import BadMagic, DeviceFailed, UnknownTensor
+from psstore.errors import BadBody, BadMagic, DeviceFailed, UnknownTensor
 from psstore.net.client import SocketDriver
 from psstore.net.client_connection import ClientConnection
 from psstore.net.manual_loop import ManualLoop
@@ -58,11 +58,11 @@ class Asking(ThreadedEnds):
         super().__init__()
         self._came: list[int | str] = []
 
-    def ask(self, message: m.Message | None = None) -> bool:
+    def ask(self, message: m.Message | None = None, *, op: str = "LEAVE") -> bool | None:
         """Asks once more, and waits for the answer if that can be done here."""
 
-        async def ask() -> bool:
-            self.session.ask(OPS["LEAVE"], Answered(self._came), 0.0, 10.0, message=message)
+        async def ask() -> bool | None:
+            self.session.ask(OPS[op], Answered(self._came), 0.0, 10.0, message=message)
             return self.thread.calls.await_answer(self.session)
 
         return self.thread.run(ask())
@@ -87,7 +87,7 @@ def ends() -> Iterator[Asking]:
 
 def test_a_request_is_sent_and_its_answer_is_there(ends: Asking) -> None:
     ends.peer.send(ANSWER)
-    assert ends.ask()
+    assert ends.ask() is True
     assert [(frame.op, frame.request) for frame in frames_of(ends.sent())] == [(OPS["LEAVE"], 1)]
     assert ends.came() == ["the answer"]
     assert ends.session.numbers() == []
@@ -108,7 +108,7 @@ def test_whatever_comes_is_told_by_whoever_drives_the_session_in_its_order(
     frames: list[bytes], came: list[int | str], ends: Asking
 ) -> None:
     ends.peer.send(b"".join(frames))
-    assert ends.ask()
+    assert ends.ask() is False
     assert ends.came() == came
 
 
@@ -139,7 +139,7 @@ def test_what_came_before_the_end_of_a_connection_is_told_first(ends: Asking) ->
 
 
 def test_an_answer_that_does_not_come_is_left_to_the_loop(ends: Asking) -> None:
-    assert ends.ask()
+    assert ends.ask() is False
     assert ends.session.numbers() == [1]
     ends.session.feed(ANSWER)
     assert ends.came() == ["the answer"]
@@ -148,20 +148,29 @@ def test_an_answer_that_does_not_come_is_left_to_the_loop(ends: Asking) -> None:
 def test_an_answer_that_is_cut_is_left_to_the_loop(ends: Asking) -> None:
     ends.peer.send(ANSWER[:20])
     ends.peer.shutdown(socket.SHUT_WR)
-    assert ends.ask()
+    assert ends.ask() is False
     assert ends.came() == []
     assert not ends.session.receive(0.0)
 
 
 def test_bytes_that_are_no_frame_are_told_to_whoever_drives_the_session(ends: Asking) -> None:
     ends.peer.send(b"nonsense" * 20)
-    assert ends.ask()
+    assert ends.ask() is False
     with pytest.raises(BadMagic):
         ends.came()
 
 
+def test_an_answer_that_nobody_understands_is_told_to_whoever_drives_the_session(ends: Asking) -> None:
+    ends.peer.send(_core.encode_frame(OPS["COMMITTED"], request=1, body=b"\xc1") + NEWS)
+    assert ends.ask(op="COMMIT") is False
+    assert ends.session.numbers() == []
+    for _ in range(2):
+        with pytest.raises(BadBody):
+            ends.came()
+
+
 def test_what_the_kernel_does_not_take_is_left_to_be_sent(ends: Asking) -> None:
-    assert ends.ask(m.Describe(names=tuple(f"a rather long name {i}" for i in range(50_000))))
+    assert ends.ask(m.Describe(names=tuple(f"a rather long name {i}" for i in range(50_000)))) is False
     sent = ends.sent()
     assert sent
     assert ends.session.has_output
@@ -173,16 +182,16 @@ def test_what_the_kernel_does_not_take_is_left_to_be_sent(ends: Asking) -> None:
 
 def test_nothing_is_awaited_while_something_else_is_under_way(ends: Asking) -> None:
     ends.session.ask(OPS["STATS"], IGNORED, 0.0, 10.0)
-    assert not ends.ask()
+    assert ends.ask() is None
     ends.forget_all()
     ends.session.ask(OPS["LEAVE"], IGNORED, 0.0, 10.0)
     ends.thread.loop.call_soon(int)
-    assert not ends.thread.calls.await_answer(ends.session)  # and no caller waits
+    assert ends.thread.calls.await_answer(ends.session) is None  # and no caller waits
     ends.forget_all()
     ends.session.feed(ANSWER[:20])
-    assert not ends.ask()
+    assert ends.ask() is None
     ends.session.disconnected()
-    assert not ends.ask()
+    assert ends.ask() is None
 
 
 def test_who_wants_the_loop_gets_it(ends: Asking) -> None:

@@ -7,6 +7,7 @@ import math
 import pytest
 
 from psstore import errors
+from psstore.protocol.membership import Liveness
 from psstore.protocol.rounds import ATTEST_EVERY
 from psstore.types import UNBOUNDED, TensorSpec
 from psstore.wire import messages as m
@@ -456,8 +457,20 @@ def test_commits_that_are_answered_leave_it_as_it_was(monkeypatch: pytest.Monkey
     monkeypatch.setattr(store.coordinator, "next_wake", lambda: pytest.fail("it was asked"))
     for round in range(1, 5):
         peer.committed(peer.commit(round))
+        assert store.services[0].catch_up(store.now) == []
         store.now += 0.1
         assert store.services[0].next_wake() == wake
+
+
+def test_a_worker_that_is_refused_brings_it_forward() -> None:
+    """For its rank nobody is waited for longer than for another life of a lost one."""
+    store = FakeStore(num_workers=1, liveness=Liveness(rejoin_s=0.5))
+    (liar,) = workers(store, 1)
+    tensor = tensor_of(liar.create(sgd("w", zeros=True)).tensors[0])
+    assert store.services[0].next_wake() == store.now + LIVENESS.silence_s
+    liar.committed(liar.commit(1, [tensor.id]))
+    store.carry_out(0, store.services[0].catch_up(store.now))
+    assert store.services[0].next_wake() == store.now + 0.5
 
 
 def test_a_commit_that_waits_brings_it_forward() -> None:

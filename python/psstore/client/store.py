@@ -291,15 +291,15 @@ def _blocking(operation: Operation[P, T]) -> Callable[Concatenate[Store, P], T]:
     return call
 
 
-def _hasty(operation: Operation[P, T], at_once: Callable[..., object]) -> Callable[Concatenate[Store, P], T]:
+def _hasty(operation: Operation[P, T], at_once: Callable[..., Any]) -> Callable[Concatenate[Store, P], T]:
     """Wraps an operation, to be a direct call if that is possible now."""
 
     @functools.wraps(operation)
     def call(self: Store, /, *args: P.args, **kwargs: P.kwargs) -> T:
         if self._calls is not None:
-            result = at_once(self._calls, *args, **kwargs)
+            result: T = at_once(self._calls, *args, **kwargs)
             if result is not NotImplemented:
-                return cast(T, result)
+                return result
         return self._run(operation(self._operations, *args, **kwargs))
 
     return call

@@ -300,10 +300,14 @@ class SocketDriver:
             if other.session is not session and not other.session.idle:
                 self.flush(session)
                 return
-        if asyncio.current_task(self._loop) is None and self._calls.await_answer(session.core):
-            self.resume(session)
-        else:
+        if asyncio.current_task(self._loop) is not None:
             self.flush(session)
+            return
+        answered = self._calls.await_answer(session.core)
+        if answered is None:
+            self.flush(session)
+        elif not answered:
+            self.resume(session)
 
     def resume(self, session: Session) -> None:
         """A call has sent and received for the session without the loop, and left the rest to it."""

@@ -545,8 +545,8 @@ class Client:
 
     @property
     def owes_decisions(self) -> bool:
-        """Some shard may lack the last decision, or its scale."""
-        return bool(self._behind())
+        """Some shard to which not every call leads may lack the last decision, or its scale."""
+        return len(self.sessions) > 1 and bool(self._behind())
 
     def ask_to_stage(self, transfer: Transfer, future: Future) -> None:
         """`push` of a frame; the future is told the answer. REQUIRES: `may_push`."""
