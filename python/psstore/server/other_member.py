@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import NamedTuple, TypeVar
 
+from psstore.errors import StoreUnreachable
 from psstore.net.asking import ask, counters, greeted, tie
 from psstore.net.client import Reconnector
 from psstore.protocol.handshake import ClientIdentity
@@ -16,6 +17,9 @@ T = TypeVar("T")
 
 LOOK_S = 2.0
 """How long it may take to answer."""
+
+REFUSED_S = 0.1
+"""How long a host may refuse connections: then nobody is there."""
 
 
 class FoundMember(NamedTuple):
@@ -40,7 +44,7 @@ def look_at(address: str, token: bytes | None, *, timeout_s: float = LOOK_S) -> 
     async def look(reconnector: Reconnector) -> FoundMember:
         return FoundMember(await greeted(reconnector), await counters(reconnector, timeout_s=timeout_s))
 
-    return asyncio.run(_visit(address, token, timeout_s, look))
+    return _visit(address, token, timeout_s, look)
 
 
 def promote(address: str, token: bytes | None, *, force: bool = False, timeout_s: float = LOOK_S) -> None:
@@ -53,15 +57,22 @@ def promote(address: str, token: bytes | None, *, force: bool = False, timeout_s
         await greeted(reconnector)
         await ask(reconnector, "PROMOTE", m.Promote(force=force), timeout_s=timeout_s)
 
-    asyncio.run(_visit(address, token, timeout_s, say))
+    _visit(address, token, timeout_s, say)
 
 
-async def _visit(
-    address: str, token: bytes | None, patience_s: float, do: Callable[[Reconnector], Coroutine[None, None, T]]
-) -> T:
-    identity = ClientIdentity(client=secrets.token_hex(16), role="operator", token=token)
-    reconnector = tie(identity, address, patience_s=patience_s)
-    try:
-        return await do(reconnector)
-    finally:
-        await reconnector.close()
+def _visit(address: str, token: bytes | None, timeout_s: float, do: Callable[[Reconnector], Awaitable[T]]) -> T:
+    """Raises StoreUnreachable if nobody has answered in that time, at the latest."""
+
+    async def visit() -> T:
+        identity = ClientIdentity(client=secrets.token_hex(16), role="operator", token=token)
+        reconnector = tie(identity, address, patience_s=min(REFUSED_S, timeout_s))
+        try:
+            return await asyncio.wait_for(do(reconnector), timeout_s)
+        except asyncio.TimeoutError:
+            raise StoreUnreachable(
+                f"nobody answers at {address} within {timeout_s:g} s", address=address, tried_s=timeout_s
+            ) from None
+        finally:
+            await reconnector.close()
+
+    return asyncio.run(visit())

@@ -293,6 +293,8 @@ class Supervisor:
             with contextlib.suppress(AvailabilityError):
                 member = look_at(other, self._token)
                 if member.leads:
+                    if has_said:
+                        site.listen(self._settings, self._tcp)
                     return self._life_of(site, member.welcome)
                 if member.may_lead:
                     promote(other, self._token, force=True)
@@ -301,6 +303,7 @@ class Supervisor:
             if not has_said:
                 _log.warning("waiting for shard %d at %s, to stand by here", site.first, other)
                 has_said = True
+                site.refuse()
             if self._news(selector, time.monotonic() + LOOK_AGAIN_S):
                 return None
 
