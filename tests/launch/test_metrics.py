@@ -187,7 +187,7 @@ def test_a_store_that_has_gone_back_to_a_checkpoint_is_asked_anew(tmp_path: Path
             store.push("w", np.ones(3, F32))
             store.commit({"lr": 1.0})
             store.checkpoint()
-            assert eventually(lambda: get(f"{url}/readyz") == (200, "ok: 'w' was read\n"))
+            assert eventually(lambda: samples(url).get("psstore_workers{state=live}") == 1.0)
             psutil.Process(process.shard_pids()[0]).kill()
             assert eventually(lambda: "the store serves again, from version 1 on" in process.log())
             assert eventually(lambda: get(f"{url}/readyz") == (200, "ok: 'w' was read\n"))

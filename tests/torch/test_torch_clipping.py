@@ -87,6 +87,7 @@ def trained(
         warnings.simplefilter("error")
         warnings.filterwarnings("ignore", ".*deprecated", FutureWarning)
         warnings.filterwarnings("ignore", "the store has trained")  # where a worker is ahead of rank 0
+        warnings.filterwarnings("ignore", "the store has no rule for")
         on_each_worker(num_workers, work, shards=shards, mode=mode)
     return models, norms
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from psstore.client.store_status import checkpoint_of, shard_of, workers_of
+from psstore.client.store_status import ShardStatus, WorkerStatus, checkpoint_of, shard_of, workers_of
 
 Counters = Mapping[str, int | float | str]
 Samples = Iterable[tuple[Sequence[str], float]]
@@ -20,6 +20,18 @@ class ShardAnswer(NamedTuple):
     answer_s: float
     counters: Counters | None
     """What it told last; None: it has not been reached."""
+    status: ShardStatus | None
+    """What it told, as figures."""
+    workers: tuple[WorkerStatus, ...]
+    """What shard 0 says of workers."""
+
+
+def answer_of(shard: int, counters: Counters | None, *, is_up: bool, answer_s: float) -> ShardAnswer:
+    """`is_up`: it has answered lately, if at all."""
+    if counters is None:
+        return ShardAnswer(shard, False, answer_s, None, None, ())
+    workers = workers_of(counters) if shard == 0 else ()
+    return ShardAnswer(shard, is_up, answer_s, counters, shard_of(counters), workers)
 
 
 class Metric(NamedTuple):
@@ -46,7 +58,11 @@ def _of_shard(figure: Callable[[Counters], float]) -> Callable[[Sequence[ShardAn
 
 def _field(name: str) -> Callable[[Sequence[ShardAnswer]], Samples]:
     """A field of `ShardStatus`."""
-    return _of_shard(lambda counters: float(getattr(shard_of(counters), name)))
+
+    def samples(answers: Sequence[ShardAnswer]) -> Samples:
+        return [((str(one.shard),), float(getattr(one.status, name))) for one in answers if one.status is not None]
+
+    return samples
 
 
 def _of_store(figure: Callable[[Counters], Samples]) -> Callable[[Sequence[ShardAnswer]], Samples]:
@@ -72,7 +88,11 @@ def _num_workers(counters: Counters) -> Samples:
 
 def _of_workers(name: str) -> Callable[[Sequence[ShardAnswer]], Samples]:
     """A field of `WorkerStatus`."""
-    return _of_store(lambda counters: [((str(one.rank),), float(getattr(one, name))) for one in workers_of(counters)])
+
+    def samples(answers: Sequence[ShardAnswer]) -> Samples:
+        return [((str(one.rank),), float(getattr(one, name))) for answer in answers for one in answer.workers]
+
+    return samples
 
 
 def _last_checkpoint(counters: Counters) -> Samples:
@@ -119,7 +139,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("psstore_checkpoints_failed_total", "Attempts that came to nothing", (), _counter("checkpoints_failed")),
     Metric(
         "psstore_shard_up",
-        "1: the shard has answered within the last 3 seconds",
+        "1: the shard has answered within the last 5 seconds",
         SHARD,
         lambda answers: [([str(one.shard)], float(one.is_up)) for one in answers],
     ),

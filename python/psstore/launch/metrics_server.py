@@ -1,7 +1,7 @@
 """Answers /metrics, /livez and /readyz: `python -m psstore.launch.metrics_server`, started by the supervisor.
 
-A process of its own, which answers whatever the shards do: it asks each shard of its host once a second, and tells what
-that one said last. stdin brings what to do as one line of JSON and then stays open: its end is the supervisor's.
+A process of its own, which answers whatever the shards do: it asks each shard of its host every two seconds, and tells
+what that one said last. stdin brings what to do as one line of JSON and then stays open: its end is the supervisor's.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from prometheus_client.registry import Collector
 from psstore.client.connect import connect
 from psstore.client.store import Store
 from psstore.errors import DeadlineExceeded, NotInitialised, PsstoreError, UnknownKey, UnknownTensor
-from psstore.launch.metric_names import METRICS, ShardAnswer
+from psstore.launch.metric_names import METRICS, answer_of
 from psstore.launch.shard_probe import ShardProbe
 from psstore.net import loops
 from psstore.server import logs
 from psstore.server.processes import MetricsDuty
 
-FRESH_S = 3.0
-"""A shard is up if it has answered so recently: it is asked every second."""
+FRESH_S = 5.0
+"""A shard is up if it has answered so recently: it is asked every two seconds."""
 
 CONNECT_S = 2.0
 """How long a probe of /readyz may take to connect, and to read: less than its client waits."""
@@ -137,12 +137,7 @@ class StoreCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         answers = [
-            ShardAnswer(
-                shard=one.shard or 0,
-                is_up=one.counters is not None and one.silent_s() <= FRESH_S,
-                answer_s=one.answer_s,
-                counters=one.counters,
-            )
+            answer_of(one.shard, one.counters, is_up=one.silent_s() <= FRESH_S, answer_s=one.answer_s)
             for one in self._probes
         ]
         for metric in METRICS:
