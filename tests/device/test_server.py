@@ -15,7 +15,6 @@ from psstore.client.store import Store
 from psstore.errors import DeviceFailed, OutOfMemory
 from psstore.net.limits import ServerLimits
 from psstore.net.server import Server
-from psstore.protocol.service import ShardService
 from psstore.types import TensorSpec
 from tests.support.server_process import StoreProcess, failed_start
 from tests.support.server_thread import make_service
@@ -100,8 +99,7 @@ def test_device_that_fails_in_what_no_client_asked_for_ends_its_store(
         server.on_device_failed = lambda error: None if ended.done() else ended.set_result(error)
         monkeypatch.setattr(service, step, Mock(side_effect=failure))
         monkeypatch.setattr(service, "next_wake", due)
-        data = Mock(wraps=service.data, next_wake=due, is_filling=False)
-        monkeypatch.setattr(ShardService, "data", data)
+        monkeypatch.setattr(service, "data", Mock(wraps=service.data, next_wake=due, is_filling=False))
         server.listen(sock)
         _, writer = await asyncio.open_connection(*sock.getsockname())
         writer.write(b"something")

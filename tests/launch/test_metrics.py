@@ -100,7 +100,8 @@ def test_what_trained_is_what_metrics_say() -> None:
                 other.commit({"lr": 1.0})
                 waiting.result()
             store.pull("w")
-            assert eventually(lambda: samples(url).get("psstore_shard_sent_bytes_total{shard=1}", 0.0) > 0.0)
+            read = [f"psstore_shard_sent_bytes_total{{shard={i}}}" for i in range(2)]
+            assert eventually(lambda: all(samples(url).get(one, 0.0) > 0.0 for one in read))
             told = samples(url)
         assert told["psstore_decisions_total"] == 3.0
         assert told["psstore_tensors"] == 1.0
