@@ -218,7 +218,7 @@ class Writing:
         self._trainer.step()
         begin()
         steps, ends = [], []
-        while not self._writer.is_done:
+        while not steps or not self._writer.is_done:  # it may be over before the first of them
             steps.append(self._trainer.step())
             ends.append(time.perf_counter())
             self.kept_bytes = max(self.kept_bytes, self._trainer.kept_bytes())
