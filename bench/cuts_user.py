@@ -217,7 +217,8 @@ class Writing:
         """What the writing took."""
         self._trainer.step()
         begin()
-        steps, ends = [], []
+        steps: list[Step] = []
+        ends: list[float] = []
         while not steps or not self._writer.is_done:  # it may be over before the first of them
             steps.append(self._trainer.step())
             ends.append(time.perf_counter())
