@@ -19,8 +19,10 @@ from typer.testing import CliRunner
 import psstore
 from psstore.cli.main import app
 from psstore.client.store import Store
+from psstore.net.address import parse_addresses
+from psstore.server.site import Site
 from tests.launch.test_metrics import get
-from tests.server.test_standbys import ELEMS, create, expected, train
+from tests.server.test_standbys import ELEMS, await_standbys, create, expected, leader, train
 from tests.support.cluster import PATIENCE_S
 from tests.support.server_process import StoreProcess, eventually, failed_start
 
@@ -97,12 +99,14 @@ def hosts(tmp_path: Path) -> Iterator[Hosts]:
         yield hosts
 
 
-def await_standbys(store: Store) -> None:
-    assert eventually(lambda: [one["standbys"] for one in store.stats()] == [1, 1])
-
-
-def leader(store: Store, shard: int) -> int:
-    return int(store.stats()[shard]["process"])
+@contextlib.contextmanager
+def trained(hosts: Hosts) -> Iterator[tuple[Store, Store]]:
+    """A worker's store after two steps, and a reader's; each shard has a standby that may lead."""
+    with hosts.connect() as store, hosts.connect(role="client") as reader:
+        create(store)
+        await_standbys(store)
+        train(store, 2)
+        yield store, reader
 
 
 def check(store: Store, reader: Store, rounds: int) -> None:
@@ -143,10 +147,7 @@ def test_a_standby_whose_process_dies_is_started_again_and_nobody_waits(hosts: H
 
 @pytest.mark.parametrize("shard", [0, 1])
 def test_a_host_that_is_asked_to_end_hands_over(hosts: Hosts, shard: int) -> None:
-    with hosts.connect() as store, hosts.connect(role="client") as reader:
-        create(store)
-        await_standbys(store)
-        train(store, 2)
+    with trained(hosts) as (store, reader):
         assert hosts.of[shard, False].stop() == 0
         train(store, 2)
         check(store, reader, 4)
@@ -175,10 +176,7 @@ def test_a_standby_whose_host_dies_and_comes_back_at_its_place_is_waited_for_no_
 
 @pytest.mark.parametrize("shard", [0, 1])
 def test_a_host_that_dies_and_comes_back_at_its_place_has_its_standby_lead(hosts: Hosts, shard: int) -> None:
-    with hosts.connect() as store, hosts.connect(role="client") as reader:
-        create(store)
-        await_standbys(store)
-        train(store, 2)
+    with trained(hosts) as (store, reader):
         hosts.kill(shard, standby=False)
         hosts.start(shard, standby=False)
         train(store, 2)
@@ -190,10 +188,7 @@ def test_a_host_that_dies_and_comes_back_at_its_place_has_its_standby_lead(hosts
 
 def test_who_knows_says_that_a_host_is_dead(hosts: Hosts) -> None:
     """Neither of the two does by itself: its connection is lost, and that is all."""
-    with hosts.connect() as store, hosts.connect(role="client") as reader:
-        create(store)
-        await_standbys(store)
-        train(store, 2)
+    with trained(hosts) as (store, reader):
         hosts.kill(1, standby=False)
         done = threading.Event()
 
@@ -212,10 +207,7 @@ def test_who_knows_says_that_a_host_is_dead(hosts: Hosts) -> None:
 
 
 def test_a_leader_is_told_that_its_standby_is_dead(hosts: Hosts) -> None:
-    with hosts.connect() as store, hosts.connect(role="client") as reader:
-        create(store)
-        await_standbys(store)
-        train(store, 2)
+    with trained(hosts) as (store, reader):
         hosts.kill(1, standby=True)
         assert eventually(lambda: "nobody is told anything" in hosts.of[1, False].log())
         training = threading.Thread(target=train, args=(store, 2))
@@ -256,10 +248,7 @@ def test_a_standby_that_is_connected_to_its_shard_does_not_lead_by_mistake(hosts
 def test_a_leader_that_was_taken_for_dead_ends_and_stands_by(hosts: Hosts) -> None:
     """It stood still, with its supervisor: an operator has said --force. It wakes up, tells nobody anything, and sees
     that another one leads."""
-    with hosts.connect() as store, hosts.connect(role="client") as reader:
-        create(store)
-        await_standbys(store)
-        train(store, 2)
+    with trained(hosts) as (store, reader):
         stopped = hosts.of[1, False]
         processes = [*stopped.shards(), psutil.Process(stopped.process.pid)]
         for one in processes:
@@ -274,6 +263,12 @@ def test_a_leader_that_was_taken_for_dead_ends_and_stands_by(hosts: Hosts) -> No
         check(store, reader, 4)
         await_standbys(store)
         assert "its process here ends, and stands by" in stopped.log()
+
+
+def test_clients_are_sent_to_the_first_place_of_shard_0_and_to_its_standbys_on_another_host() -> None:
+    assert Site(0, [], (("unix:///run/store", "ps://h:5700"),)).url == "unix:///run/store"
+    url = Site(0, [], (("ps://h1:5700", "ps://h2:5701"),), "ps://h2:5701").url
+    assert [str(one) for one in parse_addresses(url)] == ["ps://h1:5700", "ps://h2:5701"]
 
 
 @pytest.mark.parametrize(

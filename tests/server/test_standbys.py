@@ -43,7 +43,7 @@ def connect(process: StoreProcess, transport: str = "auto", **options: object) -
 
 def await_standbys(store: Store, num_shards: int = 2) -> None:
     """Until each shard has one that may lead."""
-    eventually(lambda: [one["standbys"] for one in store.stats()] == [1] * num_shards)
+    assert eventually(lambda: [one["standbys"] for one in store.stats()] == [1] * num_shards)
 
 
 def leader(store: Store, shard: int) -> int:

@@ -55,8 +55,8 @@ def parse_addresses(text: str) -> list[Address]:
 
 
 def join_addresses(addresses: Sequence[str]) -> str:
-    """What `parse_addresses` takes apart: of several, those of TCP."""
-    return ",".join([addresses[0], *(one.removeprefix("ps://") for one in addresses[1:] if one.startswith("ps://"))])
+    """What `parse_addresses` takes apart. REQUIRES: they are of TCP."""
+    return "ps://" + ",".join(one.removeprefix("ps://") for one in addresses)
 
 
 _TCP = re.compile(r"(?:\[(?P<ipv6>[^\]]+)\]|(?P<host>[^:\[\]]+))(?::(?P<port>[0-9]{1,5}))?")

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from psstore.config import Resolved
-from psstore.net.address import Address, TcpAddress, is_loopback
+from psstore.net.address import Address, TcpAddress, is_loopback, join_addresses
 from psstore.server.listening import Endpoint, bind_shards
 from psstore.server.settings import ServerSettings
 
@@ -28,6 +28,12 @@ class Site:
     def is_whole(self) -> bool:
         """No other host has a shard of this store."""
         return len(self.endpoints) == len(self.addresses)
+
+    @property
+    def url(self) -> str:
+        """What clients are to connect to: shard 0, at both of its places if it has two."""
+        first = self.addresses[0]
+        return first[0] if self.other is None else join_addresses(first)
 
     def own(self) -> list[Address]:
         """Where the shards that run here listen, and where clients are told to find them."""

@@ -31,7 +31,7 @@ import msgspec
 
 from psstore.config import TOKEN_RECIPE, read_token
 from psstore.errors import AvailabilityError, BadArgument
-from psstore.net.address import TcpAddress, is_loopback, join_addresses
+from psstore.net.address import TcpAddress, is_loopback
 from psstore.net.limits import ServerLimits
 from psstore.net.user_token import UserToken
 from psstore.server import keys
@@ -167,6 +167,8 @@ class Supervisor:
         self._metrics_socket: socket.socket | None = None
         self._metrics_duty: MetricsDuty
         self._groups: ShardGroups | ApartGroup | None = None
+        self._led = False
+        """A shard was led here when checkpoints were seen to last."""
         self._starting: list[ShardProcess] = []
         """Shards that are not ready yet, or whose groups are no more."""
         self._monitor: PeerMonitor | None = None
@@ -248,7 +250,7 @@ class Supervisor:
         if too_early is not None:
             return too_early
         self._announce(site, out=out, ready_fd=ready_fd)
-        self._begin_checkpoints(site, selector)
+        self._led = False
         ending = self._await_end(site, selector)
         if ending.status == EXIT_OK:
             self._end_checkpoints(selector)
@@ -546,11 +548,10 @@ class Supervisor:
     # ---- checkpoints ----
 
     def _begin_checkpoints(self, site: Site, selector: selectors.BaseSelector) -> None:
-        leads = self._groups is not None and self._groups.leads
-        if self._settings.checkpoint is not None and site.first == 0 and leads:
+        if self._settings.checkpoint is not None and site.first == 0:
             self._checkpoints = CheckpointProcess(
                 CheckpointDuty(
-                    url=join_addresses(site.addresses[0]),
+                    url=site.url,
                     token=self._token,
                     place=self._settings.checkpoint,
                     interval=self._settings.checkpoint_interval(),
@@ -562,13 +563,14 @@ class Supervisor:
             selector.register(self._checkpoints.report, selectors.EVENT_READ, self._checkpoints)
 
     def _see_to_checkpoints(self, site: Site, selector: selectors.BaseSelector) -> None:
-        """Has them written from here while shard 0 is led here, if that may change."""
-        if site.other is None:
-            return
+        """Has them written from here as long as shard 0 is led here, which may change."""
         assert self._groups is not None, "all are ready"
-        if self._groups.leads and self._checkpoints is None:
+        if self._groups.leads == self._led:
+            return
+        self._led = self._groups.leads
+        if self._led:
             self._begin_checkpoints(site, selector)
-        elif not self._groups.leads:
+        else:
             self._kill_checkpoints(selector)
 
     def _begin_checkpoints_again(self, site: Site, selector: selectors.BaseSelector) -> None:
@@ -690,7 +692,7 @@ class Supervisor:
             return
         terms = self._settings.consistency()
         ready = ReadyLine(
-            url=join_addresses(site.addresses[0] if site.other is not None else site.addresses[0][:1]),
+            url=site.url,
             shards=site.addresses,
             store=self._store,
             mode=terms.mode,
