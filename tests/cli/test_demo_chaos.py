@@ -6,11 +6,10 @@ import pytest
 from typer.testing import CliRunner
 
 from psstore.cli.demo import chaos, training
-from psstore.cli.demo.display import Display, chaos_hashes
-from psstore.cli.demo.messages import ChaosReport, WorkerResult
+from psstore.cli.demo.display import chaos_hashes
+from psstore.cli.demo.messages import ChaosReport
 from psstore.cli.main import app
-from psstore.launch.job import Job
-from tests.cli.test_demo import DEMO_S, demo
+from tests.cli.test_demo import DEMO_S, demo, train_nothing
 
 pytestmark = pytest.mark.timeout(2 * DEMO_S)
 
@@ -53,16 +52,10 @@ def test_a_training_in_which_nothing_was_killed_proves_nothing(monkeypatch: pyte
 
 
 def test_other_bytes_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    def train(job: Job, display: Display) -> None:
-        display.results[0] = WorkerResult(
-            rank=0, images=1, seconds=1.0, bytes_pushed=0, bytes_pulled=0, max_staleness=0, accuracy=1.0,
-            test_images=1, dataset="digits",
-        )  # fmt: skip
-
     def disturbed(*_: object, **__: object) -> ChaosReport:
         return REPORT
 
-    monkeypatch.setattr(training, "train", train)
+    monkeypatch.setattr(training, "train", train_nothing)
     monkeypatch.setattr(chaos, "train_through_chaos", disturbed)
     result = CliRunner().invoke(app, ["demo", "--chaos"])
     assert result.exit_code == 1

@@ -17,14 +17,13 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from psstore.cli.demo import crash, data, training
-from psstore.cli.demo.display import Display, crash_hashes
-from psstore.cli.demo.messages import CrashReport, Settings, WorkerResult
+from psstore.cli.demo.display import crash_hashes
+from psstore.cli.demo.messages import CrashReport, Settings
 from psstore.cli.demo.weights import save, sha256_of
 from psstore.cli.demo.worker import Batches, cosine, plain_optimizer, seeded_model
 from psstore.cli.main import app
-from psstore.launch.job import Job
 from psstore.types import Consistency
-from tests.cli.test_demo import DEMO_S, demo
+from tests.cli.test_demo import DEMO_S, demo, train_nothing
 
 pytestmark = pytest.mark.timeout(2 * DEMO_S)
 
@@ -100,16 +99,10 @@ def test_a_training_without_a_middle_is_refused(tmp_path: Path, capsys: pytest.C
 
 
 def test_other_bytes_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    def train(job: Job, display: Display) -> None:
-        display.results[0] = WorkerResult(
-            rank=0, images=1, seconds=1.0, bytes_pushed=0, bytes_pulled=0, max_staleness=0, accuracy=1.0,
-            test_images=1, dataset="digits",
-        )  # fmt: skip
-
     def crashed(*_: object, **__: object) -> CrashReport:
         return REPORT
 
-    monkeypatch.setattr(training, "train", train)
+    monkeypatch.setattr(training, "train", train_nothing)
     monkeypatch.setattr(crash, "train_and_crash", crashed)
     result = CliRunner().invoke(app, ["demo", "--crash"])
     assert result.exit_code == 1

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from psstore.protocol import state_copy
-from psstore.protocol.states import StandbyState
 
 from .plan import ShardDeath
 from .server import Server
@@ -155,7 +154,7 @@ class Standbys:
     @staticmethod
     def _may_lead(standby: Server) -> bool:
         found = standby.service.standby
-        return found is not None and found.state is StandbyState.IN_SYNC
+        return found is not None and found.may_lead
 
 
 LOOKED_UP = frozenset(("_heap", "_asked", "_changed", "_decided", "_wanted_from", "_is_made", "_gathered"))

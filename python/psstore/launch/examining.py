@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from psstore.errors import AuthFailed, PsstoreError, StoreUnreachable
 from psstore.launch.diagnosis import Finding, Here, ShardAnswers, diagnose
 from psstore.net.address import Address, TcpAddress, is_loopback, parse_address, parse_addresses
-from psstore.net.asking import counters, greet, tie
+from psstore.net.asking import counters, greet, greeted, tie
 from psstore.net.client import CURT, MUTE
 from psstore.net.user_token import find
 from psstore.protocol.handshake import ClientIdentity
@@ -58,7 +58,7 @@ async def _look(shard: int, addresses: Sequence[str], token: bytes | None) -> Sh
         identity = ClientIdentity(client=secrets.token_hex(16), role="client", token=token, find_token=find)
         reconnector = tie(identity, address, shard=shard, patience_s=PATIENCE_S)
         try:
-            await asyncio.shield(reconnector.first_up)
+            await greeted(reconnector)
             taken_s, ahead_s = [], []
             for _ in range(ASKED):
                 began, clock_s = time.monotonic(), time.time()

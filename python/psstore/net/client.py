@@ -89,9 +89,8 @@ class Reconnector:
         """Why the last attempt to connect failed."""
         self._addresses = addresses
         self._has_two_hosts = sum(isinstance(one, TcpAddress) for one in addresses) > 1
-        self._avoided: Address | None = None
+        self._avoided = ""
         """Where somebody has just answered who is not the shard: tried last."""
-        self._dialled = addresses[0]
         self._loop = loop
         self._patience_s = patience_s
         self._refused_s = refused_s
@@ -217,9 +216,9 @@ class Reconnector:
         if not connection.up.done():
             self.trouble = ConnectionError(CURT) if connection.lost.done() else TimeoutError(MUTE)
             connection.abort()
-            self._avoided = self._dialled
+            self._avoided = self.session.address
         else:
-            self._avoided = None
+            self._avoided = ""
             if not self.first_up.done():
                 self.first_up.set_result(None)
             if self._on_up is not None:
@@ -232,8 +231,8 @@ class Reconnector:
         """Tries every place that the addresses stand for once, in order."""
         answers: list[bool] = []
         patience_s = ONE_OF_MANY_S if self._has_two_hosts else DIAL_S
-        for address in sorted(self._addresses, key=lambda one: one == self._avoided):
-            self.session.address, self._dialled = str(address), address
+        for address in sorted(self._addresses, key=lambda one: str(one) == self._avoided):
+            self.session.address = str(address)
             for family, where in await self._endpoints(address):
                 try:
                     return await asyncio.wait_for(self._open(family, where), patience_s)

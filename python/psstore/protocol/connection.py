@@ -45,6 +45,8 @@ class Connection:
     """True if the client speaks to the coordinator over this connection: channel 0, no heartbeats, no standby."""
     only_beats: bool = False
     """True for a worker's heartbeat connection, which the native thread writes to."""
+    is_operator: bool = False
+    """True for a connection that only asks how the process is, and says which one is dead."""
     nonce: bytes = b""
     ticket: TicketFact | None = None
     """The worker that the connection pushes for, once attached."""
@@ -57,11 +59,6 @@ class Connection:
     @property
     def wants_checksum(self) -> bool:
         return self.hello is not None and bool(self.hello.features & FEATURE_CHECKSUM)
-
-    @property
-    def is_operator(self) -> bool:
-        """True for a connection that only asks how the process is, and says which one is dead."""
-        return self.hello is not None and self.hello.role == "operator"
 
     @property
     def is_gated(self) -> bool:
@@ -97,6 +94,7 @@ class Connection:
         if self.state is ConnectionState.HELLO and frame.op == _core.OPS["HELLO"]:
             self.hello = hello = decode_body(Hello, frame.body)
             self.client, self.only_beats = hello.client, hello.role == "heartbeat"
+            self.is_operator = hello.role == "operator"
             self.is_first = hello.channel == 0 and hello.role in ("worker", "client")
             if not _CLIENT_ID.fullmatch(self.hello.client):
                 raise BadBody("HELLO: client must be 32 hex digits, random per client")

@@ -22,12 +22,10 @@ from psstore.errors import PsstoreError
 from psstore.server.other_member import FoundMember, look_at, promote
 from psstore.server.processes import ShardProcess
 from psstore.server.settings import CUT, IN_SYNC, LOST, READY
+from psstore.server.shard_group import FIRST_PAUSE_S, MAX_PAUSE_S
 
 ASK_S = 0.5
 """Between two questions to the other host, where one has to know how it is there."""
-
-FIRST_PAUSE_S, MAX_PAUSE_S = 0.1, 60.0
-"""Before a standby is started again that has ended by itself: doubles as long as it ends before it may lead."""
 
 REMIND_S = 60.0
 """How often it is said that the other host is out of reach."""

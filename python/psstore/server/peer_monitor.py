@@ -20,8 +20,9 @@ from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 
 from psstore.errors import AuthFailed, BadArgument, PsstoreError, RolledBack, ShuttingDown, StoreUnreachable
+from psstore.net import asking
 from psstore.net.address import parse_address
-from psstore.net.client import QuietFuture, Reconnector
+from psstore.net.client import Reconnector
 from psstore.protocol.auth import NONCE_BYTES
 from psstore.protocol.decision_cache import DecisionCache
 from psstore.protocol.handshake import ClientIdentity
@@ -29,7 +30,7 @@ from psstore.protocol.session import Session
 from psstore.protocol.states import LinkState
 from psstore.server.job_state import REMIND_S, JobState, Verdict
 from psstore.types import Consistency
-from psstore.wire.messages import Statistics, Welcome
+from psstore.wire.messages import Welcome
 
 POLL_S = 1.0
 """How often the counters are asked for: how late an end is noticed."""
@@ -308,22 +309,15 @@ class _Peer:
     async def counters(self) -> Mapping[str, int | float | str]:
         """The shard's counters, as they are now. Raises StoreUnreachable."""
         assert self._reconnector is not None, "reach it first"
-        loop = asyncio.get_running_loop()
         while True:
-            answer = QuietFuture(loop=loop)
-            self._reconnector.session.request("STATS", answer, now=loop.time(), timeout_s=self._patience_s)
-            self._reconnector.flush()
             try:
-                reply = await answer
+                return await asking.counters(self._reconnector, timeout_s=self._patience_s)
             except ShuttingDown:  # whether it may is shard 0's to say; else it will soon be gone
                 await asyncio.sleep(POLL_S)
             except StoreUnreachable as error:
                 tried_s = error.details.get("tried_s")
                 why = error.message if tried_s is None else f"no connection for {tried_s:.1f} s"
                 raise StoreUnreachable(f"{self.name} is lost, and the store with it: {why}") from None
-            else:
-                assert isinstance(reply, Statistics)
-                return reply.counters
 
     async def close(self) -> None:
         if self._reconnector is not None:
