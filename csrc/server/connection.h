@@ -71,8 +71,6 @@ class Connection {
   bool is_unread_for(Clock::duration limit);
 
  private:
-  // The peer has to read first; but what a standby has is heard whatever it is owed.
-  bool full() const { return protocol_.replies().is_full() && !protocol_.client().follows; }
   // False: there is nothing more to read in this round.
   bool receive();
   // Sends what the round may still send. What is left the socket will call for.

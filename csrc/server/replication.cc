@@ -52,18 +52,23 @@ void Replication::record(FrameParts parts, const Piece& payload) {
   parts.request = last_;
   const std::vector<Piece> pieces =
       payload.num_bytes > 0 ? std::vector<Piece>{payload} : std::vector<Piece>{};
-  for (const auto& [connection, follower] : followers_) send(connection, follower, parts, pieces);
+  for (auto& [connection, follower] : followers_) {
+    const uint64_t num_bytes = send(connection, follower, parts, pieces);
+    if (!follower.counts) follower.behind_bytes += num_bytes;
+  }
+  if (is_filling()) release();
 }
 
 void Replication::record_to(uint64_t connection, FrameParts parts,
                             const std::vector<Piece>& payload) {
   parts.request = last_;
-  send(connection, followers_.at(connection), parts, payload);
+  Follower& follower = followers_.at(connection);
+  follower.filling_bytes += send(connection, follower, parts, payload);
 }
 
-void Replication::send(uint64_t connection, const Follower& follower, FrameParts parts,
-                       const std::vector<Piece>& payload) {
-  if (follower.out == nullptr) return;
+uint64_t Replication::send(uint64_t connection, const Follower& follower, FrameParts parts,
+                           const std::vector<Piece>& payload) {
+  if (follower.out == nullptr) return 0;
   uint32_t crc = 0;
   for (const Piece& piece : payload) {
     parts.payload_bytes += piece.num_bytes;
@@ -76,17 +81,24 @@ void Replication::send(uint64_t connection, const Follower& follower, FrameParts
   follower.out->add(head);
   for (const Piece& piece : payload) follower.out->add(piece);
   ready_.insert(connection);
+  return head.size() + parts.payload_bytes;
 }
 
 // ---- the gate ---------------------------------------------------------------------------------------
 
-void Replication::release() {
-  uint64_t least = kAll;  // one that is lost might lead, and what is read here be old
-  for (const auto& [_, follower] : followers_) {
-    if (follower.counts && holds(BreakableRule::kREPLIES_WAIT_FOR_STANDBYS)) {
-      least = std::min(least, follower.out == nullptr ? 0 : follower.has);
-    }
+uint64_t Replication::released_by(const Follower& follower) {
+  if (!follower.counts) {
+    const uint64_t room = std::max(kMinBehindBytes, follower.filling_bytes);
+    return follower.behind_bytes <= room ? kAll : 0;
   }
+  if (!holds(BreakableRule::kREPLIES_WAIT_FOR_STANDBYS)) return kAll;
+  if (follower.out == nullptr) return 0;  // it might lead, and what is read here be old
+  return follower.has;
+}
+
+void Replication::release() {
+  uint64_t least = kAll;
+  for (const auto& [_, follower] : followers_) least = std::min(least, released_by(follower));
   if (least > released_) ready_.merge(std::exchange(waiting_, {}));
   released_ = least;
 }

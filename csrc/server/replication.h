@@ -8,6 +8,9 @@
 // So nobody is told what would be lost with this process. A follower counts once it has all that the shard is; who
 // counts and has gone still does, until somebody who knows says that it will never lead: forget().
 //
+// Until a follower counts, records wait for it behind what fills it, in the memory of the shard. Where they come faster
+// than it takes them, replies wait for it, too, once there is as much of them as of what fills it.
+//
 // One thread at a time, as the connections of a shard are served.
 #pragma once
 
@@ -24,13 +27,18 @@ namespace psstore {
 
 class Replies;
 
+// Of records that may wait behind what fills a follower, however little that is.
+inline constexpr uint64_t kMinBehindBytes = 64u << 20;
+
 class Replication {
  public:
   struct Follower {
     Replies* out = nullptr;  // null: its connection is gone, and it may lead already, if it counts
     bool wants_checksum = false;
     bool counts = false;
-    uint64_t has = 0;  // the last record that it has acknowledged
+    uint64_t has = 0;            // the last record that it has acknowledged
+    uint64_t filling_bytes = 0;  // of what it is filled with,
+    uint64_t behind_bytes = 0;   // and of the records behind that
   };
 
   // ---- followers, by their connections
@@ -71,8 +79,11 @@ class Replication {
  private:
   static constexpr uint64_t kAll = std::numeric_limits<uint64_t>::max();
 
-  void send(uint64_t connection, const Follower& follower, FrameParts parts,
-            const std::vector<Piece>& payload);
+  // Returns how many bytes they are.
+  uint64_t send(uint64_t connection, const Follower& follower, FrameParts parts,
+                const std::vector<Piece>& payload);
+  // The last record up to which replies may go, as far as that follower is concerned.
+  static uint64_t released_by(const Follower& follower);
   void release();
 
   std::map<uint64_t, Follower> followers_;

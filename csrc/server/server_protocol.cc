@@ -43,7 +43,7 @@ void ServerProtocol::again(std::shared_ptr<Frame> frame) {
 }
 
 std::shared_ptr<Frame> ServerProtocol::next_frame(double now_s) {
-  while (!replies_.is_full()) {
+  while (!is_full()) {
     std::shared_ptr<Frame> frame = fetch();
     if (frame == nullptr) return nullptr;
     asked_ |= open_;

@@ -49,6 +49,8 @@ class ServerProtocol {
   bool has_asked() const { return asked_; }
   // To the requests answered since; to be sent before anything else is.
   Replies& replies() { return replies_; }
+  // The peer has to read first; but what a standby has is heard whatever it is owed.
+  bool is_full() const { return replies_.is_full() && !client_->follows; }
 
  private:
   std::shared_ptr<Frame> fetch();
