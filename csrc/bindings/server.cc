@@ -251,6 +251,11 @@ void bind_server(py::module_& m) {
       .def("close", &DataService::close)
       .def(
           "record", [](DataService& self, std::string_view body) { self.record(body); }, "body"_a)
+      .def("record_beat", &DataService::record_beat, "body"_a, "now"_a)
+      .def(
+          "set_lease",
+          [](DataService& self, double seconds) { self.replication().set_lease(seconds); },
+          "seconds"_a)
       .def("fill", &DataService::fill, "connection"_a)
       .def(
           "record_to",

@@ -18,6 +18,7 @@ namespace psstore {
   X(WHAT_IS_HELD_IS_KEPT, "a slot keeps what readers hold before it takes a step")            \
   X(READS_ARE_AS_OF_THEIR_DECISION, "who reads as of a decision sees no later one")           \
   X(REPLIES_WAIT_FOR_STANDBYS, "nobody is told what the shard's standbys do not have")        \
+  X(LEASES_HAVE_AN_END, "nobody is told anything once the shard's standby may lead by vote")  \
   X(WRITES_ARE_RECORDED, "standbys are sent what clients write")                              \
   X(SCALES_ARE_RECORDED, "standbys are sent the scales of decisions")                         \
   X(WHAT_IS_STAGED_IS_FILLED_IN, "a new standby is sent the contributions that wait")         \

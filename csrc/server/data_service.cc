@@ -317,6 +317,7 @@ size_t DataService::num_leases() const {
 // ---- what becomes due -------------------------------------------------------------------------------
 
 void DataService::wake(double now_s) {
+  replication_.is_now(now_s);
   release_holds([=](const Hold& hold) { return hold.until_s <= now_s; });
   answer_due(pending_.take_due(now_s), now_s);
   answer_filled(now_s);

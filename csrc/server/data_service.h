@@ -101,6 +101,8 @@ class DataService {
   Replication& replication() { return replication_; }
   // Sends standbys something that policy knows of; `body`: a Record.
   void record(std::string_view body);
+  // The same of what says only that this shard leads now.
+  void record_beat(std::string_view body, double now_s);
   // Sends a new standby all slots as they are, and what waits in them. False: some wait for what a decision left open,
   // and nothing was sent.
   bool fill(uint64_t connection);

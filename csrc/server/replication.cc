@@ -17,7 +17,9 @@ void Replication::follow(uint64_t connection, Replies& out, bool wants_checksum)
 }
 
 void Replication::count(uint64_t connection) {
-  followers_.at(connection).counts = true;
+  Follower& follower = followers_.at(connection);
+  follower.counts = true;
+  follower.answered_s = now_s_;  // it has not heard yet that it counts
   release();
 }
 
@@ -37,8 +39,13 @@ void Replication::forget(uint64_t connection) {
 void Replication::acknowledged(uint64_t connection, uint64_t number) {
   const auto found = followers_.find(connection);
   if (found == followers_.end()) return;
-  found->second.has = std::max(found->second.has, std::min(number, last_));
-  if (found->second.counts) release();
+  Follower& follower = found->second;
+  follower.has = std::max(follower.has, std::min(number, last_));
+  for (const Beat& beat : beats_) {
+    if (beat.record <= follower.has)
+      follower.answered_s = std::max(follower.answered_s, beat.made_s);
+  }
+  if (follower.counts) release();
 }
 
 bool Replication::is_filling() const {
@@ -84,21 +91,36 @@ uint64_t Replication::send(uint64_t connection, const Follower& follower, FrameP
   return head.size() + parts.payload_bytes;
 }
 
+// ---- the lease --------------------------------------------------------------------------------------
+
+void Replication::is_now(double now_s) {
+  now_s_ = std::max(now_s_, now_s);
+  if (now_s_ > lease_ends_s_) release();
+}
+
 // ---- the gate ---------------------------------------------------------------------------------------
 
-uint64_t Replication::released_by(const Follower& follower) {
+uint64_t Replication::released_by(const Follower& follower) const {
   if (!follower.counts) {
     const uint64_t room = std::max(kMinBehindBytes, follower.filling_bytes);
     return follower.behind_bytes <= room ? kAll : 0;
   }
   if (!holds(BreakableRule::kREPLIES_WAIT_FOR_STANDBYS)) return kAll;
-  if (follower.out == nullptr) return 0;  // it might lead, and what is read here be old
-  return follower.has;
+  const bool is_over =
+      now_s_ > follower.answered_s + lease_s_ && holds(BreakableRule::kLEASES_HAVE_AN_END);
+  const bool may_lead = follower.out == nullptr || is_over;
+  return may_lead ? 0 : follower.has;  // if it does, what is read here is old
 }
 
 void Replication::release() {
-  uint64_t least = kAll;
-  for (const auto& [_, follower] : followers_) least = std::min(least, released_by(follower));
+  uint64_t least = kAll, has = kAll;
+  lease_ends_s_ = kForever;
+  for (const auto& [_, follower] : followers_) {
+    least = std::min(least, released_by(follower));
+    has = std::min(has, follower.has);
+    if (follower.counts) lease_ends_s_ = std::min(lease_ends_s_, follower.answered_s + lease_s_);
+  }
+  while (!beats_.empty() && beats_.front().record <= has) beats_.pop_front();
   if (least > released_) ready_.merge(std::exchange(waiting_, {}));
   released_ = least;
 }

@@ -11,10 +11,15 @@
 // Until a follower counts, records wait for it behind what fills it, in the memory of the shard. Where they come faster
 // than it takes them, replies wait for it, too, once there is as much of them as of what fills it.
 //
+// Where a follower may come to lead without a word from here, because other shards have voted so, a leader's word has an
+// end: the lease. A beat is a record, and its time is noted; who has answered it will not lead before the lease is over
+// that began then. Later nobody is told anything, be it as old as it may: somebody else may know better by now.
+//
 // One thread at a time, as the connections of a shard are served.
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <limits>
 #include <map>
 #include <set>
@@ -37,6 +42,7 @@ class Replication {
     bool wants_checksum = false;
     bool counts = false;
     uint64_t has = 0;            // the last record that it has acknowledged
+    double answered_s = 0;       // when the newest beat was made that it has acknowledged
     uint64_t filling_bytes = 0;  // of what it is filled with,
     uint64_t behind_bytes = 0;   // and of the records behind that
   };
@@ -64,6 +70,15 @@ class Replication {
   // Sends one follower a part of what the shard was when it began to follow.
   void record_to(uint64_t connection, FrameParts parts, const std::vector<Piece>& payload = {});
 
+  // ---- the lease
+
+  // Followers that count don't lead for so long after a beat that they have acknowledged; they may at any time later.
+  void set_lease(double seconds) { lease_s_ = seconds; }
+  // On the clock of all connections. What is asked from now on is told as of now, or not at all.
+  void is_now(double now_s);
+  // The last record was made now, and is a beat.
+  void is_beat() { beats_.push_back({last_, now_s_}); }
+
   // ---- the gate
 
   // Number of the last record.
@@ -78,17 +93,27 @@ class Replication {
 
  private:
   static constexpr uint64_t kAll = std::numeric_limits<uint64_t>::max();
+  static constexpr double kForever = std::numeric_limits<double>::infinity();
+
+  struct Beat {
+    uint64_t record;
+    double made_s;
+  };
 
   // Returns how many bytes they are.
   uint64_t send(uint64_t connection, const Follower& follower, FrameParts parts,
                 const std::vector<Piece>& payload);
   // The last record up to which replies may go, as far as that follower is concerned.
-  static uint64_t released_by(const Follower& follower);
+  uint64_t released_by(const Follower& follower) const;
   void release();
 
   std::map<uint64_t, Follower> followers_;
   uint64_t last_ = 0;
   uint64_t released_ = kAll;
+  double now_s_ = 0;
+  double lease_s_ = kForever;
+  double lease_ends_s_ = kForever;  // of the follower whose lease ends first
+  std::deque<Beat> beats_;          // that some follower has not acknowledged
   std::set<uint64_t> waiting_;
   std::set<uint64_t> ready_;
 };

@@ -38,6 +38,12 @@ void DataService::record(std::string_view body) {
   if (replication_.is_followed()) replication_.record({.op = Op::kRECORD, .body = body_of(body)});
 }
 
+void DataService::record_beat(std::string_view body, double now_s) {
+  replication_.is_now(now_s);
+  record(body);
+  replication_.is_beat();
+}
+
 void DataService::record_scale(uint64_t number, std::optional<double> factor) {
   if (!replication_.is_followed() || !holds(BreakableRule::kSCALES_ARE_RECORDED)) return;
   const auto body = std::as_bytes(std::span(factor ? &*factor : nullptr, factor ? 1 : 0));

@@ -89,6 +89,8 @@ namespace psstore {
   X(COMPLETE, 98, "", "the standby has all that the shard was; no reply")                   \
   X(PROMOTE, 100, "Promote", "somebody who knows: the other process of this shard is dead") \
   X(PROMOTED, 101, "", "this one is the shard, or will be at once")                         \
+  X(ASK_WORD, 102, "AskWord", "may this standby lead, or is its shard to do without it?")   \
+  X(WORD, 103, "Word", "what this shard has said to that first, and ever will")             \
   /* any shard */                                                                           \
   X(STATS, 70, "", "counters")                                                              \
   X(STATISTICS, 71, "Statistics", "the counters")                                           \

@@ -222,6 +222,10 @@ class DataService:
         """No request is answered any more: all come out of their connections."""
     def record(self, body: bytes) -> None:
         """Sends all standbys something that has changed, as psstore.wire.records says it."""
+    def record_beat(self, body: bytes, now: float) -> None:
+        """Sends all standbys what says only that this shard leads at that time."""
+    def set_lease(self, seconds: float) -> None:
+        """Standbys may lead so long after a beat that they have answered: then nobody is told anything here."""
     def record_to(self, connection: int, body: bytes) -> None:
         """Sends a standby something that was so when it began to follow."""
     def fill(self, connection: int) -> bool:

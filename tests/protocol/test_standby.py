@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 import pytest
 
@@ -9,11 +11,13 @@ from psstore import _core, errors
 from psstore.protocol import state_copy
 from psstore.protocol.coordinator import Coordinator
 from psstore.protocol.coordinator_feed import Told, feed
+from psstore.protocol.election import Succession, succession
 from psstore.protocol.handshake import ClientIdentity
 from psstore.protocol.membership import Liveness
 from psstore.protocol.service import ShardIdentity, ShardService
 from psstore.protocol.signing import Signer
 from psstore.protocol.states import StandbyState
+from psstore.protocol.words import MAX_WORDS, Words
 from psstore.types import Consistency, TensorSpec
 from psstore.wire import messages as m
 from psstore.wire import records as r
@@ -71,6 +75,8 @@ def test_what_is_no_state_of_a_coordinator_is_refused(tree: list[object]) -> Non
 class Pair:
     """A shard and its standby, and the bytes between them."""
 
+    LEASE_S = math.inf
+
     def __init__(self) -> None:
         self.leader, self.standby = self._service(), self._service()
         self.end = self.leader.opened(1, 0.0)
@@ -78,8 +84,7 @@ class Pair:
         self.protocol, hello = self.standby.follow(0, client=identity, address="there", place="here")
         self.end.feed(hello)
 
-    @staticmethod
-    def _service() -> ShardService:
+    def _service(self) -> ShardService:
         identity = ShardIdentity(store="this one", shard=0, addresses=(("there",),), consistency=TERMS, heartbeat_s=1.0)
         return ShardService(
             identity=identity,
@@ -87,6 +92,7 @@ class Pair:
             signer=Signer(KEY),
             coordinator=coordinator(),
             make_nonce=lambda: bytes(32),
+            lease_s=self.LEASE_S,
         )
 
     def talk(self) -> None:
@@ -269,3 +275,146 @@ def test_only_a_process_of_the_store_may_follow_and_only_its_own_shard(
         pair.leader.facts.may_follow(connection, m.Follow(fact=Signer(KEY).sign(fact)))
     with pytest.raises(errors.BadSignature):
         pair.leader.facts.may_follow(connection, m.Follow(fact=Signer(b"another key").sign(fact)))
+
+
+# ---- words on other shards' standbys, and the lease of this one's ----
+
+OTHERS = "c" * 32
+
+
+def ask_word(pair: Pair, service: ShardService, conn: int, *, leads: bool, client: str = OTHERS) -> list[m.Word]:
+    """What an elector is told at once."""
+    end = service.opened(conn, 0.0)
+    body = m.encode_body(m.AskWord(client=client, leads=leads))
+    exchange(service, conn, end, hello("elector", client=f"{conn:032x}"))
+    pair.talk()
+    frames = exchange(service, conn, end, _core.encode_frame(OPS["ASK_WORD"], request=1, body=body))
+    pair.talk()
+    frames += frames_of(b"".join(end.take_replies()))
+    return [m.decode_body(m.Word, frame.body) for frame in frames if frame.op == OPS["WORD"]]
+
+
+def test_the_first_word_stays_and_outlives_the_shard() -> None:
+    pair = Pair()
+    pair.talk()
+    assert [word.leads for word in ask_word(pair, pair.leader, 2, leads=False)] == [False]
+    assert [word.leads for word in ask_word(pair, pair.leader, 3, leads=True)] == [False]
+    pair.standby.lead(1.0)
+    (word,) = ask_word(pair, pair.standby, (1 << 32) + 1, leads=True)
+    assert word == m.Word(leads=False, gone=(OTHERS,))
+
+
+def test_a_word_is_told_when_the_shards_own_standby_has_it() -> None:
+    pair = Pair()
+    pair.talk()
+    pair.leader.closed(1, 0.0)  # it may lead: whatever is said here now, it does not know
+    assert not ask_word(pair, pair.leader, 2, leads=True)
+
+
+def test_a_new_standby_is_filled_with_words() -> None:
+    pair = Pair()
+    pair.leader.facts.give_word(OTHERS, leads=True)
+    pair.talk()
+    pair.standby.lead(1.0)
+    (word,) = ask_word(pair, pair.standby, (1 << 32) + 1, leads=False)
+    assert word.leads
+
+
+def test_a_standby_has_no_word_and_says_what_its_shard_had_said() -> None:
+    pair = Pair()
+    pair.talk()
+    ask_word(pair, pair.leader, 2, leads=False)
+    (word,) = ask_word(pair, pair.standby, 5, leads=True)
+    assert word == m.Word(gone=(OTHERS,), standby=FIRST, may_lead=False)
+    assert pair.standby.standby is not None
+    pair.standby.standby.is_cut = True
+    (word,) = ask_word(pair, pair.standby, 6, leads=True)
+    assert word == m.Word(gone=(OTHERS,), standby=FIRST, may_lead=True)
+
+
+def test_a_shard_gives_only_so_many_words() -> None:
+    words = Words()
+    for number in range(MAX_WORDS):
+        assert words.give(f"{number:032x}", leads=True)
+    with pytest.raises(errors.Overloaded, match="gives no other"):
+        words.give(OTHERS, leads=True)
+    assert not words.give(f"{0:032x}", leads=False)
+
+
+@pytest.mark.parametrize("op", ["JOIN", "PULL", "STATS", "PROMOTE"])
+def test_an_elector_asks_for_words_only(op: str) -> None:
+    pair = Pair()
+    end = pair.leader.opened(2, 0.0)
+    exchange(pair.leader, 2, end, hello("elector"))
+    (refusal,) = exchange(pair.leader, 2, end, _core.encode_frame(OPS[op], request=1))
+    assert m.decode_body(m.Failure, refusal.body).code == errors.UnexpectedMessage.code
+
+
+def word(leads: bool | None) -> m.Word:
+    return m.Word(leads=leads)
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        ([], Succession.OPEN),
+        ([word(True)], Succession.LEADS),
+        ([word(True), word(True)], Succession.LEADS),
+        ([word(True), None], Succession.OPEN),
+        ([word(True), word(None)], Succession.OPEN),
+        ([None, word(False)], Succession.GONE),
+        ([word(True), word(False)], Succession.GONE),
+    ],
+)
+def test_what_words_come_to(words: list[m.Word | None], found: Succession) -> None:
+    assert succession(words) is found
+
+
+class Leased(Pair):
+    """With a lease of 2 seconds."""
+
+    LEASE_S = 2.0
+
+
+def test_nothing_is_told_once_the_standby_may_lead_by_vote_and_it_does_not_ask_before() -> None:
+    pair = Leased()
+    pair.talk()
+    standby = pair.standby.standby
+    assert standby is not None
+    silent: list[float] = []
+    standby.on_silent = lambda: silent.append(1.0)
+    client = pair.leader.opened(2, 0.0)
+    exchange(pair.leader, 2, client, hello("client"))
+    pair.talk()
+    client.take_replies()
+    for now, is_told in ((1.9, True), (2.1, False)):  # since it was told that it counts, at 0.0
+        client.feed(STATS)
+        frame = client.next_frame(now)
+        assert frame is not None
+        for output in pair.leader.frame(2, frame, now):
+            client.reply(getattr(output, "pieces", []))
+        assert bool(client.take_replies()) is is_told
+        pair.standby.tick(now)
+        assert not silent
+    pair.standby.tick(3.1)
+    assert silent
+
+
+def test_beats_that_a_standby_answers_prolong_the_lease_from_when_they_were_made() -> None:
+    pair = Leased()
+    pair.talk()
+    client = pair.leader.opened(2, 0.0)
+    exchange(pair.leader, 2, client, hello("client"))
+    pair.talk()
+    client.take_replies()
+    pair.leader.catch_up(1.0)  # a beat is made, and stays on its way for 3 seconds
+    beat = pair.end.take_replies()
+    assert beat
+    client.feed(STATS)
+    frame = client.next_frame(4.0)
+    pair.protocol.feed(b"".join(beat))
+    pair.talk()
+    assert frame is not None
+    for output in pair.leader.frame(2, frame, 4.0):
+        client.reply(getattr(output, "pieces", []))
+    assert not client.take_replies(), "what was answered at 4 was made at 1"

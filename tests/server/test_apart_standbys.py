@@ -20,6 +20,7 @@ import psstore
 from psstore.cli.main import app
 from psstore.client.store import Store
 from psstore.net.address import parse_addresses
+from psstore.server.settings import LEASE_S
 from psstore.server.site import Site
 from tests.launch.test_metrics import get
 from tests.server.test_standbys import ELEMS, await_standbys, create, expected, leader, train
@@ -34,12 +35,13 @@ TOKEN = "0123456789abcdef" * 4
 
 
 class Hosts:
-    """Each has a process of each of two shards: the first shard's, or the second one's standby, and so on."""
+    """Each has one process: a shard's, or its standby's."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, num_shards: int = 2) -> None:
         self._ends = contextlib.ExitStack()
-        places = [f"127.0.0.1:{port}" for port in free_ports(4)]
-        self.leaders, self.standbys = places[:2], places[2:]
+        self._num_shards = num_shards
+        places = [f"127.0.0.1:{port}" for port in free_ports(2 * num_shards)]
+        self.leaders, self.standbys = places[:num_shards], places[num_shards:]
         token = folder / "token"
         token.write_text(TOKEN)
         token.chmod(0o600)
@@ -49,7 +51,7 @@ class Hosts:
 
     def __enter__(self) -> Hosts:
         for standby in (False, True):
-            for shard in range(2):
+            for shard in range(self._num_shards):
                 self.start(shard, standby=standby)
         for server in self.of.values():
             assert server.wait_ready(), server.log()
@@ -60,7 +62,7 @@ class Hosts:
 
     def start(self, shard: int, *, standby: bool, flags: Sequence[str] = ()) -> StoreProcess:
         flags = [*flags, "--shards-at", ",".join(self.leaders), "--standbys-at", ",".join(self.standbys)]
-        flags += ["--shard-index", str(shard + 2 * standby)]
+        flags += ["--shard-index", str(shard + self._num_shards * standby)]
         server = self.of[shard, standby] = StoreProcess(*flags, port=None, environ=self.environ)
         self._ends.callback(server.end)
         return server
@@ -78,11 +80,17 @@ class Hosts:
     def kill(self, shard: int, *, standby: bool) -> None:
         """All at once, as with the host."""
         server = self.of[shard, standby]
-        for one in [*server.shards(), psutil.Process(server.process.pid)]:
-            one.suspend()
-        for one in [*server.shards(), psutil.Process(server.process.pid)]:
+        for one in self.stop(shard, standby=standby):
             one.kill()
         server.wait()
+
+    def stop(self, shard: int, *, standby: bool) -> list[psutil.Process]:
+        """Nothing there does anything until it is resumed."""
+        server = self.of[shard, standby]
+        processes = [*server.shards(), psutil.Process(server.process.pid)]
+        for one in processes:
+            one.suspend()
+        return processes
 
 
 def free_ports(count: int) -> list[int]:
@@ -99,12 +107,19 @@ def hosts(tmp_path: Path) -> Iterator[Hosts]:
         yield hosts
 
 
+@pytest.fixture
+def pair(tmp_path: Path) -> Iterator[Hosts]:
+    """Of a store with one shard: there is nobody to say which of the two leads."""
+    with Hosts(tmp_path, num_shards=1) as hosts:
+        yield hosts
+
+
 @contextlib.contextmanager
 def trained(hosts: Hosts) -> Iterator[tuple[Store, Store]]:
     """A worker's store after two steps, and a reader's; each shard has a standby that may lead."""
     with hosts.connect() as store, hosts.connect(role="client") as reader:
         create(store)
-        await_standbys(store)
+        await_standbys(store, len(hosts.leaders))
         train(store, 2)
         yield store, reader
 
@@ -186,10 +201,10 @@ def test_a_host_that_dies_and_comes_back_at_its_place_has_its_standby_lead(hosts
         assert hosts.of[shard, False].ready["standby"]
 
 
-def test_who_knows_says_that_a_host_is_dead(hosts: Hosts) -> None:
+def test_who_knows_says_that_a_host_is_dead(pair: Hosts) -> None:
     """Neither of the two does by itself: its connection is lost, and that is all."""
-    with trained(hosts) as (store, reader):
-        hosts.kill(1, standby=False)
+    with trained(pair) as (store, reader):
+        pair.kill(0, standby=False)
         done = threading.Event()
 
         def go_on() -> None:
@@ -198,26 +213,84 @@ def test_who_knows_says_that_a_host_is_dead(hosts: Hosts) -> None:
 
         training = threading.Thread(target=go_on)
         training.start()
-        assert not done.wait(1.0)  # it waits, and nobody guesses
-        result = CliRunner().invoke(app, ["promote", hosts.place(1, standby=True)], env=hosts.environ)
+        assert not done.wait(3.0 * LEASE_S)  # it waits, and nobody guesses
+        result = CliRunner().invoke(app, ["promote", pair.place(0, standby=True)], env=pair.environ)
         assert result.exit_code == 0, result.output
-        assert result.output == f"shard 1 is led at {hosts.place(1, standby=True)}\n"
+        assert result.output == f"shard 0 is led at {pair.place(0, standby=True)}\n"
         training.join()
         check(store, reader, 4)
 
 
-def test_a_leader_is_told_that_its_standby_is_dead(hosts: Hosts) -> None:
-    with trained(hosts) as (store, reader):
-        hosts.kill(1, standby=True)
-        assert eventually(lambda: "nobody is told anything" in hosts.of[1, False].log())
+def test_a_leader_is_told_that_its_standby_is_dead(pair: Hosts) -> None:
+    with trained(pair) as (store, reader):
+        pair.kill(0, standby=True)
+        assert eventually(lambda: "nobody is told anything" in pair.of[0, False].log())
         training = threading.Thread(target=train, args=(store, 2))
         training.start()
-        training.join(1.0)
+        training.join(3.0 * LEASE_S)
         assert training.is_alive()
-        result = CliRunner().invoke(app, ["promote", hosts.place(1, standby=False)], env=hosts.environ)
+        result = CliRunner().invoke(app, ["promote", pair.place(0, standby=False)], env=pair.environ)
         assert result.exit_code == 0, result.output
         training.join()
         check(store, reader, 4)
+
+
+@pytest.mark.parametrize("shard", [0, 1])
+def test_a_shard_whose_host_is_silent_is_led_on_the_other_one_by_the_word_of_the_other_shards(
+    hosts: Hosts, shard: int
+) -> None:
+    with trained(hosts) as (store, reader):
+        hosts.kill(shard, standby=False)
+        train(store, 2)
+        check(store, reader, 4)
+        assert "its standby here leads" in hosts.of[shard, True].log()
+        hosts.start(shard, standby=False)  # comes back, and stands by
+        await_standbys(store)
+        train(store, 2)
+        check(store, reader, 6)
+
+
+def test_a_shard_goes_on_without_a_standby_whose_host_is_silent(hosts: Hosts) -> None:
+    with trained(hosts) as (store, reader):
+        stopped = hosts.stop(1, standby=True)
+        train(store, 2)
+        assert "goes on without its standby" in hosts.of[1, False].log()
+        for one in stopped:
+            one.resume()
+        await_standbys(store)  # it has seen that it was done without, and was filled again
+        os.kill(leader(store, 1), signal.SIGKILL)
+        train(store, 2)
+        check(store, reader, 6)
+
+
+def test_a_leader_that_stood_still_while_another_one_came_to_lead_tells_nobody_anything(hosts: Hosts) -> None:
+    with trained(hosts) as (store, reader):
+        stopped = hosts.stop(0, standby=False)
+        train(store, 3)
+        check(store, reader, 5)
+        for one in stopped:
+            one.resume()
+        with hosts.connect(role="client") as fresh:  # asks the place first that woke up
+            assert_array_equal(fresh.pull("w"), np.full(ELEMS, expected(5), F32))
+        train(store, 2)
+        await_standbys(store)
+        check(store, reader, 7)
+        assert "its process here ends, and stands by" in hosts.of[0, False].log()
+
+
+def test_a_standby_without_which_its_shard_went_on_does_not_lead_by_mistake(hosts: Hosts) -> None:
+    """Its shard is dead by now; what it has is old."""
+    with trained(hosts) as (store, _):
+        stopped = hosts.stop(1, standby=True)
+        train(store, 2)
+        hosts.kill(1, standby=False)
+        for one in stopped[:-1]:  # who watches it does not see it
+            one.resume()
+        result = CliRunner().invoke(app, ["promote", hosts.place(1, standby=True)], env=hosts.environ)
+        assert result.exit_code == 3
+        assert "has gone on without this standby: what it has is old" in result.stderr
+        stopped[-1].resume()
+        assert eventually(lambda: "goes on without its standby here" in hosts.of[1, True].log())
 
 
 def test_a_standby_is_live_and_ready_where_it_waits(hosts: Hosts) -> None:
@@ -249,10 +322,7 @@ def test_a_leader_that_was_taken_for_dead_ends_and_stands_by(hosts: Hosts) -> No
     """It stood still, with its supervisor: an operator has said --force. It wakes up, tells nobody anything, and sees
     that another one leads."""
     with trained(hosts) as (store, reader):
-        stopped = hosts.of[1, False]
-        processes = [*stopped.shards(), psutil.Process(stopped.process.pid)]
-        for one in processes:
-            one.suspend()
+        processes = hosts.stop(1, standby=False)
         result = CliRunner().invoke(app, ["promote", hosts.place(1, standby=True), "--force"], env=hosts.environ)
         assert result.exit_code == 0, result.output
         with hosts.connect(role="client", timeout_s=3.0) as fresh:
@@ -262,7 +332,7 @@ def test_a_leader_that_was_taken_for_dead_ends_and_stands_by(hosts: Hosts) -> No
         train(store, 2)
         check(store, reader, 4)
         await_standbys(store)
-        assert "its process here ends, and stands by" in stopped.log()
+        assert "its process here ends, and stands by" in hosts.of[1, False].log()
 
 
 def test_clients_are_sent_to_the_first_place_of_shard_0_and_to_its_standbys_on_another_host() -> None:

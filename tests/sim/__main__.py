@@ -8,7 +8,7 @@ import time
 import traceback
 
 from .checks import run_and_check
-from .plan import MODES, elastic_plan_of, falling_plan_of, plan_of, standby_plan_of
+from .plan import MODES, elastic_plan_of, falling_plan_of, plan_of, standby_plan_of, voting_plan_of
 
 
 def main() -> int:
@@ -19,6 +19,7 @@ def main() -> int:
     parser.add_argument("--falls", action="store_true", help="the store goes back to checkpoints, and little else")
     parser.add_argument("--elastic", action="store_true", help="workers come and go")
     parser.add_argument("--standbys", action="store_true", help="every shard has a standby, and some die")
+    parser.add_argument("--votes", action="store_true", help="hosts fall silent, and shards vote on who leads")
     parser.add_argument("--mode", choices=MODES, help="instead of the seed's own")
     parser.add_argument("--verbose", action="store_true", help="print the plan and everything that happens")
     given = parser.parse_args()
@@ -33,6 +34,8 @@ def main() -> int:
             if given.falls
             else standby_plan_of
             if given.standbys
+            else voting_plan_of
+            if given.votes
             else plan_of
         )
         plan = make(seed, given.mode)

@@ -329,7 +329,7 @@ def staleness_keeps_its_bound(plan: Plan, history: History) -> None:
 
 
 def barriers_let_nobody_through_early(plan: Plan, history: History) -> None:
-    if plan.disturbed or plan.partition is not None or plan.mute_heartbeats or history.torn is not None:
+    if plan.disturbed or plan.partition or plan.silences or plan.mute_heartbeats or history.torn is not None:
         return  # somebody may be missing, or be taken for lost
     assert len(history.barriers_passed) == plan.num_workers, f"only {history.barriers_passed} passed"
     last_in, first_out = max(history.barriers_entered.values()), min(history.barriers_passed.values())

@@ -24,6 +24,9 @@ MAX_BACKOFF_S = 2.0
 LOOK_S = 1.5
 """Between two looks whether a shard speaks: short enough that connections which are only slow are given up, too."""
 
+GREETED_S = 5.0
+"""How long a shard may take to greet who has connected."""
+
 TIMEOUT_S = 40.0
 """Per request that waits for nobody: longer than any run of breaks that a plan makes."""
 
@@ -52,6 +55,12 @@ class SessionLink:
         self._machine.connections.append(self.connection)
         self.session.connected()
         self.flush()
+        connection = self.connection
+        self._world.after(GREETED_S, lambda: self._give_up_unless_greeted(connection))
+
+    def _give_up_unless_greeted(self, connection: Connection | None) -> None:
+        if self.connection is connection is not None and self.session.state is not LinkState.UP:
+            self.lost()
 
     def flush(self) -> None:
         if self.connection is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 from unittest import mock
@@ -14,7 +14,7 @@ from psstore import _core
 from psstore.client.layout import OneVersion
 from psstore.client.norms import SquareSums
 from psstore.errors import RoundOutOfOrder
-from psstore.protocol import decision_log, rounds, shard_facts
+from psstore.protocol import decision_log, election, rounds, shard_facts, standby
 from psstore.protocol.barriers import Barriers
 from psstore.protocol.client import Client
 from psstore.protocol.clients import Clients
@@ -30,19 +30,21 @@ from psstore.protocol.roster import Roster
 from psstore.protocol.rounds import Rounds
 from psstore.protocol.service import ShardService
 from psstore.protocol.session import Session
+from psstore.protocol.shard_facts import ShardFacts
 from psstore.protocol.shares import Shares
 from psstore.protocol.standby import Standby
 from psstore.protocol.standby_list import StandbyList
 from psstore.protocol.states import STANDBY, StandbyEvent, StandbyState
 from psstore.protocol.stops import Stops
+from psstore.protocol.words import Words
 from psstore.server import restoring
 from psstore.server.checkpoint_keeper import CheckpointKeeper
 from psstore.server.store_state import placed
 from psstore.types import Consistency
 from psstore.wire import records
-from psstore.wire.messages import Committed, Signed, Welcome
+from psstore.wire.messages import Committed, Signed, Welcome, Word
 
-from . import scenario
+from . import elections, scenario
 
 Mutant = Callable[[], AbstractContextManager[Any]]
 
@@ -378,6 +380,34 @@ def a_place_is_not_looked_at() -> AbstractContextManager[object]:
         StandbyList, "came", lambda self, connection, client, place: came(self, connection, client)
     )
 
+
+def the_last_word_counts(self: Words, client: str, *, leads: bool) -> bool:
+    self.of[client] = leads
+    return True
+
+
+def words_are_told_at_once(self: ShardFacts, client: str, *, leads: bool) -> bool:
+    self.words.give(client, leads=leads)
+    return self.words.of[client]
+
+
+def any_word_will_do(words: Sequence[Word | None]) -> election.Succession:
+    said = [None if word is None else word.leads for word in words]
+    return election.succession([Word(leads=True)] if True in said else words)
+
+
+VOTE_MUTANTS: dict[str, tuple[str, Mutant]] = {
+    "leases have no end": ("async", _broken("LEASES_HAVE_AN_END")),
+    "a standby does not wait for the end of a lease": (
+        "async",
+        lambda: mock.patch.object(standby, "LEASES_WAITED", 0.3),
+    ),
+    "a shard says what it was asked last": ("async", _method(Words, "give", the_last_word_counts)),
+    "standbys don't know the words": ("async", _method(ShardFacts, "give_word", words_are_told_at_once)),
+    "a new standby does not know the words": ("async", _method(Words, "know", lambda self, words: None)),
+    "one word is enough to lead": ("async", lambda: mock.patch.object(elections, "succession", any_word_will_do)),
+}
+"""As above, and shown where shards vote on who leads."""
 
 STANDBY_MUTANTS: dict[str, tuple[str, Mutant]] = {
     "nobody waits for standbys": ("async", _broken("REPLIES_WAIT_FOR_STANDBYS")),

@@ -48,6 +48,8 @@ class Wire:
         self._last_delivery = world.now
         self._broken = False
         self._deaf = False
+        self.held_until = 0.0
+        """Nothing arrives before: the way is closed, and neither side hears of it."""
 
     def write(self, pieces: Sequence[Piece]) -> None:
         """Takes the pieces as they are: they are read when they are delivered, as late as a slow reader would."""
@@ -78,10 +80,15 @@ class Wire:
         self._deaf = True
 
     def _deliver_one(self) -> None:
-        if not self._broken:
+        if self._world.now < self.held_until:
+            self._world.at(self.held_until, self._deliver_one)
+        elif not self._broken:
             self._deliver(b"".join(self._in_flight.pop(0)))
 
     def _drain(self) -> None:
+        if self._world.now < self.held_until:
+            self._world.at(self.held_until, self._drain)
+            return
         rest, self._in_flight = self._in_flight, []
         self._deliver(b"".join(b"".join(pieces) for pieces in rest))
         if not self._deaf:
@@ -103,6 +110,11 @@ class Connection:
         self._network = network
         self.to_server = Wire(network, server, self.break_off)
         self.to_client = Wire(network, client, self.break_off)
+
+    def hold(self, for_s: float) -> None:
+        """Nothing passes for so long, and neither side hears of it."""
+        for wire in (self.to_server, self.to_client):
+            wire.held_until = max(wire.held_until, self._network.world.now + for_s)
 
     def break_off(self) -> None:
         """The network loses it. The client notices at once or soon, the server whenever the last bytes are in."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from msgspec import structs
 
@@ -30,6 +31,18 @@ class ShardDeath:
     after_s: float
     of_standby: bool
     noticed_after_s: float
+
+
+@dataclass(frozen=True)
+class Silence:
+    """A host of a shard is not heard of, so long after the last such silence began, and nobody knows why."""
+
+    shard: int
+    of_leader: bool
+    kind: Literal["stands still", "is cut off", "loses the other", "dies"]
+    """Its processes; other hosts; the one of the same shard only, each reaches clients and other shards; for good."""
+    after_s: float
+    for_s: float
 
 
 @dataclass(frozen=True)
@@ -89,6 +102,8 @@ class Plan:
     """Workers come and go: when each begins, by rank. Empty: their number is fixed, and all begin at once."""
     shard_deaths: tuple[ShardDeath, ...] = ()
     """Every shard has a standby, and some die."""
+    silences: tuple[Silence, ...] = ()
+    """Every shard has a standby on another host, and shards vote on who leads."""
     falls: tuple[float, ...] = ()
     """All shards die, so long after the first checkpoint or the last fall, and begin again from the last one."""
 
@@ -114,6 +129,8 @@ class Plan:
     @property
     def unsteady(self) -> set[int]:
         """Ranks that may not be there all the time."""
+        if self.silences:  # who looks for shard 0 for long is taken for lost
+            return set(range(self.num_workers))
         cut_off = () if self.partition is None else (self.partition[0],)
         lying = () if self.liar is None else (self.liar,)
         return {*cut_off, *lying, *(death.rank for death in self.deaths), *(rank for rank, _ in self.leaves)}
@@ -148,6 +165,7 @@ class Plan:
             hands_in=False,
             falls=(),
             shard_deaths=(),
+            silences=(),
         )
 
 
@@ -187,6 +205,24 @@ def standby_plan_of(seed: int, mode: str | None = None) -> Plan:
         for _ in range(rng.choice((1, 2, 4, 8)))
     )
     return replace(plan, shard_deaths=deaths)
+
+
+def voting_plan_of(seed: int, mode: str | None = None) -> Plan:
+    """A plan in which hosts fall silent under whatever else goes wrong, and shards vote on who leads."""
+    rng = random.Random(f"silences {seed}")
+    plan = plan_of(seed, mode)
+    num_shards = rng.choice((2, 2, 3, 5))
+    silences = tuple(
+        Silence(
+            shard=rng.choice((0, rng.randrange(num_shards))),
+            of_leader=rng.random() < 0.7,
+            kind=rng.choice(("stands still", "is cut off", "loses the other", "dies")),
+            after_s=rng.choice((0.0, rng.expovariate(1.0), rng.expovariate(0.2))),
+            for_s=rng.choice((0.5, rng.uniform(3.0, 6.0), rng.uniform(3.0, 6.0), 12.0, 600.0)),
+        )
+        for _ in range(rng.choice((1, 2, 4)))
+    )
+    return replace(plan, num_shards=num_shards, silences=silences, liar=None, break_chance=min(plan.break_chance, 0.02))
 
 
 def elastic_plan_of(seed: int, mode: str | None = None) -> Plan:

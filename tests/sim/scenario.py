@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -22,11 +23,12 @@ from . import model
 from .actors import HASTY_S, Actor, Auditor, Curator, Historian, Reader, Worker, Writer
 from .archive import Archive, Archived, SimulatedPlace
 from .archivist import Archivist
+from .elections import LEASE_S, Elections
 from .history import History
 from .machine import Machine
 from .network import Network
 from .plan import Plan
-from .server import Notary, Server
+from .server import Mouthpiece, Notary, Server
 from .standbys import Standbys
 from .world import Task, World
 
@@ -96,17 +98,19 @@ class Scenario:
             heartbeat_s=HEARTBEAT_S,
             token=self.token,
         )
-        coordinator = self._coordinator() if shard == 0 else None
+        signer = Mouthpiece(self.notary, self.key) if shard == 0 else Signer(self.key)
+        coordinator = self._coordinator(signer) if shard == 0 else None
         place = SimulatedPlace(self.world, self.archive) if shard == 0 else None
         server = Server(
             self.world,
             identity=identity,
-            signer=self.notary if shard == 0 else Signer(self.key),
+            signer=signer,
             coordinator=coordinator,
             keeper=None if coordinator is None else self._keeper(coordinator, place),
             place=place,
             archive=self.archive,
             lazy=self.plan.lazy_shards,
+            lease_s=LEASE_S if self.plan.silences else math.inf,
         )
         if cut is not None:
             service = server.service
@@ -114,13 +118,13 @@ class Scenario:
             server.shard.applied = list(range(1, cut.version + 1))
         return server
 
-    def _coordinator(self) -> Coordinator:
+    def _coordinator(self, signer: Signer) -> Coordinator:
         plan = self.plan
         return Coordinator(
             consistency=plan.consistency,
             liveness=Liveness(rejoin_s=plan.rejoin_s, lost="drop" if plan.is_elastic else "fail"),
             num_shards=plan.num_shards,
-            signer=self.notary,
+            signer=signer,
         )
 
     def _keeper(self, coordinator: Coordinator, place: SimulatedPlace | None) -> CheckpointKeeper:
@@ -151,7 +155,7 @@ class Scenario:
             mock.patch.object(packing, "FRAME_BYTES", model.FRAME_BYTES),
             mock.patch.object(rounds, "ATTEST_EVERY", 2),
             mock.patch.object(messages, "HANDED_PIECE_BYTES", 2),
-            mock.patch.object(client, "CHECKPOINT_ATTEMPTS", 3 if plan.shard_deaths else 1),
+            mock.patch.object(client, "CHECKPOINT_ATTEMPTS", 3 if plan.shard_deaths or plan.silences else 1),
         ):
             for rank in range(plan.num_workers):
                 self._start_worker_after(plan.arrivals_s[rank] if plan.is_elastic else 0.0, rank, life=1)
@@ -172,6 +176,8 @@ class Scenario:
             self._schedule_falls(list(plan.falls))
             if plan.shard_deaths:
                 self.standbys = Standbys(self)
+            if plan.silences:
+                self.elections = Elections(self)
             self.world.run(until=lambda: self._watch() or not self._is_training(), limit_s=LIMIT_S)
             self.network.break_chance = 0.0
             for reader in self.readers:
@@ -200,6 +206,8 @@ class Scenario:
     def _record(self) -> None:
         history = self.history
         history.archived = self.archive.checkpoints
+        if self.plan.silences:
+            history.standby_differences = self.elections.differences()
         if self.plan.shard_deaths:
             history.standby_differences = self.standbys.differences()
         history.torn = self.coordinator.rounds.torn

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,7 +19,10 @@ from psstore.wire.messages import DecisionFact, Fact, Signed
 
 from .archive import Archive, SimulatedPlace, SimulatedSaver
 from .network import Connection, Network
-from .world import World
+from .world import Action, World
+
+READ_S = 0.01
+"""How long a process that stood still takes to read what has come meanwhile."""
 
 MAX_IDLE_TICKS = 100
 """Ticks at one instant after which a server is taken to spin: each should end a wait, or not be asked for."""
@@ -50,6 +54,19 @@ class Notary(Signer):
         for lost in self.decisions[number:]:
             del self.decided_at[lost.number]
         del self.decisions[number:]
+
+
+class Mouthpiece(Signer):
+    """What one process of the coordinator's signs with. Whoever does not lead any more decides what it likes: nobody is
+    to hear of it."""
+
+    def __init__(self, notary: Notary, key: bytes) -> None:
+        super().__init__(key)
+        self.is_deposed = False
+        self._notary = notary
+
+    def sign(self, fact: Fact) -> Signed:
+        return super().sign(fact) if self.is_deposed else self._notary.sign(fact)
 
 
 class ObservedShard:
@@ -87,7 +104,9 @@ class Server:
         place: SimulatedPlace | None,
         archive: Archive,
         lazy: bool,
+        lease_s: float = math.inf,
     ) -> None:
+        self.signer = signer
         self._token = identity.token
         self._place = place
         self.world = world
@@ -100,7 +119,11 @@ class Server:
             saver=SimulatedSaver(archive, self.shard.core, identity.shard),
             keeper=keeper,
             make_nonce=lambda: world.rng.randbytes(32),
+            lease_s=lease_s,
         )
+        self.service.standbys.on_dropped = self._drop
+        self.stands_still_until = 0.0
+        """Nothing is done here before."""
         self.ends: dict[int, ServerEnd] = {}
         self.leader: LeaderEnd | None = None
         """Where the shard is that this is a standby of."""
@@ -148,6 +171,17 @@ class Server:
             end.connection.cut_from_server()
         self.ends.clear()
 
+    def _drop(self, conn: int) -> None:
+        if conn in self.ends:
+            self.ends[conn].close()
+
+    def later(self, action: Action) -> bool:
+        """Whether this process stands still: then it does so when it goes on."""
+        if self.world.now >= self.stands_still_until:
+            return False
+        self.world.at(self.stands_still_until, action)
+        return True
+
     def carry_out(self, outputs: list[Output]) -> None:
         for output in outputs:
             end = self.ends.get(output.conn)
@@ -180,6 +214,9 @@ class Server:
             self.world.at(wake, self._tick)
 
     def _tick(self) -> None:
+        if self.world.now < self.stands_still_until:  # what came meanwhile is read before anything is late
+            self.world.at(self.stands_still_until + READ_S, self._tick)
+            return
         self._armed = float("inf")
         if self.dead:
             return
@@ -201,6 +238,8 @@ class ServerEnd:
 
     def received(self, data: bytes) -> None:
         service = self._server.service
+        if self._server.later(lambda: self.received(data)):
+            return
         self.protocol.feed(data)
         try:
             while self.id in self._server.ends:
@@ -219,7 +258,8 @@ class ServerEnd:
             self._server.carry_out(service.failed(self.id, error))
 
     def lost(self) -> None:
-        self._forget()
+        if not self._server.later(self.lost):
+            self._forget()
 
     def close(self) -> None:
         self.connection.close_from_server()
@@ -242,7 +282,7 @@ class LeaderEnd:
 
     def received(self, data: bytes) -> None:
         server = self._server
-        if server.dead or server.leader is not self:
+        if server.dead or server.leader is not self or server.later(lambda: self.received(data)):
             return
         self._protocol.feed(data)
         try:
@@ -256,9 +296,12 @@ class LeaderEnd:
                     self.connection.to_server.write(replies)
                 if frame is None and not replies:
                     break
+            server.arm()
         except PsstoreError as error:
             server.world.say(f"a standby of shard {server.service.identity.shard} fails: {error}")
             server.kill()
 
     def lost(self) -> None:
-        self._server.on_leader_lost()
+        server = self._server
+        if server.leader is self and not server.dead and not server.later(self.lost):
+            server.on_leader_lost()

@@ -112,20 +112,7 @@ class Standbys:
         """What standbys have otherwise than their shards, of those that may lead and have all that was sent to them."""
         found = []
         for shard, standby in self._of.items():
-            leader = self._scenario.servers[shard]
-            has = [number for _, counts, number in leader.service.data.followers() if counts]
-            if not leader.dead and self._may_lead(standby) and has == [leader.service.data.last_record]:
-                found += [f"shard {shard}: {what}" for what in self._differences(leader, standby)]
-        return found
-
-    def _differences(self, leader: Server, standby: Server) -> list[str]:
-        mine, others = _known(leader), _known(standby)
-        found = list(_apart(mine, others))
-        for tensor in self._scenario.history.tensors.values():
-            for index, shard in enumerate(tensor.shards):
-                key = tensor.key(index)
-                if shard == leader.service.identity.shard and leader.shard.state(key) != standby.shard.state(key):
-                    found.append(f"slice {index} of {tensor.spec.name}")
+            found += differences_between(self._scenario, self._scenario.servers[shard], standby)
         return found
 
     # ---- deaths ----
@@ -139,7 +126,7 @@ class Standbys:
         if any(reader.stopped for reader in scenario.readers):
             return  # training is over
         leader, standby = scenario.servers[death.shard], self._of.get(death.shard)
-        if standby is None or standby.dead or leader.dead or not self._may_lead(standby):
+        if standby is None or standby.dead or leader.dead or not may_lead(standby):
             self._world.after(AGAIN_S, lambda: self._die(deaths))
             return
         self._world.say(f"shard {death.shard}'s {'standby' if death.of_standby else 'leader'} is killed")
@@ -151,10 +138,25 @@ class Standbys:
             self._world.after(death.noticed_after_s, lambda: self._promote(death.shard))
         self._schedule(deaths[1:])
 
-    @staticmethod
-    def _may_lead(standby: Server) -> bool:
-        found = standby.service.standby
-        return found is not None and found.may_lead
+
+def may_lead(standby: Server) -> bool:
+    found = standby.service.standby
+    return found is not None and found.may_lead
+
+
+def differences_between(scenario: Scenario, leader: Server, standby: Server) -> list[str]:
+    """What a standby has otherwise than its shard, if it may lead and has all that was sent to it."""
+    has = [number for _, counts, number in leader.service.data.followers() if counts]
+    if leader.dead or not may_lead(standby) or has != [leader.service.data.last_record]:
+        return []
+    shard = leader.service.identity.shard
+    found = list(_apart(_known(leader), _known(standby)))
+    for tensor in scenario.history.tensors.values():
+        for index, holder in enumerate(tensor.shards):
+            key = tensor.key(index)
+            if holder == shard and leader.shard.state(key) != standby.shard.state(key):
+                found.append(f"slice {index} of {tensor.spec.name}")
+    return [f"shard {shard}: {what}" for what in found]
 
 
 LOOKED_UP = frozenset(("_heap", "_asked", "_changed", "_decided", "_wanted_from", "_is_made", "_gathered"))

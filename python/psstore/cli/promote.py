@@ -17,13 +17,22 @@ LEADS_S = 30.0
 
 LOOK_AGAIN_S = 0.1
 
+_REFUSALS = {
+    "gone": "shard {} has gone on without this standby: what it has is old. Better than nothing? Say so: --force",
+    "open": "other shards don't answer, and shard {} may go on without this standby by their word. See to them first,"
+    " or make sure that it is dead, and say so: --force",
+}
+"""By what the words of other shards come to."""
+
 
 def promote(
     url: Annotated[str, typer.Argument(help="Of the process that lives: ps://host:port, its own place.")],
     force: Annotated[
         bool,
         typer.Option(
-            "--force", help="Although the other process is still connected to it: its host is gone without a word."
+            "--force",
+            help="Although the other process is still connected to it, or other shards don't say that its shard has"
+            " not gone on without it.",
         ),
     ] = False,
     token_file: Annotated[
@@ -37,10 +46,18 @@ def promote(
     """
     from psstore.config import read_token, worker_environment
     from psstore.errors import PsstoreError
-    from psstore.server import other_member
+    from psstore.protocol.election import Succession
+    from psstore.server import other_member, voting
 
     try:
         token = worker_environment().token if token_file is None else read_token(token_file)
+        member = other_member.look_at(url, token)
+        told = member.welcome
+        others = [places for shard, places in enumerate(told.addresses) if shard != told.shard]
+        if others and member.may_lead and not member.leads:  # its shard is not to go on without it from now on
+            found = voting.vote_for(others, url, token)
+            if not force and found is not Succession.LEADS:
+                fail(_REFUSALS[found.value].format(told.shard), exit_code=EXIT_NOT_LEADING)
         other_member.promote(url, token, force=force)
         until = time.monotonic() + LEADS_S
         while not (member := other_member.look_at(url, token)).leads:

@@ -22,7 +22,7 @@ from psstore.client.operations import Operations
 from psstore.config import Transport
 from psstore.errors import BadArgument, BadSignature, RolledBack
 from psstore.net.address import Address, TcpAddress, UnixAddress, is_loopback, parse_address
-from psstore.net.client import REFUSED_S, Reconnector, SocketDriver
+from psstore.net.client import REFUSED_S, Reconnector, SocketDriver, has_two_hosts
 from psstore.net.client_connection import ClientConnection
 from psstore.net.fd_client import borrow
 from psstore.net.user_token import find
@@ -31,7 +31,7 @@ from psstore.protocol.client import Client
 from psstore.protocol.connection import FEATURE_CHECKSUM
 from psstore.protocol.decision_cache import DecisionCache
 from psstore.protocol.handshake import ClientIdentity
-from psstore.protocol.keepalive import Keepalive, look_interval_s
+from psstore.protocol.keepalive import MIN_LOOK_S, Keepalive, look_interval_s
 from psstore.protocol.session import Session
 from psstore.wire.messages import Welcome
 
@@ -75,6 +75,10 @@ class Heartbeats:
         Without one in that time the worker goes on: its other connections speak for it, and this one is tried again.
         """
         await asyncio.wait([self._reconnector.first_up], timeout=patience_s)
+
+    def renew(self) -> None:
+        """Connects anew."""
+        self._reconnector.renew()
 
     def _hand_over(self, connection: ClientConnection) -> None:
         self._stop_beating()
@@ -126,7 +130,9 @@ class Remote:
                 channel=channel,
                 borrow=borrow if options.transport in ("auto", "shm") and channel == 0 else None,
                 welcome=welcome if shard == welcome.shard else None,
-                keepalive=Keepalive(interval_s=look_interval_s(options.timeout_s)),
+                keepalive=Keepalive(
+                    interval_s=MIN_LOOK_S if has_two_hosts(route) else look_interval_s(options.timeout_s)
+                ),
             )
             for channel in range(num_channels)
             for shard, route in enumerate(routes)
@@ -154,6 +160,11 @@ class Remote:
         operations = Operations(client, wait_s=options.wait_s, pace=pace, over_sockets=True)
         self.direct = Direct(operations, self._driver, self.thread)
         return operations
+
+    def _coordinator_is_up(self, _: ClientConnection) -> None:
+        """Over a new connection: the heartbeats' one, which nobody answers, may be to a process that is silent."""
+        if self._heartbeats is not None:
+            self._heartbeats.renew()
 
     async def close(self) -> None:
         if self._heartbeats is not None:
@@ -195,6 +206,7 @@ class Remote:
                 patience_s=max(options.timeout_s, options.connect_timeout_s),
                 refused_s=refused_s,
                 congestion_control=options.congestion_control,
+                on_up=self._coordinator_is_up if session is sessions[0] else None,
             )
             for session, route in zip(sessions, routes, strict=True)
         ]

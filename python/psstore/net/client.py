@@ -65,6 +65,11 @@ class Outage:
         return told_at if self.refused_since is None else min(told_at, self.refused_since + refused_s)
 
 
+def has_two_hosts(addresses: Sequence[Address]) -> bool:
+    """Whether a shard is led at one of several places: where one is silent, another is tried soon."""
+    return sum(isinstance(one, TcpAddress) for one in addresses) > 1
+
+
 class Reconnector:
     """Keeps one session connected, from `start` to `close`: the first address that answers, again and again."""
 
@@ -88,7 +93,7 @@ class Reconnector:
         self.trouble: OSError | None = None
         """Why the last attempt to connect failed."""
         self._addresses = addresses
-        self._has_two_hosts = sum(isinstance(one, TcpAddress) for one in addresses) > 1
+        self._has_two_hosts = has_two_hosts(addresses)
         self._avoided = ""
         """Where somebody has just answered who is not the shard: tried last."""
         self._loop = loop
@@ -111,6 +116,11 @@ class Reconnector:
         if self._connection is not None:
             self._connection.flush()
         self._deadline_timer.update()
+
+    def renew(self) -> None:
+        """Connects anew: what is there may be of a process that is silent."""
+        if self._connection is not None:
+            self._connection.abort()
 
     def resume(self) -> None:
         """The session may have frames and requests that it was not told of."""

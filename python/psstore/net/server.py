@@ -92,6 +92,7 @@ class Server:
         self.on_device_failed: Callable[[DeviceFailed], None] | None = None
         """Called when there is nothing left to serve; perhaps more than once."""
         self._service = service
+        service.standbys.on_dropped = lambda number: self._cut(number, "the shard goes on without it")
         self._busy_poll_s = busy_poll_s
         self._for_all_users = for_all_users
         self._numbers = itertools.count(1)
@@ -118,6 +119,11 @@ class Server:
         tune(sock)
         self.poller.add(LEADER, socket=sock.detach(), protocol=protocol)
         self.poller.send(LEADER, [hello])
+
+    def lose_leader(self) -> None:
+        """Leaves the shard that this is a standby of, which says nothing, without a word."""
+        self.poller.drop(LEADER)
+        self.on_leader_lost(None)
 
     def lead(self) -> None:
         """From now on it is the shard, and listens."""

@@ -47,6 +47,10 @@ class Connection:
     """True for a worker's heartbeat connection, which the native thread writes to."""
     is_operator: bool = False
     """True for a connection that only asks how the process is, and says which one is dead."""
+    is_elector: bool = False
+    """True for a connection that asks for this shard's word on another one's standby."""
+    has_data: bool = False
+    """True if requests for data may come, or what is sent to a standby goes there."""
     nonce: bytes = b""
     ticket: TicketFact | None = None
     """The worker that the connection pushes for, once attached."""
@@ -94,7 +98,8 @@ class Connection:
         if self.state is ConnectionState.HELLO and frame.op == _core.OPS["HELLO"]:
             self.hello = hello = decode_body(Hello, frame.body)
             self.client, self.only_beats = hello.client, hello.role == "heartbeat"
-            self.is_operator = hello.role == "operator"
+            self.is_operator, self.is_elector = hello.role == "operator", hello.role == "elector"
+            self.has_data = hello.role in ("worker", "client", "standby")
             self.is_first = hello.channel == 0 and hello.role in ("worker", "client")
             if not _CLIENT_ID.fullmatch(self.hello.client):
                 raise BadBody("HELLO: client must be 32 hex digits, random per client")

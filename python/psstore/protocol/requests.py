@@ -58,6 +58,7 @@ REPLIES: dict[int, type[m.Message] | None] = {
     OPS["SAVED"]: m.Saved,
     OPS["KEPT"]: m.Kept,
     OPS["PROMOTED"]: None,
+    OPS["WORD"]: m.Word,
     OPS["STATISTICS"]: m.Statistics,
     OPS["SHARED"]: m.Shared,
     OPS["FREED"]: None,

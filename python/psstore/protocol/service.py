@@ -94,11 +94,13 @@ class ShardService:
         keeper: Keeper | None = None,
         max_connections: int | None = None,
         max_leased_bytes: int = MAX_LEASED_BYTES,
+        lease_s: float = math.inf,
     ) -> None:
         """`lender`: hands shared memory to clients; None: there is none.
         `saver`, and where there is a coordinator `keeper`: None: this store can't write checkpoints.
         `max_connections`: that the driver takes; None: any number.
-        `max_leased_bytes`: of values that one connection may read in shared memory at a time."""
+        `max_leased_bytes`: of values that one connection may read in shared memory at a time.
+        `lease_s`: see StandbyList."""
         self.identity = identity
         self.shard = shard
         self.coordinator = coordinator
@@ -126,7 +128,7 @@ class ShardService:
         """(connection, request) of an unanswered control request -> op of its reply."""
         self._due: tuple[float | None] | None = None
         """When time alone brings something to the coordinator; None: it has to be asked anew. Data goes past it."""
-        self.standbys = StandbyList(self.facts, coordinator)
+        self.standbys = StandbyList(self.facts, coordinator, lease_s=lease_s)
         """Who follows this shard."""
         self.standby: Standby | None = None
         """What this process is as long as it does not lead."""
@@ -261,6 +263,8 @@ class ShardService:
         for connection in self._strangers.values():
             if now - connection.opened_at >= HANDSHAKE_S:
                 outputs += self.failed(connection.id, HandshakeTimeout(f"no handshake within {HANDSHAKE_S:g} s"))
+        if self.standby is not None:
+            self.standby.look(now)
         outputs += self._tell(r.TimePassed(now))
         return outputs + self.woken(now)
 
@@ -279,6 +283,8 @@ class ShardService:
     def next_wake(self) -> float | None:
         """When `tick` may next do something."""
         wake = _sooner(_sooner(self.data.next_wake(), self._coordinator_wake()), self.standbys.next_wake)
+        if self.standby is not None:
+            wake = _sooner(wake, self.standby.next_wake)
         oldest = next(iter(self._strangers.values()), None)
         return wake if oldest is None else _sooner(wake, oldest.opened_at + HANDSHAKE_S)
 
@@ -338,7 +344,7 @@ class ShardService:
         self._strangers.pop(connection.id, None)
         hello = connection.hello
         assert hello is not None, "handshake returns None only after HELLO"
-        if self.standby is not None and not connection.is_operator:
+        if self.standby is not None and not (connection.is_operator or connection.is_elector):
             return self.failed(connection.id, NotLeading(self.standby.describe()))
         if connection.is_visitor:
             self._silent[connection.id] = connection
@@ -348,7 +354,7 @@ class ShardService:
         older, newer = self._siblings(connection, hello)
         if newer:
             return [Close(connection.id, "its client has a newer connection")]
-        if not connection.only_beats and not connection.is_operator:
+        if connection.has_data:
             connection.protocol.open(writer=connection.writer, wants_checksum=connection.wants_checksum)
         if connection.is_first:
             self._tell(r.ClientCame(connection.id, hello.client, now))
@@ -398,6 +404,8 @@ class ShardService:
             raise UnexpectedMessage(f"operation {op} on a heartbeat connection; it is for heartbeats alone")
         if connection.is_operator:
             return self._operated(connection, frame)
+        if connection.is_elector:
+            return [_answer(connection.id, frame, self._word(frame))]
         if op in CARRIERS:
             return self._carried(connection, frame)
         if op in CONTROL:
@@ -460,6 +468,17 @@ class ShardService:
             self.standby.check_may_lead(force=asked.force)
             self.on_promoted()
         return [_answer(connection.id, frame, None)]
+
+    def _word(self, frame: _core.Frame) -> m.Word:
+        """What is said of another shard's standby."""
+        if frame.op != OPS["ASK_WORD"]:
+            raise UnexpectedMessage(f"operation {frame.op} of an elector, who can ask for words only")
+        asked, words = m.decode_body(m.AskWord, frame.body), self.facts.words
+        if self.standby is not None:
+            may_lead = self.standby.may_lead and self.standby.is_cut
+            return m.Word(gone=words.gone, standby=self.standby.client, may_lead=may_lead)
+        leads = self.facts.give_word(asked.client, leads=asked.leads) if asked.client else None
+        return m.Word(leads=leads, gone=words.gone)
 
     def _carried(self, connection: Connection, frame: _core.Frame) -> list[Output]:
         """A request for data brings a decision that is new here."""

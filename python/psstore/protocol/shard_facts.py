@@ -17,6 +17,7 @@ from psstore.protocol.connection import Connection
 from psstore.protocol.decision_log import Made
 from psstore.protocol.sharing import MAX_LEASED_BYTES, blocks_frame
 from psstore.protocol.signing import Signer
+from psstore.protocol.words import Words
 from psstore.types import ITEM_BYTES, Tensor
 from psstore.wire import messages as m
 from psstore.wire import records as r
@@ -51,6 +52,7 @@ class ShardFacts:
         """What has been defined here, by id."""
         self.slots_to_settle = SETTLE_SLOTS if shard.device == "cpu" else SETTLE_SLOTS_ON_DEVICE
         """How many slots to bring up to date at a time: fewer once there are large ones."""
+        self.words = Words()
         self._last = b""
         """The last decision that was applied here, as it is signed; b'': none was."""
 
@@ -169,10 +171,16 @@ class ShardFacts:
         self._record(record)
         self.data.advanced(fact.max_norm is not None)
 
+    def give_word(self, client: str, *, leads: bool) -> bool:
+        """What this shard says of another one's standby, now or ever before. Raises Overloaded."""
+        if self.words.give(client, leads=leads):
+            self._record(r.WordGiven(client, leads))
+        return self.words.of[client]
+
     def as_it_is(self, *, epoch: int, coordinator: bytes) -> Iterator[r.AnyRecord]:
         """What a new standby is sent first; its slots come after that."""
         shard, history = self.shard, msgspec.msgpack.encode(self.shard.history())
-        yield r.FillBegins(shard.version, epoch, self._last, history, coordinator)
+        yield r.FillBegins(shard.version, epoch, self._last, history, coordinator, self.words.of)
         for rank, incarnation in self.data.newest_incarnations.items():
             yield r.LifeAttached(rank, incarnation)
         tensors = list(self.tensors.values())

@@ -11,6 +11,7 @@ the standby's end: one that differs from its shard is worth nothing.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable
 
 import msgspec
@@ -28,6 +29,10 @@ from psstore.wire import messages as m
 from psstore.wire import records as r
 
 OPS = _core.OPS
+
+LEASES_WAITED = 1.5
+"""For so many leases after its shard's last word a standby does nothing to lead by vote: by then the shard has told
+nobody anything for a while, though the clocks of two hosts run differently."""
 
 
 class Standby:
@@ -55,10 +60,15 @@ class Standby:
         """The connection to its shard is lost."""
         self.on_in_sync: Callable[[], None] = lambda: None
         """Called when it may lead from now on."""
+        self.on_silent: Callable[[], None] = lambda: None
+        """Called when its shard has said nothing for so long that others may be asked who leads. From then on the shard
+        must not be answered: it would go on."""
         self.epoch = 0
         """How many leaders the shard has had, the present one not counted."""
         self.clock_ahead_s = 0.0
         """By how much the coordinator's clock is ahead of the one here, as far as its last word tells."""
+        self._lease_s = math.inf
+        self._heard_at = 0.0
         self._identity = identity
         self._address = address
         self._store = store
@@ -74,6 +84,28 @@ class Standby:
     def may_lead(self) -> bool:
         """Whether it has all that anybody was told, and its shard counts on it."""
         return self.state is StandbyState.IN_SYNC
+
+    @property
+    def client(self) -> str:
+        """As which it follows."""
+        return self._identity.client
+
+    @property
+    def may_ask_at(self) -> float:
+        """When it may ask other shards whether it may lead, if its shard says nothing before."""
+        return self._heard_at + LEASES_WAITED * self._lease_s
+
+    @property
+    def next_wake(self) -> float | None:
+        """When `look` is to be called."""
+        is_watching = self.may_lead and not self.is_cut and self._lease_s < math.inf
+        return self.may_ask_at if is_watching else None
+
+    def look(self, now: float) -> None:
+        """Notices that its shard is silent."""
+        wake = self.next_wake
+        if wake is not None and now >= wake:
+            self.on_silent()
 
     def describe(self) -> str:
         """What to tell a client that comes here."""
@@ -112,6 +144,7 @@ class Standby:
             return []
         if self.state is StandbyState.ASKING or frame.op != OPS["RECORD"]:
             raise UnexpectedMessage(f"the shard at {self._address} sent operation {frame.op} to its standby")
+        self._heard_at = now
         answer = _core.encode_frame(OPS["RECORDED"], request=frame.request)
         return [answer, *self._take(r.decode_record(frame.body), now)]
 
@@ -149,7 +182,12 @@ class Standby:
             case r.FillEnds():
                 self.state = STANDBY.after(self.state, StandbyEvent.FILLED)
                 return [_core.encode_frame(OPS["COMPLETE"])]
+            case r.WordGiven():
+                self._facts.words.know({record.client: record.leads})
+            case r.StillLeads():
+                pass
             case r.InSync():
+                self._lease_s = math.inf if record.lease_s is None else record.lease_s
                 self.state = STANDBY.after(self.state, StandbyEvent.TOLD)
                 self.on_in_sync()
             case _:
@@ -164,6 +202,7 @@ class Standby:
         shard.set_version(record.version)
         history = msgspec.msgpack.decode(record.history)
         self._facts.resume(history, record.last)
+        self._facts.words.know(record.words)
         self.epoch = record.epoch
         if self._coordinator is not None:
             state_copy.load(self._coordinator, record.coordinator)

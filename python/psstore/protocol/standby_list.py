@@ -11,6 +11,7 @@ that process.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -22,7 +23,10 @@ from psstore.wire import records as r
 
 PATIENCE_S = 10.0
 """A standby that has answered nothing for so long, of what it was sent, is out of reach. One whose process stands still
-is noticed sooner, by who watches it."""
+is noticed sooner, by who watches it; one that may lead by vote, with the end of the lease."""
+
+BEATS_IN_LEASE = 4
+"""One that is late does no harm."""
 
 LOOK_S = 1.0
 """Between two looks whether standbys answer."""
@@ -51,17 +55,24 @@ class _Following:
 class StandbyList:
     """By connection. Single-threaded, as its service."""
 
-    def __init__(self, facts: ShardFacts, coordinator: Coordinator | None) -> None:
+    def __init__(self, facts: ShardFacts, coordinator: Coordinator | None, *, lease_s: float = math.inf) -> None:
+        """`lease_s`: for so long after a beat that it has answered a standby does nothing to lead by vote; inf: it
+        leads by the word of who watches both."""
         self.epoch = 0
         """How many leaders the shard has had, this one not counted."""
         self.on_in_sync: Callable[[str], None] = lambda client: None
         """Called when a standby may lead from now on, or answers again."""
         self.on_lost: Callable[[str], None] = lambda client: None
         """Called when one is gone that may lead: nobody is told anything until `done_without`."""
+        self.on_dropped: Callable[[int], None] = lambda conn: None
+        """Called with the connection of one that is done without and still there, to be cut."""
         self.next_wake: float | None = None
         """When `look` is to be called again."""
         self._facts = facts
         self._coordinator = coordinator
+        self._lease_s = lease_s
+        self._look_s = min(LOOK_S, lease_s / BEATS_IN_LEASE)
+        facts.data.set_lease(lease_s)
         self._of: dict[int, _Following] = {}
 
     @property
@@ -90,13 +101,15 @@ class StandbyList:
             return
         self.next_wake = None
         if self._of:
-            self._wake_at(now + LOOK_S)
+            self._wake_at(now + self._look_s)
         new = [(conn, one) for conn, one in self._of.items() if not one.is_sent]
         if new and not self._facts.shard.is_settled():
             self._wake_at(now + ASK_AGAIN_S)
         else:
             for conn, one in new:
                 self._send(conn, one)
+        if self._facts.data.is_followed and self._lease_s < math.inf:
+            self._facts.data.record_beat(r.encode_record(r.StillLeads()), now)
         last = self._facts.data.last_record
         for conn, _, has in self._facts.data.followers():
             self._look_at(self._of[conn], has, last, now)
@@ -108,7 +121,8 @@ class StandbyList:
             return
         one.counts = True
         self._facts.data.count(conn)
-        self._facts.data.record_to(conn, r.encode_record(r.InSync()))
+        lease_s = self._lease_s if self._lease_s < math.inf else None
+        self._facts.data.record_to(conn, r.encode_record(r.InSync(lease_s)))
         self.on_in_sync(one.client)
 
     def went(self, conn: int) -> None:
@@ -133,6 +147,8 @@ class StandbyList:
             if one.client == client:
                 del self._of[conn]
                 self._facts.data.forget_follower(conn)
+                if not one.is_gone:
+                    self.on_dropped(conn)
 
     def _look_at(self, one: _Following, has: int, last: int, now: float) -> None:
         if has == last or has != one.had or one.waited_since is None:
@@ -140,7 +156,7 @@ class StandbyList:
             if one.is_lost and not one.is_gone:  # it was slow, or the way to it was closed
                 one.is_lost = False
                 self.on_in_sync(one.client)
-        elif now - one.waited_since > PATIENCE_S and one.counts:
+        elif now - one.waited_since > min(PATIENCE_S, self._lease_s) and one.counts:
             self._lost(one)
 
     def _lost(self, one: _Following) -> None:

@@ -1,13 +1,15 @@
 """This host's process of a shard whose other process runs on another host. One of the two leads, the other stands by.
 
-    ours dies, and led         ─► we say so to the other one, which leads; ours starts again, as its standby
-    ours is told to end        ─► the same before
-    the other one is lost      ─► its own host starts it again, as a standby in the same place: the one before is dead;
-                                  or somebody who knows says so: psstore promote
-    ours, a standby, is cut off ─► it starts again as a standby, once the shard answers
+    ours dies, and led          ─► we say so to the other one, which leads; ours starts again, as its standby
+    ours is told to end         ─► the same before
+    ours, a standby, is cut off ─► it starts again as a standby, once the shard answers; or it leads, by the word of all
+                                   other shards
+    ours has lost its standby   ─► it waits for the next one from there, which says that the one before is dead; or goes
+                                   on without it, by the word of one other shard
 
-Only who knows that a process is dead says so: its own supervisor here, whoever starts another one in its place, or an
-operator. Two hosts that only don't hear of each other wait.
+Who knows that a process is dead says so: its own supervisor here, whoever starts another one in its place, or an
+operator. Of two hosts that only don't hear of each other the other shards decide (protocol/election.py); where there
+are none, or they don't answer, both wait.
 """
 
 from __future__ import annotations
@@ -19,13 +21,18 @@ import time
 from collections.abc import Callable
 
 from psstore.errors import PsstoreError
-from psstore.server.other_member import FoundMember, look_at, promote
+from psstore.protocol.election import Succession
+from psstore.server.other_member import LOOK_S, FoundMember, look_at, promote
 from psstore.server.processes import ShardProcess
-from psstore.server.settings import CUT, IN_SYNC, LOST, READY
+from psstore.server.settings import CUT, IN_SYNC, LEAD, LOST, READY, WITHOUT
 from psstore.server.shard_group import FIRST_PAUSE_S, MAX_PAUSE_S
+from psstore.server.voting import Places, vote
 
 ASK_S = 0.5
 """Between two questions to the other host, where one has to know how it is there."""
+
+GLANCE_S = 0.5
+"""How long the other process is asked whether it leads, before others are asked what becomes of it."""
 
 REMIND_S = 60.0
 """How often it is said that the other host is out of reach."""
@@ -41,17 +48,20 @@ class ApartGroup:
         *,
         index: int,
         other: str,
+        others: Places,
         token: bytes | None,
         patience_s: float,
         start: Callable[[bool], ShardProcess],
         selector: selectors.BaseSelector,
     ) -> None:
-        """`other`: where the other process is reached. `patience_s`: how long it is tried to hand over to it.
+        """`other`: where the other process is reached. `others`: where the other shards are. `patience_s`: how long it
+        is tried to hand over to it.
         `start`: starts a process here, which begins as the shard, or as a standby of the one that leads there."""
         self.leads = False
         """The process here is the shard, or will be."""
         self._name = f"shard {index}"
         self._other = other
+        self._others = others
         self._token = token
         self._patience_s = patience_s
         self._start_process = start
@@ -60,6 +70,10 @@ class ApartGroup:
         self._is_ready = False
         self._in_sync = False
         """Both have all that anybody was told."""
+        self._lost = ""
+        """The standby that the process here has lost, as a client; '': none."""
+        self._may_ask_at = math.inf
+        """When others may be asked whether the process here leads, which has lost its shard."""
         self._fate: tuple[str, float] | None = None
         """How the process here ended, which led, and until when the other one is asked to lead."""
         self._start_at = math.inf
@@ -102,6 +116,8 @@ class ApartGroup:
         self._ask_at = time.monotonic() + ASK_S
         if self._fate is not None:
             return self._hand_over(*self._fate)
+        if self._is_decided(now):
+            return None
         member = self._look()
         if member is not None and member.leads:
             self._follow_anew()
@@ -113,23 +129,24 @@ class ApartGroup:
         if told is None:
             return self._ended(child)
         for line in told:
-            what = line.partition(" ")[0]
+            what, _, rest = line.partition(" ")
             if what == READY:
                 self._ready()
             elif what == IN_SYNC:
-                self._in_sync = True
+                self._in_sync, self._lost = True, ""
                 self._ask_at = math.inf
                 where = f"at {self._other}" if self.leads else "here"
                 _log.info("the standby of %s %s may lead", self._name, where)
             elif what == LOST:
-                self._ask_soon()
+                self._lost, self._ask_at = rest, time.monotonic()
                 _log.warning(
                     "%s has lost its standby at %s, which might lead: nobody is told anything before it is back, or"
-                    " somebody knows that it is dead, and says so: psstore promote",
+                    " another shard says that it is gone, or somebody who knows: psstore promote",
                     self._name,
                     self._other,
                 )
             elif what == CUT:
+                self._may_ask_at = time.monotonic() + float(rest)
                 self._ask_soon()
             else:
                 _log.warning("%s: %s", child.name, line)
@@ -146,11 +163,41 @@ class ApartGroup:
         except PsstoreError as error:
             _log.error("%s could not be handed over to %s: %s", self._name, self._other, error.message)
 
+    # ---- who leads, where nobody knows ----
+
+    def _is_decided(self, now: float) -> bool:
+        """Asks the other shards, if the two of this one have lost each other: they have said what becomes of ours."""
+        assert self._child is not None, "it has told us"
+        if self.leads and self._lost:
+            member = self._look(timeout_s=GLANCE_S)
+            if member is not None and member.leads:
+                self._follow_anew()
+                return True
+            if vote(self._others, self._lost, leads=False, token=self._token) is not Succession.GONE:
+                return False
+            _log.warning("%s goes on without its standby at %s, which does not answer", self._name, self._other)
+            self._in_sync = False  # before anybody is told what it does not have
+            self._child.tell(f"{WITHOUT} {self._lost}")
+            self._lost, self._ask_at = "", math.inf
+            return True
+        if self.leads or now < self._may_ask_at:
+            return False
+        found = vote(self._others, self._child.client, leads=True, token=self._token)
+        if found is Succession.LEADS:
+            _log.warning("%s does not answer at %s, and its standby here leads", self._name, self._other)
+            self._child.tell(LEAD)
+            self._ask_at = math.inf
+        elif found is Succession.GONE:
+            _log.warning("%s goes on without its standby here, which starts again", self._name)
+            self._follow_anew()
+        return found is not Succession.OPEN
+
     # ---- how ----
 
     def _start(self) -> None:
         self._child = self._start_process(self.leads)
         self._is_ready = self._in_sync = False
+        self._lost, self._may_ask_at = "", math.inf
         self._selector.register(self._child.report, selectors.EVENT_READ, self._child)
 
     def _end(self) -> None:
@@ -206,9 +253,9 @@ class ApartGroup:
         self._ask_at = math.inf
         self._start_at = time.monotonic()
 
-    def _look(self) -> FoundMember | None:
+    def _look(self, timeout_s: float = LOOK_S) -> FoundMember | None:
         try:
-            return look_at(self._other, self._token)
+            return look_at(self._other, self._token, timeout_s=timeout_s)
         except PsstoreError as error:
             self._remind(error.message)
             return None

@@ -44,7 +44,7 @@ def look_at(address: str, token: bytes | None, *, timeout_s: float = LOOK_S) -> 
     async def look(reconnector: Reconnector) -> FoundMember:
         return FoundMember(await greeted(reconnector), await counters(reconnector, timeout_s=timeout_s))
 
-    return _visit(address, token, timeout_s, look)
+    return asyncio.run(visit(address, token, timeout_s, look, role="operator"))
 
 
 def promote(address: str, token: bytes | None, *, force: bool = False, timeout_s: float = LOOK_S) -> None:
@@ -57,22 +57,21 @@ def promote(address: str, token: bytes | None, *, force: bool = False, timeout_s
         await greeted(reconnector)
         await ask(reconnector, "PROMOTE", m.Promote(force=force), timeout_s=timeout_s)
 
-    _visit(address, token, timeout_s, say)
+    asyncio.run(visit(address, token, timeout_s, say, role="operator"))
 
 
-def _visit(address: str, token: bytes | None, timeout_s: float, do: Callable[[Reconnector], Awaitable[T]]) -> T:
-    """Raises StoreUnreachable if nobody has answered in that time, at the latest."""
-
-    async def visit() -> T:
-        identity = ClientIdentity(client=secrets.token_hex(16), role="operator", token=token)
-        reconnector = tie(identity, address, patience_s=min(REFUSED_S, timeout_s))
-        try:
-            return await asyncio.wait_for(do(reconnector), timeout_s)
-        except asyncio.TimeoutError:
-            raise StoreUnreachable(
-                f"nobody answers at {address} within {timeout_s:g} s", address=address, tried_s=timeout_s
-            ) from None
-        finally:
-            await reconnector.close()
-
-    return asyncio.run(visit())
+async def visit(
+    address: str, token: bytes | None, timeout_s: float, do: Callable[[Reconnector], Awaitable[T]], *, role: m.Role
+) -> T:
+    """What `do` finds out over a connection of its own. Raises StoreUnreachable if nobody has answered in that time, at
+    the latest."""
+    identity = ClientIdentity(client=secrets.token_hex(16), role=role, token=token)
+    reconnector = tie(identity, address, patience_s=min(REFUSED_S, timeout_s))
+    try:
+        return await asyncio.wait_for(do(reconnector), timeout_s)
+    except asyncio.TimeoutError:
+        raise StoreUnreachable(
+            f"nobody answers at {address} within {timeout_s:g} s", address=address, tried_s=timeout_s
+        ) from None
+    finally:
+        await reconnector.close()

@@ -31,7 +31,12 @@ IN_SYNC, LOST = "in-sync", "lost"
 """What a shard reports, with the client that its standby is: from now on that one may lead; it is out of reach."""
 
 CUT = "cut"
-"""What a standby reports that may lead: it has lost its shard, which may be dead."""
+"""What a standby reports that may lead, with the seconds before others may be asked whether it does: it has lost its
+shard, which may be dead."""
+
+LEASE_S = 3.0
+"""How long after its standby's last answer a shard tells others anything, where other shards say who leads. A process
+that gets no processor for so long is done without."""
 
 LEAD, WITHOUT = "lead", "without"
 """What a shard is told: to lead, as a standby; that the standby which is that client will never do so."""
@@ -373,6 +378,8 @@ class ShardSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Inherited file descriptors of this shard's bound sockets."""
     standbys: int
     """How many the shard is to have."""
+    lease_s: float | None
+    """See StandbyList; None: no vote makes a standby lead."""
     follows: Follows | None
     """The process is a standby, and serves only once it leads."""
     consistency: Consistency

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import os
 import resource
 import signal
@@ -168,7 +169,7 @@ async def stand_by(
         standby.is_cut = True
         if standby.may_lead and (error is None or isinstance(error, OSError)):  # the shard may be dead: this one leads
             if follows.place:  # who watches both knows anyhow
-                report(CUT)
+                report(CUT, f"{max(0.0, standby.may_ask_at - server.now()):.3f}")
         else:
             failed.set()
 
@@ -190,6 +191,7 @@ async def stand_by(
     if follows.place:
         assert service.standby is not None, "it follows"
         service.standby.on_in_sync = lambda: report(IN_SYNC)
+        service.standby.on_silent = server.lose_leader
         service.on_promoted = orders.lead.set
         listen(server, sockets)
     waits = [asyncio.ensure_future(event.wait()) for event in (orders.lead, stopped, failed)]
@@ -284,6 +286,7 @@ def make_service(
         keeper=keeper,
         max_connections=max_connections,
         max_leased_bytes=int(settings.max_memory_bytes * LEASED_SHARE),
+        lease_s=math.inf if settings.lease_s is None else settings.lease_s,
     )
 
 

@@ -26,14 +26,19 @@ class Site:
 
     @property
     def is_whole(self) -> bool:
-        """No other host has a shard of this store."""
-        return len(self.endpoints) == len(self.addresses)
+        """No other host has a process of this store."""
+        return self.other is None and len(self.endpoints) == len(self.addresses)
 
     @property
     def url(self) -> str:
         """What clients are to connect to: shard 0, at both of its places if it has two."""
         first = self.addresses[0]
         return first[0] if self.other is None else join_addresses(first)
+
+    def other_shards(self) -> list[Sequence[str]]:
+        """The addresses of each shard of which nothing runs here."""
+        end = self.first + len(self.endpoints)
+        return [*self.addresses[: self.first], *self.addresses[end:]]
 
     def own(self) -> list[Address]:
         """Where the shards that run here listen, and where clients are told to find them."""

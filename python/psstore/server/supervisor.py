@@ -46,6 +46,7 @@ from psstore.server.processes import (
     Signals,
 )
 from psstore.server.settings import (
+    LEASE_S,
     READY,
     CheckpointSettings,
     Follows,
@@ -176,7 +177,7 @@ class Supervisor:
     def _check_needs_no_token(self) -> None:
         """Raises BadArgument that says how to make one."""
         hosts, is_public = self._settings.hosts(), self._tcp is not None and not is_loopback(self._tcp.host)
-        if hosts is not None and (is_public or len(hosts) > 1):
+        if hosts is not None and (is_public or len(hosts) > 1 or self._settings.standby_hosts()):
             raise BadArgument(
                 "the shards and clients of several hosts need a token, the same one everywhere:\n"
                 f"  {TOKEN_RECIPE} > token && chmod 600 token\n"
@@ -288,6 +289,7 @@ class Supervisor:
         """The life of the store in which the other process of this shard leads; what stands by there leads from now on,
         since the process that was here before is dead. None: a signal came first. Raises AuthFailed, BadArgument."""
         from psstore.server.other_member import look_at, promote
+        from psstore.server.voting import check_never_gone
 
         has_said = False
         while True:
@@ -299,7 +301,9 @@ class Supervisor:
                         site.listen(self._settings, self._tcp)
                     return self._life_of(site, member.welcome)
                 if member.may_lead:
-                    promote(other, self._token, force=True)
+                    with contextlib.suppress(BadArgument):  # it waits for those who know
+                        check_never_gone(site.other_shards(), other, self._token)
+                        promote(other, self._token, force=True)
             if not self._settings.begins_as_standby() and (member is None or not member.may_lead):
                 return "begins"
             if not has_said:
@@ -386,6 +390,7 @@ class Supervisor:
         group = self._groups = ApartGroup(
             index=site.first,
             other=other,
+            others=site.other_shards(),
             token=self._token,
             patience_s=self._settings.patience_s,
             start=start,
@@ -656,6 +661,7 @@ class Supervisor:
             addresses=site.addresses,
             sockets=tuple(sock.fileno() for sock in endpoint.sockets),
             standbys=settings.standbys,
+            lease_s=None if site.other is None else LEASE_S,
             follows=follows,
             consistency=settings.consistency(),
             heartbeat_s=settings.heartbeat_s,

@@ -16,7 +16,7 @@ from psstore.errors import BadBody
 from psstore.types import Consistency, Tensor, TensorSpec
 from psstore.wire.ranges import Ranges
 
-Role = Literal["worker", "client", "heartbeat", "standby", "operator"]
+Role = Literal["worker", "client", "heartbeat", "standby", "operator", "elector"]
 Exist = Literal["match", "error", "overwrite"]
 
 MAX_WAIT_S = 30 * 86400.0
@@ -582,6 +582,26 @@ class Promote(Message, frozen=True, kw_only=True):
 
     force: bool = False
     """Although its connection is not lost."""
+
+
+class AskWord(Message, frozen=True, kw_only=True):
+    """Asks another shard for its word on a standby, which is what it was asked first, and stays so."""
+
+    client: str = ""
+    """The standby, as a client; '': only which are gone is asked."""
+    leads: bool = False
+    """The standby has lost its shard, and wants to lead; False: its shard has lost it, and wants to do without."""
+
+
+class Word(Message, frozen=True, kw_only=True):
+    leads: bool | None = None
+    """The word; None: there is none, as nothing was asked, or who answers does not lead its shard."""
+    gone: tuple[str, ...] = ()
+    """Standbys of other shards that will never lead, by the word of this one."""
+    standby: str = ""
+    """Who answers, if it is a standby: what it says is what its shard had said when the two lost each other."""
+    may_lead: bool = True
+    """Who answers leads, or is a standby that has lost its shard and has all that anybody was told."""
 
 
 # ---- encoding -------------------------------------------------------------------------------------

@@ -39,6 +39,17 @@ class LifeAttached(Record, frozen=True):
     incarnation: int
 
 
+class WordGiven(Record, frozen=True):
+    """What this shard says of another one's standby, for good (protocol/words.py)."""
+
+    client: str
+    leads: bool
+
+
+class StillLeads(Record, frozen=True):
+    """A beat: the shard leads when this is sent."""
+
+
 # ---- the coordinator: what it was told, in order, from which all else follows (protocol/coordinator_feed.py) ----
 
 
@@ -106,6 +117,8 @@ class FillBegins(Record, frozen=True):
     """`Shard.history()`."""
     coordinator: bytes
     """Its state (protocol/state_copy.py); b'': it is another shard's."""
+    words: dict[str, bool]
+    """What it has said of other shards' standbys."""
 
 
 class TensorsThere(Record, frozen=True):
@@ -121,11 +134,16 @@ class FillEnds(Record, frozen=True):
 class InSync(Record, frozen=True):
     """From here on nobody is told what the standby does not have: it may lead."""
 
+    lease_s: float | None
+    """How long after a beat that it has answered it may not lead by vote; None: it may at no time."""
+
 
 AnyRecord = (
     TensorsDefined
     | DecisionTaken
     | LifeAttached
+    | WordGiven
+    | StillLeads
     | ClientCame
     | ClientWent
     | WorkerBeat
