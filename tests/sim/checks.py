@@ -230,7 +230,7 @@ def standbys_are_what_their_shards_are(plan: Plan, history: History) -> None:
 def held_versions_stay(plan: Plan, history: History) -> None:
     """Only who has lost a connection, or reads while tensors are restored, is told that a version is gone: nobody here
     reads for long, or is short of memory."""
-    may_go = plan.break_chance or plan.partition or plan.num_writers or plan.shard_deaths
+    may_go = plan.break_chance or plan.partition or plan.num_writers or plan.shard_deaths or plan.silences
     assert may_go or not history.gone, f"{history.gone}"
 
 

@@ -39,6 +39,9 @@ START_S = 0.3
 NOTICE_S = 0.7
 """How long clients of a shard take to look for it elsewhere."""
 
+ALONE_S = 5.0
+"""How long a host that goes on may still not hear of the other one."""
+
 BEGINS_S = 1.0
 """When the first silence may begin."""
 
@@ -264,24 +267,28 @@ class Elections:
         assert host.server is not None
         self._world.say(f"{host.name} of shard {silence.shard} {silence.kind} for {silence.for_s:g} s")
         until = self._world.now + silence.for_s
-        if silence.kind == "stands still":
+        if silence.kind in ("stands still", "wakes up alone"):
             host.server.stands_still_until = host.stands_still_until = until
+            if silence.kind == "wakes up alone":
+                self._apart_until[silence.shard] = until + ALONE_S
+                self._hold(silence.shard, silence.for_s + ALONE_S)
         elif silence.kind == "is cut off":
             host.silent_until = until
-            self._hold(silence)
+            self._hold(silence.shard, silence.for_s)
         elif silence.kind == "loses the other":
             self._apart_until[silence.shard] = until
-            self._hold(silence)
+            self._hold(silence.shard, silence.for_s)
         else:
             if silence.for_s > 1.0:  # no word of it leaves its host
-                self._hold(silence)
+                self._hold(silence.shard, silence.for_s)
             self._die(host)
         self._schedule(silences[1:])
 
-    def _hold(self, silence: Silence) -> None:
-        for host in self._hosts[silence.shard]:
+    def _hold(self, shard: int, for_s: float) -> None:
+        """What its two processes send each other arrives so much later."""
+        for host in self._hosts[shard]:
             if host.server is not None and host.server.leader is not None:
-                host.server.leader.connection.hold(silence.for_s)
+                host.server.leader.connection.hold(for_s)
 
     def _die(self, host: Host) -> None:
         assert host.server is not None

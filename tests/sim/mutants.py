@@ -397,14 +397,12 @@ def any_word_will_do(words: Sequence[Word | None]) -> election.Succession:
 
 
 VOTE_MUTANTS: dict[str, tuple[str, Mutant]] = {
-    "leases have no end": ("async", _broken("LEASES_HAVE_AN_END")),
     "a standby does not wait for the end of a lease": (
         "async",
         lambda: mock.patch.object(standby, "LEASES_WAITED", 0.3),
     ),
     "a shard says what it was asked last": ("async", _method(Words, "give", the_last_word_counts)),
     "standbys don't know the words": ("async", _method(ShardFacts, "give_word", words_are_told_at_once)),
-    "a new standby does not know the words": ("async", _method(Words, "know", lambda self, words: None)),
     "one word is enough to lead": ("async", lambda: mock.patch.object(elections, "succession", any_word_will_do)),
 }
 """As above, and shown where shards vote on who leads."""

@@ -39,8 +39,9 @@ class Silence:
 
     shard: int
     of_leader: bool
-    kind: Literal["stands still", "is cut off", "loses the other", "dies"]
-    """Its processes; other hosts; the one of the same shard only, each reaches clients and other shards; for good."""
+    kind: Literal["stands still", "wakes up alone", "is cut off", "loses the other", "dies"]
+    """Its processes stand still; and don't hear of the other host for a while when they go on; it reaches no other
+    host, but clients; only that of the same shard it does not reach; it dies."""
     after_s: float
     for_s: float
 
@@ -212,17 +213,23 @@ def voting_plan_of(seed: int, mode: str | None = None) -> Plan:
     rng = random.Random(f"silences {seed}")
     plan = plan_of(seed, mode)
     num_shards = rng.choice((2, 2, 3, 5))
+    plan = replace(plan, num_shards=num_shards, liar=None, break_chance=min(plan.break_chance, 0.02))
+    if rng.random() < 0.4:  # a leader goes on that was just replaced, and finds what readers have asked it meanwhile
+        stop = Silence(0, of_leader=True, kind="wakes up alone", after_s=0.0, for_s=rng.uniform(3.5, 6.0))
+        return replace(
+            plan, silences=(stop,), num_readers=2, rounds=12, latency_s=0.0005, late_s=4.0, partition=None, stop_at=None
+        )
     silences = tuple(
         Silence(
             shard=rng.choice((0, rng.randrange(num_shards))),
             of_leader=rng.random() < 0.7,
-            kind=rng.choice(("stands still", "is cut off", "loses the other", "dies")),
+            kind=rng.choice(("stands still", "wakes up alone", "is cut off", "loses the other", "dies")),
             after_s=rng.choice((0.0, rng.expovariate(1.0), rng.expovariate(0.2))),
             for_s=rng.choice((0.5, rng.uniform(3.0, 6.0), rng.uniform(3.0, 6.0), 12.0, 600.0)),
         )
         for _ in range(rng.choice((1, 2, 4)))
     )
-    return replace(plan, num_shards=num_shards, silences=silences, liar=None, break_chance=min(plan.break_chance, 0.02))
+    return replace(plan, silences=silences)
 
 
 def elastic_plan_of(seed: int, mode: str | None = None) -> Plan:

@@ -21,7 +21,7 @@ from .archive import Archive, SimulatedPlace, SimulatedSaver
 from .network import Connection, Network
 from .world import Action, World
 
-READ_S = 0.01
+READ_S = 0.05
 """How long a process that stood still takes to read what has come meanwhile."""
 
 MAX_IDLE_TICKS = 100

@@ -11,8 +11,8 @@ import pytest
 from psstore.errors import PsstoreError
 from tests.sim.checks import check, run_and_check
 from tests.sim.history import History
-from tests.sim.mutants import ELASTIC_MUTANTS, FALL_MUTANTS, MUTANTS, STANDBY_MUTANTS, Mutant
-from tests.sim.plan import Plan, elastic_plan_of, falling_plan_of, plan_of, standby_plan_of
+from tests.sim.mutants import ELASTIC_MUTANTS, FALL_MUTANTS, MUTANTS, STANDBY_MUTANTS, VOTE_MUTANTS, Mutant
+from tests.sim.plan import Plan, elastic_plan_of, falling_plan_of, plan_of, standby_plan_of, voting_plan_of
 from tests.sim.scenario import Scenario
 
 NUM_SEEDS = 150
@@ -21,11 +21,13 @@ NUM_SEEDS = 150
 NUM_FALLING_SEEDS = 75
 NUM_ELASTIC_SEEDS = 75
 NUM_STANDBY_SEEDS = 75
+NUM_VOTING_SEEDS = 75
 BATCH = 25
 
 MAX_SEEDS_TO_NOTICE = 250
 
 NOTICED_BY = {
+    "one word is enough to lead": 44,
     "early decisions are like any other": 18,
     "skipped rounds are applied": 12,
     "older connections still speak": 41,
@@ -146,6 +148,21 @@ def test_promises_hold_where_standbys_lead_for_seeds_from(first: int) -> None:
     assert num_promotions > BATCH, "hardly a standby led"
 
 
+@pytest.mark.parametrize("first", range(0, NUM_VOTING_SEEDS, BATCH))
+def test_promises_hold_where_shards_vote_on_who_leads_for_seeds_from(first: int) -> None:
+    num_promotions = num_done_without = 0
+    for seed in range(first, first + BATCH):
+        scenario = Scenario(voting_plan_of(seed))
+        try:
+            check(scenario.plan, scenario.run())
+        except Exception as error:
+            pytest.fail(f"{error!r}\nreproduce: python -m tests.sim --votes --seed {seed} --verbose")
+        num_promotions += scenario.elections.num_promotions
+        num_done_without += scenario.elections.num_done_without
+    assert num_promotions > BATCH // 4, "hardly a standby led"
+    assert num_done_without > BATCH // 4, "hardly a shard went on without its standby"
+
+
 def test_a_worker_of_which_only_the_heartbeats_met_the_store_before_it_fell_is_one_of_the_next_store() -> None:
     run_and_check(falling_plan_of(163))
 
@@ -175,6 +192,11 @@ def test_simulator_notices_of_a_store_that_goes_back_that(name: str) -> None:
 @pytest.mark.parametrize("name", STANDBY_MUTANTS)
 def test_simulator_notices_of_shards_with_standbys_that(name: str) -> None:
     notices(name, *STANDBY_MUTANTS[name], standby_plan_of)
+
+
+@pytest.mark.parametrize("name", VOTE_MUTANTS)
+def test_simulator_notices_of_shards_that_vote_that(name: str) -> None:
+    notices(name, *VOTE_MUTANTS[name], voting_plan_of)
 
 
 def notices(name: str, mode: str, broken: Mutant, plan_of: Callable[[int, str], Plan]) -> None:
