@@ -1,10 +1,13 @@
 # Adds to psstore_core the kernels that the target's instruction sets allow, each file with its flags.
 #
 # -O3 in every build type but the sanitized ones, whose checked loops are not vectorised: the vectoriser is what
-# makes these fast. No errno and no trapping from sqrt and comparisons: neither changes a result, both would
+# makes these fast. There -O1, for what tests/cpp/test_addresses.py holds of small functions of headers: that each
+# instruction set has them inlined. No errno and no trapping from sqrt and comparisons: neither changes a result, both would
 # keep loops from being vectorised. openmp-simd is the pragma alone.
 set(PSSTORE_KERNEL_FLAGS -fopenmp-simd -fno-math-errno -fno-trapping-math)
-if(NOT PSSTORE_SANITIZE)
+if(PSSTORE_SANITIZE)
+  list(APPEND PSSTORE_KERNEL_FLAGS -O1)
+else()
   list(APPEND PSSTORE_KERNEL_FLAGS -O3)
 endif()
 

@@ -10,6 +10,7 @@
 #include <thread>
 #include <vector>
 
+#include "random_floats.h"
 #include "table_support.h"
 
 namespace psstore::testing {
@@ -213,9 +214,7 @@ TEST(BufferPool, ThreadsShareItAndItsBuffers) {
         const BufferRef copy = shared;
         const BufferRef own = pool->allocate((i * 131 + static_cast<size_t>(seed) * 977) % 20'000);
         std::memset(own->data(), seed, own->size());
-        EXPECT_TRUE(std::all_of(own->data(), own->data() + own->size(), [&](std::byte value) {
-          return value == static_cast<std::byte>(seed);
-        }));
+        EXPECT_TRUE(all_equal<std::byte>({own->data(), own->size()}, static_cast<std::byte>(seed)));
       }
     });
   }

@@ -4,11 +4,12 @@
 // Every gradient comes to 1 and the rule is SGD with lr 1, so a slice at version v has to hold
 // -v * kNumWorkers in each of its elements, whoever looks and whenever: a torn read, a lost or a doubled
 // contribution would show. What the sanitizers add is that no access raced to get there.
-#include <algorithm>
 #include <atomic>
 #include <barrier>
+#include <span>
 #include <thread>
 
+#include "random_floats.h"
 #include "shard.h"
 #include "table_support.h"
 
@@ -107,14 +108,14 @@ class StressTest : public OnDevices {
 
   void check(const Snapshot& snapshot) {
     const Floats all = elements_of(snapshot.reply.pieces, snapshot.reply.ready);
-    auto from = all.begin();
+    const std::span<const float> elements(all);
+    size_t begin = 0;
     for (size_t i = 0; i < snapshot.entries.size(); ++i) {
       if (snapshot.entries[i].status == ErrorCode::NOT_APPLIED) continue;
-      const auto to = from + static_cast<std::ptrdiff_t>(kSliceElems[i]);
       const float expected = -static_cast<float>(snapshot.entries[i].version * kNumWorkers);
-      EXPECT_TRUE(std::all_of(from, to, [=](float value) { return value == expected; }))
+      EXPECT_TRUE(all_equal(elements.subspan(begin, kSliceElems[i]), expected))
           << "slice " << i << " at version " << snapshot.entries[i].version;
-      from = to;
+      begin += kSliceElems[i];
     }
   }
 
@@ -156,7 +157,8 @@ class StressTest : public OnDevices {
   void check(const RestoredState& state) {
     if (state.reply.pieces.empty()) return;
     const Floats elements = elements_of(state.reply.pieces, state.reply.ready);
-    EXPECT_EQ(elements, Floats(kRestoredElems, elements[0]));
+    ASSERT_EQ(elements.size(), kRestoredElems);
+    EXPECT_TRUE(all_equal<float>(elements, elements[0]));
   }
 
   // Once, or twice now and then.

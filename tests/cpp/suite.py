@@ -47,10 +47,7 @@ def build_suite(sanitizers: str, target: str, repository: Path, scratch: Path, *
     configure: list[str | Path] = [cmake, "-S", repository, "-B", build, "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}"]
     configure += [f"-DCMAKE_CXX_COMPILER={compiler}", f"-DPSSTORE_SANITIZE={sanitizers}", "-DPSSTORE_WERROR=ON"]
     configure += ["-DPSSTORE_TESTS=ON", "-DPSSTORE_PYTHON=OFF", "-DPSSTORE_CUDA=off"]
-    configure += [
-        *options,
-        "-DCMAKE_CXX_FLAGS_RELEASE=-O1",
-    ]  # less than half of -O3's time to compile, and no longer to run
+    configure += options
     run(configure, BUILD_TIMEOUT_S)
     run([cmake, "--build", build, "--target", target], BUILD_TIMEOUT_S)
     return build
