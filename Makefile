@@ -86,6 +86,12 @@ $(STAMPS)/develop: $(MADE) constraints.txt pyproject.toml
 	$(PIP) cmake ninja pybind11 scikit-build-core
 	touch $@
 
-$(STAMPS)/installed: $(STAMPS)/demo $(SOURCES)
-	$(PIP) --no-deps --force-reinstall .
+# Needs none of what it will import: built while that is installed.
+$(STAMPS)/wheel: $(MADE) $(SOURCES)
+	rm -rf build/wheel
+	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir build/wheel .
+	touch $@
+
+$(STAMPS)/installed: $(STAMPS)/demo $(STAMPS)/wheel
+	$(PIP) --no-deps --force-reinstall build/wheel/*.whl
 	touch $@

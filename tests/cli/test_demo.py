@@ -179,6 +179,18 @@ def test_digits_are_split_and_scaled() -> None:
     assert set(digits.test_labels.tolist()) == set(range(10))
 
 
+def test_digits_are_scikit_learns() -> None:
+    from sklearn.datasets import load_digits  # type: ignore[import-untyped]
+
+    found, digits = load_digits(), data.load(None)
+    held = torch.cat([digits.train_images, digits.test_images]).numpy()[:, 0] * data.DIGITS_PIXEL_MAX
+    labels = torch.cat([digits.train_labels, digits.test_labels]).numpy()
+    order = np.random.RandomState(0).permutation(len(found.target))
+    order = np.concatenate([order[-len(digits.train_labels) :], order[: len(digits.test_labels)]])
+    assert np.array_equal(held, found.images[order])
+    assert np.array_equal(labels, found.target[order])
+
+
 def test_mnist_files_are_read_gzipped_or_not(mnist: Path) -> None:
     digits = data.load(str(mnist))
     assert digits.train_images.shape == (80, 1, 28, 28)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import gzip
 import math
 import zlib
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -26,6 +27,7 @@ TEST_SHARE = 0.2
 
 MNIST_PIXEL_MAX = 255.0
 DIGITS_PIXEL_MAX = 16.0
+DIGITS_SIZE = 8
 
 NUM_DIMS = {"train-images": 3, "train-labels": 1, "t10k-images": 3, "t10k-labels": 1}
 """Dimensions of each of MNIST's files (yann.lecun.com/exdb/mnist), by its name."""
@@ -56,13 +58,24 @@ def load(data_dir: str | None) -> Digits:
 def scikit_learn_digits() -> Digits:
     """1,797 images of 8x8 by 43 people (UCI 'Optical Recognition of Handwritten Digits'), split by a fixed seed."""
     import torch
-    from sklearn.datasets import load_digits  # type: ignore[import-untyped]
 
-    found = load_digits()
-    images, labels = _tensors(found.images / DIGITS_PIXEL_MAX, found.target)
+    table = _digits_table()
+    pixels = table[:, :-1].reshape(-1, DIGITS_SIZE, DIGITS_SIZE)
+    images, labels = _tensors(pixels / DIGITS_PIXEL_MAX, table[:, -1])
     order = torch.from_numpy(np.random.RandomState(0).permutation(len(labels)))
     test, train = order.tensor_split([math.ceil(TEST_SHARE * len(labels))])
     return Digits("scikit-learn digits", images[train], labels[train], images[test], labels[test])
+
+
+def _digits_table() -> npt.NDArray[np.float64]:
+    """A row per image: 64 pixels and its label. Read without importing scikit-learn, which takes each worker as long as
+    importing torch."""
+    found = find_spec("sklearn")
+    assert found is not None, "psstore demo begins only where scikit-learn is"
+    assert found.submodule_search_locations is not None
+    path = Path(found.submodule_search_locations[0], "datasets", "data", "digits.csv.gz")
+    with gzip.open(path, "rt") as rows:
+        return np.loadtxt(rows, delimiter=",")
 
 
 def mnist(directory: Path) -> Digits:
