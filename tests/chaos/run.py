@@ -19,12 +19,15 @@ from psstore.errors import StorageError
 from tests.chaos.faults import Faults
 from tests.chaos.gates import Gates
 from tests.chaos.ledger import account
-from tests.chaos.plan import STEPS, ChaosPlan, Loop
+from tests.chaos.plan import CHECKPOINT_EVERY, STEPS, ChaosPlan, Fault, Loop
 from tests.chaos.processes import Processes, files_of, shared_memory
 from tests.chaos.stage import Command, Stage
 
 RUN_S = 180.0
 """Longer than any run should take on a busy machine: whoever needs more hangs."""
+
+FIRST_STEP = CHECKPOINT_EVERY + 2
+"""With which the checkpoint that faults wait for has been begun, and the training is far from its end."""
 
 BURY_S = 5.0
 """How long the kernel may take to bury the killed."""
@@ -103,10 +106,12 @@ class Monkey:
         self._moved = threading.Condition()
         self._over = threading.Event()
         self._ports: list[int] = []
+        self._gates = Gates(stage.notes)
         self._result = ChaosRun(plan)
 
     def run(self) -> ChaosRun:
         result, before = self._result, shared_memory()
+        self._gates.shut(map(_happens_after, self._plan.faults))
         began = time.monotonic()
         started = [self._start(command) for command in self._stage.commands()]
         hang = threading.Timer(RUN_S, self._give_up)
@@ -161,16 +166,15 @@ class Monkey:
 
     def _disturb(self) -> None:
         faults = Faults(self._stage, self._processes, self._over, self._result.damaged)
-        gates, planned = Gates(self._stage.notes), self._plan.faults
-        if not planned or not self._await_checkpoint():
+        if not self._plan.faults or not self._await_checkpoint():
             return
-        gates.shut(fault.step for fault in planned)
         self._ports = self._processes.listening()
-        for fault in planned:
+        for fault in self._plan.faults:
+            step = _happens_after(fault)
             with self._moved:
-                self._moved.wait_for(lambda step=fault.step: self._step >= step or self._over.is_set())  # type: ignore[misc]
+                self._moved.wait_for(lambda step=step: self._step >= step or self._over.is_set())  # type: ignore[misc]
             commit = faults.aim(fault)
-            gates.open(fault.step)
+            self._gates.open(step)
             self._over.wait(fault.later_s)
             self._say(f"-- {fault}")
             if not self._over.is_set() and commit():
@@ -201,3 +205,8 @@ class Monkey:
                 reader.verify(open_place(self._stage.place).place.storage, version)
             except StorageError as error:
                 result.damaged.append(error.message)
+
+
+def _happens_after(fault: Fault) -> int:
+    """The step after which the training waits for that fault."""
+    return max(fault.step, FIRST_STEP)
