@@ -90,7 +90,7 @@ NOTICED_BY = {
     "standbys don't hear what time it is": 20,
     "standbys don't hear what shards have applied": 1,
     "standbys may lead too early": 13,
-    "a lost standby is done without at once": 9,
+    "a lost standby is done without at once": 147,
     "who leads has the old leader's connections": 112,
     "one shard speaks for all": 3,
 }
