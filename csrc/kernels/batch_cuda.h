@@ -27,8 +27,8 @@ namespace psstore {
 
 using CudaStream = struct CUstream_st*;
 
-// Whether the kernels were compiled in.
-extern const bool kCudaCompiled;
+// Of the CUDA that the kernels were compiled with, as CUDART_VERSION: 13000 is 13.0. 0: none were.
+extern const int kCudaVersion;
 
 // Devices that can be used; 0 without a device, without a driver or without CUDA in the build.
 int cuda_device_count();

@@ -11,7 +11,7 @@ namespace {
 
 }  // namespace
 
-const bool kCudaCompiled = false;
+const int kCudaVersion = 0;
 
 int cuda_device_count() {
   return 0;

@@ -1134,7 +1134,7 @@ def queue_decode(
 
 # ---- CUDA -----------------------------------------------------------------------------------------
 
-CUDA_COMPILED: bool
+CUDA_VERSION: str | None
 
 def cuda_device_count() -> int:
     """0 where there is no device, no driver or no CUDA in the build; never raises for those."""

@@ -17,4 +17,9 @@ def device_count() -> int:
 
 def is_built() -> bool:
     """True if the core was built with CUDA, whether or not there is a device."""
-    return _core.CUDA_COMPILED
+    return version() is not None
+
+
+def version() -> str | None:
+    """The version of CUDA that the core was built with, as "13.0"; None without."""
+    return _core.CUDA_VERSION

@@ -83,7 +83,7 @@ def test_bench_says_what_to_do_without_a_store_or_a_peer() -> None:
     assert "one of resnet50, vgg16, gpt2" in bench(nobody, "--model", "alexnet").output
     with clusters("tcp") as start:
         unreachable = bench(start().url, "--raw", nobody, *FEW)
-    assert unreachable.exit_code == 1
+    assert unreachable.exit_code == 3
     assert "psstore bench --serve" in unreachable.output
 
 

@@ -23,6 +23,7 @@ from psstore.cli.demo.messages import RECORD_SEPARATOR, Event, Settings, WorkerP
 from psstore.cli.demo.worker import Batches, seeded_model
 from psstore.cli.main import app
 from psstore.errors import BadArgument
+from psstore.exit_codes import EXIT_MISSING
 from psstore.launch.job import Job
 from psstore.launch.output import Line
 
@@ -145,7 +146,7 @@ def test_a_mode_goes_with_a_store() -> None:
 def test_missing_packages_are_named_with_the_command_that_installs_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command, "find_spec", lambda name: None)
     result = CliRunner().invoke(app, ["demo"])
-    assert result.exit_code == command.EXIT_MISSING
+    assert result.exit_code == EXIT_MISSING
     assert "the demo needs torch and scikit-learn" in result.stderr
     assert "-m pip install torch scikit-learn" in result.stderr
 

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import os
+import re
+import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from importlib.metadata import version
+from pathlib import Path
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 import psstore
+from psstore.cli import server
 from psstore.cli.main import app
+from psstore.exit_codes import OF_COMMAND, exit_codes_of
 
 
 def test_help_names_every_command() -> None:
@@ -21,9 +30,70 @@ def test_help_names_every_command() -> None:
 def test_version_says_which_and_with_what() -> None:
     asked = (["version"], ["--version"], ["version", "-v"])
     plain, flag, verbose = (CliRunner().invoke(app, arguments).stdout for arguments in asked)
-    assert plain == flag == f"psstore {psstore.__version__}\n"
+    built = psstore.cuda.version()
+    cuda = "without CUDA" if built is None else f"CUDA {built}"
+    assert plain == flag == f"psstore {psstore.__version__}, {cuda}\n"
     assert verbose.startswith(plain)
     assert "instruction sets" in verbose
+
+
+def test_psstore_server_says_which_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        server.run(["--version"])
+    asked = CliRunner().invoke(app, ["version"]).stdout
+    assert capsys.readouterr().out == asked.replace("psstore", "psstore-server", 1)
+
+
+def test_the_version_is_in_one_place(repository: Path) -> None:
+    assert version("psstore") == psstore.__version__
+    assert "\nversion =" not in (repository / "pyproject.toml").read_text()
+
+
+def commands(group: typer.core.TyperGroup, prefix: str = "") -> Iterator[str]:
+    for name, command in group.commands.items():
+        if isinstance(command, typer.core.TyperGroup):
+            yield from commands(command, f"{prefix}{name} ")
+        else:
+            yield prefix + name
+
+
+def test_the_help_of_each_command_ends_with_its_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
+    group = typer.main.get_command(app)
+    assert isinstance(group, typer.core.TyperGroup)
+    there = set(commands(group))
+    assert there | {"psstore-server"} == set(OF_COMMAND)
+    helps = {name: CliRunner().invoke(app, [*name.split(), "--help"]).stdout for name in there - {"server"}}
+    with pytest.raises(SystemExit):
+        server.run(["--help"])
+    for name, text in {**helps, "psstore-server": capsys.readouterr().out}.items():
+        shown = re.findall(r"^\W*(\d+): ", text.rpartition("Exit codes:")[2], re.MULTILINE)
+        assert shown == [line.partition(":")[0] for line in exit_codes_of(name)], name
+
+
+BASH = shutil.which("bash")
+
+
+@pytest.mark.skipif(BASH is None, reason="needs bash")
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("psstore check", {"checkpoint"}),
+        ("psstore run --sh", {"--shards"}),
+        ("psstore checkpoint ver", {"verify"}),
+        ("psstore-server --sh", {"--shards", "--shards-at", "--shard-index"}),
+    ],
+)
+def test_a_shell_completes_what_is_typed(typed: str, offered: set[str]) -> None:
+    """As bash does it: by the function that `complete` registered for the first word."""
+    script = f"""
+        eval "$(psstore --show-completion bash)"; eval "$(psstore-server --print-completion bash)"
+        COMP_LINE='{typed}'; COMP_POINT=${{#COMP_LINE}}; COMP_WORDS=({typed}); COMP_CWORD=$(( ${{#COMP_WORDS[@]}} - 1 ))
+        [[ $(complete -p ${{COMP_WORDS[0]}}) =~ -F\\ ([a-z_]+) ]]; ${{BASH_REMATCH[1]}} ${{COMP_WORDS[0]}}
+        echo "${{COMPREPLY[@]}}"
+    """
+    environ = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    done = subprocess.run([str(BASH), "-c", script], env=environ, capture_output=True, text=True)
+    assert set(done.stdout.split()) == offered, done.stderr
 
 
 def test_server_is_psstore_server_with_its_own_flags_and_exit_status() -> None:

@@ -26,6 +26,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 PAGES = (
     "README.md",
     "docs/pytorch.md",
+    "docs/readers.md",
     "docs/coming_from_ddp.md",
     "docs/coming_from_horovod.md",
     "docs/coming_from_tensorflow.md",
@@ -34,20 +35,6 @@ PAGES = (
 RUN_S = 110.0
 
 FLAGS = ("--shards", "2", "--workers", "2")
-
-FLAGS_OF = {"README.md": ("--workers", "1")}
-"""Where a page's first program wants others: README's second block makes a store for one worker."""
-
-GIVEN = {
-    "README.md": (
-        "import torch",
-        "from torch.utils.data import TensorDataset",
-        "from torch.utils.data.distributed import DistributedSampler",
-        "data = TensorDataset(torch.randn(64, 4))",
-        "model = torch.nn.Linear(4, 1)",
-    )
-}
-"""What a page takes for granted: statements for its first line, which is a heading."""
 
 TOKEN = re.compile(
     r"^<!-- run: (?P<flags>.*?) -->$|^<!-- skip: (?P<reason>.+?) -->$"
@@ -69,12 +56,12 @@ class Program:
         for first_line, code in self.blocks:
             lines += [""] * (first_line - len(lines))
             lines += code.splitlines()
-        return "; ".join(GIVEN.get(self.page, ())) + "\n".join(lines) + "\n"
+        return "\n".join(lines) + "\n"
 
 
 def programs(page: str) -> Iterator[Program]:
     text = (REPOSITORY / page).read_text()
-    program, opening, skipped = Program(page, FLAGS_OF.get(page, ())), None, False
+    program, opening, skipped = Program(page), None, False
     for found in TOKEN.finditer(text):
         if found["flags"] is not None:
             yield program

@@ -7,7 +7,7 @@ import math
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -197,22 +197,6 @@ def test_a_hyper_parameter_that_no_step_could_use_is_refused_and_can_be_set_righ
     outer.step()
     inner.step()
     torch.testing.assert_close(model.weight, plain.weight)
-
-
-@pytest.fixture
-def mesh() -> Iterator[Any]:
-    distributed_tensor = pytest.importorskip("torch.distributed.tensor")
-    processes: Any = torch.distributed
-    processes.init_process_group("gloo", store=processes.HashStore(), rank=0, world_size=1)
-    yield partial(distributed_tensor.distribute_tensor, device_mesh=processes.init_device_mesh("cpu", (1,)))
-    processes.destroy_process_group()
-
-
-def test_parameters_of_which_processes_have_parts_are_refused(store: psstore.Store, mesh: Any) -> None:
-    model = linear()
-    model.weight = nn.Parameter(mesh(model.weight.detach()))
-    with pytest.raises(UsageError, match=r"parameter 'weight' is a DTensor.*without fully_shard"):
-        wrap(SGD(model.parameters(), lr=0.1), store, model)
 
 
 @pytest.mark.parametrize("overlap", ["backward", "none"])

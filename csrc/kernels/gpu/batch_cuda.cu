@@ -29,7 +29,7 @@ void launch_update(const Variant& variant, const BatchView& view, CudaStream str
 
 }  // namespace
 
-const bool kCudaCompiled = true;
+const int kCudaVersion = CUDART_VERSION;
 
 int cuda_device_count() {
   int count = 0;

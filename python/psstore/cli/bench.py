@@ -21,6 +21,7 @@ import typer
 from psstore.cli.choices import fail
 from psstore.cli.model_shapes import MODELS, Shape
 from psstore.errors import BadArgument, PsstoreError
+from psstore.exit_codes import EXIT_MISSING
 
 if TYPE_CHECKING:
     import psstore
@@ -88,7 +89,7 @@ def bench(
             show = _print_json if as_json else _print_table
             show(f"{where}, shards: {num_shards}", shapes, rows)
     except PsstoreError as error:
-        fail(error.message, exit_code=1)
+        fail(error.message, exit_code=EXIT_MISSING)
 
 
 def _shapes(model: str, megabytes: int | None) -> Mapping[str, Shape]:

@@ -1,7 +1,4 @@
-"""`psstore checkpoint`: what is in a place of checkpoints, whether it is right, and to and from others' formats.
-
-Exit status: 0; 1 if a checkpoint is damaged or not there, or storage fails; 2 for what was asked for wrongly.
-"""
+"""`psstore checkpoint`: what is in a place of checkpoints, whether it is right, and to and from others' formats."""
 
 from __future__ import annotations
 
@@ -15,14 +12,12 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
-from psstore.cli.choices import EXIT_USAGE, fail
+from psstore.cli.choices import fail
 from psstore.errors import PsstoreError, StorageError, UsageError
+from psstore.exit_codes import EXIT_FAILED, EXIT_MISSING, EXIT_USAGE
 
 if TYPE_CHECKING:
     from psstore.checkpoint.place import FoundCheckpoint, OpenedUrl
-
-EXIT_STORAGE = 1
-"""Nothing was asked for wrongly, and it is not as it should be."""
 
 app = typer.Typer(no_args_is_help=True, help="List, verify, export and import checkpoints.")
 
@@ -107,7 +102,7 @@ def verify(
             size = f"{manifest.num_bytes:,} bytes in {len(manifest.files)} files"
             typer.echo(f"version {one}: {size} are right ({seconds:.1f} s)")
         if wrong:
-            fail(f"{wrong} of {len(versions)} checkpoints are damaged", exit_code=EXIT_STORAGE)
+            fail(f"{wrong} of {len(versions)} checkpoints are damaged", exit_code=EXIT_FAILED)
 
 
 @app.command()
@@ -198,9 +193,9 @@ def _said() -> Iterator[None]:
     except UsageError as error:
         fail(error.message, exit_code=EXIT_USAGE)
     except PsstoreError as error:
-        fail(error.message, exit_code=EXIT_STORAGE)
+        fail(error.message, exit_code=EXIT_FAILED)
     except ModuleNotFoundError as error:
-        fail(f"{error}; install it, as with: pip install 'psstore[torch]'")
+        fail(f"{error}; install it, as with: pip install 'psstore[torch]'", exit_code=EXIT_MISSING)
 
 
 def _open(url: str) -> OpenedUrl:

@@ -10,10 +10,8 @@ from typing import NoReturn
 import typer
 
 from psstore.errors import PsstoreError
+from psstore.exit_codes import EXIT_USAGE
 from psstore.types import Consistency
-
-EXIT_USAGE = 2
-"""As for an unknown flag."""
 
 
 class Mode(str, Enum):

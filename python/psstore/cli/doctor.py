@@ -7,9 +7,7 @@ from typing import Annotated
 import typer
 
 from psstore.cli.choices import fail
-
-EXIT_FOUND = 1
-"""Something is wrong."""
+from psstore.exit_codes import EXIT_FAILED
 
 
 def doctor(
@@ -34,5 +32,5 @@ def doctor(
     for one in found:
         typer.echo(f"{one.kind}: {one.what}\n    {one.mend}")
     if found:
-        raise typer.Exit(EXIT_FOUND)
+        raise typer.Exit(EXIT_FAILED)
     typer.echo("nothing is wrong, as far as can be seen from here")

@@ -11,19 +11,15 @@ import signal
 import sys
 from importlib import import_module
 
-EXIT_INTERRUPTED = 128 + signal.SIGINT
-"""As a shell says it, and `psstore run` of its workers."""
-
-EXIT_SERVER_ENDED = 0
-"""A server that is told to end has done what it was asked for, before it serves as afterwards."""
+from psstore.exit_codes import EXIT_OK, EXIT_SIGNAL
 
 
 def psstore() -> None:
-    _run("psstore.cli.main", EXIT_INTERRUPTED)
+    _run("psstore.cli.main", EXIT_SIGNAL + signal.SIGINT)
 
 
 def server() -> None:
-    _run("psstore.cli.server", EXIT_SERVER_ENDED)
+    _run("psstore.cli.server", EXIT_OK)
 
 
 def _run(program: str, exit_interrupted: int) -> None:

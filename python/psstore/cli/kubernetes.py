@@ -7,8 +7,7 @@ from typing import Annotated
 import typer
 
 from psstore.cli.choices import Mode, fail
-
-EXIT_NO_LIBRARY = 3
+from psstore.exit_codes import EXIT_MISSING
 
 app = typer.Typer(help="A store and its workers on Kubernetes.", no_args_is_help=True)
 
@@ -74,5 +73,5 @@ def render(
     except PsstoreError as error:
         fail(error.message)
     except ImportError:
-        fail("YAML needs PyYAML: pip install 'psstore[kubernetes]'", exit_code=EXIT_NO_LIBRARY)
+        fail("YAML needs PyYAML: pip install 'psstore[kubernetes]'", exit_code=EXIT_MISSING)
     typer.echo("---\n".join(documents), nl=False)

@@ -22,18 +22,17 @@ from psstore.cli.promote import promote
 from psstore.cli.run import run
 from psstore.cli.status import status
 from psstore.cli.top import top
+from psstore.cli.version import version_text
+from psstore.exit_codes import EXIT_FAILED, exit_codes_of
 
 app = typer.Typer(
     name="psstore",
     help="A fully sharded in-memory parameter store for PyTorch.",
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-EXIT_SYSTEM = 1
 
 AS_IS = {"allow_extra_args": True, "ignore_unknown_options": True}
 """What follows belongs to another program."""
@@ -60,18 +59,16 @@ def server(context: typer.Context) -> None:
 
 @app.command()
 def version(
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Also Python, CPU kernels, CUDA.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Also Python, CPU kernels, GPUs.")] = False,
 ) -> None:
     """Say which psstore this is."""
-    import psstore
+    from psstore import _core
 
-    typer.echo(f"psstore {psstore.__version__}")
+    typer.echo(f"psstore {version_text()}")
     if verbose:
-        from psstore import _core
-
         typer.echo(f"python {sys.version.split()[0]}")
         typer.echo(f"instruction sets {', '.join(_core.instruction_sets())}")
-        typer.echo(f"cuda {'built in' if _core.CUDA_COMPILED else 'not built in'}, {_core.cuda_device_count()} devices")
+        typer.echo(f"{_core.cuda_device_count()} CUDA devices")
 
 
 def _say_version(asked: bool) -> None:
@@ -87,6 +84,18 @@ def _options(
     """Before any command."""
 
 
+def _show_exit_codes() -> None:
+    """At the end of each command's --help."""
+    for prefix, group in (("", app), ("checkpoint ", checkpoint), ("kubernetes ", kubernetes)):
+        for command in group.registered_commands:
+            assert command.callback is not None
+            codes = exit_codes_of(prefix + (command.name or command.callback.__name__))
+            command.epilog = "\n\n".join(["Exit codes:", *(f"- {line}" for line in codes)])
+
+
+_show_exit_codes()
+
+
 def main() -> None:
     """What the system refuses, as a full disk does, is said in a sentence."""
     try:
@@ -98,7 +107,7 @@ def main() -> None:
         drop_output()
         with contextlib.suppress(OSError):
             print(f"psstore: {error}", file=sys.stderr)
-        sys.exit(EXIT_SYSTEM)
+        sys.exit(EXIT_FAILED)
 
 
 if __name__ == "__main__":

@@ -9,8 +9,7 @@ from typing import Annotated
 import typer
 
 from psstore.cli.choices import fail
-
-EXIT_NOT_LEADING = 3
+from psstore.exit_codes import EXIT_MISSING
 
 LEADS_S = 30.0
 """How long it may take to lead."""
@@ -57,13 +56,13 @@ def promote(
         if others and member.may_lead and not member.leads:  # its shard is not to go on without it from now on
             found = voting.vote_for(others, url, token)
             if not force and found is not Succession.LEADS:
-                fail(_REFUSALS[found.value].format(told.shard), exit_code=EXIT_NOT_LEADING)
+                fail(_REFUSALS[found.value].format(told.shard), exit_code=EXIT_MISSING)
         other_member.promote(url, token, force=force)
         until = time.monotonic() + LEADS_S
         while not (member := other_member.look_at(url, token)).leads:
             if time.monotonic() > until:
-                fail(f"{url} does not lead after {LEADS_S:g} s; its log says why", exit_code=EXIT_NOT_LEADING)
+                fail(f"{url} does not lead after {LEADS_S:g} s; its log says why", exit_code=EXIT_MISSING)
             time.sleep(LOOK_AGAIN_S)
     except PsstoreError as error:
-        fail(error.message, exit_code=EXIT_NOT_LEADING)
+        fail(error.message, exit_code=EXIT_MISSING)
     typer.echo(f"shard {member.counters['shard']} is led at {url}")

@@ -11,13 +11,11 @@ import typer
 from psstore.cli.choices import fail
 from psstore.config import worker_environment
 from psstore.errors import PsstoreError
+from psstore.exit_codes import EXIT_MISSING
 from psstore.launch.cluster import Cluster
 from psstore.launch.cluster_sources import find_cluster
 from psstore.launch.task import await_store, serve, task_environ
 from psstore.types import Consistency
-
-EXIT_NO_STORE = 3
-"""As for a store that can't start."""
 
 
 def find_task(flags: Mapping[str, str | None], *, is_local: bool) -> Cluster | None:
@@ -46,5 +44,5 @@ def run_task(cluster: Cluster, command: Sequence[str], *, consistency: Consisten
             cluster, token=worker_environment().token, say=lambda text: typer.echo(f"psstore run: {text}", err=True)
         )
     except PsstoreError as error:
-        fail(error.message, exit_code=EXIT_NO_STORE)
+        fail(error.message, exit_code=EXIT_MISSING)
     os.execve(command[0], list(command), environ)

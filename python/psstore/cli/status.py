@@ -8,12 +8,10 @@ import msgspec
 import typer
 
 from psstore.cli.choices import fail
+from psstore.exit_codes import EXIT_MISSING
 
 if TYPE_CHECKING:
     from psstore.client.store_status import StoreStatus
-
-EXIT_NO_STORE = 3
-"""As for a store that can't start."""
 
 MIB = float(1 << 20)
 
@@ -33,7 +31,7 @@ def status(
         with connect(url or None, role="client") as store:
             found = look_at(store)
     except PsstoreError as error:
-        fail(error.message, exit_code=EXIT_NO_STORE)
+        fail(error.message, exit_code=EXIT_MISSING)
     typer.echo(msgspec.json.encode(found).decode() if as_json else "\n".join(lines_of(found)))
 
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 
 from psstore.cli.choices import fail
-from psstore.cli.status import EXIT_NO_STORE, MIB
+from psstore.cli.status import MIB
+from psstore.exit_codes import EXIT_MISSING
 
 if TYPE_CHECKING:
     from psstore.client.store import Store
@@ -53,7 +54,7 @@ def top(
     except KeyboardInterrupt:
         return
     except PsstoreError as error:
-        fail(error.message, exit_code=EXIT_NO_STORE)
+        fail(error.message, exit_code=EXIT_MISSING)
 
 
 def pairs(store: Store, every_s: float) -> Iterator[tuple[Look, Look]]:

@@ -58,8 +58,8 @@ def train(
 
     Args:
         trainer: of `transformers`, or of what derives from it; it keeps to its own way of making the optimizer.
-        stop_at, state, checkpoint, checkpoint_to, hooks, log_every_s, summaries, stop_on_nan: those of
-            `psstore.torch.session`. `state` is for what the Trainer does not know of.
+
+    The other arguments are those of `psstore.torch.session`; `state` is for what the Trainer does not know of.
 
     Returns what `trainer.train()` does; where the training had come to its end before, that of no step. Raises
     UsageError for an optimizer that is not the store's.

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from psstore.errors import PsstoreError
+from psstore.exit_codes import EXIT_FAILED, EXIT_MISSING, EXIT_NO_PROGRAM, EXIT_SIGNAL
 from psstore.launch.environment import worker_environ
 from psstore.launch.group import Child, ProcessGroup, end
 from psstore.launch.output import Deliver, Delivery, Line, pump
@@ -36,11 +37,6 @@ CHECKPOINT_GRACE_S = 600.0
 
 DRAIN_S = 2.0
 """For the last output, when all processes are gone: it is in pipes of 64 KiB."""
-
-EXIT_NOT_SHOWN = 1
-
-EXIT_STORE_FAILED = 3
-"""As psstore-server's own exit code for a failed start."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,13 +147,13 @@ class _Work:
         try:
             url = await store.url() if store else None
         except PsstoreError as error:
-            return Outcome(EXIT_STORE_FAILED, error.message)
+            return Outcome(EXIT_MISSING, error.message)
         try:
             for rank in range(self._job.num_workers):
                 self._start(rank, url)
             return await self._first_failure(url)
         except OSError as error:
-            return Outcome(127, f"can't start {self._job.command[0]!r}: {error.strerror}")
+            return Outcome(EXIT_NO_PROGRAM, f"can't start {self._job.command[0]!r}: {error.strerror}")
 
     def _start(self, rank: int, url: str | None) -> Child:
         job = self._job
@@ -181,7 +177,7 @@ class _Work:
         while waiting != stores:
             done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
             for store in done & stores:
-                return Outcome(_exit_code(store.result()) or 1, f"the store {_ending(store.result())}")
+                return Outcome(_exit_code(store.result()) or EXIT_FAILED, f"the store {_ending(store.result())}")
             for one in sorted(done, key=lambda one: ranks[one]):
                 if one.result() == 0:
                     continue
@@ -222,7 +218,7 @@ async def _drain(pumps: Sequence[asyncio.Task[None]]) -> None:
 
 def _exit_code(returncode: int) -> int:
     """As a shell says it: 128 + the signal's number for one that was killed."""
-    return returncode if returncode >= 0 else 128 - returncode
+    return returncode if returncode >= 0 else EXIT_SIGNAL - returncode
 
 
 def _ending(returncode: int) -> str:
@@ -232,11 +228,11 @@ def _ending(returncode: int) -> str:
 
 
 def _interrupted(signum: int) -> Outcome:
-    return Outcome(128 + signum, f"interrupted by {signal.Signals(signum).name}")
+    return Outcome(EXIT_SIGNAL + signum, f"interrupted by {signal.Signals(signum).name}")
 
 
 def _not_shown(error: OSError) -> Outcome:
-    return Outcome(EXIT_NOT_SHOWN, f"can't show what the workers print: {error.strerror}")
+    return Outcome(EXIT_FAILED, f"can't show what the workers print: {error.strerror}")
 
 
 def _on_signals(numbers: Iterable[int]) -> asyncio.Future[int]:

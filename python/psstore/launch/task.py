@@ -11,12 +11,13 @@ from psstore.client.connect import connect
 from psstore.client.store import Store
 from psstore.config import config_path, resolve
 from psstore.errors import PsstoreError, StoreUnreachable
+from psstore.exit_codes import EXIT_MISSING
 from psstore.launch.cluster import Cluster
 from psstore.launch.environment import find_gpus, worker_environ
 from psstore.server import logs
 from psstore.server.settings import ServerSettings
 from psstore.server.site import tcp_address
-from psstore.server.supervisor import EXIT_NOT_STARTED, Supervisor
+from psstore.server.supervisor import Supervisor
 from psstore.types import UNBOUNDED, Consistency
 
 CONNECT_S = 300.0
@@ -47,7 +48,7 @@ def serve(
         return Supervisor(settings, tcp=tcp_address(resolved)).run(out=out, ready_fd=None)
     except (PsstoreError, OSError) as error:
         print(f"psstore: ps task {cluster.task_index} can't start: {error}", file=sys.stderr)
-        return EXIT_NOT_STARTED
+        return EXIT_MISSING
 
 
 def _server_flags(cluster: Cluster, consistency: Consistency) -> dict[str, object]:

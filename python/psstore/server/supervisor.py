@@ -31,6 +31,7 @@ import msgspec
 
 from psstore.config import TOKEN_RECIPE, read_token
 from psstore.errors import AvailabilityError, BadArgument
+from psstore.exit_codes import EXIT_FAILED, EXIT_OK
 from psstore.net.address import TcpAddress, is_loopback
 from psstore.net.limits import ServerLimits
 from psstore.net.user_token import UserToken
@@ -67,7 +68,6 @@ if TYPE_CHECKING:  # and where it is needed: a store on one host starts faster w
 Event: TypeAlias = "ShardProcess | CheckpointProcess | MetricsProcess | PeerMonitor | Signals"
 """Who may have something to report."""
 
-EXIT_OK, EXIT_STORE_LOST, EXIT_NOT_STARTED = 0, 1, 3
 
 START_S = 60.0
 """How long the shards may take to be ready. They take well under a second; this is for a machine on its knees."""
@@ -362,7 +362,7 @@ class Supervisor:
                 news = event.take()
                 if not news.is_lost or not self._settings.restarts:
                     raise BadArgument(news.reason or "")
-                return Ending(EXIT_STORE_LOST, news.reason, dead=news.reason)
+                return Ending(EXIT_FAILED, news.reason, dead=news.reason)
         leaders, self._starting = dict(enumerate(self._starting, start=site.first)), []
         self._groups = ShardGroups(
             leaders,
@@ -440,11 +440,11 @@ class Supervisor:
             dead = [fate for fate in (lost, *heard) if fate is not None]
             if dead:
                 told = ", ".join(dead)
-                return Ending(EXIT_STORE_LOST, f"{told}; the store is lost, stopping the other shards", dead=told)
+                return Ending(EXIT_FAILED, f"{told}; the store is lost, stopping the other shards", dead=told)
         news = self._monitor.take()
         if news.reason is None:
             return Ending(EXIT_OK)
-        return Ending(EXIT_STORE_LOST, news.reason, dead=news.reason if news.is_lost else None)
+        return Ending(EXIT_FAILED, news.reason, dead=news.reason if news.is_lost else None)
 
     def _go_back(self, ending: Ending, site: Site, selector: selectors.BaseSelector) -> StoreLife | None:
         """Ends what is left of a store whose shards have died, for all to start again from its latest checkpoint. Our

@@ -6,6 +6,8 @@ try:
     from psstore.torch.hooks import Hook
     from psstore.torch.loop import Step, TrainingSession, session
     from psstore.torch.optimizer import DistributedOptimizer
+    from psstore.torch.parts import TensorPart
+    from psstore.torch.publishing import load, publish
     from psstore.torch.replicas import Replicas
     from psstore.torch.resumable_loader import ResumableLoader
     from psstore.torch.scaler import GradScaler
@@ -23,6 +25,9 @@ __all__ = [
     "Replicas",
     "ResumableLoader",
     "Step",
+    "TensorPart",
     "TrainingSession",
+    "load",
+    "publish",
     "session",
 ]

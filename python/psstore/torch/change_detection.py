@@ -137,7 +137,9 @@ class ExternalUpdates:
         self._kinds: dict[str, tuple[torch.dtype, torch.device, torch.Size]] = {}
         self._checksums: dict[str, Checksum] = {}
         self._parameters: list[torch.Tensor] = []
-        """All parameters, in the order that the next three have, too, which tell cheaply what may have changed."""
+        """All parameters, in the order that the next four have, too, which tell cheaply what may have changed."""
+        self._counted: list[torch.Tensor] = []
+        """What torch counts the changes of: of a part, the DTensor."""
         self._versions: list[int] = []
         self._pointers: list[int] = []
         self._shapes: list[torch.Size] = []
@@ -146,9 +148,11 @@ class ExternalUpdates:
 
     def add(self, trained: Sequence[Trained]) -> None:
         """Watches these parameters, too, which hold what the store has now."""
-        for name, parameter, _ in trained:
-            self._kinds[name] = (parameter.dtype, parameter.device, parameter.shape)
+        for one in trained:
+            parameter = one.parameter
+            self._kinds[one.name] = (parameter.dtype, parameter.device, parameter.shape)
             self._parameters.append(parameter)
+            self._counted.append(one.owner)
         self.remember([*self._training.trained, *trained])
 
     def remember(self, trained: Sequence[Trained]) -> None:
@@ -159,9 +163,9 @@ class ExternalUpdates:
 
     def remember_values(self, trained: Sequence[Trained]) -> None:
         """Notes that all parameters hold what the store has, and lie where they lay in `reconcile`."""
-        self._versions = [parameter._version for parameter in self._parameters]
+        self._versions = [parameter._version for parameter in self._counted]
         if self._rounds < CHECKED_ROUNDS:
-            self._checksums = {name: checksum(parameter) for name, parameter, _ in trained}
+            self._checksums = {one.name: checksum(one.parameter) for one in trained}
 
     def reconcile(self) -> None:
         """Makes parameters and store agree again. Raises UsageError for a parameter of another shape, dtype or device,
@@ -180,7 +184,7 @@ class ExternalUpdates:
 
     def _suspects(self) -> list[Trained]:
         parameters = self._parameters
-        versions = [parameter._version for parameter in parameters]
+        versions = [parameter._version for parameter in self._counted]
         pointers = [parameter.data_ptr() for parameter in parameters]
         same_shapes = all(parameter.shape == shape for parameter, shape in zip(parameters, self._shapes, strict=True))
         if versions == self._versions and pointers == self._pointers and same_shapes:
@@ -217,10 +221,11 @@ class ExternalUpdates:
         edited = self._differing(suspects)
         if edited:
             self._warn([one.name for one, _ in edited])
-        if self._training.is_first:
-            self._training.store.restore({one.name: Restored(one.parameter.detach()) for one, _ in edited})
-        else:
-            for one, held in edited:
+        ours = {one.name: Restored(one.parameter.detach()) for one, _ in edited if self._training.counts(one)}
+        if ours:
+            self._training.store.restore(ours)
+        for one, held in edited:
+            if one.name not in ours:
                 one.parameter.detach().copy_(held)
 
     def _differing(self, suspects: Sequence[Trained]) -> list[tuple[Trained, torch.Tensor]]:
@@ -242,7 +247,8 @@ class ExternalUpdates:
         if self._has_warned:
             return
         self._has_warned = True
-        what = "are published, and everybody's from this step on" if self._training.is_first else "give way to rank 0's"
+        is_ours = self._training.is_first or self._training.has_parts
+        what = "are published, and everybody's from this step on" if is_ours else "give way to rank 0's"
         warn(
             f"parameters were edited since the last step(): {quoted(names)}; these edits {what}. Call publish() on"
             " every worker after editing to have them everywhere at once. This is said once"

@@ -77,7 +77,7 @@ class GradientStep(ABC):
 
     @property
     def combines_workers(self) -> bool:
-        return self._training.store.consistency.combines_workers
+        return self._training.store.consistency.combines_workers and not self._training.has_parts
 
     @property
     def has_clipped(self) -> bool:
@@ -160,7 +160,7 @@ class GradientStep(ABC):
             loss_scale=overflow.loss_scale,
             non_finite=overflow.found,
             present=present,
-            average=training.average,
+            average=training.average and not training.has_parts,  # of a part there is one gradient, an average
             max_norm=max_norm,
         )
         has_all_gradients = len(present) == len(training.trained)

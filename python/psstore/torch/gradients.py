@@ -22,7 +22,7 @@ from psstore.client.device.arrays import OnDevice, seen
 from psstore.client.store import Store
 from psstore.errors import StoreClosed, UsageError
 from psstore.torch.change_detection import CHECKED_ROUNDS, GradientSnapshot, GradientSnapshots, SentGradients, checksum
-from psstore.torch.parameters import refuse_dtensor
+from psstore.torch.parts import is_dtensor
 from psstore.torch.warnings import quoted, warn
 
 BUCKET_BYTES = 1 << 19
@@ -86,7 +86,7 @@ class Gradients:
         for name, parameter in parameters.items():
             if self._is_early(parameter):
                 self._hooks.append(_hook(weakref.WeakMethod(self._on_gradient), name, parameter))
-            elif takes_snapshots:
+            elif takes_snapshots and parameter.requires_grad:
                 self._snapshot_hooks.append(_hook(weakref.WeakMethod(self._take_snapshot), name, parameter))
 
     def retire(self) -> None:
@@ -174,6 +174,8 @@ class Gradients:
         processor that backward could use: with two workers on two cores, hooks and hand-overs between threads were a
         seventh of a step (docs/performance.md, Training). On one device it is a copy of a microsecond for a megabyte,
         and hooks are four fifths of what Python does for a step."""
+        if not parameter.requires_grad:  # a part: its DTensor has the gradient
+            return False
         if self._overlap == "auto" and parameter.is_cuda:
             return not self._store.shares_device(parameter.detach())
         if self._overlap == "auto":
@@ -331,7 +333,8 @@ class Gradients:
     def _dense(self, gradients: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
         for kind in set(map(type, gradients.values())) - PLAIN:
             first = next(name for name, gradient in gradients.items() if type(gradient) is kind)
-            refuse_dtensor(f"the gradient of {first!r}", kind)
+            if is_dtensor(kind):
+                raise UsageError(f"the gradient of {first!r} is a DTensor, and the parameter is none")
         if not set(map(LAYOUT, gradients.values())) - STRIDED:
             return gradients
         sparse = [name for name, gradient in gradients.items() if gradient.layout is not torch.strided]

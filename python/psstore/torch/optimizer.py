@@ -28,6 +28,7 @@ from psstore.torch.eager_step import EagerStep
 from psstore.torch.optimizer_state import RESIDUALS_KEY, is_initial_state_wanted
 from psstore.torch.param_groups import check_distributable, has_rule, may_compress
 from psstore.torch.parameters import Names
+from psstore.torch.part_tensors import check_trains_parts, take_gradients
 from psstore.torch.store_step import StoreStep
 from psstore.torch.torch_clipping import stand_in_for
 from psstore.torch.training import FrozenCheck, Overflow, Overlap, StepStrategy, Training
@@ -61,7 +62,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
     Args:
         optimizer: whose class says the update rule, and whose groups say the hyper-parameters.
         store: a connected worker's `psstore.Store`. Several optimizers may share it: each step is a round.
-        named_parameters: `model.named_parameters()`; must cover every parameter that requires a gradient.
+        named_parameters: `model.named_parameters()`; must cover every parameter that requires a gradient. They may be
+            DTensors, as fully_shard and parallelize_module make them, if all are: each worker trains its part then.
         name: of this optimizer, to tell it from others on the same store that train other models of like names.
         named_buffers: `model.named_buffers()`, to have rank 0's buffers (batch-norm statistics) on every worker after
             each step; without it each worker has its own.
@@ -223,6 +225,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._refuse_stock_scaler()
         self._warn_without_gradients()
         self._training.add_newcomers(self._strategy)
+        take_gradients(self._training)
         if self.max_norm is not None and not self._strategy.has_clipped:
             self._clip(self.max_norm)
         is_round = self._strategy.shares_next
@@ -336,6 +339,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             return norm
         with self._bearing_rollbacks():
             self._training.add_newcomers(self._strategy)
+            take_gradients(self._training)
             norm = self._clip(min(float(max_norm), math.inf if self.max_norm is None else self.max_norm))
         if error_if_nonfinite and not norm.isfinite():
             self.step()
@@ -365,6 +369,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     @weight.setter
     def weight(self, weight: float) -> None:
+        if self._training.has_parts and weight != 1.0:
+            raise UsageError(f"weight is {weight}, and of parts of tensors there is one gradient, and no mean")
         self._training.weight = float(weight)
 
     @property
@@ -528,12 +534,16 @@ def select_step(training: Training, *, mode: Mode, every: int, clips: bool) -> S
         what = "overlap='eager'" if training.overlap == "eager" else "a store in mode 'backup'"
         raise UsageError(f"max_norm can't be had with {what}, where not every gradient is waited for: leave it out")
     if mode == "average":
+        if training.has_parts:
+            raise UsageError("mode='average' is for workers with whole models, and these have parts: leave it out")
         if may_compress(training.optimizer.param_groups, training.compression):
             raise UsageError("compression is for gradients, and mode='average' exchanges parameters: leave it out")
         return Averaging(training, every=every)
     if every != 1:
         raise UsageError(f"every={every} is for mode='average'; gradients are exchanged in every step")
     by_store = has_rule(training.optimizer)
+    if training.has_parts:
+        check_trains_parts(training)
     if training.overlap == "eager":
         if not by_store:
             kind = type(training.optimizer).__qualname__

@@ -14,6 +14,7 @@ from itertools import chain
 from types import CodeType
 from typing import Any
 
+import numpy as np
 import torch
 
 from psstore import _core
@@ -21,6 +22,8 @@ from psstore.client.rule_state import Restored, RuleState
 from psstore.errors import UsageError
 from psstore.torch.param_groups import ParamGroup, rule_of
 from psstore.torch.parameters import STORED_AS, Trained
+from psstore.torch.part_tensors import with_state
+from psstore.torch.parts import like, local_of
 from psstore.torch.training import Training
 
 State = Mapping[torch.Tensor, Mapping[str, Any]]
@@ -40,10 +43,10 @@ def read_state(training: Training, *, whole: bool = False) -> dict[torch.Tensor,
     """The state that plain torch's optimizer would hold now; what comes from the store is on the CPU. `whole`: with
     zeros for parameters that have not stepped."""
     trained = training.trained
-    held = training.store.pull_state([one.name for one in trained])
+    held = training.store.pull_state(with_state(training, trained))
     groups = training.optimizer.param_groups
     found = {
-        one.parameter: _as_torch(training, one, groups[one.group], state, whole=whole)
+        one.owner: _as_torch(training, one, groups[one.group], state, whole=whole)
         for one, state in zip(trained, held, strict=True)
     }
     return {**training.optimizer.state, **{parameter: state for parameter, state in found.items() if state}}
@@ -67,21 +70,20 @@ def load_state(training: Training, state_dict: Mapping[str, Any]) -> None:
 def adopt_state(training: Training, trained: Sequence[Trained]) -> None:
     """Moves state to the store that the wrapped optimizer holds itself, because a checkpoint was loaded into it."""
     held = training.optimizer.state
-    own = {one.parameter: held.pop(one.parameter) for one in trained if one.parameter in held}
-    _write(training, [one for one in trained if _has_stepped(own.get(one.parameter, {}))], own)
+    own = {one.owner: held.pop(one.owner) for one in trained if one.owner in held}
+    _write(training, [one for one in trained if _has_stepped(own.get(one.owner, {}))], own)
 
 
 def drop_local_state(training: Training, trained: Sequence[Trained]) -> None:
     """Drops state that the wrapped optimizer holds itself, where the store's counts."""
     for one in trained:
-        training.optimizer.state.pop(one.parameter, None)
+        training.optimizer.state.pop(one.owner, None)
 
 
 def _write(training: Training, trained: Sequence[Trained], state: State) -> None:
-    if training.is_first:
-        training.store.restore(
-            {one.name: Restored(state=_as_stored(one, state.get(one.parameter, {}))) for one in trained}
-        )
+    ours = [one for one in trained if training.counts(one)]
+    if ours:
+        training.store.restore({one.name: Restored(state=_as_stored(one, state.get(one.owner, {}))) for one in ours})
 
 
 def _has_stepped(state: Mapping[str, Any]) -> bool:
@@ -91,11 +93,16 @@ def _has_stepped(state: Mapping[str, Any]) -> bool:
 
 def _as_torch(training: Training, one: Trained, group: ParamGroup, state: RuleState, *, whole: bool) -> dict[str, Any]:
     rule = rule_of(training.optimizer, group)
-    if one.parameter.numel() == 0:
+    if one.parameter.numel() == 0 and one.dtensor is None:
         state = RuleState()  # no slice, so its steps are not counted; nor does it matter
+    elif one.parameter.numel() == 0:  # the state is another part's
+        empty = np.empty(tuple(one.parameter.shape), STORED_AS[one.parameter.dtype])
+        state = RuleState(state.steps, dict.fromkeys(state.buffers, empty))
     buffers = {name: torch.from_numpy(buffer) for name, buffer in state.buffers.items()}
     if not buffers and (whole or rule == "adagrad"):  # adagrad's torch makes with the optimizer, before the first step
         buffers = _initial(rule, one, group)
+    if one.dtensor is not None:
+        buffers = {name: like(one.dtensor, buffer) for name, buffer in buffers.items()}
     if rule not in COUNTED or not buffers:
         return buffers
     return {"step": torch.tensor(float(state.steps)), **buffers}
@@ -119,6 +126,7 @@ def _as_stored(one: Trained, state: Mapping[str, Any]) -> RuleState:
         if not isinstance(value, torch.Tensor):
             kind = type(value).__qualname__
             raise UsageError(f"the state of {one.name!r} has {name!r} of type {kind}; expected a tensor")
+        buffers[name] = local_of(value)
     steps = int(state["step"]) if "step" in state else int(bool(buffers))
     return RuleState(steps, {name: value.detach().to("cpu", stored) for name, value in buffers.items()})
 

@@ -10,6 +10,7 @@ import torch
 from torch.autograd.graph import increment_version
 
 from psstore.errors import UsageError
+from psstore.torch.parts import box_of, is_dtensor, local_of
 from psstore.torch.warnings import dtype_name
 from psstore.types import TensorSpec
 
@@ -35,8 +36,16 @@ class Trained(NamedTuple):
     name: str
     """The tensor's name in the store."""
     parameter: torch.Tensor
+    """What the store's values are pulled into, and whose `grad` is pushed: of a DTensor, the part that is here."""
     group: int
     """Index of its parameter group."""
+    dtensor: torch.Tensor | None = None
+    """What `parameter` is a part of."""
+
+    @property
+    def owner(self) -> torch.Tensor:
+        """The parameter as the model and the wrapped optimizer have it."""
+        return self.parameter if self.dtensor is None else self.dtensor
 
     def spec(self, rule: str, *, group: int = 0) -> TensorSpec:
         """Spec of the tensor that keeps the parameter's values in the store."""
@@ -115,7 +124,6 @@ class Names:
                 " was given"
             )
         name = self._names[parameter]
-        refuse_dtensor(f"parameter {name!r}", type(parameter))
         if parameter.layout is not torch.strided:
             raise UsageError(f"parameter {name!r} has layout {parameter.layout}; the store trains dense parameters")
         if parameter.dtype not in STORED_AS:
@@ -140,22 +148,17 @@ def trainable(param_groups: Sequence[Mapping[str, Any]], names: Names, *, known:
     Raises UsageError for what can't be trained.
     """
     return [
-        Trained(names.of(parameter, f"parameter {position} of group {index}"), parameter, index)
+        _trained(names.of(parameter, f"parameter {position} of group {index}"), parameter, index)
         for index, group in enumerate(param_groups)
         for position, parameter in enumerate(group["params"])
         if id(parameter) not in known and parameter.requires_grad
     ]
 
 
-def refuse_dtensor(what: str, kind: type) -> None:
-    """Raises UsageError for a DTensor. Recognised by its class name: torch has moved the class, and imports it only for
-    programs that use it."""
-    if any(base.__name__ == "DTensor" for base in kind.__mro__):
-        raise UsageError(
-            f"{what} is a DTensor, of which each process has a part: fully_shard and tensor parallelism make them. The"
-            " store takes whole tensors and shards them itself: train the plain model, without fully_shard or"
-            " parallelize_module, or make the model whole again with full_tensor()"
-        )
+def _trained(name: str, parameter: torch.Tensor, group: int) -> Trained:
+    if not is_dtensor(type(parameter)):
+        return Trained(name, parameter, group)
+    return Trained(box_of(parameter).name(name), local_of(parameter), group, parameter)
 
 
 def uncompiled(name: str) -> str:

@@ -12,6 +12,7 @@ from psstore.torch.gradient_step import CommittedRound, GradientStep, Hypers
 from psstore.torch.optimizer_state import adopt_state, drop_local_state, load_state, read_state
 from psstore.torch.param_groups import check_hyper, hyper_of, rule_of
 from psstore.torch.parameters import Trained, mark_written
+from psstore.torch.part_tensors import create_parts
 from psstore.torch.training import Training, create_tensors, split_trained
 from psstore.torch.warnings import warn
 from psstore.types import TensorSpec
@@ -36,9 +37,13 @@ class StoreStep(GradientStep):
     def add(self, trained: Sequence[Trained]) -> None:
         training = self._training
         chosen = {one.name: training.compression_of(one) for one in trained}
-        create_tensors(training, [self._spec(one) for one in trained], [one.parameter.detach() for one in trained])
+        specs = [self._spec(one) for one in trained]
+        if training.has_parts:
+            create_parts(training, trained, specs)
+        else:
+            create_tensors(training, specs, [one.parameter.detach() for one in trained])
         self._codecs.update({name: one.pull for name, one in chosen.items() if one.pull != "none"})
-        self._pull([one.name for one in trained], [one.parameter for one in trained])
+        self._pull([one.name for one in trained], [one.parameter for one in trained], [one.owner for one in trained])
         begun, continued = split_trained(training, trained)
         adopt_state(training, begun)
         drop_local_state(training, continued)
@@ -55,7 +60,7 @@ class StoreStep(GradientStep):
     def publish(self) -> None:
         training = self._training
         training.publish()
-        self._pull(training.trained_names, training.trained_parameters)
+        self._pull(training.trained_names, training.trained_parameters, training.trained_owners)
         self._external.remember(training.trained)
 
     def synchronize(self) -> None:
@@ -92,7 +97,8 @@ class StoreStep(GradientStep):
 
     def _apply(self, committed: CommittedRound) -> None:
         training, newer_than = self._training, None if committed.changed_all else self._decision
-        self._pull(training.trained_names, training.trained_parameters, newer_than=newer_than)
+        places = training.trained_names, training.trained_parameters, training.trained_owners
+        self._pull(*places, newer_than=newer_than)
         self._external.remember_values(training.trained)
         self._decision = committed.commit.decision
 
@@ -110,11 +116,18 @@ class StoreStep(GradientStep):
                 self._checked[index] = hyper
         return found
 
-    def _pull(self, names: Sequence[str], parameters: Sequence[torch.Tensor], *, newer_than: int | None = None) -> None:
+    def _pull(
+        self,
+        names: Sequence[str],
+        parameters: Sequence[torch.Tensor],
+        owners: Sequence[torch.Tensor],
+        *,
+        newer_than: int | None = None,
+    ) -> None:
         """Pulls into the parameters what the store has changed after the decision `newer_than`; None: everything."""
         values = self._training.store.pull_many(
             names, out=parameters, if_newer_than=newer_than, codec=self._codecs or None
         )
         if newer_than is not None:
-            parameters = [one for one, value in zip(parameters, values, strict=True) if value is not None]
-        mark_written(parameters)
+            owners = [one for one, value in zip(owners, values, strict=True) if value is not None]
+        mark_written(owners)

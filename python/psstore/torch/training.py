@@ -25,6 +25,7 @@ from psstore.config import was_restarted
 from psstore.errors import DTypeMismatch, NotInitialised, RuleMismatch, ShapeMismatch, UsageError
 from psstore.torch.param_groups import compression_for
 from psstore.torch.parameters import Names, Trained, gradient_name, mark_written, trainable
+from psstore.torch.parts import is_first_of_copies
 from psstore.torch.warnings import quoted, warn, with_hint
 from psstore.types import TensorSpec
 from psstore.wire.messages import Exist
@@ -123,8 +124,13 @@ class Training:
     trained: list[Trained] = field(default_factory=list)
     trained_names: list[str] = field(default_factory=list)
     trained_parameters: list[torch.Tensor] = field(default_factory=list)
+    trained_owners: list[torch.Tensor] = field(default_factory=list)
     trained_groups: set[int] = field(default_factory=set)
     """What `trained` says, by kind: each step asks for it, and there may be thousands."""
+    has_parts: bool = False
+    """Whether what is trained are parts of tensors, of which each worker has its own."""
+    taken: dict[str, torch.Tensor] = field(default_factory=dict)
+    """Gradients of DTensors whose parts the parameters have, by name."""
     _known: set[int] = field(default_factory=set)
     """The id() of each parameter that is trained, which `trained` keeps alive."""
 
@@ -133,6 +139,10 @@ class Training:
         """Whether this worker is rank 0, or where workers come and go the one of the lowest rank, whose values count
         where there can be only one."""
         return self.store.is_first
+
+    def counts(self, one: Trained) -> bool:
+        """Whether this worker's value of a parameter counts, where there can be only one, and its gradient."""
+        return self.is_first if one.dtensor is None else is_first_of_copies(one.dtensor)
 
     def compression_of(self, one: Trained) -> Compression:
         return compression_for(one, self.optimizer.param_groups, self.compression)
@@ -143,7 +153,16 @@ class Training:
         groups = self.optimizer.param_groups
         if all(self._known.issuperset(map(id, group["params"])) for group in groups):
             return []
-        return trainable(groups, self.names, known=self._known)
+        new = trainable(groups, self.names, known=self._known)
+        parts = [one for one in new if one.dtensor is not None]
+        if (parts and len(parts) < len(new)) or (self.trained and new and self.has_parts != bool(parts)):
+            raise UsageError(
+                f"some parameters are DTensors, as {quoted([one.name for one in parts])}, and others are whole on each"
+                " worker: make all of them DTensors, by fully_shard(model) around the whole model, or by"
+                " distribute_module(model, mesh)"
+            )
+        self.has_parts = bool(parts) or self.has_parts
+        return new
 
     def add_newcomers(self, strategy: StepStrategy) -> None:
         """Trains the newcomers, too, if there are any. Every worker must do so in the same round."""
@@ -158,20 +177,23 @@ class Training:
             self.trained += new
             self.trained_names += [one.name for one in new]
             self.trained_parameters += [one.parameter for one in new]
+            self.trained_owners += [one.owner for one in new]
             self.trained_groups.update(one.group for one in new)
-            self._known.update(id(one.parameter) for one in new)
+            self._known.update(id(one.owner) for one in new)
             register(self.store, strategy, new)
 
     def pull(self, trained: Sequence[Trained]) -> None:
         """Pulls these parameters' values, uncompressed, into their own memory."""
         parameters = [one.parameter for one in trained]
         self.store.pull_many([one.name for one in trained], out=[one.detach() for one in parameters])
-        mark_written(parameters)
+        mark_written(one.owner for one in trained)
 
     def publish(self) -> None:
-        """Makes rank 0's parameters, as they are now, the store's; returns when they are. Every worker calls it."""
-        if self.is_first:
-            self.store.restore({one.name: Restored(one.parameter.detach()) for one in self.trained})
+        """Makes rank 0's parameters, as they are now, the store's, and of parts each worker's; returns when they are.
+        Every worker calls it."""
+        ours = {one.name: Restored(one.parameter.detach()) for one in self.trained if self.counts(one)}
+        if ours:
+            self.store.restore(ours)
         self.store.barrier("published")
 
 
@@ -239,7 +261,7 @@ def register(store: Store, strategy: StepStrategy, trained: Sequence[Trained]) -
     Warns of tensors that another parameter trains: a model of before that is still alive, or another model.
     """
     entries = _registry.setdefault(store, TrainedTensors())
-    twice = [one.name for one in trained if entries.parameters.get(one.name, one.parameter) is not one.parameter]
+    twice = [one.name for one in trained if entries.parameters.get(one.name, one.owner) is not one.owner]
     if twice:
         warn(
             f"{quoted(twice)} of this store: other parameters of this process are trained under the same names. If"
@@ -252,7 +274,7 @@ def register(store: Store, strategy: StepStrategy, trained: Sequence[Trained]) -
         if older is not strategy:
             older.retire()
     for one in trained:
-        entries.parameters[one.name] = one.parameter
+        entries.parameters[one.name] = one.owner
         entries.strategies[one.name] = strategy
 
 

@@ -20,7 +20,6 @@ import msgspec
 from rich.console import Console
 
 from psstore.cli.choices import fail
-from psstore.cli.demo.command import EXIT_DIFFERS
 from psstore.cli.demo.display import Display, count
 from psstore.cli.demo.messages import ChaosReport, Settings
 from psstore.cli.demo.training import fail_for, job_of
@@ -28,6 +27,7 @@ from psstore.cli.demo.weights import sha256_of
 from psstore.client.connect import connect
 from psstore.client.store_status import ShardStatus, look_at
 from psstore.errors import PsstoreError
+from psstore.exit_codes import EXIT_FAILED
 from psstore.launch.job import Outcome, run_job
 from psstore.launch.output import Line
 from psstore.types import Consistency
@@ -88,7 +88,7 @@ def train_through_chaos(
     if not killer.killed:
         fail(
             f"the training was over in less than {KILL_EVERY_S:g} s, before anything was killed: ask for more --epochs",
-            exit_code=EXIT_DIFFERS,
+            exit_code=EXIT_FAILED,
         )
     return ChaosReport(
         killed=tuple(killer.killed),

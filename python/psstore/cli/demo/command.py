@@ -24,14 +24,10 @@ from psstore.cli.demo.messages import (
 )
 from psstore.codec.compression import Compression
 from psstore.errors import BadArgument
+from psstore.exit_codes import EXIT_FAILED, EXIT_MISSING
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-
-EXIT_DIFFERS = 1
-
-EXIT_MISSING = 3
 
 
 def demo(
@@ -153,11 +149,9 @@ def demo(
     if as_json:
         typer.echo(msgspec.json.encode(report).decode())
     if crashed is not None and crashed.sha256_uninterrupted != crashed.sha256_went_on:
-        fail(
-            "the training that was killed has ended with other bytes than the one that was not", exit_code=EXIT_DIFFERS
-        )
+        fail("the training that was killed has ended with other bytes than the one that was not", exit_code=EXIT_FAILED)
     if disturbed is not None and disturbed.sha256_undisturbed != disturbed.sha256_disturbed:
-        fail("the training that was disturbed has ended with other bytes than the quiet one", exit_code=EXIT_DIFFERS)
+        fail("the training that was disturbed has ended with other bytes than the quiet one", exit_code=EXIT_FAILED)
 
 
 def _need_packages(*, digits: bool) -> None:

@@ -21,12 +21,12 @@ from rich.console import Console
 
 from psstore.checkpoint.place import CheckpointPlace, open_place
 from psstore.cli.choices import fail
-from psstore.cli.demo.command import EXIT_DIFFERS
 from psstore.cli.demo.display import Display, count
 from psstore.cli.demo.messages import CrashReport, Settings
 from psstore.cli.demo.training import fail_for, job_of, train
 from psstore.cli.demo.weights import sha256_of
 from psstore.errors import CheckpointNotFound
+from psstore.exit_codes import EXIT_FAILED
 from psstore.launch.environment import checkpoint_environ
 from psstore.launch.job import Job, run_job
 from psstore.types import Consistency
@@ -68,7 +68,7 @@ def train_and_crash(
     )
     latest = _latest(place)
     if latest == 0:
-        fail(f"no checkpoint was written within {PATIENCE_S:g} s", exit_code=EXIT_DIFFERS)
+        fail(f"no checkpoint was written within {PATIENCE_S:g} s", exit_code=EXIT_FAILED)
     console.print(
         f"[bold red]killed[/] with SIGKILL at step {before.round} of {rounds}: {num_killed} processes, all there were",
         soft_wrap=True,
@@ -80,7 +80,7 @@ def train_and_crash(
     train(job(command, num_shards=num_shards + 1), after)
     went_on_from = after.results[0].done_before
     if went_on_from != latest:
-        fail(f"it went on after step {went_on_from}, and not from the checkpoint of {latest}", exit_code=EXIT_DIFFERS)
+        fail(f"it went on after step {went_on_from}, and not from the checkpoint of {latest}", exit_code=EXIT_FAILED)
     return CrashReport(
         killed_at=before.round,
         num_killed=num_killed,

@@ -1,0 +1,75 @@
+"""Weights into a store and out of it, as each process has them: whole, or the part of a DTensor or of a `TensorPart`.
+
+Who publishes and who loads may have cut the tensors in different ways, or not at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import suppress
+
+import torch
+
+from psstore.client.store import Store
+from psstore.errors import UnknownTensor
+from psstore.torch.parameters import STORED_AS, mark_written
+from psstore.torch.parts import (
+    TensorPart,
+    assemble,
+    box_of,
+    by_range,
+    is_first_of_copies,
+    local_of,
+    overlapping,
+    stored_parts,
+)
+from psstore.types import TensorSpec
+
+Named = Iterable[tuple[str, torch.Tensor | TensorPart]]
+
+
+def publish(store: Store, named: Named, *, name: str = "") -> None:
+    """Writes these tensors, or the parts of them that this process has, into the store, as plain tensors.
+
+    Every process that has a part calls it; of copies of one part the first is written. `store` may be a client's.
+    `named`: as `model.named_parameters()`, or `model.state_dict().items()`. `name`: before each name, as that of a
+    DistributedOptimizer. On return this process's parts are there, and parts that were cut otherwise are gone, where
+    these overlap them: readers wait until all processes have published, as after a barrier of theirs.
+
+    Raises UsageError for a DTensor that is Partial, RuleMismatch for tensors that a DistributedOptimizer trains.
+    """
+    prefix = f"{name}/" if name else ""
+    ours = {prefix + one: tensor for one, tensor in named if is_first_of_copies(tensor)}
+    boxes = {whole: box_of(tensor) for whole, tensor in ours.items()}
+    there = stored_parts(store.keys(), ours)
+    names = {whole: box.name(whole) for whole, box in boxes.items()}
+    values = {names[whole]: local_of(tensor) for whole, tensor in ours.items()}
+    specs = [
+        TensorSpec(name=names[whole], shape=box.size, dtype=STORED_AS[values[names[whole]].dtype], rule="assign")
+        for whole, box in boxes.items()
+    ]
+    store.create_many(specs)
+    store.push_many(values, op="assign")
+    for whole, box in boxes.items():
+        for stale in overlapping(there[whole], box).keys() - {names[whole]}:
+            with suppress(UnknownTensor):  # another process has dropped it
+                store.drop(stale)
+
+
+@torch.no_grad()
+def load(store: Store, named: Named, *, name: str = "") -> None:
+    """Reads these tensors, or the parts of them that this process has, from a store that has them in any parts: what
+    `publish` has written, or a DistributedOptimizer trains. Tensors that are trained are read at one version.
+
+    `named`, `name`: as of `publish`; the tensors' memory is written. Raises UnknownTensor if parts are missing,
+    ShapeMismatch; tensors that come later are as they were.
+    """
+    prefix = f"{name}/" if name else ""
+    ours = {prefix + one: tensor for one, tensor in named}
+    boxes = {whole: box_of(tensor) for whole, tensor in ours.items()}
+    with store.snapshot() as view:
+        found = by_range(boxes, store.keys(), view.pull_many)
+    for whole, tensor in ours.items():
+        parts = [(box, torch.as_tensor(values)) for box, values in found[whole]]
+        assemble(whole, boxes[whole], parts, local_of(tensor))
+        mark_written([tensor.local if isinstance(tensor, TensorPart) else tensor])
