@@ -30,6 +30,7 @@ SUBJECTS = (
     "compression",
     "coordinator",
     "monitoring",
+    "tls",
     "checkpoint",
     "cuts",
 )

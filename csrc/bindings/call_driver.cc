@@ -172,7 +172,7 @@ void CallDriver::send(ClientSession& session) const {
     session.send();
   }
   session.tidy();
-  if (session.outgoing().done()) return;
+  if (!session.awaits_room()) return;
   epoll_event event{.events = EPOLLIN | EPOLLOUT, .data = {.fd = session.link().fd()}};
   epoll_ctl(loop_.sockets, EPOLL_CTL_MOD, session.link().fd(), &event);
 }

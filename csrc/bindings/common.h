@@ -22,6 +22,7 @@ void bind_memory(py::module_& m);        // Buffer, Segments, crc32c
 void bind_frame_map(py::module_& m);     // FrameMap
 void bind_wire(py::module_& m);          // SliceTable, Frame, encode_frame
 void bind_decoder(py::module_& m);       // FrameDecoder
+void bind_tls(py::module_& m);           // TlsContext, TlsSession
 void bind_session(py::module_& m);       // CarriedDecisions, ClientRequest, ClientSession
 void bind_calls(py::module_& m);         // FramePlan, CallPlan, CallTerms, StartingParts, Call
 void bind_call_driver(py::module_& m);   // CallDriver

@@ -12,6 +12,7 @@ PYBIND11_MODULE(_core, m) {
   bindings::bind_decoder(m);
   bindings::bind_device(m);
   bindings::bind_shm(m);
+  bindings::bind_tls(m);
   bindings::bind_session(m);
   bindings::bind_calls(m);
   bindings::bind_call_driver(m);

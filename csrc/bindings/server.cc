@@ -102,9 +102,9 @@ class PyPoller {
       : poller_(service, wakeup_fd, as_duration(busy_s)) {}
 
   int fileno() const { return poller_.fileno(); }
-  void add(Poller::Id id, int socket, const py::object& protocol) {
+  void add(Poller::Id id, int socket, const py::object& protocol, std::shared_ptr<TlsSession> tls) {
     auto& added = protocol.cast<PyServerProtocol&>();
-    poller_.add(id, Descriptor(socket), added.decoder(), added.protocol());
+    poller_.add(id, Descriptor(socket), std::move(tls), added.decoder(), added.protocol());
     protocols_[id] = protocol;
   }
   void send(Poller::Id id, const py::sequence& pieces) { poller_.send(id, lend_all(pieces)); }
@@ -222,6 +222,12 @@ void bind_server(py::module_& m) {
             self.client().arenas.push_back(std::move(arena));
           },
           "arena"_a)
+      .def(
+          "allow",
+          [](PyServerProtocol& self, const std::vector<uint8_t>& ops) {
+            self.protocol().allow(ops);
+          },
+          "ops"_a)
       .def("follow", [](PyServerProtocol& self) { self.protocol().follow(); })
       .def("ungate", [](PyServerProtocol& self) { self.protocol().ungate(); })
       .def("lead", [](PyServerProtocol& self) { self.protocol().lead(); })
@@ -307,7 +313,8 @@ void bind_server(py::module_& m) {
       .def(py::init<DataService&, int, double>(), "service"_a, py::kw_only(), "wakeup_fd"_a,
            "busy_s"_a = 0.0, py::keep_alive<1, 2>())
       .def("fileno", &PyPoller::fileno)
-      .def("add", &PyPoller::add, "connection"_a, py::kw_only(), "socket"_a, "protocol"_a)
+      .def("add", &PyPoller::add, "connection"_a, py::kw_only(), "socket"_a, "protocol"_a,
+           "tls"_a = nullptr)
       .def("send", &PyPoller::send, "connection"_a, "pieces"_a)
       .def("deliver", &PyPoller::deliver)
       .def("close", &PyPoller::close, "connection"_a)

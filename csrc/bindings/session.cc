@@ -242,7 +242,7 @@ bool PySession::send() {
     session.send();
   }
   session.tidy();
-  return session.outgoing().done();
+  return !session.awaits_room();
 }
 
 py::list PySession::take_output() {
@@ -305,7 +305,11 @@ void bind_session(py::module_& m) {
       // the connection
       .def("connected", [](PySession& self) { self.session.connected(); })
       .def(
-          "open", [](PySession& self, int fd) { self.session.open(fd); }, "fd"_a)
+          "open",
+          [](PySession& self, int fd, std::shared_ptr<TlsSession> tls) {
+            self.session.open(fd, std::move(tls));
+          },
+          "fd"_a, "tls"_a = nullptr)
       .def(
           "welcomed",
           [](PySession& self, uint64_t version, uint64_t last_sequence, double now_s) {
@@ -372,6 +376,9 @@ void bind_session(py::module_& m) {
       .def("accept", &PySession::accept, "destination"_a)
       .def("discard", [](PySession& self) { self.session.decoder().discard(); })
       .def("take_output", &PySession::take_output)
+      .def_property_readonly(
+          "holds_bytes",
+          [](const PySession& self) { return self.session.link().stream().holds_bytes(); })
       .def_property_readonly("has_output",
                              [](const PySession& self) { return !self.session.outgoing().done(); })
       // releases

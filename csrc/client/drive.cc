@@ -42,7 +42,7 @@ bool wait(Sessions sessions, int wakeup_fd, std::chrono::nanoseconds busy) {
   std::vector<pollfd> files;
   files.reserve(sessions.size() + 1);
   for (const ClientSession* const session : sessions) {
-    const int events = session->outgoing().done() ? POLLIN : POLLIN | POLLOUT;
+    const int events = session->awaits_room() ? POLLIN | POLLOUT : POLLIN;
     files.push_back({session->link().fd(), static_cast<short>(events), 0});
   }
   files.push_back({wakeup_fd, POLLIN, 0});

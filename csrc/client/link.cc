@@ -17,13 +17,10 @@ bool would_block(int error) {
 
 }  // namespace
 
-bool ClientLink::send(Outgoing& outgoing) const {
+bool ClientLink::send(Outgoing& outgoing) {
   while (!outgoing.done()) {
     const std::span<const iovec> pieces = outgoing.pieces();
-    msghdr message{};
-    message.msg_iov = const_cast<iovec*>(pieces.data());  // only read
-    message.msg_iovlen = std::min(pieces.size(), kMaxPieces);
-    const ssize_t taken = sendmsg(fd_, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+    const ssize_t taken = stream_.send(pieces.first(std::min(pieces.size(), kMaxPieces)));
     if (taken < 0) return would_block(errno);
     outgoing.sent(static_cast<size_t>(taken));
   }
@@ -31,7 +28,7 @@ bool ClientLink::send(Outgoing& outgoing) const {
 }
 
 std::optional<size_t> ClientLink::receive(std::span<std::byte> window, bool may_sleep) const {
-  const ssize_t received = recv(fd_, window.data(), window.size(), may_sleep ? 0 : MSG_DONTWAIT);
+  const ssize_t received = stream_.receive(window, may_sleep);
   if (received > 0) return static_cast<size_t>(received);
   if (received < 0 && would_block(errno)) return 0;
   return std::nullopt;

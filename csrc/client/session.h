@@ -91,7 +91,7 @@ class ClientSession {
 
   void connected();
   // `fd`: its socket, if it has one here.
-  void open(int fd) { link_.open(fd); }
+  void open(int fd, std::shared_ptr<TlsSession> tls = nullptr) { link_.open(fd, std::move(tls)); }
   // The handshake is over: the shard has taken writes up to that sequence.
   void welcomed(uint64_t at_version, uint64_t last_sequence, double now_s);
   void disconnected();
@@ -124,6 +124,8 @@ class ClientSession {
   const Outgoing& outgoing() const { return outgoing_; }
   // Writes what the kernel takes. False: the connection is lost.
   bool send();
+  // There is something to send as soon as the kernel has room.
+  bool awaits_room() const { return !outgoing_.done() && !link_.stream().awaits_peer(); }
   enum class Received : uint8_t {
     kAll,    // that there is now, or as much as was asked for
     kOther,  // up to a frame for next_frame()

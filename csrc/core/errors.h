@@ -24,6 +24,7 @@ namespace psstore {
   X(HANDSHAKE_TIMEOUT, 8, "the handshake or a started frame did not end in time")           \
   X(BAD_CHECKSUM, 9, "a checksum is wrong: bytes changed on the way")                       \
   X(BAD_SIGNATURE, 10, "a decision, definition or ticket was not signed by this store")     \
+  X(TLS_FAILED, 11, "one side speaks no TLS, or a certificate is not accepted")             \
   /* UsageError: the caller erred; nothing changed. */                                      \
   X(UNKNOWN_TENSOR, 20, "no tensor of that name")                                           \
   X(UNKNOWN_KEY, 21, "no slice of that key on this shard")                                  \
@@ -42,6 +43,7 @@ namespace psstore {
   X(NOT_INITIALISED, 34, "the tensor has no value yet")                                     \
   X(BAD_ARGUMENT, 35, "an argument is out of range")                                        \
   X(MISSING_CONTRIBUTION, 36, "a commit named what its worker had not pushed")              \
+  X(NOT_ALLOWED, 37, "the token that was proved is of a role that may not do this")         \
   /* Information in a reply, per slice. */                                                  \
   X(NOT_MODIFIED, 40, "nothing newer than the version asked about")                         \
   X(NOT_APPLIED, 41, "the decision on it still lacks contributions or its scale")           \
@@ -59,6 +61,7 @@ namespace psstore {
   X(VERSION_GONE, 59, "the version that is being read is not kept any longer")              \
   X(ROLLED_BACK, 60, "the store was restored at an earlier version; connect again")         \
   X(NOT_LEADING, 61, "a standby was asked what only its shard answers")                     \
+  X(TOO_MANY_PROOFS, 62, "wrong proofs came from this address: none is heard for a while")  \
   /* StorageError: what checkpoints lie on, or what lies there; memory is as it was. */     \
   X(CHECKPOINT_NOT_FOUND, 70, "no complete checkpoint of that version is there")            \
   X(CHECKPOINT_DAMAGED, 71, "what is on storage is not what was written")                   \

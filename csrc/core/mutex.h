@@ -24,6 +24,7 @@
 #define ACQUIRE_SHARED(...) PSSTORE_THREAD_ANNOTATION(acquire_shared_capability(__VA_ARGS__))
 #define RELEASE(...) PSSTORE_THREAD_ANNOTATION(release_capability(__VA_ARGS__))
 #define RELEASE_SHARED(...) PSSTORE_THREAD_ANNOTATION(release_shared_capability(__VA_ARGS__))
+#define NO_THREAD_SAFETY_ANALYSIS PSSTORE_THREAD_ANNOTATION(no_thread_safety_analysis)
 
 namespace psstore {
 

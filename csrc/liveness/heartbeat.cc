@@ -64,12 +64,13 @@ void Heartbeat::Descriptor::close() {
   if (fd_ >= 0) ::close(std::exchange(fd_, -1));
 }
 
-Heartbeat::Heartbeat(int fd, std::string frame, double interval_s)
+Heartbeat::Heartbeat(int fd, std::string frame, double interval_s, std::shared_ptr<TlsSession> tls)
     : owner_(::getpid()), frame_(std::move(frame)), interval_(checked_interval(interval_s)) {
   check_socket(fd);
   if (frame_.empty()) throw Error(ErrorCode::BAD_ARGUMENT, "heartbeat: the frame is empty");
   socket_.open(::fcntl(fd, F_DUPFD_CLOEXEC, 0));
   if (socket_.get() < 0) throw_errno("heartbeat: duplicating the socket");
+  stream_ = ByteStream(socket_.get(), std::move(tls));
   int wake[2];
   if (::pipe2(wake, O_CLOEXEC) != 0) throw_errno("heartbeat: making a pipe");
   wake_read_.open(wake[0]);
@@ -114,9 +115,9 @@ void Heartbeat::beat_until_stopped() {
   alive_.store(false);
 }
 
-bool Heartbeat::send_some(size_t& sent) const {
-  const ssize_t written = ::send(socket_.get(), frame_.data() + sent, frame_.size() - sent,
-                                 MSG_NOSIGNAL | MSG_DONTWAIT);
+bool Heartbeat::send_some(size_t& sent) {
+  const iovec left{const_cast<char*>(frame_.data()) + sent, frame_.size() - sent};  // only read
+  const ssize_t written = stream_.send(std::span(&left, 1));
   if (written >= 0) {
     sent += static_cast<size_t>(written);
     return true;

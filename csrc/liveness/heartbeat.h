@@ -17,15 +17,18 @@
 #include <thread>
 
 #include "core/mutex.h"
+#include "tls/byte_stream.h"
 
 namespace psstore {
 
 class Heartbeat {
  public:
-  // `fd`: a stream socket, blocking or not; a duplicate is used and closed at the end. The first beat
+  // `fd`: a stream socket, blocking or not; a duplicate is used and closed at the end. `tls`: of that socket, null: bytes
+  // go as they are. The first beat
   // goes out at once. Throws BAD_ARGUMENT for an unusable argument, std::system_error if the system
   // refuses a descriptor or a thread.
-  Heartbeat(int fd, std::string frame, double interval_s);
+  Heartbeat(int fd, std::string frame, double interval_s,
+            std::shared_ptr<TlsSession> tls = nullptr);
   ~Heartbeat() { stop(); }
   Heartbeat(const Heartbeat&) = delete;
   Heartbeat& operator=(const Heartbeat&) = delete;
@@ -57,7 +60,7 @@ class Heartbeat {
 
   void beat_until_stopped();
   // Sends what is left of the frame; false: the connection is broken.
-  bool send_some(size_t& sent) const;
+  bool send_some(size_t& sent);
   // Waits for the next beat, or for room if a beat is under way; false: stopped or broken.
   bool wait(bool under_way, Clock::time_point next_beat) const;
 
@@ -66,6 +69,7 @@ class Heartbeat {
   const Clock::duration interval_;
 
   Descriptor socket_;
+  ByteStream stream_;
   // A pipe rather than a condition variable: the thread waits for room in the socket and for stop() in
   // one poll, and there is no lock that a fork could leave held.
   Descriptor wake_read_;

@@ -51,7 +51,10 @@ int64_t queued_bytes(int fd) {
 
 uint32_t Connection::awaited() const {
   const bool reading = !ended_ && (closing_ || !protocol_.is_full());
-  return (reading ? EPOLLIN : 0u) | (protocol_.replies().num_free_bytes() == 0 ? 0u : EPOLLOUT);
+  const bool sending = protocol_.replies().num_free_bytes() != 0 && !stream_.awaits_peer();
+  // What is here already rings no bell: that there is room to send does, nearly always.
+  const bool goes_on = reading && stream_.holds_bytes();
+  return (reading ? EPOLLIN : 0u) | (sending || goes_on ? EPOLLOUT : 0u);
 }
 
 std::optional<Connection::Clock::time_point> Connection::stalled_since() const {
@@ -65,7 +68,7 @@ bool Connection::is_unread_for(Clock::duration limit) {
     unread_since_.reset();
     return false;
   }
-  const int64_t read_bytes = sent_bytes_ - queued_bytes(fd());
+  const int64_t read_bytes = stream_.num_sent() - queued_bytes(fd());
   if (unread_since_ && read_bytes <= read_bytes_) return Clock::now() - *unread_since_ >= limit;
   read_bytes_ = read_bytes;
   unread_since_ = Clock::now();
@@ -75,7 +78,8 @@ bool Connection::is_unread_for(Clock::duration limit) {
 // ---- a round ----------------------------------------------------------------------------------------
 
 void Connection::begin_round(uint32_t events) {
-  readable_ = (events & ~static_cast<uint32_t>(EPOLLOUT)) != 0;  // an error is read, too
+  readable_ = (events & ~static_cast<uint32_t>(EPOLLOUT)) != 0 ||
+              stream_.holds_bytes();  // an error is read, too
   to_read_ = to_send_ = kRoundBytes;
   if (protocol_.is_full()) came_at_ = Clock::now();
   flush();
@@ -101,7 +105,7 @@ bool Connection::receive() {
   std::array<std::byte, kDiscardBytes> discarded;
   std::span<std::byte> window = closing_ ? discarded : decoder_.writable().bytes;
   window = window.first(std::min(window.size(), to_read_));
-  const ssize_t received = recv(fd(), window.data(), window.size(), MSG_DONTWAIT);
+  const ssize_t received = stream_.receive(window, /*may_sleep=*/false);
   if (received < 0 && would_block(errno)) return readable_ = false;
   if (received <= 0) {
     end(received < 0 ? errno : 0);
@@ -141,19 +145,17 @@ void Connection::flush() {
   while (!replies.empty() && !mute_) {
     const size_t num_bytes = std::min(to_send_, replies.num_free_bytes());
     if (num_bytes == 0) return;
-    msghdr message{};
-    message.msg_iov = ranges.data();
-    message.msg_iovlen = first_bytes(std::span(ranges).first(replies.ranges(ranges)), num_bytes);
-    const ssize_t taken = sendmsg(fd(), &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+    const std::span<iovec> all = std::span(ranges).first(replies.ranges(ranges));
+    const ssize_t taken = stream_.send(all.first(first_bytes(all, num_bytes)));
     if (taken < 0 && would_block(errno)) return;
     mute_ = taken < 0;
     if (mute_) break;
     replies.sent(static_cast<size_t>(taken));
-    to_send_ -= static_cast<size_t>(taken);
-    sent_bytes_ += taken;
+    // Of what was offered in an earlier round there may be more than this one may still send.
+    to_send_ -= std::min(to_send_, static_cast<size_t>(taken));
   }
   if (mute_) replies.clear();  // why is told by what is read
-  if (closing_ && !std::exchange(told_end_, true)) shutdown(fd(), SHUT_WR);
+  if (closing_ && !std::exchange(told_end_, true)) stream_.shut_down();
 }
 
 }  // namespace psstore

@@ -16,6 +16,7 @@
 
 #include "core/descriptor.h"
 #include "server/server_protocol.h"
+#include "tls/byte_stream.h"
 #include "wire/decoder.h"
 
 namespace psstore {
@@ -31,9 +32,13 @@ class Connection {
  public:
   using Clock = std::chrono::steady_clock;
 
-  // Decoder and protocol live as long as the connection.
-  Connection(Descriptor socket, FrameDecoder& decoder, ServerProtocol& protocol)
-      : socket_(std::move(socket)), decoder_(decoder), protocol_(protocol) {}
+  // Decoder and protocol live as long as the connection. `tls`: null: bytes go as they are.
+  Connection(Descriptor socket, std::shared_ptr<TlsSession> tls, FrameDecoder& decoder,
+             ServerProtocol& protocol)
+      : socket_(std::move(socket)),
+        stream_(socket_.get(), std::move(tls)),
+        decoder_(decoder),
+        protocol_(protocol) {}
 
   int fd() const { return socket_.get(); }
   // The epoll events that it can do something with.
@@ -78,6 +83,7 @@ class Connection {
   void end(int error);
 
   Descriptor socket_;
+  ByteStream stream_;
   FrameDecoder& decoder_;
   ServerProtocol& protocol_;
   bool readable_ = false;         // for all we know
@@ -88,8 +94,7 @@ class Connection {
   bool mute_ = false;      // nothing can be sent any more
   bool ended_ = false;     // nothing can be received any more
   int error_ = 0;
-  int64_t sent_bytes_ = 0;                         // that the socket took, all in all
-  int64_t read_bytes_ = 0;                         // of them, those that are not in its queue
+  int64_t read_bytes_ = 0;  // of what the socket took, what is not in its queue
   std::optional<Clock::time_point> unread_since_;  // they are as many
   Clock::time_point came_at_{};                    // the latest bytes, or the latest of our delays
 };

@@ -47,8 +47,9 @@ Poller::Poller(DataService& service, int wakeup_fd, std::chrono::nanoseconds bus
 
 // ---- connections ------------------------------------------------------------------------------------
 
-void Poller::add(Id id, Descriptor socket, FrameDecoder& decoder, ServerProtocol& protocol) {
-  Connection connection(std::move(socket), decoder, protocol);
+void Poller::add(Id id, Descriptor socket, std::shared_ptr<TlsSession> tls, FrameDecoder& decoder,
+                 ServerProtocol& protocol) {
+  Connection connection(std::move(socket), std::move(tls), decoder, protocol);
   epoll_event event{};
   event.events = connection.awaited();
   event.data.u64 = id;

@@ -61,8 +61,10 @@ class Poller {
 
   // ---- connections
 
-  // Decoder and protocol live until the connection is gone. Throws std::system_error.
-  void add(Id id, Descriptor socket, FrameDecoder& decoder, ServerProtocol& protocol);
+  // Decoder and protocol live until the connection is gone. `tls`: null: bytes go as they are. Throws
+  // std::system_error.
+  void add(Id id, Descriptor socket, std::shared_ptr<TlsSession> tls, FrameDecoder& decoder,
+           ServerProtocol& protocol);
   // What others answer, in order with what the protocol does. REQUIRES: the connection is there.
   void send(Id id, Replies::Parts parts);
   // Sends what has come to connections otherwise: from the service, from others' requests. A turn does so by itself.

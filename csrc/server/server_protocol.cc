@@ -9,7 +9,7 @@ namespace {
 
 // What it is an error of: the peer's, whose connection ends, or of one request.
 bool is_protocol_error(const Error& error) {
-  return error.code() <= ErrorCode::BAD_SIGNATURE;
+  return error.code() <= ErrorCode::TLS_FAILED;
 }
 
 }  // namespace
@@ -19,6 +19,18 @@ void ServerProtocol::open(std::string writer, bool wants_checksum) {
   client_->wants_checksum = wants_checksum;
   open_ = true;
   service_.opened(client_);
+}
+
+void ServerProtocol::allow(std::span<const uint8_t> ops) {
+  allowed_.reset();
+  for (const uint8_t op : ops) allowed_.set(op);
+}
+
+void ServerProtocol::check_allowed(Op op) const {
+  if (allowed_.test(static_cast<uint8_t>(op))) return;
+  throw Error(ErrorCode::NOT_ALLOWED,
+              "the token that this client connected with is for reading only: operation " +
+                  std::to_string(static_cast<int>(op)) + " writes; connect with a worker's token");
 }
 
 void ServerProtocol::attach(const Life& worker) {
@@ -108,6 +120,7 @@ bool ServerProtocol::take(const std::shared_ptr<Frame>& frame, double now_s) {
   std::exception_ptr failed;
   try {
     if (frame->complete && refused_) std::rethrow_exception(std::exchange(refused_, nullptr));
+    check_allowed(header.op);
     if (service_.brings_news(*client_, *frame)) return false;
     if (frame->complete) {
       service_.answer(client_, frame, replies_, now_s);

@@ -7,8 +7,10 @@
 //                  └──────────┘
 #pragma once
 
+#include <bitset>
 #include <exception>
 #include <memory>
+#include <span>
 #include <string>
 
 #include "server/data_service.h"
@@ -27,6 +29,8 @@ class ServerProtocol {
 
   // From now on requests for data are answered here. `writer`: who numbers its plain writes.
   void open(std::string writer, bool wants_checksum);
+  // Of requests for data its client may make these only. As long as nobody says so: all.
+  void allow(std::span<const uint8_t> ops);
   // It is that worker, too. REQUIRES: open().
   void attach(const Life& worker);
   // From now on a standby is at the other end, which is sent what changes and says what it has. REQUIRES: open().
@@ -58,12 +62,15 @@ class ServerProtocol {
   bool take_record(const std::shared_ptr<Frame>& frame);
   // Whether it was a request for data: it is answered, or has failed, or its payload is received.
   bool take(const std::shared_ptr<Frame>& frame, double now_s);
+  // Throws NOT_ALLOWED.
+  void check_allowed(Op op) const;
   void attach_payload(Frame& frame) const;
   void receive(Frame& frame);
 
   FrameDecoder& decoder_;
   DataService& service_;
   const std::shared_ptr<ConnectedClient> client_;
+  std::bitset<256> allowed_ = std::bitset<256>().set();  // by operation
   bool open_ = false;
   bool announced_ = false;      // to others: the frame that is arriving
   std::exception_ptr refused_;  // why the payload that is arriving is discarded

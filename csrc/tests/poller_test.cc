@@ -102,7 +102,7 @@ class PollerTest : public ::testing::Test {
     if (const int size = static_cast<int>(send_buffer_bytes)) {
       EXPECT_EQ(setsockopt(socket.get(), SOL_SOCKET, SO_SNDBUF, &size, sizeof size), 0);
     }
-    poller_.add(id, std::move(socket), client.decoder, client.protocol);
+    poller_.add(id, std::move(socket), nullptr, client.decoder, client.protocol);
     return client;
   }
   Piece piece_of(std::span<const std::byte> bytes) {

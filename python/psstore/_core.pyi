@@ -190,6 +190,8 @@ class ServerProtocol(FrameDecoder):
         """The client is that worker, too; older lives of the rank may not push any more, over any connection."""
     def share(self, arena: PushArena) -> None:
         """The client pushes through that memory."""
+    def allow(self, ops: Sequence[int]) -> None:
+        """Of requests for data the client may make these only. As long as nobody says so: all."""
     def follow(self) -> None:
         """A standby is at the other end, which is sent every change of the shard from now on. After `open`."""
     def ungate(self) -> None:
@@ -292,8 +294,8 @@ class Poller:
         before it sleeps, or `wakeup_fd` is readable: when the event loop has something to do, because of the poller or
         of anything else; -1: there is none."""
     def fileno(self) -> int: ...
-    def add(self, connection: int, *, socket: int, protocol: ServerProtocol) -> None:
-        """Serves a socket, which is the poller's from now on. Raises OSError."""
+    def add(self, connection: int, *, socket: int, protocol: ServerProtocol, tls: TlsSession | None = None) -> None:
+        """Serves a socket, which is the poller's from now on. `tls`: None: bytes go as they are. Raises OSError."""
     def send(self, connection: int, pieces: Sequence[bytes | memoryview]) -> None:
         """Sends them after what is on its way; what the socket does not take stays referenced until it is out."""
     def deliver(self) -> None:
@@ -387,8 +389,8 @@ class ClientSession:
     """The device memory that this connection shares with the shard, or None."""
     def connected(self) -> None:
         """A connection stands."""
-    def open(self, fd: int) -> None:
-        """`fd`: its socket, which does not block, and is in the loop's epoll."""
+    def open(self, fd: int, tls: TlsSession | None = None) -> None:
+        """`fd`: its socket, which does not block, and is in the loop's epoll. `tls`: None: bytes go as they are."""
     def welcomed(self, version: int, last_sequence: int, now: float) -> None:
         """The handshake is over. Sends what was not answered again. `last_sequence`: of the last write that the shard
         has taken. Releases the GIL."""
@@ -435,6 +437,9 @@ class ClientSession:
         """Writes what the kernel takes. True: that was all. Releases the GIL."""
     @property
     def has_output(self) -> bool: ...
+    @property
+    def holds_bytes(self) -> bool:
+        """There is something to receive that the socket does not tell of."""
     def receive(self, now: float) -> bool:
         """Reads as much as a turn of the loop may. False: the connection is lost. Releases the GIL."""
     def feed(self, data: bytes | memoryview | bytearray) -> None: ...
@@ -900,11 +905,25 @@ class PushRoom:
 # ---- liveness -------------------------------------------------------------------------------------
 
 @final
+class TlsSession:
+    """TLS 1.3 on one connection, which goes on as bytes are sent and received."""
+
+@final
+class TlsContext:
+    """Certificates of one side, as they were when their files were read. Of a server with a CA: only clients whose
+    certificates are of it may connect."""
+
+    def __init__(self, *, server: bool, cert: str = "", key: str = "", ca: str = "") -> None:
+        """PEM files; without a `ca` a client believes the system's CAs. Raises TlsFailed that names the file."""
+    def session(self, host: str = "") -> TlsSession:
+        """`host`: of a client, the name or IP address that the peer's certificate has to have."""
+
+@final
 class Heartbeat:
     """Writes `frame` to `fd` every `interval_s` from a native thread, GIL or not, until stopped or broken.
-    Owns a duplicate of `fd`."""
+    Owns a duplicate of `fd`. `tls`: of that socket; None: bytes go as they are."""
 
-    def __init__(self, fd: int, frame: bytes, interval_s: float) -> None: ...
+    def __init__(self, fd: int, frame: bytes, interval_s: float, tls: TlsSession | None = None) -> None: ...
     @property
     def alive(self) -> bool: ...
     def stop(self) -> None: ...

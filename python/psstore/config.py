@@ -26,6 +26,31 @@ MAX_CONNECTIONS = 64
 """Connections of one client to one shard, side by side: ten times what fills the links that cap each."""
 
 
+class Credentials(msgspec.Struct, frozen=True, kw_only=True):
+    """What a client proves itself with, and whom it believes. Files are read again for each connection, so that they
+    can be replaced while it runs."""
+
+    token: bytes | None = None
+    """The store's secret."""
+    token_file: str | None = None
+    """The file that holds it, where it was not given itself: the first of its lines."""
+    tls_ca: str | None = None
+    """File with the certificates of CAs that a store's has to be of, at `pss://`; None: the system's."""
+    tls_cert: str | None = None
+    """File with this client's own certificate, for a store that asks for one."""
+    tls_key: str | None = None
+    """File with the private key of `tls_cert`; None: it is in the same file."""
+
+    def secret(self) -> bytes | None:
+        """The token. Raises BadArgument if its file has none."""
+        if self.token is not None or self.token_file is None:
+            return self.token
+        return read_token(Path(self.token_file))
+
+
+NO_CREDENTIALS = Credentials()
+
+
 class WorkerEnvironment(msgspec.Struct, frozen=True, kw_only=True):
     """What a launcher (psstore run, torchrun, srun) tells a worker process."""
 
@@ -35,8 +60,8 @@ class WorkerEnvironment(msgspec.Struct, frozen=True, kw_only=True):
     """RANK, else srun's SLURM_PROCID."""
     num_workers: int | None = None
     """WORLD_SIZE, else srun's SLURM_NTASKS."""
-    token: bytes | None = None
-    """Content of the file that PSSTORE_TOKEN_FILE names."""
+    credentials: Credentials = NO_CREDENTIALS
+    """PSSTORE_TOKEN_FILE, PSSTORE_TLS_CA, PSSTORE_TLS_CERT and PSSTORE_TLS_KEY."""
     transport: Transport = "auto"
     """PSSTORE_TRANSPORT."""
     busy_poll_us: float = 0.0
@@ -49,13 +74,12 @@ class WorkerEnvironment(msgspec.Struct, frozen=True, kw_only=True):
 
 def worker_environment(environ: Mapping[str, str] = os.environ) -> WorkerEnvironment:
     """Raises BadArgument naming the variable that is malformed."""
-    path = environ.get("PSSTORE_TOKEN_FILE")
     rank, num_workers = _place(environ)
     return WorkerEnvironment(
         url=environ.get("PSSTORE_URL") or None,
         rank=rank,
         num_workers=num_workers,
-        token=read_token(Path(path)) if path else None,
+        credentials=_credentials(environ),
         transport=check_transport("environment variable PSSTORE_TRANSPORT", environ.get("PSSTORE_TRANSPORT") or "auto"),
         busy_poll_us=check_busy_poll(
             "environment variable PSSTORE_BUSY_POLL_US", environ.get("PSSTORE_BUSY_POLL_US") or 0.0
@@ -67,6 +91,14 @@ def worker_environment(environ: Mapping[str, str] = os.environ) -> WorkerEnviron
     )
 
 
+def _credentials(environ: Mapping[str, str]) -> Credentials:
+    files = (environ.get(PREFIX + name) or None for name in ("TOKEN_FILE", "TLS_CA", "TLS_CERT", "TLS_KEY"))
+    token_file, ca, cert, key = files
+    found = Credentials(token_file=token_file, tls_ca=ca, tls_cert=cert, tls_key=key)
+    found.secret()  # which is to be wrong here, not at some later reconnect
+    return found
+
+
 def was_restarted(environ: Mapping[str, str] = os.environ) -> bool:
     """Whether this process was started in the place of one that failed, of the same worker: PSSTORE_RESTART."""
     return environ.get("PSSTORE_RESTART", "0") != "0"
@@ -76,19 +108,35 @@ TOKEN_RECIPE = "python -c 'import secrets; print(secrets.token_hex(32))'"
 """A shell command that writes a token, for messages."""
 
 
+MIN_TOKEN_BYTES = 16
+MAX_TOKENS = 2
+"""A role has so many at a time: the new one, and the one that it replaces."""
+
+
 def read_token(path: Path) -> bytes:
-    """The token in a file, without surrounding whitespace. Raises BadArgument with what to do."""
+    """The token that a file's owner proves: its first. Raises BadArgument with what to do."""
+    return read_tokens(path)[0]
+
+
+def read_tokens(path: Path) -> tuple[bytes, ...]:
+    """The tokens in a file, one a line. Raises BadArgument with what to do."""
     try:
         with path.open("rb") as file:
             check_private(path, file.fileno())
-            token = file.read().strip()
+            tokens = tuple(line.strip() for line in file.read().splitlines() if line.strip())
     except OSError as error:
         raise BadArgument(f"token file {path}: {error.strerror}") from None
-    if len(token) < 16:
+    shortest = min(map(len, tokens), default=0)
+    if shortest < MIN_TOKEN_BYTES:
         raise BadArgument(
-            f"token file {path} holds {len(token)} bytes; a token needs at least 16: {TOKEN_RECIPE} > FILE"
+            f"token file {path} holds {shortest} bytes; a token needs at least {MIN_TOKEN_BYTES}: {TOKEN_RECIPE} > FILE"
         )
-    return token
+    if len(tokens) > MAX_TOKENS:
+        raise BadArgument(
+            f"token file {path} has {len(tokens)} lines; there may be {MAX_TOKENS} tokens, a new one and below it the"
+            " one that it replaces"
+        )
+    return tokens
 
 
 def check_private(path: Path, descriptor: int) -> None:

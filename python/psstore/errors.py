@@ -79,6 +79,13 @@ class BadSignature(ProtocolError):
     code = 10
 
 
+class TlsFailed(ProtocolError):
+    """No TLS with the peer: one of the two speaks none, or does not accept the other's certificate. The message says
+    which, and what to do."""
+
+    code = 11
+
+
 class UnknownTensor(UsageError):
     code = 20
 
@@ -150,6 +157,12 @@ class MissingContribution(UsageError):
     code = 36
 
 
+class NotAllowed(UsageError):
+    """The token that this client connected with is of a role that may not do this. `details`: role, operation."""
+
+    code = 37
+
+
 class WorkerLost(AvailabilityError):
     """A worker that the round needs is lost. `details`: rank, round, last_seen_s."""
 
@@ -213,6 +226,13 @@ class NotLeading(AvailabilityError):
     """A standby was asked what only its shard answers. Clients try the other addresses of the shard."""
 
     code = 61
+
+
+class TooManyProofs(AvailabilityError):
+    """Wrong proofs of a token came from this address: none is heard from there for `details["wait_s"]` seconds. Clients
+    try again then by themselves."""
+
+    code = 62
 
 
 class OutOfMemory(AvailabilityError):

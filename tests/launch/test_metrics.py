@@ -21,6 +21,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import psstore
+from psstore.config import NO_CREDENTIALS, Credentials
 from psstore.launch import shard_probe
 from psstore.launch.metric_names import METRICS
 from psstore.launch.metrics_server import Pages, http_server
@@ -58,13 +59,14 @@ def samples(url: str) -> dict[str, float]:
 def watched(process: StoreProcess) -> Iterator[str]:
     """The same pages from this process, where a test can change how patient they are."""
     probes = [
-        ShardProbe(i, address, token=find(address), clock=time.monotonic) for i, address in enumerate(process.addresses)
+        ShardProbe(i, address, credentials=Credentials(token=find(address)), clock=time.monotonic)
+        for i, address in enumerate(process.addresses)
     ]
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
     running = [asyncio.run_coroutine_threadsafe(one.run(), loop) for one in probes]
-    server = http_server(socket.create_server(("127.0.0.1", 0)), Pages(probes, token=None))
+    server = http_server(socket.create_server(("127.0.0.1", 0)), Pages(probes, credentials=NO_CREDENTIALS))
     answering = threading.Thread(target=server.serve_forever)
     answering.start()
     try:

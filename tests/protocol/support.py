@@ -14,6 +14,7 @@ from psstore.protocol import auth
 from psstore.protocol.coordinator import Coordinator
 from psstore.protocol.frames import Output, Piece, Send
 from psstore.protocol.membership import Liveness
+from psstore.protocol.roles import Tokens
 from psstore.protocol.service import ShardIdentity, ShardService
 from psstore.protocol.sharing import MAX_LEASED_BYTES, Lender
 from psstore.protocol.signing import Signer
@@ -70,7 +71,7 @@ class FakeStore:
                     addresses=((f"fake://{index}",),) * num_shards,
                     consistency=consistency,
                     heartbeat_s=1.0,
-                    token=token,
+                    tokens=Tokens.single(token),
                 ),
                 shard=shard,
                 signer=SIGNER,

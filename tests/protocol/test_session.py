@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from psstore import _core, errors
+from psstore.config import Credentials
 from psstore.protocol import auth
 from psstore.protocol.decision_cache import DecisionCache
 from psstore.protocol.handshake import ClientIdentity
@@ -49,7 +50,7 @@ class Far:
     """The far end of a session: reads what it sends, and answers."""
 
     def __init__(self, *, token: bytes | None = None, ticket: m.Signed | None = None) -> None:
-        identity = ClientIdentity(client=CLIENT, role="worker", token=token, ticket=ticket)
+        identity = ClientIdentity(client=CLIENT, role="worker", credentials=Credentials(token=token), ticket=ticket)
         self.session = Session(
             identity=identity, decisions=DecisionCache(), make_nonce=lambda: NONCE, address="fake://0"
         )

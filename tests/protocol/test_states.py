@@ -15,6 +15,7 @@ from psstore import _core, errors
 from psstore.protocol import auth
 from psstore.protocol.connection import Connection
 from psstore.protocol.membership import Membership, Worker
+from psstore.protocol.roles import NO_TOKENS, Tokens
 from psstore.protocol.states import (
     CONNECTION,
     LINK,
@@ -33,6 +34,7 @@ from tests.protocol.support import LIVENESS, NONCE, OPS
 from tests.protocol.test_session import CLIENT, Far
 
 TOKEN = b"the token of the store"
+TOKENS = Tokens.single(TOKEN)
 TABLES = {"LINK": LINK, "CONNECTION": CONNECTION, "WORKER": WORKER, "STANDBY": STANDBY}
 
 
@@ -115,12 +117,12 @@ class ConnectionLife:
         hello = m.Hello(client=CLIENT, nonce=NONCE)
         match event:
             case ConnectionEvent.ADMITTED:
-                self.connection.handshake(frame("HELLO", hello), None, NONCE)
+                self.connection.handshake(frame("HELLO", hello), NO_TOKENS, NONCE)
             case ConnectionEvent.CHALLENGED:
-                self.connection.handshake(frame("HELLO", hello), TOKEN, NONCE)
+                self.connection.handshake(frame("HELLO", hello), TOKENS, NONCE)
             case ConnectionEvent.PROVED:
                 proof = auth.proof(TOKEN, "client", client=CLIENT, client_nonce=NONCE, shard_nonce=NONCE)
-                self.connection.handshake(frame("AUTH", m.Auth(proof=proof)), TOKEN, NONCE)
+                self.connection.handshake(frame("AUTH", m.Auth(proof=proof)), TOKENS, NONCE)
             case ConnectionEvent.ENDED:
                 self.connection.end()
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from psstore import _core
+from psstore.config import Credentials
 from psstore.errors import PsstoreError
 from psstore.protocol.election import Succession, succession
 from psstore.protocol.handshake import ClientIdentity, Handshake
@@ -357,7 +358,9 @@ class Answer:
     def __init__(self, elections: Elections, server: Server, asked: m.AskWord, then: Callable[[], None]) -> None:
         scenario = elections.scenario
         rng = scenario.world.rng
-        identity = ClientIdentity(client=f"{rng.getrandbits(128):032x}", role="elector", token=scenario.token)
+        identity = ClientIdentity(
+            client=f"{rng.getrandbits(128):032x}", role="elector", credentials=Credentials(token=scenario.token)
+        )
         self.word: m.Word | None = None
         self._asked, self._then = asked, then
         self._handshake = Handshake(identity, nonce=rng.randbytes(32), address="sim://elsewhere")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from psstore import _core
+from psstore.config import Credentials
 from psstore.errors import PsstoreError, StoreUnreachable
 from psstore.protocol.client import Client
 from psstore.protocol.decision_cache import DecisionCache
@@ -160,7 +161,9 @@ class Machine:
         self.frames_to_live: int | None = None
         """Dies when it has sent so many frames more."""
         self.heartbeats: SessionLink | None = None
-        self.identity = ClientIdentity(client=f"{self.world.rng.getrandbits(128):032x}", role=role, token=token)
+        self.identity = ClientIdentity(
+            client=f"{self.world.rng.getrandbits(128):032x}", role=role, credentials=Credentials(token=token)
+        )
         decisions = DecisionCache(len(servers))
         self.links = [
             SessionLink(self, self._session(self.identity, decisions, shard, channel), server)
@@ -223,7 +226,7 @@ class Machine:
         beat()
 
     def _connect_heartbeats(self, server: Server) -> None:
-        identity = ClientIdentity(client=self.identity.client, role="heartbeat", token=self.identity.token)
+        identity = ClientIdentity(client=self.identity.client, role="heartbeat", credentials=self.identity.credentials)
         self.heartbeats = SessionLink(self, self._session(identity, DecisionCache(), 0), server)
         self.heartbeats.connect()
 

@@ -12,6 +12,7 @@ from psstore.partition import packing, slicing
 from psstore.protocol import client, rounds
 from psstore.protocol.coordinator import Coordinator
 from psstore.protocol.membership import Liveness
+from psstore.protocol.roles import Tokens
 from psstore.protocol.service import ShardIdentity
 from psstore.protocol.signing import Signer
 from psstore.server.checkpoint_keeper import CheckpointKeeper
@@ -96,7 +97,7 @@ class Scenario:
             addresses=tuple((f"sim://{i}",) for i in range(self.plan.num_shards)),
             consistency=self.plan.consistency,
             heartbeat_s=HEARTBEAT_S,
-            token=self.token,
+            tokens=Tokens.single(self.token),
         )
         signer = Mouthpiece(self.notary, self.key) if shard == 0 else Signer(self.key)
         coordinator = self._coordinator(signer) if shard == 0 else None

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from psstore import _core
+from psstore.config import Credentials
 from psstore.errors import ProtocolError, PsstoreError
 from psstore.protocol.coordinator import Coordinator
 from psstore.protocol.frames import Output, Send
@@ -107,7 +108,7 @@ class Server:
         lease_s: float = math.inf,
     ) -> None:
         self.signer = signer
-        self._token = identity.token
+        self._credentials = Credentials(token=next((token for _, token in identity.tokens.grants), None))
         self._place = place
         self.world = world
         self.shard = ObservedShard(identity.shard)
@@ -147,7 +148,7 @@ class Server:
         """Becomes its standby, in the place of those who followed from there before."""
         end = leader.accept()
         self.follows_as = f"{self.world.rng.getrandbits(128):032x}"
-        client = ClientIdentity(client=self.follows_as, role="standby", token=self._token)
+        client = ClientIdentity(client=self.follows_as, role="standby", credentials=self._credentials)
         protocol, hello = self.service.follow(0, client=client, address="sim://leader", place=place)
         self.leader = LeaderEnd(self, protocol)
         self.leader.connection = end.connection = Connection(network, client=self.leader, server=end)

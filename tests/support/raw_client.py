@@ -24,10 +24,11 @@ TIMEOUT_S = 20.0
 class RawClient:
     """One connection to one shard. Requests are answered in the order of their numbers unless a test says otherwise."""
 
-    def __init__(self, address: str, *, client: str | None = None) -> None:
+    def __init__(self, address: str, *, client: str | None = None, sock: socket.socket | None = None) -> None:
+        """`sock`: one that is connected to it; None: it is made."""
         self.client = client or os.urandom(16).hex()
         self.address = address
-        self.sock = connect_socket(address)
+        self.sock = sock or connect_socket(address)
         self._decoder = _core.FrameDecoder()
         self._requests = 0
 
@@ -132,7 +133,7 @@ def connect_socket(address: str) -> socket.socket:
     """A blocking socket to `ps://...` or `unix://...`, with a time-out on everything."""
     parsed = parse_address(address)
     if isinstance(parsed, TcpAddress):
-        return socket.create_connection(parsed, TIMEOUT_S)
+        return socket.create_connection((parsed.host, parsed.port), TIMEOUT_S)
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     sock.settimeout(TIMEOUT_S)
     sock.connect(parsed.path)

@@ -26,7 +26,7 @@ def doctor(
         where = url or told.url
         if where is None:
             fail("no store to look at: give a URL, as ps://127.0.0.1:5700, or set PSSTORE_URL")
-        found = examine(where, token=told.token, version=psstore.__version__)
+        found = examine(where, credentials=told.credentials, version=psstore.__version__)
     except PsstoreError as error:
         fail(error.message)
     for one in found:

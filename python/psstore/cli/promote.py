@@ -43,23 +43,27 @@ def promote(
     Needed only where a host is gone with its supervisor, or two hosts do not reach each other: who is right cannot be
     seen from inside. Make sure first that the other process is dead, or can reach nobody.
     """
+    from msgspec.structs import replace
+
     from psstore.config import read_token, worker_environment
     from psstore.errors import PsstoreError
     from psstore.protocol.election import Succession
     from psstore.server import other_member, voting
 
     try:
-        token = worker_environment().token if token_file is None else read_token(token_file)
-        member = other_member.look_at(url, token)
+        credentials = worker_environment().credentials
+        if token_file is not None:
+            credentials = replace(credentials, token=read_token(token_file))
+        member = other_member.look_at(url, credentials)
         told = member.welcome
         others = [places for shard, places in enumerate(told.addresses) if shard != told.shard]
         if others and member.may_lead and not member.leads:  # its shard is not to go on without it from now on
-            found = voting.vote_for(others, url, token)
+            found = voting.vote_for(others, url, credentials)
             if not force and found is not Succession.LEADS:
                 fail(_REFUSALS[found.value].format(told.shard), exit_code=EXIT_MISSING)
-        other_member.promote(url, token, force=force)
+        other_member.promote(url, credentials, force=force)
         until = time.monotonic() + LEADS_S
-        while not (member := other_member.look_at(url, token)).leads:
+        while not (member := other_member.look_at(url, credentials)).leads:
             if time.monotonic() > until:
                 fail(f"{url} does not lead after {LEADS_S:g} s; its log says why", exit_code=EXIT_MISSING)
             time.sleep(LOOK_AGAIN_S)

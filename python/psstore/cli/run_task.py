@@ -41,7 +41,9 @@ def run_task(cluster: Cluster, command: Sequence[str], *, consistency: Consisten
     environ = task_environ(cluster, os.environ)
     try:
         await_store(
-            cluster, token=worker_environment().token, say=lambda text: typer.echo(f"psstore run: {text}", err=True)
+            cluster,
+            token=worker_environment().credentials.secret(),
+            say=lambda text: typer.echo(f"psstore run: {text}", err=True),
         )
     except PsstoreError as error:
         fail(error.message, exit_code=EXIT_MISSING)

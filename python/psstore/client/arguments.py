@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from psstore.config import Transport
+from psstore.config import NO_CREDENTIALS, Credentials, Transport
 from psstore.errors import BadArgument
 from psstore.types import is_text
 from psstore.wire.messages import Role
@@ -24,7 +24,7 @@ class Options:
     role: Role = "worker"
     rank: int | None = None
     num_workers: int | None = None
-    token: bytes | None = None
+    credentials: Credentials = NO_CREDENTIALS
     timeout_s: float = 30.0
     wait_s: float = 300.0
     connect_timeout_s: float = 10.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import os
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from typing import Any, ParamSpec
@@ -14,7 +15,14 @@ from psstore.client.local import LocalStore, parse_local
 from psstore.client.operations import Operations
 from psstore.client.remote import Remote, open_remote
 from psstore.client.store import AsyncStore, Store, as_async
-from psstore.config import Transport, check_busy_poll, check_connections, check_transport, worker_environment
+from psstore.config import (
+    Credentials,
+    Transport,
+    check_busy_poll,
+    check_connections,
+    check_transport,
+    worker_environment,
+)
 from psstore.errors import BadArgument, RankTaken, TooManyWorkers
 from psstore.net.address import parse_addresses
 from psstore.net.sockets import check_congestion_control
@@ -31,6 +39,9 @@ def connect(
     rank: int | None = None,
     num_workers: int | None = None,
     token: bytes | str | None = None,
+    tls_ca: str | os.PathLike[str] | None = None,
+    tls_cert: str | os.PathLike[str] | None = None,
+    tls_key: str | os.PathLike[str] | None = None,
     timeout_s: float = 30.0,
     wait_s: float = 300.0,
     connect_timeout_s: float = 10.0,
@@ -41,12 +52,16 @@ def connect(
 ) -> Store:
     """Connects to a store and, as a worker, joins it. Blocks.
 
-    `url`: `ps://host:port` or `unix:///path` of any shard, `ps://host:port,host:port` of one and its standby on another
-    host, or `local://?shards=2` for a store inside this process (default: PSSTORE_URL).
+    `url`: `ps://host:port` or `unix:///path` of any shard, `pss://host:port` of one with TLS, `ps://host:port,host:port`
+    of one and its standby on another host, or `local://?shards=2` for a store inside this process (default:
+    PSSTORE_URL).
     `role`: 'worker' trains and is waited for; 'client' reads, and writes plain tensors.
     `rank`, `num_workers`: of this worker (default: RANK and WORLD_SIZE, else the lowest free rank).
     `token`: the store's secret, if it was given one (default: what is in the file that PSSTORE_TOKEN_FILE names). That
     of a store of this user on this machine is found without.
+    `tls_ca`: of a store at `pss://`, the file with the CA that its certificate has to be of (default: PSSTORE_TLS_CA,
+    else the system's CAs). `tls_cert`, `tls_key`: files with this client's own certificate and key, for a store that
+    asks for one (default: PSSTORE_TLS_CERT and PSSTORE_TLS_KEY). Files are read again for each connection.
     `timeout_s`: how long the store may take to answer, also when it is asked whether it still lives. `wait_s`: how long
     to wait for other workers in commits, pulls and barriers. `connect_timeout_s`: how long to try to reach the store.
     `transport`: 'auto' uses shared memory with shards on this machine, else unix sockets that are here, else TCP; 'shm'
@@ -59,7 +74,7 @@ def connect(
     `busy_poll_us`: how long a call that blocks asks for its answer, on a core of its own, before it sleeps (default:
     PSSTORE_BUSY_POLL_US, else 0). With `psstore-server --busy-poll-us` it is what an idle machine's latency can be.
 
-    Raises StoreUnreachable, AuthFailed, RankTaken, TooManyWorkers, BadArgument.
+    Raises StoreUnreachable, AuthFailed, TlsFailed, NotAllowed, RankTaken, TooManyWorkers, BadArgument.
     """
     if role not in ("worker", "client"):
         raise BadArgument(f"role is {role!r}; expected 'worker' or 'client'")
@@ -71,7 +86,7 @@ def connect(
         role=role,
         rank=told.rank if rank is None else whole("rank", rank),
         num_workers=told.num_workers if num_workers is None else whole("num_workers", num_workers),
-        token=told.token if token is None else _token(token),
+        credentials=_credentials(told.credentials, token=token, ca=tls_ca, cert=tls_cert, key=tls_key),
         timeout_s=float(timeout_s),
         wait_s=float(wait_s),
         connect_timeout_s=float(connect_timeout_s),
@@ -80,7 +95,7 @@ def connect(
         connections=told.connections if connections is None else check_connections("connections", connections),
         congestion_control=_congestion_control(congestion_control, told.congestion_control),
     )
-    return _open(url or told.url, options)
+    return open_store(url or told.url, options)
 
 
 def _awaited(connect: Callable[P, Store]) -> Callable[P, Coroutine[Any, Any, AsyncStore]]:
@@ -94,6 +109,24 @@ def _awaited(connect: Callable[P, Store]) -> Callable[P, Coroutine[Any, Any, Asy
 
 
 connect_async = _awaited(connect)
+
+
+def _credentials(
+    told: Credentials,
+    *,
+    token: bytes | str | None,
+    ca: str | os.PathLike[str] | None,
+    cert: str | os.PathLike[str] | None,
+    key: str | os.PathLike[str] | None,
+) -> Credentials:
+    """What was given, and of the rest what the environment says. A key is of the certificate that comes with it."""
+    return Credentials(
+        token=None if token is None else _token(token),
+        token_file=told.token_file,
+        tls_ca=told.tls_ca if ca is None else os.fspath(ca),
+        tls_cert=told.tls_cert if cert is None else os.fspath(cert),
+        tls_key=os.fspath(key) if key is not None else told.tls_key if cert is None else None,
+    )
 
 
 def _token(given: bytes | str) -> bytes:
@@ -110,7 +143,8 @@ def _congestion_control(asked: str | None, told: str | None) -> str | None:
     return None if told is None else check_congestion_control("environment variable PSSTORE_CONGESTION_CONTROL", told)
 
 
-def _open(url: str | None, options: Options) -> Store:
+def open_store(url: str | None, options: Options) -> Store:
+    """`connect`, without a look at the environment. Raises as that does."""
     if url is None:
         raise BadArgument(
             "no store to connect to: give a URL or set PSSTORE_URL. `psstore-server --shards 1` starts a store at"

@@ -52,7 +52,7 @@ class Heartbeats:
         identity = ClientIdentity(
             client=worker.client,
             role="heartbeat",
-            token=worker.token,
+            credentials=worker.credentials,
             find_token=worker.find_token,
             found=worker.found,
         )
@@ -82,7 +82,7 @@ class Heartbeats:
 
     def _hand_over(self, connection: ClientConnection) -> None:
         self._stop_beating()
-        self._beating = _core.Heartbeat(connection.fileno(), self._frame, self._interval_s)
+        self._beating = _core.Heartbeat(connection.fileno(), self._frame, self._interval_s, connection.tls)
 
     def _stop_beating(self) -> None:
         if self._beating is not None:
@@ -113,7 +113,9 @@ class Remote:
     async def open(self, seeds: Sequence[Address], options: Options) -> Operations:
         """Connects to every shard and, as a worker, joins. Raises StoreUnreachable, AuthFailed, RankTaken, …;
         call `close` then, too."""
-        identity = ClientIdentity(client=secrets.token_hex(16), role=options.role, token=options.token, find_token=find)
+        identity = ClientIdentity(
+            client=secrets.token_hex(16), role=options.role, credentials=options.credentials, find_token=find
+        )
         welcome = await self._discover(seeds, identity, options)
         routes = [_usable(addresses, options.transport) for addresses in welcome.addresses]
         identity.features = 0 if all(_is_local(route[0]) for route in routes) else FEATURE_CHECKSUM

@@ -13,7 +13,8 @@ import time
 
 import msgspec
 
-from psstore.client.connect import connect
+from psstore.client.arguments import Options
+from psstore.client.connect import open_store
 from psstore.client.store import Store
 from psstore.errors import PsstoreError
 from psstore.server import logs
@@ -45,7 +46,7 @@ def connected(duty: CheckpointDuty) -> Store | None:
     """Tries as long as the supervisor lives and has not asked for the end."""
     while True:
         try:
-            return connect(duty.url, role="client", token=duty.token, wait_s=WRITE_S)
+            return open_store(duty.url, Options(role="client", credentials=duty.credentials, wait_s=WRITE_S))
         except PsstoreError as error:
             _log.error("no checkpoints are written: %s", error.message)
         if is_over(RETRY_S):

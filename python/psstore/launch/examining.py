@@ -10,7 +10,8 @@ import statistics
 import time
 from collections.abc import Sequence
 
-from psstore.errors import AuthFailed, PsstoreError, StoreUnreachable
+from psstore.config import Credentials
+from psstore.errors import AuthFailed, PsstoreError, StoreUnreachable, TlsFailed
 from psstore.launch.diagnosis import Finding, Here, ShardAnswers, diagnose
 from psstore.net.address import Address, TcpAddress, is_loopback, parse_address, parse_addresses
 from psstore.net.asking import counters, greet, greeted, tie
@@ -26,14 +27,14 @@ ASKED = 5
 """How often each is asked."""
 
 
-def examine(url: str, *, token: bytes | None, version: str) -> list[Finding]:
+def examine(url: str, *, credentials: Credentials, version: str) -> list[Finding]:
     """What is wrong with the store there. `version`: of psstore, here. Raises BadArgument for what is no address."""
     addresses = parse_addresses(url)
-    return asyncio.run(_examine(addresses, token, version))
+    return asyncio.run(_examine(addresses, credentials, version))
 
 
-async def _examine(seeds: Sequence[Address], token: bytes | None, version: str) -> list[Finding]:
-    identity = ClientIdentity(client=secrets.token_hex(16), role="client", token=token, find_token=find)
+async def _examine(seeds: Sequence[Address], credentials: Credentials, version: str) -> list[Finding]:
+    identity = ClientIdentity(client=secrets.token_hex(16), role="client", credentials=credentials, find_token=find)
     welcome: Welcome | None = None
     unreached: list[Finding] = []
     for seed in seeds:
@@ -41,21 +42,23 @@ async def _examine(seeds: Sequence[Address], token: bytes | None, version: str) 
             welcome = await greet(identity, str(seed), patience_s=PATIENCE_S)
             break
         except PsstoreError as error:
-            unreached.append(_unreached(seed, error, has_token=token is not None))
+            unreached.append(_unreached(seed, error, has_token=credentials.secret() is not None))
     if welcome is None:
         return unreached
-    looks = await asyncio.gather(*[_look(shard, addresses, token) for shard, addresses in enumerate(welcome.addresses)])
+    looks = await asyncio.gather(
+        *[_look(shard, addresses, credentials) for shard, addresses in enumerate(welcome.addresses)]
+    )
     answers = [one for one in looks if isinstance(one, ShardAnswers)]
     found = [one for one in looks if isinstance(one, Finding)]
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return [*found, *diagnose(answers, Here(version, files))]
 
 
-async def _look(shard: int, addresses: Sequence[str], token: bytes | None) -> ShardAnswers | Finding:
+async def _look(shard: int, addresses: Sequence[str], credentials: Credentials) -> ShardAnswers | Finding:
     """A shard, by the first of its addresses at which it is reached."""
     failures: list[tuple[str, PsstoreError]] = []  # one for each address
     for address in addresses:
-        identity = ClientIdentity(client=secrets.token_hex(16), role="client", token=token, find_token=find)
+        identity = ClientIdentity(client=secrets.token_hex(16), role="client", credentials=credentials, find_token=find)
         reconnector = tie(identity, address, shard=shard, patience_s=PATIENCE_S)
         try:
             await greeted(reconnector)
@@ -89,6 +92,13 @@ def _unreached(seed: Address, error: PsstoreError, *, has_token: bool) -> Findin
         else:
             mend = "export PSSTORE_TOKEN_FILE=…, a copy of the file that the store was started with (--token-file)"
         return Finding("token", f"the store at {seed} does not know the token here: {error.message}", mend)
+    if isinstance(error, TlsFailed):
+        return Finding(
+            "tls",
+            f"no TLS with the store at {seed}: {error.message}",
+            f"openssl s_client -connect {_host_and_port(str(seed)).replace(' ', ':')} -tls1_3 -showcerts < /dev/null"
+            " shows what it has; PSSTORE_TLS_CA=FILE names the CA to believe (docs/clusters.md)",
+        )
     if not isinstance(error, StoreUnreachable):
         return Finding(
             "protocol",

@@ -22,8 +22,10 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from psstore.client.connect import connect
+from psstore.client.arguments import Options
+from psstore.client.connect import open_store
 from psstore.client.store import Store
+from psstore.config import Credentials
 from psstore.errors import DeadlineExceeded, NotInitialised, PsstoreError, UnknownKey, UnknownTensor
 from psstore.launch.metric_names import METRICS, answer_of
 from psstore.launch.shard_probe import ShardProbe
@@ -71,9 +73,9 @@ class ReadyPage:
     """/readyz: true if each shard of this host has just answered, and a client can connect to the whole store and read
     a value, if there is one. Nothing is written: it would be in the training's checkpoints."""
 
-    def __init__(self, probes: Sequence[ShardProbe], *, token: bytes | None) -> None:
+    def __init__(self, probes: Sequence[ShardProbe], *, credentials: Credentials) -> None:
         self._probes = probes
-        self._token = token
+        self._credentials = credentials
         self._store: Store | None = None
         self._name: str | None = None
         """The tensor that is read."""
@@ -100,14 +102,14 @@ class ReadyPage:
     def _read(self) -> str:
         """What was read. Raises PsstoreError."""
         if self._store is None:
-            self._store = connect(
-                self._probes[0].address,
+            options = Options(
                 role="client",
-                token=self._token,
+                credentials=self._credentials,
                 timeout_s=CONNECT_S,
                 wait_s=CONNECT_S,
                 connect_timeout_s=CONNECT_S,
             )
+            self._store = open_store(self._probes[0].address, options)
         store = self._store
         if self._name is None:
             named = store.keys()[:SMALLEST_OF]
@@ -151,12 +153,12 @@ class StoreCollector(Collector):
 class Pages:
     """What is answered to which path."""
 
-    def __init__(self, probes: Sequence[ShardProbe], *, token: bytes | None) -> None:
+    def __init__(self, probes: Sequence[ShardProbe], *, credentials: Credentials) -> None:
         self._registry = CollectorRegistry()
         self._registry.register(StoreCollector(probes))
         self._health: dict[str, Callable[[], Health]] = {
             "/livez": LivePage(probes),
-            "/readyz": ReadyPage(probes, token=token),
+            "/readyz": ReadyPage(probes, credentials=credentials),
         }
         self._was_well = dict.fromkeys(self._health, True)
 
@@ -201,10 +203,10 @@ def http_server(sock: socket.socket, pages: Pages) -> ThreadingHTTPServer:
 async def serve(duty: MetricsDuty) -> None:
     """Until the supervisor is gone."""
     probes = [
-        ShardProbe(duty.first + i, address, token=duty.token, clock=time.monotonic)
+        ShardProbe(duty.first + i, address, credentials=duty.credentials, clock=time.monotonic)
         for i, address in enumerate(duty.addresses)
     ]
-    server = http_server(socket.socket(fileno=duty.socket), Pages(probes, token=duty.token))
+    server = http_server(socket.socket(fileno=duty.socket), Pages(probes, credentials=duty.credentials))
     threading.Thread(target=server.serve_forever, name="psstore-http", daemon=True).start()
     tasks = [asyncio.ensure_future(one.run()) for one in probes]
     over = asyncio.Event()

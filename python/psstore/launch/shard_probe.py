@@ -6,6 +6,7 @@ import asyncio
 import secrets
 from collections.abc import Callable, Mapping
 
+from psstore.config import Credentials
 from psstore.errors import PsstoreError
 from psstore.net.asking import counters, tie
 from psstore.net.client import Reconnector
@@ -26,7 +27,7 @@ ANSWER_S = 60.0
 class ShardProbe:
     """One shard, as it last answered. Any thread may look at it; `run` is a task of an event loop."""
 
-    def __init__(self, shard: int, address: str, *, token: bytes | None, clock: Callable[[], float]) -> None:
+    def __init__(self, shard: int, address: str, *, credentials: Credentials, clock: Callable[[], float]) -> None:
         """`clock`: seconds that only grow."""
         self.shard = shard
         self.address = address
@@ -36,7 +37,7 @@ class ShardProbe:
         """How long its last answer took."""
         self._failure = ""
         self._reconnector: Reconnector | None = None
-        self._identity = ClientIdentity(client=secrets.token_hex(16), role="operator", token=token)
+        self._identity = ClientIdentity(client=secrets.token_hex(16), role="operator", credentials=credentials)
         self._clock = clock
         self._answered_at = clock()
 

@@ -1,4 +1,4 @@
-"""The addresses of shards as text: `ps://host:port` and `unix:///path`."""
+"""The addresses of shards as text: `ps://host:port`, `pss://host:port` with TLS, and `unix:///path`."""
 
 from __future__ import annotations
 
@@ -17,9 +17,13 @@ class TcpAddress(NamedTuple):
 
     host: str
     port: int
+    tls: bool = False
+    name: str = ""
+    """What the certificate there has to be of, if not of `host`: it is reached by another way."""
 
     def __str__(self) -> str:
-        return f"ps://[{self.host}]:{self.port}" if ":" in self.host else f"ps://{self.host}:{self.port}"
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{'pss' if self.tls else 'ps'}://{host}:{self.port}{f'?name={self.name}' if self.name else ''}"
 
 
 class UnixAddress(NamedTuple):
@@ -39,24 +43,31 @@ def parse_address(text: str) -> Address:
     scheme, separator, rest = text.partition("://")
     if separator and scheme == "unix" and rest.startswith("/"):
         return UnixAddress(rest)
-    if separator and scheme == "ps":
-        address = _parse_tcp(rest.rstrip("/"))
+    if separator and scheme in _TCP_SCHEMES:
+        place, _, name = rest.partition("?name=") if scheme == "pss" else (rest, "", "")
+        address = _parse_tcp(place.rstrip("/"))
         if address is not None:
-            return address
-    raise BadArgument(f"address {text!r}: expected ps://host:port or unix:///absolute/path")
+            return address._replace(tls=scheme == "pss", name=name)
+    raise BadArgument(
+        f"address {text!r}: expected ps://host:port, pss://host:port for a store with TLS, or unix:///absolute/path"
+    )
 
 
 def parse_addresses(text: str) -> list[Address]:
     """The places of one shard: `ps://host:port,host:port` are two, of which one leads. Raises BadArgument."""
     scheme, separator, rest = text.partition("://")
-    if scheme != "ps" or "," not in rest:
+    if scheme not in _TCP_SCHEMES or "," not in rest:
         return [parse_address(text)]
     return [parse_address(f"{scheme}{separator}{one.strip()}") for one in rest.split(",")]
 
 
 def join_addresses(addresses: Sequence[str]) -> str:
-    """What `parse_addresses` takes apart. REQUIRES: they are of TCP."""
-    return "ps://" + ",".join(one.removeprefix("ps://") for one in addresses)
+    """What `parse_addresses` takes apart. REQUIRES: they are of TCP, and of one scheme."""
+    scheme = addresses[0].partition("://")[0]
+    return f"{scheme}://" + ",".join(one.removeprefix(f"{scheme}://") for one in addresses)
+
+
+_TCP_SCHEMES = ("ps", "pss")
 
 
 _TCP = re.compile(r"(?:\[(?P<ipv6>[^\]]+)\]|(?P<host>[^:\[\]]+))(?::(?P<port>[0-9]{1,5}))?")

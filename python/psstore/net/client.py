@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from psstore import _core
-from psstore.errors import StoreClosed, StoreUnreachable
+from psstore.errors import BadArgument, StoreClosed, StoreUnreachable, TlsFailed
 from psstore.net.address import Address, TcpAddress
+from psstore.net.certificates import Certificates
 from psstore.net.client_connection import ClientConnection
 from psstore.net.deadline_timer import DeadlineTimer
 from psstore.net.sockets import choose_congestion_control
@@ -103,6 +104,8 @@ class Reconnector:
         """The last attempt to connect was, at every address."""
         self._on_up = on_up
         self._congestion_control = congestion_control
+        self._certificates: Certificates | None = None
+        """As soon as there is an address with TLS."""
         self._connection: ClientConnection | None = None
         self._socket: socket.socket | None = None
         self._task: asyncio.Task[None] | None = None
@@ -213,7 +216,13 @@ class Reconnector:
 
     async def _connect_once(self) -> bool:
         """Connects and stays until the connection is lost. True: the handshake succeeded."""
-        connection = await self._dial()
+        try:
+            connection = await self._dial()
+        except (BadArgument, TlsFailed) as error:  # our own token or certificates can't be used
+            if not self.first_up.done():
+                self.session.give_up(error)
+            self.trouble = OSError(error.message)  # a file may be about to be replaced
+            return False
         if connection is None:
             return False
         self._refused = False
@@ -245,7 +254,7 @@ class Reconnector:
             self.session.address = str(address)
             for family, where in await self._endpoints(address):
                 try:
-                    return await asyncio.wait_for(self._open(family, where), patience_s)
+                    return await asyncio.wait_for(self._open(address, family, where), patience_s)
                 except asyncio.TimeoutError:
                     self.trouble = TimeoutError(f"no answer within {patience_s:g} s")
                 except OSError as error:
@@ -269,18 +278,27 @@ class Reconnector:
                 return []
         return [(family, where) for family, _, _, _, where in found]
 
-    async def _open(self, family: int, where: Any) -> ClientConnection:
+    async def _open(self, address: Address, family: int, where: Any) -> ClientConnection:
         """Connects a socket of ours, known from its first moment on: a fork in the middle of connecting finds it."""
         sock = self._socket = socket.socket(family, socket.SOCK_STREAM)
         try:
             sock.setblocking(False)
             if family != socket.AF_UNIX:
                 choose_congestion_control(sock, where[0], self._congestion_control)
+            tls = self._tls(address)
             await _connect(self._loop, sock, where)
-            return ClientConnection(self.session, self._loop, sock)
+            return ClientConnection(self.session, self._loop, sock, tls=tls)
         except BaseException:
             sock.close()
             raise
+
+    def _tls(self, address: Address) -> _core.TlsSession | None:
+        """Raises TlsFailed if our own certificates can't be used."""
+        if not isinstance(address, TcpAddress) or not address.tls:
+            return None
+        if self._certificates is None:
+            self._certificates = Certificates(self.session.identity.credentials, server=False)
+        return self._certificates.session(address.name or address.host)
 
 
 class SocketDriver:

@@ -11,7 +11,8 @@ import socket
 import weakref
 from typing import ClassVar
 
-from psstore.errors import InternalError, PsstoreError
+from psstore import _core
+from psstore.errors import AuthFailed, InternalError, PsstoreError, TlsFailed
 from psstore.net.limits import RELEASE_S
 from psstore.net.sockets import sleep_in_recv, taken_bytes, tune
 from psstore.protocol.session import Session, is_final
@@ -23,13 +24,21 @@ class ClientConnection:
 
     alive: ClassVar[weakref.WeakSet[ClientConnection]] = weakref.WeakSet()
 
-    def __init__(self, session: Session, loop: asyncio.AbstractEventLoop, sock: socket.socket) -> None:
-        """`sock`: does not block, and is the connection's from now on."""
+    def __init__(
+        self,
+        session: Session,
+        loop: asyncio.AbstractEventLoop,
+        sock: socket.socket,
+        *,
+        tls: _core.TlsSession | None = None,
+    ) -> None:
+        """`sock`: does not block, and is the connection's from now on. `tls`: None: bytes go as they are."""
         self.session = session
         self.loop = loop
         self.up: asyncio.Future[None] = loop.create_future()
         """Done when the handshake is over."""
         self.lost: asyncio.Future[None] = loop.create_future()
+        self.tls = tls
         self._socket = sock
         self._closing = False
         self._awaits_room = False
@@ -37,7 +46,7 @@ class ClientConnection:
         tune(sock)
         sleep_in_recv(sock)
         session.connected()
-        session.core.open(sock.fileno())
+        session.core.open(sock.fileno(), tls)
         self.alive.add(self)
         loop.add_reader(sock.fileno(), self._on_readable)
         self.flush()
@@ -69,6 +78,7 @@ class ClientConnection:
         if not self._closing:
             self._take_frames()
             self.flush()
+            self._go_on_reading()
 
     def abort(self) -> None:
         """Closes now; the session is told in the next turn."""
@@ -88,6 +98,8 @@ class ClientConnection:
     # ---- what the loop calls ----
 
     def _on_readable(self) -> None:
+        if self._closing:
+            return
         try:
             goes_on = self.session.core.receive(self.loop.time())
         except PsstoreError as error:
@@ -98,8 +110,15 @@ class ClientConnection:
             self._take_frames()
             if not goes_on:
                 self.abort()
-            elif self.session.core.has_output:
-                self.flush()
+            else:
+                if self.session.core.has_output:
+                    self.flush()
+                self._go_on_reading()
+
+    def _go_on_reading(self) -> None:
+        """Sees to what was decrypted already, of which the socket tells nothing."""
+        if self.tls is not None and not self._closing and self.session.core.holds_bytes:
+            self.loop.call_soon(self._on_readable)
 
     def _take_frames(self) -> None:
         try:
@@ -143,7 +162,10 @@ class ClientConnection:
         self._fail(InternalError(f"while reading from {self.session.address}: {error!r}"))
 
     def _fail(self, error: PsstoreError) -> None:
-        if is_final(error):
+        # A store that was reached may have a certificate that is just being replaced; and we another token by now.
+        replaced = TlsFailed if self.session.state is not LinkState.UP else AuthFailed
+        may_pass = isinstance(error, replaced) and self.session.welcome is not None
+        if is_final(error) and not may_pass:
             self.session.give_up(error)
         self.session.last_word = error.message
         self.abort()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import ipaddress
 import itertools
 import logging
 import socket
@@ -26,11 +27,13 @@ from psstore.errors import (
     UsageError,
 )
 from psstore.net import loops
+from psstore.net.certificates import Certificates
 from psstore.net.credentials import is_trusted, peer_user
 from psstore.net.limits import EVENTS_PER_TURN, LINGER_S, ServerLimits
 from psstore.net.listener import Listener
 from psstore.net.server_connection import ServerConnection
 from psstore.net.sockets import tune
+from psstore.net.token_files import TokenWatch
 from psstore.protocol.frames import Close, Output, Send
 from psstore.protocol.handshake import ClientIdentity
 from psstore.protocol.service import ShardService
@@ -79,9 +82,12 @@ class Server:
         limits: ServerLimits,
         busy_poll_s: float = 0.0,
         for_all_users: bool = False,
+        tokens: TokenWatch | None = None,
+        certificates: Certificates | None = None,
     ) -> None:
         """`busy_poll_s`: how long after a request it asks for the next one before it sleeps.
-        `for_all_users`: whoever can open a unix socket may come; what keeps others out is a token."""
+        `for_all_users`: whoever can open a unix socket may come; what keeps others out is a token.
+        `tokens`: None: the service's stay as they are. `certificates`: for TCP; None: it is without TLS."""
         self.loop = loop
         self.limits = limits
         self.poller = _core.Poller(service.data, wakeup_fd=loops.bell(loop), busy_s=busy_poll_s)
@@ -95,6 +101,8 @@ class Server:
         service.standbys.on_dropped = lambda number: self._cut(number, "the shard goes on without it")
         self._busy_poll_s = busy_poll_s
         self._for_all_users = for_all_users
+        self._tokens = tokens
+        self._certificates = certificates
         self._numbers = itertools.count(1)
         self._connections: dict[int, ServerConnection] = {}
         self._listeners: list[Listener] = []
@@ -112,12 +120,20 @@ class Server:
         """True while idle work is left, for which a turn is due."""
         self._emptied: asyncio.Event | None = None
 
-    def follow(self, sock: socket.socket, *, client: ClientIdentity, address: str, place: str = "") -> None:
+    def follow(
+        self,
+        sock: socket.socket,
+        *,
+        client: ClientIdentity,
+        address: str,
+        place: str = "",
+        tls: _core.TlsSession | None = None,
+    ) -> None:
         """Becomes a standby of the shard at the other end of a connected socket. `place`: where this one listens, if
-        not where its shard does."""
+        not where its shard does. `tls`: None: bytes go as they are."""
         protocol, hello = self._service.follow(LEADER, client=client, address=address, place=place)
         tune(sock)
-        self.poller.add(LEADER, socket=sock.detach(), protocol=protocol)
+        self.poller.add(LEADER, socket=sock.detach(), protocol=protocol, tls=tls)
         self.poller.send(LEADER, [hello])
 
     def lose_leader(self) -> None:
@@ -168,10 +184,13 @@ class Server:
     def _opened(self, sock: socket.socket, address: str) -> None:
         above_limit = len(self._connections) - self.limits.max_connections
         number = next(self._numbers)
-        protocol = self._service.opened(number, self.now())
+        self._look_at_tokens()
+        is_tcp = sock.family != socket.AF_UNIX
+        protocol = self._service.opened(number, self.now(), address=_host(address) if is_tcp else "")
         tune(sock)
         stranger = self._stranger(sock)
-        self.poller.add(number, socket=sock.detach(), protocol=protocol)
+        tls = self._certificates.session() if self._certificates is not None and is_tcp else None
+        self.poller.add(number, socket=sock.detach(), protocol=protocol, tls=tls)
         connection = ServerConnection(self, number=number, address=address, protocol=protocol)
         self._connections[number] = connection
         self.log(connection, logging.DEBUG, "connected")
@@ -188,6 +207,11 @@ class Server:
             self.log(connection, logging.WARNING, "refused: there are too many connections already")
             connection.refuse(Overloaded(f"this shard has all the {self.limits.max_connections} connections it takes"))
         self._turn()
+
+    def _look_at_tokens(self) -> None:
+        """Whoever has proved one that is no more has to go."""
+        if self._tokens is not None and self._tokens.look():
+            self._carry_out(self._service.change_tokens(self._tokens.tokens))
 
     def _stranger(self, sock: socket.socket) -> int | None:
         """Another user, who has come by a unix socket, and proves nothing."""
@@ -413,6 +437,7 @@ class Server:
     @_guarded
     def _sweep(self) -> None:
         self._sweeper = self._sweep_later()
+        self._look_at_tokens()
         self._service.shard.free_unused(self.limits.unused_bytes)
         limit_s = self.limits.stalled_frame_s
         for number in self.poller.stalled(limit_s):
@@ -451,3 +476,13 @@ class Server:
         beyond_us = isinstance(error, (AvailabilityError, StorageError))
         level = logging.INFO if beyond_us else logging.DEBUG if isinstance(error, UsageError) else logging.ERROR
         self.log(connection, level, f"answered {type(error).__name__}: {error.message}")
+
+
+def _host(address: str) -> str:
+    """Who counts as one peer at 'host:port'. A machine may have all addresses of an IPv6 network of 64 bits."""
+    host = address.rpartition(":")[0].partition("%")[0]
+    parsed = ipaddress.ip_address(host)
+    if isinstance(parsed, ipaddress.IPv4Address):
+        return host
+    mapped = parsed.ipv4_mapped
+    return str(mapped) if mapped is not None else str(ipaddress.ip_network((parsed, 64), strict=False))

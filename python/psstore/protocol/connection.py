@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from psstore import _core
 from psstore.config import MAX_CONNECTIONS
 from psstore.errors import AuthFailed, BadBody, UnexpectedMessage
-from psstore.protocol.auth import NONCE_BYTES, matches, proof
+from psstore.protocol.auth import NONCE_BYTES, proof
+from psstore.protocol.roles import Access, Tokens
 from psstore.protocol.states import CONNECTION, ConnectionEvent, ConnectionState
 from psstore.wire.messages import Auth, Challenge, Hello, TicketFact, decode_body
 
@@ -37,6 +38,8 @@ class Connection:
     opened_at: float
     protocol: _core.ServerProtocol
     """The decoder and encoder of this connection's bytes."""
+    address: str = ""
+    """Where it comes from, without a port; '': wrong proofs are not counted."""
     state: ConnectionState = ConnectionState.HELLO
     hello: Hello | None = None
     client: str = ""
@@ -52,6 +55,10 @@ class Connection:
     has_data: bool = False
     """True if requests for data may come, or what is sent to a standby goes there."""
     nonce: bytes = b""
+    access: Access = Access.ADMIN
+    """What its client may do, once it is OPEN."""
+    token: bytes | None = None
+    """The one that was proved; None: none was needed."""
     ticket: TicketFact | None = None
     """The worker that the connection pushes for, once attached."""
 
@@ -90,7 +97,7 @@ class Connection:
         """The driver has closed the connection."""
         self.state = CONNECTION.after(self.state, ConnectionEvent.ENDED)
 
-    def handshake(self, frame: _core.Frame, token: bytes | None, nonce: bytes) -> Challenge | None:
+    def handshake(self, frame: _core.Frame, tokens: Tokens, nonce: bytes) -> Challenge | None:
         """Takes one handshake frame. Returns a challenge to send, or None: the connection is open.
 
         `nonce`: fresh random bytes, used if a challenge is needed.
@@ -105,7 +112,7 @@ class Connection:
                 raise BadBody("HELLO: client must be 32 hex digits, random per client")
             if not 0 <= self.hello.channel < MAX_CONNECTIONS:
                 raise BadBody(f"HELLO: channel is {self.hello.channel}; there are 0 to {MAX_CONNECTIONS - 1}")
-            if token is None:
+            if not tokens.grants:
                 self.state = CONNECTION.after(self.state, ConnectionEvent.ADMITTED)
                 return None
             if len(self.hello.nonce) < NONCE_BYTES // 2:
@@ -113,17 +120,19 @@ class Connection:
             self.state = CONNECTION.after(self.state, ConnectionEvent.CHALLENGED)
             self.nonce = nonce
             return Challenge(nonce=nonce)
-        if self.state is ConnectionState.AUTH and frame.op == _core.OPS["AUTH"] and token is not None:
-            expected = self._proof(token, "client")
-            if not matches(expected, decode_body(Auth, frame.body).proof):
+        if self.state is ConnectionState.AUTH and frame.op == _core.OPS["AUTH"]:
+            came = decode_body(Auth, frame.body).proof
+            proved = tokens.proved(lambda token: self._proof(token, "client"), came)
+            if proved is None:
                 raise AuthFailed("the token proof is wrong: client and store have different tokens")
+            self.access, self.token = proved
             self.state = CONNECTION.after(self.state, ConnectionEvent.PROVED)
             return None
         raise UnexpectedMessage(f"operation {frame.op} before the handshake was over; the first frame must be HELLO")
 
-    def own_proof(self, token: bytes | None) -> bytes:
-        """The shard's proof for WELCOME: the client, too, wants to know whom it talks to."""
-        return self._proof(token, "shard") if token is not None else b""
+    def own_proof(self) -> bytes:
+        """The shard's proof for WELCOME, of the same token: the client, too, wants to know whom it talks to."""
+        return self._proof(self.token, "shard") if self.token is not None else b""
 
     def _proof(self, token: bytes, side: str) -> bytes:
         assert self.hello is not None

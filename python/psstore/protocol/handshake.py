@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from psstore import _core
+from psstore.config import NO_CREDENTIALS, Credentials
 from psstore.errors import AuthFailed, UnexpectedMessage, from_code
 from psstore.protocol import auth
 from psstore.wire import messages as m
@@ -27,8 +28,8 @@ class ClientIdentity:
 
     client: str
     role: m.Role
-    token: bytes | None = None
-    """The token that the user gave; None: the one that is found for each connection, if any."""
+    credentials: Credentials = NO_CREDENTIALS
+    """What the user gave; without a token the one that is found for each connection counts, if any."""
     find_token: Callable[[str], bytes | None] = lambda address: None
     """Finds the token of the store at an address, if the store is on this machine and of this user. Blocks for as long
     as a small file takes to read."""
@@ -51,7 +52,7 @@ class Handshake:
         self._address = address
         self._shard_nonce: bytes | None = None
         """The nonce of the shard's challenge; None: there was none."""
-        self._token = identity.token
+        self._token = identity.credentials.secret()
 
     def hello(self, channel: int) -> bytes:
         """The first frame."""

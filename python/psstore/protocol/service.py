@@ -16,15 +16,18 @@ from msgspec.structs import replace
 
 from psstore import _core
 from psstore.errors import (
+    AuthFailed,
     BadArgument,
     DeviceFailed,
     HandshakeTimeout,
+    NotAllowed,
     NotLeading,
     OutOfMemory,
     Overloaded,
     ProtocolError,
     PsstoreError,
     ShuttingDown,
+    TooManyProofs,
     UnexpectedMessage,
 )
 from psstore.protocol.connection import HANDSHAKE_S, STRANGER_S, VISITOR_S, WORKERS_SHARE, Connection
@@ -32,7 +35,9 @@ from psstore.protocol.coordinator import Coordinator
 from psstore.protocol.coordinator_feed import CHANGES_NOTHING, CONTROL, Told, feed
 from psstore.protocol.frames import Close, Output, Send, failure
 from psstore.protocol.handshake import ClientIdentity
+from psstore.protocol.proof_limits import ProofLimits
 from psstore.protocol.replies import Reply
+from psstore.protocol.roles import ALLOWED_OPS, NO_TOKENS, Access, Tokens, check_may, check_may_be
 from psstore.protocol.saving import Keeper, Saver
 from psstore.protocol.shard_facts import ShardFacts
 from psstore.protocol.sharing import MAX_LEASED_BYTES, Lender, OwnShard
@@ -67,7 +72,8 @@ class ShardIdentity:
     addresses: tuple[tuple[str, ...], ...]
     consistency: Consistency
     heartbeat_s: float
-    token: bytes | None = None
+    tokens: Tokens = NO_TOKENS
+    """As the store begins; `ShardService.tokens` are those that count now."""
     lineage: str = ""
     """Id of the first of the runs of which each was restored from the one before; '': this is the first."""
     restored: int = -1
@@ -104,6 +110,8 @@ class ShardService:
         self.identity = identity
         self.shard = shard
         self.coordinator = coordinator
+        self.tokens = identity.tokens
+        self._proofs = ProofLimits()
         self.draining = False
         """Requests are refused with SHUTTING_DOWN."""
         self._make_nonce = make_nonce
@@ -143,11 +151,23 @@ class ShardService:
 
     # ---- connections ----
 
-    def opened(self, conn: int, now: float) -> _core.ServerProtocol:
-        """Where the connection's bytes go. `conn`: a number of the driver's, larger than all before it."""
+    def opened(self, conn: int, now: float, *, address: str = "") -> _core.ServerProtocol:
+        """Where the connection's bytes go. `conn`: a number of the driver's, larger than all before it. `address`:
+        where it comes from, without a port; '': wrong proofs from there are not counted."""
         protocol = self.data.connect(conn, max_body_bytes=_core.PRE_AUTH_MAX_BYTES, max_payload_bytes=0)
-        self._connections[conn] = self._strangers[conn] = Connection(id=conn, opened_at=now, protocol=protocol)
+        connection = Connection(id=conn, opened_at=now, protocol=protocol, address=address)
+        self._connections[conn] = self._strangers[conn] = connection
         return protocol
+
+    def change_tokens(self, tokens: Tokens) -> list[Output]:
+        """From now on these count. Who has proved one that does not any more has to go."""
+        self.tokens = tokens
+        outputs: list[Output] = []
+        for connection in self._connections.values():
+            is_open = connection.state is ConnectionState.OPEN and connection.token is not None
+            if is_open and (connection.access, connection.token) not in tokens.grants:
+                outputs += self.failed(connection.id, AuthFailed("the token that this client proved counts no longer"))
+        return outputs
 
     def share_within(self, conn: int) -> OwnShard:
         """The connection's client is in this process, and uses the shard's device with it."""
@@ -248,6 +268,7 @@ class ShardService:
             if connection.state is not ConnectionState.OPEN:
                 return self._handshake(connection, frame, now)
             if op == OPS["HEARTBEAT"]:
+                check_may(connection.access, op)
                 return self._heartbeat(conn, frame, now)
             outputs = self._dispatch(connection, op, frame, now)
         except ProtocolError as error:
@@ -336,7 +357,16 @@ class ShardService:
 
     def _handshake(self, connection: Connection, frame: _core.Frame, now: float) -> list[Output]:
         identity = self.identity
-        challenge = connection.handshake(frame, identity.token, self._make_nonce())
+        try:
+            challenge = connection.handshake(frame, self.tokens, self._make_nonce())
+        except AuthFailed:
+            if connection.address and frame.op == OPS["AUTH"]:
+                self._proofs.failed(connection.address, connection.client, now)
+            raise
+        if challenge is not None and connection.address:
+            wait_s = self._proofs.wait_s(connection.address, connection.client, now)
+            if wait_s > 0.0:
+                return self.failed(connection.id, _too_many_proofs(wait_s))
         if not connection.is_gated:
             connection.protocol.ungate()
         if challenge is not None:
@@ -344,6 +374,14 @@ class ShardService:
         self._strangers.pop(connection.id, None)
         hello = connection.hello
         assert hello is not None, "handshake returns None only after HELLO"
+        if connection.token is not None and connection.address:
+            self._proofs.proved(connection.client)
+        try:
+            check_may_be(connection.access, hello.role)
+        except NotAllowed as error:
+            return self.failed(connection.id, error)
+        if connection.access < Access.ADMIN:
+            connection.protocol.allow(ALLOWED_OPS[connection.access])
         if self.standby is not None and not (connection.is_operator or connection.is_elector):
             return self.failed(connection.id, NotLeading(self.standby.describe()))
         if connection.is_visitor:
@@ -368,7 +406,7 @@ class ShardService:
             version=self.shard.version,
             last_sequence=self.shard.last_sequence(connection.writer),
             features=hello.features,
-            proof=connection.own_proof(identity.token),
+            proof=connection.own_proof(),
             heartbeat_s=identity.heartbeat_s,
             lineage=identity.lineage or identity.store,
             restored=identity.restored,
@@ -400,6 +438,7 @@ class ShardService:
     def _dispatch(self, connection: Connection, op: int, frame: _core.Frame, now: float) -> list[Output]:
         if self.draining:
             raise ShuttingDown("the store is shutting down")
+        check_may(connection.access, op)
         if connection.only_beats:
             raise UnexpectedMessage(f"operation {op} on a heartbeat connection; it is for heartbeats alone")
         if connection.is_operator:
@@ -576,6 +615,13 @@ def _no_room_for_visitors(limit: float) -> Overloaded:
     return Overloaded(
         f"this shard has all the {limit:g} connections that it takes of clients that are no workers;"
         " raise its --max-connections"
+    )
+
+
+def _too_many_proofs(wait_s: float) -> TooManyProofs:
+    return TooManyProofs(
+        f"too many wrong proofs of a token came from this address: none is heard from there for {wait_s:.1f} s",
+        wait_s=wait_s,
     )
 
 

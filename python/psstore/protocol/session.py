@@ -25,6 +25,7 @@ from psstore.errors import (
     RolledBack,
     ShuttingDown,
     StoreUnreachable,
+    TooManyProofs,
     UnexpectedMessage,
     from_code,
 )
@@ -417,4 +418,4 @@ class Session:
 
 def is_final(error: PsstoreError) -> bool:
     """True if a new connection would meet the same end; else it is worth another try."""
-    return not isinstance(error, (BadChecksum, ShuttingDown, HandshakeTimeout, NotLeading, Overloaded))
+    return not isinstance(error, (BadChecksum, ShuttingDown, HandshakeTimeout, NotLeading, Overloaded, TooManyProofs))

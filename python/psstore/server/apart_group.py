@@ -20,6 +20,7 @@ import selectors
 import time
 from collections.abc import Callable
 
+from psstore.config import Credentials
 from psstore.errors import PsstoreError
 from psstore.protocol.election import Succession
 from psstore.server.other_member import LOOK_S, FoundMember, look_at, promote
@@ -49,7 +50,7 @@ class ApartGroup:
         index: int,
         other: str,
         others: Places,
-        token: bytes | None,
+        credentials: Credentials,
         patience_s: float,
         start: Callable[[bool], ShardProcess],
         selector: selectors.BaseSelector,
@@ -62,7 +63,7 @@ class ApartGroup:
         self._name = f"shard {index}"
         self._other = other
         self._others = others
-        self._token = token
+        self._credentials = credentials
         self._patience_s = patience_s
         self._start_process = start
         self._selector = selector
@@ -158,7 +159,7 @@ class ApartGroup:
             return
         self._end()
         try:
-            promote(self._other, self._token, force=True)
+            promote(self._other, self._credentials, force=True)
             _log.warning("%s is led at %s from now on", self._name, self._other)
         except PsstoreError as error:
             _log.error("%s could not be handed over to %s: %s", self._name, self._other, error.message)
@@ -173,7 +174,7 @@ class ApartGroup:
             if member is not None and member.leads:
                 self._follow_anew()
                 return True
-            if vote(self._others, self._lost, leads=False, token=self._token) is not Succession.GONE:
+            if vote(self._others, self._lost, leads=False, credentials=self._credentials) is not Succession.GONE:
                 return False
             _log.warning("%s goes on without its standby at %s, which does not answer", self._name, self._other)
             self._in_sync = False  # before anybody is told what it does not have
@@ -182,7 +183,7 @@ class ApartGroup:
             return True
         if self.leads or now < self._may_ask_at:
             return False
-        found = vote(self._others, self._child.client, leads=True, token=self._token)
+        found = vote(self._others, self._child.client, leads=True, credentials=self._credentials)
         if found is Succession.LEADS:
             _log.warning("%s does not answer at %s, and its standby here leads", self._name, self._other)
             self._child.tell(LEAD)
@@ -231,7 +232,7 @@ class ApartGroup:
     def _hand_over(self, fate: str, until: float) -> str | None:
         """The process here led, and is dead. Its fate, if nobody can lead."""
         try:
-            promote(self._other, self._token, force=True)
+            promote(self._other, self._credentials, force=True)
         except PsstoreError as error:
             if time.monotonic() > until:
                 return f"{fate}, and its standby at {self._other} does not lead: {error.message}"
@@ -255,7 +256,7 @@ class ApartGroup:
 
     def _look(self, timeout_s: float = LOOK_S) -> FoundMember | None:
         try:
-            return look_at(self._other, self._token, timeout_s=timeout_s)
+            return look_at(self._other, self._credentials, timeout_s=timeout_s)
         except PsstoreError as error:
             self._remind(error.message)
             return None

@@ -48,14 +48,16 @@ class Endpoint:
         self._files[path] = os.stat(path).st_ino
 
     def add_tcp(
-        self, host: str, port: int, advertise: tuple[str, int | None], *, congestion_control: str | None
+        self, host: str, port: int, advertise: tuple[str, int | None], *, congestion_control: str | None, tls: bool
     ) -> None:
         sock = bind_tcp(host, port, congestion_control)
         self.sockets.append(sock)
         bound, port = sock.getsockname()[:2]
-        self.addresses.append(TcpAddress(advertise[0], advertise[1] or port))
+        self.addresses.append(TcpAddress(advertise[0], advertise[1] or port, tls))
         self.bound.append(TcpAddress(bound, port))
-        self.local = self.local or TcpAddress(LOOPBACKS.get(bound, bound), port)
+        # A certificate is for those who come from elsewhere: of this host's own way here it knows nothing.
+        here = LOOPBACKS.get(bound, bound)
+        self.local = self.local or TcpAddress(here, port, tls, advertise[0] if tls and advertise[0] != here else "")
 
     def close(self) -> None:
         """The shard's process has the sockets now."""
@@ -78,11 +80,12 @@ def bind_shards(
     uds: str | None,
     advertise: Sequence[tuple[str, int | None]] | None,
     congestion_control: str | None,
+    tls: bool = False,
 ) -> list[Endpoint]:
     """One endpoint per shard; unix sockets come first in its addresses. Raises BadArgument, with nothing left bound.
 
     `advertise`: host and port at which clients find each shard, None for the port that it listens at; None: as they
-    listen. `congestion_control`: of TCP connections that are accepted; None: the system's."""
+    listen. `tls`: what comes by TCP. `congestion_control`: of TCP connections that are accepted; None: the system's."""
     endpoints = [Endpoint() for _ in range(num_shards)]
     try:
         for index, endpoint in enumerate(endpoints):
@@ -91,7 +94,7 @@ def bind_shards(
             if tcp is not None:
                 port = tcp.port + index if tcp.port else 0
                 where = advertise[index] if advertise is not None else (_reachable(tcp.host), None)
-                endpoint.add_tcp(tcp.host, port, where, congestion_control=congestion_control)
+                endpoint.add_tcp(tcp.host, port, where, congestion_control=congestion_control, tls=tls)
     except BaseException:
         for endpoint in endpoints:
             endpoint.close()

@@ -7,6 +7,7 @@ import secrets
 from collections.abc import Awaitable, Callable, Mapping
 from typing import NamedTuple, TypeVar
 
+from psstore.config import Credentials
 from psstore.errors import StoreUnreachable
 from psstore.net.asking import ask, counters, greeted, tie
 from psstore.net.client import Reconnector
@@ -38,16 +39,16 @@ class FoundMember(NamedTuple):
         return bool(self.counters["may_lead"])
 
 
-def look_at(address: str, token: bytes | None, *, timeout_s: float = LOOK_S) -> FoundMember:
+def look_at(address: str, credentials: Credentials, *, timeout_s: float = LOOK_S) -> FoundMember:
     """Raises StoreUnreachable, AuthFailed, DeadlineExceeded."""
 
     async def look(reconnector: Reconnector) -> FoundMember:
         return FoundMember(await greeted(reconnector), await counters(reconnector, timeout_s=timeout_s))
 
-    return asyncio.run(visit(address, token, timeout_s, look, role="operator"))
+    return asyncio.run(visit(address, credentials, timeout_s, look, role="operator"))
 
 
-def promote(address: str, token: bytes | None, *, force: bool = False, timeout_s: float = LOOK_S) -> None:
+def promote(address: str, credentials: Credentials, *, force: bool = False, timeout_s: float = LOOK_S) -> None:
     """Says there that the other process of the shard is dead: a standby leads from now on, and a leader does without
     the standby that it has lost. REQUIRES: it is. Raises BadArgument if it can't lead, and as `look_at`.
 
@@ -57,15 +58,15 @@ def promote(address: str, token: bytes | None, *, force: bool = False, timeout_s
         await greeted(reconnector)
         await ask(reconnector, "PROMOTE", m.Promote(force=force), timeout_s=timeout_s)
 
-    asyncio.run(visit(address, token, timeout_s, say, role="operator"))
+    asyncio.run(visit(address, credentials, timeout_s, say, role="operator"))
 
 
 async def visit(
-    address: str, token: bytes | None, timeout_s: float, do: Callable[[Reconnector], Awaitable[T]], *, role: m.Role
+    address: str, credentials: Credentials, timeout_s: float, do: Callable[[Reconnector], Awaitable[T]], *, role: m.Role
 ) -> T:
     """What `do` finds out over a connection of its own. Raises StoreUnreachable if nobody has answered in that time, at
     the latest."""
-    identity = ClientIdentity(client=secrets.token_hex(16), role=role, token=token)
+    identity = ClientIdentity(client=secrets.token_hex(16), role=role, credentials=credentials)
     reconnector = tie(identity, address, patience_s=min(REFUSED_S, timeout_s))
     try:
         return await asyncio.wait_for(do(reconnector), timeout_s)

@@ -19,6 +19,7 @@ from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 
+from psstore.config import Credentials
 from psstore.errors import AuthFailed, BadArgument, PsstoreError, RolledBack, ShuttingDown, StoreUnreachable
 from psstore.net import asking
 from psstore.net.address import parse_address
@@ -60,7 +61,7 @@ class Duty:
     asked_at: Mapping[int, Sequence[str]]
     """Shards to watch, and where each is asked: at the first address that answers."""
     consistency: Consistency
-    token: bytes | None
+    credentials: Credentials
     restored: int
     """The version that this host's shards began with; -1: none."""
     goes_back: bool
@@ -260,7 +261,7 @@ class _Peer:
         # A shard that may be led elsewhere is waited for: what it held may be there.
         self._patience_s = duty.patience_s if len(addresses) == 1 else math.inf
         self._duty = duty
-        self._identity = ClientIdentity(client=secrets.token_hex(16), role="client", token=duty.token)
+        self._identity = ClientIdentity(client=secrets.token_hex(16), role="client", credentials=duty.credentials)
         self._reconnector: Reconnector | None = None
         self._welcome: Welcome | None = None
 

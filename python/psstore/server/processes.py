@@ -13,6 +13,7 @@ import time
 import msgspec
 
 from psstore.checkpoint.interval import CheckpointInterval
+from psstore.config import Credentials
 from psstore.server.settings import LogFormat, LogLevel, ShardSettings
 
 
@@ -70,7 +71,7 @@ class CheckpointDuty(msgspec.Struct, frozen=True, kw_only=True):
 
     url: str
     """Where the store is."""
-    token: bytes | None
+    credentials: Credentials
     place: str
     interval: CheckpointInterval
     began_at: int
@@ -86,7 +87,7 @@ class MetricsDuty(msgspec.Struct, frozen=True, kw_only=True):
     """The first shard that runs here."""
     addresses: tuple[str, ...]
     """Where each shard that runs here is reached from this host."""
-    token: bytes | None
+    credentials: Credentials
     socket: int
     """Inherited file descriptor of the bound socket to answer at."""
     log_level: LogLevel

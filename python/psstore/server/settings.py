@@ -9,11 +9,13 @@ import msgspec
 from msgspec import Meta
 
 from psstore.checkpoint.interval import CheckpointInterval, parse_interval
-from psstore.config import MAX_BUSY_POLL_US
+from psstore.config import MAX_BUSY_POLL_US, Credentials
 from psstore.errors import BadArgument
 from psstore.memory import DEFAULT_SNAPSHOT_PART, limit_bytes, parse_size
 from psstore.net.address import DEFAULT_PORT, TcpAddress
+from psstore.net.certificates import Certificates
 from psstore.net.sockets import check_congestion_control
+from psstore.net.token_files import TokenSources
 from psstore.protocol.membership import OfLost
 from psstore.server.hosts import advertised_hosts, parse_hosts, split_hosts
 from psstore.types import UNBOUNDED, Consistency, parse_workers, place_shards
@@ -135,6 +137,22 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
         str | None,
         _text("file with the secret that clients must have (default, on loopback: this user's programs may come)"),
     ] = None
+    worker_token_file: Annotated[
+        str | None,
+        _text("file with the secret of those who train, and may not see to the store as with --token-file's"),
+    ] = None
+    read_token_file: Annotated[str | None, _text("file with the secret of those who only read")] = None
+    tls_cert: Annotated[
+        str | None,
+        _text("file with this host's certificate (PEM), and those up to its CA: clients connect to pss://, by TLS 1.3"),
+    ] = None
+    tls_key: Annotated[str | None, _text("file with the private key of tls_cert (default: in the same file)")] = None
+    tls_ca: Annotated[
+        str | None,
+        _text(
+            "file with a CA of clients: only those with a certificate of it may connect, and other hosts' shards too"
+        ),
+    ] = None
     until_done: Annotated[bool, _text("end with status 0 when all workers have joined and left")] = False
     patience_s: Annotated[
         Seconds,
@@ -233,6 +251,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
             raise BadArgument(
                 f"--lost drop is for workers that come and go; say how few will do: --workers 1:{self.workers}"
             )
+        self._check_trust()
         place_shards(self.device, self.shards)
         if self.standbys and self.device != "cpu":
             raise BadArgument(f"device is {self.device}: --standbys is for shards in main memory (--device cpu)")
@@ -249,7 +268,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     def hosts(self) -> tuple[TcpAddress, ...] | None:
         """Where each shard runs, if each has a host of its own; None: all of them run on this host."""
-        return None if self.shards_at is None else parse_hosts("shards_at", split_hosts(self.shards_at))
+        return None if self.shards_at is None else self._places("shards_at", self.shards_at)
 
     def begins_as_standby(self) -> bool:
         """What runs here is in the place of a standby: it begins nothing by itself."""
@@ -257,7 +276,39 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     def standby_hosts(self) -> tuple[TcpAddress, ...]:
         """Where each shard's standby runs, on a host of its own; none: there are no such standbys."""
-        return () if self.standbys_at is None else parse_hosts("standbys_at", split_hosts(self.standbys_at))
+        return () if self.standbys_at is None else self._places("standbys_at", self.standbys_at)
+
+    def _places(self, what: str, text: str) -> tuple[TcpAddress, ...]:
+        return tuple(place._replace(tls=self.has_tls()) for place in parse_hosts(what, split_hosts(text)))
+
+    def has_tls(self) -> bool:
+        """What comes by TCP does so by TLS."""
+        return self.tls_cert is not None
+
+    def token_sources(self, own: bytes | None) -> TokenSources:
+        """`own`: a token that was made for this store alone, if it was given none."""
+        return TokenSources(own=own, admin=self.token_file, worker=self.worker_token_file, read=self.read_token_file)
+
+    def _check_trust(self) -> None:
+        if self.token_file is None and (self.worker_token_file or self.read_token_file):
+            raise BadArgument(
+                "--worker-token-file and --read-token-file are for those who may do less than the store's owner, whose"
+                " token --token-file names; give that, too"
+            )
+        if self.tls_cert is None and (self.tls_key or self.tls_ca):
+            raise BadArgument("--tls-key and --tls-ca go with a certificate of this host; give --tls-cert, too")
+        if self.has_tls():
+            Certificates(self.certificates(), server=True)
+
+    def certificates(self) -> Credentials:
+        """What this host's shards show, and whom they believe."""
+        return Credentials(tls_cert=self.tls_cert, tls_key=self.tls_key, tls_ca=self.tls_ca)
+
+    def credentials(self, token: bytes | None) -> Credentials:
+        """What the store's own processes connect to each other with. Without a CA they believe the certificate that
+        this host has, which is every host's then. `token`: where there is no file with one."""
+        ca = self.tls_ca or self.tls_cert
+        return msgspec.structs.replace(self.certificates(), tls_ca=ca, token=token, token_file=self.token_file)
 
     def advertised(self) -> tuple[tuple[str, int | None], ...] | None:
         """Host and port at which clients find each shard, a port that is None being the one that it listens at; None:
@@ -365,7 +416,11 @@ class ShardSettings(msgspec.Struct, frozen=True, kw_only=True):
     store: str
     """Id of this run of the store."""
     signing_key: bytes
-    token: bytes | None
+    tokens: TokenSources
+    certificates: Credentials | None
+    """None: what comes by TCP does so without TLS."""
+    credentials: Credentials
+    """What it connects to its shard with, as a standby."""
     for_all_users: bool
     """The token was given to the store: other users of this machine may have it, too."""
     lineage: str

@@ -25,9 +25,11 @@ from psstore.errors import BadArgument, DeviceFailed, PsstoreError, StoreUnreach
 from psstore.memory import HANDED_PART
 from psstore.net import loops
 from psstore.net.address import UnixAddress, parse_address
+from psstore.net.certificates import Certificates
 from psstore.net.fd_server import DeviceMemoryServer, FdServer, MemoryServer
 from psstore.net.limits import ServerLimits
 from psstore.net.server import Server
+from psstore.net.token_files import TokenWatch
 from psstore.protocol.auth import NONCE_BYTES
 from psstore.protocol.connection import FEATURE_CHECKSUM
 from psstore.protocol.coordinator import Coordinator
@@ -92,7 +94,8 @@ async def serve(settings: ShardSettings) -> None:
     )
     limits = ServerLimits(max_connections=make_room(settings.max_connections))
     keeper = make_keeper(settings, coordinator)
-    service = make_service(settings, coordinator, shard, lender, keeper, max_connections=limits.max_connections)
+    tokens = TokenWatch(settings.tokens)
+    service = make_service(settings, coordinator, shard, lender, keeper, tokens, max_connections=limits.max_connections)
     service.host_counters = host_counters(settings, max_connections=limits.max_connections)
     server = Server(
         service,
@@ -100,6 +103,8 @@ async def serve(settings: ShardSettings) -> None:
         limits=limits,
         busy_poll_s=1e-6 * settings.busy_poll_us,
         for_all_users=settings.for_all_users,
+        tokens=tokens,
+        certificates=None if settings.certificates is None else Certificates(settings.certificates, server=True),
     )
     failures: list[DeviceFailed] = []
 
@@ -174,20 +179,22 @@ async def stand_by(
             failed.set()
 
     server.on_leader_lost = lost
-    address = parse_address(follows.address)
+    address, tls = parse_address(follows.address), None
     if isinstance(address, UnixAddress):
         sock = socket.socket(socket.AF_UNIX)
         sock.connect(address.path)
     else:
         sock = socket.create_connection((address.host, address.port), timeout=CONNECT_S)
+        if address.tls:
+            tls = Certificates(settings.credentials, server=False).session(address.name or address.host)
     sock.setblocking(False)
     client = ClientIdentity(
         client=follows.client,
         role="standby",
-        token=settings.token,
+        credentials=settings.credentials,
         features=FEATURE_CHECKSUM if follows.place else 0,
     )
-    server.follow(sock, client=client, address=follows.address, place=follows.place)
+    server.follow(sock, client=client, address=follows.address, place=follows.place, tls=tls)
     if follows.place:
         assert service.standby is not None, "it follows"
         service.standby.on_in_sync = lambda: report(IN_SYNC)
@@ -259,6 +266,7 @@ def make_service(
     shard: _core.Shard,
     lender: FdServer | None,
     keeper: CheckpointKeeper | None,
+    tokens: TokenWatch,
     *,
     max_connections: int,
 ) -> ShardService:
@@ -269,7 +277,7 @@ def make_service(
         addresses=settings.addresses,
         consistency=settings.consistency,
         heartbeat_s=settings.heartbeat_s,
-        token=settings.token,
+        tokens=tokens.tokens,
         lineage=settings.lineage,
         returns=settings.returns,
         process=os.getpid(),

@@ -73,13 +73,20 @@ def open_site(settings: ServerSettings, tcp: TcpAddress | None) -> Site:
     hosts, control = settings.hosts(), settings.congestion_control
     if hosts is None:
         endpoints = bind_shards(
-            settings.shards, tcp=tcp, uds=settings.uds, advertise=settings.advertised(), congestion_control=control
+            settings.shards,
+            tcp=tcp,
+            uds=settings.uds,
+            advertise=settings.advertised(),
+            congestion_control=control,
+            tls=settings.has_tls(),
         )
         addresses = tuple(tuple(str(address) for address in endpoint.addresses) for endpoint in endpoints)
         return Site(0, endpoints, addresses)
     places = list(zip(hosts, *filter(None, [settings.standby_hosts()]), strict=True))
     index, own = (settings.shard_index or 0) % len(hosts), member_place(settings)
-    endpoints = bind_shards(1, tcp=tcp, uds=None, advertise=[own], congestion_control=control)
+    endpoints = bind_shards(
+        1, tcp=tcp, uds=None, advertise=[(own.host, own.port)], congestion_control=control, tls=own.tls
+    )
     other = next((str(place) for place in places[index] if place != own), None)
     return Site(index, endpoints, tuple(tuple(map(str, place)) for place in places), other)
 

@@ -29,11 +29,12 @@ from typing import TYPE_CHECKING, Literal, TextIO, TypeAlias
 
 import msgspec
 
-from psstore.config import TOKEN_RECIPE, read_token
+from psstore.config import TOKEN_RECIPE, Credentials, read_tokens
 from psstore.errors import AvailabilityError, BadArgument
 from psstore.exit_codes import EXIT_FAILED, EXIT_OK
 from psstore.net.address import TcpAddress, is_loopback
 from psstore.net.limits import ServerLimits
+from psstore.net.token_files import TokenWatch
 from psstore.net.user_token import UserToken
 from psstore.server import keys
 from psstore.server.listening import LOOPBACKS, bind_tcp
@@ -150,9 +151,13 @@ class Supervisor:
         """`tcp`: where to listen, see site.tcp_address. Raises BadArgument."""
         settings.check()
         self._settings = settings
-        self._token = read_token(Path(settings.token_file)) if settings.token_file else None
+        TokenWatch(settings.token_sources(None))  # for what is wrong with them
+        # Of two tokens the one that is being replaced: other hosts may not have the new one yet.
+        self._signing_token = read_tokens(Path(settings.token_file))[-1] if settings.token_file else None
+        self._own_token: bytes | None = None
+        """Made for this store, which was given none."""
         self._tcp = tcp
-        if self._token is None:
+        if settings.token_file is None:
             self._check_needs_no_token()
         self._store = secrets.token_hex(8)
         self._joined = False
@@ -202,9 +207,9 @@ class Supervisor:
             if self._settings.metrics is not None:
                 host = self._tcp.host if self._tcp is not None else "127.0.0.1"
                 self._metrics_socket = bind_tcp(host, self._settings.metrics, flag="--metrics")
-            if self._token is None and self._tcp is not None:
+            if self._settings.token_file is None and self._tcp is not None:
                 user_token = UserToken(site.own())
-                self._token = user_token.secret
+                self._own_token = self._signing_token = user_token.secret
             with Signals() as signals:
                 return self._supervise(site, signals, out=out, ready_fd=ready_fd)
         finally:
@@ -220,6 +225,10 @@ class Supervisor:
             if user_token is not None:
                 user_token.close()
             site.close()
+
+    @property
+    def _credentials(self) -> Credentials:
+        return self._settings.credentials(self._own_token)
 
     @property
     def _processes(self) -> list[ShardProcess]:
@@ -295,15 +304,15 @@ class Supervisor:
         while True:
             member: FoundMember | None = None
             with contextlib.suppress(AvailabilityError):
-                member = look_at(other, self._token)
+                member = look_at(other, self._credentials)
                 if member.leads:
                     if has_said:
                         site.listen(self._settings, self._tcp)
                     return self._life_of(site, member.welcome)
                 if member.may_lead:
                     with contextlib.suppress(BadArgument):  # it waits for those who know
-                        check_never_gone(site.other_shards(), other, self._token)
-                        promote(other, self._token, force=True)
+                        check_never_gone(site.other_shards(), other, self._credentials)
+                        promote(other, self._credentials, force=True)
             if not self._settings.begins_as_standby() and (member is None or not member.may_lead):
                 return "begins"
             if not has_said:
@@ -321,8 +330,8 @@ class Supervisor:
 
     def _signing_key(self, site: Site, store: str) -> bytes:
         """`store`: shard 0's id."""
-        assert self._token is not None, "checked at the start"
-        return keys.signing_key(self._token, addresses=[shard[0] for shard in site.addresses], store=store)
+        assert self._signing_token is not None, "checked at the start"
+        return keys.signing_key(self._signing_token, addresses=[shard[0] for shard in site.addresses], store=store)
 
     def _as_shard_0(self, version: int) -> RestoreFrom | None:
         """What shard 0 has begun with; -1: nothing. Raises StorageError."""
@@ -391,7 +400,7 @@ class Supervisor:
             index=site.first,
             other=other,
             others=site.other_shards(),
-            token=self._token,
+            credentials=self._credentials,
             patience_s=self._settings.patience_s,
             start=start,
             selector=selector,
@@ -531,7 +540,7 @@ class Supervisor:
             addresses=tuple(shard[0] for shard in site.addresses),
             asked_at=site.watched(),
             consistency=self._settings.consistency(),
-            token=self._token,
+            credentials=self._credentials,
             restored=self._restore.version if self._restore is not None else -1,
             goes_back=self._settings.restarts > 0,
             is_new=not self._joined,
@@ -557,7 +566,7 @@ class Supervisor:
             self._checkpoints = CheckpointProcess(
                 CheckpointDuty(
                     url=site.url,
-                    token=self._token,
+                    credentials=self._credentials,
                     place=self._settings.checkpoint,
                     interval=self._settings.checkpoint_interval(),
                     began_at=self._restore.version if self._restore is not None else 0,
@@ -612,7 +621,7 @@ class Supervisor:
         self._metrics_duty = MetricsDuty(
             first=site.first,
             addresses=tuple(str(endpoint.local) for endpoint in site.endpoints),
-            token=self._token,
+            credentials=self._credentials,
             socket=self._metrics_socket.fileno(),
             log_level=self._settings.log_level,
             log_format=self._settings.log_format,
@@ -656,7 +665,9 @@ class Supervisor:
             lineage=life.lineage,
             returns=settings.restarts > 0,
             signing_key=life.signing_key,
-            token=self._token,
+            tokens=settings.token_sources(self._own_token),
+            certificates=settings.certificates() if settings.has_tls() else None,
+            credentials=self._credentials,
             for_all_users=settings.token_file is not None,
             addresses=site.addresses,
             sockets=tuple(sock.fileno() for sock in endpoint.sockets),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
+from psstore.config import Credentials
 from psstore.errors import BadArgument, PsstoreError
 from psstore.net.asking import ask, greeted
 from psstore.net.client import Reconnector
@@ -19,25 +20,25 @@ Places = Sequence[Sequence[str]]
 """The addresses of each of the other shards: one of these leads."""
 
 
-def vote(others: Places, client: str, *, leads: bool, token: bytes | None) -> Succession:
+def vote(others: Places, client: str, *, leads: bool, credentials: Credentials) -> Succession:
     """Whether the standby which is that client leads, or its shard is to do without it; for whom that is asked is
     `leads`."""
-    answers = asyncio.run(_ask_all(others, m.AskWord(client=client, leads=leads), token))
+    answers = asyncio.run(_ask_all(others, m.AskWord(client=client, leads=leads), credentials))
     return succession([next((word for word in words if word.leads is not None), None) for words in answers])
 
 
-def vote_for(others: Places, standby: str, token: bytes | None) -> Succession:
+def vote_for(others: Places, standby: str, credentials: Credentials) -> Succession:
     """As `vote`, on the standby at that address, for it."""
-    own = asyncio.run(_ask(standby, m.AskWord(), token))
-    return Succession.OPEN if own is None else vote(others, own.standby, leads=True, token=token)
+    own = asyncio.run(_ask(standby, m.AskWord(), credentials))
+    return Succession.OPEN if own is None else vote(others, own.standby, leads=True, credentials=credentials)
 
 
-def check_never_gone(others: Places, standby: str, token: bytes | None) -> None:
+def check_never_gone(others: Places, standby: str, credentials: Credentials) -> None:
     """Raises BadArgument unless the shard of the standby at that address can't have gone on without it, as far as one
     process of each other shard knows that has all that was told there. REQUIRES: who led there is dead."""
     if not others:
         return  # nobody has a word in it
-    (answers, *of_others) = asyncio.run(_ask_all([[standby], *others], m.AskWord(), token))
+    (answers, *of_others) = asyncio.run(_ask_all([[standby], *others], m.AskWord(), credentials))
     relied_on = [*answers]
     for places, words in zip(others, of_others, strict=True):
         found = next((word for word in words if word.may_lead), None)
@@ -49,14 +50,14 @@ def check_never_gone(others: Places, standby: str, token: bytes | None) -> None:
         raise BadArgument(f"the shard of the standby at {standby} has gone on without it: what it has is old")
 
 
-async def _ask_all(groups: Places, asked: m.AskWord, token: bytes | None) -> list[list[m.Word]]:
+async def _ask_all(groups: Places, asked: m.AskWord, credentials: Credentials) -> list[list[m.Word]]:
     """What is answered at the places of each group."""
     places = [place for group in groups for place in group]
-    words = dict(zip(places, await asyncio.gather(*(_ask(place, asked, token) for place in places)), strict=True))
+    words = dict(zip(places, await asyncio.gather(*(_ask(place, asked, credentials) for place in places)), strict=True))
     return [[word for place in group if (word := words[place]) is not None] for group in groups]
 
 
-async def _ask(address: str, asked: m.AskWord, token: bytes | None) -> m.Word | None:
+async def _ask(address: str, asked: m.AskWord, credentials: Credentials) -> m.Word | None:
     async def say(reconnector: Reconnector) -> m.Word:
         await greeted(reconnector)
         word = await ask(reconnector, "ASK_WORD", asked, timeout_s=ANSWERS_S)
@@ -64,6 +65,6 @@ async def _ask(address: str, asked: m.AskWord, token: bytes | None) -> m.Word | 
         return word
 
     try:
-        return await visit(address, token, ANSWERS_S, say, role="elector")
+        return await visit(address, credentials, ANSWERS_S, say, role="elector")
     except PsstoreError:
         return None
