@@ -86,7 +86,7 @@ $(STAMPS)/demo: $(MADE) constraints.txt pyproject.toml
 # After torch, which accelerate and lightning need. Of transformers, which are large, tests import little: compiling all of
 # it would take 7 s.
 $(STAMPS)/test: $(STAMPS)/demo
-	$(PIP) accelerate flask flask-cors fsspec hypothesis lightning 'moto[s3]' prometheus-client psutil pytest pytest-timeout pytest-xdist pyyaml s3fs safetensors tensorboard
+	$(PIP) accelerate flask flask-cors fsspec hypothesis lightning 'moto[s3]' prometheus-client psutil pytest pytest-timeout pytest-xdist pyyaml s3fs safetensors tensorboard trustme
 	$(PIP) --no-compile transformers
 	touch $@
 

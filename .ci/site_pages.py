@@ -18,6 +18,7 @@ ROOT = Path(__file__).resolve().parents[1]
 ELSEWHERE = {
     "README.md": "index.md",
     "CONTRIBUTING.md": "contributing.md",
+    "SECURITY.md": "security.md",
     "CHANGELOG.md": "changelog.md",
     "examples/README.md": "examples.md",
 }

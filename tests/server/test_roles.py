@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -149,7 +150,7 @@ def pull(raw: RawClient) -> None:
     ask_of_data(raw, "PULL", payload=False)
 
 
-def ask_of_data(raw: RawClient, op: str, *, payload: bool = True, **fields: int) -> None:
+def ask_of_data(raw: RawClient, op: str, *, payload: bool = True, **fields: Any) -> None:
     table = _core.SliceTable([(1 << 40, 16 if payload else 0, _core.DTYPES["float32"])])
     raw.send(op, table=table, payload=[np.zeros(4, np.float32)] if payload else (), **fields)
     raw.reply({"PULL": "PULLED", "PUSH": "PUSHED", "ASSIGN": "ASSIGNED"}[op])

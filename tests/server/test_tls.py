@@ -207,7 +207,7 @@ def test_standbys_checkpoints_metrics_and_commands_go_by_it(
             create(store)
             await_standbys(store)
             train(store, 2)
-            assert eventually(lambda: any(one["checkpoint"] >= 2 for one in store.stats()[:1]))
+            assert eventually(lambda: any(int(one["checkpoint"]) >= 2 for one in store.stats()[:1]))
             assert eventually(lambda: get(f"{server.ready['metrics']}/readyz")[0] == 200)
             commands = CliRunner()
             for command in (["status", server.url], ["doctor", server.url], ["checkpoint", "save", server.url]):
