@@ -24,9 +24,8 @@ namespace psstore {
 class Heartbeat {
  public:
   // `fd`: a stream socket, blocking or not; a duplicate is used and closed at the end. `tls`: of that socket, null: bytes
-  // go as they are. The first beat
-  // goes out at once. Throws BAD_ARGUMENT for an unusable argument, std::system_error if the system
-  // refuses a descriptor or a thread.
+  // go as they are. The first beat goes out at once. Throws BAD_ARGUMENT for an unusable argument, std::system_error if
+  // the system refuses a descriptor or a thread.
   Heartbeat(int fd, std::string frame, double interval_s,
             std::shared_ptr<TlsSession> tls = nullptr);
   ~Heartbeat() { stop(); }
