@@ -15,6 +15,7 @@ from psstore.checkpoint.reader import ReadSlice, Target
 from psstore.checkpoint.slots import SlotRecord, SlotTable
 from psstore.checkpoint.state import StoreState
 from psstore.checkpoint.worker_file import WorkerPart
+from psstore.errors import PsstoreError
 from psstore.types import Tensor
 from psstore.wire.messages import SaveFact
 
@@ -133,11 +134,21 @@ class SimulatedSaver:
         self._image: _core.TableImage | None = None
         self._left: list[SlotRecord] = []
         self._written: dict[int, SavedSlot] = {}
+        self._error: PsstoreError | None = None
 
     def save(self, fact: SaveFact, tensors: Mapping[int, Tensor]) -> bytes | None:
         """See protocol/saving.py."""
         if fact.attempt != self._attempt:
-            self._attempt, self._image, self._written = fact.attempt, None, {}
+            self._attempt, self._image, self._written, self._error = fact.attempt, None, {}, None
+        if self._error is not None:
+            raise self._error
+        try:
+            return self._write(fact)
+        except PsstoreError as error:
+            self._error = error
+            raise
+
+    def _write(self, fact: SaveFact) -> bytes | None:
         if self._image is None:
             self._image = self._shard.image(fact.reader, fact.version)
             self._left = [] if self._image is None else list(SlotTable(self._image.slots))

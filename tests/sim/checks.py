@@ -265,12 +265,11 @@ def values_are_of_their_decision(plan: Plan, history: History, one: Archived) ->
     for name, value in expected.items():
         tensor = history.tensors[name]
         for index, shard in enumerate(tensor.shards if tensor.id in known else ()):
-            data = one.value(shard, tensor.key(index))
-            if data is not None:
-                begin, end = tensor.bounds(index)
-                found = np.frombuffer(data, np.float32) if data else np.zeros(end - begin, np.float32)
-                said = f"version {one.store.decision} has {name}[{begin}:{end}] as {found}: {value[begin:end]}"
-                assert np.array_equal(found, value[begin:end]), said
+            data = one.value(shard, tensor.key(index))  # None: the shard had not heard of the tensor
+            begin, end = tensor.bounds(index)
+            found = np.frombuffer(data, np.float32) if data else np.zeros(end - begin, np.float32)
+            said = f"version {one.store.decision} has {name}[{begin}:{end}] as {found}: {value[begin:end]}"
+            assert np.array_equal(found, value[begin:end]), said
 
 
 def training_ends_at_its_version(plan: Plan, history: History) -> None:

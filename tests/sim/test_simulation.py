@@ -168,6 +168,10 @@ def test_a_worker_of_which_only_the_heartbeats_met_the_store_before_it_fell_is_o
     run_and_check(falling_plan_of(163))
 
 
+def test_a_checkpoint_whose_leader_asks_again_after_a_slice_was_gone_is_not_written() -> None:
+    run_and_check(falling_plan_of(1468))
+
+
 def test_same_seed_gives_the_same_run() -> None:
     traces: list[list[str]] = [[], []]
     for trace in traces:

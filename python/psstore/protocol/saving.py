@@ -19,7 +19,8 @@ class Saver(Protocol):
 
     def save(self, fact: SaveFact, tensors: Mapping[int, Tensor]) -> bytes | None:
         """What is written, for the manifest; None: it is being written. `tensors`: those that the shard knows, by id.
-        Raises StorageError, VersionGone, Overloaded if another attempt is being written."""
+        Raises StorageError, VersionGone, Overloaded if another attempt is being written. An attempt that has failed
+        with one of the first two fails for good: who asks again may not have heard of it."""
 
 
 class Keeper(Protocol):
