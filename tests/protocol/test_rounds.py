@@ -122,6 +122,27 @@ def test_others_hear_of_a_refusal_that_the_refused_one_brings_itself() -> None:
     assert isinstance(failure_of(honest, waiting), errors.WorkerLost)
 
 
+def test_refused_worker_that_still_beats_is_one_loss() -> None:
+    """Whoever was told of it and commits again waits for another life."""
+    store = FakeStore(num_workers=2, num_shards=2, liveness=Liveness(rejoin_s=4.0))
+    honest, liar = workers(store, 2)
+    for peer in (honest, liar):
+        peer.commit(1)
+    accusation = SIGNER.sign(m.AppliedFact(shard=1, decision=1, missing=((1, 1, 1),)))
+    assert isinstance(failure_of(liar, liar.commit(2, applied=[accusation])), errors.MissingContribution)
+    beats = store.connect(client=liar.client, role="heartbeat")
+    waiting = honest.commit(2)
+    for _ in range(4):
+        store.pass_time(1.0)
+        beats.send("HEARTBEAT", rank=1, incarnation=1)
+    error = failure_of(honest, waiting)
+    assert isinstance(error, errors.WorkerLost)
+    assert error.details["last_seen_s"] == 4.0
+    again = honest.commit(2)
+    assert not honest.is_answered(again)
+    assert store.worker(1).incarnation == 2
+
+
 def test_refusal_of_a_worker_that_has_left_is_nobodys_loss() -> None:
     store = FakeStore(num_workers=2, num_shards=2)
     honest, liar = workers(store, 2)

@@ -172,6 +172,10 @@ def test_a_checkpoint_whose_leader_asks_again_after_a_slice_was_gone_is_not_writ
     run_and_check(falling_plan_of(1468))
 
 
+def test_a_refused_worker_that_still_beats_is_lost_since_it_was_refused() -> None:
+    run_and_check(plan_of(1650))
+
+
 def test_same_seed_gives_the_same_run() -> None:
     traces: list[list[str]] = [[], []]
     for trace in traces:

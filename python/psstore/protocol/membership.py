@@ -178,6 +178,9 @@ class Membership:
             self._attach(worker, conn)
 
     def seen(self, worker: Worker, now: float) -> None:
+        """Word from a worker. None from one that was refused: it is lost since then, and not lost anew."""
+        if worker.state is WorkerState.REFUSED:
+            return
         if now > worker.last_seen:
             worker.last_seen = now
         self._changed.add(worker.rank)
