@@ -128,6 +128,21 @@ def test_whoever_waits_too_long_hears_for_what() -> None:
     assert "rank 0 waited 7 s for 2 workers to be there" in error.message
 
 
+def test_whoever_waits_too_long_for_the_open_round_hears_who_keeps_it_open() -> None:
+    store = elastic(fewest=2)
+    (one, request_of_one), (two, request_of_two) = arrive(store), arrive(store)
+    joined(one, request_of_one)
+    joined(two, request_of_two)
+    late, request = arrive(store, wait_s=7.0)
+    store.pass_time(5.0)
+    two.commit(1, members=1)
+    store.pass_time(3.0)
+    error = failure_of(late, request)
+    assert isinstance(error, DeadlineExceeded)
+    assert "rank 2 waited 7 s for rank 0 (in round 1, last seen 7.0 s ago) to end the open round" in error.message
+    assert error.details["rank"] == 0
+
+
 def test_whoever_waits_and_is_gone_is_not_let_in() -> None:
     store = elastic()
     one = arrived(store)

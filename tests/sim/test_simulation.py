@@ -176,6 +176,10 @@ def test_a_refused_worker_that_still_beats_is_lost_since_it_was_refused() -> Non
     run_and_check(plan_of(1650))
 
 
+def test_a_newcomer_that_waited_long_enough_is_told_whose_round_it_waited_for() -> None:
+    run_and_check(elastic_plan_of(1327))
+
+
 def test_same_seed_gives_the_same_run() -> None:
     traces: list[list[str]] = [[], []]
     for trace in traces:

@@ -195,7 +195,8 @@ class Coordinator:
         lost = self.membership.sweep(now)
         if lost:
             replies += self.rounds.lost(lost, now) + self._move_barriers(None)
-        replies += self._give_up(now) + self.rounds.expire(now) + self._barriers.expire(now) + self.roster.expire(now)
+        replies += self._give_up(now) + self.rounds.expire(now) + self._barriers.expire(now)
+        replies += self.roster.expire(now, awaited=lambda: self.rounds.awaited)
         return replies + self._let_in(now)
 
     def next_wake(self) -> float | None:

@@ -7,7 +7,7 @@ begins who does, and with its decision who did: from the log of both, anybody ca
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -125,13 +125,13 @@ class Roster:
         arrivals = self.take_let_in()
         return [arrival.reply(error) for arrival in arrivals]
 
-    def expire(self, now: float) -> list[Reply]:
-        """Ends the waits whose time is up."""
+    def expire(self, now: float, *, awaited: Callable[[], Sequence[int]]) -> list[Reply]:
+        """Ends the waits whose time is up. `awaited`: the ranks that the open round waits for."""
         late = [arrival for arrival in self._arrivals.values() if arrival.until <= now]
         for arrival in late:
             del self._arrivals[arrival.client]
         self._note_claims()
-        return [arrival.reply(self._too_late(arrival)) for arrival in late]
+        return [arrival.reply(self._too_late(arrival, awaited(), now)) for arrival in late]
 
     def next_wake(self) -> float | None:
         """When `expire` may next find somebody."""
@@ -150,10 +150,15 @@ class Roster:
     def _note_claims(self) -> None:
         self._membership.claimed = frozenset(one.rank for one in (*self._arrivals.values(), *self._let_in))
 
-    def _too_late(self, arrival: Arrival) -> DeadlineExceeded:
+    def _too_late(self, arrival: Arrival, awaited: Sequence[int], now: float) -> DeadlineExceeded:
         waited_s = arrival.join.wait_s
-        if self._membership.num_expected:
-            what = "the open round to be decided, which it would have come after"
+        if awaited:
+            who = ", ".join(self._membership.describe(rank, now) for rank in awaited)
+            what = f"{who} to end the open round, which it would have come after"
         else:
             what = f"{self._fewest} workers to be there"
-        return DeadlineExceeded(f"rank {arrival.rank} waited {waited_s:g} s for {what}", waited_s=waited_s)
+        return DeadlineExceeded(
+            f"rank {arrival.rank} waited {waited_s:g} s for {what}",
+            waited_s=waited_s,
+            rank=awaited[0] if awaited else arrival.rank,
+        )

@@ -124,6 +124,11 @@ class Rounds:
         """Whether all that the last decision counts on is there."""
         return not self._promised.pending
 
+    @property
+    def awaited(self) -> list[int]:
+        """Ranks whose commits the open round waits for, in lockstep."""
+        return sorted(self._membership.expected() - set(self._staged.of))
+
     # ---- events ----
 
     def refuse_if_torn(self) -> None:
@@ -447,7 +452,7 @@ class Rounds:
         if self._promised.pending and rank in self._owed.of:
             missing = self._promised.owing
         elif self._lockstep:
-            missing = sorted(self._membership.expected() - set(self._staged.of))
+            missing = self.awaited
         else:
             slowest = self._membership.slowest_clock()
             missing = [r for r in sorted(self._membership.expected()) if self._membership.clock(r) == slowest]
