@@ -162,6 +162,9 @@ def differences_between(scenario: Scenario, leader: Server, standby: Server) -> 
 LOOKED_UP = frozenset(("_heap", "_asked", "_changed", "_decided", "_wanted_from", "_is_made", "_gathered"))
 """Fields of a coordinator that tell how it was asked, and what writers of checkpoints want of it."""
 
+UNORDERED = frozenset(("_numbers",))
+"""Mappings whose order tells how they were asked: of Earliest, which orders by number and rank."""
+
 
 def _known(server: Server) -> dict[str, Any]:
     """What a process of a shard knows, its slices not counted."""
@@ -197,7 +200,10 @@ def _apart(mine: Any, other: Any, at: str = "") -> Iterator[str]:
 
 def _without(tree: Any) -> Any:
     if isinstance(tree, dict):
-        return {name: _without(one) for name, one in tree.items() if name not in LOOKED_UP}
+        known = {name: _without(one) for name, one in tree.items() if name not in LOOKED_UP}
+        for name in UNORDERED & known.keys():
+            known[name][1].sort()
+        return known
     if isinstance(tree, list):
         parts = [_without(one) for one in tree]
         if parts[:1] in (["i"], ["r"]):

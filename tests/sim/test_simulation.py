@@ -180,6 +180,10 @@ def test_a_newcomer_that_waited_long_enough_is_told_whose_round_it_waited_for() 
     run_and_check(elastic_plan_of(1327))
 
 
+def test_a_standby_that_was_asked_for_deadlines_at_other_times_is_what_its_shard_is() -> None:
+    run_and_check(voting_plan_of(92))
+
+
 def test_same_seed_gives_the_same_run() -> None:
     traces: list[list[str]] = [[], []]
     for trace in traces:
