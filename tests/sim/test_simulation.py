@@ -27,7 +27,8 @@ BATCH = 25
 MAX_SEEDS_TO_NOTICE = 250
 
 NOTICED_BY = {
-    "one word is enough to lead": 44,
+    "one word is enough to lead": 52,
+    "a shard says what it was asked last": 2,
     "early decisions are like any other": 18,
     "skipped rounds are applied": 12,
     "older connections still speak": 132,
