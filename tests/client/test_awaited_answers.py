@@ -232,6 +232,7 @@ def trained(cluster: Cluster) -> Store:
 def test_a_commit_needs_no_turn_of_the_loop(transport: Literal["tcp", "shm"], monkeypatch: pytest.MonkeyPatch) -> None:
     with clusters(transport) as start:
         store = trained(start(shards=2))
+        store.stats()  # nothing that was asked at the start is unanswered
         with monkeypatch.context() as patched:
             patched.setattr(ManualLoop, "_turn", None)
             assert store.commit({"lr": 1.0}).decision == 1

@@ -191,7 +191,9 @@ def test_address_is_read(text: str, address: TcpAddress | UnixAddress) -> None:
     "text", ["", "ps://", "ps://:5700", "ps://host:99999", "ps://host:x", "ps://::1", "unix://store", "http://host"]
 )
 def test_text_that_is_no_address_is_refused(text: str) -> None:
-    with pytest.raises(BadArgument, match="expected ps://host:port or unix:///absolute/path"):
+    with pytest.raises(
+        BadArgument, match="expected ps://host:port, pss://host:port for a store with TLS, or unix:///absolute/path"
+    ):
         parse_address(text)
 
 
