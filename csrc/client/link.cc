@@ -5,15 +5,13 @@
 #include <algorithm>
 #include <cerrno>
 
+#include "core/descriptor.h"
+
 namespace psstore {
 namespace {
 
 // Linux's UIO_MAXIOV: pieces of one sendmsg.
 constexpr size_t kMaxPieces = 1024;
-
-bool would_block(int error) {
-  return error == EAGAIN || error == EWOULDBLOCK || error == EINTR;
-}
 
 }  // namespace
 

@@ -3,6 +3,7 @@
 
 #include <unistd.h>
 
+#include <cerrno>
 #include <utility>
 
 namespace psstore {
@@ -26,5 +27,10 @@ class Descriptor {
  private:
   int fd_ = -1;
 };
+
+// Whether a call on one that does not block has failed for now only.
+inline bool would_block(int error) {
+  return error == EAGAIN || error == EWOULDBLOCK || error == EINTR;
+}
 
 }  // namespace psstore

@@ -36,10 +36,6 @@ size_t first_bytes(std::span<iovec> ranges, size_t num_bytes) {
   return ranges.size();
 }
 
-bool would_block(int error) {
-  return error == EAGAIN || error == EWOULDBLOCK || error == EINTR;
-}
-
 // What the socket has taken, and its peer has not. A socket may take more while its peer reads nothing: its
 // buffer grows.
 int64_t queued_bytes(int fd) {

@@ -8,6 +8,8 @@
 #include <cstring>
 #include <utility>
 
+#include "core/descriptor.h"
+
 namespace psstore {
 namespace {
 
@@ -18,10 +20,6 @@ constexpr char kHandshakeRecord = 22;
 
 // After so many records of 16 KiB an AES-GCM key is to be replaced (RFC 8446, 5.5: 2^24.5), which OpenSSL leaves to us.
 constexpr uint64_t kRecordsPerKey = uint64_t{1} << 24;
-
-bool would_block(int error) {
-  return error == EAGAIN || error == EWOULDBLOCK || error == EINTR;
-}
 
 bool is_ip_address(const std::string& host) {
   in6_addr address;

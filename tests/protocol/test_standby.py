@@ -156,11 +156,13 @@ def test_replies_wait_until_a_standby_has_what_came_before_and_go_when_it_is_don
     assert third.take_replies()
 
 
-def exchange(service: ShardService, conn: int, end: _core.ServerProtocol, sent: bytes) -> list[_core.Frame]:
+def exchange(
+    service: ShardService, conn: int, end: _core.ServerProtocol, sent: bytes, now: float = 0.0
+) -> list[_core.Frame]:
     """What a client gets for what it sends."""
     end.feed(sent)
-    while (frame := end.next_frame(0.0)) is not None:
-        for output in service.frame(conn, frame, 0.0):
+    while (frame := end.next_frame(now)) is not None:
+        for output in service.frame(conn, frame, now):
             end.reply(getattr(output, "pieces", []))
     return frames_of(b"".join(end.take_replies()))
 
@@ -237,12 +239,18 @@ def test_clients_go_elsewhere_and_operators_are_heard_by_a_standby() -> None:
     assert promoted == [1]
 
 
-@pytest.mark.parametrize("op", ["JOIN", "PULL", "FOLLOW"])
-def test_an_operator_does_nothing_else(op: str) -> None:
+@pytest.mark.parametrize(
+    ("role", "op"),
+    [
+        *(("operator", op) for op in ("JOIN", "PULL", "FOLLOW")),
+        *(("elector", op) for op in ("JOIN", "PULL", "STATS", "PROMOTE")),
+    ],
+)
+def test_who_sees_to_standbys_does_nothing_else(role: m.Role, op: str) -> None:
     pair = Pair()
-    operator = pair.leader.opened(2, 0.0)
-    exchange(pair.leader, 2, operator, hello("operator"))
-    (refusal,) = exchange(pair.leader, 2, operator, _core.encode_frame(OPS[op], request=1))
+    end = pair.leader.opened(2, 0.0)
+    exchange(pair.leader, 2, end, hello(role))
+    (refusal,) = exchange(pair.leader, 2, end, _core.encode_frame(OPS[op], request=1))
     assert m.decode_body(m.Failure, refusal.body).code == errors.UnexpectedMessage.code
 
 
@@ -341,15 +349,6 @@ def test_a_shard_gives_only_so_many_words() -> None:
     assert not words.give(f"{0:032x}", leads=False)
 
 
-@pytest.mark.parametrize("op", ["JOIN", "PULL", "STATS", "PROMOTE"])
-def test_an_elector_asks_for_words_only(op: str) -> None:
-    pair = Pair()
-    end = pair.leader.opened(2, 0.0)
-    exchange(pair.leader, 2, end, hello("elector"))
-    (refusal,) = exchange(pair.leader, 2, end, _core.encode_frame(OPS[op], request=1))
-    assert m.decode_body(m.Failure, refusal.body).code == errors.UnexpectedMessage.code
-
-
 def word(leads: bool | None) -> m.Word:
     return m.Word(leads=leads)
 
@@ -388,12 +387,7 @@ def test_nothing_is_told_once_the_standby_may_lead_by_vote_and_it_does_not_ask_b
     pair.talk()
     client.take_replies()
     for now, is_told in ((1.9, True), (2.1, False)):  # since it was told that it counts, at 0.0
-        client.feed(STATS)
-        frame = client.next_frame(now)
-        assert frame is not None
-        for output in pair.leader.frame(2, frame, now):
-            client.reply(getattr(output, "pieces", []))
-        assert bool(client.take_replies()) is is_told
+        assert bool(exchange(pair.leader, 2, client, STATS, now=now)) is is_told
         pair.standby.tick(now)
         assert not silent
     pair.standby.tick(3.1)
@@ -410,11 +404,7 @@ def test_beats_that_a_standby_answers_prolong_the_lease_from_when_they_were_made
     pair.leader.catch_up(1.0)  # a beat is made, and stays on its way for 3 seconds
     beat = pair.end.take_replies()
     assert beat
-    client.feed(STATS)
-    frame = client.next_frame(4.0)
+    exchange(pair.leader, 2, client, b"", now=4.0)
     pair.protocol.feed(b"".join(beat))
     pair.talk()
-    assert frame is not None
-    for output in pair.leader.frame(2, frame, 4.0):
-        client.reply(getattr(output, "pieces", []))
-    assert not client.take_replies(), "what was answered at 4 was made at 1"
+    assert not exchange(pair.leader, 2, client, STATS, now=4.0), "what was answered at 4 was made at 1"

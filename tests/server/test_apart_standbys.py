@@ -93,6 +93,11 @@ class Hosts:
         return processes
 
 
+def resume(processes: Sequence[psutil.Process]) -> None:
+    for one in processes:
+        one.resume()
+
+
 def free_ports(count: int) -> list[int]:
     with contextlib.ExitStack() as ends:
         sockets = [ends.enter_context(socket.socket()) for _ in range(count)]
@@ -255,8 +260,7 @@ def test_a_shard_goes_on_without_a_standby_whose_host_is_silent(hosts: Hosts) ->
         stopped = hosts.stop(1, standby=True)
         train(store, 2)
         assert "goes on without its standby" in hosts.of[1, False].log()
-        for one in stopped:
-            one.resume()
+        resume(stopped)
         await_standbys(store)  # it has seen that it was done without, and was filled again
         os.kill(leader(store, 1), signal.SIGKILL)
         train(store, 2)
@@ -268,8 +272,7 @@ def test_a_leader_that_stood_still_while_another_one_came_to_lead_tells_nobody_a
         stopped = hosts.stop(0, standby=False)
         train(store, 3)
         check(store, reader, 5)
-        for one in stopped:
-            one.resume()
+        resume(stopped)
         with hosts.connect(role="client") as fresh:  # asks the place first that woke up
             assert_array_equal(fresh.pull("w"), np.full(ELEMS, expected(5), F32))
         train(store, 2)
@@ -284,12 +287,11 @@ def test_a_standby_without_which_its_shard_went_on_does_not_lead_by_mistake(host
         stopped = hosts.stop(1, standby=True)
         train(store, 2)
         hosts.kill(1, standby=False)
-        for one in stopped[:-1]:  # who watches it does not see it
-            one.resume()
+        resume(stopped[:-1])  # who watches it does not see it
         result = CliRunner().invoke(app, ["promote", hosts.place(1, standby=True)], env=hosts.environ)
         assert result.exit_code == 3
         assert "has gone on without this standby: what it has is old" in result.stderr
-        stopped[-1].resume()
+        resume(stopped[-1:])
         assert eventually(lambda: "goes on without its standby here" in hosts.of[1, True].log())
 
 
@@ -327,8 +329,7 @@ def test_a_leader_that_was_taken_for_dead_ends_and_stands_by(hosts: Hosts) -> No
         assert result.exit_code == 0, result.output
         with hosts.connect(role="client", timeout_s=3.0) as fresh:
             assert_array_equal(fresh.pull("w"), np.full(ELEMS, expected(2), F32))
-        for one in processes:
-            one.resume()
+        resume(processes)
         train(store, 2)
         check(store, reader, 4)
         await_standbys(store)

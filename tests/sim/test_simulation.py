@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
 
@@ -107,23 +108,28 @@ def checked(seed: int) -> History:
     return run_and_check(plan_of(seed))
 
 
+@contextmanager
+def reproducible(seed: int, kind: str = "") -> Iterator[None]:
+    """Says how to see it again if anything goes wrong under that seed."""
+    try:
+        yield
+    except Exception as error:
+        pytest.fail(f"{error!r}\nreproduce: python -m tests.sim {kind}--seed {seed} --verbose")
+
+
 @pytest.mark.parametrize("first", range(0, NUM_SEEDS, BATCH))
 def test_promises_hold_for_seeds_from(first: int) -> None:
     for seed in range(first, first + BATCH):
-        try:
+        with reproducible(seed):
             checked(seed)
-        except Exception as error:
-            pytest.fail(f"{error!r}\nreproduce: python -m tests.sim --seed {seed} --verbose")
 
 
 @pytest.mark.parametrize("first", range(0, NUM_FALLING_SEEDS, BATCH))
 def test_promises_hold_where_the_store_goes_back_for_seeds_from(first: int) -> None:
     num_falls = 0
     for seed in range(first, first + BATCH):
-        try:
+        with reproducible(seed, "--falls "):
             num_falls += len(run_and_check(falling_plan_of(seed)).falls)
-        except Exception as error:
-            pytest.fail(f"{error!r}\nreproduce: python -m tests.sim --falls --seed {seed} --verbose")
     assert num_falls, "it never went back"
 
 
@@ -131,10 +137,8 @@ def test_promises_hold_where_the_store_goes_back_for_seeds_from(first: int) -> N
 def test_promises_hold_where_workers_come_and_go_for_seeds_from(first: int) -> None:
     num_changes = 0
     for seed in range(first, first + BATCH):
-        try:
+        with reproducible(seed, "--elastic "):
             history = run_and_check(elastic_plan_of(seed))
-        except Exception as error:
-            pytest.fail(f"{error!r}\nreproduce: python -m tests.sim --elastic --seed {seed} --verbose")
         num_changes += len({members for members, _, _ in history.shares.values()}) - 1
     assert num_changes > BATCH, "hardly anybody came or went"
 
@@ -144,10 +148,8 @@ def test_promises_hold_where_standbys_lead_for_seeds_from(first: int) -> None:
     num_promotions = 0
     for seed in range(first, first + BATCH):
         scenario = Scenario(standby_plan_of(seed))
-        try:
+        with reproducible(seed, "--standbys "):
             check(scenario.plan, scenario.run())
-        except Exception as error:
-            pytest.fail(f"{error!r}\nreproduce: python -m tests.sim --standbys --seed {seed} --verbose")
         num_promotions += scenario.standbys.num_promotions
     assert num_promotions > BATCH, "hardly a standby led"
 
@@ -157,10 +159,8 @@ def test_promises_hold_where_shards_vote_on_who_leads_for_seeds_from(first: int)
     num_promotions = num_done_without = 0
     for seed in range(first, first + BATCH):
         scenario = Scenario(voting_plan_of(seed))
-        try:
+        with reproducible(seed, "--votes "):
             check(scenario.plan, scenario.run())
-        except Exception as error:
-            pytest.fail(f"{error!r}\nreproduce: python -m tests.sim --votes --seed {seed} --verbose")
         num_promotions += scenario.elections.num_promotions
         num_done_without += scenario.elections.num_done_without
     assert num_promotions > BATCH // 4, "hardly a standby led"

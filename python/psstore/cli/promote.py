@@ -56,7 +56,7 @@ def promote(
             credentials = replace(credentials, token=read_token(token_file))
         member = other_member.look_at(url, credentials)
         told = member.welcome
-        others = [places for shard, places in enumerate(told.addresses) if shard != told.shard]
+        others = voting.other_shards(told.addresses, told.shard)
         if others and member.may_lead and not member.leads:  # its shard is not to go on without it from now on
             found = voting.vote_for(others, url, credentials)
             if not force and found is not Succession.LEADS:

@@ -35,11 +35,6 @@ class Site:
         first = self.addresses[0]
         return first[0] if self.other is None else join_addresses(first)
 
-    def other_shards(self) -> list[Sequence[str]]:
-        """The addresses of each shard of which nothing runs here."""
-        end = self.first + len(self.endpoints)
-        return [*self.addresses[: self.first], *self.addresses[end:]]
-
     def own(self) -> list[Address]:
         """Where the shards that run here listen, and where clients are told to find them."""
         return [address for endpoint in self.endpoints for address in (*endpoint.bound, *endpoint.addresses)]

@@ -298,7 +298,7 @@ class Supervisor:
         """The life of the store in which the other process of this shard leads; what stands by there leads from now on,
         since the process that was here before is dead. None: a signal came first. Raises AuthFailed, BadArgument."""
         from psstore.server.other_member import look_at, promote
-        from psstore.server.voting import check_never_gone
+        from psstore.server.voting import check_never_gone, other_shards
 
         has_said = False
         while True:
@@ -311,7 +311,7 @@ class Supervisor:
                     return self._life_of(site, member.welcome)
                 if member.may_lead:
                     with contextlib.suppress(BadArgument):  # it waits for those who know
-                        check_never_gone(site.other_shards(), other, self._credentials)
+                        check_never_gone(other_shards(site.addresses, site.first), other, self._credentials)
                         promote(other, self._credentials, force=True)
             if not self._settings.begins_as_standby() and (member is None or not member.may_lead):
                 return "begins"
@@ -389,6 +389,7 @@ class Supervisor:
     def _start_apart(self, site: Site, other: str, life: StoreLife, selector: selectors.BaseSelector) -> Ending | None:
         """As `_start`, where the shard's other process has another host."""
         from psstore.server.apart_group import ApartGroup
+        from psstore.server.voting import other_shards
 
         own = str(site.endpoints[0].addresses[0])
 
@@ -399,7 +400,7 @@ class Supervisor:
         group = self._groups = ApartGroup(
             index=site.first,
             other=other,
-            others=site.other_shards(),
+            others=other_shards(site.addresses, site.first),
             credentials=self._credentials,
             patience_s=self._settings.patience_s,
             start=start,

@@ -17,7 +17,12 @@ ANSWERS_S = 1.0
 """How long words are waited for: who has them and is reached says so in a moment, and is asked again."""
 
 Places = Sequence[Sequence[str]]
-"""The addresses of each of the other shards: one of these leads."""
+"""The addresses of each of several shards: at one of them it is led."""
+
+
+def other_shards(addresses: Places, shard: int) -> Places:
+    """`addresses`: of all shards."""
+    return [*addresses[:shard], *addresses[shard + 1 :]]
 
 
 def vote(others: Places, client: str, *, leads: bool, credentials: Credentials) -> Succession:
