@@ -230,6 +230,7 @@ void bind_server(py::module_& m) {
           "ops"_a)
       .def("follow", [](PyServerProtocol& self) { self.protocol().follow(); })
       .def("ungate", [](PyServerProtocol& self) { self.protocol().ungate(); })
+      .def("freeze_with_shard", [](PyServerProtocol& self) { self.protocol().freeze_with_shard(); })
       .def("lead", [](PyServerProtocol& self) { self.protocol().lead(); })
       .def("is_in_process", [](PyServerProtocol& self) { self.client().is_own = true; })
       .def("next_frame", &PyServerProtocol::next_frame, "now"_a = py::none())
@@ -255,6 +256,7 @@ void bind_server(py::module_& m) {
           "connection"_a, py::kw_only(), "max_body_bytes"_a = kMaxBodyBytes,
           "max_payload_bytes"_a = kMaxPayloadBytes, py::keep_alive<0, 1>())
       .def("close", &DataService::close)
+      .def("freeze", &DataService::freeze, "frozen"_a)
       .def(
           "record", [](DataService& self, std::string_view body) { self.record(body); }, "body"_a)
       .def("record_beat", &DataService::record_beat, "body"_a, "now"_a)

@@ -46,7 +46,7 @@ int64_t queued_bytes(int fd) {
 }  // namespace
 
 uint32_t Connection::awaited() const {
-  const bool reading = !ended_ && (closing_ || !protocol_.is_full());
+  const bool reading = !ended_ && (closing_ || !protocol_.is_shut());
   const bool sending = protocol_.replies().num_free_bytes() != 0 && !stream_.awaits_peer();
   // What is here already rings no bell: that there is room to send does, nearly always.
   const bool goes_on = reading && stream_.holds_bytes();
@@ -54,7 +54,7 @@ uint32_t Connection::awaited() const {
 }
 
 std::optional<Connection::Clock::time_point> Connection::stalled_since() const {
-  if (closing_ || ended_ || protocol_.is_full() || !decoder_.mid_frame()) return std::nullopt;
+  if (closing_ || ended_ || protocol_.is_shut() || !decoder_.mid_frame()) return std::nullopt;
   return came_at_;
 }
 
@@ -77,27 +77,27 @@ void Connection::begin_round(uint32_t events) {
   readable_ = (events & ~static_cast<uint32_t>(EPOLLOUT)) != 0 ||
               stream_.holds_bytes();  // an error is read, too
   to_read_ = to_send_ = kRoundBytes;
-  if (protocol_.is_full()) came_at_ = Clock::now();
+  if (protocol_.is_shut()) came_at_ = Clock::now();
   flush();
 }
 
 std::shared_ptr<Frame> Connection::next_frame() {
   do {
-    while (!closing_ && !protocol_.is_full()) {
+    while (!closing_ && !protocol_.is_shut()) {
       std::shared_ptr<Frame> frame = protocol_.next_frame(seconds(came_at_));
-      if (frame == nullptr && !protocol_.is_full()) break;
+      if (frame == nullptr && !protocol_.is_shut()) break;
       flush();
       if (frame != nullptr) return frame;
     }
   } while (receive());
   // If it is full, the socket was just so, too, or the round has sent its share. Should there be room by now, then
   // frames may go on that wait in the protocol: that is a round, and the socket will call for it.
-  if (!protocol_.is_full()) flush();
+  if (!protocol_.is_shut()) flush();
   return nullptr;
 }
 
 bool Connection::receive() {
-  if (!readable_ || ended_ || to_read_ == 0 || (protocol_.is_full() && !closing_)) return false;
+  if (!readable_ || ended_ || to_read_ == 0 || (protocol_.is_shut() && !closing_)) return false;
   std::array<std::byte, kDiscardBytes> discarded;
   std::span<std::byte> window = closing_ ? discarded : decoder_.writable().bytes;
   window = window.first(std::min(window.size(), to_read_));

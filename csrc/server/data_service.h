@@ -72,6 +72,9 @@ class DataService {
   // From now on no request is taken.
   void close() { closed_ = true; }
   bool is_closed() const { return closed_; }
+  // While it is frozen nothing is heard from clients, so that nothing changes.
+  void freeze(bool frozen) { frozen_ = frozen; }
+  bool is_frozen() const { return frozen_; }
   // The connection's handshake is over.
   void opened(const std::shared_ptr<ConnectedClient>& client) {
     clients_[client->connection] = client;
@@ -208,6 +211,7 @@ class DataService {
   Shard& shard_;
   const DataServiceOptions options_;
   bool closed_ = false;
+  bool frozen_ = false;
   std::optional<Unapplied> unapplied_;
   uint64_t scaled_ = 0;       // the last decision whose scale was told here
   bool lacks_scale_ = false;  // the last decision is to be scaled, and was not

@@ -56,7 +56,7 @@ void ServerProtocol::again(std::shared_ptr<Frame> frame) {
 
 std::shared_ptr<Frame> ServerProtocol::next_frame(double now_s) {
   service_.replication().is_now(now_s);
-  while (!is_full()) {
+  while (!is_shut()) {
     std::shared_ptr<Frame> frame = fetch();
     if (frame == nullptr) return nullptr;
     asked_ |= open_;

@@ -37,6 +37,8 @@ class ServerProtocol {
   void follow();
   // Its peer is one of the store's own processes, or an operator, who sees to standbys: replies wait for none of them.
   void ungate() { replies_.set_gate(nullptr, client_->connection); }
+  // From now on it is not heard by a shard that is frozen.
+  void freeze_with_shard() { freezes_ = true; }
   // At the other end is the shard that this one is a standby of.
   void lead();
   // Its memory, leases, and where it runs.
@@ -53,8 +55,12 @@ class ServerProtocol {
   bool has_asked() const { return asked_; }
   // To the requests answered since; to be sent before anything else is.
   Replies& replies() { return replies_; }
-  // The peer has to read first; but what a standby has is heard whatever it is owed.
-  bool is_full() const { return replies_.is_full() && !client_->follows; }
+  // Nothing is heard of the peer for now. It has to read first; but what a standby has is heard whatever it is owed. Or
+  // the shard is frozen.
+  bool is_shut() const {
+    if (client_->follows) return false;
+    return replies_.is_full() || (freezes_ && service_.is_frozen());
+  }
 
  private:
   std::shared_ptr<Frame> fetch();
@@ -76,6 +82,7 @@ class ServerProtocol {
   std::exception_ptr refused_;  // why the payload that is arriving is discarded
   std::shared_ptr<Frame> again_;
   bool asked_ = false;
+  bool freezes_ = false;
   Replies replies_;
 };
 

@@ -91,6 +91,11 @@ namespace psstore {
   X(PROMOTED, 101, "", "this one is the shard, or will be at once")                         \
   X(ASK_WORD, 102, "AskWord", "may this standby lead, or is its shard to do without it?")   \
   X(WORD, 103, "Word", "what this shard has said to that first, and ever will")             \
+  /* another number of shards, on any shard; the first two on shard 0 */                    \
+  X(RESHARD, 104, "Reshard", "the store is to go on with so many shards")                   \
+  X(RESHARDED, 105, "", "never: its connection ends with the shards that there are")        \
+  X(FREEZE, 106, "Freeze", "hear nobody else any more, once nothing is on its way")         \
+  X(FROZEN, 107, "Frozen", "whether it does so by now; ask again")                          \
   /* any shard */                                                                           \
   X(STATS, 70, "", "counters")                                                              \
   X(STATISTICS, 71, "Statistics", "the counters")                                           \

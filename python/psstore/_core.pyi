@@ -196,6 +196,8 @@ class ServerProtocol(FrameDecoder):
         """A standby is at the other end, which is sent every change of the shard from now on. After `open`."""
     def ungate(self) -> None:
         """What the peer is told waits for no standby: it is one of the store's own processes, or an operator."""
+    def freeze_with_shard(self) -> None:
+        """From now on a shard that is frozen does not hear the peer."""
     def lead(self) -> None:
         """At the other end is the shard that this one is a standby of: what it sends is repeated here."""
     def is_in_process(self) -> None:
@@ -222,6 +224,9 @@ class DataService:
         """`connection`: its number with whoever drives it."""
     def close(self) -> None:
         """No request is answered any more: all come out of their connections."""
+    def freeze(self, frozen: bool) -> None:
+        """While it is frozen it hears nobody of whom `freeze_with_shard` was said. What had come may never be heard:
+        end these connections when it is not frozen any more."""
     def record(self, body: bytes) -> None:
         """Sends all standbys something that has changed, as psstore.wire.records says it."""
     def record_beat(self, body: bytes, now: float) -> None:

@@ -56,6 +56,7 @@ OF_COMMAND: Mapping[str, Mapping[int, str]] = {
     "top": _NO_STORE,
     "doctor": {EXIT_OK: "nothing is wrong", EXIT_FAILED: "something is wrong; it says what, and what mends it"},
     "promote": {EXIT_MISSING: "nobody answers there, the other shards object, or it does not lead"},
+    "reshard": {EXIT_MISSING: "no store answers there, or it can't go on with so many: it says why"},
     "plan": {},
     "version": {},
     "checkpoint ls": _STORAGE,

@@ -55,7 +55,9 @@ def test_congestion_control_may_be_chosen_on_both_sides() -> None:
 
 
 def test_shards_accept_with_the_congestion_control_that_was_chosen() -> None:
-    (endpoint,) = bind_shards(1, tcp=TcpAddress("127.0.0.1", 0), uds=None, advertise=None, congestion_control="reno")
+    (endpoint,) = bind_shards(
+        range(1), tcp=TcpAddress("127.0.0.1", 0), uds=None, advertise=None, congestion_control="reno"
+    )
     with (
         endpoint.sockets[0] as listener,
         socket.create_connection(listener.getsockname()),

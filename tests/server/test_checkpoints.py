@@ -478,7 +478,9 @@ def test_an_attempt_whose_leader_is_gone_makes_room(tmp_path: Path, monkeypatch:
     coordinator = Coordinator(consistency=consistency, liveness=Liveness(), num_shards=1, signer=signer)
     place = StoragePlace(str(tmp_path), keep=1)
     place.start_at(0)
-    keeper = CheckpointKeeper(coordinator, num_shards=1, signer=signer, lineage="", own=place, open_place=None)
+    keeper = CheckpointKeeper(
+        coordinator, num_shards=1, signer=signer, lineage="", own=place, open_place=StoragePlace, any_place=False
+    )
     try:
         fact = begun(keeper, signer)
         assert fact.version == 0

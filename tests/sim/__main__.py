@@ -8,7 +8,7 @@ import time
 import traceback
 
 from .checks import run_and_check
-from .plan import MODES, elastic_plan_of, falling_plan_of, plan_of, standby_plan_of, voting_plan_of
+from .plan import MODES, elastic_plan_of, falling_plan_of, plan_of, resharding_plan_of, standby_plan_of, voting_plan_of
 
 
 def main() -> int:
@@ -17,6 +17,7 @@ def main() -> int:
     which.add_argument("--seed", type=int, help="one seed")
     which.add_argument("--seeds", metavar="A:B", help="every seed from A to B - 1")
     parser.add_argument("--falls", action="store_true", help="the store goes back to checkpoints, and little else")
+    parser.add_argument("--reshards", action="store_true", help="the store goes on with other numbers of shards")
     parser.add_argument("--elastic", action="store_true", help="workers come and go")
     parser.add_argument("--standbys", action="store_true", help="every shard has a standby, and some die")
     parser.add_argument("--votes", action="store_true", help="hosts fall silent, and shards vote on who leads")
@@ -32,6 +33,8 @@ def main() -> int:
             if given.elastic
             else falling_plan_of
             if given.falls
+            else resharding_plan_of
+            if given.reshards
             else standby_plan_of
             if given.standbys
             else voting_plan_of

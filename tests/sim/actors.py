@@ -387,6 +387,8 @@ class Writer(Actor):
         num_requests = 4 if op == "RESTORE" else 1  # it learns and tells decisions first
         try:
             await self.call(op, self.client.write(op, sent), num_requests * self.client.timeout_s)
+        except RolledBack:
+            raise
         except AvailabilityError:
             assert self.plan.hasty_writers, "a patient writer always gets through"
         else:

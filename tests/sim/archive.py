@@ -49,9 +49,9 @@ class Archived:
     def version(self) -> int:
         return self.store.decision
 
-    def value(self, shard: int, key: int) -> bytes | None:
+    def value(self, key: int) -> bytes | None:
         """b'' stands for zeros; None: it has none."""
-        slot = self.shards[shard].get(key)
+        slot = next((slots[key] for slots in self.shards.values() if key in slots), None)
         return slot.parts.get(0, b"") if slot is not None and slot.record.parts else None
 
     def slots(self) -> Iterator[SlotRecord]:

@@ -159,6 +159,12 @@ class History:
 
     falls: list[int] = field(default_factory=list)
     """The versions of the checkpoints."""
+    standstills: list[tuple[float, float]] = field(default_factory=list)
+    """From when to when somebody tried to have the store go on with another number of shards."""
+
+    def stood_still_s(self, began: float, ended: float) -> float:
+        """How much of that time the store may have stood still."""
+        return sum(max(0.0, min(ended, until) - max(began, since)) for since, until in self.standstills)
 
     def fall(self, cut: int) -> None:
         """What came after that version never was. Whoever did it goes on elsewhere."""

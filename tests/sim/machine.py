@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from psstore import _core
 from psstore.config import Credentials
-from psstore.errors import PsstoreError, StoreUnreachable
+from psstore.errors import PsstoreError, RolledBack, StoreUnreachable
 from psstore.protocol.client import Client
 from psstore.protocol.decision_cache import DecisionCache
 from psstore.protocol.handshake import ClientIdentity
@@ -242,9 +242,14 @@ class Machine:
         return any(link.session.welcome is not None for link in self.links)
 
     def move(self, servers: Sequence[Server]) -> None:
-        """Other servers are at the addresses from now on."""
+        """Other servers are at the addresses from now on. Who has looked where they are, and met none, is told to look
+        again if there is another number of them."""
+        if len(servers) != len(self.client.shards) and not self.has_met_the_store:
+            for link in self.links:
+                link.drop()
+                link.session.give_up(RolledBack("looked up before", version=0, undone=0))
         for link in self.links:
-            link.server = servers[link.session.shard]
+            link.server = servers[link.session.shard if link.session.shard < len(servers) else 0]
         if self.heartbeats is None:
             return
         self.heartbeats.server = servers[0]

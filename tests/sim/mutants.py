@@ -34,6 +34,7 @@ from psstore.protocol.shard_facts import ShardFacts
 from psstore.protocol.shares import Shares
 from psstore.protocol.standby import Standby
 from psstore.protocol.standby_list import StandbyList
+from psstore.protocol.standstill import Standstill
 from psstore.protocol.states import STANDBY, StandbyEvent, StandbyState
 from psstore.protocol.stops import Stops
 from psstore.protocol.words import Words
@@ -224,8 +225,8 @@ def the_coordinators_part_is_noted_late() -> Iterator[None]:
 def leaders_settle_on_what_is_newest() -> Iterator[None]:
     begin = CheckpointKeeper.begin
 
-    def newest(self: CheckpointKeeper, asked: Any) -> Any:
-        begun = begin(self, asked)
+    def newest(self: CheckpointKeeper, asked: Any, **who: Any) -> Any:
+        begun = begin(self, asked, **who)
         return replace(begun, version=self._coordinator.rounds.log.last) if begun.gathering else begun
 
     with mock.patch.object(CheckpointKeeper, "begin", newest):
@@ -335,6 +336,31 @@ FALL_MUTANTS: dict[str, tuple[str, Mutant]] = {
     "decisions are numbered anew": ("sync", _method(DecisionLog, "restore", lambda self, last: None)),
 }
 """As above, and shown where the store goes back to checkpoints."""
+
+
+# ---- a store that goes on with another number of shards ----
+
+
+def frozen_in_word_only(self: Standstill, client: str, *, gather_s: float, now: float) -> bool:
+    return client == self._allowed
+
+
+RESHARD_MUTANTS: dict[str, tuple[str, Mutant]] = {
+    "a shard says that it is frozen, and goes on": ("async", _method(Standstill, "ask", frozen_in_word_only)),
+    "the store stands still before workers have handed in": (
+        "sync",
+        _method(Standstill, "_is_handed_in", lambda self: True),
+    ),
+    "the store stands still in the middle of a round": (
+        "sync",
+        _method(Standstill, "_is_quiet", lambda self, has_gathered: True),
+    ),
+    "what is not heard in a standstill is not asked for again": (
+        "sync",
+        _method(Standstill, "end", lambda self: self._data.freeze(False)),
+    ),
+}
+"""As above, and shown where the store goes on with another number of shards."""
 
 
 # ---- shards with standbys ----

@@ -101,12 +101,19 @@ class Plan:
     """The version at which workers have training end."""
     arrivals_s: tuple[float, ...] = ()
     """Workers come and go: when each begins, by rank. Empty: their number is fixed, and all begin at once."""
+    reshards: tuple[tuple[float, int], ...] = ()
+    """(so long after the start or the last one, number): the store goes on with so many shards."""
     shard_deaths: tuple[ShardDeath, ...] = ()
     """Every shard has a standby, and some die."""
     silences: tuple[Silence, ...] = ()
     """Every shard has a standby on another host, and shards vote on who leads."""
     falls: tuple[float, ...] = ()
     """All shards die, so long after the first checkpoint or the last fall, and begin again from the last one."""
+
+    @property
+    def loses_holds(self) -> bool:
+        """What shards hold for a checkpoint may go, and not by a fault of who asked for it."""
+        return bool(self.shard_deaths or self.silences or self.reshards)
 
     @property
     def is_elastic(self) -> bool:
@@ -165,6 +172,7 @@ class Plan:
             gather_s=0.0,
             hands_in=False,
             falls=(),
+            reshards=(),
             shard_deaths=(),
             silences=(),
         )
@@ -189,6 +197,20 @@ def falling_plan_of(seed: int, mode: str | None = None) -> Plan:
         rounds=plan.rounds + 6,
         compute_s=tuple(min(1.0, max(0.5, seconds)) for seconds in plan.compute_s),
         falls=tuple(rng.expovariate(1.0) for _ in range(rng.choice((1, 2, 3)))),
+    )
+
+
+def resharding_plan_of(seed: int, mode: str | None = None) -> Plan:
+    """A plan in which the store goes on with other numbers of shards, and little else goes wrong."""
+    rng = random.Random(f"reshards {seed}")
+    reshards = tuple((rng.expovariate(1.0), rng.choice((1, 2, 3, 5))) for _ in range(rng.choice((1, 2, 3))))
+    plan = falling_plan_of(seed, mode)
+    return replace(
+        plan,
+        falls=(),
+        reshards=reshards,
+        num_writers=plan_of(seed, mode).num_writers,
+        break_chance=min(plan.break_chance, 0.02),
     )
 
 

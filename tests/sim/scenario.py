@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 from unittest import mock
@@ -17,6 +17,7 @@ from psstore.protocol.service import ShardIdentity
 from psstore.protocol.signing import Signer
 from psstore.server.checkpoint_keeper import CheckpointKeeper
 from psstore.server.restoring import restore_from
+from psstore.types import Tensor
 from psstore.wire import messages
 from psstore.wire.messages import Role
 
@@ -29,6 +30,7 @@ from .history import History
 from .machine import Machine
 from .network import Network
 from .plan import Plan
+from .resharder import Resharder
 from .server import Mouthpiece, Notary, Server
 from .standbys import Standbys
 from .world import Task, World
@@ -68,23 +70,27 @@ class Scenario:
         self.history = History()
         self.token = TOKEN if plan.with_token else None
         self.archive = Archive()
+        self.num_shards = plan.num_shards
         self._begin(None)
         self.readers: list[Reader | Historian | Archivist] = []
         self.machines: dict[int, Machine] = {}
         """The machine of each rank's present life."""
+        self.num_resharders = self.num_reshards = 0
         self.actors: list[Actor] = []
         self.pending: set[str] = set()
         """Actors that are to come to an end by themselves."""
         self.on_fall: Callable[[], None] = lambda: None
         """Called before the history of what never was is forgotten."""
+        self.on_reshard: Callable[[Archived, Mapping[str, Tensor]], None] = lambda cut, tensors: None
+        """Called with what the store goes on from, and its tensors by name as they were placed."""
 
     def _begin(self, cut: Archived | None) -> None:
         """A life of the store: from nothing, or from a checkpoint."""
-        plan, life = self.plan, f"{len(self.history.falls)}"
+        life = f"{len(self.history.falls)}"
         self.key = SIGNING_KEY + life.encode()
         before = self.notary.decisions if cut is not None else []
         self.notary: Notary = Notary(self.world, self.key, before[: cut.version if cut is not None else 0])
-        self.servers = [self._server(shard, cut) for shard in range(plan.num_shards)]
+        self.servers = [self._server(shard, cut) for shard in range(self.num_shards)]
 
     def make_server(self, shard: int) -> Server:
         """A process for it, in which nothing has happened yet."""
@@ -94,7 +100,7 @@ class Scenario:
         identity = ShardIdentity(
             **restored_identity(cut, life=len(self.history.falls)),
             shard=shard,
-            addresses=tuple((f"sim://{i}",) for i in range(self.plan.num_shards)),
+            addresses=tuple((f"sim://{i}",) for i in range(self.num_shards)),
             consistency=self.plan.consistency,
             heartbeat_s=HEARTBEAT_S,
             tokens=Tokens.single(self.token),
@@ -115,7 +121,7 @@ class Scenario:
         )
         if cut is not None:
             service = server.service
-            restore_from(cut, service.facts, service.coordinator, index=shard, num_shards=self.plan.num_shards)  # type: ignore[arg-type]
+            restore_from(cut, service.facts, service.coordinator, index=shard, num_shards=self.num_shards)  # type: ignore[arg-type]
             server.shard.applied = list(range(1, cut.version + 1))
         return server
 
@@ -124,18 +130,19 @@ class Scenario:
         return Coordinator(
             consistency=plan.consistency,
             liveness=Liveness(rejoin_s=plan.rejoin_s, lost="drop" if plan.is_elastic else "fail"),
-            num_shards=plan.num_shards,
+            num_shards=self.num_shards,
             signer=signer,
         )
 
     def _keeper(self, coordinator: Coordinator, place: SimulatedPlace | None) -> CheckpointKeeper:
         return CheckpointKeeper(
             coordinator,
-            num_shards=self.plan.num_shards,
+            num_shards=self.num_shards,
             signer=Signer(self.key),
             lineage=LINEAGE,
             own=place,
-            open_place=None,
+            open_place=lambda url: SimulatedPlace(self.world, self.archive),
+            any_place=False,
             now=lambda: self.world.now,
         )
 
@@ -156,7 +163,9 @@ class Scenario:
             mock.patch.object(packing, "FRAME_BYTES", model.FRAME_BYTES),
             mock.patch.object(rounds, "ATTEST_EVERY", 2),
             mock.patch.object(messages, "HANDED_PIECE_BYTES", 2),
-            mock.patch.object(client, "CHECKPOINT_ATTEMPTS", 3 if plan.shard_deaths or plan.silences else 1),
+            mock.patch.object(
+                client, "CHECKPOINT_ATTEMPTS", 3 if plan.shard_deaths or plan.silences or plan.reshards else 1
+            ),
         ):
             for rank in range(plan.num_workers):
                 self._start_worker_after(plan.arrivals_s[rank] if plan.is_elastic else 0.0, rank, life=1)
@@ -175,6 +184,7 @@ class Scenario:
                     self._start_reader(kind, f"{kind.__name__.lower()} {index}")
             self._schedule_partitions()
             self._schedule_falls(list(plan.falls))
+            self._schedule_reshards(list(plan.reshards))
             if plan.shard_deaths:
                 self.standbys = Standbys(self)
             if plan.silences:
@@ -230,9 +240,14 @@ class Scenario:
 
     # ---- who takes part ----
 
-    def _machine(self, name: str, role: Role) -> Machine:
+    def _machine(self, name: str, role: Role, network: Network | None = None) -> Machine:
         return Machine(
-            self.network, self.servers, name=name, role=role, token=self.token, num_channels=self.plan.num_channels
+            network or self.network,
+            self.servers,
+            name=name,
+            role=role,
+            token=self.token,
+            num_channels=self.plan.num_channels,
         )
 
     def _start(self, actor: Actor) -> Task:
@@ -319,6 +334,68 @@ class Scenario:
             return
         cut = self.archive.checkpoints[-1]
         self.world.say(f"the store falls, back to version {cut.version}")
+        self._begin_again(cut)
+        self._schedule_falls(delays[1:])
+
+    def _schedule_reshards(self, planned: list[tuple[float, int]]) -> None:
+        """The next one after so long."""
+        if planned:
+            self.world.after(planned[0][0], lambda: self._try_to_reshard(planned))
+
+    def _try_to_reshard(self, planned: list[tuple[float, int]]) -> None:
+        if any(reader.stopped for reader in self.readers):
+            return  # training is over
+        # It runs beside the shards, where no connection breaks, but it may die.
+        name, began = f"resharder {self.num_resharders}", self.world.now
+        self.num_resharders += 1
+
+        def written(version: int) -> None:
+            self.history.standstills.append((began, self.world.now))
+            self._reshard(version, planned[0][1])
+            self._schedule_reshards(planned[1:])
+
+        def came_to_nothing() -> None:
+            self.history.standstills.append((began, self.world.now))
+            for server in self.servers:
+                server.not_resharded()
+            self._schedule_reshards(planned)  # somebody asks again
+
+        machine = self._machine(
+            name, "resharder", Network(self.world, self.plan.latency_s, break_chance=0.0, late_s=0.0)
+        )
+        for server in self.servers:
+            server.service.standstill.allow(machine.identity.client)
+        self._start(Resharder(self.plan, machine, self.history, written=written, came_to_nothing=came_to_nothing))
+        if self.world.rng.random() < 0.3:
+            machine.frames_to_live = self.world.rng.randint(0, 60)
+            died = machine.when_killed
+
+            def noticed() -> None:
+                died()
+                self.world.after(0.1, came_to_nothing)
+
+            machine.when_killed = noticed
+
+    def _reshard(self, version: int, num_shards: int) -> None:
+        """All shards end. Others, another number, begin with what is written, which is all that anybody was told."""
+        cut = next(one for one in reversed(self.archive.checkpoints) if one.version == version)
+        self.world.say(f"the store goes on with {num_shards} shards from version {version} on")
+        assert self.history.acknowledged <= version, f"{self.history.acknowledged} was told, {version} is written"
+        if self.plan.mode == "sync" and self.plan.gather_s:
+            missing = {rank for rank in self._handing_in() if rank not in cut.ranks}
+            assert not missing, f"what ranks {missing} hand in as of version {version} is not written"
+        self.on_reshard(cut, {tensor.spec.name: tensor for tensor in self.coordinator.schemas.tensors})
+        self.num_shards = num_shards
+        self.num_reshards += 1
+        self._begin_again(cut)
+
+    def _handing_in(self) -> list[int]:
+        """Ranks whose present life hands in."""
+        workers, handed = self.coordinator.membership.workers, self.coordinator.rounds.hand_ins.of
+        lives = {rank: worker.incarnation for rank, worker in workers.items()}
+        return [rank for rank, one in handed.items() if lives.get(rank) == one.incarnation]
+
+    def _begin_again(self, cut: Archived) -> None:
         for server in self.servers:
             server.kill()
         self.history.decisions = self.notary.decisions
@@ -335,7 +412,6 @@ class Scenario:
         for actor in ended:  # as whoever starts workers does for those whose last steps were undone
             if isinstance(actor, Worker) and actor.machine is self.machines[actor.rank]:
                 self._start_worker(actor.rank, life=self._lives(actor.rank) + 1)
-        self._schedule_falls(delays[1:])
 
     def _lives(self, rank: int) -> int:
         return sum(isinstance(actor, Worker) and actor.rank == rank for actor in self.actors)

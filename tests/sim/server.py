@@ -176,6 +176,10 @@ class Server:
         if conn in self.ends:
             self.ends[conn].close()
 
+    def not_resharded(self) -> None:
+        """As the store's supervisor has it."""
+        self.carry_out(self.service.not_resharded("", self.world.now))
+
     def later(self, action: Action) -> bool:
         """Whether this process stands still: then it does so when it goes on."""
         if self.world.now >= self.stands_still_until:

@@ -10,10 +10,26 @@ from functools import cache
 import pytest
 
 from psstore.errors import PsstoreError
-from tests.sim.checks import check, run_and_check
+from tests.sim.checks import check, run_and_check, watched
 from tests.sim.history import History
-from tests.sim.mutants import ELASTIC_MUTANTS, FALL_MUTANTS, MUTANTS, STANDBY_MUTANTS, VOTE_MUTANTS, Mutant
-from tests.sim.plan import Plan, elastic_plan_of, falling_plan_of, plan_of, standby_plan_of, voting_plan_of
+from tests.sim.mutants import (
+    ELASTIC_MUTANTS,
+    FALL_MUTANTS,
+    MUTANTS,
+    RESHARD_MUTANTS,
+    STANDBY_MUTANTS,
+    VOTE_MUTANTS,
+    Mutant,
+)
+from tests.sim.plan import (
+    Plan,
+    elastic_plan_of,
+    falling_plan_of,
+    plan_of,
+    resharding_plan_of,
+    standby_plan_of,
+    voting_plan_of,
+)
 from tests.sim.scenario import Scenario
 
 NUM_SEEDS = 150
@@ -21,6 +37,7 @@ NUM_SEEDS = 150
 
 NUM_FALLING_SEEDS = 75
 NUM_ELASTIC_SEEDS = 75
+NUM_RESHARDING_SEEDS = 50
 NUM_STANDBY_SEEDS = 75
 NUM_VOTING_SEEDS = 75
 BATCH = 25
@@ -133,6 +150,17 @@ def test_promises_hold_where_the_store_goes_back_for_seeds_from(first: int) -> N
     assert num_falls, "it never went back"
 
 
+@pytest.mark.parametrize("first", range(0, NUM_RESHARDING_SEEDS, BATCH))
+def test_promises_hold_where_the_number_of_shards_changes_for_seeds_from(first: int) -> None:
+    num_reshards = 0
+    for seed in range(first, first + BATCH):
+        scenario = watched(resharding_plan_of(seed))
+        with reproducible(seed, "--reshards "):
+            check(scenario.plan, scenario.run())
+        num_reshards += scenario.num_reshards
+    assert num_reshards > BATCH // 2, "hardly ever"
+
+
 @pytest.mark.parametrize("first", range(0, NUM_ELASTIC_SEEDS, BATCH))
 def test_promises_hold_where_workers_come_and_go_for_seeds_from(first: int) -> None:
     num_changes = 0
@@ -209,6 +237,11 @@ def test_simulator_notices_of_a_store_that_goes_back_that(name: str) -> None:
     notices(name, *FALL_MUTANTS[name], falling_plan_of)
 
 
+@pytest.mark.parametrize("name", RESHARD_MUTANTS)
+def test_simulator_notices_of_a_store_with_another_number_of_shards_that(name: str) -> None:
+    notices(name, *RESHARD_MUTANTS[name], resharding_plan_of)
+
+
 @pytest.mark.parametrize("name", STANDBY_MUTANTS)
 def test_simulator_notices_of_shards_with_standbys_that(name: str) -> None:
     notices(name, *STANDBY_MUTANTS[name], standby_plan_of)
@@ -224,7 +257,7 @@ def notices(name: str, mode: str, broken: Mutant, plan_of: Callable[[int, str], 
         plan = plan_of(seed, mode)
         try:
             with broken():
-                history = Scenario(plan).run()
+                history = watched(plan).run()
             check(plan, history)
         except (AssertionError, PsstoreError, KeyError):
             return

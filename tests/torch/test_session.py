@@ -6,6 +6,8 @@ import logging
 import os
 import random
 import signal
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -218,6 +220,47 @@ def test_what_the_store_takes_back_is_done_again_to_the_same_bytes(
 
     undisturbed = train(str(tmp_path / "whole"), killed_at=[])
     assert train(str(tmp_path / "taken back"), killed_at=[7, 10]) == undisturbed
+
+
+@pytest.mark.parametrize(("overlap", "clips"), [("none", True), ("backward", False), ("eager", False)])
+def test_training_goes_on_with_other_numbers_of_shards_to_the_same_bytes(overlap: str, clips: bool) -> None:
+    def train(numbers: Sequence[int], stop_at: int | None = None) -> list[Any]:
+        left, asked = list(numbers), list[subprocess.Popen[bytes]]()
+        with StoreProcess("--shards", "2", "--workers", "2") as process:
+
+            def work(store: Store) -> list[Any]:
+                one, diary = trainee(store, overlap=overlap), Diary()
+                running = session(one.optimizer, stop_at=stop_at, state={"schedule": one.schedule}, hooks=[diary])
+                for step in running:
+                    if numbers and store.rank == 0 and all(command.poll() is not None for command in asked):
+                        if not left:
+                            running.stop()
+                        else:
+                            asked.append(reshard(process.url, left.pop()))
+                    own = torch.Generator().manual_seed(1000 * step.number + (store.rank or 0))
+                    one.optimizer.zero_grad()
+                    one.model.eval()(torch.randn(8, 20, generator=own)).square().mean().backward()
+                    if clips:
+                        one.optimizer.clip_grad_norm_(0.01)
+                    one.optimizer.step()
+                    one.schedule.step()
+                weights = b"".join(parameter.detach().numpy().tobytes() for parameter in one.model.parameters())
+                went = sum(line[0] == "back" for line in diary.lines)
+                return [store.version, weights, one.schedule.last_epoch, len(store.stats()), went]
+
+            ends = in_threads(process.url, 2, work)
+        assert [command.returncode for command in asked] == [0] * len(numbers)
+        return ends
+
+    disturbed = train([1, 3])
+    calm = train([], stop_at=disturbed[0][0])
+    assert [one[:3] for one in calm] == [one[:3] for one in disturbed]
+    assert [one[3:] for one in disturbed] == [[1, 2]] * 2
+
+
+def reshard(url: str, num_shards: int) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "psstore.cli.main", "reshard", url, "--shards", str(num_shards)]
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL)
 
 
 def test_a_loader_that_is_under_way_goes_back_with_the_store(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from psstore.cli.doctor import doctor
 from psstore.cli.kubernetes import app as kubernetes
 from psstore.cli.plan import plan
 from psstore.cli.promote import promote
+from psstore.cli.reshard import reshard
 from psstore.cli.run import run
 from psstore.cli.status import status
 from psstore.cli.top import top
@@ -43,6 +44,7 @@ app.command()(plan)
 app.command()(bench)
 app.command()(status)
 app.command()(promote)
+app.command()(reshard)
 app.command()(top)
 app.command()(doctor)
 app.add_typer(checkpoint, name="checkpoint")

@@ -22,6 +22,8 @@ class Options:
     """The arguments of psstore.connect, with defaults filled in. Times are in seconds."""
 
     role: Role = "worker"
+    client: str | None = None
+    """Id of the client, 32 hex digits; None: a random one."""
     rank: int | None = None
     num_workers: int | None = None
     credentials: Credentials = NO_CREDENTIALS

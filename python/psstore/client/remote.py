@@ -114,7 +114,10 @@ class Remote:
         """Connects to every shard and, as a worker, joins. Raises StoreUnreachable, AuthFailed, RankTaken, …;
         call `close` then, too."""
         identity = ClientIdentity(
-            client=secrets.token_hex(16), role=options.role, credentials=options.credentials, find_token=find
+            client=options.client or secrets.token_hex(16),
+            role=options.role,
+            credentials=options.credentials,
+            find_token=find,
         )
         welcome = await self._discover(seeds, identity, options)
         routes = [_usable(addresses, options.transport) for addresses in welcome.addresses]

@@ -153,6 +153,10 @@ class Server:
         self._service.standbys.done_without(client)
         self.poller.deliver()
 
+    def not_resharded(self, why: str) -> None:
+        """The store goes on with the shards that it has."""
+        self._carry_out(self._service.not_resharded(why, self.now()))
+
     def listen(self, sock: socket.socket) -> None:
         """Accepts connections on a bound socket from now on."""
         self._listeners.append(Listener(self.loop, sock, self._opened))

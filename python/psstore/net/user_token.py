@@ -42,7 +42,7 @@ class UserToken:
         """`addresses`: that the store is bound to, and that its clients are told. Raises BadArgument if there is no
         place for a file."""
         self.secret = secrets.token_hex(32).encode()
-        self._names = list(dict.fromkeys(name_of(meant) for one in addresses for meant in _meanings(one)))
+        self._names = _names(addresses)
         problems = []
         for directory in token_directories():
             try:
@@ -63,6 +63,15 @@ class UserToken:
                 if path.exists() and path.stat().st_ino == own:
                     path.unlink()
         os.close(self._file)
+
+    def also(self, addresses: Sequence[Address]) -> None:
+        """The store is found at these, too."""
+        more = [name for name in _names(addresses) if name not in self._names]
+        with _locked(self._directory):
+            for name in more:
+                (self._directory / name).unlink(missing_ok=True)
+                os.link(self._directory / self._names[0], self._directory / name)
+        self._names += more
 
     def _publish(self, directory: Path) -> None:
         """Puts the token under each name. A server that has one does not serve that address any more: it is ours."""
@@ -87,6 +96,10 @@ def find(address: str) -> bytes | None:
             if token is not None:
                 return token
     return None
+
+
+def _names(addresses: Sequence[Address]) -> list[str]:
+    return list(dict.fromkeys(name_of(meant) for one in addresses for meant in _meanings(one)))
 
 
 def _meanings(address: Address) -> list[Address]:

@@ -490,6 +490,39 @@ class Client:
         assert begun.version is not None, "it is written"
         return begun.version
 
+    async def checkpoint_at_standstill(
+        self,
+        url: str | None,
+        *,
+        gather_s: float,
+        pause: Callable[[float], Awaitable[object]],
+        now: Callable[[], float],
+        wait_s: float,
+    ) -> int:
+        """As `checkpoint`, but nothing happens in the store any more, as its supervisor has allowed it: whatever
+        anybody was told is in it."""
+        _check_wait(wait_s)
+        until = now() + wait_s
+
+        async def again() -> None:
+            if now() > until:
+                raise DeadlineExceeded(f"the store did not come to stand still within {wait_s:g} s")
+            await pause(LOOK_S)
+
+        while not (await self._control("BEGIN", m.Begin(url=url), m.Begun)).ready:  # before anybody has to wait
+            await again()
+        await self._freeze(self.shards[0], gather_s, again)
+        await self._learn_decisions()
+        for session in self.shards[1:]:
+            await collect(self._tell([session]))
+            await self._freeze(session, 0.0, again)
+        return await self.checkpoint(url, gather_s=0.0, pause=pause, now=now, wait_s=until - now())
+
+    async def _freeze(self, session: Session, gather_s: float, again: Callable[[], Awaitable[None]]) -> None:
+        body = m.Freeze(gather_s=gather_s)
+        while not _expect(m.Frozen, await self._request(session, "FREEZE", body=body)).done:
+            await again()
+
     async def reach(self, version: int, *, wait_s: float) -> None:
         """Returns when that decision was made. Raises DeadlineExceeded."""
         _check_wait(wait_s)

@@ -52,6 +52,8 @@ class Connection:
     """True for a connection that only asks how the process is, and says which one is dead."""
     is_elector: bool = False
     """True for a connection that asks for this shard's word on another one's standby."""
+    is_resharder: bool = False
+    """True for a connection of who writes the store down to have it go on with another number of shards."""
     has_data: bool = False
     """True if requests for data may come, or what is sent to a standby goes there."""
     nonce: bytes = b""
@@ -73,8 +75,9 @@ class Connection:
 
     @property
     def is_gated(self) -> bool:
-        """False if what it is told need not wait for standbys: who sees to them has to hear it."""
-        return self.hello is None or self.hello.role not in ("standby", "operator")
+        """False if what it is told need not wait for standbys, nor what it says for the end of a standstill: who sees
+        to these is at the other end."""
+        return self.hello is None or self.hello.role not in ("standby", "operator", "resharder")
 
     @property
     def is_visitor(self) -> bool:
@@ -106,8 +109,9 @@ class Connection:
             self.hello = hello = decode_body(Hello, frame.body)
             self.client, self.only_beats = hello.client, hello.role == "heartbeat"
             self.is_operator, self.is_elector = hello.role == "operator", hello.role == "elector"
-            self.has_data = hello.role in ("worker", "client", "standby")
-            self.is_first = hello.channel == 0 and hello.role in ("worker", "client")
+            self.is_resharder = hello.role == "resharder"
+            self.has_data = hello.role in ("worker", "client", "standby", "resharder")
+            self.is_first = hello.channel == 0 and hello.role in ("worker", "client", "resharder")
             if not _CLIENT_ID.fullmatch(self.hello.client):
                 raise BadBody("HELLO: client must be 32 hex digits, random per client")
             if not 0 <= self.hello.channel < MAX_CONNECTIONS:

@@ -59,6 +59,8 @@ REPLIES: dict[int, type[m.Message] | None] = {
     OPS["KEPT"]: m.Kept,
     OPS["PROMOTED"]: None,
     OPS["WORD"]: m.Word,
+    OPS["RESHARDED"]: None,
+    OPS["FROZEN"]: m.Frozen,
     OPS["STATISTICS"]: m.Statistics,
     OPS["SHARED"]: m.Shared,
     OPS["FREED"]: None,

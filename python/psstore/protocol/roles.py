@@ -34,6 +34,7 @@ LEAST: Mapping[str, Access] = {
     **dict.fromkeys(("CREATE", "READY", "DROP", "JOIN", "ATTACH", "ATTEST", "HEARTBEAT"), Access.WORKER),
     **dict.fromkeys(("COMMIT", "FINISH", "BARRIER", "STOP", "LEAVE", "HAND_IN", "HAND_BACK"), Access.WORKER),
     **dict.fromkeys(("BEGIN", "SAVE", "KEEP", "FOLLOW", "COMPLETE", "PROMOTE", "ASK_WORD"), Access.ADMIN),
+    **dict.fromkeys(("RESHARD", "FREEZE"), Access.ADMIN),
 }
 """Operation -> the least access that it needs. Every request that there is stands here (tests/protocol/test_roles.py).
 DEFINE carries what the coordinator has signed to a shard that has not heard of it, and a reader may be the first."""
@@ -45,6 +46,7 @@ LEAST_OF_CLIENTS: Mapping[Role, Access] = {
     "heartbeat": Access.WORKER,
     "standby": Access.ADMIN,
     "elector": Access.ADMIN,
+    "resharder": Access.ADMIN,
 }
 """What a client says that it is -> the least access that it needs to connect: the sooner it hears of it, the better."""
 

@@ -30,8 +30,8 @@ class Keeper(Protocol):
         """For STATS: `checkpoint`, the version of the last one of this life of the store, or -1; and what else there
         is to say of them."""
 
-    def begin(self, asked: Begin) -> Begun:
-        """Raises StorageError, BadArgument, TornRound."""
+    def begin(self, asked: Begin, *, at_any_place: bool = False) -> Begun:
+        """`at_any_place`: who asks may name one. Raises StorageError, BadArgument, TornRound."""
 
     def led(self, attempt: str) -> None:
         """Whoever leads that attempt is there still: shards are asked whether it is written."""

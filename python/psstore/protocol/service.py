@@ -44,6 +44,7 @@ from psstore.protocol.sharing import MAX_LEASED_BYTES, Lender, OwnShard
 from psstore.protocol.signing import Signer
 from psstore.protocol.standby import Standby
 from psstore.protocol.standby_list import StandbyList
+from psstore.protocol.standstill import Standstill
 from psstore.protocol.states import ConnectionState
 from psstore.types import Consistency
 from psstore.wire import messages as m
@@ -142,6 +143,11 @@ class ShardService:
         """What this process is as long as it does not lead."""
         self.on_promoted: Callable[[], None] = lambda: None
         """Called when this standby is to lead, by the word of somebody who knows that its shard is dead."""
+        self.on_reshard: Callable[[int], None] = _refuse_to_reshard
+        """Called with the number of shards that the store is to go on with. Raises BadArgument."""
+        self._reshard_asked: tuple[int, int] | None = None
+        """The connection and request of who has asked for that."""
+        self.standstill = Standstill(shard, self.data, coordinator)
         self._followed = 0
         """The connection to the shard that this is a standby of."""
         self._signer = signer
@@ -276,6 +282,7 @@ class ShardService:
         except (PsstoreError, MemoryError) as error:
             self._owed.pop((conn, frame.request), None)
             outputs = [failure(conn, frame.request, _refusal(error))]
+        self.standstill.look(now)
         return outputs if op in CONTROL else outputs + self.woken(now)  # no read waits for the coordinator
 
     def tick(self, now: float) -> list[Output]:
@@ -286,7 +293,8 @@ class ShardService:
                 outputs += self.failed(connection.id, HandshakeTimeout(f"no handshake within {HANDSHAKE_S:g} s"))
         if self.standby is not None:
             self.standby.look(now)
-        outputs += self._tell(r.TimePassed(now))
+        if self.standstill.since is None:
+            outputs += self._tell(r.TimePassed(now))
         return outputs + self.woken(now)
 
     def woken(self, now: float) -> list[Output]:
@@ -413,6 +421,8 @@ class ShardService:
             fewest=identity.consistency.fewest,
             returns=identity.returns,
         )
+        if connection.is_gated:
+            connection.protocol.freeze_with_shard()
         closing = [Close(conn, "its client has a newer connection") for conn in older]
         return [*closing, _answer(connection.id, frame, welcome, op=OPS["WELCOME"])]
 
@@ -462,14 +472,16 @@ class ShardService:
             offer = m.Shared() if self._lender is None else self._lender.offer(connection, asked)
             return [_answer(connection.id, frame, offer)]
         if op in CHECKPOINTS:
-            return [_answer(connection.id, frame, self._checkpoint(frame))]
+            return [_answer(connection.id, frame, self._checkpoint(connection, frame))]
         if op in (OPS["FOLLOW"], OPS["COMPLETE"]):
             return self._follows(connection, frame)
+        if op == OPS["FREEZE"]:
+            return [_answer(connection.id, frame, self._freeze(connection, frame, now))]
         if op == OPS["STATS"]:
             return [_answer(connection.id, frame, m.Statistics(counters=self.counters()))]
         raise UnexpectedMessage(f"operation {op} is not a request")
 
-    def _checkpoint(self, frame: _core.Frame) -> m.Message:
+    def _checkpoint(self, connection: Connection, frame: _core.Frame) -> m.Message:
         if frame.op == OPS["SAVE"] and self._saver is not None:
             fact = self.facts.may_save(m.decode_body(m.Save, frame.body))
             if self._keeper is not None:
@@ -477,7 +489,7 @@ class ShardService:
             record = self._saver.save(fact, self.facts.tensors)
             return m.Saved(saved=None if record is None else self.facts.has_saved(fact.attempt, record))
         if frame.op == OPS["BEGIN"] and self._keeper is not None:
-            return self._keeper.begin(m.decode_body(m.Begin, frame.body))
+            return self._keeper.begin(m.decode_body(m.Begin, frame.body), at_any_place=connection.is_resharder)
         if frame.op == OPS["KEEP"] and self._keeper is not None:
             return self._keeper.keep(m.decode_body(m.Keep, frame.body))
         raise BadArgument(
@@ -493,12 +505,23 @@ class ShardService:
         self.standbys.came(connection, fact.client, place=fact.place)
         return [_answer(connection.id, frame, None)]
 
+    def _freeze(self, connection: Connection, frame: _core.Frame, now: float) -> m.Frozen:
+        if not connection.is_resharder:
+            raise UnexpectedMessage(f"FREEZE from {connection.peer}, which has not connected as a resharder")
+        asked = m.decode_body(m.Freeze, frame.body)
+        return m.Frozen(done=self.standstill.ask(connection.client, gather_s=asked.gather_s, now=now))
+
     def _operated(self, connection: Connection, frame: _core.Frame) -> list[Output]:
         """A request of somebody who sees to the store's processes."""
         if frame.op == OPS["STATS"]:
             return [_answer(connection.id, frame, m.Statistics(counters=self.counters()))]
+        if frame.op == OPS["RESHARD"]:
+            self._reshard(connection, frame)
+            return []
         if frame.op != OPS["PROMOTE"]:
-            raise UnexpectedMessage(f"operation {frame.op} of an operator, who can ask for STATS and PROMOTE only")
+            raise UnexpectedMessage(
+                f"operation {frame.op} of an operator, who can ask for STATS, PROMOTE and RESHARD only"
+            )
         asked = m.decode_body(m.Promote, frame.body)
         if self.standby is None:
             for client in self.standbys.lost:
@@ -507,6 +530,26 @@ class ShardService:
             self.standby.check_may_lead(force=asked.force)
             self.on_promoted()
         return [_answer(connection.id, frame, None)]
+
+    def _reshard(self, connection: Connection, frame: _core.Frame) -> None:
+        if self.coordinator is None or self.standby is not None:
+            raise UnexpectedMessage(f"RESHARD is for shard 0 where it leads; this is {self.identity.shard}")
+        if self._reshard_asked is not None and self._reshard_asked[0] in self._connections:
+            raise Overloaded("somebody else has asked for another number of shards just now; ask again")
+        self.on_reshard(m.decode_body(m.Reshard, frame.body).shards)
+        self._reshard_asked = connection.id, frame.request
+
+    def not_resharded(self, why: str, now: float) -> list[Output]:
+        """The store goes on with the shards that it has. Who wanted others is told why, and whoever was not heard has
+        to say again what it said, on another connection."""
+        asked, self._reshard_asked = self._reshard_asked, None
+        outputs: list[Output] = [] if asked is None else [failure(*asked, BadArgument(why))]
+        if self.standstill.since is not None:
+            self._clock_ahead_s -= now - self.standstill.since  # nobody could be heard, and so nobody is late
+            unheard = [conn for conn, connection in self._connections.items() if connection.is_gated]
+            outputs += [Close(conn, "the shard stood still, and goes on") for conn in unheard]
+        self.standstill.end()
+        return outputs
 
     def _word(self, frame: _core.Frame) -> m.Word:
         """What is said of another shard's standby."""
@@ -573,15 +616,16 @@ class ShardService:
         """Tells the coordinator, if it is here, and its standbys."""
         if self.coordinator is None or self.standby is not None:
             return []
-        if self._clock_ahead_s:
-            told = replace(told, now=told.now + self._clock_ahead_s)
+        since = self.standstill.since
+        if self._clock_ahead_s or since is not None:
+            told = replace(told, now=(told.now if since is None else since) + self._clock_ahead_s)
         self._due = None
         if self.data.is_followed and not (isinstance(told, r.ClientAsked) and told.op in CHANGES_NOTHING):
             self.data.record(r.encode_record(told))
         return self._send_replies(feed(self.coordinator, told))
 
     def _coordinator_wake(self) -> float | None:
-        if self.coordinator is None or self.standby is not None:
+        if self.coordinator is None or self.standby is not None or self.standstill.since is not None:
             return None
         if self._due is None:
             self._due = (self.coordinator.next_wake(),)
@@ -609,6 +653,13 @@ class ShardService:
         if self._keeper is not None:
             counters.update(self._keeper.counters())
         return counters
+
+
+def _refuse_to_reshard(shards: int) -> None:
+    raise BadArgument(
+        f"this store can't go on with {shards} shards while it runs: they live inside a program, or on hosts of their"
+        " own. End it and start it with so many and --restore auto: a checkpoint fits any number"
+    )
 
 
 def _no_room_for_visitors(limit: float) -> Overloaded:

@@ -45,17 +45,19 @@ class CheckpointKeeper:
         signer: Signer,
         lineage: str,
         own: KeptPlace | None,
-        open_place: Callable[[str], KeptPlace] | None,
+        open_place: Callable[[str], KeptPlace],
+        any_place: bool,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`own`: where checkpoints go if nobody says otherwise. `open_place`: opens one that a client names; None: they
-        may not. `now`: a monotonic clock, in seconds."""
+        """`own`: where checkpoints go if nobody says otherwise. `open_place`: opens one that a client names;
+        `any_place`: whoever asks may name one. `now`: a monotonic clock, in seconds."""
         self._coordinator = coordinator
         self._num_shards = num_shards
         self._signer = signer
         self._lineage = lineage
         self._own = own
         self._open_place = open_place
+        self._any_place = any_place
         self._now = now
         self._places = {} if own is None else {own.url: own}
         self._gathering: _Gathering | None = None
@@ -89,13 +91,13 @@ class CheckpointKeeper:
         }
         return {**counters, "checkpoint_failure": self._failure} if self._failure else counters
 
-    def begin(self, asked: Begin) -> Begun:
+    def begin(self, asked: Begin, *, at_any_place: bool = False) -> Begun:
         """See protocol/saving.py. Raises TornRound: a torn store is at no decision."""
         if asked.give_up:
             self._give_up(asked.reader)
             return Begun(ready=False)
         self._coordinator.rounds.refuse_if_torn()
-        place = self._place_for(asked.url)
+        place = self._place_for(asked.url, any_place=self._any_place or at_any_place)
         if place.has_failed and place is not self._own:
             del self._places[place.url]  # whoever asks again has it tried again
         if not place.is_ready() or self._is_busy(asked.reader):
@@ -152,13 +154,13 @@ class CheckpointKeeper:
 
     # ---- how ----
 
-    def _place_for(self, url: str | None) -> KeptPlace:
+    def _place_for(self, url: str | None, *, any_place: bool) -> KeptPlace:
         place = self._own if url is None else self._places.get(url)
         if place is not None:
             return place
         if url is None:
             raise BadArgument("this store was started without --checkpoint: say where its checkpoint is to go")
-        if self._open_place is None:
+        if not any_place:
             where = "nowhere (start it with --checkpoint)" if self._own is None else self._own.url
             raise BadArgument(f"this store serves several users, and writes where it was started to: {where}")
         place = self._places[url] = self._open_place(url)

@@ -10,7 +10,7 @@ import errno
 import os
 import socket
 import stat
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from psstore.errors import BadArgument
@@ -74,7 +74,7 @@ class Endpoint:
 
 
 def bind_shards(
-    num_shards: int,
+    indices: Iterable[int],
     *,
     tcp: TcpAddress | None,
     uds: str | None,
@@ -82,13 +82,14 @@ def bind_shards(
     congestion_control: str | None,
     tls: bool = False,
 ) -> list[Endpoint]:
-    """One endpoint per shard; unix sockets come first in its addresses. Raises BadArgument, with nothing left bound.
+    """One endpoint for the shard of each index; unix sockets come first in its addresses. Raises BadArgument, with
+    nothing left bound.
 
     `advertise`: host and port at which clients find each shard, None for the port that it listens at; None: as they
     listen. `tls`: what comes by TCP. `congestion_control`: of TCP connections that are accepted; None: the system's."""
-    endpoints = [Endpoint() for _ in range(num_shards)]
+    endpoints = {index: Endpoint() for index in indices}
     try:
-        for index, endpoint in enumerate(endpoints):
+        for index, endpoint in endpoints.items():
             if uds is not None:
                 endpoint.add_unix(os.path.abspath(uds if index == 0 else f"{uds}.{index}"))
             if tcp is not None:
@@ -96,11 +97,11 @@ def bind_shards(
                 where = advertise[index] if advertise is not None else (_reachable(tcp.host), None)
                 endpoint.add_tcp(tcp.host, port, where, congestion_control=congestion_control, tls=tls)
     except BaseException:
-        for endpoint in endpoints:
+        for endpoint in endpoints.values():
             endpoint.close()
             endpoint.remove_files()
         raise
-    return endpoints
+    return list(endpoints.values())
 
 
 def bind_tcp(host: str, port: int, congestion_control: str | None = None, *, flag: str = "--port") -> socket.socket:

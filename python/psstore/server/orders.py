@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Callable
 
-from psstore.server.settings import LEAD, WITHOUT
+from psstore.server.settings import LEAD, NOT_RESHARDED, STAND_STILL, WITHOUT
 
 _log = logging.getLogger("psstore.server")
 
@@ -21,6 +21,10 @@ class Orders:
         """This standby is to lead."""
         self.on_without: Callable[[str], None] = lambda client: None
         """Called with a standby that will never lead."""
+        self.on_stand_still: Callable[[str], None] = lambda client: None
+        """Called with the client that may have the shard stand still."""
+        self.on_not_resharded: Callable[[str], None] = lambda why: None
+        """Called with why the store goes on with the shards that it has."""
         self._loop = loop
         self._stopped = stopped
         self._begun = b""
@@ -38,11 +42,15 @@ class Orders:
             return
         *lines, self._begun = (self._begun + data).split(b"\n")
         for line in lines:
-            what, _, client = line.decode().partition(" ")
+            what, _, rest = line.decode().partition(" ")
             if what == LEAD:
                 self.lead.set()
             elif what == WITHOUT:
-                self.on_without(client)
+                self.on_without(rest)
+            elif what == STAND_STILL:
+                self.on_stand_still(rest)
+            elif what == NOT_RESHARDED:
+                self.on_not_resharded(rest)
 
 
 def report(*words: str) -> None:

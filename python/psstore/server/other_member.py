@@ -11,6 +11,7 @@ from psstore.config import Credentials
 from psstore.errors import StoreUnreachable
 from psstore.net.asking import ask, counters, greeted, tie
 from psstore.net.client import Reconnector
+from psstore.net.user_token import find
 from psstore.protocol.handshake import ClientIdentity
 from psstore.wire import messages as m
 
@@ -66,7 +67,7 @@ async def visit(
 ) -> T:
     """What `do` finds out over a connection of its own. Raises StoreUnreachable if nobody has answered in that time, at
     the latest."""
-    identity = ClientIdentity(client=secrets.token_hex(16), role=role, credentials=credentials)
+    identity = ClientIdentity(client=secrets.token_hex(16), role=role, credentials=credentials, find_token=find)
     reconnector = tie(identity, address, patience_s=min(REFUSED_S, timeout_s))
     try:
         return await asyncio.wait_for(do(reconnector), timeout_s)

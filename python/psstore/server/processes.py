@@ -14,7 +14,7 @@ import msgspec
 
 from psstore.checkpoint.interval import CheckpointInterval
 from psstore.config import Credentials
-from psstore.server.settings import LogFormat, LogLevel, ShardSettings
+from psstore.server.settings import NOT_WRITTEN, LogFormat, LogLevel, ShardSettings
 
 
 def requests_to_end() -> list[signal.Signals]:
@@ -80,6 +80,19 @@ class CheckpointDuty(msgspec.Struct, frozen=True, kw_only=True):
     log_format: LogFormat
 
 
+class ReshardDuty(msgspec.Struct, frozen=True, kw_only=True):
+    """What the process is told that writes a store down as it stands still."""
+
+    client: str
+    """The client id that it connects with, which shards know."""
+    url: str
+    """Where the store is."""
+    credentials: Credentials
+    place: str
+    log_level: LogLevel
+    log_format: LogFormat
+
+
 class MetricsDuty(msgspec.Struct, frozen=True, kw_only=True):
     """What the process that answers /metrics is told."""
 
@@ -125,6 +138,27 @@ class CheckpointProcess(Companion):
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
+
+
+class ReshardProcess(Companion):
+    """The process that writes a store down as it stands still, which it does as long as this one lives."""
+
+    def __init__(self, duty: ReshardDuty) -> None:
+        super().__init__("psstore.launch.resharding", duty)
+        self._begun = b""
+
+    def told(self) -> tuple[str, str] | None:
+        """What it has to say, once its report is readable: WRITTEN and the version, or NOT_WRITTEN and why. None: not
+        all of that has come."""
+        data = os.read(self.report.fileno(), 1 << 16)
+        if not data:
+            return NOT_WRITTEN, "what writes the store down has ended; its messages are above"
+        line, end, _ = (self._begun + data).partition(b"\n")
+        if not end:
+            self._begun = line
+            return None
+        what, _, rest = line.decode().partition(" ")
+        return what, rest
 
 
 class MetricsProcess(Companion):
@@ -187,6 +221,14 @@ class ShardProcess:
             assert pipe is not None
             with contextlib.suppress(BrokenPipeError):
                 pipe.close()
+
+    def resident_bytes(self) -> int:
+        """Memory that it has; 0 if it has ended."""
+        try:
+            with open(f"/proc/{self.process.pid}/statm") as file:
+                return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        except (OSError, IndexError):
+            return 0
 
     def pause(self) -> str | None:
         """That it has stopped, or goes on, if that is news: the system tells it once. A process that stands still

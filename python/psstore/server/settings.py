@@ -40,6 +40,15 @@ LEASE_S = 3.0
 """How long after its standby's last answer a shard tells others anything, where other shards say who leads. A process
 that gets no processor for so long is done without."""
 
+RESHARD = "reshard"
+"""What shard 0 reports, with the number of shards that somebody wants."""
+
+STAND_STILL, NOT_RESHARDED = "stand-still", "not-resharded"
+"""What shards are told then: the client that has them stand still; why they go on as they were."""
+
+WRITTEN, NOT_WRITTEN = "written", "not-written"
+"""What is reported by who writes down a store that stands still, with the version or the reason."""
+
 LEAD, WITHOUT = "lead", "without"
 """What a shard is told: to lead, as a standby; that the standby which is that client will never do so."""
 
@@ -429,8 +438,10 @@ class ShardSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The store starts again by itself when a shard dies."""
     addresses: tuple[tuple[str, ...], ...]
     """All addresses of every shard."""
+    is_whole: bool
+    """All shards are children of one supervisor, which can have the store go on with another number of them."""
     sockets: tuple[int, ...]
-    """Inherited file descriptors of this shard's bound sockets."""
+    """Inherited file descriptors of this shard's bound sockets; on shard 0 also those of shards that are no more."""
     standbys: int
     """How many the shard is to have."""
     lease_s: float | None

@@ -44,7 +44,7 @@ from psstore.server.host_counters import host_counters
 from psstore.server.member_log import MemberLog
 from psstore.server.orders import Orders, report
 from psstore.server.restoring import restore
-from psstore.server.settings import CUT, IN_SYNC, LOST, READY, Follows, ShardSettings
+from psstore.server.settings import CUT, IN_SYNC, LOST, READY, RESHARD, Follows, ShardSettings
 from psstore.server.shard_saver import ShardSaver
 
 CONNECT_S = 5.0
@@ -125,6 +125,10 @@ async def serve(settings: ShardSettings) -> None:
     service.standbys.on_in_sync = lambda client: report(IN_SYNC, client)
     service.standbys.on_lost = lambda client: report(LOST, client)
     orders.on_without = server.done_without
+    if settings.is_whole:
+        service.on_reshard = lambda shards: report(RESHARD, str(shards))
+        orders.on_stand_still = service.standstill.allow
+        orders.on_not_resharded = server.not_resharded
     if coordinator is not None:
         server.on_turn = MemberLog(coordinator.membership).update
     if lender is not None:
@@ -318,7 +322,8 @@ def make_keeper(settings: ShardSettings, coordinator: Coordinator | None) -> Che
         signer=Signer(settings.signing_key),
         lineage=settings.lineage or settings.store,
         own=None,
-        open_place=StoragePlace if chosen.any_place else None,
+        open_place=StoragePlace,
+        any_place=chosen.any_place,
     )
 
 

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from psstore.server.processes import ShardProcess
-from psstore.server.settings import IN_SYNC, LEAD, LOST, READY, WITHOUT
+from psstore.server.settings import IN_SYNC, LEAD, LOST, READY, RESHARD, WITHOUT
 
 STOPPED_S = 2.0
 """How long a process may stand still, as the system says, before it is done without."""
@@ -58,6 +58,7 @@ class ShardGroups:
         self._groups = {index: _Group(leader) for index, leader in leaders.items()}
         self._start_standby = start_standby
         self._selector = selector
+        self._wish: int | None = None
         for index in self._groups:
             self._start_soon(index)
 
@@ -78,6 +79,11 @@ class ShardGroups:
 
     leads = True
     """A shard runs here."""
+
+    def take_wish(self) -> int | None:
+        """The number of shards that somebody wants the store to go on with, told once."""
+        wish, self._wish = self._wish, None
+        return wish
 
     def tick(self) -> str | None:
         """Starts the standbys whose time has come, and does without what stands still. How a shard has ended that is
@@ -111,12 +117,14 @@ class ShardGroups:
         if told is None:
             return self._ended(index, group, child)
         for line in told:
-            what, _, client = line.partition(" ")
-            if what == IN_SYNC and group.standby is not None and group.standby.client == client:
+            what, _, rest = line.partition(" ")
+            if what == IN_SYNC and group.standby is not None and group.standby.client == rest:
                 group.in_sync, group.pause_s = True, FIRST_PAUSE_S
                 _log.info("%s may lead", group.standby.name)
             elif what == LOST:
-                self._do_without(index, group, client)
+                self._do_without(index, group, rest)
+            elif what == RESHARD:
+                self._wish = int(rest)
             elif what == READY and group.led_at is not None:
                 waited_s, group.led_at = time.monotonic() - group.led_at, None
                 _log.warning("%s serves again, %.2f s after that", child.name, waited_s)

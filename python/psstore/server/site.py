@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from psstore.config import Resolved
 from psstore.net.address import Address, TcpAddress, is_loopback, join_addresses
@@ -11,7 +11,7 @@ from psstore.server.listening import Endpoint, bind_shards
 from psstore.server.settings import ServerSettings
 
 
-@dataclass(frozen=True)
+@dataclass
 class Site:
     """Owns the endpoints of the shards that run here."""
 
@@ -23,6 +23,8 @@ class Site:
     another host."""
     other: str | None = None
     """Where the other process of this host's shard is, of which one leads; None: there is none on another host."""
+    former: list[Endpoint] = field(default_factory=list)
+    """Endpoints of shards that are no more, in their order: who looks for them there finds shard 0."""
 
     @property
     def is_whole(self) -> bool:
@@ -37,7 +39,8 @@ class Site:
 
     def own(self) -> list[Address]:
         """Where the shards that run here listen, and where clients are told to find them."""
-        return [address for endpoint in self.endpoints for address in (*endpoint.bound, *endpoint.addresses)]
+        endpoints = [*self.endpoints, *self.former]
+        return [address for endpoint in endpoints for address in (*endpoint.bound, *endpoint.addresses)]
 
     def watched(self) -> Mapping[int, Sequence[str]]:
         """Shards whose life concerns this host, and where they are asked: shard 0; from its own host, all others too.
@@ -57,30 +60,59 @@ class Site:
         """Again, where it did before. Raises BadArgument."""
         self.endpoints[:] = open_site(settings, tcp).endpoints
 
+    def sockets(self, index: int) -> tuple[int, ...]:
+        """File descriptors of what the process of a shard listens at."""
+        own = [self.endpoints[index - self.first], *(self.former if index == 0 else ())]
+        return tuple(sock.fileno() for endpoint in own for sock in endpoint.sockets)
+
+    def more(self, settings: ServerSettings, tcp: TcpAddress | None) -> list[Endpoint]:
+        """Endpoints that are missing for as many shards as the settings have. Raises BadArgument, with nothing left
+        bound. REQUIRES: `is_whole`."""
+        have = len(self.endpoints) + len(self.former)
+        return _bind(range(have, settings.shards), settings, tcp)
+
+    def reshard(self, num_shards: int, more: Sequence[Endpoint]) -> None:
+        """From now on so many shards run here. `more`: what was missing for that."""
+        endpoints = [*self.endpoints, *self.former, *more]
+        self.endpoints, self.former = endpoints[:num_shards], endpoints[num_shards:]
+        self.addresses = _addresses(self.endpoints)
+
     def close(self) -> None:
-        for endpoint in self.endpoints:
+        for endpoint in (*self.endpoints, *self.former):
             endpoint.close()
             endpoint.remove_files()
 
 
+def _bind(indices: Sequence[int], settings: ServerSettings, tcp: TcpAddress | None) -> list[Endpoint]:
+    return bind_shards(
+        indices,
+        tcp=tcp,
+        uds=settings.uds,
+        advertise=settings.advertised(),
+        congestion_control=settings.congestion_control,
+        tls=settings.has_tls(),
+    )
+
+
+def _addresses(endpoints: Sequence[Endpoint]) -> tuple[tuple[str, ...], ...]:
+    return tuple(tuple(str(address) for address in endpoint.addresses) for endpoint in endpoints)
+
+
 def open_site(settings: ServerSettings, tcp: TcpAddress | None) -> Site:
     """Binds what is to run here. Raises BadArgument, with nothing left bound."""
-    hosts, control = settings.hosts(), settings.congestion_control
+    hosts = settings.hosts()
     if hosts is None:
-        endpoints = bind_shards(
-            settings.shards,
-            tcp=tcp,
-            uds=settings.uds,
-            advertise=settings.advertised(),
-            congestion_control=control,
-            tls=settings.has_tls(),
-        )
-        addresses = tuple(tuple(str(address) for address in endpoint.addresses) for endpoint in endpoints)
-        return Site(0, endpoints, addresses)
+        endpoints = _bind(range(settings.shards), settings, tcp)
+        return Site(0, endpoints, _addresses(endpoints))
     places = list(zip(hosts, *filter(None, [settings.standby_hosts()]), strict=True))
     index, own = (settings.shard_index or 0) % len(hosts), member_place(settings)
     endpoints = bind_shards(
-        1, tcp=tcp, uds=None, advertise=[(own.host, own.port)], congestion_control=control, tls=own.tls
+        range(1),
+        tcp=tcp,
+        uds=None,
+        advertise=[(own.host, own.port)],
+        congestion_control=settings.congestion_control,
+        tls=own.tls,
     )
     other = next((str(place) for place in places[index] if place != own), None)
     return Site(index, endpoints, tuple(tuple(map(str, place)) for place in places), other)

@@ -21,7 +21,7 @@ import selectors
 import socket
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -43,13 +43,17 @@ from psstore.server.processes import (
     CheckpointProcess,
     MetricsDuty,
     MetricsProcess,
+    ReshardProcess,
     ShardProcess,
     ShortLives,
     Signals,
 )
+from psstore.server.resharding import Resharding
 from psstore.server.settings import (
     LEASE_S,
+    NOT_RESHARDED,
     READY,
+    WRITTEN,
     CheckpointSettings,
     Follows,
     RestoreFrom,
@@ -66,9 +70,11 @@ if TYPE_CHECKING:  # and where it is needed: a store on one host starts faster w
     from psstore.server.peer_monitor import PeerMonitor
     from psstore.wire.messages import Welcome
 
-Event: TypeAlias = "ShardProcess | CheckpointProcess | MetricsProcess | PeerMonitor | Signals"
+Event: TypeAlias = "ShardProcess | CheckpointProcess | MetricsProcess | ReshardProcess | PeerMonitor | Signals"
 """Who may have something to report."""
 
+COMPANIONS = (CheckpointProcess, MetricsProcess, ReshardProcess)
+"""Processes beside the shards."""
 
 START_S = 60.0
 """How long the shards may take to be ready. They take well under a second; this is for a machine on its knees."""
@@ -142,6 +148,8 @@ class Ending:
     """A signal has said so."""
     dead: str | None = None
     """Which shards died, and how; or what another host's is lost by."""
+    written: int | None = None
+    """The version at which the store stands still and is written down, to go on with other shards."""
 
 
 class Supervisor:
@@ -178,6 +186,9 @@ class Supervisor:
         self._starting: list[ShardProcess] = []
         """Shards that are not ready yet, or whose groups are no more."""
         self._monitor: PeerMonitor | None = None
+        self._resharding: Resharding | None = None
+        self._user_token: UserToken | None = None
+        self._is_announced = False
 
     def _check_needs_no_token(self) -> None:
         """Raises BadArgument that says how to make one."""
@@ -202,19 +213,20 @@ class Supervisor:
 
             self._restore = find_checkpoint(self._settings.restore, own_place=self._settings.checkpoint)
         site = open_site(self._settings, self._tcp)
-        user_token: UserToken | None = None
         try:
             if self._settings.metrics is not None:
                 host = self._tcp.host if self._tcp is not None else "127.0.0.1"
                 self._metrics_socket = bind_tcp(host, self._settings.metrics, flag="--metrics")
             if self._settings.token_file is None and self._tcp is not None:
-                user_token = UserToken(site.own())
-                self._own_token = self._signing_token = user_token.secret
+                self._user_token = UserToken(site.own())
+                self._own_token = self._signing_token = self._user_token.secret
             with Signals() as signals:
                 return self._supervise(site, signals, out=out, ready_fd=ready_fd)
         finally:
             if self._monitor is not None:
                 self._monitor.stop()
+            if self._resharding is not None:
+                self._resharding.end()
             for companion in (self._checkpoints, self._metrics):
                 if companion is not None:
                     companion.kill()
@@ -222,8 +234,8 @@ class Supervisor:
                 self._metrics_socket.close()
             for child in self._processes:
                 child.kill()
-            if user_token is not None:
-                user_token.close()
+            if self._user_token is not None:
+                self._user_token.close()
             site.close()
 
     @property
@@ -242,7 +254,8 @@ class Supervisor:
             life = self._begin(site, selector)
             while life is not None:
                 ending = self._live(site, life, selector, out=out, ready_fd=ready_fd)
-                life = self._go_back(ending, site, selector)
+                life = self._reshard(ending, site, selector) or self._go_back(ending, site, selector)
+            site.refuse()
             if ending.reason is not None:
                 _log.error("%s", ending.reason)
             self._end_monitor(selector)
@@ -259,10 +272,15 @@ class Supervisor:
         too_early = self._start(site, life, selector)
         if too_early is not None:
             return too_early
+        if self._resharding is not None:
+            self._resharding.done()
+            self._resharding = None
         self._announce(site, out=out, ready_fd=ready_fd)
         self._led = False
         ending = self._await_end(site, selector)
-        if ending.status == EXIT_OK:
+        if isinstance(self._groups, ShardGroups) and self._resharding is not None and ending.written is None:
+            self._give_up_resharding(ending.reason or "it is to end", self._groups, site, selector)
+        if ending.status == EXIT_OK and ending.written is None:
             self._end_checkpoints(selector)
         return ending
 
@@ -350,9 +368,6 @@ class Supervisor:
             child = ShardProcess(self._shard_settings(site, life, index))
             self._starting.append(child)
             selector.register(child.report, selectors.EVENT_READ, child)
-        if not self._settings.restarts and not self._settings.standbys:
-            for endpoint in site.endpoints:
-                endpoint.close()
         reads_storage = self._restore is not None or self._settings.checkpoint is not None
         deadline = time.monotonic() + (RESTORE_S if reads_storage else START_S)
         waiting = list(self._starting)
@@ -367,7 +382,7 @@ class Supervisor:
                     if self._is_ready(event):
                         waiting.remove(event)
                     continue
-                assert not isinstance(event, (CheckpointProcess, MetricsProcess)), "_news; it begins when all are ready"
+                assert not isinstance(event, COMPANIONS), "_news; they begin when all are ready"
                 news = event.take()
                 if not news.is_lost or not self._settings.restarts:
                     raise BadArgument(news.reason or "")
@@ -417,7 +432,7 @@ class Supervisor:
                     if fate is not None:
                         raise BadArgument(f"{fate} before it was ready; its messages are above")
                     continue
-                assert not isinstance(event, (CheckpointProcess, MetricsProcess)), "they begin when all are ready"
+                assert not isinstance(event, COMPANIONS), "they begin when all are ready"
                 raise BadArgument(event.take().reason or "")
         return None
 
@@ -441,7 +456,7 @@ class Supervisor:
         while self._monitor is None or self._monitor not in events:
             lost = groups.tick()
             self._see_to_checkpoints(site, selector)
-            events = self._news(selector, 0.0 if lost else groups.next_wake)
+            events = self._news(selector, 0.0 if lost else partial(self._next_wake, groups))
             if any(isinstance(event, Signals) for event in events):
                 return Ending(EXIT_OK, is_asked=True)
             if any(isinstance(event, CheckpointProcess) for event in events):
@@ -451,6 +466,10 @@ class Supervisor:
             if dead:
                 told = ", ".join(dead)
                 return Ending(EXIT_FAILED, f"{told}; the store is lost, stopping the other shards", dead=told)
+            if isinstance(groups, ShardGroups):
+                written = self._see_to_resharding(groups, events, site, selector)
+                if written is not None:
+                    return Ending(EXIT_OK, written=written)
         news = self._monitor.take()
         if news.reason is None:
             return Ending(EXIT_OK)
@@ -461,12 +480,7 @@ class Supervisor:
         sockets stay open: who connects meanwhile waits. None: it is over."""
         if ending.dead is None or self._num_restarts == self._settings.restarts:
             return None
-        self._end_monitor(selector)
-        for child in self._processes:
-            selector.unregister(child.report)
-            child.kill()
-        self._starting, self._groups = [], None
-        self._kill_checkpoints(selector)
+        self._end_all(selector)
         self._num_restarts += 1
         self._store = secrets.token_hex(8)
         if site.first != 0:
@@ -481,6 +495,15 @@ class Supervisor:
         version = self._restore.version
         _log.warning("%s; all shards go back to version %d (restart %s)", ending.dead, version, self._restart())
         return self._begin(site, selector)
+
+    def _end_all(self, selector: selectors.BaseSelector) -> None:
+        """Kills whatever runs of this life of the store."""
+        self._end_monitor(selector)
+        for child in self._processes:
+            selector.unregister(child.report)
+            child.kill()
+        self._starting, self._groups = [], None
+        self._kill_checkpoints(selector)
 
     def _restart(self) -> str:
         return f"{self._num_restarts} of {self._settings.restarts}"
@@ -530,6 +553,87 @@ class Supervisor:
             if (pause := child.pause()) is not None:
                 _log.warning("%s", pause)
         return asked
+
+    # ---- another number of shards ----
+
+    def _next_wake(self, groups: ShardGroups | ApartGroup) -> float:
+        return min(groups.next_wake(), math.inf if self._resharding is None else self._resharding.until)
+
+    def _see_to_resharding(
+        self, groups: ShardGroups, events: Sequence[Event], site: Site, selector: selectors.BaseSelector
+    ) -> int | None:
+        """Begins with it once somebody wants that, and gives it up if it can't be. The version at which the store
+        stands still and is written down; None: it is not."""
+        wish = groups.take_wish()
+        if wish is not None:
+            self._begin_resharding(wish, groups, site, selector)
+        resharding = self._resharding
+        if resharding is None:
+            return None
+        if groups.leaders != resharding.leaders:
+            self._give_up_resharding("a standby has taken over meanwhile: ask again", groups, site, selector)
+        elif resharding.process in events:
+            told = resharding.process.told()
+            if told is not None and told[0] == WRITTEN:
+                return int(told[1])
+            if told is not None:
+                self._give_up_resharding(told[1], groups, site, selector)
+        elif time.monotonic() > resharding.until:
+            self._give_up_resharding("it was not written down in time", groups, site, selector)
+        return None
+
+    def _begin_resharding(
+        self, num_shards: int, groups: ShardGroups, site: Site, selector: selectors.BaseSelector
+    ) -> None:
+        try:
+            if self._resharding is not None:
+                raise BadArgument("it is on its way to another number of shards already")
+            self._resharding = Resharding(
+                self._settings,
+                num_shards,
+                site=site,
+                tcp=self._tcp,
+                credentials=self._credentials,
+                leaders=groups.leaders,
+            )
+        except (BadArgument, OSError) as error:
+            groups.leaders[0].tell(f"{NOT_RESHARDED} {' '.join(str(error).split())}")
+            return
+        _log.info("going on with %d shards: the store is written down to %s", num_shards, self._resharding.place)
+        self._kill_checkpoints(selector)  # one at a time
+        selector.register(self._resharding.process.report, selectors.EVENT_READ, self._resharding.process)
+
+    def _give_up_resharding(self, why: str, groups: ShardGroups, site: Site, selector: selectors.BaseSelector) -> None:
+        resharding, self._resharding = self._resharding, None
+        assert resharding is not None, "it has begun"
+        _log.warning("the store goes on with %d shards: %s", self._settings.shards, why)
+        selector.unregister(resharding.process.report)
+        resharding.come_to_nothing(why, groups.leaders)
+        self._begin_checkpoints(site, selector)
+
+    def _reshard(self, ending: Ending, site: Site, selector: selectors.BaseSelector) -> StoreLife | None:
+        """Ends the shards of a store that stands still and is written down, for others to go on with that. None: it
+        does not."""
+        resharding = self._resharding
+        if ending.written is None or resharding is None:
+            return None
+        from psstore.server.restore_plan import find_checkpoint
+
+        self._end_all(selector)
+        selector.unregister(resharding.process.report)
+        resharding.change(site)
+        self._settings, self._store = resharding.settings, secrets.token_hex(8)
+        if self._user_token is not None:
+            self._user_token.also(site.own())
+        self._restore = find_checkpoint(f"{resharding.place}@{ending.written}", own_place=None)
+        if self._metrics is not None:
+            selector.unregister(self._metrics.report)
+            self._metrics.kill()
+        self._begin_metrics(site, selector)
+        _log.warning(
+            "the store stands still at version %d, and goes on with %d shards", ending.written, self._settings.shards
+        )
+        return self._begin(site, selector)
 
     # ---- the monitor over other hosts, and over the workers ----
 
@@ -659,7 +763,7 @@ class Supervisor:
         devices = place_shards(settings.device, len(site.endpoints))
         max_memory_bytes = settings.max_memory_bytes()
         num_processes = len(site.endpoints) * (1 + settings.standbys)
-        endpoint, device = site.endpoints[index - site.first], devices[index - site.first]
+        device = devices[index - site.first]
         return ShardSettings(
             index=index,
             store=life.store,
@@ -671,7 +775,8 @@ class Supervisor:
             credentials=self._credentials,
             for_all_users=settings.token_file is not None,
             addresses=site.addresses,
-            sockets=tuple(sock.fileno() for sock in endpoint.sockets),
+            is_whole=site.is_whole,
+            sockets=site.sockets(index),
             standbys=settings.standbys,
             lease_s=None if site.other is None else LEASE_S,
             follows=follows,
@@ -704,10 +809,11 @@ class Supervisor:
 
     def _announce(self, site: Site, *, out: TextIO, ready_fd: int | None) -> None:
         """Says once that it serves, and where; then that it does again."""
-        if self._num_restarts:
+        if self._is_announced:
             version = 0 if self._restore is None else self._restore.version
             _log.warning("the store serves again, from version %d on", version)
             return
+        self._is_announced = True
         terms = self._settings.consistency()
         ready = ReadyLine(
             url=site.url,

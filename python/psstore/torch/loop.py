@@ -313,12 +313,12 @@ class TrainingSession:
     def _take_up(self, error: RolledBack) -> None:
         """Goes on with the store as it was restored, and as this worker was then."""
         while True:
-            _log.warning(
-                "rank %s: the store went back to version %d; %d steps are taken again",
-                self.rank,
-                error.details["version"],
-                error.details["undone"],
-            )
+            version, undone = error.details["version"], error.details["undone"]
+            if undone:
+                said = f"the store went back to version {version}; {undone} steps are taken again"
+            else:
+                said = f"the store goes on from version {version} in another life; the step under way is taken again"
+            _log.warning("rank %s: %s", self.rank, said)
             try:
                 self.store.reconnect()
                 self.optimizer.reattach()

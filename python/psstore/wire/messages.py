@@ -16,7 +16,7 @@ from psstore.errors import BadBody
 from psstore.types import Consistency, Tensor, TensorSpec
 from psstore.wire.ranges import Ranges
 
-Role = Literal["worker", "client", "heartbeat", "standby", "operator", "elector"]
+Role = Literal["worker", "client", "heartbeat", "standby", "operator", "elector", "resharder"]
 Exist = Literal["match", "error", "overwrite"]
 
 MAX_WAIT_S = 30 * 86400.0
@@ -602,6 +602,23 @@ class Word(Message, frozen=True, kw_only=True):
     """Who answers, if it is a standby: what it says is what its shard had said when the two lost each other."""
     may_lead: bool = True
     """Who answers leads, or is a standby that has lost its shard and has all that anybody was told."""
+
+
+class Reshard(Message, frozen=True, kw_only=True):
+    shards: int
+    """How many the store is to go on with."""
+
+
+class Freeze(Message, frozen=True, kw_only=True):
+    """Asked again and again, until the shard is frozen, by a client with the role `resharder`."""
+
+    gather_s: Seconds = 0.0
+    """Asked of shard 0: how long workers that hand in may take to do so as of the last decision."""
+
+
+class Frozen(Message, frozen=True, kw_only=True):
+    done: bool
+    """The shard hears nobody else, until its supervisor says so."""
 
 
 # ---- encoding -------------------------------------------------------------------------------------

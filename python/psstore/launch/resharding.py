@@ -1,0 +1,53 @@
+"""Writes a store down as it stands still: `python -m psstore.launch.resharding`, started by the supervisor.
+
+The supervisor then ends the shards and starts as many as were wanted with what is written. stdin brings what to do as
+one line of JSON; stdout tells what came of it. The store stands still as long as this process lives.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+
+import msgspec
+
+from psstore.client.arguments import Options
+from psstore.client.operations import GATHER_S, Operations
+from psstore.client.remote import open_remote
+from psstore.errors import PsstoreError
+from psstore.net.address import parse_addresses
+from psstore.server import logs
+from psstore.server.orders import report
+from psstore.server.processes import ReshardDuty
+from psstore.server.settings import NOT_WRITTEN, WRITTEN
+
+WRITE_S = 600.0
+"""How long all of it may take. Nobody is told anything meanwhile."""
+
+
+def main() -> None:
+    """Ends with stdin, or at once if nothing could be written."""
+    duty = msgspec.json.decode(sys.stdin.buffer.readline(), type=ReshardDuty)
+    logs.configure(who="resharding", level=duty.log_level, form=duty.log_format)
+    try:
+        operations, remote = open_remote(
+            parse_addresses(duty.url), Options(role="resharder", client=duty.client, credentials=duty.credentials)
+        )
+        version = remote.thread.submit(written(operations, duty)).result()
+    except PsstoreError as error:
+        report(NOT_WRITTEN, " ".join(error.message.split()))
+    else:
+        report(WRITTEN, str(version))
+        sys.stdin.read()  # as long as the shards are there, they stand still
+
+
+async def written(operations: Operations, duty: ReshardDuty) -> int:
+    """The version of what is written. Raises PsstoreError."""
+    return await operations.client.checkpoint_at_standstill(
+        duty.place, gather_s=GATHER_S, pause=asyncio.sleep, now=time.monotonic, wait_s=WRITE_S
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,117 @@
+"""A store on its way to another number of shards: what was there before, while it may still come to nothing.
+
+wanted ─► ports bound ─► the store stands still, and is written down ─► all shards end ─► as many begin with that
+  ▲                                │ something fails
+  └────────────────────────────────┘  it goes on, and nothing has happened
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import shutil
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from psstore.config import Credentials
+from psstore.errors import BadArgument
+from psstore.net.address import TcpAddress
+from psstore.server.processes import ReshardDuty, ReshardProcess, ShardProcess
+from psstore.server.settings import NOT_RESHARDED, STAND_STILL, ServerSettings
+from psstore.server.site import Site
+
+_log = logging.getLogger("psstore.supervisor")
+
+STANDS_S = 660.0
+"""How long a store stands still at most. What writes it down gives up before."""
+
+MEMORY = Path("/dev/shm")
+"""Where files are memory."""
+
+
+class Resharding:
+    """One attempt. To be ended by `come_to_nothing`, by `done`, or by `end`."""
+
+    def __init__(
+        self,
+        settings: ServerSettings,
+        num_shards: int,
+        *,
+        site: Site,
+        tcp: TcpAddress | None,
+        credentials: Credentials,
+        leaders: Sequence[ShardProcess],
+    ) -> None:
+        """`settings`: of the store as it is. `leaders`: its shards. Raises BadArgument, with nothing begun."""
+        self.settings = _with_shards(settings, num_shards)
+        self.leaders = list(leaders)
+        self.until = time.monotonic() + STANDS_S
+        self._is_changed = False
+        self._more = site.more(self.settings, tcp)
+        self._temporary = None if settings.checkpoint is not None else _folder(leaders)
+        """Where it is written down, unless it has a place for checkpoints."""
+        self.place = settings.checkpoint or str(self._temporary)
+        client = secrets.token_hex(16)
+        for leader in leaders:
+            leader.tell(f"{STAND_STILL} {client}")
+        self.process = ReshardProcess(
+            ReshardDuty(
+                client=client,
+                url=str(site.endpoints[0].local),
+                credentials=credentials,
+                place=self.place,
+                log_level=settings.log_level,
+                log_format=settings.log_format,
+            )
+        )
+
+    def come_to_nothing(self, why: str, leaders: Sequence[ShardProcess]) -> None:
+        """The store goes on with the shards that it has. `leaders`: what leads them by now."""
+        self.process.kill()
+        for leader in {*self.leaders, *leaders}:
+            leader.tell(f"{NOT_RESHARDED} {why}")
+        for endpoint in self._more:
+            endpoint.close()
+            endpoint.remove_files()
+        self.done()
+
+    def change(self, site: Site) -> None:
+        """From now on the site is that of the new shards. REQUIRES: the old ones have ended."""
+        self._is_changed = True
+        self.process.kill()
+        site.reshard(self.settings.shards, self._more)
+
+    def end(self) -> None:
+        """The supervisor ends, for whatever reason."""
+        if not self._is_changed:
+            self.come_to_nothing("the store ends", [])
+        elif self._temporary is not None:
+            _log.error("the store as it was is at %s: start with --restore %s", self.place, self.place)
+
+    def done(self) -> None:
+        """What was written down is not needed any more."""
+        if self._temporary is not None:
+            shutil.rmtree(self._temporary, ignore_errors=True)
+
+
+def _with_shards(settings: ServerSettings, num_shards: int) -> ServerSettings:
+    if num_shards == settings.shards:
+        raise BadArgument(f"the store has {num_shards} shards already")
+    try:
+        changed = msgspec.convert({**msgspec.structs.asdict(settings), "shards": num_shards}, ServerSettings)
+    except msgspec.ValidationError as error:
+        raise BadArgument(f"{num_shards} shards: {error}") from None
+    changed.check()
+    return changed
+
+
+def _folder(leaders: Sequence[ShardProcess]) -> Path:
+    """A new one, in memory if there is room for all that these processes have."""
+    needed = sum(child.resident_bytes() for child in leaders)
+    has_room = MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > needed and os.access(MEMORY, os.W_OK)
+    return Path(tempfile.mkdtemp(prefix="psstore-reshard-", dir=MEMORY if has_room else None))

@@ -1,0 +1,215 @@
+"""A store that goes on with another number of shards while it is used: nothing that was told is lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+from numpy.testing import assert_array_equal
+
+import psstore
+from psstore.client.store import Store
+from psstore.errors import RolledBack
+from psstore.exit_codes import EXIT_MISSING, EXIT_OK
+from tests.support.cluster import PATIENCE_S
+from tests.support.server_process import StoreProcess, eventually
+
+F32 = np.float32
+ELEMS = 600_000
+"""Some slices, on every shard."""
+
+pytestmark = pytest.mark.sockets
+
+
+def psstore_reshard(
+    url: str, num_shards: int, environ: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "psstore.cli.main", "reshard", url, "--shards", str(num_shards)]
+    environ = {**os.environ, **(environ or {})}
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, env=environ)
+
+
+class Training:
+    """Steps of one worker beside plain writes, of which each adds one."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        store.create("w", shape=(ELEMS,), rule="sgd")
+        store.create("tally", shape=(4,), rule="add")
+        self.steps = self.writes = self.undone = 0
+        self.at: list[int] = []
+        """Versions at which the store went on."""
+
+    def step(self) -> None:
+        try:
+            self.store.push("w", np.full(ELEMS, 1.0, F32))
+            self.store.commit({"lr": 1.0})
+            self.steps += 1
+            self.store.push("tally", np.ones(4, F32))
+            self.writes += 1
+        except RolledBack as error:
+            self.at.append(int(str(error.details["version"])))
+            self.undone += int(str(error.details["undone"]))
+            self.store.reconnect()
+            self.steps = self.store.version  # a step may count of which nobody was told
+
+    def until(self, done: threading.Event) -> None:
+        while not done.is_set():
+            self.step()
+        self.step()
+
+    def check(self) -> None:
+        assert self.undone == 0
+        assert self.store.version == self.steps
+        assert_array_equal(self.store.pull("w"), np.full(ELEMS, -self.steps, F32))
+        tally = self.store.pull("tally")
+        assert self.writes <= tally.min()
+        assert tally.max() <= self.writes + len(self.at)  # one may be there of which nobody was told
+
+
+@contextmanager
+def resharded(process: StoreProcess, num_shards: int) -> Iterator[threading.Event]:
+    """In the block, somebody types the command; the event tells that it has ended."""
+    done = threading.Event()
+    results = []
+
+    def command() -> None:
+        results.append(psstore_reshard(process.url, num_shards))
+        done.set()
+
+    thread = threading.Thread(target=command)
+    thread.start()
+    try:
+        yield done
+    finally:
+        thread.join()
+    assert results[0].returncode == EXIT_OK, results[0].stderr + process.log()
+    assert f"the store goes on with {num_shards} shards" in results[0].stdout
+
+
+@pytest.mark.parametrize("transport", ["tcp", "unix", "shm"])
+def test_training_goes_on_with_more_and_fewer_shards(tmp_path: Path, transport: str) -> None:
+    uds = ("--host", "127.0.0.1", "--uds", str(tmp_path / "socket"))
+    with (
+        StoreProcess("--shards", "2", *uds) as process,
+        psstore.connect(process.url, transport=transport, wait_s=PATIENCE_S) as store,  # type: ignore[arg-type]
+    ):
+        training = Training(store)
+        training.step()
+        for num_shards in (5, 1, 3):
+            with resharded(process, num_shards) as done:
+                training.until(done)
+            assert len(store.stats()) == num_shards
+            training.check()
+        assert len(training.at) == 3
+        assert process.stop() == 0
+
+
+def test_with_standbys_and_a_place_for_checkpoints_which_go_on(tmp_path: Path) -> None:
+    place = str(tmp_path / "run")
+    flags = ("--checkpoint", place, "--checkpoint-every", "1000000", "--restarts", "1", "--standbys", "1")
+    with (
+        StoreProcess("--shards", "2", *flags) as process,
+        psstore.connect(process.url, wait_s=PATIENCE_S) as store,
+    ):
+        training = Training(store)
+        training.step()
+        with resharded(process, 3) as done:
+            training.until(done)
+        training.check()
+        assert len(training.at) == 1
+        assert store.checkpoint() == store.version
+        assert eventually(lambda: all(shard["standbys"] == 1 for shard in store.stats()))
+        os.kill(process.shard_pids()[0], signal.SIGKILL)
+        training.step()
+        training.check()
+        assert len(training.at) == 1, "its standby leads"
+
+
+def test_a_port_that_is_taken_is_said_before_anybody_waits() -> None:
+    with socket.socket() as other, socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+        other.bind(("127.0.0.1", port + 1))
+        other.listen()
+        probe.close()
+        with (
+            StoreProcess(port=port) as process,
+            psstore.connect(process.url, wait_s=PATIENCE_S) as store,
+        ):
+            training = Training(store)
+            training.step()
+            said = psstore_reshard(process.url, 2)
+            assert said.returncode == EXIT_MISSING
+            assert f"port {port + 1} is taken" in said.stderr
+            training.step()
+            training.check()
+            assert not training.at
+
+
+def test_the_store_goes_on_as_it_was_if_what_writes_it_down_dies() -> None:
+    with (
+        StoreProcess("--shards", "2") as process,
+        psstore.connect(process.url, wait_s=PATIENCE_S) as store,
+    ):
+        training = Training(store)
+        training.step()
+        stop = threading.Event()
+        trains = threading.Thread(target=training.until, args=[stop])
+        trains.start()
+        said = []
+        asks = threading.Thread(target=lambda: said.append(psstore_reshard(process.url, 3)))
+        asks.start()
+
+        def writer() -> psutil.Process | None:
+            return next((one for one in process.shards() if "psstore.launch.resharding" in one.cmdline()), None)
+
+        assert eventually(lambda: writer() is not None)
+        victim = writer()
+        assert victim is not None
+        victim.kill()
+        asks.join()
+        stop.set()
+        trains.join()
+        assert said[0].returncode == EXIT_MISSING
+        assert "what writes the store down has ended" in said[0].stderr
+        training.check()
+        assert not training.at
+        with resharded(process, 3) as done:
+            training.until(done)
+        training.check()
+
+
+def test_a_store_whose_shards_have_hosts_of_their_own_says_what_to_do_instead(tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("t" * 40)
+    token.chmod(0o600)
+    with socket.socket() as one, socket.socket() as two:
+        places = []
+        for probe in (one, two):
+            probe.bind(("127.0.0.1", 0))
+            places.append(f"127.0.0.1:{probe.getsockname()[1]}")
+    flags = ("--shards-at", ",".join(places), "--token-file", str(token))
+    environ = {"PSSTORE_TOKEN_FILE": str(token)}
+    others = StoreProcess(*flags, "--shard-index", "1", port=None)
+    try:
+        with StoreProcess(*flags, "--shard-index", "0", port=None) as process:
+            for url, num_shards, why in (
+                (process.url, 3, "can't go on with 3 shards while it runs"),
+                (process.url, 2, "has 2 shards already"),
+            ):
+                said = psstore_reshard(url, num_shards, environ)
+                assert said.returncode == EXIT_MISSING
+                assert why in said.stderr
+    finally:
+        others.end()
