@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Collection
 from functools import partial
@@ -17,6 +20,9 @@ from tests.chaos.links import Links, Manner
 from tests.chaos.plan import Fault
 from tests.chaos.processes import Processes
 from tests.chaos.stage import Stage
+
+RESHARDING = "psstore.launch.resharding"
+LOOK_S = 0.05
 
 SIGNALS = {"kill": signal.SIGKILL, "terminate": signal.SIGTERM}
 MANNERS: dict[str, Manner] = {"half-open": "swallow", "trickle": "trickle", "delay": "delay"}
@@ -39,6 +45,7 @@ class Faults:
             "link": self._at_link,
             "host": lambda fault: partial(self._on_host, fault),
             "disk": lambda fault: partial(self._on_disk, fault),
+            "store": lambda fault: partial(self._on_store, fault),
         }
         return kinds.get(fault.victim.split()[0], self._at_process)(fault)
 
@@ -80,6 +87,24 @@ class Faults:
         assert hosts is not None, "the scene has them"
         with hosts.unplugged(int(fault.victim.split()[1])):
             self._over.wait(fault.for_s)
+        return True
+
+    def _on_store(self, fault: Fault) -> bool:
+        """Until the store goes on with so many shards, or only until it is on its way, which may come to nothing."""
+        places = self._processes.listening()
+        if not places:
+            return False
+        url, number = f"ps://127.0.0.1:{places[0]}", fault.victim.split()[-1]
+        command = subprocess.Popen(
+            [sys.executable, "-m", "psstore.cli.main", "reshard", url, "--shards", number],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env={**os.environ, **self._processes.environ},
+        )
+        until_on_its_way = "on its way" in fault.victim
+        while command.poll() is None and not self._over.wait(LOOK_S):
+            if until_on_its_way and self._processes.running(RESHARDING):
+                break
         return True
 
     def _on_disk(self, fault: Fault) -> bool:

@@ -22,7 +22,7 @@ LOOPS: tuple[Loop, ...] = (*("plain",) * 8, "none", "backward")
 
 SCENES: tuple[Scene, ...] = get_args(Scene)
 
-Kind = Literal["kill", "stop", "terminate", "cut", "half-open", "trickle", "delay", "partition", "fill"]
+Kind = Literal["kill", "stop", "terminate", "cut", "half-open", "trickle", "delay", "partition", "fill", "reshard"]
 
 LASTING: tuple[Kind, ...] = ("stop", "trickle", "delay", "partition", "fill")
 """What is over after a while."""
@@ -41,7 +41,8 @@ class Fault:
     victim: str
     """'worker' or 'shard' and its number; 'leader' or 'standby' and its shard's, once that may lead; 'checkpoints': the
     process that has them written; 'link 1': all connections to shard 1, and 'link 1 of 0' those of worker 0; 'host' and
-    its number, shards first; 'disk': where checkpoints are."""
+    its number, shards first; 'disk': where checkpoints are; 'store to 3': all of it, to go on with 3 shards, and 'store
+    on its way to 3': the next fault may come before it does."""
     for_s: float = 0.0
     """How long it lasts."""
     later_s: float = 0.0
@@ -74,6 +75,8 @@ def plan_of(seed: int, scene: Scene = "processes", *, num_faults: int = 3) -> Ch
 
 
 def _process(rng: random.Random, num_shards: int, num_workers: int) -> Fault:
+    if rng.random() < 0.15:
+        return _reshard(rng)
     victims = [*(f"shard {i}" for i in range(num_shards)), *(f"worker {i}" for i in range(num_workers)), "checkpoints"]
     victim = rng.choice(victims)
     kinds: list[Kind] = ["kill", "kill", "stop", "terminate"] if victim.startswith("worker") else ["kill", "stop"]
@@ -82,6 +85,8 @@ def _process(rng: random.Random, num_shards: int, num_workers: int) -> Fault:
 
 def _standby(rng: random.Random, num_shards: int, num_workers: int) -> Fault:
     """Mostly who leads; never both processes of a shard at a time."""
+    if rng.random() < 0.15:
+        return _reshard(rng)
     if rng.random() < 0.25:
         return _fault(rng, "kill", f"worker {rng.randrange(num_workers)}")
     victim = f"{rng.choice(('leader', 'leader', 'leader', 'standby'))} {rng.randrange(num_shards)}"
@@ -109,6 +114,11 @@ def _disk(rng: random.Random, num_shards: int, num_workers: int) -> Fault:
     if rng.random() < 0.4:
         return _process(rng, num_shards, num_workers)
     return _fault(rng, "fill", "disk", 3.0)
+
+
+def _reshard(rng: random.Random) -> Fault:
+    """No fault, but what comes in the middle of it may be one."""
+    return _fault(rng, "reshard", f"store {rng.choice(('to', 'on its way to'))} {rng.choice((1, 2, 3, 4))}")
 
 
 def _fault(rng: random.Random, kind: Kind, victim: str, longest_s: float = 2.0) -> Fault:

@@ -64,7 +64,7 @@ class Processes:
         """One of the two processes of a shard, once its standby may lead."""
         until = time.monotonic() + IN_SYNC_S
         stats: list[dict[str, int | float | str]] = []
-        while not (stats and stats[shard]["standbys"]):
+        while not (stats and stats[shard % len(stats)]["standbys"]):
             places = self.listening()
             if not places or time.monotonic() > until:
                 return None
@@ -76,6 +76,7 @@ class Processes:
             ):
                 stats = store.stats()
         leaders = {int(one["process"]) for one in stats}
+        shard %= len(stats)  # there may be fewer by now
         if leads:
             return psutil.Process(int(stats[shard]["process"]))
         others = [one for one in self.running(MODULES["shard"]) if one.pid not in leaders]

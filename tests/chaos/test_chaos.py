@@ -51,6 +51,12 @@ def test_a_disturbed_session_ends_with_the_undisturbed_bytes() -> None:
     hold(ChaosPlan(0, 2, 2, "backward", killed))
 
 
+def test_a_training_goes_on_with_other_numbers_of_shards_of_which_some_die() -> None:
+    number = (Fault(15, "reshard", "store to 3"), Fault(30, "kill", "shard 1"), Fault(45, "reshard", "store to 1"))
+    result = hold(ChaosPlan(0, 2, 2, "plain", number))
+    assert any("goes on with 3 shards" in line for line in result.output), result.output
+
+
 def test_a_training_outlives_every_fault_of_a_link() -> None:
     faults = (
         Fault(10, "cut", "link 0"),

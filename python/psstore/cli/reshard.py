@@ -19,6 +19,9 @@ WRITE_S = 700.0
 BEGIN_S = 600.0
 """And to begin again."""
 
+REFUSED_S = 3.0
+"""And to listen: where nobody does for so long, the store has ended."""
+
 LOOK_AGAIN_S = 0.1
 
 
@@ -41,7 +44,7 @@ def reshard(
     from psstore.errors import AvailabilityError, PsstoreError, RolledBack, StoreUnreachable
     from psstore.net.asking import ask, greeted
     from psstore.net.client import Reconnector
-    from psstore.server.other_member import look_at, visit
+    from psstore.server.other_member import LOOK_S, look_at, visit
     from psstore.wire import messages as m
 
     async def say(reconnector: Reconnector) -> None:
@@ -59,17 +62,19 @@ def reshard(
             fail(f"the store at {address} has {shards} shards already", exit_code=EXIT_MISSING)
         with contextlib.suppress(RolledBack, StoreUnreachable):  # the shard that was asked has ended
             asyncio.run(visit(address, credentials, WRITE_S, say, role="operator"))
-        until = time.monotonic() + BEGIN_S
+        listened = time.monotonic()
+        until = listened + BEGIN_S
         while True:
+            began = time.monotonic()
             try:
                 now = look_at(address, credentials)
                 if now.welcome.store != before.store:
                     break
             except AvailabilityError:
-                if time.monotonic() > until:
+                if began > until or began > listened + REFUSED_S:
                     raise
-            if time.monotonic() > until:
-                fail(f"{address} has not begun again after {BEGIN_S:g} s; its log says why", exit_code=EXIT_MISSING)
+            if time.monotonic() - began > LOOK_S / 2:  # it was not refused at once
+                listened = time.monotonic()
             time.sleep(LOOK_AGAIN_S)
     except PsstoreError as error:
         fail(error.message, exit_code=EXIT_MISSING)
