@@ -157,37 +157,54 @@ def test_a_port_that_is_taken_is_said_before_anybody_waits() -> None:
             assert not training.at
 
 
-def test_the_store_goes_on_as_it_was_if_what_writes_it_down_dies() -> None:
-    with (
-        StoreProcess("--shards", "2") as process,
-        psstore.connect(process.url, wait_s=PATIENCE_S) as store,
-    ):
+@contextmanager
+def on_its_way(process: StoreProcess, why: str) -> Iterator[psutil.Process]:
+    """In the block the store is written down, to go on with 3 shards, by that process, which stands still; somebody
+    trains. Afterwards the store goes on as it was, and says why."""
+    with psstore.connect(process.url, wait_s=PATIENCE_S) as store:
         training = Training(store)
         training.step()
         stop = threading.Event()
         trains = threading.Thread(target=training.until, args=[stop])
         trains.start()
-        said = []
+        said: list[subprocess.CompletedProcess[str]] = []
         asks = threading.Thread(target=lambda: said.append(psstore_reshard(process.url, 3)))
         asks.start()
+        found: list[psutil.Process] = []
 
-        def writer() -> psutil.Process | None:
-            return next((one for one in process.shards() if "psstore.launch.resharding" in one.cmdline()), None)
+        def begun() -> bool:
+            found[:] = [one for one in process.shards() if "psstore.launch.resharding" in one.cmdline()]
+            return bool(found)
 
-        assert eventually(lambda: writer() is not None)
-        victim = writer()
-        assert victim is not None
-        victim.kill()
+        assert eventually(begun)
+        found[0].suspend()
+        yield found[0]
         asks.join()
         stop.set()
         trains.join()
         assert said[0].returncode == EXIT_MISSING
-        assert "what writes the store down has ended" in said[0].stderr
+        assert why in said[0].stderr
         training.check()
         assert not training.at
         with resharded(process, 3) as done:
             training.until(done)
         training.check()
+
+
+def test_the_store_goes_on_as_it_was_if_what_writes_it_down_dies() -> None:
+    why = "what writes the store down has ended"
+    with StoreProcess("--shards", "2") as process, on_its_way(process, why) as writer:
+        writer.kill()
+
+
+def test_the_store_goes_on_as_it_was_if_a_standby_takes_over_meanwhile() -> None:
+    why = "a standby has taken over meanwhile"
+    with StoreProcess("--shards", "2", "--standbys", "1") as process:
+        with psstore.connect(process.url, role="client") as store:
+            assert eventually(lambda: all(shard["standbys"] == 1 for shard in store.stats()))
+            leader = int(store.stats()[1]["process"])
+        with on_its_way(process, why):
+            os.kill(leader, signal.SIGKILL)
 
 
 def test_a_store_whose_shards_have_hosts_of_their_own_says_what_to_do_instead(tmp_path: Path) -> None:

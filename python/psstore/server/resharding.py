@@ -73,7 +73,7 @@ class Resharding:
     def come_to_nothing(self, why: str, leaders: Sequence[ShardProcess]) -> None:
         """The store goes on with the shards that it has. `leaders`: what leads them by now."""
         self.process.kill()
-        for leader in {*self.leaders, *leaders}:
+        for leader in leaders:
             leader.tell(f"{NOT_RESHARDED} {why}")
         for endpoint in self._more:
             endpoint.close()
