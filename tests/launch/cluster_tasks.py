@@ -6,7 +6,6 @@ import contextlib
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -15,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+from tests.support.free_ports import free_ports
 from tests.support.server_process import eventually
 
 END_S = 120.0
@@ -69,15 +69,6 @@ def write_token(directory: Path, token: str = TOKEN) -> Path:
     path.write_text(token)
     path.chmod(0o600)
     return path
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports of 127.0.0.1 that are free now."""
-    with contextlib.ExitStack() as held:
-        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
-        for sock in sockets:
-            sock.bind(("127.0.0.1", 0))
-        return [sock.getsockname()[1] for sock in sockets]
 
 
 def loopback_hosts(count: int) -> str:

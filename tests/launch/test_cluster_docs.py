@@ -14,7 +14,8 @@ import pytest
 
 from psstore.launch.cluster_sources import find_cluster, read_tf_config
 from psstore.server.settings import ServerSettings
-from tests.launch.cluster_tasks import END_S, TRAINING, Task, digests, free_ports, write_script
+from tests.launch.cluster_tasks import END_S, TRAINING, Task, digests, write_script
+from tests.support.free_ports import free_ports
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from psstore.cli.main import app
 from psstore.launch.kubernetes import KubernetesPlan, Manifest, manifests
 from psstore.server.settings import ServerSettings
-from tests.launch.cluster_tasks import free_ports
+from tests.support.free_ports import free_ports
 from tests.support.server_process import StoreProcess
 
 pytestmark = [pytest.mark.sockets, pytest.mark.one_loop]

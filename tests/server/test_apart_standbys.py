@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -25,6 +24,7 @@ from psstore.server.site import Site
 from tests.launch.test_metrics import get
 from tests.server.test_standbys import ELEMS, await_standbys, create, expected, leader, train
 from tests.support.cluster import PATIENCE_S
+from tests.support.free_ports import free_ports
 from tests.support.server_process import StoreProcess, eventually, failed_start
 
 F32 = np.float32
@@ -96,14 +96,6 @@ class Hosts:
 def resume(processes: Sequence[psutil.Process]) -> None:
     for one in processes:
         one.resume()
-
-
-def free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as ends:
-        sockets = [ends.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [int(one.getsockname()[1]) for one in sockets]
 
 
 @pytest.fixture

@@ -24,10 +24,11 @@ from psstore.net.address import TcpAddress, parse_address
 from psstore.net.user_token import find
 from psstore.server.other_member import look_at
 from tests.launch.test_metrics import get
-from tests.server.test_apart_standbys import TOKEN, free_ports
+from tests.server.test_apart_standbys import TOKEN
 from tests.server.test_standbys import ELEMS, await_standbys, create, expected, leader, train
 from tests.support.certificates import TestCA
 from tests.support.cluster import PATIENCE_S
+from tests.support.free_ports import free_ports
 from tests.support.server_process import StoreProcess, eventually, failed_start
 
 pytestmark = [pytest.mark.sockets, pytest.mark.one_loop]
