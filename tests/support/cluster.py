@@ -22,8 +22,10 @@ T = TypeVar("T")
 TRANSPORTS = (
     "local",
     pytest.param("tcp", marks=pytest.mark.sockets),
-    pytest.param("unix", marks=pytest.mark.sockets),
+    pytest.param("unix", marks=(pytest.mark.sockets, pytest.mark.one_loop)),
 )
+"""A shard's loop hears of its poller and its listeners alone, whatever their sockets are: under the second loop, one
+kind is enough."""
 
 MAY_FORK = "ignore:This process:DeprecationWarning"
 """From Python 3.12 on, whoever forks beside other threads is warned."""
