@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 import socket
 import subprocess
@@ -20,8 +21,9 @@ pytestmark = pytest.mark.sockets
 
 
 def free_ports(count: int) -> int:
-    """The first of `count` consecutive ports that are free now."""
-    for base in range(20000, 30000, count):
+    """The first of `count` consecutive ports that are free now, drawn: others may have ports told that nobody binds."""
+    bases = range(20_000, 30_000, count)
+    for base in random.SystemRandom().sample(bases, len(bases)):
         sockets = [socket.socket() for _ in range(count)]
         try:
             for index, sock in enumerate(sockets):
