@@ -43,7 +43,7 @@ def train(work: Work, *, overlap: Any) -> None:
         optimizer.zero_grad()
         model.loss(torch.randn(8, 40, generator=draw), work.rank, step.number).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
-        work.stepped(step.number)
+        work.stepped(step.number, hands_in=True)
     momenta = (one.get("momentum_buffer") for one in optimizer.state_dict()["state"].values())
     trained = [*model.network.state_dict().values(), *(one for one in momenta if one is not None)]
     work.end(model.rounds.detach().numpy(), (one.numpy() for one in trained))

@@ -16,8 +16,12 @@ import psstore
 from psstore.client.store import Store
 from tests.chaos.gates import Gates
 from tests.chaos.ledger import SENDS, STEPPED, Notes
+from tests.chaos.plan import CHECKPOINT_EVERY
 
 PACE_S = 0.01
+
+HANDS_IN_S = 0.4
+"""Longer than it takes that a checkpoint is asked for which is due: workers hand in then, and not behind a gate."""
 
 
 class Work:
@@ -42,8 +46,10 @@ class Work:
         self._notes.note(SENDS, step)
         self.store.push("writes", self.own(step, 1.0))
 
-    def stepped(self, step: int) -> None:
+    def stepped(self, step: int, *, hands_in: bool = False) -> None:
         self._notes.note(STEPPED, step)
+        if hands_in and step in (CHECKPOINT_EVERY, CHECKPOINT_EVERY + 1):
+            time.sleep(HANDS_IN_S)
         if self.rank == 0:
             print(f"step {step}", flush=True)
             self._gates.pass_by(step)
