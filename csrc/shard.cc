@@ -64,6 +64,11 @@ Shard::Shard(const ShardOptions& options)
 
 void Shard::define(const TensorDefinition& definition) {
   definition.check();
+  if (is_of_rows(definition.rule) && device() != "cpu") {
+    throw Error(ErrorCode::BAD_ARGUMENT, "tensor " + std::to_string(definition.tensor_id) +
+                                             " is a table of rows, and a shard on device '" +
+                                             device() + "' can have none; use --device cpu");
+  }
   const ExclusiveLock lock(table_.decision_mutex);
   table_.define(definition);
   backend_->flush();
@@ -224,6 +229,7 @@ ErrorCode Shard::accept_slice(const Incoming& incoming, SliceEntry& entry, size_
 }
 
 ErrorCode Shard::check_content(const SliceEntry& entry, const std::byte* bytes) {
+  if (entry.dtype == kRowsEncoding) return check_rows(entry, bytes);
   if (is_encoding(entry.dtype)) return check_encoded(entry, bytes);
   if (!options_.refuse_non_finite || dtype_bytes(entry.dtype) == 0) return ErrorCode::OK;
   const auto num_elems = static_cast<int64_t>(entry.num_bytes / dtype_bytes(entry.dtype));
@@ -237,6 +243,17 @@ ErrorCode Shard::check_encoded(const SliceEntry& entry, const std::byte* bytes) 
   if (!is_well_formed(encoded)) return ErrorCode::BAD_ARGUMENT;
   const bool may_be_applied = !options_.refuse_non_finite || all_finite(encoded);
   return may_be_applied ? ErrorCode::OK : ErrorCode::NON_FINITE;
+}
+
+ErrorCode Shard::check_rows(const SliceEntry& entry, const std::byte* bytes) {
+  const SlotSpec* spec = table_.spec_of(entry.key);
+  if (spec == nullptr) return ErrorCode::UNKNOWN_KEY;
+  const RowContribution rows(bytes, entry.num_bytes, spec->rows.dim, 1.0F);
+  if (!rows.ascends()) return ErrorCode::BAD_ARGUMENT;
+  if (!options_.refuse_non_finite) return ErrorCode::OK;
+  const auto num_elems = static_cast<int64_t>(rows.num_rows() * spec->rows.dim);
+  return all_finite(DType::kFloat32, rows.gradients(), num_elems) ? ErrorCode::OK
+                                                                  : ErrorCode::NON_FINITE;
 }
 
 ErrorCode Shard::change(const Incoming& incoming, const SliceEntry& entry, Stripe& stripe,
@@ -358,12 +375,7 @@ Shard::Reply Shard::read(std::span<SliceEntry> entries, uint64_t max_payload_byt
   }
   counters_.pulls.add(entries.size());
   reply.payload_bytes = sum_of_bytes(entries);
-  if (reply.payload_bytes > max_payload_bytes) {
-    throw Error(ErrorCode::FRAME_TOO_LARGE,
-                "the slices asked for are " + std::to_string(reply.payload_bytes) +
-                    " bytes, one reply holds " + std::to_string(max_payload_bytes) +
-                    "; ask for fewer at a time");
-  }
+  check_reply_bytes(reply.payload_bytes, max_payload_bytes);
   counters_.sent_bytes.add(reply.payload_bytes);
   const bool share = options.share && may_share(entries, reply.payload_bytes);
   Gathered gathered = share ? backend_->lend(findings) : backend_->gather(findings);
@@ -371,6 +383,67 @@ Shard::Reply Shard::read(std::span<SliceEntry> entries, uint64_t max_payload_byt
   reply.ready = std::move(gathered.ready);
   reply.shared = share && locate(entries, reply.pieces);
   return reply;
+}
+
+void Shard::check_reply_bytes(uint64_t num_bytes, uint64_t max_bytes) {
+  if (num_bytes <= max_bytes) return;
+  throw Error(ErrorCode::FRAME_TOO_LARGE,
+              "the slices asked for are " + std::to_string(num_bytes) + " bytes, one reply holds " +
+                  std::to_string(max_bytes) + "; ask for fewer at a time");
+}
+
+Shard::Reply Shard::read_rows(std::span<SliceEntry> entries, std::span<const uint64_t> ids,
+                              uint64_t max_payload_bytes, ReadOptions options) {
+  Reply reply;
+  const SharedLock lock(table_.decision_mutex);
+  uint64_t most_bytes = 0;
+  for (const SliceEntry& entry : entries) {
+    const SlotSpec* spec = table_.spec_of(entry.key);
+    if (spec != nullptr) most_bytes += entry.version * spec->row_shape().value_bytes();
+  }
+  check_reply_bytes(most_bytes, max_payload_bytes);
+  const bool share = options.share && may_share(entries, most_bytes);
+  Piece piece;
+  if (most_bytes > 0) {
+    piece.buffer = backend_->allocate(std::max<size_t>(most_bytes, share ? kLargeBlockBytes : 0));
+  }
+  reply.version = version();
+  for (SliceEntry& entry : entries) {
+    const std::span<const uint64_t> wanted = ids.first(entry.version);
+    ids = ids.subspan(entry.version);
+    std::byte* const to = piece.buffer ? piece.buffer->data() + piece.num_bytes : nullptr;
+    entry.num_bytes = 0;
+    entry.dtype = DType::kFloat32;
+    entry.status = write_rows(entry, wanted, options, to);
+    piece.num_bytes += entry.num_bytes;
+  }
+  reply.payload_bytes = piece.num_bytes;
+  counters_.pulls.add(entries.size());
+  counters_.sent_bytes.add(reply.payload_bytes);
+  if (piece.num_bytes > 0) reply.pieces.push_back(std::move(piece));
+  reply.shared = share && !reply.pieces.empty() && locate(entries, reply.pieces);
+  return reply;
+}
+
+ErrorCode Shard::write_rows(SliceEntry& entry, std::span<const uint64_t> ids,
+                            const ReadOptions& options, std::byte* to) {
+  Stripe& stripe = table_.stripe_of(entry.key);
+  const MutexLock lock(stripe.mutex);
+  Slot* slot = table_.find(stripe, entry.key);
+  if (slot == nullptr) return ErrorCode::UNKNOWN_KEY;
+  if (!slot->spec().has_rows()) return ErrorCode::RULE_MISMATCH;
+  if (options.at && holds(BreakableRule::kREADS_ARE_AS_OF_THEIR_DECISION)) {
+    bool waits = false;
+    const std::optional<RowSnapshot> then = table_.rows_at(stripe, *slot, *options.at, waits);
+    if (!then) return waits ? ErrorCode::NOT_APPLIED : ErrorCode::VERSION_GONE;
+    slot->rows().read(ids, to, &*then);
+  } else {
+    if (!table_.bring_up_to_date(stripe, *slot)) return ErrorCode::NOT_APPLIED;
+    slot->rows().read(ids, to);
+  }
+  entry.version = slot->version();
+  entry.num_bytes = static_cast<uint32_t>(ids.size() * slot->spec().row_shape().value_bytes());
+  return ErrorCode::OK;
 }
 
 bool Shard::may_share(std::span<const SliceEntry> entries, uint64_t payload_bytes) const {
@@ -437,7 +510,10 @@ uint64_t Shard::take_copy(const SlotImage& image, std::optional<double> squares,
                           const BufferRef& payload, uint64_t offset) {
   const ExclusiveLock lock(table_.decision_mutex);
   const SlotSpec* spec = table_.spec_of(image.key);
-  const size_t part_bytes = spec != nullptr ? spec->num_bytes() : 0;
+  uint64_t part_bytes = spec != nullptr ? spec->num_bytes() : 0;
+  if (spec != nullptr && spec->has_rows()) {
+    part_bytes = image.num_rows() * spec->row_shape().record_bytes();
+  }
   std::array<BufferRef, 1 + kMaxStates> parts;
   uint64_t num_bytes = 0;
   for (size_t i = 0; i < parts.size(); ++i) {
@@ -542,12 +618,18 @@ Gathered Shard::read(const TableImage& image, std::span<const std::pair<Key, uin
       const MutexLock stripe_lock(stripe.mutex);
       Slot* slot = table_.find(stripe, key);
       std::optional<Part> part;
+      uint64_t num_elems = 0;
       bool waits = false;
       const auto undecided = image.undecided.find(key);
       if (slot != nullptr && undecided != image.undecided.end()) {
         part = Part{undecided->second};
+        num_elems = slot->spec().num_elems;
+      } else if (slot != nullptr && slot->spec().has_rows()) {
+        part = records_at(stripe, *slot, image.at, waits);
+        if (part) num_elems = part->buffer->size() / sizeof(float);
       } else if (slot != nullptr) {
         part = table_.part_at(stripe, *slot, index, image.at, waits);
+        num_elems = slot->spec().num_elems;
       }
       if (!part || !part->buffer || waits) {
         throw Error(ErrorCode::VERSION_GONE,
@@ -555,10 +637,19 @@ Gathered Shard::read(const TableImage& image, std::span<const std::pair<Key, uin
                         " is not kept any longer, or its tensor was dropped");
       }
       const SlotSpec& spec = slot->spec();
-      findings.push_back({std::move(part->buffer), spec.dtype, spec.dtype, spec.num_elems});
+      findings.push_back({std::move(part->buffer), spec.dtype, spec.dtype, num_elems});
     }
   }
   return backend_->gather(findings);
+}
+
+std::optional<Part> Shard::records_at(Stripe& stripe, Slot& slot, uint64_t at, bool& waits) {
+  const std::optional<RowSnapshot> then = table_.rows_at(stripe, slot, at, waits);
+  if (!then) return std::nullopt;
+  const size_t record_bytes = slot.spec().row_shape().record_bytes();
+  BufferRef records = backend_->allocate_payload(then->num_rows * record_bytes);
+  slot.rows().copy(*then, 0, then->num_rows, records->data());
+  return Part{std::move(records), slot.version()};
 }
 
 void Shard::load(const SlotImage& image, std::span<const BufferRef> parts) {
@@ -628,6 +719,8 @@ std::map<std::string, uint64_t> Shard::stats() {
       {"value_bytes", size.value_bytes},
       {"state_bytes", size.state_bytes},
       {"staged_bytes", size.staged_bytes},
+      {"rows", size.num_rows},
+      {"row_bytes", size.row_bytes},
       {"published_bytes", size.published_bytes},
       {"holds", size.num_holds},
       {"kept_bytes", size.kept_bytes},

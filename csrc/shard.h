@@ -128,6 +128,11 @@ class Shard {
     return read(entries, max_payload_bytes, {});
   }
 
+  // Values of rows of partitions, float32, one after the other in the order of `ids`: `version` of an entry says how many of
+  // them are its. First values where there is no row, of which none is made. Statuses and everything else as of read().
+  Reply read_rows(std::span<SliceEntry> entries, std::span<const uint64_t> ids,
+                  uint64_t max_payload_bytes, ReadOptions options);
+
   // Holds decisions, from the one that the shard is at on, for a reader that chose that id: values, and rule state if
   // `state`. Returns which one that is.
   uint64_t hold(uint64_t id, bool state);
@@ -192,6 +197,8 @@ class Shard {
       REQUIRES_SHARED(table_.decision_mutex);
   ErrorCode check_encoded(const SliceEntry& entry, const std::byte* bytes)
       REQUIRES_SHARED(table_.decision_mutex);
+  ErrorCode check_rows(const SliceEntry& entry, const std::byte* bytes)
+      REQUIRES_SHARED(table_.decision_mutex);
   ErrorCode accept_slice(const Incoming& incoming, SliceEntry& entry, size_t offset,
                          BufferRef& resident) REQUIRES_SHARED(table_.decision_mutex);
   ErrorCode change(const Incoming& incoming, const SliceEntry& entry, Stripe& stripe, Slot& slot,
@@ -215,6 +222,14 @@ class Shard {
   ErrorCode find_at(SliceEntry& entry, uint64_t at, Stripe& stripe, Slot& slot,
                     std::vector<Finding>& findings) REQUIRES_SHARED(table_.decision_mutex)
       REQUIRES(stripe.mutex);
+  // The records of a partition as of that decision, for an image.
+  std::optional<Part> records_at(Stripe& stripe, Slot& slot, uint64_t at, bool& waits)
+      REQUIRES_SHARED(table_.decision_mutex) REQUIRES(stripe.mutex);
+  // Writes the rows that the entry asks for.
+  ErrorCode write_rows(SliceEntry& entry, std::span<const uint64_t> ids, const ReadOptions& options,
+                       std::byte* to) REQUIRES_SHARED(table_.decision_mutex);
+  // Throws Error(FRAME_TOO_LARGE).
+  static void check_reply_bytes(uint64_t num_bytes, uint64_t max_bytes);
   ErrorCode find_squares(SliceEntry& entry, std::vector<Sum>& sums)
       REQUIRES_SHARED(table_.decision_mutex);
 

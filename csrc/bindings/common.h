@@ -30,6 +30,7 @@ void bind_direct_calls(py::module_& m);  // DirectCalls
 void bind_shm(py::module_& m);           // ValueArena, PushArena, ClientMemory
 void bind_device(py::module_& m);        // Device, Queue, Fence, pinned and device memory
 void bind_liveness(py::module_& m);      // Heartbeat
+void bind_rows(py::module_& m);          // GroupedIds
 void bind_server(py::module_& m);        // DataService, ServerProtocol, Poller
 void bind_table(py::module_& m);         // Decision, Shard
 void bind_kernels(py::module_& m);       // instruction_sets, reduce_update, CUDA

@@ -43,6 +43,7 @@ py::dict dtypes() {
   names["int8"] = number(DType::kInt8);
   names["sign"] = number(DType::kSign);
   names["topk"] = number(DType::kTopK);
+  names["rows"] = number(kRowsEncoding);
   return names;
 }
 
@@ -56,6 +57,23 @@ py::dict rules() {
   names["adagrad"] = number(RuleKind::kAdagrad);
   names["rmsprop"] = number(RuleKind::kRmsProp);
   names["reduce"] = number(RuleKind::kReduce);
+  return names;
+}
+
+py::dict row_rules() {
+  py::dict names;
+  names["sparse_sgd"] = number(RuleKind::kSparseSgd);
+  names["sparse_adagrad"] = number(RuleKind::kSparseAdagrad);
+  names["rowwise_adagrad"] = number(RuleKind::kRowwiseAdagrad);
+  names["sparse_adam"] = number(RuleKind::kSparseAdam);
+  return names;
+}
+
+py::dict first_values() {
+  py::dict names;
+  names["constant"] = static_cast<int>(FirstValueKind::kConstant);
+  names["uniform"] = static_cast<int>(FirstValueKind::kUniform);
+  names["normal"] = static_cast<int>(FirstValueKind::kNormal);
   return names;
 }
 
@@ -98,6 +116,9 @@ void bind_constants(py::module_& m) {
   m.attr("ERROR_CODES") = read_only(error_codes());
   m.attr("DTYPES") = read_only(dtypes());
   m.attr("RULES") = read_only(rules());
+  m.attr("ROW_RULES") = read_only(row_rules());
+  m.attr("FIRST_VALUES") = read_only(first_values());
+  m.attr("MAX_ROW_DIM") = kMaxRowDim;
   m.attr("STATES") = read_only(states());
 }
 

@@ -18,6 +18,7 @@ PYBIND11_MODULE(_core, m) {
   bindings::bind_call_driver(m);
   bindings::bind_direct_calls(m);
   bindings::bind_liveness(m);
+  bindings::bind_rows(m);
   bindings::bind_table(m);
   bindings::bind_server(m);
   bindings::bind_kernels(m);

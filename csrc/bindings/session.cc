@@ -140,6 +140,7 @@ void PySession::ask(const Asked& asked) {
   if (!asked.carry.is_none()) {
     request->carries = true;
     std::tie(request->at_least, request->wait_s) = asked.carry.cast<std::pair<uint64_t, double>>();
+    if (!asked.message.is_none()) request->ids = asked.message.cast<std::string>();
   }
   if (!asked.table.is_none()) request->table = asked.table.cast<const SliceTable&>().entries();
   if (py::isinstance<Segments>(asked.memory)) {

@@ -53,7 +53,7 @@ class PySession {
     double timeout_s;
     py::object table;    // a SliceTable, or None
     py::object carry;    // (at_least, wait_s), or None: it carries nothing
-    py::object message;  // its body then, or None
+    py::object message;  // its body then; behind a carry: the ids of rows that it asks for; or None
     py::object memory;   // where its payload comes from, or its answer's goes
     bool may_land;
     uint64_t round;

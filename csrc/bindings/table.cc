@@ -88,11 +88,26 @@ std::unique_ptr<Shard> make_shard(uint32_t index, size_t num_stripes, bool refus
                                               .max_kept_bytes = max_kept_bytes});
 }
 
+// (dim, kind of first values, their a and b, seed)
+using RowsTuple = std::tuple<uint32_t, uint8_t, double, double, uint64_t>;
+
+RowsSpec rows_spec(const std::optional<RowsTuple>& rows) {
+  if (!rows) return {};
+  const auto& [dim, kind, a, b, seed] = *rows;
+  return {dim, {static_cast<FirstValueKind>(kind), a, b, seed}};
+}
+
 void define(Shard& shard, uint64_t tensor_id, uint8_t dtype, uint8_t rule, uint32_t group,
-            bool zeros, const std::vector<std::pair<Key, uint64_t>>& slices) {
+            bool zeros, const std::vector<std::pair<Key, uint64_t>>& slices,
+            const std::optional<RowsTuple>& rows) {
   const py::gil_scoped_release no_gil;
-  TensorDefinition definition{
-      tensor_id, static_cast<DType>(dtype), static_cast<RuleKind>(rule), group, zeros, {}};
+  TensorDefinition definition{.tensor_id = tensor_id,
+                              .dtype = static_cast<DType>(dtype),
+                              .rule = static_cast<RuleKind>(rule),
+                              .group = group,
+                              .zeros = zeros,
+                              .slices = {},
+                              .rows = rows_spec(rows)};
   for (const auto& [key, num_elems] : slices) definition.slices.push_back({key, num_elems});
   shard.define(definition);
 }
@@ -230,13 +245,15 @@ py::list read_image(Shard& shard, const TableImage& image,
   return views_of(gathered.pieces);
 }
 
-void load(Shard& shard, Key key, uint64_t version, uint64_t num_steps, const py::sequence& parts) {
+// `num_rows`: of a partition of a table, whose records are the part.
+void load(Shard& shard, Key key, uint64_t version, uint64_t num_steps, const py::sequence& parts,
+          uint64_t num_rows) {
   std::vector<BufferRef> buffers;
   for (const py::handle part : parts) {
     buffers.push_back(part.is_none() ? BufferRef() : part.cast<const PyBuffer&>().ref());
   }
   const py::gil_scoped_release no_gil;
-  shard.load({key, version, num_steps}, buffers);
+  shard.load({key, version, num_steps, SlotImage::parts_of_rows(num_rows)}, buffers);
 }
 
 // (rank, incarnation, decided round or -1, whether it was promised, missing round or -1)
@@ -297,7 +314,8 @@ void bind_table(py::module_& m) {
       .def_property_readonly("device", &Shard::device)
       .def("set_version", &Shard::set_version, py::arg("version"), no_gil)
       .def("define", &define, py::arg("tensor_id"), py::kw_only(), py::arg("dtype"),
-           py::arg("rule"), py::arg("group"), py::arg("zeros"), py::arg("slices"))
+           py::arg("rule"), py::arg("group"), py::arg("zeros"), py::arg("slices"),
+           py::arg("rows") = py::none())
       .def("drop", &Shard::drop, py::arg("tensor_id"), no_gil)
       .def("admit", &admit_frame, py::arg("frame"))
       .def("stage", &stage, py::arg("frame"))
@@ -341,7 +359,7 @@ void bind_table(py::module_& m) {
           [](Shard& self, size_t num_bytes) { return wrap_buffer(self.allocate(num_bytes), true); },
           py::arg("num_bytes"))
       .def("load", &load, py::arg("key"), py::arg("version"), py::arg("num_steps"),
-           py::arg("parts"))
+           py::arg("parts"), py::arg("num_rows") = 0)
       .def("is_settled", &Shard::is_settled, no_gil)
       .def("history", &history)
       .def("resume", &resume, py::arg("history"), py::arg("last"))

@@ -14,6 +14,7 @@
 #include "bindings/common.h"
 #include "wire/encoder.h"
 #include "wire/frame.h"
+#include "wire/rows_asked.h"
 
 namespace psstore::bindings {
 namespace {
@@ -23,7 +24,7 @@ namespace {
 SliceEntry make_entry(py::handle row) {
   try {
     const auto [key, num_bytes, dtype] = row.cast<std::tuple<Key, uint32_t, uint8_t>>();
-    if (is_dtype(DType{dtype})) {
+    if (is_dtype(DType{dtype}) || DType{dtype} == kRowsEncoding) {
       return {.key = key, .num_bytes = num_bytes, .dtype = DType{dtype}};
     }
   } catch (const py::cast_error&) {
@@ -128,6 +129,11 @@ void bind_frame(py::module_& m) {
       .def_property_readonly("payload_bytes", header_field(&Header::payload_bytes))
       .def_readonly("table", &Frame::table)
       .def_property_readonly("body", [](const Frame& self) { return py::bytes(self.body); })
+      .def_property_readonly("carry",
+                             [](const Frame& self) {
+                               const std::string_view carry = carry_of(self);
+                               return py::bytes(carry.data(), carry.size());
+                             })
       .def_readonly("complete", &Frame::complete)
       .def_property_readonly("payload", &payload_of);
 }

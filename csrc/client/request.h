@@ -58,6 +58,7 @@ struct Request {
   bool carries = false;
   uint64_t at_least = 0;
   double wait_s = 0.0;
+  std::string ids = {};  // of rows, behind the Carry
   uint64_t round = 0;
   uint64_t sequence = 0;  // of a write that counts once; else 0
   double began_s = 0.0;
@@ -70,16 +71,16 @@ struct Request {
 
   uint64_t scaled = 0;  // the decision whose scale it told when it was last sent; 0: none
 
-  bool reads() const { return op == Op::kPULL || op == Op::kNORM; }
+  bool reads() const { return op == Op::kPULL || op == Op::kNORM || op == Op::kPULL_ROWS; }
   bool is_numbered() const { return op == Op::kASSIGN || op == Op::kADD || op == Op::kRESTORE; }
   Op reply() const { return Op{static_cast<uint8_t>(static_cast<uint8_t>(op) + 1)}; }
   // The reply is slices, with a version.
-  bool is_data() const { return op >= Op::kPUSH && op <= Op::kNORM; }
+  bool is_data() const { return op >= Op::kPUSH && op <= Op::kPULL_ROWS; }
 };
 
 // Of a request that is_data().
 inline bool is_data_reply(Op op) {
-  return op >= Op::kPUSHED && op <= Op::kNORMED;
+  return op >= Op::kPUSHED && op <= Op::kPULLED_ROWS;
 }
 
 }  // namespace psstore

@@ -138,7 +138,7 @@ std::string ClientSession::body_of(Request& request, double now_s) {
     told = std::max(told, decisions_->last);
   }
   request.scaled = carry.scaled;
-  return encode_carry(carry, decisions);
+  return encode_carry(carry, decisions).append(request.ids);
 }
 
 LaidOut ClientSession::lay_out(const Request& request) {
@@ -154,7 +154,8 @@ LaidOut ClientSession::lay_out(const Request& request) {
 
 // The answer's values need not come over the stream.
 bool ClientSession::may_be_lent(const Request& request) const {
-  if (request.op != Op::kPULL || request.table.empty()) return false;
+  const bool reads_values = request.op == Op::kPULL || request.op == Op::kPULL_ROWS;
+  if (!reads_values || request.table.empty()) return false;
   if (request.kind == Request::Kind::kPlain) return !carries(request.memory_bytes);
   return memory_ != nullptr || request.may_land;
 }

@@ -22,6 +22,10 @@ enum class DType : uint8_t {
   kTopK = 7,
 };
 
+// In a slice's descriptor, in place of a dtype: its bytes are a contribution to rows (rows/contribution.h). No enumerator,
+// since no element is of it, and no kernel meets it.
+inline constexpr DType kRowsEncoding{8};
+
 // Bytes of one element; 0 for an encoding, whose elements have none of their own, and for a number that
 // is no dtype.
 constexpr size_t dtype_bytes(DType dtype) {
@@ -84,10 +88,21 @@ enum class RuleKind : uint8_t {
   kAdagrad = 6,
   kRmsProp = 7,
   kReduce = 8,  // the value becomes the reduced contributions themselves
+  // Of rows (rules/sparse.h), and those from here on of nothing else.
+  kSparseSgd = 9,
+  kSparseAdagrad = 10,
+  kRowwiseAdagrad = 11,
+  kSparseAdam = 12,
 };
+inline constexpr RuleKind kLastRule = RuleKind::kSparseAdam;
 
 constexpr bool applies_by_decision(RuleKind kind) {
   return kind >= RuleKind::kSgd;
+}
+
+// Whether its tensors are tables of rows.
+constexpr bool is_of_rows(RuleKind kind) {
+  return kind >= RuleKind::kSparseSgd;
 }
 
 // The id of a slice: tensor id in the high 40 bits, index of the slice in the low 24.

@@ -10,6 +10,7 @@
 #include <string_view>
 
 #include "kernels/codec.h"
+#include "kernels/rows.h"
 #include "kernels/update.h"
 
 namespace psstore {
@@ -22,6 +23,7 @@ struct KernelSet {
   bool (*all_finite)(DType dtype, const void* data, int64_t num_elems);
   void (*encode)(const ToEncode& what);                       // trusts its argument
   void (*decode)(const Encoded& encoded, void* destination);  // trusts its arguments
+  void (*step_rows)(const RowsUpdate& update, std::span<const RowToStep> rows);
 };
 
 // Compiled for the target's baseline; what the other sets are tested against.

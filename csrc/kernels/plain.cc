@@ -4,6 +4,7 @@
 #include "kernels/convert.h"
 #include "kernels/kernel_set.h"
 #include "kernels/loops.h"
+#include "kernels/row_steps.h"
 #include "kernels/squares.h"
 
 namespace psstore {
@@ -14,6 +15,7 @@ const KernelSet kPlainKernels{"plain",
                               convert_loop<ElementConversions>,
                               all_finite_loop,
                               encode_loop<ElementEncoders>,
-                              decode_loop};
+                              decode_loop,
+                              step_rows_loop<ElementSums>};
 
 }  // namespace psstore

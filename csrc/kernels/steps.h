@@ -178,7 +178,11 @@ inline StepForm rmsprop_form(const Hyper& hyper) {
 inline StepForm step_form(const SliceUpdate& update) {
   switch (update.rule) {
     case RuleKind::kAssign:
-    case RuleKind::kReduce: break;
+    case RuleKind::kReduce:
+    case RuleKind::kSparseSgd:  // of rows: kernels/rows.h
+    case RuleKind::kSparseAdagrad:
+    case RuleKind::kRowwiseAdagrad:
+    case RuleKind::kSparseAdam: break;
     case RuleKind::kAdd: return StepForm::kAdd;
     case RuleKind::kSgd: return sgd_form(update);
     case RuleKind::kAdam:

@@ -43,6 +43,19 @@ constexpr NumberField kAdagradNumbers[] = {
     kEps};
 constexpr FlagField kAdagradFlags[] = {kMaximize};
 
+// Of rows. What torch refuses for sparse gradients (weight decay) or does to every row (momentum) is none of theirs.
+constexpr NumberField kSparseSgdNumbers[] = {kLr};
+constexpr NumberField kSparseAdagradNumbers[] = {
+    kLr,
+    {"lr_decay", &Hyper::lr_decay},
+    {"initial_accumulator_value", &Hyper::initial_accumulator_value},
+    kEps};
+constexpr NumberField kRowwiseAdagradNumbers[] = {
+    kLr, {"initial_accumulator_value", &Hyper::initial_accumulator_value}, kEps};
+constexpr NumberField kSparseAdamNumbers[] = {
+    kLr, {"beta1", &Hyper::beta1}, {"beta2", &Hyper::beta2}, kEps};
+constexpr FlagField kSparseFlags[] = {kMaximize};
+
 constexpr NumberField kRmsPropNumbers[] = {
     kLr, {"alpha", &Hyper::alpha}, kEps, kWeightDecay, kMomentum};
 constexpr FlagField kRmsPropFlags[] = {{"centered", &Hyper::centered}, kMaximize};
@@ -63,6 +76,11 @@ Schema schema_of(RuleKind rule) {
     case RuleKind::kAdagrad: return {"adagrad", kAdagradNumbers, kAdagradFlags};
     case RuleKind::kRmsProp: return {"rmsprop", kRmsPropNumbers, kRmsPropFlags};
     case RuleKind::kReduce: return {"reduce", {}, {}};
+    case RuleKind::kSparseSgd: return {"sparse_sgd", kSparseSgdNumbers, kSparseFlags};
+    case RuleKind::kSparseAdagrad: return {"sparse_adagrad", kSparseAdagradNumbers, kSparseFlags};
+    case RuleKind::kRowwiseAdagrad:
+      return {"rowwise_adagrad", kRowwiseAdagradNumbers, kSparseFlags};
+    case RuleKind::kSparseAdam: return {"sparse_adam", kSparseAdamNumbers, kSparseFlags};
   }
   throw Error(ErrorCode::BAD_HYPER,
               "no update rule has the number " + std::to_string(static_cast<int>(rule)));
@@ -147,7 +165,11 @@ StateLayout state_layout(RuleKind rule, const Hyper& hyper) {
   switch (rule) {
     case RuleKind::kAssign:
     case RuleKind::kAdd:
-    case RuleKind::kReduce: return {};
+    case RuleKind::kReduce:
+    case RuleKind::kSparseSgd:
+    case RuleKind::kSparseAdagrad:
+    case RuleKind::kRowwiseAdagrad:
+    case RuleKind::kSparseAdam: return {};
     case RuleKind::kSgd: return {{hyper.momentum != 0 ? "momentum_buffer" : nullptr}};
     case RuleKind::kAdam:
     case RuleKind::kAdamW:

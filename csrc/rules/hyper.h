@@ -51,6 +51,8 @@ inline constexpr int kMaxStates = 3;
 //   adagrad      sum
 //   rmsprop      square_avg       momentum_buffer  grad_avg
 //   reduce
+//
+// The rules of rows keep their state beside each row, and no buffers: see row_state_elems() of kernels/rows.h.
 struct StateLayout {
   std::array<const char*, kMaxStates> names{};
 

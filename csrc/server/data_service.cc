@@ -11,6 +11,7 @@
 #include "table/device_backend.h"
 #include "table/published.h"
 #include "wire/encoder.h"
+#include "wire/rows_asked.h"
 
 namespace psstore {
 namespace {
@@ -32,7 +33,7 @@ Op reply_to(Op op) {
 }
 
 bool is_read(Op op) {
-  return op == Op::kPULL || op == Op::kNORM;
+  return op == Op::kPULL || op == Op::kNORM || op == Op::kPULL_ROWS;
 }
 
 bool is_hold(Op op) {
@@ -118,7 +119,7 @@ void DataService::check_may_push(const ConnectedClient& client, const Header& he
 bool DataService::brings_news(const ConnectedClient& client, const Frame& frame) const {
   const Op op = frame.header.op;
   if (op == Op::kPUSH) check_may_push(client, frame.header);
-  if (!carries(op) || parse_carry(frame.body).newest <= shard_.version()) return false;
+  if (!carries(op) || parse_carry(carry_of(frame)).newest <= shard_.version()) return false;
   return op != Op::kPUSH || holds(BreakableRule::kDECISIONS_COME_FIRST);
 }
 
@@ -140,14 +141,14 @@ void DataService::set_scale(uint64_t number, std::optional<double> factor) {
 }
 
 BufferRef DataService::admit(const ConnectedClient& client, Frame& frame) {
-  if (frame.header.op == Op::kPUSH) hear_scale(client, parse_carry(frame.body));
+  if (frame.header.op == Op::kPUSH) hear_scale(client, parse_carry(carry_of(frame)));
   return psstore::admit(shard_, frame);
 }
 
 void DataService::answer(const std::shared_ptr<ConnectedClient>& client,
                          const std::shared_ptr<Frame>& frame, Replies& replies, double now_s) {
   if (is_read(frame->header.op)) {
-    const Carry carry = parse_carry(frame->body);
+    const Carry carry = parse_carry(carry_of(*frame));
     hear_scale(*client, carry);
     answer_read({client, frame, carry.at_least, carry.wait_s, now_s + carry.wait_s}, now_s,
                 replies);
@@ -199,7 +200,7 @@ void DataService::release_holds(const std::function<bool(const Hold&)>& are_over
 
 std::optional<uint64_t> DataService::read_at(const Frame& frame, double now_s) {
   const uint64_t reader = frame.header.sequence;
-  if (frame.header.op != Op::kPULL || reader == 0) return std::nullopt;
+  if (frame.header.op == Op::kNORM || reader == 0) return std::nullopt;
   const uint64_t at = frame.header.round;
   const auto found = holds_.find(reader);
   if (found == holds_.end() || !shard_.settle_hold(reader, at)) {

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "wire/limits.h"
+#include "wire/rows_asked.h"
 
 namespace psstore {
 
@@ -83,9 +84,14 @@ void repeat(Shard& shard, const Frame& frame, const std::string& client) {
 
 ReadReply read(Shard& shard, const Frame& frame, Shard::ReadOptions options) {
   std::vector<SliceEntry> entries = entries_of(frame);
-  Shard::Reply values = frame.header.op == Op::kNORM
-                            ? shard.norms(entries)
-                            : shard.read(entries, kMaxPayloadBytes, options);
+  Shard::Reply values;
+  switch (frame.header.op) {
+    case Op::kNORM: values = shard.norms(entries); break;
+    case Op::kPULL_ROWS:
+      values = shard.read_rows(entries, ids_of(frame), kMaxPayloadBytes, options);
+      break;
+    default: values = shard.read(entries, kMaxPayloadBytes, options);
+  }
   return {SliceTable(std::move(entries)), std::move(values)};
 }
 

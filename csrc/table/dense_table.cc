@@ -88,7 +88,7 @@ std::vector<Slot> DenseTable::make_slots(const TensorDefinition& definition) {
   std::vector<Slot> slots;
   slots.reserve(definition.slices.size());
   for (const SliceSpec& slice : definition.slices) {
-    slots.emplace_back(definition.slot(slice), version(), definition.zeros);
+    slots.emplace_back(definition.slot(slice), version(), definition.zeros, backend_);
   }
   return slots;
 }
@@ -193,9 +193,12 @@ DenseTable::Checked DenseTable::check(const Decision& decision) {
     fetch_lines(decided_[(place + kSlotsAhead) % decided_.size()].slot, sizeof(Slot));
     Stripe& stripe = stripe_of(key);
     const MutexLock lock(stripe.mutex);
-    const Slot& slot = *there;
+    Slot& slot = *there;
     if (!decision.early()) note_missing(slot, decision);
-    if (slot.counted(decision)) checked.pending.require_hyper(slot.spec());
+    if (slot.counted(decision)) {
+      checked.pending.require_hyper(slot.spec());
+      if (slot.spec().has_rows()) slot.reserve_rows(decision);
+    }
     if (!slot.ready(checked.pending)) ++checked.num_held;
   }
   reserve_states(checked.pending);
@@ -344,6 +347,12 @@ std::optional<Part> DenseTable::part_at(Stripe& stripe, Slot& slot, uint16_t ind
   return slot.kept_part(index, at);
 }
 
+std::optional<RowSnapshot> DenseTable::rows_at(Stripe& stripe, Slot& slot, uint64_t at,
+                                               bool& waits) {
+  waits = slot.settled_to() < at && !bring_up_to_date(stripe, slot);
+  return waits ? std::nullopt : slot.rows_at(at);
+}
+
 // ---- being written elsewhere, and read back ---------------------------------------------------------
 
 std::optional<TableImage> DenseTable::image(uint64_t reader, uint64_t at) {
@@ -376,12 +385,18 @@ void DenseTable::load(const SlotImage& image, std::span<const BufferRef> parts) 
   Stripe& stripe = stripe_of(image.key);
   const MutexLock lock(stripe.mutex);
   Slot* slot = find(stripe, image.key);
-  if (slot == nullptr || slot->version() != 0 || parts.size() > 1 + kMaxStates) {
+  const bool is_new = slot != nullptr && slot->version() == 0;
+  const bool goes_on =
+      slot != nullptr && slot->spec().has_rows() && slot->version() == image.version;
+  if ((!is_new && !goes_on) || parts.size() > 1 + kMaxStates) {
     throw Error(ErrorCode::BAD_ARGUMENT,
                 "slice " + std::to_string(image.key) + " is not there, or not new");
   }
+  const SlotSpec& spec = slot->spec();
+  const uint64_t part_bytes =
+      spec.has_rows() ? image.num_rows() * spec.row_shape().record_bytes() : spec.num_bytes();
   for (const BufferRef& part : parts) {
-    if (part && part->size() < slot->spec().num_bytes()) {
+    if (part && part->size() < part_bytes) {
       throw Error(ErrorCode::BAD_ARGUMENT,
                   "what is to be loaded into slice " + std::to_string(image.key) + " is too short");
     }
@@ -396,7 +411,7 @@ std::optional<std::vector<SlotCopy>> DenseTable::copies() {
   std::vector<SlotCopy> copies;
   for (Stripe& stripe : stripes_) {
     const MutexLock lock(stripe.mutex);
-    for (const auto& [_, slot] : stripe.slots) copies.push_back(slot.copy(version()));
+    for (const auto& [_, slot] : stripe.slots) slot.copy_to(copies, version(), *backend_);
   }
   return copies;
 }
@@ -435,6 +450,9 @@ TableSize DenseTable::size() {
       size.state_bytes += slot.state_bytes();
       size.staged_bytes += slot.staging().num_bytes();
       size.published_bytes += slot.published_bytes();
+      if (!slot.spec().has_rows()) continue;
+      size.num_rows += slot.rows().num_rows();
+      size.row_bytes += slot.rows().num_bytes();
     }
   }
   return size;

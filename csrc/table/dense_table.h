@@ -42,6 +42,8 @@ struct TableSize {
   uint64_t published_bytes = 0;
   uint64_t num_holds = 0;
   uint64_t kept_bytes = 0;  // for those who read as of a decision
+  uint64_t num_rows = 0;
+  uint64_t row_bytes = 0;  // of their records: ids, values and state
 };
 
 struct TableImage {
@@ -128,6 +130,10 @@ class DenseTable {
   std::optional<Part> part_at(Stripe& stripe, Slot& slot, uint16_t index, uint64_t at, bool& waits)
       REQUIRES_SHARED(decision_mutex) REQUIRES(stripe.mutex);
 
+  // The same of all rows of a partition.
+  std::optional<RowSnapshot> rows_at(Stripe& stripe, Slot& slot, uint64_t at, bool& waits)
+      REQUIRES_SHARED(decision_mutex) REQUIRES(stripe.mutex);
+
   // The slot is about to become another one as of the same decision: whoever reads as of that one is told.
   void restoring(const Slot& slot) REQUIRES_SHARED(decision_mutex);
 
@@ -136,7 +142,8 @@ class DenseTable {
   // All slots as they were at that decision, in no order, and the values of those that no decision changes, as they are. The
   // reader settles on it. None: a slot can't take it yet. Throws Error(VERSION_GONE) if the reader does not hold it.
   std::optional<TableImage> image(uint64_t reader, uint64_t at) REQUIRES(decision_mutex);
-  // Gives a slot what it was. Throws Error: BAD_ARGUMENT if it is not new, or of other parts; OUT_OF_MEMORY.
+  // Gives a slot what it was; a partition of a table part by part. Throws Error: BAD_ARGUMENT if it is not new, or of
+  // other parts; OUT_OF_MEMORY.
   void load(const SlotImage& image, std::span<const BufferRef> parts) REQUIRES(decision_mutex);
 
   // ---- being kept in another process, too

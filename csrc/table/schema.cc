@@ -1,9 +1,11 @@
 #include "table/schema.h"
 
+#include <cmath>
 #include <limits>
 #include <string>
 #include <unordered_set>
 
+#include "rows/contribution.h"
 #include "rules/hyper.h"
 
 namespace psstore {
@@ -43,6 +45,35 @@ ErrorCode check_state_write(const SlotSpec& spec, const SliceEntry& entry) {
   throw Error(ErrorCode::BAD_ARGUMENT, "tensor " + std::to_string(tensor_id) + ": " + what);
 }
 
+void check_rows(const TensorDefinition& definition) {
+  const uint64_t id = definition.tensor_id;
+  const auto& [dim, first_values] = definition.rows;
+  if (is_of_rows(definition.rule) != (dim != 0)) {
+    refuse_tensor(id, "its rule is number " + std::to_string(static_cast<int>(definition.rule)) +
+                          ", and its rows have " + std::to_string(dim) +
+                          " elements; tables have a rule of rows, and nothing else has");
+  }
+  if (dim == 0) return;
+  if (dim > kMaxRowDim || definition.dtype != DType::kFloat32) {
+    refuse_tensor(id, "rows are of 1 to " + std::to_string(kMaxRowDim) + " float32, not of " +
+                          std::to_string(dim) + " elements of dtype " +
+                          std::to_string(static_cast<int>(definition.dtype)));
+  }
+  const bool is_known = FirstValueKind::kConstant <= first_values.kind &&
+                        first_values.kind <= FirstValueKind::kNormal;
+  if (!is_known || !std::isfinite(first_values.a) || !std::isfinite(first_values.b)) {
+    refuse_tensor(id, "its first values are of no kind that there is, or not finite");
+  }
+}
+
+// A partition takes contributions, and nothing else.
+ErrorCode check_rows_write(const SlotSpec& spec, WriteKind kind, const SliceEntry& entry) {
+  if (kind != WriteKind::kPush || entry.part != 0) return ErrorCode::RULE_MISMATCH;
+  if (entry.dtype != kRowsEncoding) return ErrorCode::DTYPE_MISMATCH;
+  const bool are_whole = entry.num_bytes % contributed_row_bytes(spec.rows.dim) == 0;
+  return are_whole ? ErrorCode::OK : ErrorCode::SIZE_MISMATCH;
+}
+
 }  // namespace
 
 void TensorDefinition::check() const {
@@ -50,9 +81,10 @@ void TensorDefinition::check() const {
     refuse_tensor(tensor_id, "dtype " + std::to_string(static_cast<int>(dtype)) +
                                  " can't be stored; a value is float32 or float64");
   }
-  if (rule < RuleKind::kAssign || rule > RuleKind::kReduce) {
+  if (rule < RuleKind::kAssign || rule > kLastRule) {
     refuse_tensor(tensor_id, "there is no update rule " + std::to_string(static_cast<int>(rule)));
   }
+  check_rows(*this);
   const uint64_t max_elems = kMaxSliceBytes / dtype_bytes(dtype);
   std::unordered_set<Key> keys;
   for (const SliceSpec& slice : slices) {
@@ -72,10 +104,11 @@ void TensorDefinition::check() const {
 }
 
 SlotSpec TensorDefinition::slot(const SliceSpec& slice) const {
-  return {slice.key, slice.num_elems, dtype, rule, group};
+  return {slice.key, slice.num_elems, dtype, rule, group, rows};
 }
 
 ErrorCode check_read(const SlotSpec& spec, const SliceEntry& entry) {
+  if (spec.has_rows()) return ErrorCode::RULE_MISMATCH;
   if (entry.part == 0 && follows_as(spec.dtype, entry.dtype)) {
     return applies_by_decision(spec.rule) ? ErrorCode::OK : ErrorCode::RULE_MISMATCH;
   }
@@ -85,6 +118,7 @@ ErrorCode check_read(const SlotSpec& spec, const SliceEntry& entry) {
 }
 
 ErrorCode check_write(const SlotSpec& spec, WriteKind kind, const SliceEntry& entry) {
+  if (spec.has_rows()) return check_rows_write(spec, kind, entry);
   if (!rule_allows(spec.rule, kind)) return ErrorCode::RULE_MISMATCH;
   if (entry.part != 0) return check_state_write(spec, entry);
   if (!writes_as(spec.dtype, kind, entry.dtype)) return ErrorCode::DTYPE_MISMATCH;

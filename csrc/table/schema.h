@@ -9,8 +9,18 @@
 #include <vector>
 
 #include "core/types.h"
+#include "kernels/rows.h"
+#include "rows/row_store.h"
 
 namespace psstore {
+
+// What the rows of a table are, beside its rule.
+struct RowsSpec {
+  uint32_t dim = 0;  // 0: it is no table
+  FirstValues first_values;
+
+  bool operator==(const RowsSpec&) const = default;
+};
 
 // The immutable part of a slot.
 struct SlotSpec {
@@ -19,7 +29,10 @@ struct SlotSpec {
   DType dtype = DType::kFloat32;  // of value and state: kFloat32 or kFloat64
   RuleKind rule = RuleKind::kAssign;
   uint32_t group = 0;  // whose hyper-parameters it takes
+  RowsSpec rows = {};  // of a partition of a table, which has no elements of its own
 
+  bool has_rows() const { return is_of_rows(rule); }
+  RowShape row_shape() const { return {rows.dim, row_state_elems(rule, rows.dim)}; }
   size_t num_bytes() const { return num_elems * dtype_bytes(dtype); }
 };
 
@@ -37,7 +50,8 @@ struct TensorDefinition {
   RuleKind rule = RuleKind::kAssign;
   uint32_t group = 0;
   bool zeros = true;  // zero from the start; else without value until someone initialises it
-  std::vector<SliceSpec> slices;
+  std::vector<SliceSpec> slices;  // of a table its partitions
+  RowsSpec rows = {};
 
   bool operator==(const TensorDefinition&) const = default;
 
@@ -72,7 +86,7 @@ constexpr bool follows_as(DType master, DType encoding) {
   return master == DType::kFloat32 && (encoding == DType::kInt8 || encoding == DType::kSign);
 }
 
-// Whether `entry` may be read of that slot: OK, RULE_MISMATCH or DTYPE_MISMATCH.
+// Whether `entry` may be read of that slot, which has no rows: OK, RULE_MISMATCH or DTYPE_MISMATCH.
 ErrorCode check_read(const SlotSpec& spec, const SliceEntry& entry);
 
 // Whether `entry` may be written to that slot: OK, RULE_MISMATCH, DTYPE_MISMATCH, SIZE_MISMATCH, or

@@ -23,7 +23,18 @@ void copy_elements(const PayloadSlice& from, const SlotSpec& spec, void* to, Bac
 
 }  // namespace
 
+Slot::Slot(const SlotSpec& spec, uint64_t decision, bool zeros,
+           const std::shared_ptr<Backend>& backend)
+    : spec_(spec), are_zeros_(zeros && !spec.has_rows()), settled_(decision) {
+  if (!spec.has_rows()) return;
+  rows_ = std::make_unique<RowStore>(
+      spec.row_shape(), spec.rows.first_values,
+      [backend](size_t num_bytes) { return backend->allocate(num_bytes); });
+}
+
+// Rows take memory as they come.
 uint64_t Slot::bytes_to_reserve(uint64_t num_states, const Backend& backend) const {
+  if (rows_ != nullptr) return 0;
   const auto num_held =
       static_cast<uint64_t>((value_ ? 1 : 0) + std::ranges::count_if(state_, [](const State& s) {
                               return bool(s.buffer);
@@ -156,9 +167,10 @@ uint64_t Slot::keep(uint64_t to, bool state) {
                  .to = to,
                  .version = version_,
                  .parts = {value_},
+                 .rows = rows_ != nullptr ? rows_->snapshot() : RowSnapshot(),
                  .state = state,
                  .num_steps = static_cast<uint64_t>(num_steps_),
-                 .num_bytes = spec_.num_bytes()};
+                 .num_bytes = rows_ != nullptr ? rows_->num_bytes() : spec_.num_bytes()};
   for (size_t i = 0; state && i < state_.size(); ++i) {
     kept.parts[1 + i] = state_[i].buffer;
     if (state_[i].buffer) kept.num_bytes += spec_.num_bytes();
@@ -177,6 +189,7 @@ std::optional<Part> Slot::kept_part(uint16_t index, uint64_t at) const {
 }
 
 std::optional<SlotImage> Slot::image(uint64_t at) const {
+  if (rows_ != nullptr) return image_of_rows(at);
   const auto parts_of = [](const BufferRef& value, auto state) {
     uint64_t parts = value ? 1 : 0;
     for (size_t i = 0; i < kMaxStates; ++i) parts |= state(i) ? uint64_t{2} << i : 0;
@@ -206,7 +219,10 @@ void Slot::load(const SlotImage& image, std::span<const BufferRef> parts, Backen
                      own_or_new(BufferRef(), backend)};
     backend.copy(state_[i - 1].buffer->data(), parts[i]->data(), spec_.num_bytes());
   }
-  if (!parts.empty() && parts[0]) replace_value(loaded(parts[0]), backend);
+  if (rows_ == nullptr && !parts.empty() && parts[0]) replace_value(loaded(parts[0]), backend);
+  if (rows_ != nullptr && !parts.empty() && parts[0]) {
+    rows_->load({parts[0]->data(), image.num_rows() * spec_.row_shape().record_bytes()});
+  }
   version_ = image.version;
   since_ = std::min(image.version, settled_);
   num_steps_ = static_cast<int64_t>(image.num_steps);
@@ -231,14 +247,18 @@ bool Slot::ready(const PendingDecision& pending) const {
   return !decision.early() || std::ranges::all_of(decision.members(), is_here);
 }
 
-SlotCopy Slot::copy(uint64_t decision) const {
+void Slot::copy_to(std::vector<SlotCopy>& copies, uint64_t decision, Backend& backend) const {
   SlotCopy copy;
   copy.image = *image(std::max(decision, since_));
   copy.part_bytes = spec_.num_bytes();
   for (uint16_t i = 0; i <= kMaxStates; ++i) copy.parts[i] = part(i).buffer;
   if (squares_.decision == decision && decision > 0) copy.squares = squares_.sum.value;
   copy.staged = staging_.all();
-  return copy;
+  if (rows_ != nullptr) {
+    copy_rows_to(copies, std::move(copy), backend);
+  } else {
+    copies.push_back(std::move(copy));
+  }
 }
 
 std::optional<Sum> Slot::squares(const Decision& decision, Backend& backend) {
@@ -246,7 +266,9 @@ std::optional<Sum> Slot::squares(const Decision& decision, Backend& backend) {
   if (!settled(decision.number()) && squares_.decision != decision.number()) {
     const std::vector<Contribution> gradients = contributions(decision);
     if (gradients.empty()) return std::nullopt;
-    squares_ = {decision.number(), backend.reduced_squares(reduction(decision, gradients))};
+    squares_ = {decision.number(), rows_ != nullptr
+                                       ? Sum{squares_of_rows(decision), {}, 0}
+                                       : backend.reduced_squares(reduction(decision, gradients))};
   }
   if (squares_.decision != decision.number()) return std::nullopt;
   return squares_.sum;
@@ -310,6 +332,7 @@ std::array<Slot::State, kMaxStates> Slot::writable_state(const StateLayout& layo
 }
 
 Change Slot::step(const PendingDecision& pending, Backend& backend) {
+  if (rows_ != nullptr) return step_of_rows(pending);
   const Decision& decision = pending.decision();
   const std::vector<Contribution> gradients = contributions(decision);
   if (gradients.empty()) return Change::kNone;
@@ -334,10 +357,14 @@ Change Slot::step(const PendingDecision& pending, Backend& backend) {
   backend.reduce_update(update);
 
   state_ = std::move(state);
-  ++num_steps_;
-  version_ = std::max(decision.number(), version_ + 1);
-  since_ = decision.number();
+  took_step(decision.number());
   return replace_value(std::move(target), backend);
+}
+
+void Slot::took_step(uint64_t decision) {
+  ++num_steps_;
+  version_ = std::max(decision, version_ + 1);
+  since_ = decision;
 }
 
 size_t Slot::state_bytes() const {

@@ -23,6 +23,7 @@
 
 #include <array>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -31,6 +32,7 @@
 
 #include "core/buffer.h"
 #include "kernels/update.h"
+#include "rows/contribution.h"
 #include "table/backend.h"
 #include "table/published.h"
 #include "table/staging.h"
@@ -53,10 +55,19 @@ struct SlotImage {
   Key key = 0;
   uint64_t version = 0;
   uint64_t num_steps = 0;
-  uint64_t parts = 0;  // bit i: part(i) has bytes; kZeros: the value is zeros, which take no memory
+  uint64_t parts =
+      0;  // bit i: part(i) has bytes; kZeros: the value is zeros, which take no memory; rows from kRowsShift on
+
+  // Of a partition of a table: how many rows it has. Their records are part 0.
+  static constexpr int kRowsShift = 16;
+  uint64_t num_rows() const { return parts >> kRowsShift; }
+  static uint64_t parts_of_rows(uint64_t num_rows) {
+    return num_rows << kRowsShift | (num_rows > 0 ? 1 : 0);
+  }
 };
 
-// A slot with its bytes and with what waits in it, on its way to a standby.
+// A slot with its bytes and with what waits in it, on its way to a standby. A partition of many rows is several of them,
+// of which the first has what waits.
 struct SlotCopy {
   SlotImage image;
   std::array<BufferRef, 1 + kMaxStates> parts;  // empty: it has none
@@ -71,15 +82,27 @@ struct SlotCopy {
   }
 };
 
+// Of records in one SlotCopy, more or less.
+inline constexpr size_t kCopiedRowsBytes = 4u << 20;
+
 class Slot {
  public:
   // `decision`: the last one there is; the slot has no part in it. `zeros`: it is initialised, with zeros, which take
-  // memory once somebody uses them.
-  Slot(const SlotSpec& spec, uint64_t decision, bool zeros = false)
-      : spec_(spec), are_zeros_(zeros), settled_(decision) {}
+  // memory once somebody uses them. `backend`: null if the slot has no rows.
+  Slot(const SlotSpec& spec, uint64_t decision, bool zeros = false,
+       const std::shared_ptr<Backend>& backend = nullptr);
 
   const SlotSpec& spec() const { return spec_; }
-  bool initialised() const { return value_ || are_zeros_; }
+  bool initialised() const { return value_ || are_zeros_ || rows_ != nullptr; }
+
+  // ---- its rows, if it is a partition of a table: in place of a value
+
+  // REQUIRES: it has rows, as in all of these.
+  const RowStore& rows() const { return *rows_; }
+  // Memory for the rows that the decision adds to those that are here, so that its step has it.
+  void reserve_rows(const Decision& decision);
+  // As of decision `at`. None: they are not kept.
+  std::optional<RowSnapshot> rows_at(uint64_t at) const;
 
   // ---- memory that it will need
 
@@ -123,7 +146,7 @@ class Slot {
   // What it was when it was written elsewhere. An empty buffer: it has no such part. REQUIRES: it is new.
   void load(const SlotImage& image, std::span<const BufferRef> parts, Backend& backend);
   // As it is. REQUIRES: settled to `decision`, the last one; host memory.
-  SlotCopy copy(uint64_t decision) const;
+  void copy_to(std::vector<SlotCopy>& copies, uint64_t decision, Backend& backend) const;
   // The sum of squares that was computed elsewhere for `decision`. REQUIRES: settled to it.
   void load_squares(uint64_t decision, double squares) { squares_ = {decision, {squares, {}, 0}}; }
 
@@ -211,6 +234,7 @@ class Slot {
     uint64_t to;
     uint64_t version;
     std::array<BufferRef, 1 + kMaxStates> parts;
+    RowSnapshot rows;
     bool state;
     uint64_t num_steps;
     uint64_t num_bytes;
@@ -238,8 +262,18 @@ class Slot {
   // The state buffers as the step may write to them, its own and new ones.
   std::array<State, kMaxStates> writable_state(const StateLayout& layout, Backend& backend);
   Change step(const PendingDecision& pending, Backend& backend);
+  // The same for rows.
+  std::vector<RowContribution> row_contributions(const Decision& decision) const;
+  Change step_of_rows(const PendingDecision& pending);
+  bool counted_here(const Decision& decision) const;
+  double squares_of_rows(const Decision& decision) const;
+  void took_step(uint64_t decision);
+  std::optional<SlotImage> image_of_rows(uint64_t at) const;
+  // `whole`: the copy, but for its rows.
+  void copy_rows_to(std::vector<SlotCopy>& copies, SlotCopy whole, Backend& backend) const;
 
   const SlotSpec spec_;
+  std::unique_ptr<RowStore> rows_;  // null: it has a value
   BufferRef value_;
   bool are_zeros_;  // its value, which has no memory yet
   BufferRef

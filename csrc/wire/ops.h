@@ -30,6 +30,8 @@ namespace psstore {
   X(RESTORED, 21, "", "their statuses")                                                     \
   X(NORM, 22, "Carry", "apply the carried decisions, then sum squares by slice")            \
   X(NORMED, 23, "", "a float64 for each slice (payload)")                                   \
+  X(PULL_ROWS, 24, "Carry", "apply the carried decisions, then read rows of tables")        \
+  X(PULLED_ROWS, 25, "", "partitions' statuses and versions, and the rows (payload)")       \
   /* schema: answered by every shard */                                                     \
   X(DEFINE, 30, "Define", "signed tensor definitions, carried by the client")               \
   X(DEFINED, 31, "", "every definition is known here")                                      \

@@ -33,8 +33,12 @@ FLAG_SHARED: int  # the payload lies in shared memory; in a PULL: that of its an
 OPS: Mapping[str, int]  # operation name -> number on the wire
 ERROR_CODES: Mapping[str, int]  # error name -> number on the wire
 DTYPES: Mapping[str, int]
-"""Of elements: "float32", "float64", "bfloat16", "float16"; encodings of payloads: "int8", "sign", "topk" -> number."""
+"""Of elements: "float32", "float64", "bfloat16", "float16"; encodings of payloads: "int8", "sign", "topk"; of
+contributions to rows: "rows" -> number."""
 RULES: Mapping[str, int]  # "assign", "add", "sgd", "adam", "adamw", "adagrad", "rmsprop", "reduce" -> number
+ROW_RULES: Mapping[str, int]  # "sparse_sgd", "sparse_adagrad", "rowwise_adagrad", "sparse_adam" -> number
+FIRST_VALUES: Mapping[str, int]  # "constant", "uniform", "normal" -> number
+MAX_ROW_DIM: int  # elements of a row
 STATES: Mapping[str, tuple[str | None, ...]]  # rule name -> names of its state buffers by slot (part = slot + 1)
 
 # ---- memory ---------------------------------------------------------------------------------------
@@ -130,6 +134,8 @@ class Frame:
     payload_bytes: int
     table: SliceTable
     body: bytes
+    carry: bytes
+    """The body but for the ids of rows that a PULL_ROWS asks for. Raises BadBody if it is too short for them."""
     complete: bool
     payload: Buffer | None
     """What the payload was received into, if `accept` was given a Buffer."""
@@ -615,6 +621,24 @@ class DirectCalls:
 # ---- table ----------------------------------------------------------------------------------------
 
 @final
+class GroupedIds:
+    """A client's ids in the order in which they travel: by partition, ascending within each, every id once."""
+
+    def __init__(self, ids: _HasBuffer, partition_bits: int) -> None:
+        """`ids`: u64, in any order."""
+    @property
+    def begins(self) -> list[int]:
+        """Partition p has ids [begins[p], begins[p + 1])."""
+    def ids(self, begin: int, end: int) -> bytes:
+        """These of them, u64 each."""
+    def packed_bytes(self, dim: int) -> int:
+        """Bytes of contributions to all partitions, one after the other: ids, then float32."""
+    def pack(self, gradients: _HasBuffer, dim: int, packed: _HasBuffer) -> None:
+        """Writes them. `gradients`: float32, (ids that were given, dim); those of one id are summed in order."""
+    def scatter(self, rows: _HasBuffer, dim: int, out: _HasBuffer) -> None:
+        """Gives each id that was given its row. `rows`: float32, (ids, dim); `out`: (ids that were given, dim)."""
+
+@final
 class Decision:
     """What `Shard.advance` applies. Values are checked here, before any lock."""
 
@@ -687,8 +711,10 @@ class Shard:
         group: int,
         zeros: bool,
         slices: Sequence[tuple[int, int]],
+        rows: tuple[int, int, float, float, int] | None = None,
     ) -> None:
         """Creates the slots of this shard's slices: (key, num_elems) each. Idempotent.
+        `rows`: of a table: dim, and of the first values their kind, a, b and seed; its slices are partitions.
         `zeros`: the value is zero at once; else pulls say NOT_INITIALISED until `initialise`."""
     def drop(self, tensor_id: int) -> None: ...
 
@@ -766,8 +792,9 @@ class Shard:
         """The bytes of (key, part), one after the other; small ones share a view. Raises VERSION_GONE."""
     def allocate(self, num_bytes: int) -> Buffer:
         """Memory to `load` from."""
-    def load(self, key: int, version: int, num_steps: int, parts: Sequence[Buffer | None]) -> None:
-        """Gives a new slot its value, and its rule state, if it has any. Raises BAD_ARGUMENT, OUT_OF_MEMORY."""
+    def load(self, key: int, version: int, num_steps: int, parts: Sequence[Buffer | None], num_rows: int = 0) -> None:
+        """Gives a new slot its value, and its rule state, if it has any. Raises BAD_ARGUMENT, OUT_OF_MEMORY.
+        `num_rows`: of a partition of a table, whose records are the part; it may come in several calls."""
     def is_settled(self) -> bool:
         """Carries the last decision out where that can be. Whether that is on all slots."""
     def history(

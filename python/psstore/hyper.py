@@ -53,3 +53,17 @@ HYPER_DEFAULTS: Mapping[str, Mapping[str, float]] = {
     "reduce": {},
 }
 """Names and defaults per rule: torch.optim's of the same class (flags are 0.0 or 1.0)."""
+
+ROW_HYPER_DEFAULTS: Mapping[str, Mapping[str, float]] = {
+    "sparse_sgd": {"lr": 1e-3, "maximize": 0.0},
+    "sparse_adagrad": {
+        "lr": 1e-2,
+        "lr_decay": 0.0,
+        "initial_accumulator_value": 0.0,
+        "eps": 1e-10,
+        "maximize": 0.0,
+    },
+    "rowwise_adagrad": {"lr": 1e-2, "initial_accumulator_value": 0.0, "eps": 1e-8, "maximize": 0.0},
+    "sparse_adam": {"lr": 1e-3, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "maximize": 0.0},
+}
+"""Names and defaults of the rules of rows: torch.optim's where torch has the rule, and FBGEMM's of rowwise_adagrad."""

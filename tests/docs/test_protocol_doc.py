@@ -12,11 +12,11 @@ from msgspec import NODEFAULT
 from msgspec.structs import FieldInfo, fields
 
 from psstore import _core
-from psstore.hyper import HYPER_DEFAULTS
+from psstore.hyper import HYPER_DEFAULTS, ROW_HYPER_DEFAULTS
 from psstore.protocol import clients, connection
 from psstore.protocol.coordinator_feed import CONTROL
 from psstore.protocol.membership import Liveness
-from psstore.types import Tensor, TensorSpec, applies_by_decision
+from psstore.types import RowsSpec, Tensor, TensorSpec, applies_by_decision
 from psstore.wire import messages
 
 
@@ -25,7 +25,7 @@ def document(repository: Path) -> str:
     return (repository / "docs" / "protocol.md").read_text()
 
 
-MESSAGES = [*messages.Message.__subclasses__(), Tensor, TensorSpec]
+MESSAGES = [*messages.Message.__subclasses__(), RowsSpec, Tensor, TensorSpec]
 
 
 def entry_of(message: type[msgspec.Struct], document: str) -> str:
@@ -65,7 +65,7 @@ def test_document_names_every_operation_of_the_coordinator(document: str) -> Non
 
 
 def test_document_has_every_hyper_parameter_with_its_default(document: str) -> None:
-    for rule, defaults in HYPER_DEFAULTS.items():
+    for rule, defaults in {**HYPER_DEFAULTS, **ROW_HYPER_DEFAULTS}.items():
         if applies_by_decision(rule):
             row = " ".join(f"`{name}={default}`" for name, default in defaults.items())
             assert f"| `{rule}` | {row} |" in document

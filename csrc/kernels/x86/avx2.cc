@@ -4,6 +4,7 @@
 #include "kernels/codec_encode.h"
 #include "kernels/convert.h"
 #include "kernels/loops.h"
+#include "kernels/row_steps.h"
 #include "kernels/squares.h"
 #include "kernels/x86/registers256.h"
 #include "kernels/x86/sets.h"
@@ -19,6 +20,7 @@ const KernelSet kAvx2Kernels{"avx2",
                              convert_loop<VectorConversions<Registers256>>,
                              all_finite_loop,
                              encode_loop<VectorEncoders<Registers256>>,
-                             decode_loop};
+                             decode_loop,
+                             step_rows_loop<VectorSums<Registers256>>};
 
 }  // namespace psstore

@@ -4,6 +4,7 @@
 #include "kernels/codec_encode.h"
 #include "kernels/convert.h"
 #include "kernels/loops.h"
+#include "kernels/row_steps.h"
 #include "kernels/squares.h"
 #include "kernels/x86/registers512.h"
 #include "kernels/x86/sets.h"
@@ -19,6 +20,7 @@ const KernelSet kAvx512Kernels{"avx512",
                                convert_loop<VectorConversions<Registers512>>,
                                all_finite_loop,
                                encode_loop<VectorEncoders<Registers512>>,
-                               decode_loop};
+                               decode_loop,
+                               step_rows_loop<VectorSums<Registers512>>};
 
 }  // namespace psstore

@@ -25,6 +25,7 @@ from psstore.client.reading import Reading
 from psstore.client.rounds import CommitResult, Committing
 from psstore.client.rule_state import Restored, RuleState, restoring
 from psstore.client.schema import Hypers, as_source
+from psstore.client.tables import Tables
 from psstore.client.writing import Creating, Writing
 from psstore.client.zero_copy import Borrowed, Borrowing, Debt
 from psstore.codec.codecs import Codecs
@@ -50,6 +51,7 @@ class Operations:
         self.borrowing = Borrowing(context, self.reading)
         self._creating = Creating(context, self.writing)
         self._rounds = Committing(context, norm, self.writing)
+        self._tables = Tables(context, norm, self.writing, self.reading)
 
     # ---- tensors ----
 
@@ -106,10 +108,68 @@ class Operations:
 
     async def drop(self, name: str) -> None:
         """Forgets a tensor, on every shard. Raises UnknownTensor."""
-        tensors = await self.context.schema.find([name])
+        tensors = await self.context.schema.find_any([name])
         await self.client.drop([name])
         self.context.schema.forget(name)
         self.context.coded.forget(tensors)
+
+    # ---- tables of rows ----
+
+    async def create_table(
+        self,
+        name: str,
+        *,
+        dim: int,
+        rule: str,
+        init: str = "zeros",
+        seed: int = 0,
+        group: int = 0,
+        exist: Exist = "match",
+    ) -> None:
+        """Creates a table of rows of `dim` float32, by any 64-bit id; docs/rows.md says how it lives.
+
+        `rule`: 'sgd', 'adagrad', 'rowwise_adagrad' or 'adam', as torch has them for sparse gradients.
+        `init`: a row's first value: 'zeros', 'constant(c)', 'uniform(a, b)' or 'normal(mean, std)', of the name, the
+        `seed` and the row's id.
+        `group`: parameter group, whose hyper-parameters a commit names; of tables of this rule alone.
+        `exist`: see `create`.
+
+        Raises BadArgument, ShapeMismatch, RuleMismatch, TensorExists; nothing is created then.
+        """
+        one_of("exist", exist, get_args(Exist))
+        await self._tables.create(
+            text("create_table: name", name),
+            dim=whole("dim", dim),
+            rule=text("rule", rule),
+            init=text("init", init),
+            seed=whole("seed", seed),
+            group=whole("group", group),
+            exist=exist,
+        )
+
+    async def push_rows(self, name: str, ids: Array, gradients: Array) -> None:
+        """Sends gradients of rows as this worker's contribution to the table in the current round. It counts when the
+        round is committed; pushing the table again before that replaces all of it.
+
+        `ids`: integers of any shape and order, none negative; gradients of one that comes twice are summed in order.
+        `gradients`: float32 of the ids' shape and then (dim,). Both must stay as they are until the call returns.
+
+        Raises UnknownTensor, RuleMismatch, DTypeMismatch, ShapeMismatch, BadArgument before anything is sent.
+        """
+        await self._tables.push(name, ids, gradients)
+
+    async def pull_rows(self, name: str, ids: Array, *, out: Array | None = None, wait_s: float | None = None) -> Array:
+        """The rows of these ids, with every step in them that anybody was told of before the call: float32 of the ids'
+        shape and then (dim,). Those that nobody has trained have their first values, and stay as little there as
+        before.
+
+        `out`: a numpy array or torch tensor of that shape to receive into, and to return (default: a new numpy array).
+        `wait_s`: how long to wait (default: the store's).
+
+        Raises UnknownTensor, RuleMismatch, DTypeMismatch, ShapeMismatch, BadArgument before anything is sent;
+        DeadlineExceeded, which leaves `out` undefined.
+        """
+        return await self._tables.pull(name, ids, out, wait_s=wait_s)
 
     # ---- writing ----
 

@@ -123,7 +123,7 @@ class Committing:
         named, pushed = tuple(names), self._writing.pushed
         if not promised and self._last is not None and self._last.is_of(named, pushed):
             return self._last.ids
-        tensors = await self._context.schema.find(named)
+        tensors = await self._context.schema.find_any(named)
         for tensor in tensors:
             if not promised and tensor.id not in pushed:
                 raise BadArgument(f"commit counts on {tensor.spec.name!r}, which was not pushed in this round")

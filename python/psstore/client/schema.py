@@ -54,8 +54,27 @@ class Schema:
         self._on_changed()
 
     async def find(self, names: Sequence[str]) -> list[Tensor]:
-        """Returns tensors by name; asks the store for those that are not known here. Raises UnknownTensor, which names
-        the first that the store does not have."""
+        """Returns tensors by name, as `find_any`. Raises RuleMismatch, which names the first that is a table."""
+        found = await self.find_any(names)
+        for tensor in found:
+            if tensor.spec.rows is not None:
+                name = tensor.spec.name
+                raise RuleMismatch(
+                    f"{name!r} is a table of rows: push_rows and pull_rows take its rows, and nothing takes all of it",
+                    name=name,
+                )
+        return found
+
+    async def find_table(self, name: str) -> Tensor:
+        """Returns a table by its name. Raises UnknownTensor; RuleMismatch if it is no table."""
+        (tensor,) = await self.find_any([name])
+        if tensor.spec.rows is None:
+            raise RuleMismatch(f"{name!r} is a tensor and no table: push and pull take it", name=name)
+        return tensor
+
+    async def find_any(self, names: Sequence[str]) -> list[Tensor]:
+        """Returns tensors and tables by name; asks the store for those that are not known here. Raises UnknownTensor,
+        which names the first that the store does not have."""
         try:
             unknown = list(dict.fromkeys(name for name in names if name not in self._tensors))
         except TypeError:  # one can't be looked up
@@ -69,7 +88,7 @@ class Schema:
     async def refresh(self, name: str) -> Tensor:
         check_name(name)
         self.forget(name)
-        return (await self.find([name]))[0]
+        return (await self.find_any([name]))[0]
 
     async def within(self, ranges: Iterable[Ranges]) -> list[Tensor]:
         """The tensors whose ids are in any of these ranges, by id."""

@@ -100,6 +100,19 @@ class Writing:
                 await _carried(partial(client.write, op), transfers)
         self.sent(op, layout)
 
+    async def send_rows(self, table: Tensor, transfers: Sequence[Transfer]) -> None:
+        """Sends a contribution to all partitions of a table."""
+        client = self._context.client
+        with self._context.forgetting_unknown([table]):
+            await self._norm.settle(None)
+            push = self._begin_push()
+            try:
+                await client.push(transfers)
+            finally:
+                self.push_ended(push)
+        self._pushed.add(frozenset((table.id,)))
+        self.num_bytes += sum(transfer.table.payload_bytes for transfer in transfers)
+
     async def _push_in_order(self, frames: FramesInFlight, transfers: Iterable[Transfer]) -> None:
         """Carries out `client.push` in a round that was committed early."""
         client = self._context.client

@@ -27,9 +27,13 @@ class Unplaced(NamedTuple):
 
 
 def place_tensors(tensors: Sequence[Unplaced], loads_bytes: Sequence[int]) -> list[Tensor]:
-    """The tensors, with a shard for each slice."""
+    """The tensors, with a shard for each slice. Partitions of a table, whose bytes nobody knows yet, and which have as
+    many rows as one another, go to the shards in turn."""
+    num_shards = len(loads_bytes)
     sizes: list[int] = []
     for _, spec, elems in tensors:
+        if spec.rows is not None:
+            continue
         item = ITEM_BYTES[spec.dtype]
         whole, rest = divmod(spec.num_elems, elems)
         sizes += [elems * item] * whole + ([rest * item] if rest else [])
@@ -39,7 +43,10 @@ def place_tensors(tensors: Sequence[Unplaced], loads_bytes: Sequence[int]) -> li
             id=number,
             spec=spec,
             slice_elems=elems,
-            shards=tuple(next(owners) for _ in range(num_slices(spec.num_elems, elems))),
+            shards=tuple(
+                next(owners) if spec.rows is None else index % num_shards
+                for index in range(num_slices(spec.num_elems, elems))
+            ),
         )
         for number, spec, elems in tensors
     ]

@@ -17,7 +17,10 @@ enough that one descriptor of 32 bytes and one lock per slice cost nothing."""
 
 
 def slice_elems(spec: TensorSpec) -> int:
-    """Elements per slice of this tensor. Raises BadArgument if it would need more slices than a key can number."""
+    """Elements per slice of this tensor; of a table, per row. Raises BadArgument if it would need more slices than a
+    key can number."""
+    if spec.rows is not None:
+        return spec.rows.dim  # a slice is a partition
     elems = SLICE_BYTES // ITEM_BYTES[spec.dtype]
     if num_slices(spec.num_elems, elems) >= 1 << _core.SLICE_INDEX_BITS:
         raise BadArgument(f"tensor {spec.name!r}: {spec.num_elems} elements are more than a tensor can have")

@@ -73,6 +73,8 @@ class Transfer(NamedTuple):
     table: _core.SliceTable
     memory: Destination | Placed | None
     """To send from: `Segments` or what is `Placed`."""
+    ids: bytes | None = None
+    """Ids of the rows that are read: u64 each, in the order of the table."""
 
 
 class Hold(NamedTuple):
@@ -416,6 +418,16 @@ class Client:
             at_least = max(at_least or 0, await self._learn_decisions())
         return await self._read("PULL", transfers, at_least=at_least, wait_s=wait_s)
 
+    async def pull_rows(
+        self, transfers: Iterable[Transfer], *, wait_s: float, hold: Hold | None = None
+    ) -> list[Answer]:
+        """`pull` of rows of tables, which are trained, or `pull_held`. The `version` of an entry of the transfers'
+        tables says how many of the `ids` are its."""
+        at_least = None if hold is None else hold.version
+        if hold is None and not self.is_current:
+            at_least = await self._learn_decisions()
+        return await self._read("PULL_ROWS", transfers, at_least=at_least, wait_s=wait_s, hold=hold)
+
     async def hold(self, *, state: bool, wait_s: float) -> Hold:
         """Has every shard keep the values, and rule state if `state`, of one decision, which everything that anybody
         was told of is in: nobody's training waits for it. Each shard is asked for its version and keeps what comes
@@ -554,8 +566,10 @@ class Client:
         carry = m.Carry(wait_s=wait_s)
         timeout_s = max(self.timeout_s, wait_s + GRACE_S)
         requests = [
-            self._request(self.sessions[way], "PULL", table=table, body=carry, destination=memory, timeout_s=timeout_s)
-            for way, table, memory in transfers
+            self._request(
+                self.sessions[one.way], "PULL", table=one.table, body=carry, destination=one.memory, timeout_s=timeout_s
+            )
+            for one in transfers
         ]
         answers = zip(transfers, await collect(requests), strict=True)
         return [transfer for transfer, answer in answers if answer.table.has_status(NotInitialised.code)]
@@ -692,6 +706,7 @@ class Client:
                 table=transfer.table,
                 body=carry,
                 destination=transfer.memory,
+                ids=transfer.ids,
                 timeout_s=wait_s + GRACE_S,
                 round=0 if hold is None else hold.version,
                 sequence=0 if hold is None else hold.reader,

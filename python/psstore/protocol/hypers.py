@@ -8,7 +8,7 @@ from typing import NamedTuple
 from psstore import _core
 from psstore.errors import BadArgument
 from psstore.protocol.schema_registry import Group
-from psstore.types import complete_hyper
+from psstore.types import complete_hyper, rule_number
 
 
 class Chosen(NamedTuple):
@@ -50,7 +50,7 @@ class Hypers:
                 chosen[group] = last  # as most commits have it, all of one round at the latest
                 continue
             values = complete_hyper(rule, {**self._kept(group, rule), **hyper})
-            _core.check_hyper(_core.RULES[rule], values, _core.DTYPES[dtype])
+            _core.check_hyper(rule_number(rule), values, _core.DTYPES[dtype])
             chosen[group] = Chosen(rule, values)
         return chosen
 

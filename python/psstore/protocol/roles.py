@@ -28,7 +28,8 @@ class Access(enum.IntEnum):
 
 LEAST: Mapping[str, Access] = {
     **dict.fromkeys(
-        ("PULL", "NORM", "SHARE", "RELEASE", "HOLD", "FREE", "DEFINE", "DESCRIBE", "DECISIONS", "STATS"), Access.READ
+        ("PULL", "NORM", "PULL_ROWS", "SHARE", "RELEASE", "HOLD", "FREE", "DEFINE", "DESCRIBE", "DECISIONS", "STATS"),
+        Access.READ,
     ),
     **dict.fromkeys(("PUSH", "ASSIGN", "ADD", "INIT", "RESTORE"), Access.WORKER),
     **dict.fromkeys(("CREATE", "READY", "DROP", "JOIN", "ATTACH", "ATTEST", "HEARTBEAT"), Access.WORKER),

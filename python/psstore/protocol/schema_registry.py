@@ -145,6 +145,8 @@ class SchemaRegistry:
                 f"tensor {spec.name!r} has rule {there.spec.rule!r} and group {there.spec.group} in the store,"
                 f" not {spec.rule!r} and {spec.group}; {advice}"
             )
+        if there.spec.rows != spec.rows:
+            raise BadArgument(f"table {spec.name!r} has {there.spec.rows} in the store, not {spec.rows}; {advice}")
 
     def _check_room(self, request: Create) -> None:
         """What can't fit is told before it is cut into slices: of a terabyte there are millions."""
@@ -191,6 +193,8 @@ class SchemaRegistry:
         return tensor.id
 
     def _count(self, tensor: Tensor, sign: int) -> None:
+        if tensor.spec.rows is not None:
+            return  # its rows take memory as they come
         item = ITEM_BYTES[tensor.spec.dtype]
         for index, shard in enumerate(tensor.shards):
             begin, end = tensor.bounds(index)
@@ -208,4 +212,4 @@ class SchemaRegistry:
 
 
 def _num_bytes(spec: TensorSpec) -> int:
-    return spec.num_elems * ITEM_BYTES[spec.dtype]
+    return spec.num_elems * ITEM_BYTES[spec.dtype] if spec.rows is None else 0

@@ -51,7 +51,7 @@ from psstore.wire import messages as m
 from psstore.wire import records as r
 
 OPS = _core.OPS
-CARRIERS = frozenset((OPS["PUSH"], OPS["PULL"], OPS["NORM"]))
+CARRIERS = frozenset((OPS["PUSH"], OPS["PULL"], OPS["NORM"], OPS["PULL_ROWS"]))
 """Requests for data that bring decisions. They come here if one is new, and go back to their connection's protocol."""
 
 WRITES = frozenset((OPS["PUSH"], OPS["ASSIGN"], OPS["ADD"], OPS["INIT"], OPS["RESTORE"]))
@@ -571,7 +571,7 @@ class ShardService:
         return []
 
     def _hear(self, connection: Connection, frame: _core.Frame) -> None:
-        self.facts.hear(m.decode_body(m.Carry, frame.body))
+        self.facts.hear(m.decode_body(m.Carry, frame.carry))
         connection.protocol.again(frame)
 
     def _control(self, connection: Connection, op: int, frame: _core.Frame, now: float) -> list[Output]:

@@ -218,16 +218,18 @@ class Session:
         body: m.Message | None = None,
         payload: Payload | None = None,
         destination: Destination | None = None,
+        ids: bytes | None = None,
         round: int = 0,
         sequence: int = 0,
     ) -> None:
-        """Sends a request, now or when the link is up. `future` gets a message body, None, or an `Answer`."""
+        """Sends a request, now or when the link is up. `future` gets a message body, None, or an `Answer`. `ids`: of
+        the rows that a PULL_ROWS is for."""
         if self.failure is not None:
             if not future.done():
                 future.set_exception(self.failure)
             return
         carry = (body.at_least, body.wait_s) if type(body) is m.Carry else None
-        message = body if carry is None else None
+        message = body if carry is None else ids
         memory = destination if payload is None else payload
         may_land = isinstance(memory, Landing) and self.near is not None
         # By position, as keywords would take as long as all else here.

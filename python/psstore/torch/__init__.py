@@ -3,6 +3,7 @@
 try:
     from psstore.codec.compression import Compression
     from psstore.torch.elastic_sampler import ElasticSampler
+    from psstore.torch.embedding import Embedding
     from psstore.torch.hooks import Hook
     from psstore.torch.loop import Step, TrainingSession, session
     from psstore.torch.optimizer import DistributedOptimizer
@@ -20,6 +21,7 @@ __all__ = [
     "Compression",
     "DistributedOptimizer",
     "ElasticSampler",
+    "Embedding",
     "GradScaler",
     "Hook",
     "Replicas",

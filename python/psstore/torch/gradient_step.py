@@ -106,6 +106,11 @@ class GradientStep(ABC):
     def clip(self, max_norm: float, overflow: Overflow) -> torch.Tensor:
         consistency = self._training.store.consistency
         if not consistency.lockstep:  # each commit is one worker's: what is reduced is its own gradient
+            if self._training.tables.tables:
+                raise UsageError(
+                    f"clipping in mode {consistency.mode!r} is this worker's alone, and knows no rows of tables yet:"
+                    " leave it out, or start the store with --mode sync"
+                )
             return torch.nn.utils.clip_grad_norm_([one.parameter for one in self._training.trained], max_norm)
         if consistency.mode == "backup":
             raise UsageError(
@@ -149,17 +154,25 @@ class GradientStep(ABC):
         training = self._training
         self._prepare()
         hypers = self._hypers()
-        gradients = self._gradients
-        if overflow.found:
-            present = gradients.withhold()
+        gradients, tables = self._gradients, training.tables
+        if overflow.rewritten and tables.tables:
+            raise UsageError(
+                "unscale_ has divided the gradients of parameters, and those of tables are still multiplied by the loss"
+                " scale: leave scaler.unscale_(optimizer) out, and clip by max_norm="
+            )
+        found = overflow.found or (overflow.loss_scale != 1.0 and not tables.are_finite)
+        if found:
+            present, rows = gradients.withhold(), []
+            tables.withhold()
         else:
             present = gradients.complete(rewritten=overflow.rewritten, loss_scale=overflow.loss_scale)
+            rows = tables.push()
         commit = training.store.commit(
-            hypers,
+            {**hypers, **tables.hypers()},
             weight=training.weight,
             loss_scale=overflow.loss_scale,
-            non_finite=overflow.found,
-            present=present,
+            non_finite=found,
+            present=[*present, *rows],
             average=training.average and not training.has_parts,  # of a part there is one gradient, an average
             max_norm=max_norm,
         )
@@ -172,6 +185,7 @@ class GradientStep(ABC):
         self._apply(committed)
         self._committed = None
         self._gradients.forget()
+        self._training.tables.forget()
 
     def _check_clipped(self, committed: CommittedRound, overflow: Overflow) -> None:
         """Raises UsageError if anything was changed after clip_grad_norm_ had sent it."""

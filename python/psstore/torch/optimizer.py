@@ -25,11 +25,13 @@ from psstore.errors import NotAWorker, RolledBack, UsageError
 from psstore.torch.averaging import Averaging
 from psstore.torch.buffers import Buffers
 from psstore.torch.eager_step import EagerStep
+from psstore.torch.embedding import Embedding
 from psstore.torch.optimizer_state import RESIDUALS_KEY, is_initial_state_wanted
 from psstore.torch.param_groups import check_distributable, has_rule, may_compress
 from psstore.torch.parameters import Names
 from psstore.torch.part_tensors import check_trains_parts, take_gradients
 from psstore.torch.store_step import StoreStep
+from psstore.torch.table_gradients import TableGradients
 from psstore.torch.torch_clipping import stand_in_for
 from psstore.torch.training import FrozenCheck, Overflow, Overlap, StepStrategy, Training
 from psstore.torch.warnings import warn
@@ -86,6 +88,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
             gradients, 'push=sign,pull=int8', or a `psstore.torch.Compression`. A parameter group may have its own,
             under 'compression'. It is read when a parameter is first trained, and must be alike on every worker. What
             codecs lose of gradients is kept on each worker, and is part of its `state_dict()`.
+        tables: `psstore.torch.Embedding` modules of the same store, whose rows are trained in the same rounds: what
+            backward leaves of them is pushed in step(), and clipped with the rest. Not with overlap='eager',
+            mode='average', or parameters that are DTensors.
         exist: what to do with tensors of these names that the store has already: 'match' goes on training them, and
             says so; 'error' raises TensorExists; 'overwrite' replaces them. All but 'match' wait for all workers.
 
@@ -110,6 +115,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         average: bool = True,
         max_norm: float | None = None,
         compression: Compression | str | None = None,
+        tables: Iterable[Embedding] = (),
         exist: Exist = "match",
     ) -> None:
         if isinstance(optimizer, DistributedOptimizer):
@@ -139,6 +145,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             optimizer,
             store,
             Names(named_parameters, prefix=prefix),
+            TableGradients(tables, store),
             average=average,
             overlap=overlap,
             compression=Compression.of(compression),
@@ -236,6 +243,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._frozen_check.check()
         self.optimizer._opt_called = True  # type: ignore[attr-defined]  # torch's schedulers of the wrapped one ask
         return loss
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forgets the gradients that there are, of parameters and of rows of tables."""
+        super().zero_grad(set_to_none)
+        self._training.tables.zero()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds parameters to train from the next step on, on every worker. Their names are those of `named_parameters`,
@@ -484,7 +496,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
             )
 
     def _warn_without_gradients(self) -> None:
-        if self._has_warned or any(p.grad is not None for group in self.param_groups for p in group["params"]):
+        rows = any(one.left for one in self._training.tables.tables)
+        if self._has_warned or rows or any(p.grad is not None for group in self.param_groups for p in group["params"]):
             return
         self._has_warned = True
         warn(
@@ -533,6 +546,9 @@ def select_step(training: Training, *, mode: Mode, every: int, clips: bool) -> S
     if clips and (training.overlap == "eager" or training.store.consistency.mode == "backup"):
         what = "overlap='eager'" if training.overlap == "eager" else "a store in mode 'backup'"
         raise UsageError(f"max_norm can't be had with {what}, where not every gradient is waited for: leave it out")
+    if training.tables.tables and (training.overlap == "eager" or mode == "average" or training.has_parts):
+        what = "DTensors" if training.has_parts else "mode='average'" if mode == "average" else "overlap='eager'"
+        raise UsageError(f"tables= can't be had with {what} yet: rows are pushed in step(), each worker's own")
     if mode == "average":
         if training.has_parts:
             raise UsageError("mode='average' is for workers with whole models, and these have parts: leave it out")

@@ -28,7 +28,8 @@ RULES: Mapping[type[torch.optim.Optimizer], str] = {
 REFUSED: Mapping[type[torch.optim.Optimizer], str] = {
     torch.optim.LBFGS: "it evaluates the model several times in a step, and each time would need all workers: train"
     " with another optimizer, or with LBFGS in one process",
-    torch.optim.SparseAdam: "the store trains dense gradients: make the embedding with sparse=False, and use Adam",
+    torch.optim.SparseAdam: "the store trains dense gradients of parameters: make the embedding with sparse=False, and"
+    " use Adam; or make it a psstore.torch.Embedding with rule='adam'",
 }
 """Optimizers that can't be distributed, and why."""
 

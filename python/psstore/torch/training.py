@@ -26,6 +26,7 @@ from psstore.errors import DTypeMismatch, NotInitialised, RuleMismatch, ShapeMis
 from psstore.torch.param_groups import compression_for
 from psstore.torch.parameters import Names, Trained, gradient_name, mark_written, trainable
 from psstore.torch.parts import is_first_of_copies
+from psstore.torch.table_gradients import TableGradients
 from psstore.torch.warnings import quoted, warn, with_hint
 from psstore.types import TensorSpec
 from psstore.wire.messages import Exist
@@ -111,6 +112,8 @@ class Training:
     """The wrapped optimizer: its class says the rule, its groups the hyper-parameters."""
     store: Store
     names: Names
+    tables: TableGradients
+    """Tables of rows that are trained beside the parameters."""
     average: bool = True
     """Divide the sum of the gradients by the number of workers."""
     weight: float = 1.0

@@ -1,0 +1,73 @@
+// A contribution to the rows of a partition as it travels, and several of them merged.
+//
+//   | ids: n × u64, ascending | gradients: n × dim × float32 |      any alignment
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <span>
+#include <vector>
+
+#include "kernels/update.h"
+#include "rows/row_store.h"
+
+namespace psstore {
+
+// Bytes of a contribution to so many rows, and of a row in it.
+constexpr size_t contributed_row_bytes(uint32_t dim) {
+  return kIdBytes + dim * sizeof(float);
+}
+
+class RowContribution {
+ public:
+  // REQUIRES: `num_bytes` are whole rows.
+  RowContribution(const std::byte* bytes, size_t num_bytes, uint32_t dim, float weight)
+      : bytes_(bytes),
+        num_rows_(num_bytes / contributed_row_bytes(dim)),
+        gradient_bytes_(dim * sizeof(float)),
+        weight_(weight) {}
+
+  size_t num_rows() const { return num_rows_; }
+  float weight() const { return weight_; }
+  uint64_t id(size_t i) const {
+    uint64_t id;
+    std::memcpy(&id, bytes_ + i * kIdBytes, sizeof id);
+    return id;
+  }
+  const std::byte* gradient(size_t i) const {
+    return bytes_ + num_rows_ * kIdBytes + i * gradient_bytes_;
+  }
+  // Of all rows, one after the other.
+  const std::byte* gradients() const { return gradient(0); }
+
+  bool ascends() const {
+    for (size_t i = 1; i < num_rows_; ++i) {
+      if (id(i) <= id(i - 1)) return false;
+    }
+    return true;
+  }
+
+ private:
+  const std::byte* bytes_;
+  size_t num_rows_;
+  size_t gradient_bytes_;
+  float weight_;
+};
+
+// The rows that several contributions are to, by ascending id, with their gradients in the order of the contributions.
+// Who sends ids that do not ascend gets some rows more than once, and nothing worse.
+struct MergedRows {
+  std::vector<uint64_t> ids;
+  std::vector<Contribution> gradients;
+  std::vector<size_t> ends;  // of each id's gradients
+
+  explicit MergedRows(std::span<const RowContribution> contributions);
+
+  std::span<const Contribution> gradients_of(size_t i) const {
+    const size_t begin = i == 0 ? 0 : ends[i - 1];
+    return std::span(gradients).subspan(begin, ends[i] - begin);
+  }
+};
+
+}  // namespace psstore

@@ -1,0 +1,90 @@
+#include "rows/grouped_ids.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+namespace psstore {
+namespace {
+
+struct Given {
+  uint64_t id;
+  uint32_t position;  // in what was given
+  uint32_t partition;
+};
+
+// Stable, by one byte of each: what is sorted by several is sorted by the least of them first (Knuth, TAOCP 3, 5.2.5).
+// Ids of most tables are small, and bytes that are the same in all need no pass.
+template <typename ByteOf>
+void sort_by(std::vector<Given>& given, std::vector<Given>& room, ByteOf byte_of) {
+  std::array<size_t, 257> begins{};
+  for (const Given& one : given) ++begins[byte_of(one) + 1];
+  if (std::ranges::find(begins, given.size()) != begins.end()) return;
+  for (size_t i = 1; i < begins.size(); ++i) begins[i] += begins[i - 1];
+  for (const Given& one : given) room[begins[byte_of(one)]++] = one;
+  given.swap(room);
+}
+
+}  // namespace
+
+GroupedIds::GroupedIds(std::span<const uint64_t> ids, int partition_bits)
+    : begins_((size_t{1} << partition_bits) + 1), places_(ids.size()) {
+  std::vector<Given> given(ids.size());
+  for (size_t i = 0; i < ids.size(); ++i) {
+    // Shifted twice: by 64 bits at once it is undefined.
+    const auto partition = static_cast<uint32_t>(hash_of_id(ids[i]) >> 1 >> (63 - partition_bits));
+    given[i] = {ids[i], static_cast<uint32_t>(i), partition};
+  }
+  std::vector<Given> room(given.size());
+  for (int shift = 0; shift < 64; shift += 8) {
+    sort_by(given, room, [=](const Given& one) { return size_t{one.id >> shift & 0xFF}; });
+  }
+  sort_by(given, room, [](const Given& one) { return size_t{one.partition}; });
+  ids_.reserve(given.size());
+  for (const Given& one : given) {
+    const bool is_new = ids_.empty() || ids_.back() != one.id;
+    if (is_new) {
+      ids_.push_back(one.id);
+      ++begins_[one.partition + 1];
+    }
+    places_[one.position] = static_cast<uint32_t>(ids_.size() - 1);
+  }
+  for (size_t p = 1; p < begins_.size(); ++p) begins_[p] += begins_[p - 1];
+}
+
+void GroupedIds::pack(const float* gradients, uint32_t dim, std::byte* packed) const {
+  const size_t row_bytes = dim * sizeof(float);
+  std::vector<std::byte*> rows(ids_.size());
+  std::byte* to = packed;
+  for (size_t p = 0; p + 1 < begins_.size(); ++p) {
+    const size_t count = begins_[p + 1] - begins_[p];
+    if (count == 0) continue;
+    std::memcpy(to, &ids_[begins_[p]], count * kIdBytes);
+    to += count * kIdBytes;
+    for (size_t i = begins_[p]; i < begins_[p + 1]; ++i, to += row_bytes) rows[i] = to;
+  }
+  std::vector<bool> is_there(ids_.size());
+  for (size_t i = 0; i < places_.size(); ++i) {
+    const float* gradient = gradients + i * dim;
+    std::byte* row = rows[places_[i]];
+    if (!is_there[places_[i]]) {
+      std::memcpy(row, gradient, row_bytes);
+      is_there[places_[i]] = true;
+      continue;
+    }
+    for (size_t k = 0; k < dim; ++k) {
+      float sum;
+      std::memcpy(&sum, row + k * sizeof sum, sizeof sum);
+      sum += gradient[k];
+      std::memcpy(row + k * sizeof sum, &sum, sizeof sum);
+    }
+  }
+}
+
+void GroupedIds::scatter(const float* rows, uint32_t dim, float* out) const {
+  for (size_t i = 0; i < places_.size(); ++i) {
+    std::memcpy(out + i * dim, rows + size_t{places_[i]} * dim, dim * sizeof(float));
+  }
+}
+
+}  // namespace psstore

@@ -1,0 +1,42 @@
+// A client's ids in the order in which they travel: by partition, ascending within each, every id once.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "rows/contribution.h"
+
+namespace psstore {
+
+// Partitions of a table are a power of two, at most so many: the highest bits of an id's hash.
+inline constexpr int kMaxPartitionBits = 8;
+
+class GroupedIds {
+ public:
+  // REQUIRES: fewer than 2^32 ids, partition_bits in [0, kMaxPartitionBits].
+  GroupedIds(std::span<const uint64_t> ids, int partition_bits);
+
+  size_t num_given() const { return places_.size(); }
+  // Every id once.
+  std::span<const uint64_t> ids() const { return ids_; }
+  // (partitions + 1,): partition p has ids [begins[p], begins[p + 1]).
+  std::span<const size_t> begins() const { return begins_; }
+
+  // Bytes of the contributions to all partitions, one after the other (contribution.h).
+  size_t packed_bytes(uint32_t dim) const { return ids_.size() * contributed_row_bytes(dim); }
+  // Writes them. Gradients of an id that was given several times are summed in the order given.
+  // `gradients`: (num_given, dim)
+  void pack(const float* gradients, uint32_t dim, std::byte* packed) const;
+  // Gives each id that was given its row.
+  // `rows`: (ids, dim), `out`: (num_given, dim)
+  void scatter(const float* rows, uint32_t dim, float* out) const;
+
+ private:
+  std::vector<uint64_t> ids_;
+  std::vector<size_t> begins_;
+  std::vector<uint32_t> places_;  // in ids_, of each id that was given
+};
+
+}  // namespace psstore

@@ -1,0 +1,143 @@
+#include "rows/row_store.h"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <string>
+
+#include "core/errors.h"
+
+namespace psstore {
+namespace {
+
+// Ids that are looked up together: as many cache misses as a core keeps under way, several times over.
+constexpr size_t kLookedUpTogether = 32;
+
+}  // namespace
+
+SlabLayout::SlabLayout(const RowShape& shape)
+    : record_bytes_(shape.record_bytes()),
+      rows_per_slab_(std::max<size_t>(1, kSlabBytes / record_bytes_)),
+      place_bits_(static_cast<int>(std::bit_width(rows_per_slab_ - 1))) {}
+
+RowStore::RowStore(const RowShape& shape, const FirstValues& first_values, AllocateMemory allocate)
+    : shape_(shape),
+      layout_(shape),
+      first_values_(first_values),
+      allocate_(std::move(allocate)),
+      index_(allocate_) {}
+
+void RowStore::find(std::span<const uint64_t> ids, std::span<RowNumber> rows) const {
+  std::array<uint64_t, kLookedUpTogether> hashes;
+  for (size_t begin = 0; begin < ids.size(); begin += kLookedUpTogether) {
+    const size_t count = std::min(kLookedUpTogether, ids.size() - begin);
+    for (size_t i = 0; i < count; ++i) {
+      hashes[i] = hash_of_id(ids[begin + i]);
+      index_.fetch(hashes[i]);
+    }
+    for (size_t i = 0; i < count; ++i) {
+      const RowNumber likely = index_.likely(hashes[i]);
+      if (likely != kNoRow) fetch(likely);
+    }
+    for (size_t i = 0; i < count; ++i) {
+      const uint64_t id = ids[begin + i];
+      rows[begin + i] = index_.find(hashes[i], [&](RowNumber row) { return id_of(row) == id; });
+    }
+  }
+}
+
+void RowStore::reserve(size_t num_more) {
+  if (num_more > kMaxRows - num_rows_) {
+    throw Error(ErrorCode::OUT_OF_MEMORY, "a partition of a table has " +
+                                              std::to_string(num_rows_) + " rows, and is to have " +
+                                              std::to_string(num_more) + " more; at most " +
+                                              std::to_string(kMaxRows) + " can be in one");
+  }
+  index_.reserve(num_more, hash_of_row());
+  const size_t num_slabs =
+      (num_rows_ + num_more + layout_.rows_per_slab() - 1) / layout_.rows_per_slab();
+  while (slabs_.size() < num_slabs) slabs_.push_back(allocate_(layout_.slab_bytes()));
+}
+
+RowNumber RowStore::append(uint64_t id) {
+  const RowNumber row = layout_.number(num_rows_++);
+  std::memcpy(value(row) - kIdBytes, &id, sizeof id);
+  index_.insert(hash_of_id(id), row, hash_of_row());
+  return row;
+}
+
+RowNumber RowStore::add(uint64_t id, float initial_state) {
+  const RowNumber row = append(id);
+  std::byte* const values = value(row);
+  write_first_values(first_values_, id, shape_.dim, values);
+  for (size_t i = 0; i < shape_.state_elems; ++i) {
+    std::memcpy(values + (shape_.dim + i) * sizeof(float), &initial_state, sizeof(float));
+  }
+  return row;
+}
+
+bool RowStore::make_writable(RowNumber row) {
+  BufferRef& slab = slabs_[layout_.slab_of(row)];
+  if (slab.unique()) return false;
+  BufferRef copy = allocate_(layout_.slab_bytes());
+  std::memcpy(copy->data(), slab->data(), layout_.slab_bytes());
+  slab = std::move(copy);
+  return true;
+}
+
+void RowStore::read(std::span<const uint64_t> ids, std::byte* values,
+                    const RowSnapshot* then) const {
+  std::array<RowNumber, kLookedUpTogether> rows;
+  while (!ids.empty()) {
+    const size_t count = std::min(kLookedUpTogether, ids.size());
+    find(ids.first(count), rows);
+    for (size_t i = 0; i < count; ++i) {
+      const RowNumber row = rows[i];
+      if (row == kNoRow || (then != nullptr && row >= then->end)) {
+        write_first_values(first_values_, ids[i], shape_.dim, values);
+      } else {
+        const std::vector<BufferRef>& slabs = then != nullptr ? then->slabs : slabs_;
+        const std::byte* slab = slabs[layout_.slab_of(row)]->data();
+        std::memcpy(values, slab + layout_.offset_of(row) + kIdBytes, shape_.value_bytes());
+      }
+      values += shape_.value_bytes();
+    }
+    ids = ids.subspan(count);
+  }
+}
+
+void RowStore::copy(const RowSnapshot& from, size_t first, size_t count, std::byte* records) const {
+  while (count > 0) {
+    const RowNumber row = layout_.number(first);
+    const size_t here = std::min(count, layout_.rows_per_slab() - first % layout_.rows_per_slab());
+    const size_t num_bytes = here * layout_.record_bytes();
+    std::memcpy(records, from.slabs[layout_.slab_of(row)]->data() + layout_.offset_of(row),
+                num_bytes);
+    records += num_bytes;
+    first += here;
+    count -= here;
+  }
+}
+
+void RowStore::load(std::span<const std::byte> records) {
+  const size_t record_bytes = layout_.record_bytes();
+  if (records.size() % record_bytes != 0) {
+    throw Error(ErrorCode::BAD_ARGUMENT, "records of rows have " + std::to_string(records.size()) +
+                                             " bytes, and each has " +
+                                             std::to_string(record_bytes));
+  }
+  reserve(records.size() / record_bytes);
+  for (size_t at = 0; at < records.size(); at += record_bytes) {
+    uint64_t id;
+    std::memcpy(&id, records.data() + at, sizeof id);
+    RowNumber there;
+    find({&id, 1}, {&there, 1});
+    if (there != kNoRow) {
+      throw Error(ErrorCode::BAD_ARGUMENT, "row " + std::to_string(id) + " is there twice");
+    }
+    const RowNumber row = append(id);
+    std::memcpy(value(row), records.data() + at + kIdBytes, record_bytes - kIdBytes);
+  }
+}
+
+}  // namespace psstore

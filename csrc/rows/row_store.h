@@ -1,0 +1,134 @@
+// The rows of one partition of a table: records in slabs, and an index of them by id.
+//
+//   record   | id | value: dim × float32 | state: state_elems × float32 |      A record never moves.
+//   slab     record record record …        16 KiB of records, or one that is larger
+//
+// Slabs are shared beyond whoever guards the store: a snapshot holds references to them, and what is to be changed is
+// copied first if somebody else holds it. So a change is in two parts: plan what is touched, which allocates, and may
+// throw; then touch it, which can't fail.
+//
+// Not thread-safe: guarded, like the slot that it is in, by the lock of its stripe. Snapshots are anybody's.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <span>
+#include <vector>
+
+#include "rows/first_values.h"
+#include "rows/row_index.h"
+
+namespace psstore {
+
+inline constexpr size_t kIdBytes = sizeof(uint64_t);
+
+struct RowShape {
+  uint32_t dim = 1;
+  uint32_t state_elems = 0;
+
+  size_t value_bytes() const { return dim * sizeof(float); }
+  size_t record_bytes() const { return kIdBytes + (size_t{dim} + state_elems) * sizeof(float); }
+};
+
+// A block of a pool of 16 KiB, less what the pool keeps beside it.
+inline constexpr size_t kSlabBytes = (16u << 10) - 128;
+// Rows of one partition: of their numbers some are not used.
+inline constexpr size_t kMaxRows = size_t{1} << 31;
+
+// How numbers of rows, slabs and records belong together: the low bits of a number are the place in its slab.
+class SlabLayout {
+ public:
+  explicit SlabLayout(const RowShape& shape);
+
+  size_t record_bytes() const { return record_bytes_; }
+  size_t slab_bytes() const { return rows_per_slab_ * record_bytes_; }
+  size_t rows_per_slab() const { return rows_per_slab_; }
+  size_t slab_of(RowNumber row) const { return row >> place_bits_; }
+  size_t offset_of(RowNumber row) const {
+    return (row & ((RowNumber{1} << place_bits_) - 1)) * record_bytes_;
+  }
+  // Of the n-th row that was added.
+  RowNumber number(size_t n) const {
+    return static_cast<RowNumber>(n / rows_per_slab_ << place_bits_ | n % rows_per_slab_);
+  }
+
+ private:
+  size_t record_bytes_;
+  size_t rows_per_slab_;
+  int place_bits_;
+};
+
+// The rows as they were once. Rows that were added later have numbers from `end` on.
+struct RowSnapshot {
+  std::vector<BufferRef> slabs;
+  size_t num_rows = 0;
+  RowNumber end = 0;
+};
+
+class RowStore {
+ public:
+  RowStore(const RowShape& shape, const FirstValues& first_values, AllocateMemory allocate);
+
+  const RowShape& shape() const { return shape_; }
+  size_t num_rows() const { return num_rows_; }
+  // Of records.
+  size_t num_bytes() const { return num_rows_ * shape_.record_bytes(); }
+  size_t index_bytes() const { return index_.num_bytes(); }
+
+  // The row of each id; kNoRow: there is none. Looks ahead in memory for many at once.
+  void find(std::span<const uint64_t> ids, std::span<RowNumber> rows) const;
+
+  // Memory for so many rows more. Throws Error(OUT_OF_MEMORY), with no row changed.
+  void reserve(size_t num_more);
+  // A row with its first values, and state of `initial_state`. REQUIRES: there is none of that id, and there is room.
+  RowNumber add(uint64_t id, float initial_state);
+  // Whether there is memory for so many rows more.
+  bool has_room(size_t num_more) const {
+    return num_rows_ + num_more <= slabs_.size() * layout_.rows_per_slab() &&
+           index_.has_room(num_more);
+  }
+  // Has the row's slab be nobody else's. True: it is another one now. Throws Error(OUT_OF_MEMORY), with no row changed.
+  bool make_writable(RowNumber row);
+
+  const std::byte* record(RowNumber row) const {
+    return slabs_[layout_.slab_of(row)]->data() + layout_.offset_of(row);
+  }
+  // Of value and state. REQUIRES: make_writable(), or added since the last snapshot.
+  std::byte* value(RowNumber row) {
+    return slabs_[layout_.slab_of(row)]->data() + layout_.offset_of(row) + kIdBytes;
+  }
+  void fetch(RowNumber row) const { fetch_lines(record(row), layout_.record_bytes()); }
+
+  // Writes the value of each id, as it is, or was; its first value if it has, or had, no row.
+  void read(std::span<const uint64_t> ids, std::byte* values) const { read(ids, values, nullptr); }
+  void read(std::span<const uint64_t> ids, std::byte* values, const RowSnapshot* then) const;
+
+  RowSnapshot snapshot() const { return {slabs_, num_rows_, layout_.number(num_rows_)}; }
+  // Copies records [first, first + count) of a snapshot, in the order in which they were added.
+  void copy(const RowSnapshot& from, size_t first, size_t count, std::byte* records) const;
+  // Adds records that were copied elsewhere. Throws Error: BAD_ARGUMENT for an id that is here; OUT_OF_MEMORY. Some of
+  // them may be here then.
+  void load(std::span<const std::byte> records);
+
+ private:
+  uint64_t id_of(RowNumber row) const {
+    uint64_t id;
+    std::memcpy(&id, record(row), sizeof id);
+    return id;
+  }
+  RowNumber append(uint64_t id);
+  auto hash_of_row() const {
+    return [this](RowNumber row) { return hash_of_id(id_of(row)); };
+  }
+
+  const RowShape shape_;
+  const SlabLayout layout_;
+  const FirstValues first_values_;
+  const AllocateMemory allocate_;
+  RowIndex index_;
+  std::vector<BufferRef> slabs_;
+  size_t num_rows_ = 0;
+};
+
+}  // namespace psstore

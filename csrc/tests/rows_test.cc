@@ -1,0 +1,386 @@
+// Rows of a partition: the index and the store against a dictionary, first values against their sources, what a client
+// groups, and the rules by every instruction set.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <initializer_list>
+#include <random>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "core/errors.h"
+#include "kernels/kernel_set.h"
+#include "rows/contribution.h"
+#include "rows/grouped_ids.h"
+#include "rows/row_store.h"
+
+namespace psstore {
+namespace {
+
+AllocateMemory from_pool() {
+  return [pool = BufferPool::create(0)](size_t num_bytes) { return pool->allocate(num_bytes); };
+}
+
+std::vector<float> first_row(const FirstValues& of, uint64_t id, size_t dim) {
+  std::vector<float> row(dim);
+  write_first_values(of, id, dim, reinterpret_cast<std::byte*>(row.data()));
+  return row;
+}
+
+// ---- first values -----------------------------------------------------------------------------------
+
+TEST(FirstValues, a_uniform_row_is_philox_with_the_tables_seed_and_the_id) {
+  // Philox4x32-10 of key 0 and counter 0: Random123's known answers (kat_vectors).
+  const FirstValues uniform{FirstValueKind::kUniform, 0, 1, 0};
+  const uint32_t expected[] = {0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8};
+  const std::vector<float> row = first_row(uniform, 0, 4);
+  for (size_t i = 0; i < row.size(); ++i) {
+    EXPECT_EQ(row[i], static_cast<float>((expected[i] + 0.5) * 0x1p-32));
+  }
+}
+
+TEST(FirstValues, the_normal_quantile_is_that_of_tables) {
+  // Source: the test values of AS 241.
+  EXPECT_NEAR(normal_quantile(0.25), -0.6744897501960817, 1e-7);
+  EXPECT_NEAR(normal_quantile(0.001), -3.090232306167814, 1e-6);
+  EXPECT_NEAR(normal_quantile(1e-12), -7.034483825301131, 1e-5);
+  EXPECT_NEAR(normal_quantile(0.975), 1.959963984540054, 1e-6);
+}
+
+TEST(FirstValues, many_normal_values_have_their_mean_and_deviation) {
+  const FirstValues normal{FirstValueKind::kNormal, 1.0, 0.5, 42};
+  double sum = 0;
+  double squares = 0;
+  constexpr int kRows = 4096;
+  constexpr int kDim = 16;
+  for (uint64_t id = 0; id < kRows; ++id) {
+    for (const float value : first_row(normal, id, kDim)) {
+      sum += value;
+      squares += (value - 1.0) * (value - 1.0);
+    }
+  }
+  EXPECT_NEAR(sum / (kRows * kDim), 1.0, 0.01);
+  EXPECT_NEAR(std::sqrt(squares / (kRows * kDim)), 0.5, 0.01);
+}
+
+TEST(FirstValues, rows_differ_by_id_and_by_seed_and_no_length_changes_their_beginning) {
+  const FirstValues normal{FirstValueKind::kNormal, 0, 1, 7};
+  FirstValues other = normal;
+  other.seed = 8;
+  EXPECT_NE(first_row(normal, 1, 8), first_row(normal, 2, 8));
+  EXPECT_NE(first_row(normal, 1, 8), first_row(other, 1, 8));
+  const std::vector<float> longer = first_row(normal, 1, 8);
+  EXPECT_EQ(first_row(normal, 1, 5), std::vector<float>(longer.begin(), longer.begin() + 5));
+  EXPECT_EQ(first_row({FirstValueKind::kConstant, 2.5, 0, 0}, 9, 2),
+            (std::vector<float>{2.5, 2.5}));
+}
+
+// ---- the index --------------------------------------------------------------------------------------
+
+TEST(RowIndex, tags_are_found_alike_in_both_forms) {
+  std::mt19937_64 random(1);
+  uint8_t tags[row_index::kGroupPlaces];
+  for (int round = 0; round < 1000; ++round) {
+    for (uint8_t& tag : tags)
+      tag = static_cast<uint8_t>(random() % 4 == 0 ? 0 : 0x80 | random() % 8);
+    for (const uint8_t tag : std::initializer_list<uint8_t>{0x00, 0x80, 0x83}) {
+      EXPECT_EQ(row_index::matches(tags, tag), row_index::matches_anywhere(tags, tag));
+    }
+  }
+}
+
+// Ids are their own rows here.
+TEST(RowIndex, finds_what_was_added_and_nothing_else_while_it_grows) {
+  std::vector<uint64_t> id_of_row;
+  const auto hash_of_row = [&](RowNumber row) { return hash_of_id(id_of_row[row]); };
+  RowIndex index(from_pool());
+  std::mt19937_64 random(2);
+  int num_checks_while_growing = 0;
+  for (RowNumber row = 0; row < 20'000; ++row) {
+    id_of_row.push_back(random());
+    index.reserve(1, hash_of_row);
+    index.insert(hash_of_id(id_of_row[row]), row, hash_of_row);
+    if (row % 7 != 0) continue;
+    num_checks_while_growing += index.grows();
+    for (int i = 0; i < 8; ++i) {
+      const auto wanted = static_cast<RowNumber>(random() % (row + 1));
+      const uint64_t id = id_of_row[wanted];
+      EXPECT_EQ(index.find(hash_of_id(id), [&](RowNumber r) { return id_of_row[r] == id; }),
+                wanted);
+      const uint64_t missing = random();
+      EXPECT_EQ(
+          index.find(hash_of_id(missing), [&](RowNumber r) { return id_of_row[r] == missing; }),
+          kNoRow);
+    }
+  }
+  EXPECT_GT(num_checks_while_growing, 100);
+  EXPECT_LE(index.num_bytes(), 20'000 * 12u);
+}
+
+// ---- the store --------------------------------------------------------------------------------------
+
+constexpr RowShape kShape{.dim = 5, .state_elems = 2};
+const FirstValues kNormal{FirstValueKind::kNormal, 0, 1, 3};
+
+// What a row is: its value, then its state.
+using Model = std::unordered_map<uint64_t, std::vector<float>>;
+
+class StoreModel {
+ public:
+  RowStore store{kShape, kNormal, from_pool()};
+  Model model;
+
+  // Adds `change` to the value and counts in the state, as a step would.
+  void touch(const std::vector<uint64_t>& ids, float change) {
+    std::vector<RowNumber> rows(ids.size());
+    store.find(ids, rows);
+    store.reserve(static_cast<size_t>(std::ranges::count(rows, kNoRow)));
+    for (const RowNumber row : rows) {
+      if (row != kNoRow) store.make_writable(row);
+    }
+    for (size_t i = 0; i < ids.size(); ++i) {
+      if (rows[i] == kNoRow) rows[i] = store.add(ids[i], 0.5F);
+      auto* elements = reinterpret_cast<float*>(store.value(rows[i]));
+      for (size_t k = 0; k < kShape.dim; ++k) elements[k] += change;
+      elements[kShape.dim] += 1;
+      const auto [there, is_new] =
+          model.try_emplace(ids[i], first_row(kNormal, ids[i], kShape.dim));
+      std::vector<float>& row = there->second;
+      if (is_new) row.resize(kShape.dim + kShape.state_elems, 0.5F);
+      for (size_t k = 0; k < kShape.dim; ++k) row[k] += change;
+      row[kShape.dim] += 1;
+    }
+  }
+};
+
+std::vector<float> read(const RowStore& store, const std::vector<uint64_t>& ids,
+                        const RowSnapshot* then = nullptr) {
+  std::vector<float> values(ids.size() * kShape.dim);
+  store.read(ids, reinterpret_cast<std::byte*>(values.data()), then);
+  return values;
+}
+
+std::vector<float> expected(const Model& model, const std::vector<uint64_t>& ids) {
+  std::vector<float> values;
+  for (const uint64_t id : ids) {
+    const auto there = model.find(id);
+    const std::vector<float> row =
+        there != model.end() ? there->second : first_row(kNormal, id, kShape.dim);
+    values.insert(values.end(), row.begin(), row.begin() + kShape.dim);
+  }
+  return values;
+}
+
+std::vector<uint64_t> some_ids(std::mt19937_64& random, size_t count, uint64_t most) {
+  std::vector<uint64_t> ids;
+  for (size_t i = 0; i < count; ++i) ids.push_back(random() % most * 0x100000001);
+  std::ranges::sort(ids);
+  ids.erase(std::unique(ids.begin(), ids.end()), ids.end());
+  return ids;
+}
+
+TEST(RowStore, is_a_dictionary_of_rows_also_as_it_was_when_somebody_holds_it) {
+  std::mt19937_64 random(4);
+  StoreModel rows;
+  std::vector<std::pair<RowSnapshot, Model>> held;
+  for (int step = 0; step < 1500; ++step) {
+    rows.touch(some_ids(random, 1 + random() % 60, 4000), 0.25F);
+    if (random() % 40 == 0) held.emplace_back(rows.store.snapshot(), rows.model);
+    if (random() % 50 == 0 && !held.empty()) held.erase(held.begin());
+    const std::vector<uint64_t> ids = some_ids(random, 40, 5000);
+    ASSERT_EQ(read(rows.store, ids), expected(rows.model, ids));
+    for (const auto& [then, model] : held)
+      ASSERT_EQ(read(rows.store, ids, &then), expected(model, ids));
+    ASSERT_EQ(rows.store.num_rows(), rows.model.size());
+  }
+}
+
+TEST(RowStore, reading_makes_no_row) {
+  StoreModel rows;
+  read(rows.store, {1, 2, 3});
+  EXPECT_EQ(rows.store.num_rows(), 0u);
+  EXPECT_EQ(rows.store.num_bytes(), 0u);
+}
+
+TEST(RowStore, records_of_a_snapshot_make_the_same_store_elsewhere) {
+  std::mt19937_64 random(5);
+  StoreModel rows;
+  for (int i = 0; i < 20; ++i) rows.touch(some_ids(random, 300, 3000), 1.0F);
+  const RowSnapshot then = rows.store.snapshot();
+  const Model before = rows.model;
+  rows.touch(some_ids(random, 300, 6000), 1.0F);
+  RowStore other(kShape, kNormal, from_pool());
+  for (size_t first = 0; first < then.num_rows; first += 100) {  // in parts that end within slabs
+    const size_t count = std::min<size_t>(100, then.num_rows - first);
+    std::vector<std::byte> records(count * kShape.record_bytes());
+    rows.store.copy(then, first, count, records.data());
+    other.load(records);
+  }
+  EXPECT_EQ(other.num_rows(), before.size());
+  for (const auto& [id, row] : before) {
+    std::vector<RowNumber> number(1);
+    other.find({&id, 1}, number);
+    ASSERT_NE(number[0], kNoRow);
+    ASSERT_EQ(std::memcmp(other.value(number[0]), row.data(), row.size() * sizeof(float)), 0);
+  }
+  std::vector<std::byte> again(kShape.record_bytes());
+  rows.store.copy(then, 0, 1, again.data());
+  EXPECT_THROW(other.load(again), Error);
+  EXPECT_THROW(other.load(std::span(again).first(3)), Error);
+}
+
+TEST(RowStore, that_gets_no_memory_changes_no_row) {
+  bool is_there = true;
+  RowStore store(kShape, kNormal, [&, pool = BufferPool::create(0)](size_t num_bytes) {
+    if (!is_there) throw Error(ErrorCode::OUT_OF_MEMORY, "none left");
+    return pool->allocate(num_bytes);
+  });
+  store.reserve(1);
+  const RowNumber row = store.add(1, 0);
+  const RowSnapshot then = store.snapshot();
+  is_there = false;
+  EXPECT_FALSE(store.has_room(100'000));
+  EXPECT_THROW(store.reserve(100'000), Error);
+  EXPECT_THROW(store.make_writable(row), Error);
+  EXPECT_EQ(store.num_rows(), 1u);
+  EXPECT_EQ(read(store, {1, 2}), read(store, {1, 2}, &then));
+}
+
+TEST(RowStore, takes_little_memory_beside_its_records) {
+  size_t taken = 0;
+  RowStore store({.dim = 16, .state_elems = 0}, kNormal,
+                 [&, pool = BufferPool::create(0)](size_t num_bytes) {
+                   taken += BufferPool::block_bytes(num_bytes);
+                   return pool->allocate(num_bytes);
+                 });
+  constexpr size_t kRows = 100'000;
+  for (size_t id = 0; id < kRows; ++id) {
+    store.reserve(1);
+    store.add(id, 0);
+  }
+  // All tables of the index that there ever were are in `taken`: twice what there is.
+  const size_t values = kRows * 16 * sizeof(float);
+  EXPECT_LE(taken - store.index_bytes() - values, kRows * 16);
+  EXPECT_LE(store.index_bytes(), kRows * 12);
+}
+
+// ---- contributions ----------------------------------------------------------------------------------
+
+std::vector<std::byte> contribution(const std::vector<uint64_t>& ids,
+                                    const std::vector<float>& gradients) {
+  std::vector<std::byte> bytes(ids.size() * sizeof(uint64_t) + gradients.size() * sizeof(float));
+  if (ids.empty()) return bytes;
+  std::memcpy(bytes.data(), ids.data(), ids.size() * sizeof(uint64_t));
+  std::memcpy(bytes.data() + ids.size() * sizeof(uint64_t), gradients.data(),
+              gradients.size() * sizeof(float));
+  return bytes;
+}
+
+float first_of(const Contribution& one) {
+  float value;
+  std::memcpy(&value, one.data, sizeof value);
+  return value;
+}
+
+TEST(MergedRows, has_each_id_once_with_its_gradients_in_the_order_of_the_contributions) {
+  const auto first = contribution({2, 5, 9}, {20, 50, 90});
+  const auto second = contribution({1, 5}, {11, 51});
+  const auto third = contribution({}, {});
+  const RowContribution all[] = {{first.data(), first.size(), 1, 1.0F},
+                                 {second.data(), second.size(), 1, 2.0F},
+                                 {third.data(), third.size(), 1, 3.0F}};
+  const MergedRows merged{all};
+  EXPECT_EQ(merged.ids, (std::vector<uint64_t>{1, 2, 5, 9}));
+  ASSERT_EQ(merged.gradients_of(2).size(), 2u);
+  EXPECT_EQ(first_of(merged.gradients_of(2)[0]), 50);
+  EXPECT_EQ(first_of(merged.gradients_of(2)[1]), 51);
+  EXPECT_EQ(merged.gradients_of(2)[1].weight, 2.0F);
+  EXPECT_TRUE(all[0].ascends());
+  const auto twice = contribution({3, 3}, {1, 1});
+  EXPECT_FALSE(RowContribution(twice.data(), twice.size(), 1, 1.0F).ascends());
+}
+
+TEST(GroupedIds, packs_each_id_once_by_partition_and_sums_the_others_in_order) {
+  std::mt19937_64 random(6);
+  for (const int bits : {0, 3, 6, 8}) {
+    std::vector<uint64_t> ids;
+    for (int i = 0; i < 2000; ++i) ids.push_back(i % 3 == 0 ? random() % 50 : random());
+    std::vector<float> gradients;
+    for (size_t i = 0; i < 2 * ids.size(); ++i) {
+      gradients.push_back(static_cast<float>(random() % 1000) / 7.0F);
+    }
+    std::unordered_map<uint64_t, std::pair<float, float>> sums;
+    for (size_t i = 0; i < ids.size(); ++i) {
+      auto [there, is_new] = sums.try_emplace(ids[i], gradients[2 * i], gradients[2 * i + 1]);
+      if (is_new) continue;
+      there->second.first += gradients[2 * i];
+      there->second.second += gradients[2 * i + 1];
+    }
+    const GroupedIds grouped(ids, bits);
+    ASSERT_EQ(grouped.ids().size(), sums.size());
+    std::vector<std::byte> packed(grouped.packed_bytes(2));
+    grouped.pack(gradients.data(), 2, packed.data());
+    for (size_t p = 0; p < size_t{1} << bits; ++p) {
+      const size_t begin = grouped.begins()[p];
+      const size_t count = grouped.begins()[p + 1] - begin;
+      const RowContribution of(packed.data() + begin * contributed_row_bytes(2),
+                               count * contributed_row_bytes(2), 2, 1.0F);
+      EXPECT_TRUE(of.ascends());
+      for (size_t i = 0; i < count; ++i) {
+        const uint64_t id = of.id(i);
+        EXPECT_EQ(bits == 0 ? 0 : hash_of_id(id) >> (64 - bits), p);
+        float sum[2];
+        std::memcpy(sum, of.gradient(i), sizeof sum);
+        EXPECT_EQ(std::pair(sum[0], sum[1]), sums.at(id));
+      }
+    }
+    std::vector<float> rows;
+    for (const uint64_t id : grouped.ids()) rows.push_back(static_cast<float>(id % 1009));
+    std::vector<float> out(ids.size());
+    grouped.scatter(rows.data(), 1, out.data());
+    for (size_t i = 0; i < ids.size(); ++i) EXPECT_EQ(out[i], static_cast<float>(ids[i] % 1009));
+  }
+}
+
+// ---- rules ------------------------------------------------------------------------------------------
+
+TEST(StepRows, gives_the_same_bytes_by_every_instruction_set) {
+  std::mt19937_64 random(7);
+  const auto number = [&] { return static_cast<float>(random() % 20001) / 1e4F - 1.0F; };
+  for (const uint32_t dim : {1u, 3u, 8u, 17u, 64u, 600u}) {
+    for (const RuleKind rule : {RuleKind::kSparseSgd, RuleKind::kSparseAdagrad,
+                                RuleKind::kRowwiseAdagrad, RuleKind::kSparseAdam}) {
+      Hyper hyper;
+      hyper.lr = 0.1;
+      hyper.eps = 1e-8;
+      hyper.beta1 = 0.9;
+      hyper.beta2 = 0.999;
+      hyper.maximize = dim == 8;
+      std::vector<float> row(dim + row_state_elems(rule, dim));
+      for (float& element : row) element = std::abs(number());
+      std::vector<std::vector<float>> gradients(3, std::vector<float>(dim));
+      std::vector<Contribution> contributions;
+      for (auto& gradient : gradients) {
+        for (float& element : gradient) element = number();
+        contributions.push_back({gradient.data(), DType::kFloat32, 0.5F, 0});
+      }
+      const RowsUpdate update{.rule = rule, .hyper = &hyper, .step = 3, .dim = dim, .divisor = 1.5};
+      std::vector<float> plain = row;
+      const RowToStep of_plain{reinterpret_cast<std::byte*>(plain.data()), contributions};
+      kPlainKernels.step_rows(update, {&of_plain, 1});
+      EXPECT_NE(plain, row);
+      for (const KernelSet* kernels : runnable_kernels()) {
+        std::vector<float> stepped = row;
+        const RowToStep of_one{reinterpret_cast<std::byte*>(stepped.data()), contributions};
+        kernels->step_rows(update, {&of_one, 1});
+        EXPECT_EQ(stepped, plain) << kernels->name << ", dim " << dim;
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace psstore

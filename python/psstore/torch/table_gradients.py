@@ -1,0 +1,68 @@
+"""TableGradients: what backward has left of an optimizer's tables, on its way to the store."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+
+from psstore.client.store import Store
+from psstore.errors import UsageError
+from psstore.torch.embedding import Embedding
+
+
+class TableGradients:
+    """The tables that one optimizer trains beside its parameters."""
+
+    def __init__(self, tables: Iterable[Embedding], store: Store) -> None:
+        """Raises UsageError for what is no table of that store, or is given twice."""
+        self.tables = list(tables)
+        names = set()
+        for one in self.tables:
+            if not isinstance(one, Embedding):
+                raise UsageError(f"tables= takes psstore.torch.Embedding modules, not {type(one).__name__}")
+            if one.store is not store:
+                raise UsageError(f"table {one.table!r} is on another store than the optimizer")
+            if one.table in names:
+                raise UsageError(f"table {one.table!r} is given twice; share one module between the places that use it")
+            names.add(one.table)
+        self._store = store
+        self._num_sent = [0] * len(self.tables)
+        """How many of each table's gradients the round that was committed last has."""
+
+    def push(self) -> list[str]:
+        """Sends what backward passes have left, each table's as one contribution, and returns the tables that have
+        any. Those of one row are added in the order of the lookups, as torch has the parts of a sparse gradient."""
+        pushed = []
+        for index, one in enumerate(self.tables):
+            self._num_sent[index] = len(one.left)
+            if one.left:
+                in_order = sorted(one.left, key=lambda left: left.lookup)
+                ids = torch.cat([left.ids for left in in_order])
+                self._store.push_rows(one.table, ids, torch.cat([left.gradients for left in in_order]))
+                pushed.append(one.table)
+        return pushed
+
+    def withhold(self) -> None:
+        """Sends nothing: all workers skip the round."""
+        self._num_sent = [len(one.left) for one in self.tables]
+
+    @property
+    def are_finite(self) -> bool:
+        """False if a gradient holds NaN or infinity."""
+        return all(bool(torch.isfinite(left.gradients).all()) for one in self.tables for left in one.left)
+
+    def hypers(self) -> dict[int, dict[str, float]]:
+        """Hyper-parameters of each table's group, as they are now."""
+        return {one.group: {name: float(value) for name, value in one.hypers.items()} for one in self.tables}
+
+    def forget(self) -> None:
+        """Drops what was sent: its round is over."""
+        for index, one in enumerate(self.tables):
+            del one.left[: self._num_sent[index]]
+            self._num_sent[index] = 0
+
+    def zero(self) -> None:
+        """Drops what there is, as zero_grad() does."""
+        for one in self.tables:
+            one.left.clear()

@@ -1,0 +1,246 @@
+"""Embedding: what torch does to an nn.Embedding with sparse gradients, bit for bit, beside dense parameters."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import psstore
+from psstore.client.store import Store
+from psstore.errors import UsageError
+from psstore.torch import DistributedOptimizer, Embedding
+from tests.kernels.parity import exact_square_root
+from tests.support.cluster import at_once
+
+DIM = 16
+ROWS = 50
+
+RULES: dict[str, tuple[Callable[..., torch.optim.Optimizer], dict[str, Any]]] = {
+    "sgd": (torch.optim.SGD, {"lr": 0.1}),
+    "adagrad": (torch.optim.Adagrad, {"lr": 0.1, "lr_decay": 0.01, "eps": 1e-8}),
+    "adam": (torch.optim.SparseAdam, {"lr": 0.05}),
+}
+
+
+class Model(nn.Module):
+    """Two places that share rows, and a dense layer."""
+
+    def __init__(self, items: nn.Module) -> None:
+        super().__init__()
+        self.items = items
+        self.head = nn.Linear(2 * DIM, 1, bias=False)
+        with torch.no_grad():
+            self.head.weight.copy_(torch.linspace(-1, 1, 2 * DIM).view(1, -1))
+
+    def forward(self, users: torch.Tensor, likes: torch.Tensor) -> torch.Tensor:
+        both = torch.cat([self.items(users).mean(dim=1), self.items(likes)], dim=1)
+        out: torch.Tensor = self.head(torch.tanh(both))
+        return out
+
+
+def batch(step: int, rank: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(100 * step + rank)
+    users = torch.randint(0, ROWS, (8, 3), generator=generator)
+    likes = torch.randint(0, ROWS, (8,), generator=generator)
+    return users, likes, torch.randn(8, 1, generator=generator)
+
+
+def loss_of(model: nn.Module, step: int, rank: int = 0) -> torch.Tensor:
+    users, likes, wanted = batch(step, rank)
+    return nn.functional.mse_loss(model(users, likes), wanted)
+
+
+def first_rows(store: Store, name: str) -> torch.Tensor:
+    return torch.from_numpy(store.pull_rows(name, range(ROWS)))
+
+
+def summed(gradient: torch.Tensor) -> torch.Tensor:
+    """What coalesce() gives, with the parts of one row added in order: torch adds them as its sort leaves them."""
+    ids, places = torch.unique(gradient._indices()[0], return_inverse=True)
+    rows = torch.zeros(len(ids), DIM).index_add_(0, places, gradient._values())
+    return torch.sparse_coo_tensor(ids[None], rows, gradient.shape, check_invariants=True).coalesce()
+
+
+class Reference:
+    """One process with an nn.Embedding, whose sparse gradient is the mean of those of the workers."""
+
+    def __init__(self, rows: torch.Tensor, rule: str) -> None:
+        kind, hypers = RULES[rule]
+        self.items = nn.Embedding(ROWS, DIM, sparse=True, _weight=rows.clone())
+        self.model = Model(self.items)
+        self.sparse = kind([self.items.weight], **hypers)
+        self.dense = torch.optim.SGD(self.model.head.parameters(), lr=0.1)
+
+    def step(self, losses: Any, num_workers: int) -> None:
+        sums: list[torch.Tensor] = []
+        dense: list[torch.Tensor] = []
+        for loss in losses:
+            self.sparse.zero_grad()
+            self.dense.zero_grad()
+            loss(self.model).backward()
+            assert self.items.weight.grad is not None
+            assert self.model.head.weight.grad is not None
+            sums.append(summed(self.items.weight.grad))
+            dense.append(self.model.head.weight.grad.clone())
+        # In rank order, as the store adds them: a row that a worker lacks adds nothing.
+        total = sums[0]
+        for one in sums[1:]:
+            total = (total + one).coalesce()
+        self.items.weight.grad = torch.sparse_coo_tensor(
+            total.indices(), total.values() / num_workers, total.shape, check_invariants=True
+        ).coalesce()
+        self.model.head.weight.grad = sum(dense[1:], start=dense[0]) / num_workers
+        with exact_square_root():  # torch's own is its math library's
+            self.sparse.step()
+        self.dense.step()
+
+
+@pytest.fixture
+def store() -> Iterator[Store]:
+    with psstore.connect("local://?shards=3", rank=0, num_workers=1) as connected:
+        yield connected
+
+
+def distributed(model: nn.Module, items: Embedding, store: Store, **options: Any) -> DistributedOptimizer:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return DistributedOptimizer(optimizer, store, model.named_parameters(), tables=[items], **options)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_one_worker_trains_as_torch_does_with_sparse_gradients(store: Store, rule: str) -> None:
+    items = Embedding("items", DIM, store, rule=rule, init="normal(0, 0.5)", **RULES[rule][1])
+    reference = Reference(first_rows(store, "items"), rule)
+    model = Model(items)
+    optimizer = distributed(model, items, store)
+    for step in range(6):
+        reference.step([partial(loss_of, step=step)], 1)
+        torch.autograd.backward(loss_of(model, step))
+        optimizer.step()
+        optimizer.zero_grad()
+    assert torch.equal(first_rows(store, "items"), reference.items.weight.detach())
+    assert torch.equal(model.head.weight, reference.model.head.weight)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_two_workers_train_as_one_process_with_the_mean_of_their_gradients(rule: str) -> None:
+    with psstore.LocalStore(shards=2, workers=2) as server:
+
+        def train(rank: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+            with server.connect(rank=rank) as store:
+                items = Embedding("items", DIM, store, rule=rule, init="normal(0, 0.5)", **RULES[rule][1])
+                before = first_rows(store, "items")
+                model = Model(items)
+                optimizer = distributed(model, items, store)
+                for step in range(5):
+                    torch.autograd.backward(loss_of(model, step, rank))
+                    optimizer.step()
+                    optimizer.zero_grad()
+                store.barrier("trained")
+                return before, first_rows(store, "items"), model.head.weight.detach().clone()
+
+        (before, rows, head), (_, others, _) = at_once(partial(train, 0), partial(train, 1))
+    reference = Reference(before, rule)
+    for step in range(5):
+        reference.step([partial(loss_of, step=step, rank=rank) for rank in range(2)], 2)
+    assert torch.equal(rows, others)
+    assert torch.equal(rows, reference.items.weight.detach())
+    assert torch.equal(head, reference.model.head.weight.detach())
+
+
+def test_passes_before_a_step_add_up(store: Store) -> None:
+    items = Embedding("items", DIM, store, rule="sgd", init="zeros", lr=1.0)
+    model = Model(items)
+    optimizer = distributed(model, items, store)
+    for _ in range(2):
+        items(torch.tensor([3, 3, 9])).sum().backward()
+    optimizer.step()
+    assert torch.equal(first_rows(store, "items")[[3, 9, 4]], torch.tensor([[-4.0], [-2.0], [0.0]]).expand(3, DIM))
+    assert not items.left
+
+
+def test_zero_grad_forgets_gradients_and_no_pass_that_still_gets_one(store: Store) -> None:
+    items = Embedding("items", DIM, store, rule="sgd", init="zeros", lr=1.0)
+    optimizer = distributed(Model(items), items, store)
+    items(torch.tensor([1])).sum().backward()
+    later = items(torch.tensor([2])).sum()
+    optimizer.zero_grad()
+    later.backward()
+    optimizer.step()
+    assert torch.equal(first_rows(store, "items")[[1, 2], 0], torch.tensor([0.0, -1.0]))
+
+
+def test_hyper_parameters_are_read_at_every_step(store: Store) -> None:
+    items = Embedding("items", DIM, store, rule="sgd", init="zeros", lr=1.0)
+    optimizer = distributed(Model(items), items, store)
+    for rate, wanted in ((1.0, -1.0), (0.5, -1.5)):
+        items.hypers["lr"] = rate
+        items(torch.tensor([1])).sum().backward()
+        optimizer.step()
+        assert float(first_rows(store, "items")[1, 0]) == wanted
+
+
+def test_clipping_knows_the_rows(store: Store) -> None:
+    items = Embedding("items", 2, store, rule="sgd", init="zeros", lr=1.0)
+    layer = nn.Linear(1, 1, bias=False)
+    optimizer = distributed(layer, items, store, max_norm=1.0)
+    (items(torch.tensor([1]))[0, 0] * 4 + layer(torch.tensor([3.0]))).sum().backward()
+    optimizer.step()
+    assert optimizer.norm is not None
+    assert float(optimizer.norm) == 5.0
+    assert first_rows(store, "items")[1, 0] == -4 * torch.tensor(1.0 / (5.0 + 1e-6))
+
+
+def test_a_pass_without_backward_leaves_nothing(store: Store) -> None:
+    items = Embedding("items", DIM, store)
+    with torch.no_grad():
+        items(torch.tensor([1, 2]))
+    items(torch.tensor([1, 2])).sum()
+    assert not items.left
+    assert sum(int(one["rows"]) for one in store.stats()) == 0
+
+
+def test_a_scaled_loss_trains_alike_and_gradients_that_are_not_finite_are_skipped(store: Store) -> None:
+    items = Embedding("items", DIM, store, rule="sgd", init="zeros", lr=1.0)
+    optimizer = distributed(Model(items), items, store)
+    scaler = psstore.torch.GradScaler("cpu", init_scale=8.0)
+    scaler.scale(items(torch.tensor([1])).sum()).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    assert float(first_rows(store, "items")[1, 0]) == -1.0
+    scaler.scale(items(torch.tensor([1])).sum() * torch.inf).backward()
+    scaler.step(optimizer)
+    assert optimizer.skipped
+    assert float(first_rows(store, "items")[1, 0]) == -1.0
+    scaler.update()
+    scaler.scale(items(torch.tensor([1])).sum()).backward()
+    scaler.unscale_(optimizer)
+    with pytest.raises(UsageError, match="unscale_"):
+        scaler.step(optimizer)
+
+
+@pytest.mark.parametrize("options", [{"overlap": "eager"}, {"mode": "average"}], ids=str)
+def test_what_tables_can_not_do_yet_is_refused_by_name(store: Store, options: dict[str, Any]) -> None:
+    items = Embedding("items", DIM, store)
+    with pytest.raises(UsageError, match="tables="):
+        distributed(Model(items), items, store, **options)
+
+
+def test_tables_that_do_not_fit_are_refused(store: Store) -> None:
+    items = Embedding("items", DIM, store)
+    layer = nn.Linear(1, 1)
+    with pytest.raises(UsageError, match="twice"):
+        DistributedOptimizer(
+            torch.optim.SGD(layer.parameters(), lr=1), store, layer.named_parameters(), tables=[items, items]
+        )
+    with pytest.raises(UsageError, match="Embedding modules"):
+        distributed(layer, nn.Embedding(3, 3), store)  # type: ignore[arg-type]  # that is the point
+    with pytest.raises(UsageError, match="integers"):
+        items(torch.tensor([1.0]))
+    with pytest.raises(UsageError, match="copied"):
+        copy.deepcopy(items)
