@@ -62,6 +62,13 @@ void scatter(const GroupedIds& self, const py::object& rows, uint32_t dim, const
 }  // namespace
 
 void bind_rows(py::module_& m) {
+  m.def(
+      "row_record_bytes",
+      [](uint8_t rule, uint32_t dim) {
+        check_dim(dim);
+        return RowShape{dim, row_state_elems(RuleKind{rule}, dim)}.record_bytes();
+      },
+      py::arg("rule"), py::arg("dim"));
   py::class_<GroupedIds>(m, "GroupedIds", py::is_final())
       .def(py::init(&group), py::arg("ids"), py::arg("partition_bits"))
       .def_property_readonly("begins",

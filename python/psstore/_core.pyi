@@ -620,6 +620,9 @@ class DirectCalls:
 
 # ---- table ----------------------------------------------------------------------------------------
 
+def row_record_bytes(rule: int, dim: int) -> int:
+    """Bytes of a row of a table as a partition keeps it: id, value and state."""
+
 @final
 class GroupedIds:
     """A client's ids in the order in which they travel: by partition, ascending within each, every id once."""

@@ -4,7 +4,9 @@
 
 An array has all slices of one tensor that the shard holds, one after the other: 'value/NAME', and 'STATE/NAME' for each
 of its rule's state buffers. Each slice of it is a piece. If the shard holds all of the tensor the array has its shape,
-else it is flat. Elements of 8 bytes come first, so that all are aligned; tensors by their id.
+else it is flat. Of a table the array is 'rows/NAME', a record of bytes for each row: its id (u64), its value and its
+state (float32); each partition that has rows is a piece. Elements of 8 bytes come first, so that all are aligned;
+tensors by their id.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from typing import NamedTuple
 import msgspec
 
 from psstore import _core
-from psstore.checkpoint.slots import SLOT_WORDS, ZEROS, SlotRecord, SlotTable
+from psstore.checkpoint.slots import ROWS_SHIFT, SLOT_WORDS, ZEROS, SlotRecord, SlotTable
 from psstore.checkpoint.state import ShardState, TensorRecord
 from psstore.checkpoint.tensor_file import FileEntry
 from psstore.types import ITEM_BYTES, slice_index
@@ -70,6 +72,9 @@ def plan_shard_file(tensors: Iterable[TensorRecord], table: SlotTable) -> ShardF
 
 
 def _arrays(tensor: TensorRecord, slots: Sequence[SlotRecord]) -> Iterator[tuple[FileEntry, list[ShardPiece]]]:
+    if tensor.spec.rows is not None:
+        yield from _rows(tensor, slots)
+        return
     names = tensor.part_names
     for slot in slots:
         _check(tensor, slot, num_parts=len(names))
@@ -82,9 +87,26 @@ def _arrays(tensor: TensorRecord, slots: Sequence[SlotRecord]) -> Iterator[tuple
             yield FileEntry(f"{name}/{tensor.spec.name}", FILE_DTYPES[tensor.spec.dtype], shape, sizes), pieces
 
 
-def _check(tensor: TensorRecord, slot: SlotRecord, *, num_parts: int) -> None:
+def _rows(tensor: TensorRecord, slots: Sequence[SlotRecord]) -> Iterator[tuple[FileEntry, list[ShardPiece]]]:
+    size = tensor.record_bytes
+    for slot in slots:
+        _check_index(tensor, slot)
+        if slot.parts & (1 << ROWS_SHIFT) - 1 != (slot.num_rows > 0):
+            raise ValueError(f"partition {slot.key:#x} of table {tensor.spec.name!r} has parts {slot.parts:#x}")
+    pieces = [ShardPiece(slot, 0, slot.num_rows * size) for slot in slots if slot.num_rows]
+    if pieces:
+        shape = sum(piece.slot.num_rows for piece in pieces), size
+        sizes = tuple(piece.num_bytes for piece in pieces)
+        yield FileEntry(f"{tensor.part_names[0]}/{tensor.spec.name}", "U8", shape, sizes), pieces
+
+
+def _check_index(tensor: TensorRecord, slot: SlotRecord) -> None:
     if slice_index(slot.key) >= tensor.num_slices:
         raise ValueError(f"slot {slot.key:#x} is slice {slice_index(slot.key)} of {tensor.spec.name!r}, which has none")
+
+
+def _check(tensor: TensorRecord, slot: SlotRecord, *, num_parts: int) -> None:
+    _check_index(tensor, slot)
     known = ZEROS | (1 << num_parts) - 1
     if slot.parts & ~known or (slot.parts & ZEROS and slot.has(0)):
         raise ValueError(

@@ -15,6 +15,9 @@ ZEROS = 1 << 8
 """In `parts`: the value is zero and takes no memory. Nobody has used it yet."""
 
 
+ROWS_SHIFT = 16
+
+
 class SlotRecord(NamedTuple):
     """A slot without its arrays."""
 
@@ -24,7 +27,12 @@ class SlotRecord(NamedTuple):
     steps: int
     """Updates that the rule has taken of it."""
     parts: int
-    """Bit 0: the file has its value; bit i: state buffer i. Or ZEROS. 0: it has no value yet."""
+    """Bit 0: the file has its value; bit i: state buffer i. Or ZEROS. 0: it has no value yet. Of a partition of a
+    table: how many rows it has, from bit ROWS_SHIFT on, and bit 0 if it has any."""
+
+    @property
+    def num_rows(self) -> int:
+        return self.parts >> ROWS_SHIFT
 
     def has(self, part: int) -> bool:
         return bool(self.parts >> part & 1)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from msgspec import Struct
 
 from psstore import _core
-from psstore.types import ITEM_BYTES, Consistency, TensorSpec
+from psstore.types import ITEM_BYTES, Consistency, TensorSpec, rule_number
 
 
 class TensorRecord(Struct, frozen=True, kw_only=True):
@@ -28,8 +28,16 @@ class TensorRecord(Struct, frozen=True, kw_only=True):
 
     @property
     def part_names(self) -> tuple[str, ...]:
-        """What a slot can hold, by part: 'value', then the rule's state buffers."""
+        """What a slot can hold, by part: 'value', then the rule's state buffers. Of a table: 'rows'."""
+        if self.spec.rows is not None:
+            return (ROWS,)
         return VALUE, *(name for name in _core.STATES[self.spec.rule] if name is not None)
+
+    @property
+    def record_bytes(self) -> int:
+        """Bytes of a row of a table: id, value and state."""
+        assert self.spec.rows is not None, "it is a table"
+        return _core.row_record_bytes(rule_number(self.spec.rule), self.spec.rows.dim)
 
     def key(self, index: int) -> int:
         return self.id << _core.SLICE_INDEX_BITS | index
@@ -47,6 +55,9 @@ class TensorRecord(Struct, frozen=True, kw_only=True):
 
 VALUE = "value"
 """Name of part 0 of a slot."""
+
+ROWS = "rows"
+"""Name of part 0 of a partition of a table: the records of its rows."""
 
 
 class HyperRecord(Struct, frozen=True, kw_only=True):

@@ -61,7 +61,8 @@ def _load(checkpoint: Checkpoint, shard: _core.Shard, mine: set[int]) -> None:
             del left[slot.key]
             read = parts.pop(slot.key)
             one.target.release()
-            shard.load(slot.key, slot.version, slot.steps, [read.get(part) for part in range(max(read) + 1)])
+            buffers = [read.get(part) for part in range(max(read) + 1)]
+            shard.load(slot.key, slot.version, slot.steps, buffers, slot.num_rows)
 
 
 _HAS_BYTES = 0xFF
