@@ -218,6 +218,23 @@ def test_a_step_of_rows_that_many_read_is_seen_whole_by_each(start: StartCluster
         assert_array_equal(reader.pull_rows("t", ids), np.full((500, DIM), step, F32))
 
 
+def test_a_snapshot_has_the_rows_of_its_version_while_others_train(start: StartCluster) -> None:
+    cluster = start(shards=2)
+    worker, reader = cluster.connect(), cluster.connect(role="client")
+    worker.create_table("t", dim=DIM, rule="adagrad", init="normal(0, 1)")
+    ids, gradients = ids_and_gradients(4)
+    worker.push_rows("t", ids[:1000], gradients[:1000])
+    worker.commit({"lr": 0.1})
+    then = worker.pull_rows("t", ids)
+    with reader.snapshot() as view:
+        for _ in range(3):
+            worker.push_rows("t", ids, gradients)  # some of them are new rows
+            worker.commit({"lr": 0.1})
+            assert view.version == 1
+            assert_array_equal(view.pull_rows("t", ids), then)
+    assert not np.array_equal(reader.pull_rows("t", ids), then)
+
+
 # ---- rules ----------------------------------------------------------------------------------------------
 
 

@@ -20,6 +20,7 @@ from psstore.checkpoint.exchange.exporting import export_checkpoint
 from psstore.checkpoint.place import open_place
 from psstore.checkpoint.reader import verify
 from psstore.client.store import Store
+from psstore.config import Transport
 from psstore.errors import BadArgument
 from tests.support.cluster import PATIENCE_S
 from tests.support.server_process import StoreProcess, eventually
@@ -118,7 +119,7 @@ def test_a_checkpoint_with_a_table_is_not_exported_without_it(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("transport", ["tcp", "shm"])
-def test_a_shard_that_dies_is_led_by_its_standby_with_all_rows(transport: str) -> None:
+def test_a_shard_that_dies_is_led_by_its_standby_with_all_rows(transport: Transport) -> None:
     with LocalStore(shards=2, workers=1) as server, server.connect() as store:
         create(store)
         for number in range(1, 9):
@@ -126,7 +127,7 @@ def test_a_shard_that_dies_is_led_by_its_standby_with_all_rows(transport: str) -
         expected = rows(store)
     with (
         StoreProcess("--shards", "2", "--standbys", "1") as served,
-        psstore.connect(served.url, transport=transport, wait_s=PATIENCE_S) as store,  # type: ignore[call-overload]
+        psstore.connect(served.url, transport=transport, wait_s=PATIENCE_S) as store,
     ):
         create(store)
         for number in range(1, 9):

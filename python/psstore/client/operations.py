@@ -51,7 +51,7 @@ class Operations:
         self.borrowing = Borrowing(context, self.reading)
         self._creating = Creating(context, self.writing)
         self._rounds = Committing(context, norm, self.writing)
-        self._tables = Tables(context, norm, self.writing, self.reading)
+        self.tables = Tables(context, norm, self.writing, self.reading)
 
     # ---- tensors ----
 
@@ -137,7 +137,7 @@ class Operations:
         Raises BadArgument, ShapeMismatch, RuleMismatch, TensorExists; nothing is created then.
         """
         one_of("exist", exist, get_args(Exist))
-        await self._tables.create(
+        await self.tables.create(
             text("create_table: name", name),
             dim=whole("dim", dim),
             rule=text("rule", rule),
@@ -156,7 +156,7 @@ class Operations:
 
         Raises UnknownTensor, RuleMismatch, DTypeMismatch, ShapeMismatch, BadArgument before anything is sent.
         """
-        await self._tables.push(name, ids, gradients)
+        await self.tables.push(name, ids, gradients)
 
     async def pull_rows(self, name: str, ids: Array, *, out: Array | None = None, wait_s: float | None = None) -> Array:
         """The rows of these ids, with every step in them that anybody was told of before the call: float32 of the ids'
@@ -169,7 +169,7 @@ class Operations:
         Raises UnknownTensor, RuleMismatch, DTypeMismatch, ShapeMismatch, BadArgument before anything is sent;
         DeadlineExceeded, which leaves `out` undefined.
         """
-        return await self._tables.pull(name, ids, out, wait_s=wait_s)
+        return await self.tables.pull(name, ids, out, wait_s=wait_s)
 
     # ---- writing ----
 

@@ -83,6 +83,10 @@ class Snapshot(_View):
         values: list[Array] = self._run(self._pull(names, out, dtype, wait_s))
         return values
 
+    def pull_rows(self, name: str, ids: Array, *, out: Array | None = None, wait_s: float | None = None) -> Array:
+        """Rows of a table; the arguments are those of `Store.pull_rows`."""
+        return self._run(self._operations.tables.pull(name, ids, out, wait_s=wait_s, hold=self._hold))
+
     def pull_state(self, names: Sequence[str], *, wait_s: float | None = None) -> list[RuleState]:
         """What `Store.pull_state` gives, of a snapshot that was taken with `state`."""
         states: list[RuleState] = self._run(self._pull_state(names, wait_s))
@@ -117,6 +121,11 @@ class AsyncSnapshot(_View):
         """`pull` for many tensors, in the order of `names`."""
         values: list[Array] = await asyncio.wrap_future(self._submit(self._pull(names, out, dtype, wait_s)))
         return values
+
+    async def pull_rows(self, name: str, ids: Array, *, out: Array | None = None, wait_s: float | None = None) -> Array:
+        """Rows of a table; the arguments are those of `AsyncStore.pull_rows`."""
+        rows = self._operations.tables.pull(name, ids, out, wait_s=wait_s, hold=self._hold)
+        return await asyncio.wrap_future(self._submit(rows))
 
     async def pull_state(self, names: Sequence[str], *, wait_s: float | None = None) -> list[RuleState]:
         """What `AsyncStore.pull_state` gives, of a snapshot that was taken with `state`."""

@@ -18,7 +18,7 @@ from psstore.client.reading import Reading
 from psstore.client.writing import Writing
 from psstore.errors import BadArgument, DTypeMismatch, ShapeMismatch
 from psstore.partition.packing import FRAME_BYTES
-from psstore.protocol.client import Transfer
+from psstore.protocol.client import Hold, Transfer
 from psstore.types import PARTITION_BITS, RowsSpec, Tensor, TensorSpec
 from psstore.wire.messages import Exist
 
@@ -70,7 +70,10 @@ class Tables:
         ]
         await self._writing.send_rows(table, transfers)
 
-    async def pull(self, name: str, ids: Array, out: Array | None, *, wait_s: float | None) -> Array:
+    async def pull(
+        self, name: str, ids: Array, out: Array | None, *, wait_s: float | None, hold: Hold | None = None
+    ) -> Array:
+        """`hold`: read as of that decision; None: the newest."""
         context = self._context
         table = await context.schema.find_table(name)
         numbers, shape = ids_of(f"pull_rows {name!r}", ids)
@@ -86,7 +89,7 @@ class Tables:
         ]
         await self._norm.settle(wait_s)
         with context.forgetting_unknown([table]):
-            answers = await context.client.pull_rows(transfers, wait_s=context.patience(wait_s))
+            answers = await context.client.pull_rows(transfers, wait_s=context.patience(wait_s), hold=hold)
         self._reading.num_bytes += sum(answer.table.payload_bytes for answer in answers)
         grouped.scatter(memory, _dim(table), receiver.data)
         if receiver.finish is not None:

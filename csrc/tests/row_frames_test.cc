@@ -1,0 +1,177 @@
+// Frames about rows with any content, put to a shard: each is refused or taken, and nothing worse, which sanitizers see.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "server/frame_calls.h"
+#include "wire/rows_asked.h"
+
+namespace psstore {
+namespace {
+
+constexpr uint64_t kTable = 1;
+constexpr uint64_t kDense = 2;
+constexpr uint32_t kDim = 3;
+constexpr uint32_t kRowBytes = 8 + 4 * kDim;
+
+class RowFrames : public ::testing::Test {
+ protected:
+  RowFrames() {
+    TensorDefinition table{kTable, DType::kFloat32, RuleKind::kSparseAdagrad, 0, true, {}};
+    for (uint64_t p = 0; p < 4; ++p) table.slices.push_back({make_key(kTable, p), 0});
+    table.rows = {kDim, {FirstValueKind::kNormal, 0, 1, 7}};
+    shard_.define(table);
+    shard_.define({kDense, DType::kFloat32, RuleKind::kSgd, 1, true, {{make_key(kDense, 0), 5}}});
+  }
+
+  uint64_t draw(uint64_t most) { return random_() % (most + 1); }
+
+  SliceEntry any_entry(Op op) {
+    const bool is_of_table = draw(9) != 0;
+    SliceEntry entry{.key = is_of_table ? make_key(kTable, draw(4)) : make_key(kDense, draw(1))};
+    entry.dtype = draw(9) != 0 ? kRowsEncoding : DType{static_cast<uint8_t>(draw(9))};
+    if (op == Op::kPULL_ROWS) {
+      entry.version = draw(20) == 0 ? random_() : draw(12);
+    } else {
+      entry.num_bytes = static_cast<uint32_t>(draw(9) != 0 ? kRowBytes * draw(6) : draw(150));
+    }
+    return entry;
+  }
+
+  std::vector<std::byte> any_bytes(size_t num_bytes) {
+    std::vector<std::byte> bytes(num_bytes);
+    for (std::byte& byte : bytes) byte = static_cast<std::byte>(random_());
+    return bytes;
+  }
+
+  // Contributions whose ids ascend, mostly.
+  void fill(const std::vector<SliceEntry>& entries, std::byte* to) {
+    for (const SliceEntry& entry : entries) {
+      const std::vector<std::byte> bytes = any_bytes(entry.num_bytes);
+      if (!bytes.empty()) std::memcpy(to, bytes.data(), bytes.size());
+      uint64_t id = draw(100);
+      for (size_t i = 0; draw(9) != 0 && i < entry.num_bytes / kRowBytes; ++i) {
+        std::memcpy(to + i * sizeof id, &id, sizeof id);
+        id += 1 + draw(50);
+      }
+      to += entry.num_bytes;
+    }
+  }
+
+  Frame any_frame() {
+    static constexpr Op kOps[] = {Op::kPUSH,      Op::kPUSH, Op::kPULL_ROWS,
+                                  Op::kPULL_ROWS, Op::kINIT, Op::kADD,
+                                  Op::kRESTORE,   Op::kPULL, Op::kNORM};
+    Frame frame;
+    frame.header.op = kOps[draw(std::size(kOps) - 1)];
+    frame.header.incarnation = 1;
+    frame.header.round = round_;
+    frame.header.sequence = draw(3);
+    std::vector<SliceEntry> entries(draw(5));
+    for (SliceEntry& entry : entries) entry = any_entry(frame.header.op);
+    frame.header.payload_bytes = total_bytes(entries) + (draw(30) == 0 ? 1 : 0);
+    frame.table = SliceTable(entries);
+    const std::vector<std::byte> body = any_bytes(draw(40) * (draw(9) == 0 ? 1 : sizeof(uint64_t)));
+    frame.body.assign(reinterpret_cast<const char*>(body.data()), body.size());
+    return frame;
+  }
+
+  void put(Frame& frame) {
+    const std::vector<SliceEntry> entries(frame.table.begin(), frame.table.end());
+    try {
+      carry_of(frame);
+      if (frame.header.op == Op::kPULL_ROWS || frame.header.op == Op::kPULL ||
+          frame.header.op == Op::kNORM) {
+        const ReadReply reply = read(shard_, frame);
+        uint64_t num_bytes = 0;
+        for (const Piece& piece : reply.values.pieces) num_bytes += piece.num_bytes;
+        EXPECT_EQ(num_bytes, reply.table.payload_bytes());
+        ++num_read_;
+        return;
+      }
+      frame.payload = admit(shard_, frame);
+      if (frame.payload) fill(entries, frame.payload->data());
+      write(shard_, frame, "somebody");
+      ++num_written_;
+    } catch (const Error&) {
+      ++num_refused_;
+    }
+  }
+
+  void decide() {
+    const Member member{{0, 1, round_}, 1.0F, {{kTable, kDense}}};
+    const std::map<std::string, double> adagrad{{"lr", 0.1},
+                                                {"lr_decay", 0},
+                                                {"initial_accumulator_value", 0},
+                                                {"eps", 1e-8},
+                                                {"maximize", 0}};
+    const std::map<std::string, double> sgd{{"lr", 0.1},         {"momentum", 0}, {"dampening", 0},
+                                            {"weight_decay", 0}, {"nesterov", 0}, {"maximize", 0}};
+    shard_.advance(Decision(round_, false, 1.0, {member}, {{0, adagrad}, {1, sgd}}));
+    ++round_;
+  }
+
+  Shard shard_{ShardOptions{}};
+  std::mt19937_64 random_{11};
+  uint64_t round_ = 1;
+  int num_read_ = 0;
+  int num_written_ = 0;
+  int num_refused_ = 0;
+};
+
+TEST_F(RowFrames, of_any_content_are_refused_or_taken_and_nothing_worse) {
+  for (int i = 0; i < 20'000; ++i) {
+    Frame frame = any_frame();
+    put(frame);
+    if (i % 40 == 0) decide();
+  }
+  EXPECT_GT(num_read_, 1000);
+  EXPECT_GT(num_written_, 1000);
+  EXPECT_GT(num_refused_, 1000);
+  EXPECT_GT(shard_.stats().at("rows"), 100u);
+  EXPECT_LT(shard_.stats().at("rows"), 20'000u * 30);
+}
+
+TEST_F(RowFrames, that_ask_for_more_ids_than_they_have_are_bad_bodies) {
+  Frame frame;
+  frame.header.op = Op::kPULL_ROWS;
+  frame.table = SliceTable({SliceEntry{.key = make_key(kTable, 0), .version = UINT64_MAX},
+                            SliceEntry{.key = make_key(kTable, 1), .version = 2}});
+  frame.body.assign(16, '\0');
+  EXPECT_THROW(carry_of(frame), Error);
+  EXPECT_THROW(read(shard_, frame), Error);
+}
+
+TEST_F(RowFrames, have_the_status_of_each_partition) {
+  Frame frame;
+  frame.header.op = Op::kPUSH;
+  frame.header.incarnation = 1;
+  frame.header.round = 1;
+  const std::vector<SliceEntry> entries{
+      {.key = make_key(kTable, 0), .num_bytes = kRowBytes, .dtype = kRowsEncoding},
+      {.key = make_key(kTable, 1), .num_bytes = kRowBytes - 1, .dtype = kRowsEncoding},
+      {.key = make_key(kTable, 2), .num_bytes = kRowBytes, .dtype = DType::kFloat32},
+      {.key = make_key(kDense, 0), .num_bytes = 20, .dtype = kRowsEncoding},
+      {.key = make_key(kTable, 9), .num_bytes = kRowBytes, .dtype = kRowsEncoding},
+      {.key = make_key(kTable, 3), .num_bytes = 2 * kRowBytes, .dtype = kRowsEncoding}};
+  frame.table = SliceTable(entries);
+  frame.header.payload_bytes = total_bytes(entries);
+  frame.payload = admit(shard_, frame);
+  ASSERT_TRUE(frame.payload);
+  std::memset(frame.payload->data(), 0, frame.payload->size());  // twice id 0 in the last one
+  const SliceTable answer = write(shard_, frame, "");
+  const ErrorCode expected[] = {ErrorCode::OK,
+                                ErrorCode::SIZE_MISMATCH,
+                                ErrorCode::DTYPE_MISMATCH,
+                                ErrorCode::DTYPE_MISMATCH,
+                                ErrorCode::UNKNOWN_KEY,
+                                ErrorCode::BAD_ARGUMENT};
+  for (size_t i = 0; i < answer.size(); ++i) EXPECT_EQ(answer[i].status, expected[i]) << i;
+}
+
+}  // namespace
+}  // namespace psstore
