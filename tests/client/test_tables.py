@@ -317,6 +317,13 @@ def test_tables_and_tensors_do_not_stand_in_for_one_another() -> None:
             store.create("y", np.zeros(3, F32), rule="sparse_sgd", group=2)
 
 
+def test_a_shard_on_a_device_has_no_tables_and_says_so() -> None:
+    with psstore.LocalStore(shards=2, device="cpu,fake:0") as server, server.connect() as store:
+        with pytest.raises(BadArgument, match="--device cpu"):
+            store.create_table("t", dim=3, rule="sgd")
+        assert store.keys() == []
+
+
 def test_a_table_is_matched_by_all_that_it_is() -> None:
     with psstore.connect("local://", rank=0, num_workers=1) as store:
         store.create_table("t", dim=3, rule="sgd", init="normal(0, 1)", seed=1)

@@ -211,12 +211,13 @@ class Client:
         self, specs: Sequence[TensorSpec], *, exist: m.Exist, offer: bool
     ) -> tuple[list[Tensor], list[int]]:
         """Creates or matches tensors, known to every shard on return. Also: ids whose value is ours to send. Raises
-        OutOfMemory if a shard has no room for its part; then none of them was created."""
+        OutOfMemory if a shard has no room for its part, BadArgument if it can have no such tensor; then none of them
+        was created."""
         created = await self._control("CREATE", m.Create(specs=tuple(specs), exist=exist, offer=offer), m.Created)
         try:
             await self._define((*created.dropped, *created.tensors))
-        except OutOfMemory:
-            if created.made:  # none, rather than the part of them that some shards have room for
+        except (OutOfMemory, BadArgument):
+            if created.made:  # none, rather than the part of them that some shards have
                 await self.drop(created.made)
             raise
         self._forget(created.dropped)
