@@ -50,6 +50,7 @@ class VirtualHosts:
     """`with VirtualHosts(4) as hosts:` are host0 to host3; afterwards nothing of them is left."""
 
     interface = "eth0"
+    prefix_bits = 24
 
     def __init__(
         self,
@@ -73,8 +74,8 @@ class VirtualHosts:
     def __enter__(self) -> VirtualHosts:
         with contextlib.ExitStack() as ends:
             self._add_space(self._switch, ends)
-            _ip("-n", self._switch, "link", "add", "bridge", "type", "bridge")
-            _ip("-n", self._switch, "link", "set", "bridge", "up")
+            ip("-n", self._switch, "link", "add", "bridge", "type", "bridge")
+            ip("-n", self._switch, "link", "set", "bridge", "up")
             for index, space in enumerate(self._spaces):
                 self._add_space(space, ends)
                 self._plug_in(index, space)
@@ -103,39 +104,36 @@ class VirtualHosts:
 
     def move_to(self, index: int) -> None:
         """Makes this thread's sockets, and those of threads and processes that it starts from now on, that host's."""
-        libc = ctypes.CDLL(None, use_errno=True)
-        with open(f"/run/netns/{self._spaces[index]}") as space:
-            if libc.setns(space.fileno(), CLONE_NEWNET) != 0:
-                raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+        enter(self._spaces[index])
 
     @contextlib.contextmanager
     def unplugged(self, index: int) -> Iterator[None]:
         """Its cable is pulled meanwhile: nobody is told, packets are lost."""
-        _ip("-n", self._switch, "link", "set", f"port{index}", "down")
+        ip("-n", self._switch, "link", "set", f"port{index}", "down")
         try:
             yield
         finally:
-            _ip("-n", self._switch, "link", "set", f"port{index}", "up")
+            ip("-n", self._switch, "link", "set", f"port{index}", "up")
 
     @staticmethod
     def _add_space(space: str, ends: contextlib.ExitStack) -> None:
-        _ip("netns", "add", space)
-        ends.callback(_ip, "netns", "del", space)
-        _ip("-n", space, "link", "set", "lo", "up")
+        ip("netns", "add", space)
+        ends.callback(ip, "netns", "del", space)
+        ip("-n", space, "link", "set", "lo", "up")
 
     def _plug_in(self, index: int, space: str) -> None:
         port = f"port{index}"
         peer = ("peer", "name", "eth0", "netns", space)
-        _ip("-n", self._switch, "link", "add", port, "type", "veth", *peer)
-        _ip("-n", self._switch, "link", "set", port, "master", "bridge", "up")
-        _ip("-n", space, "address", "add", f"{self.address(index)}/24", "dev", "eth0")
-        _ip("-n", space, "link", "set", "eth0", "up")
+        ip("-n", self._switch, "link", "add", port, "type", "veth", *peer)
+        ip("-n", self._switch, "link", "set", port, "master", "bridge", "up")
+        ip("-n", space, "address", "add", f"{self.address(index)}/{self.prefix_bits}", "dev", "eth0")
+        ip("-n", space, "link", "set", "eth0", "up")
         if self.rate_mbit is not None:
             self._limit(space, "eth0")
             self._limit(self._switch, port)
         if self.congestion_control is not None:
             route = f"{NETWORK}.0/24 dev eth0 scope link src {self.address(index)} congctl {self.congestion_control}"
-            _ip("-n", space, "route", "replace", *route.split())
+            ip("-n", space, "route", "replace", *route.split())
 
     def _limit(self, space: str, device: str) -> None:
         """A token bucket on what leaves the device."""
@@ -150,7 +148,15 @@ class VirtualHosts:
         (folder / "hosts").write_text("\n".join(["127.0.0.1 localhost", *others]) + "\n")
 
 
-def _ip(*arguments: str) -> None:
+def enter(space: str) -> None:
+    """Makes this thread, and what it starts from now on, part of a network namespace."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    with open(f"/run/netns/{space}") as file:
+        if libc.setns(file.fileno(), CLONE_NEWNET) != 0:
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+
+def ip(*arguments: str) -> None:
     _run("ip", *arguments)
 
 

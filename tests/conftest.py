@@ -58,7 +58,7 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-FIRST = ("cpp", "sim", "cli", "docs", "launch", "torch", "client", "server", "integrations", "chaos")
+FIRST = ("cpp", "sim", "cli", "docs", "launch", "kubernetes", "torch", "client", "server", "integrations", "chaos")
 """Folders whose files take long, the longest first: what is last, one worker does alone."""
 
 

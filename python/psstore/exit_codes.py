@@ -65,6 +65,12 @@ OF_COMMAND: Mapping[str, Mapping[int, str]] = {
     "checkpoint export": {**_STORAGE, EXIT_MISSING: "no package for that format"},
     "checkpoint import": {**_STORAGE, EXIT_MISSING: "no package for that format"},
     "kubernetes render": {EXIT_MISSING: "no PyYAML"},
+    "kubernetes worker": {
+        EXIT_OK: "the program ended with 0; its own exit code otherwise",
+        EXIT_NO_PROGRAM: "the program can't be started",
+        EXIT_SIGNAL: "plus a signal's number: it ended the program, or told it to end",
+    },
+    "kubernetes stop": {EXIT_FAILED: "the API server refuses, or does not answer", EXIT_MISSING: "no pod of a cluster"},
 }
 """By command, as it is typed after `psstore`."""
 

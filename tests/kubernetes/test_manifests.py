@@ -12,7 +12,9 @@ import pytest
 from typer.testing import CliRunner
 
 from psstore.cli.main import app
-from psstore.launch.kubernetes import KubernetesPlan, Manifest, manifests
+from psstore.launch.kubernetes.manifests import manifests
+from psstore.launch.kubernetes.plan import KubernetesPlan
+from psstore.launch.kubernetes.pods import Manifest
 from psstore.server.settings import ServerSettings
 from tests.support.free_ports import free_ports
 from tests.support.server_process import StoreProcess
@@ -43,9 +45,18 @@ def pod(plan: KubernetesPlan, kind: str) -> dict[str, Any]:
     return spec["replicatedJobs"][0]["template"]["spec"]["template"]  # type: ignore[no-any-return]
 
 
+def stop_pod(plan: KubernetesPlan) -> dict[str, Any]:
+    """Pod template of the job that ends the store."""
+    return of_kind(plan, "JobSet")["spec"]["replicatedJobs"][1]["template"]["spec"]["template"]  # type: ignore[no-any-return]
+
+
+def pod_specs(plan: KubernetesPlan) -> list[dict[str, Any]]:
+    return [one["spec"] for one in (pod(plan, "StatefulSet"), pod(plan, "JobSet"), stop_pod(plan))]
+
+
 def containers(plan: KubernetesPlan) -> list[dict[str, Any]]:
-    specs = [pod(plan, kind)["spec"] for kind in ("StatefulSet", "JobSet")]
-    return [one for spec in specs for one in (*spec.get("initContainers", ()), *spec["containers"])]
+    """Shard, waiting, worker; then, with checkpoints, save; stop."""
+    return [one for spec in pod_specs(plan) for one in (*spec.get("initContainers", ()), *spec["containers"])]
 
 
 def environment(container: dict[str, Any], index: int) -> dict[str, str]:
@@ -75,6 +86,9 @@ def test_what_is_printed_is_what_is_meant() -> None:
         (("--standbys", "2"), "standbys"),
         (("--checkpoint", "/shared/run"), "expected a URL that every pod sees"),
         (("--workers", "many"), "workers is 'many'"),
+        (("--name", "My_Store"), "name is 'My_Store'; expected at most 38 lower-case letters"),
+        (("--name", "s" * 39), "expected at most 38"),
+        (("--tls-client-secret", "worker"), "say whose, by tls_secret"),
     ],
 )
 def test_what_cant_be_is_refused_in_a_sentence(arguments: tuple[str, ...], words: str) -> None:
@@ -153,6 +167,28 @@ def test_without_checkpoints_no_shard_is_let_go() -> None:
     (shard,) = pod(plan, "StatefulSet")["spec"]["containers"]
     assert "lifecycle" not in shard
     assert "PSSTORE_RESTARTS" not in environment(shard, 0)
+    assert "initContainers" not in stop_pod(plan)["spec"]
+
+
+def test_the_store_ends_with_its_workers_after_a_last_checkpoint() -> None:
+    """Who ends it may do that, and nothing else."""
+    worker, stop = of_kind(PLAN, "JobSet")["spec"]["replicatedJobs"]
+    assert stop["dependsOn"] == [{"name": worker["name"], "status": "Complete"}]
+    spec = stop_pod(PLAN)["spec"]
+    assert spec["initContainers"][0]["command"][:3] == ["psstore", "checkpoint", "save"]
+    assert spec["containers"][0]["command"] == ["psstore", "kubernetes", "stop", "store"]
+    (subject,) = of_kind(PLAN, "RoleBinding")["subjects"]
+    assert spec["serviceAccountName"] == subject["name"] == of_kind(PLAN, "ServiceAccount")["metadata"]["name"]
+    assert of_kind(PLAN, "RoleBinding")["roleRef"]["name"] == of_kind(PLAN, "Role")["metadata"]["name"]
+    (rule,) = of_kind(PLAN, "Role")["rules"]
+    assert (rule["resources"], rule["resourceNames"], rule["verbs"]) == (["statefulsets/scale"], ["store"], ["patch"])
+    assert [one["automountServiceAccountToken"] for one in pod_specs(PLAN)] == [False, False, True]
+
+
+def test_a_store_that_stays_needs_no_rights() -> None:
+    plan = replace(PLAN, stay=True)
+    assert [one["kind"] for one in manifests(plan)] == ["Service", "PodDisruptionBudget", "StatefulSet", "JobSet"]
+    assert len(of_kind(plan, "JobSet")["spec"]["replicatedJobs"]) == 1
 
 
 def test_standbys_are_the_second_half_of_the_pods_and_let_one_go_at_a_time() -> None:
@@ -183,11 +219,9 @@ def test_shards_are_spread_over_nodes() -> None:
 
 
 def test_no_container_has_rights_that_it_does_not_need() -> None:
-    for kind in ("StatefulSet", "JobSet"):
-        spec = pod(PLAN, kind)["spec"]
+    for spec in pod_specs(PLAN):
         assert spec["securityContext"]["runAsNonRoot"]
         assert spec["securityContext"]["runAsUser"] > 0
-        assert not spec["automountServiceAccountToken"]
         assert not spec["enableServiceLinks"]
         assert spec["terminationGracePeriodSeconds"] == PLAN.grace_s
     for one in containers(PLAN):
@@ -198,25 +232,68 @@ def test_no_container_has_rights_that_it_does_not_need() -> None:
         assert one["resources"]["requests"]["memory"] == one["resources"]["limits"]["memory"]
 
 
+def files_of(spec: dict[str, Any]) -> dict[str, str]:
+    """Secret by the file that has something of it."""
+    (volume,) = [one["projected"] for one in spec["volumes"] if one["name"] == "secrets"]
+    assert volume["defaultMode"] == 0o440
+    found: dict[str, str] = {}
+    for source in volume["sources"]:
+        assert all(one["key"] == one["path"] for one in source["secret"]["items"])
+        found |= {one["path"]: source["secret"]["name"] for one in source["secret"]["items"]}
+    return found
+
+
 def test_the_token_comes_from_a_secret_whose_mount_its_user_can_read_and_no_other() -> None:
-    for kind in ("StatefulSet", "JobSet"):
-        spec = pod(PLAN, kind)["spec"]
-        (volume,) = [one for one in spec["volumes"] if one["name"] == "token"]
-        assert volume["secret"] == {"secretName": "psstore-token", "defaultMode": 0o440}
+    for spec in pod_specs(PLAN):
+        assert files_of(spec) == {"token": "psstore-token"}
         assert spec["securityContext"]["fsGroup"] == spec["securityContext"]["runAsGroup"]
-    for one in containers(PLAN):
-        (mount,) = [mount for mount in one["volumeMounts"] if mount["name"] == "token"]
+    *others, stop = containers(PLAN)
+    for one in others:
+        (mount,) = [mount for mount in one["volumeMounts"] if mount["name"] == "secrets"]
         assert environment(one, 0)["PSSTORE_TOKEN_FILE"] == f"{mount['mountPath']}/token"
-    shard, _, worker = containers(PLAN)
+    assert "env" not in stop
+    shard, _, worker, *_ = others
     assert shard["envFrom"] == worker["envFrom"] == [{"secretRef": {"name": "s3-credentials"}}]
+
+
+def test_a_certificate_is_mounted_where_it_is_needed_and_its_key_nowhere_else() -> None:
+    plan = replace(PLAN, tls_secret="store-tls")
+    shards, *others = pod_specs(plan)
+    own = {"tls.crt": "store-tls", "tls.key": "store-tls"}
+    assert files_of(shards) == {"token": "psstore-token", "ca.crt": "store-tls", **own}
+    for spec in others:
+        assert files_of(spec) == {"token": "psstore-token", "ca.crt": "store-tls"}
+    shard, waiting, worker, save, _ = containers(plan)
+    told = environment(shard, 0)
+    assert (told["PSSTORE_TLS_CERT"], told["PSSTORE_TLS_KEY"]) == ("/run/psstore/tls.crt", "/run/psstore/tls.key")
+    assert "PSSTORE_TLS_CA" not in told, "clients need no certificate"
+    for one in (waiting, worker, save):
+        assert environment(one, 0)["PSSTORE_TLS_CA"] == "/run/psstore/ca.crt"
+        assert "PSSTORE_TLS_CERT" not in environment(one, 0)
+        assert environment(one, 0)["PSSTORE_URL"].startswith("pss://")
+    assert shard["lifecycle"]["preStop"]["exec"]["command"][:2] == ["env", "PSSTORE_TLS_CA=/run/psstore/ca.crt"]
+
+
+def test_workers_have_a_certificate_of_their_own_where_the_store_asks_for_one() -> None:
+    plan = replace(PLAN, tls_secret="store-tls", tls_client_secret="worker-tls")
+    shards, *others = pod_specs(plan)
+    assert files_of(shards)["tls.key"] == "store-tls"
+    for spec in others:
+        assert files_of(spec)["tls.key"] == files_of(spec)["tls.crt"] == "worker-tls"
+    shard, _, worker, *_ = containers(plan)
+    assert environment(shard, 0)["PSSTORE_TLS_CA"] == "/run/psstore/ca.crt"
+    assert environment(worker, 0)["PSSTORE_TLS_CERT"] == "/run/psstore/tls.crt"
 
 
 # ---- what a pod is ----
 
 
-def test_variables_of_a_shard_are_settings() -> None:
+@pytest.mark.parametrize(
+    "plan", [PLAN, replace(PLAN, standbys=1, tls_secret="store-tls", tls_client_secret="worker-tls")]
+)
+def test_variables_of_a_shard_are_settings(plan: KubernetesPlan) -> None:
     settings = {f"PSSTORE_{name.upper()}" for name in ServerSettings.__struct_fields__}
-    assert environment(containers(PLAN)[0], 0).keys() <= settings
+    assert environment(containers(plan)[0], 0).keys() <= settings
 
 
 def test_shards_and_a_worker_with_these_environments_train(tmp_path: Path) -> None:
@@ -233,7 +310,7 @@ def test_shards_and_a_worker_with_these_environments_train(tmp_path: Path) -> No
             told = {name: value.replace(f"store-{i}.store:5700", place) for name, value in told.items()}
         return told
 
-    shard, waiting, worker = containers(plan)
+    shard, waiting, worker, *_ = containers(plan)
     stores = [StoreProcess(port=None, environ=here(shard, index)) for index in range(2)]
     try:
         assert all(one.wait_ready() for one in stores), stores[0].log()
