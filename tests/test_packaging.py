@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from psstore.launch.kubernetes.pods import USER
+
 if sys.version_info >= (3, 11):
     import tomllib
 else:
@@ -51,3 +53,14 @@ def test_whoever_publishes_says_where_the_project_lives(repository: Path, tmp_pa
         "Issues": "https://example.org/o/psstore/issues",
     }
     assert after == before
+
+
+def test_the_image_runs_as_whom_the_manifests_say_and_has_what_a_wheel_is_built_from(repository: Path) -> None:
+    lines = (repository / "Dockerfile").read_text().splitlines()
+    assert [line for line in lines if line.startswith("USER")] == [f"USER {USER}:{USER}"]
+    assert any(f"--uid {USER} " in line for line in lines)
+    sent = {line.removeprefix("!/") for line in (repository / ".dockerignore").read_text().splitlines() if "!" in line}
+    assert sent == {"CMakeLists.txt", "LICENSE", "README.md", "cmake", "csrc", "pyproject.toml", "python"}
+    extras = project(repository / "pyproject.toml")["project"]["optional-dependencies"]
+    (told,) = [line.partition("=")[2] for line in lines if line.startswith("ARG EXTRAS=")]
+    assert set(told.split(",")) <= set(extras)
