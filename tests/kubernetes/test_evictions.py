@@ -1,0 +1,38 @@
+"""What is rendered, run by a stand-in of a cluster: a training whose pods are evicted ends as if they had not been."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.kubernetes.node import why_not
+
+pytestmark = [
+    pytest.mark.skipif(why_not() is not None, reason=str(why_not())),
+    pytest.mark.sockets,
+    pytest.mark.one_loop,
+    pytest.mark.timeout(300),
+]
+
+LOOSE_S = 10.0
+"""What a worker may wait here, beside other tests; python -m tests.kubernetes says 3."""
+
+
+def evicted(repository: Path, *flags: str) -> str:
+    """In a process of its own, which belongs to a network of its own from then on."""
+    command = [sys.executable, "-m", "tests.kubernetes", "--most-s", str(LOOSE_S), *flags]
+    run = subprocess.run(command, capture_output=True, text=True, cwd=repository, timeout=280)
+    assert run.returncode == 0, run.stdout + run.stderr
+    return run.stdout
+
+
+def test_a_store_with_standbys_loses_no_step_to_evictions_and_an_update(repository: Path) -> None:
+    told = evicted(repository, "--evictions", "5", "--rolling-updates", "1")
+    assert "2 workers end with the bytes of the undisturbed training" in told
+
+
+def test_a_store_without_goes_back_to_what_it_wrote_before_a_pod_went(repository: Path) -> None:
+    evicted(repository, "--checkpoints", "--evictions", "2")
