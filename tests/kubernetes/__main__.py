@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import shutil
 import signal
 import statistics
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -32,7 +34,6 @@ def main() -> int:
     parser.add_argument("--dns-cache-s", type=float, default=0.0, help="how long names have their former addresses")
     parser.add_argument("--most-s", type=float, default=MOST_S, help="what a worker may wait for one eviction")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--logs", type=Path, help="a folder for what pods wrote")
     chosen = parser.parse_args()
     if (reason := why_not()) is not None:
         print(f"can't be run here: {reason}")
@@ -50,15 +51,15 @@ def main() -> int:
     )
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # nothing is left behind
     begin = time.monotonic()
-    outcome = run(scene, lambda line: print(f"{time.monotonic() - begin:7.1f} s  {line}", flush=True))
+    logs = Path(tempfile.mkdtemp(prefix="psstore-kubernetes-"))
+    print(f"what pods write is in {logs}", flush=True)
+    outcome = run(scene, logs, lambda line: print(f"{time.monotonic() - begin:7.1f} s  {line}", flush=True))
     expected = undisturbed(chosen.workers, outcome.num_steps)
-    if chosen.logs is not None:
-        chosen.logs.mkdir(parents=True, exist_ok=True)
-        for name, text in outcome.logs.items():
-            (chosen.logs / f"{name}.log").write_text(text)
     print(report(outcome, expected))
     found = problems(outcome, expected, scene, most_s=chosen.most_s)
     print("\n".join(found))
+    if not found:
+        shutil.rmtree(logs)
     return 1 if found else 0
 
 

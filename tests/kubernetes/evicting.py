@@ -11,7 +11,7 @@ import re
 import tempfile
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.request import Request, urlopen
@@ -83,7 +83,6 @@ class Outcome:
     digests: list[str] = field(default_factory=list)
     num_steps: int = 0
     versions: list[int] = field(default_factory=list)
-    logs: Mapping[str, str] = field(default_factory=dict)
 
 
 def plan_of(*, shards: int, workers: int, checkpoints: bool = False) -> KubernetesPlan:
@@ -139,9 +138,9 @@ def undisturbed(num_workers: int, num_steps: int) -> str:
     return digest
 
 
-def run(scene: Scene, say: Callable[[str], None]) -> Outcome:
-    """This process is on the stand-in's node from then on."""
-    with Node() as node, storage() if scene.plan.checkpoint is not None else contextlib.nullcontext():
+def run(scene: Scene, logs: Path, say: Callable[[str], None]) -> Outcome:
+    """This process is on the stand-in's node from then on. `logs`: an empty folder, for what pods write."""
+    with Node(logs) as node, storage() if scene.plan.checkpoint is not None else contextlib.nullcontext():
         return asyncio.run(_run(scene, node, say))
 
 
@@ -165,10 +164,7 @@ async def _run(scene: Scene, node: Node, say: Callable[[str], None]) -> Outcome:
         node, secrets_of(scene.plan), start_s=scene.start_s, dns_cache_s=scene.dns_cache_s
     ) as cluster:
         staged = Staged(scene, node, cluster, say)
-        try:
-            await staged.run()
-        finally:
-            staged.outcome.logs = {path.stem: path.read_text() for path in node.folder.glob("*.log")}
+        await staged.run()
     staged.read_logs()
     return staged.outcome
 
@@ -243,7 +239,7 @@ class Staged:
             (folder / "next").rename(folder / LAST.name)  # it is there as a whole, or not yet
 
     def _step_of(self, worker: str) -> int:
-        path = self._node.folder / f"{worker}.log"
+        path = self._log_of(worker)
         if not path.exists():
             return 0
         with path.open("rb") as file:
@@ -251,16 +247,20 @@ class Staged:
             found = STEPPED.findall(file.read().decode())
         return int(found[-1][0]) if found else 0
 
+    def _log_of(self, worker: str) -> Path:
+        return self._node.logs / f"{worker}.log"
+
     def read_logs(self) -> None:
         """What the workers say of it. asyncio's clock is theirs: CLOCK_MONOTONIC."""
         outcome = self.outcome
-        for name in self._workers:
-            ended = ENDED.findall(outcome.logs[name])
+        logs = [self._log_of(name).read_text() for name in self._workers]
+        for log in logs:
+            ended = ENDED.findall(log)
             outcome.digests += [digest for _, digest in ended]
             outcome.versions += [int(version) for version, _ in ended]
         ends = [*(at for _, at in self._moments[1:]), math.inf]
         for (what, begin), end in zip(self._moments, ends, strict=True):
-            longest = max(_longest(outcome.logs[name], begin, end) for name in self._workers)
+            longest = max(_longest(log, begin, end) for log in logs)
             outcome.waits.setdefault(what, []).append(longest)
 
 

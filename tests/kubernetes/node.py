@@ -43,14 +43,18 @@ class Node(VirtualHosts):
 
     prefix_bits = 16
 
-    def __init__(self) -> None:
+    def __init__(self, logs: Path) -> None:
+        """`logs`: a folder for what pods write, a file for each name."""
         super().__init__(0)
+        self.logs = logs
         self._switch = f"psk{os.getpid()}"
         self._given = 0
 
     def __enter__(self) -> Node:
         super().__enter__()
         try:
+            # A bridge without a hardware address of its own takes its ports', another one whenever pods come and go.
+            virtual_hosts.ip("-n", self._switch, "link", "set", "bridge", "address", "02:00:00:00:00:01")
             virtual_hosts.ip("-n", self._switch, "address", "add", f"{NODE}/16", "dev", "bridge")
             # This process belongs to the node from here on, and there is no way back.
             virtual_hosts.enter(self._switch)

@@ -58,7 +58,7 @@ class Pod:
         self._secrets = secrets
         self._environ = environ
         self._folder = node.folder / f"pods/{name}-{id(self):x}"
-        self.log = node.folder / f"{name}.log"
+        self.log = node.logs / f"{name}.log"
         """What all lives of that name have written."""
         self._ended = asyncio.Event()
         self._container: Container | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import shlex
 import shutil
 import subprocess
 import tarfile
@@ -14,8 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 import psstore
+from psstore.cli.main import app
 from psstore.launch.kubernetes.manifests import manifests
 from psstore.launch.kubernetes.plan import KubernetesPlan
 from tests.kubernetes.plans import PLANS
@@ -49,6 +52,10 @@ def chart(repository: Path) -> Path:
     return repository / "charts" / "psstore"
 
 
+def by_name(objects: list[Any]) -> dict[tuple[str, str], Any]:
+    return {(one["kind"], one["metadata"]["name"]): one for one in objects}
+
+
 def ran(helm: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([helm, *arguments], capture_output=True, text=True, timeout=60)
 
@@ -74,12 +81,19 @@ def test_helm_makes_of_a_plan_what_is_rendered_of_it(
     run = ran(helm, "template", plan.name, str(chart), "--values", str(values))
     assert run.returncode == 0, run.stderr
 
-    def by_name(objects: list[Any]) -> dict[tuple[str, str], Any]:
-        return {(one["kind"], one["metadata"]["name"]): one for one in objects}
-
-    # Tuples are lists in YAML.
-    expected = json.loads(json.dumps(manifests(plan)))
+    expected = json.loads(json.dumps(manifests(plan)))  # tuples are lists in YAML
     assert by_name(list(yaml.safe_load_all(run.stdout))) == by_name(expected)
+
+
+def test_the_two_ways_that_are_shown_make_the_same_objects(helm: str, repository: Path) -> None:
+    page = (repository / "docs" / "kubernetes.md").read_text().replace("\\\n", " ")
+    (rendered,) = re.findall(r"^psstore (kubernetes render .*) > store.yaml", page, re.MULTILINE)
+    (installed,) = re.findall(r"^helm install (store charts/psstore .*)$", page, re.MULTILINE)
+    printed = CliRunner().invoke(app, shlex.split(rendered))
+    assert printed.exit_code == 0, printed.output
+    run = ran(helm, "template", *shlex.split(installed.replace("charts/", f"{repository}/charts/")))
+    assert run.returncode == 0, run.stderr
+    assert by_name(list(yaml.safe_load_all(run.stdout))) == by_name(list(yaml.safe_load_all(printed.stdout)))
 
 
 @pytest.mark.parametrize(

@@ -171,6 +171,31 @@ def test_a_host_that_is_asked_to_end_hands_over(hosts: Hosts, shard: int) -> Non
         check(store, reader, 6)
 
 
+def test_a_shard_whose_process_is_told_to_end_is_led_on_the_other_host(hosts: Hosts) -> None:
+    """As by what signals all processes of a service at once: it says goodbye, and is as dead then as one that did
+    not."""
+    with trained(hosts) as (store, reader):
+        os.kill(leader(store, 1), signal.SIGTERM)
+        train(store, 2)
+        check(store, reader, 4)
+
+
+def test_a_host_that_is_asked_to_end_hands_over_to_a_standby_that_it_has_just_not_heard_of(hosts: Hosts) -> None:
+    with trained(hosts) as (store, reader):
+        hosts.kill(1, standby=True)
+        assert eventually(lambda: "goes on without its standby" in hosts.of[1, False].log())
+        train(store, 2)
+        supervisor = psutil.Process(hosts.of[1, False].process.pid)
+        supervisor.suspend()
+        hosts.start(1, standby=True)
+        assert eventually(lambda: "the standby of shard 1 here may lead" in hosts.of[1, True].log())
+        hosts.of[1, False].signal(signal.SIGTERM)
+        supervisor.resume()
+        train(store, 2)
+        check(store, reader, 6)
+        assert hosts.of[1, False].wait() == 0
+
+
 def test_a_standby_whose_host_dies_and_comes_back_at_its_place_is_waited_for_no_more(hosts: Hosts) -> None:
     with hosts.connect() as store, hosts.connect(role="client") as reader:
         create(store)

@@ -202,10 +202,12 @@ class ApartGroup:
         self._selector.register(self._child.report, selectors.EVENT_READ, self._child)
 
     def _end(self) -> None:
+        """With the process goes what it has asked for."""
         assert self._child is not None
         self._selector.unregister(self._child.report)
         self._child.kill()
         self._child = None
+        self._ask_at = math.inf
 
     def _ready(self) -> None:
         self._is_ready = True
@@ -250,8 +252,7 @@ class ApartGroup:
             if self.leads:
                 _log.warning("%s is led at %s: its process here ends, and stands by", self._name, self._other)
             self._end()
-        self.leads = False
-        self._ask_at = math.inf
+        self.leads, self._ask_at = False, math.inf
         self._start_at = time.monotonic()
 
     def _look(self, timeout_s: float = LOOK_S) -> FoundMember | None:

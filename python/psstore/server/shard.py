@@ -21,7 +21,7 @@ from collections.abc import Sequence
 import msgspec
 
 from psstore import _core
-from psstore.errors import BadArgument, DeviceFailed, PsstoreError, StoreUnreachable
+from psstore.errors import BadArgument, DeviceFailed, PsstoreError, ShuttingDown, StoreUnreachable
 from psstore.memory import HANDED_PART
 from psstore.net import loops
 from psstore.net.address import UnixAddress, parse_address
@@ -138,6 +138,7 @@ async def serve(settings: ShardSettings) -> None:
         listen(server, sockets)
     report(READY)
     await stopped.wait()
+    service.standbys.on_lost = lambda client: None  # it is this process that goes, and a standby may lead
     orders.close()
     if not failures:  # then the supervisor may start another shard there
         for path in unix_paths:  # before others can bind it: from here on it might be theirs
@@ -176,7 +177,8 @@ async def stand_by(
         standby = service.standby
         assert standby is not None, "it follows"
         standby.is_cut = True
-        if standby.may_lead and (error is None or isinstance(error, OSError)):  # the shard may be dead: this one leads
+        # The shard may be dead, or says that it ends: this one leads.
+        if standby.may_lead and (error is None or isinstance(error, (OSError, ShuttingDown))):
             if follows.place:  # who watches both knows anyhow
                 report(CUT, f"{max(0.0, standby.may_ask_at - server.now()):.3f}")
         else:

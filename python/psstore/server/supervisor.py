@@ -457,11 +457,11 @@ class Supervisor:
             lost = groups.tick()
             self._see_to_checkpoints(site, selector)
             events = self._news(selector, 0.0 if lost else partial(self._next_wake, groups))
-            if any(isinstance(event, Signals) for event in events):
-                return Ending(EXIT_OK, is_asked=True)
             if any(isinstance(event, CheckpointProcess) for event in events):
                 self._begin_checkpoints_again(site, selector)
             heard = [groups.heard(event) for event in events if isinstance(event, ShardProcess)]
+            if any(isinstance(event, Signals) for event in events):  # whoever can be handed over to is known now
+                return Ending(EXIT_OK, is_asked=True)
             dead = [fate for fate in (lost, *heard) if fate is not None]
             if dead:
                 told = ", ".join(dead)

@@ -1,0 +1,86 @@
+"""What a supervisor does about its process of a shard whose other process is on another host, as that one reports."""
+
+from __future__ import annotations
+
+import os
+import selectors
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from psstore.config import NO_CREDENTIALS
+from psstore.server.apart_group import ApartGroup
+from psstore.server.settings import CUT, IN_SYNC
+from tests.support.server_process import eventually
+
+
+class FakeProcess:
+    """Reports what it is told to."""
+
+    def __init__(self) -> None:
+        self.name, self.client = "the standby of shard 1", "client"
+        read_fd, self._write_fd = os.pipe()
+        self.report = os.fdopen(read_fd, "rb")
+        self.is_alive = True
+        self._lines: list[str] = []
+
+    def say(self, *lines: str) -> None:
+        self._lines += lines
+
+    def told(self) -> list[str] | None:
+        lines, self._lines = self._lines, []
+        return lines if self.is_alive else None
+
+    def fate(self) -> str:
+        return f"{self.name} ended with exit status 1"
+
+    def kill(self) -> None:
+        os.close(self._write_fd)
+        self.report.close()
+
+
+class StandbyHost:
+    """A group that begins as a standby of one that is gone."""
+
+    def __init__(self, selector: selectors.BaseSelector) -> None:
+        self.processes: list[Any] = []
+        self.group = ApartGroup(
+            index=1,
+            other="ps://127.0.0.1:1",
+            others=(),
+            credentials=NO_CREDENTIALS,
+            patience_s=60.0,
+            start=self._start,
+            selector=selector,
+        )
+        self.group.begin(leads=False)
+
+    def _start(self, leads: bool) -> Any:
+        assert not leads
+        self.processes.append(FakeProcess())
+        return self.processes[-1]
+
+
+@pytest.fixture
+def host() -> Iterator[StandbyHost]:
+    with selectors.DefaultSelector() as selector:
+        host = StandbyHost(selector)
+        yield host
+        host.processes[-1].kill()
+
+
+def test_a_standby_that_is_cut_off_and_dies_is_started_again(host: StandbyHost) -> None:
+    """What it had asked for is nobody's business any more."""
+    (first,) = host.processes
+    first.say(IN_SYNC, f"{CUT} 0.000")
+    assert host.group.heard(first) is None
+    for lives in range(1, 5):  # with longer pauses, so that the question would come in one of them
+        host.processes[-1].is_alive = False
+        assert host.group.heard(host.processes[-1]) is None
+
+        def starts(lives: int = lives) -> bool:
+            assert host.group.tick() is None
+            return len(host.processes) > lives
+
+        assert eventually(starts)
