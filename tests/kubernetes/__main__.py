@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import shutil
 import signal
 import statistics
@@ -92,7 +93,7 @@ def report(outcome: Outcome, expected: str) -> str:
 
 
 def _waited(waits: list[float]) -> str:
-    p99 = waits[int(0.99 * (len(waits) - 1))]
+    p99 = waits[math.ceil(0.99 * len(waits)) - 1]
     return f"a worker waits {statistics.median(waits):.2f} s (median), {p99:.2f} s (p99), {waits[-1]:.2f} s (most)"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import logging
 import math
 import random
 import re
@@ -149,6 +150,7 @@ def storage() -> Iterator[None]:
     """S3 by moto, on the node."""
     from moto.server import ThreadedMotoServer
 
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)  # each request otherwise
     server = ThreadedMotoServer(ip_address=NODE, port=STORAGE_PORT)
     server.start()
     try:
@@ -194,6 +196,7 @@ class Staged:
             await self._cluster.settled()
             self.outcome.done[UPDATE] += 1
             self._say(f"{UPDATE} {number}")
+        await self._steps_on(1)  # whoever was evicted last is there again
         self._say_which_is_last()
         self.outcome.succeeded = await self._cluster.end_of(f"{plan.name}-workers")
         await until(lambda: self._cluster.is_alive() and not self._cluster.pods)

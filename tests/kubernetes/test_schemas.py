@@ -43,8 +43,10 @@ def problem(manifest: dict[str, Any], version: str) -> str | None:
 
 @EACH_PLAN
 def test_each_object_fits_the_schemas_of_all_versions(plan: KubernetesPlan) -> None:
+    """All versions for the plan that has everything; the first and the last one for the others."""
     for manifest in objects_of(plan):
-        found = {version: told for version in VERSIONS if (told := problem(manifest, version)) is not None}
+        versions = VERSIONS if plan is PLANS["everything"] else (VERSIONS[0], VERSIONS[-1])
+        found = {version: told for version in versions if (told := problem(manifest, version)) is not None}
         assert not found, f"{manifest['kind']}: {found}"
 
 
