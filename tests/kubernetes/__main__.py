@@ -89,7 +89,7 @@ def report(outcome: Outcome, expected: str) -> str:
         "put off": f"{outcome.put_off}, by the PodDisruptionBudget",
         **{f"{len(waits)} × {what}": _waited(sorted(waits)) for what, waits in outcome.waits.items()},
     }
-    return "\n".join(f"{name:<24} {value}" for name, value in rows.items())
+    return "\n".join(f"{name:<26} {value}" for name, value in rows.items())
 
 
 def _waited(waits: list[float]) -> str:

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import os
 import selectors
+import socket
+import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from psstore.config import NO_CREDENTIALS
+from psstore.errors import StoreUnreachable
+from psstore.protocol.election import Succession
 from psstore.server.apart_group import ApartGroup
+from psstore.server.other_member import look_at
 from psstore.server.settings import CUT, IN_SYNC
+from psstore.server.voting import vote
 from tests.support.server_process import eventually
 
 
@@ -84,3 +91,23 @@ def test_a_standby_that_is_cut_off_and_dies_is_started_again(host: StandbyHost) 
             return len(host.processes) > lives
 
         assert eventually(starts)
+
+
+def test_nobody_waits_longer_than_said_for_a_name_that_no_server_answers_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when a cluster's DNS is out of reach: a resolver tries for as long as half a minute."""
+    over = threading.Event()
+
+    def never(*_: object, type: int, flags: int = 0) -> list[object]:  # noqa: A002 (getaddrinfo's own)
+        if not flags & socket.AI_NUMERICHOST:
+            over.wait(15)
+        raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+
+    monkeypatch.setattr(socket, "getaddrinfo", never)
+    begin = time.monotonic()
+    try:
+        with pytest.raises(StoreUnreachable, match=r"store-1\.store"):
+            look_at("ps://store-1.store:5700", NO_CREDENTIALS, timeout_s=0.2)
+        assert vote([["ps://store-0.store:5700"]], "client", leads=True, credentials=NO_CREDENTIALS) is Succession.OPEN
+        assert time.monotonic() - begin < 10.0
+    finally:
+        over.set()

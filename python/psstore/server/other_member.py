@@ -9,6 +9,7 @@ from typing import NamedTuple, TypeVar
 
 from psstore.config import Credentials
 from psstore.errors import StoreUnreachable
+from psstore.net import loops
 from psstore.net.asking import ask, counters, greeted, tie
 from psstore.net.client import Reconnector
 from psstore.net.user_token import find
@@ -46,7 +47,7 @@ def look_at(address: str, credentials: Credentials, *, timeout_s: float = LOOK_S
     async def look(reconnector: Reconnector) -> FoundMember:
         return FoundMember(await greeted(reconnector), await counters(reconnector, timeout_s=timeout_s))
 
-    return asyncio.run(visit(address, credentials, timeout_s, look, role="operator"))
+    return loops.run(visit(address, credentials, timeout_s, look, role="operator"), "asyncio")
 
 
 def promote(address: str, credentials: Credentials, *, force: bool = False, timeout_s: float = LOOK_S) -> None:
@@ -59,7 +60,7 @@ def promote(address: str, credentials: Credentials, *, force: bool = False, time
         await greeted(reconnector)
         await ask(reconnector, "PROMOTE", m.Promote(force=force), timeout_s=timeout_s)
 
-    asyncio.run(visit(address, credentials, timeout_s, say, role="operator"))
+    loops.run(visit(address, credentials, timeout_s, say, role="operator"), "asyncio")
 
 
 async def visit(

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from psstore.config import Credentials
 from psstore.errors import BadArgument, PsstoreError
+from psstore.net import loops
 from psstore.net.asking import ask, greeted
 from psstore.net.client import Reconnector
 from psstore.protocol.election import Succession, succession
@@ -28,13 +29,13 @@ def other_shards(addresses: Places, shard: int) -> Places:
 def vote(others: Places, client: str, *, leads: bool, credentials: Credentials) -> Succession:
     """Whether the standby which is that client leads, or its shard is to do without it; for whom that is asked is
     `leads`."""
-    answers = asyncio.run(_ask_all(others, m.AskWord(client=client, leads=leads), credentials))
+    answers = loops.run(_ask_all(others, m.AskWord(client=client, leads=leads), credentials), "asyncio")
     return succession([next((word for word in words if word.leads is not None), None) for words in answers])
 
 
 def vote_for(others: Places, standby: str, credentials: Credentials) -> Succession:
     """As `vote`, on the standby at that address, for it."""
-    own = asyncio.run(_ask(standby, m.AskWord(), credentials))
+    own = loops.run(_ask(standby, m.AskWord(), credentials), "asyncio")
     return Succession.OPEN if own is None else vote(others, own.standby, leads=True, credentials=credentials)
 
 
@@ -43,7 +44,7 @@ def check_never_gone(others: Places, standby: str, credentials: Credentials) -> 
     process of each other shard knows that has all that was told there. REQUIRES: who led there is dead."""
     if not others:
         return  # nobody has a word in it
-    (answers, *of_others) = asyncio.run(_ask_all([[standby], *others], m.AskWord(), credentials))
+    (answers, *of_others) = loops.run(_ask_all([[standby], *others], m.AskWord(), credentials), "asyncio")
     relied_on = [*answers]
     for places, words in zip(others, of_others, strict=True):
         found = next((word for word in words if word.may_lead), None)
