@@ -148,6 +148,7 @@ class Pod:
                 await self._end(container, manifest)
             return await code
         finally:
+            container.signal(signal.SIGKILL)  # it has ended, unless the kubelet was interrupted
             self.is_ready = False
             for task in (health, ended):
                 task.cancel()
