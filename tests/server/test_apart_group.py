@@ -15,6 +15,7 @@ import pytest
 from psstore.config import NO_CREDENTIALS
 from psstore.errors import StoreUnreachable
 from psstore.protocol.election import Succession
+from psstore.server import apart_group
 from psstore.server.apart_group import ApartGroup
 from psstore.server.other_member import look_at
 from psstore.server.settings import CUT, IN_SYNC
@@ -47,10 +48,10 @@ class FakeProcess:
         self.report.close()
 
 
-class StandbyHost:
-    """A group that begins as a standby of one that is gone."""
+class Host:
+    """A group, which begins as a standby of one that is gone, or as the shard."""
 
-    def __init__(self, selector: selectors.BaseSelector) -> None:
+    def __init__(self, selector: selectors.BaseSelector, *, leads: bool = False) -> None:
         self.processes: list[Any] = []
         self.group = ApartGroup(
             index=1,
@@ -61,23 +62,22 @@ class StandbyHost:
             start=self._start,
             selector=selector,
         )
-        self.group.begin(leads=False)
+        self.group.begin(leads=leads)
 
     def _start(self, leads: bool) -> Any:
-        assert not leads
         self.processes.append(FakeProcess())
         return self.processes[-1]
 
 
 @pytest.fixture
-def host() -> Iterator[StandbyHost]:
+def host() -> Iterator[Host]:
     with selectors.DefaultSelector() as selector:
-        host = StandbyHost(selector)
+        host = Host(selector)
         yield host
         host.processes[-1].kill()
 
 
-def test_a_standby_that_is_cut_off_and_dies_is_started_again(host: StandbyHost) -> None:
+def test_a_standby_that_is_cut_off_and_dies_is_started_again(host: Host) -> None:
     """What it had asked for is nobody's business any more."""
     (first,) = host.processes
     first.say(IN_SYNC, f"{CUT} 0.000")
@@ -111,3 +111,26 @@ def test_nobody_waits_longer_than_said_for_a_name_that_no_server_answers_for(mon
         assert time.monotonic() - begin < 10.0
     finally:
         over.set()
+
+
+def test_a_host_that_is_to_end_serves_until_the_other_one_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where its pod is new, and names are kept by a cache for a while."""
+    tries, told = [False, False, True], list[str]()
+
+    def look(*_: object, **__: object) -> str:
+        assert not one.processes[0].report.closed, "it was ended before"
+        if not tries.pop(0):
+            raise StoreUnreachable("the old address")
+        return "found"
+
+    monkeypatch.setattr(apart_group, "look_at", look)
+    monkeypatch.setattr(apart_group, "promote", lambda address, *_, **__: told.append(address))
+    monkeypatch.setattr(apart_group, "ASK_S", 0.01)
+    with selectors.DefaultSelector() as selector:
+        one = Host(selector, leads=True)
+        one.processes[0].say(IN_SYNC)
+        assert one.group.heard(one.processes[0]) is None
+        one.group.resign()
+        assert not tries
+        assert one.processes[0].report.closed
+        assert told == ["ps://127.0.0.1:1"]

@@ -223,6 +223,20 @@ def test_a_host_that_dies_and_comes_back_at_its_place_has_its_standby_lead(hosts
         assert hosts.of[shard, False].ready["standby"]
 
 
+@pytest.mark.parametrize("shard", [0, 1])
+def test_a_host_that_comes_back_begins_nothing_as_long_as_it_can_not_ask_its_standby(hosts: Hosts, shard: int) -> None:
+    """Which may have all that the shard had: other shards say that there was something."""
+    with trained(hosts) as (store, reader):
+        silent = hosts.stop(shard, standby=True)
+        hosts.kill(shard, standby=False)
+        back = hosts.start(shard, standby=False)
+        assert eventually(lambda: f"waiting for shard {shard}" in back.log()), back.log()
+        resume(silent)
+        train(store, 2)
+        check(store, reader, 4)
+        await_standbys(store)
+
+
 def test_who_knows_says_that_a_host_is_dead(pair: Hosts) -> None:
     """Neither of the two does by itself: its connection is lost, and that is all."""
     with trained(pair) as (store, reader):

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import logging
 import math
+import select
 import selectors
 import time
 from collections.abc import Callable
@@ -154,9 +155,16 @@ class ApartGroup:
         return None
 
     def resign(self) -> None:
-        """Ends the process here, and has the other one lead, if it can."""
+        """Ends the process here, and has the other one lead, if it can. Until that one is found, the process here
+        serves: the other one may have another address by now, of which names tell late."""
         if not self.leads or not self._in_sync or self._child is None:
             return
+        until = time.monotonic() + self._patience_s
+        while not self._lost and self._look() is None and time.monotonic() < until:
+            if select.select([self._child.report], [], [], ASK_S)[0]:
+                self.heard(self._child)
+            if self._child is None:
+                return  # it has died, and that was seen to
         self._end()
         try:
             promote(self._other, self._credentials, force=True)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
-from collections.abc import Awaitable, Callable, Mapping
+import socket
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 from psstore.config import Credentials
-from psstore.errors import StoreUnreachable
+from psstore.errors import PsstoreError, StoreUnreachable
 from psstore.net import loops
+from psstore.net.address import TcpAddress, parse_address
 from psstore.net.asking import ask, counters, greeted, tie
 from psstore.net.client import Reconnector
 from psstore.net.user_token import find
@@ -48,6 +51,30 @@ def look_at(address: str, credentials: Credentials, *, timeout_s: float = LOOK_S
         return FoundMember(await greeted(reconnector), await counters(reconnector, timeout_s=timeout_s))
 
     return loops.run(visit(address, credentials, timeout_s, look, role="operator"), "asyncio")
+
+
+def refuses(address: str, *, timeout_s: float = LOOK_S) -> bool:
+    """Whether its host is there, and says that nobody listens: else nobody can know from here what there is."""
+    place = parse_address(address)
+    assert isinstance(place, TcpAddress), "it is on another host"
+    try:
+        socket.create_connection((place.host, place.port), timeout_s).close()
+    except ConnectionRefusedError:
+        return True
+    except OSError:
+        pass
+    return False
+
+
+def has_begun(others: Sequence[Sequence[str]], credentials: Credentials) -> bool:
+    """Whether one of these shards says that the store has something in it: no client defines anything before it has
+    been at every shard."""
+    for place in (place for places in others for place in places):
+        with contextlib.suppress(PsstoreError):
+            told = look_at(place, credentials).counters
+            if told["version"] or told["slots"]:
+                return True
+    return False
 
 
 def promote(address: str, credentials: Credentials, *, force: bool = False, timeout_s: float = LOOK_S) -> None:

@@ -315,10 +315,11 @@ class Supervisor:
     def _join(self, site: Site, other: str, selector: selectors.BaseSelector) -> StoreLife | Literal["begins"] | None:
         """The life of the store in which the other process of this shard leads; what stands by there leads from now on,
         since the process that was here before is dead. None: a signal came first. Raises AuthFailed, BadArgument."""
-        from psstore.server.other_member import look_at, promote
+        from psstore.server.other_member import has_begun, look_at, promote, refuses
         from psstore.server.voting import check_never_gone, other_shards
 
-        has_said = False
+        others, has_said = other_shards(site.addresses, site.first), False
+        until = time.monotonic() + self._settings.patience_s
         while True:
             member: FoundMember | None = None
             with contextlib.suppress(AvailabilityError):
@@ -329,10 +330,17 @@ class Supervisor:
                     return self._life_of(site, member.welcome)
                 if member.may_lead:
                     with contextlib.suppress(BadArgument):  # it waits for those who know
-                        check_never_gone(other_shards(site.addresses, site.first), other, self._credentials)
+                        check_never_gone(others, other, self._credentials)
                         promote(other, self._credentials, force=True)
             if not self._settings.begins_as_standby() and (member is None or not member.may_lead):
-                return "begins"
+                if member is not None or refuses(other) or not has_begun(others, self._credentials):
+                    return "begins"
+                if time.monotonic() > until:
+                    raise BadArgument(
+                        f"other shards have something of this store, and {other}, which may have all of shard"
+                        f" {site.first}, is out of reach: begin with nothing here would lose that. Mend the way there;"
+                        " or, if it is gone for good, end all shards, and start them with --restore auto"
+                    )
             if not has_said:
                 _log.warning("waiting for shard %d at %s, to stand by here", site.first, other)
                 has_said = True
