@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -22,6 +23,7 @@ from psstore.client.store import Store
 from psstore.errors import RolledBack
 from psstore.exit_codes import EXIT_MISSING, EXIT_OK
 from tests.support.cluster import PATIENCE_S
+from tests.support.free_ports import free_ports
 from tests.support.server_process import StoreProcess, eventually
 
 F32 = np.float32
@@ -137,12 +139,12 @@ def test_with_standbys_and_a_place_for_checkpoints_which_go_on(tmp_path: Path) -
 
 
 def test_a_port_that_is_taken_is_said_before_anybody_waits() -> None:
-    with socket.socket() as other, socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-        other.bind(("127.0.0.1", port + 1))
+    with socket.socket() as other:
+        for port in free_ports(20):
+            with contextlib.suppress(OSError):
+                other.bind(("127.0.0.1", port + 1))
+                break
         other.listen()
-        probe.close()
         with (
             StoreProcess(port=port) as process,
             psstore.connect(process.url, wait_s=PATIENCE_S) as store,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import multiprocessing
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
@@ -223,36 +225,64 @@ def test_same_seed_gives_the_same_run() -> None:
 
 
 @pytest.mark.parametrize("name", MUTANTS)
-def test_simulator_notices_that(name: str) -> None:
-    notices(name, *MUTANTS[name], plan_of)
+def test_simulator_notices_that(name: str, apart: ProcessPoolExecutor) -> None:
+    assert apart.submit(is_noticed, "MUTANTS", name).result(), NOTHING_FOUND
 
 
 @pytest.mark.parametrize("name", ELASTIC_MUTANTS)
-def test_simulator_notices_where_workers_come_and_go_that(name: str) -> None:
-    notices(name, *ELASTIC_MUTANTS[name], elastic_plan_of)
+def test_simulator_notices_where_workers_come_and_go_that(name: str, apart: ProcessPoolExecutor) -> None:
+    assert apart.submit(is_noticed, "ELASTIC_MUTANTS", name).result(), (
+        f"{MAX_SEEDS_TO_NOTICE} seeds found nothing wrong"
+    )
 
 
 @pytest.mark.parametrize("name", FALL_MUTANTS)
-def test_simulator_notices_of_a_store_that_goes_back_that(name: str) -> None:
-    notices(name, *FALL_MUTANTS[name], falling_plan_of)
+def test_simulator_notices_of_a_store_that_goes_back_that(name: str, apart: ProcessPoolExecutor) -> None:
+    assert apart.submit(is_noticed, "FALL_MUTANTS", name).result(), NOTHING_FOUND
 
 
 @pytest.mark.parametrize("name", RESHARD_MUTANTS)
-def test_simulator_notices_of_a_store_with_another_number_of_shards_that(name: str) -> None:
-    notices(name, *RESHARD_MUTANTS[name], resharding_plan_of)
+def test_simulator_notices_of_a_store_with_another_number_of_shards_that(name: str, apart: ProcessPoolExecutor) -> None:
+    assert apart.submit(is_noticed, "RESHARD_MUTANTS", name).result(), (
+        f"{MAX_SEEDS_TO_NOTICE} seeds found nothing wrong"
+    )
 
 
 @pytest.mark.parametrize("name", STANDBY_MUTANTS)
-def test_simulator_notices_of_shards_with_standbys_that(name: str) -> None:
-    notices(name, *STANDBY_MUTANTS[name], standby_plan_of)
+def test_simulator_notices_of_shards_with_standbys_that(name: str, apart: ProcessPoolExecutor) -> None:
+    assert apart.submit(is_noticed, "STANDBY_MUTANTS", name).result(), (
+        f"{MAX_SEEDS_TO_NOTICE} seeds found nothing wrong"
+    )
 
 
 @pytest.mark.parametrize("name", VOTE_MUTANTS)
-def test_simulator_notices_of_shards_that_vote_that(name: str) -> None:
-    notices(name, *VOTE_MUTANTS[name], voting_plan_of)
+def test_simulator_notices_of_shards_that_vote_that(name: str, apart: ProcessPoolExecutor) -> None:
+    assert apart.submit(is_noticed, "VOTE_MUTANTS", name).result(), NOTHING_FOUND
 
 
-def notices(name: str, mode: str, broken: Mutant, plan_of: Callable[[int, str], Plan]) -> None:
+NOTHING_FOUND = f"{MAX_SEEDS_TO_NOTICE} seeds found nothing wrong"
+
+
+@pytest.fixture(scope="module")
+def apart() -> Iterator[ProcessPoolExecutor]:
+    """A process for what is broken: what hundreds of runs leave in memory goes with it."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process:
+        yield process
+
+
+TABLES: dict[str, tuple[dict[str, tuple[str, Mutant]], Callable[[int, str], Plan]]] = {
+    "MUTANTS": (MUTANTS, plan_of),
+    "ELASTIC_MUTANTS": (ELASTIC_MUTANTS, elastic_plan_of),
+    "FALL_MUTANTS": (FALL_MUTANTS, falling_plan_of),
+    "RESHARD_MUTANTS": (RESHARD_MUTANTS, resharding_plan_of),
+    "STANDBY_MUTANTS": (STANDBY_MUTANTS, standby_plan_of),
+    "VOTE_MUTANTS": (VOTE_MUTANTS, voting_plan_of),
+}
+
+
+def is_noticed(table: str, name: str) -> bool:
+    mutants, plan_of = TABLES[table]
+    mode, broken = mutants[name]
     for seed in (NOTICED_BY.get(name, 0), *range(MAX_SEEDS_TO_NOTICE)):
         plan = plan_of(seed, mode)
         try:
@@ -260,8 +290,8 @@ def notices(name: str, mode: str, broken: Mutant, plan_of: Callable[[int, str], 
                 history = watched(plan).run()
             check(plan, history)
         except (AssertionError, PsstoreError, KeyError):
-            return
-    pytest.fail(f"{MAX_SEEDS_TO_NOTICE} seeds found nothing wrong")
+            return True
+    return False
 
 
 def test_ssp_goes_to_its_bound_and_not_beyond() -> None:
