@@ -10,17 +10,23 @@ import traceback
 from .checks import run_and_check
 from .plan import MODES, elastic_plan_of, falling_plan_of, plan_of, resharding_plan_of, standby_plan_of, voting_plan_of
 
+KINDS = {
+    "--falls": (falling_plan_of, "the store goes back to checkpoints, and little else"),
+    "--reshards": (resharding_plan_of, "the store goes on with other numbers of shards"),
+    "--elastic": (elastic_plan_of, "workers come and go"),
+    "--standbys": (standby_plan_of, "every shard has a standby, and some die"),
+    "--votes": (voting_plan_of, "hosts fall silent, and shards vote on who leads"),
+}
+
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.sim", description=__doc__)
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("--seed", type=int, help="one seed")
     which.add_argument("--seeds", metavar="A:B", help="every seed from A to B - 1")
-    parser.add_argument("--falls", action="store_true", help="the store goes back to checkpoints, and little else")
-    parser.add_argument("--reshards", action="store_true", help="the store goes on with other numbers of shards")
-    parser.add_argument("--elastic", action="store_true", help="workers come and go")
-    parser.add_argument("--standbys", action="store_true", help="every shard has a standby, and some die")
-    parser.add_argument("--votes", action="store_true", help="hosts fall silent, and shards vote on who leads")
+    parser.set_defaults(make=plan_of)
+    for flag, (make, what) in KINDS.items():
+        parser.add_argument(flag, dest="make", action="store_const", const=make, help=what)
     parser.add_argument("--mode", choices=MODES, help="instead of the seed's own")
     parser.add_argument("--verbose", action="store_true", help="print the plan and everything that happens")
     given = parser.parse_args()
@@ -28,20 +34,7 @@ def main() -> int:
     failed = []
     started = time.monotonic()
     for seed in range(begin, end):
-        make = (
-            elastic_plan_of
-            if given.elastic
-            else falling_plan_of
-            if given.falls
-            else resharding_plan_of
-            if given.reshards
-            else standby_plan_of
-            if given.standbys
-            else voting_plan_of
-            if given.votes
-            else plan_of
-        )
-        plan = make(seed, given.mode)
+        plan = given.make(seed, given.mode)
         if given.verbose:
             print(plan)
         try:

@@ -224,45 +224,6 @@ def test_same_seed_gives_the_same_run() -> None:
     assert traces[0] == traces[1]
 
 
-@pytest.mark.parametrize("name", MUTANTS)
-def test_simulator_notices_that(name: str, apart: ProcessPoolExecutor) -> None:
-    assert apart.submit(is_noticed, "MUTANTS", name).result(), NOTHING_FOUND
-
-
-@pytest.mark.parametrize("name", ELASTIC_MUTANTS)
-def test_simulator_notices_where_workers_come_and_go_that(name: str, apart: ProcessPoolExecutor) -> None:
-    assert apart.submit(is_noticed, "ELASTIC_MUTANTS", name).result(), (
-        f"{MAX_SEEDS_TO_NOTICE} seeds found nothing wrong"
-    )
-
-
-@pytest.mark.parametrize("name", FALL_MUTANTS)
-def test_simulator_notices_of_a_store_that_goes_back_that(name: str, apart: ProcessPoolExecutor) -> None:
-    assert apart.submit(is_noticed, "FALL_MUTANTS", name).result(), NOTHING_FOUND
-
-
-@pytest.mark.parametrize("name", RESHARD_MUTANTS)
-def test_simulator_notices_of_a_store_with_another_number_of_shards_that(name: str, apart: ProcessPoolExecutor) -> None:
-    assert apart.submit(is_noticed, "RESHARD_MUTANTS", name).result(), (
-        f"{MAX_SEEDS_TO_NOTICE} seeds found nothing wrong"
-    )
-
-
-@pytest.mark.parametrize("name", STANDBY_MUTANTS)
-def test_simulator_notices_of_shards_with_standbys_that(name: str, apart: ProcessPoolExecutor) -> None:
-    assert apart.submit(is_noticed, "STANDBY_MUTANTS", name).result(), (
-        f"{MAX_SEEDS_TO_NOTICE} seeds found nothing wrong"
-    )
-
-
-@pytest.mark.parametrize("name", VOTE_MUTANTS)
-def test_simulator_notices_of_shards_that_vote_that(name: str, apart: ProcessPoolExecutor) -> None:
-    assert apart.submit(is_noticed, "VOTE_MUTANTS", name).result(), NOTHING_FOUND
-
-
-NOTHING_FOUND = f"{MAX_SEEDS_TO_NOTICE} seeds found nothing wrong"
-
-
 @pytest.fixture(scope="module")
 def apart() -> Iterator[ProcessPoolExecutor]:
     """A process for what is broken: what hundreds of runs leave in memory goes with it."""
@@ -271,17 +232,24 @@ def apart() -> Iterator[ProcessPoolExecutor]:
 
 
 TABLES: dict[str, tuple[dict[str, tuple[str, Mutant]], Callable[[int, str], Plan]]] = {
-    "MUTANTS": (MUTANTS, plan_of),
-    "ELASTIC_MUTANTS": (ELASTIC_MUTANTS, elastic_plan_of),
-    "FALL_MUTANTS": (FALL_MUTANTS, falling_plan_of),
-    "RESHARD_MUTANTS": (RESHARD_MUTANTS, resharding_plan_of),
-    "STANDBY_MUTANTS": (STANDBY_MUTANTS, standby_plan_of),
-    "VOTE_MUTANTS": (VOTE_MUTANTS, voting_plan_of),
+    "": (MUTANTS, plan_of),
+    "where workers come and go": (ELASTIC_MUTANTS, elastic_plan_of),
+    "of a store that goes back": (FALL_MUTANTS, falling_plan_of),
+    "of a store with another number of shards": (RESHARD_MUTANTS, resharding_plan_of),
+    "of shards with standbys": (STANDBY_MUTANTS, standby_plan_of),
+    "of shards that vote": (VOTE_MUTANTS, voting_plan_of),
 }
+"""Where it shows -> what is broken, and the plans of such runs."""
 
 
-def is_noticed(table: str, name: str) -> bool:
-    mutants, plan_of = TABLES[table]
+@pytest.mark.parametrize(("where", "name"), [(where, name) for where in TABLES for name in TABLES[where][0]])
+def test_simulator_notices_that(where: str, name: str, apart: ProcessPoolExecutor) -> None:
+    found = apart.submit(is_noticed, where, name).result()
+    assert found, f"{MAX_SEEDS_TO_NOTICE} seeds found nothing wrong"
+
+
+def is_noticed(where: str, name: str) -> bool:
+    mutants, plan_of = TABLES[where]
     mode, broken = mutants[name]
     for seed in (NOTICED_BY.get(name, 0), *range(MAX_SEEDS_TO_NOTICE)):
         plan = plan_of(seed, mode)
