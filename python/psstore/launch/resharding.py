@@ -1,7 +1,7 @@
 """Writes a store down as it stands still: `python -m psstore.launch.resharding`, started by the supervisor.
 
 The supervisor then ends the shards and starts as many as were wanted with what is written. stdin brings what to do as
-one line of JSON; stdout tells what came of it. The store stands still as long as this process lives.
+one line of JSON; stdout tells what came of it. The store stands still until the supervisor has it go on.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ WRITE_S = 600.0
 
 
 def main() -> None:
-    """Ends with stdin, or at once if nothing could be written."""
+    """Ends when it has told."""
     duty = msgspec.json.decode(sys.stdin.buffer.readline(), type=ReshardDuty)
     logs.configure(who="resharding", level=duty.log_level, form=duty.log_format)
     try:
@@ -39,7 +39,6 @@ def main() -> None:
         report(NOT_WRITTEN, " ".join(error.message.split()))
     else:
         report(WRITTEN, str(version))
-        sys.stdin.read()  # as long as the shards are there, they stand still
 
 
 async def written(operations: Operations, duty: ReshardDuty) -> int:

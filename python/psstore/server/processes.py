@@ -141,7 +141,7 @@ class CheckpointProcess(Companion):
 
 
 class ReshardProcess(Companion):
-    """The process that writes a store down as it stands still, which it does as long as this one lives."""
+    """The process that writes a store down as it stands still."""
 
     def __init__(self, duty: ReshardDuty) -> None:
         super().__init__("psstore.launch.resharding", duty)
