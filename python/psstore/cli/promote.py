@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from psstore.cli.choices import fail
+from psstore.cli.choices import TokenFile, credentials_of, fail
 from psstore.exit_codes import EXIT_MISSING
 
 LEADS_S = 30.0
@@ -34,26 +33,19 @@ def promote(
             " not gone on without it.",
         ),
     ] = False,
-    token_file: Annotated[
-        Path | None, typer.Option(exists=True, dir_okay=False, help="The store's secret (default: PSSTORE_TOKEN_FILE).")
-    ] = None,
+    token_file: TokenFile = None,
 ) -> None:
     """Say that the other process of a shard is dead: a standby leads, and a leader goes on without its standby.
 
     Needed only where a host is gone with its supervisor, or two hosts do not reach each other: who is right cannot be
     seen from inside. Make sure first that the other process is dead, or can reach nobody.
     """
-    from msgspec.structs import replace
-
-    from psstore.config import read_token, worker_environment
     from psstore.errors import PsstoreError
     from psstore.protocol.election import Succession
     from psstore.server import other_member, voting
 
     try:
-        credentials = worker_environment().credentials
-        if token_file is not None:
-            credentials = replace(credentials, token=read_token(token_file))
+        credentials = credentials_of(token_file)
         member = other_member.look_at(url, credentials)
         told = member.welcome
         others = voting.other_shards(told.addresses, told.shard)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import time
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from psstore.cli.choices import fail
+from psstore.cli.choices import TokenFile, credentials_of, fail
 from psstore.exit_codes import EXIT_MISSING
 
 WRITE_S = 700.0
@@ -28,9 +26,7 @@ LOOK_AGAIN_S = 0.1
 def reshard(
     url: Annotated[str, typer.Argument(help="Of the store: ps://host:port or unix:///path.")],
     shards: Annotated[int, typer.Option("--shards", min=1, max=1024, help="How many it is to go on with.")],
-    token_file: Annotated[
-        Path | None, typer.Option(exists=True, dir_okay=False, help="The store's secret (default: PSSTORE_TOKEN_FILE).")
-    ] = None,
+    token_file: TokenFile = None,
 ) -> None:
     """Have a store go on with another number of shards, while it is trained.
 
@@ -38,30 +34,19 @@ def reshard(
     store stands still while it is written down, to its own place or to memory, and read by as many shards. Nothing that
     anybody was told is lost. Sessions go on by themselves; other programs hear RolledBack, with 0 steps undone.
     """
-    from msgspec.structs import replace
-
-    from psstore.config import read_token, worker_environment
     from psstore.errors import AvailabilityError, PsstoreError, RolledBack, StoreUnreachable
-    from psstore.net.asking import ask, greeted
-    from psstore.net.client import Reconnector
-    from psstore.server.other_member import LOOK_S, look_at, visit
-    from psstore.wire import messages as m
-
-    async def say(reconnector: Reconnector) -> None:
-        await greeted(reconnector)
-        await ask(reconnector, "RESHARD", m.Reshard(shards=shards), timeout_s=WRITE_S)
+    from psstore.server import other_member
+    from psstore.server.other_member import LOOK_S, look_at
 
     try:
-        credentials = worker_environment().credentials
-        if token_file is not None:
-            credentials = replace(credentials, token=read_token(token_file))
+        credentials = credentials_of(token_file)
         first = look_at(url, credentials).welcome.addresses[0]
         address = url if url in first else first[0]
         before = look_at(address, credentials).welcome
         if len(before.addresses) == shards:
             fail(f"the store at {address} has {shards} shards already", exit_code=EXIT_MISSING)
         with contextlib.suppress(RolledBack, StoreUnreachable):  # the shard that was asked has ended
-            asyncio.run(visit(address, credentials, WRITE_S, say, role="operator"))
+            other_member.reshard(address, credentials, shards, timeout_s=WRITE_S)
         listened = time.monotonic()
         until = listened + BEGIN_S
         while True:

@@ -459,13 +459,9 @@ class Client:
 
         Raises StorageError, VersionGone, BadArgument, DeadlineExceeded."""
         _check_wait(wait_s)
-        until = now() + wait_s
-
-        async def again() -> None:
-            if now() > until:
-                raise DeadlineExceeded(f"no checkpoint was written within {wait_s:g} s; is its storage slow?")
-            await pause(LOOK_S)
-
+        again = _until(
+            now() + wait_s, now, pause, f"no checkpoint was written within {wait_s:g} s; is its storage slow?"
+        )
         for _ in range(CHECKPOINT_ATTEMPTS - 1):
             try:
                 return await self._write_checkpoint(url, gather_s, again)
@@ -516,12 +512,7 @@ class Client:
         anybody was told is in it."""
         _check_wait(wait_s)
         until = now() + wait_s
-
-        async def again() -> None:
-            if now() > until:
-                raise DeadlineExceeded(f"the store did not come to stand still within {wait_s:g} s")
-            await pause(LOOK_S)
-
+        again = _until(until, now, pause, f"the store did not come to stand still within {wait_s:g} s")
         while not (await self._control("BEGIN", m.Begin(url=url), m.Begun)).ready:  # before anybody has to wait
             await again()
         await self._freeze(self.shards[0], gather_s, again)
@@ -827,6 +818,19 @@ class Client:
             raise BadArgument(
                 f"{what}: round {self.unscaled.number} is clipped, and its norm was not asked for; do that first"
             )
+
+
+def _until(
+    deadline: float, now: Callable[[], float], pause: Callable[[float], Awaitable[object]], why: str
+) -> Callable[[], Awaitable[None]]:
+    """What to await before something is asked again: a pause, or DeadlineExceeded that says why."""
+
+    async def again() -> None:
+        if now() > deadline:
+            raise DeadlineExceeded(why)
+        await pause(LOOK_S)
+
+    return again
 
 
 def _check_wait(wait_s: float) -> None:

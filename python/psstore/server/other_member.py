@@ -7,6 +7,7 @@ import contextlib
 import secrets
 import socket
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from itertools import chain
 from typing import NamedTuple, TypeVar
 
 from psstore.config import Credentials
@@ -69,7 +70,7 @@ def refuses(address: str, *, timeout_s: float = LOOK_S) -> bool:
 def has_begun(others: Sequence[Sequence[str]], credentials: Credentials) -> bool:
     """Whether one of these shards says that the store has something in it: no client defines anything before it has
     been at every shard."""
-    for place in (place for places in others for place in places):
+    for place in chain.from_iterable(others):
         with contextlib.suppress(PsstoreError):
             told = look_at(place, credentials).counters
             if told["version"] or told["slots"]:
@@ -86,6 +87,17 @@ def promote(address: str, credentials: Credentials, *, force: bool = False, time
     async def say(reconnector: Reconnector) -> None:
         await greeted(reconnector)
         await ask(reconnector, "PROMOTE", m.Promote(force=force), timeout_s=timeout_s)
+
+    loops.run(visit(address, credentials, timeout_s, say, role="operator"), "asyncio")
+
+
+def reshard(address: str, credentials: Credentials, num_shards: int, *, timeout_s: float) -> None:
+    """Says at shard 0 that the store is to go on with so many shards. Never returns: raises BadArgument if it does not,
+    and RolledBack or StoreUnreachable when the shard that was asked has ended, as it does then."""
+
+    async def say(reconnector: Reconnector) -> None:
+        await greeted(reconnector)
+        await ask(reconnector, "RESHARD", m.Reshard(shards=num_shards), timeout_s=timeout_s)
 
     loops.run(visit(address, credentials, timeout_s, say, role="operator"), "asyncio")
 
