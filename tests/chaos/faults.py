@@ -6,7 +6,6 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Collection
 from functools import partial
@@ -20,6 +19,7 @@ from tests.chaos.links import Links, Manner
 from tests.chaos.plan import Fault
 from tests.chaos.processes import Processes
 from tests.chaos.stage import Stage
+from tests.support.server_process import reshard_command
 
 RESHARDING = "psstore.launch.resharding"
 LOOK_S = 0.05
@@ -94,9 +94,9 @@ class Faults:
         places = self._processes.listening()
         if not places:
             return False
-        url, number = f"ps://127.0.0.1:{places[0]}", fault.victim.split()[-1]
+        url, number = f"ps://127.0.0.1:{places[0]}", int(fault.victim.split()[-1])
         command = subprocess.Popen(
-            [sys.executable, "-m", "psstore.cli.main", "reshard", url, "--shards", number],
+            reshard_command(url, number),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             env={**os.environ, **self._processes.environ},

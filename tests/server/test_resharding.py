@@ -7,7 +7,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -24,7 +23,7 @@ from psstore.errors import RolledBack
 from psstore.exit_codes import EXIT_MISSING, EXIT_OK
 from tests.support.cluster import PATIENCE_S
 from tests.support.free_ports import free_ports
-from tests.support.server_process import StoreProcess, eventually
+from tests.support.server_process import StoreProcess, eventually, reshard_command
 
 F32 = np.float32
 ELEMS = 600_000
@@ -36,9 +35,10 @@ pytestmark = pytest.mark.sockets
 def psstore_reshard(
     url: str, num_shards: int, environ: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "psstore.cli.main", "reshard", url, "--shards", str(num_shards)]
     environ = {**os.environ, **(environ or {})}
-    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, env=environ)
+    return subprocess.run(
+        reshard_command(url, num_shards), capture_output=True, text=True, timeout=PATIENCE_S, env=environ
+    )
 
 
 class Training:

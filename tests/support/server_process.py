@@ -23,6 +23,11 @@ END_S = 30.0
 POLL_S = 0.02
 
 
+def reshard_command(url: str, num_shards: int) -> list[str]:
+    """What somebody types to have a store go on with so many shards."""
+    return [sys.executable, "-m", "psstore.cli.main", "reshard", url, "--shards", str(num_shards)]
+
+
 class StoreProcess:
     """One run of `psstore-server`. `with StoreProcess("--shards", "2") as store:` is a store that is ready."""
 

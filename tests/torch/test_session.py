@@ -7,7 +7,6 @@ import os
 import random
 import signal
 import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -38,7 +37,7 @@ from psstore.torch import (
     worker_state,
 )
 from tests.support.cluster import PATIENCE_S
-from tests.support.server_process import StoreProcess, eventually
+from tests.support.server_process import StoreProcess, eventually, reshard_command
 
 MODES = {
     "sync": (),
@@ -236,7 +235,8 @@ def test_training_goes_on_with_other_numbers_of_shards_to_the_same_bytes(overlap
                         if not left:
                             running.stop()
                         else:
-                            asked.append(reshard(process.url, left.pop()))
+                            command = reshard_command(process.url, left.pop())
+                            asked.append(subprocess.Popen(command, stdout=subprocess.DEVNULL))
                     own = torch.Generator().manual_seed(1000 * step.number + (store.rank or 0))
                     one.optimizer.zero_grad()
                     one.model.eval()(torch.randn(8, 20, generator=own)).square().mean().backward()
@@ -256,11 +256,6 @@ def test_training_goes_on_with_other_numbers_of_shards_to_the_same_bytes(overlap
     calm = train([], stop_at=disturbed[0][0])
     assert [one[:3] for one in calm] == [one[:3] for one in disturbed]
     assert [one[3:] for one in disturbed] == [[1, 2]] * 2
-
-
-def reshard(url: str, num_shards: int) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "psstore.cli.main", "reshard", url, "--shards", str(num_shards)]
-    return subprocess.Popen(command, stdout=subprocess.DEVNULL)
 
 
 def test_a_loader_that_is_under_way_goes_back_with_the_store(tmp_path: Path) -> None:
