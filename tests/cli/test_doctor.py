@@ -91,7 +91,6 @@ def test_an_advertised_address_that_leads_nowhere(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_shard_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(examining, "PATIENCE_S", 12.0)  # a handshake may take 10 s
     with StoreProcess("--shards", "2") as process:
         os.kill(process.shard_pids()[1], signal.SIGSTOP)
         code, text = doctor(process.url, monkeypatch)

@@ -40,8 +40,15 @@ def served(tmp_path: Path) -> Iterator[StoreProcess]:
         yield process
 
 
-def connect(process: StoreProcess, transport: str = "auto") -> Store:
-    store = psstore.connect(process.url, transport=transport, wait_s=PATIENCE_S, connect_timeout_s=3)  # type: ignore[arg-type]
+def connect(process: StoreProcess, transport: str = "auto", timeout_s: float = 30.0) -> Store:
+    """`timeout_s`: how long a store that does not come back is waited for."""
+    store = psstore.connect(
+        process.url,
+        transport=transport,  # type: ignore[arg-type]
+        wait_s=PATIENCE_S,
+        connect_timeout_s=3,
+        timeout_s=timeout_s,
+    )
     store.create("w", shape=(ELEMS,), rule="sgd")
     return store
 
@@ -104,7 +111,7 @@ def test_checkpoints_go_on_where_they_were(served: StoreProcess) -> None:
 
 
 def test_a_store_that_has_died_too_often_is_lost(served: StoreProcess) -> None:
-    with connect(served) as store:
+    with connect(served, timeout_s=6.0) as store:
         train(store, until=1)
         store.checkpoint()
         for _ in range(2):
@@ -124,7 +131,7 @@ def test_a_store_that_has_died_too_often_is_lost(served: StoreProcess) -> None:
 
 
 def test_a_store_without_a_checkpoint_yet_is_lost(served: StoreProcess) -> None:
-    with connect(served) as store:
+    with connect(served, timeout_s=6.0) as store:
         train(store, until=1)
         kill(served, 1)
         with pytest.raises(PsstoreError):

@@ -8,8 +8,8 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Sequence
-from importlib.metadata import version as version_of_package
 
+from psstore import __version__
 from psstore.checkpoint.file_writer import TensorFileWriter
 from psstore.checkpoint.hash_pool import HashPool
 from psstore.checkpoint.manifest import FORMAT, MANIFEST, FileRecord, Manifest, check_manifest, encode_manifest
@@ -78,7 +78,7 @@ def commit(
     is missing."""
     manifest = Manifest(
         format=FORMAT,
-        psstore=version_of_package("psstore"),
+        psstore=__version__,
         version=store.decision,
         attempt=attempt,
         created=time.time() if created is None else created,

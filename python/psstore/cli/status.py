@@ -24,11 +24,11 @@ def status(
 ) -> None:
     """Say how a store is: its version, who trains, its last checkpoint, and what each shard holds."""
     from psstore.client.connect import connect
-    from psstore.client.store_status import look_at
+    from psstore.client.store_status import CONNECT_S, look_at
     from psstore.errors import PsstoreError
 
     try:
-        with connect(url or None, role="client") as store:
+        with connect(url or None, role="client", connect_timeout_s=CONNECT_S) as store:
             found = look_at(store)
     except PsstoreError as error:
         fail(error.message, exit_code=EXIT_MISSING)

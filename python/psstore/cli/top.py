@@ -42,10 +42,11 @@ def top(
 ) -> None:
     """Show a store as it trains: its speed, bytes, staleness, who is waited for, memory and checkpoints."""
     from psstore.client.connect import connect
+    from psstore.client.store_status import CONNECT_S
     from psstore.errors import PsstoreError
 
     try:
-        with connect(url or None, role="client") as store:
+        with connect(url or None, role="client", connect_timeout_s=CONNECT_S) as store:
             for before, now in pairs(store, every):
                 text = "\n".join(frame(before, now))
                 typer.echo(text if once else CLEAR + text)

@@ -11,6 +11,9 @@ import msgspec
 
 from psstore.client.store import Store
 
+CONNECT_S = 3.0
+"""How long to try to reach a store that somebody only looks at."""
+
 Counters = Mapping[str, int | float | str]
 """What STATS tells of one shard."""
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from functools import cache
 
+from psstore import __version__
 from psstore.server.settings import ShardSettings
 
 
@@ -19,14 +19,6 @@ def host_counters(settings: ShardSettings, *, max_connections: int) -> Callable[
     }
 
     def counters() -> Mapping[str, int | float | str]:
-        return {**told, "psstore": _version(), "time_s": time.time(), "processor_s": time.process_time()}
+        return {**told, "psstore": __version__, "time_s": time.time(), "processor_s": time.process_time()}
 
     return counters
-
-
-@cache
-def _version() -> str:
-    """Looked up when it is asked for: that takes 20 ms, and a shard is to be ready."""
-    from importlib.metadata import version
-
-    return version("psstore")
