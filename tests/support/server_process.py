@@ -81,7 +81,9 @@ class StoreProcess:
 
     def shard_pids(self) -> list[int]:
         """Of the shard processes, in the order of the shards."""
-        places = {str(place): shard.pid for shard in self.shards() for place in _listens_at(shard)}
+        # The last word is the oldest's: who is being started has its parent's sockets until it runs a program.
+        newest_first = sorted(self.shards(), key=psutil.Process.create_time, reverse=True)
+        places = {str(place): shard.pid for shard in newest_first for place in _listens_at(shard)}
         ends = [address.removeprefix("unix://").rsplit(":", 1)[-1] for address in self.addresses]
         return [places[end] for end in ends]
 
