@@ -271,9 +271,18 @@ class Machine:
         if not self.dead:
             self._end(killed=False)
 
+    def forget(self) -> None:
+        """The run is over: what the machine has asked, nobody will answer. Its sessions, which Python's collector can't
+        look into, would keep the futures, and these the world."""
+        for link in self._all_links():
+            link.session.fail_requests(StoreUnreachable("the run is over"))
+
     def _end(self, *, killed: bool) -> None:
         self.dead = True
         for task in self.tasks:
             task.kill()
-        for link in (*self.links, *([self.heartbeats] if self.heartbeats else [])):
+        for link in self._all_links():
             link.drop(killed=killed)
+
+    def _all_links(self) -> list[SessionLink]:
+        return [*self.links, *([self.heartbeats] if self.heartbeats else [])]

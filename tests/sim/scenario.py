@@ -157,6 +157,15 @@ class Scenario:
 
     def run(self) -> History:
         """The history, ready to be checked."""
+        try:
+            self._run()
+            self._record()
+        finally:
+            for actor in self.actors:
+                actor.machine.forget()
+        return self.history
+
+    def _run(self) -> None:
         plan = self.plan
         with (
             mock.patch.object(slicing, "SLICE_BYTES", model.SLICE_BYTES),
@@ -196,8 +205,6 @@ class Scenario:
             self._start_auditor()
             self.world.run(until=lambda: not self.pending, limit_s=2 * LIMIT_S)
             self.world.run(until=lambda: False, limit_s=self.world.now + QUIET_S)
-        self._record()
-        return self.history
 
     def _is_training(self) -> bool:
         return not self.pending <= {reader.machine.name for reader in self.readers}

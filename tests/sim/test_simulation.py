@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
@@ -222,6 +224,16 @@ def test_same_seed_gives_the_same_run() -> None:
     for trace in traces:
         run_and_check(plan_of(11), trace=trace.append)
     assert traces[0] == traces[1]
+
+
+def test_a_run_leaves_nothing_in_memory() -> None:
+    """Whoever was killed in it has left questions that nobody answered."""
+    scenario = Scenario(plan_of(2))
+    scenario.run()
+    world = weakref.ref(scenario.world)
+    del scenario
+    gc.collect()
+    assert world() is None
 
 
 @pytest.fixture(scope="module")
