@@ -58,8 +58,13 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-FIRST = ("cpp", "sim", "cli", "docs", "launch", "kubernetes", "torch", "client", "server", "integrations", "chaos")
-"""Folders whose files take long, the longest first: what is last, one worker does alone."""
+TESTS = Path(__file__).parent
+
+FIRST = (
+    *("cpp", "server/test_apart_standbys.py", "chaos", "client/test_reconnect.py", "torch/test_session.py", "sim"),
+    *("cli", "docs", "launch", "kubernetes", "torch", "client", "server", "integrations"),
+)
+"""Files that take long, and folders that have some, the longest first: what is last, one worker does alone."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -67,10 +72,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _turn(item: pytest.Item) -> int:
-    folder = item.path.parent.name
-    if folder == "tests":  # examples and scripts, which train
-        return len(FIRST)
-    return FIRST.index(folder) if folder in FIRST else len(FIRST) + 1
+    """Its file's place among those that come first."""
+    file = item.path.relative_to(TESTS)
+    for place in (str(file), *(str(folder) for folder in file.parents)):
+        if place in FIRST:
+            return FIRST.index(place)
+    examples_and_scripts = file.parent == Path()  # which train
+    return len(FIRST) if examples_and_scripts else len(FIRST) + 1
 
 
 def pytest_report_header(config: pytest.Config) -> str:
