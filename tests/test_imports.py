@@ -17,7 +17,7 @@ import pytest
 
 # ---- Python: the layers of psstore, lowest first ----------------------------------------------------
 
-LEAVES = {"_core", "errors", "exit_codes", "hyper", "types", "config", "memory"}
+LEAVES = {"_core", "errors", "exit_codes", "hyper", "types", "config", "memory", "release"}
 PURE = {"wire", "partition", "codec"}
 BELOW_NET = LEAVES | PURE | {"protocol"}
 BELOW_ENDS = BELOW_NET | {"net"}
@@ -25,6 +25,7 @@ BELOW_ENDS = BELOW_NET | {"net"}
 PYTHON_ARROWS: dict[str, set[str]] = {
     "errors": set(),
     "exit_codes": set(),
+    "release": set(),
     "hyper": set(),
     "types": {"_core", "errors", "hyper"},
     "config": {"errors", "types"},
@@ -43,7 +44,7 @@ PYTHON_ARROWS: dict[str, set[str]] = {
     "launch": BELOW_ENDS | {"client", "server"},
     "cluster": BELOW_ENDS | {"client", "launch"},
     "cli": BELOW_ENDS | {"checkpoint", "client", "server", "torch", "launch", "cuda", "__init__"},
-    "__init__": {"client", "errors", "cuda", "torch", "cluster"},
+    "__init__": {"release", "client", "errors", "cuda", "torch", "cluster"},
 }
 """Top-level module or package of psstore -> those it may import, besides itself. `__init__` is the public
 names of psstore: what a user has."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from importlib import import_module
 
-__version__ = "0.1.0"
+from psstore.release import __version__ as __version__
 
 TYPE_CHECKING = False
 """As type checkers read typing's, which is most of what is imported before Ctrl-C can be told what to do."""

@@ -9,7 +9,6 @@ import secrets
 import time
 from collections.abc import Sequence
 
-from psstore import __version__
 from psstore.checkpoint.file_writer import TensorFileWriter
 from psstore.checkpoint.hash_pool import HashPool
 from psstore.checkpoint.manifest import FORMAT, MANIFEST, FileRecord, Manifest, check_manifest, encode_manifest
@@ -19,6 +18,7 @@ from psstore.checkpoint.state import ShardState, StoreState, TensorRecord
 from psstore.checkpoint.storage import Storage, where, write_all
 from psstore.checkpoint.url import folder_of
 from psstore.errors import CheckpointDamaged, InternalError
+from psstore.release import __version__
 
 
 def new_attempt() -> str:

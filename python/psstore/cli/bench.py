@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from psstore.cli.choices import fail
+from psstore.cli.credentials import with_credentials
 from psstore.cli.model_shapes import MODELS, Shape
 from psstore.errors import BadArgument, PsstoreError
 from psstore.exit_codes import EXIT_MISSING
@@ -59,6 +60,7 @@ class Row:
     raw: Times | None
 
 
+@with_credentials
 def bench(
     url: Annotated[
         str | None, typer.Argument(help="ps://host:port or unix:///path of a shard (default: PSSTORE_URL).")

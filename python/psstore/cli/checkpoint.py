@@ -13,6 +13,7 @@ import msgspec
 import typer
 
 from psstore.cli.choices import fail
+from psstore.cli.credentials import with_credentials
 from psstore.errors import PsstoreError, StorageError, UsageError
 from psstore.exit_codes import EXIT_FAILED, EXIT_MISSING, EXIT_USAGE
 
@@ -106,6 +107,7 @@ def verify(
 
 
 @app.command()
+@with_credentials
 def save(
     store: Annotated[str, typer.Argument(metavar="STORE", help="A running store: ps://host:port.", show_default=False)],
     url: Annotated[

@@ -7,9 +7,11 @@ from typing import Annotated
 import typer
 
 from psstore.cli.choices import fail
+from psstore.cli.credentials import with_credentials
 from psstore.exit_codes import EXIT_FAILED
 
 
+@with_credentials
 def doctor(
     url: Annotated[
         str, typer.Argument(metavar="[URL]", help="Of the store (default: PSSTORE_URL).", show_default=False)

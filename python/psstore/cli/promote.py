@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from psstore.cli.choices import TokenFile, credentials_of, fail
+from psstore.cli.choices import fail
+from psstore.cli.credentials import with_credentials
 from psstore.exit_codes import EXIT_MISSING
 
 LEADS_S = 30.0
@@ -23,6 +24,7 @@ _REFUSALS = {
 """By what the words of other shards come to."""
 
 
+@with_credentials
 def promote(
     url: Annotated[str, typer.Argument(help="Of the process that lives: ps://host:port, its own place.")],
     force: Annotated[
@@ -33,19 +35,19 @@ def promote(
             " not gone on without it.",
         ),
     ] = False,
-    token_file: TokenFile = None,
 ) -> None:
     """Say that the other process of a shard is dead: a standby leads, and a leader goes on without its standby.
 
     Needed only where a host is gone with its supervisor, or two hosts do not reach each other: who is right cannot be
     seen from inside. Make sure first that the other process is dead, or can reach nobody.
     """
+    from psstore.config import worker_environment
     from psstore.errors import PsstoreError
     from psstore.protocol.election import Succession
     from psstore.server import other_member, voting
 
     try:
-        credentials = credentials_of(token_file)
+        credentials = worker_environment().credentials
         member = other_member.look_at(url, credentials)
         told = member.welcome
         others = voting.other_shards(told.addresses, told.shard)

@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from psstore.cli.choices import TokenFile, credentials_of, fail
+from psstore.cli.choices import fail
+from psstore.cli.credentials import with_credentials
 from psstore.exit_codes import EXIT_MISSING
 
 WRITE_S = 700.0
@@ -23,10 +24,10 @@ REFUSED_S = 3.0
 LOOK_AGAIN_S = 0.1
 
 
+@with_credentials
 def reshard(
     url: Annotated[str, typer.Argument(help="Of the store: ps://host:port or unix:///path.")],
     shards: Annotated[int, typer.Option("--shards", min=1, max=1024, help="How many it is to go on with.")],
-    token_file: TokenFile = None,
 ) -> None:
     """Have a store go on with another number of shards, while it is trained.
 
@@ -34,12 +35,13 @@ def reshard(
     store stands still while it is written down, to its own place or to memory, and read by as many shards. Nothing that
     anybody was told is lost. Sessions go on by themselves; other programs hear RolledBack, with 0 steps undone.
     """
+    from psstore.config import worker_environment
     from psstore.errors import AvailabilityError, PsstoreError, RolledBack, StoreUnreachable
     from psstore.server import other_member
     from psstore.server.other_member import LOOK_S, look_at
 
     try:
-        credentials = credentials_of(token_file)
+        credentials = worker_environment().credentials
         first = look_at(url, credentials).welcome.addresses[0]
         address = url if url in first else first[0]
         before = look_at(address, credentials).welcome

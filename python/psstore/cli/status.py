@@ -8,6 +8,7 @@ import msgspec
 import typer
 
 from psstore.cli.choices import fail
+from psstore.cli.credentials import with_credentials
 from psstore.exit_codes import EXIT_MISSING
 
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 MIB = float(1 << 20)
 
 
+@with_credentials
 def status(
     url: Annotated[
         str, typer.Argument(metavar="[URL]", help="Of the store (default: PSSTORE_URL).", show_default=False)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 
 from psstore.cli.choices import fail
+from psstore.cli.credentials import with_credentials
 from psstore.cli.status import MIB
 from psstore.exit_codes import EXIT_MISSING
 
@@ -33,6 +34,7 @@ class Look(NamedTuple):
     """How long the slowest shard took to answer."""
 
 
+@with_credentials
 def top(
     url: Annotated[
         str, typer.Argument(metavar="[URL]", help="Of the store (default: PSSTORE_URL).", show_default=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 
-from psstore import __version__
+from psstore.release import __version__
 from psstore.server.settings import ShardSettings
 
 
