@@ -37,6 +37,7 @@ from psstore.net.limits import ServerLimits
 from psstore.net.token_files import TokenWatch
 from psstore.net.user_token import UserToken
 from psstore.server import keys
+from psstore.server.kept_companion import KeptCompanion
 from psstore.server.listening import LOOPBACKS, bind_tcp
 from psstore.server.processes import (
     CheckpointDuty,
@@ -45,7 +46,6 @@ from psstore.server.processes import (
     MetricsProcess,
     ReshardProcess,
     ShardProcess,
-    ShortLives,
     Signals,
 )
 from psstore.server.resharding import Resharding
@@ -174,12 +174,9 @@ class Supervisor:
         """Shard 0's id of the life before, where that is another host's."""
         self._num_restarts = 0
         self._restore: RestoreFrom | None = None
-        self._checkpoints: CheckpointProcess | None = None
-        self._checkpoint_lives = ShortLives()
-        self._metrics: MetricsProcess | None = None
-        self._metrics_lives = ShortLives()
+        self._checkpoints: KeptCompanion[CheckpointProcess]
+        self._metrics: KeptCompanion[MetricsProcess]
         self._metrics_socket: socket.socket | None = None
-        self._metrics_duty: MetricsDuty
         self._groups: ShardGroups | ApartGroup | None = None
         self._led = False
         """A shard was led here when checkpoints were seen to last."""
@@ -227,9 +224,6 @@ class Supervisor:
                 self._monitor.stop()
             if self._resharding is not None:
                 self._resharding.end()
-            for companion in (self._checkpoints, self._metrics):
-                if companion is not None:
-                    companion.kill()
             if self._metrics_socket is not None:
                 self._metrics_socket.close()
             for child in self._processes:
@@ -247,9 +241,23 @@ class Supervisor:
         return [*self._starting, *(self._groups.processes if self._groups is not None else ())]
 
     def _supervise(self, site: Site, signals: Signals, *, out: TextIO, ready_fd: int | None) -> int:
-        with selectors.DefaultSelector() as selector:
+        with selectors.DefaultSelector() as selector, contextlib.ExitStack() as companions:
             selector.register(signals.received, selectors.EVENT_READ, signals)
-            self._begin_metrics(site, selector)
+            self._checkpoints = KeptCompanion(
+                partial(self._start_checkpoints, site),
+                selector,
+                name="writes checkpoints",
+                when_let_be="none are written any more",
+            )
+            self._metrics = KeptCompanion(
+                partial(self._start_metrics, site),
+                selector,
+                name="answers /metrics",
+                when_let_be="nothing is answered any more",
+            )
+            companions.callback(self._checkpoints.end)
+            companions.callback(self._metrics.end)
+            self._begin_metrics()
             ending = Ending(EXIT_OK)
             life = self._begin(site, selector)
             while life is not None:
@@ -259,7 +267,7 @@ class Supervisor:
             if ending.reason is not None:
                 _log.error("%s", ending.reason)
             self._end_monitor(selector)
-            self._kill_checkpoints(selector)
+            self._checkpoints.end()
             if ending.is_asked and self._groups is not None:
                 self._groups.resign()
             self._stop(selector)
@@ -463,10 +471,10 @@ class Supervisor:
         events: list[Event] = []
         while self._monitor is None or self._monitor not in events:
             lost = groups.tick()
-            self._see_to_checkpoints(site, selector)
+            self._see_to_checkpoints(site)
             events = self._news(selector, 0.0 if lost else partial(self._next_wake, groups))
             if any(isinstance(event, CheckpointProcess) for event in events):
-                self._begin_checkpoints_again(site, selector)
+                self._checkpoints.begin_again()
             heard = [groups.heard(event) for event in events if isinstance(event, ShardProcess)]
             if any(isinstance(event, Signals) for event in events):  # whoever can be handed over to is known now
                 return Ending(EXIT_OK, is_asked=True)
@@ -511,7 +519,7 @@ class Supervisor:
             selector.unregister(child.report)
             child.kill()
         self._starting, self._groups = [], None
-        self._kill_checkpoints(selector)
+        self._checkpoints.end()
 
     def _restart(self) -> str:
         return f"{self._num_restarts} of {self._settings.restarts}"
@@ -543,14 +551,14 @@ class Supervisor:
         while True:
             left_s = max(0.0, (deadline() if callable(deadline) else deadline) - time.monotonic())
             events = [key.data for key, _ in selector.select(left_s if left_s < math.inf else None)]
-            told = [event for event in events if self._is_told(event, selector)]
+            told = [event for event in events if self._is_told(event)]
             if told or not events:
                 return told
 
-    def _is_told(self, event: Event, selector: selectors.BaseSelector) -> bool:
+    def _is_told(self, event: Event) -> bool:
         """Whether it is anybody else's business; what is not is done here."""
         if isinstance(event, MetricsProcess):
-            self._begin_metrics_again(event, selector)
+            self._metrics.begin_again()
             return False
         return not isinstance(event, Signals) or self._is_to_end(event)
 
@@ -608,7 +616,7 @@ class Supervisor:
             groups.leaders[0].tell(f"{NOT_RESHARDED} {' '.join(str(error).split())}")
             return
         _log.info("going on with %d shards: the store is written down to %s", num_shards, self._resharding.place)
-        self._kill_checkpoints(selector)  # one at a time
+        self._checkpoints.end()  # one at a time
         selector.register(self._resharding.process.report, selectors.EVENT_READ, self._resharding.process)
 
     def _give_up_resharding(self, why: str, groups: ShardGroups, site: Site, selector: selectors.BaseSelector) -> None:
@@ -617,7 +625,7 @@ class Supervisor:
         _log.warning("the store goes on with %d shards: %s", self._settings.shards, why)
         selector.unregister(resharding.process.report)
         resharding.come_to_nothing(why, groups.leaders)
-        self._begin_checkpoints(site, selector)
+        self._begin_checkpoints(site)
 
     def _reshard(self, ending: Ending, site: Site, selector: selectors.BaseSelector) -> StoreLife | None:
         """Ends the shards of a store that stands still and is written down, for others to go on with that. None: it
@@ -634,10 +642,8 @@ class Supervisor:
         if self._user_token is not None:
             self._user_token.also(site.own())
         self._restore = find_checkpoint(f"{resharding.place}@{ending.written}", own_place=None)
-        if self._metrics is not None:
-            selector.unregister(self._metrics.report)
-            self._metrics.kill()
-        self._begin_metrics(site, selector)
+        self._metrics.end()  # it is told where the shards are
+        self._begin_metrics()
         _log.warning(
             "the store stands still at version %d, and goes on with %d shards", ending.written, self._settings.shards
         )
@@ -672,89 +678,62 @@ class Supervisor:
             self._monitor.stop()
             self._monitor = None
 
-    # ---- checkpoints ----
+    # ---- companions: what writes checkpoints, and what answers /metrics ----
 
-    def _begin_checkpoints(self, site: Site, selector: selectors.BaseSelector) -> None:
+    def _begin_checkpoints(self, site: Site) -> None:
         if self._settings.checkpoint is not None and site.first == 0:
-            self._checkpoints = CheckpointProcess(
-                CheckpointDuty(
-                    url=site.url,
-                    credentials=self._credentials,
-                    place=self._settings.checkpoint,
-                    interval=self._settings.checkpoint_interval(),
-                    began_at=self._restore.version if self._restore is not None else 0,
-                    log_level=self._settings.log_level,
-                    log_format=self._settings.log_format,
-                )
-            )
-            selector.register(self._checkpoints.report, selectors.EVENT_READ, self._checkpoints)
+            self._checkpoints.begin()
 
-    def _see_to_checkpoints(self, site: Site, selector: selectors.BaseSelector) -> None:
+    def _start_checkpoints(self, site: Site) -> CheckpointProcess:
+        assert self._settings.checkpoint is not None, "_begin_checkpoints"
+        return CheckpointProcess(
+            CheckpointDuty(
+                url=site.url,
+                credentials=self._credentials,
+                place=self._settings.checkpoint,
+                interval=self._settings.checkpoint_interval(),
+                began_at=self._restore.version if self._restore is not None else 0,
+                log_level=self._settings.log_level,
+                log_format=self._settings.log_format,
+            )
+        )
+
+    def _see_to_checkpoints(self, site: Site) -> None:
         """Has them written from here as long as shard 0 is led here, which may change."""
         assert self._groups is not None, "all are ready"
         if self._groups.leads == self._led:
             return
         self._led = self._groups.leads
         if self._led:
-            self._begin_checkpoints(site, selector)
+            self._begin_checkpoints(site)
         else:
-            self._kill_checkpoints(selector)
-
-    def _begin_checkpoints_again(self, site: Site, selector: selectors.BaseSelector) -> None:
-        """Its process ended by itself. One that ends at once, again and again, is let be."""
-        assert self._checkpoints is not None, "it has told us of its end"
-        may_start = self._checkpoint_lives.may_start_again(self._checkpoints)
-        self._kill_checkpoints(selector)
-        if not may_start:
-            _log.error("what writes checkpoints ends as soon as it is started: none are written any more")
-            return
-        _log.warning("what writes checkpoints has ended, and is started again")
-        self._begin_checkpoints(site, selector)
-
-    def _kill_checkpoints(self, selector: selectors.BaseSelector) -> None:
-        if self._checkpoints is not None:
-            selector.unregister(self._checkpoints.report)
-            self._checkpoints.kill()
-            self._checkpoints = None
+            self._checkpoints.end()
 
     def _end_checkpoints(self, selector: selectors.BaseSelector) -> None:
         """Has the last one written. Another signal ends the wait."""
-        if self._checkpoints is None:
+        if self._checkpoints.process is None:
             return
-        self._checkpoints.finish()
+        self._checkpoints.process.finish()
         if not self._news(selector, time.monotonic() + LAST_CHECKPOINT_S):
             _log.warning("the last checkpoint was not written within %g s", LAST_CHECKPOINT_S)
 
-    # ---- metrics ----
-
-    def _begin_metrics(self, site: Site, selector: selectors.BaseSelector) -> None:
+    def _begin_metrics(self) -> None:
         """Before any shard runs: that one takes its time to restore is no reason to be out of reach."""
-        if self._metrics_socket is None:
-            return
-        self._metrics_duty = MetricsDuty(
-            first=site.first,
-            addresses=tuple(str(endpoint.local) for endpoint in site.endpoints),
-            credentials=self._credentials,
-            socket=self._metrics_socket.fileno(),
-            log_level=self._settings.log_level,
-            log_format=self._settings.log_format,
+        if self._metrics_socket is not None:
+            self._metrics.begin()
+
+    def _start_metrics(self, site: Site) -> MetricsProcess:
+        assert self._metrics_socket is not None, "_begin_metrics"
+        return MetricsProcess(
+            MetricsDuty(
+                first=site.first,
+                addresses=tuple(str(endpoint.local) for endpoint in site.endpoints),
+                credentials=self._credentials,
+                socket=self._metrics_socket.fileno(),
+                log_level=self._settings.log_level,
+                log_format=self._settings.log_format,
+            )
         )
-        self._start_metrics(selector)
-
-    def _start_metrics(self, selector: selectors.BaseSelector) -> None:
-        self._metrics = MetricsProcess(self._metrics_duty)
-        selector.register(self._metrics.report, selectors.EVENT_READ, self._metrics)
-
-    def _begin_metrics_again(self, ended: MetricsProcess, selector: selectors.BaseSelector) -> None:
-        """Its process ended by itself."""
-        selector.unregister(ended.report)
-        ended.kill()
-        self._metrics = None
-        if not self._metrics_lives.may_start_again(ended):
-            _log.error("what answers /metrics ends as soon as it is started: nothing is answered any more")
-            return
-        _log.warning("what answers /metrics has ended, and is started again")
-        self._start_metrics(selector)
 
     def _metrics_url(self) -> str | None:
         if self._metrics_socket is None:

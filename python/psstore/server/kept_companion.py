@@ -1,0 +1,54 @@
+"""Keeping a process running that is beside the shards: it is started again when it ends by itself, unless it does so at
+once, again and again."""
+
+from __future__ import annotations
+
+import logging
+import selectors
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+from psstore.server.processes import Companion, ShortLives
+
+C = TypeVar("C", bound=Companion)
+
+_log = logging.getLogger("psstore.supervisor")
+
+
+class KeptCompanion(Generic[C]):
+    """One that runs, or does not at the moment: `process` is None then."""
+
+    def __init__(
+        self, start: Callable[[], C], selector: selectors.BaseSelector, *, name: str, when_let_be: str
+    ) -> None:
+        """`selector`: where its report is registered, with the process as data. `name`: of what it does. `when_let_be`:
+        what follows if it is not started any more."""
+        self.process: C | None = None
+        self._start = start
+        self._selector = selector
+        self._name = name
+        self._when_let_be = when_let_be
+        self._lives = ShortLives()
+
+    def begin(self) -> None:
+        """REQUIRES: it does not run."""
+        self.process = self._start()
+        self._selector.register(self.process.report, selectors.EVENT_READ, self.process)
+
+    def begin_again(self) -> None:
+        """REQUIRES: it has ended by itself."""
+        assert self.process is not None, "it has told us of its end"
+        may_start = self._lives.may_start_again(self.process)
+        self.end()
+        if not may_start:
+            _log.error("what %s ends as soon as it is started: %s", self._name, self._when_let_be)
+            return
+        _log.warning("what %s has ended, and is started again", self._name)
+        self.begin()
+
+    def end(self) -> None:
+        """At once, if it runs."""
+        if self.process is not None:
+            self._selector.unregister(self.process.report)
+            self.process.kill()
+            self.process = None
