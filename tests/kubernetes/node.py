@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 import tempfile
 from pathlib import Path
 
@@ -35,6 +36,8 @@ def why_not() -> str | None:
     """Why there can be no pods here, or None."""
     if missing := [name for name in ("unshare", "nsenter", "setpriv") if shutil.which(name) is None]:
         return f"pods need {', '.join(missing)} (util-linux)"
+    if hidden := [path for path in (sys.prefix, Path(__file__)) if Path(path).is_relative_to("/tmp")]:
+        return f"pods have a /tmp of their own, and {hidden[0]} is below this machine's"
     return virtual_hosts.why_not()
 
 
