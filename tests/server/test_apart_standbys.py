@@ -37,9 +37,10 @@ TOKEN = "0123456789abcdef" * 4
 class Hosts:
     """Each has one process: a shard's, or its standby's."""
 
-    def __init__(self, folder: Path, *, num_shards: int = 2) -> None:
+    def __init__(self, folder: Path, *, num_shards: int = 2, flags: Sequence[str] = ()) -> None:
         self._ends = contextlib.ExitStack()
         self._num_shards = num_shards
+        self._flags = flags
         places = [f"127.0.0.1:{port}" for port in free_ports(2 * num_shards)]
         self.leaders, self.standbys = places[:num_shards], places[num_shards:]
         token = folder / "token"
@@ -61,7 +62,7 @@ class Hosts:
         self._ends.close()
 
     def start(self, shard: int, *, standby: bool, flags: Sequence[str] = ()) -> StoreProcess:
-        flags = [*flags, "--shards-at", ",".join(self.leaders), "--standbys-at", ",".join(self.standbys)]
+        flags = [*self._flags, *flags, "--shards-at", ",".join(self.leaders), "--standbys-at", ",".join(self.standbys)]
         flags += ["--shard-index", str(shard + self._num_shards * standby)]
         server = self.of[shard, standby] = StoreProcess(*flags, port=None, environ=self.environ)
         self._ends.callback(server.end)
@@ -324,6 +325,15 @@ def test_a_standby_without_which_its_shard_went_on_does_not_lead_by_mistake(host
         assert "has gone on without this standby: what it has is old" in result.stderr
         resume(stopped[-1:])
         assert eventually(lambda: "goes on without its standby here" in hosts.of[1, True].log())
+
+
+def test_all_hosts_end_when_the_workers_are_done(tmp_path: Path) -> None:
+    with Hosts(tmp_path, flags=("--until-done",)) as hosts:
+        with hosts.connect() as store:
+            create(store)
+            await_standbys(store)
+            train(store, 2)
+        assert [server.wait() for server in hosts.of.values()] == [0, 0, 0, 0]
 
 
 def test_a_standby_is_live_and_ready_where_it_waits(hosts: Hosts) -> None:

@@ -40,6 +40,10 @@ LINGER_S = 5.0
 """Shard 0 serves so long after the last worker has left, so that the other hosts hear of it: a few times POLL_S. Less
 if all of them have gone before."""
 
+ALL_HEARD_S = 2 * POLL_S
+"""Where shards have standbys on other hosts, each host stays so long once it has heard of the end: shard 0 tells the
+others nothing any more if its standby is the first to go."""
+
 GONE_S = 0.5
 """A shard whose host refuses every connection for so long is gone, where the store goes back then; and how often a host
 looks whether it has."""
@@ -164,6 +168,8 @@ async def _follow(duty: Duty, peers: list[_Peer]) -> Verdict:
     coordinator = peers[0]
     waits = [_attend(peer, duty) if peer is coordinator else _keep(peer, coordinator, duty) for peer in peers]
     first = await _first_of(waits)
+    if coordinator.has_standby:
+        await asyncio.sleep(ALL_HEARD_S)
     await _linger([peer for peer in peers if peer.shard != 0])
     return first
 
@@ -259,7 +265,7 @@ class _Peer:
         self.name = f"shard {shard} at {' or '.join(addresses)}"
         self._addresses = addresses
         # A shard that may be led elsewhere is waited for: what it held may be there.
-        self._patience_s = duty.patience_s if len(addresses) == 1 else math.inf
+        self._patience_s = math.inf if self.has_standby else duty.patience_s
         self._duty = duty
         self._identity = ClientIdentity(client=secrets.token_hex(16), role="client", credentials=duty.credentials)
         self._reconnector: Reconnector | None = None
@@ -287,6 +293,11 @@ class _Peer:
             else:
                 self._tie(self._welcome, patience_s=self._patience_s)
         return self._welcome
+
+    @property
+    def has_standby(self) -> bool:
+        """It may be led at either of two places."""
+        return len(self._addresses) > 1
 
     async def forget(self) -> None:
         """`reach` asks anew."""
