@@ -10,10 +10,10 @@ from collections import Counter
 from bench import virtual_hosts
 
 from tests.chaos import disk
-from tests.chaos.plan import SCENES, Scene, plan_of
+from tests.chaos.plan import ON_HOSTS, SCENES, Scene, plan_of
 from tests.chaos.run import ChaosRun, run, undisturbed
 
-NEEDS = {"hosts": virtual_hosts.why_not, "disk": disk.why_not}
+NEEDS = {**dict.fromkeys(ON_HOSTS, virtual_hosts.why_not), "disk": disk.why_not}
 
 
 def main() -> int:

@@ -15,9 +15,11 @@ import psutil
 from psstore.checkpoint import reader
 from psstore.checkpoint.place import COMPLETE, open_place
 from psstore.errors import StorageError
+from tests.chaos.groups import host_of
 from tests.chaos.links import Links, Manner
 from tests.chaos.plan import Fault
 from tests.chaos.processes import Processes
+from tests.chaos.programs import Programs
 from tests.chaos.stage import Stage
 from tests.support.server_process import reshard_command
 
@@ -31,10 +33,14 @@ MANNERS: dict[str, Manner] = {"half-open": "swallow", "trickle": "trickle", "del
 class Faults:
     """Does them, one after another."""
 
-    def __init__(self, stage: Stage, processes: Processes, over: threading.Event, damaged: list[str]) -> None:
-        """`over`: the run is. `damaged` gets what a full disk took that was there."""
+    def __init__(
+        self, stage: Stage, processes: Processes, programs: Programs, over: threading.Event, damaged: list[str]
+    ) -> None:
+        """On the thread that does them. `over`: the run is. `damaged` gets what a full disk took that was there."""
         self._stage = stage
+        self._groups = stage.watch()
         self._processes = processes
+        self._programs = programs
         self._over = over
         self._damaged = damaged
 
@@ -43,7 +49,9 @@ class Faults:
         has ended."""
         kinds: dict[str, Callable[[Fault], Callable[[], bool]]] = {
             "link": self._at_link,
-            "host": lambda fault: partial(self._on_host, fault),
+            "host": self._at_host,
+            "leader": self._at_member,
+            "standby": self._at_member,
             "disk": lambda fault: partial(self._on_disk, fault),
             "store": lambda fault: partial(self._on_store, fault),
         }
@@ -82,12 +90,31 @@ class Faults:
             links.set_manner(index, ports, "pass")
         return met > 0
 
-    def _on_host(self, fault: Fault) -> bool:
+    def _at_member(self, fault: Fault) -> Callable[[], bool]:
+        role, shard = fault.victim.split()
+        return partial(self._on_process, fault, self._groups.find(role, int(shard)))
+
+    def _at_host(self, fault: Fault) -> Callable[[], bool]:
+        words = fault.victim.split()
+        if words[1] != "of":
+            return partial(self._on_host, fault, int(words[1]))
+        member = self._groups.find(words[2], int(words[3]))
+        return partial(self._on_host, fault, None if member is None else host_of(member))
+
+    def _on_host(self, fault: Fault, index: int | None) -> bool:
         hosts = self._stage.hosts
         assert hosts is not None, "the scene has them"
-        with hosts.unplugged(int(fault.victim.split()[1])):
-            self._over.wait(fault.for_s)
-        return True
+        if index is None:
+            return False
+        with contextlib.ExitStack() as ends:
+            met = True
+            if fault.kind != "stop":  # a host that crashes says goodbye to nobody
+                ends.enter_context(hosts.unplugged(index))
+            if fault.kind != "partition":
+                away = self._programs.still if fault.kind == "stop" else self._programs.down
+                met = ends.enter_context(away(index))
+            self._over.wait(fault.for_s if met else 0.0)
+        return met
 
     def _on_store(self, fault: Fault) -> bool:
         """Until the store goes on with so many shards, or only until it is on its way, which may come to nothing."""

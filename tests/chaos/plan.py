@@ -6,13 +6,17 @@ A fault's victim is a word and a number.
 from __future__ import annotations
 
 import random
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-Scene = Literal["processes", "standbys", "links", "hosts", "disk"]
+Scene = Literal["processes", "standbys", "links", "hosts", "apart", "disk"]
 """processes: on one machine. standbys: likewise, and each shard has one: the store never goes back. links: proxies lie
-between clients and shards. hosts: each shard and worker has a host of its own. disk: checkpoints go to a file system of
-their own, which is small."""
+between clients and shards. hosts: each shard and worker has a host of its own. apart: likewise, and so has a standby of
+each shard: the store never goes back. disk: checkpoints go to a file system of their own, which is small."""
+
+WITH_STANDBYS: tuple[Scene, ...] = ("standbys", "apart")
+ON_HOSTS: tuple[Scene, ...] = ("hosts", "apart")
 
 Loop = Literal["plain", "none", "backward"]
 """plain: a store's calls, with numpy. none, backward: a session of torch, with that overlap."""
@@ -22,13 +26,25 @@ LOOPS: tuple[Loop, ...] = (*("plain",) * 8, "none", "backward")
 
 SCENES: tuple[Scene, ...] = get_args(Scene)
 
-Kind = Literal["kill", "stop", "terminate", "cut", "half-open", "trickle", "delay", "partition", "fill", "reshard"]
+Kind = Literal[
+    "kill", "stop", "terminate", "cut", "half-open", "trickle", "delay", "partition", "crash", "fill", "reshard"
+]
+"""crash: all processes of a host are killed at once, out of everybody's reach, and its command begins again later."""
 
-LASTING: tuple[Kind, ...] = ("stop", "trickle", "delay", "partition", "fill")
+LASTING: tuple[Kind, ...] = ("stop", "trickle", "delay", "partition", "crash", "fill")
 """What is over after a while."""
 
 STEPS = 60
 CHECKPOINT_EVERY = 8
+
+PACE_S = 0.01
+"""How long a step takes at least: nobody could disturb what is over at once."""
+
+RUN_S = 180.0
+"""Longer than any run should take on a busy machine: whoever needs more hangs."""
+
+SLOW_STEP_S = 0.05
+"""Of a training that nothing holds up, on such a machine."""
 
 
 @dataclass(frozen=True)
@@ -41,8 +57,8 @@ class Fault:
     victim: str
     """'worker' or 'shard' and its number; 'leader' or 'standby' and its shard's, once that may lead; 'checkpoints': the
     process that has them written; 'link 1': all connections to shard 1, and 'link 1 of 0' those of worker 0; 'host' and
-    its number, shards first; 'disk': where checkpoints are; 'store to 3': all of it, to go on with 3 shards, and 'store
-    on its way to 3': the next fault may come before it does."""
+    its number, shards first; 'host of leader 1', or of a standby; 'disk': where checkpoints are; 'store to 3': all of
+    it, to go on with 3 shards, and 'store on its way to 3': the next fault may come before it does."""
     for_s: float = 0.0
     """How long it lasts."""
     later_s: float = 0.0
@@ -63,15 +79,31 @@ class ChaosPlan:
     loop: Loop
     faults: tuple[Fault, ...]
     scene: Scene = "processes"
+    steps: int = STEPS
+    pace_s: float = PACE_S
+    checkpoint_every: str = str(CHECKPOINT_EVERY)
+    fault_every_s: float = 0.0
+    """Instead of `faults`, without an end: one of the scene's each time so long has passed."""
+
+    @property
+    def limit_s(self) -> float:
+        """Who needs more hangs."""
+        return RUN_S + self.steps * max(2 * self.pace_s, SLOW_STEP_S)
 
 
 def plan_of(seed: int, scene: Scene = "processes", *, num_faults: int = 3) -> ChaosPlan:
     rng = random.Random(seed)
     num_shards, num_workers = rng.choice((1, 2, 3)), rng.choice((1, 2, 3))
-    draw = {"processes": _process, "standbys": _standby, "links": _link, "hosts": _host, "disk": _disk}[scene]
-    faults = [draw(rng, num_shards, num_workers) for _ in range(num_faults)]
+    faults = [DRAWS[scene](rng, num_shards, num_workers) for _ in range(num_faults)]
     faults.sort(key=lambda one: one.step)
     return ChaosPlan(seed, num_shards, num_workers, rng.choice(LOOPS), tuple(faults), scene)
+
+
+def faults_of(plan: ChaosPlan) -> Iterator[Fault]:
+    """What goes wrong by the clock in that plan; their steps mean nothing."""
+    rng = random.Random(plan.seed)
+    while True:
+        yield DRAWS[plan.scene](rng, plan.num_shards, plan.num_workers)
 
 
 def _process(rng: random.Random, num_shards: int, num_workers: int) -> Fault:
@@ -110,10 +142,31 @@ def _host(rng: random.Random, num_shards: int, num_workers: int) -> Fault:
     return _fault(rng, "partition", f"host {rng.randrange(num_shards + num_workers)}", longest_s)
 
 
+def _apart(rng: random.Random, num_shards: int, num_workers: int) -> Fault:
+    """Mostly the host of one of a shard's two processes, for less and for more than it takes until others say who
+    leads. The next one waits until both are there again."""
+    if rng.random() < 0.15:
+        return _fault(rng, "crash", f"host {2 * num_shards + rng.randrange(num_workers)}")
+    member = f"{rng.choice(('leader', 'leader', 'standby'))} {rng.randrange(num_shards)}"
+    if rng.random() < 0.25:
+        return _fault(rng, rng.choice(("kill", "stop")), member, longest_s=4.0)
+    return _fault(rng, rng.choice(("crash", "stop", "partition")), f"host of {member}", longest_s=8.0)
+
+
 def _disk(rng: random.Random, num_shards: int, num_workers: int) -> Fault:
     if rng.random() < 0.4:
         return _process(rng, num_shards, num_workers)
     return _fault(rng, "fill", "disk", 3.0)
+
+
+DRAWS: Mapping[Scene, Callable[[random.Random, int, int], Fault]] = {
+    "processes": _process,
+    "standbys": _standby,
+    "links": _link,
+    "hosts": _host,
+    "apart": _apart,
+    "disk": _disk,
+}
 
 
 def _reshard(rng: random.Random) -> Fault:

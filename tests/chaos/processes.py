@@ -4,24 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
 import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import psutil
 
-import psstore
-from psstore.errors import PsstoreError
-
 MARK = "PSSTORE_CHAOS"
 WORK = str(Path(__file__).with_name("work.py"))
 SUPERVISOR = "psstore.cli.server"
 MODULES = {"shard": "psstore.server.shard", "checkpoints": "psstore.launch.checkpointing"}
-
-
-IN_SYNC_S = 30.0
-"""How long a new standby may take to have all that its shard has."""
 
 
 class Processes:
@@ -53,34 +45,10 @@ class Processes:
     def find(self, victim: str) -> psutil.Process | None:
         """'worker 1', 'shard 0', 'checkpoints'; None: it is dead, or over."""
         kind, _, number = victim.partition(" ")
-        if kind in ("leader", "standby"):
-            return self._of_group(int(number), leads=kind == "leader")
         if kind == "worker":
             return next((one for one in self.running(WORK) if _environ(one).get("RANK") == number), None)
         found, place = self.running(MODULES[kind]), int(number or 0)
         return found[place] if place < len(found) else None
-
-    def _of_group(self, shard: int, *, leads: bool) -> psutil.Process | None:
-        """One of the two processes of a shard, once its standby may lead."""
-        until = time.monotonic() + IN_SYNC_S
-        stats: list[dict[str, int | float | str]] = []
-        while not (stats and stats[shard % len(stats)]["standbys"]):
-            places = self.listening()
-            if not places or time.monotonic() > until:
-                return None
-            time.sleep(0.02)
-            url = f"ps://127.0.0.1:{places[0]}"
-            with (
-                contextlib.suppress(PsstoreError),  # the run is over, or somebody is just about to lead
-                psstore.connect(url, role="client", connect_timeout_s=1.0, timeout_s=1.0) as store,
-            ):
-                stats = store.stats()
-        leaders = {int(one["process"]) for one in stats}
-        shard %= len(stats)  # there may be fewer by now
-        if leads:
-            return psutil.Process(int(stats[shard]["process"]))
-        others = [one for one in self.running(MODULES["shard"]) if one.pid not in leaders]
-        return others[shard % len(others)] if others else None
 
     def running(self, what: str) -> list[psutil.Process]:
         """Those that run that script, or that module by `python -m`, in the order in which they were started."""
@@ -110,6 +78,20 @@ class Processes:
         except psutil.Error:
             return []
         return [one.laddr.port for one in connections if one.raddr and one.raddr.port == port]
+
+
+def name_of(process: psutil.Process, leaders: Mapping[int, int]) -> str:
+    """What it does, as in a plan: 'worker 1', 'leader 0', 'standby'; else the module that it runs. `leaders`: of which
+    shard, by process."""
+    try:
+        arguments = process.cmdline()
+    except psutil.Error:
+        return "ended"
+    if WORK in arguments:
+        return f"worker {_environ(process).get('RANK', '')}"
+    if MODULES["shard"] in arguments:
+        return f"leader {leaders[process.pid]}" if process.pid in leaders else "standby"
+    return next((one.rpartition(".")[2] for one in arguments if one.startswith("psstore.")), "other")
 
 
 def _environ(process: psutil.Process) -> Mapping[str, str]:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -19,12 +18,11 @@ from psstore.errors import StorageError
 from tests.chaos.faults import Faults
 from tests.chaos.gates import Gates
 from tests.chaos.ledger import account
-from tests.chaos.plan import CHECKPOINT_EVERY, STEPS, ChaosPlan, Fault, Loop
+from tests.chaos.plan import CHECKPOINT_EVERY, ON_HOSTS, STEPS, WITH_STANDBYS, ChaosPlan, Fault, Loop, faults_of
 from tests.chaos.processes import Processes, files_of, shared_memory
-from tests.chaos.stage import Command, Stage
-
-RUN_S = 180.0
-"""Longer than any run should take on a busy machine: whoever needs more hangs."""
+from tests.chaos.programs import Programs
+from tests.chaos.stage import Stage
+from tests.support.server_process import eventually
 
 FIRST_STEP = CHECKPOINT_EVERY + 2
 """With which the checkpoint that faults wait for has been begun, and the training is far from its end."""
@@ -61,35 +59,39 @@ class ChaosRun:
         return self.ends == {f"rank {rank}": expected for rank in range(self.plan.num_workers)}
 
     def problems(self, expected: str) -> list[str]:
-        found = [f"it hangs: not over after {RUN_S:g} s"] if self.hangs else []
+        found = [f"it hangs: not over after {self.plan.limit_s:g} s"] if self.hangs else []
         found += [f"{who or 'psstore run'} ended with {code}" for who, code in self.exit_codes.items() if code]
         if not self.is_equal(expected):
             found.append(f"workers ended with {self.ends}, undisturbed with {expected}")
         for what, ones in (("lost", self.lost), ("doubled", self.doubled)):
             if ones:
                 found.append(f"{what}: {len(ones)}; {'; '.join(ones[:3])}")
-        if self.plan.scene == "standbys":
+        if self.plan.scene in WITH_STANDBYS:
             found += [f"the store went back: {line}" for line in self.output if "go back to version" in line]
         found += [f"damaged: {one}" for one in self.damaged]
         found += [f"left behind: {one}" for one in self.left]
         return found
 
 
-def run(plan: ChaosPlan, say: Callable[[str], None] = lambda line: None) -> ChaosRun:
-    """Blocks until it has come to its end."""
+def run(
+    plan: ChaosPlan,
+    say: Callable[[str], None] = lambda line: None,
+    watch: Callable[[Monkey], None] = lambda monkey: None,
+) -> ChaosRun:
+    """Blocks until it has come to its end. `watch` is called on a thread of its own, and ends when it is over."""
     with tempfile.TemporaryDirectory(prefix="psstore-chaos-") as folder:
         processes = Processes()
         with Stage(plan, Path(folder), processes) as stage:
             try:
-                return Monkey(plan, stage, processes, say).run()
+                return Monkey(plan, stage, processes, say).run(watch)
             finally:
                 processes.kill()
 
 
 @lru_cache
-def undisturbed(num_workers: int, loop: Loop) -> str:
+def undisturbed(num_workers: int, loop: Loop, steps: int = STEPS) -> str:
     """How a run ends in which nothing goes wrong: the same for any number of shards."""
-    calm = run(ChaosPlan(0, 1, num_workers, loop, ()))
+    calm = run(ChaosPlan(0, 1, num_workers, loop, (), steps=steps, pace_s=0.0))
     assert not calm.problems(calm.ends["rank 0"]), calm
     return calm.ends["rank 0"]
 
@@ -99,110 +101,123 @@ class Monkey:
 
     def __init__(self, plan: ChaosPlan, stage: Stage, processes: Processes, say: Callable[[str], None]) -> None:
         self._plan = plan
-        self._stage = stage
-        self._processes = processes
+        self.stage = stage
+        self.processes = processes
         self._say = say
-        self._step = 0
+        self.step = 0
+        """The last that rank 0 has taken."""
         self._moved = threading.Condition()
-        self._over = threading.Event()
+        self.over = threading.Event()
         self._ports: list[int] = []
         self._gates = Gates(stage.notes)
-        self._result = ChaosRun(plan)
+        self.result = ChaosRun(plan)
 
-    def run(self) -> ChaosRun:
-        result, before = self._result, shared_memory()
+    def run(self, watch: Callable[[Monkey], None]) -> ChaosRun:
+        result, before = self.result, shared_memory()
         self._gates.shut(map(_happens_after, self._plan.faults))
+        if self._plan.scene in ON_HOSTS or self._plan.fault_every_s:
+            # A host that comes back to a store which is over would wait for it.
+            self._gates.shut([self._plan.steps])
         began = time.monotonic()
-        started = [self._start(command) for command in self._stage.commands()]
-        hang = threading.Timer(RUN_S, self._give_up)
+        programs = Programs(self.stage.commands(), self._heard)
+        hang = threading.Timer(self._plan.limit_s, self._give_up, args=(programs,))
         hang.start()
-        faults = threading.Thread(target=self._disturb)
-        faults.start()
-        for _, process, lines in started:
-            lines.join()
-            process.wait()
+        beside = [
+            threading.Thread(target=self._disturb, args=(programs,)),
+            threading.Thread(target=watch, args=(self,)),
+        ]
+        for thread in beside:
+            thread.start()
+        result.exit_codes = programs.wait()
         hang.cancel()
-        result.exit_codes = {command.who: process.returncode for command, process, _ in started}
-        self._over.set()
+        self.over.set()
         with self._moved:
             self._moved.notify_all()
-        faults.join()
+        for thread in beside:
+            thread.join()
         result.seconds = time.monotonic() - began
         self._look_back(before)
         return result
 
-    def _start(self, command: Command) -> tuple[Command, subprocess.Popen[str], threading.Thread]:
-        process = subprocess.Popen(
-            command.arguments, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=dict(command.environ)
-        )
+    def _give_up(self, programs: Programs) -> None:
+        self.result.hangs = True
+        programs.give_up()
+        self.processes.kill()
 
-        def read() -> None:
-            assert process.stdout is not None
-            with process.stdout as lines:
-                for line in lines:
-                    text = line.rstrip("\n")
-                    self._heard(f"[{command.who}] {text}" if command.who else text)
-
-        lines = threading.Thread(target=read)
-        lines.start()
-        return command, process, lines
-
-    def _give_up(self) -> None:
-        self._result.hangs = True
-        self._processes.kill()
-
-    def _heard(self, line: str) -> None:
+    def _heard(self, program: str, line: str) -> None:
+        line = f"[{program}] {line}" if program else line
+        who, _, text = line.removeprefix("[").partition("] ")
+        self._say(line)
         with self._moved:
-            self._result.output.append(line)
-            self._say(line)
-            who, _, text = line.removeprefix("[").partition("] ")
             if text.startswith("step "):
-                self._step = int(text.split()[1])
+                self.step = int(text.split()[1])
                 self._moved.notify_all()
-            elif text.startswith("version "):
-                self._result.ends[who] = text
+                return
+            self.result.output.append(line)
+            if text.startswith("version "):
+                self.result.ends[who] = text
 
     # ---- faults, on a thread of their own ----
 
-    def _disturb(self) -> None:
-        faults = Faults(self._stage, self._processes, self._over, self._result.damaged)
-        if not self._plan.faults or not self._await_checkpoint():
-            return
-        self._ports = self._processes.listening()
+    def _disturb(self, programs: Programs) -> None:
+        faults, plan = Faults(self.stage, self.processes, programs, self.over, self.result.damaged), self._plan
+        if (plan.faults or plan.fault_every_s) and self._await_checkpoint():
+            self._ports = self.processes.listening()
+            for fault in self._by_the_clock() if plan.fault_every_s else self._by_steps():
+                self._do(fault, faults)
+        self._gates.open(plan.steps)
+
+    def _by_steps(self) -> Iterator[Fault]:
+        """Each when it is due. The training waits until it has its victim."""
         for fault in self._plan.faults:
-            step = _happens_after(fault)
-            with self._moved:
-                self._moved.wait_for(lambda step=step: self._step >= step or self._over.is_set())  # type: ignore[misc]
-            commit = faults.aim(fault)
-            self._gates.open(step)
-            self._over.wait(fault.later_s)
-            self._say(f"-- {fault}")
-            if not self._over.is_set() and commit():
-                self._result.done.append(str(fault))
+            self._await_step(_happens_after(fault))
+            yield fault
+
+    def _by_the_clock(self) -> Iterator[Fault]:
+        due = time.monotonic()
+        for fault in faults_of(self._plan):
+            due += self._plan.fault_every_s
+            if self._await_step(self._plan.steps, timeout_s=due - time.monotonic()):
+                return
+            yield replace(fault, step=self.step)
+
+    def _await_step(self, step: int, *, timeout_s: float | None = None) -> bool:
+        """False: it has not been taken in that time."""
+        with self._moved:
+            return self._moved.wait_for(lambda: self.step >= step or self.over.is_set(), timeout_s)
+
+    def _do(self, fault: Fault, faults: Faults) -> None:
+        commit = faults.aim(fault)
+        self._gates.open(_happens_after(fault))
+        self.over.wait(fault.later_s)
+        self._heard("", f"-- {fault}")
+        if not self.over.is_set() and commit():
+            self.result.done.append(str(fault))
 
     def _await_checkpoint(self) -> bool:
         """A store that dies before its first one is lost."""
         while not self._complete():
-            if self._over.wait(0.02):
+            if self.over.wait(0.02):
                 return False
         return True
 
     def _complete(self) -> list[int]:
-        return [one.version for one in open_place(self._stage.place).place.list() if one.status == COMPLETE]
+        return [one.version for one in open_place(self.stage.place).place.list() if one.status == COMPLETE]
 
     # ---- afterwards ----
 
     def _look_back(self, shared_before: set[str]) -> None:
-        result, plan = self._result, self._plan
-        psutil.wait_procs(list(self._processes), BURY_S)
-        result.left = [" ".join(one.cmdline()) for one in self._processes]
-        result.left += [str(one) for one in self._stage.temporary.iterdir() if not one.name.startswith("torch")]
+        result, plan = self.result, self._plan
+        psutil.wait_procs(list(self.processes), BURY_S)
+        eventually(lambda: shared_memory() <= shared_before, BURY_S)  # another store here may just be resharding
+        result.left = [" ".join(one.cmdline()) for one in self.processes]
+        result.left += [str(one) for one in self.stage.temporary.iterdir() if not one.name.startswith("torch")]
         result.left += files_of(self._ports) + sorted(shared_memory() - shared_before)
-        told = account(self._stage.notes, plan.num_workers, STEPS)
+        told = account(self.stage.notes, plan.num_workers, plan.steps)
         result.lost, result.doubled, result.longest_s = told.lost, told.doubled, max(told.waits, default=0.0)
         for version in self._complete():
             try:
-                reader.verify(open_place(self._stage.place).place.storage, version)
+                reader.verify(open_place(self.stage.place).place.storage, version)
             except StorageError as error:
                 result.damaged.append(error.message)
 

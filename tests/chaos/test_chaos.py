@@ -15,8 +15,8 @@ from bench import virtual_hosts
 from tests.chaos import disk
 from tests.chaos.ledger import SENDS, STEPPED, Notes, account
 from tests.chaos.links import TRICKLE_BYTES, Links
-from tests.chaos.plan import STEPS, ChaosPlan, Fault, Scene, plan_of
-from tests.chaos.run import RUN_S, ChaosRun, run, undisturbed
+from tests.chaos.plan import RUN_S, STEPS, ChaosPlan, Fault, Scene, plan_of
+from tests.chaos.run import ChaosRun, run, undisturbed
 
 pytestmark = [pytest.mark.sockets, pytest.mark.one_loop, pytest.mark.timeout(3 * RUN_S)]
 
@@ -65,6 +65,20 @@ def test_a_training_outlives_every_fault_of_a_link() -> None:
         Fault(40, "half-open", "link 1 of 1"),
     )
     assert len(hold(ChaosPlan(0, 2, 2, "plain", faults, "links")).done) == len(faults)
+
+
+@ON_HOSTS
+def test_a_training_outlives_the_hosts_of_different_shards_by_turns() -> None:
+    """The first stands still for so long that the others have its standby lead, and wakes up; the second is dead and
+    back before they have."""
+    faults = (
+        Fault(10, "stop", "host of leader 0", 6.0),
+        Fault(20, "kill", "standby 1"),
+        Fault(30, "crash", "host of leader 1", 0.5),
+    )
+    result = hold(ChaosPlan(0, 2, 1, "plain", faults, "apart"))
+    assert len(result.done) == len(faults)
+    assert any("shard 0 is led at" in line for line in result.output), result.output  # says who woke up
 
 
 @ON_DISK

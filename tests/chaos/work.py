@@ -18,8 +18,6 @@ from tests.chaos.gates import Gates
 from tests.chaos.ledger import SENDS, STEPPED, Notes
 from tests.chaos.plan import CHECKPOINT_EVERY
 
-PACE_S = 0.01
-
 HANDS_IN_S = 0.4
 """Longer than it takes that a checkpoint is asked for which is due: workers hand in then, and not behind a gate."""
 
@@ -27,12 +25,14 @@ HANDS_IN_S = 0.4
 class Work:
     """One worker's: what all loops do at each step."""
 
-    def __init__(self, store: Store, num_steps: int, folder: Path) -> None:
+    def __init__(self, store: Store, num_steps: int, pace_s: float, folder: Path) -> None:
         assert store.rank is not None, "a worker has one"
         self.store, self.rank, self.num_steps = store, store.rank, num_steps
         self.shape = (store.num_workers, num_steps)
         self._notes = Notes(folder, self.rank)
         self._gates = Gates(folder)
+        self._pace_s = pace_s
+        self._stepped_at = time.monotonic()
         store.create("writes", np.zeros(self.shape, "f4"), rule="add")
 
     def own(self, step: int, value: float) -> npt.NDArray[np.float32]:
@@ -53,7 +53,8 @@ class Work:
         if self.rank == 0:
             print(f"step {step}", flush=True)
             self._gates.pass_by(step)
-        time.sleep(PACE_S)
+        time.sleep(max(0.0, self._stepped_at + self._pace_s - time.monotonic()))
+        self._stepped_at = time.monotonic()
 
     def end(self, rounds: npt.NDArray[np.float32], trained: Iterable[npt.NDArray[np.float32]]) -> None:
         """What the store has in the end."""
@@ -62,9 +63,9 @@ class Work:
         print(f"version {self.store.version} sha256 {digest.hexdigest()}", flush=True)
 
 
-def main(loop: str, num_steps: int, folder: Path) -> None:
+def main(loop: str, num_steps: int, pace_s: float, folder: Path) -> None:
     with psstore.connect(num_workers=None, connect_timeout_s=60.0) as store:
-        work = Work(store, num_steps, folder)
+        work = Work(store, num_steps, pace_s, folder)
         if loop == "plain":
             from tests.chaos.plain_loop import train
         else:
@@ -73,4 +74,4 @@ def main(loop: str, num_steps: int, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]))
+    main(sys.argv[1], int(sys.argv[2]), float(sys.argv[3]), Path(sys.argv[4]))
