@@ -6,12 +6,14 @@ import argparse
 import statistics
 import sys
 from collections import Counter
+from functools import partial
 
 from bench import virtual_hosts
 
 from tests.chaos import disk
 from tests.chaos.plan import ON_HOSTS, SCENES, Scene, plan_of
 from tests.chaos.run import ChaosRun, run, undisturbed
+from tests.chaos.soak import plan_of_soak, soak
 
 NEEDS = {**dict.fromkeys(ON_HOSTS, virtual_hosts.why_not), "disk": disk.why_not}
 
@@ -24,10 +26,16 @@ def main() -> int:
     parser.add_argument(
         "--scenes", nargs="+", choices=SCENES, default=SCENES, help="in turn; default: all there can be"
     )
+    soaking = parser.add_argument_group("one long training instead, in the first of the scenes")
+    soaking.add_argument("--soak-s", type=float, help="how long")
+    soaking.add_argument("--pushes-per-s", type=float, default=50.0, help="of all workers together")
+    soaking.add_argument("--fault-every-s", type=float, default=60.0)
     chosen = parser.parse_args()
     scenes = _possible(chosen.scenes)
     if not scenes:
         return 1
+    if chosen.soak_s is not None:
+        return _soak(chosen, scenes[0])
     table = Table()
     for seed in range(chosen.seed, chosen.seed + chosen.runs):
         plan = plan_of(seed, scenes[seed % len(scenes)], num_faults=chosen.faults)
@@ -36,6 +44,22 @@ def main() -> int:
         table.add(result, expected)
     print(table)
     return 1 if table.failed else 0
+
+
+def _soak(chosen: argparse.Namespace, scene: Scene) -> int:
+    plan = plan_of_soak(
+        chosen.seed,
+        scene,
+        soak_s=chosen.soak_s,
+        pushes_per_s=chosen.pushes_per_s,
+        fault_every_s=chosen.fault_every_s,
+    )
+    ended = soak(plan, partial(print, flush=True))
+    print(ended)
+    problems = ended.problems()
+    if problems:
+        print("what it said:", *ended.result.output[-200:], sep="\n")
+    return 1 if problems else 0
 
 
 def _possible(scenes: list[Scene]) -> list[Scene]:
