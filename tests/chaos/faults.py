@@ -67,7 +67,8 @@ class Faults:
             if fault.kind == "stop":
                 victim.suspend()
                 self._over.wait(fault.for_s)
-                victim.resume()
+                with contextlib.suppress(psutil.NoSuchProcess):  # it was done without
+                    victim.resume()
             else:
                 victim.send_signal(SIGNALS[fault.kind])
         except psutil.NoSuchProcess:

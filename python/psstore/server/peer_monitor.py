@@ -296,7 +296,7 @@ class _Peer:
 
     @property
     def has_standby(self) -> bool:
-        """It may be led at either of two places."""
+        """Whether the shard may be led at another place."""
         return len(self._addresses) > 1
 
     async def forget(self) -> None:
