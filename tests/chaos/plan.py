@@ -44,7 +44,7 @@ RUN_S = 180.0
 """Longer than any run should take on a busy machine: whoever needs more hangs."""
 
 SLOW_STEP_S = 0.05
-"""Of a training that nothing holds up, on such a machine."""
+"""How long a step may take there if nothing holds it up."""
 
 
 @dataclass(frozen=True)

@@ -101,7 +101,7 @@ class Program:
         return self.process.wait()
 
     def processes(self) -> list[psutil.Process]:
-        """It and all that it has started, whoever lives."""
+        """What lives of it and of all that it has started."""
         try:
             first = psutil.Process(self.process.pid)
             return [first, *first.children(recursive=True)]

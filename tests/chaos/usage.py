@@ -78,7 +78,7 @@ def trend(name: str, samples: Sequence[Sample]) -> Trend:
 
 
 class Usage:
-    """Of processes that come and go."""
+    """What processes take that come and go."""
 
     def __init__(self, *, settle_s: float, span_s: float) -> None:
         """A process settles for so long; what was seen of it then says something if it is so long."""
@@ -101,7 +101,7 @@ class Usage:
             self.taken_bytes += sample.memory_bytes
 
     def trends(self) -> list[Trend]:
-        """Of each life that was long enough, in the order in which they began."""
+        """One for each life that was long enough, in the order in which they began."""
         found = []
         for life in self.lives.values():
             settled = life.settled(self._settle_s)
