@@ -87,7 +87,7 @@ def name_of(process: psutil.Process, leaders: Mapping[int, int]) -> str:
         arguments = process.cmdline()
     except psutil.Error:
         return "ended"
-    if WORK in arguments:
+    if WORK in arguments[1:4]:  # not who starts it
         return f"worker {_environ(process).get('RANK', '')}"
     if MODULES["shard"] in arguments:
         return f"leader {leaders[process.pid]}" if process.pid in leaders else "standby"

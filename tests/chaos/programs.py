@@ -51,20 +51,17 @@ class Programs:
         it has ended by itself."""
         program = self._programs[index]
         with self._changed:
-            if program.process.poll() is not None:
-                alive = False
-            else:
-                alive = self._is_down[index] = True
-        if not alive:
-            yield False
-            return
+            met = self._is_down[index] = program.process.poll() is None
         try:
-            _kill_at_once(program.processes())
-            program.wait()
-            yield True
+            if met:
+                for one in program.suspend():  # none of them sees that another one dies
+                    with contextlib.suppress(psutil.NoSuchProcess):
+                        one.kill()
+                program.wait()
+            yield met
         finally:
             with self._changed:
-                if self._begin_again:
+                if met and self._begin_again:
                     self._programs[index] = Program(program.command, self._hear)
                 self._is_down[index] = False
                 self._changed.notify_all()
@@ -72,10 +69,7 @@ class Programs:
     @contextlib.contextmanager
     def still(self, index: int) -> Iterator[bool]:
         """Meanwhile none of its processes does anything. False: it has ended."""
-        stopped = self._programs[index].processes()
-        for one in stopped:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                one.suspend()
+        stopped = self._programs[index].suspend()
         try:
             yield bool(stopped)
         finally:
@@ -100,24 +94,21 @@ class Program:
         self._lines.join()
         return self.process.wait()
 
-    def processes(self) -> list[psutil.Process]:
-        """What lives of it and of all that it has started."""
+    def suspend(self) -> list[psutil.Process]:
+        """Has it and what it has started stand still: it first, so that it starts no more. Returns them."""
         try:
             first = psutil.Process(self.process.pid)
-            return [first, *first.children(recursive=True)]
+            first.suspend()
+            found = [first, *first.children(recursive=True)]
         except psutil.NoSuchProcess:
             return []
+        for one in found[1:]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                one.suspend()
+        return found
 
     def _listen(self, hear: Callable[[str, str], None]) -> None:
         assert self.process.stdout is not None
         with self.process.stdout as lines:
             for line in lines:
                 hear(self.command.who, line.rstrip("\n"))
-
-
-def _kill_at_once(processes: Sequence[psutil.Process]) -> None:
-    """None of them sees that another one dies."""
-    for do in (psutil.Process.suspend, psutil.Process.kill):
-        for one in processes:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                do(one)

@@ -116,7 +116,7 @@ class Monkey:
         result, before = self.result, shared_memory()
         self._gates.shut(map(_happens_after, self._plan.faults))
         if self._plan.scene in ON_HOSTS or self._plan.fault_every_s:
-            # A host that comes back to a store which is over would wait for it.
+            # The training ends when all faults have: a host that came back to a store which is over would wait for it.
             self._gates.shut([self._plan.steps])
         began = time.monotonic()
         programs = Programs(self.stage.commands(), self._heard)
