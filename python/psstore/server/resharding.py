@@ -8,12 +8,14 @@ wanted ─► ports bound ─► the store stands still, and is written down ─
 from __future__ import annotations
 
 import logging
+import math
 import os
 import secrets
+import selectors
 import shutil
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -22,7 +24,8 @@ from psstore.config import Credentials
 from psstore.errors import BadArgument
 from psstore.net.address import TcpAddress
 from psstore.server.processes import ReshardDuty, ReshardProcess, ShardProcess
-from psstore.server.settings import NOT_RESHARDED, STAND_STILL, ServerSettings
+from psstore.server.settings import NOT_RESHARDED, STAND_STILL, WRITTEN, ServerSettings
+from psstore.server.shard_group import ShardGroups
 from psstore.server.site import Site
 
 _log = logging.getLogger("psstore.supervisor")
@@ -97,6 +100,82 @@ class Resharding:
         """What was written down is not needed any more."""
         if self._temporary is not None:
             shutil.rmtree(self._temporary, ignore_errors=True)
+
+
+class Reshardings:
+    """Attempts, one at a time: begun when somebody wishes for one, seen to, and given up."""
+
+    def __init__(
+        self,
+        begin: Callable[[int, Sequence[ShardProcess]], Resharding],
+        selector: selectors.BaseSelector,
+        *,
+        checkpoints_end: Callable[[], None],
+        checkpoints_begin: Callable[[], None],
+    ) -> None:
+        """`begin`: begins one, from these shards to so many. `selector`: where its process's report is registered.
+        `checkpoints_end`, `checkpoints_begin`: no other checkpoint is written meanwhile."""
+        self.current: Resharding | None = None
+        self._begin = begin
+        self._selector = selector
+        self._checkpoints_end = checkpoints_end
+        self._checkpoints_begin = checkpoints_begin
+
+    def next_wake(self) -> float:
+        return math.inf if self.current is None else self.current.until
+
+    def see_to(self, groups: ShardGroups, events: Sequence[object]) -> int | None:
+        """The version at which the store stands still and is written down; None: it is not. `events`: whose reports
+        are readable."""
+        wish = groups.take_wish()
+        if wish is not None:
+            self._begin_one(wish, groups)
+        attempt = self.current
+        if attempt is None:
+            return None
+        if groups.leaders != attempt.leaders:
+            self.give_up("a standby has taken over meanwhile: ask again", groups)
+        elif attempt.process in events:
+            told = attempt.process.told()
+            if told is not None and told[0] == WRITTEN:
+                return int(told[1])
+            if told is not None:
+                self.give_up(told[1], groups)
+        elif time.monotonic() > attempt.until:
+            self.give_up("it was not written down in time", groups)
+        return None
+
+    def give_up(self, why: str, groups: ShardGroups) -> None:
+        """REQUIRES: one has begun."""
+        attempt, self.current = self.current, None
+        assert attempt is not None
+        _log.warning("the store goes on with %d shards: %s", len(groups.leaders), why)
+        self._selector.unregister(attempt.process.report)
+        attempt.come_to_nothing(why, groups.leaders)
+        self._checkpoints_begin()
+
+    def done(self) -> None:
+        """The new shards serve."""
+        if self.current is not None:
+            self.current.done()
+            self.current = None
+
+    def end(self) -> None:
+        """The supervisor ends, for whatever reason."""
+        if self.current is not None:
+            self.current.end()
+
+    def _begin_one(self, num_shards: int, groups: ShardGroups) -> None:
+        try:
+            if self.current is not None:
+                raise BadArgument("it is on its way to another number of shards already")
+            self.current = self._begin(num_shards, groups.leaders)
+        except (BadArgument, OSError) as error:
+            groups.leaders[0].tell(f"{NOT_RESHARDED} {' '.join(str(error).split())}")
+            return
+        _log.info("going on with %d shards: the store is written down to %s", num_shards, self.current.place)
+        self._checkpoints_end()  # one at a time
+        self._selector.register(self.current.process.report, selectors.EVENT_READ, self.current.process)
 
 
 def _with_shards(settings: ServerSettings, num_shards: int) -> ServerSettings:

@@ -48,12 +48,10 @@ from psstore.server.processes import (
     ShardProcess,
     Signals,
 )
-from psstore.server.resharding import Resharding
+from psstore.server.resharding import Resharding, Reshardings
 from psstore.server.settings import (
     LEASE_S,
-    NOT_RESHARDED,
     READY,
-    WRITTEN,
     CheckpointSettings,
     Follows,
     RestoreFrom,
@@ -174,6 +172,7 @@ class Supervisor:
         """Shard 0's id of the life before, where that is another host's."""
         self._num_restarts = 0
         self._restore: RestoreFrom | None = None
+        self._reshardings: Reshardings
         self._checkpoints: KeptCompanion[CheckpointProcess]
         self._metrics: KeptCompanion[MetricsProcess]
         self._metrics_socket: socket.socket | None = None
@@ -183,7 +182,6 @@ class Supervisor:
         self._starting: list[ShardProcess] = []
         """Shards that are not ready yet, or whose groups are no more."""
         self._monitor: PeerMonitor | None = None
-        self._resharding: Resharding | None = None
         self._user_token: UserToken | None = None
         self._is_announced = False
 
@@ -222,8 +220,6 @@ class Supervisor:
         finally:
             if self._monitor is not None:
                 self._monitor.stop()
-            if self._resharding is not None:
-                self._resharding.end()
             if self._metrics_socket is not None:
                 self._metrics_socket.close()
             for child in self._processes:
@@ -255,8 +251,15 @@ class Supervisor:
                 name="answers /metrics",
                 when_let_be="nothing is answered any more",
             )
+            self._reshardings = Reshardings(
+                partial(self._begin_resharding, site),
+                selector,
+                checkpoints_end=self._checkpoints.end,
+                checkpoints_begin=partial(self._begin_checkpoints, site),
+            )
             companions.callback(self._checkpoints.end)
             companions.callback(self._metrics.end)
+            companions.callback(self._reshardings.end)
             self._begin_metrics()
             ending = Ending(EXIT_OK)
             life = self._begin(site, selector)
@@ -280,14 +283,12 @@ class Supervisor:
         too_early = self._start(site, life, selector)
         if too_early is not None:
             return too_early
-        if self._resharding is not None:
-            self._resharding.done()
-            self._resharding = None
+        self._reshardings.done()
         self._announce(site, out=out, ready_fd=ready_fd)
         self._led = False
         ending = self._await_end(site, selector)
-        if isinstance(self._groups, ShardGroups) and self._resharding is not None and ending.written is None:
-            self._give_up_resharding(ending.reason or "it is to end", self._groups, site, selector)
+        if isinstance(self._groups, ShardGroups) and self._reshardings.current is not None and ending.written is None:
+            self._reshardings.give_up(ending.reason or "it is to end", self._groups)
         if ending.status == EXIT_OK and ending.written is None:
             self._end_checkpoints(selector)
         return ending
@@ -483,13 +484,16 @@ class Supervisor:
                 told = ", ".join(dead)
                 return Ending(EXIT_FAILED, f"{told}; the store is lost, stopping the other shards", dead=told)
             if isinstance(groups, ShardGroups):
-                written = self._see_to_resharding(groups, events, site, selector)
+                written = self._reshardings.see_to(groups, events)
                 if written is not None:
                     return Ending(EXIT_OK, written=written)
         news = self._monitor.take()
         if news.reason is None:
             return Ending(EXIT_OK)
         return Ending(EXIT_FAILED, news.reason, dead=news.reason if news.is_lost else None)
+
+    def _next_wake(self, groups: ShardGroups | ApartGroup) -> float:
+        return min(groups.next_wake(), self._reshardings.next_wake())
 
     def _go_back(self, ending: Ending, site: Site, selector: selectors.BaseSelector) -> StoreLife | None:
         """Ends what is left of a store whose shards have died, for all to start again from its latest checkpoint. Our
@@ -572,65 +576,15 @@ class Supervisor:
 
     # ---- another number of shards ----
 
-    def _next_wake(self, groups: ShardGroups | ApartGroup) -> float:
-        return min(groups.next_wake(), math.inf if self._resharding is None else self._resharding.until)
-
-    def _see_to_resharding(
-        self, groups: ShardGroups, events: Sequence[Event], site: Site, selector: selectors.BaseSelector
-    ) -> int | None:
-        """Begins with it once somebody wants that, and gives it up if it can't be. The version at which the store
-        stands still and is written down; None: it is not."""
-        wish = groups.take_wish()
-        if wish is not None:
-            self._begin_resharding(wish, groups, site, selector)
-        resharding = self._resharding
-        if resharding is None:
-            return None
-        if groups.leaders != resharding.leaders:
-            self._give_up_resharding("a standby has taken over meanwhile: ask again", groups, site, selector)
-        elif resharding.process in events:
-            told = resharding.process.told()
-            if told is not None and told[0] == WRITTEN:
-                return int(told[1])
-            if told is not None:
-                self._give_up_resharding(told[1], groups, site, selector)
-        elif time.monotonic() > resharding.until:
-            self._give_up_resharding("it was not written down in time", groups, site, selector)
-        return None
-
-    def _begin_resharding(
-        self, num_shards: int, groups: ShardGroups, site: Site, selector: selectors.BaseSelector
-    ) -> None:
-        try:
-            if self._resharding is not None:
-                raise BadArgument("it is on its way to another number of shards already")
-            self._resharding = Resharding(
-                self._settings,
-                num_shards,
-                site=site,
-                tcp=self._tcp,
-                credentials=self._credentials,
-                leaders=groups.leaders,
-            )
-        except (BadArgument, OSError) as error:
-            groups.leaders[0].tell(f"{NOT_RESHARDED} {' '.join(str(error).split())}")
-            return
-        _log.info("going on with %d shards: the store is written down to %s", num_shards, self._resharding.place)
-        self._checkpoints.end()  # one at a time
-        selector.register(self._resharding.process.report, selectors.EVENT_READ, self._resharding.process)
-
-    def _give_up_resharding(self, why: str, groups: ShardGroups, site: Site, selector: selectors.BaseSelector) -> None:
-        resharding, self._resharding = self._resharding, None
-        assert resharding is not None, "it has begun"
-        _log.warning("the store goes on with %d shards: %s", self._settings.shards, why)
-        selector.unregister(resharding.process.report)
-        resharding.come_to_nothing(why, groups.leaders)
-        self._begin_checkpoints(site)
+    def _begin_resharding(self, site: Site, num_shards: int, leaders: Sequence[ShardProcess]) -> Resharding:
+        return Resharding(
+            self._settings, num_shards, site=site, tcp=self._tcp, credentials=self._credentials, leaders=leaders
+        )
 
     def _reshard(self, ending: Ending, site: Site, selector: selectors.BaseSelector) -> StoreLife | None:
         """Ends the shards of a store that stands still and is written down, for others to go on with that. None: it
         does not."""
-        resharding = self._resharding
+        resharding = self._reshardings.current
         if ending.written is None or resharding is None:
             return None
         from psstore.server.restore_plan import find_checkpoint
