@@ -271,6 +271,7 @@ ErrorCode Shard::change(const Incoming& incoming, const SliceEntry& entry, Strip
       }
       return ErrorCode::OK;
     case WriteKind::kAssign:
+      if (slot.spec().has_rows()) return held ? ErrorCode::NOT_APPLIED : assign_rows(slot, slice);
       counters_.count(slot.assign(slice, *backend_));
       counters_.writes.add();
       return ErrorCode::OK;
@@ -319,6 +320,13 @@ ErrorCode Shard::restore(const SliceEntry& entry, Slot& slot, const PayloadSlice
     table_.restoring(slot);
     slot.restore_state(entry.part - 1U, slice, entry.version, *backend_);
   }
+  counters_.writes.add();
+  return ErrorCode::OK;
+}
+
+ErrorCode Shard::assign_rows(Slot& slot, const PayloadSlice& slice) {
+  table_.restoring(slot);
+  counters_.count(slot.assign_rows(slice));
   counters_.writes.add();
   return ErrorCode::OK;
 }
@@ -443,6 +451,49 @@ ErrorCode Shard::write_rows(SliceEntry& entry, std::span<const uint64_t> ids,
   }
   entry.version = slot->version();
   entry.num_bytes = static_cast<uint32_t>(ids.size() * slot->spec().row_shape().value_bytes());
+  return ErrorCode::OK;
+}
+
+Shard::Reply Shard::list_rows(std::span<SliceEntry> entries, ReadOptions options) {
+  Reply reply;
+  const SharedLock lock(table_.decision_mutex);
+  reply.version = version();
+  for (SliceEntry& entry : entries) {
+    const uint64_t left_bytes = kListedBytes - std::min(kListedBytes, reply.payload_bytes);
+    Piece piece;
+    entry.status = copy_rows(entry, options, left_bytes, piece);
+    entry.num_bytes = static_cast<uint32_t>(piece.num_bytes);
+    reply.payload_bytes += piece.num_bytes;
+    if (piece.num_bytes > 0) reply.pieces.push_back(std::move(piece));
+  }
+  counters_.pulls.add(entries.size());
+  counters_.sent_bytes.add(reply.payload_bytes);
+  return reply;
+}
+
+ErrorCode Shard::copy_rows(SliceEntry& entry, const ReadOptions& options, uint64_t most_bytes,
+                           Piece& piece) {
+  Stripe& stripe = table_.stripe_of(entry.key);
+  const MutexLock lock(stripe.mutex);
+  Slot* slot = table_.find(stripe, entry.key);
+  if (slot == nullptr) return ErrorCode::UNKNOWN_KEY;
+  if (!slot->spec().has_rows() || entry.part > 1) return ErrorCode::RULE_MISMATCH;
+  bool waits = false;
+  const uint64_t at = options.at.value_or(version());
+  const std::optional<RowSnapshot> then = table_.rows_at(stripe, *slot, at, waits);
+  if (!then) return waits ? ErrorCode::NOT_APPLIED : ErrorCode::VERSION_GONE;
+
+  const size_t row_bytes = entry.part == 0 ? kIdBytes : slot->spec().row_shape().record_bytes();
+  const uint64_t first = std::min<uint64_t>(entry.version, then->num_rows);
+  const uint64_t count = std::min(then->num_rows - first, most_bytes / row_bytes);
+  entry.version = then->num_rows;
+  if (count == 0) return ErrorCode::OK;
+  piece = {backend_->allocate_payload(count * row_bytes), count * row_bytes};
+  if (entry.part == 0) {
+    slot->rows().copy_ids(*then, first, count, piece.buffer->data());
+  } else {
+    slot->rows().copy(*then, first, count, piece.buffer->data());
+  }
   return ErrorCode::OK;
 }
 

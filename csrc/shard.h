@@ -42,6 +42,9 @@ struct ShardOptions {
 // says that they were read.
 inline constexpr uint64_t kSharedReplyBytes = 64 << 10;
 
+// Of a list of rows, more or less: a frame's share.
+inline constexpr uint64_t kListedBytes = 4u << 20;
+
 class Shard {
  public:
   // Throws Error(BAD_ARGUMENT) without stripes.
@@ -82,7 +85,7 @@ class Shard {
   // Sets values where there are none; elsewhere the entry is acknowledged and ignored.
   void initialise(std::span<SliceEntry> entries, const BufferRef& payload);
   // ASSIGN, ADD or RESTORE, once per (client, sequence); call it even if no entry is OK, the sequence
-  // counts. A RESTORE of a slot that is held answers NOT_APPLIED and leaves it as it is. An ASSIGN or ADD that there is
+  // counts. A RESTORE of a slot that is held, or an ASSIGN of its rows, answers NOT_APPLIED and leaves it as it is. An ASSIGN or ADD that there is
   // no memory for beside what readers hold throws Error(OUT_OF_MEMORY), with no slice changed and its sequence unused,
   // unless another thread begins to read meanwhile.
   // Throws Error(UNEXPECTED_MESSAGE) if the client's writes before it are missing.
@@ -132,6 +135,11 @@ class Shard {
   // them are its. First values where there is no row, of which none is made. Statuses and everything else as of read().
   Reply read_rows(std::span<SliceEntry> entries, std::span<const uint64_t> ids,
                   uint64_t max_payload_bytes, ReadOptions options);
+
+  // Rows of partitions one after the other, in an order that stays while a decision is held: from the number on that an
+  // entry's `version` says, of its part 0 the ids, of part 1 the whole records (rows/row_store.h). An entry's
+  // num_bytes says how much of them came, of all entries at most kListedBytes, and `version` how many rows there are.
+  Reply list_rows(std::span<SliceEntry> entries, ReadOptions options);
 
   // Holds decisions, from the one that the shard is at on, for a reader that chose that id: values, and rule state if
   // `state`. Returns which one that is.
@@ -209,6 +217,8 @@ class Shard {
       REQUIRES(stripe.mutex);
   ErrorCode restore(const SliceEntry& entry, Slot& slot, const PayloadSlice& slice)
       REQUIRES_SHARED(table_.decision_mutex);
+  ErrorCode assign_rows(Slot& slot, const PayloadSlice& slice)
+      REQUIRES_SHARED(table_.decision_mutex);
   // The answer to what was done before: OK and today's version.
   void acknowledge(std::span<SliceEntry> entries) REQUIRES_SHARED(table_.decision_mutex);
   void refuse(std::span<SliceEntry> entries, ErrorCode status);
@@ -228,6 +238,9 @@ class Shard {
   // Writes the rows that the entry asks for.
   ErrorCode write_rows(SliceEntry& entry, std::span<const uint64_t> ids, const ReadOptions& options,
                        std::byte* to) REQUIRES_SHARED(table_.decision_mutex);
+  // Copies rows that the entry asks for, `most_bytes` at most.
+  ErrorCode copy_rows(SliceEntry& entry, const ReadOptions& options, uint64_t most_bytes,
+                      Piece& piece) REQUIRES_SHARED(table_.decision_mutex);
   // Throws Error(FRAME_TOO_LARGE).
   static void check_reply_bytes(uint64_t num_bytes, uint64_t max_bytes);
   ErrorCode find_squares(SliceEntry& entry, std::vector<Sum>& sums)

@@ -71,16 +71,18 @@ struct Request {
 
   uint64_t scaled = 0;  // the decision whose scale it told when it was last sent; 0: none
 
-  bool reads() const { return op == Op::kPULL || op == Op::kNORM || op == Op::kPULL_ROWS; }
+  bool reads() const {
+    return op == Op::kPULL || op == Op::kNORM || op == Op::kPULL_ROWS || op == Op::kLIST_ROWS;
+  }
   bool is_numbered() const { return op == Op::kASSIGN || op == Op::kADD || op == Op::kRESTORE; }
   Op reply() const { return Op{static_cast<uint8_t>(static_cast<uint8_t>(op) + 1)}; }
   // The reply is slices, with a version.
-  bool is_data() const { return op >= Op::kPUSH && op <= Op::kPULL_ROWS; }
+  bool is_data() const { return op >= Op::kPUSH && op <= Op::kLIST_ROWS; }
 };
 
 // Of a request that is_data().
 inline bool is_data_reply(Op op) {
-  return op >= Op::kPUSHED && op <= Op::kPULLED_ROWS;
+  return op >= Op::kPUSHED && op <= Op::kLISTED_ROWS;
 }
 
 }  // namespace psstore

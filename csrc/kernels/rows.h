@@ -38,10 +38,21 @@ constexpr uint32_t row_state_elems(RuleKind rule, uint32_t dim) {
   }
 }
 
+// Whether a row's state is sums of squares, which begin as the hyper-parameters say; else it begins with zeros.
+constexpr bool sums_squares(RuleKind rule) {
+  return rule == RuleKind::kSparseAdagrad || rule == RuleKind::kRowwiseAdagrad;
+}
+
 // What a new row's state is.
 inline float initial_row_state(RuleKind rule, const Hyper& hyper) {
-  const bool accumulates = rule == RuleKind::kSparseAdagrad || rule == RuleKind::kRowwiseAdagrad;
-  return accumulates ? static_cast<float>(hyper.initial_accumulator_value) : 0.0F;
+  return sums_squares(rule) ? static_cast<float>(hyper.initial_accumulator_value) : 0.0F;
+}
+
+// What the state of an assigned row is until its next step, which has it begin with initial_row_state(): no sum of squares
+// is negative, and a plain write knows no hyper-parameters.
+inline constexpr float kStateToCome = -1.0F;
+constexpr float assigned_row_state(RuleKind rule) {
+  return sums_squares(rule) ? kStateToCome : 0.0F;
 }
 
 // Does not fail. REQUIRES: is_of_rows(update.rule); no row is there twice.

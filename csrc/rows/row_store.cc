@@ -68,12 +68,16 @@ RowNumber RowStore::append(uint64_t id) {
 
 RowNumber RowStore::add(uint64_t id, float initial_state) {
   const RowNumber row = append(id);
-  std::byte* const values = value(row);
-  write_first_values(first_values_, id, shape_.dim, values);
-  for (size_t i = 0; i < shape_.state_elems; ++i) {
-    std::memcpy(values + (shape_.dim + i) * sizeof(float), &initial_state, sizeof(float));
-  }
+  write_first_values(first_values_, id, shape_.dim, value(row));
+  fill_state(row, initial_state);
   return row;
+}
+
+void RowStore::fill_state(RowNumber row, float state) {
+  std::byte* const states = value(row) + shape_.value_bytes();
+  for (size_t i = 0; i < shape_.state_elems; ++i) {
+    std::memcpy(states + i * sizeof state, &state, sizeof state);
+  }
 }
 
 bool RowStore::make_writable(RowNumber row) {
@@ -116,6 +120,14 @@ void RowStore::copy(const RowSnapshot& from, size_t first, size_t count, std::by
     records += num_bytes;
     first += here;
     count -= here;
+  }
+}
+
+void RowStore::copy_ids(const RowSnapshot& from, size_t first, size_t count, std::byte* ids) const {
+  for (size_t i = 0; i < count; ++i) {
+    const RowNumber row = layout_.number(first + i);
+    std::memcpy(ids + i * kIdBytes,
+                from.slabs[layout_.slab_of(row)]->data() + layout_.offset_of(row), kIdBytes);
   }
 }
 

@@ -98,6 +98,14 @@ class RowStore {
   std::byte* value(RowNumber row) {
     return slabs_[layout_.slab_of(row)]->data() + layout_.offset_of(row) + kIdBytes;
   }
+  // Makes all of the row's state that. REQUIRES: as value().
+  void fill_state(RowNumber row, float state);
+  // REQUIRES: it has state.
+  float first_state(RowNumber row) const {
+    float state;
+    std::memcpy(&state, record(row) + kIdBytes + shape_.value_bytes(), sizeof state);
+    return state;
+  }
   void fetch(RowNumber row) const { fetch_lines(record(row), layout_.record_bytes()); }
 
   // Writes the value of each id, as it is, or was; its first value if it has, or had, no row.
@@ -107,6 +115,8 @@ class RowStore {
   RowSnapshot snapshot() const { return {slabs_, num_rows_, layout_.number(num_rows_)}; }
   // Copies records [first, first + count) of a snapshot, in the order in which they were added.
   void copy(const RowSnapshot& from, size_t first, size_t count, std::byte* records) const;
+  // Their ids alone.
+  void copy_ids(const RowSnapshot& from, size_t first, size_t count, std::byte* ids) const;
   // Adds records that were copied elsewhere. Throws Error: BAD_ARGUMENT for an id that is here; OUT_OF_MEMORY. Some of
   // them may be here then.
   void load(std::span<const std::byte> records);

@@ -33,7 +33,7 @@ Op reply_to(Op op) {
 }
 
 bool is_read(Op op) {
-  return op == Op::kPULL || op == Op::kNORM || op == Op::kPULL_ROWS;
+  return op == Op::kPULL || op == Op::kNORM || op == Op::kPULL_ROWS || op == Op::kLIST_ROWS;
 }
 
 bool is_hold(Op op) {

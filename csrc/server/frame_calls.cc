@@ -90,6 +90,7 @@ ReadReply read(Shard& shard, const Frame& frame, Shard::ReadOptions options) {
     case Op::kPULL_ROWS:
       values = shard.read_rows(entries, ids_of(frame), kMaxPayloadBytes, options);
       break;
+    case Op::kLIST_ROWS: values = shard.list_rows(entries, options); break;
     default: values = shard.read(entries, kMaxPayloadBytes, options);
   }
   return {SliceTable(std::move(entries)), std::move(values)};

@@ -31,7 +31,8 @@ struct ReadReply {
   Shard::Reply values;
 };
 
-// Shard::read of a PULL, Shard::read_rows of a PULL_ROWS, Shard::norms of a NORM.
+// Shard::read of a PULL, Shard::read_rows of a PULL_ROWS, Shard::list_rows of a LIST_ROWS, Shard::norms of a
+// NORM.
 ReadReply read(Shard& shard, const Frame& frame, Shard::ReadOptions options = {});
 
 // The entries of a frame as they may go into a reply: what lies in shared memory is attached already.

@@ -66,9 +66,10 @@ void check_rows(const TensorDefinition& definition) {
   }
 }
 
-// A partition takes contributions, and nothing else.
+// A partition takes contributions, and values of some of its rows.
 ErrorCode check_rows_write(const SlotSpec& spec, WriteKind kind, const SliceEntry& entry) {
-  if (kind != WriteKind::kPush || entry.part != 0) return ErrorCode::RULE_MISMATCH;
+  const bool is_taken = kind == WriteKind::kPush || kind == WriteKind::kAssign;
+  if (!is_taken || entry.part != 0) return ErrorCode::RULE_MISMATCH;
   if (entry.dtype != kRowsEncoding) return ErrorCode::DTYPE_MISMATCH;
   const bool are_whole = entry.num_bytes % contributed_row_bytes(spec.rows.dim) == 0;
   return are_whole ? ErrorCode::OK : ErrorCode::SIZE_MISMATCH;

@@ -101,6 +101,8 @@ class Slot {
   const RowStore& rows() const { return *rows_; }
   // Memory for the rows that the decision adds to those that are here, so that its step has it.
   void reserve_rows(const Decision& decision);
+  // New values of some of them, as they travel (rows/contribution.h), whose state starts anew.
+  Change assign_rows(const PayloadSlice& from);
   // As of decision `at`. None: they are not kept.
   std::optional<RowSnapshot> rows_at(uint64_t at) const;
 
@@ -265,6 +267,14 @@ class Slot {
   // The same for rows.
   std::vector<RowContribution> row_contributions(const Decision& decision) const;
   Change step_of_rows(const PendingDecision& pending);
+  // The rows of some ids, with memory for all that changing them needs; kNoRow: it is to be added.
+  struct RowsToChange {
+    std::vector<RowNumber> rows;
+    Change change;
+  };
+  RowsToChange rows_to_change(std::span<const uint64_t> ids);
+  RowNumber there_or_new(std::span<const uint64_t> ids, size_t i, RowsToChange& found,
+                         float initial_state);
   bool counted_here(const Decision& decision) const;
   double squares_of_rows(const Decision& decision) const;
   void took_step(uint64_t decision);

@@ -1,5 +1,6 @@
 // What a slot does that is a partition of a table: the part of slot.h that is about rows.
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 #include "table/slot.h"
@@ -27,29 +28,22 @@ void Slot::reserve_rows(const Decision& decision) {
   rows_->reserve(static_cast<size_t>(std::ranges::count(rows, kNoRow)));
 }
 
-// In two parts: all that can fail comes before the first row changes.
+// All that can fail comes before the first row changes.
 Change Slot::step_of_rows(const PendingDecision& pending) {
   const Decision& decision = pending.decision();
   if (!counted_here(decision)) return Change::kNone;
   const Hyper& hyper = pending.hyper(spec_);
   const MergedRows merged(row_contributions(decision));
   const std::vector<uint64_t>& ids = merged.ids;
-  std::vector<RowNumber> rows(ids.size());
+  RowsToChange rows = rows_to_change(ids);
   std::vector<RowToStep> steps(ids.size());
-  rows_->find(ids, rows);
-  rows_->reserve(static_cast<size_t>(std::ranges::count(rows, kNoRow)));
-  bool in_place = true;
-  for (const RowNumber row : rows) {
-    if (row != kNoRow) in_place &= !rows_->make_writable(row);
-  }
 
+  const bool sums = sums_squares(spec_.rule);
   const float initial_state = initial_row_state(spec_.rule, hyper);
   for (size_t i = 0; i < ids.size(); ++i) {
-    // Of ids that do not ascend, as memory that a client shares may say, one may have come just before.
-    if (rows[i] == kNoRow && i > 0 && ids[i] <= ids[i - 1])
-      rows_->find({&ids[i], 1}, {&rows[i], 1});
-    if (rows[i] == kNoRow) rows[i] = rows_->add(ids[i], initial_state);
-    steps[i] = {rows_->value(rows[i]), merged.gradients_of(i)};
+    const RowNumber row = there_or_new(ids, i, rows, initial_state);
+    if (sums && rows_->first_state(row) == kStateToCome) rows_->fill_state(row, initial_state);
+    steps[i] = {rows_->value(row), merged.gradients_of(i)};
   }
   step_rows({.rule = spec_.rule,
              .hyper = &hyper,
@@ -59,7 +53,43 @@ Change Slot::step_of_rows(const PendingDecision& pending) {
              .scale = pending.scale()},
             steps);
   took_step(decision.number());
-  return in_place ? Change::kInPlace : Change::kOutOfPlace;
+  return rows.change;
+}
+
+Change Slot::assign_rows(const PayloadSlice& from) {
+  const RowContribution given(from.data(), from.num_bytes, spec_.rows.dim, 1.0F);
+  if (given.num_rows() == 0) return Change::kNone;
+  std::vector<uint64_t> ids(given.num_rows());
+  for (size_t i = 0; i < ids.size(); ++i) ids[i] = given.id(i);
+  RowsToChange rows = rows_to_change(ids);
+  for (size_t i = 0; i < ids.size(); ++i) {
+    const RowNumber row = there_or_new(ids, i, rows, 0);
+    std::memcpy(rows_->value(row), given.gradient(i), spec_.row_shape().value_bytes());
+    rows_->fill_state(row, assigned_row_state(spec_.rule));
+  }
+  version_ = std::max(version_, settled_) + 1;
+  since_ = settled_;
+  return rows.change;
+}
+
+// All that can fail.
+Slot::RowsToChange Slot::rows_to_change(std::span<const uint64_t> ids) {
+  RowsToChange found{std::vector<RowNumber>(ids.size()), Change::kInPlace};
+  rows_->find(ids, found.rows);
+  rows_->reserve(static_cast<size_t>(std::ranges::count(found.rows, kNoRow)));
+  for (const RowNumber row : found.rows) {
+    if (row != kNoRow && rows_->make_writable(row)) found.change = Change::kOutOfPlace;
+  }
+  return found;
+}
+
+RowNumber Slot::there_or_new(std::span<const uint64_t> ids, size_t i, RowsToChange& found,
+                             float initial_state) {
+  RowNumber& row = found.rows[i];
+  // Of ids that do not ascend, as memory that a client shares may say, one may have come just before.
+  if (row == kNoRow && i > 0 && ids[i] <= ids[i - 1]) rows_->find({&ids[i], 1}, {&row, 1});
+  if (row == kNoRow) row = rows_->add(ids[i], initial_state);
+  return row;
 }
 
 bool Slot::counted_here(const Decision& decision) const {

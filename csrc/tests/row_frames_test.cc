@@ -34,8 +34,9 @@ class RowFrames : public ::testing::Test {
     const bool is_of_table = draw(9) != 0;
     SliceEntry entry{.key = is_of_table ? make_key(kTable, draw(4)) : make_key(kDense, draw(1))};
     entry.dtype = draw(9) != 0 ? kRowsEncoding : DType{static_cast<uint8_t>(draw(9))};
-    if (op == Op::kPULL_ROWS) {
+    if (op == Op::kPULL_ROWS || op == Op::kLIST_ROWS) {
       entry.version = draw(20) == 0 ? random_() : draw(12);
+      entry.part = static_cast<uint16_t>(op == Op::kLIST_ROWS ? draw(2) : 0);
     } else {
       entry.num_bytes = static_cast<uint32_t>(draw(9) != 0 ? kRowBytes * draw(6) : draw(150));
     }
@@ -63,14 +64,14 @@ class RowFrames : public ::testing::Test {
   }
 
   Frame any_frame() {
-    static constexpr Op kOps[] = {Op::kPUSH,      Op::kPUSH, Op::kPULL_ROWS,
-                                  Op::kPULL_ROWS, Op::kINIT, Op::kADD,
-                                  Op::kRESTORE,   Op::kPULL, Op::kNORM};
+    static constexpr Op kOps[] = {Op::kPUSH, Op::kPUSH,    Op::kPULL_ROWS, Op::kPULL_ROWS,
+                                  Op::kINIT, Op::kADD,     Op::kASSIGN,    Op::kASSIGN,
+                                  Op::kPULL, Op::kRESTORE, Op::kNORM,      Op::kLIST_ROWS};
     Frame frame;
     frame.header.op = kOps[draw(std::size(kOps) - 1)];
     frame.header.incarnation = 1;
     frame.header.round = round_;
-    frame.header.sequence = draw(3);
+    frame.header.sequence = draw(9) != 0 ? shard_.last_sequence("somebody") + 1 : draw(3);
     std::vector<SliceEntry> entries(draw(5));
     for (SliceEntry& entry : entries) entry = any_entry(frame.header.op);
     frame.header.payload_bytes = total_bytes(entries) + (draw(30) == 0 ? 1 : 0);
@@ -85,7 +86,7 @@ class RowFrames : public ::testing::Test {
     try {
       carry_of(frame);
       if (frame.header.op == Op::kPULL_ROWS || frame.header.op == Op::kPULL ||
-          frame.header.op == Op::kNORM) {
+          frame.header.op == Op::kNORM || frame.header.op == Op::kLIST_ROWS) {
         const ReadReply reply = read(shard_, frame);
         uint64_t num_bytes = 0;
         for (const Piece& piece : reply.values.pieces) num_bytes += piece.num_bytes;

@@ -32,6 +32,8 @@ namespace psstore {
   X(NORMED, 23, "", "a float64 for each slice (payload)")                                   \
   X(PULL_ROWS, 24, "Carry", "apply the carried decisions, then read rows of tables")        \
   X(PULLED_ROWS, 25, "", "partitions' statuses and versions, and the rows (payload)")       \
+  X(LIST_ROWS, 26, "Carry", "apply the carried decisions, then list rows of tables")        \
+  X(LISTED_ROWS, 27, "", "how many rows partitions have, and some of them (payload)")       \
   /* schema: answered by every shard */                                                     \
   X(DEFINE, 30, "Define", "signed tensor definitions, carried by the client")               \
   X(DEFINED, 31, "", "every definition is known here")                                      \

@@ -13,7 +13,7 @@
 
 namespace psstore {
 
-// The Carry of a PUSH, PULL, NORM or PULL_ROWS. Throws Error(BAD_BODY) if the body is shorter than the ids.
+// The Carry of a PUSH, PULL, NORM, PULL_ROWS or LIST_ROWS. Throws Error(BAD_BODY) if the body is shorter than the ids.
 std::string_view carry_of(const Frame& frame);
 
 // Throws the same. REQUIRES: the frame is a PULL_ROWS.

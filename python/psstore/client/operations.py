@@ -25,7 +25,7 @@ from psstore.client.reading import Reading
 from psstore.client.rounds import CommitResult, Committing
 from psstore.client.rule_state import Restored, RuleState, restoring
 from psstore.client.schema import Hypers, as_source
-from psstore.client.tables import Tables
+from psstore.client.tables import Ids, Tables
 from psstore.client.writing import Creating, Writing
 from psstore.client.zero_copy import Borrowed, Borrowing, Debt
 from psstore.codec.codecs import Codecs
@@ -102,9 +102,21 @@ class Operations:
         """The tensor's shape, dtype, rule and group (`.spec`) and where its slices live. Raises UnknownTensor."""
         return await self.context.schema.refresh(name)
 
-    async def keys(self) -> list[str]:
-        """Names of all tensors."""
-        return await self.client.keys()
+    async def keys(self, table: str | None = None, *, wait_s: float | None = None) -> list[str] | Ids:
+        """Names of all tensors; or the ids of the rows that a table has, as of one decision, which every step that
+        anybody was told of before is in: uint64, ascending. Ids that nobody has trained or assigned are not among them.
+
+        `wait_s`: how long to wait for the rows' shards (default: the store's).
+
+        Raises UnknownTensor, RuleMismatch for a tensor that is no table; DeadlineExceeded, VersionGone.
+        """
+        if table is None:
+            return await self.client.keys()
+        hold = await self.hold(wait_s=wait_s)
+        try:
+            return await self.tables.keys(text("keys: table", table), wait_s=wait_s, hold=hold)
+        finally:
+            self.client.free(hold.reader)
 
     async def drop(self, name: str) -> None:
         """Forgets a tensor, on every shard. Raises UnknownTensor."""
@@ -170,6 +182,21 @@ class Operations:
         DeadlineExceeded, which leaves `out` undefined.
         """
         return await self.tables.pull(name, ids, out, wait_s=wait_s)
+
+    async def assign_rows(self, name: str, ids: Array, rows: Array) -> None:
+        """Sets rows of a table, at once and exactly once, whether they were there or not. The state that the update
+        rule keeps of them starts anew with their next step. Not a step: contributions that wait go on waiting.
+
+        `ids`: integers of any shape and order, none negative and none twice.
+        `rows`: float32 of the ids' shape and then (dim,). Both must stay as they are until the call returns.
+
+        A reader that holds the last decision is told VersionGone if its rows change so.
+
+        Raises UnknownTensor, RuleMismatch, DTypeMismatch, ShapeMismatch, BadArgument before anything is sent;
+        DeadlineExceeded if the last decision still waits for contributions, and OutOfMemory: then some of the rows may
+        have been set, and setting them again is right.
+        """
+        await self.tables.assign(name, ids, rows)
 
     # ---- writing ----
 
@@ -476,7 +503,7 @@ class Operations:
         tensors = await self.context.schema.find(list(items))
         transfers = list(restoring(tensors, list(items.values()), self.client.ways))
         with self.context.forgetting_unknown(tensors):
-            await self.client.write("RESTORE", transfers)
+            await self.client.write("RESTORE", transfers, trained=True)
         self.writing.num_bytes += sum(transfer.table.payload_bytes for transfer in transfers)
 
     # ---- the group ----

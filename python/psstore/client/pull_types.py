@@ -1,5 +1,5 @@
 """How pulls are typed: a new numpy array, or the array that was given as `out`; None only where `if_newer_than` is
-given. What they do is in operations.py.
+given. And keys: names, or ids of a table. What they do is in operations.py.
 
 Protocols, since a method that is made from an operation keeps that one's single signature."""
 
@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     import numpy as np
     from typing_extensions import Unpack
 
+    from psstore.client.tables import Ids
+
     NumpyArray = np.ndarray[Any, np.dtype[Any]]
 
 OutT = TypeVar("OutT")
@@ -26,6 +28,24 @@ class PullOptions(TypedDict, total=False):
     codec: Codecs | None
     wait_s: float | None
     consistent: bool | None
+
+
+class Keys(Protocol):
+    """`Store.keys`."""
+
+    @overload
+    def __call__(self, table: None = None, *, wait_s: float | None = None) -> list[str]: ...
+    @overload
+    def __call__(self, table: str, *, wait_s: float | None = None) -> Ids: ...
+
+
+class AwaitedKeys(Protocol):
+    """`AsyncStore.keys`."""
+
+    @overload
+    def __call__(self, table: None = None, *, wait_s: float | None = None) -> Coroutine[Any, Any, list[str]]: ...
+    @overload
+    def __call__(self, table: str, *, wait_s: float | None = None) -> Coroutine[Any, Any, Ids]: ...
 
 
 class PullsOne(Protocol):

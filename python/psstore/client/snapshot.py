@@ -15,6 +15,7 @@ from psstore.client.device.arrays import seen
 from psstore.client.layout import Pull
 from psstore.client.operations import Operations
 from psstore.client.rule_state import RuleState
+from psstore.client.tables import Ids
 from psstore.protocol.client import Hold
 
 T = TypeVar("T")
@@ -87,6 +88,11 @@ class Snapshot(_View):
         """Rows of a table; the arguments are those of `Store.pull_rows`."""
         return self._run(self._operations.tables.pull(name, ids, out, wait_s=wait_s, hold=self._hold))
 
+    def keys(self, table: str, *, wait_s: float | None = None) -> Ids:
+        """The ids of a table's rows, as `Store.keys` gives them."""
+        ids: Ids = self._run(self._operations.tables.keys(table, wait_s=wait_s, hold=self._hold))
+        return ids
+
     def pull_state(self, names: Sequence[str], *, wait_s: float | None = None) -> list[RuleState]:
         """What `Store.pull_state` gives, of a snapshot that was taken with `state`."""
         states: list[RuleState] = self._run(self._pull_state(names, wait_s))
@@ -126,6 +132,12 @@ class AsyncSnapshot(_View):
         """Rows of a table; the arguments are those of `AsyncStore.pull_rows`."""
         rows = self._operations.tables.pull(name, ids, out, wait_s=wait_s, hold=self._hold)
         return await asyncio.wrap_future(self._submit(rows))
+
+    async def keys(self, table: str, *, wait_s: float | None = None) -> Ids:
+        """The ids of a table's rows, as `AsyncStore.keys` gives them."""
+        keys = self._operations.tables.keys(table, wait_s=wait_s, hold=self._hold)
+        ids: Ids = await asyncio.wrap_future(self._submit(keys))
+        return ids
 
     async def pull_state(self, names: Sequence[str], *, wait_s: float | None = None) -> list[RuleState]:
         """What `AsyncStore.pull_state` gives, of a snapshot that was taken with `state`."""

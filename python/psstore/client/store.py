@@ -20,7 +20,7 @@ from psstore.client.direct import Direct
 from psstore.client.loop_thread import LoopThread
 from psstore.client.operations import Operations
 from psstore.client.paced import PacedCalls
-from psstore.client.pull_types import AwaitedPullsMany, AwaitedPullsOne, PullsMany, PullsOne
+from psstore.client.pull_types import AwaitedKeys, AwaitedPullsMany, AwaitedPullsOne, Keys, PullsMany, PullsOne
 from psstore.client.snapshot import AsyncSnapshot, Snapshot, Version
 from psstore.client.zero_copy import Borrowed, Debt
 from psstore.errors import PsstoreError, StoreClosed, UsageError
@@ -366,11 +366,12 @@ class Store(_Face):
     create = _blocking(Operations.create)
     create_many = _blocking(Operations.create_many)
     describe = _blocking(Operations.describe)
-    keys = _blocking(Operations.keys)
+    keys = cast(Keys, _blocking(Operations.keys))
     drop = _blocking(Operations.drop)
     create_table = _blocking(Operations.create_table)
     push_rows = _blocking(Operations.push_rows)
     pull_rows = _blocking(Operations.pull_rows)
+    assign_rows = _blocking(Operations.assign_rows)
     push = _hasty(Operations.push, DirectCalls.push)
     push_many = _hasty(Operations.push_many, DirectCalls.push_many)
     settle = _blocking(Operations.settle)
@@ -466,11 +467,12 @@ class AsyncStore(_Face):
     create = _awaited(Operations.create)
     create_many = _awaited(Operations.create_many)
     describe = _awaited(Operations.describe)
-    keys = _awaited(Operations.keys)
+    keys = cast(AwaitedKeys, _awaited(Operations.keys))
     drop = _awaited(Operations.drop)
     create_table = _awaited(Operations.create_table)
     push_rows = _awaited(Operations.push_rows)
     pull_rows = _awaited(Operations.pull_rows)
+    assign_rows = _awaited(Operations.assign_rows)
     push = _awaited(Operations.push, _push_one)
     push_many = _awaited(Operations.push_many, DirectCalls.start_push_many)
     settle = _awaited(Operations.settle)

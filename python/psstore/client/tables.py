@@ -11,10 +11,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from psstore import _core
-from psstore.client.arrays import Array, Floats, fresh, source, target
+from psstore.client.arrays import Array, Floats, Source, fresh, source, target
 from psstore.client.context import Context
 from psstore.client.norms import Norm
 from psstore.client.reading import Reading
+from psstore.client.row_listing import IDS, row_pages
 from psstore.client.writing import Writing
 from psstore.errors import BadArgument, DTypeMismatch, ShapeMismatch
 from psstore.partition.packing import FRAME_BYTES
@@ -58,17 +59,39 @@ class Tables:
 
     async def push(self, name: str, ids: Array, gradients: Array) -> None:
         table = await self._context.schema.find_table(name)
-        numbers, shape = ids_of(f"push_rows {name!r}", ids)
+        what = f"push_rows {name!r}"
+        numbers, shape = ids_of(what, ids)
         given = source(gradients, dtype="float32")
-        _check_rows(f"push_rows {name!r}: gradients", (*shape, _dim(table)), given.shape, given.dtype)
+        _check_rows(f"{what}: gradients", (*shape, _dim(table)), given.shape, given.dtype)
         grouped = _core.GroupedIds(numbers, PARTITION_BITS)
-        packed = np.empty(grouped.packed_bytes(_dim(table)), np.uint8)
-        grouped.pack(given.data, _dim(table), packed)
-        transfers = [
-            Transfer(frame.way, frame.push_table(table), frame.segments(packed))
-            for frame in _frames(self._pushed_pieces(table, grouped))
-        ]
-        await self._writing.send_rows(table, transfers)
+        pieces = self._written_pieces(what, table, grouped)
+        await self._writing.send_rows(table, _written(table, grouped, given, pieces))
+
+    async def assign(self, name: str, ids: Array, rows: Array) -> None:
+        table = await self._context.schema.find_table(name)
+        what = f"assign_rows {name!r}"
+        numbers, shape = ids_of(what, ids)
+        given = source(rows, dtype="float32")
+        _check_rows(f"{what}: rows", (*shape, _dim(table)), given.shape, given.dtype)
+        grouped = _core.GroupedIds(numbers, PARTITION_BITS)
+        if grouped.begins[-1] != numbers.size:
+            unique, counts = np.unique(numbers, return_counts=True)
+            raise BadArgument(f"{what}: id {unique[counts > 1][0]} comes twice; a row can be assigned one value")
+        pieces = (one for one in self._written_pieces(what, table, grouped) if one.num_bytes)
+        await self._writing.assign_rows(table, _written(table, grouped, given, pieces))
+
+    async def keys(self, name: str, *, wait_s: float | None, hold: Hold) -> Ids:
+        table = await self._context.schema.find_table(name)
+        pages = row_pages(
+            self._context,
+            table,
+            what=IDS,
+            row_bytes=ID_BYTES,
+            hold=hold,
+            wait_s=self._context.patience(wait_s),
+        )
+        ids = [page.reshape(-1).view(np.uint64) async for page in pages]
+        return np.sort(np.concatenate(ids))
 
     async def pull(
         self, name: str, ids: Array, out: Array | None, *, wait_s: float | None, hold: Hold | None = None
@@ -96,15 +119,15 @@ class Tables:
             receiver.finish()
         return receiver.result
 
-    def _pushed_pieces(self, table: Tensor, grouped: _core.GroupedIds) -> Iterator[_Piece]:
+    def _written_pieces(self, what: str, table: Tensor, grouped: _core.GroupedIds) -> Iterator[_Piece]:
         """Every partition, also one without a row: a contribution is to all of the table."""
         begins, row_bytes = grouped.begins, ID_BYTES + VALUE_BYTES * _dim(table)
         for partition, way in enumerate(self._context.client.ways.of(table)):
             piece = _Piece(way, partition, begins[partition], begins[partition + 1], row_bytes)
             if piece.num_bytes > _core.MAX_PAYLOAD_BYTES:
                 raise BadArgument(
-                    f"push_rows {table.spec.name!r}: {piece.end - piece.begin} rows of one partition are"
-                    f" {piece.num_bytes} bytes, and a frame holds {_core.MAX_PAYLOAD_BYTES}; push fewer rows in a round"
+                    f"{what}: {piece.end - piece.begin} rows of one partition are {piece.num_bytes} bytes, and a frame"
+                    f" holds {_core.MAX_PAYLOAD_BYTES}; send fewer rows at a time"
                 )
             yield piece
 
@@ -153,6 +176,13 @@ class _RowFrame(NamedTuple):
 
     def ids(self, grouped: _core.GroupedIds) -> bytes:
         return b"".join(grouped.ids(one.begin, one.end) for one in self.pieces)
+
+
+def _written(table: Tensor, grouped: _core.GroupedIds, given: Source, pieces: Iterator[_Piece]) -> list[Transfer]:
+    """Frames with each piece's ids and what was given for them."""
+    packed = np.empty(grouped.packed_bytes(_dim(table)), np.uint8)
+    grouped.pack(given.data, _dim(table), packed)
+    return [Transfer(frame.way, frame.push_table(table), frame.segments(packed)) for frame in _frames(pieces)]
 
 
 def _frames(pieces: Iterator[_Piece]) -> list[_RowFrame]:

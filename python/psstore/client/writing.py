@@ -113,6 +113,13 @@ class Writing:
         self._pushed.add(frozenset((table.id,)))
         self.num_bytes += sum(transfer.table.payload_bytes for transfer in transfers)
 
+    async def assign_rows(self, table: Tensor, transfers: Sequence[Transfer]) -> None:
+        """Sends new values of rows, which are there at once."""
+        with self._context.forgetting_unknown([table]):
+            await self._norm.settle(None)
+            await self._context.client.write("ASSIGN", transfers, trained=True)
+        self.num_bytes += sum(transfer.table.payload_bytes for transfer in transfers)
+
     async def _push_in_order(self, frames: FramesInFlight, transfers: Iterable[Transfer]) -> None:
         """Carries out `client.push` in a round that was committed early."""
         client = self._context.client

@@ -271,9 +271,10 @@ class Client:
 
     # ---- data ----
 
-    async def write(self, op: str, transfers: Iterable[Transfer]) -> None:
-        """ASSIGN, ADD, RESTORE or INIT. Returns when all is applied. Raises the first failure."""
-        if op == "RESTORE":
+    async def write(self, op: str, transfers: Iterable[Transfer], *, trained: bool = False) -> None:
+        """ASSIGN, ADD, RESTORE or INIT; `trained`: of what decisions change, too. Returns when all is applied. Raises
+        the first failure."""
+        if trained:
             await self._bring_up_to_date()
         await self._send(op, transfers, body=None)
 
@@ -428,6 +429,12 @@ class Client:
         if hold is None and not self.is_current:
             at_least = await self._learn_decisions()
         return await self._read("PULL_ROWS", transfers, at_least=at_least, wait_s=wait_s, hold=hold)
+
+    async def list_rows(self, hold: Hold, transfers: Iterable[Transfer], *, wait_s: float) -> list[Answer]:
+        """Reads which rows partitions of tables have as of the decision that is held: of each from the number on that
+        its entry's `version` says, as much as fits a frame; of part 0 the ids, of part 1 the records. An answer's
+        `version` says how many there are. Raises VersionGone, DeadlineExceeded."""
+        return await self._read("LIST_ROWS", transfers, at_least=hold.version, wait_s=wait_s, hold=hold)
 
     async def hold(self, *, state: bool, wait_s: float) -> Hold:
         """Has every shard keep the values, and rule state if `state`, of one decision, which everything that anybody

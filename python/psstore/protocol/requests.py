@@ -14,7 +14,7 @@ from psstore.wire import messages as m
 
 OPS = _core.OPS
 
-READS = (OPS["PULL"], OPS["NORM"], OPS["PULL_ROWS"])
+READS = (OPS["PULL"], OPS["NORM"], OPS["PULL_ROWS"], OPS["LIST_ROWS"])
 """Requests whose reply has a payload."""
 
 Destination = _core.Segments | Callable[[_core.SliceTable], _core.Segments]

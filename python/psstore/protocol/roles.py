@@ -28,9 +28,10 @@ class Access(enum.IntEnum):
 
 LEAST: Mapping[str, Access] = {
     **dict.fromkeys(
-        ("PULL", "NORM", "PULL_ROWS", "SHARE", "RELEASE", "HOLD", "FREE", "DEFINE", "DESCRIBE", "DECISIONS", "STATS"),
+        ("PULL", "NORM", "PULL_ROWS", "LIST_ROWS", "SHARE", "RELEASE", "HOLD", "FREE", "DEFINE", "DESCRIBE"),
         Access.READ,
     ),
+    **dict.fromkeys(("DECISIONS", "STATS"), Access.READ),
     **dict.fromkeys(("PUSH", "ASSIGN", "ADD", "INIT", "RESTORE"), Access.WORKER),
     **dict.fromkeys(("CREATE", "READY", "DROP", "JOIN", "ATTACH", "ATTEST", "HEARTBEAT"), Access.WORKER),
     **dict.fromkeys(("COMMIT", "FINISH", "BARRIER", "STOP", "LEAVE", "HAND_IN", "HAND_BACK"), Access.WORKER),

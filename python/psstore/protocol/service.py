@@ -51,7 +51,7 @@ from psstore.wire import messages as m
 from psstore.wire import records as r
 
 OPS = _core.OPS
-CARRIERS = frozenset((OPS["PUSH"], OPS["PULL"], OPS["NORM"], OPS["PULL_ROWS"]))
+CARRIERS = frozenset((OPS["PUSH"], OPS["PULL"], OPS["NORM"], OPS["PULL_ROWS"], OPS["LIST_ROWS"]))
 """Requests for data that bring decisions. They come here if one is new, and go back to their connection's protocol."""
 
 WRITES = frozenset((OPS["PUSH"], OPS["ASSIGN"], OPS["ADD"], OPS["INIT"], OPS["RESTORE"]))
