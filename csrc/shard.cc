@@ -304,6 +304,7 @@ ErrorCode Shard::contribute(const Incoming& incoming, Stripe& stripe, Slot& slot
   if (held_with != nullptr) {
     return ErrorCode::ROUND_OUT_OF_ORDER;  // it would take the place of what the slot is held with
   }
+  if (slot.spec().has_rows() && !slot.has_room_for(slice)) return ErrorCode::TABLE_FULL;
   const Staged outcome = slot.staging().offer({incoming.origin, slice});
   if (outcome == Staged::kTaken) counters_.pushes.add();
   if (outcome == Staged::kLate) counters_.duplicates.add();
@@ -326,7 +327,9 @@ ErrorCode Shard::restore(const SliceEntry& entry, Slot& slot, const PayloadSlice
 
 ErrorCode Shard::assign_rows(Slot& slot, const PayloadSlice& slice) {
   table_.restoring(slot);
-  counters_.count(slot.assign_rows(slice));
+  const std::optional<Change> change = slot.assign_rows(slice);
+  if (!change) return ErrorCode::TABLE_FULL;
+  counters_.count(*change);
   counters_.writes.add();
   return ErrorCode::OK;
 }
@@ -560,15 +563,11 @@ std::optional<std::vector<SlotCopy>> Shard::copies() {
 uint64_t Shard::take_copy(const SlotImage& image, std::optional<double> squares,
                           const BufferRef& payload, uint64_t offset) {
   const ExclusiveLock lock(table_.decision_mutex);
-  const SlotSpec* spec = table_.spec_of(image.key);
-  uint64_t part_bytes = spec != nullptr ? spec->num_bytes() : 0;
-  if (spec != nullptr && spec->has_rows()) {
-    part_bytes = image.num_rows() * spec->row_shape().record_bytes();
-  }
   std::array<BufferRef, 1 + kMaxStates> parts;
   uint64_t num_bytes = 0;
   for (size_t i = 0; i < parts.size(); ++i) {
     if ((image.parts >> i & 1) == 0) continue;
+    const uint64_t part_bytes = table_.part_bytes(i, image);
     if (!payload || offset + num_bytes + part_bytes > payload->size()) {
       throw Error(ErrorCode::BAD_BODY, "body of FILL: its payload ends before slice " +
                                            std::to_string(image.key) + " does");
@@ -676,7 +675,8 @@ Gathered Shard::read(const TableImage& image, std::span<const std::pair<Key, uin
         part = Part{undecided->second};
         num_elems = slot->spec().num_elems;
       } else if (slot != nullptr && slot->spec().has_rows()) {
-        part = records_at(stripe, *slot, image.at, waits);
+        part = index == 0 ? records_at(stripe, *slot, image.at, waits)
+                          : table_.part_at(stripe, *slot, index, image.at, waits);
         if (part) num_elems = part->buffer->size() / sizeof(float);
       } else if (slot != nullptr) {
         part = table_.part_at(stripe, *slot, index, image.at, waits);
@@ -772,6 +772,8 @@ std::map<std::string, uint64_t> Shard::stats() {
       {"staged_bytes", size.staged_bytes},
       {"rows", size.num_rows},
       {"row_bytes", size.row_bytes},
+      {"rows_evicted", size.num_evicted_rows},
+      {"rows_refused", size.num_refused_rows},
       {"published_bytes", size.published_bytes},
       {"holds", size.num_holds},
       {"kept_bytes", size.kept_bytes},

@@ -1,6 +1,7 @@
 // The numbers that C++ and Python share: sizes, limits, and the lists of ops, errors, dtypes and rules.
 #include "bindings/common.h"
 #include "core/types.h"
+#include "rows/row_bounds.h"
 #include "rules/hyper.h"
 #include "server/pending_reads.h"
 #include "wire/header.h"
@@ -77,6 +78,22 @@ py::dict first_values() {
   return names;
 }
 
+py::dict evictions() {
+  py::dict names;
+  names["lru"] = number(EvictionKind::kLeastRecent);
+  names["lfu"] = number(EvictionKind::kLeastFrequent);
+  names["ttl"] = number(EvictionKind::kTimeToLive);
+  return names;
+}
+
+py::dict admissions() {
+  py::dict names;
+  names["always"] = number(AdmissionKind::kAlways);
+  names["after"] = number(AdmissionKind::kAfter);
+  names["probability"] = number(AdmissionKind::kProbability);
+  return names;
+}
+
 // The names up to the last slot that the rule uses.
 py::tuple state_names(RuleKind rule) {
   const StateLayout layout = largest_state_layout(rule);
@@ -119,6 +136,10 @@ void bind_constants(py::module_& m) {
   m.attr("ROW_RULES") = read_only(row_rules());
   m.attr("FIRST_VALUES") = read_only(first_values());
   m.attr("MAX_ROW_DIM") = kMaxRowDim;
+  m.attr("EVICTIONS") = read_only(evictions());
+  m.attr("ADMISSIONS") = read_only(admissions());
+  m.attr("MAX_TTL") = kMaxTimeToLive;
+  m.attr("MAX_ADMIT_AFTER") = kMaxAdmitAfter;
   m.attr("STATES") = read_only(states());
 }
 

@@ -1,4 +1,4 @@
-// GroupedIds for Python, and first values.
+// GroupedIds for Python, and how large parts of partitions are.
 #include "rows/grouped_ids.h"
 
 #include <pybind11/stl.h>
@@ -8,6 +8,7 @@
 
 #include "bindings/memory.h"
 #include "kernels/rows.h"
+#include "rows/admission.h"
 
 namespace psstore::bindings {
 namespace {
@@ -64,11 +65,23 @@ void scatter(const GroupedIds& self, const py::object& rows, uint32_t dim, const
 void bind_rows(py::module_& m) {
   m.def(
       "row_record_bytes",
-      [](uint8_t rule, uint32_t dim) {
+      [](uint8_t rule, uint32_t dim, bool evicts) {
         check_dim(dim);
-        return RowShape{dim, row_state_elems(RuleKind{rule}, dim)}.record_bytes();
+        return RowShape{dim, row_state_elems(RuleKind{rule}, dim), evicts}.record_bytes();
       },
-      py::arg("rule"), py::arg("dim"));
+      py::arg("rule"), py::arg("dim"), py::arg("evicts"));
+  m.def(
+      "counted_bytes",
+      [](uint32_t admit_after, uint64_t max_rows) {
+        const bool counts = admit_after > 1;
+        const auto admission =
+            Admission::make({.max_rows = max_rows,
+                             .admission = counts ? AdmissionKind::kAfter : AdmissionKind::kAlways,
+                             .admit_after = admit_after},
+                            0);
+        return admission ? admission->counted_bytes() : size_t{0};
+      },
+      py::arg("admit_after"), py::arg("max_rows"));
   py::class_<GroupedIds>(m, "GroupedIds", py::is_final())
       .def(py::init(&group), py::arg("ids"), py::arg("partition_bits"))
       .def_property_readonly("begins",

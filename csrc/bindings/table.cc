@@ -88,13 +88,23 @@ std::unique_ptr<Shard> make_shard(uint32_t index, size_t num_stripes, bool refus
                                               .max_kept_bytes = max_kept_bytes});
 }
 
-// (dim, kind of first values, their a and b, seed)
-using RowsTuple = std::tuple<uint32_t, uint8_t, double, double, uint64_t>;
+// (most rows of a partition, eviction, time to live, admission, contributions before it, its probability)
+using BoundsTuple = std::tuple<uint64_t, uint8_t, uint32_t, uint8_t, uint32_t, double>;
+// (dim, kind of first values, their a and b, seed, bounds)
+using RowsTuple = std::tuple<uint32_t, uint8_t, double, double, uint64_t, BoundsTuple>;
 
 RowsSpec rows_spec(const std::optional<RowsTuple>& rows) {
   if (!rows) return {};
-  const auto& [dim, kind, a, b, seed] = *rows;
-  return {dim, {static_cast<FirstValueKind>(kind), a, b, seed}};
+  const auto& [dim, kind, a, b, seed, bounds] = *rows;
+  const auto& [max_rows, eviction, time_to_live, admission, admit_after, probability] = bounds;
+  return {dim,
+          {static_cast<FirstValueKind>(kind), a, b, seed},
+          {.max_rows = max_rows,
+           .eviction = static_cast<EvictionKind>(eviction),
+           .time_to_live = time_to_live,
+           .admission = static_cast<AdmissionKind>(admission),
+           .admit_after = admit_after,
+           .admit_probability = probability}};
 }
 
 void define(Shard& shard, uint64_t tensor_id, uint8_t dtype, uint8_t rule, uint32_t group,

@@ -44,6 +44,7 @@ namespace psstore {
   X(BAD_ARGUMENT, 35, "an argument is out of range")                                        \
   X(MISSING_CONTRIBUTION, 36, "a commit named what its worker had not pushed")              \
   X(NOT_ALLOWED, 37, "the token that was proved is of a role that may not do this")         \
+  X(TABLE_FULL, 38, "a table has as many rows as it may have, and evicts none")             \
   /* Information in a reply, per slice. */                                                  \
   X(NOT_MODIFIED, 40, "nothing newer than the version asked about")                         \
   X(NOT_APPLIED, 41, "the decision on it still lacks contributions or its scale")           \

@@ -35,6 +35,11 @@ class RowContribution {
     std::memcpy(&id, bytes_ + i * kIdBytes, sizeof id);
     return id;
   }
+  std::vector<uint64_t> ids() const {
+    std::vector<uint64_t> all(num_rows_);
+    if (num_rows_ > 0) std::memcpy(all.data(), bytes_, num_rows_ * kIdBytes);
+    return all;
+  }
   const std::byte* gradient(size_t i) const {
     return bytes_ + num_rows_ * kIdBytes + i * gradient_bytes_;
   }

@@ -25,23 +25,29 @@ RowStore::RowStore(const RowShape& shape, const FirstValues& first_values, Alloc
       layout_(shape),
       first_values_(first_values),
       allocate_(std::move(allocate)),
-      index_(allocate_) {}
+      index_(std::make_shared<RowIndex>(allocate_)) {}
 
 void RowStore::find(std::span<const uint64_t> ids, std::span<RowNumber> rows) const {
+  find(now(), ids, rows);
+}
+
+void RowStore::find(const View& of, std::span<const uint64_t> ids,
+                    std::span<RowNumber> rows) const {
   std::array<uint64_t, kLookedUpTogether> hashes;
   for (size_t begin = 0; begin < ids.size(); begin += kLookedUpTogether) {
     const size_t count = std::min(kLookedUpTogether, ids.size() - begin);
     for (size_t i = 0; i < count; ++i) {
       hashes[i] = hash_of_id(ids[begin + i]);
-      index_.fetch(hashes[i]);
+      of.index.fetch(hashes[i]);
     }
     for (size_t i = 0; i < count; ++i) {
-      const RowNumber likely = index_.likely(hashes[i]);
-      if (likely != kNoRow) fetch(likely);
+      const RowNumber likely = of.index.likely(hashes[i]);
+      if (likely < of.end) fetch_lines(record(of, likely), layout_.record_bytes());
     }
     for (size_t i = 0; i < count; ++i) {
       const uint64_t id = ids[begin + i];
-      rows[begin + i] = index_.find(hashes[i], [&](RowNumber row) { return id_of(row) == id; });
+      rows[begin + i] = of.index.find(
+          hashes[i], [&](RowNumber row) { return row < of.end && id_in(record(of, row)) == id; });
     }
   }
 }
@@ -53,16 +59,15 @@ void RowStore::reserve(size_t num_more) {
                                               std::to_string(num_more) + " more; at most " +
                                               std::to_string(kMaxRows) + " can be in one");
   }
-  index_.reserve(num_more, hash_of_row());
-  const size_t num_slabs =
-      (num_rows_ + num_more + layout_.rows_per_slab() - 1) / layout_.rows_per_slab();
+  index_->reserve(num_more, hash_of_row());
+  const size_t num_slabs = layout_.num_slabs(num_rows_ + num_more);
   while (slabs_.size() < num_slabs) slabs_.push_back(allocate_(layout_.slab_bytes()));
 }
 
 RowNumber RowStore::append(uint64_t id) {
   const RowNumber row = layout_.number(num_rows_++);
   std::memcpy(value(row) - kIdBytes, &id, sizeof id);
-  index_.insert(hash_of_id(id), row, hash_of_row());
+  index_->insert(hash_of_id(id), row, hash_of_row());
   return row;
 }
 
@@ -70,6 +75,7 @@ RowNumber RowStore::add(uint64_t id, float initial_state) {
   const RowNumber row = append(id);
   write_first_values(first_values_, id, shape_.dim, value(row));
   fill_state(row, initial_state);
+  if (shape_.has_usage) set_usage(row, 0);
   return row;
 }
 
@@ -78,6 +84,32 @@ void RowStore::fill_state(RowNumber row, float state) {
   for (size_t i = 0; i < shape_.state_elems; ++i) {
     std::memcpy(states + i * sizeof state, &state, sizeof state);
   }
+}
+
+void RowStore::evict(std::span<const size_t> places) {
+  const size_t num_left = num_rows_ - places.size();
+  const size_t num_holes =
+      static_cast<size_t>(std::ranges::lower_bound(places, num_left) - places.begin());
+  auto index = std::make_shared<RowIndex>(allocate_);
+  index->reserve(num_rows_, hash_of_row());
+  for (const size_t hole : places.first(num_holes)) make_writable(layout_.number(hole));
+  // New rows come behind the last one, in its slab.
+  if (num_left > 0) make_writable(layout_.number(num_left - 1));
+
+  std::span<const size_t> going = places.subspan(num_holes);
+  size_t last = num_left;
+  for (const size_t hole : places.first(num_holes)) {
+    for (; !going.empty() && going.front() == last; ++last) going = going.subspan(1);
+    const RowNumber to = layout_.number(hole);
+    std::memcpy(value(to) - kIdBytes, record(layout_.number(last++)), layout_.record_bytes());
+  }
+  num_rows_ = num_left;
+  slabs_.resize(layout_.num_slabs(num_left));
+  for (size_t place = 0; place < num_left; ++place) {
+    const RowNumber row = layout_.number(place);
+    index->insert(hash_of_id(id_of(row)), row, hash_of_row());
+  }
+  index_ = std::move(index);
 }
 
 bool RowStore::make_writable(RowNumber row) {
@@ -91,18 +123,16 @@ bool RowStore::make_writable(RowNumber row) {
 
 void RowStore::read(std::span<const uint64_t> ids, std::byte* values,
                     const RowSnapshot* then) const {
+  const View of = then != nullptr ? View{*then->index, then->slabs, then->end} : now();
   std::array<RowNumber, kLookedUpTogether> rows;
   while (!ids.empty()) {
     const size_t count = std::min(kLookedUpTogether, ids.size());
-    find(ids.first(count), rows);
+    find(of, ids.first(count), rows);
     for (size_t i = 0; i < count; ++i) {
-      const RowNumber row = rows[i];
-      if (row == kNoRow || (then != nullptr && row >= then->end)) {
+      if (rows[i] == kNoRow) {
         write_first_values(first_values_, ids[i], shape_.dim, values);
       } else {
-        const std::vector<BufferRef>& slabs = then != nullptr ? then->slabs : slabs_;
-        const std::byte* slab = slabs[layout_.slab_of(row)]->data();
-        std::memcpy(values, slab + layout_.offset_of(row) + kIdBytes, shape_.value_bytes());
+        std::memcpy(values, record(of, rows[i]) + kIdBytes, shape_.value_bytes());
       }
       values += shape_.value_bytes();
     }

@@ -1,11 +1,12 @@
 // The rows of one partition of a table: records in slabs, and an index of them by id.
 //
-//   record   | id | value: dim × float32 | state: state_elems × float32 |      A record never moves.
+//   record   | id | value: dim × float32 | state: state_elems × float32 | usage: u32, if rows are evicted |
 //   slab     record record record …        16 KiB of records, or one that is larger
 //
-// Slabs are shared beyond whoever guards the store: a snapshot holds references to them, and what is to be changed is
-// copied first if somebody else holds it. So a change is in two parts: plan what is touched, which allocates, and may
-// throw; then touch it, which can't fail.
+// Records lie without gaps, and one moves only when others are evicted: the last ones then take their places, and there is
+// a new index. Slabs and index are shared beyond whoever guards the store: a snapshot holds references to them, and what is
+// to be changed is copied first if somebody else holds it. So a change is in two parts: plan what is touched, which
+// allocates, and may throw; then touch it, which can't fail.
 //
 // Not thread-safe: guarded, like the slot that it is in, by the lock of its stripe. Snapshots are anybody's.
 #pragma once
@@ -13,6 +14,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -26,9 +28,11 @@ inline constexpr size_t kIdBytes = sizeof(uint64_t);
 struct RowShape {
   uint32_t dim = 1;
   uint32_t state_elems = 0;
+  bool has_usage = false;  // what eviction.h goes by
 
   size_t value_bytes() const { return dim * sizeof(float); }
-  size_t record_bytes() const { return kIdBytes + (size_t{dim} + state_elems) * sizeof(float); }
+  size_t usage_offset() const { return kIdBytes + (size_t{dim} + state_elems) * sizeof(float); }
+  size_t record_bytes() const { return usage_offset() + (has_usage ? sizeof(uint32_t) : 0); }
 };
 
 // A block of a pool of 16 KiB, less what the pool keeps beside it.
@@ -48,9 +52,15 @@ class SlabLayout {
   size_t offset_of(RowNumber row) const {
     return (row & ((RowNumber{1} << place_bits_) - 1)) * record_bytes_;
   }
-  // Of the n-th row that was added.
+  // Of the row in the n-th place.
   RowNumber number(size_t n) const {
     return static_cast<RowNumber>(n / rows_per_slab_ << place_bits_ | n % rows_per_slab_);
+  }
+  size_t place_of(RowNumber row) const {
+    return slab_of(row) * rows_per_slab_ + (row & ((RowNumber{1} << place_bits_) - 1));
+  }
+  size_t num_slabs(size_t num_rows) const {
+    return (num_rows + rows_per_slab_ - 1) / rows_per_slab_;
   }
 
  private:
@@ -59,8 +69,9 @@ class SlabLayout {
   int place_bits_;
 };
 
-// The rows as they were once. Rows that were added later have numbers from `end` on.
+// The rows as they were once. Rows that were added to the index later have numbers from `end` on.
 struct RowSnapshot {
+  std::shared_ptr<const RowIndex> index;
   std::vector<BufferRef> slabs;
   size_t num_rows = 0;
   RowNumber end = 0;
@@ -74,7 +85,7 @@ class RowStore {
   size_t num_rows() const { return num_rows_; }
   // Of records.
   size_t num_bytes() const { return num_rows_ * shape_.record_bytes(); }
-  size_t index_bytes() const { return index_.num_bytes(); }
+  size_t index_bytes() const { return index_->num_bytes(); }
 
   // The row of each id; kNoRow: there is none. Looks ahead in memory for many at once.
   void find(std::span<const uint64_t> ids, std::span<RowNumber> rows) const;
@@ -86,8 +97,11 @@ class RowStore {
   // Whether there is memory for so many rows more.
   bool has_room(size_t num_more) const {
     return num_rows_ + num_more <= slabs_.size() * layout_.rows_per_slab() &&
-           index_.has_room(num_more);
+           index_->has_room(num_more);
   }
+  // Has rows go: those in these places, which ascend. Rows have other numbers then. Throws Error(OUT_OF_MEMORY), with no row
+  // changed.
+  void evict(std::span<const size_t> places);
   // Has the row's slab be nobody else's. True: it is another one now. Throws Error(OUT_OF_MEMORY), with no row changed.
   bool make_writable(RowNumber row);
 
@@ -106,14 +120,26 @@ class RowStore {
     std::memcpy(&state, record(row) + kIdBytes + shape_.value_bytes(), sizeof state);
     return state;
   }
-  void fetch(RowNumber row) const { fetch_lines(record(row), layout_.record_bytes()); }
+  // What the eviction policy keeps of a row. REQUIRES: the shape has it; to set it, as value().
+  uint32_t usage(RowNumber row) const {
+    uint32_t usage;
+    std::memcpy(&usage, record(row) + shape_.usage_offset(), sizeof usage);
+    return usage;
+  }
+  void set_usage(RowNumber row, uint32_t usage) {
+    std::memcpy(value(row) - kIdBytes + shape_.usage_offset(), &usage, sizeof usage);
+  }
+  // Rows by their places, of which there are num_rows().
+  RowNumber number(size_t place) const { return layout_.number(place); }
+  size_t place_of(RowNumber row) const { return layout_.place_of(row); }
+  uint64_t id_of(RowNumber row) const { return id_in(record(row)); }
 
   // Writes the value of each id, as it is, or was; its first value if it has, or had, no row.
   void read(std::span<const uint64_t> ids, std::byte* values) const { read(ids, values, nullptr); }
   void read(std::span<const uint64_t> ids, std::byte* values, const RowSnapshot* then) const;
 
-  RowSnapshot snapshot() const { return {slabs_, num_rows_, layout_.number(num_rows_)}; }
-  // Copies records [first, first + count) of a snapshot, in the order in which they were added.
+  RowSnapshot snapshot() const { return {index_, slabs_, num_rows_, layout_.number(num_rows_)}; }
+  // Copies records [first, first + count) of a snapshot, in the order of their places.
   void copy(const RowSnapshot& from, size_t first, size_t count, std::byte* records) const;
   // Their ids alone.
   void copy_ids(const RowSnapshot& from, size_t first, size_t count, std::byte* ids) const;
@@ -122,9 +148,20 @@ class RowStore {
   void load(std::span<const std::byte> records);
 
  private:
-  uint64_t id_of(RowNumber row) const {
+  // Rows below `end` in these slabs, and where they are.
+  struct View {
+    const RowIndex& index;
+    std::span<const BufferRef> slabs;
+    RowNumber end;
+  };
+  View now() const { return {*index_, slabs_, layout_.number(num_rows_)}; }
+  const std::byte* record(const View& of, RowNumber row) const {
+    return of.slabs[layout_.slab_of(row)]->data() + layout_.offset_of(row);
+  }
+  void find(const View& of, std::span<const uint64_t> ids, std::span<RowNumber> rows) const;
+  static uint64_t id_in(const std::byte* record) {
     uint64_t id;
-    std::memcpy(&id, record(row), sizeof id);
+    std::memcpy(&id, record, sizeof id);
     return id;
   }
   RowNumber append(uint64_t id);
@@ -136,7 +173,7 @@ class RowStore {
   const SlabLayout layout_;
   const FirstValues first_values_;
   const AllocateMemory allocate_;
-  RowIndex index_;
+  std::shared_ptr<RowIndex> index_;
   std::vector<BufferRef> slabs_;
   size_t num_rows_ = 0;
 };

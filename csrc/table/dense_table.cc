@@ -381,6 +381,13 @@ std::optional<TableImage> DenseTable::image(uint64_t reader, uint64_t at) {
   return image;
 }
 
+uint64_t DenseTable::part_bytes(size_t part, const SlotImage& image) {
+  Stripe& stripe = stripe_of(image.key);
+  const MutexLock lock(stripe.mutex);
+  const Slot* slot = find(stripe, image.key);
+  return slot != nullptr ? slot->part_bytes(part, image) : 0;
+}
+
 void DenseTable::load(const SlotImage& image, std::span<const BufferRef> parts) {
   Stripe& stripe = stripe_of(image.key);
   const MutexLock lock(stripe.mutex);
@@ -392,11 +399,8 @@ void DenseTable::load(const SlotImage& image, std::span<const BufferRef> parts) 
     throw Error(ErrorCode::BAD_ARGUMENT,
                 "slice " + std::to_string(image.key) + " is not there, or not new");
   }
-  const SlotSpec& spec = slot->spec();
-  const uint64_t part_bytes =
-      spec.has_rows() ? image.num_rows() * spec.row_shape().record_bytes() : spec.num_bytes();
-  for (const BufferRef& part : parts) {
-    if (part && part->size() < part_bytes) {
+  for (size_t i = 0; i < parts.size(); ++i) {
+    if (parts[i] && parts[i]->size() < slot->part_bytes(i, image)) {
       throw Error(ErrorCode::BAD_ARGUMENT,
                   "what is to be loaded into slice " + std::to_string(image.key) + " is too short");
     }
@@ -452,6 +456,8 @@ TableSize DenseTable::size() {
       size.published_bytes += slot.published_bytes();
       if (!slot.spec().has_rows()) continue;
       size.num_rows += slot.rows().num_rows();
+      size.num_evicted_rows += slot.row_policy().num_evicted();
+      size.num_refused_rows += slot.row_policy().num_refused();
       size.row_bytes += slot.rows().num_bytes();
     }
   }

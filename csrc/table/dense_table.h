@@ -44,6 +44,8 @@ struct TableSize {
   uint64_t kept_bytes = 0;  // for those who read as of a decision
   uint64_t num_rows = 0;
   uint64_t row_bytes = 0;  // of their records: ids, values and state
+  uint64_t num_evicted_rows = 0;
+  uint64_t num_refused_rows = 0;  // contributions to ids that stayed without a row
 };
 
 struct TableImage {
@@ -142,6 +144,8 @@ class DenseTable {
   // All slots as they were at that decision, in no order, and the values of those that no decision changes, as they are. The
   // reader settles on it. None: a slot can't take it yet. Throws Error(VERSION_GONE) if the reader does not hold it.
   std::optional<TableImage> image(uint64_t reader, uint64_t at) REQUIRES(decision_mutex);
+  // Bytes of a part of such a slot; 0: it is not there.
+  uint64_t part_bytes(size_t part, const SlotImage& image) REQUIRES(decision_mutex);
   // Gives a slot what it was; a partition of a table part by part. Throws Error: BAD_ARGUMENT if it is not new, or of
   // other parts; OUT_OF_MEMORY.
   void load(const SlotImage& image, std::span<const BufferRef> parts) REQUIRES(decision_mutex);

@@ -45,9 +45,30 @@ ErrorCode check_state_write(const SlotSpec& spec, const SliceEntry& entry) {
   throw Error(ErrorCode::BAD_ARGUMENT, "tensor " + std::to_string(tensor_id) + ": " + what);
 }
 
+void check_bounds(uint64_t id, const RowBounds& bounds) {
+  const bool is_known = bounds.eviction <= EvictionKind::kTimeToLive &&
+                        bounds.admission <= AdmissionKind::kProbability;
+  if (!is_known || bounds.max_rows > kMaxRows) {
+    refuse_tensor(id, "its rows are bounded in no way that there is");
+  }
+  const bool has_time = 0 < bounds.time_to_live && bounds.time_to_live <= kMaxTimeToLive;
+  if (bounds.eviction == EvictionKind::kTimeToLive ? !has_time
+                                                   : bounds.evicts() && bounds.max_rows == 0) {
+    refuse_tensor(id, "its rows are to be evicted, and nothing says when");
+  }
+  const bool is_after = 0 < bounds.admit_after && bounds.admit_after <= kMaxAdmitAfter;
+  const bool is_lot = 0 < bounds.admit_probability && bounds.admit_probability <= 1;
+  if ((bounds.admission == AdmissionKind::kAfter && !is_after) ||
+      (bounds.admission == AdmissionKind::kProbability && !is_lot)) {
+    refuse_tensor(id, "its rows are to be admitted after " + std::to_string(bounds.admit_after) +
+                          " contributions, or with probability " +
+                          std::to_string(bounds.admit_probability));
+  }
+}
+
 void check_rows(const TensorDefinition& definition) {
   const uint64_t id = definition.tensor_id;
-  const auto& [dim, first_values] = definition.rows;
+  const auto& [dim, first_values, bounds] = definition.rows;
   if (is_of_rows(definition.rule) != (dim != 0)) {
     refuse_tensor(id, "its rule is number " + std::to_string(static_cast<int>(definition.rule)) +
                           ", and its rows have " + std::to_string(dim) +
@@ -64,6 +85,7 @@ void check_rows(const TensorDefinition& definition) {
   if (!is_known || !std::isfinite(first_values.a) || !std::isfinite(first_values.b)) {
     refuse_tensor(id, "its first values are of no kind that there is, or not finite");
   }
+  check_bounds(id, bounds);
 }
 
 // A partition takes contributions, and values of some of its rows.

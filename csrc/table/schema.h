@@ -10,6 +10,7 @@
 
 #include "core/types.h"
 #include "kernels/rows.h"
+#include "rows/row_bounds.h"
 #include "rows/row_store.h"
 
 namespace psstore {
@@ -18,6 +19,7 @@ namespace psstore {
 struct RowsSpec {
   uint32_t dim = 0;  // 0: it is no table
   FirstValues first_values;
+  RowBounds bounds = {};
 
   bool operator==(const RowsSpec&) const = default;
 };
@@ -32,7 +34,9 @@ struct SlotSpec {
   RowsSpec rows = {};  // of a partition of a table, which has no elements of its own
 
   bool has_rows() const { return is_of_rows(rule); }
-  RowShape row_shape() const { return {rows.dim, row_state_elems(rule, rows.dim)}; }
+  RowShape row_shape() const {
+    return {rows.dim, row_state_elems(rule, rows.dim), rows.bounds.evicts()};
+  }
   size_t num_bytes() const { return num_elems * dtype_bytes(dtype); }
 };
 

@@ -30,6 +30,7 @@ Slot::Slot(const SlotSpec& spec, uint64_t decision, bool zeros,
   rows_ = std::make_unique<RowStore>(
       spec.row_shape(), spec.rows.first_values,
       [backend](size_t num_bytes) { return backend->allocate(num_bytes); });
+  row_policy_ = std::make_unique<RowPolicy>(spec.rows.bounds, spec.rows.first_values.seed);
 }
 
 // Rows take memory as they come.
@@ -213,16 +214,14 @@ void Slot::load(const SlotImage& image, std::span<const BufferRef> parts, Backen
   const auto loaded = [&](const BufferRef& buffer) {
     return received({buffer, 0, spec_.num_bytes(), spec_.dtype}, backend);
   };
-  for (size_t i = 1; i < parts.size(); ++i) {
+  if (rows_ != nullptr) load_rows(image, parts, backend);
+  for (size_t i = 1; rows_ == nullptr && i < parts.size(); ++i) {
     if (!parts[i]) continue;
     state_[i - 1] = {largest_state_layout(spec_.rule).names[i - 1],
                      own_or_new(BufferRef(), backend)};
     backend.copy(state_[i - 1].buffer->data(), parts[i]->data(), spec_.num_bytes());
   }
   if (rows_ == nullptr && !parts.empty() && parts[0]) replace_value(loaded(parts[0]), backend);
-  if (rows_ != nullptr && !parts.empty() && parts[0]) {
-    rows_->load({parts[0]->data(), image.num_rows() * spec_.row_shape().record_bytes()});
-  }
   version_ = image.version;
   since_ = std::min(image.version, settled_);
   num_steps_ = static_cast<int64_t>(image.num_steps);
@@ -332,7 +331,7 @@ std::array<Slot::State, kMaxStates> Slot::writable_state(const StateLayout& layo
 }
 
 Change Slot::step(const PendingDecision& pending, Backend& backend) {
-  if (rows_ != nullptr) return step_of_rows(pending);
+  if (rows_ != nullptr) return step_of_rows(pending, backend);
   const Decision& decision = pending.decision();
   const std::vector<Contribution> gradients = contributions(decision);
   if (gradients.empty()) return Change::kNone;
@@ -368,6 +367,7 @@ void Slot::took_step(uint64_t decision) {
 }
 
 size_t Slot::state_bytes() const {
+  if (rows_ != nullptr) return state_[0].buffer ? row_policy_->counted_bytes() : 0;
   size_t total = 0;
   for (const State& state : state_) {
     if (state.buffer) total += spec_.num_bytes();

@@ -33,6 +33,7 @@
 #include "core/buffer.h"
 #include "kernels/update.h"
 #include "rows/contribution.h"
+#include "rows/row_policy.h"
 #include "table/backend.h"
 #include "table/published.h"
 #include "table/staging.h"
@@ -48,6 +49,9 @@ struct Part {
   uint64_t version = 0;
 };
 
+// Of a partition of a table: in the place of the first state buffer.
+inline constexpr size_t kCountedPart = 1;
+
 // A slot without its bytes, as it was at one decision. Memory of these is the table of slots of a checkpoint's file.
 struct SlotImage {
   static constexpr uint64_t kZeros = 1 << 8;
@@ -59,10 +63,12 @@ struct SlotImage {
       0;  // bit i: part(i) has bytes; kZeros: the value is zeros, which take no memory; rows from kRowsShift on
 
   // Of a partition of a table: how many rows it has. Their records are part 0.
+  // And part 1 is what their admission has counted, if it has.
   static constexpr int kRowsShift = 16;
+  static constexpr uint64_t kCounted = 1 << kCountedPart;
   uint64_t num_rows() const { return parts >> kRowsShift; }
-  static uint64_t parts_of_rows(uint64_t num_rows) {
-    return num_rows << kRowsShift | (num_rows > 0 ? 1 : 0);
+  static uint64_t parts_of_rows(uint64_t num_rows, bool has_counted = false) {
+    return num_rows << kRowsShift | (has_counted ? kCounted : 0) | (num_rows > 0 ? 1 : 0);
   }
 };
 
@@ -99,10 +105,14 @@ class Slot {
 
   // REQUIRES: it has rows, as in all of these.
   const RowStore& rows() const { return *rows_; }
+  const RowPolicy& row_policy() const { return *row_policy_; }
+  // Whether what a contribution brings may become rows: a table is full else, and evicts none.
+  bool has_room_for(const PayloadSlice& contribution) const;
   // Memory for the rows that the decision adds to those that are here, so that its step has it.
   void reserve_rows(const Decision& decision);
-  // New values of some of them, as they travel (rows/contribution.h), whose state starts anew.
-  Change assign_rows(const PayloadSlice& from);
+  // New values of some of them, as they travel (rows/contribution.h), whose state starts anew. None, with nothing changed:
+  // they are more than there may be.
+  std::optional<Change> assign_rows(const PayloadSlice& from);
   // As of decision `at`. None: they are not kept.
   std::optional<RowSnapshot> rows_at(uint64_t at) const;
 
@@ -145,6 +155,8 @@ class Slot {
   // First values; they do not count as a write. REQUIRES: !initialised().
   void initialise(const PayloadSlice& from, Backend& backend);
 
+  // Bytes of a part of such an image.
+  uint64_t part_bytes(size_t part, const SlotImage& image) const;
   // What it was when it was written elsewhere. An empty buffer: it has no such part. REQUIRES: it is new.
   void load(const SlotImage& image, std::span<const BufferRef> parts, Backend& backend);
   // As it is. REQUIRES: settled to `decision`, the last one; host memory.
@@ -266,24 +278,29 @@ class Slot {
   Change step(const PendingDecision& pending, Backend& backend);
   // The same for rows.
   std::vector<RowContribution> row_contributions(const Decision& decision) const;
-  Change step_of_rows(const PendingDecision& pending);
+  Change step_of_rows(const PendingDecision& pending, Backend& backend);
   // The rows of some ids, with memory for all that changing them needs; kNoRow: it is to be added.
   struct RowsToChange {
     std::vector<RowNumber> rows;
-    Change change;
+    Change change = Change::kInPlace;
   };
-  RowsToChange rows_to_change(std::span<const uint64_t> ids);
+  void make_room(std::span<const uint64_t> ids, RowsToChange& found, const RowPolicy::Plan& plan);
+  void count_rows(const MergedRows& merged, const RowsToChange& found, Backend& backend);
   RowNumber there_or_new(std::span<const uint64_t> ids, size_t i, RowsToChange& found,
                          float initial_state);
+  // The row was changed by that decision.
+  void note_use(RowNumber row, uint64_t decision);
   bool counted_here(const Decision& decision) const;
   double squares_of_rows(const Decision& decision) const;
   void took_step(uint64_t decision);
   std::optional<SlotImage> image_of_rows(uint64_t at) const;
+  void load_rows(const SlotImage& image, std::span<const BufferRef> parts, Backend& backend);
   // `whole`: the copy, but for its rows.
   void copy_rows_to(std::vector<SlotCopy>& copies, SlotCopy whole, Backend& backend) const;
 
   const SlotSpec spec_;
   std::unique_ptr<RowStore> rows_;  // null: it has a value
+  std::unique_ptr<RowPolicy> row_policy_;
   BufferRef value_;
   bool are_zeros_;  // its value, which has no memory yet
   BufferRef

@@ -16,34 +16,56 @@ std::vector<RowContribution> Slot::row_contributions(const Decision& decision) c
   return found;
 }
 
-// Who has room for all of them, as most decisions, need not look which of them are new.
+// Who has room for all of them, as most decisions, need not look which of them are new; where rows are bounded, room for
+// all is not much.
 void Slot::reserve_rows(const Decision& decision) {
   const std::vector<RowContribution> all = row_contributions(decision);
-  size_t most = 0;
-  for (const RowContribution& one : all) most += one.num_rows();
-  if (rows_->has_room(most)) return;
-  const MergedRows merged(all);
-  std::vector<RowNumber> rows(merged.ids.size());
-  rows_->find(merged.ids, rows);
-  rows_->reserve(static_cast<size_t>(std::ranges::count(rows, kNoRow)));
+  size_t num_new = 0;
+  for (const RowContribution& one : all) num_new += one.num_rows();
+  if (spec_.rows.bounds.max_rows == 0 && !rows_->has_room(num_new)) {
+    const MergedRows merged(all);
+    std::vector<RowNumber> rows(merged.ids.size());
+    rows_->find(merged.ids, rows);
+    num_new = static_cast<size_t>(std::ranges::count(rows, kNoRow));
+  }
+  rows_->reserve(std::min(num_new, row_policy_->most_new(rows_->num_rows())));
 }
 
-// All that can fail comes before the first row changes.
-Change Slot::step_of_rows(const PendingDecision& pending) {
+bool Slot::has_room_for(const PayloadSlice& contribution) const {
+  const RowContribution given(contribution.data(), contribution.num_bytes, spec_.rows.dim, 1.0F);
+  if (row_policy_->has_room(rows_->num_rows(), given.num_rows())) return true;
+  const std::vector<uint64_t> ids = given.ids();
+  std::vector<RowNumber> rows(ids.size());
+  rows_->find(ids, rows);
+  return row_policy_->has_room(rows_->num_rows(),
+                               static_cast<size_t>(std::ranges::count(rows, kNoRow)));
+}
+
+// All that can fail comes before the first row changes; rows that are evicted may go, and the rest fail, since they go
+// as well when it is tried again.
+Change Slot::step_of_rows(const PendingDecision& pending, Backend& backend) {
   const Decision& decision = pending.decision();
   if (!counted_here(decision)) return Change::kNone;
   const Hyper& hyper = pending.hyper(spec_);
   const MergedRows merged(row_contributions(decision));
   const std::vector<uint64_t>& ids = merged.ids;
-  RowsToChange rows = rows_to_change(ids);
-  std::vector<RowToStep> steps(ids.size());
+  RowsToChange found{std::vector<RowNumber>(ids.size())};
+  rows_->find(ids, found.rows);
+  const BufferRef& counted = state_[0].buffer;
+  row_policy_->admit(merged, found.rows, decision.number(), counted ? counted->data() : nullptr);
+  make_room(ids, found, row_policy_->make_room(*rows_, found.rows, decision.number()));
+  count_rows(merged, found, backend);
 
+  std::vector<RowToStep> steps;
+  steps.reserve(ids.size());
   const bool sums = sums_squares(spec_.rule);
   const float initial_state = initial_row_state(spec_.rule, hyper);
   for (size_t i = 0; i < ids.size(); ++i) {
-    const RowNumber row = there_or_new(ids, i, rows, initial_state);
+    if (found.rows[i] == kRefusedRow) continue;
+    const RowNumber row = there_or_new(ids, i, found, initial_state);
     if (sums && rows_->first_state(row) == kStateToCome) rows_->fill_state(row, initial_state);
-    steps[i] = {rows_->value(row), merged.gradients_of(i)};
+    note_use(row, decision.number());
+    steps.push_back({rows_->value(row), merged.gradients_of(i)});
   }
   step_rows({.rule = spec_.rule,
              .hyper = &hyper,
@@ -53,34 +75,58 @@ Change Slot::step_of_rows(const PendingDecision& pending) {
              .scale = pending.scale()},
             steps);
   took_step(decision.number());
-  return rows.change;
+  return found.change;
 }
 
-Change Slot::assign_rows(const PayloadSlice& from) {
+std::optional<Change> Slot::assign_rows(const PayloadSlice& from) {
   const RowContribution given(from.data(), from.num_bytes, spec_.rows.dim, 1.0F);
   if (given.num_rows() == 0) return Change::kNone;
-  std::vector<uint64_t> ids(given.num_rows());
-  for (size_t i = 0; i < ids.size(); ++i) ids[i] = given.id(i);
-  RowsToChange rows = rows_to_change(ids);
+  const std::vector<uint64_t> ids = given.ids();
+  RowsToChange found{std::vector<RowNumber>(ids.size())};
+  rows_->find(ids, found.rows);
+  const RowPolicy::Plan plan = row_policy_->make_room(*rows_, found.rows, settled_);
+  if (plan.num_refused > 0) return std::nullopt;
+  make_room(ids, found, plan);
   for (size_t i = 0; i < ids.size(); ++i) {
-    const RowNumber row = there_or_new(ids, i, rows, 0);
+    const RowNumber row = there_or_new(ids, i, found, 0);
     std::memcpy(rows_->value(row), given.gradient(i), spec_.row_shape().value_bytes());
     rows_->fill_state(row, assigned_row_state(spec_.rule));
+    note_use(row, settled_);
   }
   version_ = std::max(version_, settled_) + 1;
   since_ = settled_;
-  return rows.change;
+  return found.change;
 }
 
-// All that can fail.
-Slot::RowsToChange Slot::rows_to_change(std::span<const uint64_t> ids) {
-  RowsToChange found{std::vector<RowNumber>(ids.size()), Change::kInPlace};
-  rows_->find(ids, found.rows);
+void Slot::make_room(std::span<const uint64_t> ids, RowsToChange& found,
+                     const RowPolicy::Plan& plan) {
+  if (!plan.victims.empty()) {
+    rows_->evict(plan.victims);
+    for (size_t i = 0; i < ids.size(); ++i) {
+      if (found.rows[i] < kRefusedRow) rows_->find(ids.subspan(i, 1), {&found.rows[i], 1});
+    }
+  }
+  row_policy_->made_room(plan);
   rows_->reserve(static_cast<size_t>(std::ranges::count(found.rows, kNoRow)));
   for (const RowNumber row : found.rows) {
-    if (row != kNoRow && rows_->make_writable(row)) found.change = Change::kOutOfPlace;
+    if (row < kRefusedRow && rows_->make_writable(row)) found.change = Change::kOutOfPlace;
   }
-  return found;
+}
+
+// What admission has counted is copied if somebody reads it, as rule state is.
+void Slot::count_rows(const MergedRows& merged, const RowsToChange& found, Backend& backend) {
+  State& counted = state_[kCountedPart - 1];
+  const size_t num_bytes = row_policy_->counted_bytes();
+  if (num_bytes > 0 && (!counted.buffer || !counted.buffer.unique())) {
+    BufferRef own = backend.allocate(num_bytes);
+    if (counted.buffer) {
+      backend.copy(own->data(), counted.buffer->data(), num_bytes);
+    } else {
+      backend.zero(own->data(), num_bytes);
+    }
+    counted = {"counted", std::move(own)};
+  }
+  row_policy_->count(merged, found.rows, num_bytes > 0 ? counted.buffer->data() : nullptr);
 }
 
 RowNumber Slot::there_or_new(std::span<const uint64_t> ids, size_t i, RowsToChange& found,
@@ -90,6 +136,11 @@ RowNumber Slot::there_or_new(std::span<const uint64_t> ids, size_t i, RowsToChan
   if (row == kNoRow && i > 0 && ids[i] <= ids[i - 1]) rows_->find({&ids[i], 1}, {&row, 1});
   if (row == kNoRow) row = rows_->add(ids[i], initial_state);
   return row;
+}
+
+void Slot::note_use(RowNumber row, uint64_t decision) {
+  if (!spec_.rows.bounds.evicts()) return;
+  rows_->set_usage(row, row_policy_->used(rows_->usage(row), decision));
 }
 
 bool Slot::counted_here(const Decision& decision) const {
@@ -121,20 +172,42 @@ std::optional<RowSnapshot> Slot::rows_at(uint64_t at) const {
 std::optional<SlotImage> Slot::image_of_rows(uint64_t at) const {
   if (since_ <= at) {
     return SlotImage{spec_.key, version_, static_cast<uint64_t>(num_steps_),
-                     SlotImage::parts_of_rows(rows_->num_rows())};
+                     SlotImage::parts_of_rows(rows_->num_rows(), bool(state_[0].buffer))};
   }
   for (const KeptParts& kept : kept_) {
     if (at < kept.from || kept.to < at || !kept.state) continue;
     return SlotImage{spec_.key, kept.version, kept.num_steps,
-                     SlotImage::parts_of_rows(kept.rows.num_rows)};
+                     SlotImage::parts_of_rows(kept.rows.num_rows, bool(kept.parts[kCountedPart]))};
   }
   return std::nullopt;
+}
+
+uint64_t Slot::part_bytes(size_t part, const SlotImage& image) const {
+  if (rows_ == nullptr) return spec_.num_bytes();
+  if (part == kCountedPart) return row_policy_->counted_bytes();
+  return image.num_rows() * spec_.row_shape().record_bytes();
+}
+
+void Slot::load_rows(const SlotImage& image, std::span<const BufferRef> parts, Backend& backend) {
+  if (parts.size() > kCountedPart && parts[kCountedPart]) {
+    const size_t num_bytes = row_policy_->counted_bytes();
+    state_[kCountedPart - 1] = {"counted", backend.allocate(num_bytes)};
+    backend.copy(state_[kCountedPart - 1].buffer->data(), parts[kCountedPart]->data(), num_bytes);
+  }
+  if (!parts.empty() && parts[0]) {
+    rows_->load({parts[0]->data(), part_bytes(0, image)});
+  }
 }
 
 void Slot::copy_rows_to(std::vector<SlotCopy>& copies, SlotCopy whole, Backend& backend) const {
   const RowSnapshot all = rows_->snapshot();
   const size_t record_bytes = spec_.row_shape().record_bytes();
   const size_t most = std::max<size_t>(1, kCopiedRowsBytes / record_bytes);
+  SlotCopy counted;
+  counted.image = whole.image;
+  counted.image.parts = SlotImage::kCounted;
+  counted.parts[kCountedPart] = std::exchange(whole.parts[kCountedPart], {});
+  counted.part_bytes = row_policy_->counted_bytes();
   size_t first = 0;
   do {
     const size_t count = std::min(most, all.num_rows - first);
@@ -150,6 +223,7 @@ void Slot::copy_rows_to(std::vector<SlotCopy>& copies, SlotCopy whole, Backend& 
     copies.push_back(std::move(copy));
     first += count;
   } while (first < all.num_rows);
+  if (counted.parts[kCountedPart]) copies.push_back(std::move(counted));
 }
 
 }  // namespace psstore

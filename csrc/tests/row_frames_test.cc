@@ -17,6 +17,17 @@ constexpr uint64_t kTable = 1;
 constexpr uint64_t kDense = 2;
 constexpr uint32_t kDim = 3;
 constexpr uint32_t kRowBytes = 8 + 4 * kDim;
+constexpr RowBounds kBounds[] = {
+    {.max_rows = 20, .eviction = EvictionKind::kLeastRecent},
+    {.max_rows = 7, .eviction = EvictionKind::kLeastFrequent},
+    {.eviction = EvictionKind::kTimeToLive, .time_to_live = 20},
+    {.max_rows = 20},
+    {.max_rows = 20,
+     .eviction = EvictionKind::kLeastRecent,
+     .admission = AdmissionKind::kAfter,
+     .admit_after = 2},
+    {.max_rows = 5, .admission = AdmissionKind::kProbability, .admit_probability = 0.5}};
+constexpr uint64_t kLastTable = kDense + std::size(kBounds);
 
 class RowFrames : public ::testing::Test {
  protected:
@@ -25,14 +36,22 @@ class RowFrames : public ::testing::Test {
     for (uint64_t p = 0; p < 4; ++p) table.slices.push_back({make_key(kTable, p), 0});
     table.rows = {kDim, {FirstValueKind::kNormal, 0, 1, 7}};
     shard_.define(table);
+    // Bounded ones, which all that is true of the first is true of as well.
+    for (const RowBounds& bounds : kBounds) {
+      TensorDefinition bounded = table;
+      bounded.tensor_id = kDense + 1 + static_cast<uint64_t>(&bounds - kBounds);
+      for (uint64_t p = 0; p < 4; ++p) bounded.slices[p].key = make_key(bounded.tensor_id, p);
+      bounded.rows.bounds = bounds;
+      shard_.define(bounded);
+    }
     shard_.define({kDense, DType::kFloat32, RuleKind::kSgd, 1, true, {{make_key(kDense, 0), 5}}});
   }
 
   uint64_t draw(uint64_t most) { return random_() % (most + 1); }
 
   SliceEntry any_entry(Op op) {
-    const bool is_of_table = draw(9) != 0;
-    SliceEntry entry{.key = is_of_table ? make_key(kTable, draw(4)) : make_key(kDense, draw(1))};
+    const uint64_t tensor = draw(1) != 0 ? kTable : kTable + draw(std::size(kBounds) + 1);
+    SliceEntry entry{.key = make_key(tensor, draw(tensor == kDense ? 1 : 4))};
     entry.dtype = draw(9) != 0 ? kRowsEncoding : DType{static_cast<uint8_t>(draw(9))};
     if (op == Op::kPULL_ROWS || op == Op::kLIST_ROWS) {
       entry.version = draw(20) == 0 ? random_() : draw(12);
@@ -104,7 +123,7 @@ class RowFrames : public ::testing::Test {
   }
 
   void decide() {
-    const Member member{{0, 1, round_}, 1.0F, {{kTable, kDense}}};
+    const Member member{{0, 1, round_}, 1.0F, {{kTable, kLastTable}}};
     const std::map<std::string, double> adagrad{{"lr", 0.1},
                                                 {"lr_decay", 0},
                                                 {"initial_accumulator_value", 0},
@@ -134,6 +153,8 @@ TEST_F(RowFrames, of_any_content_are_refused_or_taken_and_nothing_worse) {
   EXPECT_GT(num_written_, 1000);
   EXPECT_GT(num_refused_, 1000);
   EXPECT_GT(shard_.stats().at("rows"), 100u);
+  EXPECT_GT(shard_.stats().at("rows_evicted"), 100u);
+  EXPECT_GT(shard_.stats().at("rows_refused"), 100u);
   EXPECT_LT(shard_.stats().at("rows"), 20'000u * 30);
 }
 

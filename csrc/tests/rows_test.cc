@@ -154,6 +154,16 @@ class StoreModel {
       row[kShape.dim] += 1;
     }
   }
+
+  void evict(std::mt19937_64& random, uint64_t one_in) {
+    std::vector<size_t> places;
+    for (size_t place = 0; place < store.num_rows(); ++place) {
+      if (random() % one_in != 0) continue;
+      places.push_back(place);
+      model.erase(store.id_of(store.number(place)));
+    }
+    store.evict(places);
+  }
 };
 
 std::vector<float> read(const RowStore& store, const std::vector<uint64_t>& ids,
@@ -188,6 +198,7 @@ TEST(RowStore, is_a_dictionary_of_rows_also_as_it_was_when_somebody_holds_it) {
   std::vector<std::pair<RowSnapshot, Model>> held;
   for (int step = 0; step < 1500; ++step) {
     rows.touch(some_ids(random, 1 + random() % 60, 4000), 0.25F);
+    if (random() % 15 == 0) rows.evict(random, 1 + random() % 20);
     if (random() % 40 == 0) held.emplace_back(rows.store.snapshot(), rows.model);
     if (random() % 50 == 0 && !held.empty()) held.erase(held.begin());
     const std::vector<uint64_t> ids = some_ids(random, 40, 5000);
@@ -245,6 +256,7 @@ TEST(RowStore, that_gets_no_memory_changes_no_row) {
   EXPECT_FALSE(store.has_room(100'000));
   EXPECT_THROW(store.reserve(100'000), Error);
   EXPECT_THROW(store.make_writable(row), Error);
+  EXPECT_THROW(store.evict(std::vector<size_t>{0}), Error);
   EXPECT_EQ(store.num_rows(), 1u);
   EXPECT_EQ(read(store, {1, 2}), read(store, {1, 2}, &then));
 }

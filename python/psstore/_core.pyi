@@ -37,6 +37,10 @@ DTYPES: Mapping[str, int]
 contributions to rows: "rows" -> number."""
 RULES: Mapping[str, int]  # "assign", "add", "sgd", "adam", "adamw", "adagrad", "rmsprop", "reduce" -> number
 ROW_RULES: Mapping[str, int]  # "sparse_sgd", "sparse_adagrad", "rowwise_adagrad", "sparse_adam" -> number
+EVICTIONS: Mapping[str, int]  # "lru", "lfu", "ttl" -> number
+ADMISSIONS: Mapping[str, int]  # "always", "after", "probability" -> number
+MAX_TTL: int
+MAX_ADMIT_AFTER: int
 FIRST_VALUES: Mapping[str, int]  # "constant", "uniform", "normal" -> number
 MAX_ROW_DIM: int  # elements of a row
 STATES: Mapping[str, tuple[str | None, ...]]  # rule name -> names of its state buffers by slot (part = slot + 1)
@@ -620,8 +624,11 @@ class DirectCalls:
 
 # ---- table ----------------------------------------------------------------------------------------
 
-def row_record_bytes(rule: int, dim: int) -> int:
-    """Bytes of a row of a table as a partition keeps it: id, value and state."""
+def row_record_bytes(rule: int, dim: int, evicts: bool) -> int:
+    """Bytes of a row of a table as a partition keeps it: id, value, state, and what eviction goes by."""
+
+def counted_bytes(admit_after: int, max_rows: int) -> int:
+    """Bytes in which a partition of at most so many rows (0: any number) counts contributions to ids without a row."""
 
 @final
 class GroupedIds:
@@ -714,10 +721,11 @@ class Shard:
         group: int,
         zeros: bool,
         slices: Sequence[tuple[int, int]],
-        rows: tuple[int, int, float, float, int] | None = None,
+        rows: tuple[int, int, float, float, int, tuple[int, int, int, int, int, float]] | None = None,
     ) -> None:
         """Creates the slots of this shard's slices: (key, num_elems) each. Idempotent.
-        `rows`: of a table: dim, and of the first values their kind, a, b and seed; its slices are partitions.
+        `rows`: of a table, whose slices are partitions: dim; of first values their kind, a, b and seed; bounds: most
+        rows of a partition, eviction and its ttl, admission, its contributions and its probability.
         `zeros`: the value is zero at once; else pulls say NOT_INITIALISED until `initialise`."""
     def drop(self, tensor_id: int) -> None: ...
 
@@ -797,7 +805,7 @@ class Shard:
         """Memory to `load` from."""
     def load(self, key: int, version: int, num_steps: int, parts: Sequence[Buffer | None], num_rows: int = 0) -> None:
         """Gives a new slot its value, and its rule state, if it has any. Raises BAD_ARGUMENT, OUT_OF_MEMORY.
-        `num_rows`: of a partition of a table, whose records are the part; it may come in several calls."""
+        `num_rows`: of a partition of a table, whose records are part 0; it may come in several calls."""
     def is_settled(self) -> bool:
         """Carries the last decision out where that can be. Whether that is on all slots."""
     def history(

@@ -163,6 +163,13 @@ class NotAllowed(UsageError):
     code = 37
 
 
+class TableFull(UsageError):
+    """A table has as many rows as it may have, and evicts none: what is new to it was not taken. Rows that are there
+    are trained as ever. `details`: name."""
+
+    code = 38
+
+
 class WorkerLost(AvailabilityError):
     """A worker that the round needs is lost. `details`: rank, round, last_seen_s."""
 

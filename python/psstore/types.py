@@ -34,6 +34,10 @@ PARTITION_BITS = 6
 4,096 rows of 64."""
 
 
+MAX_TABLE_ROWS = 1 << 31 + PARTITION_BITS
+"""What the numbers of rows of its partitions can say."""
+
+
 class RowsSpec(msgspec.Struct, frozen=True, kw_only=True):
     """What the rows of a table are, beside its update rule."""
 
@@ -46,6 +50,21 @@ class RowsSpec(msgspec.Struct, frozen=True, kw_only=True):
     """uniform: the upper bound; normal: the standard deviation."""
     seed: int = 0
     """64 bits, of the table's name and the seed that its creator gave."""
+    max_rows: int = 0
+    """Most rows of the table, of which each partition may have its even part; 0: as many as come."""
+    evict: str = ""
+    """Which rows go when others need their place, or after a while, of `_core.EVICTIONS`; '': none."""
+    ttl: int = 0
+    """evict 'ttl': decisions for which a row stays though none changes it."""
+    admit_after: int = 0
+    """Contributions to an id from which on it has a row; 0 or 1: the first."""
+    admit_probability: float = 1.0
+    """That a decision with contributions to an id without a row makes one."""
+
+    @property
+    def partition_rows(self) -> int:
+        """Most rows of a partition; 0: as many as come."""
+        return self.max_rows >> PARTITION_BITS
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -62,6 +81,36 @@ class RowsSpec(msgspec.Struct, frozen=True, kw_only=True):
             raise BadArgument(f"table {name!r}: init has {self.a} and {self.b}; expected finite numbers")
         if not 0 <= self.seed < 1 << 64:
             raise BadArgument(f"table {name!r}: seed {self.seed} is not in [0, 2^64)")
+        self._check_bounds(name)
+
+    def _check_bounds(self, name: str) -> None:
+        partitions = 1 << PARTITION_BITS
+        if self.max_rows and not partitions <= self.max_rows <= MAX_TABLE_ROWS:
+            raise BadArgument(
+                f"table {name!r}: max_rows is {self.max_rows}; expected {partitions}, one for each partition, to"
+                f" {MAX_TABLE_ROWS}"
+            )
+        if self.evict and self.evict not in _core.EVICTIONS:
+            raise BadArgument(f"table {name!r}: evict {self.evict!r} is not one of {', '.join(_core.EVICTIONS)}")
+        if (self.evict == "ttl") != (self.ttl != 0) or not 0 <= self.ttl <= _core.MAX_TTL:
+            raise BadArgument(
+                f"table {name!r}: evict {self.evict!r} with ttl {self.ttl}; expected 'ttl' with 1 to {_core.MAX_TTL}"
+                " decisions, or another one with 0"
+            )
+        if self.evict in ("lru", "lfu") and not self.max_rows:
+            raise BadArgument(f"table {name!r}: evict {self.evict!r} needs a bound; give max_rows or max_bytes")
+        if not 0 <= self.admit_after <= _core.MAX_ADMIT_AFTER:
+            raise BadArgument(
+                f"table {name!r}: rows are to be admitted after {self.admit_after} contributions; expected at most"
+                f" {_core.MAX_ADMIT_AFTER}"
+            )
+        if not 0 < self.admit_probability <= 1:
+            raise BadArgument(
+                f"table {name!r}: rows are to be admitted with probability {self.admit_probability}; expected more"
+                " than 0, and at most 1"
+            )
+        if self.admit_after > 1 and self.admit_probability < 1:
+            raise BadArgument(f"table {name!r}: rows are admitted after some contributions or by lot, not by both")
 
 
 class TensorSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,6 +158,12 @@ class TensorSpec(msgspec.Struct, frozen=True, kw_only=True):
             raise BadArgument(f"tensor {self.name!r}: {self.num_elems} elements, at most {MAX_TENSOR_ELEMS}")
         if not 0 <= self.group < 1 << 32:
             raise BadArgument(f"tensor {self.name!r}: group {self.group} is not in [0, 4294967296)")
+
+
+def record_bytes(spec: TensorSpec) -> int:
+    """Bytes of a row of a table as a partition keeps it: id, value, state, and 4 where rows are evicted."""
+    assert spec.rows is not None, "it is a table"
+    return _core.row_record_bytes(rule_number(spec.rule), spec.rows.dim, bool(spec.rows.evict))
 
 
 class Tensor(msgspec.Struct, frozen=True, kw_only=True, tag="tensor"):

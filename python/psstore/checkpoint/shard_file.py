@@ -5,8 +5,9 @@
 An array has all slices of one tensor that the shard holds, one after the other: 'value/NAME', and 'STATE/NAME' for each
 of its rule's state buffers. Each slice of it is a piece. If the shard holds all of the tensor the array has its shape,
 else it is flat. Of a table the array is 'rows/NAME', a record of bytes for each row: its id (u64), its value and its
-state (float32); each partition that has rows is a piece. Elements of 8 bytes come first, so that all are aligned;
-tensors by their id.
+state (float32), and, where rows are evicted, 4 bytes that eviction goes by; each partition that has rows is a piece. If
+rows are admitted after some contributions, 'counted/NAME' has what each partition has counted. Elements of 8 bytes come
+first, so that all are aligned; tensors by their id.
 """
 
 from __future__ import annotations
@@ -88,16 +89,23 @@ def _arrays(tensor: TensorRecord, slots: Sequence[SlotRecord]) -> Iterator[tuple
 
 
 def _rows(tensor: TensorRecord, slots: Sequence[SlotRecord]) -> Iterator[tuple[FileEntry, list[ShardPiece]]]:
-    size = tensor.record_bytes
+    counted_bytes = tensor.counted_bytes
     for slot in slots:
         _check_index(tensor, slot)
-        if slot.parts & (1 << ROWS_SHIFT) - 1 != (slot.num_rows > 0):
+        counted = slot.parts & 1 << 1 if counted_bytes else 0
+        if slot.parts & (1 << ROWS_SHIFT) - 1 != (slot.num_rows > 0) | counted:
             raise ValueError(f"partition {slot.key:#x} of table {tensor.spec.name!r} has parts {slot.parts:#x}")
-    pieces = [ShardPiece(slot, 0, slot.num_rows * size) for slot in slots if slot.num_rows]
+    rows, counts = (f"{name}/{tensor.spec.name}" for name in tensor.part_names)
+    size = tensor.record_bytes
+    yield from _equal(rows, size, [ShardPiece(slot, 0, slot.num_rows * size) for slot in slots if slot.num_rows])
+    yield from _equal(counts, counted_bytes, [ShardPiece(slot, 1, counted_bytes) for slot in slots if slot.has(1)])
+
+
+def _equal(name: str, size: int, pieces: list[ShardPiece]) -> Iterator[tuple[FileEntry, list[ShardPiece]]]:
+    """An array of as many bytes as the pieces have, (number, size); none without pieces."""
     if pieces:
-        shape = sum(piece.slot.num_rows for piece in pieces), size
         sizes = tuple(piece.num_bytes for piece in pieces)
-        yield FileEntry(f"{tensor.part_names[0]}/{tensor.spec.name}", "U8", shape, sizes), pieces
+        yield FileEntry(name, "U8", (sum(sizes) // size, size), sizes), pieces
 
 
 def _check_index(tensor: TensorRecord, slot: SlotRecord) -> None:

@@ -28,7 +28,7 @@ class SlotRecord(NamedTuple):
     """Updates that the rule has taken of it."""
     parts: int
     """Bit 0: the file has its value; bit i: state buffer i. Or ZEROS. 0: it has no value yet. Of a partition of a
-    table: how many rows it has, from bit ROWS_SHIFT on, and bit 0 if it has any."""
+    table: how many rows it has, from bit ROWS_SHIFT on, bit 0 if it has any, and bit 1: what admission has counted."""
 
     @property
     def num_rows(self) -> int:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from msgspec import Struct
 
 from psstore import _core
-from psstore.types import ITEM_BYTES, Consistency, TensorSpec, rule_number
+from psstore.types import ITEM_BYTES, Consistency, TensorSpec, record_bytes
 
 
 class TensorRecord(Struct, frozen=True, kw_only=True):
@@ -28,16 +28,22 @@ class TensorRecord(Struct, frozen=True, kw_only=True):
 
     @property
     def part_names(self) -> tuple[str, ...]:
-        """What a slot can hold, by part: 'value', then the rule's state buffers. Of a table: 'rows'."""
+        """What a slot can hold, by part: 'value', then the rule's state buffers. Of a table: 'rows', then what their
+        admission has counted."""
         if self.spec.rows is not None:
-            return (ROWS,)
+            return ROWS, COUNTED
         return VALUE, *(name for name in _core.STATES[self.spec.rule] if name is not None)
 
     @property
     def record_bytes(self) -> int:
-        """Bytes of a row of a table: id, value and state."""
+        """Bytes of a row of a table: id, value, state and what eviction goes by."""
+        return record_bytes(self.spec)
+
+    @property
+    def counted_bytes(self) -> int:
+        """Bytes of what the admission of a partition of a table counts in."""
         assert self.spec.rows is not None, "it is a table"
-        return _core.row_record_bytes(rule_number(self.spec.rule), self.spec.rows.dim)
+        return _core.counted_bytes(self.spec.rows.admit_after, self.spec.rows.partition_rows)
 
     def key(self, index: int) -> int:
         return self.id << _core.SLICE_INDEX_BITS | index
@@ -58,6 +64,9 @@ VALUE = "value"
 
 ROWS = "rows"
 """Name of part 0 of a partition of a table: the records of its rows."""
+
+COUNTED = "counted"
+"""Name of part 1: contributions to ids without a row, as csrc/rows/admission.cc counts them."""
 
 
 class HyperRecord(Struct, frozen=True, kw_only=True):

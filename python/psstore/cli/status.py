@@ -55,10 +55,15 @@ def lines_of(found: StoreStatus) -> list[str]:
         behind = found.version - shard.version
         where = f"version {shard.version}" + (f", {behind} behind" if behind > 0 else "")
         led = f" after {shard.led_before} that died" if shard.led_before else ""
+        rows = (
+            f" {shard.rows:,} rows ({shard.rows_evicted:,} evicted, {shard.rows_refused:,} refused),"
+            if shard.rows or shard.rows_evicted or shard.rows_refused
+            else ""
+        )
         stands_by = f", a standby may lead ({shard.standby_lag} changes behind)" if shard.standbys else ""
         lines.append(
             f"shard {shard.shard:<5} {where}: values {shard.value_bytes / MIB:.1f} MiB, state"
-            f" {shard.state_bytes / MIB:.1f} MiB, memory {shard.memory_bytes / MIB:.1f} MiB,"
+            f" {shard.state_bytes / MIB:.1f} MiB, memory {shard.memory_bytes / MIB:.1f} MiB,{rows}"
             f" {shard.connections} connections; process {shard.process} leads{led}{stands_by}"
         )
     return lines

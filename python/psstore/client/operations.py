@@ -23,6 +23,7 @@ from psstore.client.layout import OneVersion, Pull, Push
 from psstore.client.norms import Norm
 from psstore.client.reading import Reading
 from psstore.client.rounds import CommitResult, Committing
+from psstore.client.row_bounds import Bounds
 from psstore.client.rule_state import Restored, RuleState, restoring
 from psstore.client.schema import Hypers, as_source
 from psstore.client.tables import Ids, Tables
@@ -136,6 +137,10 @@ class Operations:
         init: str = "zeros",
         seed: int = 0,
         group: int = 0,
+        max_rows: int | None = None,
+        max_bytes: int | None = None,
+        evict: str | None = None,
+        admit: str | None = None,
         exist: Exist = "match",
     ) -> None:
         """Creates a table of rows of `dim` float32, by any 64-bit id; docs/rows.md says how it lives.
@@ -144,6 +149,11 @@ class Operations:
         `init`: a row's first value: 'zeros', 'constant(c)', 'uniform(a, b)' or 'normal(mean, std)', of the name, the
         `seed` and the row's id.
         `group`: parameter group, whose hyper-parameters a commit names; of tables of this rule alone.
+        `max_rows`, or `max_bytes`: the most rows that the table may have on all shards, or memory for them with their
+        state and their part of the index; evenly divided over its 64 partitions.
+        `evict`: which rows go when others need their place: 'lru', 'lfu', or 'ttl:N', those that no decision has
+        changed for N, also while there is room. None: pushes of new rows to a full table raise TableFull.
+        `admit`: 'after:K' makes a row at its K-th contribution, 'probability:P' by lot. None: at the first.
         `exist`: see `create`.
 
         Raises BadArgument, ShapeMismatch, RuleMismatch, TensorExists; nothing is created then.
@@ -156,6 +166,12 @@ class Operations:
             init=text("init", init),
             seed=whole("seed", seed),
             group=whole("group", group),
+            bounds=Bounds(
+                max_rows=None if max_rows is None else whole("max_rows", max_rows),
+                max_bytes=None if max_bytes is None else whole("max_bytes", max_bytes),
+                evict=None if evict is None else text("evict", evict),
+                admit=None if admit is None else text("admit", admit),
+            ),
             exist=exist,
         )
 
@@ -166,7 +182,8 @@ class Operations:
         `ids`: integers of any shape and order, none negative; gradients of one that comes twice are summed in order.
         `gradients`: float32 of the ids' shape and then (dim,). Both must stay as they are until the call returns.
 
-        Raises UnknownTensor, RuleMismatch, DTypeMismatch, ShapeMismatch, BadArgument before anything is sent.
+        Raises UnknownTensor, RuleMismatch, DTypeMismatch, ShapeMismatch, BadArgument before anything is sent;
+        TableFull, and then nothing of it counts in this round's commit.
         """
         await self.tables.push(name, ids, gradients)
 
@@ -193,8 +210,8 @@ class Operations:
         A reader that holds the last decision is told VersionGone if its rows change so.
 
         Raises UnknownTensor, RuleMismatch, DTypeMismatch, ShapeMismatch, BadArgument before anything is sent;
-        DeadlineExceeded if the last decision still waits for contributions, and OutOfMemory: then some of the rows may
-        have been set, and setting them again is right.
+        DeadlineExceeded if the last decision still waits for contributions, OutOfMemory, and TableFull: then some of
+        the rows may have been set, and setting them again is right.
         """
         await self.tables.assign(name, ids, rows)
 

@@ -24,8 +24,8 @@ Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 async def row_pages(
     context: Context, table: Tensor, *, what: int, row_bytes: int, hold: Hold, wait_s: float
 ) -> AsyncIterator[Bytes]:
-    """Yields the table's rows as of that decision, (rows, row_bytes) at a time, in no order. `what`: IDS or RECORDS, of so
-    many bytes each.
+    """Yields the table's rows as of that decision, (rows, row_bytes) at a time, in no order. `what`: IDS or RECORDS, of
+    so many bytes each.
 
     Raises VersionGone, DeadlineExceeded."""
     listed = [0] * (1 << PARTITION_BITS)

@@ -26,6 +26,12 @@ class ShardStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Decisions that it has applied."""
     value_bytes: int
     state_bytes: int
+    rows: int
+    """Rows of tables that it has,"""
+    rows_evicted: int
+    """has let go of,"""
+    rows_refused: int
+    """and contributions to ids that stayed without a row."""
     staged_bytes: int
     """Contributions that wait for their decision."""
     kept_bytes: int

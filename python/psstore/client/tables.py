@@ -6,6 +6,7 @@ import hashlib
 import re
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,9 +16,10 @@ from psstore.client.arrays import Array, Floats, Source, fresh, source, target
 from psstore.client.context import Context
 from psstore.client.norms import Norm
 from psstore.client.reading import Reading
+from psstore.client.row_bounds import Bounds
 from psstore.client.row_listing import IDS, row_pages
 from psstore.client.writing import Writing
-from psstore.errors import BadArgument, DTypeMismatch, ShapeMismatch
+from psstore.errors import BadArgument, DTypeMismatch, ShapeMismatch, TableFull
 from psstore.partition.packing import FRAME_BYTES
 from psstore.protocol.client import Hold, Transfer
 from psstore.types import PARTITION_BITS, RowsSpec, Tensor, TensorSpec
@@ -47,12 +49,16 @@ class Tables:
         self._writing = writing
         self._reading = reading
 
-    async def create(self, name: str, *, dim: int, rule: str, init: str, seed: int, group: int, exist: Exist) -> None:
+    async def create(
+        self, name: str, *, dim: int, rule: str, init: str, seed: int, group: int, bounds: Bounds, exist: Exist
+    ) -> None:
         if rule not in RULES:
             raise BadArgument(f"create_table {name!r}: rule {rule!r} is not one of {', '.join(RULES)}")
         kind, a, b = first_values(init)
         rows = RowsSpec(dim=dim, init=kind, a=a, b=b, seed=table_seed(name, seed))
         spec = TensorSpec(name=name, shape=rows.shape, rule=RULES[rule], group=group, rows=rows)
+        spec.check()
+        spec = bounds.bounded(spec)
         spec.check()
         tensors, _ = await self._context.client.create([spec], exist=exist, offer=False)
         self._context.schema.learn(tensors)
@@ -65,7 +71,8 @@ class Tables:
         _check_rows(f"{what}: gradients", (*shape, _dim(table)), given.shape, given.dtype)
         grouped = _core.GroupedIds(numbers, PARTITION_BITS)
         pieces = self._written_pieces(what, table, grouped)
-        await self._writing.send_rows(table, _written(table, grouped, given, pieces))
+        with _saying_the_bound(table):
+            await self._writing.send_rows(table, _written(table, grouped, given, pieces))
 
     async def assign(self, name: str, ids: Array, rows: Array) -> None:
         table = await self._context.schema.find_table(name)
@@ -78,7 +85,8 @@ class Tables:
             unique, counts = np.unique(numbers, return_counts=True)
             raise BadArgument(f"{what}: id {unique[counts > 1][0]} comes twice; a row can be assigned one value")
         pieces = (one for one in self._written_pieces(what, table, grouped) if one.num_bytes)
-        await self._writing.assign_rows(table, _written(table, grouped, given, pieces))
+        with _saying_the_bound(table):
+            await self._writing.assign_rows(table, _written(table, grouped, given, pieces))
 
     async def keys(self, name: str, *, wait_s: float | None, hold: Hold) -> Ids:
         table = await self._context.schema.find_table(name)
@@ -197,6 +205,22 @@ def _frames(pieces: Iterator[_Piece]) -> list[_RowFrame]:
         frame.pieces.append(piece)
         open_frames[piece.way] = frame, num_bytes + piece.num_bytes
     return frames
+
+
+@contextmanager
+def _saying_the_bound(table: Tensor) -> Iterator[None]:
+    """Raises TableFull again with what is known here of the table."""
+    try:
+        yield
+    except TableFull:
+        name, rows = table.spec.name, table.spec.rows
+        assert rows is not None, "it is a table"
+        raise TableFull(
+            f"table {name!r} is full: it may have {rows.max_rows} rows, {rows.partition_rows} in each of its"
+            f" {1 << PARTITION_BITS} partitions, and some would have more; push rows that it has"
+            f" (store.keys({name!r})), or drop it and create it with more max_rows, or with evict='lru'",
+            name=name,
+        ) from None
 
 
 def _dim(table: Tensor) -> int:

@@ -159,6 +159,14 @@ METRICS: tuple[Metric, ...] = (
     Metric("psstore_shard_sent_bytes_total", "Bytes of values pulled, likewise", SHARD, _field("sent_bytes")),
     Metric("psstore_shard_value_bytes", "Bytes of parameters", SHARD, _field("value_bytes")),
     Metric("psstore_shard_state_bytes", "Bytes of momenta and other state", SHARD, _field("state_bytes")),
+    Metric("psstore_shard_rows", "Rows of tables", SHARD, _field("rows")),
+    Metric("psstore_shard_rows_evicted_total", "Rows that made room for others", SHARD, _field("rows_evicted")),
+    Metric(
+        "psstore_shard_rows_refused_total",
+        "Contributions to ids that stayed without a row",
+        SHARD,
+        _field("rows_refused"),
+    ),
     Metric(
         "psstore_shard_staged_bytes", "Bytes of gradients that wait for their decision", SHARD, _field("staged_bytes")
     ),

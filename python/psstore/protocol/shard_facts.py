@@ -211,8 +211,17 @@ class ShardFacts:
             self.take(decision.fact, decision.signed.blob)
 
 
-def _rows_to_core(rows: RowsSpec) -> tuple[int, int, float, float, int]:
-    return rows.dim, _core.FIRST_VALUES[rows.init], rows.a, rows.b, rows.seed
+def _rows_to_core(rows: RowsSpec) -> tuple[int, int, float, float, int, tuple[int, int, int, int, int, float]]:
+    admit = "after" if rows.admit_after > 1 else "probability" if rows.admit_probability < 1 else "always"
+    bounds = (
+        rows.partition_rows,
+        _core.EVICTIONS.get(rows.evict, 0),
+        rows.ttl,
+        _core.ADMISSIONS[admit],
+        rows.admit_after,
+        rows.admit_probability,
+    )
+    return rows.dim, _core.FIRST_VALUES[rows.init], rows.a, rows.b, rows.seed, bounds
 
 
 def _to_core(fact: m.DecisionFact) -> _core.Decision:

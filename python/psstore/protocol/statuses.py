@@ -18,6 +18,7 @@ MEANINGS = {
     _core.ERROR_CODES["NON_FINITE"]: "the values contain NaN or infinity, which this store refuses",
     _core.ERROR_CODES["ROUND_OUT_OF_ORDER"]: "it still waits for what an earlier round lacks",
     _core.ERROR_CODES["VERSION_GONE"]: "its shard does not keep the snapshot's version any longer; take another one",
+    _core.ERROR_CODES["TABLE_FULL"]: "a partition of it has as many rows as it may have, and evicts none",
     NOT_APPLIED: "its last decision is not applied: contributions or the scale are missing and did not come in time",
     _core.ERROR_CODES["NOT_INITIALISED"]: "it has no value yet: the client that created it did not send one in time",
 }

@@ -63,7 +63,7 @@ class Embedding(torch.nn.Module):
         name: of the table in the store.
         dim: elements of a row.
         store: a connected `psstore.Store`; to train, a worker's.
-        rule, init, seed: as `Store.create_table` has them.
+        rule, init, seed: as `Store.create_table` has them, and max_rows, max_bytes, evict, admit.
         hypers: of the rule, under its names: lr, eps, … What is not given has torch's default. They are read at every
             step: `items.hypers["lr"] = 0.05` counts from the next one on.
     """
@@ -77,6 +77,10 @@ class Embedding(torch.nn.Module):
         rule: str = "adagrad",
         init: str = "normal(0, 0.01)",
         seed: int = 0,
+        max_rows: int | None = None,
+        max_bytes: int | None = None,
+        evict: str | None = None,
+        admit: str | None = None,
         **hypers: Hyper,
     ) -> None:
         super().__init__()
@@ -93,7 +97,18 @@ class Embedding(torch.nn.Module):
         self._num_lookups = 0
         self._anchor = torch.zeros((), requires_grad=True)
         self._store = store
-        store.create_table(name, dim=dim, rule=rule, init=init, seed=seed, group=self.group)
+        store.create_table(
+            name,
+            dim=dim,
+            rule=rule,
+            init=init,
+            seed=seed,
+            group=self.group,
+            max_rows=max_rows,
+            max_bytes=max_bytes,
+            evict=evict,
+            admit=admit,
+        )
 
     @property
     def store(self) -> Store:

@@ -1,0 +1,158 @@
+"""Bounds of tables: eviction and admission are those of the model, on any number of shards; full tables; options."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.testing import assert_array_equal
+
+import psstore
+from psstore.client.store import Store
+from psstore.errors import BadArgument, TableFull
+from tests.support.bounded_tables import BoundedTables
+from tests.support.cluster import at_once, clusters
+from tests.support.row_model import hash_of
+
+pytestmark = pytest.mark.one_loop
+
+F32 = np.float32
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+def test_rows_come_and_go_as_the_model_has_them(shards: int) -> None:
+    with psstore.connect(f"local://?shards={shards}", rank=0, num_workers=1) as store:
+        tables = BoundedTables(store)
+        for _ in range(5):
+            tables.train(store, 12)
+            tables.check(store)
+        tables.check_counts(store)
+        for name, model in tables.models.items():
+            assert model.evicted > 100 or not model.spec.evict, name  # the test is of something
+            assert model.refused > 100 or name not in ("after", "lot"), name
+        assert tables.num_full > 10
+
+
+def test_contributions_of_several_workers_count_each() -> None:
+    with clusters("local") as start:
+        workers = start(shards=2, workers=2).workers()
+        tables = BoundedTables(workers[0])
+        for number in range(12):
+            given = tables.push(workers)
+            at_once(*[lambda one=one: one.commit({"lr": 1.0}) for one in workers])
+            tables.decided(given, num_members=2)
+            if number % 4 == 3:
+                tables.check(workers[1])
+
+
+def test_a_snapshot_has_rows_that_were_evicted_since() -> None:
+    with psstore.connect("local://?shards=2", rank=0, num_workers=1) as store:
+        store.create_table("t", dim=1, rule="sgd", init="constant(5)", max_rows=64 * 4, evict="lru")
+        push(store, range(100))
+        with store.snapshot() as view:
+            for first in range(100, 2000, 100):
+                push(store, range(first, first + 100))
+                assert_array_equal(view.keys("t"), np.arange(100, dtype=np.uint64))
+                assert_array_equal(view.pull_rows("t", range(120)), np.repeat([[4], [5]], [100, 20], axis=0))
+        assert store.keys("t").max() == 1999
+        assert not np.isin(np.arange(100), store.keys("t")).any()
+
+
+# ---- full tables ----------------------------------------------------------------------------------------
+
+
+def push(store: Store, ids: Any) -> None:
+    store.push_rows("t", ids, np.ones((len(ids), 1), F32))
+    store.commit({"lr": 1.0})
+
+
+def test_a_full_table_refuses_what_is_new_and_trains_what_is_there() -> None:
+    with psstore.connect("local://?shards=2", rank=0, num_workers=1) as store:
+        store.create_table("t", dim=1, rule="sgd", max_rows=64)
+        store.create("w", np.zeros(1, F32), rule="sgd", group=1)
+        ids = np.arange(300)
+        with pytest.raises(TableFull, match=r"'t' is full: it may have 64 rows, 1 in each .*evict='lru'"):
+            store.push_rows("t", ids, np.ones((300, 1), F32))
+        store.push("w", np.ones(1, F32))
+        store.commit({"lr": 1.0})
+        assert_array_equal(store.pull("w"), [-1])
+        assert store.keys("t").size == 0  # nothing of the push that was refused counts
+        push(store, [7])
+        push(store, [7])
+        with pytest.raises(TableFull):
+            store.assign_rows("t", ids, np.ones((300, 1), F32))
+        assert_array_equal(store.pull_rows("t", [7]), [[-2]])
+
+
+def test_what_several_bring_at_once_beyond_the_bound_is_refused_and_counted() -> None:
+    with clusters("local") as start:
+        workers = start(shards=1, workers=2).workers()
+        for one in workers:
+            one.create_table("t", dim=1, rule="sgd", max_rows=64)
+        ids = of_one_partition(2)
+        for one, number in zip(workers, ids, strict=True):
+            one.push_rows("t", [number], np.full((1, 1), 2, F32))
+        at_once(*[lambda one=one: one.commit({"lr": 1.0}) for one in workers])
+        assert_array_equal(workers[0].keys("t"), [min(ids)])
+        assert workers[0].stats()[0]["rows_refused"] == 1
+        with pytest.raises(TableFull):
+            workers[0].push_rows("t", [max(ids)], np.ones((1, 1), F32))
+
+
+def of_one_partition(count: int) -> list[int]:
+    """Ids that are in one partition."""
+    return [one for one in range(10_000) if hash_of(one) >> 58 == 9][:count]
+
+
+def test_bytes_bound_as_many_rows_as_fit_them() -> None:
+    with psstore.connect("local://", rank=0, num_workers=1) as store:
+        store.create_table("t", dim=4, rule="adagrad", max_bytes=1 << 20, evict="lfu")
+        rows = store.describe("t").spec.rows
+        assert rows is not None
+        assert rows.max_rows == (1 << 20) // (8 + 16 + 16 + 4 + 12)
+
+
+# ---- options --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"max_rows": 0}, "max_rows is 0"),
+        ({"max_rows": 63}, "max_rows is 63; expected 64"),
+        ({"max_rows": -1}, "max_rows is -1"),
+        ({"max_rows": 1 << 40}, "max_rows"),
+        ({"max_rows": 1.5}, "expected an integer"),
+        ({"max_bytes": 10}, "max_bytes is 10; a row of 't' takes"),
+        ({"max_bytes": 1 << 20, "max_rows": 100}, "expected one of them"),
+        ({"evict": "lru"}, "needs a bound"),
+        ({"evict": "fifo", "max_rows": 100}, "evict is 'fifo'; expected 'lru', 'lfu', 'ttl:N'"),
+        ({"evict": "ttl:0"}, "ttl:N"),
+        ({"evict": "ttl:"}, "ttl:N"),
+        ({"evict": "ttl:9999999999"}, "ttl"),
+        ({"evict": 3}, "expected a string"),
+        ({"admit": "after:0"}, "after:K"),
+        ({"admit": "after:256"}, "at most 255"),
+        ({"admit": "sometimes"}, "probability:P"),
+        ({"admit": "probability:x"}, "probability:P"),
+        ({"admit": "probability:0"}, "more than 0"),
+        ({"admit": "probability:nan"}, "more than 0"),
+        ({"admit": "probability:1.1"}, "at most 1"),
+    ],
+    ids=str,
+)
+def test_bounds_that_can_not_be_are_refused(options: dict[str, Any], match: str) -> None:
+    with psstore.connect("local://", rank=0, num_workers=1) as store:
+        with pytest.raises(BadArgument, match=match):
+            store.create_table("t", dim=1, rule="sgd", **options)
+        assert store.keys() == []
+
+
+def test_a_table_with_other_bounds_is_another_one() -> None:
+    with psstore.connect("local://", rank=0, num_workers=1) as store:
+        store.create_table("t", dim=1, rule="sgd", max_rows=100, evict="lru")
+        store.create_table("t", dim=1, rule="sgd", max_rows=100, evict="lru")
+        for other in ({"max_rows": 200, "evict": "lru"}, {"max_rows": 100}, {}):
+            with pytest.raises(BadArgument, match="in the store"):
+                store.create_table("t", dim=1, rule="sgd", **other)
