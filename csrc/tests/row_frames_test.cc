@@ -168,6 +168,40 @@ TEST_F(RowFrames, that_ask_for_more_ids_than_they_have_are_bad_bodies) {
   EXPECT_THROW(read(shard_, frame), Error);
 }
 
+TEST_F(RowFrames, leave_what_admission_has_counted_to_those_who_hold_a_decision) {
+  const Key key = make_key(kDense + 5, 0);  // the table that counts
+  const auto train = [&](uint64_t id) {
+    std::vector<SliceEntry> entries{{.key = key, .num_bytes = kRowBytes, .dtype = kRowsEncoding}};
+    const BufferRef payload = shard_.admit(WriteKind::kPush, entries, kRowBytes);
+    std::memset(payload->data(), 0, payload->size());
+    std::memcpy(payload->data(), &id, sizeof id);
+    shard_.stage({0, 1, round_}, entries, payload);
+    decide();
+  };
+  const auto parts_of = [&](uint64_t reader, uint64_t at) {
+    const TableImage image = shard_.image(reader, at).value();
+    const auto slot = std::ranges::find(image.slots, key, &SlotImage::key);
+    std::vector<std::pair<Key, uint16_t>> wanted{{key, kCountedPart}};
+    if (slot->num_rows() > 0) wanted.insert(wanted.begin(), {key, 0});
+    std::string bytes;
+    for (const Piece& piece : shard_.read(image, wanted).pieces) {
+      bytes.append(reinterpret_cast<const char*>(piece.buffer->data()), piece.num_bytes);
+    }
+    return bytes;
+  };
+  train(7);
+  ASSERT_EQ(shard_.hold(1, true), 1u);
+  const std::string once = parts_of(1, 1);
+  train(8);
+  train(7);
+  EXPECT_EQ(parts_of(1, 1), once);
+  shard_.hold(2, true);
+  const RowShape shape{kDim, kDim, true};
+  EXPECT_EQ(parts_of(2, 3).size(), once.size() + shape.record_bytes());
+  EXPECT_EQ(shard_.stats().at("rows"), 1u);
+  EXPECT_EQ(shard_.stats().at("rows_refused"), 2u);
+}
+
 TEST_F(RowFrames, have_the_status_of_each_partition) {
   Frame frame;
   frame.header.op = Op::kPUSH;

@@ -38,7 +38,7 @@ void check_parts(const FrameParts& parts) {
     throw Error(ErrorCode::BAD_ARGUMENT, "operation " + std::to_string(static_cast<int>(parts.op)) +
                                              " can't be about part " + std::to_string(entry.part) +
                                              " of key " + std::to_string(entry.key) +
-                                             ": only PULL and RESTORE read and set rule state");
+                                             ": only PULL, RESTORE and LIST_ROWS are about parts");
   }
 }
 

@@ -28,6 +28,8 @@ constexpr bool may_be_about(Op op, uint16_t part) {
     case Op::kPULLED:
     case Op::kRESTORE:
     case Op::kRESTORED: return part <= kMaxPart;
+    case Op::kLIST_ROWS:  // ids, or records
+    case Op::kLISTED_ROWS: return part <= 1;
     default: return part == 0;
   }
 }

@@ -17,11 +17,11 @@ from numpy.testing import assert_array_equal
 import psstore
 from psstore import LocalStore
 from psstore.checkpoint.exchange.exporting import export_checkpoint
+from psstore.checkpoint.exchange.safetensors_file import read_safetensors
 from psstore.checkpoint.place import open_place
 from psstore.checkpoint.reader import verify
 from psstore.client.store import Store
 from psstore.config import Transport
-from psstore.errors import BadArgument
 from tests.support.cluster import PATIENCE_S
 from tests.support.server_process import StoreProcess, eventually
 
@@ -106,16 +106,26 @@ def test_a_checkpoint_that_is_written_beside_training_is_of_one_decision(tmp_pat
         assert_same(rows(store), seen[version])
 
 
-def test_a_checkpoint_with_a_table_is_not_exported_without_it(tmp_path: Path) -> None:
+def test_tables_of_a_checkpoint_are_exported_as_a_store_exports_them(tmp_path: Path) -> None:
     url = str(tmp_path / "run")
-    with training() as store:
-        step(store, 1)
+    with training(shards=2) as store:
+        for number in range(1, 4):
+            step(store, number)
         store.checkpoint(url)
-    with (
-        open_place(url).place.open(1) as checkpoint,
-        pytest.raises(BadArgument, match="'sgd' is a table"),
-    ):
-        export_checkpoint(checkpoint, tmp_path / "out", form="safetensors")
+        keys = {rule: store.keys(rule) for rule in RULES}
+        pulled = {rule: store.pull_rows(rule, keys[rule]) for rule in RULES}
+        for rule in RULES:
+            store.export_table(rule, tmp_path / f"{rule}.safetensors")
+    with open_place(url).place.open(3) as checkpoint:
+        model, tables = export_checkpoint(checkpoint, tmp_path / "out", form="safetensors")
+    assert set(read_safetensors(model)) == {"w"}
+    exported = read_safetensors(tables)
+    for rule in RULES:
+        assert_array_equal(exported[f"ids/{rule}"], keys[rule])
+        assert_array_equal(exported[f"rows/{rule}"], pulled[rule])
+        for name, array in read_safetensors(tmp_path / f"{rule}.safetensors").items():
+            assert_array_equal(exported.pop(name), array)
+    assert not exported
 
 
 @pytest.mark.parametrize("transport", ["tcp", "shm"])

@@ -132,7 +132,7 @@ def export_to(
         typer.Option(
             "--format",
             help="torch: model.safetensors, model.pt, optimizer.pt; safetensors: the first of them, without torch; dcp:"
-            " a folder of torch.distributed.checkpoint's.",
+            " a folder of torch.distributed.checkpoint's. Beside any of them tables.safetensors, of tables of rows.",
         ),
     ] = Form.torch,
     allow_pickle: AllowPickle = False,

@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from os import PathLike
+from pathlib import Path
 from typing import Any, get_args
 
 from psstore.checkpoint.handed import Handed, pack_handed, unpack_handed
@@ -113,9 +116,15 @@ class Operations:
         """
         if table is None:
             return await self.client.keys()
+        name = text("keys: table", table)
+        async with self._held(wait_s) as hold:
+            return await self.tables.keys(name, wait_s=wait_s, hold=hold)
+
+    @asynccontextmanager
+    async def _held(self, wait_s: float | None) -> AsyncIterator[Hold]:
         hold = await self.hold(wait_s=wait_s)
         try:
-            return await self.tables.keys(text("keys: table", table), wait_s=wait_s, hold=hold)
+            yield hold
         finally:
             self.client.free(hold.reader)
 
@@ -214,6 +223,16 @@ class Operations:
         the rows may have been set, and setting them again is right.
         """
         await self.tables.assign(name, ids, rows)
+
+    async def export_table(self, name: str, path: str | PathLike[str], *, wait_s: float | None = None) -> None:
+        """Writes a table as of one decision to a safetensors file on this machine, from which `torch` or numpy read it:
+        'ids/NAME', ascending, 'rows/NAME', and the update rule's state, 'sum/NAME' or 'exp_avg/NAME' and
+        'exp_avg_sq/NAME'. All of it is in memory meanwhile. docs/rows.md says more.
+
+        Raises UnknownTensor, RuleMismatch for a tensor that is no table; DeadlineExceeded, VersionGone, OSError.
+        """
+        async with self._held(wait_s) as hold:
+            await self.tables.export(name, Path(path), wait_s=wait_s, hold=hold)
 
     # ---- writing ----
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,12 +19,12 @@ from psstore.client.context import Context
 from psstore.client.norms import Norm
 from psstore.client.reading import Reading
 from psstore.client.row_bounds import Bounds
-from psstore.client.row_listing import IDS, row_pages
+from psstore.client.row_listing import IDS, RECORDS, row_pages
 from psstore.client.writing import Writing
 from psstore.errors import BadArgument, DTypeMismatch, ShapeMismatch, TableFull
 from psstore.partition.packing import FRAME_BYTES
 from psstore.protocol.client import Hold, Transfer
-from psstore.types import PARTITION_BITS, RowsSpec, Tensor, TensorSpec
+from psstore.types import PARTITION_BITS, RowsSpec, Tensor, TensorSpec, record_bytes
 from psstore.wire.messages import Exist
 
 RULES = {
@@ -126,6 +128,21 @@ class Tables:
         if receiver.finish is not None:
             receiver.finish()
         return receiver.result
+
+    async def export(self, name: str, path: Path, *, wait_s: float | None, hold: Hold) -> None:
+        from psstore.checkpoint.exchange.table_file import write_table
+
+        table = await self._context.schema.find_table(name)
+        pages = row_pages(
+            self._context,
+            table,
+            what=RECORDS,
+            row_bytes=record_bytes(table.spec),
+            hold=hold,
+            wait_s=self._context.patience(wait_s),
+        )
+        records = np.concatenate([page async for page in pages])
+        await asyncio.to_thread(write_table, path, table.spec, records)
 
     def _written_pieces(self, what: str, table: Tensor, grouped: _core.GroupedIds) -> Iterator[_Piece]:
         """Every partition, also one without a row: a contribution is to all of the table."""

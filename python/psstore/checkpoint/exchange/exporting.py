@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from psstore.checkpoint.exchange.safetensors_file import write_safetensors
-from psstore.checkpoint.exchange.whole_model import read_whole_model
+from psstore.checkpoint.exchange.table_file import read_tables
+from psstore.checkpoint.exchange.whole_model import WholeModel, read_whole_model
 from psstore.checkpoint.reader import Checkpoint
 
 
@@ -14,10 +15,20 @@ def export_checkpoint(checkpoint: Checkpoint, folder: Path, *, form: str, allow_
 
     `form`: 'torch' is model.safetensors, model.pt and optimizer.pt; 'safetensors' the first of them, for which neither
     torch nor rule state is needed; 'dcp' a folder of torch.distributed.checkpoint's, by pickle only if that is allowed.
+    Beside any of them tables of rows are tables.safetensors, as table_file.py has them.
     Raises BadArgument, OSError, and what reading raises.
     """
     model = read_whole_model(checkpoint, with_state=form != "safetensors")
     folder.mkdir(parents=True, exist_ok=True)
+    written = _write_model(folder, model, form=form, allow_pickle=allow_pickle)
+    tables = read_tables(checkpoint)
+    if tables:
+        written.append(folder / "tables.safetensors")
+        write_safetensors(written[-1], tables)
+    return written
+
+
+def _write_model(folder: Path, model: WholeModel, *, form: str, allow_pickle: bool) -> list[Path]:
     if form == "dcp":
         from psstore.checkpoint.exchange.dcp import write_dcp
 

@@ -23,13 +23,17 @@ NUMPY_DTYPES: Mapping[str, str] = {
 """numpy's dtype by safetensors' name. numpy has none for BF16, which is read as float32."""
 
 
+WRITTEN_DTYPES: Mapping[str, str] = {"float32": "F32", "float64": "F64", "uint64": "U64"}
+"""safetensors' dtype by numpy's name, of what a store keeps."""
+
+
 def write_safetensors(path: Path, arrays: Mapping[str, AnyArray]) -> None:
-    """Writes float32 and float64 arrays. Raises OSError."""
+    """Writes float32, float64 and uint64 arrays. Raises OSError."""
     header: dict[str, Any] = {METADATA: {"format": "pt"}}  # transformers reads files that say so
     ordered = sorted(arrays.items(), key=lambda one: -one[1].itemsize)
     begin = 0
     for name, array in ordered:
-        dtype = {4: "F32", 8: "F64"}[array.itemsize]
+        dtype = WRITTEN_DTYPES[array.dtype.name]
         header[name] = {"dtype": dtype, "shape": list(array.shape), "data_offsets": [begin, begin + array.nbytes]}
         begin += array.nbytes
     text = msgspec.json.encode(header)

@@ -55,15 +55,13 @@ class WholeModel:
 
 
 def read_whole_model(checkpoint: Checkpoint, *, with_state: bool = True) -> WholeModel:
-    """Reads all but gradients, straight into arrays. Raises BadArgument for a tensor without a value and for a table of
-    rows, and what reading raises."""
-    for record in checkpoint.store.tensors:
-        if record.spec.rows is not None:
-            raise BadArgument(
-                f"{record.spec.name!r} is a table of rows, and tables can't be exported yet: restore the checkpoint"
-                " into a store, and pull the rows that you want"
-            )
-    records = {record.id: record for record in checkpoint.store.tensors if record.spec.rule != GRADIENT_RULE}
+    """Reads all but gradients and tables of rows, straight into arrays. Raises BadArgument for a tensor without a
+    value, and what reading raises."""
+    records = {
+        record.id: record
+        for record in checkpoint.store.tensors
+        if record.spec.rule != GRADIENT_RULE and record.spec.rows is None
+    }
     parts: dict[tuple[int, int], AnyArray] = {}
     found = {number: WholeTensor(record.spec, _empty(record)) for number, record in records.items()}
     for number, tensor in found.items():

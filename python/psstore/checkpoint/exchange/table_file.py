@@ -1,0 +1,71 @@
+"""Tables of rows as arrays of others' formats: ids, rows, and what the update rule keeps of each.
+
+ids/NAME (rows,) u64, ascending    rows/NAME (rows, dim)    STATE/NAME (rows, dim), or (rows, 1)    float32
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from psstore import _core
+from psstore.checkpoint.exchange.safetensors_file import write_safetensors
+from psstore.checkpoint.exchange.whole_model import AnyArray
+from psstore.checkpoint.reader import Checkpoint
+from psstore.checkpoint.slots import SlotRecord
+from psstore.types import TensorSpec, record_bytes
+
+STATES: Mapping[str, Sequence[str]] = {
+    "sparse_sgd": (),
+    "sparse_adagrad": ("sum",),
+    "rowwise_adagrad": ("sum",),
+    "sparse_adam": ("exp_avg", "exp_avg_sq"),
+}
+"""What each rule of rows keeps of a row, in the order of its record; torch's names."""
+
+ID_ELEMS = 2
+"""float32 that an id takes the place of in a record."""
+
+
+def table_arrays(spec: TensorSpec, records: AnyArray) -> dict[str, AnyArray]:
+    """The arrays of a table with these records, (rows, bytes of one) u8 in any order."""
+    assert spec.rows is not None, "it is a table"
+    ids = np.ascontiguousarray(records[:, : 4 * ID_ELEMS]).view(np.uint64).reshape(-1)
+    order = np.argsort(ids)
+    elems = np.ascontiguousarray(records[order]).view(np.float32)
+    dim, name = spec.rows.dim, spec.name
+    arrays: dict[str, AnyArray] = {f"ids/{name}": ids[order], f"rows/{name}": elems[:, ID_ELEMS : ID_ELEMS + dim]}
+    begin = ID_ELEMS + dim
+    for state in STATES[spec.rule]:
+        width = 1 if spec.rule == "rowwise_adagrad" else dim
+        arrays[f"{state}/{name}"] = elems[:, begin : begin + width]
+        begin += width
+    return arrays
+
+
+def write_table(path: Path, spec: TensorSpec, records: AnyArray) -> None:
+    """Writes one table as safetensors. Raises OSError."""
+    write_safetensors(path, table_arrays(spec, records))
+
+
+def read_tables(checkpoint: Checkpoint) -> dict[str, AnyArray]:
+    """The arrays of all tables of a checkpoint, whose rows are in memory then. Raises what reading raises."""
+    tables = {record.id: record.spec for record in checkpoint.store.tensors if record.spec.rows is not None}
+    keys = frozenset(slot.key for slot in checkpoint.slots() if slot.key >> _core.SLICE_INDEX_BITS in tables)
+    records: dict[int, list[AnyArray]] = {number: [] for number in tables}
+
+    def into(slot: SlotRecord, part: int, num_bytes: int) -> memoryview:
+        piece = np.empty(num_bytes, np.uint8)
+        if part == 0:
+            records[slot.key >> _core.SLICE_INDEX_BITS].append(piece)
+        return memoryview(piece)
+
+    for _ in checkpoint.read(keys, into):
+        pass
+    arrays: dict[str, AnyArray] = {}
+    for number, spec in tables.items():
+        together = np.concatenate([np.empty(0, np.uint8), *records.pop(number)])
+        arrays |= table_arrays(spec, together.reshape(-1, record_bytes(spec)))
+    return arrays
