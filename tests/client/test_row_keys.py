@@ -54,13 +54,12 @@ def test_keys_of_a_snapshot_are_those_of_its_version() -> None:
         assert_array_equal(store.keys("t"), np.arange(300, dtype=np.uint64))
 
 
-def test_keys_of_many_pages_are_all_there(start: StartCluster) -> None:
-    cluster = start(shards=2)
-    store = cluster.connect()
-    store.create_table("t", dim=1, rule="sgd")
-    ids = np.random.default_rng(1).integers(0, 2**63, 1_200_000, np.uint64)  # of 4 MiB: 524,288
-    push(store, ids)
-    assert_array_equal(store.keys("t"), np.unique(ids))
+def test_keys_of_many_pages_are_all_there() -> None:
+    with psstore.connect("local://", rank=0, num_workers=1) as store:
+        store.create_table("t", dim=1, rule="sgd")
+        ids = np.random.default_rng(1).integers(0, 2**63, 1_200_000, np.uint64)  # of 4 MiB: 524,288
+        push(store, ids)
+        assert_array_equal(store.keys("t"), np.unique(ids))
 
 
 def test_keys_of_what_is_no_table_are_refused() -> None:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 from pathlib import Path
 
 import pytest
 
 import psstore
+from psstore.errors import RolledBack
 from tests.support.bounded_tables import BoundedTables
 from tests.support.cluster import PATIENCE_S
-from tests.support.server_process import StoreProcess, eventually
+from tests.support.server_process import StoreProcess, eventually, reshard_command
 
 pytestmark = [pytest.mark.sockets, pytest.mark.one_loop]
 
@@ -49,3 +51,19 @@ def test_a_standby_that_leads_evicts_and_admits_the_same() -> None:
             tables.decided(given)
             tables.train(store, 6)
             tables.check(store)
+
+
+def test_a_store_that_is_resharded_evicts_and_admits_the_same() -> None:
+    with (
+        StoreProcess("--shards", "3") as served,
+        psstore.connect(served.url, wait_s=PATIENCE_S) as store,
+    ):
+        tables = BoundedTables(store)
+        tables.train(store, 12)
+        subprocess.run(reshard_command(served.url, 2), check=True, capture_output=True, timeout=PATIENCE_S)
+        with pytest.raises(RolledBack):
+            store.keys("lru")
+        store.reconnect()
+        tables.check(store)
+        tables.train(store, 12)
+        tables.check(store)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -11,9 +12,10 @@ import numpy as np
 from psstore import _core
 from psstore.client.context import Context
 from psstore.errors import BadHeader
+from psstore.partition.packing import FRAME_BYTES
 from psstore.protocol.client import Hold, Transfer
 from psstore.protocol.requests import Answer
-from psstore.types import PARTITION_BITS, Tensor
+from psstore.types import Tensor
 
 IDS, RECORDS = 0, 1
 """What is listed: parts of a partition's entry."""
@@ -28,50 +30,59 @@ async def row_pages(
     so many bytes each.
 
     Raises VersionGone, DeadlineExceeded."""
-    listed = [0] * (1 << PARTITION_BITS)
-    ways: dict[int, list[int]] = {}
+    ways: dict[int, list[_Listed]] = {}
     for partition, way in enumerate(context.client.ways.of(table)):
-        ways.setdefault(way, []).append(partition)
+        ways.setdefault(way, []).append(_Listed(table.key(partition)))
     while ways:
-        pages = [_Page(table, way, partitions, listed, what, row_bytes) for way, partitions in ways.items()]
+        pages = [_Page(way, _fitting(of_way, row_bytes), what, row_bytes) for way, of_way in ways.items()]
         with context.forgetting_unknown([table]):
             answers = await context.client.list_rows(hold, [page.transfer() for page in pages], wait_s=wait_s)
-        ways = {}
         for page, answer in zip(pages, answers, strict=True):
-            left = page.take(answer, listed)
-            if left:
-                ways[page.way] = left
+            page.take(answer)
             yield page.rows
+        ways = {way: left for way, of_way in ways.items() if (left := [one for one in of_way if one.num_left != 0])}
+
+
+@dataclass
+class _Listed:
+    """A partition, as far as it was listed."""
+
+    key: int
+    num_listed: int = 0
+    num_left: int | None = None
+    """None: its shard has not been asked."""
+
+
+def _fitting(partitions: list[_Listed], row_bytes: int) -> list[_Listed]:
+    """The first ones, whose rows fill a frame; all that nobody knows how many rows they have. A shard looks at all of a
+    partition that it is asked for."""
+    known = (row_bytes * (one.num_left or 0) for one in partitions)
+    count = sum(num_bytes < FRAME_BYTES for num_bytes in accumulate(known, initial=0))
+    return partitions[:count]
 
 
 class _Page:
     """One answer of one shard: rows of some of its partitions, from where the last page ended."""
 
-    def __init__(
-        self, table: Tensor, way: int, partitions: list[int], listed: list[int], what: int, row_bytes: int
-    ) -> None:
+    def __init__(self, way: int, partitions: list[_Listed], what: int, row_bytes: int) -> None:
         self.way = way
         self.rows: Bytes = np.empty((0, row_bytes), np.uint8)
-        asked = _core.SliceTable([(table.key(one), 0, _core.DTYPES["rows"]) for one in partitions])
-        self._asked = asked.with_parts([what] * len(partitions)).with_versions([listed[one] for one in partitions])
+        asked = _core.SliceTable([(one.key, 0, _core.DTYPES["rows"]) for one in partitions])
+        self._asked = asked.with_parts([what] * len(partitions)).with_versions([one.num_listed for one in partitions])
         self._partitions = partitions
         self._row_bytes = row_bytes
 
     def transfer(self) -> Transfer:
         return Transfer(self.way, self._asked, self._make_room)
 
-    def take(self, answer: Answer, listed: list[int]) -> list[int]:
-        """Counts what came in `listed`; returns the partitions that have more. Raises BadHeader if nothing came."""
-        left = []
-        for one, size, num_rows in zip(
-            self._partitions, answer.table.num_bytes(), answer.table.versions(), strict=True
-        ):
-            listed[one] += size // self._row_bytes
-            if listed[one] < num_rows:
-                left.append(one)
-        if left and not len(self.rows):
+    def take(self, answer: Answer) -> None:
+        """Notes what came. Raises BadHeader if nothing did, and there is more."""
+        table = answer.table
+        for one, size, num_rows in zip(self._partitions, table.num_bytes(), table.versions(), strict=True):
+            one.num_listed += size // self._row_bytes
+            one.num_left = max(0, num_rows - one.num_listed)
+        if any(one.num_left for one in self._partitions) and not len(self.rows):
             raise BadHeader("a list of rows was answered without a row, and there are more")
-        return left
 
     def _make_room(self, table: _core.SliceTable) -> _core.Segments:
         """Raises BadHeader for parts of rows."""
