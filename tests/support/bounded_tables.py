@@ -14,7 +14,7 @@ from psstore.errors import TableFull
 from tests.support.row_model import TableModel
 
 DIM = 2
-MOST_ID = 1500
+MOST_ID = 6000
 F32 = np.float32
 
 BOUNDS: dict[str, dict[str, Any]] = {
@@ -26,8 +26,10 @@ BOUNDS: dict[str, dict[str, Any]] = {
     "after": {"max_rows": 64 * 8, "evict": "lru", "admit": "after:3"},
     "lot": {"max_rows": 64 * 20, "admit": "probability:0.25"},
     "tiny": {"max_rows": 64, "evict": "lru"},
+    "wide": {"max_rows": 64 * 33, "evict": "lru"},
 }
-"""Name of a table -> its bounds. 64 partitions have a few rows each, so that all of it happens within some steps."""
+"""Name of a table -> its bounds. 64 partitions have a few rows each, so that all of it happens within some steps; in the
+widest one several rows go at once."""
 
 
 class BoundedTables:
@@ -108,6 +110,6 @@ class BoundedTables:
 
     def _rows(self) -> dict[int, Any]:
         """Few ids come often, and many seldom."""
-        ids = np.unique((MOST_ID * self._draw.random(120) ** 2).astype(int))
+        ids = np.unique((MOST_ID * self._draw.random(150) ** 2).astype(int))
         values = 2 * self._draw.integers(-8, 8, (len(ids), DIM)).astype(F32)
         return dict(zip(ids.tolist(), values, strict=True))
