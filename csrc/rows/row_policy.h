@@ -30,7 +30,7 @@ class RowPolicy {
   // Whether rows that are not there would find room: a push to a table that is full and evicts nothing is refused, and not
   // the decision on it.
   bool has_room(size_t num_rows, size_t num_new) const;
-  // How many of them a decision can make beside those that are there, without evicting any.
+  // How many rows can be added to so many, without evicting any.
   size_t most_new(size_t num_rows) const;
 
   // ---- what a decision does: admit(), make_room(), made_room(), count(), of which the last two can't fail
@@ -44,8 +44,8 @@ class RowPolicy {
     uint64_t next_due = 0;
     size_t num_refused = 0;  // by the bound, even if all others went
   };
-  // Which rows go, so that those which are new to `rows` find room; none of `rows` does. Refuses the last ones if there is
-  // none for them.
+  // Which rows go, so that the new ones among `rows` find room; of `rows` itself none goes. Refuses the last new ones if
+  // there is no room even so.
   Plan make_room(const RowStore& store, std::span<RowNumber> rows, uint64_t decision) const;
   // The plan was carried out.
   void made_room(const Plan& plan);
@@ -58,11 +58,9 @@ class RowPolicy {
     return eviction_ ? eviction_->used(before, decision) : 0;
   }
 
-  // Since this process began.
+  // Since this process began: rows, and contributions to ids that stayed without one.
   uint64_t num_evicted() const { return num_evicted_; }
-  uint64_t num_refused() const {
-    return num_refused_;
-  }  // contributions to ids that stayed without a row
+  uint64_t num_refused() const { return num_refused_; }
 
  private:
   // Rows that go: as many as are needed, and some more, for to look for them costs a look at each; and those whose time

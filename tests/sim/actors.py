@@ -386,7 +386,8 @@ class Writer(Actor):
             sent = [model.about_momentum(transfer, steps=writes.begun) for transfer in sent]
         num_requests = 4 if op == "RESTORE" else 1  # it learns and tells decisions first
         try:
-            await self.call(op, self.client.write(op, sent), num_requests * self.client.timeout_s)
+            write = self.client.write(op, sent, trained=op == "RESTORE")
+            await self.call(op, write, num_requests * self.client.timeout_s)
         except RolledBack:
             raise
         except AvailabilityError:

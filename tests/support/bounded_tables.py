@@ -28,8 +28,8 @@ BOUNDS: dict[str, dict[str, Any]] = {
     "tiny": {"max_rows": 64, "evict": "lru"},
     "wide": {"max_rows": 64 * 33, "evict": "lru"},
 }
-"""Name of a table -> its bounds. 64 partitions have a few rows each, so that all of it happens within some steps; in the
-widest one several rows go at once."""
+"""Name of a table -> its bounds. 64 partitions have a few rows each, so that all of it happens within some steps; in
+the widest one several rows go at once."""
 
 
 class BoundedTables:

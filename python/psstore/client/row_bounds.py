@@ -27,18 +27,14 @@ class Bounds:
         assert spec.rows is not None, "it is a table"
         rows = _admitting(_evicting(spec.rows, self.evict), self.admit)
         spec = msgspec.structs.replace(spec, rows=rows)
-        max_rows = self._max_rows(spec)
-        return (
-            spec
-            if max_rows is None
-            else msgspec.structs.replace(spec, rows=msgspec.structs.replace(rows, max_rows=max_rows))
-        )
+        return msgspec.structs.replace(spec, rows=msgspec.structs.replace(rows, max_rows=self._max_rows(spec)))
 
-    def _max_rows(self, spec: TensorSpec) -> int | None:
+    def _max_rows(self, spec: TensorSpec) -> int:
+        """0: as many as come."""
         if self.max_bytes is None:
             if self.max_rows == 0:
                 raise BadArgument("max_rows is 0; expected a number of rows, or None: as many as come")
-            return self.max_rows
+            return self.max_rows or 0
         if self.max_rows is not None:
             raise BadArgument(f"max_rows {self.max_rows} and max_bytes {self.max_bytes}: expected one of them")
         row_bytes = record_bytes(spec) + INDEX_BYTES

@@ -27,11 +27,11 @@ class ShardStatus(msgspec.Struct, frozen=True, kw_only=True):
     value_bytes: int
     state_bytes: int
     rows: int
-    """Rows of tables that it has,"""
+    """Rows of tables."""
     rows_evicted: int
-    """has let go of,"""
+    """Rows that made room for others, or whose time was over."""
     rows_refused: int
-    """and contributions to ids that stayed without a row."""
+    """Contributions to ids that stayed without a row."""
     staged_bytes: int
     """Contributions that wait for their decision."""
     kept_bytes: int
