@@ -43,8 +43,9 @@ PYTHON_ARROWS: dict[str, set[str]] = {
     "integrations": {"errors", "torch"},
     "launch": BELOW_ENDS | {"client", "server"},
     "cluster": BELOW_ENDS | {"client", "launch"},
+    "ray": {"launch"},
     "cli": BELOW_ENDS | {"checkpoint", "client", "server", "torch", "launch", "cuda", "__init__"},
-    "__init__": {"release", "client", "errors", "cuda", "torch", "cluster"},
+    "__init__": {"release", "client", "errors", "cuda", "torch", "cluster", "ray"},
 }
 """Top-level module or package of psstore -> those it may import, besides itself. `__init__` is the public
 names of psstore: what a user has."""

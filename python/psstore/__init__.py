@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from psstore import cluster as cluster
     from psstore import cuda as cuda
     from psstore import errors as errors
+    from psstore import ray as ray
     from psstore import torch as torch
     from psstore.client.connect import connect as connect
     from psstore.client.connect import connect_async as connect_async
@@ -40,6 +41,6 @@ __all__ = ["AsyncStore", "LocalStore", "Store", "connect", "connect_async"]
 def __getattr__(name: str) -> object:
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
-    if name in ("torch", "cuda", "errors", "cluster"):
+    if name in ("torch", "cuda", "errors", "cluster", "ray"):
         return import_module(f"psstore.{name}")
     raise AttributeError(f"module 'psstore' has no attribute {name!r}")

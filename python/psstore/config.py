@@ -99,6 +99,12 @@ def _credentials(environ: Mapping[str, str]) -> Credentials:
     return found
 
 
+def hosts_file(environ: Mapping[str, str] = os.environ) -> Path | None:
+    """PSSTORE_HOSTS_FILE: what says where names of hosts are, before the system is asked, in the form of /etc/hosts."""
+    path = environ.get(PREFIX + "HOSTS_FILE")
+    return Path(path) if path else None
+
+
 def was_restarted(environ: Mapping[str, str] = os.environ) -> bool:
     """Whether this process was started in the place of one that failed, of the same worker: PSSTORE_RESTART."""
     return environ.get("PSSTORE_RESTART", "0") != "0"

@@ -44,7 +44,7 @@ class ProcessGroup:
 
     async def __aenter__(self) -> ProcessGroup:
         asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, self._check_children)
-        self._reaper = _start_reaper()
+        self._reaper = start_reaper()
         return self
 
     async def __aexit__(
@@ -86,7 +86,7 @@ class ProcessGroup:
         return self._reaper
 
 
-def _start_reaper() -> subprocess.Popen[bytes]:
+def start_reaper() -> subprocess.Popen[bytes]:
     """Starts the process that leads a new group: it does so before it runs, and so before this returns."""
     return subprocess.Popen([sys.executable, "-IS", reaper.__file__], stdin=subprocess.PIPE, preexec_fn=os.setpgrp)
 

@@ -25,6 +25,7 @@ from pathlib import Path
 
 from psstore.errors import StoreUnreachable
 from psstore.net.address import Address, TcpAddress, UnixAddress
+from psstore.net.names import current_host
 from psstore.net.sockets import tune
 
 REQUEST = struct.Struct("<cQ")
@@ -118,7 +119,7 @@ def peer_here(like: Address) -> Iterator[Address]:
 
 def _dial(peer: Address) -> socket.socket:
     if isinstance(peer, TcpAddress):
-        sock = socket.create_connection((peer.host, peer.port), DIAL_S)
+        sock = socket.create_connection((current_host(peer.host), peer.port), DIAL_S)
         sock.settimeout(None)
     else:
         sock = socket.socket(socket.AF_UNIX)

@@ -19,6 +19,7 @@ from psstore.net.address import Address, TcpAddress
 from psstore.net.certificates import Certificates
 from psstore.net.client_connection import ClientConnection
 from psstore.net.deadline_timer import DeadlineTimer
+from psstore.net.names import current_host
 from psstore.net.sockets import choose_congestion_control
 from psstore.protocol.connection import HANDSHAKE_S
 from psstore.protocol.requests import Future
@@ -267,15 +268,16 @@ class Reconnector:
         """(family, what to connect to) of each."""
         if not isinstance(address, TcpAddress):
             return [(socket.AF_UNIX, address.path)]
-        resolve = functools.partial(socket.getaddrinfo, address.host, address.port, type=socket.SOCK_STREAM)
         try:
-            found = resolve(flags=socket.AI_NUMERICHOST)
-        except OSError:  # a name: ask, on a thread of Python's, as libuv's own crash forked children when they exit
+            host = current_host(address.host)
+            resolve = functools.partial(socket.getaddrinfo, host, address.port, type=socket.SOCK_STREAM)
             try:
+                found = resolve(flags=socket.AI_NUMERICHOST)
+            except OSError:  # a name: ask, on a thread of Python's, as libuv's own crash forked children when they exit
                 found = await asyncio.to_thread(resolve)
-            except OSError as error:
-                self.trouble = error
-                return []
+        except OSError as error:
+            self.trouble = error
+            return []
         return [(family, where) for family, _, _, _, where in found]
 
     async def _open(self, address: Address, family: int, where: Any) -> ClientConnection:

@@ -16,6 +16,7 @@ from psstore.net import loops
 from psstore.net.address import TcpAddress, parse_address
 from psstore.net.asking import ask, counters, greeted, tie
 from psstore.net.client import Reconnector
+from psstore.net.names import current_host
 from psstore.net.user_token import find
 from psstore.protocol.handshake import ClientIdentity
 from psstore.wire import messages as m
@@ -59,7 +60,7 @@ def refuses(address: str, *, timeout_s: float = LOOK_S) -> bool:
     place = parse_address(address)
     assert isinstance(place, TcpAddress), "it is on another host"
     try:
-        socket.create_connection((place.host, place.port), timeout_s).close()
+        socket.create_connection((current_host(place.host), place.port), timeout_s).close()
     except ConnectionRefusedError:
         return True
     except OSError:

@@ -28,6 +28,7 @@ from psstore.net.address import UnixAddress, parse_address
 from psstore.net.certificates import Certificates
 from psstore.net.fd_server import DeviceMemoryServer, FdServer, MemoryServer
 from psstore.net.limits import ServerLimits
+from psstore.net.names import current_host
 from psstore.net.server import Server
 from psstore.net.token_files import TokenWatch
 from psstore.protocol.auth import NONCE_BYTES
@@ -190,7 +191,7 @@ async def stand_by(
         sock = socket.socket(socket.AF_UNIX)
         sock.connect(address.path)
     else:
-        sock = socket.create_connection((address.host, address.port), timeout=CONNECT_S)
+        sock = socket.create_connection((current_host(address.host), address.port), timeout=CONNECT_S)
         if address.tls:
             tls = Certificates(settings.credentials, server=False).session(address.name or address.host)
     sock.setblocking(False)
