@@ -88,7 +88,7 @@ class RayStore:
         return HostNames(RemoteDirectory(self._plan.directory), own={}, token=self._plan.token)
 
     def stop(self) -> None:
-        """Ends the store, after a last checkpoint if it writes any. This process does without it then. Twice is once."""
+        """Ends the store, after a last checkpoint if it writes any, and what `use()` has set here. Twice is once."""
         if self._is_in_use:
             for name in ("PSSTORE_URL", *self._names.environ):
                 del os.environ[name]
