@@ -70,6 +70,8 @@ class WorkerEnvironment(msgspec.Struct, frozen=True, kw_only=True):
     """PSSTORE_CONNECTIONS."""
     congestion_control: str | None = None
     """PSSTORE_CONGESTION_CONTROL."""
+    trace: Path | None = None
+    """PSSTORE_TRACE: the folder where a worker notes what it does, while somebody asks for it there."""
 
 
 def worker_environment(environ: Mapping[str, str] = os.environ) -> WorkerEnvironment:
@@ -88,6 +90,7 @@ def worker_environment(environ: Mapping[str, str] = os.environ) -> WorkerEnviron
             "environment variable PSSTORE_CONNECTIONS", environ.get("PSSTORE_CONNECTIONS") or 1
         ),
         congestion_control=environ.get("PSSTORE_CONGESTION_CONTROL") or None,
+        trace=Path(environ["PSSTORE_TRACE"]) if environ.get("PSSTORE_TRACE") else None,
     )
 
 

@@ -54,6 +54,7 @@ OF_COMMAND: Mapping[str, Mapping[int, str]] = {
     "bench": _NO_STORE,
     "status": _NO_STORE,
     "top": _NO_STORE,
+    "trace": {**_NO_STORE, EXIT_FAILED: "workers took too few steps, or noted none; it says which"},
     "doctor": {EXIT_OK: "nothing is wrong", EXIT_FAILED: "something is wrong; it says what, and what mends it"},
     "promote": {EXIT_MISSING: "nobody answers there, the other shards object, or it does not lead"},
     "reshard": {EXIT_MISSING: "no store answers there, or it can't go on with so many: it says why"},

@@ -23,6 +23,7 @@ from psstore.cli.reshard import reshard
 from psstore.cli.run import run
 from psstore.cli.status import status
 from psstore.cli.top import top
+from psstore.cli.trace import trace
 from psstore.cli.version import version_text
 from psstore.exit_codes import EXIT_FAILED, exit_codes_of
 
@@ -46,6 +47,7 @@ app.command()(status)
 app.command()(promote)
 app.command()(reshard)
 app.command()(top)
+app.command()(trace)
 app.command()(doctor)
 app.add_typer(checkpoint, name="checkpoint")
 app.add_typer(kubernetes, name="kubernetes")

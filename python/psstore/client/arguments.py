@@ -9,6 +9,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from psstore.config import NO_CREDENTIALS, Credentials, Transport
@@ -34,6 +35,8 @@ class Options:
     busy_poll_us: float = 0.0
     connections: int = 1
     congestion_control: str | None = None
+    trace: Path | None = None
+    """Where a worker notes its calls, while somebody asks for it there; None: nowhere."""
 
 
 def number(what: str, value: Any) -> float:

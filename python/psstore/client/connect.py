@@ -94,6 +94,7 @@ def connect(
         busy_poll_us=told.busy_poll_us if busy_poll_us is None else check_busy_poll("busy_poll_us", busy_poll_us),
         connections=told.connections if connections is None else check_connections("connections", connections),
         congestion_control=_congestion_control(congestion_control, told.congestion_control),
+        trace=told.trace,
     )
     return open_store(url or told.url, options)
 
@@ -165,7 +166,11 @@ def open_store(url: str | None, options: Options) -> Store:
         if held := ranks_held(url):
             raise type(error)(f"{error.message}; {_own(held)}", **error.details) from None
         raise
-    return Store(operations, remote, url, again)
+    if options.trace is None or options.role != "worker":
+        return Store(operations, remote, url, again)
+    from psstore.client.traced import TracedStore
+
+    return TracedStore(operations, remote, url, again, folder=options.trace)
 
 
 def _own(ranks: Sequence[int]) -> str:

@@ -1,0 +1,145 @@
+"""A store that notes when its calls begin and end, while somebody wants to know: `psstore trace`.
+
+What is noted goes to a file of this worker's, in a folder that all workers and whoever asks can see. While the folder
+has a file WANTED, workers note; they look for it in commits, now and then. Without PSSTORE_TRACE no such store is made.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+from typing import IO, Any, TypeVar, cast
+
+import msgspec
+
+from psstore.client.operations import Operations
+from psstore.client.store import Again, Backend, Store
+
+WANTED = "wanted"
+
+LOOK_S = 0.2
+"""Between two looks for it: a folder on a network takes its time to answer."""
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class CallSpan(msgspec.Struct, frozen=True, kw_only=True):
+    """A call from its begin to its end, in nanoseconds since 1970."""
+
+    call: str
+    """Name of the store's method."""
+    step: int
+    """The round whose gradients it pushes or commits, or whose new values it pulls."""
+    begin: int
+    end: int
+    waits: bool = True
+    """The caller waited for its end."""
+
+
+class SpanFile:
+    """What one worker notes."""
+
+    def __init__(self, folder: Path, rank: int) -> None:
+        self._wanted = folder / WANTED
+        self._path = path_of(folder, rank)
+        self._asked: tuple[int, int] | None = None
+        """For whom the file is: somebody else may ask before anybody saw that the one before is done."""
+        self._file: IO[bytes] | None = None
+        self._look_at = 0.0
+
+    @property
+    def is_on(self) -> bool:
+        return self._file is not None
+
+    def look(self) -> None:
+        """Begins or ends, as somebody wants. Raises OSError if the file can't be written."""
+        now = time.monotonic()
+        if now < self._look_at:
+            return
+        self._look_at = now + LOOK_S
+        asked = self._who_asks()
+        if asked == self._asked:
+            return
+        if self._file is not None:
+            self._file.close()
+        self._file = None if asked is None else self._path.open("wb", buffering=0)
+        self._asked = asked
+
+    def note(self, span: CallSpan) -> None:
+        if self._file is not None:
+            self._file.write(msgspec.json.encode(span) + b"\n")
+
+    def _who_asks(self) -> tuple[int, int] | None:
+        try:
+            there = self._wanted.stat()
+        except FileNotFoundError:
+            return None
+        return there.st_ino, there.st_mtime_ns
+
+
+def path_of(folder: Path, rank: int) -> Path:
+    """Where a worker notes."""
+    return folder / f"rank-{rank}.jsonl"
+
+
+def _noted(method: F, *, of_last_round: bool = False, looks: bool = False) -> F:
+    """The method, noted. `of_last_round`: it is about the round that was committed last."""
+
+    @functools.wraps(method)
+    def call(self: TracedStore, /, *args: Any, **kwargs: Any) -> Any:
+        if looks:
+            self.spans.look()
+        if not self.spans.is_on:
+            return method(self, *args, **kwargs)
+        step, begin = self.round - of_last_round, time.time_ns()
+        result = method(self, *args, **kwargs)
+        self.spans.note(CallSpan(call=method.__name__, step=step, begin=begin, end=time.time_ns()))
+        return result
+
+    return cast(F, call)
+
+
+def _noted_start(method: F, call_name: str, *, of_last_round: bool = False) -> F:
+    """The method that starts a call, which is noted when that is over."""
+
+    @functools.wraps(method)
+    def call(self: TracedStore, /, *args: Any, **kwargs: Any) -> Any:
+        if not self.spans.is_on:
+            return method(self, *args, **kwargs)
+        step, begin = self.round - of_last_round, time.time_ns()
+
+        def over(_: Future[Any]) -> None:
+            self.spans.note(CallSpan(call=call_name, step=step, begin=begin, end=time.time_ns(), waits=False))
+
+        started = method(self, *args, **kwargs)
+        started.add_done_callback(over)
+        return started
+
+    return cast(F, call)
+
+
+class TracedStore(Store):
+    """A worker's store under PSSTORE_TRACE."""
+
+    def __init__(
+        self, operations: Operations, backend: Backend, url: str, again: Again | None = None, *, folder: Path
+    ) -> None:
+        super().__init__(operations, backend, url, again)
+        assert self.rank is not None, "it is a worker"
+        self.spans = SpanFile(folder, self.rank)
+
+    push = _noted(Store.push)
+    push_many = _noted(Store.push_many)
+    push_rows = _noted(Store.push_rows)
+    settle = _noted(Store.settle)
+    commit = _noted(Store.commit, looks=True)
+    finish = _noted(Store.finish, of_last_round=True)
+    pull = _noted(Store.pull, of_last_round=True)
+    pull_many = _noted(Store.pull_many, of_last_round=True)
+    pull_rows = _noted(Store.pull_rows, of_last_round=True)
+
+    start_push_many = _noted_start(Store.start_push_many, "push_many")
+    start_pull_many = _noted_start(Store.start_pull_many, "pull_many", of_last_round=True)

@@ -1,0 +1,173 @@
+"""`psstore trace`: what workers do in their steps, as trace viewers read it."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner, Result
+
+import psstore
+from psstore.cli.main import app
+from psstore.client.store import Store
+from tests.support.server_process import StoreProcess
+
+pytestmark = [pytest.mark.sockets, pytest.mark.one_loop]
+
+NUM_WORKERS = 2
+SLOW, SLOW_S = 1, 0.02
+"""Rank of the worker that computes longer, and by how much."""
+
+SLACK_US = 1.0
+"""Times are floats of microseconds since 1970, which float64 has to a quarter of one."""
+
+Event = dict[str, Any]
+
+
+class Training:
+    """Workers on threads, until they are told to end."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._last = 1 << 62
+        self._threads = [threading.Thread(target=self._work, args=(rank,)) for rank in range(NUM_WORKERS)]
+        self.rounds = [0] * NUM_WORKERS
+        for thread in self._threads:
+            thread.start()
+
+    def _work(self, rank: int) -> None:
+        with psstore.connect(self._url, rank=rank, num_workers=NUM_WORKERS) as store:
+            for name in "ab":
+                store.create(name, np.ones(100, "f4"), rule="sgd")
+            while store.round <= self._last:
+                self.rounds[rank] = store.round
+                take_step(store, compute_s=SLOW_S if rank == SLOW else 0.0)
+
+    def end(self) -> None:
+        self._last = max(self.rounds) + 20
+        for thread in self._threads:
+            thread.join()
+
+
+def take_step(store: Store, *, compute_s: float) -> None:
+    ones = np.ones(100, "f4")
+    started = store.start_push_many({"a": ones})
+    time.sleep(compute_s)
+    store.push("b", ones)
+    started.result()
+    store.commit({"lr": 0.01})
+    store.pull_many(["a", "b"])
+
+
+@pytest.fixture
+def server() -> Iterator[StoreProcess]:
+    with StoreProcess("--shards", "2", "--workers", str(NUM_WORKERS)) as server:
+        yield server
+
+
+@pytest.fixture
+def training(server: StoreProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Training]:
+    monkeypatch.setenv("PSSTORE_TRACE", str(tmp_path))
+    training = Training(server.url)
+    yield training
+    training.end()
+
+
+def trace(url: str, out: Path, *flags: str) -> Result:
+    return CliRunner().invoke(app, ["trace", url, "--out", str(out), *flags])
+
+
+def test_a_timeline_has_the_steps_that_were_asked_for(server: StoreProcess, training: Training, tmp_path: Path) -> None:
+    result = trace(server.url, tmp_path / "trace.json", "--steps", "5")
+    assert result.exit_code == 0, result.output
+    document = json.loads((tmp_path / "trace.json").read_text())
+    check_format(document)
+    events = [event for event in document["traceEvents"] if event["ph"] == "X"]
+    steps = {event["args"]["step"] for event in events}
+    assert steps == set(range(min(steps), min(steps) + 5))
+    for rank in range(NUM_WORKERS):
+        for step in steps:
+            check_step([event for event in events if event["pid"] == rank and event["args"]["step"] == step])
+    waits = [event for event in events if event["name"].startswith("waits")]
+    assert {event["name"] for event in waits if event["pid"] != SLOW} == {f"waits for rank {SLOW}"}
+    waited_us = {rank: sum(event["dur"] for event in waits if event["pid"] == rank) for rank in range(NUM_WORKERS)}
+    assert waited_us[1 - SLOW] > waited_us[SLOW]
+    assert not (tmp_path / "wanted").exists()
+
+
+def check_format(document: dict[str, Any]) -> None:
+    """Google's Trace Event Format, of 2016: the JSON object format, complete events and metadata events."""
+    assert document["displayTimeUnit"] in ("ms", "ns")
+    for event in document["traceEvents"]:
+        assert isinstance(event["name"], str)
+        assert all(isinstance(event[key], int) for key in ("pid", "tid"))
+        assert isinstance(event["args"], dict)
+        if event["ph"] == "M":
+            assert event["name"] in ("process_name", "thread_name")
+            assert isinstance(event["args"]["name"], str)
+        else:
+            assert event["ph"] == "X"
+            assert event["ts"] > 0
+            assert event["dur"] >= 0
+
+
+def check_step(events: list[Event]) -> None:
+    """One worker's: its calls are in order and inside of the step, and what it waits for is inside of its commit."""
+    (whole,) = [event for event in events if event["name"].startswith("step")]
+    (commit,) = [event for event in events if event["name"] == "commit"]
+    (pull,) = [event for event in events if event["name"] == "pull"]
+    pushes = [event for event in events if event["name"] == "push"]
+    assert {event["args"]["call"] for event in pushes} == {"push", "push_many"}
+    assert all(end(push) <= commit["ts"] + SLACK_US for push in pushes)
+    assert end(commit) <= pull["ts"] + SLACK_US
+    assert end(whole) == pytest.approx(end(pull), abs=SLACK_US)
+    row = [event for event in events if event["tid"] == commit["tid"] and not event["name"].startswith("waits")]
+    assert sum(event["dur"] for event in row) == pytest.approx(whole["dur"], abs=SLACK_US * len(row))
+    for wait in events:
+        if wait["name"].startswith("waits"):
+            assert commit["ts"] - SLACK_US <= wait["ts"]
+            assert end(wait) <= end(commit) + SLACK_US
+
+
+def end(event: Event) -> float:
+    return float(event["ts"] + event["dur"])
+
+
+def test_nobody_notes_anything_before_and_after_it_is_wanted(
+    server: StoreProcess, training: Training, tmp_path: Path
+) -> None:
+    assert not list(tmp_path.glob("*.jsonl"))
+    for _ in range(2):  # and again
+        assert trace(server.url, tmp_path / "trace.json", "--steps", "2").exit_code == 0
+    training.end()
+    sizes = {path.name: path.stat().st_size for path in tmp_path.glob("*.jsonl")}
+    assert set(sizes) == {f"rank-{rank}.jsonl" for rank in range(NUM_WORKERS)}
+
+
+def test_who_asks_in_another_folder_is_told_that_nobody_notes_there(
+    server: StoreProcess, training: Training, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "other").mkdir()
+    monkeypatch.setenv("PSSTORE_TRACE", str(tmp_path / "other"))
+    result = trace(server.url, tmp_path / "trace.json", "--patience", "0.3")
+    assert result.exit_code == 1
+    assert "rank 0 has noted nothing" in result.stderr
+
+
+def test_without_a_folder_it_is_said_what_is_missing(server: StoreProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PSSTORE_TRACE", raising=False)
+    result = trace(server.url, Path("trace.json"))
+    assert result.exit_code == 2
+    assert "PSSTORE_TRACE is not set" in result.stderr
+
+
+def test_a_store_without_the_variable_is_a_plain_one(server: StoreProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PSSTORE_TRACE", raising=False)
+    with psstore.connect(server.url, rank=0) as store:
+        assert type(store) is Store
