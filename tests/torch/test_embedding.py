@@ -238,7 +238,7 @@ def test_tables_that_do_not_fit_are_refused(store: Store) -> None:
         DistributedOptimizer(
             torch.optim.SGD(layer.parameters(), lr=1), store, layer.named_parameters(), tables=[items, items]
         )
-    with pytest.raises(UsageError, match="Embedding modules"):
+    with pytest.raises(UsageError, match="EmbeddingBag modules"):
         distributed(layer, nn.Embedding(3, 3), store)  # type: ignore[arg-type]  # that is the point
     with pytest.raises(UsageError, match="integers"):
         items(torch.tensor([1.0]))

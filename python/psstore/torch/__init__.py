@@ -4,6 +4,7 @@ try:
     from psstore.codec.compression import Compression
     from psstore.torch.elastic_sampler import ElasticSampler
     from psstore.torch.embedding import Embedding
+    from psstore.torch.embedding_bag import EmbeddingBag
     from psstore.torch.hooks import Hook
     from psstore.torch.loop import Step, TrainingSession, session
     from psstore.torch.optimizer import DistributedOptimizer
@@ -22,6 +23,7 @@ __all__ = [
     "DistributedOptimizer",
     "ElasticSampler",
     "Embedding",
+    "EmbeddingBag",
     "GradScaler",
     "Hook",
     "Replicas",

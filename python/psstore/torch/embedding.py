@@ -1,135 +1,23 @@
-"""Embedding: a module whose rows are a table of the store, and no parameter of the model.
-
-A forward pass pulls the rows of its batch, and backward leaves a gradient for each row that it was asked for, which is
-pushed, and counts, in the step of the DistributedOptimizer that was given the module (table_gradients.py).
-"""
+"""Embedding: a row for each id."""
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Callable
-from typing import Any, NamedTuple
-
 import torch
 
-from psstore.client.store import Store
-from psstore.errors import UsageError
-
-Hyper = float | bool
+from psstore.torch.table_module import TableModule
 
 
-class RowGradients(NamedTuple):
-    """What a backward pass has left of one lookup."""
-
-    ids: torch.Tensor
-    """As they were asked for, flat; one may be there several times."""
-    gradients: torch.Tensor
-    """(ids, dim)."""
-    lookup: int
-    """Which lookup of the module it was."""
-
-
-class _Lookup(torch.autograd.Function):
-    """Hands rows to a graph, and notes the gradient that comes back. Its first argument takes no part, but that it
-    requires a gradient."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, anchor: torch.Tensor, rows: torch.Tensor, ids: torch.Tensor, left: list[RowGradients], lookup: int
-    ) -> torch.Tensor:
-        ctx.ids, ctx.left, ctx.lookup = ids, left, lookup
-        return rows
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[None, None, None, None, None]:
-        ids: torch.Tensor = ctx.ids.reshape(-1)
-        ctx.left.append(RowGradients(ids, gradient.reshape(len(ids), -1), ctx.lookup))
-        return None, None, None, None, None
-
-
-class Embedding(torch.nn.Module):
+class Embedding(TableModule):
     """Looks rows of a table up, and trains them: torch.nn.Embedding without a size, and without a weight here.
 
     >>> items = psstore.torch.Embedding("items", 64, store, rule="adagrad", init="normal(0, 0.01)", lr=0.1)
     >>> opt = psstore.torch.DistributedOptimizer(opt, store, model.named_parameters(), tables=[items])
     >>> vectors = items(ids)
 
-    Construction creates the table, or finds it, on every worker. `forward` takes integers of any shape, none negative,
-    and returns float32 of that shape and then (dim,), on the ids' device; it pulls each row of the batch once. Several
-    backward passes before a step add up.
-
-    Args:
-        name: of the table in the store.
-        dim: elements of a row.
-        store: a connected `psstore.Store`; to train, a worker's.
-        rule, init, seed: as `Store.create_table` has them, and max_rows, max_bytes, evict, admit.
-        hypers: of the rule, under its names: lr, eps, … What is not given has torch's default. They are read at every
-            step: `items.hypers["lr"] = 0.05` counts from the next one on.
+    `forward` takes integers of any shape, none negative, and returns float32 of that shape and then (dim,), on the ids'
+    device. The arguments are those of `TableModule`.
     """
-
-    def __init__(
-        self,
-        name: str,
-        dim: int,
-        store: Store,
-        *,
-        rule: str = "adagrad",
-        init: str = "normal(0, 0.01)",
-        seed: int = 0,
-        max_rows: int | None = None,
-        max_bytes: int | None = None,
-        evict: str | None = None,
-        admit: str | None = None,
-        **hypers: Hyper,
-    ) -> None:
-        super().__init__()
-        self.table = name
-        """The table's name in the store."""
-        self.dim = dim
-        self.rule = rule
-        self.hypers: dict[str, Hyper] = dict(hypers)
-        self.group = zlib.crc32(f"table {name}".encode()) | 0xFF
-        """Number of the table's parameter group in the store: each has its own, beside those of optimizers, which are
-        numbered from a multiple of 256 on."""
-        self.left: list[RowGradients] = []
-        """What backward passes have left since the last step, in their order."""
-        self._num_lookups = 0
-        self._anchor = torch.zeros((), requires_grad=True)
-        self._store = store
-        store.create_table(
-            name,
-            dim=dim,
-            rule=rule,
-            init=init,
-            seed=seed,
-            group=self.group,
-            max_rows=max_rows,
-            max_bytes=max_bytes,
-            evict=evict,
-            admit=admit,
-        )
-
-    @property
-    def store(self) -> Store:
-        return self._store
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """Returns the rows, as every step in them that this worker was told of left them."""
-        if not isinstance(ids, torch.Tensor) or ids.is_floating_point() or ids.is_complex() or ids.dtype is torch.bool:
-            what = f"dtype {ids.dtype}" if isinstance(ids, torch.Tensor) else type(ids).__name__
-            raise UsageError(f"table {self.table!r} is looked up by a tensor of integers, not by {what}")
-        rows = torch.empty(*ids.shape, self.dim)
-        self._store.pull_rows(self.table, ids, out=rows)
-        self._num_lookups += 1
-        apply: Callable[..., torch.Tensor] = _Lookup.apply
-        return apply(self._anchor, rows.to(ids.device), ids, self.left, self._num_lookups)
-
-    def extra_repr(self) -> str:
-        return f"{self.table!r}, {self.dim}, rule={self.rule!r}"
-
-    def __getstate__(self) -> Any:
-        raise UsageError(
-            f"the rows of table {self.table!r} are in the store, and the module is a connection to it: it can't be"
-            " copied or pickled; make one in each process"
-        )
+        return self.rows_of(ids)

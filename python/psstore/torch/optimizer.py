@@ -25,13 +25,13 @@ from psstore.errors import NotAWorker, RolledBack, UsageError
 from psstore.torch.averaging import Averaging
 from psstore.torch.buffers import Buffers
 from psstore.torch.eager_step import EagerStep
-from psstore.torch.embedding import Embedding
 from psstore.torch.optimizer_state import RESIDUALS_KEY, is_initial_state_wanted
 from psstore.torch.param_groups import check_distributable, has_rule, may_compress
 from psstore.torch.parameters import Names
 from psstore.torch.part_tensors import check_trains_parts, take_gradients
 from psstore.torch.store_step import StoreStep
 from psstore.torch.table_gradients import TableGradients
+from psstore.torch.table_module import TableModule
 from psstore.torch.torch_clipping import stand_in_for
 from psstore.torch.training import FrozenCheck, Overflow, Overlap, StepStrategy, Training
 from psstore.torch.warnings import warn
@@ -88,9 +88,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
             gradients, 'push=sign,pull=int8', or a `psstore.torch.Compression`. A parameter group may have its own,
             under 'compression'. It is read when a parameter is first trained, and must be alike on every worker. What
             codecs lose of gradients is kept on each worker, and is part of its `state_dict()`.
-        tables: `psstore.torch.Embedding` modules of the same store, whose rows are trained in the same rounds: what
-            backward leaves of them is pushed in step(), and clipped with the rest. Not with overlap='eager',
-            mode='average', or parameters that are DTensors.
+        tables: `psstore.torch.Embedding` and `EmbeddingBag` modules of the same store, whose rows are trained in the
+            same rounds: what backward leaves of them is pushed in step(), and clipped with the rest. Not with
+            overlap='eager', mode='average', or parameters that are DTensors.
         exist: what to do with tensors of these names that the store has already: 'match' goes on training them, and
             says so; 'error' raises TensorExists; 'overwrite' replaces them. All but 'match' wait for all workers.
 
@@ -115,7 +115,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         average: bool = True,
         max_norm: float | None = None,
         compression: Compression | str | None = None,
-        tables: Iterable[Embedding] = (),
+        tables: Iterable[TableModule] = (),
         exist: Exist = "match",
     ) -> None:
         if isinstance(optimizer, DistributedOptimizer):

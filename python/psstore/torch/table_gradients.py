@@ -8,19 +8,21 @@ import torch
 
 from psstore.client.store import Store
 from psstore.errors import UsageError
-from psstore.torch.embedding import Embedding
+from psstore.torch.table_module import TableModule
 
 
 class TableGradients:
     """The tables that one optimizer trains beside its parameters."""
 
-    def __init__(self, tables: Iterable[Embedding], store: Store) -> None:
+    def __init__(self, tables: Iterable[TableModule], store: Store) -> None:
         """Raises UsageError for what is no table of that store, or is given twice."""
         self.tables = list(tables)
         names = set()
         for one in self.tables:
-            if not isinstance(one, Embedding):
-                raise UsageError(f"tables= takes psstore.torch.Embedding modules, not {type(one).__name__}")
+            if not isinstance(one, TableModule):
+                raise UsageError(
+                    f"tables= takes psstore.torch.Embedding and EmbeddingBag modules, not {type(one).__name__}"
+                )
             if one.store is not store:
                 raise UsageError(f"table {one.table!r} is on another store than the optimizer")
             if one.table in names:

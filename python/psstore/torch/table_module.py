@@ -1,0 +1,153 @@
+"""TableModule: a module whose rows are a table of the store, and no parameter of the model.
+
+A forward pass pulls the rows of its batch, and backward leaves a gradient for each row that it was asked for, which is
+pushed, and counts, in the step of the DistributedOptimizer that was given the module (table_gradients.py). What is made
+of the rows is up to the subclasses: embedding.py, embedding_bag.py.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+
+from psstore.client.store import Store
+from psstore.errors import UsageError
+
+Hyper = float | bool
+
+
+class RowGradients(NamedTuple):
+    """What a backward pass has left of one lookup."""
+
+    ids: torch.Tensor
+    """As they were asked for, flat; one may be there several times, and padding is not."""
+    gradients: torch.Tensor
+    """(ids, dim)."""
+    lookup: int
+    """Which lookup of the module it was."""
+
+
+class _Lookup(torch.autograd.Function):
+    """Hands rows to a graph, and tells of the gradient that comes back. Its first argument takes no part, but that it
+    requires a gradient."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, anchor: torch.Tensor, rows: torch.Tensor, leave: Callable[[torch.Tensor], None]
+    ) -> torch.Tensor:
+        ctx.leave = leave
+        return rows
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[None, None, None]:
+        ctx.leave(gradient)
+        return None, None, None
+
+
+class TableModule(torch.nn.Module):
+    """Looks rows of a table up, and trains them.
+
+    Construction creates the table, or finds it, on every worker. A pass pulls each row of its batch once; several
+    backward passes before a step add up.
+
+    Args:
+        name: of the table in the store.
+        dim: elements of a row.
+        store: a connected `psstore.Store`; to train, a worker's.
+        rule, init, seed: as `Store.create_table` has them, and max_rows, max_bytes, evict, admit.
+        padding_idx: an id that stands for nothing: its row is zeros, and gets no gradient.
+        hypers: of the rule, under its names: lr, eps, … What is not given has torch's default. They are read at every
+            step: `items.hypers["lr"] = 0.05` counts from the next one on.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        dim: int,
+        store: Store,
+        *,
+        rule: str = "adagrad",
+        init: str = "normal(0, 0.01)",
+        seed: int = 0,
+        max_rows: int | None = None,
+        max_bytes: int | None = None,
+        evict: str | None = None,
+        admit: str | None = None,
+        padding_idx: int | None = None,
+        **hypers: Hyper,
+    ) -> None:
+        super().__init__()
+        if padding_idx is not None and padding_idx < 0:
+            raise UsageError(
+                f"padding_idx of table {name!r} is {padding_idx}, and a table has no end to count from: give the id"
+            )
+        self.table = name
+        """The table's name in the store."""
+        self.dim = dim
+        self.rule = rule
+        self.padding_idx = padding_idx
+        self.hypers: dict[str, Hyper] = dict(hypers)
+        self.group = zlib.crc32(f"table {name}".encode()) | 0xFF
+        """Number of the table's parameter group in the store: each has its own, beside those of optimizers, which are
+        numbered from a multiple of 256 on."""
+        self.left: list[RowGradients] = []
+        """What backward passes have left since the last step, in their order."""
+        self._num_lookups = 0
+        self._anchor = torch.zeros((), requires_grad=True)
+        self._store = store
+        store.create_table(
+            name,
+            dim=dim,
+            rule=rule,
+            init=init,
+            seed=seed,
+            group=self.group,
+            max_rows=max_rows,
+            max_bytes=max_bytes,
+            evict=evict,
+            admit=admit,
+        )
+
+    @property
+    def store(self) -> Store:
+        return self._store
+
+    def rows_of(self, ids: torch.Tensor) -> torch.Tensor:
+        """Returns the rows, as every step in them that this worker was told of left them: float32 of the ids' shape and
+        then (dim,), on the ids' device. The gradient of each is left when backward comes by.
+
+        Raises UsageError for what is no tensor of integers.
+        """
+        if not isinstance(ids, torch.Tensor) or ids.is_floating_point() or ids.is_complex() or ids.dtype is torch.bool:
+            what = f"dtype {ids.dtype}" if isinstance(ids, torch.Tensor) else type(ids).__name__
+            raise UsageError(f"table {self.table!r} is looked up by a tensor of integers, not by {what}")
+        pulled = torch.empty(*ids.shape, self.dim)
+        self._store.pull_rows(self.table, ids, out=pulled)
+        rows = pulled.to(ids.device)
+        if self.padding_idx is not None:
+            rows[ids == self.padding_idx] = 0.0
+        self._num_lookups += 1
+        apply: Callable[..., torch.Tensor] = _Lookup.apply
+        return apply(self._anchor, rows, partial(self._leave, ids.reshape(-1), self._num_lookups))
+
+    def _leave(self, ids: torch.Tensor, lookup: int, gradient: torch.Tensor) -> None:
+        gradients = gradient.reshape(len(ids), self.dim)
+        if self.padding_idx is not None:
+            is_row = ids != self.padding_idx
+            ids, gradients = ids[is_row], gradients[is_row]
+        self.left.append(RowGradients(ids, gradients, lookup))
+
+    def extra_repr(self) -> str:
+        padding = "" if self.padding_idx is None else f", padding_idx={self.padding_idx}"
+        return f"{self.table!r}, {self.dim}, rule={self.rule!r}{padding}"
+
+    def __getstate__(self) -> Any:
+        raise UsageError(
+            f"the rows of table {self.table!r} are in the store, and the module is a connection to it: it can't be"
+            " copied or pickled; make one in each process"
+        )
