@@ -2,6 +2,7 @@
 
 try:
     from psstore.codec.compression import Compression
+    from psstore.torch.conversion import embeddings_in_store
     from psstore.torch.elastic_sampler import ElasticSampler
     from psstore.torch.embedding import Embedding
     from psstore.torch.embedding_bag import EmbeddingBag
@@ -31,6 +32,7 @@ __all__ = [
     "Step",
     "TensorPart",
     "TrainingSession",
+    "embeddings_in_store",
     "load",
     "publish",
     "session",
