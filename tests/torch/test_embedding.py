@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.optim import lr_scheduler
 
 import psstore
 from psstore.client.store import Store
-from psstore.errors import UsageError
+from psstore.errors import BadHyper, UsageError
 from psstore.torch import DistributedOptimizer, Embedding
 from tests.kernels.parity import exact_square_root
 from tests.support.cluster import at_once
@@ -183,6 +184,64 @@ def test_hyper_parameters_are_read_at_every_step(store: Store) -> None:
         items(torch.tensor([1])).sum().backward()
         optimizer.step()
         assert float(first_rows(store, "items")[1, 0]) == wanted
+
+
+def test_schedulers_reach_tables_as_the_optimizer_of_an_embedding(store: Store) -> None:
+    items = Embedding("items", DIM, store, rule="adam", init="normal(0, 0.5)")
+    reference = Reference(first_rows(store, "items"), "adam")
+    model = Model(items)
+    optimizer = DistributedOptimizer(
+        torch.optim.Adam(model.parameters(), lr=0.0), store, model.named_parameters(), tables=[items]
+    )
+    rates = lr_scheduler.OneCycleLR(optimizer, max_lr=[1e-9, 0.1], total_steps=6)  # cycles betas, too
+    wanted = lr_scheduler.OneCycleLR(reference.sparse, max_lr=0.1, total_steps=6)
+    reference.dense.param_groups[0]["lr"] = 0.0
+    for step in range(5):
+        assert items.hypers["lr"] == reference.sparse.param_groups[0]["lr"]
+        assert items.hypers["betas"] == reference.sparse.param_groups[0]["betas"]
+        model.head.weight.data.copy_(reference.model.head.weight)
+        reference.step([partial(loss_of, step=step)], 1)
+        torch.autograd.backward(loss_of(model, step))
+        optimizer.step()
+        optimizer.zero_grad()
+        rates.step()
+        wanted.step()
+    assert torch.equal(first_rows(store, "items"), reference.items.weight.detach())
+
+
+@pytest.mark.parametrize("by", ["the distributed", "the plain"])
+def test_a_state_dict_has_the_hyper_parameters_of_tables(store: Store, by: str) -> None:
+    items = Embedding("items", DIM, store, rule="sgd", init="zeros", lr=0.5)
+    named = [("weight", nn.Parameter(torch.zeros(1)))]
+    inner = torch.optim.SGD(list(dict(named).values()), lr=0.1)
+    optimizer = DistributedOptimizer(inner, store, named, tables=[items])
+    kept = optimizer.state_dict()
+    items.hypers["lr"] = 0.25
+    (optimizer if by == "the distributed" else inner).load_state_dict(kept)
+    assert items.hypers["lr"] == 0.5
+    optimizer.param_groups[1]["lr"] = 2.0
+    items(torch.tensor([1])).sum().backward()
+    optimizer.step()
+    assert float(first_rows(store, "items")[1, 0]) == -2.0
+    again = DistributedOptimizer(inner, store, named, tables=[items])
+    assert len(again.param_groups) == 2
+
+
+def test_a_state_dict_without_the_tables_is_refused(store: Store) -> None:
+    layer, items = nn.Linear(1, 1), Embedding("items", DIM, store)
+    optimizer = DistributedOptimizer(
+        torch.optim.SGD(layer.parameters(), lr=0.1), store, layer.named_parameters(), tables=[items]
+    )
+    other = torch.optim.SGD([{"params": [layer.weight]}, {"params": [layer.bias]}], lr=0.1)
+    kept = other.state_dict()
+    kept["param_groups"][0]["params"], kept["param_groups"][1]["params"] = [0, 1], []
+    with pytest.raises(UsageError, match="'items'"):
+        optimizer.load_state_dict(kept)
+
+
+def test_a_hyper_parameter_that_the_rule_has_not_is_refused(store: Store) -> None:
+    with pytest.raises(BadHyper, match="weight_decay"):
+        Embedding("items", DIM, store, rule="adagrad", weight_decay=0.1)
 
 
 def test_clipping_knows_the_rows(store: Store) -> None:

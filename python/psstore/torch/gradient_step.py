@@ -182,6 +182,7 @@ class GradientStep(ABC):
 
     def _finish(self, committed: CommittedRound) -> None:
         """Takes the values of a committed round, and forgets it."""
+        self._training.tables.begin_prefetch()
         self._apply(committed)
         self._committed = None
         self._gradients.forget()

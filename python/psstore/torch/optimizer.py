@@ -89,7 +89,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
             under 'compression'. It is read when a parameter is first trained, and must be alike on every worker. What
             codecs lose of gradients is kept on each worker, and is part of its `state_dict()`.
         tables: `psstore.torch.Embedding` and `EmbeddingBag` modules of the same store, whose rows are trained in the
-            same rounds: what backward leaves of them is pushed in step(), and clipped with the rest. Not with
+            same rounds: what backward leaves of them is pushed in step(), and clipped with the rest. Each has a
+            parameter group of its own, the last ones, which has its hyper-parameters and no parameters. Not with
             overlap='eager', mode='average', or parameters that are DTensors.
         exist: what to do with tensors of these names that the store has already: 'match' goes on training them, and
             says so; 'error' raises TensorExists; 'overwrite' replaces them. All but 'match' wait for all workers.
@@ -154,6 +155,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._make_strategy = partial(select_step, mode=mode, every=every, clips=max_norm is not None)
         self._make_buffers = partial(Buffers, named=list(named_buffers), prefix=prefix)
         self._attach(exist=exist)
+        self._training.tables.join_groups(optimizer)
         self.bears_rollbacks = False
         """Whether RolledBack is kept in `rolled_back`, for whoever takes up from there, and not raised by `step` and
         `clip_grad_norm_`, which do nothing until `reattach`."""
@@ -437,6 +439,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         they are here."""
         self._strategy.retire()
         self._attach(exist="match")
+        self._training.tables.begin_prefetch()  # what came before is not the store's any more
         self.rolled_back = None
 
     # ---- how ----

@@ -12,9 +12,10 @@ import torch
 from psstore import _core
 from psstore.codec.compression import Compression
 from psstore.errors import BadHyper, UsageError
-from psstore.hyper import HYPER_DEFAULTS
+from psstore.hyper import HYPER_DEFAULTS, ROW_HYPER_DEFAULTS
 from psstore.torch.parameters import Trained
 from psstore.torch.warnings import dtype_name
+from psstore.types import complete_hyper
 
 RULES: Mapping[type[torch.optim.Optimizer], str] = {
     torch.optim.SGD: "sgd",
@@ -87,8 +88,20 @@ def check_hyper(rule: str, hyper: Mapping[str, float], *, group: int, dtypes: Co
         raise BadHyper(f"parameter group {group}: {error.message}") from None
 
 
+def row_group(rule: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The hyper-parameters of a rule of rows as a parameter group has them: all of them, under torch's names. Raises
+    BadHyper for one that the rule has not."""
+    named = dict(given)
+    if "betas" in named and "beta1" in ROW_HYPER_DEFAULTS[rule]:
+        named["beta1"], named["beta2"] = named.pop("betas")
+    group: dict[str, Any] = complete_hyper(rule, named)
+    if "beta1" in group:
+        group["betas"] = (group.pop("beta1"), group.pop("beta2"))
+    return group
+
+
 def hyper_of(rule: str, group: ParamGroup) -> dict[str, float]:
-    """All hyper-parameters of a rule, as they stand in a parameter group now.
+    """All hyper-parameters of a rule, of tensors or of rows, as they stand in a parameter group now.
 
     lr and betas may be tensors; flags become 0.0 or 1.0. What else stands there chooses an implementation
     (foreach, fused, capturable), or is a note of a scheduler's (initial_lr), and does not change the result.
@@ -97,14 +110,15 @@ def hyper_of(rule: str, group: ParamGroup) -> dict[str, float]:
     named = dict(group)
     if "betas" in named:
         named["beta1"], named["beta2"] = named["betas"]
-    for name, usual in HYPER_DEFAULTS[rule].items():
+    known = (HYPER_DEFAULTS if rule in HYPER_DEFAULTS else ROW_HYPER_DEFAULTS)[rule]
+    for name, usual in known.items():
         if name not in named:
             key = "betas" if name.startswith("beta") else name
             raise UsageError(
                 f"a parameter group of {len(group['params'])} parameters has no {key!r}, which rule {rule!r} needs: set"
                 f" it in optimizer.param_groups (torch's default of {name!r} is {usual:g})"
             )
-    return {name: float(named[name]) for name in HYPER_DEFAULTS[rule]}
+    return {name: float(named[name]) for name in known}
 
 
 def compression_for(one: Trained, groups: Sequence[ParamGroup], default: Compression) -> Compression:

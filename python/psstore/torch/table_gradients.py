@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import torch
 
@@ -29,6 +31,8 @@ class TableGradients:
                 raise UsageError(f"table {one.table!r} is given twice; share one module between the places that use it")
             names.add(one.table)
         self._store = store
+        self._threads = ThreadPoolExecutor(max(1, len(self.tables)), "psstore-prefetch")
+        """Which begin when there is something to prefetch."""
         self._num_sent = [0] * len(self.tables)
         """How many of each table's gradients the round that was committed last has."""
 
@@ -49,14 +53,42 @@ class TableGradients:
         """Sends nothing: all workers skip the round."""
         self._num_sent = [len(one.left) for one in self.tables]
 
+    def begin_prefetch(self) -> None:
+        """Pulls the rows of the lookups that were announced, in other threads: the step before them is decided."""
+        for one in self.tables:
+            one.begin_prefetch(self._threads.submit)
+
     @property
     def are_finite(self) -> bool:
         """False if a gradient holds NaN or infinity."""
         return all(bool(torch.isfinite(left.gradients).all()) for one in self.tables for left in one.left)
 
     def hypers(self) -> dict[int, dict[str, float]]:
-        """Hyper-parameters of each table's group, as they are now."""
-        return {one.group: {name: float(value) for name, value in one.hypers.items()} for one in self.tables}
+        """Hyper-parameters of each table's group, as they are now. Raises UsageError if one is missing."""
+        return {one.group: one.current_hypers() for one in self.tables}
+
+    def join_groups(self, optimizer: torch.optim.Optimizer) -> None:
+        """Gives each table a parameter group of the optimizer, without parameters, for schedulers and state dicts: its
+        hyper-parameters are what stands there."""
+        known = {group["table"] for group in optimizer.param_groups if "table" in group}
+        names: dict[str, Any] = (
+            {"param_names": []} if any("param_names" in group for group in optimizer.param_groups) else {}
+        )
+        for one in self.tables:
+            if one.table not in known:
+                optimizer.add_param_group({"params": [], "table": one.table, **names, **one.hypers})
+        self._follow_groups(optimizer)
+        optimizer.register_load_state_dict_post_hook(self._follow_groups)
+
+    def _follow_groups(self, optimizer: torch.optim.Optimizer) -> None:
+        """The groups are other dictionaries after a state dict was loaded."""
+        groups = {group["table"]: group for group in optimizer.param_groups if "table" in group}
+        for one in self.tables:
+            if one.table not in groups:
+                raise UsageError(
+                    f"the state dict has no parameter group of table {one.table!r}: it is of another training"
+                )
+            one.hypers = groups[one.table]
 
     def forget(self) -> None:
         """Drops what was sent: its round is over."""

@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable
+from concurrent.futures import Future
 from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 
 from psstore.client.store import Store
+from psstore.client.tables import RULES
 from psstore.errors import UsageError
+from psstore.torch.param_groups import hyper_of, row_group
 
-Hyper = float | bool
+Hyper = float | bool | tuple[float, float]
 
 
 class RowGradients(NamedTuple):
@@ -29,6 +32,15 @@ class RowGradients(NamedTuple):
     """(ids, dim)."""
     lookup: int
     """Which lookup of the module it was."""
+
+
+class _Coming(NamedTuple):
+    """Rows that are pulled before they are looked up."""
+
+    ids: torch.Tensor
+    """Flat, on the CPU."""
+    rows: Future[torch.Tensor]
+    """(ids, dim)."""
 
 
 class _Lookup(torch.autograd.Function):
@@ -61,8 +73,9 @@ class TableModule(torch.nn.Module):
         store: a connected `psstore.Store`; to train, a worker's.
         rule, init, seed: as `Store.create_table` has them, and max_rows, max_bytes, evict, admit.
         padding_idx: an id that stands for nothing: its row is zeros, and gets no gradient.
-        hypers: of the rule, under its names: lr, eps, … What is not given has torch's default. They are read at every
-            step: `items.hypers["lr"] = 0.05` counts from the next one on.
+        hypers: of the rule, under torch's names: lr, betas, eps, … What is not given has torch's default.
+
+    Raises BadHyper for one that the rule has not.
     """
 
     def __init__(
@@ -91,12 +104,18 @@ class TableModule(torch.nn.Module):
         self.dim = dim
         self.rule = rule
         self.padding_idx = padding_idx
-        self.hypers: dict[str, Hyper] = dict(hypers)
+        self.hypers: dict[str, Any]
+        """Hyper-parameters, under torch's names, which are read at every step: `items.hypers["lr"] = 0.05` counts from
+        the next one on. A DistributedOptimizer has them as a parameter group, where schedulers find them."""
         self.group = zlib.crc32(f"table {name}".encode()) | 0xFF
         """Number of the table's parameter group in the store: each has its own, beside those of optimizers, which are
         numbered from a multiple of 256 on."""
         self.left: list[RowGradients] = []
         """What backward passes have left since the last step, in their order."""
+        self._announced: list[torch.Tensor] = []
+        """Ids of lookups that follow the next step, flat, on the CPU."""
+        self._coming: list[_Coming] = []
+        """Rows as the last step left them, of lookups that have not been made yet."""
         self._num_lookups = 0
         self._anchor = torch.zeros((), requires_grad=True)
         self._store = store
@@ -112,6 +131,7 @@ class TableModule(torch.nn.Module):
             evict=evict,
             admit=admit,
         )
+        self.hypers = row_group(RULES[rule], hypers)
 
     @property
     def store(self) -> Store:
@@ -123,17 +143,51 @@ class TableModule(torch.nn.Module):
 
         Raises UsageError for what is no tensor of integers.
         """
-        if not isinstance(ids, torch.Tensor) or ids.is_floating_point() or ids.is_complex() or ids.dtype is torch.bool:
-            what = f"dtype {ids.dtype}" if isinstance(ids, torch.Tensor) else type(ids).__name__
-            raise UsageError(f"table {self.table!r} is looked up by a tensor of integers, not by {what}")
-        pulled = torch.empty(*ids.shape, self.dim)
-        self._store.pull_rows(self.table, ids, out=pulled)
-        rows = pulled.to(ids.device)
+        self._check_ids(ids)
+        rows = self._take(_flat(ids)).view(*ids.shape, self.dim).to(ids.device)
         if self.padding_idx is not None:
             rows[ids == self.padding_idx] = 0.0
         self._num_lookups += 1
         apply: Callable[..., torch.Tensor] = _Lookup.apply
         return apply(self._anchor, rows, partial(self._leave, ids.reshape(-1), self._num_lookups))
+
+    def prefetch(self, ids: torch.Tensor) -> None:
+        """Announces a lookup that follows the optimizer's next step, and returns at once: its rows are pulled as soon
+        as that step is decided, beside the new parameters and whatever comes before the lookup. A lookup of these ids,
+        all in one tensor, takes them then; they are what it would have pulled itself. Those that no lookup has taken
+        by the step after are dropped.
+
+        Raises UsageError for what is no tensor of integers.
+        """
+        self._check_ids(ids)
+        self._announced.append(_flat(ids).clone())
+
+    def begin_prefetch(self, start: Callable[[Callable[[], torch.Tensor]], Future[torch.Tensor]]) -> None:
+        """Pulls what was announced, by `start`, which runs a function in another thread. For the optimizer, when its
+        step is decided."""
+        self._coming = [_Coming(ids, start(partial(self._pull, ids))) for ids in self._announced]
+        self._announced = []
+
+    def _take(self, ids: torch.Tensor) -> torch.Tensor:
+        for place, one in enumerate(self._coming):
+            if one.ids.dtype == ids.dtype and torch.equal(one.ids, ids):
+                del self._coming[place]
+                return one.rows.result()
+        return self._pull(ids)
+
+    def _pull(self, ids: torch.Tensor) -> torch.Tensor:
+        rows = torch.empty(len(ids), self.dim)
+        self._store.pull_rows(self.table, ids, out=rows)
+        return rows
+
+    def _check_ids(self, ids: torch.Tensor) -> None:
+        if not isinstance(ids, torch.Tensor) or ids.is_floating_point() or ids.is_complex() or ids.dtype is torch.bool:
+            what = f"dtype {ids.dtype}" if isinstance(ids, torch.Tensor) else type(ids).__name__
+            raise UsageError(f"table {self.table!r} is looked up by a tensor of integers, not by {what}")
+
+    def current_hypers(self) -> dict[str, float]:
+        """For a commit, under the store's names. Raises UsageError if one is missing."""
+        return hyper_of(RULES[self.rule], self.hypers)
 
     def _leave(self, ids: torch.Tensor, lookup: int, gradient: torch.Tensor) -> None:
         gradients = gradient.reshape(len(ids), self.dim)
@@ -151,3 +205,7 @@ class TableModule(torch.nn.Module):
             f"the rows of table {self.table!r} are in the store, and the module is a connection to it: it can't be"
             " copied or pickled; make one in each process"
         )
+
+
+def _flat(ids: torch.Tensor) -> torch.Tensor:
+    return ids.detach().reshape(-1).cpu()

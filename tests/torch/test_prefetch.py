@@ -1,0 +1,135 @@
+"""prefetch: rows that are pulled ahead are those that the lookup would have pulled, bit for bit."""
+
+from __future__ import annotations
+
+import threading
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import psstore
+from psstore.client.store import Store
+from psstore.errors import BadArgument, UsageError
+from psstore.torch import DistributedOptimizer, Embedding, EmbeddingBag
+from tests.support.cluster import at_once
+from tests.torch.test_embedding import DIM, Model, batch, distributed, first_rows, loss_of
+
+STEPS = 8
+
+Trained = tuple[torch.Tensor, torch.Tensor]
+
+
+@pytest.fixture
+def pulls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+    """Each pull of rows: the name of its thread, and the number of ids."""
+    made: list[tuple[str, int]] = []
+    pull = Store.pull_rows
+
+    def noting(self: Store, name: str, ids: torch.Tensor, **options: Any) -> Any:
+        made.append((threading.current_thread().name, len(ids)))
+        return pull(self, name, ids, **options)
+
+    monkeypatch.setattr(Store, "pull_rows", noting)
+    return made
+
+
+def ahead(made: list[tuple[str, int]]) -> list[int]:
+    return [count for thread, count in made if thread.startswith("psstore-prefetch")]
+
+
+def train(server: psstore.LocalStore, rank: int, *, is_ahead: bool, max_norm: float | None) -> Trained:
+    """The rows and the layer after some steps of batches that share most of their ids, also between workers."""
+    with server.connect(rank=rank) as store:
+        items = Embedding("items", DIM, store, rule="adagrad", init="normal(0, 0.5)", lr=0.1)
+        model = Model(items)
+        optimizer = distributed(model, items, store, max_norm=max_norm)
+        for step in range(STEPS):
+            loss = loss_of(model, step, rank)
+            if is_ahead:
+                for ids in batch(step + 1, rank)[:2]:
+                    items.prefetch(ids)
+            torch.autograd.backward(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+        store.barrier("trained")
+        return first_rows(store, "items"), model.head.weight.detach().clone()
+
+
+@pytest.mark.parametrize("max_norm", [None, 0.1], ids=["plain", "clipped"])
+def test_workers_train_to_the_same_bits_with_rows_that_are_pulled_ahead(
+    pulls: list[tuple[str, int]], max_norm: float | None
+) -> None:
+    results: list[Trained] = []
+    for is_ahead in (False, True):
+        pulls.clear()
+        with psstore.LocalStore(shards=2, workers=2) as server:
+            work = [partial(train, server, rank, is_ahead=is_ahead, max_norm=max_norm) for rank in range(2)]
+            results += at_once(*work)
+        assert len(pulls) == 2 * (2 * STEPS + 1) + (4 if is_ahead else 0)  # those of the last step, which nobody takes
+        assert len(ahead(pulls)) == (2 * 2 * STEPS if is_ahead else 0)
+    for rows, head in results[1:]:
+        assert torch.equal(rows, results[0][0])
+        assert torch.equal(head, results[0][1])
+
+
+@pytest.fixture
+def trained(store: Store) -> tuple[EmbeddingBag, DistributedOptimizer]:
+    items = EmbeddingBag("items", 2, store, mode="sum", rule="sgd", init="zeros", lr=1.0)
+    layer = nn.Linear(1, 1)
+    optimizer = DistributedOptimizer(
+        torch.optim.SGD(layer.parameters(), lr=1.0), store, layer.named_parameters(), tables=[items]
+    )
+    return items, optimizer
+
+
+@torch.enable_grad()
+def step(items: EmbeddingBag, optimizer: DistributedOptimizer) -> None:
+    items(torch.tensor([[1, 2]])).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def test_what_was_pulled_ahead_is_taken_once_and_dropped_by_the_next_step(
+    trained: tuple[EmbeddingBag, DistributedOptimizer], pulls: list[tuple[str, int]]
+) -> None:
+    items, _ = trained
+    ids = torch.tensor([[2, 3], [3, 4]])
+    items.prefetch(ids)
+    step(*trained)
+    with torch.no_grad():
+        assert items(torch.tensor([[2]])).tolist() == [[-1.0, -1.0]]  # of others: it takes nothing away
+        taken = len(pulls)
+        assert items(ids).tolist() == [[-1.0, -1.0], [0.0, 0.0]]
+        assert len(pulls) == taken
+        items(ids)
+        assert len(pulls) == taken + 1
+        items.prefetch(ids)
+        step(*trained)
+        step(*trained)
+        assert items(ids).tolist() == [[-3.0, -3.0], [0.0, 0.0]]
+    assert ahead(pulls) == [4, 4]
+
+
+def test_ids_that_are_changed_after_they_were_announced_are_looked_up_as_they_are(
+    trained: tuple[EmbeddingBag, DistributedOptimizer],
+) -> None:
+    items, _ = trained
+    ids = torch.tensor([[7]])
+    items.prefetch(ids)
+    step(*trained)
+    ids[0, 0] = 1
+    assert items(ids).tolist() == [[-1.0, -1.0]]
+
+
+def test_what_can_not_be_pulled_ahead_is_said(trained: tuple[EmbeddingBag, DistributedOptimizer]) -> None:
+    items, _ = trained
+    with pytest.raises(UsageError, match="integers"):
+        items.prefetch(torch.tensor([0.5]))
+    ids = torch.tensor([[-1]])
+    items.prefetch(ids)
+    step(*trained)
+    with pytest.raises(BadArgument, match="negative"):
+        items(ids)
