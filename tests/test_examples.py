@@ -90,6 +90,14 @@ def test_all_together_learns_and_its_workers_agree(examples: Path) -> None:
     assert len(set(re.findall(r"norm ([\d.]+), scale (\d+)", output))) == 1
 
 
+@pytest.mark.long
+def test_the_recommender_learns_and_its_workers_agree(examples: Path) -> None:
+    output = run_on_store(examples / "dlrm.py", "--steps", "200")
+    found = {rank: re.findall(rf"rank {rank}\] step \d+: loss [\d.]+, AUC ([\d.]+)", output) for rank in "01"}
+    assert found["0"] == found["1"]
+    assert float(found["0"][-1]) > 0.7
+
+
 def test_the_tutorial_learns_and_its_workers_agree(examples: Path) -> None:
     output = run_on_store(examples / "tutorial_kv.py")
     found = accuracies(output)

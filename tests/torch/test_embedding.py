@@ -64,7 +64,7 @@ def first_rows(store: Store, name: str) -> torch.Tensor:
 def summed(gradient: torch.Tensor) -> torch.Tensor:
     """What coalesce() gives, with the parts of one row added in order: torch adds them as its sort leaves them."""
     ids, places = torch.unique(gradient._indices()[0], return_inverse=True)
-    rows = torch.zeros(len(ids), DIM).index_add_(0, places, gradient._values())
+    rows = torch.zeros(len(ids), gradient.shape[1]).index_add_(0, places, gradient._values())
     return torch.sparse_coo_tensor(ids[None], rows, gradient.shape, check_invariants=True).coalesce()
 
 
@@ -212,9 +212,9 @@ def test_schedulers_reach_tables_as_the_optimizer_of_an_embedding(store: Store) 
 @pytest.mark.parametrize("by", ["the distributed", "the plain"])
 def test_a_state_dict_has_the_hyper_parameters_of_tables(store: Store, by: str) -> None:
     items = Embedding("items", DIM, store, rule="sgd", init="zeros", lr=0.5)
-    named = [("weight", nn.Parameter(torch.zeros(1)))]
-    inner = torch.optim.SGD(list(dict(named).values()), lr=0.1)
-    optimizer = DistributedOptimizer(inner, store, named, tables=[items])
+    layer = nn.Linear(1, 1)
+    inner = torch.optim.SGD(layer.parameters(), lr=0.1)
+    optimizer = DistributedOptimizer(inner, store, layer.named_parameters(), tables=[items])
     kept = optimizer.state_dict()
     items.hypers["lr"] = 0.25
     (optimizer if by == "the distributed" else inner).load_state_dict(kept)
@@ -223,7 +223,7 @@ def test_a_state_dict_has_the_hyper_parameters_of_tables(store: Store, by: str) 
     items(torch.tensor([1])).sum().backward()
     optimizer.step()
     assert float(first_rows(store, "items")[1, 0]) == -2.0
-    again = DistributedOptimizer(inner, store, named, tables=[items])
+    again = DistributedOptimizer(inner, store, layer.named_parameters(), tables=[items])
     assert len(again.param_groups) == 2
 
 
