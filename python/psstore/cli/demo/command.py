@@ -79,6 +79,14 @@ def demo(
             " seconds; compare the bytes.",
         ),
     ] = False,
+    rows: Annotated[
+        bool,
+        typer.Option(
+            "--rows",
+            help="Train a small recommender instead, with its embedding tables in the store, on clicks that a seeded"
+            " generator makes.",
+        ),
+    ] = False,
     seed: Annotated[int, typer.Option(help="Of the first weights and the order of the images.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON, in the last line.")] = False,
 ) -> None:
@@ -90,6 +98,21 @@ def demo(
     from psstore.cli.demo.display import Display, chaos_hashes, crash_hashes, summary
     from psstore.cli.demo.training import job_of, train
 
+    if rows:
+        _check_rows_alone(
+            {
+                "--strategy": strategy is not Strategy.ps,
+                "--mode": mode is not Mode.sync,
+                "--compression": compression != "none",
+                "--epochs": epochs is not None,
+                "--data-dir": data_dir is not None,
+                "--compare": compare,
+                "--crash": crash,
+                "--chaos": chaos,
+            }
+        )
+        _show_rows(Console(stderr=as_json), shards=shards, workers=workers, seed=seed, as_json=as_json)
+        return
     _need_packages(digits=data_dir is None)
     if strategy is not Strategy.ps and mode is not Mode.sync:
         fail(f"--mode {mode.value} is a store's; --strategy {strategy.value} is synchronous")
@@ -152,6 +175,23 @@ def demo(
         fail("the training that was killed has ended with other bytes than the one that was not", exit_code=EXIT_FAILED)
     if disturbed is not None and disturbed.sha256_undisturbed != disturbed.sha256_disturbed:
         fail("the training that was disturbed has ended with other bytes than the quiet one", exit_code=EXIT_FAILED)
+
+
+def _show_rows(console: Console, *, shards: int, workers: int, seed: int, as_json: bool) -> None:
+    _need_packages(digits=False)
+    from psstore.cli.demo.rows import rows_summary, train_rows
+
+    report = train_rows(console, shards=shards, workers=workers, seed=seed)
+    console.print(rows_summary(report))
+    if as_json:
+        typer.echo(msgspec.json.encode(report).decode())
+
+
+def _check_rows_alone(given: dict[str, bool]) -> None:
+    """Ends the command with a sentence for an option of the digits."""
+    for option, is_given in given.items():
+        if is_given:
+            fail(f"{option} is for the training on digits: leave it out, or --rows")
 
 
 def _need_packages(*, digits: bool) -> None:

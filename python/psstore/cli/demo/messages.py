@@ -119,7 +119,25 @@ class WorkerResult(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     dataset: str
 
 
-Event = WorkerBegan | WorkerProgress | WorkerResult
+class RowsProgress(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Where a worker of `--rows` is."""
+
+    rank: int
+    step: int
+    """The last one it ended."""
+    steps: int
+    loss: float
+    rows_per_s: float
+    """That it looks up and trains."""
+    auc: float | None
+    """Of samples that nobody trains on; None: not measured now."""
+    rows: int
+    """That the tables have, when the last step is over; 0 before."""
+    bytes_pushed: int
+    bytes_pulled: int
+
+
+Event = WorkerBegan | WorkerProgress | WorkerResult | RowsProgress
 
 _decoder: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)
 
