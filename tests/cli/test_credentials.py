@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.sockets, pytest.mark.one_loop]
 
 
 @pytest.mark.parametrize(
-    "command", ["status", "top", "doctor", "bench", "promote", "reshard", "checkpoint save"], ids=str.split
+    "command", ["status", "top", "doctor", "bench", "trace", "promote", "reshard", "checkpoint save"], ids=str.split
 )
 def test_every_client_has_the_options(command: str) -> None:
     told = CliRunner().invoke(app, [*command.split(), "--help"]).output

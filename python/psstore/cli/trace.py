@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from psstore.cli.choices import fail
+from psstore.cli.credentials import with_credentials
 from psstore.exit_codes import EXIT_FAILED, EXIT_MISSING
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ LOOK_S = 0.1
 """Between two looks how far workers are."""
 
 
+@with_credentials
 def trace(
     url: Annotated[
         str, typer.Argument(metavar="[URL]", help="Of the store (default: PSSTORE_URL).", show_default=False)
@@ -32,7 +34,7 @@ def trace(
     import msgspec
 
     from psstore.client.connect import connect
-    from psstore.client.store_status import look_at
+    from psstore.client.store_status import CONNECT_S, look_at
     from psstore.config import worker_environment
     from psstore.errors import PsstoreError
     from psstore.launch.timeline import timeline, whole_steps
@@ -41,7 +43,7 @@ def trace(
     if folder is None:
         fail("PSSTORE_TRACE is not set: to a folder that this command and all workers see, before they start")
     try:
-        with connect(url or None, role="client") as store:
+        with connect(url or None, role="client", connect_timeout_s=CONNECT_S) as store:
             ranks = look_at(store).live
         if not ranks:
             fail("no worker trains there", exit_code=EXIT_FAILED)
