@@ -29,7 +29,7 @@ NUM_DENSE = 4
 DIM = 16
 
 TASTE_ELEMS = 4
-"""Of the hidden vectors by which the generator decides who clicks what."""
+"""Elements of the hidden vectors by which the generator decides who clicks what."""
 
 POPULARITY = 3.0
 """The exponent of a uniform number that chooses an id: half of all lookups are of an eighth of the ids."""
@@ -44,7 +44,7 @@ class Clicks(NamedTuple):
     dense: torch.Tensor
     """(samples, NUM_DENSE) float32."""
     ids: list[torch.Tensor]
-    """Of each table, (samples, ids of a sample) int64."""
+    """(samples, ids of a sample) int64, of each table."""
     clicked: torch.Tensor
     """(samples,) float32, 0 or 1."""
 

@@ -130,7 +130,7 @@ class RowsProgress(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     rows_per_s: float
     """That it looks up and trains."""
     auc: float | None
-    """Of samples that nobody trains on; None: not measured now."""
+    """Measured on samples that nobody trains on; None: not measured now."""
     rows: int
     """That the tables have, when the last step is over; 0 before."""
     bytes_pushed: int

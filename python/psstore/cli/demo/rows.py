@@ -38,14 +38,14 @@ SAMPLES = 512
 """In a step of all workers together."""
 
 NUM_MEASURES = SPARK_WIDTH
-"""Of the AUC, by rank 0."""
+"""How often rank 0 measures the AUC."""
 
 
 class RowsSettings(msgspec.Struct, frozen=True, kw_only=True):
     """One run, as each worker gets it."""
 
     samples: int
-    """Of a worker's batch."""
+    """In a worker's batch."""
     steps: int
     seed: int
 
@@ -58,7 +58,7 @@ class RowsReport(msgspec.Struct, frozen=True, kw_only=True):
     steps: int
     seed: int
     auc: float
-    """Of samples that nobody trained on."""
+    """Measured on samples that nobody trained on."""
     rows_per_s: float
     """Looked up and trained by all workers together."""
     rows: int
