@@ -6,6 +6,7 @@ import _thread
 import asyncio
 import concurrent.futures
 import functools
+import gc
 import weakref
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
@@ -206,6 +207,7 @@ class _Face:
         if self._closed != _CLOSED:
             raise StoreClosed(self._closed or "")
         self._attach(*self._again(rank))
+        gc.collect()  # what has ended has descriptors, and is in cycles: a program that only trains hardly collects any
 
     def __repr__(self) -> str:
         who = "client" if self.rank is None else f"rank {self.rank} of {self.num_workers}"

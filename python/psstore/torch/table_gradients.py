@@ -77,8 +77,9 @@ class TableGradients:
         for one in self.tables:
             if one.table not in known:
                 optimizer.add_param_group({"params": [], "table": one.table, **names, **one.hypers})
-        self._follow_groups(optimizer)
-        optimizer.register_load_state_dict_post_hook(self._follow_groups)
+        if self.tables:  # an optimizer around another one may have no hooks
+            self._follow_groups(optimizer)
+            optimizer.register_load_state_dict_post_hook(self._follow_groups)
 
     def _follow_groups(self, optimizer: torch.optim.Optimizer) -> None:
         """The groups are other dictionaries after a state dict was loaded."""
