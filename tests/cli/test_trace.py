@@ -16,7 +16,7 @@ from typer.testing import CliRunner, Result
 import psstore
 from psstore.cli.main import app
 from psstore.client.store import Store
-from tests.support.server_process import StoreProcess
+from tests.support.server_process import StoreProcess, eventually
 
 pytestmark = [pytest.mark.sockets, pytest.mark.one_loop]
 
@@ -75,6 +75,7 @@ def server() -> Iterator[StoreProcess]:
 def training(server: StoreProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Training]:
     monkeypatch.setenv("PSSTORE_TRACE", str(tmp_path))
     training = Training(server.url)
+    assert eventually(lambda: min(training.rounds) > 0), "both train"
     yield training
     training.end()
 
