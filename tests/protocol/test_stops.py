@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from psstore.protocol.stops import NEVER
 from psstore.types import UNBOUNDED
 from psstore.wire import messages as m
 from tests.protocol.support import FakeStore, Peer
 
 
-def stop(peer: Peer, version: int | None = None, *, finish: bool = False) -> None:
-    peer.ask("STOP", m.Stop(version=version, finish=finish))
+def stop(peer: Peer, version: int | None = None, *, finish: bool = False, everyone: bool = False) -> None:
+    peer.ask("STOP", m.Stop(version=version, finish=finish, everyone=everyone))
 
 
 def test_rounds_end_at_the_version_that_was_said() -> None:
@@ -88,6 +89,53 @@ def test_the_latest_word_holds_and_a_new_life_knows_none() -> None:
     peer.ask("LEAVE")
     successor = store.worker(0)
     assert successor.committed(successor.commit(2)).decision == 2
+
+
+def test_everybodys_end_holds_for_whoever_takes_the_place_of_one() -> None:
+    store = FakeStore(num_workers=2)
+    one = store.worker(0)
+    stop(one, finish=True)
+    two = store.worker(1)  # the round waited for it all the time
+    requests = [(peer, peer.commit(1)) for peer in (one, two)]
+    assert [peer.committed(request).stop for peer, request in requests] == [True, True]
+    two.ask("LEAVE")
+    successor = store.connect(role="worker")
+    assert successor.join(1).stop
+    late = successor.committed(successor.commit(2))
+    assert (late.late, late.stop, late.decision) == (True, True, 1)
+
+
+def test_nobodys_own_word_puts_off_everybodys_end() -> None:
+    store = FakeStore(num_workers=2)
+    one, two = (store.worker(rank) for rank in range(2))
+    stop(one, 1, everyone=True)
+    stop(two, 9)
+    stop(two, 8, everyone=True)
+    requests = [(peer, peer.commit(1)) for peer in (one, two)]
+    assert [peer.committed(request).stop for peer, request in requests] == [True, True]
+
+
+def test_a_worker_that_is_through_with_an_end_goes_on_to_another_one() -> None:
+    store = FakeStore(num_workers=2)
+    one, two = (store.worker(rank) for rank in range(2))
+    stop(one)
+    for peer in (one, two):
+        stop(peer, NEVER)
+    requests = [(peer, peer.commit(1)) for peer in (one, two)]
+    assert [peer.committed(request).late for peer, request in requests] == [False, False]
+
+
+def test_the_next_group_knows_no_end_of_the_one_before() -> None:
+    store = FakeStore(num_workers=2)
+    for _ in range(2):
+        peers = [store.worker(rank) for rank in range(2)]
+        stop(peers[0], 1, everyone=True)
+        for peer in peers:
+            peer.ask("LEAVE")
+    peers = [store.worker(rank) for rank in range(2)]
+    stop(peers[0], 1)
+    requests = [(peer, peer.commit(1)) for peer in peers]
+    assert [peer.committed(request).decision for peer, request in requests] == [1, 1]
 
 
 def test_an_early_commit_of_a_round_that_is_stopped_promises_nothing() -> None:

@@ -183,6 +183,12 @@ class Worker(Actor):
     def life(self) -> int:
         return self.client.identity.incarnation
 
+    async def tell_end(self, version: int) -> None:
+        """Each for itself; in rounds of all, the others for the last one as well, which says nothing."""
+        for_all = self.plan.mode == "sync" and self.plan.num_workers > 1
+        if not for_all or self.rank < self.plan.num_workers - 1:
+            await self.insist(lambda: self.call("stop", self.client.stop(version, everyone=for_all)))
+
     async def act(self) -> None:
         await self.join()
         await self.create()
@@ -192,7 +198,7 @@ class Worker(Actor):
         if self.plan.hands_in:
             await self.hand_in()
         if self.plan.stop_at is not None:
-            await self.insist(lambda: self.call("stop", self.client.stop(self.plan.stop_at, finish=False)))
+            await self.tell_end(self.plan.stop_at)
         while self.client.round <= last_round and not self.client.stopped:
             await self.train_one_round()
             if self.client.hand_in_wanted:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 from unittest import mock
@@ -172,6 +172,13 @@ def one_shard_speaks_for_all() -> Iterator[None]:
         yield
 
 
+_replace_stops = Stops.replace
+
+
+def a_new_life_knows_no_end(self: Stops, rank: int, others: Iterable[int]) -> None:
+    _replace_stops(self, rank, others=())
+
+
 @contextmanager
 def finish_is_answered_at_once() -> Iterator[None]:
     wait = PromisedPushes.wait
@@ -284,6 +291,10 @@ MUTANTS: dict[str, tuple[str, Mutant]] = {
     "the coordinator's part is noted late": ("async", the_coordinators_part_is_noted_late),
     "leaders settle on what is newest": ("async", leaders_settle_on_what_is_newest),
     "commits count beyond the end": ("async", _method(Stops, "is_over", lambda self, rank, last: False)),
+    "a new life knows no end of everybody's": (
+        "sync",
+        _method(Stops, "replace", a_new_life_knows_no_end),
+    ),
     "who waits for slower workers is not let go at the end": (
         "ssp",
         _method(Stops, "is_anyone_over", lambda self, last: False),

@@ -55,6 +55,7 @@ NOTICED_BY = {
     "leaders settle on what is newest": 186,
     "the coordinator's part is noted late": 12,
     "who waits for slower workers is not let go at the end": 39,
+    "a new life knows no end of everybody's": 228,
     "who lied goes on": 1,
     "members are in the order of arrival": 2,
     "rounds without a norm are not skipped": 4,

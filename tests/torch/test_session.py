@@ -214,7 +214,7 @@ def test_what_the_store_takes_back_is_done_again_to_the_same_bytes(
                 turn(one, step, clips=clips)
             assert store.version == 11
             assert not one.optimizer.bears_rollbacks
-            assert len([line for line in diary.lines if line[0] == "back"]) == len(killed_at)
+            assert len(diary.went_back_to) == len(killed_at)
             return end_of(one)
 
     undisturbed = train(str(tmp_path / "whole"), killed_at=[])
@@ -245,7 +245,7 @@ def test_training_goes_on_with_other_numbers_of_shards_to_the_same_bytes(overlap
                     one.optimizer.step()
                     one.schedule.step()
                 weights = b"".join(parameter.detach().numpy().tobytes() for parameter in one.model.parameters())
-                went = sum(line[0] == "back" for line in diary.lines)
+                went = len(diary.went_back_to)
                 return [store.version, weights, one.schedule.last_epoch, len(store.stats()), went]
 
             ends = in_threads(process.url, 2, work)
@@ -455,6 +455,40 @@ def test_a_signal_may_end_it() -> None:
 # ---- driven from outside ----
 
 
+class DiesAtTheEnd(Hook):
+    """A shard is killed once all workers have come to the end."""
+
+    def __init__(self, process: StoreProcess) -> None:
+        self._process = process
+        self.num_ends = 0
+
+    def finish(self, session: TrainingSession) -> None:
+        self.num_ends += 1
+        if self.num_ends == 1:
+            os.kill(self._process.shard_pids()[0], signal.SIGKILL)
+
+
+@pytest.mark.parametrize("comes_to_it", [False, True], ids=["asked for", "come to"])
+def test_an_end_holds_in_a_store_that_went_back(tmp_path: Path, *, comes_to_it: bool) -> None:
+    place = str(tmp_path / "run")
+    with (
+        StoreProcess("--checkpoint", place, "--checkpoint-every", "1000000", "--restarts", "1") as process,
+        psstore.connect(process.url, wait_s=PATIENCE_S) as store,
+    ):
+        one, ending, diary = trainee(store), DiesAtTheEnd(process), Diary()
+        hooks = [diary, ending] if comes_to_it else [diary]
+        chosen = session(one.optimizer, stop_at=1000, checkpoint="2", hooks=hooks)
+        for step in chosen:
+            if step.number == 5 and not diary.went_back_to:
+                assert eventually(lambda: any(one.status == COMPLETE for one in open_place(place).place.list()))
+                chosen.stop()
+                if not comes_to_it:
+                    os.kill(process.shard_pids()[0], signal.SIGKILL)
+            turn(one, step)
+        (back,) = diary.went_back_to
+        assert back < store.version == (5 if comes_to_it else back + 1)
+
+
 def test_a_loop_of_somebody_else_drives_it(tmp_path: Path) -> None:
     """What comes between two steps is handed in, too; and an end that is asked for twice is one."""
     place = str(tmp_path / "run")
@@ -506,6 +540,10 @@ def test_an_optimizer_may_be_wrapped(store: Store) -> None:
 class Diary(Hook):
     def __init__(self) -> None:
         self.lines: list[Any] = []
+
+    @property
+    def went_back_to(self) -> list[int]:
+        return [line[1] for line in self.lines if line[0] == "back"]
 
     def begin(self, session: TrainingSession) -> None:
         self.lines.append(("begin", session.version))

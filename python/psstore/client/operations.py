@@ -484,12 +484,17 @@ class Operations:
         version, packed = back
         return Handed(version, unpack_handed(packed))
 
-    async def stop(self, version: int | None = None, *, finish: bool = False) -> None:
+    async def stop(self, version: int | None = None, *, finish: bool = False, everyone: bool = False) -> None:
         """This worker's commits count up to that version and no further: later ones end as late ones do, and `stopped`
-        says so. None: from now on nobody's count who is a worker now, so that all come to an end at the same version;
-        with `finish`, in modes 'sync' and 'backup', the round that is open still counts, and all end after it.
+        says so. None: from now on nobody's count who is a worker now, or takes the place of one, so that all come to an
+        end at the same version; with `finish`, in modes 'sync' and 'backup', the round that is open still counts, and
+        all end after it.
+
+        `everyone`: nobody's commits count beyond that version. What was said for everyone no worker puts off by a later
+        version of its own.
         """
-        await self.client.stop(None if version is None else whole("version", version), finish=bool(finish))
+        number = None if version is None else whole("version", version)
+        await self.client.stop(number, finish=bool(finish), everyone=bool(everyone))
 
     async def checkpoint(
         self, url: str | None = None, *, gather_s: float | None = None, wait_s: float | None = None

@@ -178,6 +178,7 @@ class Client:
         self.identity.rank, self.identity.incarnation = joined.rank, joined.incarnation
         self.identity.ticket = joined.ticket
         self.round, self.decision, self._unfinished = joined.round, joined.decision, False
+        self.stopped = joined.stop
         self._decisions.learn(joined.decision, joined.decisions)
         for session in self.sessions:
             session.identified()
@@ -390,11 +391,11 @@ class Client:
             if not back.more:
                 return back.version, bytes(found)
 
-    async def stop(self, version: int | None, *, finish: bool) -> None:
-        """This worker's commits count up to that decision only. None: nobody's count from now on, or `finish` from the
-        next decision on."""
+    async def stop(self, version: int | None, *, finish: bool = False, everyone: bool = False) -> None:
+        """This worker's commits count up to that decision only, or `everyone`'s. None: nobody's count from now on, or
+        `finish` from the next decision on."""
         self._need_worker("stop")
-        await self._request(self.shards[0], "STOP", body=m.Stop(version=version, finish=finish))
+        await self._request(self.shards[0], "STOP", body=m.Stop(version=version, finish=finish, everyone=everyone))
         self.stopped = not finish if version is None else self.decision >= version
 
     def set_scale(self, scale: m.Scale) -> None:

@@ -266,14 +266,14 @@ class Coordinator:
             decisions=self.rounds.log.since(0),
             ticket=self._signer.sign(ticket),
             members=self.roster.since(0),
+            stop=self.rounds.is_over(worker.rank),
         )
         return [Reply(conn, request, joined), *told]
 
     def _stop(self, worker: Worker, stop: Stop) -> list[Reply]:
-        if stop.version is not None:
-            return self.rounds.stop([worker.rank], stop.version)
-        one_more = stop.finish and self.consistency.lockstep
-        return self.rounds.stop(self.membership.present(), self.rounds.log.last + one_more)
+        if stop.version is None:
+            return self.rounds.end(self.rounds.log.last + (stop.finish and self.consistency.lockstep))
+        return self.rounds.end(stop.version) if stop.everyone else self.rounds.limit(worker.rank, stop.version)
 
     def _leave(self, client: str) -> list[Reply]:
         """Leaving twice, or without having joined, is no error: the caller wants to be gone and is."""

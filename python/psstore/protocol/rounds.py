@@ -174,10 +174,23 @@ class Rounds:
             self._decide()
         return self._release()
 
-    def stop(self, ranks: Sequence[int], version: int) -> list[Reply]:
-        """Commits of these ranks count up to that decision, or the last one if it is later: who has ended the open
-        round already is told that it won't be decided, and nobody waits for slower workers any more."""
-        self._stops.stop(ranks, version)
+    def limit(self, rank: int, version: int) -> list[Reply]:
+        """Commits of this rank count up to that decision, or the last one if it is later."""
+        self._stops.limit(rank, version)
+        return self._stop()
+
+    def end(self, version: int) -> list[Reply]:
+        """Nobody's commits count beyond that decision, of those who are here and of those who come for others."""
+        self._stops.end(self._membership.present(), version)
+        return self._stop()
+
+    def is_over(self, rank: int) -> bool:
+        """Whether no commit of this rank counts any more."""
+        return self._stops.is_over(rank, self.log.last)
+
+    def _stop(self) -> list[Reply]:
+        """Who has ended the open round already is told that it won't be decided, and nobody waits for slower workers
+        any more."""
         over = [rank for rank in self._staged.of if self._stops.is_over(rank, self.log.last)]
         told = [self._stopped(self._membership.workers[rank], self._staged.of[rank]) for rank in over]
         for rank in over:
@@ -219,7 +232,7 @@ class Rounds:
         self.closed.pop(rank, None)
         self._promised.forget(rank)
         self._losses.forget(rank)
-        self._stops.forget(rank)
+        self._stops.replace(rank, self._membership.workers)
         return self._tear(rank, "was replaced by a new life")
 
     def leave(self, worker: Worker) -> list[Reply]:

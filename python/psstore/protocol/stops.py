@@ -4,29 +4,54 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+NEVER = 1 << 62
+"""A version that no store comes to. A worker that ends there takes back what was said of its end, by itself or by
+others: that training is over, and the next one of this life has an end of its own."""
+
+NOWHERE = float("inf")
+
 
 class Stops:
-    """By rank, of its present life."""
+    """A rank has a limit of its own, which its latest word sets, and one that was set for everybody, which nobody's own
+    word puts off: it counts up to the lower one."""
 
     def __init__(self) -> None:
-        self._after: dict[int, int] = {}
-        self._first: float = float("inf")
+        self._own: dict[int, int] = {}
+        self._everyones: dict[int, int] = {}
+        self._first: float = NOWHERE
         """The earliest of them: asked after each decision, and set seldom."""
 
-    def stop(self, ranks: Iterable[int], version: int) -> None:
-        """Commits of these ranks count up to that decision. The latest word holds."""
-        self._after.update(dict.fromkeys(ranks, version))
-        self._first = min(self._after.values(), default=float("inf"))
+    def limit(self, rank: int, version: int) -> None:
+        """A rank's own word."""
+        self._own[rank] = version
+        if version >= NEVER:
+            self._everyones.pop(rank, None)
+        self._find_first()
 
-    def forget(self, rank: int) -> None:
-        """Its life is over."""
-        if self._after.pop(rank, None) is not None:
-            self._first = min(self._after.values(), default=float("inf"))
+    def end(self, ranks: Iterable[int], version: int) -> None:
+        """Somebody's word for these: an end that was set before is not put off."""
+        for rank in ranks:
+            self._everyones[rank] = min(version, self._everyones.get(rank, version))
+        self._find_first()
+
+    def replace(self, rank: int, others: Iterable[int]) -> None:
+        """A new life of this rank, which takes up what was said for everybody when others of its group were there."""
+        self._own.pop(rank, None)
+        self._everyones.pop(rank, None)
+        told = [self._everyones[other] for other in others if other in self._everyones]
+        if told:
+            self._everyones[rank] = min(told)
+        self._find_first()
 
     def is_over(self, rank: int, last: int) -> bool:
         """Whether this rank is done when `last` is the last decision."""
-        return last >= self._first and rank in self._after and last >= self._after[rank]
+        return last >= self._first and (
+            last >= self._own.get(rank, NOWHERE) or last >= self._everyones.get(rank, NOWHERE)
+        )
 
     def is_anyone_over(self, last: int) -> bool:
         """Whether some rank is."""
         return last >= self._first
+
+    def _find_first(self) -> None:
+        self._first = min([*self._own.values(), *self._everyones.values()], default=NOWHERE)

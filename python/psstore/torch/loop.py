@@ -7,7 +7,7 @@ import logging
 import signal
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from psstore.checkpoint.handed import Handed
 from psstore.checkpoint.interval import parse_interval
 from psstore.client.store import Store
 from psstore.errors import BadArgument, DeadlineExceeded, OutOfMemory, PsstoreError, RolledBack, UsageError, WorkerLost
+from psstore.protocol.stops import NEVER
 from psstore.torch import worker_state
 from psstore.torch.hooks import WRITE_S, CheckpointHook, Hook, LogHook, NanHook, SummaryHook
 from psstore.torch.optimizer import DistributedOptimizer
@@ -23,9 +24,6 @@ from psstore.torch.warnings import warn
 
 END_S = 60.0
 """How long a worker waits at the end for the others to come to theirs."""
-
-NEVER = 1 << 62
-"""A version that no store comes to."""
 
 _log = logging.getLogger("psstore.session")
 
@@ -164,6 +162,10 @@ class TrainingSession:
         self.is_drained = False
         """Whether this worker ends, or has ended, before the others."""
         self._has_begun = False
+        self._ends_at: int | None = None
+        """Where everybody's end is, once it is known that this worker has come to it."""
+        self._asks_for_end = False
+        """Whether `stop` was called: a store that goes back has forgotten it."""
         self._has_met = False
         """All workers are known to have come to the end, or not to come."""
         self._has_ended = False
@@ -198,7 +200,9 @@ class TrainingSession:
         self.why = why
         if why is not None:
             _log.warning("training is stopped: %s", why)
-        self.store.stop(finish=not at_once and self.store.consistency.lockstep)
+        self._asks_for_end = True
+        with suppress(RolledBack):  # the step finds it, too, and the store is told again
+            self.store.stop(finish=not at_once)
 
     def drain(self, why: str) -> None:
         """Ends training on this worker alone, after the step that it is in: it leaves, and the others go on."""
@@ -247,8 +251,7 @@ class TrainingSession:
                 "this worker keeps optimizer state, and the store's checkpoints don't have that: save"
                 " optimizer.state_dict() of each worker to go on exactly"
             )
-        if self.stop_at is not None:
-            self.store.stop(self.stop_at)
+        self._tell_end()
         for hook in self._hooks:
             hook.begin(self)
 
@@ -312,6 +315,8 @@ class TrainingSession:
 
     def _take_up(self, error: RolledBack) -> None:
         """Goes on with the store as it was restored, and as this worker was then."""
+        if self.store.stopped and self._ends_at is None and (self.stop_at is None or self.version < self.stop_at):
+            self._ends_at = self.version
         while True:
             version, undone = error.details["version"], error.details["undone"]
             if undone:
@@ -323,14 +328,22 @@ class TrainingSession:
                 self.store.reconnect()
                 self.optimizer.reattach()
                 self._put_back()
-                if self.stop_at is not None:
-                    self.store.stop(self.stop_at)
+                self._tell_end()
                 break
             except RolledBack as again:
                 error = again
         self.began_at, self._is_exact, self._has_handed_in = self.version, True, False
         for hook in self._hooks:
             hook.rolled_back(self)
+
+    def _tell_end(self) -> None:
+        """To a store that does not know it yet, or has forgotten it."""
+        if self.stop_at is not None:
+            self.store.stop(self.stop_at)
+        if self._ends_at is not None:
+            self.store.stop(self._ends_at, everyone=True)
+        elif self._asks_for_end:
+            self.store.stop(finish=True)
 
     def _meet(self) -> None:
         """The end, on all workers."""

@@ -367,6 +367,8 @@ class Joined(Message, frozen=True, kw_only=True):
     ticket: Signed
     members: tuple[Members, ...] = ()
     """All of the store's, where workers come and go."""
+    stop: bool = False
+    """No commit of it will count: training has come to its end for all."""
 
 
 class Create(Message, frozen=True, kw_only=True):
@@ -496,9 +498,12 @@ class HandedBack(Message, frozen=True, kw_only=True):
 
 class Stop(Message, frozen=True, kw_only=True):
     version: int | None = None
-    """This worker's commits don't count after that decision. None: nobody's do from now on who is a worker now."""
+    """This worker's commits don't count after that decision. None: nobody's do from now on, of those who are workers
+    now and those who take the place of one."""
     finish: bool = False
     """Without a version: the open round still counts, where each round has all workers."""
+    everyone: bool = False
+    """With a version: nobody's commits count after it."""
 
 
 class Begin(Message, frozen=True, kw_only=True):
