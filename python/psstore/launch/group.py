@@ -15,6 +15,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
 from types import TracebackType
+from typing import Any
 
 from psstore.launch import reaper
 
@@ -59,10 +60,7 @@ class ProcessGroup:
         asyncio.get_running_loop().remove_signal_handler(signal.SIGCHLD)
 
     def spawn(self, command: Sequence[str], *, environ: Mapping[str, str], pass_fds: Sequence[int] = ()) -> Child:
-        """A child in the group. Raises OSError if the command can't be run.
-
-        `preexec_fn` and not `process_group`, which Python has only since 3.11; setpgid is safe after a fork.
-        """
+        """A child in the group. Raises OSError if the command can't be run."""
         process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -70,7 +68,7 @@ class ProcessGroup:
             stderr=subprocess.PIPE,
             env=dict(environ),
             pass_fds=tuple(pass_fds),
-            preexec_fn=partial(os.setpgid, 0, self._leader().pid),
+            **in_group(self._leader().pid),
         )
         child = Child(process, asyncio.get_running_loop().create_future())
         self._children.append(child)
@@ -86,9 +84,20 @@ class ProcessGroup:
         return self._reaper
 
 
+def in_group(leader: int) -> dict[str, Any]:
+    """What Popen is told so that the process is in that group before it runs; 0: in one of its own.
+
+    Python has `process_group` since 3.11. Before, a function runs between fork and exec, where other threads of this
+    process may hold locks for ever; this one needs none.
+    """
+    if sys.version_info >= (3, 11):
+        return {"process_group": leader}
+    return {"preexec_fn": partial(os.setpgid, 0, leader)}
+
+
 def start_reaper() -> subprocess.Popen[bytes]:
     """Starts the process that leads a new group: it does so before it runs, and so before this returns."""
-    return subprocess.Popen([sys.executable, "-IS", reaper.__file__], stdin=subprocess.PIPE, preexec_fn=os.setpgrp)
+    return subprocess.Popen([sys.executable, "-IS", reaper.__file__], stdin=subprocess.PIPE, **in_group(0))
 
 
 async def end(children: Sequence[Child], *, grace_s: float) -> None:

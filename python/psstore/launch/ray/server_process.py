@@ -8,9 +8,8 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping
-from functools import partial
 
-from psstore.launch.group import start_reaper
+from psstore.launch.group import in_group, start_reaper
 
 
 class ServerProcess:
@@ -26,7 +25,7 @@ class ServerProcess:
                 stdin=subprocess.DEVNULL,
                 env=dict(environ),
                 pass_fds=[write_fd],
-                preexec_fn=partial(os.setpgid, 0, self._reaper.pid),  # as ProcessGroup does
+                **in_group(self._reaper.pid),
             )
         finally:
             os.close(write_fd)
