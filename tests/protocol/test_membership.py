@@ -64,6 +64,18 @@ def test_rank_whose_connections_are_gone_gets_a_new_life() -> None:
     assert (first.incarnation, second.incarnation) == (1, 2)
 
 
+def test_who_was_with_another_leader_may_be_looking_for_this_one_as_long_as_it_may_be_silent() -> None:
+    store = FakeStore(num_workers=2)
+    for rank in range(2):
+        store.worker(rank)
+    store.coordinator.all_went(store.now)
+    store.pass_time(LIVENESS.silence_s - 0.1)
+    assert not store.coordinator.membership.lost()
+    assert store.worker(1).incarnation == 2, "whoever takes the place of one that is gone with the leader need not wait"
+    store.pass_time(0.2)
+    assert [worker.rank for worker in store.coordinator.membership.lost()] == [0]
+
+
 def test_older_life_is_refused_at_the_coordinator() -> None:
     store = FakeStore()
     store.worker(0, client=CLIENT).hang_up()

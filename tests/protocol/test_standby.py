@@ -95,9 +95,9 @@ class Pair:
             lease_s=self.LEASE_S,
         )
 
-    def talk(self) -> None:
+    def talk(self, *, conn: int = 1) -> None:
         """Until neither has anything to say."""
-        while self._serve(self.leader, 1, self.end, self.protocol) | self._serve(
+        while self._serve(self.leader, conn, self.end, self.protocol) | self._serve(
             self.standby, 0, self.protocol, self.end
         ):
             pass
@@ -214,6 +214,24 @@ def test_a_standby_that_comes_in_the_place_of_a_lost_one_sets_its_shard_free() -
     pair.talk()
     assert pair.leader.standbys.lost == []
     assert pair.leader.standbys.clients == [SECOND]
+
+
+def test_a_process_that_was_ended_and_is_heard_late_does_not_take_the_place_of_its_successor() -> None:
+    pair = Pair()
+    ended, end_of_it, its_end = pair.standby, pair.end, pair.protocol
+    successor = pair._service()
+    identity = ClientIdentity(client=SECOND, role="standby")
+    pair.standby, pair.end = successor, pair.leader.opened(2, 0.0)
+    pair.protocol, said = successor.follow(0, client=identity, address="there", place="here")
+    pair.end.feed(said)
+    pair.talk(conn=2)
+    assert pair.leader.standbys.clients == [SECOND]
+    dropped: list[int] = []
+    pair.leader.standbys.on_dropped = dropped.append
+    pair.standby, pair.end, pair.protocol = ended, end_of_it, its_end
+    pair.talk()
+    assert pair.leader.standbys.clients == [SECOND]
+    assert dropped == [1]
 
 
 def test_clients_go_elsewhere_and_operators_are_heard_by_a_standby() -> None:

@@ -147,7 +147,7 @@ def counters_after(
         name: np.zeros(tensor.spec.num_elems, np.float32) for name, tensor in tensors.items() if is_counter(tensor.spec)
     }
     for decision in decisions:
-        factor = factors[decision.number] if decision.max_norm is not None else 1.0
+        factor = factors.get(decision.number, 1.0) if decision.max_norm is not None else 1.0
         if decision.skip or factor is None:
             continue
         for member in decision.members:

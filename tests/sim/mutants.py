@@ -362,6 +362,7 @@ RESHARD_MUTANTS: dict[str, tuple[str, Mutant]] = {
         "sync",
         _method(Standstill, "_is_handed_in", lambda self: True),
     ),
+    "a checkpoint that waits is asked for anew": ("sync", lambda: mock.patch.object(HandIns, "is_gathered", new=False)),
     "the store stands still in the middle of a round": (
         "sync",
         _method(Standstill, "_is_quiet", lambda self, has_gathered: True),
@@ -433,10 +434,35 @@ def any_word_will_do(words: Sequence[Word | None]) -> election.Succession:
     return election.succession([Word(leads=True)] if True in said else words)
 
 
+def an_ended_standby_takes_the_place_of_the_next(
+    self: StandbyList, connection: Connection, client: str, *, place: str = ""
+) -> None:
+    for one in list(self._of.values()):
+        if place and one.place == place:
+            self.done_without(one.client)
+    _standby_came(self, connection, client, place=place)
+
+
+_standby_came = StandbyList.came
+
+
+def workers_are_to_be_there_already(self: Membership, now: float) -> None:
+    for conn in self.connections:
+        self.detach(conn, now)
+
+
 VOTE_MUTANTS: dict[str, tuple[str, Mutant]] = {
     "a standby does not wait for the end of a lease": (
         "async",
         lambda: mock.patch.object(standby, "LEASES_WAITED", 0.3),
+    ),
+    "an ended standby takes the place of the next": (
+        "sync",
+        _method(StandbyList, "came", an_ended_standby_takes_the_place_of_the_next),
+    ),
+    "workers are to be where a shard is led at once": (
+        "sync",
+        _method(Membership, "all_went", workers_are_to_be_there_already),
     ),
     "a shard says what it was asked last": ("async", _method(Words, "give", the_last_word_counts)),
     "standbys don't know the words": ("async", _method(ShardFacts, "give_word", words_are_told_at_once)),

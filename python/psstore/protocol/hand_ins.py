@@ -50,7 +50,8 @@ class HandIns:
         self._wanted_from: int | None = None
         """A checkpoint of this decision, or of the next one if it has not been made, wants what is handed in."""
         self._is_made = False
-        self._on_made: Callable[[], None] = lambda: None
+        self._on_made: Callable[[], None] | None = None
+        """Of the checkpoint that has asked."""
 
     def restore(self, of: Mapping[int, HandedIn]) -> None:
         """Goes on from a checkpoint."""
@@ -122,21 +123,27 @@ class HandIns:
             and worker.incarnation == handed.incarnation
         ]
 
-    def want_next(self, last: int, on_made: Callable[[], None]) -> None:
+    @property
+    def is_gathered(self) -> bool:
+        """Whether a checkpoint has asked, and waits: it is to be of the decision that it has asked for."""
+        return self._on_made is not None
+
+    def want_next(self, last: int, on_made: Callable[[], None] | None = None) -> None:
         """Asks every worker that hands in for what it has after the next decision. `on_made`: called once when that is
-        made, before anybody hears of it."""
+        made, before anybody hears of it. REQUIRES without it: not `is_gathered`."""
         self._wanted_from, self._is_made, self._on_made = last + 1, False, on_made
         self._gathered = {}
 
     def enough(self) -> None:
         """Nobody is asked any more."""
-        self._wanted_from, self._gathered = None, {}
+        self._wanted_from, self._on_made, self._gathered = None, None, {}
 
     def decided(self) -> None:
         """There is another decision."""
         if self._wanted_from is not None and not self._is_made:
             self._is_made = True
-            self._on_made()
+            if self._on_made is not None:
+                self._on_made()
 
     def is_wanted(self, worker: Worker) -> bool:
         """Whether to ask this worker with the answer that it gets now."""

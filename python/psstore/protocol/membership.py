@@ -61,6 +61,8 @@ class Worker:
     links: set[int] = field(default_factory=set)
     """Connections it has to the coordinator, heartbeat included."""
     detached_since: float | None = None
+    is_looking: bool = False
+    """Whether it may still be looking for the process that leads now, having been with the one before."""
     refusal: MissingContribution | None = None
     """Why this life may not go on, once it is REFUSED."""
     dropped: bool = False
@@ -215,6 +217,16 @@ class Membership:
             worker.detached_since = now
             self._changed.add(worker.rank)
 
+    def all_went(self, now: float) -> None:
+        """Another process leads from now on. Whoever was with the one before has as long to come here as anybody may be
+        silent: one that stands still closes no connection, and its clients take a while to look elsewhere."""
+        for conn in self.connections:
+            self.detach(conn, now)
+        for rank in self._in_state[LIVE]:
+            worker = self.workers[rank]
+            worker.last_seen, worker.is_looking = now, True
+            self._changed.add(rank)
+
     def leave(self, worker: Worker) -> None:
         self._move(worker, WorkerEvent.LEAVES)
         worker.links.clear()
@@ -335,12 +347,12 @@ class Membership:
             before.links.discard(conn)
         self._of_link[conn] = worker
         worker.links.add(conn)
-        worker.detached_since = None
+        worker.detached_since, worker.is_looking = None, False
         self._changed.add(worker.rank)
 
     def _lost_at(self, worker: Worker) -> float:
         silent = worker.last_seen + self.liveness.silence_s
-        if worker.detached_since is None:
+        if worker.detached_since is None or worker.is_looking:
             return silent
         return min(silent, worker.detached_since + self.liveness.detached_s)
 

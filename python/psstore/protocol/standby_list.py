@@ -87,10 +87,17 @@ class StandbyList:
         return {"led_before": self.epoch, "standbys": len(self.clients), "standby_lag": max(lags, default=0)}
 
     def came(self, connection: Connection, client: str, *, place: str = "") -> None:
-        """Notes a new standby, for the next `look`. `place`: those that were there before will never lead."""
-        for one in list(self._of.values()):
-            if place and one.place == place:
-                self.done_without(one.client)
+        """Notes a new standby, for the next `look`. `place`: those that were there before will never lead.
+
+        Which of two came last their connections say, not their requests: a process that was ended may have been heard
+        so late that another one is in its place.
+        """
+        at_place = [(conn, one) for conn, one in self._of.items() if place and one.place == place]
+        if any(conn > connection.id for conn, _ in at_place):
+            self.on_dropped(connection.id)
+            return
+        for _, one in at_place:
+            self.done_without(one.client)
         self._of[connection.id] = _Following(connection, client, place)
         self._wake_at(0.0)
 

@@ -77,7 +77,7 @@ class Standstill:
         wanted = last if self._wanted is None or self._coordinator.consistency.lockstep else self._wanted
         if not hand_ins.missing(wanted):
             return True
-        if self._wanted is None or self._wanted < last:
-            hand_ins.want_next(last, lambda: None)
+        if (self._wanted is None or self._wanted < last) and not hand_ins.is_gathered:
+            hand_ins.want_next(last)
             self._wanted = last + 1
         return False
