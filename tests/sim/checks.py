@@ -289,7 +289,7 @@ def training_ends_at_its_version(plan: Plan, history: History) -> None:
     assert len(history.decisions) <= bound, f"{len(history.decisions)} decisions, and workers stop at {plan.stop_at}"
     for cell, committed in history.commits.items():
         waited_s = history.answered_at[cell] - max(history.asked_at[cell], history.decided_at.get(committed.last, 0.0))
-        cut_off = plan.partition is not None and cell[0] == plan.partition[0]
+        cut_off = plan.silences or (plan.partition is not None and cell[0] == plan.partition[0])
         assert cut_off or not committed.stop or waited_s <= PROMPT_S, f"{cell} waited {waited_s:.1f} s after the end"
         over = committed.decision >= plan.stop_at
         assert committed.stop == over or committed.last >= plan.stop_at, f"{cell} was told {committed}"

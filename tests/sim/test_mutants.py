@@ -30,7 +30,7 @@ from tests.sim.plan import (
 MAX_SEEDS_TO_NOTICE = 250
 
 NOTICED_BY = {
-    "one word is enough to lead": 52,
+    "one word is enough to lead": 213,
     "standbys don't know the words": 350,
     "a standby does not wait for the end of a lease": 475,
     "a shard says what it was asked last": 2,
@@ -43,7 +43,7 @@ NOTICED_BY = {
     "barriers open for the first": 12,
     "torn rounds go unnoticed": 72,
     "finish is answered at once": 33,
-    "finish is answered once": 57,
+    "finish is answered once": 155,
     "whoever has pushed everything goes on": 44,
     "who reads in a torn round waits on": 44,
     "scales are kept to oneself": 331,
