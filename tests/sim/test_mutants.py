@@ -31,7 +31,7 @@ MAX_SEEDS_TO_NOTICE = 250
 
 NOTICED_BY = {
     "one word is enough to lead": 213,
-    "standbys don't know the words": 350,
+    "standbys don't know the words": 221,
     "a standby does not wait for the end of a lease": 475,
     "a shard says what it was asked last": 2,
     "early decisions are like any other": 18,
