@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from numpy.testing import assert_array_equal
 import psstore
 from psstore.client.store import Store
 from psstore.errors import PsstoreError, RolledBack, StoreClosed, StoreUnreachable, UsageError
+from psstore.net.client import LAST_BACKOFF_S
 from psstore.server.processes import ShortLives
 from tests.support.cluster import PATIENCE_S
 from tests.support.server_process import StoreProcess, eventually, failed_start
@@ -267,3 +269,21 @@ def test_the_shards_of_several_hosts_go_back_together(hosts: Hosts, whole: bool)
             assert_array_equal(store.pull("w"), np.full(ELEMS, -3.0, F32))
         train(store, until=6)
         assert_array_equal(store.pull("w"), np.full(ELEMS, -6.0, F32))
+
+
+@pytest.mark.one_loop
+def test_a_host_that_comes_back_late_takes_the_store_back_once(hosts: Hosts) -> None:
+    """The others try it seldom by then, and what they know of it is old when clients have found it already."""
+    with hosts.connect() as store:
+        train(store, until=3)
+        assert store.checkpoint() == 3
+        hosts.shards[1].signal(signal.SIGKILL)
+        hosts.shards[1].wait()
+        time.sleep(2 * LAST_BACKOFF_S)
+        hosts.shards[1] = hosts.start(1)
+        with pytest.raises(RolledBack):
+            pull_for_ever(store)
+        store.reconnect()
+        seen = time.monotonic()
+        while time.monotonic() < seen + 1.5 * LAST_BACKOFF_S:
+            assert_array_equal(store.pull("w"), np.full(ELEMS, -3.0, F32))

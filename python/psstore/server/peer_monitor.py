@@ -48,6 +48,9 @@ GONE_S = 0.5
 """A shard whose host refuses every connection for so long is gone, where the store goes back then; and how often a host
 looks whether it has."""
 
+NEXT_ATTEMPT_LOOKS = 30
+"""Tenths of POLL_S in which there is another attempt to connect, whatever it comes to."""
+
 SOON_S = 5.0
 """When it is said for the first time that a shard is not there yet; then every REMIND_S."""
 
@@ -243,7 +246,8 @@ async def _keep(peer: _Peer, coordinator: _Peer, duty: Duty) -> Verdict:
     try:
         while not (await asyncio.wait([watching], timeout=POLL_S))[0]:
             # It may have gone before it was seen here, and wait for another life of shard 0.
-            if duty.goes_back and peer.is_refused and await coordinator.is_in_use():
+            # What is in use had all of its shards: one that comes late may be there since it was tried last.
+            if duty.goes_back and peer.is_refused and await coordinator.is_in_use() and await peer.is_refused_again():
                 raise StoreUnreachable(f"{peer.name} is lost, and the store with it: its host refuses connections")
         return watching.result()
     finally:
@@ -309,6 +313,16 @@ class _Peer:
         """Whether nobody listens there, as far as its host says."""
         one = self._reconnector
         return one is not None and not self.is_up and isinstance(one.trouble, ConnectionRefusedError)
+
+    async def is_refused_again(self) -> bool:
+        """Whether the next attempt finds nobody who listens."""
+        assert self._reconnector is not None, "it was refused before"
+        self._reconnector.trouble = None
+        for _ in range(NEXT_ATTEMPT_LOOKS):
+            if self._reconnector.trouble is not None or self.is_up:
+                break
+            await asyncio.sleep(POLL_S / 10)
+        return self.is_refused
 
     async def is_in_use(self) -> bool:
         """Whether anything was done there, which needs all shards: of shard 0, once it was reached."""
