@@ -51,7 +51,7 @@ class HandIns:
         """A checkpoint of this decision, or of the next one if it has not been made, wants what is handed in."""
         self._is_made = False
         self._on_made: Callable[[], None] | None = None
-        """Of the checkpoint that has asked."""
+        """What the checkpoint that has asked does when that decision is made; None: none has asked."""
 
     def restore(self, of: Mapping[int, HandedIn]) -> None:
         """Goes on from a checkpoint."""
