@@ -273,7 +273,7 @@ def place_shards(device: str, num_shards: int) -> tuple[str, ...]:
 
 
 class Consistency(msgspec.Struct, frozen=True, kw_only=True):
-    """The two integers that say every mode, and the number of workers that they are about."""
+    """The two integers that say every mode, the number of workers that they are about, and how patient a quorum is."""
 
     num_workers: int = 1
     quorum: int = 1
@@ -283,6 +283,8 @@ class Consistency(msgspec.Struct, frozen=True, kw_only=True):
     fewest: int | None = None
     """Workers come and go: num_workers are the most there may be, and no round is decided without so many. None: their
     number is fixed."""
+    grace_s: float = 0.0
+    """How long a round that has its quorum stays open for the other workers that are there, in seconds."""
 
     @property
     def elastic(self) -> bool:
@@ -327,13 +329,29 @@ class Consistency(msgspec.Struct, frozen=True, kw_only=True):
                 f"quorum {self.quorum} with staleness {self.staleness}: a round that needs several workers closes for"
                 " all at once, so staleness must be 0; for bounded staleness use quorum 1"
             )
+        self._check_grace()
+
+    def _check_grace(self) -> None:
+        if not 0.0 <= self.grace_s < math.inf:
+            raise BadArgument(f"grace_s is {self.grace_s}; it must be a number of seconds, at least 0")
+        if self.grace_s and self.mode != "backup":
+            raise BadArgument(
+                f"grace_s is {self.grace_s:g}, and in mode {self.mode!r} no quorum waits for others: give a quorum of"
+                f" fewer than all {self.num_workers} workers, and staleness 0"
+            )
 
     @staticmethod
     def of_mode(
-        mode: str, *, num_workers: int, fewest: int | None = None, backups: int = 1, staleness: int = 2
+        mode: str,
+        *,
+        num_workers: int,
+        fewest: int | None = None,
+        backups: int = 1,
+        staleness: int = 2,
+        grace_s: float = 0.0,
     ) -> Consistency:
         """`backups`: how many late workers a round does without; `staleness`: for ssp, at least 1. A worker alone is
-        ahead of nobody, whatever the mode."""
+        ahead of nobody, whatever the mode, and waited for by nobody."""
         chosen = {
             "sync": (num_workers, 0),
             "backup": (max(1, num_workers - backups), 0),
@@ -346,6 +364,7 @@ class Consistency(msgspec.Struct, frozen=True, kw_only=True):
             raise BadArgument("mode 'ssp' with staleness 0: nobody may be ahead of anybody; that is mode 'sync'")
         quorum, bound = chosen[mode]
         bound = 0 if num_workers == 1 else bound
-        result = Consistency(num_workers=num_workers, quorum=quorum, staleness=bound, fewest=fewest)
+        grace_s = 0.0 if num_workers == 1 else grace_s
+        result = Consistency(num_workers=num_workers, quorum=quorum, staleness=bound, fewest=fewest, grace_s=grace_s)
         result.check()
         return result

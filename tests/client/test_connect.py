@@ -172,6 +172,8 @@ def test_store_that_comes_late_is_waited_for() -> None:
         ("local://?shards=two", "shards is 'two'"),
         ("local://?colour=red", "no option 'colour'"),
         ("local://?mode=maybe", "'maybe'"),
+        ("local://?grace_s=soon", "grace_s is 'soon'"),
+        ("local://?workers=2&grace_s=1", "no quorum waits for others"),
         ("local://?shards=0", "at least 1"),
     ],
 )

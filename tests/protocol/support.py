@@ -47,6 +47,7 @@ class FakeStore:
         liveness: Liveness = LIVENESS,
         max_handed_bytes: int | None = None,
         fewest: int | None = None,
+        grace_s: float = 0.0,
     ) -> None:
         self.now = 100.0
         consistency = Consistency(
@@ -54,6 +55,7 @@ class FakeStore:
             quorum=num_workers if quorum is None else quorum,
             staleness=staleness,
             fewest=fewest,
+            grace_s=grace_s,
         )
         self.coordinator = Coordinator(
             consistency=consistency,

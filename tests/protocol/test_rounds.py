@@ -333,6 +333,92 @@ def test_backup_round_that_lost_too_many_says_who() -> None:
     assert error.details["rank"] == 1
 
 
+# ---- a quorum's grace ----
+
+GRACE_S = 2.0
+
+
+def patient(count: int = 3) -> tuple[FakeStore, list[Peer]]:
+    """A quorum of two, which waits for the others."""
+    store = FakeStore(num_workers=count, quorum=2, grace_s=GRACE_S)
+    return store, workers(store, count)
+
+
+def test_quorum_waits_out_its_grace_and_no_longer() -> None:
+    store, (first, second, late) = patient()
+    waiting = first.commit(1)
+    store.pass_time(4 * GRACE_S)
+    second.commit(1)
+    store.pass_time(GRACE_S - 0.001)
+    assert not first.is_answered(waiting)
+    store.pass_time(0.001)
+    assert members(decisions_in(first.committed(waiting))[0]) == [(0, 1, 1), (1, 1, 1)]
+    assert late.committed(late.commit(1)).late
+
+
+def test_whoever_comes_within_the_grace_counts_and_ends_it_if_all_are_there() -> None:
+    store, (first, second, third, fourth) = patient(4)
+    waiting = first.commit(1)
+    second.commit(1)
+    store.pass_time(GRACE_S / 2)
+    third.commit(1)
+    assert not first.is_answered(waiting)
+    fourth.commit(1)
+    assert members(decisions_in(first.committed(waiting))[0]) == [(rank, 1, 1) for rank in range(4)]
+
+
+def test_each_round_has_a_grace_of_its_own() -> None:
+    store, (first, second, _) = patient()
+    for round in (1, 2):
+        waiting = [peer.commit(round) for peer in (first, second)]
+        store.pass_time(GRACE_S - 0.001)
+        assert not first.is_answered(waiting[0])
+        store.pass_time(0.001)
+        assert not first.committed(waiting[0]).late
+        second.committed(waiting[1])
+
+
+def test_grace_is_not_for_those_who_have_not_joined_and_ends_when_the_others_are_gone() -> None:
+    store = FakeStore(num_workers=4, quorum=2, grace_s=GRACE_S)
+    first, second, dead = workers(store, 3)
+    waiting = first.commit(1)
+    second.commit(1)
+    assert not first.is_answered(waiting)
+    dead.hang_up()
+    store.pass_time(LIVENESS.detached_s)
+    assert first.committed(waiting).decision == 1
+    waiting = first.commit(2)
+    second.commit(2)
+    assert first.committed(waiting).decision == 2
+
+
+def test_quorum_that_ends_has_its_grace_anew() -> None:
+    store, (first, second, third) = patient()
+    waiting = first.commit(1)
+    second.commit(1)
+    store.pass_time(GRACE_S - 0.001)
+    second.hang_up()
+    again = store.worker(1)  # the next life of its rank does the round itself
+    store.pass_time(GRACE_S)
+    assert not first.is_answered(waiting)
+    again.commit(1)
+    store.pass_time(GRACE_S - 0.001)
+    assert not first.is_answered(waiting)
+    third.commit(1)
+    assert members(decisions_in(first.committed(waiting))[0]) == [(0, 1, 1), (1, 2, 1), (2, 1, 1)]
+
+
+def test_worker_that_leaves_makes_a_quorum_of_the_others_who_wait_from_then_on() -> None:
+    store = FakeStore(num_workers=3, quorum=2, grace_s=GRACE_S)
+    first, second, third = workers(store, 3)
+    second.ask("LEAVE")
+    waiting = first.commit(1)
+    store.pass_time(2 * GRACE_S)
+    assert not first.is_answered(waiting)
+    third.ask("LEAVE")
+    assert first.committed(waiting).decision == 1
+
+
 # ---- lost workers, and who waits for their replacement ----
 
 

@@ -123,6 +123,14 @@ def test_mode_quorum_and_staleness_say_one_thing(
     assert consistency.mode == mode
 
 
+def test_a_quorum_has_the_grace_that_it_was_given() -> None:
+    given = {"workers": 4, "quorum": 3, "grace_s": 5.0}
+    settings = resolve(ServerSettings, flags=given, file=None, environ={}).settings
+    assert settings.consistency() == Consistency(num_workers=4, quorum=3, grace_s=5.0)
+    alone = resolve(ServerSettings, flags={"grace_s": 5.0}, file=None, environ={}).settings
+    assert alone.consistency() == Consistency(), "with one worker nobody is waited for"
+
+
 @pytest.mark.parametrize("mode", ["sync", "backup", "ssp", "async"])
 def test_every_mode_goes_with_one_worker_and_with_two(mode: str) -> None:
     for workers in (1, 2):
@@ -139,9 +147,12 @@ def test_every_mode_goes_with_one_worker_and_with_two(mode: str) -> None:
         {"quorum": 5},
         {"quorum": 3, "staleness": 1},
         {"mode": "ssp", "staleness": 0},
+        {"grace_s": 5.0},
+        {"mode": "async", "grace_s": 5.0},
+        {"quorum": 3, "grace_s": float("inf")},
     ],
 )
-def test_settings_that_contradict_each_other_are_refused(given: dict[str, str | int]) -> None:
+def test_settings_that_contradict_each_other_are_refused(given: dict[str, str | int | float]) -> None:
     with pytest.raises(BadArgument):
         resolve(ServerSettings, flags={"workers": 4, **given}, file=None, environ={}).settings.check()
 

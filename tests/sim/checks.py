@@ -20,6 +20,8 @@ from .plan import Plan
 from .scenario import Scenario
 
 SLACK_S = 1e-6
+LATE_S = 0.1
+"""What a commit takes beside its way, in shards that are busy."""
 
 NEVER = (
     *(cls.__name__ for base in (ProtocolError, InternalError) for cls in (base, *base.__subclasses__())),
@@ -78,6 +80,27 @@ def losses_are_told_in_time(plan: Plan, history: History) -> None:
         elif loss.last_seen_s - loss.waited_s < soonest_s and not plan.mute_heartbeats:
             # It waited already when the other was given up.
             assert loss.last_seen_s <= latest_s, f"{loss} was not told when it was known"
+
+
+def graces_are_kept(plan: Plan, history: History) -> None:
+    """A quorum waits for those who are there, so long and no longer, and not once it has everybody. Held against runs
+    in which it is known from outside who is there, and where nothing that was sent comes late."""
+    if plan.mode != "backup" or plan.is_restless:
+        return
+    terms, latest_s = plan.consistency, LATE_S + 40 * plan.latency_s
+    for decision in history.decisions:
+        asked = sorted(history.asked_at[member.rank, member.incarnation, member.round] for member in decision.members)
+        decided, quorum_at = history.decided_at[decision.number], asked[min(terms.quorum, len(asked)) - 1]
+        missing = history.training_at(decided) - {member.rank for member in decision.members}
+        if missing:
+            said = f"decision {decision.number} is without {missing}, {decided - quorum_at:.3f} s after its quorum"
+            assert decided >= quorum_at + plan.grace_s - SLACK_S, said
+        elif not plan.break_chance and len(asked) == plan.num_workers:
+            waited_s = decided - asked[-1]
+            assert waited_s <= latest_s, f"decision {decision.number} has everybody, and waited {waited_s:.3f} s"
+        if not plan.break_chance:
+            waited_s = decided - quorum_at
+            assert waited_s <= plan.grace_s + latest_s, f"decision {decision.number} waited {waited_s:.3f} s"
 
 
 def torn_rounds_are_told_to_everybody(plan: Plan, history: History) -> None:
@@ -393,6 +416,7 @@ CHECKS: tuple[Callable[[Plan, History], None], ...] = (
     decisions_are_told_promptly,
     errors_are_the_right_ones,
     losses_are_told_in_time,
+    graces_are_kept,
     torn_rounds_are_told_to_everybody,
     slices_wait_only_for_a_torn_decision,
     scales_are_the_same_everywhere,

@@ -182,6 +182,12 @@ class History:
         for by_rank in (self.barriers_entered, self.barriers_passed, self.done):
             by_rank.clear()
 
+    def training_at(self, when: float) -> set[int]:
+        """Ranks that have ended a round before, and were answered one after: they were there between, if nobody is
+        lost."""
+        began = {rank for (rank, _, _), asked in self.asked_at.items() if asked < when}
+        return began & {rank for (rank, _, _), answered in self.answered_at.items() if answered > when}
+
     @property
     def acknowledged(self) -> int:
         """The last decision that anybody was told of so far."""

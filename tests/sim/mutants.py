@@ -148,6 +148,32 @@ def quorum_is_one_too_few() -> Iterator[None]:
 
 
 @contextmanager
+def nobody_wakes_up_when_the_grace_is_over() -> Iterator[None]:
+    next_wake = Rounds.next_wake
+
+    def drowsy(self: Rounds) -> float | None:
+        with mock.patch.object(Rounds, "_grace_ends", return_value=None):
+            return next_wake(self)
+
+    with mock.patch.object(Rounds, "next_wake", drowsy):
+        yield
+
+
+@contextmanager
+def whoever_comes_within_the_grace_is_late() -> Iterator[None]:
+    commit = Rounds.commit
+
+    def strict(self: Rounds, worker: Any, waiting: Any) -> list[Reply]:
+        is_new = waiting.commit.round == worker.clock + 1 > self.log.last and worker.rank not in self._staged.of
+        if self._quorum_at is not None and is_new:
+            self._decide()
+        return commit(self, worker, waiting)
+
+    with mock.patch.object(Rounds, "commit", strict):
+        yield
+
+
+@contextmanager
 def barriers_open_for_the_first() -> Iterator[None]:
     opening = Barriers.open
 
@@ -259,6 +285,13 @@ MUTANTS: dict[str, tuple[str, Mutant]] = {
     "staleness is one too many": ("ssp", staleness_is_one_too_many),
     "asynchronous commits wait": ("async", lambda: mock.patch.object(rounds, "UNBOUNDED", -2)),
     "quorum is one too few": ("sync", quorum_is_one_too_few),
+    "a quorum does not wait for its grace": (
+        "backup",
+        _method(Rounds, "_is_grace_over", lambda self, now: self._quorum_at is not None),
+    ),
+    "whoever comes within the grace is late": ("backup", whoever_comes_within_the_grace_is_late),
+    "a quorum that has everybody waits on": ("backup", _method(Rounds, "_has_everybody", lambda self: False)),
+    "nobody wakes up when the grace is over": ("backup", nobody_wakes_up_when_the_grace_is_over),
     "members are in the order of arrival": ("sync", lambda: mock.patch.object(rounds, "sorted", list, create=True)),
     "the dead are never noticed": ("sync", _method(Membership, "sweep", lambda self, now: [])),
     "losses are told at once": ("sync", _method(Membership, "given_up", lambda self: self.lost())),

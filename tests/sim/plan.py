@@ -99,6 +99,8 @@ class Plan:
     """Workers hand in for their next lives."""
     stop_at: int | None
     """The version at which workers have training end."""
+    grace_s: float = 0.0
+    """How long a round that has its quorum waits for the others."""
     arrivals_s: tuple[float, ...] = ()
     """Workers come and go: when each begins, by rank. Empty: their number is fixed, and all begin at once."""
     reshards: tuple[tuple[float, int], ...] = ()
@@ -121,13 +123,21 @@ class Plan:
 
     @property
     def consistency(self) -> Consistency:
-        fixed = Consistency.of_mode(self.mode, num_workers=self.num_workers, staleness=self.staleness)
+        fixed = Consistency.of_mode(
+            self.mode, num_workers=self.num_workers, staleness=self.staleness, grace_s=self.grace_s
+        )
         return structs.replace(fixed, fewest=1) if self.is_elastic else fixed
 
     @property
     def disturbed(self) -> bool:
         """Who takes part differs from the fault-free run, so that values may differ too."""
         return bool(self.deaths or self.leaves or self.liar is not None or self.is_elastic)
+
+    @property
+    def is_restless(self) -> bool:
+        """Who is there changes for other reasons than that training begins and ends, or the store itself changes."""
+        goes = self.disturbed or self.partition is not None or self.mute_heartbeats
+        return bool(goes or self.falls or self.reshards or self.shard_deaths or self.silences)
 
     @property
     def is_missed(self) -> bool:
@@ -330,6 +340,7 @@ def plan_of(seed: int, mode: str | None = None) -> Plan:
         if archives.random() < 0.3
         else None,
         num_channels=manners.choice((1, 1, 2, 3)),
+        grace_s=random.Random(f"graces {seed}").choice((0.0, 0.1, 3.0)) if chosen == "backup" else 0.0,
     )
 
 

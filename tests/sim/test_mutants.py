@@ -34,6 +34,8 @@ NOTICED_BY = {
     "standbys don't know the words": 221,
     "a standby does not wait for the end of a lease": 475,
     "a shard says what it was asked last": 2,
+    "a quorum that has everybody waits on": 67,
+    "nobody wakes up when the grace is over": 210,
     "early decisions are like any other": 18,
     "skipped rounds are applied": 12,
     "older connections still speak": 132,

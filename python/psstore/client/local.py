@@ -293,6 +293,7 @@ class LocalOptions(TypedDict, total=False):
     workers: int | str
     mode: str
     staleness: int
+    grace_s: float
     device: str
     max_memory: str
 
@@ -312,8 +313,13 @@ def parse_local(url: str) -> LocalOptions:
                 options[name] = text if is_range else int(text)  # type: ignore[literal-required]
             except ValueError:
                 raise BadArgument(f"URL {url!r}: {name} is {text!r}; expected an integer") from None
+        elif name == "grace_s":
+            try:
+                options["grace_s"] = float(text)
+            except ValueError:
+                raise BadArgument(f"URL {url!r}: {name} is {text!r}; expected a number of seconds") from None
         else:
-            there_are = "shards, workers, mode, staleness, device and max_memory"
+            there_are = "shards, workers, mode, staleness, grace_s, device and max_memory"
             raise BadArgument(f"URL {url!r}: no option {name!r}; there are {there_are}")
     return options
 
@@ -333,12 +339,14 @@ class LocalStore:
         mode: str = "sync",
         backups: int = 1,
         staleness: int = 2,
+        grace_s: float = 0.0,
         refuse_non_finite: bool = False,
         device: str = "cpu",
         max_memory: str | None = None,
     ) -> None:
         """`workers`: how many, or 'FEWEST:MOST' where they come and go. `mode`: 'sync', 'backup' (a round does
-        without `backups` late workers), 'ssp' (a worker may be `staleness` rounds ahead) or 'async'.
+        without `backups` late workers, which have `grace_s` from when the others have ended it), 'ssp' (a worker may be
+        `staleness` rounds ahead) or 'async'.
         `refuse_non_finite`: refuse pushes that hold NaN or infinity. `device`: where parameters live and steps
         are taken: 'cpu', 'cuda:0', or several, separated by commas, which the shards take in turn.
         `max_memory`: main memory that the shards may take together, as '8GiB' (default: four fifths of what the
@@ -347,7 +355,7 @@ class LocalStore:
             raise BadArgument(f"shards is {shards}; a store needs at least 1")
         fewest, num_workers = parse_workers("workers", workers)
         consistency = Consistency.of_mode(
-            mode, num_workers=num_workers, fewest=fewest, backups=backups, staleness=staleness
+            mode, num_workers=num_workers, fewest=fewest, backups=backups, staleness=staleness, grace_s=grace_s
         )
         self.thread = LoopThread()
         self._cluster = LocalCluster(

@@ -174,9 +174,9 @@ class Coordinator:
                 back = self.rounds.hand_ins.give_back(self._worker(client, now), message.offset)
                 return [Reply(conn, request, back)]
             case Stop():
-                return [Reply(conn, request, None), *self._stop(self._worker(client, now), message)]
+                return [Reply(conn, request, None), *self._stop(self._worker(client, now), message, now)]
             case None:
-                return [Reply(conn, request, None), *self._leave(client)]
+                return [Reply(conn, request, None), *self._leave(client, now)]
             case Create():
                 create = partial(self.schemas.create, client, message, is_gone=self._is_gone(now))
                 return [Reply(conn, request, self._clients.once(client, request, create))]
@@ -228,7 +228,7 @@ class Coordinator:
         known = self.membership.find(client)
         may_wait = self.roster.is_elastic and (known is None or known.state is WorkerState.LEFT)
         if may_wait and self.roster.arrived(join, client=client, conn=conn, request=request, now=now):
-            return self.rounds.settle()
+            return self.rounds.settle(now)
         return self._join(conn, request, join, client, now)
 
     def _let_in(self, now: float) -> list[Reply]:
@@ -272,18 +272,20 @@ class Coordinator:
         )
         return [Reply(conn, request, joined), *told]
 
-    def _stop(self, worker: Worker, stop: Stop) -> list[Reply]:
+    def _stop(self, worker: Worker, stop: Stop, now: float) -> list[Reply]:
         if stop.version is None:
-            return self.rounds.end(self.rounds.log.last + (stop.finish and self.consistency.lockstep))
-        return self.rounds.end(stop.version) if stop.everyone else self.rounds.limit(worker.rank, stop.version)
+            return self.rounds.end(self.rounds.log.last + (stop.finish and self.consistency.lockstep), now)
+        if stop.everyone:
+            return self.rounds.end(stop.version, now)
+        return self.rounds.limit(worker.rank, stop.version, now)
 
-    def _leave(self, client: str) -> list[Reply]:
+    def _leave(self, client: str, now: float) -> list[Reply]:
         """Leaving twice, or without having joined, is no error: the caller wants to be gone and is."""
         worker = self.membership.find(client)
         if worker is None:
             return []
         self.membership.leave(worker)
-        return self.rounds.leave(worker) + self._move_barriers(None)
+        return self.rounds.leave(worker, now) + self._move_barriers(None)
 
     def _give_up(self, now: float) -> list[Reply]:
         """Nobody took a lost one's place in time: it is done without, or who can't go on hears so."""
@@ -294,7 +296,7 @@ class Coordinator:
         replies: list[Reply] = []
         for worker in self.membership.given_up():
             self.membership.drop(worker)
-            replies += self.rounds.leave(worker) + self._move_barriers(None)
+            replies += self.rounds.leave(worker, now) + self._move_barriers(None)
         return replies
 
     def _move_barriers(self, now: float | None) -> list[Reply]:

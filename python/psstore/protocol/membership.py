@@ -6,7 +6,7 @@ be thousands, and each of them asks.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Literal
@@ -269,6 +269,11 @@ class Membership:
     @property
     def num_expected(self) -> int:
         return (len(self.workers) if self.elastic else self.num_workers) - len(self._in_state[LEFT])
+
+    @property
+    def live(self) -> Set[int]:
+        """Ranks whose workers are there; changes with them."""
+        return self._in_state[LIVE]
 
     def present(self) -> list[int]:
         """Ranks whose life goes on, or may."""

@@ -84,7 +84,7 @@ class Rounds:
         """Rank -> how long its answered commits have waited for other workers, all together, in seconds. The rank that
         the others wait for is the one with the least."""
         self._at = 0.0
-        """When the last commit or loss came."""
+        """When something came last after which a round may be decided."""
         self._membership = membership
         self._lockstep = consistency.lockstep
         self._needs_attesting = num_shards > 1
@@ -92,6 +92,8 @@ class Rounds:
         """The rank that is to ask the shards what they have applied."""
         self._staged: Waits[Waiting] = Waits()
         """Commits that no decision holds yet."""
+        self._quorum_at: float | None = None
+        """Since when the staged commits are a quorum; None: they are none."""
         self._particular: dict[int, Commit] = {}
         """Rank -> its staged commit, if that is early or clips. These commits agree, so that one speaks for all."""
         self._owed: Waits[Waiting] = Waits()
@@ -155,8 +157,8 @@ class Rounds:
         self._stage(worker.rank, Waiting(commit, waiting.conn, waiting.request, waiting.since, hypers))
         if not lockstep:
             self._decide()
-            return self.settle()
-        return self.settle() + (self.complain(waiting.since) if self._staged.of else [])
+            return self.settle(waiting.since)
+        return self.settle(waiting.since) + (self.complain(waiting.since) if self._staged.of else [])
 
     def finish(self, worker: Worker, finishing: Finishing) -> list[Reply]:
         """A worker says that all is staged which its early commit promised."""
@@ -168,41 +170,43 @@ class Rounds:
             )
         return self._promised.wait(worker, finishing) + self._release()
 
-    def settle(self) -> list[Reply]:
-        """Decides what can be decided and answers what waited for it: after a commit, a leave or a loss."""
-        while self._lockstep and self._staged.of and len(self._staged.of) >= self._needed() and self.roster.has_enough:
+    def settle(self, now: float) -> list[Reply]:
+        """Decides what can be decided and answers what waited for it: after a commit, a leave or a loss, and when a
+        quorum's grace is over."""
+        self._at = now
+        if self._lockstep and self._is_complete():
             self._decide()
         return self._release()
 
-    def limit(self, rank: int, version: int) -> list[Reply]:
+    def limit(self, rank: int, version: int, now: float) -> list[Reply]:
         """Commits of this rank count up to that decision, or the last one if it is later."""
         self._stops.limit(rank, version)
-        return self._stop()
+        return self._stop(now)
 
-    def end(self, version: int) -> list[Reply]:
+    def end(self, version: int, now: float) -> list[Reply]:
         """Nobody's commits count beyond that decision, of those who are here and of those who come for others."""
         self._stops.end(self._membership.present(), version)
-        return self._stop()
+        return self._stop(now)
 
     def is_over(self, rank: int) -> bool:
         """Whether no commit of this rank counts any more."""
         return self._stops.is_over(rank, self.log.last)
 
-    def _stop(self) -> list[Reply]:
+    def _stop(self, now: float) -> list[Reply]:
         """Who has ended the open round already is told that it won't be decided, and nobody waits for slower workers
         any more."""
         over = [rank for rank in self._staged.of if self._stops.is_over(rank, self.log.last)]
         told = [self._stopped(self._membership.workers[rank], self._staged.of[rank]) for rank in over]
         for rank in over:
             self._unstage(rank)
-        return told + self.settle()
+        return told + self.settle(now)
 
     def lost(self, workers: Sequence[Worker], now: float) -> list[Reply]:
         """Workers were lost: what they have promised is void."""
-        replies, self._at = [], now
+        replies: list[Reply] = []
         for worker in workers:
             replies += self._tear(worker.rank, "was lost") + self._void_promise(worker, now)
-        return replies + self.settle()
+        return replies + self.settle(now)
 
     def refused(self, worker: Worker, why: PsstoreError, now: float) -> list[Reply]:
         """A worker was refused. What it has committed and is not decided does not count."""
@@ -211,8 +215,11 @@ class Rounds:
         return [waiting.reply(why) for waiting in waits if waiting is not None] + self.lost([worker], now)
 
     def expire(self, now: float) -> list[Reply]:
-        """Ends the waits whose time is up. The commits stay: only the waiting is over."""
+        """Ends the waits whose time is up: a quorum's for others, which makes a decision, and those of workers, whose
+        commits stay."""
         replies = self._promised.expire(now)
+        if self._is_grace_over(now):
+            replies += self.settle(now)
         for waits in (self._staged, self._owed):
             for rank, waiting in waits.due(now):
                 replies.append(waiting.reply(self._too_late(rank, waiting, now)))
@@ -221,7 +228,7 @@ class Rounds:
 
     def next_wake(self) -> float | None:
         """When `expire` may next find something."""
-        times = (self._staged.next_wake(), self._owed.next_wake(), self._promised.next_wake())
+        times = (self._staged.next_wake(), self._owed.next_wake(), self._promised.next_wake(), self._grace_ends())
         return min((time for time in times if time is not None), default=None)
 
     def replaced(self, rank: int) -> list[Reply]:
@@ -235,13 +242,13 @@ class Rounds:
         self._stops.replace(rank, self._membership.workers)
         return self._tear(rank, "was replaced by a new life")
 
-    def leave(self, worker: Worker) -> list[Reply]:
+    def leave(self, worker: Worker, now: float) -> list[Reply]:
         """Nobody waits for this one any more."""
         self._losses.forget(worker.rank)
         self._unstage(worker.rank)
         self._owed.pop(worker.rank)
         self._promised.forget(worker.rank)
-        return self._tear(worker.rank, "was dropped" if worker.dropped else "left") + self.settle()
+        return self._tear(worker.rank, "was dropped" if worker.dropped else "left") + self.settle(now)
 
     # ---- how ----
 
@@ -285,6 +292,32 @@ class Rounds:
     def _unstage(self, rank: int) -> None:
         self._staged.pop(rank)
         self._particular.pop(rank, None)
+        if not self._has_quorum():
+            self._quorum_at = None
+
+    def _is_complete(self) -> bool:
+        """Whether the open round can be decided: it has its quorum, and whoever else is there has committed, too, or
+        had the time to."""
+        if not self._has_quorum():
+            self._quorum_at = None
+            return False
+        if self._quorum_at is None:
+            self._quorum_at = self._at
+        return self._has_everybody() or self._is_grace_over(self._at)
+
+    def _has_quorum(self) -> bool:
+        return 0 < len(self._staged.of) >= self._needed() and self.roster.has_enough
+
+    def _has_everybody(self) -> bool:
+        """Whether all who are there have committed: nobody waits for those who have not joined, or are lost."""
+        return self._staged.of.keys() >= self._membership.live
+
+    def _grace_ends(self) -> float | None:
+        return None if self._quorum_at is None else self._quorum_at + self.consistency.grace_s
+
+    def _is_grace_over(self, now: float) -> bool:
+        ends = self._grace_ends()
+        return ends is not None and now >= ends
 
     def _needed(self) -> int:
         expected = self._membership.num_expected
@@ -309,6 +342,7 @@ class Rounds:
         self._just_decided.update(staged)
         self._staged.clear()
         self._particular.clear()
+        self._quorum_at = None
         if number % ATTEST_EVERY == 0 and self._needs_attesting:
             self._attester = staged[number // ATTEST_EVERY % len(staged)][0]
         if fact.early:
@@ -451,6 +485,7 @@ class Rounds:
         waits = [*self._staged.of.values(), *self._owed.of.values()]
         self._staged.clear()
         self._particular.clear()
+        self._quorum_at = None
         self._owed.clear()
         return self._promised.fail(self.torn) + [waiting.reply(self.torn) for waiting in waits]
 

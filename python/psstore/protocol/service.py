@@ -419,6 +419,7 @@ class ShardService:
             lineage=identity.lineage or identity.store,
             restored=identity.restored,
             fewest=identity.consistency.fewest,
+            grace_s=identity.consistency.grace_s,
             returns=identity.returns,
         )
         if connection.is_gated:

@@ -403,4 +403,5 @@ def _version(restored: int) -> str:
 
 
 def _told(terms: Consistency) -> str:
-    return f"{terms.num_workers} workers, quorum {terms.quorum}, staleness {terms.staleness}"
+    told = f"{terms.num_workers} workers, quorum {terms.quorum}, staleness {terms.staleness}"
+    return f"{told}, grace {terms.grace_s:g} s" if terms.grace_s else told

@@ -138,6 +138,10 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
         Literal["sync", "backup", "ssp", "async"] | None, _text("a name for usual choices of quorum and staleness")
     ] = None
     quorum: Annotated[int | None, _text("commits that make a decision (default: all workers)")] = None
+    grace_s: Annotated[
+        Annotated[float, Meta(ge=0)],
+        _text("how long a round that has its quorum stays open for the other workers that are there, in seconds"),
+    ] = 0.0
     staleness: Annotated[
         Annotated[int, Meta(ge=0)] | Literal["unbounded"] | None,
         _text("rounds that a worker may be ahead of the slowest: a number or 'unbounded' (default: 0)"),
@@ -396,6 +400,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
             quorum=usual.quorum if self.quorum is None else self.quorum,
             staleness=usual.staleness if bound is None else bound,
             fewest=fewest,
+            grace_s=self.grace_s,
         )
         chosen.check()
         if self.mode and chosen != usual and chosen.mode != self.mode:

@@ -192,12 +192,18 @@ class Welcome(Message, frozen=True, kw_only=True):
 
     returns: bool = False
     """A store whose shard dies starts again by itself, from a checkpoint: who finds nobody here waits for that."""
+    grace_s: float = 0.0
+    """How long a round that has its quorum stays open for the other workers that are there."""
 
     @property
     def consistency(self) -> Consistency:
         """What the store was started for."""
         return Consistency(
-            num_workers=self.num_workers, quorum=self.quorum, staleness=self.staleness, fewest=self.fewest
+            num_workers=self.num_workers,
+            quorum=self.quorum,
+            staleness=self.staleness,
+            fewest=self.fewest,
+            grace_s=self.grace_s,
         )
 
 
