@@ -7,19 +7,17 @@ the averages. The wrapped optimizer steps here, and keeps its own state; any opt
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any
 
 import torch
 
 from psstore.errors import UsageError
-from psstore.torch.optimizer_state import local_initial_state
+from psstore.torch.local_step import LocalStep
 from psstore.torch.parameters import REDUCED_GROUP, Trained
 from psstore.torch.training import Overflow, Training, create_tensors, split_trained
 from psstore.torch.worker_step import check_lockstep
 
 
-class Averaging:
+class Averaging(LocalStep):
     """Steps the wrapped optimizer; every `every`-th step is followed by a round, whose contributions are parameters."""
 
     def __init__(self, training: Training, *, every: int) -> None:
@@ -28,7 +26,7 @@ class Averaging:
         if not training.average:
             raise UsageError("mode='average' averages, so average=False can't be had with it")
         check_lockstep(training, "mode='average'")
-        self._training = training
+        super().__init__(training)
         self._every = every
         self._steps = 0
         """Steps since the last average."""
@@ -40,46 +38,18 @@ class Averaging:
         training.pull(trained)
         split_trained(training, trained)
 
-    def retire(self) -> None:
-        """Does nothing: parameters are only sent in calls."""
-
     @property
     def shares_next(self) -> bool:
         return self._steps + 1 >= self._every
 
-    @property
-    def combines_workers(self) -> bool:
-        return False
-
-    @property
-    def has_clipped(self) -> bool:
-        return False
-
-    def admit_closure(self) -> None:
-        """Backward passes may run at any time."""
-
     def step(self, overflow: Overflow) -> bool:
-        """Steps this worker alone, and waits for others only if an average is due. An overflow skips this worker's step
-        alone."""
-        if not overflow.found:
-            if overflow.loss_scale != 1.0:
-                self._unscale(overflow.loss_scale)
-            self._training.optimizer.step()
+        """Steps this worker alone, and waits for others only if an average is due."""
+        stepped = super().step(overflow)
         if self.shares_next:
             self.synchronize()
         else:
             self._steps += 1
-        return not overflow.found
-
-    def clip(self, max_norm: float, overflow: Overflow) -> torch.Tensor:
-        """Clips this worker's gradient, since its step is made of nothing else."""
-        return torch.nn.utils.clip_grad_norm_([one.parameter for one in self._training.trained], max_norm)
-
-    def no_sync(self) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def expect_loss_scale(self, loss_scale: float) -> None:
-        """Does nothing: no gradient is sent."""
+        return stepped
 
     def residuals(self) -> Mapping[torch.Tensor, torch.Tensor]:
         return {}
@@ -98,18 +68,3 @@ class Averaging:
         training.store.commit(present=[name for name, _ in values])
         training.pull(training.trained)
         self._steps = 0
-
-    def state(self, *, whole: bool = False) -> Mapping[torch.Tensor, dict[str, Any]]:
-        optimizer = self._training.optimizer
-        return local_initial_state(optimizer) if whole else optimizer.state
-
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Loads into this worker's optimizer."""
-        self._training.optimizer.load_state_dict(dict(state_dict))
-
-    # ---- how ----
-
-    def _unscale(self, loss_scale: float) -> None:
-        for one in self._training.trained:
-            if one.parameter.grad is not None:
-                one.parameter.grad.div_(loss_scale)

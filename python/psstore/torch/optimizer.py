@@ -152,7 +152,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             compression=Compression.of(compression),
             first_group=zlib.crc32(name.encode()) & ~0xFF if name else 0,
         )
-        self._make_strategy = partial(select_step, mode=mode, every=every, clips=max_norm is not None)
+        self._mode, self._every = mode, every
         self._make_buffers = partial(Buffers, named=list(named_buffers), prefix=prefix)
         self._attach(exist=exist)
         self._training.tables.join_groups(optimizer)
@@ -449,10 +449,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._training = self._make_training(exist=exist)
         if not self._training.newcomers():
             raise UsageError("no parameter of this optimizer requires a gradient, so there is nothing to train")
-        self._strategy = self._make_strategy(self._training)
+        self._strategy = self._select_step(self._training)
         self._training.add_newcomers(self._strategy)
         self._frozen_check = FrozenCheck(self._training)
         self._buffers = self._make_buffers(self._training)
+
+    def _select_step(self, training: Training) -> StepStrategy:
+        return select_step(training, mode=self._mode, every=self._every, clips=self.max_norm is not None)
 
     @contextmanager
     def _bearing_rollbacks(self) -> Iterator[None]:

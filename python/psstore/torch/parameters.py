@@ -103,6 +103,10 @@ class Names:
         """Every name as the store would have it, whether or not the store has such a tensor."""
         return {self._prefix + name for name in self._names.values()}
 
+    def stored(self, name: str) -> str:
+        """What a tensor that goes with these parameters is called in the store."""
+        return self._prefix + name
+
     def without(self, param_group: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """The group for torch, which takes (name, parameter) pairs only if the other groups have names too."""
         params = param_group["params"]

@@ -1,0 +1,66 @@
+"""LocalStep: a step strategy in which each worker steps by itself, and what it shares now and then are parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+
+from psstore.torch.optimizer_state import local_initial_state
+from psstore.torch.training import Overflow, Training
+
+
+class LocalStep:
+    """Steps the wrapped optimizer, which keeps its own state; any will do. Rounds are up to the subclasses."""
+
+    def __init__(self, training: Training) -> None:
+        self._training = training
+
+    def retire(self) -> None:
+        """Does nothing: parameters are only sent in calls."""
+
+    @property
+    def combines_workers(self) -> bool:
+        return False
+
+    @property
+    def has_clipped(self) -> bool:
+        return False
+
+    def admit_closure(self) -> None:
+        """Backward passes may run at any time."""
+
+    def step(self, overflow: Overflow) -> bool:
+        """Steps this worker alone. An overflow skips this worker's step alone."""
+        if not overflow.found:
+            if overflow.loss_scale != 1.0:
+                self._unscale(overflow.loss_scale)
+            self._training.optimizer.step()
+        return not overflow.found
+
+    def clip(self, max_norm: float, overflow: Overflow) -> torch.Tensor:
+        """Clips this worker's gradient, since its step is made of nothing else."""
+        return torch.nn.utils.clip_grad_norm_([one.parameter for one in self._training.trained], max_norm)
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def expect_loss_scale(self, loss_scale: float) -> None:
+        """Does nothing: no gradient is sent."""
+
+    def state(self, *, whole: bool = False) -> Mapping[torch.Tensor, dict[str, Any]]:
+        optimizer = self._training.optimizer
+        return local_initial_state(optimizer) if whole else optimizer.state
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Loads into this worker's optimizer."""
+        self._training.optimizer.load_state_dict(dict(state_dict))
+
+    # ---- how ----
+
+    def _unscale(self, loss_scale: float) -> None:
+        for one in self._training.trained:
+            if one.parameter.grad is not None:
+                one.parameter.grad.div_(loss_scale)
