@@ -72,6 +72,17 @@ def test_the_distributed_example_learns_and_its_workers_agree(examples: Path) ->
 
 
 @pytest.mark.long
+def test_learners_share_a_fraction_of_what_they_would_in_every_step(examples: Path) -> None:
+    output = run_on_store(examples / "learners.py", "--quick")
+    seen = [float(found) for found in re.findall(r"learner saw: loss ([\d.]+)", output)]
+    assert len(seen) == 2
+    assert len(set(seen)) == 1, "all have the same weights"
+    first = [float(found) for found in re.findall(r"step 1: loss ([\d.]+)", output)]
+    assert seen[0] < 0.8 * min(first)
+    pushed = {int(found) for found in re.findall(r"pushed (\d+)", output)}
+    assert pushed == {3390}, "a 75th of the model's 255,744 bytes"
+
+
 def test_the_transformer_learns_and_its_workers_clip_the_same_norm(examples: Path) -> None:
     found = re.findall(
         r"rank (\d)\] step (\d+): loss ([\d.]+), .* norm ([\d.]+)", run_on_store(examples / "transformer.py", "--quick")

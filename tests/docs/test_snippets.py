@@ -27,6 +27,7 @@ PAGES = (
     "README.md",
     "docs/pytorch.md",
     "docs/readers.md",
+    "docs/learners.md",
     "docs/coming_from_ddp.md",
     "docs/coming_from_horovod.md",
     "docs/coming_from_tensorflow.md",

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import re
+import subprocess
+import sys
 from copy import deepcopy
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,6 +20,7 @@ from psstore.torch import DiLoCo, DistributedOptimizer
 from psstore.torch.exchange import Exchange
 from psstore.torch.fragments import cut
 from psstore.torch.parameters import Trained
+from tests.support.server_process import StoreProcess
 from tests.torch.learners import Reference
 from tests.torch.support import (
     WIDTH,
@@ -214,6 +220,43 @@ def test_a_learner_that_is_late_contributes_to_the_open_round() -> None:
             assert torch.equal(models[rank].bias, begun - (begun - (begun + 0.25) + (begun - (begun + 0.75))) / 2)
 
 
+def test_nobody_waits_for_a_learner_that_is_killed_and_another_one_takes_its_place(
+    tmp_path: Path, repository: Path
+) -> None:
+    stop = tmp_path / "stop"
+
+    def start(url: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-u", "-m", "tests.torch.learner_worker", str(stop)]
+        environ = {**os.environ, "PSSTORE_URL": url}
+        return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=repository, env=environ)
+
+    def line_of(learner: subprocess.Popen[str]) -> str:
+        assert learner.stdout is not None
+        return learner.stdout.readline()
+
+    with StoreProcess("--workers", "3", "--quorum", "2", "--grace-s", "0.1") as store:
+        learners = [start(store.url) for _ in range(3)]
+        try:
+            for learner in learners:
+                assert line_of(learner).startswith("began at ")
+                assert line_of(learner).startswith("round ")
+            learners[2].kill()
+            learners[2].wait()
+            learners.append(start(store.url))
+            found = re.fullmatch(r"began at (\d+)\n", line_of(learners[3]))
+            assert found is not None
+            assert int(found[1]) >= 4, "it has the newest values"
+            assert line_of(learners[3]).startswith("round "), "it trains with the others"
+            stop.touch()
+            for learner in (learners[0], learners[1], learners[3]):
+                assert line_of(learner).startswith("ended at ")
+                assert learner.wait(60.0) == 0
+        finally:
+            for learner in learners:
+                learner.kill()
+                learner.wait()
+
+
 # ---- what an optimizer of torch's does ----
 
 
@@ -314,16 +357,19 @@ def test_a_learner_of_half_precision_that_takes_no_steps_changes_nothing() -> No
         assert torch.equal(torch.from_numpy(store.pull("bias")), torch.full((9,), 0.1))
 
 
-def test_synchronize_shares_what_is_left_and_makes_learners_equal() -> None:
+def test_synchronize_takes_the_values_that_all_have_made() -> None:
     models = [Odd(seed=rank) for rank in range(2)]
 
     def work(store: psstore.Store, rank: int) -> None:
         optimizer = DiLoCo(
             models[rank], ADAMW(models[rank].parameters()), store, every=8, fragments=2, delay=1, merge=0.5
         )
-        train(models[rank], optimizer, 5, seed=rank)
+        train(models[rank], optimizer, 4, seed=rank)
         optimizer.synchronize()
-        assert store.version == 1 + 2
+        assert store.version == 1, "the round that was under way"
+        values = store.pull_many([name for name, _ in models[rank].named_parameters()])
+        for one, value in zip(models[rank].parameters(), values, strict=True):
+            assert torch.equal(one, torch.from_numpy(value))
 
     on_each_worker(2, work)
     assert_same_bits(*models)

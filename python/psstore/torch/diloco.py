@@ -105,8 +105,8 @@ class DiLoCo(DistributedOptimizer):
         self._learner.count(tokens)
 
     def synchronize(self) -> None:
-        """Shares what has not been shared yet, a round for each fragment, and takes the store's values whole, as at the
-        end of training. Every learner calls it."""
+        """Takes the store's newest values whole, as at the end of training: the model that all learners have made.
+        Steps that no round has shared yet are dropped. Waits for the round that is under way, and for nobody else."""
         super().synchronize()
 
     def state_dict(self) -> dict[str, Any]:

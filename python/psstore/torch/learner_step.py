@@ -194,12 +194,9 @@ class LearnerStep(LocalStep):
         self._take_whole()
 
     def synchronize(self) -> None:
-        """A round for each fragment, with what this worker's steps have changed since the last; then the parameters are
-        the store's."""
+        """The parameters are the store's newest values, with the round in them that is under way here. There is no
+        further one: without new steps, the outer optimizer's momentum alone would move the values."""
         self._merge_if_due(math.inf)
-        for _ in self._fragments:
-            self._begin()
-            self._merge_if_due(math.inf)
         self._take_whole()
 
     # ---- how ----
