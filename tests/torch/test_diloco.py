@@ -220,6 +220,50 @@ def test_a_learner_that_is_late_contributes_to_the_open_round() -> None:
             assert torch.equal(models[rank].bias, begun - (begun - (begun + 0.25) + (begun - (begun + 0.75))) / 2)
 
 
+def test_a_learner_that_has_missed_rounds_merges_what_they_were_about() -> None:
+    models = [Odd(seed=0) for _ in range(3)]
+
+    def step(one: DiLoCo) -> None:
+        one.step()
+
+    def make(local: psstore.LocalStore, rank: int) -> DiLoCo:
+        model = models[rank]
+        outer, still = WHOLE(model.parameters()), SGD(model.parameters(), lr=0.0)
+        optimizer = DiLoCo(model, still, local.connect(rank=rank), every=3, fragments=3, outer=outer)
+        backward(model, next(batches(1)))
+        return optimizer
+
+    with patient(grace_s=0.0) as local:
+        learners = [make(local, rank) for rank in range(3)]
+        with torch.no_grad():
+            for model in models[:2]:
+                for parameter in model.parameters():
+                    parameter.add_(0.5)
+        for _ in range(3):
+            in_threads([partial(step, learners[rank]) for rank in (0, 1)])
+        in_threads([partial(step, learners[rank]) for rank in (0, 2)])
+    assert_same_bits(models[2], models[0])
+
+
+def test_a_weight_is_a_share_in_the_mean() -> None:
+    models = [Odd(seed=0) for _ in range(2)]
+    begun = models[0].bias.detach().clone()
+
+    def work(store: psstore.Store, rank: int) -> None:
+        model = models[rank]
+        still, outer = SGD(model.parameters(), lr=0.0), WHOLE(model.parameters())
+        optimizer = DiLoCo(model, still, store, every=1, fragments=1, outer=outer, weight=3.0 if rank else 1.0)
+        backward(model, next(batches(1)))
+        with torch.no_grad():
+            model.bias.add_(float(rank))
+        optimizer.step()
+
+    on_each_worker(2, work)
+    expected = begun - 3.0 * (begun - (begun + 1.0)) / 4.0
+    for model in models:
+        assert torch.equal(model.bias, expected)
+
+
 def test_nobody_waits_for_a_learner_that_is_killed_and_another_one_takes_its_place(
     tmp_path: Path, repository: Path
 ) -> None:

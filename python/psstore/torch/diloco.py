@@ -93,10 +93,10 @@ class DiLoCo(DistributedOptimizer):
             compression=compression,
             exist=exist,
         )
-        if not isinstance(weight, str):
-            self.weight = weight
 
     def _select_step(self, training: Training) -> StepStrategy:
+        if not isinstance(self._learning.weight, str):
+            training.weight = self._learning.weight
         self._learner = LearnerStep(training, self._learning)
         return self._learner
 

@@ -281,7 +281,7 @@ class LearnerStep(LocalStep):
 
     def _take_whole(self) -> None:
         """The parameters are the store's newest values."""
+        self._merged = self._training.store.version  # what is decided meanwhile will be pulled again
         for fragment in self._fragments:
             fragment.merge(self._pull(fragment), share=1.0)
             fragment.weighed_at = self._counted
-        self._merged = self._training.store.version
