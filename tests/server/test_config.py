@@ -123,6 +123,16 @@ def test_mode_quorum_and_staleness_say_one_thing(
     assert consistency.mode == mode
 
 
+@pytest.mark.parametrize("given", [{"workers": "2:4"}, {"workers": 4, "quorum": 3}, {"workers": 4}])
+def test_the_lost_are_dropped_where_a_round_can_do_without_them(given: dict[str, str | int]) -> None:
+    settings = resolve(ServerSettings, flags={**given, "lost": "drop"}, file=None, environ={}).settings
+    if given == {"workers": 4}:
+        with pytest.raises(BadArgument, match=r"--lost drop is .* --workers 1:4, or a quorum"):
+            settings.check()
+    else:
+        settings.check()
+
+
 def test_a_quorum_has_the_grace_that_it_was_given() -> None:
     given = {"workers": 4, "quorum": 3, "grace_s": 5.0}
     settings = resolve(ServerSettings, flags=given, file=None, environ={}).settings

@@ -62,6 +62,9 @@ def decisions_are_told_promptly(plan: Plan, history: History) -> None:
 def errors_are_the_right_ones(plan: Plan, history: History) -> None:
     for who, outcome in history.outcomes.items():
         assert not outcome.startswith(NEVER), f"{who} met {outcome}"
+        assert not (plan.drops_lost and outcome.startswith("WorkerLost")), (
+            f"the lost are done without, and {who} met it"
+        )
         if plan.consistency.mode == "sync" and plan.partition is None and not plan.mute_heartbeats:
             told = not outcome.startswith("DeadlineExceeded") or "(has not joined)" in outcome
             told |= plan.is_elastic and "to end the open round, which it would have come after" in outcome

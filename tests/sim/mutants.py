@@ -291,6 +291,7 @@ MUTANTS: dict[str, tuple[str, Mutant]] = {
     ),
     "whoever comes within the grace is late": ("backup", whoever_comes_within_the_grace_is_late),
     "a quorum that has everybody waits on": ("backup", _method(Rounds, "_has_everybody", lambda self: False)),
+    "a quorum waits for the lost": ("backup", _method(Membership, "given_up", lambda self: [])),
     "nobody wakes up when the grace is over": ("backup", nobody_wakes_up_when_the_grace_is_over),
     "members are in the order of arrival": ("sync", lambda: mock.patch.object(rounds, "sorted", list, create=True)),
     "the dead are never noticed": ("sync", _method(Membership, "sweep", lambda self, now: [])),

@@ -101,6 +101,8 @@ class Plan:
     """The version at which workers have training end."""
     grace_s: float = 0.0
     """How long a round that has its quorum waits for the others."""
+    drops_lost: bool = False
+    """Where rounds are a quorum's: a worker that is given up is no part of it any more."""
     arrivals_s: tuple[float, ...] = ()
     """Workers come and go: when each begins, by rank. Empty: their number is fixed, and all begin at once."""
     reshards: tuple[tuple[float, int], ...] = ()
@@ -116,6 +118,11 @@ class Plan:
     def loses_holds(self) -> bool:
         """What shards hold for a checkpoint may go, and not by a fault of who asked for it."""
         return bool(self.shard_deaths or self.silences or self.reshards)
+
+    @property
+    def drops(self) -> bool:
+        """Workers that are given up are done without."""
+        return self.is_elastic or self.drops_lost
 
     @property
     def is_elastic(self) -> bool:
@@ -341,6 +348,7 @@ def plan_of(seed: int, mode: str | None = None) -> Plan:
         else None,
         num_channels=manners.choice((1, 1, 2, 3)),
         grace_s=random.Random(f"graces {seed}").choice((0.0, 0.1, 3.0)) if chosen == "backup" else 0.0,
+        drops_lost=chosen == "backup" and random.Random(f"drops {seed}").random() < 0.5,
     )
 
 

@@ -129,7 +129,7 @@ class Scenario:
         plan = self.plan
         return Coordinator(
             consistency=plan.consistency,
-            liveness=Liveness(rejoin_s=plan.rejoin_s, lost="drop" if plan.is_elastic else "fail"),
+            liveness=Liveness(rejoin_s=plan.rejoin_s, lost="drop" if plan.drops else "fail"),
             num_shards=self.num_shards,
             signer=signer,
         )

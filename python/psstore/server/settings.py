@@ -131,7 +131,8 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
         Literal["fail", "wait", "drop"] | None,
         _text(
             "what the others do when nobody took a lost worker's place within rejoin_s: fail with WorkerLost, wait on,"
-            " or go on without it, which needs --workers FEWEST:MOST (default: drop with that, else fail)"
+            " or go on without it, which needs --workers FEWEST:MOST or a quorum (default: drop with the first, else"
+            " fail)"
         ),
     ] = None
     mode: Annotated[
@@ -260,9 +261,11 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
             raise BadArgument("--restore auto takes the latest checkpoint at --checkpoint; say where that is")
         if self.restarts and self.checkpoint is None:
             raise BadArgument("--restarts goes back to the latest checkpoint at --checkpoint; say where that is")
-        if self.lost == "drop" and not self.consistency().elastic:
+        terms = self.consistency()
+        if self.lost == "drop" and not terms.elastic and terms.mode != "backup":
             raise BadArgument(
-                f"--lost drop is for workers that come and go; say how few will do: --workers 1:{self.workers}"
+                f"--lost drop is for workers that come and go; say how few will do: --workers 1:{self.workers}, or a"
+                " quorum"
             )
         self._check_trust()
         place_shards(self.device, self.shards)
