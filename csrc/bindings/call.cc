@@ -172,8 +172,8 @@ void bind_calls(py::module_& m) {
 
   py::class_<Call, std::shared_ptr<Call>>(m, "Call", py::is_final())
       .def_property_readonly("over", &Call::over)
-      .def_property_readonly("error", &Call::error)
       .def("answers", &Call::answers)
+      .def("take_error", &Call::take_error)
       .def("wait", &Call::wait, "future"_a)
       .def("forget", &Call::forget);
 }

@@ -11,6 +11,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "bindings/frame_map.h"
@@ -117,8 +118,9 @@ class Call final : public PyAsker, public std::enable_shared_from_this<Call> {
   py::list answers() const;
   // What was read is told with the next request, and nobody sees to it that it is told at all.
   bool owes_releases() const;
-  // What was raised for a request of it, or None.
-  const py::object& error() const { return error_; }
+  // What was raised for a request of it, or None. It is let go of: whoever raises it has frames in its traceback that hold
+  // this call, and Python's collector does not see what a call holds.
+  py::object take_error() { return std::exchange(error_, py::none()); }
   // The future is told when it is over.
   void wait(py::object future) { waiting_ = std::move(future); }
 

@@ -514,11 +514,10 @@ class Call:
     @property
     def over(self) -> bool:
         """All of them have ended."""
-    @property
-    def error(self) -> BaseException | None:
-        """What the first of them was failed with that was."""
     def answers(self) -> list[Frame]:
         """Of each frame, in order; None for one that failed."""
+    def take_error(self) -> BaseException | None:
+        """What the first of them was failed with that was; the call lets go of it."""
     def wait(self, future: object) -> None:
         """The future is told when the call is over."""
     def forget(self) -> None:

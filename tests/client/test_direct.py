@@ -139,7 +139,7 @@ def test_a_call_whose_connection_is_lost_is_sent_again_and_answered_on_the_next(
     assert ends.sent() == first
     ends.say(reply("ASSIGNED"))
     assert call.over
-    assert call.error is None
+    assert call.take_error() is None
 
 
 def test_the_end_of_a_connection_is_for_the_loop(ends: Calling) -> None:
@@ -172,12 +172,13 @@ def test_any_other_frame_is_left_to_whoever_drives_the_session(other: bytes, end
     assert call.over, "its answer came behind it"
 
 
-def test_a_call_that_is_failed_says_with_what(ends: Calling) -> None:
+def test_a_call_that_is_failed_says_with_what_and_keeps_nothing_of_it(ends: Calling) -> None:
     call = ends.leave()
     error = UnknownTensor("no such tensor")
     assert ends.session.fail(1, error)
     assert call.over
-    assert call.error is error
+    assert call.take_error() is error
+    assert call.take_error() is None
     assert call.answers() == [None]
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import random
 import signal
 import subprocess
+import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -282,6 +284,27 @@ def test_a_loader_that_is_under_way_goes_back_with_the_store(tmp_path: Path) -> 
             return [seen, *end_of(one)[:1]]
 
     assert train(str(tmp_path / "taken back"), killed_at=8) == train(str(tmp_path / "whole"), killed_at=None)
+
+
+@pytest.mark.parametrize("overlap", ["none", "backward", "eager"])
+def test_what_goes_on_holds_nothing_of_the_store_that_was(tmp_path: Path, overlap: str) -> None:
+    with (
+        StoreProcess("--shards", "2", "--checkpoint", str(tmp_path), "--restarts", "1") as process,
+        psstore.connect(process.url, wait_s=PATIENCE_S) as store,
+    ):
+        one, old = trainee(store, overlap=overlap), weakref.ref(store._backend)
+        gc.collect()
+        gc.disable()  # so that what is collected is so by whoever reconnects
+        try:
+            for step in session(one.optimizer, stop_at=6):
+                if step.number == 3 and store._backend is old():
+                    store.checkpoint()
+                    os.kill(process.shard_pids()[1], signal.SIGKILL)
+                turn(one, step)
+        finally:
+            gc.enable()
+        assert store.version == 6
+        assert old() is None
 
 
 def test_whoever_does_not_go_on_by_itself_is_told(tmp_path: Path) -> None:

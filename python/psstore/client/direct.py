@@ -93,7 +93,7 @@ class Direct:
         failed."""
         if not call.over:
             self._thread.run(self._rest(layout, call))
-        return self._context.checked(layout, call.answers(), call.error)
+        return self._context.checked(layout, call.answers(), call.take_error())
 
     async def _rest(self, layout: Layout, call: _core.Call) -> None:
         over = self._driver.future()

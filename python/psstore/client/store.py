@@ -207,7 +207,9 @@ class _Face:
         if self._closed != _CLOSED:
             raise StoreClosed(self._closed or "")
         self._attach(*self._again(rank))
-        gc.collect()  # what has ended has descriptors, and is in cycles: a program that only trains hardly collects any
+        # What has ended has descriptors, and is in cycles: its own, and those of the error that told of its end.
+        # A program that only trains hardly collects any.
+        gc.collect()
 
     def __repr__(self) -> str:
         who = "client" if self.rank is None else f"rank {self.rank} of {self.num_workers}"

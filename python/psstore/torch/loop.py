@@ -219,6 +219,7 @@ class TrainingSession:
         is_clean = False
         try:
             while not is_clean:
+                told = None
                 try:
                     while not self.is_over:
                         step = self.before_step()
@@ -227,7 +228,9 @@ class TrainingSession:
                     self._meet()
                     is_clean = True
                 except RolledBack as error:
-                    self._take_up(error)
+                    told = _told(error)
+                if told is not None:  # nothing is left of the error, whose traceback has the store's old client in it
+                    self._take_up(told)
         finally:
             self.optimizer.bears_rollbacks = False
             self.end(is_clean=is_clean)
@@ -313,17 +316,13 @@ class TrainingSession:
                 f" {handed.version}: its random states and schedulers begin anew"
             )
 
-    def _take_up(self, error: RolledBack) -> None:
+    def _take_up(self, told: str) -> None:
         """Goes on with the store as it was restored, and as this worker was then."""
         if self.store.stopped and self._ends_at is None and (self.stop_at is None or self.version < self.stop_at):
             self._ends_at = self.version
+        self.optimizer.rolled_back = None
         while True:
-            version, undone = error.details["version"], error.details["undone"]
-            if undone:
-                said = f"the store went back to version {version}; {undone} steps are taken again"
-            else:
-                said = f"the store goes on from version {version} in another life; the step under way is taken again"
-            _log.warning("rank %s: %s", self.rank, said)
+            _log.warning("rank %s: %s", self.rank, told)
             try:
                 self.store.reconnect()
                 self.optimizer.reattach()
@@ -331,7 +330,7 @@ class TrainingSession:
                 self._tell_end()
                 break
             except RolledBack as again:
-                error = again
+                told = _told(again)
         self.began_at, self._is_exact, self._has_handed_in = self.version, True, False
         for hook in self._hooks:
             hook.rolled_back(self)
@@ -372,6 +371,14 @@ class TrainingSession:
             _log.warning("what this rank's codecs keep back will be in no checkpoint: %s", error.message)
             self._hand_in()
         self._has_handed_in = True
+
+
+def _told(error: RolledBack) -> str:
+    """What becomes of the training."""
+    version, undone = error.details["version"], error.details["undone"]
+    if undone:
+        return f"the store went back to version {version}; {undone} steps are taken again"
+    return f"the store goes on from version {version} in another life; the step under way is taken again"
 
 
 @contextmanager

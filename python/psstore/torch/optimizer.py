@@ -6,6 +6,7 @@ What torch.optim promises is here: groups, state dicts, closures, hooks. How a s
 
 from __future__ import annotations
 
+import gc
 import math
 import weakref
 import zlib
@@ -441,6 +442,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._attach(exist="match")
         self._training.tables.begin_prefetch()  # what came before is not the store's any more
         self.rolled_back = None
+        gc.collect()  # as `store.reconnect()` does: until now calls of a round begun early held the store's old client
 
     # ---- how ----
 
