@@ -81,10 +81,14 @@ class Processes:
 
 
 def name_of(process: psutil.Process, leaders: Mapping[int, int]) -> str:
-    """What it does, as in a plan: 'worker 1', 'leader 0', 'standby'; else the module that it runs. `leaders`: of which
-    shard, by process."""
+    """What it does, as in a plan: 'worker 1', 'leader 0', 'standby'; else the module that it runs. A supervisor is
+    'saving' while it has the process that writes checkpoints, and that one's descriptors: it is the supervisor of shard
+    0's leader, another one from a takeover on. `leaders`: of which shard, by process."""
     try:
         arguments = process.cmdline()
+        if SUPERVISOR in arguments[1:4]:
+            saves = any(MODULES["checkpoints"] in one.cmdline()[1:4] for one in process.children())
+            return "saving" if saves else "server"
     except psutil.Error:
         return "ended"
     if WORK in arguments[1:4]:  # not who starts it

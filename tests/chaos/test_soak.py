@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import cast
 
+import psutil
 import pytest
 
 from tests.chaos.plan import RUN_S
+from tests.chaos.processes import name_of
 from tests.chaos.soak import PUSHES_PER_STEP, plan_of_soak, soak
 from tests.chaos.usage import GROWTH_MIB_PER_H, MIB, NOISE_MIB, Life, Sample, Trend, Usage, trend
 
@@ -49,6 +52,28 @@ def test_only_what_has_settled_counts_and_lived_on_for_long() -> None:
         (3, 0.0, "worker 1"): Life("worker 1", start[:41]),
     }
     assert [(one.name, round(one.mib_per_h, 3)) for one in usage.trends()] == [("leader 0", 0.0), ("worker 1", 0.0)]
+
+
+class Running:
+    """A process as far as its name goes."""
+
+    def __init__(self, *command: str, children: Sequence[Running] = ()) -> None:
+        self._command, self._children = ["python", *command], children
+
+    def cmdline(self) -> list[str]:
+        return self._command
+
+    def children(self) -> Sequence[Running]:
+        return self._children
+
+
+def test_a_supervisor_settles_anew_once_checkpoints_are_written_beside_it() -> None:
+    writer = Running("-m", "psstore.launch.checkpointing")
+    names = [
+        name_of(cast(psutil.Process, Running("-m", "psstore.cli.server", "--shards", "2", children=children)), {})
+        for children in ([], [Running("-m", "psstore.server.shard")], [Running("-m", "psstore.server.shard"), writer])
+    ]
+    assert names == ["server", "server", "saving"]
 
 
 def test_as_many_steps_are_planned_as_pushes_are_asked_for() -> None:
