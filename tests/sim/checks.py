@@ -17,6 +17,7 @@ from .actors import BARRIER_WAIT_S, NUM_WRITES, PROMPT_S, Writer
 from .archive import Archived
 from .history import History, Writes
 from .plan import Plan
+from .row_checks import rows_are_what_the_decisions_say
 from .scenario import Scenario
 
 SLACK_S = 1e-6
@@ -429,6 +430,7 @@ CHECKS: tuple[Callable[[Plan, History], None], ...] = (
     liars_stop_nobody,
     workers_are_told_the_truth,
     values_are_what_the_decisions_say,
+    rows_are_what_the_decisions_say,
     reads_are_never_torn,
     readers_see_what_was_acknowledged,
     versions_are_whole,
@@ -445,6 +447,7 @@ CHECKS: tuple[Callable[[Plan, History], None], ...] = (
 
 
 SO_FAR = (
+    rows_are_what_the_decisions_say,
     reads_are_never_torn,
     readers_see_what_was_acknowledged,
     versions_are_whole,

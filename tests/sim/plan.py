@@ -103,6 +103,10 @@ class Plan:
     """How long a round that has its quorum waits for the others."""
     drops_lost: bool = False
     """Where rounds are a quorum's: a worker that is given up is no part of it any more."""
+    tables: tuple[tuple[str, str], ...] = ()
+    """(rule, bounds) of each table whose rows workers push beside tensors; rows.BOUNDS has the bounds."""
+    assigns_rows: bool = False
+    """Somebody assigns rows of tables that have room for all."""
     arrivals_s: tuple[float, ...] = ()
     """Workers come and go: when each begins, by rank. Empty: their number is fixed, and all begin at once."""
     reshards: tuple[tuple[float, int], ...] = ()
@@ -117,7 +121,7 @@ class Plan:
     @property
     def loses_holds(self) -> bool:
         """What shards hold for a checkpoint may go, and not by a fault of who asked for it."""
-        return bool(self.shard_deaths or self.silences or self.reshards)
+        return bool(self.shard_deaths or self.silences or self.reshards or self.assigns_rows)
 
     @property
     def drops(self) -> bool:
@@ -183,6 +187,7 @@ class Plan:
             num_writers=0,
             hasty_writers=False,
             with_curator=False,
+            assigns_rows=False,
             num_readers=0,
             num_historians=0,
             num_archivists=0,
@@ -293,6 +298,20 @@ def elastic_plan_of(seed: int, mode: str | None = None) -> Plan:
     )
 
 
+ROW_RULES = ("sgd", "adagrad", "rowwise_adagrad", "adam")
+ROW_BOUNDS = ("open", "open", "open", "lru", "lfu", "ttl", "ttl-bounded", "full", "after", "lot")
+
+
+def _tables(seed: int, *, early: bool) -> tuple[tuple[str, str], ...]:
+    """In a third of the plans one table or two; where rounds are early, none whose pushes may be refused, which others
+    would wait for."""
+    rng = random.Random(f"rows {seed}")
+    if rng.random() >= 1 / 3:
+        return ()
+    bounds = [one for one in ROW_BOUNDS if not (early and one == "full")]
+    return tuple((rng.choice(ROW_RULES), rng.choice(bounds)) for _ in range(rng.choice((1, 1, 2))))
+
+
 def plan_of(seed: int, mode: str | None = None) -> Plan:
     """The plan that a seed stands for. Modes take turns unless one is named."""
     rng = random.Random(f"plan {seed}")
@@ -312,6 +331,7 @@ def plan_of(seed: int, mode: str | None = None) -> Plan:
         dying = manners.randrange(num_workers)
         deaths += (Death(dying, manners.randint(15, 90), manners.choice((0.1, 1.0, None, None))),)
         compute_s[dying - 1] = 4.0
+    tables = _tables(seed, early=early)
     return Plan(
         seed=seed,
         flavour=rng.randrange(6),
@@ -349,6 +369,8 @@ def plan_of(seed: int, mode: str | None = None) -> Plan:
         num_channels=manners.choice((1, 1, 2, 3)),
         grace_s=random.Random(f"graces {seed}").choice((0.0, 0.1, 3.0)) if chosen == "backup" else 0.0,
         drops_lost=chosen == "backup" and random.Random(f"drops {seed}").random() < 0.5,
+        tables=tables,
+        assigns_rows=any(bounds == "open" for _, bounds in tables) and random.Random(f"assigns {seed}").random() < 0.7,
     )
 
 

@@ -26,6 +26,7 @@ from tests.sim.plan import (
     standby_plan_of,
     voting_plan_of,
 )
+from tests.sim.row_mutants import ROW_FALL_MUTANTS, ROW_MUTANTS, ROW_STANDBY_MUTANTS
 
 MAX_SEEDS_TO_NOTICE = 250
 
@@ -39,15 +40,15 @@ NOTICED_BY = {
     "early decisions are like any other": 18,
     "skipped rounds are applied": 12,
     "older connections still speak": 132,
-    "a new life inherits the old one's commit": 44,
+    "a new life inherits the old one's commit": 85,
     "a dead initialiser is waited for": 71,
     "nobody is given up": 143,
     "barriers open for the first": 12,
-    "torn rounds go unnoticed": 72,
+    "torn rounds go unnoticed": 105,
     "finish is answered at once": 33,
     "finish is answered once": 155,
     "whoever has pushed everything goes on": 44,
-    "who reads in a torn round waits on": 44,
+    "who reads in a torn round waits on": 122,
     "scales are kept to oneself": 331,
     "norms are added as they come": 49,
     "nobody is asked to hand in": 5,
@@ -85,7 +86,7 @@ NOTICED_BY = {
     "decisions are numbered anew": 10,
     "a shard begins empty": 22,
     "nobody is told who was absent": 1,
-    "newcomers are told before the round is done": 209,
+    "newcomers are told before the round is done": 238,
     "what the absent were given is not taken again": 1,
     "whoever was dropped goes on": 10,
     "the lost are waited for": 7,
@@ -105,6 +106,21 @@ NOTICED_BY = {
     "a lost standby is done without at once": 9,
     "who leads has the old leader's connections": 112,
     "one shard speaks for all": 3,
+    "rows that come twice in a push are not summed": 4,
+    "partitions without rows are not named": 0,
+    "rows go in the order in which they lie": 28,
+    "admission counts decisions": 40,
+    "an assigned row keeps its state": 21,
+    "what is held has rows that were assigned since": 623,
+    "a checkpoint is without what admission has counted": 87,
+    "who reads rows as of a decision gets what is newest": 31,
+    "rows that are held are not kept": 65,
+    "rows begin anew when they were used": 50,
+    "a table's steps are counted anew": 22,
+    "what admission has counted is not loaded": 55,
+    "standbys are not sent rows": 4,
+    "a new standby does not know what admission has counted": 70,
+    "a new standby does not know when rows were used": 4,
 }
 """Seeds to begin with: one that notices it, and whose run is short (many are a hundredth of seed 0's). They save time;
 when the simulator has changed, others will do."""
@@ -117,6 +133,9 @@ TABLES: dict[str, tuple[dict[str, tuple[str, Mutant]], Callable[[int, str], Plan
     "of a store with another number of shards": (RESHARD_MUTANTS, resharding_plan_of),
     "of shards with standbys": (STANDBY_MUTANTS, standby_plan_of),
     "of shards that vote": (VOTE_MUTANTS, voting_plan_of),
+    "of rows": (ROW_MUTANTS, plan_of),
+    "of rows of a store that goes back": (ROW_FALL_MUTANTS, falling_plan_of),
+    "of rows of shards with standbys": (ROW_STANDBY_MUTANTS, standby_plan_of),
 }
 """Where it shows -> what is broken, and the plans of such runs."""
 

@@ -21,6 +21,7 @@ from tests.sim.plan import (
     standby_plan_of,
     voting_plan_of,
 )
+from tests.sim.rows import BOUNDS
 from tests.sim.scenario import Scenario
 
 NUM_SEEDS = 150
@@ -192,3 +193,12 @@ def test_rounds_are_early_clipped_and_torn_in_some_seeds() -> None:
     assert {None, 1.0} < factors
     assert sum(decision.early for history in histories for decision in history.decisions) > 20
     assert any(history.torn is not None for history in histories)
+
+
+def test_rows_are_read_listed_assigned_and_written_down_in_some_seeds() -> None:
+    histories = [checked(seed) for seed in range(60)]
+    for noted in ("row_reads", "row_lists", "assigned"):
+        assert sum(len(getattr(history, noted)) for history in histories) > 20, noted
+    assert any(history.rows and history.archived for history in histories)
+    tables = {bounds for seed in range(NUM_SEEDS) for _, bounds in plan_of(seed).tables}
+    assert tables == set(BOUNDS)
