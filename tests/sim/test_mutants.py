@@ -128,6 +128,7 @@ RARE = {
 MAX_SEEDS_FOR_RARE = 5_000
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("where", "name"), [(where, name) for where in TABLES for name in TABLES[where][0] if name not in RARE]
 )
