@@ -475,9 +475,6 @@ def test_a_signal_may_end_it() -> None:
         assert (store.version, chosen.is_clean) == (4, True)
 
 
-# ---- driven from outside ----
-
-
 class DiesAtTheEnd(Hook):
     """A shard is killed once all workers have come to the end."""
 
@@ -510,6 +507,9 @@ def test_an_end_holds_in_a_store_that_went_back(tmp_path: Path, *, comes_to_it: 
             turn(one, step)
         (back,) = diary.went_back_to
         assert back < store.version == (5 if comes_to_it else back + 1)
+
+
+# ---- driven from outside ----
 
 
 def test_a_loop_of_somebody_else_drives_it(tmp_path: Path) -> None:

@@ -101,8 +101,7 @@ class Coordinator:
     def all_went(self, now: float) -> None:
         """The process that had the connections is gone, and this one has none of them yet."""
         for conn in {*self._clients.connections, *self.membership.connections}:
-            self._clients.detached(conn, now)
-            self.roster.detached(conn)
+            self.detached(conn, now)
         self.membership.all_went(now)
         self.rounds.hand_ins.enough()  # who wrote checkpoints there begins again
 

@@ -219,9 +219,8 @@ class Membership:
 
     def all_went(self, now: float) -> None:
         """Another process leads from now on. Whoever was with the one before has as long to come here as anybody may be
-        silent: one that stands still closes no connection, and its clients take a while to look elsewhere."""
-        for conn in self.connections:
-            self.detach(conn, now)
+        silent: one that stands still closes no connection, and its clients take a while to look elsewhere. REQUIRES: no
+        worker has a connection."""
         for rank in self._in_state[LIVE]:
             worker = self.workers[rank]
             worker.last_seen, worker.is_looking = now, True
