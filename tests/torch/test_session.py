@@ -257,7 +257,9 @@ def test_training_goes_on_with_other_numbers_of_shards_to_the_same_bytes(overlap
     disturbed = train([1, 3])
     calm = train([], stop_at=disturbed[0][0])
     assert [one[:3] for one in calm] == [one[:3] for one in disturbed]
-    assert [one[3:] for one in disturbed] == [[1, 2]] * 2
+    assert [one[3] for one in disturbed] == [1, 1]
+    # One, where the second change comes while the worker still takes up the first.
+    assert all(1 <= one[4] <= 2 for one in disturbed)
 
 
 def test_a_loader_that_is_under_way_goes_back_with_the_store(tmp_path: Path) -> None:
