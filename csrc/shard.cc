@@ -54,6 +54,8 @@ ErrorCode status_of(Staged outcome) {
 Shard::Shard(const ShardOptions& options)
     : options_(options),
       backend_(backend_of(options)),
+      changes_budget_(std::make_shared<MemoryBudget>(options.max_kept_bytes, "memory for readers",
+                                                     "raise --snapshot-memory")),
       table_(options.num_stripes, backend_, counters_, ranks_, options.max_kept_bytes) {
   if (options.num_stripes == 0) {
     throw Error(ErrorCode::BAD_ARGUMENT, "num_stripes is 0; a shard needs at least one");
@@ -544,6 +546,11 @@ void Shard::release_hold(uint64_t id) {
   table_.release_hold(id);
 }
 
+void Shard::forget_changes() {
+  const SharedLock lock(table_.decision_mutex);
+  table_.forget_changes();
+}
+
 bool Shard::is_settled() {
   const ExclusiveLock lock(table_.decision_mutex);
   const bool settled = table_.is_settled();
@@ -600,7 +607,6 @@ void Shard::resume(History history, const std::optional<Decision>& last) {
 
 ErrorCode Shard::find_at(SliceEntry& entry, uint64_t at, Stripe& stripe, Slot& slot,
                          std::vector<Finding>& findings) {
-  const SlotSpec& spec = slot.spec();
   if (!slot.initialised()) return ErrorCode::NOT_INITIALISED;
   if (is_encoding(entry.dtype)) return ErrorCode::DTYPE_MISMATCH;
   bool waits = false;
@@ -610,9 +616,25 @@ ErrorCode Shard::find_at(SliceEntry& entry, uint64_t at, Stripe& stripe, Slot& s
   if (waits) return ErrorCode::NOT_APPLIED;
   if (!part->buffer) return ErrorCode::NO_STATE;
   if (part->version < wanted_version) return ErrorCode::NOT_MODIFIED;
-  findings.push_back({std::move(part->buffer), spec.dtype, entry.dtype, spec.num_elems});
+  findings.push_back(sent(entry, wanted_version, slot, std::move(*part)));
   entry.num_bytes = static_cast<uint32_t>(findings.back().num_bytes());
   return ErrorCode::OK;
+}
+
+Finding Shard::sent(SliceEntry& entry, uint64_t wanted_version, Slot& slot, Part part) {
+  const SlotSpec& spec = slot.spec();
+  if (!is_of_changes(entry.dtype)) {
+    return {std::move(part.buffer), spec.dtype, entry.dtype, spec.num_elems};
+  }
+  const DType dtype = dtype_of_changes(entry.dtype);
+  entry.dtype = dtype;
+  // A device's bytes can't be looked at here.
+  if (!backend_->works_at_once() || spec.num_elems == 0) {
+    return {std::move(part.buffer), spec.dtype, dtype, spec.num_elems};
+  }
+  Finding found = slot.changes(part, dtype, wanted_version, changes_budget_, *backend_);
+  if (found.changes_bytes) entry.dtype = changes_of(dtype);
+  return found;
 }
 
 ErrorCode Shard::find(SliceEntry& entry, const ReadOptions& options,
@@ -641,7 +663,7 @@ ErrorCode Shard::find(SliceEntry& entry, const ReadOptions& options,
     entry.dtype = answer.dtype;
     findings.push_back({std::move(answer.buffer), answer.dtype, answer.dtype, spec.num_elems});
   } else {
-    findings.push_back({std::move(part.buffer), spec.dtype, entry.dtype, spec.num_elems});
+    findings.push_back(sent(entry, wanted_version, *slot, std::move(part)));
   }
   entry.num_bytes = static_cast<uint32_t>(findings.back().num_bytes());
   return ErrorCode::OK;

@@ -10,6 +10,7 @@ namespace psstore {
 namespace {
 
 void write_value(const Finding& finding, std::byte* to) {
+  if (finding.num_bytes() == 0) return;
   if (finding.dtype == finding.wanted) {
     std::memcpy(to, finding.value->data(), finding.num_bytes());
   } else {

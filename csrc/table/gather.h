@@ -10,6 +10,7 @@
 #pragma once
 
 #include <cstddef>
+#include <optional>
 #include <vector>
 
 #include "core/buffer.h"
@@ -26,8 +27,9 @@ struct Finding {
   DType dtype = DType::kFloat32;   // of the value; or an encoding, that of a delta
   DType wanted = DType::kFloat32;  // travels_as(dtype, wanted)
   uint64_t num_elems = 0;
+  std::optional<uint64_t> changes_bytes = {};  // it is changes (changes/changes.h) of that dtype
 
-  size_t num_bytes() const { return encoded_bytes(wanted, num_elems); }
+  size_t num_bytes() const { return changes_bytes.value_or(encoded_bytes(wanted, num_elems)); }
   bool shared() const { return dtype == wanted && num_bytes() >= kSharedValueBytes; }
 };
 

@@ -1,0 +1,179 @@
+// Changes of slices: what is encoded and applied is what was there, bit for bit; what comes from outside harms nobody.
+#include "changes/changes.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <random>
+#include <vector>
+
+namespace psstore {
+namespace {
+
+using Bytes = std::vector<std::byte>;
+
+class Changes : public ::testing::TestWithParam<size_t> {
+ protected:
+  size_t item_bytes() const { return GetParam(); }
+
+  size_t below(size_t limit) { return static_cast<size_t>(random_()) % limit; }
+
+  Bytes random_elements(size_t num_elems) {
+    Bytes bytes(num_elems * item_bytes());
+    for (std::byte& byte : bytes) byte = static_cast<std::byte>(random_());
+    return bytes;
+  }
+
+  // With about one in `every` elements of other bits; 0: none.
+  Bytes changed(const Bytes& before, size_t every) {
+    Bytes after = before;
+    for (size_t i = 0; every > 0 && i < before.size() / item_bytes(); ++i) {
+      if (below(every) == 0) after[i * item_bytes() + below(item_bytes())] ^= std::byte{1};
+    }
+    return after;
+  }
+
+  std::optional<Bytes> encoded(const Bytes& before, const Bytes& after, size_t room) {
+    Bytes out(room);
+    const auto num_bytes = encode_changes(item_bytes(), before.data(), after.data(),
+                                          before.size() / item_bytes(), out);
+    if (!num_bytes) return std::nullopt;
+    out.resize(*num_bytes);
+    return out;
+  }
+  Bytes encoded(const Bytes& before, const Bytes& after) {
+    return *encoded(before, after, 2 * before.size() + 8);
+  }
+
+  Bytes applied(const Bytes& before, const Bytes& payload) {
+    EXPECT_TRUE(are_changes(item_bytes(), payload, before.size() / item_bytes()));
+    Bytes after = before;
+    apply_changes(item_bytes(), payload, after.data());
+    return after;
+  }
+
+  std::mt19937 random_{20260701};
+};
+
+INSTANTIATE_TEST_SUITE_P(ItemBytes, Changes, ::testing::Values(2, 4, 8));
+
+TEST_P(Changes, OfEverySizeAndShareAreWhatTheyWere) {
+  for (size_t num_elems = 0; num_elems < 140; ++num_elems) {
+    for (const size_t every : {0, 1, 2, 7, 40}) {
+      const Bytes before = random_elements(num_elems);
+      const Bytes after = changed(before, every);
+      const Bytes payload = encoded(before, after);
+      EXPECT_EQ(applied(before, payload), after);
+      EXPECT_EQ(payload.empty(), before == after);
+      EXPECT_TRUE(every != 1 || payload.size() == num_elems * (item_bytes() + 1));
+    }
+  }
+}
+
+TEST_P(Changes, OfOneElementAnywhereAreFoundAndFarOnesTakeLongerGaps) {
+  const size_t num_elems = 300;
+  const Bytes before = random_elements(num_elems);
+  for (size_t i = 0; i < num_elems; ++i) {
+    for (size_t byte = 0; byte < item_bytes(); ++byte) {
+      Bytes after = before;
+      after[i * item_bytes() + byte] ^= std::byte{0x80};
+      const Bytes payload = encoded(before, after);
+      EXPECT_EQ(payload.size(), item_bytes() + (i < 128 ? 1 : 2));
+      EXPECT_EQ(applied(before, payload), after);
+    }
+  }
+  Bytes far = random_elements(40'000);
+  Bytes after = far;
+  after.back() ^= std::byte{1};
+  EXPECT_EQ(encoded(far, after).size(), item_bytes() + 3);
+  EXPECT_EQ(applied(far, encoded(far, after)), after);
+}
+
+TEST_P(Changes, AreOfBitsAndNotOfNumbers) {
+  const std::vector<uint64_t> patterns = {0,
+                                          ~uint64_t{0},
+                                          0x7FC0'7FC0'7FC0'7FC0,
+                                          0x7FC1'7FC1'7FC1'7FC1,
+                                          0x7F80'7F80'7F80'7F80,
+                                          0x8000'8000'8000'8000,
+                                          0x7FF8'0000'7FF8'0001};
+  for (const uint64_t from : patterns) {
+    for (const uint64_t to : patterns) {
+      Bytes before(24), after(24);
+      for (size_t i = 0; i < 24; i += 8) {
+        std::memcpy(before.data() + i, &from, 8);
+        std::memcpy(after.data() + i, &to, 8);
+      }
+      EXPECT_EQ(applied(before, encoded(before, after)), after);
+    }
+  }
+}
+
+TEST_P(Changes, ThatDoNotFitAreRefusedAtExactlyTheirSize) {
+  const Bytes before = random_elements(200);
+  const Bytes after = changed(before, 3);
+  const size_t size = encoded(before, after).size();
+  EXPECT_EQ(encoded(before, after, size), encoded(before, after));
+  for (size_t room = 0; room < size; ++room) EXPECT_FALSE(encoded(before, after, room));
+}
+
+TEST_P(Changes, MergedHaveTheEffectOfBoth) {
+  for (size_t round = 0; round < 2000; ++round) {
+    const Bytes first = random_elements(below(200));
+    const Bytes second = changed(first, below(12));
+    const Bytes third = changed(second, below(12));
+    const Bytes older = encoded(first, second);
+    const Bytes newer = encoded(second, third);
+    Bytes out(older.size() + newer.size() + 8);
+    const auto num_bytes = merge_changes(item_bytes(), older, newer, out);
+    ASSERT_TRUE(num_bytes);
+    for (const size_t room : {*num_bytes / 2, *num_bytes - (*num_bytes > 0 ? 1 : 0)}) {
+      Bytes small(room);
+      EXPECT_EQ(merge_changes(item_bytes(), older, newer, small).has_value(), room >= *num_bytes);
+    }
+    out.resize(*num_bytes);
+    EXPECT_EQ(applied(first, out), third);
+  }
+}
+
+// The sanitizers see every byte that is read or written where none is.
+TEST_P(Changes, FromOutsideAreRefusedOrStayWithinTheSlice) {
+  size_t refused = 0;
+  for (size_t round = 0; round < 20'000; ++round) {
+    const size_t num_elems = below(100);
+    Bytes payload;
+    if (below(2) == 0) {
+      payload.resize(below(60));
+      for (std::byte& byte : payload) byte = static_cast<std::byte>(random_());
+    } else {
+      const Bytes before = random_elements(num_elems);
+      payload = encoded(before, changed(before, 1 + below(8)));
+      for (size_t i = below(3); i > 0 && !payload.empty(); --i) {
+        payload[below(payload.size())] = static_cast<std::byte>(random_());
+      }
+      if (below(3) == 0) payload.resize(below(payload.size() + 1));
+    }
+    const Bytes exact(payload.begin(), payload.end());
+    if (are_changes(item_bytes(), exact, num_elems)) {
+      applied(random_elements(num_elems), exact);
+    } else {
+      ++refused;
+    }
+  }
+  EXPECT_GT(refused, 5000U);
+  EXPECT_LT(refused, 19'000U);
+}
+
+TEST_P(Changes, WithGapsBeyondTheSliceAreNone) {
+  for (size_t length = 1; length < 20; ++length) {
+    Bytes payload(length, std::byte{0xFF});
+    EXPECT_FALSE(are_changes(item_bytes(), payload, 1 << 20));
+    payload.push_back(std::byte{0x01});
+    payload.resize(payload.size() + item_bytes());
+    EXPECT_EQ(are_changes(item_bytes(), payload, 1 << 20), length < 3) << "14 bits and one more";
+  }
+  EXPECT_TRUE(are_changes(item_bytes(), {}, 0));
+}
+
+}  // namespace
+}  // namespace psstore
