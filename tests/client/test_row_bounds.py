@@ -85,6 +85,20 @@ def test_a_full_table_refuses_what_is_new_and_trains_what_is_there() -> None:
         assert_array_equal(store.pull_rows("t", [7]), [[-2]])
 
 
+def test_nothing_of_a_refused_push_counts_where_another_one_was_taken_before() -> None:
+    with psstore.connect("local://?shards=2", rank=0, num_workers=1) as store:
+        store.create_table("t", dim=1, rule="sgd", max_rows=64)
+        store.create("w", np.zeros(1, F32), rule="sgd", group=1)
+        store.push_rows("t", [7], np.ones((1, 1), F32))
+        with pytest.raises(TableFull):
+            store.push_rows("t", np.arange(40), np.ones((40, 1), F32))
+        store.push("w", np.ones(1, F32))
+        store.commit({"lr": 1.0})
+        assert store.keys("t").size == 0
+        push(store, [7])
+        assert_array_equal(store.pull_rows("t", [7]), [[-1]])
+
+
 def test_what_several_bring_at_once_beyond_the_bound_is_refused_and_counted() -> None:
     with clusters("local") as start:
         workers = start(shards=1, workers=2).workers()

@@ -192,7 +192,7 @@ class Operations:
         `gradients`: float32 of the ids' shape and then (dim,). Both must stay as they are until the call returns.
 
         Raises UnknownTensor, RuleMismatch, DTypeMismatch, ShapeMismatch, BadArgument before anything is sent;
-        TableFull, and then nothing of it counts in this round's commit.
+        TableFull, and then neither it nor an earlier push to the table counts in this round's commit.
         """
         await self.tables.push(name, ids, gradients)
 

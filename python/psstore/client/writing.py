@@ -101,8 +101,10 @@ class Writing:
         self.sent(op, layout)
 
     async def send_rows(self, table: Tensor, transfers: Sequence[Transfer]) -> None:
-        """Sends a contribution to all partitions of a table."""
+        """Sends a contribution to all partitions of a table. If it fails, nothing of the table counts in this round,
+        not even what was pushed before: some partitions may have the one, and some the other."""
         client = self._context.client
+        self._pushed.discard(frozenset((table.id,)))
         with self._context.forgetting_unknown([table]):
             await self._norm.settle(None)
             push = self._begin_push()
