@@ -326,7 +326,7 @@ ErrorCode Shard::restore(const SliceEntry& entry, Slot& slot, const PayloadSlice
 }
 
 ErrorCode Shard::assign_rows(Slot& slot, const PayloadSlice& slice) {
-  table_.restoring(slot);
+  if (holds(BreakableRule::kASSIGNED_ROWS_END_HOLDS)) table_.restoring(slot);
   const std::optional<Change> change = slot.assign_rows(slice);
   if (!change) return ErrorCode::TABLE_FULL;
   counters_.count(*change);
