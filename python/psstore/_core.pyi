@@ -453,6 +453,9 @@ class ClientSession:
     @property
     def has_output(self) -> bool: ...
     @property
+    def is_hung_up(self) -> bool:
+        """The shard has closed the connection, whether what it sent before has been received or not."""
+    @property
     def holds_bytes(self) -> bool:
         """There is something to receive that the socket does not tell of."""
     def receive(self, now: float) -> bool:
