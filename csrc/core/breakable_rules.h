@@ -22,7 +22,9 @@ namespace psstore {
   X(WRITES_ARE_RECORDED, "standbys are sent what clients write")                              \
   X(SCALES_ARE_RECORDED, "standbys are sent the scales of decisions")                         \
   X(WHAT_IS_STAGED_IS_FILLED_IN, "a new standby is sent the contributions that wait")         \
-  X(WINDOWS_ARE_FILLED_IN, "a new standby knows which writes were applied")
+  X(WINDOWS_ARE_FILLED_IN, "a new standby knows which writes were applied")                   \
+  X(REFUSED_WRITES_STAY_REFUSED, "a write that was refused is refused when it comes again")   \
+  X(REFUSALS_ARE_FILLED_IN, "a new standby knows which writes were refused")
 
 enum class BreakableRule : uint32_t {
 #define PSSTORE_X(name, meaning) k##name,
