@@ -31,7 +31,9 @@ namespace psstore {
   X(ADMISSION_COUNTS_ALL, "admission counts what each member brings")                         \
   X(COUNTS_ARE_WRITTEN, "a checkpoint has what admission has counted")                        \
   X(COUNTS_ARE_FILLED_IN, "a new standby is sent what admission has counted")                 \
-  X(USAGE_IS_LOADED, "rows that are loaded were used when they were")
+  X(USAGE_IS_LOADED, "rows that are loaded were used when they were")                         \
+  X(REFUSED_WRITES_STAY_REFUSED, "a write that was refused is refused when it comes again")   \
+  X(REFUSALS_ARE_FILLED_IN, "a new standby knows which writes were refused")
 
 enum class BreakableRule : uint32_t {
 #define PSSTORE_X(name, meaning) k##name,

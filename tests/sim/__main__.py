@@ -13,6 +13,7 @@ from .plan import (
     elastic_plan_of,
     falling_plan_of,
     plan_of,
+    refusing_plan_of,
     resharding_plan_of,
     standby_plan_of,
     voting_plan_of,
@@ -24,6 +25,7 @@ KINDS = {
     "--reshards": (resharding_plan_of, "the store goes on with other numbers of shards"),
     "--elastic": (elastic_plan_of, "workers come and go"),
     "--standbys": (standby_plan_of, "every shard has a standby, and some die"),
+    "--refusals": (refusing_plan_of, "clients add to what has no value yet"),
     "--votes": (voting_plan_of, "hosts fall silent, and shards vote on who leads"),
 }
 

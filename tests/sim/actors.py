@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Coroutine, Mapping
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -33,7 +34,7 @@ from psstore.wire.messages import Exist, Scale
 from psstore.wire.ranges import contains
 
 from . import model, rows
-from .history import History, Loss, Read, RowList, RowRead, Seen, Version, Wait, Writes
+from .history import Additions, History, Loss, Read, RowList, RowRead, Seen, Version, Wait, Writes
 from .machine import TIMEOUT_S, Machine
 from .model import Array
 from .plan import Plan
@@ -410,6 +411,46 @@ class Writer(Actor):
         else:
             writes.acknowledged += 1
             writes.last = writes.begun
+
+
+GIVEN = TensorSpec(name="given", shape=(60,), rule="add", zeros=False)
+"""What has no value until it is given one, slice by slice."""
+
+
+class Forerunner(Actor):
+    """ADDs 1 to slices that may have no value yet, several at once. What it is told of each is what became of it."""
+
+    async def act(self) -> None:
+        (given,), _ = await self.call("create", self.client.create([GIVEN], exist="match", offer=False), 2 * TIMEOUT_S)
+        for _ in range(NUM_WRITES):
+            await self.machine.world.sleep(self.machine.world.rng.expovariate(4.0))
+            array = np.ones(GIVEN.num_elems, np.float32)
+            sent = enumerate(model.singly(given, array, self.ways, into=False))
+            adding = [(index, self.start(partial(self.add, one))) for index, one in sent]
+            for index, added in adding:
+                await self.conclude(index, added)
+
+    async def add(self, transfer: Transfer) -> None:
+        await self.call("ADD", self.client.write("ADD", [transfer]))
+
+    async def conclude(self, index: int, added: Future) -> None:
+        additions = self.history.additions.setdefault(index, Additions())
+        additions.begun += 1
+        try:
+            await added
+            additions.applied += 1
+        except NotInitialised:
+            additions.refused += 1
+
+
+class Giver(Actor):
+    """Gives what has no value its zeros, one slice after the other."""
+
+    async def act(self) -> None:
+        (given,), _ = await self.call("create", self.client.create([GIVEN], exist="match", offer=False), 2 * TIMEOUT_S)
+        for transfer in model.singly(given, np.zeros(GIVEN.num_elems, np.float32), self.ways, into=False):
+            await self.machine.world.sleep(self.machine.world.rng.expovariate(2.0))
+            await self.call("init", self.client.write("INIT", [transfer]))
 
 
 class Curator(Actor):

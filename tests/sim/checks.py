@@ -13,7 +13,7 @@ from psstore.types import Tensor
 from psstore.wire.ranges import contains
 
 from . import model
-from .actors import BARRIER_WAIT_S, NUM_WRITES, PROMPT_S, Writer
+from .actors import BARRIER_WAIT_S, GIVEN, NUM_WRITES, PROMPT_S, Writer
 from .archive import Archived
 from .history import History, Writes
 from .plan import Plan
@@ -339,6 +339,19 @@ def plain_writes_count_once(plan: Plan, history: History) -> None:
         restored(history, index)
 
 
+def refused_writes_do_not_count(plan: Plan, history: History) -> None:
+    """Whoever adds is told of each slice whether it was added to, however often the answer was lost."""
+    if not plan.num_forerunners:
+        return
+    tensor = history.tensors[GIVEN.name]
+    assert sorted(history.additions) == list(range(len(tensor.shards)))
+    value = np.frombuffer(history.values[GIVEN.name], np.float32)
+    for index, told in history.additions.items():
+        begin, end = tensor.bounds(index)
+        assert told.applied + told.refused == told.begun == NUM_WRITES * plan.num_forerunners
+        assert (value[begin:end] == told.applied).all(), f"slice {index}: {told}, and it is {value[begin:end]}"
+
+
 def no_write_is_lost(plan: Plan, history: History, cut: Archived, tensors: Mapping[str, Tensor]) -> None:
     """What is written of a store that stands still has every plain write that was acknowledged to anybody."""
     for index in range(plan.num_writers):
@@ -441,6 +454,7 @@ CHECKS: tuple[Callable[[Plan, History], None], ...] = (
     checkpoints_are_of_their_decision,
     training_ends_at_its_version,
     plain_writes_count_once,
+    refused_writes_do_not_count,
     shards_hold_what_the_schema_registry_says,
     staleness_keeps_its_bound,
     barriers_let_nobody_through_early,

@@ -103,6 +103,16 @@ class Writes:
 
 
 @dataclass
+class Additions:
+    """Additions to one slice, of all that add to it: how many of them were begun, applied and refused, as they were
+    told."""
+
+    begun: int = 0
+    applied: int = 0
+    refused: int = 0
+
+
+@dataclass
 class Wait:
     """One call of an actor. A dead actor's is never finished."""
 
@@ -156,6 +166,8 @@ class History:
     gone: list[str] = field(default_factory=list)
     """Whoever was told that a version is not kept any longer."""
     writes: dict[str, Writes] = field(default_factory=dict)
+    additions: dict[int, Additions] = field(default_factory=dict)
+    """By slice of what has no value at first."""
     waits: list[Wait] = field(default_factory=list)
     losses: list[Loss] = field(default_factory=list)
     outcomes: dict[str, str] = field(default_factory=dict)

@@ -523,6 +523,18 @@ STANDBY_MUTANTS: dict[str, tuple[str, Mutant]] = {
 """As above, and shown where shards have standbys, of which some die."""
 
 
+# ---- plain writes that are refused ----
+
+REFUSAL_MUTANTS: dict[str, tuple[str, Mutant]] = {
+    "a write that was refused is acknowledged when it comes again": (
+        "async",
+        broken_in_core("REFUSED_WRITES_STAY_REFUSED"),
+    ),
+    "a new standby does not know which writes were refused": ("async", broken_in_core("REFUSALS_ARE_FILLED_IN")),
+}
+"""As above, and shown where clients add to what has no value yet."""
+
+
 # ---- workers that come and go ----
 
 

@@ -115,6 +115,8 @@ class Plan:
     """Every shard has a standby, and some die."""
     silences: tuple[Silence, ...] = ()
     """Every shard has a standby on another host, and shards vote on who leads."""
+    num_forerunners: int = 0
+    """Clients that add to what has no value yet, and are refused."""
     falls: tuple[float, ...] = ()
     """All shards die, so long after the first checkpoint or the last fall, and begin again from the last one."""
 
@@ -197,6 +199,7 @@ class Plan:
             reshards=(),
             shard_deaths=(),
             silences=(),
+            num_forerunners=0,
         )
 
 
@@ -250,6 +253,13 @@ def standby_plan_of(seed: int, mode: str | None = None) -> Plan:
         for _ in range(rng.choice((1, 2, 4, 8)))
     )
     return replace(plan, shard_deaths=deaths)
+
+
+def refusing_plan_of(seed: int, mode: str | None = None) -> Plan:
+    """A plan in which plain writes are refused, under whatever else goes wrong; every other one has standbys."""
+    plan = (standby_plan_of if seed % 2 else plan_of)(seed, mode)
+    num_forerunners = random.Random(f"forerunners {seed}").choice((1, 2, 3))
+    return replace(plan, num_forerunners=num_forerunners, break_chance=max(plan.break_chance, 0.02))
 
 
 def voting_plan_of(seed: int, mode: str | None = None) -> Plan:

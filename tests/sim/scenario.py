@@ -24,7 +24,7 @@ from psstore.wire import messages
 from psstore.wire.messages import Role
 
 from . import model, rows
-from .actors import HASTY_S, Actor, Auditor, Curator, Historian, Reader, Worker, Writer
+from .actors import HASTY_S, Actor, Auditor, Curator, Forerunner, Giver, Historian, Reader, Worker, Writer
 from .archive import Archive, Archived, SimulatedPlace
 from .archivist import Archivist
 from .assigner import Assigner
@@ -189,6 +189,10 @@ class Scenario:
                 self._start(Writer(plan, machine, self.history, index=index))
             if plan.assigns_rows:
                 self._start_assigner()
+            for index in range(plan.num_forerunners):
+                self._start(Forerunner(plan, self._machine(f"forerunner {index}", "client"), self.history))
+            if plan.num_forerunners:
+                self._start(Giver(plan, self._machine("giver", "client"), self.history))
             if plan.with_curator:
                 self._start(Curator(plan, self._machine("curator", "client"), self.history))
             numbers: dict[ReaderKind, int] = {

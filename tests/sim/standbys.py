@@ -185,6 +185,7 @@ def _known(server: Server) -> dict[str, Any]:
         "applied": service.data.applied,
         "lives": sorted(lives),
         "writers": sorted(writers),
+        "refusals": sorted(server.shard.refusals()),
         "dropped": dropped,
         "tensors": sorted(service.facts.tensors),
         "attached": [service.data.newest_incarnation(rank) for rank in range(8)],

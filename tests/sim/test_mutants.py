@@ -12,6 +12,7 @@ from tests.sim.mutants import (
     ELASTIC_MUTANTS,
     FALL_MUTANTS,
     MUTANTS,
+    REFUSAL_MUTANTS,
     RESHARD_MUTANTS,
     STANDBY_MUTANTS,
     VOTE_MUTANTS,
@@ -22,6 +23,7 @@ from tests.sim.plan import (
     elastic_plan_of,
     falling_plan_of,
     plan_of,
+    refusing_plan_of,
     resharding_plan_of,
     standby_plan_of,
     voting_plan_of,
@@ -119,6 +121,8 @@ NOTICED_BY = {
     "standbys are not sent rows": 1,
     "a new standby does not know what admission has counted": 18,
     "a new standby does not know when rows were used": 2,
+    "a write that was refused is acknowledged when it comes again": 8,
+    "a new standby does not know which writes were refused": 11,
 }
 """Seeds to begin with: one that notices it, and whose run is short (many are a hundredth of seed 0's). They save time;
 when the simulator has changed, others will do."""
@@ -138,6 +142,7 @@ TABLES: dict[str, tuple[dict[str, tuple[str, Mutant]], Make]] = {
     "of a store that goes back": (FALL_MUTANTS, falling_plan_of),
     "of a store with another number of shards": (RESHARD_MUTANTS, resharding_plan_of),
     "of shards with standbys": (STANDBY_MUTANTS, standby_plan_of),
+    "where plain writes are refused": (REFUSAL_MUTANTS, refusing_plan_of),
     "of shards that vote": (VOTE_MUTANTS, voting_plan_of),
     "of rows": (ROW_MUTANTS, and_rows(plan_of)),
     "of rows of a store that goes back": (ROW_FALL_MUTANTS, and_rows(falling_plan_of)),

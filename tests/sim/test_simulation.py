@@ -18,6 +18,7 @@ from tests.sim.plan import (
     elastic_plan_of,
     falling_plan_of,
     plan_of,
+    refusing_plan_of,
     resharding_plan_of,
     standby_plan_of,
     voting_plan_of,
@@ -34,6 +35,7 @@ NUM_ELASTIC_SEEDS = 75
 NUM_RESHARDING_SEEDS = 50
 NUM_STANDBY_SEEDS = 75
 NUM_VOTING_SEEDS = 75
+NUM_REFUSING_SEEDS = 75
 BATCH = 25
 ROWS_EVERY = 5
 """Of so many seeds one has tables of rows, with which a run takes longer."""
@@ -107,6 +109,18 @@ def test_promises_hold_where_standbys_lead_for_seeds_from(first: int) -> None:
             check(scenario.plan, scenario.run())
         num_promotions += scenario.standbys.num_promotions
     assert num_promotions > BATCH, "hardly a standby led"
+
+
+@pytest.mark.parametrize("first", range(0, NUM_REFUSING_SEEDS, BATCH))
+def test_promises_hold_where_plain_writes_are_refused_for_seeds_from(first: int) -> None:
+    num_refused = num_applied = 0
+    for seed in range(first, first + BATCH):
+        with reproducible(seed, "--refusals "):
+            history = run_and_check(refusing_plan_of(seed))
+        num_refused += sum(told.refused for told in history.additions.values())
+        num_applied += sum(told.applied for told in history.additions.values())
+    assert num_refused > 10 * BATCH, "hardly a write was refused"
+    assert num_applied > 10 * BATCH, "hardly a write was applied"
 
 
 @pytest.mark.parametrize("first", range(0, NUM_VOTING_SEEDS, BATCH))
