@@ -4,10 +4,11 @@
 
 Times are the device's, by events. Steps are launched while it is busy with something else, so that the host has no part
 in them; all else begins on an idle device, and the host's work counts. Parameters are 1 GiB or more, far beyond the
-cache; small slices begin with a cache that is full of something else. The limit is a plain copy
-in device memory that reads and writes as many bytes together as the work has to: gradients, value and states read once,
-value and states written once. bfloat16: gradients, and a copy of the value that is written besides. "torch fused" sums
-W gradients by one kernel, then takes the step of torch's fused optimizer; "torch adds + fused" adds them up one by one.
+cache, and 64 MiB where the ways to a store are compared; small slices begin with a cache that is full of something
+else. The limit is a plain copy in device memory that reads and writes as many bytes together as the work has to:
+gradients, value and states read once, value and states written once. bfloat16: gradients, and a copy of the value that
+is written besides. "torch fused" sums W gradients by one kernel, then takes the step of torch's fused optimizer; "torch
+adds + fused" adds them up one by one.
 
 What a part lacks here is said in the notes; the others are measured all the same.
 """
@@ -50,12 +51,22 @@ class Sizes:
     host: int
     chunk: int
     store: int
+    ways: int
     rounds: int
 
 
-FULL = Sizes(step=1 << 28, small_slices=10_000, small_slice=1024, host=1 << 28, chunk=1 << 20, store=1 << 28, rounds=15)
+FULL = Sizes(
+    step=1 << 28,
+    small_slices=10_000,
+    small_slice=1024,
+    host=1 << 28,
+    chunk=1 << 20,
+    store=1 << 28,
+    ways=1 << 24,
+    rounds=15,
+)
 QUICK = replace(FULL, step=1 << 26, host=1 << 26, store=1 << 26, rounds=4)
-FAKE = Sizes(step=5000, small_slices=20, small_slice=64, host=5000, chunk=2048, store=5000, rounds=1)
+FAKE = Sizes(step=5000, small_slices=20, small_slice=64, host=5000, chunk=2048, store=5000, ways=5000, rounds=1)
 """On a device that is none: every line runs, and the times mean nothing."""
 
 
@@ -65,14 +76,24 @@ class Setting:
     sizes: Sizes
 
     def contest(
-        self, part: str, what: str, launches: Mapping[str, Launch], *, flush: bool = False, host_counts: bool = True
+        self,
+        part: str,
+        what: str,
+        launches: Mapping[str, Launch],
+        *,
+        flush: bool = False,
+        host_counts: bool = True,
+        warm_up: int = 3,
     ) -> Contest:
         """Lets them take turns."""
         turns: dict[str, Turn] = {
             name: self.bench.turn(launch, flush=flush, host_counts=host_counts) for name, launch in launches.items()
         }
-        warm_up = 3 if self.bench.is_gpu else 0
-        return Contest(part, what, alternate(turns, warm_up=warm_up, rounds=self.sizes.rounds, progress=what))
+        return Contest(
+            part,
+            what,
+            alternate(turns, warm_up=warm_up if self.bench.is_gpu else 0, rounds=self.sizes.rounds, progress=what),
+        )
 
 
 def steps(setting: Setting) -> Iterator[Contest]:
@@ -124,30 +145,33 @@ def host(setting: Setting) -> Iterator[Contest]:
 
 
 def ipc(setting: Setting) -> Iterator[Contest]:
-    from bench.gpu_store import PASSES, embedded_store, round_of, store_in_another_process
+    from bench.gpu_store import EMBEDDED, PASSES, SERVED, named_stores, round_of
 
-    num_elems = setting.sizes.store
-    for what, opened in (("another process", store_in_another_process), ("the same process", embedded_store)):
-        with opened(setting.bench) as store:
-            launches = {
-                OURS: round_of(setting.bench, store, num_elems),
-                LIMIT: copy(setting.bench, PASSES * num_elems),
-            }
-            found = setting.contest("ipc", f"push + SGD + pull, store in {what}", launches)
-            yield replace(found, num_bytes=PASSES * num_elems)
+    bench = setting.bench
+    for num_elems, part in ((setting.sizes.store, "ipc"), (setting.sizes.ways, "ways")):
+        for what, homes in (("another process", SERVED), ("the same process", EMBEDDED)):
+            with named_stores(bench, homes if part == "ways" else {OURS: homes[OURS]}) as stores:
+                launches = {name: round_of(bench, store, num_elems) for name, store in stores.items()}
+                launches[LIMIT] = copy(bench, PASSES * num_elems)
+                size = f"{4 * num_elems / 2**20:.3g} MiB"
+                found = setting.contest(part, f"push + SGD + pull of {size}, store in {what}", launches)
+                yield replace(found, num_bytes=PASSES * num_elems)
 
 
 def training(setting: Setting) -> Iterator[Contest]:
-    from bench.gpu_store import embedded_store, store_adamw
+    from bench.gpu_store import EMBEDDED, SERVED, named_stores, store_adamw
     from bench.gpu_training import GPT2_SMALL, TINY, fused_adamw, training_step
+    from psstore.torch.change_detection import CHECKED_ROUNDS
 
-    shape = GPT2_SMALL if setting.bench.is_gpu else TINY
-    with embedded_store(setting.bench) as store:
-        launches = {
-            OURS: training_step(setting.bench, shape, store_adamw(store)),
-            FUSED: training_step(setting.bench, shape, fused_adamw),
-        }
-        yield setting.contest("training", f"transformer, {shape}, AdamW", launches)
+    bench, shape = setting.bench, GPT2_SMALL if setting.bench.is_gpu else TINY
+    for part in ("training", "ways"):
+        for what, homes in (("another process", SERVED), ("the same process", EMBEDDED)):
+            with named_stores(bench, homes if part == "ways" else {OURS: homes[OURS]}) as stores:
+                launches = {name: training_step(bench, shape, store_adamw(store)) for name, store in stores.items()}
+                if part == "training":  # beside nobody who keeps the device waiting
+                    launches[FUSED] = training_step(bench, shape, fused_adamw)
+                title = f"transformer, {shape}, AdamW, store in {what}"
+                yield setting.contest(part, title, launches, warm_up=CHECKED_ROUNDS + 2)
 
 
 Part = Callable[[Setting], Iterator[Contest]]

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import nn
 
 import psstore
+from bench.gpu_targets import OURS
 from bench.gpu_timing import Bench, Launch
 from bench.gpu_training import MakeOptimizer
 from bench.processes import store_server
+from psstore.config import Transport
 from psstore.types import TensorSpec
 
 PASSES = 28
@@ -19,17 +22,40 @@ PASSES = 28
 and gradient and writes the value."""
 
 
-@contextlib.contextmanager
-def store_in_another_process(bench: Bench) -> Iterator[psstore.Store]:
-    """On the same device, by whichever way the client finds there."""
-    with store_server("unix", 1, options=["--device", bench.name]) as url, psstore.connect(url, rank=0) as store:
-        yield store
+@dataclass(frozen=True)
+class Home:
+    """Where a store's one shard lives, and how its worker gets there."""
+
+    on_host: bool = False
+    """Else on the device of the worker's arrays."""
+    transport: Transport | None = None
+    """None: it is in this process."""
+
+    @contextlib.contextmanager
+    def store(self, bench: Bench) -> Iterator[psstore.Store]:
+        device = "cpu" if self.on_host else bench.name
+        with contextlib.ExitStack() as ends:
+            if self.transport is None:
+                yield ends.enter_context(psstore.connect(f"local://?device={device}"))
+            else:
+                url = ends.enter_context(store_server("unix", 1, options=["--device", device]))
+                yield ends.enter_context(psstore.connect(url, rank=0, transport=self.transport))
+
+
+SERVED = {
+    OURS: Home(transport="auto"),
+    "through pinned memory and a socket": Home(transport="unix"),
+    "store on the host": Home(on_host=True, transport="auto"),
+}
+"""Of a store in another process."""
+
+EMBEDDED = {OURS: Home(), "store on the host": Home(on_host=True)}
 
 
 @contextlib.contextmanager
-def embedded_store(bench: Bench) -> Iterator[psstore.Store]:
-    with psstore.connect(f"local://?device={bench.name}") as store:
-        yield store
+def named_stores(bench: Bench, homes: Mapping[str, Home]) -> Iterator[dict[str, psstore.Store]]:
+    with contextlib.ExitStack() as ends:
+        yield {name: ends.enter_context(home.store(bench)) for name, home in homes.items()}
 
 
 def round_of(bench: Bench, store: psstore.Store, num_elems: int) -> Launch:

@@ -9,7 +9,8 @@
 #   --dry-run        on a machine without a GPU: builds, loads the extension, collects the tests, and stops there
 #   --only STEPS     of kernels, bench, stores, memcheck and racecheck, these: for a second look, after the first build
 #   --wheels FOLDER  wheels of packages that the machine lacks, or has too old; msgspec, say, without which there is no
-#                    store
+#                    store. One of psstore itself, built from this checkout with -C cmake.define.PSSTORE_CUDA=on, saves
+#                    the build
 #
 # It uses no network and installs into build/on_gpu alone. What the machine's Python has to have: torch, numpy, pip,
 # pybind11 >= 3, scikit-build-core >= 0.11, CMake >= 3.26, ninja, pytest, and nvcc >= 12 on the PATH or in
@@ -99,7 +100,7 @@ missing() {
 }
 
 build() {
-    "$PYTHON" -m pip install -v --no-build-isolation --no-deps --no-compile --upgrade --target "$SITE" . \
+    [ -e "$SITE/psstore" ] || "$PYTHON" -m pip install -v --no-build-isolation --no-deps --no-compile --upgrade --target "$SITE" . \
         -C build-dir="$TREE" -C cmake.define.PSSTORE_CUDA=on -C cmake.define.PSSTORE_WERROR=OFF \
         -C cmake.define.CMAKE_CUDA_ARCHITECTURES="$architectures" || return
     (cd / && "$PYTHON" -c "
@@ -141,10 +142,15 @@ if [ -n "$wheels" ]; then
         say "the wheels in $wheels can't be installed: see $log"
 fi
 "$PYTHON" -m pip list 2>/dev/null >>"$log"
-lacking="$(missing numpy torch pip pybind11 scikit_build_core pytest) $(too_old pybind11 3.0)$(too_old scikit-build-core 0.11)"
-for tool in nvcc cmake ninja; do
-    command -v "$tool" >/dev/null || lacking="$lacking $tool"
-done
+lacking=$(missing numpy torch pytest)
+if [ -e "$SITE/psstore" ]; then
+    say "psstore is not built here, but the wheel's"
+else
+    lacking="$lacking $(missing pip pybind11 scikit_build_core) $(too_old pybind11 3.0)$(too_old scikit-build-core 0.11)"
+    for tool in nvcc cmake ninja; do
+        command -v "$tool" >/dev/null || lacking="$lacking $tool"
+    done
+fi
 if [ -n "${lacking// /}" ]; then
     say "can't build and test without: $lacking"
     say "  packages: those of this Python, $(command -v "$PYTHON"); PYTHON=... chooses another one"

@@ -130,6 +130,8 @@ void Shard::write(WriteKind kind, const std::string& client_name, uint64_t seque
   const std::shared_ptr<WriteWindow::Client> client = window_.client(client_name);
   const MutexLock client_lock(client->mutex);
   if (!client->take(sequence)) {
+    if (holds(BreakableRule::kREFUSED_WRITES_STAY_REFUSED))
+      client->refusals.recall(sequence, entries);
     acknowledge(entries);
     return;
   }
@@ -141,6 +143,7 @@ void Shard::write(WriteKind kind, const std::string& client_name, uint64_t seque
     client->give_back(sequence);
     throw;
   }
+  client->refusals.note(sequence, entries);
 }
 
 void Shard::make_room(const Incoming& incoming, std::span<const SliceEntry> entries) {
@@ -328,7 +331,7 @@ ErrorCode Shard::restore(const SliceEntry& entry, Slot& slot, const PayloadSlice
 }
 
 ErrorCode Shard::assign_rows(Slot& slot, const PayloadSlice& slice) {
-  table_.restoring(slot);
+  if (holds(BreakableRule::kASSIGNED_ROWS_END_HOLDS)) table_.restoring(slot);
   const std::optional<Change> change = slot.assign_rows(slice);
   if (!change) return ErrorCode::TABLE_FULL;
   counters_.count(*change);
@@ -603,6 +606,16 @@ void Shard::resume(History history, const std::optional<Decision>& last) {
   table_.load_dropped(history.dropped);
   if (history.restored) restored_at_.store(version(), std::memory_order_relaxed);
   if (last) table_.resume(*last);
+}
+
+std::vector<std::pair<std::string, Refusals>> Shard::refusals() {
+  return window_.refusals();
+}
+
+void Shard::resume_refusals(const std::string& writer, Refusals refusals) {
+  if (holds(BreakableRule::kREFUSALS_ARE_FILLED_IN)) {
+    window_.load_refusals(writer, std::move(refusals));
+  }
 }
 
 ErrorCode Shard::find_at(SliceEntry& entry, uint64_t at, Stripe& stripe, Slot& slot,

@@ -86,10 +86,12 @@ class Shard {
   // Sets values where there are none; elsewhere the entry is acknowledged and ignored.
   void initialise(std::span<SliceEntry> entries, const BufferRef& payload);
   // ASSIGN, ADD or RESTORE, once per (client, sequence); call it even if no entry is OK, the sequence
-  // counts. A RESTORE of a slot that is held, or an ASSIGN of its rows, answers NOT_APPLIED and leaves it as it is. An ASSIGN or ADD that there is
-  // no memory for beside what readers hold throws Error(OUT_OF_MEMORY), with no slice changed and its sequence unused,
-  // unless another thread begins to read meanwhile.
-  // Throws Error(UNEXPECTED_MESSAGE) if the client's writes before it are missing.
+  // counts. One that comes again changes nothing, and has the statuses that it had first. A RESTORE of a slot that is
+  // held, or an ASSIGN of its rows, answers NOT_APPLIED and leaves it as it is. An ASSIGN or ADD that there is no memory
+  // for beside what readers hold throws Error(OUT_OF_MEMORY), with no slice changed and its sequence unused, unless
+  // another thread begins to read meanwhile.
+  // Throws Error(UNEXPECTED_MESSAGE) if the client's writes before it are missing, and Error(OVERLOADED) if it came before,
+  // and how it was answered is not known any more.
   void write(WriteKind kind, const std::string& client, uint64_t sequence,
              std::span<SliceEntry> entries, const BufferRef& payload);
   uint64_t last_sequence(const std::string& client) { return window_.last_sequence(client); }
@@ -180,6 +182,10 @@ class Shard {
   History history();
   // Goes on from there, where `last` was the last decision. REQUIRES: nothing has happened here yet but set_version().
   void resume(History history, const std::optional<Decision>& last);
+  // What was refused of the writers' writes; apart, for it may be much.
+  std::vector<std::pair<std::string, Refusals>> refusals();
+  // After resume(). Throws Error(BAD_BODY) if it can't be that writer's.
+  void resume_refusals(const std::string& writer, Refusals refusals);
 
   // Sums of squares of the gradients that the last decision reduces to, before any scale: one of each
   // entry that is OK afterwards, as float64. NOT_MODIFIED if it needs no scale or does not concern the slice.

@@ -380,6 +380,8 @@ void bind_session(py::module_& m) {
       .def_property_readonly(
           "holds_bytes",
           [](const PySession& self) { return self.session.link().stream().holds_bytes(); })
+      .def_property_readonly("is_hung_up",
+                             [](const PySession& self) { return self.session.link().is_hung_up(); })
       .def_property_readonly("has_output",
                              [](const PySession& self) { return !self.session.outgoing().done(); })
       // releases

@@ -300,6 +300,32 @@ void resume(Shard& shard, const HistoryTuple& known, const Decision* last) {
   shard.resume(std::move(history), last != nullptr ? std::optional(*last) : std::nullopt);
 }
 
+// (sequence, begin, end, code) of refused slices of a write
+using RefusedTuple = std::tuple<uint64_t, uint32_t, uint32_t, uint8_t>;
+// (writer, the last write of which it is not known any more, the slices)
+using RefusalsTuple = std::tuple<std::string, uint64_t, std::vector<RefusedTuple>>;
+
+std::vector<RefusalsTuple> refusals(Shard& shard) {
+  std::vector<RefusalsTuple> found;
+  for (const auto& [writer, of_writer] : shard.refusals()) {
+    std::vector<RefusedTuple> runs;
+    for (const auto& [sequence, begin, end, status] : of_writer.runs) {
+      runs.emplace_back(sequence, begin, end, static_cast<uint8_t>(status));
+    }
+    found.emplace_back(writer, of_writer.forgotten, std::move(runs));
+  }
+  return found;
+}
+
+void resume_refusals(Shard& shard, const std::string& writer, uint64_t forgotten,
+                     const std::vector<RefusedTuple>& runs) {
+  Refusals refusals{forgotten, {}};
+  for (const auto& [sequence, begin, end, code] : runs) {
+    refusals.runs.push_back({sequence, begin, end, ErrorCode{code}});
+  }
+  shard.resume_refusals(writer, std::move(refusals));
+}
+
 }  // namespace
 
 void bind_table(py::module_& m) {
@@ -373,6 +399,9 @@ void bind_table(py::module_& m) {
       .def("is_settled", &Shard::is_settled, no_gil)
       .def("history", &history)
       .def("resume", &resume, py::arg("history"), py::arg("last"))
+      .def("refusals", &refusals)
+      .def("resume_refusals", &resume_refusals, py::arg("writer"), py::arg("forgotten"),
+           py::arg("runs"))
       .def("state", &state, py::arg("key"))
       .def("stats", &Shard::stats, no_gil);
   m.def("say_changes", &changes_are_said, py::arg("table"), py::arg("payload"));

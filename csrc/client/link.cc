@@ -1,5 +1,6 @@
 #include "client/link.h"
 
+#include <poll.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -23,6 +24,12 @@ bool ClientLink::send(Outgoing& outgoing) {
     outgoing.sent(static_cast<size_t>(taken));
   }
   return true;
+}
+
+bool ClientLink::is_hung_up() const {
+  if (!is_open()) return false;
+  pollfd one{.fd = fd(), .events = POLLRDHUP, .revents = 0};
+  return poll(&one, 1, 0) == 1;
 }
 
 std::optional<size_t> ClientLink::receive(std::span<std::byte> window, bool may_sleep) const {

@@ -22,6 +22,9 @@ class ClientLink {
 
   // Hands the kernel what it takes. False: the connection is lost.
   bool send(Outgoing& outgoing);
+  // The far end has closed the connection, whether what it sent before has been received or not. False of a session
+  // without a socket.
+  bool is_hung_up() const;
   // Returns how many bytes came, 0 if there is nothing now. Nullopt: the connection is lost. `may_sleep`: for a moment.
   // Throws TLS_FAILED.
   std::optional<size_t> receive(std::span<std::byte> window, bool may_sleep) const;

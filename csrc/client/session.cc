@@ -224,6 +224,7 @@ bool ClientSession::take_frame(const std::shared_ptr<Frame>& frame) {
   }
   if (header.is_shared()) {
     if (!request->asker->forgotten()) memory_->read(frame->table.entries(), request->memory);
+    if (link_.is_hung_up()) return true;  // the shard takes steps there again: it is asked anew
     add_release(header.request);
   }
   if (request->is_data()) heard(header.sequence, request->scaled);

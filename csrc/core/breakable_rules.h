@@ -22,7 +22,18 @@ namespace psstore {
   X(WRITES_ARE_RECORDED, "standbys are sent what clients write")                              \
   X(SCALES_ARE_RECORDED, "standbys are sent the scales of decisions")                         \
   X(WHAT_IS_STAGED_IS_FILLED_IN, "a new standby is sent the contributions that wait")         \
-  X(WINDOWS_ARE_FILLED_IN, "a new standby knows which writes were applied")
+  X(WINDOWS_ARE_FILLED_IN, "a new standby knows which writes were applied")                   \
+  X(ROWS_ARE_SUMMED, "rows that come twice in a push are summed")                             \
+  X(ROWS_ARE_RECORDED, "standbys are sent rows")                                              \
+  X(ASSIGNED_ROWS_END_HOLDS, "what is held is gone once rows of it are assigned")             \
+  X(ASSIGNED_STATE_IS_NEW, "the state of a row that is assigned starts anew")                 \
+  X(EVICTION_IS_BY_DECISIONS, "which rows go follows from what decisions changed")            \
+  X(ADMISSION_COUNTS_ALL, "admission counts what each member brings")                         \
+  X(COUNTS_ARE_WRITTEN, "a checkpoint has what admission has counted")                        \
+  X(COUNTS_ARE_FILLED_IN, "a new standby is sent what admission has counted")                 \
+  X(USAGE_IS_LOADED, "rows that are loaded were used when they were")                         \
+  X(REFUSED_WRITES_STAY_REFUSED, "a write that was refused is refused when it comes again")   \
+  X(REFUSALS_ARE_FILLED_IN, "a new standby knows which writes were refused")
 
 enum class BreakableRule : uint32_t {
 #define PSSTORE_X(name, meaning) k##name,

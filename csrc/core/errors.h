@@ -79,6 +79,17 @@ enum class ErrorCode : uint8_t {
 #undef PSSTORE_X
 };
 
+// Whether the number is one of the list.
+constexpr bool is_error_code(uint8_t number) {
+  switch (number) {
+#define PSSTORE_X(name, code, meaning) case code:
+    PSSTORE_ERROR_CODES(PSSTORE_X)
+#undef PSSTORE_X
+    return true;
+    default: return false;
+  }
+}
+
 // Of one slice in an answer: an answer without bytes may be all that there is to say.
 constexpr bool is_failure(ErrorCode status) {
   return status != ErrorCode::OK && status != ErrorCode::NOT_MODIFIED &&

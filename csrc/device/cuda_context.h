@@ -3,7 +3,7 @@
 // cudaSetDevice() can't give back nothing: it would make a context on device 0, which takes half a gigabyte there
 // and is refused where that GPU is somebody else's. So the driver's stack of contexts is used, looked up when it is
 // first needed, because the extension loads without a driver. Contexts are compared, and not devices: a thread may have
-// none, or one of its own making on the same GPU, of which our streams and events are not. Not run on a GPU yet.
+// none, or one of its own making on the same GPU, of which our streams and events are not.
 #pragma once
 
 #include <cuda.h>

@@ -1,4 +1,4 @@
-// A GPU as device.h has it. Not run on one yet.
+// A GPU as device.h has it.
 //
 // Every queue is a stream that does not synchronise with the legacy default stream.
 #include <cuda_runtime_api.h>
@@ -195,6 +195,7 @@ class Descriptors final : public LaunchMemorySource {
   bool empty() const { return ring_.empty(); }
   // One that is free and large enough, or a new one.
   LaunchMemory take(size_t num_bytes) override {
+    num_bytes = (num_bytes + kWordBytes - 1) / kWordBytes * kWordBytes;
     for (Block& block : ring_) {
       if (block.memory.num_bytes >= num_bytes && (!block.used || block.used->done())) {
         return lent(block);
@@ -209,6 +210,7 @@ class Descriptors final : public LaunchMemorySource {
 
  private:
   static constexpr size_t kSmallestBytes = 64 << 10;  // of some hundred slices
+  static constexpr size_t kWordBytes = 16;            // a launch's memory is read by whole words
 
   struct Block {
     LaunchMemory memory;

@@ -115,6 +115,15 @@ class Arena {
     free_.give_back(begin, size);
     return size;
   }
+  // Whether it begins in what was taken and goes on beyond its end.
+  bool leaves_allocation(const std::byte* memory, size_t num_bytes) const {
+    if (memory < region_.base() || memory >= region_.base() + region_.num_bytes()) return false;
+    const size_t begin = offset_of(memory);
+    const auto next = taken_.upper_bound(begin);
+    if (next == taken_.begin()) return false;
+    const auto [first, size] = *std::prev(next);
+    return begin < first + size && begin + num_bytes > first + size;
+  }
   size_t bytes_free() const { return free_.num_bytes(); }
   size_t num_bytes() const { return region_.num_bytes(); }
   size_t offset_of(const std::byte* memory) const {
@@ -260,6 +269,12 @@ class FakeDevice final : public Device, public std::enable_shared_from_this<Fake
     }
   }
   bool lives() const { return failure_.empty(); }
+  // As CUDA refuses it, wherever the next allocation lies.
+  void require_one_allocation(const void* memory, size_t num_bytes) const {
+    if (!arena_.leaves_allocation(static_cast<const std::byte*>(memory), num_bytes)) return;
+    throw Error(ErrorCode::DEVICE_FAILED,
+                "device " + name_ + " failed: a copy goes over the end of an allocation");
+  }
   void add(const std::shared_ptr<Backlog>& backlog) { backlogs_.push_back(backlog); }
   void remove(const std::shared_ptr<Backlog>& backlog) { std::erase(backlogs_, backlog); }
   uint64_t next_stream() { return ++last_stream_; }
@@ -381,6 +396,9 @@ class FakeQueue final : public Queue {
   }
   void copy(void* to, const void* from, size_t num_bytes) override {
     if (num_bytes == 0) return;
+    const Locked lock(world());
+    device_->require_one_allocation(to, num_bytes);
+    device_->require_one_allocation(from, num_bytes);
     add_work([=] { std::memmove(to, from, num_bytes); });
   }
   void copy_pieces(std::span<const CopyPiece> pieces) override {

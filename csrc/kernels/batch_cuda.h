@@ -34,9 +34,10 @@ extern const int kCudaVersion;
 int cuda_device_count();
 
 // Where a batch's descriptors are written on the host, and where the kernel reads them: the call fills
-// `pinned` and puts the copy into the stream. Both of at least `num_bytes`, aligned to 16.
+// `pinned` and puts the copy into the stream. Both of at least `num_bytes`, aligned to 16, and with room for whole words
+// of 16.
 struct LaunchMemory {
-  std::byte* pinned = nullptr;  // page-locked host memory; pageable memory is right, but waits
+  std::byte* pinned = nullptr;  // page-locked host memory, which a kernel reads
   std::byte* device = nullptr;
   size_t num_bytes = 0;
 };

@@ -15,19 +15,12 @@ struct CopyPiece {
 
 class CopyList {
  public:
-  // A piece that goes on where the one before ends, on both sides, is one with it. Empty ones are left out.
+  // Pieces that go on where the one before ends stay apart: the one may end an allocation, and CUDA refuses a copy
+  // that goes over into the next. Empty ones are left out.
   void add(void* to, const void* from, size_t num_bytes) {
     if (num_bytes == 0) return;
-    auto* const begin = static_cast<std::byte*>(to);
-    const auto* const source = static_cast<const std::byte*>(from);
-    if (!pieces_.empty()) {
-      CopyPiece& last = pieces_.back();
-      if (begin == last.to + last.num_bytes && source == last.from + last.num_bytes) {
-        last.num_bytes += num_bytes;
-        return;
-      }
-    }
-    pieces_.push_back({begin, source, num_bytes});
+    pieces_.push_back(
+        {static_cast<std::byte*>(to), static_cast<const std::byte*>(from), num_bytes});
   }
 
   std::span<const CopyPiece> pieces() const { return pieces_; }

@@ -4,6 +4,8 @@
 #include <array>
 #include <cstring>
 
+#include "core/breakable_rules.h"
+
 namespace psstore {
 namespace {
 
@@ -64,6 +66,7 @@ void GroupedIds::pack(const float* gradients, uint32_t dim, std::byte* packed) c
     for (size_t i = begins_[p]; i < begins_[p + 1]; ++i, to += row_bytes) rows[i] = to;
   }
   std::vector<bool> is_there(ids_.size());
+  const bool sums = holds(BreakableRule::kROWS_ARE_SUMMED);
   for (size_t i = 0; i < places_.size(); ++i) {
     const float* gradient = gradients + i * dim;
     std::byte* row = rows[places_[i]];
@@ -75,7 +78,7 @@ void GroupedIds::pack(const float* gradients, uint32_t dim, std::byte* packed) c
     for (size_t k = 0; k < dim; ++k) {
       float sum;
       std::memcpy(&sum, row + k * sizeof sum, sizeof sum);
-      sum += gradient[k];
+      if (sums) sum += gradient[k];
       std::memcpy(row + k * sizeof sum, &sum, sizeof sum);
     }
   }

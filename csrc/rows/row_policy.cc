@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <tuple>
 
+#include "core/breakable_rules.h"
+
 namespace psstore {
 namespace {
 
@@ -97,7 +99,9 @@ RowPolicy::Plan RowPolicy::choose(const RowStore& store, std::span<const RowNumb
     num_over += is_over;
     uint64_t& first_due = is_over ? over_due : others_due;
     first_due = std::min(first_due, due);
-    candidates.push_back({eviction_->worth(usage, decision), store.id_of(row), place});
+    const uint64_t worth =
+        holds(BreakableRule::kEVICTION_IS_BY_DECISIONS) ? eviction_->worth(usage, decision) : place;
+    candidates.push_back({worth, store.id_of(row), place});
   }
   const bool any_due = over_due <= decision;
   size_t num_victims = any_due ? num_over : 0;
@@ -124,7 +128,9 @@ void RowPolicy::count(const MergedRows& merged, std::span<const RowNumber> rows,
     if (is_there(rows[i])) continue;
     const size_t num_contributions = merged.gradients_of(i).size();
     if (rows[i] == kRefusedRow) num_refused_ += num_contributions;
-    if (counted != nullptr) admission_->count(merged.ids[i], num_contributions, counted);
+    if (counted == nullptr) continue;
+    const bool counts_all = holds(BreakableRule::kADMISSION_COUNTS_ALL);
+    admission_->count(merged.ids[i], counts_all ? num_contributions : 1, counted);
   }
 }
 

@@ -5,6 +5,7 @@
 #include <bit>
 #include <string>
 
+#include "core/breakable_rules.h"
 #include "core/errors.h"
 
 namespace psstore {
@@ -179,6 +180,7 @@ void RowStore::load(std::span<const std::byte> records) {
     }
     const RowNumber row = append(id);
     std::memcpy(value(row), records.data() + at + kIdBytes, record_bytes - kIdBytes);
+    if (shape_.has_usage && !holds(BreakableRule::kUSAGE_IS_LOADED)) set_usage(row, 0);
   }
 }
 

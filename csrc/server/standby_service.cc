@@ -55,6 +55,8 @@ void DataService::record_write(const ConnectedClient& client, const Frame& frame
   if (!holds(BreakableRule::kWRITES_ARE_RECORDED)) return;
   const Header& header = frame.header;
   std::vector<SliceEntry> entries = entries_of(frame);
+  const auto has_rows = [](const SliceEntry& entry) { return entry.dtype == kRowsEncoding; };
+  if (!holds(BreakableRule::kROWS_ARE_RECORDED) && std::ranges::any_of(entries, has_rows)) return;
   for (size_t i = 0; i < entries.size(); ++i) entries[i].status = outcome[i].status;
   Piece payload{frame.payload, frame.payload ? header.payload_bytes : 0};
   if (!frame.payload) {  // nobody wanted any of it

@@ -397,10 +397,11 @@ size_t Slot::state_bytes() const {
 
 std::vector<std::pair<std::string, std::string>> Slot::dump(Backend& backend) const {
   std::vector<std::pair<std::string, std::string>> named;
+  if (rows_ != nullptr) named.emplace_back("rows", dump_rows());
   if (value_) named.emplace_back("value", backend.bytes_of(value_, spec_.num_bytes()));
+  const uint64_t num_bytes = rows_ != nullptr ? row_policy_->counted_bytes() : spec_.num_bytes();
   for (const State& state : state_) {
-    if (state.buffer)
-      named.emplace_back(state.name, backend.bytes_of(state.buffer, spec_.num_bytes()));
+    if (state.buffer) named.emplace_back(state.name, backend.bytes_of(state.buffer, num_bytes));
   }
   std::string step(sizeof num_steps_, '\0');
   std::memcpy(step.data(), &num_steps_, sizeof num_steps_);

@@ -242,7 +242,8 @@ class Slot {
   size_t state_bytes() const;
   // Bytes that are kept for those who follow it, by deltas or by its changes.
   size_t published_bytes() const;
-  // Raw bytes of value, rule state and step by name, as torch names them.
+  // Raw bytes of value, rule state and step by name, as torch names them; of rows their records, and what admission has
+  // counted.
   // Waits for the backend.
   std::vector<std::pair<std::string, std::string>> dump(Backend& backend) const;
 
@@ -303,6 +304,8 @@ class Slot {
   double squares_of_rows(const Decision& decision) const;
   void took_step(uint64_t decision);
   std::optional<SlotImage> image_of_rows(uint64_t at) const;
+  // Records, as they lie.
+  std::string dump_rows() const;
   void load_rows(const SlotImage& image, std::span<const BufferRef> parts, Backend& backend);
   // `whole`: the copy, but for its rows.
   void copy_rows_to(std::vector<SlotCopy>& copies, SlotCopy whole, Backend& backend) const;

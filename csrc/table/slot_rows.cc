@@ -3,6 +3,7 @@
 #include <cstring>
 #include <utility>
 
+#include "core/breakable_rules.h"
 #include "table/slot.h"
 
 namespace psstore {
@@ -90,7 +91,9 @@ std::optional<Change> Slot::assign_rows(const PayloadSlice& from) {
   for (size_t i = 0; i < ids.size(); ++i) {
     const RowNumber row = there_or_new(ids, i, found, 0);
     std::memcpy(rows_->value(row), given.gradient(i), spec_.row_shape().value_bytes());
-    rows_->fill_state(row, assigned_row_state(spec_.rule));
+    if (holds(BreakableRule::kASSIGNED_STATE_IS_NEW)) {
+      rows_->fill_state(row, assigned_row_state(spec_.rule));
+    }
     note_use(row, settled_);
   }
   version_ = std::max(version_, settled_) + 1;
@@ -170,14 +173,17 @@ std::optional<RowSnapshot> Slot::rows_at(uint64_t at) const {
 }
 
 std::optional<SlotImage> Slot::image_of_rows(uint64_t at) const {
+  const auto parts = [](uint64_t num_rows, const BufferRef& counted) {
+    return SlotImage::parts_of_rows(num_rows, counted && holds(BreakableRule::kCOUNTS_ARE_WRITTEN));
+  };
   if (since_ <= at) {
     return SlotImage{spec_.key, version_, static_cast<uint64_t>(num_steps_),
-                     SlotImage::parts_of_rows(rows_->num_rows(), bool(state_[0].buffer))};
+                     parts(rows_->num_rows(), state_[0].buffer)};
   }
   for (const KeptParts& kept : kept_) {
     if (at < kept.from || kept.to < at || !kept.state) continue;
     return SlotImage{spec_.key, kept.version, kept.num_steps,
-                     SlotImage::parts_of_rows(kept.rows.num_rows, bool(kept.parts[kCountedPart]))};
+                     parts(kept.rows.num_rows, kept.parts[kCountedPart])};
   }
   return std::nullopt;
 }
@@ -186,6 +192,13 @@ uint64_t Slot::part_bytes(size_t part, const SlotImage& image) const {
   if (rows_ == nullptr) return spec_.num_bytes();
   if (part == kCountedPart) return row_policy_->counted_bytes();
   return image.num_rows() * spec_.row_shape().record_bytes();
+}
+
+std::string Slot::dump_rows() const {
+  std::string records(rows_->num_bytes(), '\0');
+  rows_->copy(rows_->snapshot(), 0, rows_->num_rows(),
+              reinterpret_cast<std::byte*>(records.data()));
+  return records;
 }
 
 void Slot::load_rows(const SlotImage& image, std::span<const BufferRef> parts, Backend& backend) {
@@ -223,7 +236,9 @@ void Slot::copy_rows_to(std::vector<SlotCopy>& copies, SlotCopy whole, Backend& 
     copies.push_back(std::move(copy));
     first += count;
   } while (first < all.num_rows);
-  if (counted.parts[kCountedPart]) copies.push_back(std::move(counted));
+  if (counted.parts[kCountedPart] && holds(BreakableRule::kCOUNTS_ARE_FILLED_IN)) {
+    copies.push_back(std::move(counted));
+  }
 }
 
 }  // namespace psstore

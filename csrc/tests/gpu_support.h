@@ -11,6 +11,7 @@
 
 #include "kernels/gpu/plan.h"
 #include "kernels/gpu/squares_body.h"
+#include "kernels/gpu/table_body.h"
 #include "kernels/gpu/update_body.h"
 #include "random_floats.h"
 
@@ -44,9 +45,13 @@ class Shifted {
 // A plan and its table, as they would lie on the device.
 class HostTable {
  public:
-  HostTable(gpu::Purpose purpose, std::span<const SliceUpdate> batch)
-      : plan(purpose, batch), memory_(plan.num_bytes(), 0) {
-    plan.write(memory_.data());
+  HostTable(gpu::Purpose purpose, std::span<const SliceUpdate> batch,
+            int64_t max_blocks = gpu::kMaxBlocks)
+      : plan(purpose, batch, max_blocks), memory_(whole_words(plan.num_bytes()), 0) {
+    Shifted pinned(memory_.size(), 0);
+    plan.write(pinned.data());
+    const auto body = gpu::TableBody::of(memory_.data(), pinned.data(), plan.num_bytes());
+    run_on_host(body, body.num_blocks());
   }
 
   template <class Visit>
@@ -57,6 +62,8 @@ class HostTable {
   const gpu::Plan plan;
 
  private:
+  static size_t whole_words(size_t num_bytes) { return (num_bytes + 15) / 16 * 16; }
+
   Shifted memory_;
 };
 
@@ -72,9 +79,10 @@ void run_update_on_host(const gpu::Variant& variant, const gpu::BatchView& view)
 }
 
 // Returns the number of launches.
-inline int reduce_update_like_a_gpu(std::span<const SliceUpdate> batch) {
+inline int reduce_update_like_a_gpu(std::span<const SliceUpdate> batch,
+                                    int64_t max_blocks = gpu::kMaxBlocks) {
   int num_launches = 0;
-  HostTable(gpu::Purpose::kUpdate, batch)
+  HostTable(gpu::Purpose::kUpdate, batch, max_blocks)
       .for_each_launch(
           [&](const gpu::Variant& variant, const gpu::Launch&, const gpu::BatchView& view) {
             variant.is_double ? run_update_on_host<double>(variant, view)

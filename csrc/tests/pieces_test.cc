@@ -48,9 +48,9 @@ TEST(GpuCopyTest, EverySizeAndAlignmentOfBothSidesArrivesAndNothingElseIsWritten
   }
 }
 
-TEST(GpuCopyTest, TenThousandSmallPiecesAreOneLaunchOfABlockEach) {
+TEST(GpuCopyTest, TenThousandSmallPiecesAreOneLaunchOfTwoForEachBlock) {
   const std::vector<CopyPiece> pieces(10'000, {nullptr, nullptr, 4096});
-  EXPECT_EQ(gpu::CopyPlan(pieces).num_blocks(), 10'000U);
+  EXPECT_EQ(gpu::CopyPlan(pieces).num_blocks(), 5'000U);
 }
 
 // Pieces that no memory here could hold: their addresses are never followed.
@@ -77,17 +77,44 @@ TEST(GpuCopyTest, PiecesBeyondTwoToTheThirtyOneAreCoveredByBlocksInOrder) {
 
 // ---- lists ------------------------------------------------------------------------------------------
 
-TEST(CopyListTest, PiecesThatGoOnOnBothSidesAreOne) {
+TEST(CopyListTest, PiecesStayApartAndEmptyOnesAreLeftOut) {
   std::byte to[100] = {}, from[100] = {};
   CopyList copies;
   copies.add(to, from, 10);
   copies.add(to + 10, from + 10, 20);
-  copies.add(to + 30, from + 31, 5);
   copies.add(to + 35, from + 36, 0);
   copies.add(to + 36, from + 36, 1);
   std::vector<size_t> sizes;
   for (const CopyPiece& piece : copies.pieces()) sizes.push_back(piece.num_bytes);
-  EXPECT_EQ(sizes, (std::vector<size_t>{30, 5, 1}));
+  EXPECT_EQ(sizes, (std::vector<size_t>{10, 20, 1}));
+}
+
+// Two tensors of a caller's whose memory happens to touch.
+TEST(CopyListTest, PiecesOfTwoAllocationsSideBySideAreCopied) {
+  const auto device = device::open_device("fake:0");
+  constexpr size_t kBytes = 64 << 10;
+  std::byte* const first = device->allocate(kBytes);
+  std::byte* const second = device->allocate(kBytes);
+  std::byte* const host = device->allocate_pinned(2 * kBytes);
+  const auto queue = device->make_queue();
+  ASSERT_EQ(second, first + kBytes);
+  const std::vector<std::byte> given = random_bytes(2 * kBytes, 1);
+  std::memcpy(host, given.data(), 2 * kBytes);
+  CopyList in, out;
+  in.add(first, host, kBytes);
+  in.add(second, host + kBytes, kBytes);
+  device::copy_pieces_in(*queue, in.pieces());
+  queue->record()->wait();
+  std::memset(host, 0, 2 * kBytes);
+  out.add(host, first, kBytes);
+  out.add(host + kBytes, second, kBytes);
+  device::copy_pieces_out(*queue, out.pieces());
+  queue->record()->wait();
+  EXPECT_EQ(std::vector<std::byte>(host, host + 2 * kBytes), given);
+  EXPECT_THROW(queue->copy_in(first, host, 2 * kBytes), Error);
+  device->free_pinned(host);
+  device->free(second);
+  device->free(first);
 }
 
 // ---- between a device and the host ------------------------------------------------------------------

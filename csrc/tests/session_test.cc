@@ -825,6 +825,22 @@ struct SharedMemory {
   std::shared_ptr<PushArena> pushes = PushArena::create(4 * kPushBlockBytes);
   std::shared_ptr<ClientMemory> client = std::make_shared<ClientMemory>(
       values->readonly_file().get(), pushes->file().get(), pushes->control_file().get());
+
+  // The answer to the first request: so many bytes are read where they lie.
+  TestFrame lent(const Buffer& value, uint32_t num_bytes) const {
+    TestFrame answer = frame_with(Op::kPULLED, {num_bytes});
+    answer.payload.clear();
+    answer.checksum = false;
+    answer.forge_entry = [begin = *values->offset_of(value.data())](SliceEntry& entry) {
+      entry.offset = begin;
+    };
+    answer.forge = [num_bytes](Header& header) {
+      header.request = 1;
+      header.flags |= kFlagShared;
+      header.payload_bytes = num_bytes;
+    };
+    return answer;
+  }
 };
 
 TEST(ClientSession, LargePayloadsLieInSharedMemoryAndSmallOnesAreSent) {
@@ -858,18 +874,7 @@ TEST(ClientSession, WhatWasReadInSharedMemoryIsToldAtOnceOrWithTheNextRequest) {
     Asking read(Op::kPULL, {1000});
     std::ranges::copy(read.payload(), value->data());
     read.ask(ends);
-    TestFrame answer = frame_with(Op::kPULLED, {1000});
-    answer.payload.clear();
-    answer.checksum = false;
-    answer.forge_entry = [&](SliceEntry& entry) {
-      entry.offset = *shared.values->offset_of(value->data());
-    };
-    answer.forge = [](Header& header) {
-      header.request = 1;
-      header.flags |= kFlagShared;
-      header.payload_bytes = 1000;
-    };
-    ends.reply(answer.wire());
+    ends.reply(shared.lent(*value, 1000).wire());
     ASSERT_TRUE(ends.finishes());
     EXPECT_TRUE(read.arrived());
     EXPECT_EQ(ends.session.num_releases(), 1u);
@@ -883,6 +888,23 @@ TEST(ClientSession, WhatWasReadInSharedMemoryIsToldAtOnceOrWithTheNextRequest) {
     EXPECT_EQ(sent[0].header.request, 1u);
     EXPECT_EQ(ends.session.num_releases(), 0u);
   }
+}
+
+TEST(ClientSession, WhatWasReadInMemoryOfAShardThatHasHungUpIsNoAnswer) {
+  Ends ends;
+  SharedMemory shared;
+  ends.session.share(shared.client, 100);
+  const BufferRef value = BufferPool::create(0, shared.values)->allocate(kLargeBlockBytes);
+  Asking read(Op::kPULL, {1000});
+  read.ask(ends);
+  ends.session.send();
+  ends.reply(shared.lent(*value, 1000).wire());
+  EXPECT_FALSE(ends.session.link().is_hung_up());
+  ends.hang_up();
+  EXPECT_TRUE(ends.session.link().is_hung_up());
+  EXPECT_FALSE(ends.finishes());
+  EXPECT_TRUE(read.answers.empty());
+  EXPECT_EQ(ends.session.requests().size(), 1u);  // the next connection's
 }
 
 TEST(ClientSession, AnAnswerInMemoryThatIsNotSharedIsLeft) {

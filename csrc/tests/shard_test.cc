@@ -286,6 +286,27 @@ TEST_P(ShardTest, AssignsToWhatHasNoValueButDoesNotAddToIt) {
   EXPECT_EQ(value(kA), (Floats{1}));
 }
 
+TEST_P(ShardTest, AnswersAWriteThatComesAgainAsTheFirstTime) {
+  define(1, RuleKind::kAdd, 1, /*zeros=*/false);
+  define(2, RuleKind::kAdd, 1);
+  const Values values{{kUnknown, {1}}, {kA, {1}}, {kB, {1}}};
+  const std::vector<ErrorCode> first{ErrorCode::UNKNOWN_KEY, ErrorCode::NOT_INITIALISED,
+                                     ErrorCode::OK};
+  EXPECT_EQ(statuses_of(write(WriteKind::kAdd, 1, values)), first);
+  EXPECT_EQ(write(WriteKind::kAdd, 2, {{kA, {1}}})[0].status, ErrorCode::NOT_INITIALISED);
+  initialise({{kA, {5}}});
+  define(tensor_of(kUnknown), RuleKind::kAdd, 1);
+  EXPECT_EQ(statuses_of(write(WriteKind::kAdd, 1, values)), first);
+  EXPECT_EQ(write(WriteKind::kAdd, 2, {{kA, {1}}})[0].status, ErrorCode::NOT_INITIALISED);
+  EXPECT_EQ(value(kA), (Floats{5}));
+  EXPECT_EQ(value(kB), (Floats{1}));
+  EXPECT_EQ(value(kUnknown), (Floats{0}));
+  shard.drop(2);
+  EXPECT_EQ(statuses_of(write(WriteKind::kAdd, 1, values)),
+            first);  // it was applied, and then dropped
+  EXPECT_EQ(write(WriteKind::kAdd, 3, {{kA, {1}}})[0].status, ErrorCode::OK);
+}
+
 TEST(ShardMemoryTest, TakesAWriteWholeOrNotAtAllWhereReadersHoldItsSlices) {
   constexpr uint64_t kElems = 1 << 18;  // 1 MiB
   for (const WriteKind kind : {WriteKind::kAdd, WriteKind::kAssign}) {

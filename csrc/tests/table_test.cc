@@ -267,6 +267,110 @@ TEST(WriteWindowTest, ForgetsWhoWroteLongestAgo) {
   EXPECT_EQ(window.last_sequence("c"), 1U);
 }
 
+// Entries with those statuses.
+std::vector<SliceEntry> with(const std::vector<ErrorCode>& statuses) {
+  std::vector<SliceEntry> entries(statuses.size());
+  for (size_t i = 0; i < statuses.size(); ++i) entries[i].status = statuses[i];
+  return entries;
+}
+
+std::vector<ErrorCode> recalled(const Refusals& refusals, uint64_t sequence, size_t num_slices) {
+  std::vector<SliceEntry> entries(num_slices);
+  for (SliceEntry& entry : entries) entry.status = ErrorCode::UNKNOWN_KEY;
+  refusals.recall(sequence, entries);
+  std::vector<ErrorCode> statuses;
+  for (const SliceEntry& entry : entries) statuses.push_back(entry.status);
+  return statuses;
+}
+
+constexpr ErrorCode kOk = ErrorCode::OK;
+constexpr ErrorCode kFull = ErrorCode::TABLE_FULL;
+constexpr ErrorCode kBad = ErrorCode::NON_FINITE;
+
+TEST(RefusalsTest, RecallsEachSliceOfEachWrite) {
+  const std::vector<ErrorCode> first{kOk, kFull, kFull, kBad, kOk, kFull};
+  const std::vector<ErrorCode> third{kBad, kBad};
+  Refusals refusals;
+  refusals.note(1, with(first));
+  refusals.note(2, with({kOk, kOk}));
+  refusals.note(3, with(third));
+  EXPECT_EQ(recalled(refusals, 1, 6), first);
+  EXPECT_EQ(recalled(refusals, 2, 2), (std::vector{kOk, kOk}));
+  EXPECT_EQ(recalled(refusals, 3, 2), third);
+  EXPECT_EQ(recalled(refusals, 3, 1), (std::vector{kBad}));
+  EXPECT_EQ(refusals.runs.size(), 4U);
+}
+
+TEST(RefusalsTest, DoesNotTakeTheEndOfOneWriteForTheBeginOfTheNext) {
+  Refusals refusals;
+  refusals.note(1, with({kFull}));
+  refusals.note(2, with({kOk, kFull}));
+  EXPECT_EQ(recalled(refusals, 1, 2), (std::vector{kFull, kOk}));
+  EXPECT_EQ(recalled(refusals, 2, 2), (std::vector{kOk, kFull}));
+}
+
+TEST(RefusalsTest, ForgetsTheOldestWritesWholeAndSaysSo) {
+  std::vector<ErrorCode> statuses;
+  for (size_t i = 0; i < kMaxRefusedRuns; ++i) statuses.push_back(i % 2 == 0 ? kFull : kBad);
+  Refusals refusals;
+  refusals.note(3, with({kFull, kOk, kBad}));
+  refusals.note(5, with({kFull}));
+  refusals.note(7, with(std::vector(statuses.begin(), statuses.end() - 1)));
+  EXPECT_EQ(recalled(refusals, 5, 1), (std::vector{kFull}));
+  EXPECT_EQ(recalled(refusals, 4, 1), (std::vector{kOk}));
+  error_of(ErrorCode::OVERLOADED, [&] { recalled(refusals, 3, 3); });
+  error_of(ErrorCode::OVERLOADED, [&] { recalled(refusals, 2, 1); });
+  refusals.note(8, with(statuses));
+  EXPECT_EQ(recalled(refusals, 8, statuses.size()), statuses);
+  error_of(ErrorCode::OVERLOADED, [&] { recalled(refusals, 7, 1); });
+  EXPECT_EQ(refusals.runs.size(), kMaxRefusedRuns);
+}
+
+TEST(RefusalsTest, GoToAnotherWindow) {
+  WriteWindow one, other;
+  take(one, "a", 1);
+  take(one, "b", 1);
+  take(one, "b", 2);
+  {
+    const auto client = one.client("b");
+    const MutexLock lock(client->mutex);
+    client->refusals.note(2, with({kOk, kFull}));
+  }
+  const auto known = one.refusals();
+  ASSERT_EQ(known.size(), 1U);
+  other.load(one.all());
+  other.load_refusals(known[0].first, known[0].second);
+  EXPECT_EQ(other.refusals(), known);
+  const auto client = other.client("b");
+  const MutexLock lock(client->mutex);
+  EXPECT_EQ(recalled(client->refusals, 2, 2), (std::vector{kOk, kFull}));
+}
+
+TEST(RefusalsTest, AreHeldAgainstTheirWriter) {
+  WriteWindow window;
+  window.load({{"a", 3}});
+  const std::vector<Refusals> wrong{
+      {4, {}},                                    // more is forgotten than there was
+      {3, {{3, 0, 1, kFull}}},                    // of what is forgotten
+      {0, {{4, 0, 1, kFull}}},                    // of a write to come
+      {0, {{0, 0, 1, kFull}}},                    // of no write
+      {0, {{1, 1, 1, kFull}}},                    // of no slice
+      {0, {{1, 0, 2, kFull}, {1, 1, 3, kBad}}},   // one slice twice
+      {0, {{2, 0, 1, kFull}, {1, 0, 1, kBad}}},   // out of order
+      {0, {{1, 0, 1, kOk}}},                      // not refused
+      {0, {{1, 0, 1, ErrorCode::NOT_MODIFIED}}},  // not refused, either
+      {0, {{1, 0, 1, ErrorCode{200}}}},           // for no reason that there is
+      {0, std::vector<RefusedRun>(kMaxRefusedRuns + 1, {1, 0, 1, kFull})},
+  };
+  for (const Refusals& one : wrong) {
+    error_of(ErrorCode::BAD_BODY, [&] { window.load_refusals("a", one); });
+  }
+  error_of(ErrorCode::BAD_BODY, [&] { window.load_refusals("b", {}); });
+  EXPECT_TRUE(window.refusals().empty());
+  window.load_refusals("a", {1, {{2, 0, 1, kFull}, {2, 1, 2, kBad}, {3, 0, 9, kBad}}});
+  EXPECT_EQ(window.refusals().size(), 1U);
+}
+
 // ---- gathering
 
 Finding found(BufferPool& pool, size_t num_elems, float value, DType wanted = DType::kFloat32) {

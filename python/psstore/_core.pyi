@@ -455,6 +455,9 @@ class ClientSession:
     @property
     def has_output(self) -> bool: ...
     @property
+    def is_hung_up(self) -> bool:
+        """The shard has closed the connection, whether what it sent before has been received or not."""
+    @property
     def holds_bytes(self) -> bool:
         """There is something to receive that the socket does not tell of."""
     def receive(self, now: float) -> bool:
@@ -817,6 +820,12 @@ class Shard:
         the tensors that were dropped, as ranges of ids, and whether values were restored since the last decision."""
     def resume(self, history: Sequence[object], last: Decision | None) -> None:
         """Goes on from another shard's history, whose last decision was that. Only `set_version` may come before it."""
+    def refusals(self) -> list[tuple[str, int, list[tuple[int, int, int, int]]]]:
+        """What was refused of writers' plain writes: of each writer its name, the last write of which that is not known
+        any more (0: none), and runs of slices (sequence, begin, end, error code)."""
+    def resume_refusals(self, writer: str, forgotten: int, runs: Sequence[tuple[int, int, int, int]]) -> None:
+        """Goes on from one of another shard's `refusals`, after `resume`. Raises BAD_BODY if they can't be the
+        writer's."""
     def state(self, key: int) -> dict[str, bytes]:
         """Value and rule state of one slice as raw bytes by name ('value', 'momentum_buffer',
         'exp_avg', ..., 'step' as 8-byte int): for tests and tools."""

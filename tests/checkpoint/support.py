@@ -104,7 +104,15 @@ def shard_state(model: Model, index: int, num_shards: int) -> ShardState:
         index=index,
         num_shards=num_shards,
         version=model.state.decision,
-        windows=(WriteWindowRecord(client="c" * 32, channel=index, sequence=9 + index),),
+        windows=(
+            WriteWindowRecord(
+                client="c" * 32,
+                channel=index,
+                sequence=9 + index,
+                forgotten=index,
+                refused=((8, 0, 2, 34), (8, 5, 6, 38)),
+            ),
+        ),
         ranks=(RankRecord(rank=1, incarnation=2, decided_round=41),),
         dropped=((2, 3),) if index else (),
     )

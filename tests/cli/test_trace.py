@@ -16,6 +16,7 @@ from typer.testing import CliRunner, Result
 import psstore
 from psstore.cli.main import app
 from psstore.client.store import Store
+from psstore.client.traced import WANTED, CallSpan, SpanFile, path_of
 from tests.support.server_process import StoreProcess, eventually
 
 pytestmark = [pytest.mark.sockets, pytest.mark.one_loop]
@@ -172,3 +173,24 @@ def test_a_store_without_the_variable_is_a_plain_one(server: StoreProcess, monke
     monkeypatch.delenv("PSSTORE_TRACE", raising=False)
     with psstore.connect(server.url, rank=0) as store:
         assert type(store) is Store
+
+
+@pytest.mark.parametrize("what", ["can't be made", "is full"])
+def test_a_file_that_fails_is_said_once_and_stops_no_training(
+    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("psstore.client.traced.LOOK_S", 0.0)
+    spans = SpanFile(tmp_path, 3)
+    if what == "can't be made":
+        path_of(tmp_path, 3).mkdir()
+    else:
+        path_of(tmp_path, 3).symlink_to("/dev/full")
+    for _ in range(2):  # they ask, and ask again
+        (tmp_path / WANTED).unlink(missing_ok=True)
+        spans.look()
+        (tmp_path / WANTED).touch()
+        spans.look()
+        spans.note(CallSpan(call="push", step=1, begin=1, end=2))
+        assert not spans.is_on
+    (said,) = caplog.messages
+    assert said.startswith("this worker notes no calls for psstore trace: ")

@@ -18,13 +18,16 @@ import pytest
 from numpy.testing import assert_array_equal
 
 import psstore
+from psstore import _core
 from psstore.client.store import Store
 from psstore.config import Transport
-from psstore.errors import DeadlineExceeded, StoreUnreachable
+from psstore.errors import DeadlineExceeded, StoreUnreachable, TableFull
 from psstore.net.address import TcpAddress, parse_address
 from psstore.net.client import REFUSED_S
+from psstore.types import PARTITION_BITS
 from tests.client.proxy import Proxy
 from tests.support.cluster import PATIENCE_S, at_once, clusters
+from tests.support.row_model import hash_of
 from tests.support.server_process import StoreProcess, eventually
 
 pytestmark = pytest.mark.sockets
@@ -35,6 +38,8 @@ NUM_ELEMS = 300_000
 
 
 PREAMBLE_BYTES = 5
+OP_AT = 5
+"""Where a frame's header has its operation."""
 
 
 def proxied(url: str, allowances: Iterator[int]) -> Proxy:
@@ -101,6 +106,42 @@ def test_additions_count_once_whatever_is_cut(
         for step in range(20):
             store.push("sum", np.full(NUM_ELEMS, step, F32))
         assert_array_equal(store.pull("sum"), np.full(NUM_ELEMS, sum(range(20)), F32))
+
+
+def losing_first_answer(op: str, lost: list[bytes]) -> Callable[[bytes], bytes]:
+    """What becomes of the bytes of one read: the first answer of that operation is lost with its connection."""
+
+    def lose(data: bytes) -> bytes:
+        if not lost and len(data) >= _core.HEADER_BYTES and data[OP_AT] == _core.OPS[op]:
+            lost.append(data)
+            raise ConnectionResetError
+        return data
+
+    return lose
+
+
+def test_a_refusal_whose_answer_is_lost_is_told_when_the_connection_is_back(
+    behind_proxy: list[Proxy], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where a later write of the same call was applied before the connection was lost."""
+    monkeypatch.setattr("psstore.client.tables.FRAME_BYTES", 16)  # a frame for each partition
+    partition_of = {one: hash_of(one) >> 64 - PARTITION_BITS for one in range(1000)}
+    first = min(partition_of, key=partition_of.__getitem__)
+    new = next(one for one in partition_of if one != first and partition_of[one] == partition_of[first])
+    other = max(partition_of, key=partition_of.__getitem__)
+    lost: list[bytes] = []
+    with clusters("tcp") as start:
+        cluster = start()
+        behind_proxy.append(proxied(cluster.url, iter(())))
+        with psstore.connect(cluster.url, role="client", transport="tcp") as store:
+            store.create_table("t", dim=1, rule="sgd", max_rows=64)
+            store.assign_rows("t", [first], np.ones((1, 1), F32))
+            behind_proxy[0].change = losing_first_answer("ASSIGNED", lost)
+            with pytest.raises(TableFull):
+                store.assign_rows("t", [new, other], np.ones((2, 1), F32))
+            assert len(lost) == 1
+            assert_array_equal(store.keys("t"), np.array([first, other], np.uint64))
+            store.assign_rows("t", [first], np.zeros((1, 1), F32))
 
 
 @CUT

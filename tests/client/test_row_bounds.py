@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,9 +12,10 @@ from numpy.testing import assert_array_equal
 
 import psstore
 from psstore.client.store import Store
-from psstore.errors import BadArgument, TableFull
+from psstore.errors import BadArgument, BadHyper, DeadlineExceeded, TableFull
+from psstore.types import PARTITION_BITS
 from tests.support.bounded_tables import BoundedTables
-from tests.support.cluster import at_once, clusters
+from tests.support.cluster import Cluster, at_once, clusters
 from tests.support.row_model import hash_of
 
 pytestmark = pytest.mark.one_loop
@@ -83,6 +86,109 @@ def test_a_full_table_refuses_what_is_new_and_trains_what_is_there() -> None:
         with pytest.raises(TableFull):
             store.assign_rows("t", ids, np.ones((300, 1), F32))
         assert_array_equal(store.pull_rows("t", [7]), [[-2]])
+
+
+def test_nothing_of_a_refused_push_counts_where_another_one_was_taken_before() -> None:
+    with psstore.connect("local://?shards=2", rank=0, num_workers=1) as store:
+        store.create_table("t", dim=1, rule="sgd", max_rows=64)
+        store.create("w", np.zeros(1, F32), rule="sgd", group=1)
+        store.push_rows("t", [7], np.ones((1, 1), F32))
+        with pytest.raises(TableFull):
+            store.push_rows("t", np.arange(40), np.ones((40, 1), F32))
+        store.push("w", np.ones(1, F32))
+        store.commit({"lr": 1.0})
+        assert store.keys("t").size == 0
+        push(store, [7])
+        assert_array_equal(store.pull_rows("t", [7]), [[-1]])
+
+
+def ids_of_partitions(count: int) -> list[list[int]]:
+    """That many ids of each partition of a table."""
+    ids: list[list[int]] = [[] for _ in range(1 << PARTITION_BITS)]
+    for one in range(10_000):
+        ids[hash_of(one) >> 64 - PARTITION_BITS].append(one)
+    return [some[:count] for some in ids]
+
+
+def test_a_table_is_not_promised_whose_push_some_partitions_have_taken_and_others_refused() -> None:
+    """What is pushed in its place would count in the others only."""
+    with psstore.connect("local://?shards=2", rank=0, num_workers=1) as store:
+        store.create_table("t", dim=1, rule="sgd", max_rows=64)
+        (first, *_), full, (other, *_), *_ = ids_of_partitions(2)
+        with pytest.raises(TableFull):
+            store.push_rows("t", [first, *full], np.ones((3, 1), F32))
+        with pytest.raises(BadArgument, match=r"last push in this round has failed.* leave it out of present="):
+            store.commit({"lr": 1.0}, present=["t"], early=True)
+        store.push_rows("t", [other], np.ones((1, 1), F32))
+        store.commit({"lr": 1.0}, present=["t"], early=True)
+        store.finish()
+        assert_array_equal(store.keys("t"), [other])
+
+
+def test_rows_that_are_pushed_while_an_early_commit_is_on_its_way_are_decided_by_every_partition() -> None:
+    """Some shards would know of the decision, which takes what there is room for, and some would refuse the push."""
+    full = ids_of_partitions(2)
+    with clusters("tcp") as start:
+        store = start(shards=2).connect()
+        store.create_table("t", dim=1, rule="sgd", max_rows=64)
+        store.keys("t")
+        ids = np.array(full).ravel()
+        committing = store.start_commit({"lr": 1.0}, present=["t"], early=True)
+        store.push_rows("t", ids, np.ones((ids.size, 1), F32))
+        assert committing.result().round == 1
+        store.finish()
+        assert_array_equal(store.keys("t"), sorted(map(min, full)))
+        assert sum(int(shard["rows_refused"]) for shard in store.stats()) == len(full)
+
+
+def test_an_early_commit_waits_to_see_what_becomes_of_a_push_that_it_promises() -> None:
+    full = ids_of_partitions(2)[0]
+
+    async def train(cluster: Cluster) -> None:
+        async with await cluster.connect_async() as store:
+            await store.create_table("t", dim=1, rule="sgd", max_rows=64)
+            await store.keys("t")
+            pushing = asyncio.ensure_future(store.push_rows("t", full, np.ones((2, 1), F32)))
+            await asyncio.sleep(0)
+            with pytest.raises(BadArgument, match="last push in this round has failed"):
+                await store.commit({"lr": 1.0}, present=["t"], early=True)
+            with pytest.raises(TableFull):
+                await pushing
+            pushing = asyncio.ensure_future(store.push_rows("t", full[:1], np.ones((1, 1), F32)))
+            await asyncio.sleep(0)
+            await store.commit({"lr": 1.0}, present=["t"], early=True)
+            assert pushing.done()
+            await store.finish()
+            assert_array_equal(await store.keys("t"), full[:1])
+
+    with clusters("tcp") as start:
+        asyncio.run(train(start(shards=2)))
+
+
+def test_no_rows_are_pushed_after_an_early_commit_of_which_it_is_not_known_what_became() -> None:
+    with clusters("local") as start:
+        one, other = start(shards=2, workers=2).workers()
+        one.create_table("t", dim=1, rule="sgd", max_rows=64)
+        commit = partial(one.commit, {"lr": 1.0}, present=["t"], early=True)
+        with pytest.raises(DeadlineExceeded):
+            commit(wait_s=0.1)
+        with pytest.raises(BadArgument, match="commit again, then push rows"):
+            one.push_rows("t", [7], np.ones((1, 1), F32))
+        committing = other.start_commit({"lr": 1.0})
+        commit()
+        one.push_rows("t", [7], np.ones((1, 1), F32))
+        one.finish()
+        assert committing.result().round == 1
+        assert_array_equal(one.pull_rows("t", [7]), [[-0.5]])
+
+
+def test_an_early_commit_that_was_refused_keeps_no_rows_back() -> None:
+    with psstore.connect("local://?shards=2", rank=0, num_workers=1) as store:
+        store.create_table("t", dim=1, rule="sgd", max_rows=64)
+        with pytest.raises(BadHyper):
+            store.commit({"speed": 1.0}, present=["t"], early=True)
+        push(store, [7])
+        assert_array_equal(store.keys("t"), [7])
 
 
 def test_what_several_bring_at_once_beyond_the_bound_is_refused_and_counted() -> None:

@@ -328,6 +328,29 @@ def test_what_is_borrowed_for_too_long_is_taken_back_and_its_borrower_told(
                 assert_same(borrowed, values)
 
 
+def test_values_that_were_taken_back_are_told_of_before_their_borrower_has_heard_of_the_end() -> None:
+    """The shard has closed the connection, and the client's loop has had no turn since."""
+    lender = MemoryServer(_core.ValueArena(), push_bytes=16 << 20)
+    shard = make_service(arena=lender.values, lender=lender)
+    goes_on = threading.Event()
+
+    async def stand_still() -> None:
+        goes_on.wait()  # all of the loop does
+
+    def read(store: Store) -> None:
+        with store.borrow(list(SHAPES)):
+            store._backend.thread.submit(stand_still())
+            assert eventually(lambda: num_lent(shard) == 0)
+            threading.Timer(0.2, goes_on.set).start()
+
+    with serving(shard, lender=lender, unread_s=0.4, lease_s=0.3) as url:
+        shard.identity = replace(shard.identity, addresses=((url,),))
+        with psstore.connect(url, rank=0, transport="shm", wait_s=PATIENCE_S) as store:
+            make(store)
+            with pytest.raises(StoreUnreachable, match="was lost while its values were borrowed"):
+                read(store)
+
+
 def test_loan_is_begun_again_if_a_connection_is_lost_before_all_has_come(
     near: Store, shard: ShardService, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,6 +10,7 @@ from bench.rule_case import Case
 
 from psstore import _core
 from tests.gpu.copies import check_pieces
+from tests.gpu.models import assert_same, train
 from tests.gpu.payloads import check_arriving, check_changes, check_converting, check_leaving
 from tests.gpu.rounds import after_rounds, assert_same_bits
 from tests.gpu.support import (
@@ -130,6 +131,15 @@ def test_the_bits_of_a_nan_are_no_difference_but_that_it_is_one_is() -> None:
     nans = [np.array([bits], np.uint32).view(np.uint8) for bits in (0x7FC00000, 0xFFC00001)]
     assert first_difference(nans[0], nans[1], "float32") is None
     assert first_difference(nans[0], np.zeros(4, np.uint8), "float32") == 0
+
+
+@pytest.mark.parametrize("compression", [None, "bf16", "int8", "push=topk:0.05,pull=bf16"])
+def test_models_that_are_compared_train_alike_where_no_gpu_is(compression: str | None) -> None:
+    one, other = (
+        train("backward", through_main_memory=through, compression=compression, device="cpu")
+        for through in (False, True)
+    )
+    assert_same(one, other)
 
 
 @pytest.mark.parametrize("max_norm", [None, 1.0], ids=["plain", "clipped"])

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 from numpy.testing import assert_array_equal
-from torch import nn
 
 import psstore
 import psstore.cuda
 from psstore.client.store import Store
+from tests.gpu.models import assert_same, train
 
 pytestmark = [
     pytest.mark.gpu,
@@ -82,38 +82,3 @@ def test_a_model_whose_gradients_are_encoded_on_the_gpu_trains_as_one_whose_are_
         train("backward", through_main_memory=False, compression=compression),
         train("backward", through_main_memory=True, compression=compression),
     )
-
-
-def train(overlap: Any, *, through_main_memory: bool, compression: str | None = None) -> list[torch.Tensor]:
-    """The parameters after five steps. `through_main_memory`: a copy of the model there is what the store trains; its
-    gradients are those of the model on the GPU."""
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(64, 1024), nn.Tanh(), nn.Linear(1024, 1024), nn.Tanh(), nn.Linear(1024, 8)).cuda()
-    trained = [p.detach().cpu().requires_grad_() if through_main_memory else p for p in model.parameters()]
-    named = [(f"p{index}", parameter) for index, parameter in enumerate(trained)]
-    with psstore.connect("local://?shards=2") as store:
-        opt = psstore.torch.DistributedOptimizer(
-            torch.optim.AdamW(trained, lr=0.01),
-            store,
-            named,
-            overlap="none" if through_main_memory else overlap,
-            compression=compression,
-        )
-        for step in range(5):
-            inputs = torch.randn(32, 64, generator=torch.Generator().manual_seed(step)).cuda()
-            model.zero_grad()
-            model(inputs).square().mean().backward()
-            if through_main_memory:
-                for copy, parameter in zip(trained, model.parameters(), strict=True):
-                    assert parameter.grad is not None
-                    copy.grad = parameter.grad.cpu()
-            opt.step()
-            if through_main_memory:
-                for copy, parameter in zip(trained, model.parameters(), strict=True):
-                    parameter.detach().copy_(copy)
-    return [parameter.detach().cpu() for parameter in model.parameters()]
-
-
-def assert_same(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> None:
-    for a, b in zip(ours, theirs, strict=True):
-        assert torch.equal(a, b)

@@ -22,6 +22,7 @@ from psstore.types import Consistency, TensorSpec
 from psstore.wire import messages as m
 from psstore.wire import records as r
 from tests.protocol.support import OPS
+from tests.shard.frames import floats, key_of, write
 
 TERMS = Consistency(num_workers=2, quorum=2)
 KEY = b"a key of the store's own"
@@ -344,6 +345,43 @@ def test_a_new_standby_is_filled_with_words() -> None:
     pair.standby.lead(1.0)
     (word,) = ask_word(pair, pair.standby, (1 << 32) + 1, leads=False)
     assert word.leads
+
+
+def test_a_new_standby_is_filled_with_what_was_refused_of_plain_writes() -> None:
+    pair = Pair()
+    leader, standby = pair.leader.facts.shard, pair.standby.facts.shard
+    for client in (FIRST, SECOND):
+        write(leader, "ADD", {key_of(8): floats(1), key_of(9): floats(1)}, sequence=1, client=client)
+        write(leader, "ADD", {}, sequence=2, client=client)
+    pair.talk()
+    refused = [(1, 0, 2, errors.UnknownKey.code)]
+    assert standby.refusals() == leader.refusals() == [(FIRST, 0, refused), (SECOND, 0, refused)]
+
+
+def filled_with_one_writer() -> _core.Shard:
+    shard = _core.Shard(index=0)
+    shard.resume(([], [(FIRST, 3)], [], False), None)
+    return shard
+
+
+@pytest.mark.parametrize("runs", [[(4, 0, 1, 21)], [(2, 1, 1, 21)], [(2, 0, 1, 0)], [(2, 0, 1, 250)]])
+def test_what_can_not_have_been_refused_is_no_record(runs: list[tuple[int, int, int, int]]) -> None:
+    shard = filled_with_one_writer()
+    with pytest.raises(errors.BadBody, match=f"writes of client {FIRST}"):
+        shard.resume_refusals(FIRST, 0, runs)
+    assert shard.refusals() == []
+
+
+def test_refusals_of_who_has_written_nothing_are_no_record() -> None:
+    with pytest.raises(errors.BadBody, match="which has written nothing"):
+        filled_with_one_writer().resume_refusals(SECOND, 0, [])
+
+
+@pytest.mark.parametrize("numbers", [(-1, 0, 1, 21), (1, -1, 1, 21), (1, 0, 1 << 32, 21), (1, 0, 1, 256)])
+def test_numbers_that_no_refusal_has_are_a_bad_body(numbers: tuple[int, int, int, int]) -> None:
+    body = r.encode_record(r.WritesRefused(FIRST, 0, (numbers,)))
+    with pytest.raises(errors.BadBody):
+        r.decode_record(body)
 
 
 def test_a_standby_has_no_word_and_says_what_its_shard_had_said() -> None:

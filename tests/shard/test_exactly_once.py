@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from psstore import _core, errors
@@ -61,6 +62,20 @@ def test_a_write_refused_whole_still_uses_up_its_sequence(shard: _core.Shard) ->
     (answer,) = write(shard, "ASSIGN", {UNKNOWN: floats(1)}, sequence=1)
     assert answer.status == errors.UnknownKey.code
     assert write(shard, "ADD", {B: floats(1, 1)}, sequence=2)[0].status == errors.OK
+
+
+@pytest.mark.parametrize("op", ["ADD", "ASSIGN"])
+def test_a_write_that_was_refused_is_refused_when_it_comes_again(op: str) -> None:
+    shard = _core.Shard(index=0, refuse_non_finite=True)
+    define(shard, 1, 1, rule="add" if op == "ADD" else "assign")
+    define(shard, 2, 2, rule="assign")
+    values = {A: floats(np.nan), B: floats(1, 2)}
+    refused = [errors.NonFinite.code, errors.OK]
+    for _ in range(2):
+        assert [answer.status for answer in write(shard, op, values, sequence=1)] == refused
+    write(shard, op, {B: floats(1, 1)}, sequence=2)
+    assert [answer.status for answer in write(shard, op, values, sequence=1)] == refused
+    assert value(shard, A) == [0]
 
 
 def test_a_write_that_lacks_those_before_it_is_refused(shard: _core.Shard) -> None:

@@ -6,7 +6,9 @@
     machine    the real Client and its Sessions, as one process that may crash
     plan       what a seed means: mode, sizes, faults
     model      gradients that tell who contributed, and what the values must be if the log is true
+    rows       tables of rows, which workers train beside tensors
     actors     what workers, readers and writers do
+    assigner   who assigns rows
     scenario   one run
     checks     what must hold after it, whatever happened
 

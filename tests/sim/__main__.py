@@ -8,13 +8,24 @@ import time
 import traceback
 
 from .checks import run_and_check
-from .plan import MODES, elastic_plan_of, falling_plan_of, plan_of, resharding_plan_of, standby_plan_of, voting_plan_of
+from .plan import (
+    MODES,
+    elastic_plan_of,
+    falling_plan_of,
+    plan_of,
+    refusing_plan_of,
+    resharding_plan_of,
+    standby_plan_of,
+    voting_plan_of,
+    with_rows,
+)
 
 KINDS = {
     "--falls": (falling_plan_of, "the store goes back to checkpoints, and little else"),
     "--reshards": (resharding_plan_of, "the store goes on with other numbers of shards"),
     "--elastic": (elastic_plan_of, "workers come and go"),
     "--standbys": (standby_plan_of, "every shard has a standby, and some die"),
+    "--refusals": (refusing_plan_of, "clients add to what has no value yet"),
     "--votes": (voting_plan_of, "hosts fall silent, and shards vote on who leads"),
 }
 
@@ -27,6 +38,7 @@ def main() -> int:
     parser.set_defaults(make=plan_of)
     for flag, (make, what) in KINDS.items():
         parser.add_argument(flag, dest="make", action="store_const", const=make, help=what)
+    parser.add_argument("--rows", action="store_true", help="with any of these: workers train tables of rows, too")
     parser.add_argument("--mode", choices=MODES, help="instead of the seed's own")
     parser.add_argument("--verbose", action="store_true", help="print the plan and everything that happens")
     given = parser.parse_args()
@@ -35,6 +47,8 @@ def main() -> int:
     started = time.monotonic()
     for seed in range(begin, end):
         plan = given.make(seed, given.mode)
+        if given.rows:
+            plan = with_rows(plan)
         if given.verbose:
             print(plan)
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Coroutine, Mapping
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -19,20 +20,21 @@ from psstore.errors import (
     PsstoreError,
     RankTaken,
     RolledBack,
+    TableFull,
     TooManyWorkers,
     TornRound,
     UnknownTensor,
     VersionGone,
     WorkerLost,
 )
-from psstore.protocol.client import GRACE_S, Transfer
+from psstore.protocol.client import GRACE_S, Hold, Transfer
 from psstore.protocol.shares import Shares
 from psstore.types import Tensor, TensorSpec
 from psstore.wire.messages import Exist, Scale
 from psstore.wire.ranges import contains
 
-from . import model
-from .history import History, Loss, Read, Seen, Version, Wait, Writes
+from . import model, rows
+from .history import Additions, History, Loss, Read, RowList, RowRead, Seen, Version, Wait, Writes
 from .machine import TIMEOUT_S, Machine
 from .model import Array
 from .plan import Plan
@@ -173,6 +175,7 @@ class Worker(Actor):
         self.specs = model.specs(plan)
         self.values: list[Array] = [np.empty(spec.num_elems, np.float32) for spec in self.specs]
         self.tensors: list[Tensor] = []
+        self.tables: list[Tensor] = []
         self.shares = Shares(model.NUM_SAMPLES, (), batch_size=model.BATCH_SIZE)
 
     @property
@@ -192,7 +195,7 @@ class Worker(Actor):
     async def act(self) -> None:
         await self.join()
         await self.create()
-        await self.settle_scale(self.tensors)
+        await self.settle_scale([*self.tensors, *self.tables])
         await self.pull_first()
         last_round = dict(self.plan.leaves).get(self.rank, self.plan.rounds)
         if self.plan.hands_in:
@@ -226,9 +229,9 @@ class Worker(Actor):
         raise RankTaken(f"rank {self.rank} was never free")
 
     async def create(self) -> None:
-        self.tensors, mine = await self.call(
-            "create", self.client.create(self.specs, exist="match", offer=True), 2 * TIMEOUT_S
-        )
+        specs = [*self.specs, *rows.specs(self.plan)]
+        tensors, mine = await self.call("create", self.client.create(specs, exist="match", offer=True), 2 * TIMEOUT_S)
+        self.tensors, self.tables = tensors[: len(self.specs)], tensors[len(self.specs) :]
         if not mine:
             return
         chosen = [tensor for tensor in self.tensors if tensor.id in mine]
@@ -267,6 +270,10 @@ class Worker(Actor):
             self.take_share()
         chosen = [self.tensors[i] for i in present]
         sent = model.transfers(chosen, gradients, self.ways)
+        for table in self.tables:
+            if not model.is_absent(self.plan, table.spec, rank=self.rank, round=round):
+                chosen.append(table)
+                sent += rows.pushed(self.plan, table, self.ways, rank=self.rank, life=self.life, round=round)
         manner = model.manner_of(self.plan, rank=self.rank, round=round)
         train = self.train_early if manner == "early" else self.train_late
         await train(chosen, sent, gradients)
@@ -284,10 +291,13 @@ class Worker(Actor):
         if self.plan.liar == self.rank and self.life == 1 and round >= FIRST_LIE and not self.history.lied:
             self.history.lied.add((self.rank, self.life, round))
             sent = []
-        await self.call(f"push {round}", self.client.push(sent))
+        try:
+            await self.call(f"push {round}", self.client.push(sent))
+        except TableFull:  # what was pushed to it does not count, and all else does
+            tensors = [tensor for tensor in tensors if not rows.may_be_full(tensor)]
         spoil(gradients)
         await self.commit(tensors)
-        await self.settle_scale(self.tensors)
+        await self.settle_scale([*self.tensors, *self.tables])
         if model.pulls_after(self.plan, round):
             await self.pull()
 
@@ -321,7 +331,7 @@ class Worker(Actor):
             lambda: self.call(
                 f"commit {round}",
                 self.client.commit(
-                    hypers=model.HYPERS,
+                    hypers={**model.HYPERS, **rows.hypers(self.plan)},
                     weight=model.weight_of(self.rank),
                     loss_scale=self.plan.loss_scale,
                     non_finite=model.is_non_finite(self.plan, rank=self.rank, round=round),
@@ -403,6 +413,46 @@ class Writer(Actor):
             writes.last = writes.begun
 
 
+GIVEN = TensorSpec(name="given", shape=(60,), rule="add", zeros=False)
+"""What has no value until it is given one, slice by slice."""
+
+
+class Forerunner(Actor):
+    """ADDs 1 to slices that may have no value yet, several at once. What it is told of each is what became of it."""
+
+    async def act(self) -> None:
+        (given,), _ = await self.call("create", self.client.create([GIVEN], exist="match", offer=False), 2 * TIMEOUT_S)
+        for _ in range(NUM_WRITES):
+            await self.machine.world.sleep(self.machine.world.rng.expovariate(4.0))
+            array = np.ones(GIVEN.num_elems, np.float32)
+            sent = enumerate(model.singly(given, array, self.ways, into=False))
+            adding = [(index, self.start(partial(self.add, one))) for index, one in sent]
+            for index, added in adding:
+                await self.conclude(index, added)
+
+    async def add(self, transfer: Transfer) -> None:
+        await self.call("ADD", self.client.write("ADD", [transfer]))
+
+    async def conclude(self, index: int, added: Future) -> None:
+        additions = self.history.additions.setdefault(index, Additions())
+        additions.begun += 1
+        try:
+            await added
+            additions.applied += 1
+        except NotInitialised:
+            additions.refused += 1
+
+
+class Giver(Actor):
+    """Gives what has no value its zeros, one slice after the other."""
+
+    async def act(self) -> None:
+        (given,), _ = await self.call("create", self.client.create([GIVEN], exist="match", offer=False), 2 * TIMEOUT_S)
+        for transfer in model.singly(given, np.zeros(GIVEN.num_elems, np.float32), self.ways, into=False):
+            await self.machine.world.sleep(self.machine.world.rng.expovariate(2.0))
+            await self.call("init", self.client.write("INIT", [transfer]))
+
+
 class Curator(Actor):
     """Creates, overwrites and drops tensors of its own. Each request changes something, so none may happen twice."""
 
@@ -433,6 +483,8 @@ class Reader(Actor):
             try:
                 tensors = await self.call("describe", self.client.describe(None), 2 * TIMEOUT_S)
                 await self.read([t for t in tensors if model.is_counter(t.spec)], versions)
+                for table in filter(rows.is_table, tensors):
+                    await self.read_rows(table)
             except RolledBack:
                 raise
             except (NotInitialised, UnknownTensor, AvailabilityError) as error:
@@ -462,6 +514,12 @@ class Reader(Actor):
                 name = by_id[key >> _core.SLICE_INDEX_BITS][0].spec.name
                 self.history.seen.append(Seen(self.machine.name, name, versions.get(key, 1) - 1, acknowledged))
 
+    async def read_rows(self, table: Tensor) -> None:
+        asked = rows.AskedRows(table, self.ways)
+        answers = await self.call("pull rows", self.client.pull_rows(asked.transfers, wait_s=0.0), READ_S)
+        for version, values in asked.read(answers):
+            self.history.row_reads.append(RowRead(self.machine.name, table.spec.name, version, values))
+
 
 class Historian(Actor):
     """Reads whole versions, again and again: piece by piece, while others train on."""
@@ -476,7 +534,8 @@ class Historian(Actor):
             try:
                 tensors = await self.call("describe", self.client.describe(None), 2 * TIMEOUT_S)
                 read = self.read_at_once if self.machine.world.rng.random() < 0.5 else self.read
-                await read([t for t in tensors if model.is_counter(t.spec)])
+                tables = [tensor for tensor in tensors if rows.is_table(tensor)]
+                await read(tables + [tensor for tensor in tensors if model.is_counter(tensor.spec)])
             except VersionGone as error:
                 self.history.gone.append(f"{self.machine.name}: {error}")
             except RolledBack:
@@ -486,6 +545,7 @@ class Historian(Actor):
 
     async def read_at_once(self, tensors: list[Tensor]) -> None:
         """All in one pull, which counts if it is of one version by itself."""
+        tensors = [tensor for tensor in tensors if not rows.is_table(tensor)]
         acknowledged = self.history.acknowledged
         arrays: list[Array] = [np.full(tensor.spec.num_elems, np.nan, np.float32) for tensor in tensors]
         asked = model.transfers(tensors, arrays, self.ways, into=True)
@@ -503,6 +563,9 @@ class Historian(Actor):
         try:
             for tensor in tensors:
                 await self.machine.world.sleep(rng.expovariate(2.0))
+                if rows.is_table(tensor):
+                    await self.read_table(tensor, hold)
+                    continue
                 array: Array = np.full(tensor.spec.num_elems, np.nan, np.float32)
                 asked = model.transfers([tensor], [array], self.ways, into=True)
                 await self.call("pull_held", self.client.pull_held(hold, asked, wait_s=1.0), READ_S)
@@ -510,6 +573,19 @@ class Historian(Actor):
         finally:
             self.client.free(hold.reader)
         self.history.versions.append(Version(self.machine.name, hold.version, acknowledged, values))
+
+    async def read_table(self, table: Tensor, hold: Hold) -> None:
+        """All rows, and then the list of their records."""
+        asked, listed = rows.AskedRows(table, self.ways), rows.ListedRows(table, self.ways)
+        pulling = self.client.pull_rows(asked.transfers, wait_s=1.0, hold=hold)
+        values: dict[int, bytes] = {}
+        for _, of_some in asked.read(await self.call("pull rows", pulling, READ_S)):
+            values |= of_some
+        who, name = self.machine.name, table.spec.name
+        self.history.row_reads.append(RowRead(who, name, hold.version, values))
+        await self.machine.world.sleep(self.machine.world.rng.expovariate(2.0))
+        await self.call("list rows", self.client.list_rows(hold, listed.transfers, wait_s=1.0), READ_S)
+        self.history.row_lists.append(RowList(who, name, hold.version, tuple(listed.records()), values))
 
 
 class Auditor(Worker):
@@ -532,7 +608,7 @@ class Auditor(Worker):
 
     async def carry_on(self, tensors: list[Tensor]) -> None:
         await self.settle_scale(tensors)
-        ready = [tensor for tensor in tensors if tensor.spec.zeros]
+        ready = [tensor for tensor in tensors if tensor.spec.zeros and not rows.is_table(tensor)]
         arrays = [np.empty(tensor.spec.num_elems, np.float32) for tensor in ready]
         asked = model.transfers(ready, arrays, self.ways, into=True)
         last = self.client.sessions[0].decisions.last

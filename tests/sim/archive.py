@@ -24,6 +24,9 @@ from .world import World
 SLOW_S = 0.2
 """Mean time that storage takes for what comes last."""
 
+MOST_ASKED = 36
+"""How often a shard is asked to go on writing: one that stands still is to be there again before clients give it up."""
+
 
 @dataclass(frozen=True)
 class SavedSlot:
@@ -124,7 +127,8 @@ class SimulatedPlace:
 
 
 class SimulatedSaver:
-    """A `protocol.saving.Saver`: each time that it is asked it writes another slot, and training goes on between."""
+    """A `protocol.saving.Saver`: each time that it is asked it writes another slot, or a few where there are many, and
+    training goes on between."""
 
     def __init__(self, archive: Archive, shard: _core.Shard, index: int) -> None:
         self._archive = archive
@@ -133,6 +137,7 @@ class SimulatedSaver:
         self._attempt = ""
         self._image: _core.TableImage | None = None
         self._left: list[SlotRecord] = []
+        self._num_at_once = 1
         self._written: dict[int, SavedSlot] = {}
         self._error: PsstoreError | None = None
 
@@ -152,14 +157,17 @@ class SimulatedSaver:
         if self._image is None:
             self._image = self._shard.image(fact.reader, fact.version)
             self._left = [] if self._image is None else list(SlotTable(self._image.slots))
+            self._num_at_once = 1 + len(self._left) // MOST_ASKED
             return None
         if self._left:
-            slot = self._left.pop()
-            parts = {
-                part: self._shard.read_image(self._image, [(slot.key, part)]) for part in range(8) if slot.has(part)
-            }
-            self._written[slot.key] = SavedSlot(slot, {part: b"".join(read) for part, read in parts.items()})
+            for _ in range(min(self._num_at_once, len(self._left))):
+                slot = self._left.pop()
+                self._written[slot.key] = self._read(self._image, slot)
             return None
         name = f"{self._index}.{fact.attempt}"
         self._archive.files[name] = self._index, self._written
         return msgspec.json.encode(FileRecord(name=name, kind="shard", index=self._index, num_bytes=0, digest="0" * 64))
+
+    def _read(self, image: _core.TableImage, slot: SlotRecord) -> SavedSlot:
+        parts = {part: self._shard.read_image(image, [(slot.key, part)]) for part in range(8) if slot.has(part)}
+        return SavedSlot(slot, {part: b"".join(read) for part, read in parts.items()})

@@ -13,10 +13,11 @@ from psstore.types import Tensor
 from psstore.wire.ranges import contains
 
 from . import model
-from .actors import BARRIER_WAIT_S, NUM_WRITES, PROMPT_S, Writer
+from .actors import BARRIER_WAIT_S, GIVEN, NUM_WRITES, PROMPT_S, Writer
 from .archive import Archived
 from .history import History, Writes
 from .plan import Plan
+from .row_checks import rows_are_what_the_decisions_say
 from .scenario import Scenario
 
 SLACK_S = 1e-6
@@ -254,8 +255,9 @@ def versions_are_whole(plan: Plan, history: History) -> None:
         expected = model.counters_after(plan, history.tensors, decided, history.factors, history.lied)
         for name, data in version.values.items():
             found = np.frombuffer(data, np.float32)
-            said = f"{version.reader} read {name} of version {version.number} as {found}: {expected[name]}"
-            assert np.array_equal(found, expected[name]), said
+            assert np.array_equal(found, expected[name]), (
+                f"{version.reader} read {name} of version {version.number} as {found}: {expected[name]}"
+            )
 
 
 def standbys_are_what_their_shards_are(plan: Plan, history: History) -> None:
@@ -303,8 +305,9 @@ def values_are_of_their_decision(plan: Plan, history: History, one: Archived) ->
             data = one.value(tensor.key(index))  # None: the shard had not heard of the tensor
             begin, end = tensor.bounds(index)
             found = np.frombuffer(data, np.float32) if data else np.zeros(end - begin, np.float32)
-            said = f"version {one.store.decision} has {name}[{begin}:{end}] as {found}: {value[begin:end]}"
-            assert np.array_equal(found, value[begin:end]), said
+            assert np.array_equal(found, value[begin:end]), (
+                f"version {one.store.decision} has {name}[{begin}:{end}] as {found}: {value[begin:end]}"
+            )
 
 
 def training_ends_at_its_version(plan: Plan, history: History) -> None:
@@ -334,6 +337,19 @@ def plain_writes_count_once(plan: Plan, history: History) -> None:
         assert assigns.last <= note.min(), f"writer {index}: {assigns}, and the store has {note}"
         assert plan.hasty_writers or adds.acknowledged == NUM_WRITES, f"writer {index} gave up: {adds}"
         restored(history, index)
+
+
+def refused_writes_do_not_count(plan: Plan, history: History) -> None:
+    """Whoever adds is told of each slice whether it was added to, however often the answer was lost."""
+    if not plan.num_forerunners:
+        return
+    tensor = history.tensors[GIVEN.name]
+    assert sorted(history.additions) == list(range(len(tensor.shards)))
+    value = np.frombuffer(history.values[GIVEN.name], np.float32)
+    for index, told in history.additions.items():
+        begin, end = tensor.bounds(index)
+        assert told.applied + told.refused == told.begun == NUM_WRITES * plan.num_forerunners
+        assert (value[begin:end] == told.applied).all(), f"slice {index}: {told}, and it is {value[begin:end]}"
 
 
 def no_write_is_lost(plan: Plan, history: History, cut: Archived, tensors: Mapping[str, Tensor]) -> None:
@@ -429,6 +445,7 @@ CHECKS: tuple[Callable[[Plan, History], None], ...] = (
     liars_stop_nobody,
     workers_are_told_the_truth,
     values_are_what_the_decisions_say,
+    rows_are_what_the_decisions_say,
     reads_are_never_torn,
     readers_see_what_was_acknowledged,
     versions_are_whole,
@@ -437,6 +454,7 @@ CHECKS: tuple[Callable[[Plan, History], None], ...] = (
     checkpoints_are_of_their_decision,
     training_ends_at_its_version,
     plain_writes_count_once,
+    refused_writes_do_not_count,
     shards_hold_what_the_schema_registry_says,
     staleness_keeps_its_bound,
     barriers_let_nobody_through_early,
@@ -445,6 +463,7 @@ CHECKS: tuple[Callable[[Plan, History], None], ...] = (
 
 
 SO_FAR = (
+    rows_are_what_the_decisions_say,
     reads_are_never_torn,
     readers_see_what_was_acknowledged,
     versions_are_whole,

@@ -57,6 +57,41 @@ class Checkpoint:
     acknowledged: int
 
 
+@dataclass(frozen=True)
+class RowRead:
+    """Rows that somebody pulled as of one decision: the bytes of each id's."""
+
+    reader: str
+    table: str
+    version: int
+    values: dict[int, bytes]
+
+
+@dataclass(frozen=True)
+class RowList:
+    """Records of all rows that a table had as of one decision, and what was pulled of the same before."""
+
+    reader: str
+    table: str
+    version: int
+    records: tuple[bytes, ...]
+    values: dict[int, bytes]
+
+
+@dataclass
+class Assigned:
+    """Values that somebody assigned to rows: after one of the decisions from `since` to `until`."""
+
+    table: str
+    number: int
+    value: float
+    since: int
+    until: int = 1 << 62
+    """So far."""
+    must_be_there: bool = False
+    """It was acknowledged, and no store has gone back since."""
+
+
 @dataclass
 class Writes:
     """Plain writes of one writer: how many it began, and how many were acknowledged."""
@@ -65,6 +100,16 @@ class Writes:
     acknowledged: int = 0
     last: int = 0
     """The last one that was acknowledged."""
+
+
+@dataclass
+class Additions:
+    """Additions to one slice, of all that add to it: how many of them were begun, applied and refused, as they were
+    told."""
+
+    begun: int = 0
+    applied: int = 0
+    refused: int = 0
 
 
 @dataclass
@@ -109,6 +154,9 @@ class History:
     """Decision that clips -> factors that were found for it."""
     reads: list[Read] = field(default_factory=list)
     seen: list[Seen] = field(default_factory=list)
+    row_reads: list[RowRead] = field(default_factory=list)
+    row_lists: list[RowList] = field(default_factory=list)
+    assigned: list[Assigned] = field(default_factory=list)
     versions: list[Version] = field(default_factory=list)
     checkpoints: list[Checkpoint] = field(default_factory=list)
     archived: list[Archived] = field(default_factory=list)
@@ -118,6 +166,8 @@ class History:
     gone: list[str] = field(default_factory=list)
     """Whoever was told that a version is not kept any longer."""
     writes: dict[str, Writes] = field(default_factory=dict)
+    additions: dict[int, Additions] = field(default_factory=dict)
+    """By slice of what has no value at first."""
     waits: list[Wait] = field(default_factory=list)
     losses: list[Loss] = field(default_factory=list)
     outcomes: dict[str, str] = field(default_factory=dict)
@@ -147,6 +197,8 @@ class History:
     """Bytes of every tensor."""
     states: dict[str, tuple[bytes, ...]] = field(default_factory=dict)
     """Bytes of rule state, per tensor."""
+    rows: dict[str, list[dict[str, bytes]]] = field(default_factory=dict)
+    """What each partition of every table has."""
     unfinished: list[str] = field(default_factory=list)
     """Actors that came to no end."""
     num_duplicates: int = 0
@@ -166,9 +218,12 @@ class History:
         """How much of that time the store may have stood still."""
         return sum(max(0.0, min(ended, until) - max(began, since)) for since, until in self.standstills)
 
-    def fall(self, cut: int) -> None:
-        """What came after that version never was. Whoever did it goes on elsewhere."""
+    def fall(self, cut: int, *, keeps_writes: bool) -> None:
+        """What came after that version never was. Whoever did it goes on elsewhere. `keeps_writes`: nothing came that
+        anybody was told of."""
         self.falls.append(cut)
+        for one in self.assigned:
+            one.must_be_there &= keeps_writes
         self.commits = {
             cell: replace(committed, last=min(committed.last, cut))
             for cell, committed in self.commits.items()
@@ -177,6 +232,8 @@ class History:
         self.scales = {number: found for number, found in self.scales.items() if number <= cut}
         for noted in (self.reads, self.seen, self.versions, self.checkpoints, self.gone, self.leads):
             noted.clear()
+        for of_rows in (self.row_reads, self.row_lists):
+            of_rows.clear()
         self.asked_at = {cell: at for cell, at in self.asked_at.items() if cell in self.commits}
         self.answered_at = {cell: at for cell, at in self.answered_at.items() if cell in self.commits}
         for by_rank in (self.barriers_entered, self.barriers_passed, self.done):

@@ -173,13 +173,13 @@ def transfers(
     return made
 
 
-def singly(tensor: Tensor, array: Array, ways: Router) -> list[Transfer]:
-    """A request for each slice, so that each has an answer of its own."""
+def singly(tensor: Tensor, array: Array, ways: Router, *, into: bool = True) -> list[Transfer]:
+    """A request for each slice, so that each has an answer of its own; `into`: that asks for its value."""
     made = []
     for index, way in enumerate(ways.of(tensor)):
         begin, end = tensor.bounds(index)
-        table = _core.SliceTable([(tensor.key(index), 0, F32)])
-        made.append(Transfer(way, table, _core.Segments([array[begin:end]], writable=True)))
+        table = _core.SliceTable([(tensor.key(index), 0 if into else 4 * (end - begin), F32)])
+        made.append(Transfer(way, table, _core.Segments([array[begin:end]], writable=into)))
     return made
 
 

@@ -54,7 +54,7 @@ def _method(owner: type, name: str, replacement: Callable[..., Any]) -> Mutant:
     return lambda: mock.patch.object(owner, name, replacement)
 
 
-def _broken(rule: str) -> Mutant:
+def broken_in_core(rule: str) -> Mutant:
     """A rule of the compiled core that does not hold (csrc/core/breakable_rules.h)."""
 
     @contextmanager
@@ -267,12 +267,12 @@ def leaders_settle_on_what_is_newest() -> Iterator[None]:
 
 
 MUTANTS: dict[str, tuple[str, Mutant]] = {
-    "nothing is sent again after a reconnect": ("sync", _broken("THE_UNANSWERED_IS_SENT_AGAIN")),
-    "writes that were applied get a new number": ("async", _broken("APPLIED_WRITES_KEEP_THEIR_NUMBERS")),
-    "abandoned writes leave a gap": ("async", _broken("WRITES_HAVE_NO_GAPS")),
+    "nothing is sent again after a reconnect": ("sync", broken_in_core("THE_UNANSWERED_IS_SENT_AGAIN")),
+    "writes that were applied get a new number": ("async", broken_in_core("APPLIED_WRITES_KEEP_THEIR_NUMBERS")),
+    "abandoned writes leave a gap": ("async", broken_in_core("WRITES_HAVE_NO_GAPS")),
     "decisions are carried backwards": ("async", _method(DecisionCache, "since", decisions_are_carried_backwards)),
     "a client carries no decisions": ("sync", _method(DecisionCache, "since", lambda self, number: ())),
-    "pushes overtake decisions": ("async", _broken("DECISIONS_COME_FIRST")),
+    "pushes overtake decisions": ("async", broken_in_core("DECISIONS_COME_FIRST")),
     "skipped rounds are applied": ("sync", skips_are_applied),
     "parked pulls are never woken": ("sync", _method(ShardService, "woken", lambda self, now: [])),
     "older connections still speak": ("sync", _method(ShardService, "_siblings", lambda self, c, h: ([], []))),
@@ -315,10 +315,10 @@ MUTANTS: dict[str, tuple[str, Mutant]] = {
         lambda: mock.patch.object(PromisedPushes, "pending", False),
     ),
     "early decisions are like any other": ("sync", early_decisions_are_like_any_other),
-    "slices that wait are answered": ("sync", _broken("CONTRIBUTIONS_ARE_WAITED_FOR")),
+    "slices that wait are answered": ("sync", broken_in_core("CONTRIBUTIONS_ARE_WAITED_FOR")),
     "who reads in a torn round waits on": ("sync", _method(Session, "abandon_reads", lambda self, error: None)),
-    "what is held is not kept": ("async", _broken("WHAT_IS_HELD_IS_KEPT")),
-    "who reads as of a decision gets what is newest": ("async", _broken("READS_ARE_AS_OF_THEIR_DECISION")),
+    "what is held is not kept": ("async", broken_in_core("WHAT_IS_HELD_IS_KEPT")),
+    "who reads as of a decision gets what is newest": ("async", broken_in_core("READS_ARE_AS_OF_THEIR_DECISION")),
     "whatever is pulled at once is of one version": ("async", _method(OneVersion, "__bool__", lambda self: True)),
     "nobody is asked to hand in": ("sync", _method(HandIns, "is_wanted", lambda self, worker: False)),
     "whatever was handed in is written": ("sync", whatever_was_handed_in_is_written),
@@ -333,7 +333,7 @@ MUTANTS: dict[str, tuple[str, Mutant]] = {
         "ssp",
         _method(Stops, "is_anyone_over", lambda self, last: False),
     ),
-    "shards don't hear of scales": ("sync", _broken("SCALES_ARE_HEARD")),
+    "shards don't hear of scales": ("sync", broken_in_core("SCALES_ARE_HEARD")),
     "scales are kept to oneself": ("sync", _method(Client, "_tell_scale", scales_are_kept_to_oneself)),
     "readers ask nobody for the last decision": ("sync", _method(Client, "_learn_decisions", readers_ask_nobody)),
     "the coordinator's own shard waits to be told": (
@@ -341,7 +341,7 @@ MUTANTS: dict[str, tuple[str, Mutant]] = {
         _method(ShardService, "catch_up", lambda self, now: []),
     ),
     "norms are added as they come": ("sync", _method(SquareSums, "norm", norms_are_added_as_they_come)),
-    "rounds without a norm are not skipped": ("sync", _broken("NO_NORM_IS_A_SKIP")),
+    "rounds without a norm are not skipped": ("sync", broken_in_core("NO_NORM_IS_A_SKIP")),
 }
 """What is broken -> the mode in which it shows soonest, and how it is broken."""
 
@@ -500,11 +500,11 @@ VOTE_MUTANTS: dict[str, tuple[str, Mutant]] = {
 """As above, and shown where shards vote on who leads."""
 
 STANDBY_MUTANTS: dict[str, tuple[str, Mutant]] = {
-    "nobody waits for standbys": ("async", _broken("REPLIES_WAIT_FOR_STANDBYS")),
-    "standbys are not sent what clients write": ("sync", _broken("WRITES_ARE_RECORDED")),
-    "standbys are not sent scales": ("sync", _broken("SCALES_ARE_RECORDED")),
-    "a new standby is not sent what is staged": ("sync", _broken("WHAT_IS_STAGED_IS_FILLED_IN")),
-    "a new standby does not know which writes were applied": ("async", _broken("WINDOWS_ARE_FILLED_IN")),
+    "nobody waits for standbys": ("async", broken_in_core("REPLIES_WAIT_FOR_STANDBYS")),
+    "standbys are not sent what clients write": ("sync", broken_in_core("WRITES_ARE_RECORDED")),
+    "standbys are not sent scales": ("sync", broken_in_core("SCALES_ARE_RECORDED")),
+    "a new standby is not sent what is staged": ("sync", broken_in_core("WHAT_IS_STAGED_IS_FILLED_IN")),
+    "a new standby does not know which writes were applied": ("async", broken_in_core("WINDOWS_ARE_FILLED_IN")),
     "standbys are not sent decisions": ("sync", _unheard(records.DecisionTaken)),
     "standbys are not sent definitions": ("sync", _unheard(records.TensorsDefined)),
     "standbys don't hear which lives attached": ("sync", _unheard(records.LifeAttached)),
@@ -521,6 +521,18 @@ STANDBY_MUTANTS: dict[str, tuple[str, Mutant]] = {
     "who leads has the old leader's connections": ("sync", _method(Coordinator, "all_went", lambda self, now: None)),
 }
 """As above, and shown where shards have standbys, of which some die."""
+
+
+# ---- plain writes that are refused ----
+
+REFUSAL_MUTANTS: dict[str, tuple[str, Mutant]] = {
+    "a write that was refused is acknowledged when it comes again": (
+        "async",
+        broken_in_core("REFUSED_WRITES_STAY_REFUSED"),
+    ),
+    "a new standby does not know which writes were refused": ("async", broken_in_core("REFUSALS_ARE_FILLED_IN")),
+}
+"""As above, and shown where clients add to what has no value yet."""
 
 
 # ---- workers that come and go ----

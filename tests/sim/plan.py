@@ -103,6 +103,10 @@ class Plan:
     """How long a round that has its quorum waits for the others."""
     drops_lost: bool = False
     """Where rounds are a quorum's: a worker that is given up is no part of it any more."""
+    tables: tuple[tuple[str, str], ...] = ()
+    """(rule, bounds) of each table whose rows workers push beside tensors; rows.BOUNDS has the bounds."""
+    assigns_rows: bool = False
+    """Somebody assigns rows of tables that have room for all."""
     arrivals_s: tuple[float, ...] = ()
     """Workers come and go: when each begins, by rank. Empty: their number is fixed, and all begin at once."""
     reshards: tuple[tuple[float, int], ...] = ()
@@ -111,13 +115,15 @@ class Plan:
     """Every shard has a standby, and some die."""
     silences: tuple[Silence, ...] = ()
     """Every shard has a standby on another host, and shards vote on who leads."""
+    num_forerunners: int = 0
+    """Clients that add to what has no value yet, and are refused."""
     falls: tuple[float, ...] = ()
     """All shards die, so long after the first checkpoint or the last fall, and begin again from the last one."""
 
     @property
     def loses_holds(self) -> bool:
         """What shards hold for a checkpoint may go, and not by a fault of who asked for it."""
-        return bool(self.shard_deaths or self.silences or self.reshards)
+        return bool(self.shard_deaths or self.silences or self.reshards or self.assigns_rows)
 
     @property
     def drops(self) -> bool:
@@ -183,6 +189,7 @@ class Plan:
             num_writers=0,
             hasty_writers=False,
             with_curator=False,
+            assigns_rows=False,
             num_readers=0,
             num_historians=0,
             num_archivists=0,
@@ -192,6 +199,7 @@ class Plan:
             reshards=(),
             shard_deaths=(),
             silences=(),
+            num_forerunners=0,
         )
 
 
@@ -245,6 +253,13 @@ def standby_plan_of(seed: int, mode: str | None = None) -> Plan:
         for _ in range(rng.choice((1, 2, 4, 8)))
     )
     return replace(plan, shard_deaths=deaths)
+
+
+def refusing_plan_of(seed: int, mode: str | None = None) -> Plan:
+    """A plan in which plain writes are refused, under whatever else goes wrong; every other one has standbys."""
+    plan = (standby_plan_of if seed % 2 else plan_of)(seed, mode)
+    num_forerunners = random.Random(f"forerunners {seed}").choice((1, 2, 3))
+    return replace(plan, num_forerunners=num_forerunners, break_chance=max(plan.break_chance, 0.02))
 
 
 def voting_plan_of(seed: int, mode: str | None = None) -> Plan:
@@ -358,3 +373,17 @@ def _death(rng: random.Random, num_workers: int) -> Death:
         after_frames=rng.randint(0, rng.choice((30, 80))),
         replaced_after_s=rng.choice((0.1, 1.0, 6.0, None)),
     )
+
+
+ROW_RULES = ("sgd", "adagrad", "rowwise_adagrad", "adam")
+ROW_BOUNDS = ("open", "open", "open", "lru", "lfu", "ttl", "ttl-bounded", "full", "after", "lot")
+
+
+def with_rows(plan: Plan) -> Plan:
+    """The plan, and workers train one table or two as well; where rounds are early, none whose pushes may be refused,
+    which others would wait for."""
+    rng = random.Random(f"rows {plan.seed}")
+    choices = [one for one in ROW_BOUNDS if not (plan.early and one == "full")]
+    tables = tuple((rng.choice(ROW_RULES), rng.choice(choices)) for _ in range(rng.choice((1, 1, 2))))
+    assigns = any(bounds == "open" for _, bounds in tables) and rng.random() < 0.7
+    return replace(plan, tables=tables, assigns_rows=assigns)

@@ -8,6 +8,8 @@ from functools import partial
 from typing import Any
 from unittest import mock
 
+from psstore import types
+from psstore.client import row_frames
 from psstore.partition import packing, slicing
 from psstore.protocol import client, rounds
 from psstore.protocol.coordinator import Coordinator
@@ -21,10 +23,11 @@ from psstore.types import Tensor
 from psstore.wire import messages
 from psstore.wire.messages import Role
 
-from . import model
-from .actors import HASTY_S, Actor, Auditor, Curator, Historian, Reader, Worker, Writer
+from . import model, rows
+from .actors import HASTY_S, Actor, Auditor, Curator, Forerunner, Giver, Historian, Reader, Worker, Writer
 from .archive import Archive, Archived, SimulatedPlace
 from .archivist import Archivist
+from .assigner import Assigner
 from .elections import LEASE_S, Elections
 from .history import History
 from .machine import Machine
@@ -72,7 +75,8 @@ class Scenario:
         self.archive = Archive()
         self.num_shards = plan.num_shards
         self._begin(None)
-        self.readers: list[Reader | Historian | Archivist] = []
+        self.readers: list[Reader | Historian | Archivist | Assigner] = []
+        """Who goes on until training is over."""
         self.machines: dict[int, Machine] = {}
         """The machine of each rank's present life."""
         self.num_resharders = self.num_reshards = 0
@@ -170,6 +174,8 @@ class Scenario:
         with (
             mock.patch.object(slicing, "SLICE_BYTES", model.SLICE_BYTES),
             mock.patch.object(packing, "FRAME_BYTES", model.FRAME_BYTES),
+            mock.patch.object(types, "PARTITION_BITS", rows.PARTITION_BITS),
+            mock.patch.object(row_frames, "FRAME_BYTES", rows.FRAME_BYTES),
             mock.patch.object(rounds, "ATTEST_EVERY", 2),
             mock.patch.object(messages, "HANDED_PIECE_BYTES", 2),
             mock.patch.object(
@@ -181,6 +187,12 @@ class Scenario:
             for index in range(plan.num_writers):
                 machine = self._machine(f"writer {index}", "client")
                 self._start(Writer(plan, machine, self.history, index=index))
+            if plan.assigns_rows:
+                self._start_assigner()
+            for index in range(plan.num_forerunners):
+                self._start(Forerunner(plan, self._machine(f"forerunner {index}", "client"), self.history))
+            if plan.num_forerunners:
+                self._start(Giver(plan, self._machine("giver", "client"), self.history))
             if plan.with_curator:
                 self._start(Curator(plan, self._machine("curator", "client"), self.history))
             numbers: dict[ReaderKind, int] = {
@@ -240,6 +252,9 @@ class Scenario:
             states = [
                 self.servers[shard].shard.core.state(tensor.key(index)) for index, shard in enumerate(tensor.shards)
             ]
+            if rows.is_table(tensor):
+                history.rows[tensor.spec.name] = states
+                continue
             history.values[tensor.spec.name] = b"".join(state.get("value", b"") for state in states)
             history.states[tensor.spec.name] = tuple(
                 part for state in states for name, part in sorted(state.items()) if name != "value"
@@ -283,6 +298,12 @@ class Scenario:
         reader = kind(self.plan, self._machine(name, "client"), self.history)
         self.readers.append(reader)
         self._start(reader)
+
+    def _start_assigner(self) -> None:
+        machine = self._machine("assigner", "client")
+        assigner = Assigner(self.plan, machine, self.history, num_decided=lambda: len(self.notary.decisions))
+        self.readers.append(assigner)
+        self._start(assigner)
 
     def _start_worker_after(self, delay_s: float, rank: int, *, life: int) -> None:
         if not delay_s:
@@ -341,7 +362,7 @@ class Scenario:
             return
         cut = self.archive.checkpoints[-1]
         self.world.say(f"the store falls, back to version {cut.version}")
-        self._begin_again(cut)
+        self._begin_again(cut, keeps_writes=False)
         self._schedule_falls(delays[1:])
 
     def _schedule_reshards(self, planned: list[tuple[float, int]]) -> None:
@@ -394,7 +415,7 @@ class Scenario:
         self.on_reshard(cut, {tensor.spec.name: tensor for tensor in self.coordinator.schemas.tensors})
         self.num_shards = num_shards
         self.num_reshards += 1
-        self._begin_again(cut)
+        self._begin_again(cut, keeps_writes=True)
 
     def _handing_in(self) -> list[int]:
         """Ranks whose present life hands in."""
@@ -402,13 +423,13 @@ class Scenario:
         lives = {rank: worker.incarnation for rank, worker in workers.items()}
         return [rank for rank, one in handed.items() if lives.get(rank) == one.incarnation]
 
-    def _begin_again(self, cut: Archived) -> None:
+    def _begin_again(self, cut: Archived, *, keeps_writes: bool) -> None:
         for server in self.servers:
             server.kill()
         self.history.decisions = self.notary.decisions
         self.history.tensors = {tensor.spec.name: tensor for tensor in self.coordinator.schemas.tensors}
         self.on_fall()
-        self.history.fall(cut.version)
+        self.history.fall(cut.version, keeps_writes=keeps_writes)
         ended = [actor for actor in self.actors if actor.machine.name not in self.pending]
         for actor in self.actors:
             if actor not in ended and actor.machine.has_met_the_store:

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from psstore.protocol import state_copy
+from psstore.types import Tensor, record_bytes
 
+from . import rows
 from .plan import ShardDeath
 from .server import Server
 
@@ -154,9 +156,17 @@ def differences_between(scenario: Scenario, leader: Server, standby: Server) -> 
     for tensor in scenario.history.tensors.values():
         for index, holder in enumerate(tensor.shards):
             key = tensor.key(index)
-            if holder == shard and leader.shard.state(key) != standby.shard.state(key):
+            if holder == shard and _state(leader, tensor, key) != _state(standby, tensor, key):
                 found.append(f"slice {index} of {tensor.spec.name}")
     return [f"shard {shard}: {what}" for what in found]
+
+
+def _state(server: Server, tensor: Tensor, key: int) -> dict[str, object]:
+    """What it has of a slice. Records of rows lie as they came."""
+    state = dict[str, object](server.shard.state(key))
+    if rows.is_table(tensor):
+        state["rows"] = rows.sorted_records(server.shard.state(key)["rows"], record_bytes(tensor.spec))
+    return state
 
 
 LOOKED_UP = frozenset(("_heap", "_asked", "_changed", "_decided", "_wanted_from", "_is_made", "_gathered"))
@@ -175,6 +185,7 @@ def _known(server: Server) -> dict[str, Any]:
         "applied": service.data.applied,
         "lives": sorted(lives),
         "writers": sorted(writers),
+        "refusals": sorted(server.shard.refusals()),
         "dropped": dropped,
         "tensors": sorted(service.facts.tensors),
         "attached": [service.data.newest_incarnation(rank) for rank in range(8)],

@@ -12,6 +12,7 @@ from tests.sim.mutants import (
     ELASTIC_MUTANTS,
     FALL_MUTANTS,
     MUTANTS,
+    REFUSAL_MUTANTS,
     RESHARD_MUTANTS,
     STANDBY_MUTANTS,
     VOTE_MUTANTS,
@@ -22,10 +23,13 @@ from tests.sim.plan import (
     elastic_plan_of,
     falling_plan_of,
     plan_of,
+    refusing_plan_of,
     resharding_plan_of,
     standby_plan_of,
     voting_plan_of,
+    with_rows,
 )
+from tests.sim.row_mutants import ROW_FALL_MUTANTS, ROW_MUTANTS, ROW_STANDBY_MUTANTS
 
 MAX_SEEDS_TO_NOTICE = 250
 
@@ -39,7 +43,7 @@ NOTICED_BY = {
     "older connections still speak": 132,
     "a new life inherits the old one's commit": 44,
     "a dead initialiser is waited for": 71,
-    "nobody is given up": 143,
+    "nobody is given up": 260,
     "barriers open for the first": 12,
     "torn rounds go unnoticed": 72,
     "finish is answered at once": 33,
@@ -102,18 +106,47 @@ NOTICED_BY = {
     "a lost standby is done without at once": 9,
     "who leads has the old leader's connections": 112,
     "one shard speaks for all": 3,
+    "rows that come twice in a push are not summed": 1,
+    "partitions without rows are not named": 1,
+    "rows go in the order in which they lie": 4,
+    "admission counts decisions": 3,
+    "an assigned row keeps its state": 1,
+    "what is held has rows that were assigned since": 75,
+    "a checkpoint is without what admission has counted": 3,
+    "who reads rows as of a decision gets what is newest": 1,
+    "rows that are held are not kept": 140,
+    "rows begin anew when they were used": 29,
+    "a table's steps are counted anew": 22,
+    "what admission has counted is not loaded": 37,
+    "standbys are not sent rows": 1,
+    "a new standby does not know what admission has counted": 18,
+    "a new standby does not know when rows were used": 2,
+    "a write that was refused is acknowledged when it comes again": 8,
+    "a new standby does not know which writes were refused": 11,
 }
 """Seeds to begin with: one that notices it, and whose run is short (many are a hundredth of seed 0's). They save time;
 when the simulator has changed, others will do."""
 
 
-TABLES: dict[str, tuple[dict[str, tuple[str, Mutant]], Callable[[int, str], Plan]]] = {
+Make = Callable[[int, str], Plan]
+"""(seed, mode) -> the plan of a run."""
+
+
+def and_rows(plan_of: Make) -> Make:
+    return lambda seed, mode: with_rows(plan_of(seed, mode))
+
+
+TABLES: dict[str, tuple[dict[str, tuple[str, Mutant]], Make]] = {
     "": (MUTANTS, plan_of),
     "where workers come and go": (ELASTIC_MUTANTS, elastic_plan_of),
     "of a store that goes back": (FALL_MUTANTS, falling_plan_of),
     "of a store with another number of shards": (RESHARD_MUTANTS, resharding_plan_of),
     "of shards with standbys": (STANDBY_MUTANTS, standby_plan_of),
+    "where plain writes are refused": (REFUSAL_MUTANTS, refusing_plan_of),
     "of shards that vote": (VOTE_MUTANTS, voting_plan_of),
+    "of rows": (ROW_MUTANTS, and_rows(plan_of)),
+    "of rows of a store that goes back": (ROW_FALL_MUTANTS, and_rows(falling_plan_of)),
+    "of rows of shards with standbys": (ROW_STANDBY_MUTANTS, and_rows(standby_plan_of)),
 }
 """Where it shows -> what is broken, and the plans of such runs."""
 

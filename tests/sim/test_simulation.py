@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
@@ -14,13 +14,17 @@ import pytest
 from tests.sim.checks import check, run_and_check, watched
 from tests.sim.history import History
 from tests.sim.plan import (
+    Plan,
     elastic_plan_of,
     falling_plan_of,
     plan_of,
+    refusing_plan_of,
     resharding_plan_of,
     standby_plan_of,
     voting_plan_of,
+    with_rows,
 )
+from tests.sim.rows import BOUNDS
 from tests.sim.scenario import Scenario
 
 NUM_SEEDS = 150
@@ -31,13 +35,22 @@ NUM_ELASTIC_SEEDS = 75
 NUM_RESHARDING_SEEDS = 50
 NUM_STANDBY_SEEDS = 75
 NUM_VOTING_SEEDS = 75
+NUM_REFUSING_SEEDS = 75
 BATCH = 25
+ROWS_EVERY = 5
+"""Of so many seeds one has tables of rows, with which a run takes longer."""
+
+
+def planned(make: Callable[[int], Plan], seed: int) -> Plan:
+    """The plan of that kind for the seed."""
+    plan = make(seed)
+    return with_rows(plan) if seed % ROWS_EVERY == 0 else plan
 
 
 @cache
 def checked(seed: int) -> History:
     """What happened under that seed: every promise was held against it."""
-    return run_and_check(plan_of(seed))
+    return run_and_check(planned(plan_of, seed))
 
 
 @contextmanager
@@ -46,7 +59,8 @@ def reproducible(seed: int, kind: str = "") -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        pytest.fail(f"{error!r}\nreproduce: python -m tests.sim {kind}--seed {seed} --verbose")
+        rows = "" if seed % ROWS_EVERY else "--rows "
+        pytest.fail(f"{error!r}\nreproduce: python -m tests.sim {kind}{rows}--seed {seed} --verbose")
 
 
 @pytest.mark.parametrize("first", range(0, NUM_SEEDS, BATCH))
@@ -61,7 +75,7 @@ def test_promises_hold_where_the_store_goes_back_for_seeds_from(first: int) -> N
     num_falls = 0
     for seed in range(first, first + BATCH):
         with reproducible(seed, "--falls "):
-            num_falls += len(run_and_check(falling_plan_of(seed)).falls)
+            num_falls += len(run_and_check(planned(falling_plan_of, seed)).falls)
     assert num_falls, "it never went back"
 
 
@@ -69,7 +83,7 @@ def test_promises_hold_where_the_store_goes_back_for_seeds_from(first: int) -> N
 def test_promises_hold_where_the_number_of_shards_changes_for_seeds_from(first: int) -> None:
     num_reshards = 0
     for seed in range(first, first + BATCH):
-        scenario = watched(resharding_plan_of(seed))
+        scenario = watched(planned(resharding_plan_of, seed))
         with reproducible(seed, "--reshards "):
             check(scenario.plan, scenario.run())
         num_reshards += scenario.num_reshards
@@ -81,7 +95,7 @@ def test_promises_hold_where_workers_come_and_go_for_seeds_from(first: int) -> N
     num_changes = 0
     for seed in range(first, first + BATCH):
         with reproducible(seed, "--elastic "):
-            history = run_and_check(elastic_plan_of(seed))
+            history = run_and_check(planned(elastic_plan_of, seed))
         num_changes += len({members for members, _, _ in history.shares.values()}) - 1
     assert num_changes > BATCH, "hardly anybody came or went"
 
@@ -90,18 +104,30 @@ def test_promises_hold_where_workers_come_and_go_for_seeds_from(first: int) -> N
 def test_promises_hold_where_standbys_lead_for_seeds_from(first: int) -> None:
     num_promotions = 0
     for seed in range(first, first + BATCH):
-        scenario = Scenario(standby_plan_of(seed))
+        scenario = Scenario(planned(standby_plan_of, seed))
         with reproducible(seed, "--standbys "):
             check(scenario.plan, scenario.run())
         num_promotions += scenario.standbys.num_promotions
     assert num_promotions > BATCH, "hardly a standby led"
 
 
+@pytest.mark.parametrize("first", range(0, NUM_REFUSING_SEEDS, BATCH))
+def test_promises_hold_where_plain_writes_are_refused_for_seeds_from(first: int) -> None:
+    num_refused = num_applied = 0
+    for seed in range(first, first + BATCH):
+        with reproducible(seed, "--refusals "):
+            history = run_and_check(refusing_plan_of(seed))
+        num_refused += sum(told.refused for told in history.additions.values())
+        num_applied += sum(told.applied for told in history.additions.values())
+    assert num_refused > 10 * BATCH, "hardly a write was refused"
+    assert num_applied > 10 * BATCH, "hardly a write was applied"
+
+
 @pytest.mark.parametrize("first", range(0, NUM_VOTING_SEEDS, BATCH))
 def test_promises_hold_where_shards_vote_on_who_leads_for_seeds_from(first: int) -> None:
     num_promotions = num_done_without = 0
     for seed in range(first, first + BATCH):
-        scenario = Scenario(voting_plan_of(seed))
+        scenario = Scenario(planned(voting_plan_of, seed))
         with reproducible(seed, "--votes "):
             check(scenario.plan, scenario.run())
         num_promotions += scenario.elections.num_promotions
@@ -192,3 +218,12 @@ def test_rounds_are_early_clipped_and_torn_in_some_seeds() -> None:
     assert {None, 1.0} < factors
     assert sum(decision.early for history in histories for decision in history.decisions) > 20
     assert any(history.torn is not None for history in histories)
+
+
+def test_rows_are_read_listed_assigned_and_written_down_in_some_seeds() -> None:
+    with_tables = [checked(seed) for seed in range(0, NUM_SEEDS, ROWS_EVERY)]
+    for noted in ("row_reads", "row_lists", "assigned"):
+        assert sum(len(getattr(history, noted)) for history in with_tables) > 20, noted
+    assert any(history.rows and history.archived for history in with_tables)
+    bounds = {bound for seed in range(NUM_SEEDS) for _, bound in planned(plan_of, seed).tables}
+    assert bounds == set(BOUNDS)

@@ -65,7 +65,7 @@ class BoundedTables:
         """Takes the step that a commit of what was pushed has decided."""
         for name, model in self.models.items():
             if given[name]:
-                model.step(given[name], num_members=num_members)
+                model.step(given[name], divisor=num_members)
             else:
                 model.skip()
 

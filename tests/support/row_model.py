@@ -1,7 +1,7 @@
-"""A table of rows as a dictionary: which rows there are after each decision, by the words of docs/rows.md.
+"""A table of rows as a dictionary: which rows there are after each decision, and what they are, by the words of
+docs/rows.md.
 
-Rows of rule 'sgd' with init 'constant(1)', lr 1 and gradients of small whole numbers, so that sums are exact.
-"""
+Rows begin with a constant, and gradients and weights are small whole numbers, so that sums are exact."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from psstore.types import RowsSpec
+from psstore.types import PARTITION_BITS, RowsSpec
+from tests.support.row_rules import STEPS, TO_COME, Floats, Hyper, first_state, state_elems
 
 MASK = (1 << 64) - 1
-PARTITIONS = 64
 HALVED_EVERY = 1024
 MOST_CHANGES = 255
 
@@ -31,6 +31,7 @@ def hash_of(number: int) -> int:
 @dataclass
 class Row:
     value: Any
+    state: Any = None
     last: int = 0
     """The decision that changed it last."""
     changes: int = 0
@@ -45,56 +46,84 @@ class Sketch:
         self.seed = seed
         least = min(max(max_rows, 1 << 10), 1 << 18) if max_rows else 1 << 15
         self.width = 1 << (least - 1).bit_length()
-        self.counters = [[0] * self.width for _ in range(4)]
+        self.counters: dict[int, int] = {}
+        """By place in all rows of counters; others are 0."""
         self.counted = 0
 
     def places(self, number: int) -> list[int]:
         first = hash_of(number ^ self.seed)
         second = hash_of(first ^ self.seed)
-        return [((first + row * second & MASK) >> 32) % self.width for row in range(4)]
+        return [row * self.width + ((first + row * second & MASK) >> 32) % self.width for row in range(4)]
 
     def of(self, number: int) -> int:
-        return min(row[place] for row, place in zip(self.counters, self.places(number), strict=True))
+        return min(self.counters.get(place, 0) for place in self.places(number))
 
     def count(self, number: int, times: int) -> None:
         total = min(self.of(number) + times, MOST_CHANGES)
-        for row, place in zip(self.counters, self.places(number), strict=True):
-            row[place] = max(row[place], total)
+        for place in self.places(number):
+            self.counters[place] = max(self.counters.get(place, 0), total)
         self.counted += 1
         if self.counted == 4 * self.width:
-            self.counters = [[one // 2 for one in row] for row in self.counters]
+            self.counters = {place: count // 2 for place, count in self.counters.items()}
             self.counted = 0
+
+    def counted_bytes(self) -> bytes:
+        """What the store keeps of it."""
+        counters = np.zeros(4 * self.width, np.uint8)
+        counters[list(self.counters)] = list(self.counters.values())
+        return self.counted.to_bytes(8, "little") + counters.tobytes()
 
 
 @dataclass
 class Partition:
     rows: dict[int, Row] = field(default_factory=dict)
     sketch: Sketch | None = None
+    num_steps: int = 0
 
 
 class TableModel:
     """`step` and `assign` do what a decision and a plain write do; `keys` and `pull` say what is there then."""
 
-    def __init__(self, spec: RowsSpec) -> None:
+    def __init__(
+        self,
+        spec: RowsSpec,
+        *,
+        rule: str = "sparse_sgd",
+        hyper: Hyper | None = None,
+        partition_bits: int = PARTITION_BITS,
+    ) -> None:
         self.spec = spec
+        self.rule = rule
+        self.hyper = {"lr": 1.0} if hyper is None else hyper
+        self.partition_rows = spec.max_rows >> partition_bits
+        """Most rows of a partition; 0: as many as come."""
         self.decision = 0
         self.evicted = 0
         self.refused = 0
-        self.partitions = [Partition() for _ in range(PARTITIONS)]
+        self._shift = 64 - partition_bits
+        self.partitions = [Partition() for _ in range(1 << partition_bits)]
         for one in self.partitions:
-            one.sketch = Sketch(spec.seed, spec.partition_rows) if spec.admit_after > 1 else None
+            one.sketch = Sketch(spec.seed, self.partition_rows) if spec.admit_after > 1 else None
 
     def skip(self) -> None:
         self.decision += 1
 
-    def step(self, pushes: Sequence[Mapping[int, Any]], *, num_members: int = 1) -> None:
+    def step(
+        self,
+        pushes: Sequence[Mapping[int, Any]],
+        *,
+        weights: Sequence[float] | None = None,
+        divisor: float = 1.0,
+        factor: float = 1.0,
+    ) -> None:
         """A decision on contributions to the table: gradients by id, of members in rank order."""
         self.decision += 1
         given: dict[int, list[Any]] = {}
-        for push in pushes:
+        for push, weight in zip(pushes, weights or [1.0] * len(pushes), strict=True):
             for number, gradient in push.items():
-                given.setdefault(number, []).append(gradient)
+                given.setdefault(number, []).append(gradient * np.float32(weight))
         for partition, ids in self._by_partition(given):
+            partition.num_steps += 1
             absent = [one for one in ids if one not in partition.rows]
             admitted = [one for one in absent if self._admits(partition, one, len(given[one]))]
             new = self._make_room(partition, ids, admitted)
@@ -102,13 +131,36 @@ class TableModel:
             for one in absent:
                 if partition.sketch is not None:
                     partition.sketch.count(one, len(given[one]))
+            rows, gradients = [], []
             for one in ids:
                 if one in new:
-                    partition.rows[one] = Row(np.ones(self.spec.dim, np.float32))
-                if one in partition.rows:
-                    row = partition.rows[one]
-                    row.value = row.value - sum(given[one]) / np.float32(num_members)
+                    partition.rows[one] = Row(self._first_value(), self._state(first_state(self.rule, self.hyper)))
+                reduced = sum(given[one]) / np.float32(divisor) * np.float32(factor)
+                for row in self._rows_of(partition, one):
                     self._use(row)
+                    rows.append(row)
+                    gradients.append(reduced)
+            if rows:
+                self._take_step(rows, np.array(gradients, np.float32), partition.num_steps)
+
+    def _take_step(self, rows: Sequence[Row], gradients: Floats, number: int) -> None:
+        for row in rows:
+            if "adagrad" in self.rule and row.state[0] == TO_COME:
+                row.state = self._state(first_state(self.rule, self.hyper))
+        values, state = np.array([row.value for row in rows]), np.array([row.state for row in rows])
+        values, state = STEPS[self.rule](values, state, gradients, number, self.hyper)
+        for place, row in enumerate(rows):
+            row.value, row.state = values[place], state[place]
+
+    def _rows_of(self, partition: Partition, number: int) -> list[Row]:
+        """Rows of that id that take a step: one, or none."""
+        return [partition.rows[number]] if number in partition.rows else []
+
+    def _first_value(self) -> Floats:
+        return np.full(self.spec.dim, self.spec.a, np.float32)
+
+    def _state(self, element: float) -> Floats:
+        return np.full(state_elems(self.rule, self.spec.dim), element, np.float32)
 
     def assign(self, rows: Mapping[int, Any]) -> bool:
         """False: a partition had no room for its rows, which are not set; others are."""
@@ -124,6 +176,7 @@ class TableModel:
             for one in ids:
                 row = partition.rows.setdefault(one, Row(None))
                 row.value = rows[one]
+                row.state = self._state(TO_COME if "adagrad" in self.rule else 0.0)
                 self._use(row)
         return all_fit
 
@@ -132,7 +185,7 @@ class TableModel:
         if self.spec.evict or not self.spec.max_rows:
             return True
         for partition, ids in self._by_partition(push):
-            room = self.spec.partition_rows - len(partition.rows)
+            room = self.partition_rows - len(partition.rows)
             absent = sum(one not in partition.rows for one in ids)
             may_be_admitted = room > 0 and (partition.sketch is not None or self.spec.admit_probability < 1)
             if absent > room and not may_be_admitted:
@@ -143,17 +196,28 @@ class TableModel:
         return sorted(one for partition in self.partitions for one in partition.rows)
 
     def pull(self, ids: Sequence[int]) -> Any:
-        first = np.ones(self.spec.dim, np.float32)
-        found = [self.partitions[hash_of(one) >> 58].rows.get(one) for one in ids]
+        first = self._first_value()
+        found = [self.partitions[self.partition_of(one)].rows.get(one) for one in ids]
         return np.array([first if row is None else row.value for row in found], np.float32)
+
+    def partition_of(self, number: int) -> int:
+        return hash_of(number) >> self._shift
+
+    def record(self, number: int, row: Row) -> bytes:
+        """What the store keeps of a row."""
+        usage = b""
+        if self.spec.evict:
+            used = row.changes << 24 | row.halvings if self.spec.evict == "lfu" else row.last
+            usage = used.to_bytes(4, "little")
+        return b"".join([number.to_bytes(8, "little"), row.value.tobytes(), row.state.tobytes(), usage])
 
     # ---- what a partition does ----
 
     def _by_partition(self, given: Mapping[int, Any]) -> list[tuple[Partition, list[int]]]:
         """Every partition, with its ids, ascending."""
-        ids: list[list[int]] = [[] for _ in range(PARTITIONS)]
+        ids: list[list[int]] = [[] for _ in self.partitions]
         for one in sorted(given):
-            ids[hash_of(one) >> 58].append(one)
+            ids[self.partition_of(one)].append(one)
         return list(zip(self.partitions, ids, strict=True))
 
     def _admits(self, partition: Partition, number: int, times: int) -> bool:
@@ -168,12 +232,12 @@ class TableModel:
         if not self.spec.max_rows:
             return len(ids)
         staying = [one for one in ids if one in partition.rows] if self.spec.evict else partition.rows
-        return max(0, self.spec.partition_rows - len(staying))
+        return max(0, self.partition_rows - len(staying))
 
     def _make_room(self, partition: Partition, ids: Sequence[int], wanted: Sequence[int]) -> set[int]:
         """Evicts rows; returns those of the ids wanted that get one."""
         new = wanted[: self._most_new(partition, ids)]
-        most = self.spec.partition_rows
+        most = self.partition_rows
         needed = max(0, len(partition.rows) + len(new) - most) if most else 0
         if self.spec.evict:
             others = [one for one in partition.rows if one not in set(ids)]

@@ -20,14 +20,6 @@ inline void check(cudaError_t status, const char* call) {
   throw Error(ErrorCode::DEVICE_FAILED, std::string(call) + ": " + cudaGetErrorString(status));
 }
 
-// Of what a launch reads of the host.
-inline void copy_table_async(std::byte* device, const std::byte* pinned, size_t num_bytes,
-                             cudaStream_t stream) {
-  if (num_bytes == 0) return;
-  check(cudaMemcpyAsync(device, pinned, num_bytes, cudaMemcpyHostToDevice, stream),
-        "copy of descriptors to the device");
-}
-
 template <class Body>
 __global__ void __launch_bounds__(kThreads, Body::kMinBlocks) run_on_device(const Body body) {
   __shared__ typename Body::Shared shared;
@@ -46,6 +38,11 @@ void launch_async(const Body& body, int64_t num_blocks, const char* name, cudaSt
   run_on_device<Body><<<static_cast<unsigned>(num_blocks), kThreads, 0, stream>>>(body);
   check(cudaGetLastError(), name);
 }
+
+// Brings what a launch reads of the host to the device. Not by a copy engine: there it would wait for all copies of
+// other streams that are queued by then, and with it whatever they are to overlap with.
+void copy_table_async(std::byte* device, const std::byte* pinned, size_t num_bytes,
+                      cudaStream_t stream);
 
 // Launches the kernel of the form `Step` that reads such sources. The forms' kernels are spread over several
 // *_cuda.cu files by explicit instantiation, so that they are compiled at the same time.

@@ -18,9 +18,9 @@ namespace psstore::gpu {
 // a small slice, is one chunk of floats.
 inline constexpr int kThreads = 256;
 
-// Enough blocks to fill any device many times over, so that its end is not waited for; more would only
-// lengthen the table that says where they begin.
-inline constexpr int64_t kMaxBlocks = 16384;
+// Enough blocks to fill any device many times over, so that its end is not waited for. With more a block is shorter, and
+// what it reads of the table before its first load counts: 16,384 were up to 6 % slower on an H200, and 2,500 up to 4.
+inline constexpr int64_t kMaxBlocks = 6144;
 
 PSSTORE_GPU int64_t ceil_divide(int64_t a, int64_t b) {
   return (a + b - 1) / b;
@@ -70,8 +70,8 @@ struct Grid {
   int64_t num_chunks = 0;
   int64_t chunks_per_block = 1;
 
-  static Grid of(int64_t num_chunks) {
-    const int64_t per_block = ceil_divide(num_chunks, kMaxBlocks);
+  static Grid of(int64_t num_chunks, int64_t max_blocks = kMaxBlocks) {
+    const int64_t per_block = ceil_divide(num_chunks, max_blocks);
     return {num_chunks, per_block < 1 ? 1 : per_block};
   }
 

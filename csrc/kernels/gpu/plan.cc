@@ -191,7 +191,8 @@ Variant Plan::variant_of(const SliceUpdate& update) const {
   return {step, is_double, source_form(step, update)};
 }
 
-Plan::Plan(Purpose purpose, std::span<const SliceUpdate> batch) : purpose_(purpose), batch_(batch) {
+Plan::Plan(Purpose purpose, std::span<const SliceUpdate> batch, int64_t max_blocks)
+    : purpose_(purpose), batch_(batch) {
   variants_.reserve(batch.size());
   StepRuns runs{};
   std::array<int64_t, kNumVariants> num_chunks{};
@@ -206,7 +207,7 @@ Plan::Plan(Purpose purpose, std::span<const SliceUpdate> batch) : purpose_(purpo
     if (runs[index].begins_with(update)) ++num_steps_;
   }
   for (size_t index = 0; index < kNumVariants; ++index) {
-    launches_[index].grid = Grid::of(num_chunks[index]);
+    launches_[index].grid = Grid::of(num_chunks[index], max_blocks);
   }
   place_parts();
 }

@@ -28,8 +28,9 @@ enum class Purpose : uint8_t { kUpdate, kSquares };
 // What a batch needs.
 class Plan {
  public:
-  // Refers to the batch. Throws Error(INTERNAL) for an update that breaks what update.h requires.
-  Plan(Purpose purpose, std::span<const SliceUpdate> batch);
+  // Refers to the batch. `max_blocks`: of each launch. Throws Error(INTERNAL) for an update that breaks what update.h
+  // requires.
+  Plan(Purpose purpose, std::span<const SliceUpdate> batch, int64_t max_blocks = kMaxBlocks);
 
   uint64_t num_bytes() const { return steps_ + num_steps_ * sizeof(StepBytes); }
 

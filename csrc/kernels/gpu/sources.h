@@ -145,6 +145,9 @@ class AnySources {
  public:
   static constexpr bool kAligned = false;
   static constexpr size_t kStreams = 1;
+  static constexpr size_t kVectorBytes = 0;  // not known
+  template <int N>
+  struct Loaded {};  // read by sum(), a group after the other
 
   PSSTORE_GPU AnySources(const BatchView& batch, const Slice& slice)
       : sources_(batch.sources + slice.first_source),
@@ -153,7 +156,11 @@ class AnySources {
         num_elems_(slice.vectors.num_elems) {}
 
   template <int N>
-  PSSTORE_GPU Pack<T, N> sum(int64_t begin) const {
+  PSSTORE_GPU Loaded<N> load(int64_t) const {
+    return {};
+  }
+  template <int N>
+  PSSTORE_GPU Pack<T, N> sum(int64_t begin, const Loaded<N>&) const {
     Pack<T, N> sum = nothing<T, N>(num_sources_);
     uint32_t k = 0;
     if constexpr (N > 1) {
@@ -241,6 +248,11 @@ class AlignedSources {
  public:
   static constexpr bool kAligned = true;
   static constexpr size_t kStreams = kCount;  // of loads that a thread has under way
+  static constexpr size_t kVectorBytes = kCount * sizeof(E) * kVectorElems<T>;
+  template <int N>
+  struct Loaded {
+    Pack<E, N> packs[kCount];
+  };
 
   PSSTORE_GPU AlignedSources(const BatchView& batch, const Slice& slice) {
     for (int k = 0; k < kCount; ++k) {
@@ -251,13 +263,17 @@ class AlignedSources {
   }
 
   template <int N>
-  PSSTORE_GPU Pack<T, N> sum(int64_t begin) const {
-    Pack<E, N> packs[kCount];
+  PSSTORE_GPU Loaded<N> load(int64_t begin) const {
+    Loaded<N> loaded;
     for (int k = 0; k < kCount; ++k) {
-      packs[k] = load_pack<E, N, Alignment::kPack>(data_[k], begin);
+      loaded.packs[k] = load_pack<E, N, Alignment::kPack>(data_[k], begin);
     }
+    return loaded;
+  }
+  template <int N>
+  PSSTORE_GPU Pack<T, N> sum(int64_t, const Loaded<N>& loaded) const {
     Pack<T, N> sum = nothing<T, N>(kCount);
-    for (int k = 0; k < kCount; ++k) add_weighted(sum, weight_[k], packs[k]);
+    for (int k = 0; k < kCount; ++k) add_weighted(sum, weight_[k], loaded.packs[k]);
     return sum;
   }
 

@@ -74,7 +74,7 @@ struct SquaresBody {
   template <int N>
   PSSTORE_GPU void put(const Slice& slice, const AnySources<T>& sources, int64_t begin,
                        T* tile) const {
-    Pack<T, N> grad = sources.template sum<N>(begin);
+    Pack<T, N> grad = sources.template sum<N>(begin, sources.template load<N>(begin));
     divide_and_scale(grad, static_cast<T>(slice.divisor), T(1));
     for (int e = 0; e < N; ++e) tile[e] = grad[e];
   }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <type_traits>
+#include <utility>
 
 #include "kernels/gpu/batch.h"
 #include "kernels/gpu/block.h"
@@ -23,35 +24,83 @@ class SliceStepper {
         divisor_(static_cast<T>(slice.divisor)),
         scale_(static_cast<T>(slice.scale)) {}
 
-  PSSTORE_GPU void step_vector(int64_t chunk, int thread) const {
-    visit_vector(
-        slice_.vectors, slice_.vectors.begin(chunk, thread),
-        [&](int64_t begin) { step<kVectorElems<T>>(begin, typename Step::States{}); },
-        [&](int64_t i) { step<1>(i, typename Step::States{}); });
+  // A thread's vectors of the chunks [chunk, end), kCount of them at once where they are whole: all is read before
+  // anything is written, so that their loads are under way together.
+  template <int kCount>
+  PSSTORE_GPU void step_chunks(int64_t chunk, int64_t end, int thread) const {
+    constexpr int kElems = kVectorElems<T>;
+    constexpr int kChunkElems = kThreads * kElems;
+    const VectorMap vectors{slice_.vectors.num_elems, kElems, slice_.vectors.lead};
+    int64_t begin = vectors.begin(chunk, thread);
+    auto left = static_cast<int>(end - chunk);
+    PSSTORE_ROLLED  // registers are better spent on threads
+    while (left > 0) {
+      const int64_t last = begin + (kCount - 1) * kChunkElems;
+      const bool at_once = kCount > 1 && left >= kCount && begin >= 0 && vectors.is_whole(last);
+      if (at_once) {
+        Loaded<kElems> loaded[kCount];
+        for (int v = 0; v < kCount; ++v) loaded[v] = load<kElems>(begin + v * kChunkElems);
+        for (int v = 0; v < kCount; ++v) finish(begin + v * kChunkElems, loaded[v]);
+      } else {
+        visit_vector(
+            vectors, begin, [&](int64_t whole) { finish(whole, load<kElems>(whole)); },
+            [&](int64_t i) { finish(i, load<1>(i)); });
+      }
+      begin += at_once ? kCount * kChunkElems : kChunkElems;
+      left -= at_once ? kCount : 1;
+    }
   }
 
  private:
-  template <int N, int... kSlots>
-  PSSTORE_GPU void step(int64_t begin, Slots<kSlots...>) const {
-    Pack<T, N> value = load_pack<T, N, kOwn>(slice_.value_in, begin);
-    step_states(begin, value, state_pack<N>(begin, kSlots)...);
-    store_pack<kOwn>(slice_.value_out, begin, value);
-    if (slice_.shadow != nullptr) store_shadow(begin, value);
+  using States = typename Step::States;
+
+  // What a step reads.
+  template <int N>
+  struct Loaded {
+    Pack<T, N> value;
+    Pack<T, N> states[States::size() > 0 ? States::size() : 1];  // in the order of the form's slots
+    typename Sources::template Loaded<N> gradients;
+  };
+
+  template <int N>
+  PSSTORE_GPU Loaded<N> load(int64_t begin) const {
+    Loaded<N> loaded;
+    loaded.value = load_pack<T, N, kOwn>(slice_.value_in, begin);
+    load_states(begin, loaded, States{});
+    loaded.gradients = sources_.template load<N>(begin);
+    return loaded;
   }
 
-  // `states` in the order of the form's slots.
-  template <int N, class... Packs>
-  PSSTORE_GPU void step_states(int64_t begin, Pack<T, N>& value, Packs... states) const {
-    Pack<T, N> grad = sources_.template sum<N>(begin);
+  template <int N>
+  PSSTORE_GPU void finish(int64_t begin, Loaded<N> loaded) const {
+    Pack<T, N> grad = sources_.template sum<N>(begin, loaded.gradients);
     divide_and_scale(grad, divisor_, scale_);
-    for (int e = 0; e < N; ++e) value[e] = step_(value[e], grad[e], states[e]...);
-    store_states(begin, typename Step::States{}, states...);
+    step_elements(loaded, grad, std::make_integer_sequence<int, int{States::size()}>{});
+    store_states(begin, loaded, States{});
+    store_pack<kOwn>(slice_.value_out, begin, loaded.value);
+    if (slice_.shadow != nullptr) store_shadow(begin, loaded.value);
   }
 
-  template <int... kSlots, class... Packs>
-  PSSTORE_GPU void store_states([[maybe_unused]] int64_t begin, Slots<kSlots...>,
-                                const Packs&... states) const {
-    (store_pack<kOwn>(slice_.state[kSlots], begin, states), ...);
+  template <int N, int... kIndex>
+  PSSTORE_GPU void step_elements(Loaded<N>& loaded, const Pack<T, N>& grad,
+                                 std::integer_sequence<int, kIndex...>) const {
+    for (int e = 0; e < N; ++e) {
+      loaded.value[e] = step_(loaded.value[e], grad[e], loaded.states[kIndex][e]...);
+    }
+  }
+
+  template <int N, int... kSlots>
+  PSSTORE_GPU void load_states([[maybe_unused]] int64_t begin, [[maybe_unused]] Loaded<N>& loaded,
+                               Slots<kSlots...>) const {
+    [[maybe_unused]] int index = 0;
+    ((loaded.states[index++] = state_pack<N>(begin, kSlots)), ...);
+  }
+
+  template <int N, int... kSlots>
+  PSSTORE_GPU void store_states([[maybe_unused]] int64_t begin,
+                                [[maybe_unused]] const Loaded<N>& loaded, Slots<kSlots...>) const {
+    [[maybe_unused]] int index = 0;
+    (store_pack<kOwn>(slice_.state[kSlots], begin, loaded.states[index++]), ...);
   }
 
   template <int N>
@@ -88,6 +137,15 @@ constexpr int min_blocks(size_t num_streams) {
   return num_streams >= 3 ? 3 : 4;
 }
 
+// A multiprocessor has so many bytes of loads under way, at least, where its blocks are as few as the above: measured on
+// an H200 (docs/cuda.md), whose plain copy rate they reach from here on.
+inline constexpr size_t kBytesUnderWay = 60 << 10;
+
+// Vectors that a thread takes at once to have them. For more than two there are no registers.
+constexpr int vectors_at_once(size_t bytes_of_vector, int blocks) {
+  return bytes_of_vector * kThreads * static_cast<size_t>(blocks) >= kBytesUnderWay ? 1 : 2;
+}
+
 template <class Step, class Sources>
 struct UpdateBody {
   using Shared = Nothing;
@@ -95,14 +153,19 @@ struct UpdateBody {
   static constexpr int kMinBlocks =
       min_blocks<typename Step::Element>(Sources::kStreams + 1 + Step::States::size());
 
+  // The general sources have groups of their own under way.
+  static constexpr int kVectors =
+      Sources::kAligned
+          ? vectors_at_once(16 * (1 + Step::States::size()) + Sources::kVectorBytes, kMinBlocks)
+          : 1;
+
   BatchView batch;
 
   PSSTORE_GPU int num_phases(int64_t) const { return 1; }
   PSSTORE_GPU void run(int, int64_t block, int thread, Local&, Shared&) const {
     visit_slices(batch, block, [&](const Slice& slice, int64_t begin, int64_t end) {
       const SliceStepper<Step, Sources> stepper(batch, slice);
-      PSSTORE_ROLLED  // registers are better spent on threads
-      for (int64_t chunk = begin; chunk < end; ++chunk) stepper.step_vector(chunk, thread);
+      stepper.template step_chunks<kVectors>(begin, end, thread);
     });
   }
 };

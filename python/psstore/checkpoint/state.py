@@ -153,11 +153,15 @@ class StoreState(Struct, frozen=True, kw_only=True):
 
 
 class WriteWindowRecord(Struct, frozen=True, kw_only=True):
-    """The last plain write of a client's channel that this shard has applied."""
+    """The last plain write of a client's channel that this shard has taken, and what it has refused of them."""
 
     client: str
     channel: int
     sequence: int
+    forgotten: int = 0
+    """The last write of which it is not known any more what was refused."""
+    refused: tuple[tuple[int, int, int, int], ...] = ()
+    """Slices of later ones: (sequence, begin, end, error code)."""
 
 
 class RankRecord(Struct, frozen=True, kw_only=True):

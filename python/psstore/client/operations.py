@@ -192,7 +192,7 @@ class Operations:
         `gradients`: float32 of the ids' shape and then (dim,). Both must stay as they are until the call returns.
 
         Raises UnknownTensor, RuleMismatch, DTypeMismatch, ShapeMismatch, BadArgument before anything is sent;
-        TableFull, and then nothing of it counts in this round's commit.
+        TableFull, and then neither it nor an earlier push to the table counts in this round's commit.
         """
         await self.tables.push(name, ids, gradients)
 
@@ -316,7 +316,8 @@ class Operations:
 
         Raises WorkerLost, naming who, or DeadlineExceeded: the commit stands, and committing again waits on, for a
         lost worker's replacement, too; WorkerLost is raised again when none has come within `wait_s`.
-        Raises BadHyper, BadArgument; nothing is committed then.
+        Raises BadHyper, BadArgument, also where an early commit promises a table of which a push was refused in this
+        round and none taken since; nothing is committed then.
         """
         return self._rounds.commit(
             hypers,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import nullcontext
 from typing import NamedTuple
 
 from msgspec import Struct
@@ -70,19 +71,22 @@ class Committing:
         if context.client.unscaled is not None:
             await self._norm.settle(wait_s)
         counted = writing.pushed if present is None else await self._counted(present, promised=early)
-        if early:
-            self._begin_early()
-        committed = await context.client.commit(
-            hypers=per_group(hypers, context.schema.groups()),
-            weight=number("weight", weight),
-            loss_scale=number("loss_scale", loss_scale),
-            non_finite=bool(non_finite),
-            present=counted,
-            average=bool(average),
-            early=bool(early),
-            max_norm=None if max_norm is None else number("max_norm", max_norm),
-            wait_s=context.patience(wait_s),
-        )
+        if early and not writing.rows.unsettled.isdisjoint(counted):
+            await writing.settle()
+        with writing.rows.promising(counted) if early else nullcontext():
+            if early:
+                self._begin_early()
+            committed = await context.client.commit(
+                hypers=per_group(hypers, context.schema.groups()),
+                weight=number("weight", weight),
+                loss_scale=number("loss_scale", loss_scale),
+                non_finite=bool(non_finite),
+                present=counted,
+                average=bool(average),
+                early=bool(early),
+                max_norm=None if max_norm is None else number("max_norm", max_norm),
+                wait_s=context.patience(wait_s),
+            )
         context.coded.committed(counted, loss_scale=loss_scale)
         if early and committed.late:  # nobody waits for what it has promised
             self._end_early()

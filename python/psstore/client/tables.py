@@ -1,4 +1,4 @@
-"""Tables of rows: how ids and rows become frames, one entry for each partition, and back."""
+"""Tables of rows: the calls of a store about them, and what their arguments may be."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from psstore import _core
-from psstore.client.arrays import Array, Floats, Source, fresh, source, target
+from psstore.client.arrays import Array, Floats, fresh, source, target
 from psstore.client.context import Context
 from psstore.client.norms import Norm
 from psstore.client.reading import Reading
 from psstore.client.row_bounds import Bounds
+from psstore.client.row_frames import ID_BYTES, pulled, row_dim, written, written_pieces
 from psstore.client.row_listing import IDS, RECORDS, row_pages
 from psstore.client.writing import Writing
 from psstore.errors import BadArgument, DTypeMismatch, ShapeMismatch, TableFull
-from psstore.partition.packing import FRAME_BYTES
-from psstore.protocol.client import Hold, Transfer
+from psstore.protocol.client import Hold
 from psstore.types import PARTITION_BITS, RowsSpec, Tensor, TensorSpec, record_bytes
 from psstore.wire.messages import Exist
 
@@ -34,9 +34,6 @@ RULES = {
     "adam": "sparse_adam",
 }
 """What callers name a rule of rows -> its name in the store."""
-
-ID_BYTES = 8
-VALUE_BYTES = 4
 
 Ids = np.ndarray[Any, np.dtype[np.uint64]]
 
@@ -70,25 +67,26 @@ class Tables:
         what = f"push_rows {name!r}"
         numbers, shape = ids_of(what, ids)
         given = source(gradients, dtype="float32")
-        _check_rows(f"{what}: gradients", (*shape, _dim(table)), given.shape, given.dtype)
+        _check_rows(f"{what}: gradients", (*shape, row_dim(table)), given.shape, given.dtype)
         grouped = _core.GroupedIds(numbers, PARTITION_BITS)
-        pieces = self._written_pieces(what, table, grouped)
+        pieces = written_pieces(what, table, grouped, self._context.client.ways)
         with _saying_the_bound(table):
-            await self._writing.send_rows(table, _written(table, grouped, given, pieces))
+            await self._writing.send_rows(table, written(table, grouped, given.data, pieces))
 
     async def assign(self, name: str, ids: Array, rows: Array) -> None:
         table = await self._context.schema.find_table(name)
         what = f"assign_rows {name!r}"
         numbers, shape = ids_of(what, ids)
         given = source(rows, dtype="float32")
-        _check_rows(f"{what}: rows", (*shape, _dim(table)), given.shape, given.dtype)
+        _check_rows(f"{what}: rows", (*shape, row_dim(table)), given.shape, given.dtype)
         grouped = _core.GroupedIds(numbers, PARTITION_BITS)
         if grouped.begins[-1] != numbers.size:
             unique, counts = np.unique(numbers, return_counts=True)
             raise BadArgument(f"{what}: id {unique[counts > 1][0]} comes twice; a row can be assigned one value")
-        pieces = (one for one in self._written_pieces(what, table, grouped) if one.num_bytes)
+        ways = self._context.client.ways
+        pieces = (one for one in written_pieces(what, table, grouped, ways) if one.num_bytes)
         with _saying_the_bound(table):
-            await self._writing.assign_rows(table, _written(table, grouped, given, pieces))
+            await self._writing.assign_rows(table, written(table, grouped, given.data, pieces))
 
     async def keys(self, name: str, *, wait_s: float | None, hold: Hold) -> Ids:
         table = await self._context.schema.find_table(name)
@@ -110,21 +108,18 @@ class Tables:
         context = self._context
         table = await context.schema.find_table(name)
         numbers, shape = ids_of(f"pull_rows {name!r}", ids)
-        result_shape = (*shape, _dim(table))
+        result_shape = (*shape, row_dim(table))
         receiver = fresh(result_shape, "float32") if out is None else target(out)
         _check_rows(f"pull_rows {name!r}: out", result_shape, receiver.shape, receiver.dtype)
         grouped = _core.GroupedIds(numbers, PARTITION_BITS)
-        rows: Floats = np.empty((grouped.begins[-1], _dim(table)), np.float32)
+        rows: Floats = np.empty((grouped.begins[-1], row_dim(table)), np.float32)
         memory = rows.reshape(-1).view(np.uint8)
-        transfers = [
-            Transfer(frame.way, frame.pull_table(table), frame.segments(memory), frame.ids(grouped))
-            for frame in _frames(self._pulled_pieces(table, grouped))
-        ]
+        transfers = pulled(table, grouped, memory, context.client.ways)
         await self._norm.settle(wait_s)
         with context.forgetting_unknown([table]):
             answers = await context.client.pull_rows(transfers, wait_s=context.patience(wait_s), hold=hold)
         self._reading.num_bytes += sum(answer.table.payload_bytes for answer in answers)
-        grouped.scatter(memory, _dim(table), receiver.data)
+        grouped.scatter(memory, row_dim(table), receiver.data)
         if receiver.finish is not None:
             receiver.finish()
         return receiver.result
@@ -144,85 +139,6 @@ class Tables:
         records = np.concatenate([page async for page in pages])
         await asyncio.to_thread(write_table, path, table.spec, records)
 
-    def _written_pieces(self, what: str, table: Tensor, grouped: _core.GroupedIds) -> Iterator[_Piece]:
-        """Every partition, also one without a row: a contribution is to all of the table."""
-        begins, row_bytes = grouped.begins, ID_BYTES + VALUE_BYTES * _dim(table)
-        for partition, way in enumerate(self._context.client.ways.of(table)):
-            piece = _Piece(way, partition, begins[partition], begins[partition + 1], row_bytes)
-            if piece.num_bytes > _core.MAX_PAYLOAD_BYTES:
-                raise BadArgument(
-                    f"{what}: {piece.end - piece.begin} rows of one partition are {piece.num_bytes} bytes, and a frame"
-                    f" holds {_core.MAX_PAYLOAD_BYTES}; send fewer rows at a time"
-                )
-            yield piece
-
-    def _pulled_pieces(self, table: Tensor, grouped: _core.GroupedIds) -> Iterator[_Piece]:
-        """Runs of rows of one partition, none larger than a frame."""
-        begins, row_bytes = grouped.begins, VALUE_BYTES * _dim(table)
-        most = max(1, FRAME_BYTES // row_bytes)
-        for partition, way in enumerate(self._context.client.ways.of(table)):
-            for begin in range(begins[partition], begins[partition + 1], most):
-                yield _Piece(way, partition, begin, min(begin + most, begins[partition + 1]), row_bytes)
-
-
-class _Piece(NamedTuple):
-    """Rows [begin, end) of the grouped ids, which are all of one partition."""
-
-    way: int
-    partition: int
-    begin: int
-    end: int
-    row_bytes: int
-
-    @property
-    def num_bytes(self) -> int:
-        return (self.end - self.begin) * self.row_bytes
-
-
-class _RowFrame(NamedTuple):
-    """Pieces that go over one way together."""
-
-    way: int
-    pieces: list[_Piece]
-
-    def push_table(self, table: Tensor) -> _core.SliceTable:
-        rows = _core.DTYPES["rows"]
-        return _core.SliceTable([(table.key(one.partition), one.num_bytes, rows) for one in self.pieces])
-
-    def pull_table(self, table: Tensor) -> _core.SliceTable:
-        float32 = _core.DTYPES["float32"]
-        asked = _core.SliceTable([(table.key(one.partition), 0, float32) for one in self.pieces])
-        return asked.with_versions([one.end - one.begin for one in self.pieces])
-
-    def segments(self, memory: np.ndarray[Any, np.dtype[np.uint8]]) -> _core.Segments:
-        """Memory of the pieces, in what all rows have one after the other."""
-        ranges = [memory[one.begin * one.row_bytes : one.end * one.row_bytes] for one in self.pieces]
-        return _core.Segments(ranges, writable=True)
-
-    def ids(self, grouped: _core.GroupedIds) -> bytes:
-        return b"".join(grouped.ids(one.begin, one.end) for one in self.pieces)
-
-
-def _written(table: Tensor, grouped: _core.GroupedIds, given: Source, pieces: Iterator[_Piece]) -> list[Transfer]:
-    """Frames with each piece's ids and what was given for them."""
-    packed = np.empty(grouped.packed_bytes(_dim(table)), np.uint8)
-    grouped.pack(given.data, _dim(table), packed)
-    return [Transfer(frame.way, frame.push_table(table), frame.segments(packed)) for frame in _frames(pieces)]
-
-
-def _frames(pieces: Iterator[_Piece]) -> list[_RowFrame]:
-    """The pieces in frames of about FRAME_BYTES, in their order on each way."""
-    frames: list[_RowFrame] = []
-    open_frames: dict[int, tuple[_RowFrame, int]] = {}
-    for piece in pieces:
-        frame, num_bytes = open_frames.get(piece.way, (None, 0))
-        if frame is None or num_bytes + piece.num_bytes > FRAME_BYTES or len(frame.pieces) == _core.MAX_SLICES:
-            frame, num_bytes = _RowFrame(piece.way, []), 0
-            frames.append(frame)
-        frame.pieces.append(piece)
-        open_frames[piece.way] = frame, num_bytes + piece.num_bytes
-    return frames
-
 
 @contextmanager
 def _saying_the_bound(table: Tensor) -> Iterator[None]:
@@ -238,11 +154,6 @@ def _saying_the_bound(table: Tensor) -> Iterator[None]:
             f" (store.keys({name!r})), or drop it and create it with more max_rows, or with evict='lru'",
             name=name,
         ) from None
-
-
-def _dim(table: Tensor) -> int:
-    assert table.spec.rows is not None, "it is a table"
-    return table.spec.rows.dim
 
 
 # ---- arguments --------------------------------------------------------------------------------------

@@ -7,9 +7,11 @@ has a file WANTED, workers note; they look for it in commits, now and then. With
 from __future__ import annotations
 
 import functools
+import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, TypeVar, cast
 
@@ -17,6 +19,8 @@ import msgspec
 
 from psstore.client.operations import Operations
 from psstore.client.store import Again, Backend, Store
+
+_log = logging.getLogger("psstore.client")
 
 WANTED = "wanted"
 
@@ -49,28 +53,49 @@ class SpanFile:
         """For whom the file is: somebody else may ask before anybody saw that the one before is done."""
         self._file: IO[bytes] | None = None
         self._look_at = 0.0
+        self._has_warned = False
 
     @property
     def is_on(self) -> bool:
         return self._file is not None
 
     def look(self) -> None:
-        """Begins or ends, as somebody wants. Raises OSError if the file can't be written."""
+        """Begins or ends, as somebody wants. A folder or a file that fails is said once, and the training goes on."""
         now = time.monotonic()
         if now < self._look_at:
             return
         self._look_at = now + LOOK_S
-        asked = self._who_asks()
-        if asked == self._asked:
-            return
-        if self._file is not None:
-            self._file.close()
-        self._file = None if asked is None else self._path.open("wb", buffering=0)
-        self._asked = asked
+        with self._giving_up():
+            asked = self._who_asks()
+            if asked == self._asked:
+                return
+            self._asked = asked
+            self._end()
+            if asked is not None:
+                self._file = self._path.open("wb", buffering=0)
 
     def note(self, span: CallSpan) -> None:
+        """Writes a call down, if anybody wants it."""
         if self._file is not None:
-            self._file.write(msgspec.json.encode(span) + b"\n")
+            with self._giving_up():
+                self._file.write(msgspec.json.encode(span) + b"\n")
+
+    @contextmanager
+    def _giving_up(self) -> Iterator[None]:
+        """In the block, a failure ends what is noted for whoever asks now."""
+        try:
+            yield
+        except OSError as error:
+            with suppress(OSError):
+                self._end()
+            if not self._has_warned:
+                self._has_warned = True
+                _log.warning("this worker notes no calls for psstore trace: %s", error)
+
+    def _end(self) -> None:
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()
 
     def _who_asks(self) -> tuple[int, int] | None:
         try:

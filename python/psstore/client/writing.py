@@ -17,6 +17,7 @@ from psstore.client.device.transfers import EncodedUpload, Upload
 from psstore.client.flow_control import FramesInFlight
 from psstore.client.layout import Layout, Push
 from psstore.client.norms import Norm
+from psstore.client.promised_rows import PromisedRows
 from psstore.client.schema import as_pushed, as_source, check_encodes, spec_for, write_op
 from psstore.codec.codecs import codecs_for
 from psstore.errors import BadArgument, OutOfMemory
@@ -40,6 +41,7 @@ class Writing:
         """Pushes that were begun and have not ended."""
         self._quiet = asyncio.Event()
         """Set when the last push under way has ended."""
+        self.rows = PromisedRows()
         self._context = context
         self._norm = norm
 
@@ -72,6 +74,7 @@ class Writing:
 
     def round_ended(self) -> None:
         self._pushed.clear()
+        self.rows.round_ended()
 
     def push_ended(self, push: object) -> None:
         """Notes that a push is no longer under way, however it ended."""
@@ -101,15 +104,20 @@ class Writing:
         self.sent(op, layout)
 
     async def send_rows(self, table: Tensor, transfers: Sequence[Transfer]) -> None:
-        """Sends a contribution to all partitions of a table."""
+        """Sends a contribution to all partitions of a table. If it fails, nothing of the table counts in this round,
+        not even what was pushed before: some partitions may have the one, and some the other."""
         client = self._context.client
+        self._pushed.discard(frozenset((table.id,)))
         with self._context.forgetting_unknown([table]):
             await self._norm.settle(None)
+            await self.rows.commit_is_answered()
+            self.rows.push_begins(table)
             push = self._begin_push()
             try:
                 await client.push(transfers)
             finally:
                 self.push_ended(push)
+        self.rows.push_is_whole(table)
         self._pushed.add(frozenset((table.id,)))
         self.num_bytes += sum(transfer.table.payload_bytes for transfer in transfers)
 

@@ -171,7 +171,7 @@ class Borrowing:
         """Returns the address of a shard that may have taken steps in what it lent; None: there is none."""
         for lease in loan.leases:
             lender = self._context.client.lender(lease)
-            if lender.connection != lease.connection:
+            if not lender.holds(lease):
                 return lender.address
         return None
 

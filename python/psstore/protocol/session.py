@@ -192,10 +192,15 @@ class Session:
         """The driver has the core `release` a little later, whatever else is said until then."""
         return self.core.num_releases > 0
 
+    def holds(self, lease: Lease) -> bool:
+        """The shard has kept what it leased as it was until now. A shard closes the connection before it takes a step
+        there; that may be known to the system, and to nobody here yet."""
+        return lease.connection == self.connection and not self.core.is_hung_up
+
     def end_lease(self, lease: Lease) -> bool:
         """The shard may have that memory again. False: it had so already, since the connection was lost, and what was
         read may be anything."""
-        if lease.connection != self.connection:
+        if not self.holds(lease):
             return False
         self.core.say(_core.encode_frame(OPS["RELEASE"], request=lease.request))
         return True
@@ -303,6 +308,8 @@ class Session:
             self._handshake_frame(frame, now)
             return
         lease = self._read_shared(frame) if frame.shared else None
+        if frame.shared and self.core.is_hung_up:
+            return  # the shard may have taken steps in what was read: it is asked anew
         request = self.core.request(frame.request)
         if frame.op == OPS["SHARED"] and frame.request == 0 and self.borrow is not None:
             self._offered(m.decode_body(m.Shared, frame.body))

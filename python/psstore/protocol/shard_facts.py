@@ -189,6 +189,8 @@ class ShardFacts:
         """What a new standby is sent first; its slots come after that."""
         shard, history = self.shard, msgspec.msgpack.encode(self.shard.history())
         yield r.FillBegins(shard.version, epoch, self._last, history, coordinator, self.words.of)
+        for writer, forgotten, runs in shard.refusals():
+            yield r.WritesRefused(writer, forgotten, tuple(runs))
         for rank, incarnation in self.data.newest_incarnations.items():
             yield r.LifeAttached(rank, incarnation)
         tensors = list(self.tensors.values())

@@ -176,6 +176,8 @@ class Standby:
                 self._facts.data.attached(record.rank, record.incarnation)
             case r.FillBegins():
                 self._begin(record)
+            case r.WritesRefused():
+                self._facts.shard.resume_refusals(record.writer, record.forgotten, record.runs)
             case r.TensorsThere():
                 for tensor in record.tensors:
                     self._facts.define_tensor(tensor)

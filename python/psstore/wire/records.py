@@ -5,7 +5,10 @@ Only the two ends of one store read them. They have one version of psstore, whic
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
+from msgspec import Meta
 
 from psstore.errors import BadBody
 from psstore.types import Tensor
@@ -121,6 +124,19 @@ class FillBegins(Record, frozen=True):
     """What it has said of other shards' standbys."""
 
 
+Unsigned = Annotated[int, Meta(ge=0)]
+Position = Annotated[int, Meta(ge=0, le=(1 << 32) - 1)]
+Code = Annotated[int, Meta(ge=0, le=255)]
+
+
+class WritesRefused(Record, frozen=True):
+    """What the shard has refused of plain writes of one writer: `Shard.refusals()`."""
+
+    writer: str
+    forgotten: Unsigned
+    runs: tuple[tuple[Unsigned, Position, Position, Code], ...]
+
+
 class TensorsThere(Record, frozen=True):
     """Some of the tensors that the shard knows."""
 
@@ -151,6 +167,7 @@ AnyRecord = (
     | ShardSaid
     | TimePassed
     | FillBegins
+    | WritesRefused
     | TensorsThere
     | FillEnds
     | InSync

@@ -89,12 +89,21 @@ class Dlrm(nn.Module):
 
     def __init__(self, tables: Sequence[nn.Module], *, seed: int = 0) -> None:
         super().__init__()
-        torch.manual_seed(seed)
         self.tables = nn.ModuleList(tables)
         self.bottom = nn.Sequential(nn.Linear(NUM_DENSE, 32), nn.ReLU(), nn.Linear(32, DIM))
         pairs = list(combinations(range(len(tables) + 1), 2))
         self._left, self._right = ([pair[side] for pair in pairs] for side in range(2))
         self.top = nn.Sequential(nn.Linear(DIM + len(pairs), 32), nn.ReLU(), nn.Linear(32, 1))
+        self._draw(torch.Generator().manual_seed(seed))
+
+    @torch.no_grad()
+    def _draw(self, generator: torch.Generator) -> None:
+        """Draws first weights, spread as torch's own. Torch draws its own from what all threads of a process share."""
+        for layer in self.modules():
+            if isinstance(layer, nn.Linear):
+                bound = layer.in_features**-0.5
+                layer.weight.uniform_(-bound, bound, generator=generator)
+                layer.bias.uniform_(-bound, bound, generator=generator)
 
     def forward(self, batch: Clicks) -> torch.Tensor:
         """Returns float32 of (samples,)."""

@@ -1,0 +1,56 @@
+"""Rules of rows broken on purpose, each in one place; see mutants.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+from unittest import mock
+
+from psstore.client import row_frames
+
+from . import rows
+from .mutants import Mutant, broken_in_core
+from .server import ObservedShard
+
+
+def partitions_without_rows_are_not_named() -> Any:
+    pieces = row_frames.written_pieces
+    return mock.patch.object(rows, "written_pieces", lambda *given: [one for one in pieces(*given) if one.num_bytes])
+
+
+def _load(change: Callable[..., tuple[int, list[Any]]]) -> Mutant:
+    """A shard that begins from a checkpoint loads something else."""
+
+    def load(self: ObservedShard, key: int, version: int, steps: int, parts: list[Any], num_rows: int = 0) -> None:
+        steps, parts = change(steps, parts) if num_rows else (steps, parts)
+        self.core.load(key, version, steps, parts, num_rows)
+
+    return lambda: mock.patch.object(ObservedShard, "load", load, create=True)
+
+
+ROW_MUTANTS: dict[str, tuple[str, Mutant]] = {
+    "rows that come twice in a push are not summed": ("sync", broken_in_core("ROWS_ARE_SUMMED")),
+    "partitions without rows are not named": ("async", partitions_without_rows_are_not_named),
+    "rows go in the order in which they lie": ("async", broken_in_core("EVICTION_IS_BY_DECISIONS")),
+    "admission counts decisions": ("sync", broken_in_core("ADMISSION_COUNTS_ALL")),
+    "an assigned row keeps its state": ("async", broken_in_core("ASSIGNED_STATE_IS_NEW")),
+    "what is held has rows that were assigned since": ("ssp", broken_in_core("ASSIGNED_ROWS_END_HOLDS")),
+    "a checkpoint is without what admission has counted": ("async", broken_in_core("COUNTS_ARE_WRITTEN")),
+    "who reads rows as of a decision gets what is newest": ("async", broken_in_core("READS_ARE_AS_OF_THEIR_DECISION")),
+    "rows that are held are not kept": ("async", broken_in_core("WHAT_IS_HELD_IS_KEPT")),
+}
+"""What is broken -> the mode in which it shows soonest, and how it is broken."""
+
+ROW_FALL_MUTANTS: dict[str, tuple[str, Mutant]] = {
+    "rows begin anew when they were used": ("async", broken_in_core("USAGE_IS_LOADED")),
+    "a table's steps are counted anew": ("async", _load(lambda steps, parts: (0, parts))),
+    "what admission has counted is not loaded": ("async", _load(lambda steps, parts: (steps, parts[:1]))),
+}
+"""As above, and shown where the store goes back to checkpoints."""
+
+ROW_STANDBY_MUTANTS: dict[str, tuple[str, Mutant]] = {
+    "standbys are not sent rows": ("sync", broken_in_core("ROWS_ARE_RECORDED")),
+    "a new standby does not know what admission has counted": ("async", broken_in_core("COUNTS_ARE_FILLED_IN")),
+    "a new standby does not know when rows were used": ("async", broken_in_core("USAGE_IS_LOADED")),
+}
+"""As above, and shown where shards have standbys, of which some die."""
