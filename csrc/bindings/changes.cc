@@ -3,7 +3,6 @@
 
 #include <pybind11/stl.h>
 
-#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -66,26 +65,12 @@ void apply(size_t item_bytes, const py::object& payload, const py::object& eleme
   apply_changes(item_bytes, changes.bytes(), to.data());
 }
 
-py::object merge(size_t item_bytes, const py::object& older, const py::object& newer,
-                 uint64_t num_elems) {
-  const PyBytesRange first(older);
-  const PyBytesRange second(newer);
-  num_elems_of(item_bytes, 0);
-  check_changes(item_bytes, first, num_elems);
-  check_changes(item_bytes, second, num_elems);
-  std::vector<std::byte> memory(
-      std::min<uint64_t>(num_elems * item_bytes, first.size() + second.size()));
-  return as_bytes(merge_changes(item_bytes, first.bytes(), second.bytes(), memory), memory);
-}
-
 }  // namespace
 
 void bind_changes(py::module_& m) {
   m.def("encode_changes", &encode, py::arg("item_bytes"), py::arg("before"), py::arg("after"));
   m.def("are_changes", &are, py::arg("item_bytes"), py::arg("payload"), py::arg("num_elems"));
   m.def("apply_changes", &apply, py::arg("item_bytes"), py::arg("payload"), py::arg("elements"));
-  m.def("merge_changes", &merge, py::arg("item_bytes"), py::arg("older"), py::arg("newer"),
-        py::arg("num_elems"));
 }
 
 }  // namespace psstore::bindings

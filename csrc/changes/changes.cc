@@ -10,10 +10,7 @@ namespace {
 constexpr size_t kMaxGapBytes = 5;
 constexpr uint64_t kMore = 0x80;  // of a gap's byte: another one follows
 
-// What is compared at a time: a cache line, which is found unchanged by a few instructions of any vector unit.
-constexpr size_t kBlockBytes = 64;
-constexpr size_t kWordBytes = sizeof(uint64_t);
-constexpr size_t kBlockWords = kBlockBytes / kWordBytes;
+constexpr uint64_t kBlockElems = 64;  // what is compared at a time, and has a word of marks
 
 size_t gap_bytes(uint64_t gap) {
   size_t count = 1;
@@ -40,9 +37,33 @@ class Writer {
     return true;
   }
 
+  // Adds the marked ones of a block that begins with element `first`. False: there is no room for them.
+  bool add_marked(uint64_t marks, uint64_t first, const std::byte* after) {
+    if (marks == 0) return true;
+    const size_t most = static_cast<size_t>(std::popcount(marks)) * (1 + sizeof(Bits));
+    const bool has_room = static_cast<size_t>(end_ - at_) >= most + kMaxGapBytes;
+    const auto lowest = static_cast<uint64_t>(std::countr_zero(marks));
+    if (!add(first + lowest, after + lowest * sizeof(Bits))) return false;
+    for (marks &= marks - 1; marks != 0; marks &= marks - 1) {
+      const auto place = static_cast<uint64_t>(std::countr_zero(marks));
+      const std::byte* bits = after + place * sizeof(Bits);
+      if (!has_room && !add(first + place, bits)) return false;
+      if (has_room) add_near(first + place, bits);
+    }
+    return true;
+  }
+
   size_t num_bytes() const { return static_cast<size_t>(at_ - begin_); }
 
  private:
+  // REQUIRES: there is room; the gap is a byte.
+  void add_near(uint64_t position, const std::byte* bits) {
+    *at_++ = static_cast<std::byte>(position - next_);
+    std::memcpy(at_, bits, sizeof(Bits));
+    at_ += sizeof(Bits);
+    next_ = position + 1;
+  }
+
   void write_gap(uint64_t gap) {
     for (; gap >= kMore; gap >>= 7) *at_++ = static_cast<std::byte>(gap | kMore);
     *at_++ = static_cast<std::byte>(gap);
@@ -106,53 +127,61 @@ class Reader {
   uint64_t next_ = 0;
 };
 
-using Block = std::array<uint64_t, kBlockWords>;
-
-// What differs, word by word; true: something does.
-bool differ(const std::byte* before, const std::byte* after, Block& differences) {
-  Block now;
-  std::memcpy(differences.data(), before, kBlockBytes);
-  std::memcpy(now.data(), after, kBlockBytes);
-  uint64_t any = 0;
-  for (size_t i = 0; i < kBlockWords; ++i) {
-    differences[i] ^= now[i];
-    any |= differences[i];
+// The marks of a whole block.
+template <class Bits>
+uint64_t marks_of_block(const std::byte* before, const std::byte* after) {
+  if (std::memcmp(before, after, kBlockElems * sizeof(Bits)) == 0) return 0;
+  std::array<Bits, kBlockElems> old_bits;
+  std::array<Bits, kBlockElems> new_bits;
+  std::memcpy(old_bits.data(), before, sizeof old_bits);
+  std::memcpy(new_bits.data(), after, sizeof new_bits);
+  std::array<uint8_t, kBlockElems> differ;
+  for (size_t i = 0; i < kBlockElems; ++i) differ[i] = old_bits[i] != new_bits[i];
+  uint64_t marks = 0;
+  for (size_t i = 0; i < kBlockElems; i += 8) {
+    uint64_t bytes;
+    std::memcpy(&bytes, differ.data() + i, sizeof bytes);
+    // The lowest bits of eight bytes, side by side in the highest byte of the product.
+    marks |= (bytes * 0x0102'0408'1020'4080 >> 56) << i;
   }
-  return any != 0;
+  return marks;
 }
 
-// Adds the elements of a block that differ, the first of which is number `first`.
-template <class Bits>
-bool add_block(const Block& differences, const std::byte* after, uint64_t first,
-               Writer<Bits>& writer) {
-  constexpr size_t kBits = 8 * sizeof(Bits);
-  for (size_t word = 0; word < kBlockWords; ++word) {
-    uint64_t left = differences[word];
-    while (left != 0) {
-      const size_t lane = static_cast<size_t>(std::countr_zero(left)) / kBits;
-      left &= ~(static_cast<uint64_t>(static_cast<Bits>(~Bits{0})) << (lane * kBits));
-      const size_t index = word * (kWordBytes / sizeof(Bits)) + lane;
-      if (!writer.add(first + index, after + index * sizeof(Bits))) return false;
-    }
+// Calls with each block's marks and first element's number. Stops where that returns false, and returns
+// it.
+template <class Bits, class Call>
+bool each_block(const std::byte* before, const std::byte* after, uint64_t num_elems, Call call) {
+  uint64_t first = 0;
+  for (; first + kBlockElems <= num_elems; first += kBlockElems) {
+    const size_t at = first * sizeof(Bits);
+    if (!call(marks_of_block<Bits>(before + at, after + at), first)) return false;
   }
-  return true;
+  uint64_t marks = 0;
+  for (uint64_t i = first; i < num_elems; ++i) {
+    const size_t at = i * sizeof(Bits);
+    if (std::memcmp(before + at, after + at, sizeof(Bits)) != 0) marks |= 1ULL << (i - first);
+  }
+  return first == num_elems || call(marks, first);
 }
 
 template <class Bits>
 std::optional<size_t> encode(const std::byte* before, const std::byte* after, uint64_t num_elems,
                              std::span<std::byte> out) {
-  constexpr uint64_t kBlockElems = kBlockBytes / sizeof(Bits);
   Writer<Bits> writer(out);
-  Block differences;
-  uint64_t i = 0;
-  for (; i + kBlockElems <= num_elems; i += kBlockElems) {
-    if (!differ(before + i * sizeof(Bits), after + i * sizeof(Bits), differences)) continue;
-    if (!add_block(differences, after + i * sizeof(Bits), i, writer)) return std::nullopt;
-  }
-  for (; i < num_elems; ++i) {
-    const size_t at = i * sizeof(Bits);
-    if (std::memcmp(before + at, after + at, sizeof(Bits)) == 0) continue;
-    if (!writer.add(i, after + at)) return std::nullopt;
+  const auto add = [&](uint64_t marks, uint64_t first) {
+    return writer.add_marked(marks, first, after + first * sizeof(Bits));
+  };
+  if (!each_block<Bits>(before, after, num_elems, add)) return std::nullopt;
+  return writer.num_bytes();
+}
+
+template <class Bits>
+std::optional<size_t> encode(const uint64_t* marks, const std::byte* after, uint64_t num_elems,
+                             std::span<std::byte> out) {
+  Writer<Bits> writer(out);
+  for (size_t word = 0; word < num_mark_words(num_elems); ++word) {
+    const uint64_t first = word * kBlockElems;
+    if (!writer.add_marked(marks[word], first, after + first * sizeof(Bits))) return std::nullopt;
   }
   return writer.num_bytes();
 }
@@ -172,25 +201,6 @@ void apply(std::span<const std::byte> payload, std::byte* elements) {
   while (reader.next()) {
     std::memcpy(elements + reader.position() * sizeof(Bits), reader.bits(), sizeof(Bits));
   }
-}
-
-template <class Bits>
-std::optional<size_t> merge(std::span<const std::byte> older, std::span<const std::byte> newer,
-                            std::span<std::byte> out) {
-  Reader<Bits> before(older);
-  Reader<Bits> after(newer);
-  Writer<Bits> writer(out);
-  bool has_before = before.next();
-  bool has_after = after.next();
-  while (has_before || has_after) {
-    const bool takes_before = has_before && (!has_after || before.position() < after.position());
-    const Reader<Bits>& taken = takes_before ? before : after;
-    if (!writer.add(taken.position(), taken.bits())) return std::nullopt;
-    const bool both = has_before && has_after && before.position() == after.position();
-    if (takes_before || both) has_before = before.next();
-    if (!takes_before) has_after = after.next();
-  }
-  return writer.num_bytes();
 }
 
 // Calls with an unsigned type of so many bytes.
@@ -221,9 +231,21 @@ void apply_changes(size_t item_bytes, std::span<const std::byte> payload, std::b
   with_bits(item_bytes, [&](auto bits) { apply<decltype(bits)>(payload, elements); });
 }
 
-std::optional<size_t> merge_changes(size_t item_bytes, std::span<const std::byte> older,
-                                    std::span<const std::byte> newer, std::span<std::byte> out) {
-  return with_bits(item_bytes, [&](auto bits) { return merge<decltype(bits)>(older, newer, out); });
+void mark_changes(size_t item_bytes, const std::byte* before, const std::byte* after,
+                  uint64_t num_elems, uint64_t* marks) {
+  const auto set = [&](uint64_t of_block, uint64_t first) {
+    marks[first / kBlockElems] = of_block;
+    return true;
+  };
+  with_bits(item_bytes,
+            [&](auto bits) { each_block<decltype(bits)>(before, after, num_elems, set); });
+}
+
+std::optional<size_t> encode_marked(size_t item_bytes, const uint64_t* marks,
+                                    const std::byte* after, uint64_t num_elems,
+                                    std::span<std::byte> out) {
+  return with_bits(item_bytes,
+                   [&](auto bits) { return encode<decltype(bits)>(marks, after, num_elems, out); });
 }
 
 }  // namespace psstore

@@ -39,9 +39,21 @@ bool are_changes(size_t item_bytes, std::span<const std::byte> payload, uint64_t
 // Makes `elements` what they are after the changes.
 void apply_changes(size_t item_bytes, std::span<const std::byte> payload, std::byte* elements);
 
-// Writes the changes that have the effect of `older` and then `newer`, and returns how many bytes they are. None: they don't fit
+// Marks: a bit for each element, in words of 64. Those of several changes, ORed, are of all of them: what is encoded of the
+// last elements by them has the effect of one after the other.
+
+constexpr size_t num_mark_words(uint64_t num_elems) {
+  return (num_elems + 63) / 64;
+}
+
+// Sets the marks of the elements that differ, and no others.
+void mark_changes(size_t item_bytes, const std::byte* before, const std::byte* after,
+                  uint64_t num_elems, uint64_t* marks);
+
+// Writes changes to what the marked elements are in `after`, and returns how many bytes they are. None: they don't fit
 // into `out`, whose contents are undefined then.
-std::optional<size_t> merge_changes(size_t item_bytes, std::span<const std::byte> older,
-                                    std::span<const std::byte> newer, std::span<std::byte> out);
+std::optional<size_t> encode_marked(size_t item_bytes, const uint64_t* marks,
+                                    const std::byte* after, uint64_t num_elems,
+                                    std::span<std::byte> out);
 
 }  // namespace psstore

@@ -1,6 +1,7 @@
 #include "table/change_log.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <span>
 #include <utility>
@@ -11,14 +12,16 @@
 namespace psstore {
 namespace {
 
-// The image, and as much again of changes.
+// The image, and as much again of marks and changes.
 constexpr uint64_t kKeptPerImage = 2;
 
-// Where changes are made before it is known how long they are: a slice's, of this thread.
-std::span<std::byte> scratch(uint64_t num_bytes, size_t which) {
-  thread_local std::vector<std::byte> memory[2];
-  if (memory[which].size() < num_bytes) memory[which].resize(num_bytes);
-  return {memory[which].data(), num_bytes};
+// Memory of this thread for a slice's elements, which lives until it is asked for again.
+enum class Scratch : uint8_t { kChanges, kElements };
+std::span<std::byte> scratch(Scratch which, uint64_t num_bytes) {
+  thread_local std::array<std::vector<std::byte>, 2> memory;
+  std::vector<std::byte>& one = memory[static_cast<size_t>(which)];
+  if (one.size() < num_bytes) one.resize(num_bytes);
+  return {one.data(), num_bytes};
 }
 
 BufferRef copied(std::span<const std::byte> bytes, Backend& backend) {
@@ -27,8 +30,8 @@ BufferRef copied(std::span<const std::byte> bytes, Backend& backend) {
   return buffer;
 }
 
-std::span<const std::byte> bytes_of(const BufferRef& buffer) {
-  return {buffer->data(), buffer->size()};
+uint64_t* words_of(const BufferRef& marks) {
+  return reinterpret_cast<uint64_t*>(marks->data());
 }
 
 }  // namespace
@@ -49,7 +52,8 @@ Finding ChangeLog::find(const BufferRef& value, uint64_t version, DType stored,
                         uint64_t wanted_version, Backend& backend) {
   if (!image_ || version > version_) go_on(value, version, stored, backend);
   if (wanted_version > 0) {
-    if (std::optional<BufferRef> changes = between(wanted_version - 1, version, backend)) {
+    if (std::optional<BufferRef> changes =
+            between(wanted_version - 1, version, value, stored, backend)) {
       const uint64_t num_bytes = (*changes)->size();
       return {std::move(*changes), dtype_, dtype_, num_elems_, num_bytes};
     }
@@ -61,31 +65,16 @@ Finding ChangeLog::find(const BufferRef& value, uint64_t version, DType stored,
 void ChangeLog::go_on(const BufferRef& value, uint64_t version, DType stored, Backend& backend) {
   BufferRef next = backend.allocate(image_bytes());
   backend.convert(stored, dtype_, value->data(), next->data(), static_cast<int64_t>(num_elems_));
-  merged_.clear();
-  changes_bytes_ = 0;
-  for (const Step& step : steps_) changes_bytes_ += step.payload->size();
+  made_.clear();
+  made_bytes_ = 0;
   if (image_) {
-    const std::span<std::byte> room = scratch(image_bytes(), 0);
-    const std::optional<size_t> num_bytes =
-        encode_changes(dtype_bytes(dtype_), image_->data(), next->data(), num_elems_, room);
-    if (num_bytes && *num_bytes < image_bytes()) {
-      add_step(copied(room.first(*num_bytes), backend));
-    } else {
-      steps_.clear();
-      changes_bytes_ = 0;
-    }
+    BufferRef marks = backend.allocate(mark_bytes());
+    mark_changes(dtype_bytes(dtype_), image_->data(), next->data(), num_elems_, words_of(marks));
+    steps_.push_back({version_, std::move(marks)});
+    while (steps_.size() * mark_bytes() > image_bytes()) steps_.pop_front();
   }
   image_ = std::move(next);
   version_ = version;
-}
-
-void ChangeLog::add_step(BufferRef payload) {
-  changes_bytes_ += payload->size();
-  steps_.push_back({version_, std::move(payload)});
-  while (changes_bytes_ > image_bytes()) {
-    changes_bytes_ -= steps_.front().payload->size();
-    steps_.pop_front();
-  }
 }
 
 size_t ChangeLog::index_of(uint64_t version) const {
@@ -95,36 +84,48 @@ size_t ChangeLog::index_of(uint64_t version) const {
   return static_cast<size_t>(found - steps_.begin());
 }
 
-std::optional<BufferRef> ChangeLog::between(uint64_t since, uint64_t version, Backend& backend) {
+std::optional<BufferRef> ChangeLog::between(uint64_t since, uint64_t version,
+                                            const BufferRef& value, DType stored,
+                                            Backend& backend) {
   const size_t first = index_of(since);
   const size_t last = index_of(version);
   if (first == SIZE_MAX || last == SIZE_MAX || first >= last) return std::nullopt;
-  if (first + 1 == last) return steps_[first].payload;
-  const bool is_up_to_image = last == steps_.size();
-  const auto known = merged_.find(since);
-  if (is_up_to_image && known != merged_.end()) return known->second;
-  std::optional<BufferRef> changes = merged(first, last, backend);
-  if (changes && is_up_to_image && changes_bytes_ + (*changes)->size() <= image_bytes()) {
-    changes_bytes_ += (*changes)->size();
-    merged_.emplace(since, *changes);
+  if (version != version_) {  // the image is of a later one
+    const std::span<std::byte> then = scratch(Scratch::kElements, image_bytes());
+    backend.convert(stored, dtype_, value->data(), then.data(), static_cast<int64_t>(num_elems_));
+    return made(first, last, then.data(), backend);
+  }
+  if (const auto known = made_.find(since); known != made_.end()) return known->second;
+  std::optional<BufferRef> changes = made(first, last, image_->data(), backend);
+  if (changes) {
+    made_bytes_ += (*changes)->size();
+    made_.emplace(since, *changes);
+    while (made_bytes_ + steps_.size() * mark_bytes() > image_bytes()) {
+      made_bytes_ -= made_.begin()->second->size();
+      made_.erase(made_.begin());
+    }
   }
   return changes;
 }
 
-std::optional<BufferRef> ChangeLog::merged(size_t first, size_t last, Backend& backend) const {
-  std::span<const std::byte> all = bytes_of(steps_[first].payload);
+std::optional<BufferRef> ChangeLog::made(size_t first, size_t last, const std::byte* elements,
+                                         Backend& backend) const {
+  thread_local std::vector<uint64_t> marks;
+  const uint64_t* const begin = words_of(steps_[first].marks);
+  marks.assign(begin, begin + num_mark_words(num_elems_));
   for (size_t i = first + 1; i < last; ++i) {
-    const std::span<std::byte> room = scratch(image_bytes(), i % 2);
-    const std::optional<size_t> num_bytes =
-        merge_changes(dtype_bytes(dtype_), all, bytes_of(steps_[i].payload), room);
-    if (!num_bytes || *num_bytes >= image_bytes()) return std::nullopt;
-    all = room.first(*num_bytes);
+    const uint64_t* const others = words_of(steps_[i].marks);
+    for (size_t word = 0; word < marks.size(); ++word) marks[word] |= others[word];
   }
-  return copied(all, backend);
+  const std::span<std::byte> room = scratch(Scratch::kChanges, image_bytes());
+  const std::optional<size_t> num_bytes =
+      encode_marked(dtype_bytes(dtype_), marks.data(), elements, num_elems_, room);
+  if (!num_bytes || *num_bytes >= image_bytes()) return std::nullopt;
+  return copied(room.first(*num_bytes), backend);
 }
 
 size_t ChangeLog::num_bytes() const {
-  return (image_ ? image_bytes() : 0) + changes_bytes_;
+  return (image_ ? image_bytes() : 0) + made_bytes_ + steps_.size() * mark_bytes();
 }
 
 }  // namespace psstore

@@ -124,7 +124,19 @@ TEST_F(ChangeLogTest, WhatChangesAltogetherIsSentWhole) {
   find(0);
   change(1);
   EXPECT_FALSE(find(1).changes_bytes);
-  EXPECT_EQ(log_.num_bytes(), kImageBytes);
+}
+
+TEST_F(ChangeLogTest, WhatGoesThereAndBackIsToldToWhoHasWhatWasBetween) {
+  find(0);
+  const Floats first = value_;
+  change(30);
+  const Bits between = of(find(1), Bits(kElems));
+  value_ = first;
+  ++version_;
+  EXPECT_EQ(of(find(1), Bits(kElems)), whole());
+  const Finding found = find(2);
+  ASSERT_TRUE(found.changes_bytes);
+  EXPECT_EQ(of(found, between), whole());
 }
 
 TEST_F(ChangeLogTest, WhatChangesInNoBitIsSaidInNoByte) {

@@ -45,6 +45,22 @@ class Changes : public ::testing::TestWithParam<size_t> {
     return *encoded(before, after, 2 * before.size() + 8);
   }
 
+  std::vector<uint64_t> marked(const Bytes& before, const Bytes& after) {
+    const uint64_t num_elems = before.size() / item_bytes();
+    std::vector<uint64_t> marks(num_mark_words(num_elems), ~uint64_t{0});
+    mark_changes(item_bytes(), before.data(), after.data(), num_elems, marks.data());
+    return marks;
+  }
+  std::optional<Bytes> encoded_by(const std::vector<uint64_t>& marks, const Bytes& after,
+                                  size_t room) {
+    Bytes out(room);
+    const auto num_bytes =
+        encode_marked(item_bytes(), marks.data(), after.data(), after.size() / item_bytes(), out);
+    if (!num_bytes) return std::nullopt;
+    out.resize(*num_bytes);
+    return out;
+  }
+
   Bytes applied(const Bytes& before, const Bytes& payload) {
     EXPECT_TRUE(are_changes(item_bytes(), payload, before.size() / item_bytes()));
     Bytes after = before;
@@ -59,7 +75,7 @@ INSTANTIATE_TEST_SUITE_P(ItemBytes, Changes, ::testing::Values(2, 4, 8));
 
 TEST_P(Changes, OfEverySizeAndShareAreWhatTheyWere) {
   for (size_t num_elems = 0; num_elems < 140; ++num_elems) {
-    for (const size_t every : {0, 1, 2, 7, 40}) {
+    for (const size_t every : {0u, 1u, 2u, 7u, 40u}) {
       const Bytes before = random_elements(num_elems);
       const Bytes after = changed(before, every);
       const Bytes payload = encoded(before, after);
@@ -117,22 +133,20 @@ TEST_P(Changes, ThatDoNotFitAreRefusedAtExactlyTheirSize) {
   for (size_t room = 0; room < size; ++room) EXPECT_FALSE(encoded(before, after, room));
 }
 
-TEST_P(Changes, MergedHaveTheEffectOfBoth) {
+TEST_P(Changes, OfWhatAnyMarksAreOfHaveTheEffectOfAll) {
   for (size_t round = 0; round < 2000; ++round) {
     const Bytes first = random_elements(below(200));
     const Bytes second = changed(first, below(12));
     const Bytes third = changed(second, below(12));
-    const Bytes older = encoded(first, second);
-    const Bytes newer = encoded(second, third);
-    Bytes out(older.size() + newer.size() + 8);
-    const auto num_bytes = merge_changes(item_bytes(), older, newer, out);
-    ASSERT_TRUE(num_bytes);
-    for (const size_t room : {*num_bytes / 2, *num_bytes - (*num_bytes > 0 ? 1 : 0)}) {
-      Bytes small(room);
-      EXPECT_EQ(merge_changes(item_bytes(), older, newer, small).has_value(), room >= *num_bytes);
-    }
-    out.resize(*num_bytes);
-    EXPECT_EQ(applied(first, out), third);
+    std::vector<uint64_t> marks = marked(first, second);
+    const std::vector<uint64_t> others = marked(second, third);
+    EXPECT_EQ(*encoded_by(marks, second, 2 * first.size() + 8), encoded(first, second));
+    for (size_t i = 0; i < marks.size(); ++i) marks[i] |= others[i];
+    const Bytes payload = *encoded_by(marks, third, 2 * first.size() + 8);
+    EXPECT_EQ(applied(first, payload), third);
+    EXPECT_EQ(applied(second, payload), third);
+    EXPECT_EQ(encoded_by(marks, third, payload.size()), payload);
+    if (!payload.empty()) EXPECT_FALSE(encoded_by(marks, third, payload.size() - 1));
   }
 }
 

@@ -1060,9 +1060,6 @@ def are_changes(item_bytes: int, payload: _HasBuffer, num_elems: int) -> bool:
 def apply_changes(item_bytes: int, payload: _HasBuffer, elements: _HasBuffer) -> None:
     """Makes the elements what they are after the changes. Raises BadArgument for what are none, and changes nothing."""
 
-def merge_changes(item_bytes: int, older: _HasBuffer, newer: _HasBuffer, num_elems: int) -> bytes | None:
-    """Changes with the effect of both, one after the other. None: they are more than all of it. Raises BadArgument."""
-
 def decode_slice(encoding: int, payload: _HasBuffer, out: _HasBuffer, *, instruction_set: str | None = None) -> None:
     """Fills `out` with float32. Raises SizeMismatch, and BadArgument for indices that do not ascend or are out of
     range; then `out` is untouched."""
