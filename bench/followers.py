@@ -9,7 +9,8 @@ bytes       What a reader in bfloat16 is sent after a step, beside the elements 
             bound is 3.3 bytes for each of them and 64 for each slice, of which 32 are its entry in the frame's table.
 codec       Encoding, and looking at changes and applying them, by one core, beside memcpy: bytes of the slice a second.
 readers     The trainer's step, which pulls its weights, beside readers that take READS_PER_S versions a second each, in
-            processes of their own: followers, and clients that pull all of it (float32, of one version).
+            processes of their own: followers, and clients that pull all of it (float32, of one version). All of them
+            share this machine's processors, hence also the shards' processor time for a version that somebody reads.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ import numpy as np
 import psstore
 from bench.command import Subject, run
 from bench.comparison import milliseconds
-from bench.harness import Series, Turn, alternate
+from bench.harness import Series, Took, Turn, alternate, cpu_seconds
 from bench.machine import machine
 from bench.processes import FRESH, child, preload, store_server
 from bench.report import Cell, Report, Table
@@ -68,13 +69,17 @@ class Trainer:
         self._store.commit(ADAMW)
         self._store.pull_many(list(NAMES), out=self._out)
 
-    def steps(self, seconds: float) -> float:
-        """What one took, of those of so long."""
+    def steps(self, seconds: float) -> int:
+        """As many as that is enough for; returns their number."""
         begin, taken = time.perf_counter(), 0
         while not taken or time.perf_counter() < begin + seconds:
             self.step()
             taken += 1
-        return (time.perf_counter() - begin) / taken
+        return taken
+
+    def shards(self) -> list[int]:
+        """Their processes."""
+        return [int(one["process"]) for one in self._store.stats()]
 
 
 # ---- bytes ----
@@ -179,28 +184,34 @@ def readers(rounds: int, block_s: float) -> tuple[Table, Mapping[str, Series]]:
         links = {
             kind: [ends.enter_context(_reader(url, kind)) for _ in range(max(READERS))] for kind in (FOLLOWERS, PULLERS)
         }
-        read_per_s: dict[str, float] = {}
+        shards = trainer.shards()
+        reads_per_step: dict[str, list[float]] = {}
 
-        def turn(name: str, kind: str, count: int) -> float:
+        def turn(name: str, kind: str, count: int) -> Took:
             chosen = links[kind][:count] if count else []
             for number, link in enumerate(chosen):
                 link.send((number + 0.5) / count / READS_PER_S)
-            took_s = trainer.steps(block_s)
+            used_s, begin = cpu_seconds(shards), time.perf_counter()
+            num_steps = trainer.steps(block_s)
+            took_s, used_s = time.perf_counter() - begin, cpu_seconds(shards) - used_s
             for link in chosen:
                 link.send(None)
                 trainer.step()  # nobody waits for a version that does not come
-            read_per_s[name] = sum(link.recv() for link in chosen) / block_s
-            return took_s
+            reads_per_step.setdefault(name, []).append(sum(link.recv() for link in chosen) / num_steps)
+            return Took(took_s / num_steps, used_s / num_steps)
 
         turns: dict[str, Turn] = {ALONE: partial(turn, ALONE, FOLLOWERS, 0)}
         for count in READERS:
             for kind in (FOLLOWERS, PULLERS):
                 turns[f"{count} {kind}"] = partial(turn, f"{count} {kind}", kind, count)
         found = alternate(turns, warm_up=1, rounds=rounds, progress="readers")
-    rows: list[list[Cell]] = [
-        [name, milliseconds(one), one.median / found[ALONE].median, read_per_s[name]] for name, one in found.items()
-    ]
-    return Table("readers", ("a step", "ms: median (min–max)", "× alone", "versions read a second"), rows), found
+    rows: list[list[Cell]] = []
+    for name, one in found.items():
+        reads = statistics.median(reads_per_step[name])
+        each = 1e3 * (one.cpu_s - found[ALONE].cpu_s) / reads if reads else None
+        rows.append([name, milliseconds(one), one.median / found[ALONE].median, reads / one.median, each])
+    headers = ("a step", "ms: median (min–max)", "× alone", "versions a second", "ms of the shards' processors for one")
+    return Table("readers", headers, rows), found
 
 
 # ---- all ----

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "changes/changes.h"
+#include "core/breakable_rules.h"
 
 namespace psstore {
 namespace {
@@ -80,7 +81,8 @@ void ChangeLog::go_on(const BufferRef& value, uint64_t version, DType stored, Ba
 size_t ChangeLog::index_of(uint64_t version) const {
   if (version == version_) return steps_.size();
   const auto found = std::ranges::lower_bound(steps_, version, {}, &Step::since);
-  if (found == steps_.end() || found->since != version) return SIZE_MAX;
+  if (found == steps_.end()) return SIZE_MAX;
+  if (found->since != version && holds(BreakableRule::kMARKS_ARE_SINCE_THEN)) return SIZE_MAX;
   return static_cast<size_t>(found - steps_.begin());
 }
 
@@ -90,7 +92,7 @@ std::optional<BufferRef> ChangeLog::between(uint64_t since, uint64_t version,
   const size_t first = index_of(since);
   const size_t last = index_of(version);
   if (first == SIZE_MAX || last == SIZE_MAX || first >= last) return std::nullopt;
-  if (version != version_) {  // the image is of a later one
+  if (version != version_ && holds(BreakableRule::kCHANGES_ARE_OF_THEIR_VERSION)) {  // the image is of a later one
     const std::span<std::byte> then = scratch(Scratch::kElements, image_bytes());
     backend.convert(stored, dtype_, value->data(), then.data(), static_cast<int64_t>(num_elems_));
     return made(first, last, then.data(), backend);
@@ -113,7 +115,7 @@ std::optional<BufferRef> ChangeLog::made(size_t first, size_t last, const std::b
   thread_local std::vector<uint64_t> marks;
   const uint64_t* const begin = words_of(steps_[first].marks);
   marks.assign(begin, begin + num_mark_words(num_elems_));
-  for (size_t i = first + 1; i < last; ++i) {
+  for (size_t i = first + 1; i < last && holds(BreakableRule::kMARKS_ARE_ADDED_UP); ++i) {
     const uint64_t* const others = words_of(steps_[i].marks);
     for (size_t word = 0; word < marks.size(); ++word) marks[word] |= others[word];
   }

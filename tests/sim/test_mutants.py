@@ -11,6 +11,7 @@ from tests.sim.checks import check, watched
 from tests.sim.mutants import (
     ELASTIC_MUTANTS,
     FALL_MUTANTS,
+    FOLLOWER_MUTANTS,
     MUTANTS,
     REFUSAL_MUTANTS,
     RESHARD_MUTANTS,
@@ -22,6 +23,7 @@ from tests.sim.plan import (
     Plan,
     elastic_plan_of,
     falling_plan_of,
+    following_plan_of,
     plan_of,
     refusing_plan_of,
     resharding_plan_of,
@@ -143,6 +145,7 @@ TABLES: dict[str, tuple[dict[str, tuple[str, Mutant]], Make]] = {
     "of a store with another number of shards": (RESHARD_MUTANTS, resharding_plan_of),
     "of shards with standbys": (STANDBY_MUTANTS, standby_plan_of),
     "where plain writes are refused": (REFUSAL_MUTANTS, refusing_plan_of),
+    "where readers follow": (FOLLOWER_MUTANTS, following_plan_of),
     "of shards that vote": (VOTE_MUTANTS, voting_plan_of),
     "of rows": (ROW_MUTANTS, and_rows(plan_of)),
     "of rows of a store that goes back": (ROW_FALL_MUTANTS, and_rows(falling_plan_of)),
