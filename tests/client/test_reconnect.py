@@ -124,7 +124,7 @@ def test_a_refusal_whose_answer_is_lost_is_told_when_the_connection_is_back(
     behind_proxy: list[Proxy], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where a later write of the same call was applied before the connection was lost."""
-    monkeypatch.setattr("psstore.client.tables.FRAME_BYTES", 16)  # a frame for each partition
+    monkeypatch.setattr("psstore.client.row_frames.FRAME_BYTES", 16)  # a frame for each partition
     partition_of = {one: hash_of(one) >> 64 - PARTITION_BITS for one in range(1000)}
     first = min(partition_of, key=partition_of.__getitem__)
     new = next(one for one in partition_of if one != first and partition_of[one] == partition_of[first])
