@@ -115,9 +115,10 @@ class Shard {
   struct Reply {
     std::vector<Piece> pieces;
     uint64_t payload_bytes = 0;
-    uint64_t version = 0;    // of the shard, when it was read: all of it as of that decision
-    bool restored = false;   // values of trained slices were, since that decision
-    bool shared = false;     // the entries say where in shared memory their bytes lie
+    uint64_t version = 0;   // of the shard, when it was read: all of it as of that decision
+    bool restored = false;  // values of trained slices were, since that decision
+    bool shared = false;    // the entries say where in shared memory their bytes lie
+    bool was_asked_for_changes = false;
     device::FenceRef ready;  // null: now; else the pieces are what they say once it is done
   };
   struct ReadOptions {
@@ -238,9 +239,9 @@ class Shard {
   bool locate(std::span<SliceEntry> entries, std::span<const Piece> pieces) const;
   ErrorCode find(SliceEntry& entry, const ReadOptions& options, std::vector<Finding>& findings)
       REQUIRES_SHARED(table_.decision_mutex);
-  // What is sent of a part that is there.
-  Finding sent(SliceEntry& entry, uint64_t wanted_version, Slot& slot, Part part)
-      REQUIRES_SHARED(table_.decision_mutex);
+  // Of a part that is there, what is sent of it.
+  void add_finding(SliceEntry& entry, uint64_t wanted_version, Slot& slot, Part part,
+                   std::vector<Finding>& findings) REQUIRES_SHARED(table_.decision_mutex);
   // As of a decision: a slot that no decision changes is as it is.
   ErrorCode find_at(SliceEntry& entry, uint64_t at, Stripe& stripe, Slot& slot,
                     std::vector<Finding>& findings) REQUIRES_SHARED(table_.decision_mutex)

@@ -42,11 +42,13 @@ py::object encode(size_t item_bytes, const py::object& before, const py::object&
     throw Error(ErrorCode::SIZE_MISMATCH, "before has " + std::to_string(from.size()) +
                                               " bytes and after has " + std::to_string(to.size()));
   }
+  std::vector<uint64_t> marks(num_mark_words(num_elems));
   std::vector<std::byte> memory(to.size());
   std::optional<size_t> num_bytes;
   {
     const py::gil_scoped_release release;
-    num_bytes = encode_changes(item_bytes, from.data(), to.data(), num_elems, memory);
+    mark_changes(item_bytes, from.data(), to.data(), num_elems, marks.data());
+    num_bytes = encode_changes(item_bytes, marks.data(), to.data(), num_elems, memory);
   }
   return as_bytes(num_bytes, memory);
 }

@@ -1,8 +1,11 @@
 #include "changes/changes.h"
 
-#include <array>
 #include <bit>
 #include <cstring>
+
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
 
 namespace psstore {
 namespace {
@@ -40,8 +43,8 @@ class Writer {
   // Adds the marked ones of a block that begins with element `first`. False: there is no room for them.
   bool add_marked(uint64_t marks, uint64_t first, const std::byte* after) {
     if (marks == 0) return true;
-    const size_t most = static_cast<size_t>(std::popcount(marks)) * (1 + sizeof(Bits));
-    const bool has_room = static_cast<size_t>(end_ - at_) >= most + kMaxGapBytes;
+    constexpr size_t kMost = kMaxGapBytes + kBlockElems * (1 + sizeof(Bits));
+    const bool has_room = static_cast<size_t>(end_ - at_) >= kMost;
     const auto lowest = static_cast<uint64_t>(std::countr_zero(marks));
     if (!add(first + lowest, after + lowest * sizeof(Bits))) return false;
     for (marks &= marks - 1; marks != 0; marks &= marks - 1) {
@@ -127,52 +130,71 @@ class Reader {
   uint64_t next_ = 0;
 };
 
-// The marks of a whole block.
+constexpr size_t kLanes = 16;  // elements that are compared at once
+
+#if defined(__SSE2__)
+__m128i loaded(const std::byte* from) {
+  return _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+}
+
+// Eight elements, each all ones if it is the same in both.
+__m128i same_8(const std::byte* before, const std::byte* after, uint16_t) {
+  return _mm_cmpeq_epi16(loaded(before), loaded(after));
+}
+__m128i same_8(const std::byte* before, const std::byte* after, uint32_t) {
+  return _mm_packs_epi32(_mm_cmpeq_epi32(loaded(before), loaded(after)),
+                         _mm_cmpeq_epi32(loaded(before + 16), loaded(after + 16)));
+}
+__m128i same_8(const std::byte* before, const std::byte* after, uint64_t) {
+  const auto same_4 =
+      [=](size_t at) {  // each half of an element by itself, which is the same if both are
+        const __m128i low = _mm_cmpeq_epi32(loaded(before + at), loaded(after + at));
+        const __m128i high = _mm_cmpeq_epi32(loaded(before + at + 16), loaded(after + at + 16));
+        const __m128i halves = _mm_packs_epi32(low, high);
+        return _mm_cmpeq_epi32(halves, _mm_set1_epi32(-1));
+      };
+  return _mm_packs_epi32(same_4(0), same_4(32));
+}
+
 template <class Bits>
-uint64_t marks_of_block(const std::byte* before, const std::byte* after) {
-  if (std::memcmp(before, after, kBlockElems * sizeof(Bits)) == 0) return 0;
-  std::array<Bits, kBlockElems> old_bits;
-  std::array<Bits, kBlockElems> new_bits;
-  std::memcpy(old_bits.data(), before, sizeof old_bits);
-  std::memcpy(new_bits.data(), after, sizeof new_bits);
-  std::array<uint8_t, kBlockElems> differ;
-  for (size_t i = 0; i < kBlockElems; ++i) differ[i] = old_bits[i] != new_bits[i];
+uint64_t marks_of_lanes(const std::byte* before, const std::byte* after) {
+  constexpr size_t kHalf = kLanes / 2 * sizeof(Bits);
+  const __m128i same =
+      _mm_packs_epi16(same_8(before, after, Bits{}), same_8(before + kHalf, after + kHalf, Bits{}));
+  return static_cast<uint16_t>(~_mm_movemask_epi8(same));
+}
+#else
+template <class Bits>
+uint64_t marks_of_lanes(const std::byte* before, const std::byte* after) {
   uint64_t marks = 0;
-  for (size_t i = 0; i < kBlockElems; i += 8) {
-    uint64_t bytes;
-    std::memcpy(&bytes, differ.data() + i, sizeof bytes);
-    // The lowest bits of eight bytes, side by side in the highest byte of the product.
-    marks |= (bytes * 0x0102'0408'1020'4080 >> 56) << i;
+  for (size_t i = 0; i < kLanes; ++i) {
+    Bits from;
+    Bits to;
+    std::memcpy(&from, before + i * sizeof(Bits), sizeof from);
+    std::memcpy(&to, after + i * sizeof(Bits), sizeof to);
+    marks |= static_cast<uint64_t>(from != to) << i;
   }
   return marks;
 }
-
-// Calls with each block's marks and first element's number. Stops where that returns false, and returns
-// it.
-template <class Bits, class Call>
-bool each_block(const std::byte* before, const std::byte* after, uint64_t num_elems, Call call) {
-  uint64_t first = 0;
-  for (; first + kBlockElems <= num_elems; first += kBlockElems) {
-    const size_t at = first * sizeof(Bits);
-    if (!call(marks_of_block<Bits>(before + at, after + at), first)) return false;
-  }
-  uint64_t marks = 0;
-  for (uint64_t i = first; i < num_elems; ++i) {
-    const size_t at = i * sizeof(Bits);
-    if (std::memcmp(before + at, after + at, sizeof(Bits)) != 0) marks |= 1ULL << (i - first);
-  }
-  return first == num_elems || call(marks, first);
-}
+#endif
 
 template <class Bits>
-std::optional<size_t> encode(const std::byte* before, const std::byte* after, uint64_t num_elems,
-                             std::span<std::byte> out) {
-  Writer<Bits> writer(out);
-  const auto add = [&](uint64_t marks, uint64_t first) {
-    return writer.add_marked(marks, first, after + first * sizeof(Bits));
-  };
-  if (!each_block<Bits>(before, after, num_elems, add)) return std::nullopt;
-  return writer.num_bytes();
+void mark(const std::byte* before, const std::byte* after, uint64_t num_elems, uint64_t* marks) {
+  uint64_t first = 0;
+  for (; first + kBlockElems <= num_elems; first += kBlockElems) {
+    uint64_t of_block = 0;
+    for (size_t i = 0; i < kBlockElems; i += kLanes) {
+      const size_t at = (first + i) * sizeof(Bits);
+      of_block |= marks_of_lanes<Bits>(before + at, after + at) << i;
+    }
+    *marks++ = of_block;
+  }
+  if (first == num_elems) return;
+  *marks = 0;
+  for (uint64_t i = first; i < num_elems; ++i) {
+    const size_t at = i * sizeof(Bits);
+    if (std::memcmp(before + at, after + at, sizeof(Bits)) != 0) *marks |= 1ULL << (i - first);
+  }
 }
 
 template <class Bits>
@@ -215,11 +237,16 @@ auto with_bits(size_t item_bytes, Call call) {
 
 }  // namespace
 
-std::optional<size_t> encode_changes(size_t item_bytes, const std::byte* before,
+void mark_changes(size_t item_bytes, const std::byte* before, const std::byte* after,
+                  uint64_t num_elems, uint64_t* marks) {
+  with_bits(item_bytes, [&](auto bits) { mark<decltype(bits)>(before, after, num_elems, marks); });
+}
+
+std::optional<size_t> encode_changes(size_t item_bytes, const uint64_t* marks,
                                      const std::byte* after, uint64_t num_elems,
                                      std::span<std::byte> out) {
-  return with_bits(
-      item_bytes, [&](auto bits) { return encode<decltype(bits)>(before, after, num_elems, out); });
+  return with_bits(item_bytes,
+                   [&](auto bits) { return encode<decltype(bits)>(marks, after, num_elems, out); });
 }
 
 bool are_changes(size_t item_bytes, std::span<const std::byte> payload, uint64_t num_elems) {
@@ -229,23 +256,6 @@ bool are_changes(size_t item_bytes, std::span<const std::byte> payload, uint64_t
 
 void apply_changes(size_t item_bytes, std::span<const std::byte> payload, std::byte* elements) {
   with_bits(item_bytes, [&](auto bits) { apply<decltype(bits)>(payload, elements); });
-}
-
-void mark_changes(size_t item_bytes, const std::byte* before, const std::byte* after,
-                  uint64_t num_elems, uint64_t* marks) {
-  const auto set = [&](uint64_t of_block, uint64_t first) {
-    marks[first / kBlockElems] = of_block;
-    return true;
-  };
-  with_bits(item_bytes,
-            [&](auto bits) { each_block<decltype(bits)>(before, after, num_elems, set); });
-}
-
-std::optional<size_t> encode_marked(size_t item_bytes, const uint64_t* marks,
-                                    const std::byte* after, uint64_t num_elems,
-                                    std::span<std::byte> out) {
-  return with_bits(item_bytes,
-                   [&](auto bits) { return encode<decltype(bits)>(marks, after, num_elems, out); });
 }
 
 }  // namespace psstore

@@ -26,22 +26,8 @@ constexpr bool has_changes_of(size_t item_bytes) {
 
 // All of the following REQUIRE has_changes_of(item_bytes).
 
-// Writes the changes from `before` to `after`, both of `num_elems` elements, and returns how many bytes they are. None:
-// they don't fit into `out`, whose contents are undefined then.
-std::optional<size_t> encode_changes(size_t item_bytes, const std::byte* before,
-                                     const std::byte* after, uint64_t num_elems,
-                                     std::span<std::byte> out);
-
-// Whether the payload says changes of a slice of so many elements. What comes from outside is asked this before anything
-// else is done with it; the rest REQUIRES it.
-bool are_changes(size_t item_bytes, std::span<const std::byte> payload, uint64_t num_elems);
-
-// Makes `elements` what they are after the changes.
-void apply_changes(size_t item_bytes, std::span<const std::byte> payload, std::byte* elements);
-
 // Marks: a bit for each element, in words of 64. Those of several changes, ORed, are of all of them: what is encoded of the
 // last elements by them has the effect of one after the other.
-
 constexpr size_t num_mark_words(uint64_t num_elems) {
   return (num_elems + 63) / 64;
 }
@@ -52,8 +38,15 @@ void mark_changes(size_t item_bytes, const std::byte* before, const std::byte* a
 
 // Writes changes to what the marked elements are in `after`, and returns how many bytes they are. None: they don't fit
 // into `out`, whose contents are undefined then.
-std::optional<size_t> encode_marked(size_t item_bytes, const uint64_t* marks,
-                                    const std::byte* after, uint64_t num_elems,
-                                    std::span<std::byte> out);
+std::optional<size_t> encode_changes(size_t item_bytes, const uint64_t* marks,
+                                     const std::byte* after, uint64_t num_elems,
+                                     std::span<std::byte> out);
+
+// Whether the payload says changes of a slice of so many elements. What comes from outside is asked this before anything
+// else is done with it; the rest REQUIRES it.
+bool are_changes(size_t item_bytes, std::span<const std::byte> payload, uint64_t num_elems);
+
+// Makes `elements` what they are after the changes.
+void apply_changes(size_t item_bytes, std::span<const std::byte> payload, std::byte* elements);
 
 }  // namespace psstore

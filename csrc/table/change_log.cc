@@ -13,6 +13,9 @@
 namespace psstore {
 namespace {
 
+// What is converted is looked at while the nearest cache has it. A multiple of 64.
+constexpr uint64_t kBlockElems = 4096;
+
 // The image, and as much again of marks and changes.
 constexpr uint64_t kKeptPerImage = 2;
 
@@ -55,8 +58,7 @@ Finding ChangeLog::find(const BufferRef& value, uint64_t version, DType stored,
   if (wanted_version > 0) {
     if (std::optional<BufferRef> changes =
             between(wanted_version - 1, version, value, stored, backend)) {
-      const uint64_t num_bytes = (*changes)->size();
-      return {std::move(*changes), dtype_, dtype_, num_elems_, num_bytes};
+      return Finding::of_changes(std::move(*changes), dtype_, num_elems_);
     }
   }
   if (version == version_) return {image_, dtype_, dtype_, num_elems_};
@@ -65,12 +67,23 @@ Finding ChangeLog::find(const BufferRef& value, uint64_t version, DType stored,
 
 void ChangeLog::go_on(const BufferRef& value, uint64_t version, DType stored, Backend& backend) {
   BufferRef next = backend.allocate(image_bytes());
-  backend.convert(stored, dtype_, value->data(), next->data(), static_cast<int64_t>(num_elems_));
+  BufferRef marks;
+  if (image_) marks = backend.allocate(mark_bytes());
+  const size_t from_bytes = dtype_bytes(stored);
+  const size_t to_bytes = dtype_bytes(dtype_);
+  for (uint64_t first = 0; first < num_elems_; first += kBlockElems) {
+    const uint64_t count = std::min(kBlockElems, num_elems_ - first);
+    std::byte* const to = next->data() + first * to_bytes;
+    backend.convert(stored, dtype_, value->data() + first * from_bytes, to,
+                    static_cast<int64_t>(count));
+    if (image_) {
+      mark_changes(to_bytes, image_->data() + first * to_bytes, to, count,
+                   words_of(marks) + first / 64);
+    }
+  }
   made_.clear();
   made_bytes_ = 0;
   if (image_) {
-    BufferRef marks = backend.allocate(mark_bytes());
-    mark_changes(dtype_bytes(dtype_), image_->data(), next->data(), num_elems_, words_of(marks));
     steps_.push_back({version_, std::move(marks)});
     while (steps_.size() * mark_bytes() > image_bytes()) steps_.pop_front();
   }
@@ -92,7 +105,8 @@ std::optional<BufferRef> ChangeLog::between(uint64_t since, uint64_t version,
   const size_t first = index_of(since);
   const size_t last = index_of(version);
   if (first == SIZE_MAX || last == SIZE_MAX || first >= last) return std::nullopt;
-  if (version != version_ && holds(BreakableRule::kCHANGES_ARE_OF_THEIR_VERSION)) {  // the image is of a later one
+  if (version != version_ &&
+      holds(BreakableRule::kCHANGES_ARE_OF_THEIR_VERSION)) {  // the image is of a later one
     const std::span<std::byte> then = scratch(Scratch::kElements, image_bytes());
     backend.convert(stored, dtype_, value->data(), then.data(), static_cast<int64_t>(num_elems_));
     return made(first, last, then.data(), backend);
@@ -121,7 +135,7 @@ std::optional<BufferRef> ChangeLog::made(size_t first, size_t last, const std::b
   }
   const std::span<std::byte> room = scratch(Scratch::kChanges, image_bytes());
   const std::optional<size_t> num_bytes =
-      encode_marked(dtype_bytes(dtype_), marks.data(), elements, num_elems_, room);
+      encode_changes(dtype_bytes(dtype_), marks.data(), elements, num_elems_, room);
   if (!num_bytes || *num_bytes >= image_bytes()) return std::nullopt;
   return copied(room.first(*num_bytes), backend);
 }

@@ -43,8 +43,8 @@ class ChangeLogTest : public ::testing::Test {
   }
 
   static Bits of(const Finding& found, Bits has) {
-    if (!found.changes_bytes) return elements_of<uint16_t>(found.value->data(), kImageBytes);
-    const std::span<const std::byte> payload(found.value->data(), *found.changes_bytes);
+    if (!found.is_changes) return elements_of<uint16_t>(found.value->data(), kImageBytes);
+    const std::span<const std::byte> payload(found.value->data(), found.num_bytes);
     EXPECT_TRUE(are_changes(sizeof(uint16_t), payload, kElems));
     apply_changes(sizeof(uint16_t), payload, reinterpret_cast<std::byte*>(has.data()));
     return has;
@@ -64,11 +64,11 @@ TEST_F(ChangeLogTest, TheFirstReaderGetsTheWholeAndTheNextOnesWhatHasChanged) {
   EXPECT_EQ(first, whole());
   change(50);
   const Finding found = find(1);
-  ASSERT_TRUE(found.changes_bytes);
-  EXPECT_LT(*found.changes_bytes, kImageBytes / 5);
+  ASSERT_TRUE(found.is_changes);
+  EXPECT_LT(found.num_bytes, kImageBytes / 5);
   EXPECT_EQ(of(found, first), whole());
   EXPECT_EQ(find(1).value.get(), found.value.get()) << "made once, sent to all";
-  EXPECT_FALSE(find(0).changes_bytes) << "who has nothing";
+  EXPECT_FALSE(find(0).is_changes) << "who has nothing";
 }
 
 TEST_F(ChangeLogTest, AnyReaderComesToTheNewestVersionFromAnyOther) {
@@ -81,7 +81,7 @@ TEST_F(ChangeLogTest, AnyReaderComesToTheNewestVersionFromAnyOther) {
     if (has == version_) continue;
     const auto known = had.find(has);
     const Finding found = find(known == had.end() ? 0 : has + 1);
-    num_changes += found.changes_bytes ? 1 : 0;
+    num_changes += found.is_changes ? 1 : 0;
     const Bits now = of(found, known == had.end() ? Bits{} : known->second);
     ASSERT_EQ(now, whole());
     had[version_] = now;
@@ -96,8 +96,8 @@ TEST_F(ChangeLogTest, AVersionThatNobodyAskedForIsNoneToBeginAt) {
   change(50);
   change(50);
   find(1);
-  EXPECT_FALSE(find(2).changes_bytes);
-  EXPECT_TRUE(find(1).changes_bytes);
+  EXPECT_FALSE(find(2).is_changes);
+  EXPECT_TRUE(find(1).is_changes);
 }
 
 TEST_F(ChangeLogTest, ASnapshotOfAnOlderVersionIsToldOfThatOne) {
@@ -113,7 +113,7 @@ TEST_F(ChangeLogTest, ASnapshotOfAnOlderVersionIsToldOfThatOne) {
     if (version == 0) continue;
     const BufferRef then = buffer_of(*pool_, value);
     const Finding found = log_.find(then, version, DType::kFloat32, 1, *backend_);
-    ASSERT_TRUE(found.changes_bytes);
+    ASSERT_TRUE(found.is_changes);
     Bits expected(kElems);
     backend_->convert(DType::kFloat32, DType::kBFloat16, value.data(), expected.data(), kElems);
     EXPECT_EQ(of(found, first), expected);
@@ -123,7 +123,7 @@ TEST_F(ChangeLogTest, ASnapshotOfAnOlderVersionIsToldOfThatOne) {
 TEST_F(ChangeLogTest, WhatChangesAltogetherIsSentWhole) {
   find(0);
   change(1);
-  EXPECT_FALSE(find(1).changes_bytes);
+  EXPECT_FALSE(find(1).is_changes);
 }
 
 TEST_F(ChangeLogTest, WhatGoesThereAndBackIsToldToWhoHasWhatWasBetween) {
@@ -135,7 +135,7 @@ TEST_F(ChangeLogTest, WhatGoesThereAndBackIsToldToWhoHasWhatWasBetween) {
   ++version_;
   EXPECT_EQ(of(find(1), Bits(kElems)), whole());
   const Finding found = find(2);
-  ASSERT_TRUE(found.changes_bytes);
+  ASSERT_TRUE(found.is_changes);
   EXPECT_EQ(of(found, between), whole());
 }
 
@@ -143,8 +143,8 @@ TEST_F(ChangeLogTest, WhatChangesInNoBitIsSaidInNoByte) {
   find(0);
   ++version_;
   const Finding found = find(1);
-  ASSERT_TRUE(found.changes_bytes);
-  EXPECT_EQ(*found.changes_bytes, 0U);
+  ASSERT_TRUE(found.is_changes);
+  EXPECT_EQ(found.num_bytes, 0U);
 }
 
 TEST_F(ChangeLogTest, KeepsWithinItsBudgetAndGivesItBack) {

@@ -61,8 +61,9 @@ class ServerProtocolTest : public ::testing::Test {
         decoder.accept(pool->allocate(frame.header.payload_bytes));
         return;
       }
+      const bool has_floats = frame.payload && !is_of_changes(frame.table[0].dtype);
       all.push_back(
-          {std::make_shared<Frame>(frame), frame.payload ? floats_of(frame.payload) : Floats()});
+          {std::make_shared<Frame>(frame), has_floats ? floats_of(frame.payload) : Floats()});
     });
     return all;
   }

@@ -455,8 +455,10 @@ class Scenario:
         if isinstance(actor, Worker):
             self._start_worker(actor.rank, life=self._lives(actor.rank) + 1)
         elif isinstance(actor, SomeReader) and not actor.stopped:
-            goes_on = isinstance(actor, Follower) and outcome.startswith("RolledBack")
-            self._start_reader(partial(Follower, copies=actor.copies) if goes_on else type(actor), f"{name}'")
+            again: Callable[[Plan, Machine, History], SomeReader] = type(actor)
+            if isinstance(actor, Follower) and outcome.startswith("RolledBack"):
+                again = partial(Follower, copies=actor.copies)
+            self._start_reader(again, f"{name}'")
 
     def _schedule_partitions(self) -> None:
         rng = self.world.rng

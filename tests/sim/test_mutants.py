@@ -125,6 +125,11 @@ NOTICED_BY = {
     "a new standby does not know when rows were used": 2,
     "a write that was refused is acknowledged when it comes again": 8,
     "a new standby does not know which writes were refused": 11,
+    "who has missed versions is sent what changed first": 54,
+    "changes have the elements of a later version": 44,
+    "who has another version is sent changes since the next": 11,
+    "a follower takes what comes for one version": 84,
+    "a follower keeps what it had when the store goes back": 8,
 }
 """Seeds to begin with: one that notices it, and whose run is short (many are a hundredth of seed 0's). They save time;
 when the simulator has changed, others will do."""

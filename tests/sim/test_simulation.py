@@ -37,7 +37,7 @@ NUM_RESHARDING_SEEDS = 50
 NUM_STANDBY_SEEDS = 75
 NUM_VOTING_SEEDS = 75
 NUM_REFUSING_SEEDS = 75
-NUM_FOLLOWING_SEEDS = 75
+NUM_FOLLOWING_SEEDS = 50
 BATCH = 25
 ROWS_EVERY = 5
 """Of so many seeds one has tables of rows, with which a run takes longer."""
