@@ -33,6 +33,7 @@ SUBJECTS = (
     "tls",
     "checkpoint",
     "cuts",
+    "followers",
     "rows",
 )
 

@@ -54,6 +54,8 @@ ErrorCode status_of(Staged outcome) {
 Shard::Shard(const ShardOptions& options)
     : options_(options),
       backend_(backend_of(options)),
+      changes_budget_(std::make_shared<MemoryBudget>(options.max_kept_bytes, "memory for readers",
+                                                     "raise --snapshot-memory")),
       table_(options.num_stripes, backend_, counters_, ranks_, options.max_kept_bytes) {
   if (options.num_stripes == 0) {
     throw Error(ErrorCode::BAD_ARGUMENT, "num_stripes is 0; a shard needs at least one");
@@ -382,6 +384,7 @@ Shard::Reply Shard::read(std::span<SliceEntry> entries, uint64_t max_payload_byt
     const SharedLock lock(table_.decision_mutex);
     reply.version = version();
     for (SliceEntry& entry : entries) {
+      reply.was_asked_for_changes |= is_of_changes(entry.dtype);
       entry.num_bytes = 0;
       entry.status = find(entry, options, findings);
     }
@@ -547,6 +550,11 @@ void Shard::release_hold(uint64_t id) {
   table_.release_hold(id);
 }
 
+void Shard::forget_changes() {
+  const SharedLock lock(table_.decision_mutex);
+  table_.forget_changes();
+}
+
 bool Shard::is_settled() {
   const ExclusiveLock lock(table_.decision_mutex);
   const bool settled = table_.is_settled();
@@ -613,7 +621,6 @@ void Shard::resume_refusals(const std::string& writer, Refusals refusals) {
 
 ErrorCode Shard::find_at(SliceEntry& entry, uint64_t at, Stripe& stripe, Slot& slot,
                          std::vector<Finding>& findings) {
-  const SlotSpec& spec = slot.spec();
   if (!slot.initialised()) return ErrorCode::NOT_INITIALISED;
   if (is_encoding(entry.dtype)) return ErrorCode::DTYPE_MISMATCH;
   bool waits = false;
@@ -623,9 +630,25 @@ ErrorCode Shard::find_at(SliceEntry& entry, uint64_t at, Stripe& stripe, Slot& s
   if (waits) return ErrorCode::NOT_APPLIED;
   if (!part->buffer) return ErrorCode::NO_STATE;
   if (part->version < wanted_version) return ErrorCode::NOT_MODIFIED;
-  findings.push_back({std::move(part->buffer), spec.dtype, entry.dtype, spec.num_elems});
-  entry.num_bytes = static_cast<uint32_t>(findings.back().num_bytes());
+  add_finding(entry, wanted_version, slot, std::move(*part), findings);
   return ErrorCode::OK;
+}
+
+void Shard::add_finding(SliceEntry& entry, uint64_t wanted_version, Slot& slot, Part part,
+                        std::vector<Finding>& findings) {
+  const SlotSpec& spec = slot.spec();
+  if (is_of_changes(entry.dtype)) {
+    const DType dtype = dtype_of_changes(entry.dtype);
+    // A device's bytes can't be looked at here.
+    const bool is_known = backend_->works_at_once() && spec.num_elems > 0;
+    findings.push_back(is_known
+                           ? slot.changes(part, dtype, wanted_version, changes_budget_, *backend_)
+                           : Finding(std::move(part.buffer), spec.dtype, dtype, spec.num_elems));
+    entry.dtype = findings.back().is_changes ? changes_of(dtype) : dtype;
+  } else {
+    findings.emplace_back(std::move(part.buffer), spec.dtype, entry.dtype, spec.num_elems);
+  }
+  entry.num_bytes = static_cast<uint32_t>(findings.back().num_bytes);
 }
 
 ErrorCode Shard::find(SliceEntry& entry, const ReadOptions& options,
@@ -652,11 +675,11 @@ ErrorCode Shard::find(SliceEntry& entry, const ReadOptions& options,
   if (is_encoding(entry.dtype)) {
     Published::Answer answer = slot->follow(wanted_version, entry.dtype, options.whole, backend_);
     entry.dtype = answer.dtype;
-    findings.push_back({std::move(answer.buffer), answer.dtype, answer.dtype, spec.num_elems});
+    findings.emplace_back(std::move(answer.buffer), answer.dtype, answer.dtype, spec.num_elems);
+    entry.num_bytes = static_cast<uint32_t>(findings.back().num_bytes);
   } else {
-    findings.push_back({std::move(part.buffer), spec.dtype, entry.dtype, spec.num_elems});
+    add_finding(entry, wanted_version, *slot, std::move(part), findings);
   }
-  entry.num_bytes = static_cast<uint32_t>(findings.back().num_bytes());
   return ErrorCode::OK;
 }
 

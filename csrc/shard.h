@@ -35,7 +35,8 @@ struct ShardOptions {
   std::shared_ptr<ValueArena> arena = nullptr;  // where large buffers lie, for clients to read
   std::shared_ptr<Backend> backend = nullptr;   // null: the host's; another one has its own arena
   uint64_t max_memory_bytes = kNoMemoryLimit;   // that the host's may take
-  uint64_t max_kept_bytes = kNoMemoryLimit;     // for those who read as of a decision
+  uint64_t max_kept_bytes =
+      kNoMemoryLimit;  // for those who read as of a decision, and again for who is told changes
 };
 
 // A reply of fewer bytes goes over the stream: to copy them there costs less than another frame, which
@@ -114,9 +115,10 @@ class Shard {
   struct Reply {
     std::vector<Piece> pieces;
     uint64_t payload_bytes = 0;
-    uint64_t version = 0;    // of the shard, when it was read: all of it as of that decision
-    bool restored = false;   // values of trained slices were, since that decision
-    bool shared = false;     // the entries say where in shared memory their bytes lie
+    uint64_t version = 0;   // of the shard, when it was read: all of it as of that decision
+    bool restored = false;  // values of trained slices were, since that decision
+    bool shared = false;    // the entries say where in shared memory their bytes lie
+    bool was_asked_for_changes = false;
     device::FenceRef ready;  // null: now; else the pieces are what they say once it is done
   };
   struct ReadOptions {
@@ -127,6 +129,7 @@ class Shard {
   // Values that are shared stay there as they are while the pieces are held.
   // An entry that asks for an encoding may get float32: its dtype says what came (table/published.h). Where there is
   // something to wait for, whoever looks at a delta then, and finds that it does not say its change, reads again.
+  // Of one that asks for changes, too, the dtype says whether they came or the whole (table/change_log.h).
   // Throws Error(FRAME_TOO_LARGE) if the values are more than `max_payload_bytes` together.
   Reply read(std::span<SliceEntry> entries, uint64_t max_payload_bytes, ReadOptions options);
   Reply read(std::span<SliceEntry> entries, uint64_t max_payload_bytes) {
@@ -149,6 +152,8 @@ class Shard {
   // The reader wants that one, and no other. False: it is not held, or no longer.
   bool settle_hold(uint64_t id, uint64_t at);
   void release_hold(uint64_t id);
+  // Nobody asks for changes any more: lets go of what is kept for that.
+  void forget_changes();
 
   // All slots, by key, as of a decision that a reader holds with rule state: what is written to a checkpoint. Takes the step of
   // those that have not. Throws what DenseTable::image() throws.
@@ -234,6 +239,9 @@ class Shard {
   bool locate(std::span<SliceEntry> entries, std::span<const Piece> pieces) const;
   ErrorCode find(SliceEntry& entry, const ReadOptions& options, std::vector<Finding>& findings)
       REQUIRES_SHARED(table_.decision_mutex);
+  // Of a part that is there, what is sent of it.
+  void add_finding(SliceEntry& entry, uint64_t wanted_version, Slot& slot, Part part,
+                   std::vector<Finding>& findings) REQUIRES_SHARED(table_.decision_mutex);
   // As of a decision: a slot that no decision changes is as it is.
   ErrorCode find_at(SliceEntry& entry, uint64_t at, Stripe& stripe, Slot& slot,
                     std::vector<Finding>& findings) REQUIRES_SHARED(table_.decision_mutex)
@@ -260,6 +268,7 @@ class Shard {
   std::atomic<uint64_t> restored_at_ = kNever;  // the version at which a value was, the last time
   RankBook ranks_;
   WriteWindow window_;
+  const std::shared_ptr<MemoryBudget> changes_budget_;
   DenseTable table_;
 };
 

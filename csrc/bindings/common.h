@@ -35,6 +35,7 @@ void bind_server(py::module_& m);        // DataService, ServerProtocol, Poller
 void bind_table(py::module_& m);         // Decision, Shard
 void bind_kernels(py::module_& m);       // instruction_sets, reduce_update, CUDA
 void bind_codec(py::module_& m);         // encode_slice, decode_slice
+void bind_changes(py::module_& m);       // encode_changes, are_changes, apply_changes
 void bind_batches(py::module_& m);       // SliceBatch, queue_...
 
 // psstore::Error becomes the class of its code in psstore.errors.

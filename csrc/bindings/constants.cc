@@ -131,6 +131,7 @@ void bind_constants(py::module_& m) {
   m.attr("FLAG_SHARED") = kFlagShared;
   m.attr("OPS") = read_only(ops());
   m.attr("ERROR_CODES") = read_only(error_codes());
+  m.attr("CHANGES_BIT") = kChangesBit;
   m.attr("DTYPES") = read_only(dtypes());
   m.attr("RULES") = read_only(rules());
   m.attr("ROW_RULES") = read_only(row_rules());

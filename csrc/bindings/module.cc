@@ -23,5 +23,6 @@ PYBIND11_MODULE(_core, m) {
   bindings::bind_server(m);
   bindings::bind_kernels(m);
   bindings::bind_codec(m);
+  bindings::bind_changes(m);
   bindings::bind_batches(m);
 }

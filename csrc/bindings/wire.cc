@@ -24,7 +24,9 @@ namespace {
 SliceEntry make_entry(py::handle row) {
   try {
     const auto [key, num_bytes, dtype] = row.cast<std::tuple<Key, uint32_t, uint8_t>>();
-    if (is_dtype(DType{dtype}) || DType{dtype} == kRowsEncoding) {
+    const DType of = dtype_of_changes(DType{dtype});
+    const bool may_change = is_of_changes(DType{dtype}) && dtype_bytes(of) != 0;
+    if (is_dtype(DType{dtype}) || DType{dtype} == kRowsEncoding || may_change) {
       return {.key = key, .num_bytes = num_bytes, .dtype = DType{dtype}};
     }
   } catch (const py::cast_error&) {

@@ -33,7 +33,10 @@ namespace psstore {
   X(COUNTS_ARE_FILLED_IN, "a new standby is sent what admission has counted")                 \
   X(USAGE_IS_LOADED, "rows that are loaded were used when they were")                         \
   X(REFUSED_WRITES_STAY_REFUSED, "a write that was refused is refused when it comes again")   \
-  X(REFUSALS_ARE_FILLED_IN, "a new standby knows which writes were refused")
+  X(REFUSALS_ARE_FILLED_IN, "a new standby knows which writes were refused")                  \
+  X(MARKS_ARE_ADDED_UP, "who has missed versions is sent what has changed in any of them")    \
+  X(CHANGES_ARE_OF_THEIR_VERSION, "changes up to a version have the elements of that one")    \
+  X(MARKS_ARE_SINCE_THEN, "who has a version since which nothing is marked is sent the whole")
 
 enum class BreakableRule : uint32_t {
 #define PSSTORE_X(name, meaning) k##name,

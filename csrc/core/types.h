@@ -26,6 +26,20 @@ enum class DType : uint8_t {
 // since no element is of it, and no kernel meets it.
 inline constexpr DType kRowsEncoding{8};
 
+// In the descriptor of a slice that is read, added to the number of a dtype: its bytes are what has changed since the
+// version that the reader has (changes/changes.h). No enumerator, either.
+inline constexpr uint8_t kChangesBit = 16;
+constexpr bool is_of_changes(DType dtype) {
+  return (static_cast<uint8_t>(dtype) & kChangesBit) != 0;
+}
+constexpr DType changes_of(DType dtype) {
+  return static_cast<DType>(static_cast<uint8_t>(dtype) | kChangesBit);
+}
+// What the changed elements are of.
+constexpr DType dtype_of_changes(DType dtype) {
+  return static_cast<DType>(static_cast<uint8_t>(dtype) & ~kChangesBit);
+}
+
 // Bytes of one element; 0 for an encoding, whose elements have none of their own, and for a number that
 // is no dtype.
 constexpr size_t dtype_bytes(DType dtype) {

@@ -234,6 +234,10 @@ void DataService::answer_read(PendingRead read, double now_s, Replies& replies, 
                      client.leases.has_room(options_.max_leased_bytes);
   const std::optional<uint64_t> at = read_at(frame, now_s);
   ReadReply reply = psstore::read(shard_, frame, {.share = share, .whole = whole, .at = at});
+  if (reply.values.was_asked_for_changes) {
+    followers_.insert(client.connection);
+    changes_until_s_ = now_s + kHoldS;
+  }
   const auto fails = [](const SliceEntry& entry) { return is_failure(entry.status); };
   const auto failed = std::ranges::find_if(reply.table, fails);
   if (failed != reply.table.end() && patient && may_come(failed->status)) {
@@ -293,6 +297,7 @@ void DataService::forget(uint64_t connection) {
   found->second->leases.clear();
   clients_.erase(found);
   release_holds([=](const Hold& hold) { return hold.connection == connection; });
+  followers_.erase(connection);
   pending_.forget(connection);
   deliveries_.erase(connection);
   // What the device still writes to stays the shard's until it is done.
@@ -320,13 +325,25 @@ size_t DataService::num_leases() const {
 void DataService::wake(double now_s) {
   replication_.is_now(now_s);
   release_holds([=](const Hold& hold) { return hold.until_s <= now_s; });
+  forget_changes(now_s);
   answer_due(pending_.take_due(now_s), now_s);
   answer_filled(now_s);
+}
+
+void DataService::forget_changes(double now_s) {
+  if (!changes_until_s_ || now_s < *changes_until_s_) return;
+  changes_until_s_.reset();
+  if (followers_.empty()) {
+    shard_.forget_changes();
+  } else {
+    changes_until_s_ = now_s + kHoldS;
+  }
 }
 
 std::optional<double> DataService::next_wake() const {
   if (!deliveries_.empty() || !failures_.empty() || !filling_.empty()) return 0.0;
   std::optional<double> next = pending_.next_wake();
+  if (changes_until_s_) next = std::min(next.value_or(*changes_until_s_), *changes_until_s_);
   for (const auto& [_, hold] : holds_) next = std::min(next.value_or(hold.until_s), hold.until_s);
   return next;
 }

@@ -24,6 +24,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <string_view>
@@ -182,6 +183,8 @@ class DataService {
 
   void answer_hold(const ConnectedClient& client, const Frame& frame, Replies& replies,
                    double now_s);
+  // What changes are made of is kept as long as somebody who has asked for some is connected, and so long after.
+  void forget_changes(double now_s);
   void release_holds(const std::function<bool(const Hold&)>& are_over);
   // The decision as of which the frame reads; none: the last. Throws Error(VERSION_GONE).
   std::optional<uint64_t> read_at(const Frame& frame, double now_s);
@@ -219,8 +222,11 @@ class DataService {
   std::map<uint64_t, std::shared_ptr<ConnectedClient>> clients_;  // by connection
   PendingReads pending_;
   std::unordered_map<uint64_t, Hold> holds_;  // by the number that the reader has chosen
-  std::deque<Filling> filling_;               // in the order in which the device writes them
-  std::map<uint64_t, Replies> deliveries_;    // by connection
+  std::set<uint64_t> followers_;              // connections that have asked for changes
+  std::optional<double>
+      changes_until_s_;          // without any, what changes are made of is kept until then
+  std::deque<Filling> filling_;  // in the order in which the device writes them
+  std::map<uint64_t, Replies> deliveries_;  // by connection
   std::vector<Failure> failures_;
   Replication replication_;
 };

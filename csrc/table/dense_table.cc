@@ -441,6 +441,13 @@ void DenseTable::resume(const Decision& last) {
 
 // ---- sums -----------------------------------------------------------------------------------------
 
+void DenseTable::forget_changes() {
+  for (Stripe& stripe : stripes_) {
+    const MutexLock lock(stripe.mutex);
+    for (auto& [key, slot] : stripe.slots) slot.forget_changes();
+  }
+}
+
 TableSize DenseTable::size() {
   TableSize size;
   size.num_held = num_held_.load(std::memory_order_relaxed);

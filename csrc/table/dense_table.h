@@ -167,6 +167,9 @@ class DenseTable {
     for (const auto& [first, last] : ranges) dropped_.insert_range(first, last);
   }
 
+  // Nobody asks for changes any more.
+  void forget_changes() REQUIRES_SHARED(decision_mutex);
+
   TableSize size() REQUIRES_SHARED(decision_mutex);
 
  private:

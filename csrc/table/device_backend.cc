@@ -256,7 +256,7 @@ std::vector<BufferRef> DeviceBackend::bytes_wanted(const std::vector<Finding>& f
       wanted.push_back(finding.value);
       continue;
     }
-    wanted.push_back(take(finding.num_bytes()));
+    wanted.push_back(take(finding.num_bytes));
     halves.push_back({.encoding = finding.wanted,
                       .source = finding.value->data(),
                       .num_elems = static_cast<int64_t>(finding.num_elems),
@@ -271,7 +271,7 @@ Gathered DeviceBackend::gather(const std::vector<Finding>& findings) {
   std::vector<Range> ranges;
   ranges.reserve(findings.size());
   for (BufferRef& bytes : bytes_wanted(findings)) {
-    ranges.push_back({std::move(bytes), 0, findings[ranges.size()].num_bytes()});
+    ranges.push_back({std::move(bytes), 0, findings[ranges.size()].num_bytes});
   }
   return read(std::move(ranges));
 }
@@ -282,7 +282,7 @@ Gathered DeviceBackend::lend(const std::vector<Finding>& findings) {
   std::vector<Piece> pieces;
   pieces.reserve(findings.size());
   for (size_t i = 0; i < findings.size(); ++i) {
-    const size_t num_bytes = findings[i].num_bytes();
+    const size_t num_bytes = findings[i].num_bytes;
     if (num_bytes > 0) pieces.push_back({std::move(wanted[i]), num_bytes});
   }
   launch();

@@ -10,6 +10,7 @@
 #pragma once
 
 #include <cstddef>
+#include <utility>
 #include <vector>
 
 #include "core/buffer.h"
@@ -22,13 +23,29 @@ namespace psstore {
 inline constexpr size_t kSharedValueBytes = 64 << 10;
 
 struct Finding {
-  BufferRef value;
-  DType dtype = DType::kFloat32;   // of the value; or an encoding, that of a delta
-  DType wanted = DType::kFloat32;  // travels_as(dtype, wanted)
-  uint64_t num_elems = 0;
+  // REQUIRES: travels_as(stored, sent_as), or it is a delta of that encoding.
+  Finding(BufferRef found, DType stored, DType sent_as, uint64_t elems)
+      : value(std::move(found)),
+        dtype(stored),
+        wanted(sent_as),
+        num_elems(elems),
+        num_bytes(encoded_bytes(sent_as, elems)) {}
+  // Changes (changes/changes.h) of elements of that dtype.
+  static Finding of_changes(BufferRef changes, DType of, uint64_t elems) {
+    Finding finding(std::move(changes), of, of, elems);
+    finding.num_bytes = finding.value->size();
+    finding.is_changes = true;
+    return finding;
+  }
 
-  size_t num_bytes() const { return encoded_bytes(wanted, num_elems); }
-  bool shared() const { return dtype == wanted && num_bytes() >= kSharedValueBytes; }
+  BufferRef value;
+  DType dtype;
+  DType wanted;
+  bool is_changes = false;
+  uint64_t num_elems;
+  size_t num_bytes;
+
+  bool shared() const { return dtype == wanted && num_bytes >= kSharedValueBytes; }
 };
 
 // A range of a reply's payload. The holder must not write to it.

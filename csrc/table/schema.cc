@@ -135,8 +135,8 @@ ErrorCode check_read(const SlotSpec& spec, const SliceEntry& entry) {
   if (entry.part == 0 && follows_as(spec.dtype, entry.dtype)) {
     return applies_by_decision(spec.rule) ? ErrorCode::OK : ErrorCode::RULE_MISMATCH;
   }
-  const bool travels =
-      entry.part == 0 ? travels_as(spec.dtype, entry.dtype) : entry.dtype == spec.dtype;
+  const bool travels = entry.part == 0 ? travels_as(spec.dtype, dtype_of_changes(entry.dtype))
+                                       : entry.dtype == spec.dtype;
   return travels ? ErrorCode::OK : ErrorCode::DTYPE_MISMATCH;
 }
 

@@ -161,6 +161,26 @@ Published::Answer Slot::follow(uint64_t wanted_version, DType encoding, bool who
   return whole ? published_->whole() : published_->answer(wanted_version, encoding);
 }
 
+Finding Slot::changes(const Part& then, DType dtype, uint64_t wanted_version,
+                      const std::shared_ptr<MemoryBudget>& budget, Backend& backend) {
+  auto log = std::ranges::find(change_logs_, dtype, &ChangeLog::dtype);
+  try {
+    if (log == change_logs_.end()) {
+      log = change_logs_.emplace(log, dtype, spec_.num_elems, budget);
+    }
+    return log->find(then.buffer, then.version, spec_.dtype, wanted_version, backend);
+  } catch (const Error&) {
+    std::erase_if(change_logs_, [=](const ChangeLog& one) { return one.dtype() == dtype; });
+    return {then.buffer, spec_.dtype, dtype, spec_.num_elems};
+  }
+}
+
+size_t Slot::published_bytes() const {
+  size_t total = published_ ? published_->num_bytes() : 0;
+  for (const ChangeLog& log : change_logs_) total += log.num_bytes();
+  return total;
+}
+
 // ---- what it was ------------------------------------------------------------------------------------
 
 uint64_t Slot::keep(uint64_t to, bool state) {

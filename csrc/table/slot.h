@@ -35,6 +35,7 @@
 #include "rows/contribution.h"
 #include "rows/row_policy.h"
 #include "table/backend.h"
+#include "table/change_log.h"
 #include "table/published.h"
 #include "table/staging.h"
 
@@ -152,6 +153,14 @@ class Slot {
   Published::Answer follow(uint64_t wanted_version, DType encoding, bool whole,
                            const std::shared_ptr<Backend>& backend);
 
+  // What is sent to somebody who has version `wanted_version` - 1 of it in that dtype, bit for bit: what has changed since,
+  // or the whole. `then`: the value as it is read. The first one has the slot keep what it needs for that, out of the budget,
+  // if it has room. REQUIRES: host memory; travels_as() that dtype.
+  Finding changes(const Part& then, DType dtype, uint64_t wanted_version,
+                  const std::shared_ptr<MemoryBudget>& budget, Backend& backend);
+  // Nobody asks for changes any more.
+  void forget_changes() { change_logs_.clear(); }
+
   // First values; they do not count as a write. REQUIRES: !initialised().
   void initialise(const PayloadSlice& from, Backend& backend);
 
@@ -231,8 +240,8 @@ class Slot {
 
   // Bytes of rule state.
   size_t state_bytes() const;
-  // Bytes that are kept for those who follow it.
-  size_t published_bytes() const { return published_ ? published_->num_bytes() : 0; }
+  // Bytes that are kept for those who follow it, by deltas or by its changes.
+  size_t published_bytes() const;
   // Raw bytes of value, rule state and step by name, as torch names them; of rows their records, and what admission has
   // counted.
   // Waits for the backend.
@@ -317,6 +326,7 @@ class Slot {
   Squares squares_;   // the last ones asked for
   Staging staging_;
   std::optional<Published> published_;  // once somebody follows it
+  std::vector<ChangeLog> change_logs_;  // by the dtypes in which somebody is told of its changes
   std::vector<KeptParts> kept_;
 };
 

@@ -61,8 +61,9 @@ class ServerProtocolTest : public ::testing::Test {
         decoder.accept(pool->allocate(frame.header.payload_bytes));
         return;
       }
+      const bool has_floats = frame.payload && !is_of_changes(frame.table[0].dtype);
       all.push_back(
-          {std::make_shared<Frame>(frame), frame.payload ? floats_of(frame.payload) : Floats()});
+          {std::make_shared<Frame>(frame), has_floats ? floats_of(frame.payload) : Floats()});
     });
     return all;
   }
@@ -93,6 +94,47 @@ Floats ascending(size_t num_elems) {
   Floats values(num_elems);
   std::iota(values.begin(), values.end(), 0.0F);
   return values;
+}
+
+// A PULL of what has changed of one slice, which its reader has a version of.
+Bytes pull_of_changes(Key key, uint64_t wanted_version) {
+  std::vector<SliceEntry> table(1);
+  table[0].key = key;
+  table[0].version = wanted_version;
+  table[0].dtype = changes_of(DType::kFloat32);
+  const FrameParts parts{.op = Op::kPULL, .request = 1, .table = table};
+  Bytes bytes(parts.encoded_bytes());
+  encode_frame(parts, bytes.data());
+  return bytes;
+}
+
+TEST_F(ServerProtocolTest, WhatChangesAreMadeOfIsKeptAMinuteBeyondTheLastWhoAskedForThem) {
+  protocol_.open("a", false);
+  const auto kept = [&] { return shard_.stats().at("published_bytes"); };
+  const auto asks_at = [&](double now_s, uint64_t wanted_version) {
+    now_s_ = now_s;
+    EXPECT_TRUE(others(pull_of_changes(kSmall, wanted_version)).empty());
+    return replies().at(0).frame->table[0].dtype;
+  };
+  const auto writes = [&](uint64_t sequence, Floats values) {
+    EXPECT_TRUE(others(wire({Op::kASSIGN, {{kSmall, std::move(values)}}, 7, sequence})).empty());
+    replies();
+  };
+  writes(1, {1, 2});
+  EXPECT_EQ(kept(), 0u) << "nobody has asked";
+  EXPECT_EQ(asks_at(100, 0), DType::kFloat32) << "the whole";
+  writes(2, {1, 3});
+  service_.wake(100 + 10 * kHoldS);
+  EXPECT_EQ(asks_at(100 + 10 * kHoldS, 2), changes_of(DType::kFloat32))
+      << "connected all that time";
+  service_.forget(1);
+  const double left_s = 100 + 10 * kHoldS;
+  service_.wake(left_s + kHoldS - 1);
+  EXPECT_GT(kept(), 0u) << "who has lost a connection may come again";
+  EXPECT_TRUE(service_.next_wake().has_value());
+  service_.wake(left_s + kHoldS);
+  EXPECT_EQ(kept(), 0u);
+  EXPECT_FALSE(service_.next_wake().has_value());
 }
 
 TEST_F(ServerProtocolTest, OrdinaryRequestsAreAnsweredHoweverTheirBytesCome) {

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from psstore import torch as torch
     from psstore.client.connect import connect as connect
     from psstore.client.connect import connect_async as connect_async
+    from psstore.client.follow import FollowingReader as FollowingReader
+    from psstore.client.follow import follow as follow
     from psstore.client.local import LocalStore as LocalStore
     from psstore.client.store import AsyncStore as AsyncStore
     from psstore.client.store import Store as Store
@@ -30,12 +32,14 @@ if TYPE_CHECKING:
 _HOMES = {
     "connect": "psstore.client.connect",
     "connect_async": "psstore.client.connect",
+    "FollowingReader": "psstore.client.follow",
+    "follow": "psstore.client.follow",
     "Store": "psstore.client.store",
     "AsyncStore": "psstore.client.store",
     "LocalStore": "psstore.client.local",
 }
 
-__all__ = ["AsyncStore", "LocalStore", "Store", "connect", "connect_async"]
+__all__ = ["AsyncStore", "FollowingReader", "LocalStore", "Store", "connect", "connect_async", "follow"]
 
 
 def __getattr__(name: str) -> object:

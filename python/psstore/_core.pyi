@@ -32,6 +32,8 @@ FLAG_SHARED: int  # the payload lies in shared memory; in a PULL: that of its an
 
 OPS: Mapping[str, int]  # operation name -> number on the wire
 ERROR_CODES: Mapping[str, int]  # error name -> number on the wire
+CHANGES_BIT: int
+"""Added to a dtype's number in a pull: what has changed since the version that the reader has."""
 DTYPES: Mapping[str, int]
 """Of elements: "float32", "float64", "bfloat16", "float16"; encodings of payloads: "int8", "sign", "topk"; of
 contributions to rows: "rows" -> number."""
@@ -1047,6 +1049,16 @@ def encode_slice(
 
     `residual` becomes x minus what the payload says. Where x is NaN or infinite (of "int8" and "sign": anywhere in the
     block of 256) the payload says NaN (of "topk": what x is, if it is kept) and the residual stays."""
+
+def encode_changes(item_bytes: int, before: _HasBuffer, after: _HasBuffer) -> bytes | None:
+    """What has changed from one to the other, bit for bit, of elements of 2, 4 or 8 bytes (csrc/changes/changes.h).
+    None: that is more than all of it. Raises SizeMismatch."""
+
+def are_changes(item_bytes: int, payload: _HasBuffer, num_elems: int) -> bool:
+    """Whether the payload says changes of so many elements."""
+
+def apply_changes(item_bytes: int, payload: _HasBuffer, elements: _HasBuffer) -> None:
+    """Makes the elements what they are after the changes. Raises BadArgument for what are none, and changes nothing."""
 
 def decode_slice(encoding: int, payload: _HasBuffer, out: _HasBuffer, *, instruction_set: str | None = None) -> None:
     """Fills `out` with float32. Raises SizeMismatch, and BadArgument for indices that do not ascend or are out of

@@ -20,7 +20,7 @@ from time import process_time
 
 import pytest
 from bench import __main__ as every_subject
-from bench import calls, cuts, harness, latency, small_steps
+from bench import calls, cuts, followers, harness, latency, small_steps
 from bench import page as pages
 from bench.callers import placements, store_caller
 from bench.calls import Found
@@ -445,6 +445,18 @@ def test_reading_and_writing_beside_training_is_held_against_doing_so_plainly(mo
         "writing, 2 × 4 KiB, memory: checkpoint",
         "writing, 2 × 4 KiB, memory: checkpoint, written",
     ]
+
+
+def test_followers_are_measured_by_what_they_are_sent_and_beside_who_trains(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(followers, "TENSOR_ELEMS", 4096)
+    monkeypatch.setattr(followers, "READERS", (1,))
+    sent = followers.bytes_sent(2).rows
+    assert [row[0] for row in sent] == ["0 versions missed", "3 versions missed"]
+    assert all(isinstance(cell, float) and 2 < cell < 4 for cell in (row[2] for row in sent))
+    assert len(followers.codec(1).rows) == 2
+    table, found = followers.readers(rounds=1, block_s=0.05)
+    assert list(found) == [followers.ALONE, "1 followers", "1 clients that pull"]
+    assert len(table.rows) == 3
 
 
 def test_targets_of_reading_and_writing_beside_training_are_ratios_of_one_run() -> None:

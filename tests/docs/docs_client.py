@@ -20,12 +20,31 @@ from typing import NamedTuple
 
 import msgspec
 
-from tests.docs.docs_wire import CHECKSUM, DATA_REPLIES, DTYPES, Body, Frame, Op, Slice, carry, receive, require, send
+from tests.docs.docs_wire import (
+    CHANGES,
+    CHECKSUM,
+    DATA_REPLIES,
+    DTYPES,
+    Body,
+    Frame,
+    Op,
+    Slice,
+    carry,
+    changed,
+    receive,
+    require,
+    send,
+)
 
 WAIT_S = 20.0
 """How long the store may wait for others on our behalf."""
 
 REPLY_TIMEOUT_S = 30.0
+
+NOT_MODIFIED = 40
+"""An error's number in wire.md that is none."""
+
+DTYPES_BY_NUMBER = dict(DTYPES.values())
 
 
 class Refused(Exception):
@@ -251,6 +270,34 @@ class Client:
                 values[part.name][part.begin : part.end] = reply.payload[begin : begin + entry.num_bytes]
                 begin += entry.num_bytes
         return {name: bytes(value) for name, value in values.items()}
+
+    def follow(self, names: Iterable[str], copies: dict[int, tuple[int, bytes]], half: int | None = None) -> list[bool]:
+        """Brings copies, version and bytes by key, to what is there now, in that half precision if there is one.
+        Whether what came of each slice was what has changed, and not the whole."""
+        if not self.round:
+            self._learn_decisions()
+        were_changes = []
+        for link, parts in self._by_shard(names):
+            dtypes = [half or part.dtype for part in parts]
+            asked = [0 if part.key not in copies else copies[part.key][0] + 1 for part in parts]
+            table = tuple(
+                Slice(part.key, version=version, dtype=dtype + CHANGES)
+                for part, version, dtype in zip(parts, asked, dtypes, strict=True)
+            )
+            body = carry(self._lacks(link), self._last_decision, WAIT_S)
+            reply = self._ask(link, Frame(Op.PULL, body=body, slices=table))
+            begin = 0
+            for entry in reply.slices:
+                payload, begin = reply.payload[begin : begin + entry.num_bytes], begin + entry.num_bytes
+                require(entry.status in (0, NOT_MODIFIED), f"status {entry.status}")
+                if entry.status == NOT_MODIFIED:
+                    continue
+                were_changes.append(entry.dtype >= CHANGES)
+                if entry.dtype >= CHANGES:
+                    item_bytes = 2 if half else DTYPES_BY_NUMBER[entry.dtype - CHANGES]
+                    payload = changed(copies[entry.key][1], payload, item_bytes)
+                copies[entry.key] = entry.version, payload
+        return were_changes
 
     def _learn_decisions(self) -> None:
         """Who has not joined asks the coordinator's shard for the last one."""

@@ -69,6 +69,25 @@ class Frame(NamedTuple):
         return self.body if isinstance(self.body, dict) else {}
 
 
+CHANGES = 16  # added to a dtype's number: what has changed
+
+
+def changed(copy: bytes, payload: bytes, item_bytes: int) -> bytes:
+    """A slice's bytes after what has changed: gaps, seven bits to a byte, each with the bytes of the next element."""
+    now, place, at = bytearray(copy), 0, 0
+    while at < len(payload):
+        gap = shift = 0
+        while True:
+            gap |= (payload[at] & 127) << shift
+            shift, at = shift + 7, at + 1
+            if payload[at - 1] < 128:
+                break
+        place += gap
+        now[place * item_bytes : (place + 1) * item_bytes] = payload[at : at + item_bytes]
+        place, at = place + 1, at + item_bytes
+    return bytes(now)
+
+
 def carry(decisions: dict[int, Body], at_least: int = 0, wait_s: float = 0.0) -> bytes:
     """The body of a PUSH or PULL. `decisions`: signed, by number."""
     fixed = CARRY.pack(max(decisions, default=0), at_least, 0, wait_s, 0.0)

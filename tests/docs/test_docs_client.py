@@ -184,6 +184,43 @@ def store() -> Iterator[StoreProcess]:
         yield store
 
 
+@pytest.mark.parametrize("half", [None, psstore._core.DTYPES["bfloat16"]])
+def test_reader_is_told_what_has_changed(half: int | None, sync_store: StoreProcess) -> None:
+    first, second, reader = (Client(sync_store.url) for _ in range(3))
+    names, elems = ["x", "y"], 1000
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(Client.join, (first, second), (0, 1)))
+        specs = [{"name": name, "shape": [elems], "rule": "sgd"} for name in names]
+        first.create(specs, {name: bytes(4 * elems) for name in names})
+        second.create(specs, {})
+        reader.describe()
+        for name in names:
+            reader.tensors[name] = first.tensors[name]
+        copies: dict[int, tuple[int, bytes]] = {}
+        came = []
+        for number in range(4):
+            came.append(reader.follow(names, copies, half))
+            gradient = np.zeros(elems, F32)
+            gradient[number::300] = 1 if number % 2 else 2.0**-140
+            for worker in (first, second):
+                worker.push({name: gradient.tobytes() for name in names})
+            list(pool.map(lambda worker: worker.commit({0: {"lr": LR}}), (first, second)))
+        reader.follow(names, copies, half)
+        values = reader.pull(names)
+    assert came == [[False] * 2, [True] * 2, [True] * 2, [True] * 2]
+    for name in names:
+        (part,) = (key for key in copies if key >> 24 == reader.tensors[name]["id"])
+        whole = np.frombuffer(values[name], F32)
+        if half is None:
+            assert copies[part][1] == whole.tobytes()
+        else:
+            halves = np.empty(elems, np.int16)
+            psstore._core.convert(whole, psstore._core.DTYPES["float32"], halves, half)
+            assert copies[part][1] == halves.tobytes()
+    for client in (first, second, reader):
+        client.close()
+
+
 def test_what_is_sent_again_after_its_decision_changes_nothing(store: StoreProcess) -> None:
     client = RecordingClient(store.url)
     client.join()

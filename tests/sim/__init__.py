@@ -9,6 +9,7 @@
     rows       tables of rows, which workers train beside tensors
     actors     what workers, readers and writers do
     assigner   who assigns rows
+    follower   who goes from version to version by what has changed
     scenario   one run
     checks     what must hold after it, whatever happened
 

@@ -12,6 +12,7 @@ from .plan import (
     MODES,
     elastic_plan_of,
     falling_plan_of,
+    following_plan_of,
     plan_of,
     refusing_plan_of,
     resharding_plan_of,
@@ -26,6 +27,7 @@ KINDS = {
     "--elastic": (elastic_plan_of, "workers come and go"),
     "--standbys": (standby_plan_of, "every shard has a standby, and some die"),
     "--refusals": (refusing_plan_of, "clients add to what has no value yet"),
+    "--followers": (following_plan_of, "readers follow by what changes, under any of the above"),
     "--votes": (voting_plan_of, "hosts fall silent, and shards vote on who leads"),
 }
 

@@ -254,8 +254,8 @@ def versions_are_whole(plan: Plan, history: History) -> None:
         assert version.number >= version.acknowledged, f"{version.acknowledged} was told to somebody before {version}"
         expected = model.counters_after(plan, history.tensors, decided, history.factors, history.lied)
         for name, data in version.values.items():
-            found = np.frombuffer(data, np.float32)
-            assert np.array_equal(found, expected[name]), (
+            found = np.frombuffer(data, version.dtype)
+            assert np.array_equal(found, expected[name].astype(version.dtype)), (
                 f"{version.reader} read {name} of version {version.number} as {found}: {expected[name]}"
             )
 

@@ -46,6 +46,7 @@ class Version:
     number: int
     acknowledged: int
     values: dict[str, bytes]
+    dtype: str = "float32"
 
 
 @dataclass(frozen=True)
@@ -158,6 +159,8 @@ class History:
     row_lists: list[RowList] = field(default_factory=list)
     assigned: list[Assigned] = field(default_factory=list)
     versions: list[Version] = field(default_factory=list)
+    num_by_changes: int = 0
+    """Of those, how many came by changes alone."""
     checkpoints: list[Checkpoint] = field(default_factory=list)
     archived: list[Archived] = field(default_factory=list)
     """What was written."""

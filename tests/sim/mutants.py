@@ -11,6 +11,7 @@ from unittest import mock
 from msgspec.structs import replace
 
 from psstore import _core
+from psstore.client.changes import Copies
 from psstore.client.layout import OneVersion
 from psstore.client.norms import SquareSums
 from psstore.errors import RoundOutOfOrder
@@ -533,6 +534,19 @@ REFUSAL_MUTANTS: dict[str, tuple[str, Mutant]] = {
     "a new standby does not know which writes were refused": ("async", broken_in_core("REFUSALS_ARE_FILLED_IN")),
 }
 """As above, and shown where clients add to what has no value yet."""
+
+
+# ---- readers that follow ----
+
+
+FOLLOWER_MUTANTS: dict[str, tuple[str, Mutant]] = {
+    "who has missed versions is sent what changed first": ("async", broken_in_core("MARKS_ARE_ADDED_UP")),
+    "changes have the elements of a later version": ("async", broken_in_core("CHANGES_ARE_OF_THEIR_VERSION")),
+    "who has another version is sent changes since the next": ("async", broken_in_core("MARKS_ARE_SINCE_THEN")),
+    "a follower takes what comes for one version": ("async", _method(OneVersion, "__bool__", lambda self: True)),
+    "a follower keeps what it had when the store goes back": ("async", _method(Copies, "forget", lambda self: None)),
+}
+"""As above, and shown where readers follow by what changes."""
 
 
 # ---- workers that come and go ----

@@ -115,6 +115,7 @@ class Plan:
     """Every shard has a standby, and some die."""
     silences: tuple[Silence, ...] = ()
     """Every shard has a standby on another host, and shards vote on who leads."""
+    num_followers: int = 0
     num_forerunners: int = 0
     """Clients that add to what has no value yet, and are refused."""
     falls: tuple[float, ...] = ()
@@ -199,6 +200,7 @@ class Plan:
             reshards=(),
             shard_deaths=(),
             silences=(),
+            num_followers=0,
             num_forerunners=0,
         )
 
@@ -260,6 +262,13 @@ def refusing_plan_of(seed: int, mode: str | None = None) -> Plan:
     plan = (standby_plan_of if seed % 2 else plan_of)(seed, mode)
     num_forerunners = random.Random(f"forerunners {seed}").choice((1, 2, 3))
     return replace(plan, num_forerunners=num_forerunners, break_chance=max(plan.break_chance, 0.02))
+
+
+def following_plan_of(seed: int, mode: str | None = None) -> Plan:
+    """A plan in which readers follow, where shards have standbys, where the store goes back, or neither."""
+    plan = (plan_of, standby_plan_of, falling_plan_of)[seed % 3](seed, mode)
+    rng = random.Random(f"followers {seed}")
+    return replace(plan, num_followers=rng.choice((1, 2, 3)), rounds=plan.rounds + rng.choice((0, 8)))
 
 
 def voting_plan_of(seed: int, mode: str | None = None) -> Plan:

@@ -29,6 +29,7 @@ from .archive import Archive, Archived, SimulatedPlace
 from .archivist import Archivist
 from .assigner import Assigner
 from .elections import LEASE_S, Elections
+from .follower import Follower
 from .history import History
 from .machine import Machine
 from .network import Network
@@ -47,7 +48,7 @@ QUIET_S = 1.0
 OUTLIVED = ("RolledBack", "BadSignature")
 """What clients hear of a fall. The second, if they had met some shards before it and others not."""
 
-ReaderKind = type[Reader] | type[Historian] | type[Archivist]
+SomeReader = Reader | Historian | Archivist | Follower
 
 LINEAGE = "simulated"
 SIGNING_KEY = b"simulated signing key"
@@ -75,7 +76,7 @@ class Scenario:
         self.archive = Archive()
         self.num_shards = plan.num_shards
         self._begin(None)
-        self.readers: list[Reader | Historian | Archivist | Assigner] = []
+        self.readers: list[SomeReader | Assigner] = []
         """Who goes on until training is over."""
         self.machines: dict[int, Machine] = {}
         """The machine of each rank's present life."""
@@ -195,10 +196,11 @@ class Scenario:
                 self._start(Giver(plan, self._machine("giver", "client"), self.history))
             if plan.with_curator:
                 self._start(Curator(plan, self._machine("curator", "client"), self.history))
-            numbers: dict[ReaderKind, int] = {
+            numbers: dict[type[SomeReader], int] = {
                 Reader: plan.num_readers,
                 Historian: plan.num_historians,
                 Archivist: plan.num_archivists,
+                Follower: plan.num_followers,
             }
             for kind, number in numbers.items():
                 for index in range(number):
@@ -294,7 +296,7 @@ class Scenario:
         actor.machine.when_killed = died
         return task
 
-    def _start_reader(self, kind: ReaderKind, name: str) -> None:
+    def _start_reader(self, kind: Callable[[Plan, Machine, History], SomeReader], name: str) -> None:
         reader = kind(self.plan, self._machine(name, "client"), self.history)
         self.readers.append(reader)
         self._start(reader)
@@ -452,8 +454,11 @@ class Scenario:
             self.history.outcomes[name] = outcome
         if isinstance(actor, Worker):
             self._start_worker(actor.rank, life=self._lives(actor.rank) + 1)
-        elif isinstance(actor, (Reader, Historian, Archivist)) and not actor.stopped:
-            self._start_reader(type(actor), f"{name}'")
+        elif isinstance(actor, SomeReader) and not actor.stopped:
+            again: Callable[[Plan, Machine, History], SomeReader] = type(actor)
+            if isinstance(actor, Follower) and outcome.startswith("RolledBack"):
+                again = partial(Follower, copies=actor.copies)
+            self._start_reader(again, f"{name}'")
 
     def _schedule_partitions(self) -> None:
         rng = self.world.rng

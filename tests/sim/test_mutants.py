@@ -11,6 +11,7 @@ from tests.sim.checks import check, watched
 from tests.sim.mutants import (
     ELASTIC_MUTANTS,
     FALL_MUTANTS,
+    FOLLOWER_MUTANTS,
     MUTANTS,
     REFUSAL_MUTANTS,
     RESHARD_MUTANTS,
@@ -22,6 +23,7 @@ from tests.sim.plan import (
     Plan,
     elastic_plan_of,
     falling_plan_of,
+    following_plan_of,
     plan_of,
     refusing_plan_of,
     resharding_plan_of,
@@ -123,6 +125,11 @@ NOTICED_BY = {
     "a new standby does not know when rows were used": 2,
     "a write that was refused is acknowledged when it comes again": 8,
     "a new standby does not know which writes were refused": 11,
+    "who has missed versions is sent what changed first": 54,
+    "changes have the elements of a later version": 44,
+    "who has another version is sent changes since the next": 11,
+    "a follower takes what comes for one version": 84,
+    "a follower keeps what it had when the store goes back": 8,
 }
 """Seeds to begin with: one that notices it, and whose run is short (many are a hundredth of seed 0's). They save time;
 when the simulator has changed, others will do."""
@@ -143,6 +150,7 @@ TABLES: dict[str, tuple[dict[str, tuple[str, Mutant]], Make]] = {
     "of a store with another number of shards": (RESHARD_MUTANTS, resharding_plan_of),
     "of shards with standbys": (STANDBY_MUTANTS, standby_plan_of),
     "where plain writes are refused": (REFUSAL_MUTANTS, refusing_plan_of),
+    "where readers follow": (FOLLOWER_MUTANTS, following_plan_of),
     "of shards that vote": (VOTE_MUTANTS, voting_plan_of),
     "of rows": (ROW_MUTANTS, and_rows(plan_of)),
     "of rows of a store that goes back": (ROW_FALL_MUTANTS, and_rows(falling_plan_of)),

@@ -17,6 +17,7 @@ from tests.sim.plan import (
     Plan,
     elastic_plan_of,
     falling_plan_of,
+    following_plan_of,
     plan_of,
     refusing_plan_of,
     resharding_plan_of,
@@ -36,6 +37,7 @@ NUM_RESHARDING_SEEDS = 50
 NUM_STANDBY_SEEDS = 75
 NUM_VOTING_SEEDS = 75
 NUM_REFUSING_SEEDS = 75
+NUM_FOLLOWING_SEEDS = 50
 BATCH = 25
 ROWS_EVERY = 5
 """Of so many seeds one has tables of rows, with which a run takes longer."""
@@ -121,6 +123,18 @@ def test_promises_hold_where_plain_writes_are_refused_for_seeds_from(first: int)
         num_applied += sum(told.applied for told in history.additions.values())
     assert num_refused > 10 * BATCH, "hardly a write was refused"
     assert num_applied > 10 * BATCH, "hardly a write was applied"
+
+
+@pytest.mark.parametrize("first", range(0, NUM_FOLLOWING_SEEDS, BATCH))
+def test_promises_hold_where_readers_follow_for_seeds_from(first: int) -> None:
+    num_versions = num_by_changes = 0
+    for seed in range(first, first + BATCH):
+        with reproducible(seed, "--followers "):
+            history = run_and_check(following_plan_of(seed))
+        num_versions += len(history.versions)
+        num_by_changes += history.num_by_changes
+    assert num_by_changes > num_versions // 4, "most came whole"
+    assert num_by_changes > 10 * BATCH, "hardly a version came by changes"
 
 
 @pytest.mark.parametrize("first", range(0, NUM_VOTING_SEEDS, BATCH))

@@ -76,7 +76,7 @@ class Schema:
         """Returns tensors and tables by name; asks the store for those that are not known here. Raises UnknownTensor,
         which names the first that the store does not have."""
         try:
-            unknown = list(dict.fromkeys(name for name in names if name not in self._tensors))
+            unknown = list(dict.fromkeys(name for name in names if not self._is_known(name)))
         except TypeError:  # one can't be looked up
             unknown = list(names)
         for name in unknown:
@@ -84,6 +84,12 @@ class Schema:
         if unknown:
             self.learn(await self._client.describe(unknown))
         return [self._tensors[name] for name in names]
+
+    def _is_known(self, name: str) -> bool:
+        """Whether somebody would say if it had come to mean something else: no shard does of a tensor without elements,
+        which has no slices."""
+        tensor = self._tensors.get(name)
+        return tensor is not None and (tensor.spec.num_elems > 0 or tensor.spec.rows is not None)
 
     async def refresh(self, name: str) -> Tensor:
         check_name(name)

@@ -7,8 +7,8 @@ assigned or added to have no decisions: they are read as they are.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, TypeVar
 
 from psstore.client.arrays import Array
 from psstore.client.device.arrays import seen
@@ -19,16 +19,6 @@ from psstore.client.tables import Ids
 from psstore.protocol.client import Hold
 
 T = TypeVar("T")
-
-
-class Version(NamedTuple):
-    """One version of some tensors, as `follow` yields them."""
-
-    number: int
-    """The decision after which they are."""
-    values: Mapping[str, Array]
-    skipped: int
-    """Versions between the one before and this one."""
 
 
 class _View:

@@ -16,13 +16,14 @@ from typing import Any, Concatenate, NoReturn, ParamSpec, Protocol, TypeVar, cas
 from psstore._core import DirectCalls
 from psstore.client import fork_safety
 from psstore.client.arrays import Array
+from psstore.client.changes import Copies, Version
 from psstore.client.device.arrays import OnDevice, seen
 from psstore.client.direct import Direct
 from psstore.client.loop_thread import LoopThread
 from psstore.client.operations import Operations
 from psstore.client.paced import PacedCalls
 from psstore.client.pull_types import AwaitedKeys, AwaitedPullsMany, AwaitedPullsOne, Keys, PullsMany, PullsOne
-from psstore.client.snapshot import AsyncSnapshot, Snapshot, Version
+from psstore.client.snapshot import AsyncSnapshot, Snapshot
 from psstore.client.zero_copy import Borrowed, Debt
 from psstore.errors import PsstoreError, StoreClosed, UsageError
 from psstore.protocol.client import Hold
@@ -432,15 +433,12 @@ class Store(_Face):
         self, names: Sequence[str], *, dtype: str | None = None, wait_s: float | None = None
     ) -> Iterator[Version]:
         """Yields whole versions of these tensors as they come, the newest there is each time, and says how many were
-        skipped. Raises DeadlineExceeded when there is no newer one for `wait_s` (default: the store's)."""
-        number = -1
+        skipped. Only what changes is sent; each version's values are arrays of its own (`psstore.follow` does without
+        these copies). `dtype`: as there. Raises DeadlineExceeded when there is no newer one for `wait_s` (default: the
+        store's)."""
+        copies = Copies(names, dtype)
         while True:
-            if number >= 0:
-                self._run(self._operations.newer(number, wait_s=wait_s))
-            with self.snapshot(wait_s=wait_s) as view:
-                values = dict(zip(names, view.pull_many(names, dtype=dtype, wait_s=wait_s), strict=True))
-            yield Version(view.version, values, max(0, view.version - number - 1) if number >= 0 else 0)
-            number = view.version
+            yield _own_values(self._run(copies.advance(self._operations, wait_s=wait_s)))
 
     def reconnect(self) -> None:
         """Ends this connection and makes another one, as the same worker, to what is at the store's address now: to go
@@ -520,14 +518,10 @@ class AsyncStore(_Face):
     async def follow(
         self, names: Sequence[str], *, dtype: str | None = None, wait_s: float | None = None
     ) -> AsyncIterator[Version]:
-        number = -1
+        copies = Copies(names, dtype)
         while True:
-            if number >= 0:
-                await asyncio.wrap_future(self._submit(self._operations.newer(number, wait_s=wait_s)))
-            async with self.snapshot(wait_s=wait_s) as view:
-                values = dict(zip(names, await view.pull_many(names, dtype=dtype, wait_s=wait_s), strict=True))
-            yield Version(view.version, values, max(0, view.version - number - 1) if number >= 0 else 0)
-            number = view.version
+            advance = self._submit(copies.advance(self._operations, wait_s=wait_s))
+            yield _own_values(await asyncio.wrap_future(advance))
 
     follow.__doc__ = Store.follow.__doc__
 
@@ -547,6 +541,11 @@ class AsyncStore(_Face):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         await asyncio.to_thread(self.end, leave=kind is None)
+
+
+def _own_values(version: Version) -> Version:
+    """The version with copies of its values, which stay what they are."""
+    return version._replace(values={name: value.copy() for name, value in version.values.items()})
 
 
 def as_async(store: Store) -> AsyncStore:

@@ -7,6 +7,7 @@ try:
     from psstore.torch.elastic_sampler import ElasticSampler
     from psstore.torch.embedding import Embedding
     from psstore.torch.embedding_bag import EmbeddingBag
+    from psstore.torch.follower import Follower
     from psstore.torch.hooks import Hook
     from psstore.torch.loop import Step, TrainingSession, session
     from psstore.torch.optimizer import DistributedOptimizer
@@ -27,6 +28,7 @@ __all__ = [
     "ElasticSampler",
     "Embedding",
     "EmbeddingBag",
+    "Follower",
     "GradScaler",
     "Hook",
     "Replicas",

@@ -1,0 +1,107 @@
+"""A model that follows a store: its parameters become those of the newest version, by what has changed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import nn
+
+from psstore.client.changes import Version
+from psstore.client.connect import connect
+from psstore.client.follow import FollowingReader
+from psstore.client.store import Store
+from psstore.errors import ShapeMismatch, UnknownTensor
+from psstore.torch.parameters import STORED_AS, uncompiled
+from psstore.torch.warnings import dtype_name
+
+
+class Follower:
+    """A model whose parameters, and those of its buffers that the store has, are always of one version.
+
+    >>> follower = psstore.torch.Follower(model, "ps://127.0.0.1:5700")
+    >>> follower.update()  # the newest version, at once; then whenever there is a newer one
+    """
+
+    def __init__(self, model: nn.Module, url: str | None = None, *, name: str = "", **options: Any) -> None:
+        """Connects, and compares names and shapes; `update` brings values. Blocks.
+
+        `model`: its parameters have the names that the trainer's have. Those in half precision are brought in that.
+        `name`: before each name, as that of the trainer's DistributedOptimizer. `url`, `options`: those of
+        `psstore.connect`, without `role`.
+
+        Raises UnknownTensor that names the parameters that the store does not have, ShapeMismatch that names all
+        tensors of other shapes; what `psstore.connect` raises. The model is as it was.
+        """
+        prefix = f"{name}/" if name else ""
+        parameters = {prefix + uncompiled(one): parameter for one, parameter in model.named_parameters()}
+        buffers = {prefix + uncompiled(one): buffer for one, buffer in model.named_buffers()}
+        store = connect(url, role="client", **options)
+        try:
+            self._tensors = _of_store(store, parameters, buffers)
+        except BaseException:
+            store.close()
+            raise
+        dtypes = {one: dtype_name(t.dtype) for one, t in self._tensors.items() if t.dtype in STORED_AS}
+        self._reader = FollowingReader(store, list(self._tensors), dtypes)
+
+    @property
+    def version(self) -> int | None:
+        """The decision after which the model is; None: it is as it was made."""
+        return self._reader.version
+
+    def update(self, *, timeout_s: float | None = None) -> Version:
+        """Makes the model what the newest version is: at once the first time, and then as soon as there is one after
+        `version`. Tensors that have not changed are not touched; the others are written in place.
+
+        Raises what `FollowingReader.next` raises; the model is as it was then.
+        """
+        return self._take(self._reader.next(timeout_s=timeout_s))
+
+    def verify(self, *, timeout_s: float | None = None) -> Version:
+        """`FollowingReader.verify`; the model is of the version that was looked at."""
+        return self._take(self._reader.verify(timeout_s=timeout_s))
+
+    def close(self) -> None:
+        """Disconnects. The model stays what it is."""
+        self._reader.close()
+
+    @torch.no_grad()
+    def _take(self, version: Version) -> Version:
+        for name in version.changed:
+            value = torch.from_numpy(version.values[name])
+            tensor = self._tensors[name]
+            tensor.copy_(value.view(torch.bfloat16) if value.dtype is torch.int16 else value)
+        return version
+
+    def __enter__(self) -> Follower:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _of_store(
+    store: Store, parameters: Mapping[str, torch.Tensor], buffers: Mapping[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """Returns the model's tensors that the store has. Raises UnknownTensor, ShapeMismatch."""
+    there = set(store.keys())
+    if missing := sorted(parameters.keys() - there):
+        raise UnknownTensor(f"the store has no tensors for these parameters of the model: {_listed(missing)}")
+    found = {**parameters, **{name: buffer for name, buffer in buffers.items() if name in there}}
+    differences = []
+    for name, tensor in found.items():
+        shape = store.describe(name).spec.shape
+        if shape != tuple(tensor.shape):
+            differences.append(f"{name} is {shape} in the store and {tuple(tensor.shape)} in the model")
+    if differences:
+        raise ShapeMismatch(f"the store holds another model: {_listed(differences)}")
+    return found
+
+
+def _listed(what: Iterable[str]) -> str:
+    return "; ".join(what)

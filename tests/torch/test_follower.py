@@ -1,0 +1,106 @@
+"""Models that follow a store: their parameters are the trainer's, in the model's own dtype, version by version."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import nn
+
+import psstore.torch
+from psstore.errors import ShapeMismatch, UnknownTensor
+from psstore.torch import DistributedOptimizer, Follower
+from tests.support.cluster import Cluster, clusters
+
+pytestmark = [pytest.mark.sockets, pytest.mark.one_loop]
+
+
+def model_of(width: int = 64) -> nn.Module:
+    return nn.Sequential(nn.Linear(8, width), nn.BatchNorm1d(width), nn.Linear(width, 2))
+
+
+@pytest.fixture
+def cluster() -> Iterator[Cluster]:
+    with clusters("tcp") as start:
+        yield start(shards=2)
+
+
+class Trainer:
+    def __init__(self, cluster: Cluster) -> None:
+        torch.manual_seed(0)
+        self.model = model_of()
+        self.optimizer = DistributedOptimizer(
+            torch.optim.AdamW(self.model.parameters(), lr=1e-3),
+            cluster.connect(rank=0),
+            named_parameters=self.model.named_parameters(),
+            named_buffers=self.model.named_buffers(),
+        )
+
+    def step(self) -> None:
+        self.optimizer.zero_grad()
+        self.model(torch.randn(16, 8)).square().mean().backward()
+        self.optimizer.step()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_model_follows_in_its_own_dtype(cluster: Cluster, dtype: torch.dtype) -> None:
+    trainer = Trainer(cluster)
+    copy = model_of().to(dtype)
+    with Follower(copy, cluster.url) as follower:
+        assert follower.version is None
+        for number in range(4):
+            version = follower.update()
+            assert version.number == follower.version == number
+            for (name, there), here in zip(trainer.model.named_parameters(), copy.parameters(), strict=True):
+                assert torch.equal(there.to(dtype), here), name
+            trainer.step()
+        follower.update()
+        follower.verify()
+        for ours, theirs in zip(copy.buffers(), trainer.model.buffers(), strict=True):
+            assert torch.equal(theirs.to(ours.dtype), ours)
+
+
+def test_what_has_not_changed_is_not_touched(cluster: Cluster) -> None:
+    trainer = Trainer(cluster)
+    for parameter in list(trainer.model.parameters())[1:]:
+        parameter.requires_grad_(False)
+    copy = model_of()
+    with Follower(copy, cluster.url) as follower:
+        follower.update()
+        before = {name: parameter._version for name, parameter in copy.named_parameters()}
+        trainer.step()
+        follower.update()
+        touched = {name for name, parameter in copy.named_parameters() if parameter._version != before[name]}
+    assert "0.weight" in touched
+    assert "0.bias" not in touched
+
+
+def test_another_models_shapes_are_named_all_at_once(cluster: Cluster) -> None:
+    Trainer(cluster)
+    with pytest.raises(ShapeMismatch) as found:
+        Follower(model_of(width=32), cluster.url)
+    for name in ("0.weight is (64, 8) in the store and (32, 8) in the model", "0.bias", "2.weight is (2, 64)"):
+        assert name in str(found.value)
+    assert "2.bias" not in str(found.value)
+
+
+def test_parameters_that_the_store_does_not_have_are_named(cluster: Cluster) -> None:
+    Trainer(cluster)
+    with pytest.raises(UnknownTensor, match=r"3\.bias; 3\.weight"):
+        Follower(nn.Sequential(*model_of().children(), nn.Linear(2, 2)), cluster.url)
+    psstore.connect(cluster.url, role="client").close()
+
+
+def test_names_may_have_a_prefix(cluster: Cluster) -> None:
+    model = nn.Linear(3, 1)
+    DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        cluster.connect(rank=0),
+        named_parameters=model.named_parameters(),
+        name="ranker",
+    )
+    copy = nn.Linear(3, 1)
+    with Follower(copy, cluster.url, name="ranker") as follower:
+        follower.update()
+    assert torch.equal(copy.weight, model.weight)
