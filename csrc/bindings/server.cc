@@ -283,6 +283,7 @@ void bind_server(py::module_& m) {
       .def("followers", &followers_of)
       .def_property_readonly("is_followed",
                              [](DataService& self) { return self.replication().is_followed(); })
+      .def("take_ready", [](DataService& self) { return self.replication().take_ready(); })
       .def_property_readonly("last_record",
                              [](DataService& self) { return self.replication().last(); })
       .def("newest_incarnation", &DataService::newest_incarnation, "rank"_a)

@@ -256,6 +256,9 @@ class DataService:
     @property
     def is_followed(self) -> bool:
         """There are standbys."""
+    def take_ready(self) -> set[int]:
+        """Connections that have more to send than they had by themselves: standbys, and those whose replies had waited
+        for these and may go."""
     @property
     def last_record(self) -> int:
         """Number of the last change that standbys were sent."""
