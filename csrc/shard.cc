@@ -384,7 +384,6 @@ Shard::Reply Shard::read(std::span<SliceEntry> entries, uint64_t max_payload_byt
     const SharedLock lock(table_.decision_mutex);
     reply.version = version();
     for (SliceEntry& entry : entries) {
-      reply.was_asked_for_changes |= is_of_changes(entry.dtype);
       entry.num_bytes = 0;
       entry.status = find(entry, options, findings);
     }

@@ -115,10 +115,9 @@ class Shard {
   struct Reply {
     std::vector<Piece> pieces;
     uint64_t payload_bytes = 0;
-    uint64_t version = 0;   // of the shard, when it was read: all of it as of that decision
-    bool restored = false;  // values of trained slices were, since that decision
-    bool shared = false;    // the entries say where in shared memory their bytes lie
-    bool was_asked_for_changes = false;
+    uint64_t version = 0;    // of the shard, when it was read: all of it as of that decision
+    bool restored = false;   // values of trained slices were, since that decision
+    bool shared = false;     // the entries say where in shared memory their bytes lie
     device::FenceRef ready;  // null: now; else the pieces are what they say once it is done
   };
   struct ReadOptions {

@@ -146,13 +146,13 @@ __m128i same_8(const std::byte* before, const std::byte* after, uint32_t) {
                          _mm_cmpeq_epi32(loaded(before + 16), loaded(after + 16)));
 }
 __m128i same_8(const std::byte* before, const std::byte* after, uint64_t) {
-  const auto same_4 =
-      [=](size_t at) {  // each half of an element by itself, which is the same if both are
-        const __m128i low = _mm_cmpeq_epi32(loaded(before + at), loaded(after + at));
-        const __m128i high = _mm_cmpeq_epi32(loaded(before + at + 16), loaded(after + at + 16));
-        const __m128i halves = _mm_packs_epi32(low, high);
-        return _mm_cmpeq_epi32(halves, _mm_set1_epi32(-1));
-      };
+  // An element is the same if both of its halves are.
+  const auto same_4 = [=](size_t at) {
+    const __m128i low = _mm_cmpeq_epi32(loaded(before + at), loaded(after + at));
+    const __m128i high = _mm_cmpeq_epi32(loaded(before + at + 16), loaded(after + at + 16));
+    const __m128i halves = _mm_packs_epi32(low, high);
+    return _mm_cmpeq_epi32(halves, _mm_set1_epi32(-1));
+  };
   return _mm_packs_epi32(same_4(0), same_4(32));
 }
 

@@ -233,11 +233,13 @@ void DataService::answer_read(PendingRead read, double now_s, Replies& replies, 
   const bool share = frame.header.is_shared() && !client.arenas.empty() &&
                      client.leases.has_room(options_.max_leased_bytes);
   const std::optional<uint64_t> at = read_at(frame, now_s);
-  ReadReply reply = psstore::read(shard_, frame, {.share = share, .whole = whole, .at = at});
-  if (reply.values.was_asked_for_changes) {
+  // Before the read, which may fail after it has the shard keep something.
+  const auto asks_for_changes = [](const SliceEntry& entry) { return is_of_changes(entry.dtype); };
+  if (std::ranges::any_of(frame.table, asks_for_changes)) {
     followers_.insert(client.connection);
     changes_until_s_ = now_s + kHoldS;
   }
+  ReadReply reply = psstore::read(shard_, frame, {.share = share, .whole = whole, .at = at});
   const auto fails = [](const SliceEntry& entry) { return is_failure(entry.status); };
   const auto failed = std::ranges::find_if(reply.table, fails);
   if (failed != reply.table.end() && patient && may_come(failed->status)) {

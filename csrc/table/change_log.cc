@@ -13,8 +13,9 @@
 namespace psstore {
 namespace {
 
-// What is converted is looked at while the nearest cache has it. A multiple of 64.
-constexpr uint64_t kBlockElems = 4096;
+// So many elements are compared as soon as they are converted, while the nearest cache has them.
+constexpr uint64_t kNearElems = 4096;
+static_assert(kNearElems % 64 == 0, "marks are words of 64");
 
 // The image, and as much again of marks and changes.
 constexpr uint64_t kKeptPerImage = 2;
@@ -71,14 +72,14 @@ void ChangeLog::go_on(const BufferRef& value, uint64_t version, DType stored, Ba
   if (image_) marks = backend.allocate(mark_bytes());
   const size_t from_bytes = dtype_bytes(stored);
   const size_t to_bytes = dtype_bytes(dtype_);
-  for (uint64_t first = 0; first < num_elems_; first += kBlockElems) {
-    const uint64_t count = std::min(kBlockElems, num_elems_ - first);
+  for (uint64_t first = 0; first < num_elems_; first += kNearElems) {
+    const uint64_t count = std::min(kNearElems, num_elems_ - first);
     std::byte* const to = next->data() + first * to_bytes;
     backend.convert(stored, dtype_, value->data() + first * from_bytes, to,
                     static_cast<int64_t>(count));
     if (image_) {
       mark_changes(to_bytes, image_->data() + first * to_bytes, to, count,
-                   words_of(marks) + first / 64);
+                   words_of(marks) + num_mark_words(first));
     }
   }
   made_.clear();
@@ -105,8 +106,8 @@ std::optional<BufferRef> ChangeLog::between(uint64_t since, uint64_t version,
   const size_t first = index_of(since);
   const size_t last = index_of(version);
   if (first == SIZE_MAX || last == SIZE_MAX || first >= last) return std::nullopt;
-  if (version != version_ &&
-      holds(BreakableRule::kCHANGES_ARE_OF_THEIR_VERSION)) {  // the image is of a later one
+  const bool is_past = version != version_;  // the image is of a later one
+  if (is_past && holds(BreakableRule::kCHANGES_ARE_OF_THEIR_VERSION)) {
     const std::span<std::byte> then = scratch(Scratch::kElements, image_bytes());
     backend.convert(stored, dtype_, value->data(), then.data(), static_cast<int64_t>(num_elems_));
     return made(first, last, then.data(), backend);
