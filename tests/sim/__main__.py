@@ -27,7 +27,10 @@ KINDS = {
     "--elastic": (elastic_plan_of, "workers come and go"),
     "--standbys": (standby_plan_of, "every shard has a standby, and some die"),
     "--refusals": (refusing_plan_of, "clients add to what has no value yet"),
-    "--followers": (following_plan_of, "readers follow by what changes, under any of the above"),
+    "--followers": (
+        following_plan_of,
+        "readers follow by what changes; shards have standbys, the store goes back, or neither",
+    ),
     "--votes": (voting_plan_of, "hosts fall silent, and shards vote on who leads"),
 }
 

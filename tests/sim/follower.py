@@ -24,7 +24,7 @@ LONG_S = changes.ATTEMPTS * (READ_S + TIMEOUT_S)
 
 
 class Follower(Actor):
-    """Takes the newest version, again and again: those that it misses are no fewer than those that it has."""
+    """Takes the newest version, again and again, and misses those between."""
 
     def __init__(self, plan: Plan, machine: Machine, history: History, *, copies: Copies | None = None) -> None:
         """`copies`: what it had of the store that has gone back."""

@@ -116,6 +116,7 @@ class Plan:
     silences: tuple[Silence, ...] = ()
     """Every shard has a standby on another host, and shards vote on who leads."""
     num_followers: int = 0
+    """Readers that go from version to version by what has changed."""
     num_forerunners: int = 0
     """Clients that add to what has no value yet, and are refused."""
     falls: tuple[float, ...] = ()

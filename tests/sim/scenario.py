@@ -49,6 +49,7 @@ OUTLIVED = ("RolledBack", "BadSignature")
 """What clients hear of a fall. The second, if they had met some shards before it and others not."""
 
 SomeReader = Reader | Historian | Archivist | Follower
+MakeReader = Callable[[Plan, Machine, History], SomeReader]
 
 LINEAGE = "simulated"
 SIGNING_KEY = b"simulated signing key"
@@ -296,8 +297,8 @@ class Scenario:
         actor.machine.when_killed = died
         return task
 
-    def _start_reader(self, kind: Callable[[Plan, Machine, History], SomeReader], name: str) -> None:
-        reader = kind(self.plan, self._machine(name, "client"), self.history)
+    def _start_reader(self, make: MakeReader, name: str) -> None:
+        reader = make(self.plan, self._machine(name, "client"), self.history)
         self.readers.append(reader)
         self._start(reader)
 
@@ -455,7 +456,7 @@ class Scenario:
         if isinstance(actor, Worker):
             self._start_worker(actor.rank, life=self._lives(actor.rank) + 1)
         elif isinstance(actor, SomeReader) and not actor.stopped:
-            again: Callable[[Plan, Machine, History], SomeReader] = type(actor)
+            again: MakeReader = type(actor)
             if isinstance(actor, Follower) and outcome.startswith("RolledBack"):
                 again = partial(Follower, copies=actor.copies)
             self._start_reader(again, f"{name}'")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
@@ -56,38 +56,48 @@ def checked(seed: int) -> History:
 
 
 @contextmanager
-def reproducible(seed: int, kind: str = "") -> Iterator[None]:
-    """Says how to see it again if anything goes wrong under that seed."""
+def reproducible(plan: Plan, kind: str = "") -> Iterator[None]:
+    """Says how to see it again if anything goes wrong in that run."""
     try:
         yield
     except Exception as error:
-        rows = "" if seed % ROWS_EVERY else "--rows "
-        pytest.fail(f"{error!r}\nreproduce: python -m tests.sim {kind}{rows}--seed {seed} --verbose")
+        rows = "--rows " if plan.tables else ""
+        pytest.fail(f"{error!r}\nreproduce: python -m tests.sim {kind}{rows}--seed {plan.seed} --verbose")
+
+
+def histories(plans: Iterable[Plan], kind: str) -> Iterator[History]:
+    """What happened in each run: every promise was held against it."""
+    for plan in plans:
+        with reproducible(plan, kind):
+            history = run_and_check(plan)
+        yield history
+
+
+def batch(make: Callable[[int], Plan], first: int) -> Iterator[Plan]:
+    """The plans of that kind for a batch of seeds, some with rows."""
+    return (planned(make, seed) for seed in range(first, first + BATCH))
 
 
 @pytest.mark.parametrize("first", range(0, NUM_SEEDS, BATCH))
 def test_promises_hold_for_seeds_from(first: int) -> None:
     for seed in range(first, first + BATCH):
-        with reproducible(seed):
+        with reproducible(planned(plan_of, seed)):
             checked(seed)
 
 
 @pytest.mark.parametrize("first", range(0, NUM_FALLING_SEEDS, BATCH))
 def test_promises_hold_where_the_store_goes_back_for_seeds_from(first: int) -> None:
-    num_falls = 0
-    for seed in range(first, first + BATCH):
-        with reproducible(seed, "--falls "):
-            num_falls += len(run_and_check(planned(falling_plan_of, seed)).falls)
+    num_falls = sum(len(history.falls) for history in histories(batch(falling_plan_of, first), "--falls "))
     assert num_falls, "it never went back"
 
 
 @pytest.mark.parametrize("first", range(0, NUM_RESHARDING_SEEDS, BATCH))
 def test_promises_hold_where_the_number_of_shards_changes_for_seeds_from(first: int) -> None:
     num_reshards = 0
-    for seed in range(first, first + BATCH):
-        scenario = watched(planned(resharding_plan_of, seed))
-        with reproducible(seed, "--reshards "):
-            check(scenario.plan, scenario.run())
+    for plan in batch(resharding_plan_of, first):
+        scenario = watched(plan)
+        with reproducible(plan, "--reshards "):
+            check(plan, scenario.run())
         num_reshards += scenario.num_reshards
     assert num_reshards > BATCH // 2, "hardly ever"
 
@@ -95,9 +105,7 @@ def test_promises_hold_where_the_number_of_shards_changes_for_seeds_from(first: 
 @pytest.mark.parametrize("first", range(0, NUM_ELASTIC_SEEDS, BATCH))
 def test_promises_hold_where_workers_come_and_go_for_seeds_from(first: int) -> None:
     num_changes = 0
-    for seed in range(first, first + BATCH):
-        with reproducible(seed, "--elastic "):
-            history = run_and_check(planned(elastic_plan_of, seed))
+    for history in histories(batch(elastic_plan_of, first), "--elastic "):
         num_changes += len({members for members, _, _ in history.shares.values()}) - 1
     assert num_changes > BATCH, "hardly anybody came or went"
 
@@ -105,10 +113,10 @@ def test_promises_hold_where_workers_come_and_go_for_seeds_from(first: int) -> N
 @pytest.mark.parametrize("first", range(0, NUM_STANDBY_SEEDS, BATCH))
 def test_promises_hold_where_standbys_lead_for_seeds_from(first: int) -> None:
     num_promotions = 0
-    for seed in range(first, first + BATCH):
-        scenario = Scenario(planned(standby_plan_of, seed))
-        with reproducible(seed, "--standbys "):
-            check(scenario.plan, scenario.run())
+    for plan in batch(standby_plan_of, first):
+        scenario = Scenario(plan)
+        with reproducible(plan, "--standbys "):
+            check(plan, scenario.run())
         num_promotions += scenario.standbys.num_promotions
     assert num_promotions > BATCH, "hardly a standby led"
 
@@ -116,9 +124,7 @@ def test_promises_hold_where_standbys_lead_for_seeds_from(first: int) -> None:
 @pytest.mark.parametrize("first", range(0, NUM_REFUSING_SEEDS, BATCH))
 def test_promises_hold_where_plain_writes_are_refused_for_seeds_from(first: int) -> None:
     num_refused = num_applied = 0
-    for seed in range(first, first + BATCH):
-        with reproducible(seed, "--refusals "):
-            history = run_and_check(refusing_plan_of(seed))
+    for history in histories(map(refusing_plan_of, range(first, first + BATCH)), "--refusals "):
         num_refused += sum(told.refused for told in history.additions.values())
         num_applied += sum(told.applied for told in history.additions.values())
     assert num_refused > 10 * BATCH, "hardly a write was refused"
@@ -128,9 +134,7 @@ def test_promises_hold_where_plain_writes_are_refused_for_seeds_from(first: int)
 @pytest.mark.parametrize("first", range(0, NUM_FOLLOWING_SEEDS, BATCH))
 def test_promises_hold_where_readers_follow_for_seeds_from(first: int) -> None:
     num_versions = num_by_changes = 0
-    for seed in range(first, first + BATCH):
-        with reproducible(seed, "--followers "):
-            history = run_and_check(following_plan_of(seed))
+    for history in histories(map(following_plan_of, range(first, first + BATCH)), "--followers "):
         num_versions += len(history.versions)
         num_by_changes += history.num_by_changes
     assert num_by_changes > num_versions // 4, "most came whole"
@@ -140,10 +144,10 @@ def test_promises_hold_where_readers_follow_for_seeds_from(first: int) -> None:
 @pytest.mark.parametrize("first", range(0, NUM_VOTING_SEEDS, BATCH))
 def test_promises_hold_where_shards_vote_on_who_leads_for_seeds_from(first: int) -> None:
     num_promotions = num_done_without = 0
-    for seed in range(first, first + BATCH):
-        scenario = Scenario(planned(voting_plan_of, seed))
-        with reproducible(seed, "--votes "):
-            check(scenario.plan, scenario.run())
+    for plan in batch(voting_plan_of, first):
+        scenario = Scenario(plan)
+        with reproducible(plan, "--votes "):
+            check(plan, scenario.run())
         num_promotions += scenario.elections.num_promotions
         num_done_without += scenario.elections.num_done_without
     assert num_promotions > BATCH // 4, "hardly a standby led"
