@@ -1,4 +1,4 @@
-"""Shards on a GPU: the fused pass, small slices, the way from the host and back, a store on the same GPU, training.
+"""Shards on a GPU: the fused pass, small slices, the way from the host and back, codecs, a store on the GPU, training.
 
     python -m bench.gpu [--quick] [--part PART] [--device cuda:0] [--json FILE] [--plot [FILE.png]]
 
@@ -8,7 +8,7 @@ cache, and 64 MiB where the ways to a store are compared; small slices begin wit
 else. The limit is a plain copy in device memory that reads and writes as many bytes together as the work has to:
 gradients, value and states read once, value and states written once. bfloat16: gradients, and a copy of the value that
 is written besides. "torch fused" sums W gradients by one kernel, then takes the step of torch's fused optimizer; "torch
-adds + fused" adds them up one by one.
+adds + fused" adds them up one by one. In a codec the limit is a copy to the host of as many bytes as are sent.
 
 What a part lacks here is said in the notes; the others are measured all the same.
 """
@@ -26,6 +26,7 @@ import torch
 
 from bench.command import Subject, run
 from bench.gpu_device import NoGpu, first_gpu
+from bench.gpu_encode import Upload, copied, encoded
 from bench.gpu_pipeline import Pipe, one_after_the_other, pipelined, plain_copies
 from bench.gpu_steps import Task, adds_and_fused, copy, fused_over_list, fused_pass, gradients, mean_and_fused
 from bench.gpu_targets import FUSED, LIMIT, OURS, SUMMED, Contest, results, targets
@@ -34,6 +35,7 @@ from bench.harness import Turn, alternate
 from bench.machine import machine
 from bench.report import Chart, Report
 from bench.rule_case import Case
+from psstore.codec.codecs import parse
 
 CASES = (Case("sgd", {}), Case("sgd", {"momentum": 0.9}), Case("adam", {}))
 
@@ -144,6 +146,20 @@ def host(setting: Setting) -> Iterator[Contest]:
         yield replace(found, num_bytes=2 * pipe.num_bytes)
 
 
+def encode(setting: Setting) -> Iterator[Contest]:
+    for name in ("bf16", "int8", "sign", "topk"):
+        codec = parse(name)
+        assert codec is not None, "only 'none' is no codec"
+        upload = Upload(setting.bench, codec, setting.sizes.host)
+        launches = {
+            OURS: encoded(upload),
+            "float32, as it is": copied(setting.bench, 4 * upload.num_elems),
+            LIMIT: copied(setting.bench, upload.payload_bytes),
+        }
+        found = setting.contest("encode", f"device → {name} → host, {4 * upload.num_elems >> 20} MiB", launches)
+        yield replace(found, num_bytes=upload.payload_bytes)
+
+
 def ipc(setting: Setting) -> Iterator[Contest]:
     from bench.gpu_store import EMBEDDED, PASSES, SERVED, named_stores, round_of
 
@@ -176,7 +192,14 @@ def training(setting: Setting) -> Iterator[Contest]:
 
 Part = Callable[[Setting], Iterator[Contest]]
 
-PARTS: Mapping[str, Part] = {"steps": steps, "small": small, "host": host, "ipc": ipc, "training": training}
+PARTS: Mapping[str, Part] = {
+    "steps": steps,
+    "small": small,
+    "host": host,
+    "encode": encode,
+    "ipc": ipc,
+    "training": training,
+}
 
 
 def measured(options: argparse.Namespace) -> Report:

@@ -16,7 +16,7 @@ from bench.rule_case import Case, state_names
 from psstore import _core
 
 SLICE_ELEMS = 1 << 18
-"""1 MiB of floats: the store's slices."""
+"""1 MiB of floats: four slices of the store's."""
 
 ITEM_BYTES = {"float32": 4, "bfloat16": 2}
 

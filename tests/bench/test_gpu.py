@@ -37,7 +37,7 @@ def has_gpu() -> bool:
         return False
 
 
-@pytest.mark.parametrize("part", ["steps", "small", "host"])
+@pytest.mark.parametrize("part", ["steps", "small", "host", "encode"])
 def test_every_part_runs_on_the_fake_device(part: str) -> None:
     contest = next(gpu.PARTS[part](SETTING))
     assert {OURS, LIMIT} <= contest.series.keys()
