@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from bench.gpu_pipeline import chunks
 from bench.gpu_timing import Bench, Launch
 from psstore import _core
 from psstore.client.device.batches import BATCH_BYTES
@@ -11,6 +12,7 @@ from psstore.codec.codecs import Codec
 from psstore.partition.slicing import SLICE_BYTES
 
 SLICE_ELEMS = SLICE_BYTES // 4
+"""As a store cuts float32."""
 
 
 @dataclass(frozen=True)
@@ -27,15 +29,13 @@ class Upload:
 
     def slices(self) -> list[tuple[int, int]]:
         """(first element, their number) of each."""
-        begins = range(0, self.num_elems, SLICE_ELEMS)
-        return [(begin, min(SLICE_ELEMS, self.num_elems - begin)) for begin in begins]
+        return chunks(self.num_elems, SLICE_ELEMS)
 
 
 def encoded(upload: Upload) -> Launch:
     """Ours: a batch of slices is encoded, its payloads are copied, and the next one follows. What the codec leaves out
     is kept for the next round."""
     bench, codec = upload.bench, upload.codec
-    queue = bench.device.make_queue()
     gradient, lacking = bench.random(upload.num_elems, seed=0), bench.zeros(upload.num_elems)
 
     def encoding(begin: int, count: int) -> tuple[int, int, int, int, int, int, float, int]:
@@ -55,13 +55,11 @@ def encoded(upload: Upload) -> Launch:
     slices_of_batch = max(1, BATCH_BYTES // codec.num_bytes(SLICE_ELEMS))
     slices = [encoding(begin, count) for begin, count in upload.slices()]
     batches = [slices[first : first + slices_of_batch] for first in range(0, len(slices), slices_of_batch)]
-    result = _pinned(bench, BATCH_BYTES)
+    result = bench.pinned(BATCH_BYTES)
 
     def launch() -> object:
-        queue.wait_for(bench.queue.record())
         for batch in batches:
-            queue.encode_out(result, batch)
-        bench.queue.wait_for(queue.record())
+            bench.queue.encode_out(result, batch)
         return gradient, lacking  # which batches know by their addresses alone
 
     return launch
@@ -69,18 +67,12 @@ def encoded(upload: Upload) -> Launch:
 
 def copied(bench: Bench, num_bytes: int) -> Launch:
     """So many bytes from the device to pinned memory, a batch at a time."""
-    queue, result = bench.device.make_queue(), _pinned(bench, BATCH_BYTES)
+    result = bench.pinned(BATCH_BYTES)
     source = bench.zeros(-(-num_bytes // 4))
-    batches = [(begin, min(BATCH_BYTES, num_bytes - begin)) for begin in range(0, num_bytes, BATCH_BYTES)]
+    batches = chunks(num_bytes, BATCH_BYTES)
 
     def launch() -> None:
-        queue.wait_for(bench.queue.record())
         for begin, size in batches:
-            queue.copy_out(result, [(0, source.data_ptr() + begin, size)])
-        bench.queue.wait_for(queue.record())
+            bench.queue.copy_out(result, [(0, source.data_ptr() + begin, size)])
 
     return launch
-
-
-def _pinned(bench: Bench, num_bytes: int) -> _core.Buffer:
-    return _core.PinnedPool(bench.device, max_idle_bytes=0).allocate(num_bytes)

@@ -35,6 +35,10 @@ class Engine:
     def queue(self) -> _core.Queue:
         return self.device.make_queue()
 
+    def pinned(self, num_bytes: int) -> _core.Buffer:
+        """Memory of the host's that the device copies to and from by itself."""
+        return _core.PinnedPool(self.device, max_idle_bytes=0).allocate(num_bytes)
+
     def finish(self) -> None:
         """Waits for all that is in the queue."""
         self.queue.record().wait()

@@ -35,14 +35,17 @@ class Pipe:
         return 4 * self.task.num_elems
 
     def pinned(self) -> _core.Buffer:
-        memory = _core.PinnedPool(self.bench.device, max_idle_bytes=0).allocate(self.num_bytes)
+        memory = self.bench.pinned(self.num_bytes)
         torch.frombuffer(memory, dtype=torch.float32).normal_()
         return memory
 
     def chunks(self) -> list[tuple[int, int]]:
-        """(first element, their number) of each."""
-        begins = range(0, self.task.num_elems, self.chunk_elems)
-        return [(begin, min(self.chunk_elems, self.task.num_elems - begin)) for begin in begins]
+        return chunks(self.task.num_elems, self.chunk_elems)
+
+
+def chunks(total: int, most: int) -> list[tuple[int, int]]:
+    """(beginning, size) of each piece when `total` elements or bytes are cut into pieces of `most`."""
+    return [(begin, min(most, total - begin)) for begin in range(0, total, most)]
 
 
 def pipelined(pipe: Pipe) -> Launch:
@@ -111,14 +114,14 @@ def _batch(
     task: Task, begin: int, num_elems: int, staged: torch.Tensor, value: torch.Tensor, states: dict[str, torch.Tensor]
 ) -> _core.SliceBatch:
     batch = _core.SliceBatch()
-    for first in range(begin, begin + num_elems, task.slice_elems):
-        here = 4 * first
+    for first, count in chunks(num_elems, task.slice_elems):
+        here = 4 * (begin + first)
         batch.add(
             _core.RULES[task.case.rule],
             task.case.hyper,
             step=2,
             dtype=_core.DTYPES["float32"],
-            num_elems=min(task.slice_elems, begin + num_elems - first),
+            num_elems=count,
             value=value.data_ptr() + here,
             state={name: state.data_ptr() + here for name, state in states.items()},
             contributions=[(staged.data_ptr() + here, _core.DTYPES["float32"], 1.0, 0)],

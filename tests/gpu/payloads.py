@@ -48,7 +48,7 @@ def check_leaving(engine: Engine, num_slices: int, *, most_elems: int) -> None:
         numbers = (_core.DTYPES[encoding], size, num_kept, source.address, _core.DTYPES[dtype])
         slices.append((*numbers, address, scale, after.address))
     expected = np.concatenate(payloads)
-    buffer = _core.PinnedPool(engine.device, max_idle_bytes=0).allocate(expected.size)
+    buffer = engine.pinned(expected.size)
     engine.finish_torch()
     engine.queue.encode_out(buffer, slices)
     engine.finish()
@@ -82,7 +82,7 @@ def check_arriving(engine: Engine, num_slices: int, *, most_elems: int) -> None:
         values.append((value, wanted))
         payloads.append(payload)
         offset += payload.size
-    buffer = _core.PinnedPool(engine.device, max_idle_bytes=0).allocate(offset)
+    buffer = engine.pinned(offset)
     np.asarray(memoryview(buffer))[:offset] = np.concatenate(payloads)
     outs = [
         (value, Place(engine, wanted.size * ITEM_BYTES[dtype], offset=OFFSETS[index % 4]), wanted, dtype)
@@ -116,7 +116,7 @@ def check_converting(engine: Engine, num_slices: int, *, most_elems: int) -> Non
         places.append((place, converted(payload, dtype, to), to))
         payloads.append(payload)
         offset += payload.size
-    buffer = _core.PinnedPool(engine.device, max_idle_bytes=0).allocate(offset)
+    buffer = engine.pinned(offset)
     np.asarray(memoryview(buffer))[:offset] = np.concatenate(payloads)
     engine.finish_torch()
     engine.queue.decode_in(buffer, offset, steps)
