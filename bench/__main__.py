@@ -34,6 +34,7 @@ SUBJECTS = (
     "checkpoint",
     "cuts",
     "followers",
+    "learners",
     "rows",
 )
 

@@ -20,7 +20,7 @@ from time import process_time
 
 import pytest
 from bench import __main__ as every_subject
-from bench import calls, cuts, followers, harness, latency, small_steps
+from bench import calls, cuts, followers, harness, latency, learners, small_steps
 from bench import page as pages
 from bench.callers import placements, store_caller
 from bench.calls import Found
@@ -457,6 +457,16 @@ def test_followers_are_measured_by_what_they_are_sent_and_beside_who_trains(monk
     table, found = followers.readers(rounds=1, block_s=0.05)
     assert list(found) == [followers.ALONE, "1 followers", "1 clients that pull"]
     assert len(table.rows) == 3
+
+
+def test_learners_are_killed_by_the_seed_and_what_is_shared_is_counted() -> None:
+    case = learners.Case("killed", between_kills_s=1.0)
+    schedule = learners.kills(case, 3.0, seed=1)
+    assert schedule == learners.kills(case, 3.0, seed=1) != learners.kills(case, 3.0, seed=2)
+    assert schedule == sorted(schedule)
+    assert all(0.0 < at_s < 3.0 for at_s, _ in schedule)
+    for options in learners.STORES.values():
+        assert 0.0 < learners.share(case, options, 3.0, seed=1) < 1.0
 
 
 def test_targets_of_reading_and_writing_beside_training_are_ratios_of_one_run() -> None:

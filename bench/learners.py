@@ -1,0 +1,185 @@
+"""What share of its learners' time a store with a quorum and a grace keeps, beside one that waits for all.
+
+    python -m bench.learners [--quick] [--json FILE]
+
+Four learners of DiLoCo share a small model every ten steps. A step's compute is slept, and not computed: what is
+measured is who waits for whom, on a machine with fewer processors than learners. Only steps that a finished round of
+the learner has shared are counted, as a share of those that the learners could have taken in that time without ever
+waiting or dying. One case has a learner that takes four times as long; in the other one learners are killed with
+SIGKILL by a seeded schedule, the same for both stores, and are started again at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import time
+from collections.abc import Iterator, Sequence
+from ctypes import c_int64
+from dataclasses import dataclass
+from multiprocessing.context import ForkServerProcess
+from multiprocessing.sharedctypes import RawArray
+from typing import Protocol
+
+import numpy as np
+
+from bench.command import Subject, run
+from bench.learners_worker import learn
+from bench.machine import machine
+from bench.processes import FRESH, preload, store_server
+from bench.report import Report, Table, spread
+
+LEARNERS = 4
+
+STEP_S = 0.02
+"""Slept in each step."""
+
+PATIENCE_S = 60.0
+"""For all learners to have had a round, on a busy machine."""
+
+STORES = {
+    "quorum 3, grace 0.05 s": ("--quorum", "3", "--grace-s", "0.05", "--lost", "drop"),
+    "all": ("--rejoin-s", "60"),
+}
+
+
+class Counts(Protocol):
+    """Shared steps of each rank, in memory that learners write; no lock, which one that is killed would keep."""
+
+    def __getitem__(self, rank: int) -> int: ...
+
+    def __iter__(self) -> Iterator[int]: ...
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is wrong with the learners."""
+
+    title: str
+    slowness: Sequence[float] = (1.0,) * LEARNERS
+    between_kills_s: float | None = None
+    """Mean of what lies between two; None: nobody is killed."""
+    target: float | None = None
+    """Share that is to be reached with a quorum, under failures that leave data parallel from checkpoints 0.58."""
+
+    @property
+    def steps_a_second(self) -> float:
+        """Of all learners, if none waits."""
+        return sum(1.0 / (STEP_S * slow) for slow in self.slowness)
+
+
+CASES = (
+    Case("one learner 4 × slower", slowness=(1.0, 1.0, 1.0, 4.0)),
+    Case("learners are killed, one in 2 s", between_kills_s=2.0, target=0.88),
+)
+
+
+def learners(chosen: argparse.Namespace) -> Report:
+    preload("bench.learners_worker")
+    turns, duration_s = (1, 8.0) if chosen.quick else (5, 20.0)
+    shares: dict[str, dict[str, list[float]]] = {case.title: {name: [] for name in STORES} for case in CASES}
+    for turn in range(turns):
+        for case in CASES:
+            for name, options in STORES.items():
+                shares[case.title][name].append(share(case, options, duration_s, seed=turn))
+    return Report(
+        subject="learners",
+        about=f"Goodput of {LEARNERS} learners by the steps that they shared; compute is slept, {STEP_S} s a step.",
+        tables=[
+            Table(
+                "share of the steps that could have been taken, median (min–max)",
+                ("case", *STORES, "target of the quorum's"),
+                [
+                    [
+                        case.title,
+                        *(spread(float(np.median(one)), min(one), max(one)) for one in shares[case.title].values()),
+                        case.target,
+                    ]
+                    for case in CASES
+                ],
+            )
+        ],
+        figures=[{"turns": turns, "duration_s": duration_s, "shares": shares}],
+        notes=[
+            "Not measured: data parallel that goes back to checkpoints. The target is about failures that leave it "
+            "0.58, which these need not be.",
+        ],
+        machine=machine(),
+    )
+
+
+def share(case: Case, options: Sequence[str], duration_s: float, *, seed: int) -> float:
+    """Of the steps that could have been taken, those that were shared."""
+    with store_server("tcp", 1, workers=LEARNERS, options=options) as url, _team(case, url) as team:
+        return _shared_steps(team, case, duration_s, seed) / (case.steps_a_second * duration_s)
+
+
+def _shared_steps(team: Team, case: Case, duration_s: float, seed: int) -> int:
+    """Of all learners in that time, which begins when each has shared something."""
+    team.wait_for_all()
+    before, begin = sum(team.counts), time.monotonic()
+    for at_s, rank in kills(case, duration_s, seed):
+        time.sleep(max(0.0, begin + at_s - time.monotonic()))
+        team.restart(rank)
+    time.sleep(max(0.0, begin + duration_s - time.monotonic()))
+    return sum(team.counts) - before
+
+
+def kills(case: Case, duration_s: float, seed: int) -> list[tuple[float, int]]:
+    """(when, whose), in order."""
+    if case.between_kills_s is None:
+        return []
+    random = np.random.default_rng(seed)
+    times = np.cumsum(random.exponential(case.between_kills_s, size=int(10 * duration_s / case.between_kills_s)))
+    return [(float(at_s), int(random.integers(LEARNERS))) for at_s in times if at_s < duration_s]
+
+
+class Team:
+    """The learners' processes."""
+
+    def __init__(self, case: Case, url: str) -> None:
+        self.counts: Counts = RawArray(c_int64, LEARNERS)
+        self._case, self._url = case, url
+        self._processes = [self._start(rank) for rank in range(LEARNERS)]
+
+    def wait_for_all(self) -> None:
+        """Until each has shared something. Raises TimeoutError."""
+        until = time.monotonic() + PATIENCE_S
+        while not all(self.counts):
+            if time.monotonic() > until:
+                raise TimeoutError(f"after {PATIENCE_S} s learners have shared {list(self.counts)} steps")
+            time.sleep(0.01)
+
+    def restart(self, rank: int) -> None:
+        """Kills it, whatever it does just then."""
+        self._kill(self._processes[rank])
+        self._processes[rank] = self._start(rank)
+
+    def end(self) -> None:
+        for process in self._processes:
+            self._kill(process)
+
+    def _start(self, rank: int) -> ForkServerProcess:
+        arguments = (self._url, rank, STEP_S * self._case.slowness[rank], self.counts)
+        process = FRESH.Process(target=learn, args=arguments, daemon=True)
+        process.start()
+        return process
+
+    def _kill(self, process: ForkServerProcess) -> None:
+        process.kill()
+        process.join()
+
+
+@contextlib.contextmanager
+def _team(case: Case, url: str) -> Iterator[Team]:
+    team = Team(case, url)
+    try:
+        yield team
+    finally:
+        team.end()
+
+
+SUBJECT = Subject("learners", __doc__.splitlines()[0], learners)
+
+if __name__ == "__main__":
+    run(SUBJECT)
