@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import uuid
@@ -69,6 +70,12 @@ FIRST = (
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=_turn)
+
+
+def pytest_collection_finish() -> None:
+    """Keeps the garbage collector from walking through all that collecting has left, each time that somebody asks it to
+    collect: 0.4 s, and seven microseconds without."""
+    gc.freeze()
 
 
 def _turn(item: pytest.Item) -> int:

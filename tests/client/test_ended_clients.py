@@ -6,6 +6,7 @@ import gc
 import os
 import signal
 import subprocess
+import time
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -20,10 +21,10 @@ import psstore
 from psstore.client.store import Backend, Store
 from psstore.config import Transport
 from psstore.errors import RolledBack
-from tests.support.cluster import PATIENCE_S, clusters
+from tests.support.cluster import PACE_S, PATIENCE_S, clusters
 from tests.support.server_process import StoreProcess, eventually, reshard_command
 
-pytestmark = pytest.mark.sockets
+pytestmark = [pytest.mark.sockets, pytest.mark.one_loop]
 
 F32 = np.float32
 NUM_ELEMS = 300_000
@@ -78,6 +79,7 @@ def trains_until_it_goes_back(store: Store) -> None:
     with suppress(RolledBack):
         while True:
             train(store)
+            time.sleep(PACE_S)
 
 
 def fails_as_it_goes_back(store: Store, process: StoreProcess, call: Call) -> None:

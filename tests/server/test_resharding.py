@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,7 +22,7 @@ import psstore
 from psstore.client.store import Store
 from psstore.errors import RolledBack
 from psstore.exit_codes import EXIT_MISSING, EXIT_OK
-from tests.support.cluster import PATIENCE_S
+from tests.support.cluster import PACE_S, PATIENCE_S
 from tests.support.free_ports import free_ports
 from tests.support.server_process import StoreProcess, eventually, reshard_command
 
@@ -68,6 +69,7 @@ class Training:
     def until(self, done: threading.Event) -> None:
         while not done.is_set():
             self.step()
+            time.sleep(PACE_S)
         self.step()
 
     def check(self) -> None:

@@ -8,6 +8,7 @@ import os
 import random
 import signal
 import subprocess
+import time
 import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -38,7 +39,7 @@ from psstore.torch import (
     session,
     worker_state,
 )
-from tests.support.cluster import PATIENCE_S
+from tests.support.cluster import PACE_S, PATIENCE_S
 from tests.support.server_process import StoreProcess, eventually, reshard_command
 
 MODES = {
@@ -239,6 +240,7 @@ def test_training_goes_on_with_other_numbers_of_shards_to_the_same_bytes(overlap
                         else:
                             command = reshard_command(process.url, left.pop())
                             asked.append(subprocess.Popen(command, stdout=subprocess.DEVNULL))
+                    time.sleep(PACE_S if numbers else 0)
                     own = torch.Generator().manual_seed(1000 * step.number + (store.rank or 0))
                     one.optimizer.zero_grad()
                     one.model.eval()(torch.randn(8, 20, generator=own)).square().mean().backward()
@@ -508,7 +510,8 @@ def test_an_end_holds_in_a_store_that_went_back(tmp_path: Path, *, comes_to_it: 
                     os.kill(process.shard_pids()[0], signal.SIGKILL)
             turn(one, step)
         (back,) = diary.went_back_to
-        assert back < store.version == (5 if comes_to_it else back + 1)
+        assert back <= 5, "a checkpoint that was begun in the end's step may be of that"
+        assert store.version == (5 if comes_to_it else back + 1)
 
 
 # ---- driven from outside ----
