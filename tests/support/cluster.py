@@ -34,7 +34,7 @@ PATIENCE_S = 60.0
 """For waits that are to end at once: a machine that does much else may take its time."""
 
 PACE_S = 0.01
-"""Between the rounds of who trains until something else has happened, which needs the processors that rounds would take."""
+"""Between rounds of who trains until something else has happened, which needs the processors that rounds would take."""
 
 
 class Cluster:
