@@ -35,13 +35,13 @@ test: $(STAMPS)/installed $(STAMPS)/test
 installed: $(STAMPS)/installed
 
 # mypy reads what the sources import, so that is installed too: the benches' peers and charts as well.
-lint: $(STAMPS)/demo $(STAMPS)/test $(STAMPS)/lint locks
+lint: $(STAMPS)/demo $(STAMPS)/test $(STAMPS)/lint
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	find csrc -name '*.h' -o -name '*.cc' -o -name '*.cu' | xargs $(BIN)/clang-format --dry-run -Werror
 
-# What the annotations of locks say, which only clang reads, and a C++ test is too late to tell. Each source is read
+# What the annotations of locks say, which only clang reads, told sooner than tests/cpp tells it. Each source is read
 # alone, which shows that it includes what it needs: builds put those of a folder together.
 LOCKING := $(filter-out csrc/bindings/% csrc/tests/%,$(wildcard csrc/*.cc csrc/*/*.cc csrc/*/gpu/*.cc))
 locks:

@@ -21,7 +21,7 @@ import psstore
 from psstore.client.store import Backend, Store
 from psstore.config import Transport
 from psstore.errors import RolledBack
-from tests.support.cluster import PACE_S, PATIENCE_S, clusters
+from tests.support.cluster import PACE_S, PATIENCE_S, TO_SHARDS, clusters
 from tests.support.server_process import StoreProcess, eventually, reshard_command
 
 pytestmark = [pytest.mark.sockets, pytest.mark.one_loop]
@@ -43,7 +43,7 @@ CALLS: dict[str, Call] = {
 """Each asks both shards."""
 
 
-by_each_transport = pytest.mark.parametrize("transport", ["tcp", "unix", "shm"])
+by_each_transport = pytest.mark.parametrize("transport", TO_SHARDS)
 
 
 @pytest.fixture(autouse=True)

@@ -26,7 +26,7 @@ from psstore.net.address import TcpAddress, parse_address
 from psstore.net.client import REFUSED_S
 from psstore.types import PARTITION_BITS
 from tests.client.proxy import Proxy
-from tests.support.cluster import PATIENCE_S, at_once, clusters
+from tests.support.cluster import PATIENCE_S, SHM, TO_SHARDS, at_once, clusters
 from tests.support.row_model import hash_of
 from tests.support.server_process import StoreProcess, eventually
 
@@ -326,7 +326,7 @@ def half_open(transport: Transport, timeout_s: float, behind_proxy: list[Proxy])
             yield store, proxy
 
 
-@pytest.mark.parametrize("transport", ["tcp", "shm"])
+@pytest.mark.parametrize("transport", ["tcp", SHM])
 @pytest.mark.parametrize("call", CALLS)
 def test_connection_that_swallows_everything_is_replaced_whatever_is_asked(
     call: str, transport: Transport, behind_proxy: list[Proxy], monkeypatch: pytest.MonkeyPatch
@@ -456,7 +456,7 @@ def test_shard_that_stood_still_for_too_long_is_there_again(monkeypatch: pytest.
             assert_array_equal(store.pull("sum"), np.ones(8, F32))
 
 
-@pytest.mark.parametrize("transport", ["tcp", "unix", "shm"])
+@pytest.mark.parametrize("transport", TO_SHARDS)
 @pytest.mark.parametrize("killed", ["shard 1", "shard 0", "the supervisor"])
 def test_workers_hear_at_once_of_a_store_that_was_killed(killed: str, transport: Transport) -> None:
     with clusters("unix" if transport == "unix" else "tcp") as start:

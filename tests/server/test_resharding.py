@@ -22,7 +22,7 @@ import psstore
 from psstore.client.store import Store
 from psstore.errors import RolledBack
 from psstore.exit_codes import EXIT_MISSING, EXIT_OK
-from tests.support.cluster import PACE_S, PATIENCE_S
+from tests.support.cluster import PACE_S, PATIENCE_S, TO_SHARDS
 from tests.support.free_ports import free_ports
 from tests.support.server_process import StoreProcess, eventually, reshard_command
 
@@ -101,7 +101,7 @@ def resharded(process: StoreProcess, num_shards: int) -> Iterator[threading.Even
     assert f"the store goes on with {num_shards} shards" in results[0].stdout
 
 
-@pytest.mark.parametrize("transport", ["tcp", "unix", "shm"])
+@pytest.mark.parametrize("transport", TO_SHARDS)
 def test_training_goes_on_with_more_and_fewer_shards(tmp_path: Path, transport: str) -> None:
     uds = ("--host", "127.0.0.1", "--uds", str(tmp_path / "socket"))
     with (

@@ -20,7 +20,7 @@ from psstore.client.store import Store
 from psstore.errors import PsstoreError, RolledBack, StoreClosed, StoreUnreachable, UsageError
 from psstore.net.client import LAST_BACKOFF_S
 from psstore.server.processes import ShortLives
-from tests.support.cluster import PATIENCE_S
+from tests.support.cluster import PATIENCE_S, TO_SHARDS
 from tests.support.server_process import StoreProcess, eventually, failed_start
 
 F32 = np.float32
@@ -65,7 +65,7 @@ def kill(process: StoreProcess, shard: int) -> None:
     os.kill(process.shard_pids()[shard], signal.SIGKILL)
 
 
-@pytest.mark.parametrize("transport", ["tcp", "unix", "shm"])
+@pytest.mark.parametrize("transport", TO_SHARDS)
 def test_all_go_back_to_the_latest_checkpoint_and_clients_go_on(served: StoreProcess, transport: str) -> None:
     with connect(served, transport) as store:
         reader = psstore.connect(served.url, role="client", transport=transport)  # type: ignore[arg-type]

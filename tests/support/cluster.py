@@ -19,13 +19,14 @@ from tests.support.server_process import StoreProcess
 
 T = TypeVar("T")
 
-TRANSPORTS = (
-    "local",
-    pytest.param("tcp", marks=pytest.mark.sockets),
-    pytest.param("unix", marks=(pytest.mark.sockets, pytest.mark.one_loop)),
-)
-"""A shard's loop hears of its poller and its listeners alone, whatever their sockets are: under the second loop, one
-kind is enough."""
+UNIX = pytest.param("unix", marks=(pytest.mark.sockets, pytest.mark.one_loop))
+SHM = pytest.param("shm", marks=(pytest.mark.sockets, pytest.mark.one_loop))
+"""Not under the second loop, too: a shard's hears of its poller and its listeners alone, whatever their sockets are."""
+
+TRANSPORTS = ("local", pytest.param("tcp", marks=pytest.mark.sockets), UNIX)
+
+TO_SHARDS = ("tcp", UNIX, SHM)
+"""Ways to shards that are processes."""
 
 MAY_FORK = "ignore:This process:DeprecationWarning"
 """From Python 3.12 on, whoever forks beside other threads is warned."""
