@@ -67,6 +67,8 @@ py::dict row_rules() {
   names["sparse_adagrad"] = number(RuleKind::kSparseAdagrad);
   names["rowwise_adagrad"] = number(RuleKind::kRowwiseAdagrad);
   names["sparse_adam"] = number(RuleKind::kSparseAdam);
+  names["sparse_momentum"] = number(RuleKind::kSparseMomentum);
+  names["ftrl"] = number(RuleKind::kFtrl);
   return names;
 }
 

@@ -9,6 +9,7 @@
 #include "bindings/memory.h"
 #include "kernels/rows.h"
 #include "rows/admission.h"
+#include "table/schema.h"
 
 namespace psstore::bindings {
 namespace {
@@ -67,7 +68,7 @@ void bind_rows(py::module_& m) {
       "row_record_bytes",
       [](uint8_t rule, uint32_t dim, bool evicts) {
         check_dim(dim);
-        return RowShape{dim, row_state_elems(RuleKind{rule}, dim), evicts}.record_bytes();
+        return row_shape_of(RuleKind{rule}, dim, evicts).record_bytes();
       },
       py::arg("rule"), py::arg("dim"), py::arg("evicts"));
   m.def(

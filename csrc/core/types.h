@@ -107,8 +107,10 @@ enum class RuleKind : uint8_t {
   kSparseAdagrad = 10,
   kRowwiseAdagrad = 11,
   kSparseAdam = 12,
+  kSparseMomentum = 13,
+  kFtrl = 14,
 };
-inline constexpr RuleKind kLastRule = RuleKind::kSparseAdam;
+inline constexpr RuleKind kLastRule = RuleKind::kFtrl;
 
 constexpr bool applies_by_decision(RuleKind kind) {
   return kind >= RuleKind::kSgd;

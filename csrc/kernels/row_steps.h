@@ -6,10 +6,12 @@
 
 #include <algorithm>
 #include <span>
+#include <utility>
 
 #include "kernels/elements.h"
 #include "kernels/reduce.h"
 #include "kernels/rows.h"
+#include "rules/sgd.h"
 #include "rules/sparse.h"
 
 namespace psstore {
@@ -56,48 +58,89 @@ void reduce_row(const RowsUpdate& rows, const RowToStep& row, float* gradient) {
   for_each_index(update.num_elems, [=](int64_t i) { gradient[i] = -gradient[i]; });
 }
 
-template <class Sums>
-void step_rows_loop(const RowsUpdate& update, std::span<const RowToStep> rows) {
+// The loop over rows whose rule keeps kStates floats of each element.
+template <class Sums, size_t kStates, class Step>
+void step_each_row(const RowsUpdate& update, std::span<const RowToStep> rows, Step step) {
   alignas(64) float gradient[kMaxRowDim];
   const int64_t dim = update.dim;
-  const auto for_each = [&](auto step) {
-    for (const RowToStep& row : rows) {
-      reduce_row<Sums>(update, row, gradient);
-      step(row.value, row.value + dim * static_cast<int64_t>(sizeof(float)));
-    }
-  };
+  const int64_t state_bytes = dim * static_cast<int64_t>(sizeof(float));
+  for (const RowToStep& row : rows) {
+    reduce_row<Sums>(update, row, gradient);
+    [&]<size_t... kPlaces>(std::index_sequence<kPlaces...>) {
+      step_row(dim, row.value, gradient, step,
+               (row.value + (static_cast<int64_t>(kPlaces) + 1) * state_bytes)...);
+    }(std::make_index_sequence<kStates>());
+  }
+}
+
+template <class Sums>
+void step_rowwise(const RowsUpdate& update, std::span<const RowToStep> rows) {
+  alignas(64) float gradient[kMaxRowDim];
+  const int64_t dim = update.dim;
+  const RowwiseAdagrad rule(*update.hyper);
+  for (const RowToStep& row : rows) {
+    reduce_row<Sums>(update, row, gradient);
+    auto sum = load<float>(row.value, dim);
+    const float factor = rule.factor(mean_square(gradient, dim), sum);
+    store<float>(row.value, dim, sum);
+    step_row(dim, row.value, gradient, [=](float v, float g) { return rule.step(v, g, factor); });
+  }
+}
+
+// Dense SGD of each row, whose gradient ascends already where it was reduced. The first step is the table's, as torch's is
+// the parameter's: a row that comes later begins with a buffer of zeros.
+template <class Sums>
+void step_momentum(const RowsUpdate& update, std::span<const RowToStep> rows) {
+  Hyper hyper = *update.hyper;
+  hyper.maximize = false;
+  const Sgd<float> rule(hyper);
+  if (update.step == 1) {
+    step_each_row<Sums, 1>(update, rows, [=](float v, float g, float& buffer) {
+      return rule.first_step(v, g, buffer);
+    });
+  } else {
+    step_each_row<Sums, 1>(
+        update, rows, [=](float v, float g, float& buffer) { return rule.step(v, g, buffer); });
+  }
+}
+
+template <class Sums, class Power>
+void step_ftrl(const RowsUpdate& update, std::span<const RowToStep> rows, Power power) {
+  const Ftrl<Power> rule(*update.hyper, power);
+  step_each_row<Sums, 2>(update, rows, [=](float v, float g, float& accumulator, float& linear) {
+    return rule.step(v, g, accumulator, linear);
+  });
+}
+
+template <class Sums>
+void step_rows_loop(const RowsUpdate& update, std::span<const RowToStep> rows) {
+  const Hyper& hyper = *update.hyper;
   switch (update.rule) {
     case RuleKind::kSparseSgd:
-      for_each([&, rule = SparseSgd(*update.hyper)](std::byte* value, std::byte*) {
-        step_row(dim, value, gradient, [=](float v, float g) { return rule.step(v, g); });
-      });
+      step_each_row<Sums, 0>(
+          update, rows, [rule = SparseSgd(hyper)](float v, float g) { return rule.step(v, g); });
       break;
     case RuleKind::kSparseAdagrad:
-      for_each([&, rule = SparseAdagrad(*update.hyper, update.step)](std::byte* value,
-                                                                     std::byte* state) {
-        step_row(
-            dim, value, gradient,
-            [=](float v, float g, float& sum) { return rule.step(v, g, sum); }, state);
-      });
-      break;
-    case RuleKind::kRowwiseAdagrad:
-      for_each([&, rule = RowwiseAdagrad(*update.hyper)](std::byte* value, std::byte* state) {
-        auto sum = load<float>(state, 0);
-        const float factor = rule.factor(mean_square(gradient, dim), sum);
-        store<float>(state, 0, sum);
-        step_row(dim, value, gradient, [=](float v, float g) { return rule.step(v, g, factor); });
-      });
-      break;
-    case RuleKind::kSparseAdam:
-      for_each(
-          [&, rule = SparseAdam(*update.hyper, update.step)](std::byte* value, std::byte* state) {
-            step_row(
-                dim, value, gradient,
-                [=](float v, float g, float& exp_avg, float& exp_avg_sq) {
-                  return rule.step(v, g, exp_avg, exp_avg_sq);
-                },
-                state, state + dim * static_cast<int64_t>(sizeof(float)));
+      step_each_row<Sums, 1>(
+          update, rows, [rule = SparseAdagrad(hyper, update.step)](float v, float g, float& sum) {
+            return rule.step(v, g, sum);
           });
+      break;
+    case RuleKind::kRowwiseAdagrad: step_rowwise<Sums>(update, rows); break;
+    case RuleKind::kSparseAdam:
+      step_each_row<Sums, 2>(update, rows,
+                             [rule = SparseAdam(hyper, update.step)](
+                                 float v, float g, float& exp_avg, float& exp_avg_sq) {
+                               return rule.step(v, g, exp_avg, exp_avg_sq);
+                             });
+      break;
+    case RuleKind::kSparseMomentum: step_momentum<Sums>(update, rows); break;
+    case RuleKind::kFtrl:
+      if (hyper.lr_power == -0.5) {
+        step_ftrl<Sums>(update, rows, SquareRootPower{});
+      } else {
+        step_ftrl<Sums>(update, rows, AnyPower(hyper));
+      }
       break;
     default: break;
   }

@@ -34,26 +34,30 @@ constexpr uint32_t row_state_elems(RuleKind rule, uint32_t dim) {
     case RuleKind::kSparseAdagrad: return dim;
     case RuleKind::kRowwiseAdagrad: return 1;
     case RuleKind::kSparseAdam: return 2 * dim;
+    case RuleKind::kSparseMomentum: return dim;
+    case RuleKind::kFtrl: return 2 * dim;
     default: return 0;
   }
 }
 
-// Whether a row's state is sums of squares, which begin as the hyper-parameters say; else it begins with zeros.
-constexpr bool sums_squares(RuleKind rule) {
-  return rule == RuleKind::kSparseAdagrad || rule == RuleKind::kRowwiseAdagrad;
+// Of these, the first that are sums of squares: they begin as the hyper-parameters say, and the others with zeros.
+constexpr uint32_t row_sum_elems(RuleKind rule, uint32_t dim) {
+  switch (rule) {
+    case RuleKind::kSparseAdagrad:
+    case RuleKind::kFtrl: return dim;
+    case RuleKind::kRowwiseAdagrad: return 1;
+    default: return 0;
+  }
 }
 
-// What a new row's state is.
-inline float initial_row_state(RuleKind rule, const Hyper& hyper) {
-  return sums_squares(rule) ? static_cast<float>(hyper.initial_accumulator_value) : 0.0F;
+// What a new row's sums of squares are.
+inline float initial_row_sum(const Hyper& hyper) {
+  return static_cast<float>(hyper.initial_accumulator_value);
 }
 
-// What the state of an assigned row is until its next step, which has it begin with initial_row_state(): no sum of squares
-// is negative, and a plain write knows no hyper-parameters.
-inline constexpr float kStateToCome = -1.0F;
-constexpr float assigned_row_state(RuleKind rule) {
-  return sums_squares(rule) ? kStateToCome : 0.0F;
-}
+// What those of an assigned row are until its next step, which has them begin with initial_row_sum(): no sum of squares is
+// negative, and a plain write knows no hyper-parameters.
+inline constexpr float kSumToCome = -1.0F;
 
 // Does not fail. REQUIRES: is_of_rows(update.rule); no row is there twice.
 void step_rows(const RowsUpdate& update, std::span<const RowToStep> rows);

@@ -182,7 +182,9 @@ inline StepForm step_form(const SliceUpdate& update) {
     case RuleKind::kSparseSgd:  // of rows: kernels/rows.h
     case RuleKind::kSparseAdagrad:
     case RuleKind::kRowwiseAdagrad:
-    case RuleKind::kSparseAdam: break;
+    case RuleKind::kSparseAdam:
+    case RuleKind::kSparseMomentum:
+    case RuleKind::kFtrl: break;
     case RuleKind::kAdd: return StepForm::kAdd;
     case RuleKind::kSgd: return sgd_form(update);
     case RuleKind::kAdam:

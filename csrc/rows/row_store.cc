@@ -72,17 +72,18 @@ RowNumber RowStore::append(uint64_t id) {
   return row;
 }
 
-RowNumber RowStore::add(uint64_t id, float initial_state) {
+RowNumber RowStore::add(uint64_t id, float sum) {
   const RowNumber row = append(id);
   write_first_values(first_values_, id, shape_.dim, value(row));
-  fill_state(row, initial_state);
+  begin_state(row, sum);
   if (shape_.has_usage) set_usage(row, 0);
   return row;
 }
 
-void RowStore::fill_state(RowNumber row, float state) {
+void RowStore::begin_state(RowNumber row, float sum) {
   std::byte* const states = value(row) + shape_.value_bytes();
   for (size_t i = 0; i < shape_.state_elems; ++i) {
+    const float state = i < shape_.sum_elems ? sum : 0.0F;
     std::memcpy(states + i * sizeof state, &state, sizeof state);
   }
 }

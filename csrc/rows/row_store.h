@@ -28,6 +28,7 @@ inline constexpr size_t kIdBytes = sizeof(uint64_t);
 struct RowShape {
   uint32_t dim = 1;
   uint32_t state_elems = 0;
+  uint32_t sum_elems = 0;  // of the state, the first that are sums of squares
   bool has_usage = false;  // what eviction.h goes by
 
   size_t value_bytes() const { return dim * sizeof(float); }
@@ -92,8 +93,8 @@ class RowStore {
 
   // Memory for so many rows more. Throws Error(OUT_OF_MEMORY), with no row changed.
   void reserve(size_t num_more);
-  // A row with its first values, and state of `initial_state`. REQUIRES: there is none of that id, and there is room.
-  RowNumber add(uint64_t id, float initial_state);
+  // A row with its first values, and the state of begin_state(). REQUIRES: there is none of that id, and there is room.
+  RowNumber add(uint64_t id, float sum);
   // Whether there is memory for so many rows more.
   bool has_room(size_t num_more) const {
     return num_rows_ + num_more <= slabs_.size() * layout_.rows_per_slab() &&
@@ -112,13 +113,13 @@ class RowStore {
   std::byte* value(RowNumber row) {
     return slabs_[layout_.slab_of(row)]->data() + layout_.offset_of(row) + kIdBytes;
   }
-  // Makes all of the row's state that. REQUIRES: as value().
-  void fill_state(RowNumber row, float state);
-  // REQUIRES: it has state.
-  float first_state(RowNumber row) const {
-    float state;
-    std::memcpy(&state, record(row) + kIdBytes + shape_.value_bytes(), sizeof state);
-    return state;
+  // Has the row's state begin anew: its sums of squares with `sum`, all else with zeros. REQUIRES: as value().
+  void begin_state(RowNumber row, float sum);
+  // REQUIRES: it has sums.
+  float first_sum(RowNumber row) const {
+    float sum;
+    std::memcpy(&sum, record(row) + kIdBytes + shape_.value_bytes(), sizeof sum);
+    return sum;
   }
   // What the eviction policy keeps of a row. REQUIRES: the shape has it; to set it, as value().
   uint32_t usage(RowNumber row) const {

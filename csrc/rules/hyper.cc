@@ -43,7 +43,7 @@ constexpr NumberField kAdagradNumbers[] = {
     kEps};
 constexpr FlagField kAdagradFlags[] = {kMaximize};
 
-// Of rows. What torch refuses for sparse gradients (weight decay) or does to every row (momentum) is none of theirs.
+// Of rows, which have no weight decay: torch refuses it for sparse gradients.
 constexpr NumberField kSparseSgdNumbers[] = {kLr};
 constexpr NumberField kSparseAdagradNumbers[] = {
     kLr,
@@ -55,6 +55,15 @@ constexpr NumberField kRowwiseAdagradNumbers[] = {
 constexpr NumberField kSparseAdamNumbers[] = {
     kLr, {"beta1", &Hyper::beta1}, {"beta2", &Hyper::beta2}, kEps};
 constexpr FlagField kSparseFlags[] = {kMaximize};
+constexpr NumberField kSparseMomentumNumbers[] = {kLr, kMomentum, {"dampening", &Hyper::dampening}};
+constexpr NumberField kFtrlNumbers[] = {
+    kLr,
+    {"lr_power", &Hyper::lr_power},
+    {"initial_accumulator_value", &Hyper::initial_accumulator_value},
+    {"l1", &Hyper::l1},
+    {"l2", &Hyper::l2},
+    {"l2_shrinkage", &Hyper::l2_shrinkage},
+    {"beta", &Hyper::beta}};
 
 constexpr NumberField kRmsPropNumbers[] = {
     kLr, {"alpha", &Hyper::alpha}, kEps, kWeightDecay, kMomentum};
@@ -81,6 +90,8 @@ Schema schema_of(RuleKind rule) {
     case RuleKind::kRowwiseAdagrad:
       return {"rowwise_adagrad", kRowwiseAdagradNumbers, kSparseFlags};
     case RuleKind::kSparseAdam: return {"sparse_adam", kSparseAdamNumbers, kSparseFlags};
+    case RuleKind::kSparseMomentum: return {"sparse_momentum", kSparseMomentumNumbers, kSgdFlags};
+    case RuleKind::kFtrl: return {"ftrl", kFtrlNumbers, kSparseFlags};
   }
   throw Error(ErrorCode::BAD_HYPER,
               "no update rule has the number " + std::to_string(static_cast<int>(rule)));
@@ -116,19 +127,41 @@ bool has_name(const Schema& schema, std::string_view name) {
   return false;
 }
 
+// The checks of Keras' constructor, and that FTRL can divide by its learning rate.
+void check_ftrl(const Schema& schema, const Hyper& hyper) {
+  if (static_cast<float>(hyper.lr) <= 0) {
+    refuse(
+        schema, "lr",
+        "is " + std::to_string(hyper.lr) + "; FTRL divides by it: expected more than 0 in float32");
+  }
+  if (hyper.lr_power > 0) {
+    refuse(schema, "lr_power",
+           "is " + std::to_string(hyper.lr_power) + "; expected 0 or less, -0.5 as a rule");
+  }
+}
+
+bool may_be_negative(const NumberField& number) {
+  return number.field == &Hyper::dampening || number.field == &Hyper::lr_power;
+}
+
+bool has_sgd_momentum(RuleKind rule) {
+  return rule == RuleKind::kSgd || rule == RuleKind::kSparseMomentum;
+}
+
 // The checks of torch.optim's constructors: only SGD's dampening may be negative.
 void check_ranges(const Schema& schema, RuleKind rule, const Hyper& hyper) {
   for (const NumberField& number : schema.numbers) {
     const double value = hyper.*number.field;
-    if (value < 0 && number.field != &Hyper::dampening) {
+    if (value < 0 && !may_be_negative(number)) {
       refuse(schema, number.name, "is negative: " + std::to_string(value));
     }
   }
   if (hyper.beta1 >= 1) refuse(schema, "beta1", "is not below 1: " + std::to_string(hyper.beta1));
   if (hyper.beta2 >= 1) refuse(schema, "beta2", "is not below 1: " + std::to_string(hyper.beta2));
-  if (rule == RuleKind::kSgd && hyper.nesterov && (hyper.momentum <= 0 || hyper.dampening != 0)) {
+  if (has_sgd_momentum(rule) && hyper.nesterov && (hyper.momentum <= 0 || hyper.dampening != 0)) {
     refuse(schema, "nesterov", "needs a momentum above 0 and no dampening");
   }
+  if (rule == RuleKind::kFtrl) check_ftrl(schema, hyper);
 }
 
 }  // namespace
@@ -169,7 +202,9 @@ StateLayout state_layout(RuleKind rule, const Hyper& hyper) {
     case RuleKind::kSparseSgd:
     case RuleKind::kSparseAdagrad:
     case RuleKind::kRowwiseAdagrad:
-    case RuleKind::kSparseAdam: return {};
+    case RuleKind::kSparseAdam:
+    case RuleKind::kSparseMomentum:
+    case RuleKind::kFtrl: return {};
     case RuleKind::kSgd: return {{hyper.momentum != 0 ? "momentum_buffer" : nullptr}};
     case RuleKind::kAdam:
     case RuleKind::kAdamW:

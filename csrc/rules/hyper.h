@@ -1,7 +1,7 @@
 // The hyper-parameters of an update rule, checked, and the state buffers that they ask for.
 //
-// Names and defaults are torch.optim's (python/psstore/types.py lists them per rule); ranges are those
-// that torch's constructors enforce. Nothing here knows about slices or memory.
+// Names and defaults are torch.optim's, or those of whoever has the rule (python/psstore/hyper.py lists them per rule);
+// ranges are those that their constructors enforce. Nothing here knows about slices or memory.
 #pragma once
 
 #include <array>
@@ -25,6 +25,11 @@ struct Hyper {
   double lr_decay = 0;
   double initial_accumulator_value = 0;
   double alpha = 0;
+  double lr_power = 0;
+  double l1 = 0;
+  double l2 = 0;
+  double l2_shrinkage = 0;
+  double beta = 0;
   bool nesterov = false;
   bool maximize = false;
   bool amsgrad = false;

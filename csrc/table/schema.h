@@ -24,6 +24,11 @@ struct RowsSpec {
   bool operator==(const RowsSpec&) const = default;
 };
 
+// What a partition keeps of each row.
+constexpr RowShape row_shape_of(RuleKind rule, uint32_t dim, bool evicts) {
+  return {dim, row_state_elems(rule, dim), row_sum_elems(rule, dim), evicts};
+}
+
 // The immutable part of a slot.
 struct SlotSpec {
   Key key = 0;
@@ -34,9 +39,7 @@ struct SlotSpec {
   RowsSpec rows = {};  // of a partition of a table, which has no elements of its own
 
   bool has_rows() const { return is_of_rows(rule); }
-  RowShape row_shape() const {
-    return {rows.dim, row_state_elems(rule, rows.dim), rows.bounds.evicts()};
-  }
+  RowShape row_shape() const { return row_shape_of(rule, rows.dim, rows.bounds.evicts()); }
   size_t num_bytes() const { return num_elems * dtype_bytes(dtype); }
 };
 

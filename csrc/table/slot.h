@@ -297,7 +297,7 @@ class Slot {
   void make_room(std::span<const uint64_t> ids, RowsToChange& found, const RowPolicy::Plan& plan);
   void count_rows(const MergedRows& merged, const RowsToChange& found, Backend& backend);
   RowNumber there_or_new(std::span<const uint64_t> ids, size_t i, RowsToChange& found,
-                         float initial_state);
+                         float initial_sum);
   // The row was changed by that decision.
   void note_use(RowNumber row, uint64_t decision);
   bool counted_here(const Decision& decision) const;

@@ -59,12 +59,12 @@ Change Slot::step_of_rows(const PendingDecision& pending, Backend& backend) {
 
   std::vector<RowToStep> steps;
   steps.reserve(ids.size());
-  const bool sums = sums_squares(spec_.rule);
-  const float initial_state = initial_row_state(spec_.rule, hyper);
+  const bool has_sums = rows_->shape().sum_elems > 0;
+  const float initial_sum = initial_row_sum(hyper);
   for (size_t i = 0; i < ids.size(); ++i) {
     if (found.rows[i] == kRefusedRow) continue;
-    const RowNumber row = there_or_new(ids, i, found, initial_state);
-    if (sums && rows_->first_state(row) == kStateToCome) rows_->fill_state(row, initial_state);
+    const RowNumber row = there_or_new(ids, i, found, initial_sum);
+    if (has_sums && rows_->first_sum(row) == kSumToCome) rows_->begin_state(row, initial_sum);
     note_use(row, decision.number());
     steps.push_back({rows_->value(row), merged.gradients_of(i)});
   }
@@ -92,7 +92,7 @@ std::optional<Change> Slot::assign_rows(const PayloadSlice& from) {
     const RowNumber row = there_or_new(ids, i, found, 0);
     std::memcpy(rows_->value(row), given.gradient(i), spec_.row_shape().value_bytes());
     if (holds(BreakableRule::kASSIGNED_STATE_IS_NEW)) {
-      rows_->fill_state(row, assigned_row_state(spec_.rule));
+      rows_->begin_state(row, kSumToCome);
     }
     note_use(row, settled_);
   }
@@ -133,11 +133,11 @@ void Slot::count_rows(const MergedRows& merged, const RowsToChange& found, Backe
 }
 
 RowNumber Slot::there_or_new(std::span<const uint64_t> ids, size_t i, RowsToChange& found,
-                             float initial_state) {
+                             float initial_sum) {
   RowNumber& row = found.rows[i];
   // Of ids that do not ascend, as memory that a client shares may say, one may have come just before.
   if (row == kNoRow && i > 0 && ids[i] <= ids[i - 1]) rows_->find({&ids[i], 1}, {&row, 1});
-  if (row == kNoRow) row = rows_->add(ids[i], initial_state);
+  if (row == kNoRow) row = rows_->add(ids[i], initial_sum);
   return row;
 }
 

@@ -122,7 +122,7 @@ TEST(RowIndex, finds_what_was_added_and_nothing_else_while_it_grows) {
 
 // ---- the store --------------------------------------------------------------------------------------
 
-constexpr RowShape kShape{.dim = 5, .state_elems = 2};
+constexpr RowShape kShape{.dim = 5, .state_elems = 2, .sum_elems = 1};
 const FirstValues kNormal{FirstValueKind::kNormal, 0, 1, 3};
 
 // What a row is: its value, then its state.
@@ -149,7 +149,7 @@ class StoreModel {
       const auto [there, is_new] =
           model.try_emplace(ids[i], first_row(kNormal, ids[i], kShape.dim));
       std::vector<float>& row = there->second;
-      if (is_new) row.resize(kShape.dim + kShape.state_elems, 0.5F);
+      if (is_new) row.insert(row.end(), {0.5F, 0.0F});
       for (size_t k = 0; k < kShape.dim; ++k) row[k] += change;
       row[kShape.dim] += 1;
     }
@@ -363,9 +363,16 @@ TEST(StepRows, gives_the_same_bytes_by_every_instruction_set) {
   std::mt19937_64 random(7);
   const auto number = [&] { return static_cast<float>(random() % 20001) / 1e4F - 1.0F; };
   for (const uint32_t dim : {1u, 3u, 8u, 17u, 64u, 600u}) {
-    for (const RuleKind rule : {RuleKind::kSparseSgd, RuleKind::kSparseAdagrad,
-                                RuleKind::kRowwiseAdagrad, RuleKind::kSparseAdam}) {
+    for (const RuleKind rule :
+         {RuleKind::kSparseSgd, RuleKind::kSparseAdagrad, RuleKind::kRowwiseAdagrad,
+          RuleKind::kSparseAdam, RuleKind::kSparseMomentum, RuleKind::kFtrl}) {
       Hyper hyper;
+      hyper.momentum = 0.9;
+      hyper.dampening = 0.1;
+      hyper.lr_power = dim == 17 ? -0.25 : -0.5;
+      hyper.l1 = 0.1;
+      hyper.l2 = 0.05;
+      hyper.beta = 1;
       hyper.lr = 0.1;
       hyper.eps = 1e-8;
       hyper.beta1 = 0.9;

@@ -38,7 +38,7 @@ DTYPES: Mapping[str, int]
 """Of elements: "float32", "float64", "bfloat16", "float16"; encodings of payloads: "int8", "sign", "topk"; of
 contributions to rows: "rows" -> number."""
 RULES: Mapping[str, int]  # "assign", "add", "sgd", "adam", "adamw", "adagrad", "rmsprop", "reduce" -> number
-ROW_RULES: Mapping[str, int]  # "sparse_sgd", "sparse_adagrad", "rowwise_adagrad", "sparse_adam" -> number
+ROW_RULES: Mapping[str, int]  # "sparse_sgd", "sparse_adagrad", … "ftrl" -> number
 EVICTIONS: Mapping[str, int]  # "lru", "lfu", "ttl" -> number
 ADMISSIONS: Mapping[str, int]  # "always", "after", "probability" -> number
 MAX_TTL: int

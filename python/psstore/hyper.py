@@ -65,5 +65,17 @@ ROW_HYPER_DEFAULTS: Mapping[str, Mapping[str, float]] = {
     },
     "rowwise_adagrad": {"lr": 1e-2, "initial_accumulator_value": 0.0, "eps": 1e-8, "maximize": 0.0},
     "sparse_adam": {"lr": 1e-3, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "maximize": 0.0},
+    "sparse_momentum": {"lr": 1e-3, "momentum": 0.9, "dampening": 0.0, "nesterov": 0.0, "maximize": 0.0},
+    "ftrl": {
+        "lr": 1e-3,
+        "lr_power": -0.5,
+        "initial_accumulator_value": 0.1,
+        "l1": 0.0,
+        "l2": 0.0,
+        "l2_shrinkage": 0.0,
+        "beta": 0.0,
+        "maximize": 0.0,
+    },
 }
-"""Names and defaults of the rules of rows: torch.optim's where torch has the rule, and FBGEMM's of rowwise_adagrad."""
+"""Names and defaults of the rules of rows: torch.optim's where torch has the rule, but for a momentum that is one;
+FBGEMM's of rowwise_adagrad; TensorFlow's names (SparseApplyFtrlV2) and Keras' defaults of ftrl."""

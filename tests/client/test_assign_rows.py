@@ -53,10 +53,11 @@ def test_a_step_goes_on_from_what_was_assigned_and_waits_for_none(start: StartCl
     assert_array_equal(store.pull_rows("t", [1, 2]), np.array([[5], [0]], F32) - gradients)
 
 
-@pytest.mark.parametrize("rule", ["sgd", "adagrad", "rowwise_adagrad"])
+@pytest.mark.parametrize("rule", ["sgd", "adagrad", "rowwise_adagrad", "momentum", "ftrl"])
 def test_state_starts_anew_as_that_of_a_new_row(rule: str) -> None:
     """Adam is left out: its steps are counted per table, and go on."""
-    hypers = {"lr": 0.1} if rule == "sgd" else {"lr": 0.1, "initial_accumulator_value": 0.5}
+    has_sums = rule not in ("sgd", "momentum")
+    hypers = {"lr": 0.1, **({"initial_accumulator_value": 0.5} if has_sums else {})}
     with psstore.connect("local://?shards=2", rank=0, num_workers=1) as store:
         store.create_table("t", dim=DIM, rule=rule, init="normal(0, 1)")
         ids = np.arange(40)

@@ -21,11 +21,12 @@ GRADIENTS = np.arange(12, dtype=F32).reshape(4, 3) + 1
 
 
 @pytest.mark.parametrize("evict", [None, "lru"])
-@pytest.mark.parametrize("rule", ["sgd", "adagrad", "rowwise_adagrad", "adam"])
+@pytest.mark.parametrize("rule", ["sgd", "adagrad", "rowwise_adagrad", "adam", "momentum", "ftrl"])
 def test_the_library_reads_ids_rows_and_state(tmp_path: Path, rule: str, evict: str | None) -> None:
     path = tmp_path / "t.safetensors"
     with psstore.connect("local://?shards=2", rank=0, num_workers=1) as store:
         store.create_table("t", dim=3, rule=rule, init="normal(0, 1)", max_rows=6400, evict=evict)
+        first = store.pull_rows("t", np.sort(IDS)).astype(np.float64)
         store.push_rows("t", IDS, GRADIENTS)
         store.commit({"lr": 0.1})
         store.export_table("t", path)
@@ -39,6 +40,11 @@ def test_the_library_reads_ids_rows_and_state(tmp_path: Path, rule: str, evict: 
         "adagrad": {"sum/t": gradients**2},
         "rowwise_adagrad": {"sum/t": (gradients**2).mean(axis=1, keepdims=True)},
         "adam": {"exp_avg/t": 0.1 * gradients, "exp_avg_sq/t": 0.001 * gradients**2},
+        "momentum": {"momentum_buffer/t": gradients},
+        "ftrl": {
+            "accumulator/t": 0.1 + gradients**2,
+            "linear/t": gradients - (np.sqrt(0.1 + gradients**2) - np.sqrt(0.1)) / 0.1 * first,
+        },
     }[rule]
     assert found.keys() == expected.keys()
     for name, array in expected.items():

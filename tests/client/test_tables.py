@@ -235,36 +235,6 @@ def test_a_snapshot_has_the_rows_of_its_version_while_others_train(start: StartC
     assert not np.array_equal(reader.pull_rows("t", ids), then)
 
 
-# ---- rules ----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("rule", ["sgd", "adagrad", "rowwise_adagrad", "adam"])
-def test_a_rule_steps_as_its_formula_says(rule: str) -> None:
-    """In float64, to the rounding of float32; bit for bit with torch is in tests/torch/test_embedding.py."""
-    hypers = {"lr": 0.1, **({} if rule == "sgd" else {"eps": 1e-6})}
-    with psstore.connect("local://?shards=2", rank=0, num_workers=1) as store:
-        store.create_table("t", dim=DIM, rule=rule, init="normal(0, 1)")
-        ids = np.arange(40)
-        value = store.pull_rows("t", ids).astype(np.float64)
-        sums, mean, square = np.zeros((40, DIM)), np.zeros((40, DIM)), np.zeros((40, DIM))
-        for step in range(1, 5):
-            gradient = np.random.default_rng(step).standard_normal((40, DIM), dtype=F32)
-            store.push_rows("t", ids, gradient)
-            store.commit(hypers)
-            if rule == "sgd":
-                value -= 0.1 * gradient
-            elif rule == "adam":
-                mean = 0.9 * mean + 0.1 * gradient
-                square = 0.999 * square + 0.001 * np.square(gradient, dtype=np.float64)
-                rate = 0.1 * np.sqrt(1 - 0.999**step) / (1 - 0.9**step)
-                value -= rate * mean / (np.sqrt(square) + 1e-6)
-            else:
-                squares = np.square(gradient, dtype=np.float64)
-                sums += squares if rule == "adagrad" else squares.mean(axis=1, keepdims=True)
-                value -= 0.1 * gradient / (np.sqrt(sums) + 1e-6)
-        assert_allclose(store.pull_rows("t", ids), value, rtol=2e-5, atol=2e-6)
-
-
 # ---- bad input ------------------------------------------------------------------------------------------
 
 

@@ -28,7 +28,7 @@ from tests.support.server_process import StoreProcess, eventually
 F32 = np.float32
 DIM = 24
 ALL = np.arange(6000)
-RULES = ("sgd", "adagrad", "rowwise_adagrad", "adam")
+RULES = ("sgd", "adagrad", "rowwise_adagrad", "adam", "momentum", "ftrl")
 
 pytestmark = [pytest.mark.sockets, pytest.mark.one_loop]
 

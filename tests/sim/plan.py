@@ -385,7 +385,7 @@ def _death(rng: random.Random, num_workers: int) -> Death:
     )
 
 
-ROW_RULES = ("sgd", "adagrad", "rowwise_adagrad", "adam")
+ROW_RULES = ("sgd", "adagrad", "rowwise_adagrad", "adam", "momentum", "ftrl")
 ROW_BOUNDS = ("open", "open", "open", "lru", "lfu", "ttl", "ttl-bounded", "full", "after", "lot")
 
 

@@ -10,6 +10,7 @@ from psstore.types import Tensor, TensorSpec, record_bytes
 from psstore.wire.messages import DecisionFact
 from psstore.wire.ranges import contains
 from tests.support.row_model import Partition, Row, TableModel
+from tests.support.row_rules import assigned_state
 
 from . import rows
 from .archive import Archived
@@ -30,11 +31,9 @@ class TrainedTable(TableModel):
 
     def may_assign(self, one: Assigned) -> None:
         for number in IDS:
-            row = Row(np.full(self.spec.dim, one.value, np.float32), self._state(self._assigned_element()))
+            value = np.full(self.spec.dim, one.value, np.float32)
+            row = Row(value, assigned_state(self.rule, self.spec.dim))
             self.assigned.setdefault(number, {})[one.number, self.decision] = row
-
-    def _assigned_element(self) -> float:
-        return -1.0 if "adagrad" in self.rule else 0.0
 
     def _rows_of(self, partition: Partition, number: int) -> list[Row]:
         return [*super()._rows_of(partition, number), *self.assigned.get(number, {}).values()]

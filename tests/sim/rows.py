@@ -51,6 +51,8 @@ GIVEN_HYPERS: dict[str, dict[str, float]] = {
     "adagrad": {"lr": 0.25, "lr_decay": 0.125, "initial_accumulator_value": 0.5},
     "rowwise_adagrad": {"lr": 0.25, "initial_accumulator_value": 0.25},
     "adam": {"lr": 0.125},
+    "momentum": {"lr": 0.125, "momentum": 0.5, "dampening": 0.25},
+    "ftrl": {"lr": 0.25, "l1": 0.5, "l2": 0.125, "beta": 1.0},
 }
 
 

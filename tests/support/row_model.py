@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from psstore.types import PARTITION_BITS, RowsSpec
-from tests.support.row_rules import STEPS, TO_COME, Floats, Hyper, first_state, state_elems
+from tests.support.row_rules import STEPS, TO_COME, Floats, Hyper, assigned_state, new_state, num_sums
 
 MASK = (1 << 64) - 1
 HALVED_EVERY = 1024
@@ -134,7 +134,7 @@ class TableModel:
             rows, gradients = [], []
             for one in ids:
                 if one in new:
-                    partition.rows[one] = Row(self._first_value(), self._state(first_state(self.rule, self.hyper)))
+                    partition.rows[one] = Row(self._first_value(), self._first_state())
                 reduced = sum(given[one]) / np.float32(divisor) * np.float32(factor)
                 for row in self._rows_of(partition, one):
                     self._use(row)
@@ -145,8 +145,8 @@ class TableModel:
 
     def _take_step(self, rows: Sequence[Row], gradients: Floats, number: int) -> None:
         for row in rows:
-            if "adagrad" in self.rule and row.state[0] == TO_COME:
-                row.state = self._state(first_state(self.rule, self.hyper))
+            if num_sums(self.rule, self.spec.dim) and row.state[0] == TO_COME:
+                row.state = self._first_state()
         values, state = np.array([row.value for row in rows]), np.array([row.state for row in rows])
         values, state = STEPS[self.rule](values, state, gradients, number, self.hyper)
         for place, row in enumerate(rows):
@@ -159,8 +159,8 @@ class TableModel:
     def _first_value(self) -> Floats:
         return np.full(self.spec.dim, self.spec.a, np.float32)
 
-    def _state(self, element: float) -> Floats:
-        return np.full(state_elems(self.rule, self.spec.dim), element, np.float32)
+    def _first_state(self) -> Floats:
+        return new_state(self.rule, self.spec.dim, self.hyper.get("initial_accumulator_value", 0.0))
 
     def assign(self, rows: Mapping[int, Any]) -> bool:
         """False: a partition had no room for its rows, which are not set; others are."""
@@ -176,7 +176,7 @@ class TableModel:
             for one in ids:
                 row = partition.rows.setdefault(one, Row(None))
                 row.value = rows[one]
-                row.state = self._state(TO_COME if "adagrad" in self.rule else 0.0)
+                row.state = assigned_state(self.rule, self.spec.dim)
                 self._use(row)
         return all_fit
 

@@ -1,4 +1,4 @@
-"""Update rules of rows in numpy: what docs/rows.md says that torch and FBGEMM do to a row, rounded as they round."""
+"""Rules of rows in numpy: what torch, FBGEMM and TensorFlow do to rows, rounded as docs/update_rules.md has it."""
 
 from __future__ import annotations
 
@@ -57,22 +57,51 @@ def adam(values: Floats, state: Floats, gradients: Floats, step: int, hyper: Hyp
     return values + change, np.hstack([mean, square])
 
 
+def momentum(values: Floats, buffer: Floats, gradients: Floats, step: int, hyper: Hyper) -> tuple[Floats, Floats]:
+    factor = F32(hyper["momentum"])
+    share = F32(1 - hyper["dampening"])
+    buffer = gradients if step == 1 else multiply_add(gradients, share, buffer * factor)
+    direction = multiply_add(buffer, factor, gradients) if hyper["nesterov"] else buffer
+    return multiply_add(direction, F32(-hyper["lr"]), values), buffer
+
+
+def ftrl(values: Floats, state: Floats, gradients: Floats, step: int, hyper: Hyper) -> tuple[Floats, Floats]:
+    assert hyper["lr_power"] == -0.5, "its square root is rounded as the store's"
+    sums, linear = state[:, : values.shape[1]], state[:, values.shape[1] :]
+    lr, l1 = F32(hyper["lr"]), F32(hyper["l1"])
+    roots = np.sqrt(sums)
+    sums = sums + gradients * gradients
+    shrunk = gradients + F32(2 * hyper["l2_shrinkage"]) * values
+    linear = np.asarray(linear + (shrunk - (np.sqrt(sums) - roots) / lr * values), F32)
+    denominator = np.sqrt(sums) / lr + F32(2 * hyper["l2"] + hyper["beta"] / hyper["lr"])
+    beyond_l1 = np.clip(linear, -l1, l1) - linear
+    stepped = np.divide(beyond_l1, denominator, out=np.zeros_like(values), where=denominator != 0)
+    return np.asarray(stepped, F32), np.hstack([sums, linear])
+
+
 STEPS: Mapping[str, Step] = {
     "sparse_sgd": sgd,
     "sparse_adagrad": adagrad,
     "rowwise_adagrad": rowwise_adagrad,
     "sparse_adam": adam,
+    "sparse_momentum": momentum,
+    "ftrl": ftrl,
 }
 
-
-def state_elems(rule: str, dim: int) -> int:
-    return {"sparse_sgd": 0, "sparse_adagrad": dim, "rowwise_adagrad": 1, "sparse_adam": 2 * dim}[rule]
-
-
-def first_state(rule: str, hyper: Hyper) -> float:
-    """Of each element of a new row's state."""
-    return hyper.get("initial_accumulator_value", 0.0) if "adagrad" in rule else 0.0
-
-
 TO_COME = -1.0
-"""State of a row that was assigned, and begins with the next step, where it is sums of squares."""
+"""Sums of squares of a row that was assigned, and begin with the next step."""
+
+
+def num_sums(rule: str, dim: int) -> int:
+    """Elements of a row's state that are sums of squares: the first."""
+    return {"sparse_adagrad": dim, "rowwise_adagrad": 1, "ftrl": dim}.get(rule, 0)
+
+
+def new_state(rule: str, dim: int, first_sum: float) -> Floats:
+    """State that begins: sums of squares as the hyper-parameters say, all else with zeros."""
+    num_zeros = {"sparse_adam": 2 * dim, "sparse_momentum": dim, "ftrl": dim}.get(rule, 0)
+    return np.array([first_sum] * num_sums(rule, dim) + [0.0] * num_zeros, F32)
+
+
+def assigned_state(rule: str, dim: int) -> Floats:
+    return new_state(rule, dim, TO_COME)

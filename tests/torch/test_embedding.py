@@ -154,6 +154,63 @@ def test_two_workers_train_as_one_process_with_the_mean_of_their_gradients(rule:
     assert torch.equal(head, reference.model.head.weight.detach())
 
 
+MOMENTA: list[dict[str, Any]] = [
+    {"momentum": 0.9},
+    {"momentum": 0.9, "dampening": 0.3, "maximize": True},
+    {"momentum": 0.9, "nesterov": True},
+]
+
+
+def trained_by_torch(rows: torch.Tensor, gradients: list[torch.Tensor], **options: Any) -> torch.Tensor:
+    """What torch's SGD makes of rows by gradients of (row numbers, their gradients)."""
+    weight = nn.Parameter(rows.clone())
+    optimizer = torch.optim.SGD([weight], **options)
+    for gradient in gradients:
+        weight.grad = gradient
+        optimizer.step()
+    return weight.detach()
+
+
+def sparse(ids: list[int], step: int) -> torch.Tensor:
+    rows = torch.randn(len(ids), DIM, generator=torch.Generator().manual_seed(step))
+    return torch.sparse_coo_tensor(torch.tensor([ids]), rows, (ROWS, DIM), check_invariants=True).coalesce()
+
+
+@pytest.mark.parametrize("options", MOMENTA, ids=str)
+def test_momentum_of_rows_that_are_pushed_in_every_step_is_torchs(store: Store, options: dict[str, Any]) -> None:
+    store.create_table("items", dim=DIM, rule="momentum", init="normal(0, 0.5)")
+    rows = first_rows(store, "items")
+    gradients = [sparse(list(range(ROWS)), step) for step in range(6)]
+    for gradient in gradients:
+        store.push_rows("items", gradient.indices()[0], gradient.values())
+        store.commit({"lr": 0.1, **{name: float(value) for name, value in options.items()}})
+    assert torch.equal(first_rows(store, "items"), trained_by_torch(rows, gradients, lr=0.1, **options))
+
+
+def test_momentum_moves_a_row_only_when_it_is_pushed_and_torch_moves_each_that_ever_was(store: Store) -> None:
+    """A row that comes later begins alike in both: with its dampened gradient."""
+    options = {"lr": 0.5, "momentum": 0.5, "dampening": 0.25}
+    store.create_table("items", dim=DIM, rule="momentum", init="normal(0, 0.5)")
+    rows = first_rows(store, "items")
+    gradients = [sparse([1], 0), sparse([2], 1)]
+    for gradient in gradients:
+        store.push_rows("items", gradient.indices()[0], gradient.values())
+        store.commit(options)
+    ours, torchs = first_rows(store, "items"), trained_by_torch(rows, gradients, **options)
+    stepped_once = trained_by_torch(rows, gradients[:1], **options)
+    assert torch.equal(ours[1], stepped_once[1])
+    assert not torch.equal(torchs[1], stepped_once[1])
+    assert torch.equal(ours[2], torchs[2])
+
+
+def test_schedulers_cycle_the_momentum_of_rows(store: Store) -> None:
+    items = Embedding("items", DIM, store, rule="momentum", init="zeros", lr=0.1)
+    layer = nn.Linear(1, 1)
+    optimizer = distributed(layer, items, store)
+    lr_scheduler.CyclicLR(optimizer, base_lr=0.1, max_lr=0.2, base_momentum=0.7, max_momentum=0.8)
+    assert items.hypers["momentum"] == 0.8
+
+
 def test_passes_before_a_step_add_up(store: Store) -> None:
     items = Embedding("items", DIM, store, rule="sgd", init="zeros", lr=1.0)
     model = Model(items)

@@ -154,7 +154,7 @@ class Operations:
     ) -> None:
         """Creates a table of rows of `dim` float32, by any 64-bit id; docs/rows.md says how it lives.
 
-        `rule`: 'sgd', 'adagrad', 'rowwise_adagrad' or 'adam', as torch has them for sparse gradients.
+        `rule`: 'sgd', 'momentum', 'adagrad', 'rowwise_adagrad', 'adam' or 'ftrl' (docs/rows.md, 'Update rules').
         `init`: a row's first value: 'zeros', 'constant(c)', 'uniform(a, b)' or 'normal(mean, std)', of the name, the
         `seed` and the row's id.
         `group`: parameter group, whose hyper-parameters a commit names; of tables of this rule alone.

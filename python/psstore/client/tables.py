@@ -32,6 +32,8 @@ RULES = {
     "adagrad": "sparse_adagrad",
     "rowwise_adagrad": "rowwise_adagrad",
     "adam": "sparse_adam",
+    "momentum": "sparse_momentum",
+    "ftrl": "ftrl",
 }
 """What callers name a rule of rows -> its name in the store."""
 

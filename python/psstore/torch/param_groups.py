@@ -113,7 +113,7 @@ def hyper_of(rule: str, group: ParamGroup) -> dict[str, float]:
     known = (HYPER_DEFAULTS if rule in HYPER_DEFAULTS else ROW_HYPER_DEFAULTS)[rule]
     for name, usual in known.items():
         if name not in named:
-            key = "betas" if name.startswith("beta") else name
+            key = "betas" if name in ("beta1", "beta2") else name
             raise UsageError(
                 f"a parameter group of {len(group['params'])} parameters has no {key!r}, which rule {rule!r} needs: set"
                 f" it in optimizer.param_groups (torch's default of {name!r} is {usual:g})"

@@ -22,8 +22,10 @@ STATES: Mapping[str, Sequence[str]] = {
     "sparse_adagrad": ("sum",),
     "rowwise_adagrad": ("sum",),
     "sparse_adam": ("exp_avg", "exp_avg_sq"),
+    "sparse_momentum": ("momentum_buffer",),
+    "ftrl": ("accumulator", "linear"),
 }
-"""What each rule of rows keeps of a row, in the order of its record; torch's names."""
+"""What each rule of rows keeps of a row, in the order of its record; torch's names, and Keras' of ftrl."""
 
 ID_ELEMS = 2
 """float32 that an id takes the place of in a record."""
