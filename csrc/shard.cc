@@ -49,6 +49,13 @@ ErrorCode status_of(Staged outcome) {
   return outcome == Staged::kStale ? ErrorCode::STALE_INCARNATION : ErrorCode::OK;
 }
 
+std::map<std::string, uint64_t> told(const RowCounts& counts) {
+  return {{"rows", counts.num_rows},
+          {"row_bytes", counts.num_bytes},
+          {"rows_evicted", counts.num_evicted},
+          {"rows_refused", counts.num_refused}};
+}
+
 }  // namespace
 
 Shard::Shard(const ShardOptions& options)
@@ -789,14 +796,24 @@ std::vector<std::pair<std::string, std::string>> Shard::state(Key key) {
   return slot->dump(*backend_);
 }
 
+std::map<uint64_t, std::map<std::string, uint64_t>> Shard::row_stats() {
+  const SharedLock lock(table_.decision_mutex);
+  std::map<uint64_t, std::map<std::string, uint64_t>> by_table;
+  for (const auto& [tensor_id, counts] : table_.row_counts()) by_table[tensor_id] = told(counts);
+  return by_table;
+}
+
 std::map<std::string, uint64_t> Shard::stats() {
   TableSize size;
+  RowCounts rows;
   {
     const SharedLock lock(table_.decision_mutex);
     size = table_.size();
+    for (const auto& [tensor_id, counts] : table_.row_counts()) rows += counts;
   }
+  std::map<std::string, uint64_t> found = told(rows);
   const MemoryBudget* const budget = backend_->budget();
-  return {
+  found.insert({
       {"version", version()},
       {"memory_bytes", budget != nullptr ? budget->taken_bytes() : backend_->pool_bytes()},
       {"max_memory_bytes", budget != nullptr ? budget->max_bytes() : kNoMemoryLimit},
@@ -805,10 +822,6 @@ std::map<std::string, uint64_t> Shard::stats() {
       {"value_bytes", size.value_bytes},
       {"state_bytes", size.state_bytes},
       {"staged_bytes", size.staged_bytes},
-      {"rows", size.num_rows},
-      {"row_bytes", size.row_bytes},
-      {"rows_evicted", size.num_evicted_rows},
-      {"rows_refused", size.num_refused_rows},
       {"published_bytes", size.published_bytes},
       {"holds", size.num_holds},
       {"kept_bytes", size.kept_bytes},
@@ -827,7 +840,8 @@ std::map<std::string, uint64_t> Shard::stats() {
       {"missing", counters_.missing.value()},
       {"applied_in_place", counters_.applied_in_place.value()},
       {"applied_out_of_place", counters_.applied_out_of_place.value()},
-  };
+  });
+  return found;
 }
 
 }  // namespace psstore

@@ -194,6 +194,8 @@ class Shard {
   // Raw bytes of value, rule state and step by name. Waits for the device. Throws Error(UNKNOWN_KEY).
   std::vector<std::pair<std::string, std::string>> state(Key key);
   std::map<std::string, uint64_t> stats();
+  // Of each table, by tensor id: what stats() says of rows for all of them.
+  std::map<uint64_t, std::map<std::string, uint64_t>> row_stats();
 
  private:
   // What a payload is, who sent it (pushes only) and where it lies.

@@ -403,7 +403,8 @@ void bind_table(py::module_& m) {
       .def("resume_refusals", &resume_refusals, py::arg("writer"), py::arg("forgotten"),
            py::arg("runs"))
       .def("state", &state, py::arg("key"))
-      .def("stats", &Shard::stats, no_gil);
+      .def("stats", &Shard::stats, no_gil)
+      .def("row_stats", &Shard::row_stats, no_gil);
   m.def("say_changes", &changes_are_said, py::arg("table"), py::arg("payload"));
 }
 

@@ -461,14 +461,20 @@ TableSize DenseTable::size() {
       size.state_bytes += slot.state_bytes();
       size.staged_bytes += slot.staging().num_bytes();
       size.published_bytes += slot.published_bytes();
-      if (!slot.spec().has_rows()) continue;
-      size.num_rows += slot.rows().num_rows();
-      size.num_evicted_rows += slot.row_policy().num_evicted();
-      size.num_refused_rows += slot.row_policy().num_refused();
-      size.row_bytes += slot.rows().num_bytes();
     }
   }
   return size;
+}
+
+std::map<uint64_t, RowCounts> DenseTable::row_counts() {
+  std::map<uint64_t, RowCounts> counts;
+  for (Stripe& stripe : stripes_) {
+    const MutexLock lock(stripe.mutex);
+    for (const auto& [key, slot] : stripe.slots) {
+      if (slot.spec().has_rows()) counts[tensor_of(key)] += slot.row_counts();
+    }
+  }
+  return counts;
 }
 
 }  // namespace psstore

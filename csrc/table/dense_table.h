@@ -42,10 +42,6 @@ struct TableSize {
   uint64_t published_bytes = 0;
   uint64_t num_holds = 0;
   uint64_t kept_bytes = 0;  // for those who read as of a decision
-  uint64_t num_rows = 0;
-  uint64_t row_bytes = 0;  // of their records: ids, values and state
-  uint64_t num_evicted_rows = 0;
-  uint64_t num_refused_rows = 0;  // contributions to ids that stayed without a row
 };
 
 struct TableImage {
@@ -171,6 +167,8 @@ class DenseTable {
   void forget_changes() REQUIRES_SHARED(decision_mutex);
 
   TableSize size() REQUIRES_SHARED(decision_mutex);
+  // Of each table, by tensor id.
+  std::map<uint64_t, RowCounts> row_counts() REQUIRES_SHARED(decision_mutex);
 
  private:
   struct Decided {

@@ -33,6 +33,7 @@
 #include "core/buffer.h"
 #include "kernels/update.h"
 #include "rows/contribution.h"
+#include "rows/row_counts.h"
 #include "rows/row_policy.h"
 #include "table/backend.h"
 #include "table/change_log.h"
@@ -106,7 +107,7 @@ class Slot {
 
   // REQUIRES: it has rows, as in all of these.
   const RowStore& rows() const { return *rows_; }
-  const RowPolicy& row_policy() const { return *row_policy_; }
+  RowCounts row_counts() const;
   // Whether what a contribution brings may become rows: a table is full else, and evicts none.
   bool has_room_for(const PayloadSlice& contribution) const;
   // Memory for the rows that the decision adds to those that are here, so that its step has it.

@@ -194,6 +194,11 @@ uint64_t Slot::part_bytes(size_t part, const SlotImage& image) const {
   return image.num_rows() * spec_.row_shape().record_bytes();
 }
 
+RowCounts Slot::row_counts() const {
+  return {rows_->num_rows(), rows_->num_bytes(), row_policy_->num_evicted(),
+          row_policy_->num_refused()};
+}
+
 std::string Slot::dump_rows() const {
   std::string records(rows_->num_bytes(), '\0');
   rows_->copy(rows_->snapshot(), 0, rows_->num_rows(),

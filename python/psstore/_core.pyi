@@ -832,6 +832,8 @@ class Shard:
     def stats(self) -> dict[str, int]:
         """Counters: slots, value_bytes, state_bytes, staged_bytes, pool_bytes, pushes, pulls, writes,
         duplicates, applied_in_place, applied_out_of_place, ..."""
+    def row_stats(self) -> dict[int, dict[str, int]]:
+        """Counters of each table by tensor id: rows, row_bytes, rows_evicted, rows_refused."""
     def make_data_service(
         self, *, max_leased_bytes: int, describe_blocks: Callable[[list[SharedBlock]], bytes]
     ) -> DataService:

@@ -32,23 +32,28 @@ def test_it_says_how_a_store_is(tmp_path: Path) -> None:
         ]
         with psstore.connect(process.url, rank=0) as store, psstore.connect(process.url, rank=1) as other:
             store.create("w", shape=(600_000,), rule="sgd")
+            store.create_table("items", dim=2, rule="adagrad", group=1)
             for one in (store, other):
                 one.push("w", np.ones(600_000, np.float32))
+                one.push_rows("items", [1, 2, 3], np.ones((3, 2), np.float32))
             store.start_commit({"lr": 1.0})
             other.commit({"lr": 1.0})
             other.close()
             store.checkpoint()
+            lines = status(process.url)[1].splitlines()
             code, text = status(process.url, "--json")
+    assert lines[-1] == "table items: 3 rows, 0.0 MiB; 0 evicted, 0 refused"
     told = json.loads(text)
     shards, workers, checkpoint = told.pop("shards"), told.pop("workers"), told.pop("checkpoint")
     assert told == {
-        "mode": "sync", "num_workers": 2, "version": 1, "tensors": 1, "live": [0], "lost": [], "left": [1],
+        "mode": "sync", "num_workers": 2, "version": 1, "tensors": 2, "live": [0], "lost": [], "left": [1],
         "commits_waiting": 0, "torn": "", "restored": None,
+        "tables": [{"name": "items", "rows": 3, "row_bytes": 72, "rows_evicted": 0, "rows_refused": 0}],
     }  # fmt: skip
     assert [(one["rank"], one["clock"], one["ahead"]) for one in workers] == [(0, 1, 0)]
     assert (checkpoint["version"], checkpoint["written"], checkpoint["failed"]) == (1, 1, 0)
     assert sum(shard["value_bytes"] for shard in shards) == 4 * 600_000
-    assert sum(shard["received_bytes"] for shard in shards) == 2 * 4 * 600_000
+    assert sum(shard["received_bytes"] for shard in shards) == 2 * (4 * 600_000 + 3 * 16)
 
 
 def test_a_store_that_is_not_there_is_said(tmp_path: Path) -> None:

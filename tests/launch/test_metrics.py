@@ -95,6 +95,7 @@ def test_what_trained_is_what_metrics_say() -> None:
         url = process.ready["metrics"]
         with psstore.connect(process.url, rank=0) as store, psstore.connect(process.url, rank=1) as other:
             store.create("w", np.zeros(300_000, F32), rule="sgd")
+            store.create_table('my "items"', dim=2, rule="sgd", group=1, max_rows=64, evict="lru")
             for _ in range(3):
                 for one in (store, other):
                     one.push("w", np.ones(300_000, F32))
@@ -106,7 +107,7 @@ def test_what_trained_is_what_metrics_say() -> None:
             assert eventually(lambda: all(samples(url).get(one, 0.0) > 0.0 for one in read))
             told = samples(url)
         assert told["psstore_decisions_total"] == 3.0
-        assert told["psstore_tensors"] == 1.0
+        assert told["psstore_tensors"] == 2.0
         assert told["psstore_workers{state=live}"] == 2.0
         assert (told["psstore_worker_rounds{rank=0}"], told["psstore_worker_staleness{rank=1}"]) == (3.0, 0.0)
         both = ("0", "1")
@@ -114,6 +115,7 @@ def test_what_trained_is_what_metrics_say() -> None:
         assert sum(told[f"psstore_shard_sent_bytes_total{{shard={i}}}"] for i in both) == 1_200_000
         assert sum(told[f"psstore_shard_value_bytes{{shard={i}}}"] for i in both) == 1_200_000
         assert [told[f"psstore_shard_up{{shard={i}}}"] for i in both] == [1.0, 1.0]
+        assert [told[f'psstore_table_rows{{shard={i},table=my "items"}}'] for i in both] == [0.0, 0.0]
         assert {name.partition("{")[0] for name in told} == {metric.name for metric in METRICS} - {
             "psstore_checkpoint_version"  # there is none
         }
@@ -133,7 +135,7 @@ def test_checkpoints_are_counted(tmp_path: Path) -> None:
 
 def test_the_page_of_the_docs_has_the_same_table(repository: Path) -> None:
     page = (repository / "docs" / "monitoring.md").read_text()
-    rows = re.findall(r"^\| `(psstore_\w+)(?:\{(\w+)\})?` \| (counter|gauge) \| (.+?) \|$", page, re.MULTILINE)
+    rows = re.findall(r"^\| `(psstore_\w+)(?:\{([\w,]+)\})?` \| (counter|gauge) \| (.+?) \|$", page, re.MULTILINE)
     assert rows == [
         (one.name, ",".join(one.labels), "counter" if one.is_counter else "gauge", one.about) for one in METRICS
     ]

@@ -10,6 +10,7 @@ import pytest
 from numpy.testing import assert_array_equal
 
 from psstore.client.store import Store
+from psstore.client.store_status import TableStatus, tables_of
 from psstore.errors import TableFull
 from tests.support.row_model import TableModel
 
@@ -103,10 +104,24 @@ class BoundedTables:
             assert_array_equal(store.pull_rows(name, ids), model.pull(ids), err_msg=name)
 
     def check_counts(self, store: Store) -> None:
+        """Those of each table, and of all of them."""
         stats = store.stats()
-        assert sum(int(one["rows"]) for one in stats) == sum(len(model.keys()) for model in self.models.values())
-        assert sum(int(one["rows_evicted"]) for one in stats) == sum(one.evicted for one in self.models.values())
-        assert sum(int(one["rows_refused"]) for one in stats) == sum(one.refused for one in self.models.values())
+        expected = [self._status(name) for name in sorted(self.models)]
+        assert list(tables_of(stats)) == expected
+        for counter in ("rows", "row_bytes", "rows_evicted", "rows_refused"):
+            of_all = sum(int(one[counter]) for one in stats)
+            assert of_all == sum(getattr(table, counter) for table in expected), counter
+
+    def _status(self, name: str) -> TableStatus:
+        model = self.models[name]
+        records = [model.record(number, row) for one in model.partitions for number, row in one.rows.items()]
+        return TableStatus(
+            name=name,
+            rows=len(records),
+            row_bytes=sum(map(len, records)),
+            rows_evicted=model.evicted,
+            rows_refused=model.refused,
+        )
 
     def _rows(self) -> dict[int, Any]:
         """Few ids come often, and many seldom."""

@@ -66,6 +66,11 @@ def lines_of(found: StoreStatus) -> list[str]:
             f" {shard.state_bytes / MIB:.1f} MiB, memory {shard.memory_bytes / MIB:.1f} MiB,{rows}"
             f" {shard.connections} connections; process {shard.process} leads{led}{stands_by}"
         )
+    lines += [
+        f"table {one.name}: {one.rows:,} rows, {one.row_bytes / MIB:.1f} MiB; {one.rows_evicted:,} evicted,"
+        f" {one.rows_refused:,} refused"
+        for one in found.tables
+    ]
     return lines
 
 

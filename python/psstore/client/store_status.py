@@ -81,6 +81,17 @@ class CheckpointStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Why the last attempt came to nothing; '': it did not."""
 
 
+class TableStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One table of rows: on all shards, or on one."""
+
+    name: str
+    rows: int
+    row_bytes: int
+    """Bytes of their records: ids, values and state."""
+    rows_evicted: int
+    rows_refused: int
+
+
 class StoreStatus(msgspec.Struct, frozen=True, kw_only=True):
     """A store."""
 
@@ -102,6 +113,8 @@ class StoreStatus(msgspec.Struct, frozen=True, kw_only=True):
     """The version that this life of the store began with; None: it began empty."""
     checkpoint: CheckpointStatus
     shards: tuple[ShardStatus, ...]
+    tables: tuple[TableStatus, ...]
+    """Tables by name; of more than 64 those that were created first."""
 
     @property
     def slowest(self) -> WorkerStatus | None:
@@ -133,11 +146,24 @@ def status_of(shards: Sequence[Counters], store: Store) -> StoreStatus:
         restored=store.restored,
         checkpoint=checkpoint_of(first),
         shards=tuple(map(shard_of, shards)),
+        tables=tables_of(shards),
     )
 
 
 def shard_of(counters: Counters) -> ShardStatus:
     return ShardStatus(**{name: int(counters[name]) for name in ShardStatus.__struct_fields__})
+
+
+def tables_of(shards: Sequence[Counters]) -> tuple[TableStatus, ...]:
+    """Tables on these shards, by name."""
+    figures = [name for name in TableStatus.__struct_fields__ if name != "name"]
+    tables = sorted({counter.removeprefix("rows/") for one in shards for counter in one if counter.startswith("rows/")})
+    return tuple(
+        TableStatus(
+            name=table, **{figure: sum(int(one.get(f"{figure}/{table}", 0)) for one in shards) for figure in figures}
+        )
+        for table in tables
+    )
 
 
 def workers_of(counters: Counters) -> tuple[WorkerStatus, ...]:

@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from psstore.client.store_status import ShardStatus, WorkerStatus, checkpoint_of, shard_of, workers_of
+from psstore.client.store_status import (
+    ShardStatus,
+    TableStatus,
+    WorkerStatus,
+    checkpoint_of,
+    shard_of,
+    tables_of,
+    workers_of,
+)
 
 Counters = Mapping[str, int | float | str]
 Samples = Iterable[tuple[Sequence[str], float]]
@@ -24,14 +32,16 @@ class ShardAnswer(NamedTuple):
     """What it told, as figures."""
     workers: tuple[WorkerStatus, ...]
     """What shard 0 says of workers."""
+    tables: tuple[TableStatus, ...]
+    """What it says of tables."""
 
 
 def answer_of(shard: int, counters: Counters | None, *, is_up: bool, answer_s: float) -> ShardAnswer:
     """`is_up`: it has answered lately, if at all."""
     if counters is None:
-        return ShardAnswer(shard, False, answer_s, None, None, ())
+        return ShardAnswer(shard, False, answer_s, None, None, (), ())
     workers = workers_of(counters) if shard == 0 else ()
-    return ShardAnswer(shard, is_up, answer_s, counters, shard_of(counters), workers)
+    return ShardAnswer(shard, is_up, answer_s, counters, shard_of(counters), workers, tables_of([counters]))
 
 
 class Metric(NamedTuple):
@@ -95,12 +105,23 @@ def _of_workers(name: str) -> Callable[[Sequence[ShardAnswer]], Samples]:
     return samples
 
 
+def _of_tables(name: str) -> Callable[[Sequence[ShardAnswer]], Samples]:
+    """A field of `TableStatus`, on each shard."""
+
+    def samples(answers: Sequence[ShardAnswer]) -> Samples:
+        return [
+            ((str(answer.shard), one.name), float(getattr(one, name))) for answer in answers for one in answer.tables
+        ]
+
+    return samples
+
+
 def _last_checkpoint(counters: Counters) -> Samples:
     version = checkpoint_of(counters).version
     return [] if version is None else [((), float(version))]
 
 
-SHARD, RANK = ("shard",), ("rank",)
+SHARD, RANK, TABLE = ("shard",), ("rank",), ("shard", "table")
 
 METRICS: tuple[Metric, ...] = (
     Metric(
@@ -166,6 +187,15 @@ METRICS: tuple[Metric, ...] = (
         "Contributions to ids that stayed without a row",
         SHARD,
         _field("rows_refused"),
+    ),
+    Metric("psstore_table_rows", "Rows of one table", TABLE, _of_tables("rows")),
+    Metric("psstore_table_row_bytes", "Bytes of its rows, with ids and state", TABLE, _of_tables("row_bytes")),
+    Metric("psstore_table_rows_evicted_total", "Its rows that made room for others", TABLE, _of_tables("rows_evicted")),
+    Metric(
+        "psstore_table_rows_refused_total",
+        "Contributions to its ids that stayed without a row",
+        TABLE,
+        _of_tables("rows_refused"),
     ),
     Metric(
         "psstore_shard_staged_bytes", "Bytes of gradients that wait for their decision", SHARD, _field("staged_bytes")

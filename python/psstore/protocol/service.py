@@ -46,6 +46,7 @@ from psstore.protocol.standby import Standby
 from psstore.protocol.standby_list import StandbyList
 from psstore.protocol.standstill import Standstill
 from psstore.protocol.states import ConnectionState
+from psstore.protocol.table_counters import table_counters
 from psstore.types import Consistency
 from psstore.wire import messages as m
 from psstore.wire import records as r
@@ -647,6 +648,7 @@ class ShardService:
             "may_lead": int(self.standby is None or self.standby.may_lead),
             **self.standbys.counters(),
             **self.shard.stats(),
+            **table_counters(self.facts.tensors, self.shard),
             **self.host_counters(),
         }
         if self.coordinator is not None:
