@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -18,7 +19,9 @@ from typer.testing import CliRunner
 import psstore
 from psstore.cli.main import app
 from psstore.client.store import Store
+from psstore.config import Credentials
 from psstore.net.address import parse_addresses
+from psstore.server.other_member import why_not_begin
 from psstore.server.settings import LEASE_S
 from psstore.server.site import Site
 from tests.launch.test_metrics import get
@@ -236,6 +239,31 @@ def test_a_host_that_comes_back_begins_nothing_as_long_as_it_can_not_ask_its_sta
         train(store, 2)
         check(store, reader, 4)
         await_standbys(store)
+
+
+def test_a_host_that_comes_back_begins_nothing_where_nobody_else_can_be_asked(pair: Hosts) -> None:
+    with trained(pair) as (store, reader):
+        silent = pair.stop(0, standby=True)
+        pair.kill(0, standby=False)
+        back = pair.start(0, standby=False)
+        assert eventually(lambda: "waiting for shard 0" in back.log()), back.log()
+        resume(silent)
+        train(store, 2)
+        check(store, reader, 4)
+
+
+def test_nobody_begins_with_nothing_where_nobody_says_that_there_was_nothing() -> None:
+    credentials = Credentials(token=TOKEN.encode())
+    (port,) = free_ports(1)
+    nobody = f"ps://127.0.0.1:{port}"
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        silent = f"ps://127.0.0.1:{listener.getsockname()[1]}"
+        assert why_not_begin(0, nobody, [], credentials) is None
+        assert why_not_begin(0, silent, [[silent, nobody]], credentials) is None
+        for others in ([], [[silent]]):
+            why_not = why_not_begin(0, silent, others, credentials)
+            assert why_not is not None
+            assert why_not.startswith("nobody is in reach to say whether there is something of this store, and ps://")
 
 
 def test_who_knows_says_that_a_host_is_dead(pair: Hosts) -> None:

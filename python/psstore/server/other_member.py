@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import secrets
 import socket
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -68,15 +67,37 @@ def refuses(address: str, *, timeout_s: float = LOOK_S) -> bool:
     return False
 
 
-def has_begun(others: Sequence[Sequence[str]], credentials: Credentials) -> bool:
+def has_begun(others: Sequence[Sequence[str]], credentials: Credentials) -> bool | None:
     """Whether one of these shards says that the store has something in it: no client defines anything before it has
-    been at every shard."""
+    been at every shard. None: none is in reach, or there are none, and nobody knows."""
+    found: bool | None = None
     for place in chain.from_iterable(others):
-        with contextlib.suppress(PsstoreError):
+        try:
             told = look_at(place, credentials).counters
-            if told["version"] or told["slots"]:
-                return True
-    return False
+        except PsstoreError:
+            found = False if refuses(place) else found
+            continue
+        if told["version"] or told["slots"]:
+            return True
+        found = False
+    return found
+
+
+def why_not_begin(shard: int, other: str, others: Sequence[Sequence[str]], credentials: Credentials) -> str | None:
+    """Why a process of the shard must not begin with nothing while nobody answers at its other place. None: it may."""
+    if refuses(other):
+        return None
+    begun = has_begun(others, credentials)
+    if begun is False:
+        return None
+    if begun:
+        known, mend = "other shards have", "end all shards, and start them with --restore auto"
+    else:
+        known, mend = "nobody is in reach to say whether there is", "start another process in its place"
+    return (
+        f"{known} something of this store, and {other}, which may have all of shard {shard}, is out of reach: to begin"
+        f" with nothing here would lose that. Mend the way there; or, if it is gone for good, {mend}"
+    )
 
 
 def promote(address: str, credentials: Credentials, *, force: bool = False, timeout_s: float = LOOK_S) -> None:

@@ -324,38 +324,39 @@ class Supervisor:
     def _join(self, site: Site, other: str, selector: selectors.BaseSelector) -> StoreLife | Literal["begins"] | None:
         """The life of the store in which the other process of this shard leads; what stands by there leads from now on,
         since the process that was here before is dead. None: a signal came first. Raises AuthFailed, BadArgument."""
-        from psstore.server.other_member import has_begun, look_at, promote, refuses
+        from psstore.server.other_member import look_at, promote, why_not_begin
         from psstore.server.voting import check_never_gone, other_shards
 
         others, has_said = other_shards(site.addresses, site.first), False
         until = time.monotonic() + self._settings.patience_s
+        life: StoreLife | Literal["begins"]
         while True:
             member: FoundMember | None = None
             with contextlib.suppress(AvailabilityError):
                 member = look_at(other, self._credentials)
                 if member.leads:
-                    if has_said:
-                        site.listen(self._settings, self._tcp)
-                    return self._life_of(site, member.welcome)
+                    life = self._life_of(site, member.welcome)
+                    break
                 if member.may_lead:
                     with contextlib.suppress(BadArgument):  # it waits for those who know
                         check_never_gone(others, other, self._credentials)
                         promote(other, self._credentials, force=True)
             if not self._settings.begins_as_standby() and (member is None or not member.may_lead):
-                if member is not None or refuses(other) or not has_begun(others, self._credentials):
-                    return "begins"
+                why_not = None if member is not None else why_not_begin(site.first, other, others, self._credentials)
+                if why_not is None:
+                    life = "begins"
+                    break
                 if time.monotonic() > until:
-                    raise BadArgument(
-                        f"other shards have something of this store, and {other}, which may have all of shard"
-                        f" {site.first}, is out of reach: begin with nothing here would lose that. Mend the way there;"
-                        " or, if it is gone for good, end all shards, and start them with --restore auto"
-                    )
+                    raise BadArgument(why_not)
             if not has_said:
                 _log.warning("waiting for shard %d at %s, to stand by here", site.first, other)
                 has_said = True
                 site.refuse()
             if self._news(selector, time.monotonic() + LOOK_AGAIN_S):
                 return None
+        if has_said:
+            site.listen(self._settings, self._tcp)
+        return life
 
     def _life_of(self, site: Site, welcome: Welcome) -> StoreLife:
         self._joined = True
