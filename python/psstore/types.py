@@ -216,6 +216,11 @@ def applies_by_decision(rule: str) -> bool:
     return rule not in ("assign", "add")
 
 
+REDUCED_GROUP = 0xFFFF_FF00
+"""Parameter group of tensors that are only reduced, without an update. They need a group of
+their own, since a group has one rule."""
+
+
 def rule_number(rule: str) -> int:
     """Number of a rule, of tensors or of rows, on the wire."""
     return _core.RULES[rule] if rule in _core.RULES else _core.ROW_RULES[rule]

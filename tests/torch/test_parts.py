@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from torch import nn
 import psstore
 from psstore.errors import ShapeMismatch, UnknownTensor, UsageError
 from psstore.torch import DistributedOptimizer, TensorPart, load, publish
+from tests.support.cluster import at_once
 
 RUN_S = 110.0
 
@@ -82,6 +84,29 @@ def test_what_no_part_has_is_said(store: psstore.Store) -> None:
     middle = part(1, 0.0, 0.0)
     load(store, [("w", middle)])
     assert middle.local[:, 0].tolist() == [-2.0, -3.0]
+
+
+def test_parts_of_all_workers_are_one_version() -> None:
+    """Whoever loads while they are published has the halves of one."""
+    with psstore.LocalStore(2, workers=2) as local, local.connect(role="client") as reader:
+        workers = [local.connect(rank=rank) for rank in range(2)]
+
+        def publish_half(rank: int, numbers: range) -> None:
+            for number in numbers:
+                half = torch.full((2, 50_000), float(number))
+                publish(workers[rank], [("w", TensorPart((4, 50_000), (2 * rank, 0), half))], as_version=True)
+                assert workers[rank].version == number
+
+        def load_all() -> None:
+            found = torch.zeros(4, 50_000)
+            while found[0, 0] < 20:
+                load(reader, [("w", found)])
+                assert found.unique().numel() == 1
+
+        at_once(*(partial(publish_half, rank, range(1, 2)) for rank in range(2)))
+        at_once(*(partial(publish_half, rank, range(2, 21)) for rank in range(2)), load_all)
+        for worker in workers:
+            worker.close()
 
 
 def test_parts_that_were_dropped_and_cut_so_again_are_read() -> None:

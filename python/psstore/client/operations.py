@@ -279,6 +279,30 @@ class Operations:
         names, values = _columns(items)
         return self.writing.push(Push(names, seen(values), op, codec, loss_scale))
 
+    def publish(
+        self, items: Mapping[str, Array] | Iterable[tuple[str, Array]], *, wait_s: float | None = None
+    ) -> Coroutine[Any, Any, int]:
+        """Publishes these tensors as one version of the store, and returns its number: whoever reads or follows the
+        store has all of them as they were, or all as they are now. For weights that are made elsewhere, where no
+        optimizer's step is taken in the store.
+
+        A round of the workers: each of them calls it, with the tensors that it alone has, or none. Tensors that are
+        new are created, with these as first values; the others may be left out, and stay what they are.
+        `wait_s`: how long to wait for other workers (default: the store's).
+
+        Raises NotAWorker; ShapeMismatch, DTypeMismatch, and RuleMismatch for a tensor that is
+        trained or plainly written: nothing is published then. What `commit` raises; committing again waits on.
+        """
+        names, values = _columns(items)
+        return self._publish(names, seen(values), wait_s)
+
+    async def _publish(self, names: Sequence[str], values: Sequence[Array], wait_s: float | None) -> int:
+        self.client.need_worker("publish")
+        await self._creating.create_published(names, values)
+        await self.writing.push(Push(tuple(names), values, None, None, None))
+        await self.commit(present=names, average=False, wait_s=wait_s)
+        return self.client.version
+
     async def settle(self) -> None:
         """Returns when no push is under way, whoever started it. The futures of those that were started tell how they
         ended."""

@@ -22,7 +22,7 @@ from psstore.client.schema import as_pushed, as_source, check_encodes, spec_for,
 from psstore.codec.codecs import codecs_for
 from psstore.errors import BadArgument, OutOfMemory
 from psstore.protocol.client import Transfer
-from psstore.types import Tensor, TensorSpec
+from psstore.types import REDUCED_GROUP, Tensor, TensorSpec
 from psstore.wire.messages import Exist
 
 Outgoing = Iterable[Transfer] | Upload | EncodedUpload
@@ -278,6 +278,15 @@ class Creating:
                         f"create {spec.name!r}: zeros=False needs a value (or offer=False, if others send it)"
                     )
         await self._create(asked, sources, exist=exist, offer=offer)
+
+    async def create_published(self, names: Sequence[str], values: Sequence[Array]) -> None:
+        """Tensors that decisions set to what workers publish, unless they are there; with these first values."""
+        sources = [source(value, dtype="float32") for value in await self._writing.fetched(values)]
+        specs = [
+            spec_for(name, value, shape=None, dtype=None, rule="reduce", group=REDUCED_GROUP)
+            for name, value in zip(names, sources, strict=True)
+        ]
+        await self._create(specs, sources, exist="match", offer=True)
 
     async def _create(
         self, specs: Sequence[TensorSpec], sources: Sequence[Source | None], *, exist: Exist, offer: bool

@@ -200,7 +200,7 @@ class Client:
 
     async def barrier(self, name: str, *, wait_s: float) -> None:
         """Returns when every expected worker has called it with this name. Raises WorkerLost, DeadlineExceeded."""
-        self._need_worker("barrier")
+        self.need_worker("barrier")
         _check_wait(wait_s)
         self._num_barriers += 1  # of all names: larger with each call of any
         body = m.Barrier(name=name, count=self._num_barriers, wait_s=wait_s)
@@ -295,7 +295,7 @@ class Client:
 
     def check_push(self) -> None:
         """What `push` raises before anything is sent."""
-        self._need_worker("push")
+        self.need_worker("push")
         self._need_scale("push")
 
     async def commit(
@@ -319,7 +319,7 @@ class Client:
         Raises WorkerLost or DeadlineExceeded; the commit stands then, and may be waited for again. Raises BadArgument
         if the last round is unfinished or unscaled, TornRound if there can't be another one.
         """
-        self._need_worker("commit")
+        self.need_worker("commit")
         self._need_scale("commit")
         if self._unfinished:
             raise BadArgument(f"commit: round {self.round} was committed early; push what it promised, then finish()")
@@ -361,7 +361,7 @@ class Client:
 
         Raises DeadlineExceeded: it may be called again. Raises TornRound if a member is gone that had not finished:
         reads under way fail with it, too, for what they wait for will not come."""
-        self._need_worker("finish")
+        self.need_worker("finish")
         if not self._unfinished:
             raise BadArgument(f"finish: round {self.round} was not committed early")
         _check_wait(wait_s)
@@ -371,7 +371,7 @@ class Client:
 
     async def hand_in(self, state: bytes) -> None:
         """What this rank's next life is to have again, as of the decision that it has come to."""
-        self._need_worker("hand_in")
+        self.need_worker("hand_in")
         self.hand_in_wanted = False
         version, size = self.version, m.HANDED_PIECE_BYTES
         for offset in range(0, max(1, len(state)), size):
@@ -381,7 +381,7 @@ class Client:
 
     async def handed_in(self) -> tuple[int, bytes] | None:
         """What was handed in for this rank last, behind its version; None: nothing."""
-        self._need_worker("handed_in")
+        self.need_worker("handed_in")
         found = bytearray()
         while True:
             back = await self._control("HAND_BACK", m.HandBack(offset=len(found)), m.HandedBack)
@@ -394,7 +394,7 @@ class Client:
     async def stop(self, version: int | None, *, finish: bool = False, everyone: bool = False) -> None:
         """This worker's commits count up to that decision only, or `everyone`'s. None: nobody's count from now on, or
         `finish` from the next decision on."""
-        self._need_worker("stop")
+        self.need_worker("stop")
         await self._request(self.shards[0], "STOP", body=m.Stop(version=version, finish=finish, everyone=everyone))
         self.stopped = not finish if version is None else self.decision >= version
 
@@ -817,7 +817,7 @@ class Client:
         while len(self._dropped) > MAX_DROPPED_NAMES:
             self._names.pop(self._dropped.popleft(), None)
 
-    def _need_worker(self, what: str) -> None:
+    def need_worker(self, what: str) -> None:
         if not self.joined:
             raise NotAWorker(f"{what} needs a worker: connect with role='worker' (the default), and before leave()")
 

@@ -12,9 +12,10 @@ import torch
 
 from psstore.errors import UsageError
 from psstore.torch.local_step import LocalStep
-from psstore.torch.parameters import REDUCED_GROUP, Trained
+from psstore.torch.parameters import Trained
 from psstore.torch.training import Overflow, Training, create_tensors, split_trained
 from psstore.torch.worker_step import check_lockstep
+from psstore.types import REDUCED_GROUP
 
 
 class Averaging(LocalStep):

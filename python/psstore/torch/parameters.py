@@ -12,7 +12,7 @@ from torch.autograd.graph import increment_version
 from psstore.errors import UsageError
 from psstore.torch.parts import box_of, is_dtensor, local_of
 from psstore.torch.warnings import dtype_name
-from psstore.types import TensorSpec
+from psstore.types import REDUCED_GROUP, TensorSpec
 
 STORED_AS: Mapping[torch.dtype, str] = {
     torch.float32: "float32",
@@ -21,10 +21,6 @@ STORED_AS: Mapping[torch.dtype, str] = {
     torch.float16: "float32",
 }
 """The store keeps fp32 masters of half-precision parameters, which travel in their own precision."""
-
-REDUCED_GROUP = 0xFFFF_FF00
-"""Number of the store's parameter group for tensors that are only reduced, without an update. They need a group of
-their own, since a group has one rule."""
 
 COMPILED = "_orig_mod"
 """What torch.compile puts before the names of the module that it wraps."""

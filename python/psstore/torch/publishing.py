@@ -5,7 +5,7 @@ Who publishes and who loads may have cut the tensors in different ways, or not a
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 
 import torch
@@ -28,15 +28,18 @@ from psstore.types import TensorSpec
 Named = Iterable[tuple[str, torch.Tensor | TensorPart]]
 
 
-def publish(store: Store, named: Named, *, name: str = "") -> None:
+def publish(store: Store, named: Named, *, name: str = "", as_version: bool = False) -> None:
     """Writes these tensors, or the parts of them that this process has, into the store, as plain tensors.
 
     Every process that has a part calls it; of copies of one part the first is written. `store` may be a client's.
     `named`: as `model.named_parameters()`, or `model.state_dict().items()`. `name`: before each name, as that of a
     DistributedOptimizer. On return this process's parts are there, and parts that were cut otherwise are gone, where
     these overlap them: readers wait until all processes have published, as after a barrier of theirs.
+    `as_version`: all parts at once, as one version of the store (`store.version` then), by `Store.publish`: every
+    worker of the store calls it, and readers wait only where parts are cut otherwise than before.
 
-    Raises UsageError for a DTensor that is Partial, RuleMismatch for tensors that a DistributedOptimizer trains.
+    Raises UsageError for a DTensor that is Partial, RuleMismatch for tensors that a DistributedOptimizer trains, or
+    that were published the other way.
     """
     prefix = f"{name}/" if name else ""
     ours = {prefix + one: tensor for one, tensor in named if is_first_of_copies(tensor)}
@@ -44,16 +47,24 @@ def publish(store: Store, named: Named, *, name: str = "") -> None:
     there = stored_parts(store.keys(), ours)
     names = {whole: box.name(whole) for whole, box in boxes.items()}
     values = {names[whole]: local_of(tensor) for whole, tensor in ours.items()}
-    specs = [
-        TensorSpec(name=names[whole], shape=box.size, dtype=STORED_AS[values[names[whole]].dtype], rule="assign")
-        for whole, box in boxes.items()
-    ]
-    store.create_many(specs)
-    store.push_many(values, op="assign")
+    if as_version:
+        store.publish(values)
+    else:
+        _write(store, values)
     for whole, box in boxes.items():
         for stale in overlapping(there[whole], box).keys() - {names[whole]}:
             with suppress(UnknownTensor):  # another process has dropped it
                 store.drop(stale)
+
+
+def _write(store: Store, values: Mapping[str, torch.Tensor]) -> None:
+    store.create_many(
+        [
+            TensorSpec(name=name, shape=tuple(value.shape), dtype=STORED_AS[value.dtype], rule="assign")
+            for name, value in values.items()
+        ]
+    )
+    store.push_many(values, op="assign")
 
 
 @torch.no_grad()
