@@ -58,6 +58,11 @@ OF_COMMAND: Mapping[str, Mapping[int, str]] = {
     "doctor": {EXIT_OK: "nothing is wrong", EXIT_FAILED: "something is wrong; it says what, and what mends it"},
     "promote": {EXIT_MISSING: "nobody answers there, the other shards object, or it does not lead"},
     "reshard": {EXIT_MISSING: "no store answers there, or it can't go on with so many: it says why"},
+    "relay": {
+        EXIT_OK: "told to end (SIGTERM, Ctrl-C)",
+        EXIT_FAILED: "the store here was lost, or the other one refuses its reader",
+        EXIT_MISSING: "the store here can't start",
+    },
     "plan": {},
     "version": {},
     "checkpoint ls": _STORAGE,

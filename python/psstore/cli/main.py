@@ -19,6 +19,7 @@ from psstore.cli.doctor import doctor
 from psstore.cli.kubernetes import app as kubernetes
 from psstore.cli.plan import plan
 from psstore.cli.promote import promote
+from psstore.cli.relay import relay
 from psstore.cli.reshard import reshard
 from psstore.cli.run import run
 from psstore.cli.status import status
@@ -46,6 +47,7 @@ app.command()(bench)
 app.command()(status)
 app.command()(promote)
 app.command()(reshard)
+app.command(context_settings=AS_IS)(relay)
 app.command()(top)
 app.command()(trace)
 app.command()(doctor)

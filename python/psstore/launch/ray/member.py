@@ -9,7 +9,7 @@ import threading
 from psstore.errors import StoreUnreachable
 from psstore.launch.ray.host_names import AsksDirectory, HostNames
 from psstore.launch.ray.plan import StorePlan
-from psstore.launch.ray.server_process import ServerProcess
+from psstore.launch.server_process import ServerProcess
 
 PAUSE_S = 1.0
 """Before psstore-server is started again: what ran at its port before may need a moment to end."""

@@ -7,21 +7,24 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+
+import msgspec
 
 from psstore.launch.group import in_group, start_reaper
+from psstore.launch.store import StoreUrl
 
 
 class ServerProcess:
     """Its output is its owner's. All calls block, and may come from several threads."""
 
-    def __init__(self, environ: Mapping[str, str]) -> None:
+    def __init__(self, environ: Mapping[str, str], arguments: Sequence[str] = ()) -> None:
         self._reaper = start_reaper()
         read_fd, write_fd = os.pipe()
         self._ready = os.fdopen(read_fd, "rb")
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "psstore.cli.server", "--ready-fd", str(write_fd)],
+                [sys.executable, "-m", "psstore.cli.server", *arguments, "--ready-fd", str(write_fd)],
                 stdin=subprocess.DEVNULL,
                 env=dict(environ),
                 pass_fds=[write_fd],
@@ -30,9 +33,14 @@ class ServerProcess:
         finally:
             os.close(write_fd)
 
-    def await_ready(self) -> bool:
-        """False: it has ended instead."""
-        return bool(self._ready.readline())
+    def await_ready(self) -> str | None:
+        """The URL of the store; None: it has ended instead."""
+        line = self._ready.readline()
+        return msgspec.json.decode(line, type=StoreUrl).url if line else None
+
+    @property
+    def has_ended(self) -> bool:
+        return self._process.poll() is not None
 
     def wait(self) -> int:
         """Until it has ended, with this exit code, and all that it started is gone."""

@@ -1,0 +1,91 @@
+"""`psstore relay`: a store near its readers, which has what another one has."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import time
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from psstore.cli.choices import fail
+from psstore.cli.credentials import with_credentials
+from psstore.exit_codes import EXIT_FAILED, EXIT_MISSING
+
+if TYPE_CHECKING:
+    from psstore.launch.relay import Relay
+    from psstore.launch.server_process import ServerProcess
+
+LOOK_S = 5.0
+"""How long the other store is asked for a newer version before it is looked how the own one is."""
+
+AGAIN_S = 1.0
+"""Before the other store is connected to again."""
+
+_log = logging.getLogger("psstore.relay")
+
+
+@with_credentials
+def relay(
+    context: typer.Context,
+    url: Annotated[str, typer.Argument(help="Of the store to follow: ps://host:port.")],
+) -> None:
+    """Follow a store, and serve what it has: `psstore relay ps://h1:5700 --port 5800`.
+
+    Readers of this one are none of the other's, which sends each version once, and only what has changed in it. All
+    other flags are those of `psstore-server`, which runs here with one worker, the relay: `--port`, `--shards`,
+    `--read-token-file`, …. Clients read; what they write, the next version may write over. If the other store is out of
+    reach, what is here stays until it is back.
+    """
+    from psstore.client.connect import connect
+    from psstore.errors import PsstoreError
+    from psstore.launch.relay import Relay
+    from psstore.launch.server_process import ServerProcess
+    from psstore.server import logs
+
+    logs.configure(who="relay", level="info", form="text")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    server = ServerProcess(_environ(), [*context.args, "--workers", "1"])
+    try:
+        own_url = server.await_ready()
+        if own_url is None:
+            fail(f"psstore-server has ended with exit code {server.wait()}", exit_code=EXIT_MISSING)
+        with connect(own_url, rank=0) as own:
+            passes_on = Relay(own)
+            while not server.has_ended:
+                _follow(url, passes_on, server)
+        fail("the store here has ended by itself; its messages are above", exit_code=EXIT_FAILED)
+    except KeyboardInterrupt:
+        pass
+    except PsstoreError as error:
+        fail(error.message, exit_code=EXIT_FAILED)
+    finally:
+        server.tell_to_end()
+        server.wait()
+
+
+def _environ() -> dict[str, str]:
+    """The server's: it has the certificates that this client has, if they are its own."""
+    environ = dict(os.environ)
+    if "PSSTORE_TLS_CERT" not in environ:
+        environ.pop("PSSTORE_TLS_CA", None)
+    return environ
+
+
+def _follow(url: str, relay: Relay, server: ServerProcess) -> None:
+    """Passes versions on until the store there is out of reach, or the one here has ended. Raises what is wrong with
+    what was asked for, and with the store here."""
+    from psstore.client.follow import follow
+    from psstore.errors import AvailabilityError, DeadlineExceeded
+
+    try:
+        with follow(url) as reader:
+            while not server.has_ended:
+                with contextlib.suppress(DeadlineExceeded):
+                    relay.publish(reader.next(timeout_s=LOOK_S))
+    except AvailabilityError as error:
+        _log.warning("%s; what is here stays", error.message)
+        time.sleep(AGAIN_S)

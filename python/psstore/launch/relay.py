@@ -1,0 +1,42 @@
+"""A store's versions in another store, for readers near that one: it follows the one, and publishes in the other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from psstore.client.changes import Version
+from psstore.client.store import Store
+
+VERSION = "relay/version"
+"""Tensor of a relay's store that says which version of the followed store the others are of: one float64, exact up to
+2^53. A relay that follows a relay passes it on."""
+
+
+class Relay:
+    """Publishes in its own store what a reader of another one has."""
+
+    def __init__(self, own: Store) -> None:
+        """`own`: its only worker's."""
+        self._own = own
+        self._forms: dict[str, tuple[tuple[int, ...], str]] = {}
+        """Shape and dtype of what is published, by name."""
+
+    def publish(self, version: Version) -> int:
+        """Has the own store become that version, all of it at once, and returns its number there. What the followed
+        store does not have any more, or has anew in another shape, is dropped before. Raises what `Store.publish`
+        raises."""
+        forms = {name: (value.shape, value.dtype.str) for name, value in version.values.items()}
+        self._drop(name for name, form in self._forms.items() if forms.get(name) != form)
+        values = {name: version.values[name] for name in version.changed | (forms.keys() - self._forms.keys())}
+        if VERSION not in version.values:
+            values[VERSION] = np.array([version.number], np.float64)
+        number = self._own.publish(values)
+        self._forms = forms
+        return number
+
+    def _drop(self, names: Iterable[str]) -> None:
+        for name in list(names):
+            self._own.drop(name)
+            del self._forms[name]

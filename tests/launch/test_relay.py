@@ -1,0 +1,147 @@
+"""A store that has what another one has: whole versions, whatever becomes of the other one and of its tensors."""
+
+from __future__ import annotations
+
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.testing import assert_array_equal
+
+import psstore
+from psstore import FollowingReader, LocalStore
+from psstore.client.store import Store
+from psstore.errors import DeadlineExceeded, PsstoreError
+from psstore.launch.relay import VERSION, Relay
+from tests.support.cluster import PATIENCE_S
+from tests.support.free_ports import free_ports
+from tests.support.server_process import END_S, StoreProcess
+
+F32 = np.float32
+NUM_SCHEDULES = 60
+ELEMS = 150_000
+"""Three slices."""
+
+
+class Chain:
+    """A store, one relay behind it or two, and the reader of the last one."""
+
+    def __init__(self, seed: int) -> None:
+        self.draw = random.Random(seed)
+        self.values = np.random.default_rng(seed)
+        self.stores = [LocalStore(self.draw.choice((1, 3))) for _ in range(self.draw.choice((2, 3)))]
+        self.trainer = self.stores[0].connect(rank=0)
+        self.readers = [FollowingReader(one.connect(role="client"), None, None) for one in self.stores]
+        self.relays = [Relay(one.connect(rank=0)) for one in self.stores[1:]]
+
+    def change(self) -> None:
+        names = list(self.trainer.keys())
+        what = self.draw.random()
+        if what < 0.3 or not names:
+            rule = self.draw.choice(("reduce", "assign"))
+            value = self.values.standard_normal(self.draw.choice((0, 1, 40_000)), F32)
+            group = psstore.types.REDUCED_GROUP if rule == "reduce" else 0
+            self.trainer.create(self.draw.choice("abcd"), value, rule=rule, group=group, exist="overwrite")
+        elif what < 0.35:
+            self.trainer.drop(self.draw.choice(names))
+        else:
+            trained = [name for name in names if self.trainer.describe(name).spec.rule == "reduce"]
+            chosen = self.draw.sample(trained, self.draw.randint(0, len(trained)))
+            self.trainer.publish({name: self.trainer.pull(name) + F32(1) for name in chosen})
+
+    def pass_on(self) -> None:
+        """By each relay that has something new to pass on, or loses its reader and begins anew."""
+        for place, relay in enumerate(self.relays):
+            if self.draw.random() < 0.1:
+                self.readers[place] = FollowingReader(self.stores[place].connect(role="client"), None, None)
+            try:
+                relay.publish(self.readers[place].next(timeout_s=0.0))
+            except DeadlineExceeded:
+                continue
+
+    def check(self) -> None:
+        """All that is trained is at the end of the chain as it is at its beginning, and says of which version it is."""
+        self.trainer.publish({"end": np.ones(1, F32)})
+        self.pass_on()
+        end = self.readers[-1].verify().values
+        assert end[VERSION] == [self.trainer.version]
+        names = set(self.trainer.keys())
+        assert names == end.keys() - {VERSION}
+        for name in names:
+            if self.trainer.describe(name).spec.rule == "reduce":
+                assert end[name].tobytes() == self.trainer.pull(name).tobytes()
+
+    def close(self) -> None:
+        for store in self.stores:
+            store.close()
+
+
+@pytest.mark.parametrize("seed", range(0, NUM_SCHEDULES, 10))
+def test_whatever_relays_miss_their_readers_have_the_same_bits(seed: int) -> None:
+    for number in range(seed, seed + 10):
+        chain = Chain(number)
+        for _ in range(12):
+            chain.change()
+            if chain.draw.random() < 0.5:
+                chain.pass_on()
+        chain.check()
+        chain.close()
+
+
+@contextmanager
+def running_relay(url: str, *flags: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """The URL of its store, and the command."""
+    (port,) = free_ports(1)
+    command = [sys.executable, "-m", "psstore.cli.main", "relay", url, "--port", str(port), *flags]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            yield f"ps://127.0.0.1:{port}", process
+        finally:
+            process.terminate()
+
+
+def publish(store: Store, number: int) -> None:
+    store.publish({name: np.full(ELEMS, number, F32) for name in ("a", "b")})
+
+
+def until(reader: FollowingReader, number: int) -> None:
+    """All versions on the way are whole."""
+    while True:
+        version = reader.next(timeout_s=PATIENCE_S)
+        if "b" not in version.values:
+            continue
+        assert_array_equal(version.values["a"], version.values["b"])
+        if version.values["a"][0] == number:
+            assert version.values[VERSION] > 0
+            return
+
+
+@pytest.mark.sockets
+@pytest.mark.one_loop
+def test_the_command_serves_what_another_store_has_and_waits_for_it(tmp_path: Path) -> None:
+    (port,) = free_ports(1)
+    followed = ("--checkpoint", str(tmp_path), "--restore", "auto", "--host", "127.0.0.1")
+    with ExitStack() as ends:
+        store = ends.enter_context(StoreProcess("--shards", "2", *followed, port=port))
+        trainer = ends.enter_context(psstore.connect(store.url, rank=0))
+        publish(trainer, 1)
+        url, relay = ends.enter_context(running_relay(store.url, "--shards", "2"))
+        reader = ends.enter_context(psstore.follow(url, wait_s=PATIENCE_S))
+        until(reader, 1)
+        publish(trainer, 2)
+        until(reader, 2)
+        trainer.close()
+        assert store.stop() == 0
+        again = ends.enter_context(StoreProcess("--shards", "1", *followed, port=port))
+        publish(ends.enter_context(psstore.connect(again.url, rank=0)), 3)
+        until(reader, 3)
+        relay.send_signal(signal.SIGTERM)
+        assert relay.wait(END_S) == 0
+        with pytest.raises(PsstoreError):
+            reader.next(timeout_s=1.0)
