@@ -13,6 +13,9 @@
 namespace psstore {
 namespace {
 
+// Rows that are read before they are encoded: so many of 64 elements stay in the first-level cache.
+constexpr size_t kEncodedTogether = 64;
+
 // Freed memory that the pool keeps beside what rounds needed lately: four payloads of the largest size, so that frames
 // of other sizes touch no new pages either.
 constexpr size_t kMaxIdleBytes = 256u << 20;
@@ -47,6 +50,21 @@ std::shared_ptr<Backend> backend_of(const ShardOptions& options) {
 
 ErrorCode status_of(Staged outcome) {
   return outcome == Staged::kStale ? ErrorCode::STALE_INCARNATION : ErrorCode::OK;
+}
+
+// Values of rows in what they travel in; float32 is read to where it goes.
+void read_encoded(const RowStore& rows, std::span<const uint64_t> ids, DType dtype, std::byte* to,
+                  const RowSnapshot* then) {
+  if (dtype == DType::kFloat32) return rows.read(ids, to, then);
+  const uint32_t dim = rows.shape().dim;
+  std::vector<float> values(std::min(ids.size(), kEncodedTogether) * dim);
+  while (!ids.empty()) {
+    const size_t count = std::min(ids.size(), kEncodedTogether);
+    rows.read(ids.first(count), reinterpret_cast<std::byte*>(values.data()), then);
+    encode_rows(dtype, count, dim, values.data(), nullptr, to);
+    to += count * encoded_row_bytes(dtype, dim);
+    ids = ids.subspan(count);
+  }
 }
 
 std::map<std::string, uint64_t> told(const RowCounts& counts) {
@@ -241,7 +259,7 @@ ErrorCode Shard::accept_slice(const Incoming& incoming, SliceEntry& entry, size_
 }
 
 ErrorCode Shard::check_content(const SliceEntry& entry, const std::byte* bytes) {
-  if (entry.dtype == kRowsEncoding) return check_rows(entry, bytes);
+  if (is_rows_encoding(entry.dtype)) return check_rows(entry, bytes);
   if (is_encoding(entry.dtype)) return check_encoded(entry, bytes);
   if (!options_.refuse_non_finite || dtype_bytes(entry.dtype) == 0) return ErrorCode::OK;
   const auto num_elems = static_cast<int64_t>(entry.num_bytes / dtype_bytes(entry.dtype));
@@ -260,12 +278,12 @@ ErrorCode Shard::check_encoded(const SliceEntry& entry, const std::byte* bytes) 
 ErrorCode Shard::check_rows(const SliceEntry& entry, const std::byte* bytes) {
   const SlotSpec* spec = table_.spec_of(entry.key);
   if (spec == nullptr) return ErrorCode::UNKNOWN_KEY;
-  const RowContribution rows(bytes, entry.num_bytes, spec->rows.dim, 1.0F);
+  const uint32_t dim = spec->rows.dim;
+  const RowContribution rows(bytes, entry.num_bytes, dim, entry.dtype, 1.0F);
   if (!rows.ascends()) return ErrorCode::BAD_ARGUMENT;
   if (!options_.refuse_non_finite) return ErrorCode::OK;
-  const auto num_elems = static_cast<int64_t>(rows.num_rows() * spec->rows.dim);
-  return all_finite(DType::kFloat32, rows.gradients(), num_elems) ? ErrorCode::OK
-                                                                  : ErrorCode::NON_FINITE;
+  const bool are_finite = rows_are_finite(rows.dtype(), rows.num_rows(), dim, rows.gradients());
+  return are_finite ? ErrorCode::OK : ErrorCode::NON_FINITE;
 }
 
 ErrorCode Shard::change(const Incoming& incoming, const SliceEntry& entry, Stripe& stripe,
@@ -422,7 +440,9 @@ Shard::Reply Shard::read_rows(std::span<SliceEntry> entries, std::span<const uin
   uint64_t most_bytes = 0;
   for (const SliceEntry& entry : entries) {
     const SlotSpec* spec = table_.spec_of(entry.key);
-    if (spec != nullptr) most_bytes += entry.version * spec->row_shape().value_bytes();
+    if (spec != nullptr && rows_travel_as(entry.dtype)) {
+      most_bytes += entry.version * encoded_row_bytes(entry.dtype, spec->rows.dim);
+    }
   }
   check_reply_bytes(most_bytes, max_payload_bytes);
   const bool share = options.share && may_share(entries, most_bytes);
@@ -436,7 +456,6 @@ Shard::Reply Shard::read_rows(std::span<SliceEntry> entries, std::span<const uin
     ids = ids.subspan(entry.version);
     std::byte* const to = piece.buffer ? piece.buffer->data() + piece.num_bytes : nullptr;
     entry.num_bytes = 0;
-    entry.dtype = DType::kFloat32;
     entry.status = write_rows(entry, wanted, options, to);
     piece.num_bytes += entry.num_bytes;
   }
@@ -455,17 +474,19 @@ ErrorCode Shard::write_rows(SliceEntry& entry, std::span<const uint64_t> ids,
   Slot* slot = table_.find(stripe, entry.key);
   if (slot == nullptr) return ErrorCode::UNKNOWN_KEY;
   if (!slot->spec().has_rows()) return ErrorCode::RULE_MISMATCH;
+  if (!rows_travel_as(entry.dtype)) return ErrorCode::DTYPE_MISMATCH;
   if (options.at && holds(BreakableRule::kREADS_ARE_AS_OF_THEIR_DECISION)) {
     bool waits = false;
     const std::optional<RowSnapshot> then = table_.rows_at(stripe, *slot, *options.at, waits);
     if (!then) return waits ? ErrorCode::NOT_APPLIED : ErrorCode::VERSION_GONE;
-    slot->rows().read(ids, to, &*then);
+    read_encoded(slot->rows(), ids, entry.dtype, to, &*then);
   } else {
     if (!table_.bring_up_to_date(stripe, *slot)) return ErrorCode::NOT_APPLIED;
-    slot->rows().read(ids, to);
+    read_encoded(slot->rows(), ids, entry.dtype, to, nullptr);
   }
   entry.version = slot->version();
-  entry.num_bytes = static_cast<uint32_t>(ids.size() * slot->spec().row_shape().value_bytes());
+  entry.num_bytes =
+      static_cast<uint32_t>(ids.size() * encoded_row_bytes(entry.dtype, slot->spec().rows.dim));
   return ErrorCode::OK;
 }
 

@@ -45,6 +45,9 @@ py::dict dtypes() {
   names["sign"] = number(DType::kSign);
   names["topk"] = number(DType::kTopK);
   names["rows"] = number(kRowsEncoding);
+  names["rows_bfloat16"] = number(rows_in(DType::kBFloat16));
+  names["rows_float16"] = number(rows_in(DType::kFloat16));
+  names["rows_int8"] = number(rows_in(DType::kInt8));
   return names;
 }
 

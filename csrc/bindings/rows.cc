@@ -1,14 +1,17 @@
-// GroupedIds for Python, and how large parts of partitions are.
+// GroupedIds and what codecs do with rows for Python, and how large parts of partitions are.
 #include "rows/grouped_ids.h"
 
 #include <pybind11/stl.h>
 
 #include <cstring>
+#include <memory>
+#include <optional>
 #include <string>
 
 #include "bindings/memory.h"
 #include "kernels/rows.h"
 #include "rows/admission.h"
+#include "rows/row_residuals.h"
 #include "table/schema.h"
 
 namespace psstore::bindings {
@@ -39,15 +42,85 @@ GroupedIds group(const py::object& ids, int partition_bits) {
   return {{reinterpret_cast<const uint64_t*>(given.data()), num_ids}, partition_bits};
 }
 
+DType row_dtype(uint8_t number) {
+  if (rows_travel_as(DType{number})) return DType{number};
+  throw Error(ErrorCode::BAD_ARGUMENT, "rows do not travel in dtype " + std::to_string(number) +
+                                           "; expected float32, bfloat16, float16 or int8");
+}
+
 void pack(const GroupedIds& self, const py::object& gradients, uint32_t dim,
-          const py::object& packed) {
+          const py::object& packed, uint8_t dtype, const py::object& residuals) {
   check_dim(dim);
+  const DType of = row_dtype(dtype);
   const PyBytesRange from(gradients);
   const PyBytesRange to(packed, PyBytesRange::Access::kWrite);
   expect_bytes("gradients", self.num_given() * dim * sizeof(float), from.size());
-  expect_bytes("packed", self.packed_bytes(dim), to.size());
+  expect_bytes("packed", self.packed_bytes(dim, of), to.size());
+  std::optional<PyBytesRange> kept;
+  if (!residuals.is_none()) {
+    kept.emplace(residuals, PyBytesRange::Access::kWrite);
+    expect_bytes("residuals", self.ids().size() * dim * sizeof(float), kept->size());
+  }
   const py::gil_scoped_release no_gil;
-  self.pack(reinterpret_cast<const float*>(from.data()), dim, to.data());
+  self.pack(reinterpret_cast<const float*>(from.data()), dim, of,
+            kept ? reinterpret_cast<float*>(kept->data()) : nullptr, to.data());
+}
+
+void decode(uint8_t dtype, const py::object& encoded, uint32_t dim, const py::object& rows) {
+  check_dim(dim);
+  const DType of = row_dtype(dtype);
+  const PyBytesRange from(encoded);
+  const PyBytesRange to(rows, PyBytesRange::Access::kWrite);
+  const size_t num_rows = to.size() / (dim * sizeof(float));
+  expect_bytes("rows", num_rows * dim * sizeof(float), to.size());
+  expect_bytes("encoded", num_rows * encoded_row_bytes(of, dim), from.size());
+  const py::gil_scoped_release no_gil;
+  decode_rows(of, num_rows, dim, from.data(), reinterpret_cast<float*>(to.data()));
+}
+
+std::unique_ptr<RowResiduals> make_residuals(uint32_t dim, size_t max_rows) {
+  check_dim(dim);
+  if (max_rows < 1 || max_rows > kMaxRows) {
+    throw Error(ErrorCode::BAD_ARGUMENT, "max_rows is " + std::to_string(max_rows) +
+                                             "; expected 1 to " + std::to_string(kMaxRows));
+  }
+  return std::make_unique<RowResiduals>(dim, max_rows);
+}
+
+// The ids, and memory for their residuals.
+struct Kept {
+  Kept(const RowResiduals& self, const py::object& given_ids, const py::object& given,
+       PyBytesRange::Access access)
+      : ids(given_ids), residuals(given, access) {
+    expect_bytes("residuals", num_ids() * self.dim() * sizeof(float), residuals.size());
+  }
+  size_t num_ids() const { return ids.size() / sizeof(uint64_t); }
+  std::span<const uint64_t> span() const {
+    return {reinterpret_cast<const uint64_t*>(ids.data()), num_ids()};
+  }
+
+  PyBytesRange ids;
+  PyBytesRange residuals;
+};
+
+void bind_residuals(py::module_& m) {
+  py::class_<RowResiduals>(m, "RowResiduals", py::is_final())
+      .def(py::init(&make_residuals), py::arg("dim"), py::arg("max_rows"))
+      .def_property_readonly("num_rows", &RowResiduals::num_rows)
+      .def(
+          "read",
+          [](const RowResiduals& self, const py::object& ids, const py::object& residuals) {
+            const Kept kept(self, ids, residuals, PyBytesRange::Access::kWrite);
+            self.read(kept.span(), reinterpret_cast<float*>(kept.residuals.data()));
+          },
+          py::arg("ids"), py::arg("residuals"))
+      .def(
+          "write",
+          [](RowResiduals& self, const py::object& ids, const py::object& residuals) {
+            const Kept kept(self, ids, residuals, PyBytesRange::Access::kRead);
+            self.write(kept.span(), reinterpret_cast<const float*>(kept.residuals.data()));
+          },
+          py::arg("ids"), py::arg("residuals"));
 }
 
 void scatter(const GroupedIds& self, const py::object& rows, uint32_t dim, const py::object& out) {
@@ -83,6 +156,9 @@ void bind_rows(py::module_& m) {
         return admission ? admission->counted_bytes() : size_t{0};
       },
       py::arg("admit_after"), py::arg("max_rows"));
+  m.def("decode_rows", &decode, py::arg("dtype"), py::arg("encoded"), py::arg("dim"),
+        py::arg("rows"));
+  bind_residuals(m);
   py::class_<GroupedIds>(m, "GroupedIds", py::is_final())
       .def(py::init(&group), py::arg("ids"), py::arg("partition_bits"))
       .def_property_readonly("begins",
@@ -99,8 +175,14 @@ void bind_rows(py::module_& m) {
                              (end - begin) * sizeof(uint64_t));
           },
           py::arg("begin"), py::arg("end"))
-      .def("packed_bytes", &GroupedIds::packed_bytes, py::arg("dim"))
-      .def("pack", &pack, py::arg("gradients"), py::arg("dim"), py::arg("packed"))
+      .def(
+          "packed_bytes",
+          [](const GroupedIds& self, uint32_t dim, uint8_t dtype) {
+            return self.packed_bytes(dim, row_dtype(dtype));
+          },
+          py::arg("dim"), py::arg("dtype"))
+      .def("pack", &pack, py::arg("gradients"), py::arg("dim"), py::arg("packed"), py::arg("dtype"),
+           py::arg("residuals") = py::none())
       .def("scatter", &scatter, py::arg("rows"), py::arg("dim"), py::arg("out"));
 }
 

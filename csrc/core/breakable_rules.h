@@ -25,6 +25,7 @@ namespace psstore {
   X(WINDOWS_ARE_FILLED_IN, "a new standby knows which writes were applied")                   \
   X(ROWS_ARE_SUMMED, "rows that come twice in a push are summed")                             \
   X(ROWS_ARE_RECORDED, "standbys are sent rows")                                              \
+  X(ROWS_KEEP_THEIR_CODEC, "what a new standby is sent of rows says what it is in")           \
   X(ASSIGNED_ROWS_END_HOLDS, "what is held is gone once rows of it are assigned")             \
   X(ASSIGNED_STATE_IS_NEW, "the state of a row that is assigned starts anew")                 \
   X(EVICTION_IS_BY_DECISIONS, "which rows go follows from what decisions changed")            \

@@ -26,6 +26,9 @@ enum class DType : uint8_t {
 // since no element is of it, and no kernel meets it.
 inline constexpr DType kRowsEncoding{8};
 
+// Added to the number of what rows travel in, if that is not float32: a contribution to rows whose gradients are in it.
+inline constexpr uint8_t kRowsBit = 32;
+
 // In the descriptor of a slice that is read, added to the number of a dtype: its bytes are what has changed since the
 // version that the reader has (changes/changes.h). No enumerator, either.
 inline constexpr uint8_t kChangesBit = 16;
@@ -57,6 +60,25 @@ constexpr size_t dtype_bytes(DType dtype) {
 
 constexpr bool is_encoding(DType dtype) {
   return dtype == DType::kInt8 || dtype == DType::kSign || dtype == DType::kTopK;
+}
+
+// Whether rows can be pushed, and read, in that.
+constexpr bool rows_travel_as(DType dtype) {
+  return dtype == DType::kFloat32 || dtype == DType::kBFloat16 || dtype == DType::kFloat16 ||
+         dtype == DType::kInt8;
+}
+// What the gradients of such a contribution are in.
+constexpr DType dtype_of_rows(DType encoding) {
+  if (encoding == kRowsEncoding) return DType::kFloat32;
+  return static_cast<DType>(static_cast<uint8_t>(encoding) & ~kRowsBit);
+}
+constexpr DType rows_in(DType dtype) {
+  if (dtype == DType::kFloat32) return kRowsEncoding;
+  return static_cast<DType>(static_cast<uint8_t>(dtype) | kRowsBit);
+}
+constexpr bool is_rows_encoding(DType encoding) {
+  const DType dtype = dtype_of_rows(encoding);
+  return rows_travel_as(dtype) && rows_in(dtype) == encoding;
 }
 
 constexpr bool is_dtype(DType dtype) {

@@ -27,7 +27,7 @@ MergedRows::MergedRows(std::span<const RowContribution> contributions) {
     for (size_t k = 0; k < contributions.size(); ++k) {
       const RowContribution& one = contributions[k];
       if (next[k] == one.num_rows() || one.id(next[k]) != *least) continue;
-      gradients.push_back({one.gradient(next[k]++), DType::kFloat32, one.weight(), 0});
+      gradients.push_back({one.gradient(next[k]++), one.dtype(), one.weight(), 0});
     }
     ids.push_back(*least);
     ends.push_back(gradients.size());

@@ -1,6 +1,6 @@
 // A contribution to the rows of a partition as it travels, and several of them merged.
 //
-//   | ids: n × u64, ascending | gradients: n × dim × float32 |      any alignment
+//   | ids: n × u64, ascending | gradients: n rows of dim elements (row_codec.h) |      any alignment
 #pragma once
 
 #include <cstddef>
@@ -10,25 +10,29 @@
 #include <vector>
 
 #include "kernels/update.h"
+#include "rows/row_codec.h"
 #include "rows/row_store.h"
 
 namespace psstore {
 
 // Bytes of a contribution to so many rows, and of a row in it.
-constexpr size_t contributed_row_bytes(uint32_t dim) {
-  return kIdBytes + dim * sizeof(float);
+constexpr size_t contributed_row_bytes(uint32_t dim, DType dtype = DType::kFloat32) {
+  return kIdBytes + encoded_row_bytes(dtype, dim);
 }
 
 class RowContribution {
  public:
-  // REQUIRES: `num_bytes` are whole rows.
-  RowContribution(const std::byte* bytes, size_t num_bytes, uint32_t dim, float weight)
+  // `encoding`: as it travels. REQUIRES: is_rows_encoding(), and `num_bytes` are whole rows.
+  RowContribution(const std::byte* bytes, size_t num_bytes, uint32_t dim, DType encoding,
+                  float weight)
       : bytes_(bytes),
-        num_rows_(num_bytes / contributed_row_bytes(dim)),
-        gradient_bytes_(dim * sizeof(float)),
+        dtype_(dtype_of_rows(encoding)),
+        num_rows_(num_bytes / contributed_row_bytes(dim, dtype_)),
+        gradient_bytes_(encoded_row_bytes(dtype_, dim)),
         weight_(weight) {}
 
   size_t num_rows() const { return num_rows_; }
+  DType dtype() const { return dtype_; }
   float weight() const { return weight_; }
   uint64_t id(size_t i) const {
     uint64_t id;
@@ -55,6 +59,7 @@ class RowContribution {
 
  private:
   const std::byte* bytes_;
+  DType dtype_;
   size_t num_rows_;
   size_t gradient_bytes_;
   float weight_;

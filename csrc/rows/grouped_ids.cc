@@ -54,24 +54,14 @@ GroupedIds::GroupedIds(std::span<const uint64_t> ids, int partition_bits)
   for (size_t p = 1; p < begins_.size(); ++p) begins_[p] += begins_[p - 1];
 }
 
-void GroupedIds::pack(const float* gradients, uint32_t dim, std::byte* packed) const {
-  const size_t row_bytes = dim * sizeof(float);
-  std::vector<std::byte*> rows(ids_.size());
-  std::byte* to = packed;
-  for (size_t p = 0; p + 1 < begins_.size(); ++p) {
-    const size_t count = begins_[p + 1] - begins_[p];
-    if (count == 0) continue;
-    std::memcpy(to, &ids_[begins_[p]], count * kIdBytes);
-    to += count * kIdBytes;
-    for (size_t i = begins_[p]; i < begins_[p + 1]; ++i, to += row_bytes) rows[i] = to;
-  }
+void GroupedIds::sum(const float* gradients, uint32_t dim, std::span<std::byte* const> rows) const {
   std::vector<bool> is_there(ids_.size());
   const bool sums = holds(BreakableRule::kROWS_ARE_SUMMED);
   for (size_t i = 0; i < places_.size(); ++i) {
     const float* gradient = gradients + i * dim;
     std::byte* row = rows[places_[i]];
     if (!is_there[places_[i]]) {
-      std::memcpy(row, gradient, row_bytes);
+      std::memcpy(row, gradient, dim * sizeof(float));
       is_there[places_[i]] = true;
       continue;
     }
@@ -81,6 +71,36 @@ void GroupedIds::pack(const float* gradients, uint32_t dim, std::byte* packed) c
       if (sums) sum += gradient[k];
       std::memcpy(row + k * sizeof sum, &sum, sizeof sum);
     }
+  }
+}
+
+// float32 is summed where it goes, and what is encoded aside.
+void GroupedIds::pack(const float* gradients, uint32_t dim, DType dtype, float* residuals,
+                      std::byte* packed) const {
+  const bool is_encoded = dtype != DType::kFloat32;
+  const size_t row_bytes = encoded_row_bytes(dtype, dim);
+  std::vector<float> aside(is_encoded ? ids_.size() * dim : 0);
+  std::vector<std::byte*> rows(ids_.size());
+  std::vector<std::byte*> encoded(begins_.size());  // of each partition's rows
+  std::byte* to = packed;
+  for (size_t p = 0; p + 1 < begins_.size(); ++p) {
+    const size_t count = begins_[p + 1] - begins_[p];
+    if (count == 0) continue;
+    std::memcpy(to, &ids_[begins_[p]], count * kIdBytes);
+    encoded[p] = to + count * kIdBytes;
+    for (size_t i = 0; i < count; ++i) {
+      const size_t row = begins_[p] + i;
+      rows[row] =
+          is_encoded ? reinterpret_cast<std::byte*>(&aside[row * dim]) : encoded[p] + i * row_bytes;
+    }
+    to = encoded[p] + count * row_bytes;
+  }
+  sum(gradients, dim, rows);
+  for (size_t p = 0; is_encoded && p + 1 < begins_.size(); ++p) {
+    const size_t begin = begins_[p];
+    if (begins_[p + 1] == begin) continue;
+    encode_rows(dtype, begins_[p + 1] - begin, dim, &aside[begin * dim],
+                residuals != nullptr ? residuals + begin * dim : nullptr, encoded[p]);
   }
 }
 

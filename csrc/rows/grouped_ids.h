@@ -24,16 +24,22 @@ class GroupedIds {
   // (partitions + 1,): partition p has ids [begins[p], begins[p + 1]).
   std::span<const size_t> begins() const { return begins_; }
 
-  // Bytes of the contributions to all partitions, one after the other (contribution.h).
-  size_t packed_bytes(uint32_t dim) const { return ids_.size() * contributed_row_bytes(dim); }
-  // Writes them. Gradients of an id that was given several times are summed in the order given.
-  // `gradients`: (num_given, dim)
-  void pack(const float* gradients, uint32_t dim, std::byte* packed) const;
+  // Bytes of the contributions to all partitions, one after the other (contribution.h), in that dtype.
+  size_t packed_bytes(uint32_t dim, DType dtype) const {
+    return ids_.size() * contributed_row_bytes(dim, dtype);
+  }
+  // Writes them. Gradients of an id that was given several times are summed in the order given, and then encoded.
+  // `gradients`: (num_given, dim), `residuals`: (ids, dim) or null, as encode_rows() has them.
+  void pack(const float* gradients, uint32_t dim, DType dtype, float* residuals,
+            std::byte* packed) const;
   // Gives each id that was given its row.
   // `rows`: (ids, dim), `out`: (num_given, dim)
   void scatter(const float* rows, uint32_t dim, float* out) const;
 
  private:
+  // `rows`: where each id's row is to be, float32 at any alignment.
+  void sum(const float* gradients, uint32_t dim, std::span<std::byte* const> rows) const;
+
   std::vector<uint64_t> ids_;
   std::vector<size_t> begins_;
   std::vector<uint32_t> places_;  // in ids_, of each id that was given

@@ -24,6 +24,13 @@ struct FilledSlot {
 };
 static_assert(sizeof(FilledSlot) == 40);
 
+// What a contribution that waits is in.
+DType dtype_told(DType dtype) {
+  const bool is_mistaken =
+      dtype == rows_in(DType::kBFloat16) && !holds(BreakableRule::kROWS_KEEP_THEIR_CODEC);
+  return is_mistaken ? rows_in(DType::kFloat16) : dtype;
+}
+
 constexpr uint64_t kSquares = 1 << 9;
 
 std::span<const std::byte> body_of(std::string_view text) {
@@ -55,7 +62,7 @@ void DataService::record_write(const ConnectedClient& client, const Frame& frame
   if (!holds(BreakableRule::kWRITES_ARE_RECORDED)) return;
   const Header& header = frame.header;
   std::vector<SliceEntry> entries = entries_of(frame);
-  const auto has_rows = [](const SliceEntry& entry) { return entry.dtype == kRowsEncoding; };
+  const auto has_rows = [](const SliceEntry& entry) { return is_rows_encoding(entry.dtype); };
   if (!holds(BreakableRule::kROWS_ARE_RECORDED) && std::ranges::any_of(entries, has_rows)) return;
   for (size_t i = 0; i < entries.size(); ++i) entries[i].status = outcome[i].status;
   Piece payload{frame.payload, frame.payload ? header.payload_bytes : 0};
@@ -139,7 +146,7 @@ void DataService::fill_staged(uint64_t connection, std::span<const SlotCopy> cop
       }
       push.entries.push_back({.key = copy.image.key,
                               .num_bytes = static_cast<uint32_t>(slice.num_bytes),
-                              .dtype = slice.dtype});
+                              .dtype = dtype_told(slice.dtype)});
       push.num_bytes += slice.num_bytes;
       if (slice.num_bytes > 0) {
         push.pieces.push_back(

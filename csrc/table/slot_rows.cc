@@ -12,7 +12,7 @@ std::vector<RowContribution> Slot::row_contributions(const Decision& decision) c
   std::vector<RowContribution> found;
   for (const Contribution& one : contributions(decision)) {
     found.emplace_back(static_cast<const std::byte*>(one.data), one.num_bytes, spec_.rows.dim,
-                       one.weight);
+                       one.dtype, one.weight);
   }
   return found;
 }
@@ -33,7 +33,8 @@ void Slot::reserve_rows(const Decision& decision) {
 }
 
 bool Slot::has_room_for(const PayloadSlice& contribution) const {
-  const RowContribution given(contribution.data(), contribution.num_bytes, spec_.rows.dim, 1.0F);
+  const RowContribution given(contribution.data(), contribution.num_bytes, spec_.rows.dim,
+                              contribution.dtype, 1.0F);
   if (row_policy_->has_room(rows_->num_rows(), given.num_rows())) return true;
   const std::vector<uint64_t> ids = given.ids();
   std::vector<RowNumber> rows(ids.size());
@@ -80,7 +81,7 @@ Change Slot::step_of_rows(const PendingDecision& pending, Backend& backend) {
 }
 
 std::optional<Change> Slot::assign_rows(const PayloadSlice& from) {
-  const RowContribution given(from.data(), from.num_bytes, spec_.rows.dim, 1.0F);
+  const RowContribution given(from.data(), from.num_bytes, spec_.rows.dim, from.dtype, 1.0F);
   if (given.num_rows() == 0) return Change::kNone;
   const std::vector<uint64_t> ids = given.ids();
   RowsToChange found{std::vector<RowNumber>(ids.size())};

@@ -49,15 +49,29 @@ class RowFrames : public ::testing::Test {
 
   uint64_t draw(uint64_t most) { return random_() % (most + 1); }
 
+  // What rows travel in, pushed or read.
+  DType any_encoding(Op op) {
+    static constexpr DType kDTypes[] = {DType::kFloat32, DType::kFloat32, DType::kFloat16,
+                                        DType::kBFloat16, DType::kInt8};
+    const DType dtype = kDTypes[op == Op::kASSIGN ? 0 : draw(std::size(kDTypes) - 1)];
+    return op == Op::kPULL_ROWS ? dtype : rows_in(dtype);
+  }
+
+  static size_t bytes_of_a_row(DType encoding) {
+    return is_rows_encoding(encoding) ? contributed_row_bytes(kDim, dtype_of_rows(encoding))
+                                      : kRowBytes;
+  }
+
   SliceEntry any_entry(Op op) {
     const uint64_t tensor = draw(1) != 0 ? kTable : kTable + draw(std::size(kBounds) + 1);
     SliceEntry entry{.key = make_key(tensor, draw(tensor == kDense ? 1 : 4))};
-    entry.dtype = draw(9) != 0 ? kRowsEncoding : DType{static_cast<uint8_t>(draw(9))};
+    entry.dtype = draw(9) != 0 ? any_encoding(op) : DType{static_cast<uint8_t>(draw(50))};
     if (op == Op::kPULL_ROWS || op == Op::kLIST_ROWS) {
       entry.version = draw(20) == 0 ? random_() : draw(12);
       entry.part = static_cast<uint16_t>(op == Op::kLIST_ROWS ? draw(2) : 0);
     } else {
-      entry.num_bytes = static_cast<uint32_t>(draw(9) != 0 ? kRowBytes * draw(6) : draw(150));
+      const size_t row_bytes = bytes_of_a_row(entry.dtype);
+      entry.num_bytes = static_cast<uint32_t>(draw(9) != 0 ? row_bytes * draw(6) : draw(150));
     }
     return entry;
   }
@@ -74,7 +88,8 @@ class RowFrames : public ::testing::Test {
       const std::vector<std::byte> bytes = any_bytes(entry.num_bytes);
       if (!bytes.empty()) std::memcpy(to, bytes.data(), bytes.size());
       uint64_t id = draw(100);
-      for (size_t i = 0; draw(9) != 0 && i < entry.num_bytes / kRowBytes; ++i) {
+      const size_t num_rows = entry.num_bytes / bytes_of_a_row(entry.dtype);
+      for (size_t i = 0; draw(9) != 0 && i < num_rows; ++i) {
         std::memcpy(to + i * sizeof id, &id, sizeof id);
         id += 1 + draw(50);
       }

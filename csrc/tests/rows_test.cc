@@ -15,6 +15,7 @@
 #include "kernels/kernel_set.h"
 #include "rows/contribution.h"
 #include "rows/grouped_ids.h"
+#include "rows/row_residuals.h"
 #include "rows/row_store.h"
 
 namespace psstore {
@@ -301,9 +302,9 @@ TEST(MergedRows, has_each_id_once_with_its_gradients_in_the_order_of_the_contrib
   const auto first = contribution({2, 5, 9}, {20, 50, 90});
   const auto second = contribution({1, 5}, {11, 51});
   const auto third = contribution({}, {});
-  const RowContribution all[] = {{first.data(), first.size(), 1, 1.0F},
-                                 {second.data(), second.size(), 1, 2.0F},
-                                 {third.data(), third.size(), 1, 3.0F}};
+  const RowContribution all[] = {{first.data(), first.size(), 1, kRowsEncoding, 1.0F},
+                                 {second.data(), second.size(), 1, kRowsEncoding, 2.0F},
+                                 {third.data(), third.size(), 1, kRowsEncoding, 3.0F}};
   const MergedRows merged{all};
   EXPECT_EQ(merged.ids, (std::vector<uint64_t>{1, 2, 5, 9}));
   ASSERT_EQ(merged.gradients_of(2).size(), 2u);
@@ -312,7 +313,7 @@ TEST(MergedRows, has_each_id_once_with_its_gradients_in_the_order_of_the_contrib
   EXPECT_EQ(merged.gradients_of(2)[1].weight, 2.0F);
   EXPECT_TRUE(all[0].ascends());
   const auto twice = contribution({3, 3}, {1, 1});
-  EXPECT_FALSE(RowContribution(twice.data(), twice.size(), 1, 1.0F).ascends());
+  EXPECT_FALSE(RowContribution(twice.data(), twice.size(), 1, kRowsEncoding, 1.0F).ascends());
 }
 
 TEST(GroupedIds, packs_each_id_once_by_partition_and_sums_the_others_in_order) {
@@ -333,13 +334,13 @@ TEST(GroupedIds, packs_each_id_once_by_partition_and_sums_the_others_in_order) {
     }
     const GroupedIds grouped(ids, bits);
     ASSERT_EQ(grouped.ids().size(), sums.size());
-    std::vector<std::byte> packed(grouped.packed_bytes(2));
-    grouped.pack(gradients.data(), 2, packed.data());
+    std::vector<std::byte> packed(grouped.packed_bytes(2, DType::kFloat32));
+    grouped.pack(gradients.data(), 2, DType::kFloat32, nullptr, packed.data());
     for (size_t p = 0; p < size_t{1} << bits; ++p) {
       const size_t begin = grouped.begins()[p];
       const size_t count = grouped.begins()[p + 1] - begin;
       const RowContribution of(packed.data() + begin * contributed_row_bytes(2),
-                               count * contributed_row_bytes(2), 2, 1.0F);
+                               count * contributed_row_bytes(2), 2, kRowsEncoding, 1.0F);
       EXPECT_TRUE(of.ascends());
       for (size_t i = 0; i < count; ++i) {
         const uint64_t id = of.id(i);
@@ -355,6 +356,97 @@ TEST(GroupedIds, packs_each_id_once_by_partition_and_sums_the_others_in_order) {
     grouped.scatter(rows.data(), 1, out.data());
     for (size_t i = 0; i < ids.size(); ++i) EXPECT_EQ(out[i], static_cast<float>(ids[i] % 1009));
   }
+}
+
+// ---- codecs -----------------------------------------------------------------------------------------
+
+constexpr DType kCodecs[] = {DType::kBFloat16, DType::kFloat16, DType::kInt8};
+
+TEST(PackedRows, say_with_what_is_kept_what_was_given) {
+  std::mt19937_64 random(8);
+  constexpr uint32_t kDim = 300;  // two scales of int8
+  for (const DType dtype : kCodecs) {
+    const std::vector<uint64_t> ids{9, 3, 9, 1ULL << 63};
+    std::vector<float> gradients(ids.size() * kDim);
+    for (float& element : gradients) element = static_cast<float>(random() % 20001) / 1e4F - 1.0F;
+    const GroupedIds grouped(ids, 2);
+    const size_t num_rows = grouped.ids().size();
+    std::vector<float> residuals(num_rows * kDim, 0.25F);
+    std::vector<std::byte> packed(grouped.packed_bytes(kDim, dtype));
+    grouped.pack(gradients.data(), kDim, dtype, residuals.data(), packed.data());
+    std::vector<std::byte> exact(grouped.packed_bytes(kDim, DType::kFloat32));
+    grouped.pack(gradients.data(), kDim, DType::kFloat32, nullptr, exact.data());
+    const std::byte* from = packed.data();
+    const std::byte* exact_from = exact.data();
+    for (size_t p = 0; p < 4; ++p) {
+      const size_t begin = grouped.begins()[p];
+      const size_t count = grouped.begins()[p + 1] - begin;
+      const size_t num_bytes = count * contributed_row_bytes(kDim, dtype);
+      const RowContribution of(from, num_bytes, kDim, rows_in(dtype), 1.0F);
+      const RowContribution given(exact_from, count * contributed_row_bytes(kDim), kDim,
+                                  kRowsEncoding, 1.0F);
+      ASSERT_EQ(of.num_rows(), count);
+      EXPECT_EQ(of.ids(), given.ids());
+      std::vector<float> said(count * kDim);
+      decode_rows(dtype, count, kDim, of.gradients(), said.data());
+      for (size_t i = 0; i < said.size(); ++i) {
+        float element;
+        std::memcpy(&element, given.gradients() + i * sizeof element, sizeof element);
+        EXPECT_NEAR(said[i] + residuals[begin * kDim + i], element + 0.25F, 1e-6F);
+        EXPECT_LT(std::abs(residuals[begin * kDim + i]), 0.02F);
+      }
+      from += num_bytes;
+      exact_from += count * contributed_row_bytes(kDim);
+    }
+  }
+}
+
+TEST(RowsEncodings, are_numbers_of_their_own) {
+  for (int number = 0; number < 256; ++number) {
+    const auto encoding = static_cast<DType>(number);
+    const bool expected = number == 8 || number == 32 + 3 || number == 32 + 4 || number == 32 + 5;
+    EXPECT_EQ(is_rows_encoding(encoding), expected) << number;
+    if (expected) EXPECT_EQ(rows_in(dtype_of_rows(encoding)), encoding);
+  }
+}
+
+TEST(RowResiduals, are_those_of_the_ids_that_were_written_last) {
+  constexpr size_t kMost = 64;
+  RowResiduals residuals(2, kMost);
+  std::mt19937_64 random(9);
+  std::unordered_map<uint64_t, float> written;
+  std::unordered_map<uint64_t, int> last;
+  for (int step = 1; step <= 500; ++step) {
+    std::vector<uint64_t> ids;
+    for (uint64_t id = 0; id < 100; ++id) {
+      if (random() % 10 == 0) ids.push_back(id);
+    }
+    std::vector<float> values;
+    for (const uint64_t id : ids) {
+      values.insert(values.end(), {static_cast<float>(step), -static_cast<float>(step)});
+      written[id] = static_cast<float>(step);
+      last[id] = step;
+    }
+    residuals.write(ids, values.data());
+    EXPECT_LE(residuals.num_rows(), kMost);
+    std::vector<uint64_t> all(100);
+    for (uint64_t id = 0; id < 100; ++id) all[id] = id;
+    std::vector<float> found(200);
+    residuals.read(all, found.data());
+    size_t num_kept = 0;
+    for (const uint64_t id : all) {
+      if (found[2 * id] == 0) continue;
+      ++num_kept;
+      EXPECT_EQ(found[2 * id], written[id]);
+      EXPECT_EQ(found[2 * id + 1], -written[id]);
+    }
+    EXPECT_EQ(num_kept, residuals.num_rows());
+    for (const uint64_t id : ids) EXPECT_NE(found[2 * id], 0) << "just written";
+  }
+  std::vector<uint64_t> many(100);
+  for (uint64_t id = 0; id < 100; ++id) many[id] = 1000 + id;
+  residuals.write(many, std::vector<float>(200, 1).data());
+  EXPECT_EQ(residuals.num_rows(), kMost);
 }
 
 // ---- rules ------------------------------------------------------------------------------------------

@@ -36,7 +36,7 @@ CHANGES_BIT: int
 """Added to a dtype's number in a pull: what has changed since the version that the reader has."""
 DTYPES: Mapping[str, int]
 """Of elements: "float32", "float64", "bfloat16", "float16"; encodings of payloads: "int8", "sign", "topk"; of
-contributions to rows: "rows" -> number."""
+contributions to rows: "rows", "rows_bfloat16", "rows_float16", "rows_int8" -> number."""
 RULES: Mapping[str, int]  # "assign", "add", "sgd", "adam", "adamw", "adagrad", "rmsprop", "reduce" -> number
 ROW_RULES: Mapping[str, int]  # "sparse_sgd", "sparse_adagrad", … "ftrl" -> number
 EVICTIONS: Mapping[str, int]  # "lru", "lfu", "ttl" -> number
@@ -634,6 +634,21 @@ def row_record_bytes(rule: int, dim: int, evicts: bool) -> int:
 def counted_bytes(admit_after: int, max_rows: int) -> int:
     """Bytes in which a partition of at most so many rows (0: any number) counts contributions to ids without a row."""
 
+def decode_rows(dtype: int, encoded: _HasBuffer, dim: int, rows: _HasBuffer) -> None:
+    """`rows`: float32, (n, dim); `encoded`: each in that dtype. Raises BAD_ARGUMENT for sizes that do not fit."""
+
+@final
+class RowResiduals:
+    """What codecs lost of the gradients of rows, by id, of so many rows at most: those that were written last."""
+
+    def __init__(self, dim: int, max_rows: int) -> None: ...
+    @property
+    def num_rows(self) -> int: ...
+    def read(self, ids: _HasBuffer, residuals: _HasBuffer) -> None:
+        """`ids`: u64; `residuals`: float32, (ids, dim); zeros of ids that have none."""
+    def write(self, ids: _HasBuffer, residuals: _HasBuffer) -> None:
+        """What is kept of these ids from now on, none of which may come twice. Raises OUT_OF_MEMORY."""
+
 @final
 class GroupedIds:
     """A client's ids in the order in which they travel: by partition, ascending within each, every id once."""
@@ -645,10 +660,18 @@ class GroupedIds:
         """Partition p has ids [begins[p], begins[p + 1])."""
     def ids(self, begin: int, end: int) -> bytes:
         """These of them, u64 each."""
-    def packed_bytes(self, dim: int) -> int:
-        """Bytes of contributions to all partitions, one after the other: ids, then float32."""
-    def pack(self, gradients: _HasBuffer, dim: int, packed: _HasBuffer) -> None:
-        """Writes them. `gradients`: float32, (ids that were given, dim); those of one id are summed in order."""
+    def packed_bytes(self, dim: int, dtype: int) -> int:
+        """Bytes of contributions to all partitions, one after the other: ids, then rows in that dtype."""
+    def pack(
+        self,
+        gradients: _HasBuffer,
+        dim: int,
+        packed: _HasBuffer,
+        dtype: int,
+        residuals: _HasBuffer | None = None,
+    ) -> None:
+        """Writes them. `gradients`: float32, (ids that were given, dim); those of one id are summed in order.
+        `residuals`: float32, (ids, dim): is added to what is encoded, and becomes what that lost."""
     def scatter(self, rows: _HasBuffer, dim: int, out: _HasBuffer) -> None:
         """Gives each id that was given its row. `rows`: float32, (ids, dim); `out`: (ids that were given, dim)."""
 

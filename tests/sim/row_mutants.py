@@ -50,6 +50,7 @@ ROW_FALL_MUTANTS: dict[str, tuple[str, Mutant]] = {
 
 ROW_STANDBY_MUTANTS: dict[str, tuple[str, Mutant]] = {
     "standbys are not sent rows": ("sync", broken_in_core("ROWS_ARE_RECORDED")),
+    "a new standby takes one codec of rows for another": ("async", broken_in_core("ROWS_KEEP_THEIR_CODEC")),
     "a new standby does not know what admission has counted": ("async", broken_in_core("COUNTS_ARE_FILLED_IN")),
     "a new standby does not know when rows were used": ("async", broken_in_core("USAGE_IS_LOADED")),
 }

@@ -41,6 +41,9 @@ BOUNDS: dict[str, dict[str, Any]] = {
 }
 """So small that they bite: ids are below NUM_IDS."""
 
+ENCODINGS = ("float32", "bf16")
+"""Of pushes: small whole numbers are exact in both."""
+
 NUM_IDS = 32
 FIRST_VALUE = 0.5
 GROUP = 8
@@ -116,8 +119,9 @@ def pushed(plan: Plan, table: Tensor, ways: Router, *, rank: int, life: int, rou
     """Frames of a contribution to the table."""
     ids, gradients = contribution(plan, table.spec, rank=rank, life=life, round=round)
     grouped = _core.GroupedIds(ids, PARTITION_BITS)
-    pieces = written_pieces("push_rows", table, grouped, ways)
-    return written(table, grouped, gradients * np.float32(plan.loss_scale), pieces)
+    encoding = ENCODINGS[int(np.random.default_rng([plan.flavour, rank, life, round]).integers(len(ENCODINGS)))]
+    pieces = written_pieces("push_rows", table, grouped, ways, encoding)
+    return written(table, grouped, gradients * np.float32(plan.loss_scale), pieces, encoding)
 
 
 def assigned(table: Tensor, ids: Ids, values: Array, ways: Router) -> list[Transfer]:

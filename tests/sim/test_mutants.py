@@ -121,6 +121,7 @@ NOTICED_BY = {
     "standbys are not sent rows": 1,
     "a new standby does not know what admission has counted": 18,
     "a new standby does not know when rows were used": 2,
+    "a new standby takes one codec of rows for another": 2,
     "a write that was refused is acknowledged when it comes again": 8,
     "a new standby does not know which writes were refused": 11,
     "who has missed versions is sent what changed first": 54,

@@ -14,7 +14,7 @@ from torch.optim import lr_scheduler
 
 import psstore
 from psstore.client.store import Store
-from psstore.errors import BadHyper, UsageError
+from psstore.errors import BadArgument, BadHyper, UsageError
 from psstore.torch import DistributedOptimizer, Embedding
 from tests.kernels.parity import exact_square_root
 from tests.support.cluster import at_once
@@ -359,3 +359,39 @@ def test_tables_that_do_not_fit_are_refused(store: Store) -> None:
         items(torch.tensor([1.0]))
     with pytest.raises(UsageError, match="copied"):
         copy.deepcopy(items)
+
+
+# ---- fewer bytes --------------------------------------------------------------------------------------------
+
+
+def trained(compression: str | None, loss_scale: float = 1.0) -> torch.Tensor:
+    """Rows after some steps of a worker of a store of its own."""
+    with psstore.connect("local://?shards=2", rank=0, num_workers=1) as store:
+        items = Embedding("items", DIM, store, rule="sgd", init="normal(0, 0.5)", lr=0.5, compression=compression)
+        model = Model(items)
+        optimizer = distributed(model, items, store)
+        scaler = psstore.torch.GradScaler("cpu", init_scale=loss_scale)
+        for step in range(8):
+            torch.autograd.backward(scaler.scale(loss_of(model, step)))
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+        return first_rows(store, "items")
+
+
+@pytest.mark.parametrize("compression", ["int8", "push=int8,pull=bf16", "bf16"])
+def test_rows_in_a_codec_train_nearly_as_others(compression: str) -> None:
+    plain, coded = trained(None), trained(compression)
+    assert not torch.equal(plain, coded)
+    assert torch.allclose(plain, coded, atol=0.01)
+
+
+def test_residuals_of_rows_are_in_units_of_real_gradients() -> None:
+    assert torch.equal(trained("push=int8"), trained("push=int8", loss_scale=1024.0))
+
+
+@pytest.mark.parametrize("compression", ["sign", "topk:0.1", "push=sign"])
+def test_a_codec_that_rows_have_not_is_refused(store: Store, compression: str) -> None:
+    with pytest.raises(BadArgument, match=r"table 'items': push: codec is .* rows travel in none, bf16, fp16, int8"):
+        Embedding("items", DIM, store, compression=compression)
+    assert store.keys() == []

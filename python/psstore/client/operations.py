@@ -184,30 +184,51 @@ class Operations:
             exist=exist,
         )
 
-    async def push_rows(self, name: str, ids: Array, gradients: Array) -> None:
+    async def push_rows(
+        self,
+        name: str,
+        ids: Array,
+        gradients: Array,
+        *,
+        codec: str | None = None,
+        loss_scale: float | None = None,
+    ) -> None:
         """Sends gradients of rows as this worker's contribution to the table in the current round. It counts when the
         round is committed; pushing the table again before that replaces all of it.
 
         `ids`: integers of any shape and order, none negative; gradients of one that comes twice are summed in order.
         `gradients`: float32 of the ids' shape and then (dim,). Both must stay as they are until the call returns.
+        `codec`: send fewer bytes: 'bf16', 'fp16' or 'int8'. What it loses of a row is kept here, and added to the row's
+        next gradient that is pushed in a codec (docs/rows.md, 'Fewer bytes').
+        `loss_scale`: of the gradients, if it is not that of the round before: what was kept back is brought to it.
 
         Raises UnknownTensor, RuleMismatch, DTypeMismatch, ShapeMismatch, BadArgument before anything is sent;
         TableFull, and then neither it nor an earlier push to the table counts in this round's commit.
         """
-        await self.tables.push(name, ids, gradients)
+        scale = None if loss_scale is None else number("loss_scale", loss_scale)
+        await self.tables.push(name, ids, gradients, codec=codec, loss_scale=scale)
 
-    async def pull_rows(self, name: str, ids: Array, *, out: Array | None = None, wait_s: float | None = None) -> Array:
+    async def pull_rows(
+        self,
+        name: str,
+        ids: Array,
+        *,
+        out: Array | None = None,
+        codec: str | None = None,
+        wait_s: float | None = None,
+    ) -> Array:
         """The rows of these ids, with every step in them that anybody was told of before the call: float32 of the ids'
         shape and then (dim,). Those that nobody has trained have their first values, and stay as little there as
         before.
 
         `out`: a numpy array or torch tensor of that shape to receive into, and to return (default: a new numpy array).
+        `codec`: receive fewer bytes: 'bf16', 'fp16' or 'int8', each row rounded by itself; the store keeps float32.
         `wait_s`: how long to wait (default: the store's).
 
         Raises UnknownTensor, RuleMismatch, DTypeMismatch, ShapeMismatch, BadArgument before anything is sent;
         DeadlineExceeded, which leaves `out` undefined.
         """
-        return await self.tables.pull(name, ids, out, wait_s=wait_s)
+        return await self.tables.pull(name, ids, out, wait_s=wait_s, codec=codec)
 
     async def assign_rows(self, name: str, ids: Array, rows: Array) -> None:
         """Sets rows of a table, at once and exactly once, whether they were there or not. The state that the update
@@ -226,8 +247,8 @@ class Operations:
 
     async def export_table(self, name: str, path: str | PathLike[str], *, wait_s: float | None = None) -> None:
         """Writes a table as of one decision to a safetensors file on this machine, from which `torch` or numpy read it:
-        'ids/NAME', ascending, 'rows/NAME', and the update rule's state, 'sum/NAME' or 'exp_avg/NAME' and
-        'exp_avg_sq/NAME'. All of it is in memory meanwhile. docs/rows.md says more.
+        'ids/NAME', ascending, 'rows/NAME', and the update rule's state, as 'sum/NAME'. All of it is in memory
+        meanwhile. docs/rows.md says more.
 
         Raises UnknownTensor, RuleMismatch for a tensor that is no table; DeadlineExceeded, VersionGone, OSError.
         """

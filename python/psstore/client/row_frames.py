@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from psstore import _core
+from psstore.codec.codecs import dtype_of, payload_bytes
 from psstore.errors import BadArgument
 from psstore.partition.packing import FRAME_BYTES
 from psstore.partition.router import Router
@@ -15,7 +16,6 @@ from psstore.protocol.client import Transfer
 from psstore.types import Tensor
 
 ID_BYTES = 8
-VALUE_BYTES = 4
 
 Memory = np.ndarray[Any, np.dtype[np.uint8]]
 
@@ -34,10 +34,12 @@ class Piece(NamedTuple):
         return (self.end - self.begin) * self.row_bytes
 
 
-def written_pieces(what: str, table: Tensor, grouped: _core.GroupedIds, ways: Router) -> Iterator[Piece]:
+def written_pieces(
+    what: str, table: Tensor, grouped: _core.GroupedIds, ways: Router, encoding: str = "float32"
+) -> Iterator[Piece]:
     """Every partition, also one without a row: a contribution is to all of the table. Raises BadArgument that names
-    `what` if a partition's rows are more than a frame holds."""
-    begins, row_bytes = grouped.begins, ID_BYTES + VALUE_BYTES * row_dim(table)
+    `what` if a partition's rows are more than a frame holds. `encoding`: float32, or the codec that rows travel in."""
+    begins, row_bytes = grouped.begins, ID_BYTES + payload_bytes(encoding, row_dim(table))
     for partition, way in enumerate(ways.of(table)):
         piece = Piece(way, partition, begins[partition], begins[partition + 1], row_bytes)
         if piece.num_bytes > _core.MAX_PAYLOAD_BYTES:
@@ -48,18 +50,29 @@ def written_pieces(what: str, table: Tensor, grouped: _core.GroupedIds, ways: Ro
         yield piece
 
 
-def written(table: Tensor, grouped: _core.GroupedIds, rows: Any, pieces: Iterable[Piece]) -> list[Transfer]:
-    """Frames with each piece's ids and what was given for them. `rows`: float32, one for each id that was given."""
-    packed = np.empty(grouped.packed_bytes(row_dim(table)), np.uint8)
-    grouped.pack(rows, row_dim(table), packed)
-    return [Transfer(frame.way, frame.push_table(table), frame.segments(packed)) for frame in _frames(pieces)]
+def written(
+    table: Tensor,
+    grouped: _core.GroupedIds,
+    rows: Any,
+    pieces: Iterable[Piece],
+    encoding: str = "float32",
+    residuals: Any = None,
+) -> list[Transfer]:
+    """Frames with each piece's ids and what was given for them. `rows`: float32, one for each id that was given;
+    `residuals`: float32, one for each id, which a codec adds, and has be what it lost."""
+    dtype = dtype_of(encoding)
+    packed = np.empty(grouped.packed_bytes(row_dim(table), _core.DTYPES[dtype]), np.uint8)
+    grouped.pack(rows, row_dim(table), packed, _core.DTYPES[dtype], residuals)
+    return [Transfer(frame.way, frame.push_table(table, dtype), frame.segments(packed)) for frame in _frames(pieces)]
 
 
-def pulled(table: Tensor, grouped: _core.GroupedIds, memory: Memory, ways: Router) -> list[Transfer]:
+def pulled(
+    table: Tensor, grouped: _core.GroupedIds, memory: Memory, ways: Router, encoding: str = "float32"
+) -> list[Transfer]:
     """Requests whose answers bring the rows of the grouped ids to `memory`, one after the other."""
     return [
-        Transfer(frame.way, frame.pull_table(table), frame.segments(memory), frame.ids(grouped))
-        for frame in _frames(_pulled_pieces(table, grouped, ways))
+        Transfer(frame.way, frame.pull_table(table, dtype_of(encoding)), frame.segments(memory), frame.ids(grouped))
+        for frame in _frames(_pulled_pieces(table, grouped, ways, encoding))
     ]
 
 
@@ -72,9 +85,9 @@ def row_dim(table: Tensor) -> int:
 # ---- how ----
 
 
-def _pulled_pieces(table: Tensor, grouped: _core.GroupedIds, ways: Router) -> Iterator[Piece]:
+def _pulled_pieces(table: Tensor, grouped: _core.GroupedIds, ways: Router, encoding: str) -> Iterator[Piece]:
     """Runs of rows of one partition, none larger than a frame."""
-    begins, row_bytes = grouped.begins, VALUE_BYTES * row_dim(table)
+    begins, row_bytes = grouped.begins, payload_bytes(encoding, row_dim(table))
     most = max(1, FRAME_BYTES // row_bytes)
     for partition, way in enumerate(ways.of(table)):
         for begin in range(begins[partition], begins[partition + 1], most):
@@ -87,13 +100,12 @@ class _RowFrame(NamedTuple):
     way: int
     pieces: list[Piece]
 
-    def push_table(self, table: Tensor) -> _core.SliceTable:
-        rows = _core.DTYPES["rows"]
+    def push_table(self, table: Tensor, dtype: str) -> _core.SliceTable:
+        rows = _core.DTYPES["rows" if dtype == "float32" else f"rows_{dtype}"]
         return _core.SliceTable([(table.key(one.partition), one.num_bytes, rows) for one in self.pieces])
 
-    def pull_table(self, table: Tensor) -> _core.SliceTable:
-        float32 = _core.DTYPES["float32"]
-        asked = _core.SliceTable([(table.key(one.partition), 0, float32) for one in self.pieces])
+    def pull_table(self, table: Tensor, dtype: str) -> _core.SliceTable:
+        asked = _core.SliceTable([(table.key(one.partition), 0, _core.DTYPES[dtype]) for one in self.pieces])
         return asked.with_versions([one.end - one.begin for one in self.pieces])
 
     def segments(self, memory: Memory) -> _core.Segments:

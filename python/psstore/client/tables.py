@@ -14,14 +14,15 @@ from typing import Any
 import numpy as np
 
 from psstore import _core
-from psstore.client.arrays import Array, Floats, fresh, source, target
+from psstore.client.arrays import Array, fresh, source, target
 from psstore.client.context import Context
 from psstore.client.norms import Norm
 from psstore.client.reading import Reading
 from psstore.client.row_bounds import Bounds
-from psstore.client.row_frames import ID_BYTES, pulled, row_dim, written, written_pieces
+from psstore.client.row_frames import ID_BYTES, Memory, pulled, row_dim, written, written_pieces
 from psstore.client.row_listing import IDS, RECORDS, row_pages
 from psstore.client.writing import Writing
+from psstore.codec.codecs import dtype_of, is_dtype, payload_bytes
 from psstore.errors import BadArgument, DTypeMismatch, ShapeMismatch, TableFull
 from psstore.protocol.client import Hold
 from psstore.types import PARTITION_BITS, RowsSpec, Tensor, TensorSpec, record_bytes
@@ -64,16 +65,29 @@ class Tables:
         tensors, _ = await self._context.client.create([spec], exist=exist, offer=False)
         self._context.schema.learn(tensors)
 
-    async def push(self, name: str, ids: Array, gradients: Array) -> None:
+    async def push(
+        self, name: str, ids: Array, gradients: Array, *, codec: str | None, loss_scale: float | None
+    ) -> None:
         table = await self._context.schema.find_table(name)
         what = f"push_rows {name!r}"
+        encoding = row_encoding(what, codec)
         numbers, shape = ids_of(what, ids)
         given = source(gradients, dtype="float32")
         _check_rows(f"{what}: gradients", (*shape, row_dim(table)), given.shape, given.dtype)
         grouped = _core.GroupedIds(numbers, PARTITION_BITS)
-        pieces = written_pieces(what, table, grouped, self._context.client.ways)
+        pieces = written_pieces(what, table, grouped, self._context.client.ways, encoding)
+        kept = self._context.coded.rows
+        residuals, unique = None, b""
+        if not is_dtype(encoding):
+            await self._norm.settle(None)  # it tells what becomes of the last round's residuals
+            unique = grouped.ids(0, grouped.begins[-1])
+            residuals = kept.begin(table, unique, loss_scale=loss_scale)
+        transfers = written(table, grouped, given.data, pieces, encoding, residuals)
+        kept.drop_pending(table)
         with _saying_the_bound(table):
-            await self._writing.send_rows(table, written(table, grouped, given.data, pieces))
+            await self._writing.send_rows(table, transfers)
+        if residuals is not None:
+            kept.pushed(table, unique, residuals)
 
     async def assign(self, name: str, ids: Array, rows: Array) -> None:
         table = await self._context.schema.find_table(name)
@@ -104,24 +118,31 @@ class Tables:
         return np.sort(np.concatenate(ids))
 
     async def pull(
-        self, name: str, ids: Array, out: Array | None, *, wait_s: float | None, hold: Hold | None = None
+        self,
+        name: str,
+        ids: Array,
+        out: Array | None,
+        *,
+        wait_s: float | None,
+        hold: Hold | None = None,
+        codec: str | None = None,
     ) -> Array:
         """`hold`: read as of that decision; None: the newest."""
         context = self._context
         table = await context.schema.find_table(name)
+        encoding = row_encoding(f"pull_rows {name!r}", codec)
         numbers, shape = ids_of(f"pull_rows {name!r}", ids)
         result_shape = (*shape, row_dim(table))
         receiver = fresh(result_shape, "float32") if out is None else target(out)
         _check_rows(f"pull_rows {name!r}: out", result_shape, receiver.shape, receiver.dtype)
         grouped = _core.GroupedIds(numbers, PARTITION_BITS)
-        rows: Floats = np.empty((grouped.begins[-1], row_dim(table)), np.float32)
-        memory = rows.reshape(-1).view(np.uint8)
-        transfers = pulled(table, grouped, memory, context.client.ways)
+        memory = np.empty(grouped.begins[-1] * payload_bytes(encoding, row_dim(table)), np.uint8)
+        transfers = pulled(table, grouped, memory, context.client.ways, encoding)
         await self._norm.settle(wait_s)
         with context.forgetting_unknown([table]):
             answers = await context.client.pull_rows(transfers, wait_s=context.patience(wait_s), hold=hold)
         self._reading.num_bytes += sum(answer.table.payload_bytes for answer in answers)
-        grouped.scatter(memory, row_dim(table), receiver.data)
+        grouped.scatter(_decoded(encoding, memory, row_dim(table)), row_dim(table), receiver.data)
         if receiver.finish is not None:
             receiver.finish()
         return receiver.result
@@ -140,6 +161,15 @@ class Tables:
         )
         records = np.concatenate([page async for page in pages])
         await asyncio.to_thread(write_table, path, table.spec, records)
+
+
+def _decoded(encoding: str, memory: Memory, dim: int) -> Memory:
+    """Bytes of float32 of rows that came in that encoding."""
+    if is_dtype(encoding):
+        return memory
+    rows = np.empty(4 * dim * (memory.size // payload_bytes(encoding, dim)), np.uint8)
+    _core.decode_rows(_core.DTYPES[dtype_of(encoding)], memory, dim, rows)
+    return rows
 
 
 @contextmanager
@@ -191,6 +221,18 @@ def table_seed(name: str, seed: int) -> int:
     """What a row's first values are drawn by, beside its id: 64 bits of the table's name and the seed."""
     digest = hashlib.blake2b(f"{seed} {name}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little")
+
+
+ROW_CODECS = ("bf16", "fp16", "int8")
+
+
+def row_encoding(what: str, codec: str | None) -> str:
+    """What rows travel in: float32, or that codec. Raises BadArgument."""
+    if codec is None or codec == "none":
+        return "float32"
+    if codec in ROW_CODECS:
+        return codec
+    raise BadArgument(f"{what}: codec is {codec!r}; rows travel in none, {', '.join(ROW_CODECS)}")
 
 
 def ids_of(what: str, value: Array) -> tuple[Ids, tuple[int, ...]]:

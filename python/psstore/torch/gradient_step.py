@@ -166,7 +166,7 @@ class GradientStep(ABC):
             tables.withhold()
         else:
             present = gradients.complete(rewritten=overflow.rewritten, loss_scale=overflow.loss_scale)
-            rows = tables.push()
+            rows = tables.push(loss_scale=overflow.loss_scale)
         commit = training.store.commit(
             {**hypers, **tables.hypers()},
             weight=training.weight,

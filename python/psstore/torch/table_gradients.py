@@ -36,16 +36,19 @@ class TableGradients:
         self._num_sent = [0] * len(self.tables)
         """How many of each table's gradients the round that was committed last has."""
 
-    def push(self) -> list[str]:
+    def push(self, *, loss_scale: float) -> list[str]:
         """Sends what backward passes have left, each table's as one contribution, and returns the tables that have
-        any. Those of one row are added in the order of the lookups, as torch has the parts of a sparse gradient."""
+        any. Those of one row are added in the order of the lookups, as torch has the parts of a sparse gradient.
+        `loss_scale`: of the gradients, for codecs."""
         pushed = []
         for index, one in enumerate(self.tables):
             self._num_sent[index] = len(one.left)
             if one.left:
                 in_order = sorted(one.left, key=lambda left: left.lookup)
                 ids = torch.cat([left.ids for left in in_order])
-                self._store.push_rows(one.table, ids, torch.cat([left.gradients for left in in_order]))
+                gradients = torch.cat([left.gradients for left in in_order])
+                codec = one.compression.push
+                self._store.push_rows(one.table, ids, gradients, codec=codec, loss_scale=loss_scale)
                 pushed.append(one.table)
         return pushed
 

@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 import torch
 
 from psstore.client.store import Store
-from psstore.client.tables import RULES
+from psstore.client.tables import RULES, row_encoding
+from psstore.codec.compression import Compression
 from psstore.errors import UsageError
 from psstore.torch.param_groups import hyper_of, row_group
 
@@ -73,9 +74,11 @@ class TableModule(torch.nn.Module):
         store: a connected `psstore.Store`; to train, a worker's.
         rule, init, seed: as `Store.create_table` has them, and max_rows, max_bytes, evict, admit.
         padding_idx: an id that stands for nothing: its row is zeros, and gets no gradient.
+        compression: rows and gradients travel in fewer bytes: 'bf16', 'fp16' or 'int8' for both ways, 'push=int8' for
+            one, or a psstore.torch.Compression (docs/rows.md, 'Fewer bytes').
         hypers: of the rule, under torch's names: lr, betas, eps, … What is not given has torch's default.
 
-    Raises BadHyper for one that the rule has not.
+    Raises BadHyper for one that the rule has not, BadArgument for a codec that rows have not.
     """
 
     def __init__(
@@ -92,6 +95,7 @@ class TableModule(torch.nn.Module):
         evict: str | None = None,
         admit: str | None = None,
         padding_idx: int | None = None,
+        compression: Compression | str | None = None,
         **hypers: Hyper,
     ) -> None:
         super().__init__()
@@ -99,6 +103,9 @@ class TableModule(torch.nn.Module):
             raise UsageError(
                 f"padding_idx of table {name!r} is {padding_idx}, and a table has no end to count from: give the id"
             )
+        self.compression = Compression.of(compression)
+        for way, codec in (("push", self.compression.push), ("pull", self.compression.pull)):
+            row_encoding(f"table {name!r}: {way}", codec)
         self.table = name
         """The table's name in the store."""
         self.dim = dim
@@ -177,7 +184,7 @@ class TableModule(torch.nn.Module):
 
     def _pull(self, ids: torch.Tensor) -> torch.Tensor:
         rows = torch.empty(len(ids), self.dim)
-        self._store.pull_rows(self.table, ids, out=rows)
+        self._store.pull_rows(self.table, ids, out=rows, codec=self.compression.pull)
         return rows
 
     def _check_ids(self, ids: torch.Tensor) -> None:

@@ -1,6 +1,6 @@
 """Pushes and pulls in codecs: what operations.py does with arrays, done with fewer bytes.
 
-Residuals are in push.py, deltas in delta.py; here is when they change.
+Residuals are in push.py, those of rows in rows.py, deltas in delta.py; here is when they change.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from psstore import _core
 from psstore.client.arrays import Array, Floats, Source, Target, copied_into
 from psstore.client.compression.delta import Following, delivered
 from psstore.client.compression.push import Residuals
+from psstore.client.compression.rows import RowFeedback
 from psstore.client.device.arrays import OnDevice
 from psstore.client.device.transfers import EncodedUpload, FollowedDownload, Transfers
 from psstore.client.layout import Layout, Layouts
@@ -47,6 +48,7 @@ class Coded:
         self._layouts = layouts
         self._transfers = transfers
         self._residuals = Residuals()
+        self.rows = RowFeedback()
         self._following = Following()
         self._open: tuple[Collection[int], float] | None = None
         """Ids of the tensors that count in a round that was committed, and its loss scale, until it is known whether
@@ -151,6 +153,7 @@ class Coded:
         if self._open is not None:
             counted, loss_scale = self._open
             self._residuals.settle(counted if counts else (), loss_scale=loss_scale)
+            self.rows.settle(counted if counts else (), loss_scale=loss_scale)
             self._open = None
 
     async def residuals(self, tensors: Sequence[Tensor]) -> dict[str, Floats]:
@@ -169,6 +172,7 @@ class Coded:
     def forget(self, tensors: Sequence[Tensor]) -> None:
         """Drops the state of tensors that are gone, or were made anew."""
         self._residuals.forget(tensors)
+        self.rows.forget(tensors)
         self._following.forget(tensors)
 
     # ---- pulls ----
