@@ -21,7 +21,7 @@ from psstore.client.arrays import Floats
 from psstore.types import Tensor
 
 MAX_RESIDUAL_BYTES = 256 << 20
-"""Residuals that are kept of one table: 900,000 rows of 64. What is forgotten is one codec's loss of one gradient."""
+"""Residuals that are kept of one table: 950,000 rows of 64. What is forgotten is one codec's loss of one gradient."""
 
 BESIDE_A_ROW_BYTES = 24
 """Id, place in the index, and when it was pushed last."""
