@@ -49,8 +49,11 @@ PULL_WAIT_S = 30.0
 BARRIER_WAIT_S = 60.0
 READ_S = 3 * TIMEOUT_S
 """Of a reader, who asks for the decisions first."""
+ASKS = 7
+"""How often a worker asks again before it believes that somebody is lost for good: for more than two minutes, and whoever
+comes back does so within seconds."""
 PATIENCE = 20
-"""How often a worker asks again before it believes that somebody is lost for good."""
+"""How often it tries what is refused at once."""
 PAUSE_S = 2.0
 PROMPT_S = 8.0
 """A pause between two commits, and a few reconnects."""
@@ -109,7 +112,7 @@ class Actor:
 
     async def insist(self, call: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Asks again after an error that says 'not yet'."""
-        for _ in range(PATIENCE):
+        for _ in range(ASKS):
             try:
                 return await call()
             except (WorkerLost, DeadlineExceeded) as error:
