@@ -50,7 +50,7 @@ BARRIER_WAIT_S = 60.0
 READ_S = 3 * TIMEOUT_S
 """Of a reader, who asks for the decisions first."""
 ASKS = 7
-"""How often a worker asks again before it believes that somebody is lost for good: for more than two minutes, and whoever
+"""How often a worker asks again before it believes that somebody is lost for good: for two and a half minutes, and who
 comes back does so within seconds."""
 PATIENCE = 20
 """How often it tries what is refused at once."""
