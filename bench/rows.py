@@ -6,6 +6,8 @@ Axes: ids in a step, each once, of a zipf(1.05) distribution; how the store is r
 gradient for each, and commits; the rows are stepped when they are touched next, or in between. The limit is a C loop
 that gathers and steps the same rows of a hash map, with prefetching, on one core; the peer is embedding() of torch and
 its Adagrad of a sparse gradient, on one core, too. All hold as many rows, of 64 float32 and as many sums.
+
+A second table is of codecs: the bytes of rows that a step sends and receives over TCP, and its time.
 """
 
 from __future__ import annotations
@@ -29,10 +31,12 @@ from bench.kernel_work import compiled
 from bench.machine import machine
 from bench.processes import store_server
 from bench.report import Cell, Report, Table
+from psstore.client.store import Store
 
 DIM = 64
 NUM_ROWS = 1_000_000
 RATE, EPS = 0.01, 1e-8
+HYPERS = {"lr": RATE, "eps": EPS}
 
 SET_SIZES = (4096, 65_536)
 """Ids in a step."""
@@ -41,6 +45,11 @@ NUM_SETS = 16
 """Sets of ids that steps take in turn, so that the rows of one are not in the cache."""
 
 LIMIT, PEER = "plain loop", "torch"
+
+CODECS = ("none", "bf16", "int8")
+"""Of rows, both ways."""
+
+CODEC_HEADERS = ("ids a step", "codec", "bytes a row, pushed", "of float32's", "pulled", "of float32's", "time, × none")
 
 HEADERS = (
     "ids a step",
@@ -63,6 +72,15 @@ class Found:
 
     num_ids: int
     series: dict[str, Series]
+
+
+@dataclass(frozen=True)
+class Coded:
+    """What steps of so many ids took in each codec, and the bytes of one of them, sent and received."""
+
+    num_ids: int
+    series: dict[str, Series]
+    num_bytes: dict[str, tuple[int, int]]
 
 
 def id_sets(num_ids: int, *, num_rows: int) -> list[Ids]:
@@ -124,7 +142,8 @@ def torch_turn(sets: Sequence[Ids], gradients: Floats, *, num_rows: int) -> Turn
 
 
 @contextlib.contextmanager
-def store_turn(where: str, sets: Sequence[Ids], gradients: Floats, *, num_rows: int) -> Iterator[Turn]:
+def filled_store(where: str, *, num_rows: int) -> Iterator[Store]:
+    """A worker of a store with the table."""
     with contextlib.ExitStack() as ends:
         if where == "local":
             store = ends.enter_context(psstore.connect("local://", rank=0, num_workers=1))
@@ -133,22 +152,45 @@ def store_turn(where: str, sets: Sequence[Ids], gradients: Floats, *, num_rows: 
             transport: Any = "auto" if where == "shm" else "tcp"
             store = ends.enter_context(psstore.connect(url, rank=0, transport=transport))
         store.create_table("t", dim=DIM, rule="adagrad")
-        hypers = {"lr": RATE, "eps": EPS}
         some = np.full((SET_SIZES[-1], DIM), 1e-3, np.float32)
         for first in range(0, num_rows, len(some)):
             ids = np.arange(first, min(first + len(some), num_rows))
             store.push_rows("t", ids, some[: len(ids)])
-            store.commit(hypers)
-        values = np.zeros((len(gradients), DIM), np.float32)
-        turns = cycle(sets)
+            store.commit(HYPERS)
+        yield store
 
-        def step() -> None:
-            ids = next(turns)
-            store.pull_rows("t", ids, out=values)
-            store.push_rows("t", ids, gradients)
-            store.commit(hypers)
 
-        yield step
+def store_turn(store: Store, sets: Sequence[Ids], gradients: Floats, *, codec: str = "none") -> Turn:
+    values = np.zeros((len(gradients), DIM), np.float32)
+    turns = cycle(sets)
+
+    def step() -> None:
+        ids = next(turns)
+        store.pull_rows("t", ids, out=values, codec=codec)
+        store.push_rows("t", ids, gradients, codec=codec)
+        store.commit(HYPERS)
+
+    return step
+
+
+def coded(num_ids: int, *, num_rows: int, rounds: int) -> Coded:
+    """Steps in each codec, by turns, of one store over TCP."""
+    sets = id_sets(num_ids, num_rows=num_rows)
+    gradients = np.random.default_rng(2).standard_normal((num_ids, DIM), dtype=np.float32)
+    with filled_store("tcp", num_rows=num_rows) as store:
+        turns = {codec: store_turn(store, sets, gradients, codec=codec) for codec in CODECS}
+        num_bytes = {codec: _bytes_of(store, turn) for codec, turn in turns.items()}
+        series = alternate(turns, warm_up=NUM_SETS, rounds=rounds, progress=f"{num_ids:,} ids in codecs")
+    return Coded(num_ids, series, num_bytes)
+
+
+def _bytes_of(store: Store, step: Turn) -> tuple[int, int]:
+    """Bytes of rows that a step sends and receives, as the shard counts them."""
+    before = store.stats()[0]
+    step()
+    after = store.stats()[0]
+    sent, received = (int(after[name]) - int(before[name]) for name in ("received_bytes", "sent_bytes"))
+    return sent, received
 
 
 # ---- what came out --------------------------------------------------------------------------------------
@@ -162,17 +204,20 @@ def measure(chosen: argparse.Namespace) -> Report:
         gradients = np.random.default_rng(2).standard_normal((num_ids, DIM), dtype=np.float32)
         with contextlib.ExitStack() as ends:
             turns = {
-                f"psstore, {where}": ends.enter_context(store_turn(where, sets, gradients, num_rows=NUM_ROWS))
+                f"psstore, {where}": store_turn(
+                    ends.enter_context(filled_store(where, num_rows=NUM_ROWS)), sets, gradients
+                )
                 for where in ("local", "shm", "tcp")
             }
             turns[LIMIT] = loop_turn(sets, gradients, num_rows=NUM_ROWS)
             turns[PEER] = torch_turn(sets, gradients, num_rows=NUM_ROWS)
             rounds = 2 * NUM_SETS if chosen.quick else 8 * NUM_SETS
             found.append(Found(num_ids, alternate(turns, warm_up=NUM_SETS, rounds=rounds, progress=f"{num_ids:,} ids")))
-    return report(found)
+    rounds = 2 * NUM_SETS if chosen.quick else 8 * NUM_SETS
+    return report(found, [coded(num_ids, num_rows=NUM_ROWS, rounds=rounds) for num_ids in SET_SIZES])
 
 
-def report(found: Sequence[Found]) -> Report:
+def report(found: Sequence[Found], in_codecs: Sequence[Coded]) -> Report:
     return Report(
         subject="rows",
         about=(
@@ -181,7 +226,10 @@ def report(found: Sequence[Found]) -> Report:
             " does so by embedding() and its Adagrad of a sparse gradient. Each on one core, but for a store's other"
             " processes; by turns."
         ),
-        tables=[Table("Rows", HEADERS, [_row(one, name) for one in found for name in one.series])],
+        tables=[
+            Table("Rows", HEADERS, [_row(one, name) for one in found for name in one.series]),
+            Table("Codecs", CODEC_HEADERS, [_coded_row(one, codec) for one in in_codecs for codec in CODECS]),
+        ],
         summary=[
             ["rows", f"{one.num_ids:,} ids, local", f"{1e3 * _median(one, 'psstore, local'):.3g} ms", *_ratios(one)]
             for one in found
@@ -203,6 +251,12 @@ def _row(found: Found, name: str) -> list[Cell]:
     rate = found.num_ids / series.median / 1e6
     cpu = series.cpu_s / found.series[LIMIT].cpu_s
     return [f"{found.num_ids:,}", name, 1e3 * series.median, rate, *_ratios(found, name), 1e3 * series.cpu_s, cpu]
+
+
+def _coded_row(found: Coded, codec: str) -> list[Cell]:
+    (sent, received), (plain_sent, plain_received) = found.num_bytes[codec], found.num_bytes["none"]
+    bytes_of = [sent / found.num_ids, sent / plain_sent, received / found.num_ids, received / plain_received]
+    return [f"{found.num_ids:,}", codec, *bytes_of, found.series[codec].median / found.series["none"].median]
 
 
 SUBJECT = Subject("rows", __doc__.splitlines()[0], measure, isolated=False)

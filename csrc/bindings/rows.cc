@@ -66,18 +66,6 @@ void pack(const GroupedIds& self, const py::object& gradients, uint32_t dim,
             kept ? reinterpret_cast<float*>(kept->data()) : nullptr, to.data());
 }
 
-void decode(uint8_t dtype, const py::object& encoded, uint32_t dim, const py::object& rows) {
-  check_dim(dim);
-  const DType of = row_dtype(dtype);
-  const PyBytesRange from(encoded);
-  const PyBytesRange to(rows, PyBytesRange::Access::kWrite);
-  const size_t num_rows = to.size() / (dim * sizeof(float));
-  expect_bytes("rows", num_rows * dim * sizeof(float), to.size());
-  expect_bytes("encoded", num_rows * encoded_row_bytes(of, dim), from.size());
-  const py::gil_scoped_release no_gil;
-  decode_rows(of, num_rows, dim, from.data(), reinterpret_cast<float*>(to.data()));
-}
-
 std::unique_ptr<RowResiduals> make_residuals(uint32_t dim, size_t max_rows) {
   check_dim(dim);
   if (max_rows < 1 || max_rows > kMaxRows) {
@@ -123,15 +111,16 @@ void bind_residuals(py::module_& m) {
           py::arg("ids"), py::arg("residuals"));
 }
 
-void scatter(const GroupedIds& self, const py::object& rows, uint32_t dim, const py::object& out) {
+void scatter(const GroupedIds& self, const py::object& rows, uint32_t dim, const py::object& out,
+             uint8_t dtype) {
   check_dim(dim);
+  const DType of = row_dtype(dtype);
   const PyBytesRange from(rows);
   const PyBytesRange to(out, PyBytesRange::Access::kWrite);
-  expect_bytes("rows", self.ids().size() * dim * sizeof(float), from.size());
+  expect_bytes("rows", self.ids().size() * encoded_row_bytes(of, dim), from.size());
   expect_bytes("out", self.num_given() * dim * sizeof(float), to.size());
   const py::gil_scoped_release no_gil;
-  self.scatter(reinterpret_cast<const float*>(from.data()), dim,
-               reinterpret_cast<float*>(to.data()));
+  self.scatter(from.data(), dim, of, reinterpret_cast<float*>(to.data()));
 }
 
 }  // namespace
@@ -156,8 +145,6 @@ void bind_rows(py::module_& m) {
         return admission ? admission->counted_bytes() : size_t{0};
       },
       py::arg("admit_after"), py::arg("max_rows"));
-  m.def("decode_rows", &decode, py::arg("dtype"), py::arg("encoded"), py::arg("dim"),
-        py::arg("rows"));
   bind_residuals(m);
   py::class_<GroupedIds>(m, "GroupedIds", py::is_final())
       .def(py::init(&group), py::arg("ids"), py::arg("partition_bits"))
@@ -183,7 +170,7 @@ void bind_rows(py::module_& m) {
           py::arg("dim"), py::arg("dtype"))
       .def("pack", &pack, py::arg("gradients"), py::arg("dim"), py::arg("packed"), py::arg("dtype"),
            py::arg("residuals") = py::none())
-      .def("scatter", &scatter, py::arg("rows"), py::arg("dim"), py::arg("out"));
+      .def("scatter", &scatter, py::arg("rows"), py::arg("dim"), py::arg("out"), py::arg("dtype"));
 }
 
 }  // namespace psstore::bindings

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <memory>
 
 #include "core/breakable_rules.h"
 
@@ -79,7 +80,7 @@ void GroupedIds::pack(const float* gradients, uint32_t dim, DType dtype, float* 
                       std::byte* packed) const {
   const bool is_encoded = dtype != DType::kFloat32;
   const size_t row_bytes = encoded_row_bytes(dtype, dim);
-  std::vector<float> aside(is_encoded ? ids_.size() * dim : 0);
+  const auto aside = std::make_unique_for_overwrite<float[]>(is_encoded ? ids_.size() * dim : 0);
   std::vector<std::byte*> rows(ids_.size());
   std::vector<std::byte*> encoded(begins_.size());  // of each partition's rows
   std::byte* to = packed;
@@ -104,9 +105,10 @@ void GroupedIds::pack(const float* gradients, uint32_t dim, DType dtype, float* 
   }
 }
 
-void GroupedIds::scatter(const float* rows, uint32_t dim, float* out) const {
+void GroupedIds::scatter(const std::byte* rows, uint32_t dim, DType dtype, float* out) const {
+  const size_t row_bytes = encoded_row_bytes(dtype, dim);
   for (size_t i = 0; i < places_.size(); ++i) {
-    std::memcpy(out + i * dim, rows + size_t{places_[i]} * dim, dim * sizeof(float));
+    decode_rows(dtype, 1, dim, rows + places_[i] * row_bytes, out + i * dim);
   }
 }
 

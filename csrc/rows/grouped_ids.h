@@ -32,9 +32,9 @@ class GroupedIds {
   // `gradients`: (num_given, dim), `residuals`: (ids, dim) or null, as encode_rows() has them.
   void pack(const float* gradients, uint32_t dim, DType dtype, float* residuals,
             std::byte* packed) const;
-  // Gives each id that was given its row.
-  // `rows`: (ids, dim), `out`: (num_given, dim)
-  void scatter(const float* rows, uint32_t dim, float* out) const;
+  // Gives each id that was given its row, decoded.
+  // `rows`: of each of the ids, in that dtype; `out`: (num_given, dim)
+  void scatter(const std::byte* rows, uint32_t dim, DType dtype, float* out) const;
 
  private:
   // `rows`: where each id's row is to be, float32 at any alignment.

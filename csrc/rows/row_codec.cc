@@ -25,11 +25,15 @@ void encode_rows(DType dtype, size_t num_rows, uint32_t dim, const float* rows, 
 
 void decode_rows(DType dtype, size_t num_rows, uint32_t dim, const std::byte* encoded,
                  float* rows) {
+  const size_t row_bytes = encoded_row_bytes(dtype, dim);
+  if (dtype == DType::kFloat32) {
+    if (num_rows > 0) std::memcpy(rows, encoded, num_rows * row_bytes);
+    return;
+  }
   if (!is_encoding(dtype)) {
     convert(dtype, DType::kFloat32, encoded, rows, static_cast<int64_t>(num_rows * dim));
     return;
   }
-  const size_t row_bytes = encoded_row_bytes(dtype, dim);
   for (size_t i = 0; i < num_rows; ++i) {
     decode({dtype, encoded + i * row_bytes, row_bytes, dim}, rows + i * dim);
   }

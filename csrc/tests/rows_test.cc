@@ -353,7 +353,8 @@ TEST(GroupedIds, packs_each_id_once_by_partition_and_sums_the_others_in_order) {
     std::vector<float> rows;
     for (const uint64_t id : grouped.ids()) rows.push_back(static_cast<float>(id % 1009));
     std::vector<float> out(ids.size());
-    grouped.scatter(rows.data(), 1, out.data());
+    grouped.scatter(reinterpret_cast<const std::byte*>(rows.data()), 1, DType::kFloat32,
+                    out.data());
     for (size_t i = 0; i < ids.size(); ++i) EXPECT_EQ(out[i], static_cast<float>(ids[i] % 1009));
   }
 }

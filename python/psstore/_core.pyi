@@ -634,9 +634,6 @@ def row_record_bytes(rule: int, dim: int, evicts: bool) -> int:
 def counted_bytes(admit_after: int, max_rows: int) -> int:
     """Bytes in which a partition of at most so many rows (0: any number) counts contributions to ids without a row."""
 
-def decode_rows(dtype: int, encoded: _HasBuffer, dim: int, rows: _HasBuffer) -> None:
-    """`rows`: float32, (n, dim); `encoded`: each in that dtype. Raises BAD_ARGUMENT for sizes that do not fit."""
-
 @final
 class RowResiduals:
     """What codecs lost of the gradients of rows, by id, of so many rows at most: those that were written last."""
@@ -672,8 +669,8 @@ class GroupedIds:
     ) -> None:
         """Writes them. `gradients`: float32, (ids that were given, dim); those of one id are summed in order.
         `residuals`: float32, (ids, dim): is added to what is encoded, and becomes what that lost."""
-    def scatter(self, rows: _HasBuffer, dim: int, out: _HasBuffer) -> None:
-        """Gives each id that was given its row. `rows`: float32, (ids, dim); `out`: (ids that were given, dim)."""
+    def scatter(self, rows: _HasBuffer, dim: int, out: _HasBuffer, dtype: int) -> None:
+        """Gives each id that was given its row. `rows`: of each id, in that dtype; `out`: float32, (ids given, dim)."""
 
 @final
 class Decision:

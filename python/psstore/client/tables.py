@@ -19,7 +19,7 @@ from psstore.client.context import Context
 from psstore.client.norms import Norm
 from psstore.client.reading import Reading
 from psstore.client.row_bounds import Bounds
-from psstore.client.row_frames import ID_BYTES, Memory, pulled, row_dim, written, written_pieces
+from psstore.client.row_frames import ID_BYTES, pulled, row_dim, written, written_pieces
 from psstore.client.row_listing import IDS, RECORDS, row_pages
 from psstore.client.writing import Writing
 from psstore.codec.codecs import dtype_of, is_dtype, payload_bytes
@@ -142,7 +142,7 @@ class Tables:
         with context.forgetting_unknown([table]):
             answers = await context.client.pull_rows(transfers, wait_s=context.patience(wait_s), hold=hold)
         self._reading.num_bytes += sum(answer.table.payload_bytes for answer in answers)
-        grouped.scatter(_decoded(encoding, memory, row_dim(table)), row_dim(table), receiver.data)
+        grouped.scatter(memory, row_dim(table), receiver.data, _core.DTYPES[dtype_of(encoding)])
         if receiver.finish is not None:
             receiver.finish()
         return receiver.result
@@ -161,15 +161,6 @@ class Tables:
         )
         records = np.concatenate([page async for page in pages])
         await asyncio.to_thread(write_table, path, table.spec, records)
-
-
-def _decoded(encoding: str, memory: Memory, dim: int) -> Memory:
-    """Bytes of float32 of rows that came in that encoding."""
-    if is_dtype(encoding):
-        return memory
-    rows = np.empty(4 * dim * (memory.size // payload_bytes(encoding, dim)), np.uint8)
-    _core.decode_rows(_core.DTYPES[dtype_of(encoding)], memory, dim, rows)
-    return rows
 
 
 @contextmanager

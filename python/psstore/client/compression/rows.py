@@ -47,7 +47,8 @@ class _TableResiduals:
 
     def settle(self, *, counted: bool, loss_scale: float) -> None:
         if counted and self.pending is not None:
-            self.settled.write(self.pending.ids, self.pending.residuals / np.float32(loss_scale))
+            self.pending.residuals[:] /= np.float32(loss_scale)
+            self.settled.write(self.pending.ids, self.pending.residuals)
             self.loss_scale = loss_scale
         self.pending = None
 
