@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from psstore.client.store import Store
+from psstore.codec.compression import Compression
 from psstore.errors import UsageError
 from psstore.torch.embedding import Embedding
 from psstore.torch.embedding_bag import EmbeddingBag, Pooling
@@ -26,6 +27,7 @@ def embeddings_in_store(
     init: str = "normal(0, 1)",
     seed: int = 0,
     prefix: str = "",
+    compression: Compression | str | None = None,
     **hypers: Hyper,
 ) -> list[TableModule]:
     """Replaces the nn.Embedding and nn.EmbeddingBag modules of a model by tables of a store, and returns these.
@@ -41,7 +43,7 @@ def embeddings_in_store(
 
     Args:
         only: names of the modules to replace, as `model.named_modules()` has them; None: all.
-        rule, init, seed, hypers: of each table, as `psstore.torch.Embedding` has them.
+        rule, init, seed, compression, hypers: of each table, as `psstore.torch.Embedding` has them.
         prefix: put before the tables' names, to tell models on one store apart.
 
     Raises UsageError, which names the module, for one that a table can't stand in for: with max_norm,
@@ -56,7 +58,9 @@ def embeddings_in_store(
         _check(one, users[id(one.module.weight)])
     tables: list[TableModule] = []
     for one in found:
-        table = _table(one.module, f"{prefix}{one.names[0]}", store, rule=rule, init=init, seed=seed, **hypers)
+        table_name = f"{prefix}{one.names[0]}"
+        options: dict[str, Any] = {"rule": rule, "init": init, "seed": seed, "compression": compression}
+        table = _table(one.module, table_name, store, **options, **hypers)
         table.train(one.module.training)
         for name in one.names:
             parent, _, attribute = name.rpartition(".")
