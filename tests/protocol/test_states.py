@@ -276,3 +276,10 @@ def as_markdown(table: StateTable[Any, Any]) -> str:
 @pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
 def test_document_shows_the_table(table: StateTable[Any, Any], repository: Path) -> None:
     assert as_markdown(table) in (repository / "docs" / "protocol.md").read_text()
+
+
+def test_who_was_refused_hears_why_although_the_others_have_gone_on_without_it() -> None:
+    life = WorkerLife(WorkerState.REFUSED)
+    life.membership.drop(life.worker)
+    with pytest.raises(errors.MissingContribution, match="missing"):
+        life.membership.worker_of(CLIENT)

@@ -163,11 +163,10 @@ class Membership:
         worker = self._of_client.get(client)
         if worker is None:
             raise StaleIncarnation("this client is no worker here: it never joined, or a newer life took its rank")
+        worker.check()  # first: it may be dropped for that
         if worker.state is LEFT:
             why = "was lost, and the others went on without it" if worker.dropped else "has left"
             raise NotAWorker(f"rank {worker.rank} {why}; connect again to train on")
-        if worker.refusal is not None:
-            worker.check()
         return worker
 
     def heartbeat(self, *, client: str, rank: int, incarnation: int, conn: int, now: float) -> None:
