@@ -200,11 +200,6 @@ def test_a_store_that_has_gone_back_to_a_checkpoint_is_asked_anew(tmp_path: Path
             assert samples(url)["psstore_decisions_total"] == 1.0
 
 
-def test_another_path_is_told_what_there_is() -> None:
-    with StoreProcess("--metrics", "0") as process:
-        assert get(f"{process.ready['metrics']}/")[0] == 404
-
-
 # ---- its process ----
 
 

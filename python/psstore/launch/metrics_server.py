@@ -1,4 +1,4 @@
-"""Answers /metrics, /livez and /readyz: `python -m psstore.launch.metrics_server`, started by the supervisor.
+"""Answers /metrics, /livez, /readyz and / (a board): `python -m psstore.launch.metrics_server`, of the supervisor.
 
 A process of its own, which answers whatever the shards do: it asks each shard of its host every two seconds, and tells
 what that one said last. stdin brings what to do as one line of JSON and then stays open: its end is the supervisor's.
@@ -27,6 +27,7 @@ from psstore.client.connect import open_store
 from psstore.client.store import Store
 from psstore.config import Credentials
 from psstore.errors import DeadlineExceeded, NotInitialised, PsstoreError, UnknownKey, UnknownTensor
+from psstore.launch import board
 from psstore.launch.metric_names import METRICS, answer_of
 from psstore.launch.shard_probe import ShardProbe
 from psstore.net import loops
@@ -164,6 +165,8 @@ class Pages:
 
     def page(self, path: str) -> tuple[int, str, bytes]:
         """(status, content type, body)."""
+        if path == "/":
+            return 200, "text/html; charset=utf-8", board.PAGE
         if path == "/metrics":
             return 200, CONTENT_TYPE_LATEST, generate_latest(self._registry)
         if path in self._health:
@@ -172,11 +175,13 @@ class Pages:
                 _log.warning("%s: %s", path, health.text)
             self._was_well[path] = health.is_well
             return 200 if health.is_well else 503, "text/plain; charset=utf-8", f"{health.text}\n".encode()
-        return 404, "text/plain; charset=utf-8", b"there are /metrics, /livez and /readyz\n"
+        return 404, "text/plain; charset=utf-8", b"there are /, /metrics, /livez and /readyz\n"
 
 
 def http_server(sock: socket.socket, pages: Pages) -> ThreadingHTTPServer:
     """Answers on a bound socket, once `serve_forever` is called."""
+
+    policy = board.policy()
 
     class Handler(BaseHTTPRequestHandler):
         timeout = REQUEST_S
@@ -186,6 +191,7 @@ def http_server(sock: socket.socket, pages: Pages) -> ThreadingHTTPServer:
             self.send_response(status)
             self.send_header("Content-Type", kind)
             self.send_header("Content-Length", str(len(body)))
+            self.send_header("Content-Security-Policy", policy)
             self.end_headers()
             with contextlib.suppress(OSError):  # whoever asked has gone
                 self.wfile.write(body)
