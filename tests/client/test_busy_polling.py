@@ -36,7 +36,7 @@ def num_sleeps(driver: LoopThread) -> int:
 def test_who_is_busy_waits_without_sleeping() -> None:
     idle, busy = LoopThread(), LoopThread(busy_s=1.0)
     try:
-        assert num_sleeps(idle) >= WAITS
+        assert num_sleeps(idle) > WAITS / 2  # most: where the machine is busy, some have come before it would sleep
         assert num_sleeps(busy) < WAITS / 2  # a few: for the GIL
     finally:
         idle.stop()
