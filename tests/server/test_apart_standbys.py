@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -35,6 +36,9 @@ F32 = np.float32
 pytestmark = [pytest.mark.sockets, pytest.mark.one_loop]
 
 TOKEN = "0123456789abcdef" * 4
+
+STILL_S = 4.0
+"""Of hosts that hear late that the workers are done."""
 
 
 class Hosts:
@@ -361,6 +365,21 @@ def test_all_hosts_end_when_the_workers_are_done(tmp_path: Path) -> None:
             create(store)
             await_standbys(store)
             train(store, 2)
+        assert [server.wait() for server in hosts.of.values()] == [0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("place", [(1, True), (0, True)])
+def test_a_host_that_stands_still_as_the_workers_finish_ends_too(tmp_path: Path, place: tuple[int, bool]) -> None:
+    """It hears of it where shard 0 is led, and from nobody else: so that one waits for it."""
+    with Hosts(tmp_path, flags=("--until-done",)) as hosts:
+        with hosts.connect() as store:
+            create(store)
+            await_standbys(store)
+            train(store, 2)
+            still = psutil.Process(hosts.of[place].process.pid)
+            still.suspend()
+        time.sleep(STILL_S)
+        still.resume()
         assert [server.wait() for server in hosts.of.values()] == [0, 0, 0, 0]
 
 

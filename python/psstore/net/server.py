@@ -18,6 +18,7 @@ from psstore.errors import (
     DeviceFailed,
     HandshakeTimeout,
     InternalError,
+    NotLeading,
     OutOfMemory,
     Overloaded,
     ProtocolError,
@@ -364,7 +365,8 @@ class Server:
         self.poller.deliver()
 
     def _close(self, connection: ServerConnection, output: Close) -> None:
-        self.log(connection, logging.INFO, f"closing the connection: {output.reason}")
+        level = logging.DEBUG if isinstance(output.error, NotLeading) else logging.INFO
+        self.log(connection, level, f"closing the connection: {output.reason}")
         connection.close()
 
     # ---- time and idle work: once per turn of the loop, not once per frame ----
@@ -477,8 +479,10 @@ class Server:
             self._device_failed(error)
         if isinstance(error, ProtocolError):
             return
-        beyond_us = isinstance(error, (AvailabilityError, StorageError))
-        level = logging.INFO if beyond_us else logging.DEBUG if isinstance(error, UsageError) else logging.ERROR
+        if isinstance(error, (UsageError, NotLeading)):  # whoever looks for a shard tries both of its places
+            level = logging.DEBUG
+        else:
+            level = logging.INFO if isinstance(error, (AvailabilityError, StorageError)) else logging.ERROR
         self.log(connection, level, f"answered {type(error).__name__}: {error.message}")
 
 

@@ -28,6 +28,8 @@ class Close(Struct, frozen=True):
 
     conn: int
     reason: str
+    error: PsstoreError | None = None
+    """What was sent last, if it is an ERROR that ends it; for logs."""
 
 
 Output = Send | Close

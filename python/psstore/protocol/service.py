@@ -253,7 +253,7 @@ class ShardService:
 
     def failed(self, conn: int, error: PsstoreError) -> list[Output]:
         """What ends a connection that can't go on: the error, and its close."""
-        return [failure(conn, 0, error), Close(conn, error.message)]
+        return [failure(conn, 0, error), Close(conn, error.message, error)]
 
     def peer(self, conn: int) -> str:
         """The other side of a connection, for logs."""

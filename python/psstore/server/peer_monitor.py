@@ -15,7 +15,7 @@ import queue
 import secrets
 import socket
 import threading
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 
@@ -30,19 +30,15 @@ from psstore.protocol.handshake import ClientIdentity
 from psstore.protocol.session import Session
 from psstore.protocol.states import LinkState
 from psstore.server.job_state import REMIND_S, JobState, Verdict
+from psstore.server.other_member import refuses
 from psstore.types import Consistency
 from psstore.wire.messages import Welcome
 
 POLL_S = 1.0
 """How often the counters are asked for: how late an end is noticed."""
 
-LINGER_S = 5.0
-"""Shard 0 serves so long after the last worker has left, so that the other hosts hear of it: a few times POLL_S. Less
-if all of them have gone before."""
-
-ALL_HEARD_S = 2 * POLL_S
-"""Where shards have standbys on other hosts, each host stays so long once it has heard of the end: shard 0 tells the
-others nothing any more if its standby is the first to go."""
+LINGER_S = 10.0
+"""How long shard 0's hosts wait for those who are to go before them, once they have heard of the end."""
 
 GONE_S = 0.5
 """A shard whose host refuses every connection for so long is gone, where the store goes back then; and how often a host
@@ -79,6 +75,8 @@ class Duty:
     """Shard 0's id of the life before, on other hosts: that one is over."""
     is_new: bool
     """This host's shard begins with the store; else it goes on with what another process of it had."""
+    ended_before: Callable[[], Sequence[str]]
+    """Where those processes are that hear of the end from here, and go first. Called on the monitor's thread."""
     until_done: bool
     """True if the job is over when all workers have joined and left, or are lost for `patience_s`."""
     patience_s: float
@@ -169,21 +167,20 @@ async def _observe(duty: Duty, monitor: PeerMonitor) -> None:
 
 async def _follow(duty: Duty, peers: list[_Peer]) -> Verdict:
     coordinator = peers[0]
-    waits = [_attend(peer, duty) if peer is coordinator else _keep(peer, coordinator, duty) for peer in peers]
-    first = await _first_of(waits)
-    if coordinator.has_standby:
-        await asyncio.sleep(ALL_HEARD_S)
-    await _linger([peer for peer in peers if peer.shard != 0])
-    return first
+    verdict = await _first_of(
+        [_attend(peer, duty) if peer is coordinator else _keep(peer, coordinator, duty) for peer in peers]
+    )
+    await _linger(duty.ended_before)
+    return verdict
 
 
-async def _linger(others: list[_Peer]) -> None:
-    """For shard 0: until the others have gone, or had the time to hear that it is over."""
-    look_s = POLL_S / 10
-    for _ in range(int(LINGER_S / look_s)):
-        if not any(peer.is_up for peer in others):
-            break
-        await asyncio.sleep(look_s)
+async def _linger(ended_before: Callable[[], Sequence[str]]) -> None:
+    """Until nobody listens any more where somebody was to hear of the end, or they had the time for that."""
+    loop = asyncio.get_running_loop()
+    until = loop.time() + LINGER_S
+    for place in ended_before():
+        while not await loop.run_in_executor(None, refuses, place) and loop.time() < until:  # noqa: ASYNC110
+            await asyncio.sleep(POLL_S / 10)
 
 
 async def _first_of(waits: list[Coroutine[None, None, Verdict]]) -> Verdict:
@@ -269,7 +266,7 @@ class _Peer:
         self.name = f"shard {shard} at {' or '.join(addresses)}"
         self._addresses = addresses
         # A shard that may be led elsewhere is waited for: what it held may be there.
-        self._patience_s = math.inf if self.has_standby else duty.patience_s
+        self._patience_s = math.inf if len(addresses) > 1 else duty.patience_s
         self._duty = duty
         self._identity = ClientIdentity(client=secrets.token_hex(16), role="client", credentials=duty.credentials)
         self._reconnector: Reconnector | None = None
@@ -297,11 +294,6 @@ class _Peer:
             else:
                 self._tie(self._welcome, patience_s=self._patience_s)
         return self._welcome
-
-    @property
-    def has_standby(self) -> bool:
-        """Whether the shard may be led at another place."""
-        return len(self._addresses) > 1
 
     async def forget(self) -> None:
         """`reach` asks anew."""
@@ -364,10 +356,17 @@ class _Peer:
             [parse_address(address) for address in self._addresses],
             loop=loop,
             patience_s=patience_s,
-            refused_s=min(GONE_S, patience_s) if self._duty.goes_back and welcome is not None else patience_s,
+            refused_s=patience_s if welcome is None else self._refused_s(),
         )
         self._reconnector.start()
         return self._reconnector
+
+    def _refused_s(self) -> float:
+        """How long all its places may refuse connections. A job that is over has ended with its shards, which a host
+        that stood still may not have heard."""
+        if self._duty.goes_back:
+            return min(GONE_S, self._patience_s)
+        return self._duty.patience_s if self._duty.until_done else self._patience_s
 
     def _checked(self, welcome: Welcome | None) -> Welcome | None:
         """None: it is still that of a life before. Raises BadArgument if the other host was told something else than

@@ -51,6 +51,14 @@ class Site:
         own = [str(self.endpoints[0].local), *([] if self.other is None else [self.other])]
         return {0: own, **{shard: self.addresses[shard] for shard in others}}
 
+    def ended_before(self, *, leads: bool) -> list[str]:
+        """Where processes of the store are that end before those of this host when the job is over: they hear of it
+        from the one that leads shard 0, which is the last to go. `leads`: what runs here is that one."""
+        if self.first != 0:
+            return []
+        others = [place for shard in self.addresses[len(self.endpoints) :] for place in shard]
+        return others if self.other is None or not leads else [*others, self.other]
+
     def refuse(self) -> None:
         """Until `listen`, whoever connects hears at once that nobody is there."""
         for endpoint in self.endpoints:

@@ -620,6 +620,7 @@ class Supervisor:
             is_new=not self._joined,
             store=self._store,
             former=self._former,
+            ended_before=lambda: site.ended_before(leads=self._groups is not None and self._groups.leads),
             until_done=self._settings.until_done,
             patience_s=self._settings.patience_s,
         )
