@@ -15,6 +15,7 @@ TRAINED_S = 75.0
 
 def main() -> None:
     folder = Path(sys.argv[1])
+    folder.mkdir(parents=True, exist_ok=True)
     with (
         training("--standbys", "1") as process,
         open_page(f"{process.ready['metrics']}/", scheme="light", height=660) as light,
