@@ -14,13 +14,13 @@ import socket
 import time
 import urllib.request
 from contextlib import ExitStack
-from pathlib import Path
 
 import numpy as np
 import psutil
 
 import psstore
 from bench.command import Subject, run
+from bench.harness import cpu_seconds
 from bench.machine import machine
 from bench.processes import store_server
 from bench.report import Cell, Report, Table
@@ -73,9 +73,9 @@ def _processor_s(shards: int, workers: int, seconds: int, port: int | None) -> t
         assert children is not None, "its supervisor"
         others = [one.pid for one in children.children() if one.pid not in pids]
         _scrape_until(time.monotonic() + 3.0, port)  # what is only done once is over
-        before = _used_s(pids), _used_s(others)
+        before = cpu_seconds(pids), cpu_seconds(others)
         _scrape_until(time.monotonic() + seconds, port)
-        return _used_s(pids) - before[0], _used_s(others) - before[1]
+        return cpu_seconds(pids) - before[0], cpu_seconds(others) - before[1]
 
 
 def _scrape_until(end: float, port: int | None) -> None:
@@ -85,16 +85,6 @@ def _scrape_until(end: float, port: int | None) -> None:
             with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
                 answer.read()
         time.sleep(max(0.0, began + 1.0 - time.monotonic()))
-
-
-def _used_s(pids: list[int]) -> float:
-    """Processor seconds of these processes, all threads; threads that ended meanwhile are in what psutil counts."""
-    found = 0.0
-    for pid in pids:
-        times = psutil.Process(pid).cpu_times()
-        exact = sum(int(one.read_text().split()[0]) for one in Path(f"/proc/{pid}/task").glob("*/schedstat")) / 1e9
-        found += max(exact, times.user + times.system)
-    return found
 
 
 def _free_port() -> int:

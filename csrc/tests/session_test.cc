@@ -721,7 +721,9 @@ TEST(ClientSession, ARequestThatIsTakenInTheMiddleOfItsAnswerKeepsItsMemory) {
   ends.reply(std::span(answer).subspan(50'000));
   for (int i = 0; i < 100 && !taken.expired(); ++i) {
     ends.drive();
-    if (const auto frame = ends.session.next_frame()) EXPECT_TRUE(frame->complete);
+    if (const auto frame = ends.session.next_frame()) {
+      EXPECT_TRUE(frame->complete);
+    }
     ends.session.tidy();
   }
   EXPECT_TRUE(taken.expired());

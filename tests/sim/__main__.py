@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import sys
 import time
 import traceback
@@ -47,6 +48,8 @@ def main() -> int:
     parser.add_argument("--mode", choices=MODES, help="instead of the seed's own")
     parser.add_argument("--verbose", action="store_true", help="print the plan and everything that happens")
     given = parser.parse_args()
+    if not given.verbose:
+        logging.disable(logging.WARNING)  # of checkpoints that lack something, by the hundred
     begin, end = (given.seed, given.seed + 1) if given.seed is not None else map(int, given.seeds.split(":"))
     failed = []
     started = time.monotonic()

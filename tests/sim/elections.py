@@ -220,6 +220,9 @@ class Elections:
         def heard(found: Succession) -> None:
             if leader.dead or client not in host.lost:
                 return
+            if not self._works(host):
+                self._world.at(host.stands_still_until, lambda: heard(found))
+                return
             if found is not Succession.GONE:
                 self._world.after(ASK_S, lambda: self._ask_to_do_without(host, leader, client))
                 return
@@ -300,7 +303,7 @@ class Elections:
             self._start_standby_soon(host)
 
     def _is_well(self) -> bool:
-        """Every shard has one that leads, and another one that may."""
+        """Every shard has one that leads, and another one that may: the two have not just lost each other."""
         now = self._world.now
         for shard, hosts in self._hosts.items():
             leader = self._leader(shard)
@@ -308,7 +311,9 @@ class Elections:
             if any(host.silent_until > now or not self._works(host) for host in hosts) or standby is None:
                 return False
             found = standby.service.standby
-            if found is None or not found.may_lead or found.is_cut or self._apart_until.get(shard, 0.0) > now:
+            if found is None or not found.may_lead or found.is_cut or leader.lost:
+                return False
+            if self._apart_until.get(shard, 0.0) > now:
                 return False
         return True
 

@@ -166,7 +166,7 @@ def transfers(
 ) -> list[Transfer]:
     """Frames that bring `arrays` to the tensors; `into`: that ask for their values."""
     made = []
-    for layout in pack(tensors, ways):
+    for layout in pack(tensors, ways, frame_bytes=FRAME_BYTES):
         ranges = [arrays[s.position][s.begin : s.end] for s in layout.slices]
         table = _core.SliceTable([(s.key, 0 if into else 4 * (s.end - s.begin), F32) for s in layout.slices])
         made.append(Transfer(layout.way, table, _core.Segments(ranges, writable=into)))

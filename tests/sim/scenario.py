@@ -10,7 +10,7 @@ from unittest import mock
 
 from psstore import types
 from psstore.client import row_frames
-from psstore.partition import packing, slicing
+from psstore.partition import slicing
 from psstore.protocol import client, rounds
 from psstore.protocol.coordinator import Coordinator
 from psstore.protocol.membership import Liveness
@@ -175,7 +175,6 @@ class Scenario:
         plan = self.plan
         with (
             mock.patch.object(slicing, "SLICE_BYTES", model.SLICE_BYTES),
-            mock.patch.object(packing, "FRAME_BYTES", model.FRAME_BYTES),
             mock.patch.object(types, "PARTITION_BITS", rows.PARTITION_BITS),
             mock.patch.object(row_frames, "FRAME_BYTES", rows.FRAME_BYTES),
             mock.patch.object(rounds, "ATTEST_EVERY", 2),
