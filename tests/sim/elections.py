@@ -43,6 +43,9 @@ NOTICE_S = 0.7
 ALONE_S = 5.0
 """How long a host that goes on may still not hear of the other one."""
 
+SUCCEEDS_S = 5.0
+"""How long a shard may answer nobody once a host of it has fallen silent: that is noticed, and words are asked for."""
+
 BEGINS_S = 1.0
 """When the first silence may begin."""
 
@@ -271,6 +274,7 @@ class Elections:
         assert host.server is not None
         self._world.say(f"{host.name} of shard {silence.shard} {silence.kind} for {silence.for_s:g} s")
         until = self._world.now + silence.for_s
+        self._scenario.history.standstills.append((self._world.now, self._world.now + SUCCEEDS_S))
         if silence.kind in ("stands still", "wakes up alone"):
             host.server.stands_still_until = host.stands_still_until = until
             if silence.kind == "wakes up alone":

@@ -215,11 +215,16 @@ class History:
     falls: list[int] = field(default_factory=list)
     """The versions of the checkpoints."""
     standstills: list[tuple[float, float]] = field(default_factory=list)
-    """From when to when somebody tried to have the store go on with another number of shards."""
+    """From when to when somebody tried to have the store go on with another number of shards, or a host's silence was
+    seen to."""
 
     def stood_still_s(self, began: float, ended: float) -> float:
         """How much of that time the store may have stood still."""
-        return sum(max(0.0, min(ended, until) - max(began, since)) for since, until in self.standstills)
+        stood_s = 0.0
+        for since, until in sorted(self.standstills):
+            stood_s += max(0.0, min(ended, until) - max(began, since))
+            began = max(began, until)
+        return stood_s
 
     def fall(self, cut: int, *, keeps_writes: bool) -> None:
         """What came after that version never was. Whoever did it goes on elsewhere. `keeps_writes`: nothing came that
