@@ -45,6 +45,11 @@ class Nodes:
     def __exit__(self, *_: object) -> None:
         self._ends.close()
 
+    @property
+    def address(self) -> str:
+        """What RAY_ADDRESS is for a program that is to run there."""
+        return str(self._cluster.address)
+
     def add(self) -> None:
         address = f"127.0.0.{self._next}"
         self._next += 1
