@@ -170,18 +170,20 @@ def test_a_shard_that_has_ended_does_not_hang_and_is_not_ready(monkeypatch: pyte
         assert re.search("shard 0 has not answered for|no connection to", get(f"{url}/readyz")[1])
 
 
-def test_ready_is_what_a_client_can_read_from() -> None:
+def test_ready_is_what_a_client_can_read_from_and_write_to() -> None:
     with StoreProcess("--metrics", "0") as process:
         url = f"{process.ready['metrics']}/readyz"
         assert eventually(lambda: get(url) == (200, "ok: there are no tensors yet\n"))
         with psstore.connect(process.url) as store:
+            store.create_table("rows", dim=2, rule="sgd", group=1)
             store.create("large", np.zeros(300_000, F32))
             store.create("small", np.zeros(3, F32))
-            assert get(url) == (200, "ok: 'small' was read\n")
+            assert get(url) == (200, "ok: 'small' was read and written\n")
             store.drop("small")
             assert get(url)[0] == 200
-            assert get(url) == (200, "ok: 'large' was read\n")
-            assert store.version_of("large") == 0, "a probe writes nothing"
+            assert get(url) == (200, "ok: 'large' was read and written\n")
+            assert int(store.stats()[0]["duplicates"]) > 0, "it came to where it was left out"
+            assert store.version_of("large") == 0, "and changed nothing"
 
 
 def test_a_store_that_has_gone_back_to_a_checkpoint_is_asked_anew(tmp_path: Path) -> None:
@@ -195,7 +197,7 @@ def test_a_store_that_has_gone_back_to_a_checkpoint_is_asked_anew(tmp_path: Path
             assert eventually(lambda: samples(url).get("psstore_workers{state=live}") == 1.0)
             psutil.Process(process.shard_pids()[0]).kill()
             assert eventually(lambda: "the store serves again, from version 1 on" in process.log())
-            assert eventually(lambda: get(f"{url}/readyz") == (200, "ok: 'w' was read\n"))
+            assert eventually(lambda: get(f"{url}/readyz") == (200, "ok: 'w' was read and written\n"))
             assert eventually(lambda: samples(url)["psstore_workers{state=live}"] == 0.0)
             assert samples(url)["psstore_decisions_total"] == 1.0
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from os import PathLike
 from pathlib import Path
 from typing import Any, get_args
@@ -33,7 +33,7 @@ from psstore.client.tables import Ids, Tables
 from psstore.client.writing import Creating, Writing
 from psstore.client.zero_copy import Borrowed, Borrowing, Debt
 from psstore.codec.codecs import Codecs
-from psstore.errors import BadArgument
+from psstore.errors import BadArgument, NonFinite
 from psstore.protocol.client import Client, Hold
 from psstore.types import Tensor, TensorSpec, check_name
 from psstore.wire.messages import Exist
@@ -328,6 +328,17 @@ class Operations:
         """Returns when no push is under way, whoever started it. The futures of those that were started tell how they
         ended."""
         await self.writing.settle()
+
+    async def rehearse(self, name: str) -> None:
+        """Reads a tensor, and writes what was read as its first value, which shards take in as they take a push, and
+        leave out, since there is one: both have come through, and nothing has changed.
+
+        Raises what `pull` raises; NotAllowed with a token of role `read`; OutOfMemory.
+        """
+        (tensor,) = await self.context.schema.find([name])  # before it is read: what is written goes to no later one
+        value = await self.pull(name)
+        with suppress(NonFinite):  # steps may overflow where writes may not; it was looked at when all of it had come
+            await self._creating.send_first([tensor], [as_source("rehearse", tensor.spec, value)])
 
     def commit(
         self,

@@ -296,8 +296,13 @@ class Creating:
         context.schema.learn(tensors)
         initial = [(tensor, value) for tensor, value in zip(tensors, sources, strict=True) if tensor.id in ours]
         if initial:
-            given = [value for _, value in initial if value is not None]
-            layout = context.layouts.of([tensor for tensor, _ in initial], [one.dtype for one in given], pull=False)
-            await self._writing.send("INIT", layout, layout.transfers([one.data for one in given]))
+            await self.send_first(
+                [tensor for tensor, _ in initial], [value for _, value in initial if value is not None]
+            )
             await context.client.ready([tensor.id for tensor, _ in initial])
-            context.first_values.note(layout.ids)
+            context.first_values.note(tensor.id for tensor, _ in initial)
+
+    async def send_first(self, tensors: Sequence[Tensor], sources: Sequence[Source]) -> None:
+        """Sends first values, which count where there are none yet."""
+        layout = self._context.layouts.of(tensors, [one.dtype for one in sources], pull=False)
+        await self._writing.send("INIT", layout, layout.transfers([one.data for one in sources]))

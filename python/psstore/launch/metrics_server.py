@@ -38,10 +38,10 @@ FRESH_S = 5.0
 """A shard is up if it has answered so recently: it is asked every two seconds."""
 
 CONNECT_S = 2.0
-"""How long a probe of /readyz may take to connect, and to read: less than its client waits."""
+"""How long a probe of /readyz may take to connect, to read and to write: less than its client waits."""
 
 SMALLEST_OF = 16
-"""How many tensors the one that /readyz reads is chosen from."""
+"""How many tensors the one that /readyz reads and writes is chosen from."""
 
 REQUEST_S = 10.0
 """How long a client of ours may take to say what it wants."""
@@ -71,15 +71,15 @@ class LivePage:
 
 
 class ReadyPage:
-    """/readyz: true if each shard of this host has just answered, and a client can connect to the whole store and read
-    a value, if there is one. Nothing is written: it would be in the training's checkpoints."""
+    """/readyz: true if each shard of this host has just answered, and a client can connect to the whole store, and read
+    and write a value, if there is one. What is written is left out by the store: nothing changes."""
 
     def __init__(self, probes: Sequence[ShardProbe], *, credentials: Credentials) -> None:
         self._probes = probes
         self._credentials = credentials
         self._store: Store | None = None
         self._name: str | None = None
-        """The tensor that is read."""
+        """The tensor that is read and written."""
         self._one_at_a_time = threading.Lock()
 
     def __call__(self) -> Health:
@@ -95,13 +95,13 @@ class ReadyPage:
             return Health(True, "ok: it stands by")
         with self._one_at_a_time:
             try:
-                return Health(True, self._read())
+                return Health(True, self._rehearse())
             except PsstoreError as error:
                 self._disconnect()
                 return Health(False, error.message)
 
-    def _read(self) -> str:
-        """What was read. Raises PsstoreError."""
+    def _rehearse(self) -> str:
+        """What came through. Raises PsstoreError."""
         if self._store is None:
             options = Options(
                 role="client",
@@ -113,18 +113,19 @@ class ReadyPage:
             self._store = open_store(self._probes[0].address, options)
         store = self._store
         if self._name is None:
-            named = store.keys()[:SMALLEST_OF]
-            self._name = min(named, key=lambda name: store.describe(name).spec.num_elems, default=None)
+            tensors = [store.describe(name).spec for name in store.keys()[:SMALLEST_OF]]
+            values = [spec for spec in tensors if spec.rows is None and spec.num_elems]
+            self._name = min(values, key=lambda spec: spec.num_elems).name if values else None
         if self._name is None:
             return "ok: there are no tensors yet"
         try:
-            store.pull(self._name)
+            store.rehearse(self._name)
         except (UnknownTensor, UnknownKey, NotInitialised, DeadlineExceeded) as error:
             self._name = None
             if isinstance(error, DeadlineExceeded):
                 raise
-            return "ok: the tensor to read is no more, or has no value yet"
-        return f"ok: {self._name!r} was read"
+            return "ok: the tensor to read and write is no more, or has no value yet"
+        return f"ok: {self._name!r} was read and written"
 
     def _disconnect(self) -> None:
         if self._store is not None:
