@@ -111,6 +111,7 @@ def secrets_of(plan: KubernetesPlan) -> dict[str, dict[str, str]]:
         trusted = ca.pem.read_text()
         return {
             plan.token_secret: {"token": "0123456789abcdef" * 4},
+            plan.worker_token_secret: {"token": "fedcba9876543210" * 4},
             str(plan.tls_secret): {
                 "tls.crt": store.cert.read_text(),
                 "tls.key": store.key.read_text(),

@@ -27,6 +27,7 @@ PLANS = {
         tls_secret="store-tls",
         checkpoint="gs://bucket/run",
         token_secret="another",
+        worker_token_secret="workers",
         name="run-7",
     ),
     "everything": KubernetesPlan(

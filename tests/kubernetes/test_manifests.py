@@ -233,19 +233,22 @@ def test_no_container_has_rights_that_it_does_not_need() -> None:
 
 
 def files_of(spec: dict[str, Any]) -> dict[str, str]:
-    """Secret by the file that has something of it."""
+    """Secret by the file that has its key of that name, or its token, if it is the workers' in the store's pods."""
     (volume,) = [one["projected"] for one in spec["volumes"] if one["name"] == "secrets"]
     assert volume["defaultMode"] == 0o440
     found: dict[str, str] = {}
     for source in volume["sources"]:
-        assert all(one["key"] == one["path"] for one in source["secret"]["items"])
+        assert all(one["path"] in (one["key"], f"worker-{one['key']}") for one in source["secret"]["items"])
         found |= {one["path"]: source["secret"]["name"] for one in source["secret"]["items"]}
     return found
 
 
-def test_the_token_comes_from_a_secret_whose_mount_its_user_can_read_and_no_other() -> None:
+def test_tokens_come_from_secrets_whose_mount_its_user_can_read_and_no_other() -> None:
+    shards, workers, end = map(files_of, pod_specs(PLAN))
+    assert shards == {"token": "psstore-token", "worker-token": "psstore-worker-token"}
+    assert workers == {"token": "psstore-worker-token"}, "the store's own lets one do everything"
+    assert end == {"token": "psstore-token"}, "it has a checkpoint written"
     for spec in pod_specs(PLAN):
-        assert files_of(spec) == {"token": "psstore-token"}
         assert spec["securityContext"]["fsGroup"] == spec["securityContext"]["runAsGroup"]
     *others, stop = containers(PLAN)
     for one in others:
@@ -253,6 +256,7 @@ def test_the_token_comes_from_a_secret_whose_mount_its_user_can_read_and_no_othe
         assert environment(one, 0)["PSSTORE_TOKEN_FILE"] == f"{mount['mountPath']}/token"
     assert "env" not in stop
     shard, _, worker, *_ = others
+    assert environment(shard, 0)["PSSTORE_WORKER_TOKEN_FILE"] == "/run/psstore/worker-token"
     assert shard["envFrom"] == worker["envFrom"] == [{"secretRef": {"name": "s3-credentials"}}]
 
 
@@ -260,9 +264,10 @@ def test_a_certificate_is_mounted_where_it_is_needed_and_its_key_nowhere_else() 
     plan = replace(PLAN, tls_secret="store-tls")
     shards, *others = pod_specs(plan)
     own = {"tls.crt": "store-tls", "tls.key": "store-tls"}
-    assert files_of(shards) == {"token": "psstore-token", "ca.crt": "store-tls", **own}
-    for spec in others:
-        assert files_of(spec) == {"token": "psstore-token", "ca.crt": "store-tls"}
+    tokens = {"token": "psstore-token", "worker-token": "psstore-worker-token"}
+    assert files_of(shards) == {**tokens, "ca.crt": "store-tls", **own}
+    for spec, token in zip(others, ("psstore-worker-token", "psstore-token"), strict=True):
+        assert files_of(spec) == {"token": token, "ca.crt": "store-tls"}
     shard, waiting, worker, save, _ = containers(plan)
     told = environment(shard, 0)
     assert (told["PSSTORE_TLS_CERT"], told["PSSTORE_TLS_KEY"]) == ("/run/psstore/tls.crt", "/run/psstore/tls.key")
@@ -296,22 +301,30 @@ def test_variables_of_a_shard_are_settings(plan: KubernetesPlan) -> None:
     assert environment(containers(plan)[0], 0).keys() <= settings
 
 
+def mounted(spec: dict[str, Any], folder: Path) -> Path:
+    """The folder with the pod's secrets, each of which is a token that is its name, again and again."""
+    folder.mkdir()
+    for name, secret in files_of(spec).items():
+        (folder / name).write_text(secret * 2)
+        (folder / name).chmod(0o600)
+    return folder
+
+
 def test_shards_and_a_worker_with_these_environments_train(tmp_path: Path) -> None:
     """On this machine: names of pods are places of it, and the checkpoint is in a folder."""
     plan = replace(PLAN, workers="1", checkpoint=f"file://{tmp_path}/run")
-    token = tmp_path / "token"
-    token.write_text("t" * 32)
-    token.chmod(0o600)
+    in_store, in_workers = (mounted(spec, tmp_path / str(i)) for i, spec in enumerate(pod_specs(plan)[:2]))
     places = [f"localhost:{port}" for port in free_ports(2)]
 
-    def here(container: dict[str, Any], index: int) -> dict[str, str]:
-        told = {**environment(container, index), "PSSTORE_TOKEN_FILE": str(token), "PSSTORE_METRICS": "0"}
-        for i, place in enumerate(places):
-            told = {name: value.replace(f"store-{i}.store:5700", place) for name, value in told.items()}
+    def here(container: dict[str, Any], index: int, secrets: Path) -> dict[str, str]:
+        told = {**environment(container, index), "PSSTORE_METRICS": "0"}
+        moved = {"/run/psstore": str(secrets), **{f"store-{i}.store:5700": place for i, place in enumerate(places)}}
+        for there, place in moved.items():
+            told = {name: value.replace(there, place) for name, value in told.items()}
         return told
 
     shard, waiting, worker, *_ = containers(plan)
-    stores = [StoreProcess(port=None, environ=here(shard, index)) for index in range(2)]
+    stores = [StoreProcess(port=None, environ=here(shard, index, in_store)) for index in range(2)]
     try:
         assert all(one.wait_ready() for one in stores), stores[0].log()
         script = (
@@ -321,18 +334,26 @@ def test_shards_and_a_worker_with_these_environments_train(tmp_path: Path) -> No
             "    store.push('w', np.ones(100_000, np.float32))\n"
             "    store.commit({'lr': 1.0})\n"
             "    print(store.rank, store.num_workers, store.num_shards, store.pull('w')[0])\n"
+            "    try:\n"
+            "        store.checkpoint()\n"
+            "    except psstore.errors.NotAllowed as error:\n"
+            "        print(error.details['role'])\n"
         )
         for container, program in ((waiting, waiting["command"][2]), (worker, script)):
             ran = subprocess.run(
-                [sys.executable, "-c", program], env=here(container, 0), capture_output=True, text=True, timeout=60
+                [sys.executable, "-c", program],
+                env=here(container, 0, in_workers),
+                capture_output=True,
+                text=True,
+                timeout=60,
             )
             assert ran.returncode == 0, ran.stderr
-        assert ran.stdout == "0 1 2 -1.0\n"
+        assert ran.stdout == "0 1 2 -1.0\nworker\n"
         save = shard["lifecycle"]["preStop"]["exec"]["command"]
         command = [value.replace("store-0.store:5700", places[0]) for value in save]
         ran = subprocess.run(
             [sys.executable, "-m", "psstore.cli.main", *command[1:]],
-            env=here(shard, 0),
+            env=here(shard, 0, in_store),
             capture_output=True,
             text=True,
             timeout=60,

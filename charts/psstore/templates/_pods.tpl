@@ -92,24 +92,28 @@ envFrom:
 {{- end }}
 {{- end }}
 
-{{/* The store's key is in its own pods alone. */}}
+{{/* The secrets with the pod's token, with the workers' where it is the store's, and with its own certificate. */}}
 {{- define "psstore.volumes" -}}
-{{- $own := ternary .root.Values.tlsSecret .root.Values.tlsClientSecret .ofStore -}}
 - name: secrets
   projected:
     defaultMode: 0440
     sources:
       - secret:
-          name: {{ .root.Values.tokenSecret | quote }}
+          name: {{ .token | quote }}
           items: [{key: token, path: token}]
+{{- if .workerToken }}
+      - secret:
+          name: {{ .workerToken | quote }}
+          items: [{key: token, path: worker-token}]
+{{- end }}
 {{- if .root.Values.tlsSecret }}
       - secret:
           name: {{ .root.Values.tlsSecret | quote }}
           items: [{key: ca.crt, path: ca.crt}]
 {{- end }}
-{{- if $own }}
+{{- if .own }}
       - secret:
-          name: {{ $own | quote }}
+          name: {{ .own | quote }}
           items: [{key: tls.crt, path: tls.crt}, {key: tls.key, path: tls.key}]
 {{- end }}
 - {name: tmp, emptyDir: {}}

@@ -29,6 +29,9 @@ def render(
     stay: Annotated[bool, typer.Option("--stay", help="The store serves on when the workers are done.")] = False,
     name: Annotated[str, typer.Option(help="Of the objects.")] = "store",
     token_secret: Annotated[str, typer.Option(help="Secret whose key `token` is the store's.")] = "psstore-token",
+    worker_token_secret: Annotated[
+        str, typer.Option(help="Secret whose key `token` is the workers', who may train with it and no more.")
+    ] = "psstore-worker-token",
     tls_secret: Annotated[
         str | None,
         typer.Option(help="Secret with the store's certificate, for pss://: tls.crt, tls.key, ca.crt."),
@@ -66,6 +69,7 @@ def render(
         checkpoint_every=checkpoint_every,
         stay=stay,
         token_secret=token_secret,
+        worker_token_secret=worker_token_secret,
         tls_secret=tls_secret,
         tls_client_secret=tls_client_secret,
         env_secrets=tuple(env_secret or ()),

@@ -35,7 +35,9 @@ class KubernetesPlan:
     stay: bool = False
     """The store serves on when the workers are done; else it ends."""
     token_secret: str = "psstore-token"
-    """Name of the secret whose key `token` is the store's token."""
+    """Name of the secret whose key `token` is the store's token, with which it signs: the admin's."""
+    worker_token_secret: str = "psstore-worker-token"
+    """Name of the secret whose key `token` is what workers have in its place: it lets them train, and no more."""
     tls_secret: str | None = None
     """Name of the secret with the store's certificate, `tls.crt`, its key, `tls.key`, and who signed it, `ca.crt`."""
     tls_client_secret: str | None = None

@@ -20,6 +20,9 @@ protect."""
 TOKEN, CERT, KEY, CA = "token", "tls.crt", "tls.key", "ca.crt"
 """Keys of secrets, as kubernetes.io/tls and cert-manager have them, and the names of their files."""
 
+WORKER_TOKEN = "worker-token"
+"""Name of the file in the store's pods that has the workers' token."""
+
 CHECKPOINT_S = 0.8
 """Share of a pod's grace for the checkpoint before it ends."""
 
@@ -114,20 +117,30 @@ def certificate(plan: KubernetesPlan) -> list[Manifest]:
     return [value("PSSTORE_TLS_CERT", f"{SECRETS}/{CERT}"), value("PSSTORE_TLS_KEY", f"{SECRETS}/{KEY}")]
 
 
-def volumes(plan: KubernetesPlan, *, of_store: bool) -> list[Manifest]:
+def store_volumes(plan: KubernetesPlan) -> list[Manifest]:
     """The store's key is in its own pods alone."""
-    own = plan.tls_secret if of_store else plan.tls_client_secret
-    sources = [_source(plan.token_secret, TOKEN)]
+    tokens = [_source(plan.token_secret, TOKEN), _source(plan.worker_token_secret, token=WORKER_TOKEN)]
+    return _volumes(plan, tokens, certificate_secret=plan.tls_secret)
+
+
+def client_volumes(plan: KubernetesPlan, token_secret: str) -> list[Manifest]:
+    return _volumes(plan, [_source(token_secret, TOKEN)], certificate_secret=plan.tls_client_secret)
+
+
+def _volumes(plan: KubernetesPlan, tokens: Sequence[Manifest], *, certificate_secret: str | None) -> list[Manifest]:
+    sources = list(tokens)
     if plan.tls_secret is not None:
         sources.append(_source(plan.tls_secret, CA))
-    if own is not None:
-        sources.append(_source(own, CERT, KEY))
+    if certificate_secret is not None:
+        sources.append(_source(certificate_secret, CERT, KEY))
     secrets = {"name": "secrets", "projected": {"defaultMode": SECRET_MODE, "sources": sources}}
     return [secrets, {"name": "tmp", "emptyDir": {}}]
 
 
-def _source(secret: str, *keys: str) -> Manifest:
-    return {"secret": {"name": secret, "items": [{"key": key, "path": key} for key in keys]}}
+def _source(secret: str, *keys: str, **files: str) -> Manifest:
+    """`keys`: in files of their own names; `files`: the file of each key."""
+    named = {**{key: key for key in keys}, **files}
+    return {"secret": {"name": secret, "items": [{"key": key, "path": path} for key, path in named.items()]}}
 
 
 def env_from(plan: KubernetesPlan) -> Manifest:

@@ -91,7 +91,7 @@ def _stateful_set(plan: KubernetesPlan) -> Manifest:
                     **pods.pod_spec(plan),
                     "topologySpreadConstraints": [_spread(plan)],
                     "containers": [container],
-                    "volumes": pods.volumes(plan, of_store=True),
+                    "volumes": pods.store_volumes(plan),
                 },
             },
         },
@@ -109,6 +109,7 @@ def _environment(plan: KubernetesPlan) -> list[Manifest]:
         value("PSSTORE_METRICS", str(METRICS_PORT)),
         value("PSSTORE_LOG_FORMAT", "json"),
         value("PSSTORE_TOKEN_FILE", f"{pods.SECRETS}/{pods.TOKEN}"),
+        value("PSSTORE_WORKER_TOKEN_FILE", f"{pods.SECRETS}/{pods.WORKER_TOKEN}"),
     ]
     if plan.tls_secret is not None:
         found += pods.certificate(plan)

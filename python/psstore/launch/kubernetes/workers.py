@@ -63,7 +63,7 @@ def _worker_job(plan: KubernetesPlan) -> Manifest:
                 "restartPolicy": "OnFailure",
                 "initContainers": [waiting],
                 "containers": [worker],
-                "volumes": [*pods.volumes(plan, of_store=False), shm],
+                "volumes": [*pods.client_volumes(plan, plan.worker_token_secret), shm],
             },
         },
     }
@@ -97,7 +97,7 @@ def _rights(plan: KubernetesPlan) -> list[Manifest]:
 
 
 def _stop_job(plan: KubernetesPlan) -> Manifest:
-    """With a last checkpoint first: all pods go at once then, and none hands over."""
+    """With a last checkpoint first, which needs the admin's token: all pods go at once then, and none hands over."""
     save = {
         **pods.container_of(plan, "save", pods.save_command(plan)),
         "env": pods.client_environment(plan),
@@ -113,7 +113,7 @@ def _stop_job(plan: KubernetesPlan) -> Manifest:
         "automountServiceAccountToken": True,
         "restartPolicy": "OnFailure",
         "containers": [stop],
-        "volumes": pods.volumes(plan, of_store=False),
+        "volumes": pods.client_volumes(plan, plan.token_secret),
     }
     if plan.checkpoint is not None:
         spec["initContainers"] = [save]
