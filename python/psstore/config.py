@@ -72,6 +72,8 @@ class WorkerEnvironment(msgspec.Struct, frozen=True, kw_only=True):
     """PSSTORE_CONGESTION_CONTROL."""
     trace: Path | None = None
     """PSSTORE_TRACE: the folder where a worker notes what it does, while somebody asks for it there."""
+    otel: bool = False
+    """PSSTORE_OTEL: a worker's calls are spans of OpenTelemetry, of the program's own tracer provider."""
 
 
 def worker_environment(environ: Mapping[str, str] = os.environ) -> WorkerEnvironment:
@@ -91,6 +93,7 @@ def worker_environment(environ: Mapping[str, str] = os.environ) -> WorkerEnviron
         ),
         congestion_control=environ.get("PSSTORE_CONGESTION_CONTROL") or None,
         trace=Path(environ["PSSTORE_TRACE"]) if environ.get("PSSTORE_TRACE") else None,
+        otel=environ.get("PSSTORE_OTEL", "0") not in ("", "0"),
     )
 
 

@@ -37,6 +37,8 @@ class Options:
     congestion_control: str | None = None
     trace: Path | None = None
     """Where a worker notes its calls, while somebody asks for it there; None: nowhere."""
+    otel: bool = False
+    """A worker's calls are spans of OpenTelemetry."""
 
 
 def number(what: str, value: Any) -> float:

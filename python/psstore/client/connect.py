@@ -7,7 +7,7 @@ import functools
 import os
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
-from typing import Any, ParamSpec
+from typing import TYPE_CHECKING, Any, ParamSpec
 
 from psstore.client.arguments import Options, number, whole
 from psstore.client.fork_safety import ranks_held
@@ -28,6 +28,9 @@ from psstore.net.address import parse_addresses
 from psstore.net.sockets import check_congestion_control
 from psstore.types import is_text
 from psstore.wire.messages import Role
+
+if TYPE_CHECKING:
+    from psstore.client.traced import Notes
 
 P = ParamSpec("P")
 
@@ -95,6 +98,7 @@ def connect(
         connections=told.connections if connections is None else check_connections("connections", connections),
         congestion_control=_congestion_control(congestion_control, told.congestion_control),
         trace=told.trace,
+        otel=told.otel,
     )
     return open_store(url or told.url, options)
 
@@ -156,6 +160,7 @@ def open_store(url: str | None, options: Options) -> Store:
     if url.startswith("local:"):
         return LocalStore(**parse_local(url)).open(Store, options, private=True)
     seeds = parse_addresses(url)
+    notes = _notes(options)
 
     def again(rank: int | None) -> tuple[Operations, Remote]:
         return open_remote(seeds, replace(options, rank=rank))
@@ -166,11 +171,27 @@ def open_store(url: str | None, options: Options) -> Store:
         if held := ranks_held(url):
             raise type(error)(f"{error.message}; {_own(held)}", **error.details) from None
         raise
-    if options.trace is None or options.role != "worker":
+    if not notes:
         return Store(operations, remote, url, again)
     from psstore.client.traced import TracedStore
 
-    return TracedStore(operations, remote, url, again, folder=options.trace)
+    rank = operations.client.identity.rank
+    assert rank is not None, "it is a worker, and has joined"
+    return TracedStore(operations, remote, url, again, notes=[make(rank) for make in notes])
+
+
+def _notes(options: Options) -> list[Callable[[int], Notes]]:
+    """Makes, of a rank, what its calls are to be noted in. Raises BadArgument."""
+    made: list[Callable[[int], Notes]] = []
+    if options.role == "worker" and options.trace is not None:
+        from psstore.client.traced import SpanFile
+
+        made.append(functools.partial(SpanFile, options.trace))
+    if options.role == "worker" and options.otel:
+        from psstore.client.otel_spans import StepSpans
+
+        made.append(StepSpans)
+    return made
 
 
 def _own(ranks: Sequence[int]) -> str:

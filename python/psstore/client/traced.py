@@ -1,7 +1,8 @@
-"""A store that notes when its calls begin and end, while somebody wants to know: `psstore trace`.
+"""A store that notes when its calls begin and end, while somebody wants to know: `psstore trace`, or OpenTelemetry.
 
-What is noted goes to a file of this worker's, in a folder that all workers and whoever asks can see. While the folder
-has a file WANTED, workers note; they look for it in commits, now and then. Without PSSTORE_TRACE no such store is made.
+For `psstore trace` what is noted goes to a file of this worker's, in a folder that all workers and whoever asks can
+see. While the folder has a file WANTED, workers note; they look for it in commits, now and then. For OpenTelemetry it
+becomes spans (otel_spans.py). Without PSSTORE_TRACE and PSSTORE_OTEL no such store is made.
 """
 
 from __future__ import annotations
@@ -9,11 +10,11 @@ from __future__ import annotations
 import functools
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any, TypeVar, cast
+from typing import IO, Any, Protocol, TypeVar, cast
 
 import msgspec
 
@@ -43,8 +44,39 @@ class CallSpan(msgspec.Struct, frozen=True, kw_only=True):
     """The caller waited for its end."""
 
 
+PHASES = {
+    "push": "push",
+    "push_many": "push",
+    "push_rows": "push",
+    "settle": "push",
+    "commit": "commit",
+    "finish": "commit",
+    "pull": "pull",
+    "pull_many": "pull",
+    "pull_rows": "pull",
+}
+"""What a call of the store is in a step."""
+
+
+class Notes(Protocol):
+    """Where calls are noted."""
+
+    @property
+    def is_on(self) -> bool:
+        """Somebody wants them."""
+
+    def look(self) -> None:
+        """Looks whether somebody does, now and then."""
+
+    def note(self, span: CallSpan) -> None:
+        """Writes a call down, if anybody wants it. Any thread may call it."""
+
+    def end(self) -> None:
+        """The store ends, or is connected anew."""
+
+
 class SpanFile:
-    """What one worker notes."""
+    """What one worker notes for `psstore trace`."""
 
     def __init__(self, folder: Path, rank: int) -> None:
         self._wanted = folder / WANTED
@@ -74,8 +106,10 @@ class SpanFile:
             if asked is not None:
                 self._file = self._path.open("wb", buffering=0)
 
+    def end(self) -> None:
+        """Does nothing: whoever has asked reads what there is."""
+
     def note(self, span: CallSpan) -> None:
-        """Writes a call down, if anybody wants it."""
         if self._file is not None:
             with self._giving_up():
                 self._file.write(msgspec.json.encode(span) + b"\n")
@@ -116,12 +150,12 @@ def _noted(method: F, *, of_last_round: bool = False, looks: bool = False) -> F:
     @functools.wraps(method)
     def call(self: TracedStore, /, *args: Any, **kwargs: Any) -> Any:
         if looks:
-            self.spans.look()
-        if not self.spans.is_on:
+            self.look()
+        if not self.is_noted:
             return method(self, *args, **kwargs)
         step, begin = self.round - of_last_round, time.time_ns()
         result = method(self, *args, **kwargs)
-        self.spans.note(CallSpan(call=method.__name__, step=step, begin=begin, end=time.time_ns()))
+        self.note(CallSpan(call=method.__name__, step=step, begin=begin, end=time.time_ns()))
         return result
 
     return cast(F, call)
@@ -132,12 +166,12 @@ def _noted_start(method: F, call_name: str, *, of_last_round: bool = False) -> F
 
     @functools.wraps(method)
     def call(self: TracedStore, /, *args: Any, **kwargs: Any) -> Any:
-        if not self.spans.is_on:
+        if not self.is_noted:
             return method(self, *args, **kwargs)
         step, begin = self.round - of_last_round, time.time_ns()
 
         def over(_: Future[Any]) -> None:
-            self.spans.note(CallSpan(call=call_name, step=step, begin=begin, end=time.time_ns(), waits=False))
+            self.note(CallSpan(call=call_name, step=step, begin=begin, end=time.time_ns(), waits=False))
 
         started = method(self, *args, **kwargs)
         started.add_done_callback(over)
@@ -147,14 +181,33 @@ def _noted_start(method: F, call_name: str, *, of_last_round: bool = False) -> F
 
 
 class TracedStore(Store):
-    """A worker's store under PSSTORE_TRACE."""
+    """A worker's store under PSSTORE_TRACE or PSSTORE_OTEL."""
 
     def __init__(
-        self, operations: Operations, backend: Backend, url: str, again: Again | None = None, *, folder: Path
+        self, operations: Operations, backend: Backend, url: str, again: Again | None = None, *, notes: Sequence[Notes]
     ) -> None:
         super().__init__(operations, backend, url, again)
-        assert self.rank is not None, "it is a worker"
-        self.spans = SpanFile(folder, self.rank)
+        self._notes = notes
+
+    @property
+    def is_noted(self) -> bool:
+        """Somebody wants to know of its calls."""
+        return any(notes.is_on for notes in self._notes)
+
+    def look(self) -> None:
+        """Looks whether somebody does."""
+        for notes in self._notes:
+            notes.look()
+
+    def note(self, span: CallSpan) -> None:
+        """Writes a call down for all who want it."""
+        for notes in self._notes:
+            notes.note(span)
+
+    def end(self, *, leave: bool) -> None:
+        super().end(leave=leave)
+        for notes in self._notes:
+            notes.end()
 
     push = _noted(Store.push)
     push_many = _noted(Store.push_many)

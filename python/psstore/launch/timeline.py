@@ -17,20 +17,7 @@ from typing import Any
 
 import msgspec
 
-from psstore.client.traced import CallSpan, path_of
-
-PHASES = {
-    "push": "push",
-    "push_many": "push",
-    "push_rows": "push",
-    "settle": "push",
-    "commit": "commit",
-    "finish": "commit",
-    "pull": "pull",
-    "pull_many": "pull",
-    "pull_rows": "pull",
-}
-"""What a call of the store is in a step."""
+from psstore.client.traced import PHASES, CallSpan, path_of
 
 STEPS, CALLS, UNDER_WAY = range(3)
 """Rows of a worker."""
