@@ -16,9 +16,10 @@ from numpy.testing import assert_array_equal
 
 import psstore
 from psstore import FollowingReader, LocalStore
+from psstore.client.first_tensors import RELAYED
 from psstore.client.store import Store
 from psstore.errors import DeadlineExceeded, PsstoreError
-from psstore.launch.relay import VERSION, Relay
+from psstore.launch.relay import Relay
 from tests.support.cluster import PATIENCE_S
 from tests.support.free_ports import free_ports
 from tests.support.server_process import END_S, StoreProcess
@@ -70,9 +71,9 @@ class Chain:
         self.trainer.publish({"end": np.ones(1, F32)})
         self.pass_on()
         end = self.readers[-1].verify().values
-        assert end[VERSION] == [self.trainer.version]
+        assert end[RELAYED] == [self.trainer.version]
         names = set(self.trainer.keys())
-        assert names == end.keys() - {VERSION}
+        assert names == end.keys() - {RELAYED}
         for name in names:
             if self.trainer.describe(name).spec.rule == "reduce":
                 assert end[name].tobytes() == self.trainer.pull(name).tobytes()
@@ -118,7 +119,7 @@ def until(reader: FollowingReader, number: int) -> None:
             continue
         assert_array_equal(version.values["a"], version.values["b"])
         if version.values["a"][0] == number:
-            assert version.values[VERSION] > 0
+            assert version.values[RELAYED] > 0
             return
 
 

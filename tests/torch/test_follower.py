@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from torch import nn
 import psstore.torch
 from psstore.errors import ShapeMismatch, UnknownTensor
 from psstore.torch import DistributedOptimizer, Follower
-from tests.support.cluster import Cluster, clusters
+from tests.support.cluster import PATIENCE_S, Cluster, clusters
 
 pytestmark = [pytest.mark.sockets, pytest.mark.one_loop]
 
@@ -86,10 +87,20 @@ def test_another_models_shapes_are_named_all_at_once(cluster: Cluster) -> None:
 
 
 def test_parameters_that_the_store_does_not_have_are_named(cluster: Cluster) -> None:
-    Trainer(cluster)
-    with pytest.raises(UnknownTensor, match=r"3\.bias; 3\.weight"):
+    Trainer(cluster).step()
+    with pytest.raises(UnknownTensor, match=r"'3\.bias', '3\.weight'; is '3\.bias' '\d\.bias'\?"):
         Follower(nn.Sequential(*model_of().children(), nn.Linear(2, 2)), cluster.url)
     psstore.connect(cluster.url, role="client").close()
+
+
+def test_a_follower_that_is_started_first_waits_for_the_trainer(cluster: Cluster) -> None:
+    copy = model_of()
+    with ThreadPoolExecutor(1) as pool:
+        waits = pool.submit(Follower, copy, cluster.url, wait_s=PATIENCE_S)
+        trainer = Trainer(cluster)
+        with waits.result(PATIENCE_S) as follower:
+            follower.update()
+    assert all(map(torch.equal, copy.state_dict().values(), trainer.model.state_dict().values()))
 
 
 def test_names_may_have_a_prefix(cluster: Cluster) -> None:

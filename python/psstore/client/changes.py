@@ -17,6 +17,7 @@ import numpy as np
 
 from psstore import _core
 from psstore.client.arrays import Bytes
+from psstore.client.first_tensors import FirstTensors
 from psstore.client.layout import Frame, Layout, OneVersion
 from psstore.client.operations import Operations
 from psstore.client.schema import travels_as
@@ -174,6 +175,7 @@ class Copies:
         """The decision after which the copies are; None: nothing came yet."""
         self._copies: dict[str, TensorCopy] = {}
         self._restored = False
+        self._first = FirstTensors(self._names)
         self._asked: tuple[Layout, list[AskedFrame]] | None = None
         """The frames of the last pull."""
 
@@ -194,9 +196,11 @@ class Copies:
         return digest.hexdigest()
 
     async def advance(self, operations: Operations, *, wait_s: float | None) -> Version:
-        """Goes to the newest version, at once if nothing came before, else as soon as there is one after the last.
-        Raises what a snapshot's pulls raise; DeadlineExceeded. Nothing has changed then."""
-        if self.number is not None:
+        """Goes to the newest version: as soon as its tensors are there if nothing came before, else as soon as there is
+        one after the last. Raises what a snapshot's pulls raise; DeadlineExceeded. Nothing has changed then."""
+        if self.number is None:
+            await self._first.arrive(operations, wait_s=wait_s)
+        else:
             await operations.newer(self.number, wait_s=wait_s)
         return await self._find_version(operations, wait_s, is_checked=False)
 

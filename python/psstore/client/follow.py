@@ -10,6 +10,7 @@ import numpy as np
 
 from psstore.client.changes import Copies, Dtypes, Version
 from psstore.client.connect import connect
+from psstore.client.first_tensors import FirstTensors
 from psstore.client.store import Store
 from psstore.errors import RolledBack
 
@@ -42,11 +43,12 @@ class FollowingReader:
         return self._copies.values
 
     def next(self, *, timeout_s: float | None = None) -> Version:
-        """The newest version: at once the first time, and then as soon as there is one after `version`. Its values are
-        `values`.
+        """The newest version: as soon as its tensors are there the first time, and then as soon as there is one after
+        `version`. Its values are `values`.
 
         `timeout_s`: how long to wait for it (default: the store's `wait_s`). Raises DeadlineExceeded, after which the
-        values are what they were, and so for any other error. A store that was restored from a checkpoint is read whole
+        values are what they were, and so for any other error; UnknownTensor for names that nobody has created although
+        the first step was taken. A store that was restored from a checkpoint is read whole
         again: the version may be a lower one, and says `restored`.
         """
         return self._reading(lambda: self._copies.advance(self._store._operations, wait_s=timeout_s))
@@ -107,3 +109,9 @@ def follow(
     copies_of = names if names is None or isinstance(names, str) else tuple(names)
     Copies(copies_of, dtype)  # what is wrong with them is said before anything is connected
     return FollowingReader(connect(url, role="client", **options), copies_of, dtype)
+
+
+def await_tensors(store: Store, names: Sequence[str]) -> None:
+    """Returns when the store has tensors of these names, as a reader waits for them that was started before the
+    trainer, for the store's `wait_s`. Raises UnknownTensor, DeadlineExceeded."""
+    store._run(FirstTensors(names).arrive(store._operations, wait_s=None))

@@ -7,11 +7,8 @@ from collections.abc import Iterable
 import numpy as np
 
 from psstore.client.changes import Version
+from psstore.client.first_tensors import RELAYED
 from psstore.client.store import Store
-
-VERSION = "relay/version"
-"""Tensor of a relay's store that says which version of the followed store the others are of: one float64, exact up to
-2^53. A relay that follows a relay passes it on."""
 
 
 class Relay:
@@ -30,8 +27,8 @@ class Relay:
         forms = {name: (value.shape, value.dtype.str) for name, value in version.values.items()}
         self._drop(name for name, form in self._forms.items() if forms.get(name) != form)
         values = {name: version.values[name] for name in version.changed | (forms.keys() - self._forms.keys())}
-        if VERSION not in version.values:
-            values[VERSION] = np.array([version.number], np.float64)
+        if RELAYED not in version.values:
+            values[RELAYED] = np.array([version.number], np.float64)
         number = self._own.publish(values)
         self._forms = forms
         return number

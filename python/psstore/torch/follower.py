@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
 
@@ -11,9 +11,9 @@ from torch import nn
 
 from psstore.client.changes import Version
 from psstore.client.connect import connect
-from psstore.client.follow import FollowingReader
+from psstore.client.follow import FollowingReader, await_tensors
 from psstore.client.store import Store
-from psstore.errors import ShapeMismatch, UnknownTensor
+from psstore.errors import ShapeMismatch
 from psstore.torch.parameters import STORED_AS, uncompiled
 from psstore.torch.warnings import dtype_name
 
@@ -26,14 +26,16 @@ class Follower:
     """
 
     def __init__(self, model: nn.Module, url: str | None = None, *, name: str = "", **options: Any) -> None:
-        """Connects, and compares names and shapes; `update` brings values. Blocks.
+        """Connects, waits until whoever trains has created the parameters, for `wait_s` at most, and compares shapes;
+        `update` brings values. Blocks.
 
         `model`: its parameters have the names that the trainer's have. Those in half precision are brought in that.
         `name`: before each name, as that of the trainer's DistributedOptimizer. `url`, `options`: those of
         `psstore.connect`, without `role`.
 
-        Raises UnknownTensor that names the parameters that the store does not have, ShapeMismatch that names all
-        tensors of other shapes; what `psstore.connect` raises. The model is as it was.
+        Raises UnknownTensor that names the parameters that the store does not have although its first step was taken,
+        DeadlineExceeded; ShapeMismatch that names all tensors of other shapes; what `psstore.connect` raises. The model
+        is as it was.
         """
         prefix = f"{name}/" if name else ""
         parameters = {prefix + uncompiled(one): parameter for one, parameter in model.named_parameters()}
@@ -88,10 +90,9 @@ class Follower:
 def _of_store(
     store: Store, parameters: Mapping[str, torch.Tensor], buffers: Mapping[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
-    """Returns the model's tensors that the store has. Raises UnknownTensor, ShapeMismatch."""
-    there = set(store.keys())
-    if missing := sorted(parameters.keys() - there):
-        raise UnknownTensor(f"the store has no tensors for these parameters of the model: {_listed(missing)}")
+    """Returns the model's tensors that the store has. Raises UnknownTensor, DeadlineExceeded, ShapeMismatch."""
+    await_tensors(store, list(parameters))
+    there = set(store.keys())  # a trainer creates its buffers before its parameters
     found = {**parameters, **{name: buffer for name, buffer in buffers.items() if name in there}}
     differences = []
     for name, tensor in found.items():
@@ -99,9 +100,5 @@ def _of_store(
         if shape != tuple(tensor.shape):
             differences.append(f"{name} is {shape} in the store and {tuple(tensor.shape)} in the model")
     if differences:
-        raise ShapeMismatch(f"the store holds another model: {_listed(differences)}")
+        raise ShapeMismatch(f"the store holds another model: {'; '.join(differences)}")
     return found
-
-
-def _listed(what: Iterable[str]) -> str:
-    return "; ".join(what)

@@ -452,9 +452,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if not self._training.newcomers():
             raise UsageError("no parameter of this optimizer requires a gradient, so there is nothing to train")
         self._strategy = self._select_step(self._training)
+        self._buffers = self._make_buffers(self._training)  # first: a reader that finds all parameters has these, too
         self._training.add_newcomers(self._strategy)
         self._frozen_check = FrozenCheck(self._training)
-        self._buffers = self._make_buffers(self._training)
 
     def _select_step(self, training: Training) -> StepStrategy:
         return select_step(training, mode=self._mode, every=self._every, clips=self.max_norm is not None)
