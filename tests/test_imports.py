@@ -40,7 +40,7 @@ PYTHON_ARROWS: dict[str, set[str]] = {
     "server": BELOW_ENDS | {"checkpoint"},
     "client": BELOW_ENDS | {"checkpoint"},
     "torch": BELOW_ENDS | {"checkpoint", "client"},
-    "integrations": {"errors", "torch"},
+    "integrations": {"errors", "client", "torch"},
     "launch": BELOW_ENDS | {"client", "server"},
     "cluster": BELOW_ENDS | {"client", "launch"},
     "ray": {"launch"},

@@ -20,7 +20,9 @@ import psstore.integrations.{module}
 """
 
 
-@pytest.mark.parametrize(("module", "framework"), [("lightning", "lightning"), ("huggingface", "transformers")])
+@pytest.mark.parametrize(
+    ("module", "framework"), [("lightning", "lightning"), ("huggingface", "transformers"), ("vllm", "vllm")]
+)
 def test_what_is_not_installed_is_named_with_what_to_install(module: str, framework: str) -> None:
     program = PROGRAM.format(framework=framework, module=module)
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -73,9 +74,7 @@ class Follower:
     @torch.no_grad()
     def _take(self, version: Version) -> Version:
         for name in version.changed:
-            value = torch.from_numpy(version.values[name])
-            tensor = self._tensors[name]
-            tensor.copy_(value.view(torch.bfloat16) if value.dtype is torch.int16 else value)
+            self._tensors[name].copy_(as_tensor(version.values[name]))
         return version
 
     def __enter__(self) -> Follower:
@@ -85,6 +84,12 @@ class Follower:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+
+def as_tensor(value: np.ndarray[Any, Any]) -> torch.Tensor:
+    """A value that a reader has as a tensor of that memory: int16 is how numpy sees bfloat16."""
+    tensor = torch.from_numpy(value)
+    return tensor.view(torch.bfloat16) if tensor.dtype is torch.int16 else tensor
 
 
 def _of_store(
