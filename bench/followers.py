@@ -35,6 +35,7 @@ from bench.report import Cell, Report, Table
 from bench.work import Floats
 from psstore import _core
 from psstore.client.follow import FollowingReader
+from psstore.launch.relay import Relay
 from psstore.types import TensorSpec
 
 NUM_TENSORS, TENSOR_ELEMS = 16, 1 << 18
@@ -45,6 +46,8 @@ SHARDS = 2
 READERS = (1, 16)
 READS_PER_S = 5
 ALONE, FOLLOWERS, PULLERS = "alone", "followers", "clients that pull"
+NUM_RELAYS = 2
+BEHIND = f"{FOLLOWERS} behind {NUM_RELAYS} relays"
 
 
 class Trainer:
@@ -150,10 +153,10 @@ def _times(work: Callable[[], object]) -> float:
 
 
 @contextlib.contextmanager
-def _reader(url: str, kind: str) -> Iterator[Connection]:
-    """A process that reads from when it is sent an offset in seconds until it is sent None, and answers how often."""
+def _process(work: Callable[..., None], *arguments: str) -> Iterator[Connection]:
+    """A process that works from when it is sent an offset in seconds until it is sent None, and answers how often."""
     ours, theirs = FRESH.Pipe()
-    with child(_read, theirs, url, kind):
+    with child(work, theirs, *arguments):
         theirs.close()
         with contextlib.closing(ours):
             ours.recv()
@@ -164,59 +167,115 @@ def _read(link: Connection, url: str, kind: str) -> None:
     with contextlib.suppress(EOFError, ConnectionError), psstore.connect(url, role="client") as store:
         follower = FollowingReader(store, NAMES, "bfloat16")
         out = [np.empty(store.describe(name).spec.shape, np.float32) for name in NAMES]
-        read = follower.next if kind == FOLLOWERS else partial(store.pull_many, NAMES, out=out, consistent=True)
-        read()
-        link.send(None)
-        while True:
-            due, times = time.perf_counter() + link.recv(), 0
-            while not link.poll(max(0.0, due - time.perf_counter())):
-                read()
-                times += 1
-                due = max(due + 1 / READS_PER_S, time.perf_counter())
+        read = partial(store.pull_many, NAMES, out=out, consistent=True) if kind == PULLERS else follower.next
+        _work(link, read, pause_s=1 / READS_PER_S)
+
+
+def _pass_on(link: Connection, url: str, own_url: str) -> None:
+    """What `psstore relay` does: every version that there is time for."""
+    with contextlib.suppress(EOFError, ConnectionError), psstore.connect(own_url, rank=0) as own:
+        relay, reader = Relay(own), psstore.follow(url)
+        _work(link, lambda: relay.publish(reader.next()), pause_s=0.0)
+
+
+def _work(link: Connection, once: Callable[[], object], *, pause_s: float) -> None:
+    once()
+    link.send(None)
+    while True:
+        due, times = time.perf_counter() + link.recv(), 0
+        while not link.poll(max(0.0, due - time.perf_counter())):
+            once()
+            times += 1
+            due = max(due + pause_s, time.perf_counter())
+        link.recv()
+        link.send(times)
+
+
+class Beside:
+    """The trainer's step beside others, who take turns."""
+
+    def __init__(self, url: str, ends: contextlib.ExitStack, *, block_s: float) -> None:
+        self._trainer = Trainer(ends.enter_context(psstore.connect(url, rank=0)))
+        self._trainer.step()
+        self._block_s = block_s
+        self._reads_per_step: dict[str, list[float]] = {}
+
+    def turn(self, name: str, readers: Sequence[Connection], passing: Sequence[Connection] = ()) -> Took:
+        """`passing`: who passes versions on to these readers, and goes on until they are done."""
+        for link in passing:
+            link.send(0.0)
+        for number, link in enumerate(readers):
+            link.send((number + 0.5) / len(readers) / READS_PER_S)
+        shards = self._trainer.shards()
+        used_s, begin = cpu_seconds(shards), time.perf_counter()
+        num_steps = self._trainer.steps(self._block_s)
+        took_s, used_s = time.perf_counter() - begin, cpu_seconds(shards) - used_s
+        for link in (*readers, *passing):
+            link.send(None)
+            self._trainer.step()  # nobody waits for a version that does not come
+        num_reads = sum(link.recv() for link in readers)
+        for link in passing:
             link.recv()
-            link.send(times)
+        self._reads_per_step.setdefault(name, []).append(num_reads / num_steps)
+        return Took(took_s / num_steps, used_s / num_steps)
+
+    def table(self, name: str, found: Mapping[str, Series]) -> Table:
+        rows: list[list[Cell]] = []
+        for what, one in found.items():
+            reads = statistics.median(self._reads_per_step[what])
+            each = 1e3 * (one.cpu_s - found[ALONE].cpu_s) / reads if reads else None
+            rows.append([what, milliseconds(one), one.median / found[ALONE].median, reads / one.median, each])
+        headers = (
+            "a step",
+            "ms: median (min–max)",
+            "× alone",
+            "versions a second",
+            "ms of the shards' processors for one",
+        )
+        return Table(name, headers, rows)
 
 
 def readers(rounds: int, block_s: float) -> tuple[Table, Mapping[str, Series]]:
     with store_server("unix", SHARDS) as url, contextlib.ExitStack() as ends:
-        trainer = Trainer(ends.enter_context(psstore.connect(url, rank=0)))
-        trainer.step()
+        beside = Beside(url, ends, block_s=block_s)
         links = {
-            kind: [ends.enter_context(_reader(url, kind)) for _ in range(max(READERS))] for kind in (FOLLOWERS, PULLERS)
+            kind: [ends.enter_context(_process(_read, url, kind)) for _ in range(max(READERS))]
+            for kind in (FOLLOWERS, PULLERS)
         }
-        shards = trainer.shards()
-        reads_per_step: dict[str, list[float]] = {}
-
-        def turn(name: str, kind: str, count: int) -> Took:
-            chosen = links[kind][:count] if count else []
-            for number, link in enumerate(chosen):
-                link.send((number + 0.5) / count / READS_PER_S)
-            used_s, begin = cpu_seconds(shards), time.perf_counter()
-            num_steps = trainer.steps(block_s)
-            took_s, used_s = time.perf_counter() - begin, cpu_seconds(shards) - used_s
-            for link in chosen:
-                link.send(None)
-                trainer.step()  # nobody waits for a version that does not come
-            reads_per_step.setdefault(name, []).append(sum(link.recv() for link in chosen) / num_steps)
-            return Took(took_s / num_steps, used_s / num_steps)
-
-        turns: dict[str, Turn] = {ALONE: partial(turn, ALONE, FOLLOWERS, 0)}
+        turns: dict[str, Turn] = {ALONE: partial(beside.turn, ALONE, ())}
         for count in READERS:
             for kind in (FOLLOWERS, PULLERS):
-                turns[f"{count} {kind}"] = partial(turn, f"{count} {kind}", kind, count)
+                name = f"{count} {kind}"
+                turns[name] = partial(beside.turn, name, links[kind][:count])
         found = alternate(turns, warm_up=1, rounds=rounds, progress="readers")
-    rows: list[list[Cell]] = []
-    for name, one in found.items():
-        reads = statistics.median(reads_per_step[name])
-        each = 1e3 * (one.cpu_s - found[ALONE].cpu_s) / reads if reads else None
-        rows.append([name, milliseconds(one), one.median / found[ALONE].median, reads / one.median, each])
-    headers = ("a step", "ms: median (min–max)", "× alone", "versions a second", "ms of the shards' processors for one")
-    return Table("readers", headers, rows), found
+        return beside.table("readers", found), found
+
+
+# ---- relays ----
+
+
+def relays(rounds: int, block_s: float) -> tuple[Table, Mapping[str, Series]]:
+    count = max(READERS)
+    with store_server("unix", SHARDS) as url, contextlib.ExitStack() as ends:
+        beside = Beside(url, ends, block_s=block_s)
+        direct = [ends.enter_context(_process(_read, url, FOLLOWERS)) for _ in range(count)]
+        own_urls = [ends.enter_context(store_server("unix", SHARDS)) for _ in range(NUM_RELAYS)]
+        passing = [ends.enter_context(_process(_pass_on, url, own)) for own in own_urls]
+        behind = [
+            ends.enter_context(_process(_read, own_urls[number % NUM_RELAYS], FOLLOWERS)) for number in range(count)
+        ]
+        turns: dict[str, Turn] = {
+            ALONE: partial(beside.turn, ALONE, ()),
+            f"{count} {FOLLOWERS}": partial(beside.turn, f"{count} {FOLLOWERS}", direct),
+            f"{count} {BEHIND}": partial(beside.turn, f"{count} {BEHIND}", behind, passing),
+        }
+        found = alternate(turns, warm_up=1, rounds=rounds, progress="relays")
+        return beside.table("relays", found), found
 
 
 # ---- all ----
 
-PARTS = ("bytes", "codec", "readers")
+PARTS = ("bytes", "codec", "readers", "relays")
 
 
 def measure(chosen: argparse.Namespace) -> Report:
@@ -242,6 +301,12 @@ def measure(chosen: argparse.Namespace) -> Report:
             for count in READERS
             if (ratio := found[f"{count} {FOLLOWERS}"].median / found[ALONE].median)
         ]
+    if "relays" in parts:
+        table, found = relays(*((5, 0.6) if chosen.quick else (20, 1.0)))
+        tables.append(table)
+        name = f"{max(READERS)} {BEHIND}"
+        ratio = found[name].median / found[ALONE].median
+        summary.append(["followers", f"a step beside {name}", milliseconds(found[name]), ratio, None])
     return Report(
         subject="followers",
         about=(

@@ -457,6 +457,10 @@ def test_followers_are_measured_by_what_they_are_sent_and_beside_who_trains(monk
     table, found = followers.readers(rounds=1, block_s=0.05)
     assert list(found) == [followers.ALONE, "1 followers", "1 clients that pull"]
     assert len(table.rows) == 3
+    monkeypatch.setattr(followers, "SHARDS", 1)
+    table, found = followers.relays(rounds=1, block_s=0.05)
+    assert list(found) == [followers.ALONE, "1 followers", "1 followers behind 2 relays"]
+    assert [bool(versions_per_s) for *_, versions_per_s, _ in table.rows] == [False, True, True]
 
 
 def test_learners_are_killed_by_the_seed_and_what_is_shared_is_counted() -> None:
