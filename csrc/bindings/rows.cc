@@ -78,8 +78,8 @@ std::unique_ptr<RowResiduals> make_residuals(uint32_t dim, size_t max_rows) {
 // The ids, and memory for their residuals.
 struct Kept {
   Kept(const RowResiduals& self, const py::object& given_ids, const py::object& given,
-       PyBytesRange::Access access)
-      : ids(given_ids), residuals(given, access) {
+       PyBytesRange::Access access, PyBytesRange::Access to_ids = PyBytesRange::Access::kRead)
+      : ids(given_ids, to_ids), residuals(given, access) {
     expect_bytes("residuals", num_ids() * self.dim() * sizeof(float), residuals.size());
   }
   size_t num_ids() const { return ids.size() / sizeof(uint64_t); }
@@ -89,6 +89,18 @@ struct Kept {
 
   PyBytesRange ids;
   PyBytesRange residuals;
+};
+
+// Likewise, and for their ages.
+struct Saved {
+  Saved(const RowResiduals& self, const py::object& given_ids, const py::object& given,
+        const py::object& given_ages, PyBytesRange::Access access)
+      : kept(self, given_ids, given, access, access), ages(given_ages, access) {
+    expect_bytes("ages", kept.num_ids() * sizeof(uint32_t), ages.size());
+  }
+
+  Kept kept;
+  PyBytesRange ages;
 };
 
 void bind_residuals(py::module_& m) {
@@ -108,7 +120,30 @@ void bind_residuals(py::module_& m) {
             const Kept kept(self, ids, residuals, PyBytesRange::Access::kRead);
             self.write(kept.span(), reinterpret_cast<const float*>(kept.residuals.data()));
           },
-          py::arg("ids"), py::arg("residuals"));
+          py::arg("ids"), py::arg("residuals"))
+      .def(
+          "copy",
+          [](const RowResiduals& self, const py::object& ids, const py::object& residuals,
+             const py::object& ages) {
+            const Saved to(self, ids, residuals, ages, PyBytesRange::Access::kWrite);
+            expect_bytes("ids", self.num_rows() * sizeof(uint64_t), to.kept.ids.size());
+            self.copy(reinterpret_cast<uint64_t*>(to.kept.ids.data()),
+                      reinterpret_cast<float*>(to.kept.residuals.data()),
+                      reinterpret_cast<uint32_t*>(to.ages.data()));
+          },
+          py::arg("ids"), py::arg("residuals"), py::arg("ages"))
+      .def(
+          "load",
+          [](RowResiduals& self, const py::object& ids, const py::object& residuals,
+             const py::object& ages) {
+            const Saved from(self, ids, residuals, ages, PyBytesRange::Access::kRead);
+            if (self.num_rows() != 0) {
+              throw Error(ErrorCode::BAD_ARGUMENT, "there are residuals already");
+            }
+            self.load(from.kept.span(), reinterpret_cast<const float*>(from.kept.residuals.data()),
+                      reinterpret_cast<const uint32_t*>(from.ages.data()));
+          },
+          py::arg("ids"), py::arg("residuals"), py::arg("ages"));
 }
 
 void scatter(const GroupedIds& self, const py::object& rows, uint32_t dim, const py::object& out,

@@ -27,6 +27,12 @@ class RowResiduals {
   // Error(OUT_OF_MEMORY), with nothing changed but that some may be forgotten.
   void write(std::span<const uint64_t> ids, const float* residuals);
 
+  // All of them, for who keeps them elsewhere. `residuals`: (num_rows, dim); `ages`: how many writes ago each was written.
+  void copy(uint64_t* ids, float* residuals, uint32_t* ages) const;
+  // Takes over what copy() gave. REQUIRES: there are none yet. Throws Error: BAD_ARGUMENT for an id that comes twice, or
+  // more than max_rows; OUT_OF_MEMORY. Some of them may be here then.
+  void load(std::span<const uint64_t> ids, const float* residuals, const uint32_t* ages);
+
  private:
   RowStore store_;
   RowPolicy policy_;

@@ -450,6 +450,47 @@ TEST(RowResiduals, are_those_of_the_ids_that_were_written_last) {
   EXPECT_EQ(residuals.num_rows(), kMost);
 }
 
+TEST(RowResiduals, that_were_loaded_forget_what_those_that_were_copied_forget) {
+  constexpr size_t kMost = 64;
+  RowResiduals residuals(1, kMost);
+  std::mt19937_64 random(10);
+  const auto write = [&](const std::vector<RowResiduals*>& all) {
+    std::vector<uint64_t> ids;
+    for (uint64_t id = 0; id < 100; ++id) {
+      if (random() % 10 == 0) ids.push_back(id);
+    }
+    std::vector<float> values;
+    for (size_t i = 0; i < ids.size(); ++i) values.push_back(static_cast<float>(random() % 1000));
+    for (RowResiduals* one : all) one->write(ids, values.data());
+  };
+  for (int step = 0; step < 20; ++step) write({&residuals});
+  std::vector<uint64_t> ids(residuals.num_rows());
+  std::vector<float> values(ids.size());
+  std::vector<uint32_t> ages(ids.size());
+  residuals.copy(ids.data(), values.data(), ages.data());
+  EXPECT_EQ(*std::ranges::min_element(ages), 0u);
+  EXPECT_GT(*std::ranges::max_element(ages), 0u);
+
+  RowResiduals again(1, kMost);
+  again.load(ids, values.data(), ages.data());
+  std::vector<uint64_t> all(100);
+  for (uint64_t id = 0; id < 100; ++id) all[id] = id;
+  for (int step = 0; step < 50; ++step) {
+    std::vector<float> expected(100);
+    std::vector<float> found(100);
+    residuals.read(all, expected.data());
+    again.read(all, found.data());
+    ASSERT_EQ(found, expected) << "after " << step << " writes";
+    write({&residuals, &again});
+  }
+
+  RowResiduals other(1, kMost);
+  const std::vector<uint64_t> twice = {7, 7};
+  EXPECT_THROW(other.load(twice, values.data(), ages.data()), Error);
+  RowResiduals small(1, 2);
+  EXPECT_THROW(small.load(std::span(ids).first(3), values.data(), ages.data()), Error);
+}
+
 // ---- rules ------------------------------------------------------------------------------------------
 
 TEST(StepRows, gives_the_same_bytes_by_every_instruction_set) {

@@ -645,6 +645,11 @@ class RowResiduals:
         """`ids`: u64; `residuals`: float32, (ids, dim); zeros of ids that have none."""
     def write(self, ids: _HasBuffer, residuals: _HasBuffer) -> None:
         """What is kept of these ids from now on, none of which may come twice. Raises OUT_OF_MEMORY."""
+    def copy(self, ids: _HasBuffer, residuals: _HasBuffer, ages: _HasBuffer) -> None:
+        """Writes all of them, `num_rows`. `ages`: u32, how many writes ago each was written."""
+    def load(self, ids: _HasBuffer, residuals: _HasBuffer, ages: _HasBuffer) -> None:
+        """Takes over what `copy` gave. REQUIRES: there are none yet. Raises BAD_ARGUMENT for ids that come twice, or
+        for more than there may be; OUT_OF_MEMORY."""
 
 @final
 class GroupedIds:

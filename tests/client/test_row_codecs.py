@@ -12,7 +12,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 import psstore
 from psstore.client.compression import rows as row_residuals
 from psstore.client.store import Store
-from psstore.errors import BadArgument
+from psstore.errors import BadArgument, DTypeMismatch, ShapeMismatch
 from tests.support.cluster import TRANSPORTS, StartCluster, at_once, clusters
 
 pytestmark = pytest.mark.one_loop
@@ -123,6 +123,51 @@ def test_what_has_no_room_is_forgotten_and_the_rows_pushed_last_are_not(monkeypa
         store.commit({"lr": 1.0})
         moved = (store.pull_rows("t", range(16)) != before).any(axis=1)
     assert moved.tolist() == [False] * 8 + [True] * 8
+
+
+def test_what_is_kept_back_is_taken_over_by_another_worker() -> None:
+    with (
+        psstore.connect("local://", rank=0, num_workers=1) as store,
+        psstore.connect("local://?shards=2", rank=0, num_workers=1) as other,
+    ):
+        for one in (store, other):
+            one.create_table("t", dim=DIM, rule="sgd")
+            assert one.row_residuals("t") is None
+        for seed, ids in enumerate(([1, 2**64 - 1], [2])):
+            store.push_rows("t", np.array(ids, np.uint64), drawn(seed, len(ids)), codec="int8")
+            store.commit({"lr": 1.0})
+        kept = store.row_residuals("t")
+        assert kept is not None
+        assert dict(zip(kept.ids.tolist(), kept.ages.tolist(), strict=True)) == {1: 1, 2**64 - 1: 1, 2: 0}
+        other.assign_rows("t", kept.ids, store.pull_rows("t", kept.ids))
+        other.set_row_residuals("t", kept)
+        for one in (store, other):
+            one.push_rows("t", kept.ids, drawn(7, 3), codec="int8")
+            one.commit({"lr": 1.0})
+        assert_array_equal(store.pull_rows("t", kept.ids), other.pull_rows("t", kept.ids))
+        other.set_row_residuals("t", None)
+        assert other.row_residuals("t") is None
+
+
+def test_residuals_that_are_none_of_the_table_s_are_refused_and_nothing_changes() -> None:
+    with psstore.connect("local://", rank=0, num_workers=1) as store:
+        store.create_table("t", dim=DIM, rule="sgd")
+        store.push_rows("t", [1, 2], drawn(1, 2), codec="int8")
+        store.commit({"lr": 1.0})
+        kept = store.row_residuals("t")
+        assert kept is not None
+        for wrong, error in (
+            (kept._replace(residuals=kept.residuals[:, :-1]), ShapeMismatch),
+            (kept._replace(residuals=kept.residuals.astype("f8")), DTypeMismatch),
+            (kept._replace(ages=kept.ages[:1]), ShapeMismatch),
+            (kept._replace(ages=kept.ages.astype("i8")), DTypeMismatch),
+            (kept._replace(ids=kept.ids[[0, 0]]), BadArgument),
+        ):
+            with pytest.raises(error, match="residuals"):
+                store.set_row_residuals("t", wrong)
+        again = store.row_residuals("t")
+        assert again is not None
+        assert_array_equal(again.residuals, kept.residuals)
 
 
 def test_workers_may_push_in_codecs_of_their_own(start: StartCluster) -> None:

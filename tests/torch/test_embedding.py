@@ -390,6 +390,37 @@ def test_residuals_of_rows_are_in_units_of_real_gradients() -> None:
     assert torch.equal(trained("push=int8"), trained("push=int8", loss_scale=1024.0))
 
 
+def test_a_state_dict_goes_on_with_what_was_kept_back_of_rows(store: Store) -> None:
+    def trainee(on: Store) -> tuple[Model, DistributedOptimizer]:
+        items = Embedding("items", DIM, on, rule="sgd", init="normal(0, 0.5)", lr=0.5, compression="push=int8")
+        model = Model(items)
+        return model, distributed(model, items, on)
+
+    def train(model: Model, optimizer: DistributedOptimizer, steps: range) -> None:
+        for step in steps:
+            optimizer.zero_grad()
+            torch.autograd.backward(loss_of(model, step))
+            optimizer.step()
+
+    model, optimizer = trainee(store)
+    train(model, optimizer, range(4))
+    saved, rows = optimizer.state_dict(), first_rows(store, "items")
+    weights = copy.deepcopy(model.state_dict())
+    train(model, optimizer, range(4, 8))
+    with psstore.connect("local://", rank=0, num_workers=1) as other:
+        again, optimizer = trainee(other)
+        again.load_state_dict(weights)
+        optimizer.publish()
+        other.assign_rows("items", range(ROWS), rows)
+        optimizer.load_state_dict(saved)
+        train(again, optimizer, range(4, 8))
+        assert torch.equal(first_rows(other, "items"), first_rows(store, "items"))
+        assert torch.equal(again.head.weight, model.head.weight)
+        saved["residuals"]["rank"] = 1
+        optimizer.load_state_dict(saved)
+        assert "residuals" not in optimizer.state_dict(), "this worker has not seen another's gradients"
+
+
 @pytest.mark.parametrize("compression", ["sign", "topk:0.1", "push=sign"])
 def test_a_codec_that_rows_have_not_is_refused(store: Store, compression: str) -> None:
     with pytest.raises(BadArgument, match=r"table 'items': push: codec is .* rows travel in none, bf16, fp16, int8"):

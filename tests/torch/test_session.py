@@ -32,6 +32,7 @@ from psstore.errors import BadArgument, RolledBack, UsageError
 from psstore.torch import (
     Compression,
     DistributedOptimizer,
+    Embedding,
     Hook,
     ResumableLoader,
     Step,
@@ -50,6 +51,7 @@ MODES = {
 }
 
 KEEPS_BACK = Compression(push="int8", min_elems=16)
+NUM_ITEMS, ITEM_DIM = 30, 7
 
 MODEL = nn.Sequential(nn.Linear(20, 30), nn.ReLU(), nn.Dropout(0.3), nn.Linear(30, 3))
 
@@ -63,13 +65,17 @@ class Trainee(NamedTuple):
     model: nn.Module
     optimizer: DistributedOptimizer
     schedule: torch.optim.lr_scheduler.LRScheduler
+    items: Embedding | None = None
+    """A table that is trained beside it."""
 
 
-def trainee(store: Store, **options: Any) -> Trainee:
+def trainee(store: Store, *, items: Embedding | None = None, **options: Any) -> Trainee:
     model = deepcopy(MODEL)
     plain = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, foreach=False)
     schedule = torch.optim.lr_scheduler.StepLR(plain, 3, 0.7)
-    return Trainee(model, DistributedOptimizer(plain, store, model.named_parameters(), **options), schedule)
+    tables = [] if items is None else [items]
+    optimizer = DistributedOptimizer(plain, store, model.named_parameters(), tables=tables, **options)
+    return Trainee(model, optimizer, schedule, items)
 
 
 def turn(one: Trainee, step: Step, *, clips: bool = False) -> None:
@@ -77,6 +83,8 @@ def turn(one: Trainee, step: Step, *, clips: bool = False) -> None:
     inputs = torch.randn(8, 20) * random.random()
     one.optimizer.zero_grad()
     loss = one.model(inputs).square().mean()
+    if one.items is not None:
+        loss = loss + (one.items(torch.randint(0, NUM_ITEMS, (8,))) * inputs[:, :ITEM_DIM]).mean()
     loss.backward()
     if clips:
         one.optimizer.clip_grad_norm_(0.01)
@@ -89,6 +97,8 @@ def turn(one: Trainee, step: Step, *, clips: bool = False) -> None:
 def end_of(one: Trainee) -> list[Any]:
     """What must be the same bit by bit."""
     weights = b"".join(parameter.detach().numpy().tobytes() for parameter in one.model.parameters())
+    if one.items is not None:
+        weights += one.items.store.pull_rows(one.items.table, range(NUM_ITEMS)).tobytes()
     lr = one.optimizer.param_groups[0]["lr"]
     return [weights, lr, one.schedule.last_epoch, dict(one.optimizer.checkpoint_state), random.random(), torch.rand(1)]
 
@@ -118,7 +128,8 @@ def test_training_goes_on_bit_for_bit_with_everything_around_it(
             StoreProcess("--shards", str(shards), *flags) as process,
             psstore.connect(process.url, wait_s=PATIENCE_S) as store,
         ):
-            one = trainee(store, compression=compression)
+            items = None if compression is None else Embedding("items", ITEM_DIM, store, compression="push=int8")
+            one = trainee(store, compression=compression, items=items)
             random.seed(stop_at)  # another life's are other ones,
             torch.manual_seed(stop_at)
             if store.version == 0:

@@ -19,6 +19,7 @@ from psstore.checkpoint.handed import Handed, pack_handed, unpack_handed
 from psstore.checkpoint.nested import Plain
 from psstore.client.arguments import number, one_of, text, version, whole
 from psstore.client.arrays import Array, Floats
+from psstore.client.compression.rows import KeptBack
 from psstore.client.context import Context
 from psstore.client.device.arrays import seen
 from psstore.client.flow_control import Pace
@@ -416,6 +417,20 @@ class Operations:
             for tensor, value in zip(tensors, values.values(), strict=True)
         ]
         self.context.coded.set_residuals(tensors, given)
+
+    async def row_residuals(self, name: str) -> KeptBack | None:
+        """What the codecs of this worker's pushes lost so far of a table's rows, by id: for a checkpoint. A copy, as of
+        the last round that is over, in units of gradients without a loss scale; None: nothing.
+
+        Raises UnknownTensor, RuleMismatch.
+        """
+        return await self.tables.residuals(name)
+
+    async def set_row_residuals(self, name: str, kept_back: KeptBack | None) -> None:
+        """Takes over what `row_residuals` gave, as from a checkpoint, between rounds, in place of what is kept of that
+        table; None: nothing is. Raises UnknownTensor, RuleMismatch, ShapeMismatch, DTypeMismatch, BadArgument for an id
+        that comes twice; then nothing has changed."""
+        await self.tables.set_residuals(name, kept_back)
 
     # ---- reading ----
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from psstore import _core
 from psstore.client.arrays import Array, fresh, source, target
+from psstore.client.compression.rows import KeptBack
 from psstore.client.context import Context
 from psstore.client.norms import Norm
 from psstore.client.reading import Reading
@@ -103,6 +104,17 @@ class Tables:
         pieces = (one for one in written_pieces(what, table, grouped, ways) if one.num_bytes)
         with _saying_the_bound(table):
             await self._writing.assign_rows(table, written(table, grouped, given.data, pieces))
+
+    async def residuals(self, name: str) -> KeptBack | None:
+        table = await self._context.schema.find_table(name)
+        await self._norm.settle(None)  # it tells what becomes of the last round's residuals
+        return self._context.coded.rows.kept_back(table)
+
+    async def set_residuals(self, name: str, kept_back: KeptBack | None) -> None:
+        table = await self._context.schema.find_table(name)
+        if kept_back is not None:
+            kept_back = _checked(f"set_row_residuals {name!r}", row_dim(table), kept_back)
+        self._context.coded.rows.write(table, kept_back)
 
     async def keys(self, name: str, *, wait_s: float | None, hold: Hold) -> Ids:
         table = await self._context.schema.find_table(name)
@@ -239,6 +251,18 @@ def ids_of(what: str, value: Array) -> tuple[Ids, tuple[int, ...]]:
     if array.dtype.kind == "i" and array.size and array.min() < 0:
         raise BadArgument(f"{what}: id {array.min()} is negative; expected ids in [0, 2^64)")
     return np.ascontiguousarray(array, dtype=np.uint64).reshape(-1), array.shape
+
+
+def _checked(what: str, dim: int, kept_back: KeptBack) -> KeptBack:
+    """What `row_residuals` gave, of a table of that dim. Raises DTypeMismatch, ShapeMismatch, BadArgument."""
+    ids, (num_ids, *_) = ids_of(what, np.atleast_1d(kept_back.ids))
+    residuals, ages = np.ascontiguousarray(kept_back.residuals), np.ascontiguousarray(kept_back.ages)
+    _check_rows(f"{what}: residuals", (num_ids, dim), residuals.shape, residuals.dtype.name)
+    if ages.shape != (num_ids,):
+        raise ShapeMismatch(f"{what}: expected ages of shape ({num_ids},), one of each id, got {ages.shape}")
+    if ages.dtype != np.uint32:
+        raise DTypeMismatch(f"{what}: expected ages of dtype uint32, got {ages.dtype.name}")
+    return KeptBack(ids, residuals, ages)
 
 
 def _check_rows(what: str, expected: Sequence[int], shape: Sequence[int], dtype: str) -> None:

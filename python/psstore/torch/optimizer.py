@@ -398,16 +398,21 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """Whether this worker has optimizer state, which the store's checkpoints have not."""
         return not isinstance(self._strategy, StoreStep)
 
-    def residuals(self) -> dict[int, torch.Tensor]:
-        """What this worker's codecs have kept back, by the parameters' numbers in a state dict, in units of gradients
-        without a loss scale."""
+    def residuals(self) -> dict[int | str, Any]:
+        """What this worker's codecs have kept back, by the parameters' numbers in a state dict, and of rows by their
+        tables' names, in units of gradients without a loss scale: tensors, and dicts of them."""
         kept = self._strategy.residuals()
-        return {number: kept[one] for number, one in enumerate(self._in_order()) if one in kept}
+        found: dict[int | str, Any] = {number: kept[one] for number, one in enumerate(self._in_order()) if one in kept}
+        found.update(self._training.tables.residuals())
+        return found
 
-    def set_residuals(self, residuals: Mapping[int, torch.Tensor]) -> None:
-        """Makes them what they were when `residuals` gave these; nothing is kept back of other parameters."""
+    def set_residuals(self, residuals: Mapping[int | str, Any]) -> None:
+        """Makes them what they were when `residuals` gave these; nothing is kept back of other parameters or tables."""
         parameters = dict(enumerate(self._in_order()))
-        self._strategy.set_residuals({parameters[number]: value for number, value in residuals.items()})
+        self._strategy.set_residuals(
+            {parameters[key]: value for key, value in residuals.items() if not isinstance(key, str)}
+        )
+        self._training.tables.set_residuals({key: value for key, value in residuals.items() if isinstance(key, str)})
 
     def _in_order(self) -> Iterator[torch.Tensor]:
         """Parameters as torch numbers them in a state dict."""

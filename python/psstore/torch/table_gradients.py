@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import numpy as np
 import torch
 
+from psstore.client.compression.rows import KeptBack
 from psstore.client.store import Store
 from psstore.errors import UsageError
 from psstore.torch.table_module import TableModule
@@ -93,6 +95,31 @@ class TableGradients:
                     f"the state dict has no parameter group of table {one.table!r}: it is of another training"
                 )
             one.hypers = groups[one.table]
+
+    def residuals(self) -> dict[str, dict[str, torch.Tensor]]:
+        """What this worker's codecs have kept back of rows so far, by table: ids, residuals, ages, as
+        `Store.row_residuals` gives them, with signed numbers, which all of torch can handle."""
+        held = {one.table: self._store.row_residuals(one.table) for one in self.tables if one.pushes_in_a_codec}
+        return {
+            table: {
+                "ids": torch.from_numpy(kept.ids.view(np.int64)),
+                "residuals": torch.from_numpy(kept.residuals),
+                "ages": torch.from_numpy(kept.ages.view(np.int32)),
+            }
+            for table, kept in held.items()
+            if kept is not None
+        }
+
+    def set_residuals(self, residuals: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
+        """Replaces what codecs have kept back of rows; nothing is kept back of tables that are not named."""
+        for one in self.tables:
+            if not one.pushes_in_a_codec:
+                continue
+            held = {name: value.cpu().numpy() for name, value in residuals.get(one.table, {}).items()}
+            kept = None
+            if held:
+                kept = KeptBack(held["ids"].view(np.uint64), held["residuals"], held["ages"].view(np.uint32))
+            self._store.set_row_residuals(one.table, kept)
 
     def forget(self) -> None:
         """Drops what was sent: its round is over."""

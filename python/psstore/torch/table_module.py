@@ -144,6 +144,11 @@ class TableModule(torch.nn.Module):
     def store(self) -> Store:
         return self._store
 
+    @property
+    def pushes_in_a_codec(self) -> bool:
+        """Whether gradients of rows are rounded, so that something is kept back of them."""
+        return row_encoding("push", self.compression.push) != "float32"
+
     def rows_of(self, ids: torch.Tensor) -> torch.Tensor:
         """Returns the rows, as every step in them that this worker was told of left them: float32 of the ids' shape and
         then (dim,), on the ids' device. The gradient of each is left when backward comes by.
