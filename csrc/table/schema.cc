@@ -88,13 +88,11 @@ void check_rows(const TensorDefinition& definition) {
   check_bounds(id, bounds);
 }
 
-// A partition takes contributions, and values of some of its rows, which travel as they are.
+// A partition takes contributions, and values of some of its rows, which travel likewise.
 ErrorCode check_rows_write(const SlotSpec& spec, WriteKind kind, const SliceEntry& entry) {
   const bool is_taken = kind == WriteKind::kPush || kind == WriteKind::kAssign;
   if (!is_taken || entry.part != 0) return ErrorCode::RULE_MISMATCH;
-  const bool travels =
-      kind == WriteKind::kPush ? is_rows_encoding(entry.dtype) : entry.dtype == kRowsEncoding;
-  if (!travels) return ErrorCode::DTYPE_MISMATCH;
+  if (!is_rows_encoding(entry.dtype)) return ErrorCode::DTYPE_MISMATCH;
   const size_t row_bytes = contributed_row_bytes(spec.rows.dim, dtype_of_rows(entry.dtype));
   const bool are_whole = entry.num_bytes % row_bytes == 0;
   return are_whole ? ErrorCode::OK : ErrorCode::SIZE_MISMATCH;

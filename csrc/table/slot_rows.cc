@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "core/breakable_rules.h"
+#include "rows/row_codec.h"
 #include "table/slot.h"
 
 namespace psstore {
@@ -88,10 +89,12 @@ std::optional<Change> Slot::assign_rows(const PayloadSlice& from) {
   rows_->find(ids, found.rows);
   const RowPolicy::Plan plan = row_policy_->make_room(*rows_, found.rows, settled_);
   if (plan.num_refused > 0) return std::nullopt;
+  std::vector<float> value(spec_.rows.dim);
   make_room(ids, found, plan);
   for (size_t i = 0; i < ids.size(); ++i) {
     const RowNumber row = there_or_new(ids, i, found, 0);
-    std::memcpy(rows_->value(row), given.gradient(i), spec_.row_shape().value_bytes());
+    decode_rows(given.dtype(), 1, spec_.rows.dim, given.gradient(i), value.data());
+    std::memcpy(rows_->value(row), value.data(), spec_.row_shape().value_bytes());
     if (holds(BreakableRule::kASSIGNED_STATE_IS_NEW)) {
       rows_->begin_state(row, kSumToCome);
     }

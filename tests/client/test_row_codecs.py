@@ -202,6 +202,26 @@ def test_rows_are_read_in_a_codec_each_rounded_by_itself(start: StartCluster, co
     assert_array_equal(out, found.reshape(-1, DIM)[[77, 77]])
 
 
+@pytest.mark.parametrize("codec", ROW_BYTES)
+def test_rows_are_assigned_and_read_of_a_snapshot_in_a_codec(start: StartCluster, codec: str) -> None:
+    store = start(shards=3).connect()
+    store.create_table("t", dim=DIM, rule="sgd")
+    ids, rows = np.arange(40), drawn(1, 40)
+    before = received_bytes(store)
+    store.assign_rows("t", ids, rows, codec=codec)
+    assert received_bytes(store) - before == 40 * (8 + ROW_BYTES[codec])
+    found = store.pull_rows("t", ids)
+    largest = np.abs(rows).max(axis=-1, keepdims=True)
+    assert 0 < (np.abs(found - rows) / largest).max() < 1.01 * QUANTUM[codec]
+    with store.snapshot() as view:
+        store.push_rows("t", ids, rows)
+        store.commit({"lr": 1.0})
+        before = sum(int(one["sent_bytes"]) for one in store.stats())
+        of_then = view.pull_rows("t", ids, codec=codec)
+        assert sum(int(one["sent_bytes"]) for one in store.stats()) - before == 40 * ROW_BYTES[codec]
+    assert (np.abs(of_then - found) / largest).max() < 1.01 * QUANTUM[codec]
+
+
 @pytest.mark.parametrize("codec", ["sign", "topk:0.1", "int4", "float32"])
 def test_a_codec_that_rows_have_not_is_refused_before_anything_is_sent(codec: str) -> None:
     with psstore.connect("local://", rank=0, num_workers=1) as store:
@@ -210,3 +230,5 @@ def test_a_codec_that_rows_have_not_is_refused_before_anything_is_sent(codec: st
             store.push_rows("t", [1], drawn(1, 1), codec=codec)
         with pytest.raises(BadArgument, match=r"pull_rows 't': codec is"):
             store.pull_rows("t", [1], codec=codec)
+        with pytest.raises(BadArgument, match=r"assign_rows 't': codec is"):
+            store.assign_rows("t", [1], drawn(1, 1), codec=codec)

@@ -231,12 +231,14 @@ class Operations:
         """
         return await self.tables.pull(name, ids, out, wait_s=wait_s, codec=codec)
 
-    async def assign_rows(self, name: str, ids: Array, rows: Array) -> None:
+    async def assign_rows(self, name: str, ids: Array, rows: Array, *, codec: str | None = None) -> None:
         """Sets rows of a table, at once and exactly once, whether they were there or not. The state that the update
         rule keeps of them starts anew with their next step. Not a step: contributions that wait go on waiting.
 
         `ids`: integers of any shape and order, none negative and none twice.
         `rows`: float32 of the ids' shape and then (dim,). Both must stay as they are until the call returns.
+        `codec`: send fewer bytes: 'bf16', 'fp16' or 'int8'. The rows are set to what that makes of them: nothing is
+        kept back.
 
         A reader that holds the last decision is told VersionGone if its rows change so.
 
@@ -244,7 +246,7 @@ class Operations:
         DeadlineExceeded if the last decision still waits for contributions, OutOfMemory, and TableFull: then some of
         the rows may have been set, and setting them again is right.
         """
-        await self.tables.assign(name, ids, rows)
+        await self.tables.assign(name, ids, rows, codec=codec)
 
     async def export_table(self, name: str, path: str | PathLike[str], *, wait_s: float | None = None) -> None:
         """Writes a table as of one decision to a safetensors file on this machine, from which `torch` or numpy read it:

@@ -74,9 +74,17 @@ class Snapshot(_View):
         values: list[Array] = self._run(self._pull(names, out, dtype, wait_s))
         return values
 
-    def pull_rows(self, name: str, ids: Array, *, out: Array | None = None, wait_s: float | None = None) -> Array:
+    def pull_rows(
+        self,
+        name: str,
+        ids: Array,
+        *,
+        out: Array | None = None,
+        codec: str | None = None,
+        wait_s: float | None = None,
+    ) -> Array:
         """Rows of a table; the arguments are those of `Store.pull_rows`."""
-        return self._run(self._operations.tables.pull(name, ids, out, wait_s=wait_s, hold=self._hold))
+        return self._run(self._operations.tables.pull(name, ids, out, wait_s=wait_s, hold=self._hold, codec=codec))
 
     def keys(self, table: str, *, wait_s: float | None = None) -> Ids:
         """The ids of a table's rows, as `Store.keys` gives them."""
@@ -118,9 +126,17 @@ class AsyncSnapshot(_View):
         values: list[Array] = await asyncio.wrap_future(self._submit(self._pull(names, out, dtype, wait_s)))
         return values
 
-    async def pull_rows(self, name: str, ids: Array, *, out: Array | None = None, wait_s: float | None = None) -> Array:
+    async def pull_rows(
+        self,
+        name: str,
+        ids: Array,
+        *,
+        out: Array | None = None,
+        codec: str | None = None,
+        wait_s: float | None = None,
+    ) -> Array:
         """Rows of a table; the arguments are those of `AsyncStore.pull_rows`."""
-        rows = self._operations.tables.pull(name, ids, out, wait_s=wait_s, hold=self._hold)
+        rows = self._operations.tables.pull(name, ids, out, wait_s=wait_s, hold=self._hold, codec=codec)
         return await asyncio.wrap_future(self._submit(rows))
 
     async def keys(self, table: str, *, wait_s: float | None = None) -> Ids:

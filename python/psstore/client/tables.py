@@ -90,9 +90,10 @@ class Tables:
         if residuals is not None:
             kept.pushed(table, unique, residuals)
 
-    async def assign(self, name: str, ids: Array, rows: Array) -> None:
+    async def assign(self, name: str, ids: Array, rows: Array, *, codec: str | None) -> None:
         table = await self._context.schema.find_table(name)
         what = f"assign_rows {name!r}"
+        encoding = row_encoding(what, codec)
         numbers, shape = ids_of(what, ids)
         given = source(rows, dtype="float32")
         _check_rows(f"{what}: rows", (*shape, row_dim(table)), given.shape, given.dtype)
@@ -101,9 +102,9 @@ class Tables:
             unique, counts = np.unique(numbers, return_counts=True)
             raise BadArgument(f"{what}: id {unique[counts > 1][0]} comes twice; a row can be assigned one value")
         ways = self._context.client.ways
-        pieces = (one for one in written_pieces(what, table, grouped, ways) if one.num_bytes)
+        pieces = (one for one in written_pieces(what, table, grouped, ways, encoding) if one.num_bytes)
         with _saying_the_bound(table):
-            await self._writing.assign_rows(table, written(table, grouped, given.data, pieces))
+            await self._writing.assign_rows(table, written(table, grouped, given.data, pieces, encoding))
 
     async def residuals(self, name: str) -> KeptBack | None:
         table = await self._context.schema.find_table(name)
