@@ -44,7 +44,8 @@ ALONE_S = 5.0
 """How long a host that goes on may still not hear of the other one."""
 
 SUCCEEDS_S = 5.0
-"""How long a shard may answer nobody once a host of it has fallen silent: that is noticed, and words are asked for."""
+"""How long a shard may answer nobody once a host of it has fallen silent, or its two have lost each other: that is
+noticed, and words are asked for."""
 
 BEGINS_S = 1.0
 """When the first silence may begin."""
@@ -204,6 +205,7 @@ class Elections:
 
         def lost(client: str) -> None:
             host.lost.add(client)
+            self._note_standstill()
             self._ask_to_do_without(host, leader, client)
 
         standbys.on_lost, standbys.on_in_sync = lost, host.lost.discard
@@ -274,7 +276,7 @@ class Elections:
         assert host.server is not None
         self._world.say(f"{host.name} of shard {silence.shard} {silence.kind} for {silence.for_s:g} s")
         until = self._world.now + silence.for_s
-        self._scenario.history.standstills.append((self._world.now, self._world.now + SUCCEEDS_S))
+        self._note_standstill()
         if silence.kind in ("stands still", "wakes up alone"):
             host.server.stands_still_until = host.stands_still_until = until
             if silence.kind == "wakes up alone":
@@ -291,6 +293,10 @@ class Elections:
                 self._hold(silence.shard, silence.for_s)
             self._die(host)
         self._schedule(silences[1:])
+
+    def _note_standstill(self) -> None:
+        history, now = self._scenario.history, self._world.now
+        history.standstills.append((now, now + SUCCEEDS_S))
 
     def _hold(self, shard: int, for_s: float) -> None:
         """What its two processes send each other arrives so much later."""

@@ -215,8 +215,8 @@ class History:
     falls: list[int] = field(default_factory=list)
     """The versions of the checkpoints."""
     standstills: list[tuple[float, float]] = field(default_factory=list)
-    """From when to when somebody tried to have the store go on with another number of shards, or a host's silence was
-    seen to."""
+    """From when to when somebody tried to have the store go on with another number of shards, or the silence of a
+    host was seen to."""
 
     def stood_still_s(self, began: float, ended: float) -> float:
         """How much of that time the store may have stood still."""
