@@ -87,6 +87,17 @@ def demo(
             " generator makes.",
         ),
     ] = False,
+    learners: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Train with so many learners of DiLoCo instead, which take their own steps and now and then share the"
+            " weights.",
+        ),
+    ] = None,
+    kill: Annotated[
+        bool, typer.Option("--kill", help="With --learners: kill one every two seconds; another joins in its place.")
+    ] = False,
     seed: Annotated[int, typer.Option(help="Of the first weights and the order of the images.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON, in the last line.")] = False,
 ) -> None:
@@ -98,9 +109,13 @@ def demo(
     from psstore.cli.demo.display import Display, chaos_hashes, crash_hashes, summary
     from psstore.cli.demo.training import job_of, train
 
-    if rows:
-        _check_rows_alone(
+    if kill and learners is None:
+        fail("--kill is for --learners: give their number, as --learners 4")
+    if rows or learners is not None:
+        _check_alone(
+            "--rows" if rows else "--learners",
             {
+                "--learners": rows and learners is not None,
                 "--strategy": strategy is not Strategy.ps,
                 "--mode": mode is not Mode.sync,
                 "--compression": compression != "none",
@@ -109,8 +124,13 @@ def demo(
                 "--compare": compare,
                 "--crash": crash,
                 "--chaos": chaos,
-            }
+            },
         )
+        if learners is not None:
+            _show_learners(
+                Console(stderr=as_json), shards=shards, learners=learners, seed=seed, kill=kill, as_json=as_json
+            )
+            return
         _show_rows(Console(stderr=as_json), shards=shards, workers=workers, seed=seed, as_json=as_json)
         return
     _need_packages(digits=data_dir is None)
@@ -187,11 +207,21 @@ def _show_rows(console: Console, *, shards: int, workers: int, seed: int, as_jso
         typer.echo(msgspec.json.encode(report).decode())
 
 
-def _check_rows_alone(given: dict[str, bool]) -> None:
-    """Ends the command with a sentence for an option of the digits."""
+def _show_learners(console: Console, *, shards: int, learners: int, seed: int, kill: bool, as_json: bool) -> None:
+    _need_packages(digits=True)
+    from psstore.cli.demo.learners import learners_summary, train_learners
+
+    report = train_learners(console, shards=shards, learners=learners, seed=seed, kill=kill)
+    console.print(learners_summary(report))
+    if as_json:
+        typer.echo(msgspec.json.encode(report).decode())
+
+
+def _check_alone(alone: str, given: dict[str, bool]) -> None:
+    """Ends the command with a sentence for an option of the usual training."""
     for option, is_given in given.items():
         if is_given:
-            fail(f"{option} is for the training on digits: leave it out, or --rows")
+            fail(f"{option} can't be with {alone}: leave out one of them")
 
 
 def _need_packages(*, digits: bool) -> None:

@@ -137,7 +137,19 @@ class RowsProgress(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     bytes_pulled: int
 
 
-Event = WorkerBegan | WorkerProgress | WorkerResult | RowsProgress
+class LearnerProgress(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Where a worker of `--learners` is."""
+
+    rank: int
+    round: int
+    """The last that was decided, of all learners."""
+    rounds: int
+    loss: float
+    """Measured on images that nobody trains on, with its own weights."""
+    accuracy: float
+
+
+Event = WorkerBegan | WorkerProgress | WorkerResult | RowsProgress | LearnerProgress
 
 _decoder: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)
 
