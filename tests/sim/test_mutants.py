@@ -62,7 +62,6 @@ NOTICED_BY = {
     "who waits for slower workers is not let go at the end": 70,
     "a new life knows no end of everybody's": 228,
     "workers are to be where a shard is led at once": 178,
-    "a checkpoint that waits is asked for anew": 701312,
     "who lied goes on": 1,
     "members are in the order of arrival": 2,
     "rounds without a norm are not skipped": 4,
@@ -166,11 +165,13 @@ TABLES: dict[str, tuple[dict[str, tuple[str, Mutant]], Make]] = {
 
 
 RARE = {
+    "a checkpoint that waits is asked for anew",
     "a standby does not wait for the end of a lease",
     "an ended standby takes the place of the next",
     "standbys don't know the words",
 }
-"""What takes two rare things at once: a seed in a thousand notices it, and tests/protocol/test_standby.py always."""
+"""What takes two rare things at once: a seed in a thousand notices it, and tests/protocol always: test_standby.py, and
+of checkpoints test_standstill.py."""
 
 MAX_SEEDS_FOR_RARE = 5_000
 
