@@ -213,7 +213,7 @@ def test_synchronous_bytes_do_not_depend_on_the_number_of_shards(num_shards: int
 
 def test_late_worker_is_told_so_and_catches_up() -> None:
     calm = plan_of(0, "backup").undisturbed()
-    plan = replace(calm, stop_at=None, num_workers=3, rounds=6, compute_s=(0.1, 0.1, 2.0), num_shards=2)
+    plan = replace(calm, stop_at=None, num_workers=3, rounds=6, compute_s=(0.1, 0.1, 2.0), num_shards=2, grace_s=0.1)
     history = run_and_check(plan)
     late = [cell for cell, committed in history.commits.items() if committed.late]
     assert late
