@@ -36,6 +36,10 @@ def drawn(seed: int, rows: int) -> Any:
     return np.random.default_rng(seed).uniform(-1, 1, (rows, DIM)).astype(F32)
 
 
+def sent_bytes(store: Store) -> int:
+    return sum(int(one["sent_bytes"]) for one in store.stats())
+
+
 def received_bytes(store: Store) -> int:
     return sum(int(one["received_bytes"]) for one in store.stats())
 
@@ -192,9 +196,9 @@ def test_rows_are_read_in_a_codec_each_rounded_by_itself(start: StartCluster, co
     store.create_table("t", dim=DIM, rule="sgd", init="normal(0, 1)")
     ids = np.arange(200).reshape(100, 2)
     exact = store.pull_rows("t", ids)
-    before = sum(int(one["sent_bytes"]) for one in store.stats())
+    before = sent_bytes(store)
     found = store.pull_rows("t", ids, codec=codec)
-    assert sum(int(one["sent_bytes"]) for one in store.stats()) - before == ids.size * ROW_BYTES[codec]
+    assert sent_bytes(store) - before == ids.size * ROW_BYTES[codec]
     largest = np.abs(exact).max(axis=-1, keepdims=True)
     assert 0 < (np.abs(found - exact) / largest).max() < 1.01 * QUANTUM[codec]
     out = np.empty((2, DIM), F32)
@@ -216,9 +220,9 @@ def test_rows_are_assigned_and_read_of_a_snapshot_in_a_codec(start: StartCluster
     with store.snapshot() as view:
         store.push_rows("t", ids, rows)
         store.commit({"lr": 1.0})
-        before = sum(int(one["sent_bytes"]) for one in store.stats())
+        before = sent_bytes(store)
         of_then = view.pull_rows("t", ids, codec=codec)
-        assert sum(int(one["sent_bytes"]) for one in store.stats()) - before == 40 * ROW_BYTES[codec]
+        assert sent_bytes(store) - before == 40 * ROW_BYTES[codec]
     assert (np.abs(of_then - found) / largest).max() < 1.01 * QUANTUM[codec]
 
 

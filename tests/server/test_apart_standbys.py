@@ -372,10 +372,7 @@ def test_all_hosts_end_when_the_workers_are_done(tmp_path: Path) -> None:
 def test_a_host_that_stands_still_as_the_workers_finish_ends_too(tmp_path: Path, place: tuple[int, bool]) -> None:
     """It hears of it where shard 0 is led, and from nobody else: so that one waits for it."""
     with Hosts(tmp_path, flags=("--until-done",)) as hosts:
-        with hosts.connect() as store:
-            create(store)
-            await_standbys(store)
-            train(store, 2)
+        with trained(hosts):
             still = psutil.Process(hosts.of[place].process.pid)
             still.suspend()
         time.sleep(STILL_S)

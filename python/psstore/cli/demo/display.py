@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from types import TracebackType
+from typing import TypeVar
 
 from rich.console import Console
 from rich.panel import Panel
@@ -14,6 +15,8 @@ from rich.text import Text
 
 from psstore.cli.demo.messages import ChaosReport, CrashReport, Report, WorkerBegan, WorkerProgress, WorkerResult, parse
 from psstore.launch.output import Line
+
+L = TypeVar("L", bound="LiveLines")
 
 SPARKS = "▁▂▃▄▅▆▇█"
 SPARK_WIDTH = 12
@@ -50,41 +53,29 @@ class Curve:
         return sparkline([sum(point) / len(point) for _, point in sorted(self._points.items())])
 
 
-class Display:
-    """A context manager; `deliver` takes every line that the launcher reads.
+class LiveLines:
+    """A context manager: a bar and a status for each process that trains, in a terminal, under the title."""
 
-    Args:
-        how: the strategy, for people.
-    """
-
-    def __init__(self, console: Console, *, how: str, num_workers: int, dataset: str) -> None:
-        self.results: dict[int, WorkerResult] = {}
-        self.workers: dict[int, int] = {}
-        """Process ids of those that train, by rank."""
-        self.store: str | None = None
-        """Address of the store that they train with."""
-        self.round = 0
-        """The last one that a worker told of."""
+    def __init__(
+        self, console: Console, *, title: str, of: str, num_processes: int, bar_width: int = BAR_WIDTH
+    ) -> None:
+        """`of`: what one process is called, before its rank."""
         self._console = console
-        self._title = f"[bold]psstore demo[/] · {how} · {count(num_workers, 'worker')}"
-        self._dataset = dataset
-        self._curves = [Curve() for _ in range(num_workers)]
-        self._next_epoch = 1
-        """Whose end is the next to be told, outside a terminal."""
+        self._title = title
         self._progress = Progress(
             TextColumn("[bold cyan]{task.description}"),
-            BarColumn(bar_width=max(4, min(BAR_WIDTH, console.width - STATUS_WIDTH))),
+            BarColumn(bar_width=bar_width),
             TextColumn("{task.fields[status]}"),
             console=console,
             disable=not console.is_terminal,
         )
         self._tasks: list[TaskID] = [
-            self._progress.add_task(f"worker {rank}", total=None, status="[dim]starting …")
-            for rank in range(num_workers)
+            self._progress.add_task(f"{of} {rank}", total=None, status="[dim]starting …")
+            for rank in range(num_processes)
         ]
 
-    def __enter__(self) -> Display:
-        self._print(f"{self._title} · {self._dataset}")
+    def __enter__(self: L) -> L:
+        self._print(self._title)
         self._progress.start()
         return self
 
@@ -92,6 +83,37 @@ class Display:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._progress.stop()
+
+    def _print(self, line: str | Text) -> None:
+        """As one line, however long: a traceback that is cut at 80 columns can't be read."""
+        self._console.print(line, soft_wrap=True, highlight=False)
+
+
+class Display(LiveLines):
+    """Shows the training on digits; `deliver` takes every line that the launcher reads.
+
+    Args:
+        how: the strategy, for people.
+    """
+
+    def __init__(self, console: Console, *, how: str, num_workers: int, dataset: str) -> None:
+        super().__init__(
+            console,
+            title=f"[bold]psstore demo[/] · {how} · {count(num_workers, 'worker')} · {dataset}",
+            of="worker",
+            num_processes=num_workers,
+            bar_width=max(4, min(BAR_WIDTH, console.width - STATUS_WIDTH)),
+        )
+        self.results: dict[int, WorkerResult] = {}
+        self.workers: dict[int, int] = {}
+        """Process ids of those that train, by rank."""
+        self.store: str | None = None
+        """Address of the store that they train with."""
+        self.round = 0
+        """The last one that a worker told of."""
+        self._curves = [Curve() for _ in range(num_workers)]
+        self._next_epoch = 1
+        """Whose end is the next to be told, outside a terminal."""
 
     def lose(self, process: int) -> None:
         """Notes that this process trains no more; another one may begin in its place."""
@@ -128,10 +150,6 @@ class Display:
                 f"epoch {event.epoch}/{event.epochs}  loss {event.loss:.3f}  staleness {event.staleness}"
                 f"  {event.images_per_s:,.0f} images/s per worker"
             )
-
-    def _print(self, line: str | Text) -> None:
-        """As one line, however long: a traceback that is cut at 80 columns can't be read."""
-        self._console.print(line, soft_wrap=True, highlight=False)
 
 
 def count(number: int, noun: str) -> str:

@@ -14,20 +14,18 @@ import signal
 import sys
 import time
 from contextlib import suppress
-from types import TracebackType
 
 import msgspec
 import torch
 from rich.console import Console
 from rich.panel import Panel
-from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 from torch import nn
 
 import psstore
 from psstore.cli.choices import fail
 from psstore.cli.demo.data import Digits, load
-from psstore.cli.demo.display import BAR_WIDTH, SPARK_WIDTH, Curve, count
+from psstore.cli.demo.display import SPARK_WIDTH, Curve, LiveLines, count
 from psstore.cli.demo.messages import LearnerProgress, WorkerBegan, emit, parse
 from psstore.cli.demo.reporter import REPORT_S
 from psstore.cli.demo.training import fail_for
@@ -129,10 +127,19 @@ def train_learners(
     )
 
 
-class LearnersDisplay:
-    """A context manager: a line for each learner in a terminal, and one for each that dies or joins."""
+class LearnersDisplay(LiveLines):
+    """Shows the training: a line for each learner in a terminal, and one for each that dies or joins."""
 
     def __init__(self, console: Console, *, num_shards: int, num_learners: int, seed: int) -> None:
+        super().__init__(
+            console,
+            title=(
+                f"[bold]psstore demo --learners[/] · {count(num_shards, 'shard')} · {count(num_learners, 'learner')} ·"
+                f" each fragment shared every {EVERY} steps"
+            ),
+            of="learner",
+            num_processes=num_learners,
+        )
         self.first: LearnerProgress | None = None
         self.last: LearnerProgress | None = None
         """What any learner told first, and last."""
@@ -141,35 +148,9 @@ class LearnersDisplay:
         self._there: dict[int, int] = {}
         """Process ids of those that train, by rank."""
         self._random = random.Random(seed)
-        self._console = console
-        self._title = (
-            f"[bold]psstore demo --learners[/] · {count(num_shards, 'shard')} · {count(num_learners, 'learner')} ·"
-            f" each fragment shared every {EVERY} steps"
-        )
         self._tenths = 0
         """How many of all rounds were told, outside a terminal."""
         self._curves = [Curve() for _ in range(num_learners)]
-        self._progress = Progress(
-            TextColumn("[bold cyan]{task.description}"),
-            BarColumn(bar_width=BAR_WIDTH),
-            TextColumn("{task.fields[status]}"),
-            console=console,
-            disable=not console.is_terminal,
-        )
-        self._tasks = [
-            self._progress.add_task(f"learner {rank}", total=None, status="[dim]starting …")
-            for rank in range(num_learners)
-        ]
-
-    def __enter__(self) -> LearnersDisplay:
-        self._print(self._title)
-        self._progress.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._progress.stop()
 
     def deliver(self, line: Line) -> None:
         event = None if line.is_error else parse(line.text)
@@ -218,9 +199,6 @@ class LearnersDisplay:
         if not self._console.is_terminal and 10 * event.round // event.rounds > self._tenths:
             self._tenths = 10 * event.round // event.rounds
             self._print(f"round {event.round}/{event.rounds}  loss {event.loss:.3f}  {event.accuracy:.1%} right")
-
-    def _print(self, line: str) -> None:
-        self._console.print(line, soft_wrap=True, highlight=False)
 
 
 def learners_summary(report: LearnersReport) -> Panel:

@@ -10,17 +10,15 @@ import asyncio
 import os
 import sys
 import time
-from types import TracebackType
 
 import msgspec
 import torch
 from rich.console import Console
 from rich.panel import Panel
-from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 
 import psstore
-from psstore.cli.demo.display import BAR_WIDTH, SPARK_WIDTH, count, sparkline
+from psstore.cli.demo.display import SPARK_WIDTH, LiveLines, count, sparkline
 from psstore.cli.demo.dlrm import DIM, TABLES, ClickLog, Dlrm, auc
 from psstore.cli.demo.messages import RowsProgress, emit, parse
 from psstore.cli.demo.reporter import REPORT_S
@@ -99,39 +97,22 @@ def train_rows(console: Console, *, shards: int, workers: int, seed: int, steps:
     )
 
 
-class RowsDisplay:
-    """A context manager: a line for each worker in a terminal, one for each measure of the AUC elsewhere."""
+class RowsDisplay(LiveLines):
+    """Shows the training: a line for each worker in a terminal, one for each measure of the AUC elsewhere."""
 
     def __init__(self, console: Console, *, num_shards: int, num_workers: int) -> None:
+        super().__init__(
+            console,
+            title=(
+                f"[bold]psstore demo --rows[/] · {count(num_shards, 'shard')} · {count(num_workers, 'worker')} · "
+                f"{len(TABLES)} tables, clicks made by a seeded generator"
+            ),
+            of="worker",
+            num_processes=num_workers,
+        )
         self.last: dict[int, RowsProgress] = {}
         """What each worker told last."""
         self.aucs: list[float] = []
-        self._console = console
-        self._title = (
-            f"[bold]psstore demo --rows[/] · {count(num_shards, 'shard')} · {count(num_workers, 'worker')} · "
-            f"{len(TABLES)} tables, clicks made by a seeded generator"
-        )
-        self._progress = Progress(
-            TextColumn("[bold cyan]{task.description}"),
-            BarColumn(bar_width=BAR_WIDTH),
-            TextColumn("{task.fields[status]}"),
-            console=console,
-            disable=not console.is_terminal,
-        )
-        self._tasks = [
-            self._progress.add_task(f"worker {rank}", total=None, status="[dim]starting …")
-            for rank in range(num_workers)
-        ]
-
-    def __enter__(self) -> RowsDisplay:
-        self._print(self._title)
-        self._progress.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._progress.stop()
 
     def deliver(self, line: Line) -> None:
         event = None if line.is_error else parse(line.text)
@@ -159,9 +140,6 @@ class RowsDisplay:
                 f"step {event.step}/{event.steps}  loss {event.loss:.3f}  AUC {event.auc:.3f}"
                 f"  {event.rows_per_s:,.0f} rows/s per worker"
             )
-
-    def _print(self, line: str) -> None:
-        self._console.print(line, soft_wrap=True, highlight=False)
 
 
 def rows_summary(report: RowsReport) -> Panel:
