@@ -91,6 +91,7 @@ namespace psstore {
   X(SCALE, 96, "", "the scale of a decision, a float64; none: it is a skip")                \
   X(SCALED, 97, "", "known here, too")                                                      \
   X(COMPLETE, 98, "", "the standby has all that the shard was; no reply")                   \
+  X(RETIRE, 108, "", "the standby ends, and will never lead; no reply")                     \
   X(PROMOTE, 100, "Promote", "somebody who knows: the other process of this shard is dead") \
   X(PROMOTED, 101, "", "this one is the shard, or will be at once")                         \
   X(ASK_WORD, 102, "AskWord", "may this standby lead, or is its shard to do without it?")   \

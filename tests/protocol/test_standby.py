@@ -12,6 +12,7 @@ from psstore.protocol import state_copy
 from psstore.protocol.coordinator import Coordinator
 from psstore.protocol.coordinator_feed import Told, feed
 from psstore.protocol.election import Succession, succession
+from psstore.protocol.frames import Close
 from psstore.protocol.handshake import ClientIdentity
 from psstore.protocol.membership import Liveness
 from psstore.protocol.service import ShardIdentity, ShardService
@@ -155,6 +156,30 @@ def test_replies_wait_until_a_standby_has_what_came_before_and_go_when_it_is_don
     assert not third.take_replies(), "who is lost may lead"
     pair.leader.standbys.done_without(FIRST)
     assert third.take_replies()
+
+
+def test_a_standby_that_is_told_to_end_says_that_it_will_never_lead() -> None:
+    pair = Pair()
+    assert pair.standby.retire() is None, "nobody counts on it"
+    pair.talk()
+    gone: list[str] = []
+    pair.leader.standbys.on_lost = pair.leader.standbys.on_retired = gone.append
+    word = pair.standby.retire()
+    assert word is not None
+    pair.end.feed(word)
+    frame = pair.end.next_frame(0.0)
+    assert frame is not None
+    (closed,) = pair.leader.frame(1, frame, 0.0)
+    assert isinstance(closed, Close)
+    assert gone == [FIRST]
+    pair.leader.closed(1, 0.0)
+    assert gone == [FIRST]
+    assert not pair.leader.standbys.clients
+    operator = pair.standby.opened(2, 0.0)
+    exchange(pair.standby, 2, operator, hello("operator"))
+    (refusal,) = exchange(pair.standby, 2, operator, PROMOTE)
+    assert "it can't lead" in m.decode_body(m.Failure, refusal.body).message
+    assert pair.standby.retire() is None
 
 
 def exchange(

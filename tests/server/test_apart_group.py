@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import selectors
 import socket
@@ -18,7 +19,7 @@ from psstore.protocol.election import Succession
 from psstore.server import apart_group
 from psstore.server.apart_group import ApartGroup
 from psstore.server.other_member import look_at
-from psstore.server.settings import CUT, IN_SYNC
+from psstore.server.settings import CUT, IN_SYNC, LOST, RETIRED, WITHOUT
 from psstore.server.voting import vote
 from tests.support.server_process import eventually
 
@@ -32,6 +33,7 @@ class FakeProcess:
         self.report = os.fdopen(read_fd, "rb")
         self.is_alive = True
         self._lines: list[str] = []
+        self.heard: list[str] = []
 
     def say(self, *lines: str) -> None:
         self._lines += lines
@@ -39,6 +41,9 @@ class FakeProcess:
     def told(self) -> list[str] | None:
         lines, self._lines = self._lines, []
         return lines if self.is_alive else None
+
+    def tell(self, line: str) -> None:
+        self.heard.append(line)
 
     def fate(self) -> str:
         return f"{self.name} ended with exit status 1"
@@ -134,3 +139,61 @@ def test_a_host_that_is_to_end_serves_until_the_other_one_is_found(monkeypatch: 
         assert not tries
         assert one.processes[0].report.closed
         assert told == ["ps://127.0.0.1:1"]
+
+
+@pytest.fixture
+def shard(monkeypatch: pytest.MonkeyPatch) -> Iterator[Host]:
+    """The shard, which has a standby; nobody answers at the other host, where that one is."""
+
+    def look(*_: object, **__: object) -> None:
+        raise StoreUnreachable("silent")
+
+    monkeypatch.setattr(apart_group, "look_at", look)
+    monkeypatch.setattr(apart_group, "ASK_S", 0.01)
+    with selectors.DefaultSelector() as selector:
+        host = Host(selector, leads=True)
+        hear(host, f"{IN_SYNC} first")
+        yield host
+        for process in host.group.processes:
+            process.kill()
+
+
+def hear(host: Host, *lines: str) -> None:
+    host.processes[0].say(*lines)
+    assert host.group.heard(host.processes[0]) is None
+
+
+def test_a_standby_that_others_were_asked_about_is_done_without_although_it_answers_again(
+    shard: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of them may have said that it is gone, whose answer was lost: so it could never lead."""
+    answers, asked = [Succession.OPEN, Succession.GONE], list[str]()
+
+    def ask(others: object, client: str, **_: object) -> Succession:
+        asked.append(client)
+        return answers.pop(0)
+
+    monkeypatch.setattr(apart_group, "vote", ask)
+    hear(shard, f"{LOST} first")
+    assert shard.group.tick() is None
+    hear(shard, f"{IN_SYNC} first")
+
+    def is_done_without() -> bool:
+        assert shard.group.tick() is None
+        return bool(shard.processes[0].heard)
+
+    assert eventually(is_done_without)
+    assert asked == ["first", "first"]
+    assert shard.processes[0].heard == [f"{WITHOUT} first"]
+
+
+def test_a_standby_that_nobody_was_asked_about_may_answer_again(shard: Host) -> None:
+    hear(shard, f"{LOST} first", f"{IN_SYNC} first")
+    assert shard.group.next_wake() == math.inf
+
+
+def test_nobody_is_asked_about_a_standby_that_says_that_it_ends(shard: Host) -> None:
+    hear(shard, f"{LOST} first", f"{RETIRED} first")
+    assert shard.group.next_wake() == math.inf
+    shard.processes[0].is_alive = False
+    assert shard.group.heard(shard.processes[0]) == "the standby of shard 1 ended with exit status 1", "nobody leads it"

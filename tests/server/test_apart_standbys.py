@@ -368,9 +368,10 @@ def test_all_hosts_end_when_the_workers_are_done(tmp_path: Path) -> None:
         assert [server.wait() for server in hosts.of.values()] == [0, 0, 0, 0]
 
 
-@pytest.mark.parametrize("place", [(1, True), (0, True)])
+@pytest.mark.parametrize("place", [(1, True), (0, True), (0, False)])
 def test_a_host_that_stands_still_as_the_workers_finish_ends_too(tmp_path: Path, place: tuple[int, bool]) -> None:
-    """It hears of it where shard 0 is led, and from nobody else: so that one waits for it."""
+    """It hears of it where shard 0 is led, and from nobody else: so that one waits for it. If it leads shard 0 itself,
+    that goes on without its standby, which has heard of it, and ended."""
     with Hosts(tmp_path, flags=("--until-done",)) as hosts:
         with trained(hosts):
             still = psutil.Process(hosts.of[place].process.pid)
@@ -378,6 +379,35 @@ def test_a_host_that_stands_still_as_the_workers_finish_ends_too(tmp_path: Path,
         time.sleep(STILL_S)
         still.resume()
         assert [server.wait() for server in hosts.of.values()] == [0, 0, 0, 0]
+
+
+def test_a_host_that_is_just_back_as_the_workers_finish_ends_too(tmp_path: Path) -> None:
+    """Its standby is not up before the shard is gone that it was to follow."""
+    with Hosts(tmp_path, flags=("--until-done",)) as hosts:
+        with trained(hosts) as (store, _):
+            hosts.kill(1, standby=True)
+            train(store, 2)
+            back = hosts.start(1, standby=True)
+            assert eventually(lambda: bool(back.shards()))
+            (process,) = back.shards()
+            process.suspend()
+        assert hosts.of[1, False].wait() == 0
+        process.resume()
+        assert [server.wait() for server in hosts.of.values()] == [0, 0, 0, 0]
+
+
+def test_a_standby_whose_host_is_asked_to_end_is_waited_for_by_nobody(pair: Hosts) -> None:
+    """Nobody else could say that it will never lead."""
+    with trained(pair) as (store, reader):
+        assert pair.of[0, True].stop() == 0
+        train(store, 2)
+        check(store, reader, 4)
+        assert "has lost its standby" not in pair.of[0, False].log()
+        pair.start(0, standby=True)
+        await_standbys(store, 1)
+        assert pair.of[0, False].stop() == 0  # and it has all that there was
+        train(store, 2)
+        check(store, reader, 6)
 
 
 def test_a_standby_is_live_and_ready_where_it_waits(hosts: Hosts) -> None:

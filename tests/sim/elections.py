@@ -47,6 +47,12 @@ SUCCEEDS_S = 5.0
 """How long a shard may answer nobody once a host of it has fallen silent, or its two have lost each other: that is
 noticed, and words are asked for."""
 
+RETIRES_S = 0.3
+"""When a shard may stand still whose standby has been told to end: it has heard so, or not."""
+
+RETIRED_S = 1.0
+"""How long that one waits for its shard to hear so."""
+
 BEGINS_S = 1.0
 """When the first silence may begin."""
 
@@ -63,6 +69,8 @@ class Host:
     stands_still_until: float = 0.0
     lost: set[str] = field(default_factory=set)
     """Standbys that the process here has lost, as its watch knows."""
+    asked: set[str] = field(default_factory=set)
+    """Those of them that others were asked about: they may have said that they are gone."""
 
 
 class Elections:
@@ -79,6 +87,7 @@ class Elections:
         }
         self.num_promotions = 0
         self.num_done_without = 0
+        self.num_retired = 0
         for shard, (leader, standby) in self._hosts.items():
             self._watch_leader(leader)
             self._start_standby(shard, standby)
@@ -208,7 +217,11 @@ class Elections:
             self._note_standstill()
             self._ask_to_do_without(host, leader, client)
 
-        standbys.on_lost, standbys.on_in_sync = lost, host.lost.discard
+        def in_sync(client: str) -> None:
+            if client not in host.asked:
+                host.lost.discard(client)
+
+        standbys.on_lost, standbys.on_in_sync = lost, in_sync
 
     def _ask_to_do_without(self, host: Host, leader: Server, client: str) -> None:
         if leader.dead or client not in host.lost:
@@ -237,6 +250,7 @@ class Elections:
             leader.service.standbys.done_without(client)
             leader.carry_out([])
 
+        host.asked.add(client)
         Question(self, host, m.AskWord(client=client, leads=False), heard)
 
     # ---- words ----
@@ -278,13 +292,16 @@ class Elections:
         until = self._world.now + silence.for_s
         self._note_standstill()
         if silence.kind in ("stands still", "wakes up alone"):
-            host.server.stands_still_until = host.stands_still_until = until
+            self._stand_still(host, silence.for_s)
             if silence.kind == "wakes up alone":
                 self._apart_until[silence.shard] = until + ALONE_S
                 self._hold(silence.shard, silence.for_s + ALONE_S)
         elif silence.kind == "is cut off":
             host.silent_until = until
             self._hold(silence.shard, silence.for_s)
+        elif silence.kind == "retires":
+            self._retire(host, host.server)
+            self._world.after(RETIRES_S, lambda: self._stand_still(leader, silence.for_s))
         elif silence.kind == "loses the other":
             self._apart_until[silence.shard] = until
             self._hold(silence.shard, silence.for_s)
@@ -294,9 +311,20 @@ class Elections:
             self._die(host)
         self._schedule(silences[1:])
 
-    def _note_standstill(self) -> None:
+    def _stand_still(self, host: Host, for_s: float) -> None:
+        if host.server is not None:
+            host.server.stands_still_until = host.stands_still_until = self._world.now + for_s
+            self._note_standstill(for_s)  # and nobody may lead in its place, if its standby has retired
+
+    def _retire(self, host: Host, standby: Server) -> None:
+        """It is told to end, and does so once its shard has heard it, or a little later."""
+        self.num_retired += 1
+        standby.retire()
+        self._world.after(RETIRED_S, lambda: self._cut(host, standby))
+
+    def _note_standstill(self, for_s: float = 0.0) -> None:
         history, now = self._scenario.history, self._world.now
-        history.standstills.append((now, now + SUCCEEDS_S))
+        history.standstills.append((now, now + for_s + SUCCEEDS_S))
 
     def _hold(self, shard: int, for_s: float) -> None:
         """What its two processes send each other arrives so much later."""

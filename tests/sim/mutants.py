@@ -481,7 +481,12 @@ def an_ended_standby_takes_the_place_of_the_next(
 _standby_came = StandbyList.came
 
 
+def one_that_retired_may_lead() -> AbstractContextManager[object]:
+    return mock.patch.dict(STANDBY.rows[StandbyState.IN_SYNC], {StandbyEvent.ENDS: StandbyState.IN_SYNC})
+
+
 VOTE_MUTANTS: dict[str, tuple[str, Mutant]] = {
+    "a standby that has said that it never will leads": ("async", one_that_retired_may_lead),
     "a standby does not wait for the end of a lease": (
         "async",
         lambda: mock.patch.object(standby, "LEASES_WAITED", 0.3),

@@ -39,9 +39,10 @@ class Silence:
 
     shard: int
     of_leader: bool
-    kind: Literal["stands still", "wakes up alone", "is cut off", "loses the other", "dies"]
+    kind: Literal["stands still", "wakes up alone", "is cut off", "loses the other", "dies", "retires"]
     """Its processes stand still; and don't hear of the other host for a while when they go on; it reaches no other
-    host, but clients; only that of the same shard it does not reach; it dies."""
+    host, but clients; only that of the same shard it does not reach; it dies; the standby there is told to end, and
+    before it has the leader stands still."""
     after_s: float
     for_s: float
 
@@ -293,6 +294,11 @@ def voting_plan_of(seed: int, mode: str | None = None) -> Plan:
         )
         for _ in range(rng.choice((1, 2, 4)))
     )
+    rng = random.Random(f"retires {seed}")
+    if rng.random() < 0.3:
+        at, for_s = rng.randrange(len(silences) + 1), rng.choice((0.1, rng.uniform(3.0, 6.0), 12.0))
+        retires = Silence(silences[0].shard, of_leader=False, kind="retires", after_s=rng.random(), for_s=for_s)
+        silences = (*silences[:at], retires, *silences[at:])
     return replace(plan, silences=silences)
 
 

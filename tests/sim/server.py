@@ -161,6 +161,13 @@ class Server:
         self._ids = itertools.count(self.service.first_connection)
         self.carry_out([])
 
+    def retire(self) -> None:
+        """SIGTERM to a standby, which ends once its shard has heard so, or by and by."""
+        word = self.service.retire()
+        if word is not None:
+            assert self.leader is not None, "it is told nothing where that is lost"
+            self.leader.connection.to_server.write([word])
+
     def kill(self) -> None:
         """kill -9: what clients were sent and have not got may be lost."""
         self.dead = True

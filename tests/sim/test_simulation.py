@@ -143,15 +143,17 @@ def test_promises_hold_where_readers_follow_for_seeds_from(first: int) -> None:
 
 @pytest.mark.parametrize("first", range(0, NUM_VOTING_SEEDS, BATCH))
 def test_promises_hold_where_shards_vote_on_who_leads_for_seeds_from(first: int) -> None:
-    num_promotions = num_done_without = 0
+    num_promotions = num_done_without = num_retired = 0
     for plan in batch(voting_plan_of, first):
         scenario = Scenario(plan)
         with reproducible(plan, "--votes "):
             check(plan, scenario.run())
         num_promotions += scenario.elections.num_promotions
         num_done_without += scenario.elections.num_done_without
+        num_retired += scenario.elections.num_retired
     assert num_promotions > BATCH // 4, "hardly a standby led"
     assert num_done_without > BATCH // 4, "hardly a shard went on without its standby"
+    assert num_retired > BATCH // 10, "hardly a standby was told to end"
 
 
 def test_a_worker_of_which_only_the_heartbeats_met_the_store_before_it_fell_is_one_of_the_next_store() -> None:

@@ -142,6 +142,13 @@ class Server:
         self.poller.drop(LEADER)
         self.on_leader_lost(None)
 
+    def retire(self) -> bool:
+        """Never leads. Whether the shard that this is a standby of is told: then that one closes the connection."""
+        word = self._service.retire()
+        if word is not None:
+            self.poller.send(LEADER, [word])
+        return word is not None
+
     def lead(self) -> None:
         """From now on it is the shard, and listens."""
         self.poller.drop(LEADER)

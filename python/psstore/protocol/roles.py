@@ -35,8 +35,8 @@ LEAST: Mapping[str, Access] = {
     **dict.fromkeys(("PUSH", "ASSIGN", "ADD", "INIT", "RESTORE"), Access.WORKER),
     **dict.fromkeys(("CREATE", "READY", "DROP", "JOIN", "ATTACH", "ATTEST", "HEARTBEAT"), Access.WORKER),
     **dict.fromkeys(("COMMIT", "FINISH", "BARRIER", "STOP", "LEAVE", "HAND_IN", "HAND_BACK"), Access.WORKER),
-    **dict.fromkeys(("BEGIN", "SAVE", "KEEP", "FOLLOW", "COMPLETE", "PROMOTE", "ASK_WORD"), Access.ADMIN),
-    **dict.fromkeys(("RESHARD", "FREEZE"), Access.ADMIN),
+    **dict.fromkeys(("BEGIN", "SAVE", "KEEP", "RESHARD", "FREEZE"), Access.ADMIN),
+    **dict.fromkeys(("FOLLOW", "COMPLETE", "RETIRE", "PROMOTE", "ASK_WORD"), Access.ADMIN),
 }
 """Operation -> the least access that it needs. Every request that there is stands here (tests/protocol/test_roles.py).
 DEFINE carries what the coordinator has signed to a shard that has not heard of it, and a reader may be the first."""

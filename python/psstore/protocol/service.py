@@ -204,6 +204,10 @@ class ShardService:
         )
         return protocol, self.standby.hello()
 
+    def retire(self) -> bytes | None:
+        """Never leads. What to tell the shard that this is a standby of, if that is to hear of it."""
+        return None if self.standby is None else self.standby.retire()
+
     def lead(self, now: float) -> None:
         """The shard that this was a standby of is gone for good: this is it from now on. REQUIRES: in sync."""
         assert self.standby is not None, "it leads already"
@@ -475,7 +479,7 @@ class ShardService:
             return [_answer(connection.id, frame, offer)]
         if op in CHECKPOINTS:
             return [_answer(connection.id, frame, self._checkpoint(connection, frame))]
-        if op in (OPS["FOLLOW"], OPS["COMPLETE"]):
+        if op in (OPS["FOLLOW"], OPS["COMPLETE"], OPS["RETIRE"]):
             return self._follows(connection, frame)
         if op == OPS["FREEZE"]:
             return [_answer(connection.id, frame, self._freeze(connection, frame, now))]
@@ -503,6 +507,9 @@ class ShardService:
         if frame.op == OPS["COMPLETE"]:
             self.standbys.filled_in(connection.id)
             return []
+        if frame.op == OPS["RETIRE"]:
+            self.standbys.retired(connection.id)
+            return [Close(connection.id, "the standby is told to end")]
         fact = self.facts.may_follow(connection, m.decode_body(m.Follow, frame.body))
         self.standbys.came(connection, fact.client, place=fact.place)
         return [_answer(connection.id, frame, None)]

@@ -2,6 +2,7 @@
 
     HELLO … WELCOME ─► FOLLOW ─► FOLLOWED ─► FILLING ─► FOLLOWING ─► IN_SYNC: it may lead
                                               what the shard was      nobody is told what it lacks
+                                                                      is told to end ─► RETIRE ─► RETIRED
 
 From FOLLOWED on the shard asks and the standby answers: each record is answered once the same change is made here.
 Writes, slots and scales are the compiled core's (csrc/server/standby_service.cc); the rest is here. What goes wrong is
@@ -127,12 +128,21 @@ class Standby:
                 " without a word, say so: --force"
             )
 
+    def retire(self) -> bytes | None:
+        """Its word to the shard that it will never lead; None where nobody waits for that, or can be told."""
+        if self.is_cut or StandbyEvent.ENDS not in STANDBY.rows[self.state]:
+            return None
+        self.state = STANDBY.after(self.state, StandbyEvent.ENDS)
+        return _core.encode_frame(OPS["RETIRE"])
+
     def hello(self) -> bytes:
         """The first frame."""
         return self._handshake.hello(channel=0)
 
     def heard(self, frame: _core.Frame, now: float) -> list[bytes]:
         """What to answer. Raises PsstoreError: it can't follow, or not any longer."""
+        if self.state is StandbyState.RETIRED:
+            return []
         if self.state is StandbyState.HANDSHAKE:
             return self._greeted(frame)
         if frame.op == OPS["ERROR"]:

@@ -5,6 +5,7 @@
                                                       ▼
                         nobody is told anything until somebody who knows says that it will never lead: done_without
 
+It may say so itself, as long as it is there: retired.
 Whether one that is gone will lead is not for the shard to say: who says so is the store's supervisor, once it has ended
 that process.
 """
@@ -64,6 +65,8 @@ class StandbyList:
         """Called when a standby may lead from now on, or answers again."""
         self.on_lost: Callable[[str], None] = lambda client: None
         """Called when one is gone that may lead: nobody is told anything until `done_without`."""
+        self.on_retired: Callable[[str], None] = lambda client: None
+        """Called when one is to go that might lead, and never will: before anybody is told what it does not have."""
         self.on_dropped: Callable[[int], None] = lambda conn: None
         """Called with the connection of one that is done without and still there, to be cut."""
         self.next_wake: float | None = None
@@ -152,10 +155,20 @@ class StandbyList:
         """Forgets a standby that will never lead."""
         for conn, one in list(self._of.items()):
             if one.client == client:
-                del self._of[conn]
-                self._facts.data.forget_follower(conn)
+                self._forget(conn)
                 if not one.is_gone:
                     self.on_dropped(conn)
+
+    def retired(self, conn: int) -> None:
+        """Forgets a standby that has said that it will never lead."""
+        one = self._of.get(conn)
+        if one is not None:
+            self.on_retired(one.client)
+            self._forget(conn)
+
+    def _forget(self, conn: int) -> None:
+        del self._of[conn]
+        self._facts.data.forget_follower(conn)
 
     def _look_at(self, one: _Following, has: int, last: int, now: float) -> None:
         if has == last or has != one.had or one.waited_since is None:

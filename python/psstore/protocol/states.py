@@ -179,30 +179,35 @@ WORKER = StateTable(
 
 
 class StandbyState(Entry):
-    """One that is IN_SYNC has all that anybody was told, and may lead; all others may not."""
+    """One that is IN_SYNC has all that anybody was told, and may lead; all others may not. One that is RETIRED never
+    will."""
 
     HANDSHAKE = "handshake"
     ASKING = "asking"
     FILLING = "filling"
     FOLLOWING = "following"
     IN_SYNC = "in sync"
+    RETIRED = "retired"
 
 
 class StandbyEvent(Entry):
-    """What its shard says to a standby, in words for docs/protocol.md. Anything else is its end."""
+    """What its shard says to a standby, in words for docs/protocol.md, and that it is told to end. Anything else that
+    the shard says is its end."""
 
     WELCOMED = "`WELCOME`"
     FOLLOWED = "`FOLLOWED`"
     FILLED = "`FillEnds`"
     TOLD = "`InSync`"
+    ENDS = "is told to end"
 
 
 STANDBY = StateTable(
     {
         StandbyState.HANDSHAKE: {StandbyEvent.WELCOMED: StandbyState.ASKING},
         StandbyState.ASKING: {StandbyEvent.FOLLOWED: StandbyState.FILLING},
-        StandbyState.FILLING: {StandbyEvent.FILLED: StandbyState.FOLLOWING},
-        StandbyState.FOLLOWING: {StandbyEvent.TOLD: StandbyState.IN_SYNC},
-        StandbyState.IN_SYNC: {},
+        StandbyState.FILLING: {StandbyEvent.FILLED: StandbyState.FOLLOWING, StandbyEvent.ENDS: StandbyState.RETIRED},
+        StandbyState.FOLLOWING: {StandbyEvent.TOLD: StandbyState.IN_SYNC, StandbyEvent.ENDS: StandbyState.RETIRED},
+        StandbyState.IN_SYNC: {StandbyEvent.ENDS: StandbyState.RETIRED},
+        StandbyState.RETIRED: {},
     }
 )

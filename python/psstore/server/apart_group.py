@@ -1,7 +1,7 @@
 """This host's process of a shard whose other process runs on another host. One of the two leads, the other stands by.
 
     ours dies, and led          ─► we say so to the other one, which leads; ours starts again, as its standby
-    ours is told to end         ─► the same before
+    ours is told to end         ─► the same before; a standby says so itself, and its shard goes on without it
     ours, a standby, is cut off ─► it starts again as a standby, once the shard answers; or it leads, by the word of all
                                    other shards
     ours has lost its standby   ─► it waits for the next one from there, which says that the one before is dead; or goes
@@ -26,7 +26,7 @@ from psstore.errors import PsstoreError
 from psstore.protocol.election import Succession
 from psstore.server.other_member import LOOK_S, FoundMember, look_at, promote
 from psstore.server.processes import ShardProcess
-from psstore.server.settings import CUT, IN_SYNC, LEAD, LOST, READY, WITHOUT
+from psstore.server.settings import CUT, IN_SYNC, LEAD, LOST, READY, RETIRED, WITHOUT
 from psstore.server.shard_group import FIRST_PAUSE_S, MAX_PAUSE_S
 from psstore.server.voting import Places, vote
 
@@ -74,6 +74,9 @@ class ApartGroup:
         """Both have all that anybody was told."""
         self._lost = ""
         """The standby that the process here has lost, as a client; '': none."""
+        self._asked = ""
+        """A standby that others were asked about, as a client: one may have said that it is gone, so it will never
+        lead."""
         self._may_ask_at = math.inf
         """When others may be asked whether the process here leads, which has lost its shard."""
         self._fate: tuple[str, float] | None = None
@@ -135,8 +138,9 @@ class ApartGroup:
             if what == READY:
                 self._ready()
             elif what == IN_SYNC:
-                self._in_sync, self._lost = True, ""
-                self._ask_at = math.inf
+                self._in_sync = True
+                if not rest or rest != self._asked:
+                    self._lost, self._ask_at = "", math.inf
                 where = f"at {self._other}" if self.leads else "here"
                 _log.info("the standby of %s %s may lead", self._name, where)
             elif what == LOST:
@@ -147,6 +151,9 @@ class ApartGroup:
                     self._name,
                     self._other,
                 )
+            elif what == RETIRED:
+                self._in_sync, self._lost, self._ask_at = False, "", math.inf
+                _log.info("%s goes on without its standby at %s, which ends", self._name, self._other)
             elif what == CUT:
                 self._may_ask_at = time.monotonic() + float(rest)
                 self._ask_soon()
@@ -182,6 +189,7 @@ class ApartGroup:
             if member is not None and member.leads:
                 self._follow_anew()
                 return True
+            self._asked = self._lost
             if vote(self._others, self._lost, leads=False, credentials=self._credentials) is not Succession.GONE:
                 return False
             _log.warning("%s goes on without its standby at %s, which does not answer", self._name, self._other)

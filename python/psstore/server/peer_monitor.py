@@ -245,7 +245,7 @@ async def _keep(peer: _Peer, coordinator: _Peer, duty: Duty) -> Verdict:
             # It may have gone before it was seen here, and wait for another life of shard 0.
             # What is in use had all of its shards: one that comes late may be there since it was tried last.
             if duty.goes_back and peer.is_refused and await coordinator.is_in_use() and await peer.is_refused_again():
-                raise StoreUnreachable(f"{peer.name} is lost, and the store with it: its host refuses connections")
+                raise peer.refused()
         return watching.result()
     finally:
         watching.cancel()
@@ -273,14 +273,17 @@ class _Peer:
         self._welcome: Welcome | None = None
 
     async def reach(self) -> Welcome:
-        """Waits until it serves, however long that takes; from then on it may be away for `patience_s`.
+        """Waits until it serves, however long that takes, unless the store was there before this host was and nobody
+        listens any more; from then on it may be away for `patience_s`.
 
-        Raises AuthFailed, BadArgument if it is not what it should be.
+        Raises AuthFailed, BadArgument if it is not what it should be; StoreUnreachable.
         """
         while self._welcome is None:
-            reconnector = self._tie(None, patience_s=math.inf)
-            patience_s = SOON_S
+            reconnector, waited_s, patience_s = self._tie(None, patience_s=math.inf), 0.0, SOON_S
             while not (await asyncio.wait([reconnector.first_up], timeout=patience_s))[0]:
+                waited_s += patience_s
+                if not self._duty.is_new and self.is_refused and waited_s >= self._duty.patience_s:
+                    raise self.refused()
                 _log.warning("waiting for %s (%s)", self.name, reconnector.trouble or "it does not answer")
                 patience_s = REMIND_S
             try:
@@ -305,6 +308,9 @@ class _Peer:
         """Whether nobody listens there, as far as its host says."""
         one = self._reconnector
         return one is not None and not self.is_up and isinstance(one.trouble, ConnectionRefusedError)
+
+    def refused(self) -> StoreUnreachable:
+        return StoreUnreachable(f"{self.name} is lost, and the store with it: its host refuses connections")
 
     async def is_refused_again(self) -> bool:
         """Whether the next attempt finds nobody who listens."""

@@ -32,6 +32,9 @@ READY = "ready"
 IN_SYNC, LOST = "in-sync", "lost"
 """What a shard reports, with the client that its standby is: from now on that one may lead; it is out of reach."""
 
+RETIRED = "retired"
+"""What a shard reports, with the client that its standby was: that one ends, and is done without."""
+
 CUT = "cut"
 """What a standby reports that may lead, with the seconds before others may be asked whether it does: it has lost its
 shard, which may be dead."""

@@ -45,8 +45,11 @@ from psstore.server.host_counters import host_counters
 from psstore.server.member_log import MemberLog
 from psstore.server.orders import Orders, report
 from psstore.server.restoring import restore
-from psstore.server.settings import CUT, IN_SYNC, LOST, READY, RESHARD, Follows, ShardSettings
+from psstore.server.settings import CUT, IN_SYNC, LOST, READY, RESHARD, RETIRED, Follows, ShardSettings
 from psstore.server.shard_saver import ShardSaver
+
+RETIRE_S = 1.0
+"""How long a standby that ends waits until its shard has heard so."""
 
 CONNECT_S = 5.0
 """How long a standby tries to connect to its shard: two lost SYNs, and a slow answer."""
@@ -125,6 +128,7 @@ async def serve(settings: ShardSettings) -> None:
         own_place(settings, keeper)
     service.standbys.on_in_sync = lambda client: report(IN_SYNC, client)
     service.standbys.on_lost = lambda client: report(LOST, client)
+    service.standbys.on_retired = lambda client: report(RETIRED, client)
     orders.on_without = server.done_without
     if settings.is_whole:
         service.on_reshard = lambda shards: report(RESHARD, str(shards))
@@ -169,7 +173,7 @@ async def stand_by(
     sockets: Sequence[socket.socket],
 ) -> bool:
     """Follows the shard until this process is to lead. False: it has ended before. Raises PsstoreError, OSError."""
-    failed = asyncio.Event()
+    failed, cut = asyncio.Event(), asyncio.Event()
     why: list[Exception] = []
 
     def lost(error: Exception | None) -> None:
@@ -178,6 +182,7 @@ async def stand_by(
         standby = service.standby
         assert standby is not None, "it follows"
         standby.is_cut = True
+        cut.set()
         # The shard may be dead, or says that it ends: this one leads.
         if standby.may_lead and (error is None or isinstance(error, (OSError, ShuttingDown))):
             if follows.place:  # who watches both knows anyhow
@@ -213,6 +218,9 @@ async def stand_by(
     for wait in waits:
         wait.cancel()
     if stopped.is_set():
+        if server.retire():
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(cut.wait(), RETIRE_S)
         return False
     if not orders.lead.is_set():
         raise (

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from psstore.server.processes import ShardProcess
-from psstore.server.settings import IN_SYNC, LEAD, LOST, READY, RESHARD, WITHOUT
+from psstore.server.settings import IN_SYNC, LEAD, LOST, READY, RESHARD, RETIRED, WITHOUT
 
 STOPPED_S = 2.0
 """How long a process may stand still, as the system says, before it is done without."""
@@ -121,6 +121,8 @@ class ShardGroups:
             if what == IN_SYNC and group.standby is not None and group.standby.client == rest:
                 group.in_sync, group.pause_s = True, FIRST_PAUSE_S
                 _log.info("%s may lead", group.standby.name)
+            elif what == RETIRED:
+                group.in_sync = group.in_sync and group.standby is not None and group.standby.client != rest
             elif what == LOST:
                 self._do_without(index, group, rest)
             elif what == RESHARD:

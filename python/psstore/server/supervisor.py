@@ -65,7 +65,7 @@ from psstore.types import place_shards, workers_text
 if TYPE_CHECKING:  # and where it is needed: a store on one host starts faster without asyncio in its supervisor
     from psstore.server.apart_group import ApartGroup
     from psstore.server.other_member import FoundMember
-    from psstore.server.peer_monitor import PeerMonitor
+    from psstore.server.peer_monitor import PeerEvent, PeerMonitor
     from psstore.wire.messages import Welcome
 
 Event: TypeAlias = "ShardProcess | CheckpointProcess | MetricsProcess | ReshardProcess | PeerMonitor | Signals"
@@ -148,6 +148,13 @@ class Ending:
     """Which shards died, and how; or what another host's is lost by."""
     written: int | None = None
     """The version at which the store stands still and is written down, to go on with other shards."""
+
+    @staticmethod
+    def heard(news: PeerEvent) -> Ending:
+        """From other hosts."""
+        if news.reason is None:
+            return Ending(EXIT_OK)
+        return Ending(EXIT_FAILED, news.reason, dead=news.reason if news.is_lost else None)
 
 
 class Supervisor:
@@ -401,10 +408,7 @@ class Supervisor:
                         waiting.remove(event)
                     continue
                 assert not isinstance(event, COMPANIONS), "_news; they begin when all are ready"
-                news = event.take()
-                if not news.is_lost or not self._settings.restarts:
-                    raise BadArgument(news.reason or "")
-                return Ending(EXIT_FAILED, news.reason, dead=news.reason)
+                return self._ended_early(event.take())
         leaders, self._starting = dict(enumerate(self._starting, start=site.first)), []
         self._groups = ShardGroups(
             leaders,
@@ -440,6 +444,8 @@ class Supervisor:
             selector=selector,
         )
         group.begin(leads=not self._joined)
+        if self._joined:  # there is a store, whose end may come before the process here is up
+            self._start_monitor(site, selector)
         while not group.is_up:
             group.tick()
             for event in self._news(selector, group.next_wake):
@@ -451,8 +457,16 @@ class Supervisor:
                         raise BadArgument(f"{fate} before it was ready; its messages are above")
                     continue
                 assert not isinstance(event, COMPANIONS), "they begin when all are ready"
-                raise BadArgument(event.take().reason or "")
+                return self._ended_early(event.take())
         return None
+
+    def _ended_early(self, news: PeerEvent) -> Ending:
+        """Before what runs here was ready. Raises BadArgument where nothing of the store has been here, and it does not
+        start again."""
+        ending = Ending.heard(news)
+        if not self._joined and (ending.dead is None or not self._settings.restarts):
+            raise BadArgument(ending.reason or "")
+        return ending
 
     @staticmethod
     def _is_ready(child: ShardProcess) -> bool:
@@ -488,10 +502,7 @@ class Supervisor:
                 written = self._reshardings.see_to(groups, events)
                 if written is not None:
                     return Ending(EXIT_OK, written=written)
-        news = self._monitor.take()
-        if news.reason is None:
-            return Ending(EXIT_OK)
-        return Ending(EXIT_FAILED, news.reason, dead=news.reason if news.is_lost else None)
+        return Ending.heard(self._monitor.take())
 
     def _next_wake(self, groups: ShardGroups | ApartGroup) -> float:
         return min(groups.next_wake(), self._reshardings.next_wake())
