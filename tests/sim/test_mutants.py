@@ -36,7 +36,7 @@ from tests.sim.row_mutants import ROW_FALL_MUTANTS, ROW_MUTANTS, ROW_STANDBY_MUT
 MAX_SEEDS_TO_NOTICE = 250
 
 NOTICED_BY = {
-    "a standby that has said that it never will leads": 226,
+    "a standby that has said that it never will leads": 97,
     "one word is enough to lead": 213,
     "a quorum that has everybody waits on": 67,
     "nobody wakes up when the grace is over": 210,
