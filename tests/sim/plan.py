@@ -295,7 +295,7 @@ def voting_plan_of(seed: int, mode: str | None = None) -> Plan:
         for _ in range(rng.choice((1, 2, 4)))
     )
     rng = random.Random(f"retires {seed}")
-    if rng.random() < 0.3:
+    if rng.random() < 0.5:
         at, for_s = rng.randrange(len(silences) + 1), rng.choice((0.1, rng.uniform(3.0, 6.0)))
         retires = Silence(silences[0].shard, of_leader=False, kind="retires", after_s=rng.random(), for_s=for_s)
         silences = (*silences[:at], retires, *silences[at:])
