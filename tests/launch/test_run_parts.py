@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from psstore.config import worker_environment
 from psstore.launch import output
-from psstore.launch.environment import find_gpus, worker_environ
+from psstore.launch.environment import find_gpus, meeting_environ, worker_environ
 from psstore.launch.output import Line, LineCutter, Prefixer
 from psstore.launch.store import server_command
 from psstore.types import Consistency
@@ -73,6 +73,12 @@ def test_workers_are_told_who_they_are() -> None:
         "PSSTORE_URL": "ps://127.0.0.1:1",
         "OMP_NUM_THREADS": "1",
     }
+
+
+def test_workers_of_one_host_are_told_where_torchs_process_group_meets_unless_that_is_chosen() -> None:
+    found = meeting_environ({}, free_port=lambda: 4711)
+    assert found == {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "4711"}
+    assert meeting_environ({"MASTER_PORT": "29500"}, free_port=lambda: 4711) == {}
 
 
 @pytest.mark.parametrize(("chosen", "num_workers", "expected"), [("4", 2, "4"), (None, 2, "1"), (None, 1, None)])

@@ -1,16 +1,12 @@
 """Lightning and Accelerate train on a store without a strategy or a plugin: the optimizer is all that they are given.
 
-One worker, in this process, is compared with plain torch. Two are processes: the frameworks keep singletons.
+One worker, in this process, is compared with plain torch; two are in tests/torch/test_two_frameworks.py.
 """
 
 from __future__ import annotations
 
-import re
-import subprocess
-import sys
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -148,80 +144,3 @@ def test_lightning_steps_the_optimizer_that_a_module_returns_and_trains_as_plain
         assert_close(module.inner, plain(MAX_NORM))
     else:
         assert_same_bits(module.inner, plain())
-
-
-# ---- two workers ----
-
-RUN_S = 110.0
-
-BEGINNING = """
-import os
-import torch
-from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
-import psstore
-
-store = psstore.connect()
-module = nn.Linear(5, 1)
-data = torch.randn(8, 5, generator=torch.Generator().manual_seed(store.rank))
-loader = DataLoader(TensorDataset(data), batch_size=4)
-
-
-def optimizer():
-    plain = torch.optim.SGD(module.parameters(), lr=0.1)
-    return psstore.torch.DistributedOptimizer(plain, store, named_parameters=module.named_parameters())
-"""
-
-MIDDLES = {
-    "accelerate": """
-for variable in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
-    os.environ.pop(variable, None)
-import accelerate
-
-accelerator = accelerate.Accelerator(cpu=True)
-prepared, stepped, batches = accelerator.prepare(module, optimizer(), loader)
-for (inputs,) in batches:
-    stepped.zero_grad()
-    accelerator.backward(prepared(inputs).square().mean())
-    stepped.step()
-""",
-    "lightning": """
-import lightning
-
-
-class Module(lightning.LightningModule):
-    def __init__(self):
-        super().__init__()
-        self.inner = module
-
-    def training_step(self, batch, _):
-        return self.inner(batch[0]).square().mean()
-
-    def configure_optimizers(self):
-        return optimizer()
-
-
-quietly = dict.fromkeys(["logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"], False)
-lightning.Trainer(accelerator="cpu", devices=1, max_epochs=1, **quietly).fit(Module(), loader)
-""",
-}
-
-END = """
-print("weights", store.version, module.weight.tolist())
-store.close()
-"""
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("framework", MIDDLES)
-def test_two_workers_of_a_framework_train_together(framework: str, tmp_path: Path) -> None:
-    pytest.importorskip(framework)
-    script = tmp_path / "train.py"
-    script.write_text(BEGINNING + MIDDLES[framework] + END)
-    command = [sys.executable, "-m", "psstore.cli.main", "run", "--shards", "1", "--workers", "2", str(script)]
-    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=RUN_S)
-    assert run.returncode == 0, run.stdout + run.stderr
-    found = re.findall(r"weights (.*)", run.stdout)
-    assert len(found) == 2
-    assert found[0] == found[1]
-    assert found[0].startswith("2 ")

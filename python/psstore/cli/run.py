@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import sys
 from collections.abc import Sequence
 from typing import Annotated, NoReturn
@@ -81,8 +82,9 @@ def run(
     """Start a store and the workers that train on it; end all when they are done, or when one fails for good.
 
     Each worker runs SCRIPT with this Python and finds RANK, WORLD_SIZE, LOCAL_RANK and PSSTORE_URL in its
-    environment, so that psstore.connect() needs no arguments; where there are GPUs, CUDA_VISIBLE_DEVICES gives each
-    worker one. Its output is shown line by line, with its rank in front.
+    environment, so that psstore.connect() needs no arguments, and MASTER_ADDR and MASTER_PORT, for a process group of
+    torch's beside the store; where there are GPUs, CUDA_VISIBLE_DEVICES gives each worker one. Its output is shown
+    line by line, with its rank in front.
 
     With --ps_hosts, --worker_hosts, --job_name and --task_index (or TF_CONFIG) it runs that one task of a cluster: a
     ps task serves a shard until the workers are done, a worker waits for the ps tasks and runs SCRIPT.
@@ -127,7 +129,7 @@ def _run_here(
     command: Sequence[str], *, num_shards: int, consistency: Consistency, restarts: int, grace_s: float
 ) -> NoReturn:
     """All of it on this host. Ends the program."""
-    from psstore.launch.environment import find_gpus
+    from psstore.launch.environment import find_gpus, meeting_environ
     from psstore.launch.job import Job, run_job
     from psstore.launch.output import Prefixer
 
@@ -137,7 +139,7 @@ def _run_here(
         command=command,
         num_shards=num_shards,
         consistency=consistency,
-        environ=os.environ,
+        environ={**os.environ, **meeting_environ(os.environ, free_port=_free_port)},
         gpus=find_gpus(os.environ),
         restarts=restarts,
         grace_s=grace_s,
@@ -151,3 +153,11 @@ def _run_here(
     if outcome.reason is not None:
         fail(f"{outcome.reason}; everything was stopped", exit_code=outcome.exit_code)
     raise typer.Exit(outcome.exit_code)
+
+
+def _free_port() -> int:
+    """One of this host that nobody listens at now."""
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        port: int = one.getsockname()[1]
+    return port

@@ -1,4 +1,7 @@
-"""Hugging Face's `Trainer` saves and resumes through the store: `train(trainer)` in place of `trainer.train()`.
+"""Hugging Face's `Trainer` on a store: `train(trainer)` in place of `trainer.train()`.
+
+Several workers have one training, as under DDP: by the process group that the Trainer makes, each gets its part of the
+data, and rank 0 alone logs and saves. The Trainer saves and resumes through the store, by a session.
 
 The Trainer resumes by a folder with its `trainer_state.json`. Here that is a temporary one of this process, with no
 weights in it: those, and the optimizer's state, the store has.
@@ -11,6 +14,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -54,7 +58,8 @@ def train(
     `optimizer` is a `psstore.torch.DistributedOptimizer`. Run again, on a store that began from a checkpoint, training
     goes on at the batch after the last one that the checkpoint has, as the Trainer goes on from a checkpoint of its
     own: with its state, its schedule and its random states. The Trainer's loop stops where the session does. What the
-    Trainer logs is reported to the session's hooks, with the next step.
+    Trainer logs is reported to the session's hooks, with the next step. Where the Trainer would wrap the model into
+    DistributedDataParallel, it is left as it is: the store averages gradients.
 
     Args:
         trainer: of `transformers`, or of what derives from it; it keeps to its own way of making the optimizer.
@@ -84,7 +89,7 @@ def train(
     trainer.add_callback(driver)
     is_clean = False
     try:
-        with _resuming(trainer, found) as folder:
+        with _not_wrapped(trainer), _resuming(trainer, found) as folder:
             output: TrainOutput = trainer.train(resume_from_checkpoint=folder)
         is_clean = True
     finally:
@@ -192,6 +197,17 @@ class _Schedule:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._trainer.lr_scheduler.load_state_dict(state)
+
+
+@contextmanager
+def _not_wrapped(trainer: Any) -> Iterator[None]:
+    """Within it, what the Trainer prepares has its device and precision, and is no DistributedDataParallel."""
+    accelerator = trainer.accelerator
+    accelerator.prepare_model = partial(accelerator.prepare_model, evaluation_mode=True)  # in Accelerate's words
+    try:
+        yield
+    finally:
+        del accelerator.prepare_model
 
 
 @contextmanager

@@ -1,7 +1,8 @@
-"""Lightning's `Trainer` saves and resumes through the store: `SessionCallback` drives a session in its loop.
+"""Lightning's `Trainer` on a store: `StoreStrategy` has several workers in one Trainer, and `SessionCallback` saves and
+resumes through the store, by a session in its loop.
 
-What comes back is what `Trainer.fit(ckpt_path=…)` brings back, from the same `state_dict()`s, but for the weights and
-the optimizer's state, which the store has; and the loaders' place, also of those that have no state.
+What a session brings back is what `Trainer.fit(ckpt_path=…)` brings back, from the same `state_dict()`s, but for the
+weights and the optimizer's state, which the store has; and the loaders' place, also of those that have no state.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 try:
     from lightning.pytorch import LightningModule, Trainer
     from lightning.pytorch.callbacks import Checkpoint
+    from lightning.pytorch.strategies import DDPStrategy
 except ModuleNotFoundError as error:
     if error.name != "lightning":
         raise
@@ -25,6 +27,24 @@ from psstore.torch.hooks import Hook
 from psstore.torch.loop import Step, TrainingSession, session
 from psstore.torch.resumable_loader import ResumableLoader
 from psstore.torch.worker_state import Stateful
+
+
+class StoreStrategy(DDPStrategy):
+    """Lightning's DDP but for DDP itself: the store averages gradients, and the module is not wrapped.
+
+    >>> Trainer(accelerator="cpu", devices=2, strategy=StoreStrategy()).fit(module, loader)
+
+    The module's `configure_optimizers` returns a `psstore.torch.DistributedOptimizer`. All else that Lightning does for
+    several processes it does as under DDP, by a process group of its own: samplers give each worker its part of the
+    data, and rank 0 alone logs and saves.
+
+    Args: those of Lightning's `DDPStrategy` that are not handed on to DistributedDataParallel.
+    """
+
+    strategy_name = "psstore"
+
+    def configure_ddp(self) -> None:
+        """Does nothing: a DistributedOptimizer sees to what DDP would."""
 
 
 class SessionCallback(Checkpoint):

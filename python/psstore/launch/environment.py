@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 REJOIN_S = 60.0
@@ -46,6 +46,14 @@ def worker_environ(
     if num_local > 1 and "OMP_NUM_THREADS" not in base:
         told["OMP_NUM_THREADS"] = "1"
     return {**base, **told}
+
+
+def meeting_environ(base: Mapping[str, str], *, free_port: Callable[[], int]) -> dict[str, str]:
+    """Where the workers of one host meet if their script, or the framework that they are in, makes a process group of
+    torch's beside the store: as under torchrun. `base`: what they are told anyway, which counts."""
+    if "MASTER_ADDR" in base or "MASTER_PORT" in base:
+        return {}
+    return {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
 
 
 def checkpoint_environ(place: str | None, *, every: str | None) -> dict[str, str]:

@@ -1,5 +1,5 @@
-"""A worker of two that clips as its framework does: `clipping_worker.py FRAMEWORK FOLDER`, under torchrun with
-DistributedDataParallel, or under `psstore run` with a store. Between the two only that differs."""
+"""A worker of two in its framework's loop, which clips, logs and saves: `framework_worker.py FRAMEWORK`, under torchrun
+with DistributedDataParallel, or under `psstore run` with a store. Between the two, docs/pytorch.md's lines differ."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import os
 import sys
 from collections.abc import Callable
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data.distributed import DistributedSampler
 
 import psstore
 
@@ -30,9 +30,6 @@ class Worker:
     def __init__(self) -> None:
         self.store = psstore.connect() if "PSSTORE_URL" in os.environ else None
         self.rank = int(os.environ["RANK"]) if self.store is None else self.store.rank
-        if self.store is not None:
-            for variable in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):  # as docs/pytorch.md says
-                os.environ.pop(variable, None)
         torch.manual_seed(0)
         self.model = nn.Sequential(nn.Linear(WIDTH, 32), nn.Tanh(), nn.Linear(32, 1))
 
@@ -42,11 +39,13 @@ class Worker:
             return plain
         return psstore.torch.DistributedOptimizer(plain, self.store, self.model.named_parameters())
 
+    def data(self) -> TensorDataset:
+        """Everybody's: whose part is whose is the framework's business."""
+        inputs = torch.randn(2 * STEPS * BATCH, WIDTH, generator=torch.Generator().manual_seed(1))
+        return TensorDataset(inputs, 5 * inputs.sin().sum(1, keepdim=True))
+
     def loader(self) -> DataLoader[Any]:
-        """This worker's part of the data."""
-        generator = torch.Generator().manual_seed(1 + int(self.rank or 0))
-        inputs = torch.randn(STEPS * BATCH, WIDTH, generator=generator)
-        return DataLoader(TensorDataset(inputs, 5 * inputs.sin().sum(1, keepdim=True)), batch_size=BATCH)
+        return DataLoader(self.data(), batch_size=BATCH, shuffle=True)
 
 
 def plain(worker: Worker) -> None:
@@ -55,7 +54,8 @@ def plain(worker: Worker) -> None:
         torch.distributed.init_process_group("gloo")
         model = nn.parallel.DistributedDataParallel(model)
     optimizer = worker.optimizer()
-    for inputs, targets in worker.loader():
+    sampler: DistributedSampler[Any] = DistributedSampler(worker.data(), num_replicas=2, rank=worker.rank or 0)
+    for inputs, targets in DataLoader(worker.data(), batch_size=BATCH, sampler=sampler):
         optimizer.zero_grad()
         nn.functional.mse_loss(model(inputs), targets).backward()  # type: ignore[no-untyped-call]
         norm = nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM)
@@ -66,18 +66,26 @@ def plain(worker: Worker) -> None:
 def accelerate(worker: Worker) -> None:
     module: Any = import_module("accelerate")  # which has no types
     accelerator = module.Accelerator(cpu=True)
-    assert accelerator.num_processes == (2 if worker.store is None else 1)
-    model, optimizer = accelerator.prepare(worker.model, worker.optimizer())
-    for inputs, targets in worker.loader():
+    if worker.store is None:
+        model, optimizer, loader = accelerator.prepare(worker.model, worker.optimizer(), worker.loader())
+    else:
+        model = accelerator.prepare_model(worker.model, evaluation_mode=True)
+        optimizer, loader = accelerator.prepare(worker.optimizer(), worker.loader())
+    for inputs, targets in loader:
         optimizer.zero_grad()
         accelerator.backward(nn.functional.mse_loss(model(inputs), targets))
         norm = accelerator.clip_grad_norm_(model.parameters(), MAX_NORM)
         print(f"norm {norm.item():.4f}")
         optimizer.step()
+    accelerator.save_state("output")
+    accelerator.print("logged")
 
 
 def lightning(worker: Worker) -> None:
     from lightning.pytorch import LightningModule, Trainer
+    from lightning.pytorch.loggers import CSVLogger
+
+    from psstore.integrations.lightning import StoreStrategy
 
     class Module(LightningModule):
         def __init__(self) -> None:
@@ -85,28 +93,31 @@ def lightning(worker: Worker) -> None:
             self.inner = worker.model
 
         def training_step(self, batch: Any, _: int) -> torch.Tensor:
-            return nn.functional.mse_loss(self.inner(batch[0]), batch[1])
+            loss = nn.functional.mse_loss(self.inner(batch[0]), batch[1])
+            self.log("loss", loss, sync_dist=True)
+            return loss
 
         def configure_optimizers(self) -> torch.optim.Optimizer:
             return worker.optimizer()
 
-    together: dict[str, Any] = {"devices": 2, "strategy": "ddp"} if worker.store is None else {"devices": 1}
     trainer = Trainer(
         accelerator="cpu",
+        devices=2,
+        strategy="ddp" if worker.store is None else StoreStrategy(),
         max_epochs=1,
-        use_distributed_sampler=False,
         gradient_clip_val=MAX_NORM,
-        logger=False,
-        enable_checkpointing=False,
+        logger=CSVLogger("output"),
+        log_every_n_steps=1,
         enable_progress_bar=False,
         enable_model_summary=False,
-        **together,
     )
     trainer.fit(Module(), worker.loader())
 
 
 def huggingface(worker: Worker) -> None:
     from transformers import Trainer, TrainingArguments
+
+    from psstore.integrations.huggingface import train
 
     class Model(nn.Module):
         def __init__(self) -> None:
@@ -116,30 +127,24 @@ def huggingface(worker: Worker) -> None:
         def forward(self, inputs: torch.Tensor, targets: torch.Tensor) -> dict[str, torch.Tensor]:
             return {"loss": nn.functional.mse_loss(self.inner(inputs), targets)}
 
-    class OwnPart(Trainer):
-        def get_train_dataloader(self) -> DataLoader[Any]:
-            loader = worker.loader()
-            loader.collate_fn = lambda rows: {
-                "inputs": torch.stack([row[0] for row in rows]),
-                "targets": torch.stack([row[1] for row in rows]),
-            }
-            return loader
-
     arguments = TrainingArguments(
-        f"output-{worker.rank}",
+        "output",
         per_device_train_batch_size=BATCH,
         num_train_epochs=1,
-        save_strategy="no",
+        save_steps=STEPS // 2,
         logging_steps=1,
         lr_scheduler_type="constant",
         disable_tqdm=True,
         report_to=[],
         use_cpu=True,
     )
-    assert arguments.world_size == (2 if worker.store is None else 1)
     assert arguments.max_grad_norm == 1.0
-    trainer = OwnPart(Model(), arguments, optimizers=(worker.optimizer(), None))
-    trainer.train()
+    rows: Any = [{"inputs": inputs, "targets": targets} for inputs, targets in zip(*worker.data().tensors, strict=True)]
+    trainer = Trainer(Model(), arguments, train_dataset=rows, optimizers=(worker.optimizer(), None))
+    if worker.store is None:
+        trainer.train()
+    else:
+        train(trainer)
     for logged in trainer.state.log_history:
         if "grad_norm" in logged:
             print(f"norm {logged['grad_norm']:.4f}")
@@ -154,12 +159,12 @@ FRAMEWORKS: dict[str, Callable[[Worker], None]] = {
 
 
 def main() -> None:
-    framework, folder = sys.argv[1:]
+    (framework,) = sys.argv[1:]
     torch.set_num_threads(1)
     worker = Worker()
     FRAMEWORKS[framework](worker)
     weights = {name: value.detach().clone() for name, value in worker.model.state_dict().items()}
-    torch.save(weights, Path(folder) / f"{worker.rank}.pt")
+    torch.save(weights, f"{worker.rank}.pt")
     if worker.store is not None:
         assert worker.store.version == STEPS
         worker.store.close()

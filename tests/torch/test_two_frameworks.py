@@ -1,4 +1,5 @@
-"""Clipping in the loops of frameworks, as they have it, ends with DDP's weights: two workers of each, in processes."""
+"""Two workers of a framework, with the lines of docs/pytorch.md, end with DDP's weights, and have logged and saved what
+they do under DDP: also where the framework clips. In processes, since frameworks keep singletons."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.torch import clipping_worker
+from tests.torch import framework_worker
 
 RUN_S = 110.0
 
@@ -29,10 +30,15 @@ def run(framework: str, folder: Path, launcher: tuple[str, ...], transport: str)
     environ = {key: value for key, value in os.environ.items() if not key.startswith("PSSTORE_")}
     environ |= {"PYTHONPATH": str(Path(__file__).parents[2]), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
     environ |= {"PSSTORE_TRANSPORT": transport} if transport else {}
-    command = [sys.executable, *launcher, str(Path(clipping_worker.__file__)), framework, str(folder)]
+    command = [sys.executable, *launcher, str(Path(framework_worker.__file__)), framework]
     done = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=RUN_S)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
+
+
+def saved(folder: Path) -> list[str]:
+    """Files of the framework's own."""
+    return sorted(str(path.relative_to(folder)) for path in (folder / "output").rglob("*"))
 
 
 def assert_as_under_ddp(framework: str, transport: str, folder: Path) -> None:
@@ -42,16 +48,19 @@ def assert_as_under_ddp(framework: str, transport: str, folder: Path) -> None:
     for name, value in found.items():
         assert torch.equal(value, other[name]), "the workers differ"
         assert (value - expected[name]).abs().max() <= CLOSE, f"{name}: {(value - expected[name]).abs().max()}"
-    norms = [re.findall(r"norm ([\d.]+)", output) for output in outputs]
-    assert set(norms[0]) == set(norms[1]), "norms that are shown are the average's"
+    norms = [sorted(map(float, re.findall(r"norm ([\d.]+)", output))) for output in outputs]
+    assert norms[0] == pytest.approx(norms[1], rel=1e-5), "norms that are shown are the average's"
+    assert saved(folder / "store") == saved(folder / "ddp")
+    logged = [len(re.findall(r"logged|'loss'", output)) for output in outputs]
+    assert logged[0] == logged[1], "rank 0 alone logs"
     if framework != "lightning":  # which has nobody to tell
-        assert max(map(float, norms[0])) > 2 * clipping_worker.MAX_NORM
+        assert max(norms[0]) > 2 * framework_worker.MAX_NORM
 
 
 @pytest.mark.long
 @pytest.mark.timeout(3 * RUN_S)
 @pytest.mark.parametrize("framework", [one for one in PACKAGES if one != "plain"])
-def test_two_workers_of_a_framework_clip_as_under_ddp(framework: str, tmp_path: Path) -> None:
+def test_two_workers_of_a_framework_train_clip_log_and_save_as_under_ddp(framework: str, tmp_path: Path) -> None:
     pytest.importorskip(PACKAGES[framework])
     assert_as_under_ddp(framework, "", tmp_path)
 
