@@ -3,8 +3,7 @@
 >>> with psstore.ray.start(shards=4, standbys=1, workers=8) as store:
 ...     TorchTrainer(train, train_loop_config={"store": store}, …).fit()
 
-where each worker begins with `config["store"].use()`, and then finds the store as under any launcher. docs/ray.md has
-the whole picture.
+where each worker trains on `config["store"].connect()`. docs/ray.md has the whole picture.
 """
 
 from __future__ import annotations

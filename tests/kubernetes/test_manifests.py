@@ -97,6 +97,12 @@ def test_what_cant_be_is_refused_in_a_sentence(arguments: tuple[str, ...], words
     assert words in text
 
 
+def test_what_a_worker_runs_is_asked_for_in_a_sentence() -> None:
+    code, text = render("--shards", "3")
+    assert code == 2
+    assert "say what a worker runs: … -- python train.py" in text
+
+
 def test_without_yaml_the_extra_is_named() -> None:
     program = (
         "import sys; sys.modules['yaml'] = None; sys.argv = 'psstore kubernetes render --image i -- t'.split();"

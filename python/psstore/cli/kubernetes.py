@@ -15,7 +15,6 @@ app = typer.Typer(help="A store and its workers on Kubernetes.", no_args_is_help
 
 @app.command()
 def render(
-    command: Annotated[list[str], typer.Argument(metavar="-- COMMAND [ARGS]", help="What a worker runs.")],
     image: Annotated[str, typer.Option(help="With psstore[metrics] and the training script.", show_default=False)],
     shards: Annotated[int, typer.Option(min=1, help="Shards of the store: a pod each.")] = 1,
     standbys: Annotated[int, typer.Option(min=0, max=1, help="1: each shard has another pod, to lead if it dies.")] = 0,
@@ -48,6 +47,10 @@ def render(
     worker_cpu: Annotated[str, typer.Option(help="Of each worker's pod.")] = "4",
     gpus: Annotated[int, typer.Option(min=0, help="Of each worker's pod.")] = 0,
     grace_s: Annotated[int, typer.Option("--grace-s", min=1, help="For a checkpoint or a step before the end.")] = 120,
+    command: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="-- COMMAND [ARGS]", help="What a worker runs: -- python train.py", show_default=False),
+    ] = None,
 ) -> None:
     """Print a StatefulSet of shards, with its Service and PodDisruptionBudget, and a JobSet of workers, with which the
     store ends, as YAML for kubectl apply -f -."""
@@ -59,7 +62,7 @@ def render(
 
     plan = KubernetesPlan(
         image=image,
-        command=command,
+        command=command or (),
         shards=shards,
         standbys=standbys,
         workers=workers,

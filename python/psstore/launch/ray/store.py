@@ -12,6 +12,8 @@ from importlib import import_module
 from types import TracebackType
 from typing import Any, Literal
 
+from psstore.client.connect import connect
+from psstore.client.store import Store
 from psstore.errors import PsstoreError, StoreUnreachable
 from psstore.launch.job import CHECKPOINT_GRACE_S, STORE_GRACE_S
 from psstore.launch.ray.directory import Directory, Hosts
@@ -58,7 +60,8 @@ class RemoteDirectory:
 
 
 class RayStore:
-    """A store that runs on the Ray cluster. Travels to tasks and actors as an argument; each of them calls `use()`."""
+    """A store that runs on the Ray cluster. Travels to tasks and actors as an argument; each of them calls
+    `connect()`, or `use()`."""
 
     def __init__(self, plan: StorePlan, directory: Any, members: Sequence[Any], group: Any) -> None:
         """All but the plan are Ray's handles: of actors and of the placement group."""
@@ -78,6 +81,12 @@ class RayStore:
         ended."""
         if not self._is_in_use:
             os.environ.update({"PSSTORE_URL": self.url, **self._names.environ})
+
+    def connect(self, **options: Any) -> Store:
+        """A store as `psstore.connect` gives it, whose options these are, once `use()` was called: in a training
+        function of Ray Train, the worker of Ray Train's rank. Raises what both raise."""
+        self.use()
+        return connect(**options)
 
     @property
     def _is_in_use(self) -> bool:
