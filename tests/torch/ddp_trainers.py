@@ -19,8 +19,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy.typing as npt
 import torch
@@ -37,6 +38,8 @@ NUM_WORKERS = 2
 
 WAIT_S = 60.0
 """A worker that failed is not waited for any longer."""
+
+T = TypeVar("T")
 
 Weights = dict[str, npt.NDArray[Any]]
 """A model's parameters and buffers, by name."""
@@ -229,13 +232,14 @@ class DdpWorkers:
 
     def train(self, script: Script, options: Options) -> list[Weights]:
         """What each of the workers has in the end."""
+        return self.run(partial(_train, script, options))
+
+    def run(self, work: Callable[[int], T]) -> list[T]:
+        """What `work` comes to on each rank of a group."""
         with tempfile.TemporaryDirectory() as folder:
             meeting_point = str(Path(folder) / "group")
             return first_failure_or_all(
-                [
-                    process.submit(_train_in_group, script, options, rank, meeting_point)
-                    for rank, process in enumerate(self._processes)
-                ]
+                [process.submit(_in_group, work, rank, meeting_point) for rank, process in enumerate(self._processes)]
             )
 
 
@@ -245,7 +249,11 @@ def _settle() -> None:
     torch.set_num_threads(1)
 
 
-def _train_in_group(script: Script, options: Options, rank: int, meeting_point: str) -> Weights:
+def _train(script: Script, options: Options, rank: int) -> Weights:
+    return weights_of(script(DdpTrainer([rank], options)))
+
+
+def _in_group(work: Callable[[int], T], rank: int, meeting_point: str) -> T:
     torch.distributed.init_process_group(
         "gloo",
         init_method=f"file://{meeting_point}",
@@ -254,12 +262,12 @@ def _train_in_group(script: Script, options: Options, rank: int, meeting_point: 
         timeout=timedelta(seconds=WAIT_S),
     )
     try:
-        return weights_of(script(DdpTrainer([rank], options)))
+        return work(rank)
     finally:
         torch.distributed.destroy_process_group()
 
 
-def first_failure_or_all(results: Sequence[Future[Weights]]) -> list[Weights]:
+def first_failure_or_all(results: Sequence[Future[T]]) -> list[T]:
     """Waits for all. Of several failures the first in time is the cause, which rank says nothing of: the worker that
     lost its peer only tells that it did."""
     failures = [failure for failure in (result.exception() for result in results) if failure is not None]

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from copy import deepcopy
 from functools import partial
 from pathlib import Path
@@ -18,7 +19,8 @@ import psstore
 from psstore.errors import RuleMismatch, UsageError
 from psstore.torch import DiLoCo, DistributedOptimizer
 from psstore.torch.exchange import Exchange
-from psstore.torch.fragments import cut
+from psstore.torch.fragments import Fragment, cut
+from psstore.torch.learner_processes import LearnerProcesses
 from psstore.torch.parameters import Trained
 from tests.support.server_process import StoreProcess
 from tests.torch.learners import Reference
@@ -54,9 +56,14 @@ class Snapping(SGD):
                 parameter.copy_((parameter / self.GRID).round() * self.GRID)
 
 
+def cut_alone(trained: Sequence[Trained], number: int) -> list[Fragment]:
+    """By a learner of one process."""
+    return cut(trained, LearnerProcesses().wholes(trained), number)
+
+
 def fragments_of(model: torch.nn.Module, number: int) -> list[list[str]]:
     trained = [Trained(name, one, 0) for name, one in model.named_parameters()]
-    return [fragment.names for fragment in cut(trained, number)]
+    return [fragment.names for fragment in cut_alone(trained, number)]
 
 
 def train(model: Odd, optimizer: torch.optim.Optimizer, steps: int, *, seed: int) -> None:
@@ -450,9 +457,9 @@ def test_pseudo_gradients_and_values_travel_in_codecs() -> None:
 def test_fragments_are_whole_tensors_balanced_by_bytes_whatever_their_order() -> None:
     sizes = {"a": 10, "b": 70, "c": 30, "d": 30, "e": 5, "f": 60}
     trained = [Trained(name, torch.zeros(size), 0) for name, size in sizes.items()]
-    fragments = cut(trained, 3)
+    fragments = cut_alone(trained, 3)
     assert sorted(fragment.num_bytes for fragment in fragments) == [4 * 65, 4 * 70, 4 * 70]
-    again = cut(trained[::-1], 3)
+    again = cut_alone(trained[::-1], 3)
     assert [set(one.names) for one in fragments] == [set(one.names) for one in again]
 
 

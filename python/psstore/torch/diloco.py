@@ -6,12 +6,15 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
 
+from psstore.client.connect import connect
 from psstore.client.store import Store
 from psstore.codec.compression import Compression
 from psstore.errors import UsageError
+from psstore.torch.learner_processes import LearnerProcesses
 from psstore.torch.learner_step import LearnerStep, Learning, Weight
-from psstore.torch.optimizer import DistributedOptimizer
+from psstore.torch.optimizer import DistributedOptimizer, check_arguments
 from psstore.torch.training import StepStrategy, Training
 from psstore.wire.messages import Exist
 
@@ -40,7 +43,7 @@ class DiLoCo(DistributedOptimizer):
     Args:
         model: whose parameters are trained, those that require a gradient.
         inner_optimizer: any optimizer of torch's that one worker can step, over the model's parameters.
-        store: a connected worker's `psstore.Store`.
+        store: a connected worker's `psstore.Store`; None on processes that are no learner's first.
         every: steps after which each fragment has had a round.
         fragments: how many; 1 shares the whole model at once.
         outer: what the store steps with, over any parameters: its class says the rule, its first group the
@@ -53,6 +56,11 @@ class DiLoCo(DistributedOptimizer):
         name: see `DistributedOptimizer`, as for `exist`.
         max_norm: clip the norm of this learner's gradient to this in each step.
 
+    A learner may be several processes: `model` is a DistributedDataParallel, or its parameters are DTensors of
+    fully_shard. The first of them, rank 0 of the model's group or mesh, has the store, as one worker; the others pass
+    None. All make a DiLoCo with the same arguments and take the same steps; 'tokens' are those of all, and an error of
+    one is raised by all.
+
     Learners of a store have to have the same `every`, `fragments`, outer optimizer and kind of weight: UsageError names
     what differs. Raises what `DistributedOptimizer` raises.
     """
@@ -61,7 +69,7 @@ class DiLoCo(DistributedOptimizer):
         self,
         model: torch.nn.Module,
         inner_optimizer: torch.optim.Optimizer,
-        store: Store,
+        store: Store | None,
         *,
         every: int = 50,
         fragments: int = 4,
@@ -84,10 +92,12 @@ class DiLoCo(DistributedOptimizer):
             outer=self.outer, every=every, fragments=fragments, delay=delay, merge=merge, weight=weight
         )
         self._learning.check()
+        self._processes = LearnerProcesses.of(model)
+        self._check_alike(model, inner_optimizer, store, compression)
         super().__init__(
             inner_optimizer,
-            store,
-            model.named_parameters(),
+            store if store is not None else connect("local://"),  # which is asked for a mode, and has nothing
+            unwrapped(model).named_parameters(),
             name=name,
             max_norm=max_norm,
             compression=compression,
@@ -97,8 +107,48 @@ class DiLoCo(DistributedOptimizer):
     def _select_step(self, training: Training) -> StepStrategy:
         if not isinstance(self._learning.weight, str):
             training.weight = self._learning.weight
-        self._learner = LearnerStep(training, self._learning)
+        self._learner = LearnerStep(training, self._learning, self._processes)
         return self._learner
+
+    def _check_frozen(self) -> None:
+        """Also where several processes are to raise what the first one finds: with the next round then."""
+        try:
+            super()._check_frozen()
+        except UsageError as error:
+            if self._processes.size == 1:
+                raise
+            self._learner.refusal = error
+
+    def _check_alike(
+        self, model: torch.nn.Module, inner: torch.optim.Optimizer, store: Store | None, compression: object
+    ) -> None:
+        """Raises UsageError, on all processes of a learner, for what can't be or is not the same on all of them."""
+        processes, learning = self._processes, self._learning
+        if store is None and processes.size == 1:
+            raise UsageError(
+                "store is None, which is for processes of a learner that are not its first, and here is one process"
+                " alone: pass the store, or a model in DistributedDataParallel or of fully_shard, on all processes"
+            )
+        processes.together(lambda: self._check_store(inner, store))
+        shapes = {f"shape of {name}": list(one.shape) for name, one in unwrapped(model).named_parameters()}
+        alike = {"delay": learning.delay, "merge": learning.merge, "weight": learning.weight}
+        processes.agree({**learning.agreed(), **alike, "compression": repr(compression), **shapes})
+
+    def _check_store(self, inner: torch.optim.Optimizer, store: Any) -> None:
+        if self._processes.leads:
+            check_arguments(inner, store)
+        elif store is not None:
+            raise UsageError(
+                f"process {self._processes.place} of a learner has a store, too; the learner is one worker of it:"
+                " connect where torch.distributed.get_rank() is 0, and pass store=None elsewhere"
+            )
+
+    @property
+    def store(self) -> Store:
+        """The store that it trains on. Raises UsageError on processes of a learner that are not its first."""
+        if not self._processes.leads:
+            raise UsageError("this process has no store: the first one of its learner does")
+        return super().store
 
     def count(self, tokens: float) -> None:
         """Says how many tokens, or samples, the next step is made of, with weight='tokens'."""
@@ -122,6 +172,12 @@ class DiLoCo(DistributedOptimizer):
         super().load_state_dict(loaded)
         if progress is not None:
             self._learner.set_progress(progress)
+
+
+def unwrapped(model: torch.nn.Module) -> torch.nn.Module:
+    """The model that a DistributedDataParallel is around, whose names are those of learners of one process."""
+    found: torch.nn.Module = model.module if isinstance(model, DistributedDataParallel) else model
+    return found
 
 
 def _usual_outer(model: torch.nn.Module) -> torch.optim.Optimizer:

@@ -12,27 +12,30 @@ from collections.abc import Sequence
 import torch
 
 from psstore.errors import UsageError
-from psstore.torch.parameters import STORED_AS, Trained, mark_written
+from psstore.torch.learner_processes import SharedTensor
+from psstore.torch.parameters import Trained, mark_written
 
 
 class Fragment:
     """Parameters that are shared in the same rounds."""
 
-    def __init__(self, trained: Sequence[Trained]) -> None:
+    def __init__(self, trained: Sequence[Trained], whole: Sequence[SharedTensor]) -> None:
         self.trained = trained
-        self.names = [one.name for one in trained]
-        self.values = self.empty()
+        self.whole = whole
+        """What the parameters are to the store: of a learner of several processes each may have a part."""
+        self.names = [one.name for one in whole]
+        self.values = [torch.empty(one.parameter.shape, dtype=w.dtype) for one, w in zip(trained, whole, strict=True)]
         """What the store had when these parameters were merged with it last."""
         self.weighed_at = 0.0
         """What this worker had counted when its last contribution to this fragment began."""
 
     @property
     def num_bytes(self) -> int:
-        return sum(value.nbytes for value in self.values)
+        return sum(one.num_bytes for one in self.whole)
 
     def empty(self) -> list[torch.Tensor]:
-        """Memory for the store's values, in its precision."""
-        return [torch.empty(one.parameter.shape, dtype=_stored(one)) for one in self.trained]
+        """Memory for the store's values, whole, in its precision."""
+        return [torch.empty(one.shape, dtype=one.dtype) for one in self.whole]
 
     def pseudo_gradient(self) -> list[torch.Tensor]:
         """What this worker's steps have taken from the values, one for each parameter: the store's optimizer moves by
@@ -62,7 +65,7 @@ class Fragment:
         self.values = values
 
 
-def cut(trained: Sequence[Trained], number: int) -> list[Fragment]:
+def cut(trained: Sequence[Trained], whole: Sequence[SharedTensor], number: int) -> list[Fragment]:
     """The fragments, each with its parameters in the order of `trained`: the largest tensor first, each goes to where
     the fewest bytes are. Alike on all workers whatever the order of their parameters. Raises UsageError."""
     if not 1 <= number <= len(trained):
@@ -72,18 +75,9 @@ def cut(trained: Sequence[Trained], number: int) -> list[Fragment]:
         )
     taken: list[set[str]] = [set() for _ in range(number)]
     loads = [0] * number
-    for one in sorted(trained, key=lambda one: (-_num_bytes(one), one.name)):
+    for one in sorted(whole, key=lambda one: (-one.num_bytes, one.name)):
         lightest = min(range(number), key=lambda index: (loads[index], len(taken[index]), index))
         taken[lightest].add(one.name)
-        loads[lightest] += _num_bytes(one)
-    return [Fragment([one for one in trained if one.name in names]) for names in taken]
-
-
-def _stored(one: Trained) -> torch.dtype:
-    dtype = getattr(torch, STORED_AS[one.parameter.dtype])
-    assert isinstance(dtype, torch.dtype)
-    return dtype
-
-
-def _num_bytes(one: Trained) -> int:
-    return one.parameter.numel() * _stored(one).itemsize
+        loads[lightest] += one.num_bytes
+    pairs = list(zip(trained, whole, strict=True))
+    return [Fragment(*zip(*[pair for pair in pairs if pair[1].name in names], strict=True)) for names in taken]

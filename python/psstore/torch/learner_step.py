@@ -14,16 +14,19 @@ from typing import Any, Literal
 
 import torch
 
+from psstore.client.rule_state import Restored
 from psstore.errors import UsageError
 from psstore.torch.agreement import agree
 from psstore.torch.exchange import Exchange
 from psstore.torch.fragments import Fragment, cut
 from psstore.torch.gradient_step import Hypers
+from psstore.torch.learner_processes import LearnerProcesses, SharedTensor
 from psstore.torch.local_step import LocalStep
 from psstore.torch.param_groups import check_hyper, has_rule, hyper_of, rule_of
 from psstore.torch.parameters import Trained
 from psstore.torch.training import Overflow, Training, create_tensors, split_trained
 from psstore.torch.warnings import quoted
+from psstore.types import TensorSpec
 
 Weight = float | Literal["tokens"]
 """A worker's share in the mean: a number, or whatever it has counted since its last contribution to the fragment."""
@@ -100,17 +103,15 @@ class LearnerStep(LocalStep):
     """Steps the wrapped optimizer; `fragments` times in `every` steps, a round is begun whose contribution is a pseudo-
     gradient, and `delay` steps after that its values are merged."""
 
-    def __init__(self, training: Training, learning: Learning) -> None:
-        if training.has_parts:
-            raise UsageError("DiLoCo is for workers with whole models so far, and these have parts of tensors")
-        if not training.store.consistency.lockstep:
-            mode = training.store.consistency.mode
-            raise UsageError(
-                f"DiLoCo makes a round of several learners' steps, and in mode {mode!r} each worker's is one: start the"
-                " store with --mode sync, or with --quorum and --grace-s"
-            )
+    def __init__(self, training: Training, learning: Learning, processes: LearnerProcesses) -> None:
+        """`processes`: this worker's. Its leader alone uses the store of `training`."""
         super().__init__(training)
         self._learning = learning
+        self._processes = processes
+        self.refusal: UsageError | None = None
+        """What the next round is refused with, in all processes: the leader has found it."""
+        training.has_whole_names = True
+        processes.ask(self._check_mode)
         self._fragments: list[Fragment] = []
         self._steps = 0
         """How many this worker has taken, in all."""
@@ -119,6 +120,10 @@ class LearnerStep(LocalStep):
         self._merged = 0
         """The last decision whose values are merged."""
         self._round: Round | None = None
+        self._owners: dict[str, torch.Tensor] = {}
+        """The parameters, by the whole tensors' names."""
+        self._smallest = ""
+        """The tensor of the fewest elements: of one without any, no shard would be asked."""
         self._push_codecs: dict[str, str] = {}
         self._pull_codecs: dict[str, str] = {}
 
@@ -131,16 +136,20 @@ class LearnerStep(LocalStep):
             )
         dtypes = {one.parameter.dtype for one in trained}
         check_hyper(learning.rule, learning.hyper(), group=0, dtypes=dtypes)
-        fragments = cut(trained, learning.fragments)
-        chosen = {one.name: training.compression_of(one) for one in trained}
-        specs = [one.spec(learning.rule, group=training.first_group) for one in trained]
-        create_tensors(training, specs, [one.parameter.detach() for one in trained])
-        agree(training, learning.agreed())
+        whole = self._processes.wholes(trained)
+        fragments = cut(trained, whole, learning.fragments)
+        chosen = {one.name: training.compression_of(of) for of, one in zip(trained, whole, strict=True)}
+        specs = [one.spec(learning.rule, group=training.first_group) for one in whole]
+        values = self._processes.gather(whole, [_to_store(of, one) for of, one in zip(trained, whole, strict=True)])
+        self._processes.ask(lambda: self._create(specs, values))
         self._push_codecs = {name: one.push for name, one in chosen.items() if one.push != "none"}
         self._pull_codecs = {name: one.pull for name, one in chosen.items() if one.pull != "none"}
         self._fragments = fragments
+        self._owners = {one.name: of.owner for of, one in zip(trained, whole, strict=True)}
+        self._smallest = min(whole, key=lambda one: one.num_bytes or math.inf).name
         self._take_whole()
-        split_trained(training, trained)
+        if self._processes.leads:
+            split_trained(training, trained)
 
     def retire(self) -> None:
         """Another optimizer takes over: what is under way is nobody's."""
@@ -165,14 +174,15 @@ class LearnerStep(LocalStep):
         return stepped
 
     def residuals(self) -> Mapping[torch.Tensor, torch.Tensor]:
-        held = self._training.store.residuals(list(self._push_codecs)) if self._push_codecs else {}
-        owners = {one.name: one.owner for one in self._training.trained}
-        return {owners[name]: torch.from_numpy(value) for name, value in held.items()}
+        """Whole, by the leader alone, which encodes."""
+        has_any = self._push_codecs and self._processes.leads
+        held = self._training.store.residuals(list(self._push_codecs)) if has_any else {}
+        return {self._owners[name]: torch.from_numpy(value) for name, value in held.items()}
 
     def set_residuals(self, residuals: Mapping[torch.Tensor, torch.Tensor]) -> None:
-        if self._push_codecs:
-            owners = {one.name: one.owner for one in self._training.trained}
-            self._training.store.set_residuals({name: residuals.get(owners[name]) for name in self._push_codecs})
+        if self._push_codecs and self._processes.leads:
+            found = {name: residuals.get(self._owners[name]) for name in self._push_codecs}
+            self._training.store.set_residuals(found)
 
     def progress(self) -> dict[str, Any]:
         """Where this worker is, beside parameters and the wrapped optimizer's state."""
@@ -190,7 +200,10 @@ class LearnerStep(LocalStep):
 
     def publish(self) -> None:
         self._merge_if_due(math.inf)
-        self._training.publish()
+        whole = [one for fragment in self._fragments for one in fragment.whole]
+        trained = [one for fragment in self._fragments for one in fragment.trained]
+        values = self._processes.gather(whole, [_to_store(of, one) for of, one in zip(trained, whole, strict=True)])
+        self._processes.ask(lambda: self._restore(whole, values))
         self._take_whole()
 
     def synchronize(self) -> None:
@@ -208,17 +221,24 @@ class LearnerStep(LocalStep):
 
     def _begin(self) -> None:
         """Begins a round with this worker's part. Raises UsageError; then nothing has begun."""
-        store, learning = self._training.store, self._learning
-        self._catch_up()
-        number = self._fragment_of(store.round)
+        store, learning, processes = self._training.store, self._learning, self._processes
+        number = self._fragment_of(processes.ask(self._open_round))
         fragment = self._fragments[number]
-        gradients = fragment.pseudo_gradient()
+        parts = processes.together(fragment.pseudo_gradient)
         weight = self._weight_of(fragment)
         hypers: Hypers = {self._training.first_group: learning.hyper()}
         news: dict[int, list[torch.Tensor]] = {}
+
+        def push(gradients: list[torch.Tensor]) -> None:
+            store.push_many(zip(fragment.names, gradients, strict=True), codec=self._push_codecs or None)
+
+        def push_whole() -> None:
+            gradients = processes.gather(fragment.whole, parts)
+            processes.ask(lambda: push(gradients))
+
         exchange = Exchange(
-            lambda: store.push_many(zip(fragment.names, gradients, strict=True), codec=self._push_codecs or None),
-            lambda: store.commit(hypers, weight=weight, present=fragment.names),
+            push_whole,
+            lambda: processes.ask(lambda: _nothing(store.commit(hypers, weight=weight, present=fragment.names))),
             lambda: self._pull_news(news),
         )
         fragment.weighed_at = self._counted
@@ -239,26 +259,23 @@ class LearnerStep(LocalStep):
     def _pull_news(self, news: dict[int, list[torch.Tensor]]) -> None:
         """Pulls the fragments that rounds were about since the last time: the one of this worker's round, and where
         rounds do without late workers also those that it has missed."""
-        last = self._training.store.version
+        last = self._processes.ask(lambda: self._training.store.version)
         missed = range(max(self._merged + 1, last - len(self._fragments) + 1), last + 1)
         for number in sorted({self._fragment_of(round) for round in missed}):
             news[number] = self._pull(self._fragments[number])
         self._merged = last
 
-    def _catch_up(self) -> None:
-        """Goes on to the open round, where rounds are closed without late workers: what came for an older one would not
-        count."""
+    def _open_round(self) -> int:
+        """The open round's number. Where rounds are closed without late workers, goes on to it first: what came for an
+        older one would not count."""
         store = self._training.store
-        if store.consistency.mode == "sync":
-            return
-        store.pull_many([self._smallest], if_newer_than=store.version)  # asks what was decided
-        if store.version >= store.round:
-            store.commit(present=[])
-
-    @property
-    def _smallest(self) -> str:
-        """The tensor of the fewest elements: of one without any, no shard would be asked."""
-        return min(self._training.trained, key=lambda one: one.parameter.numel() or math.inf).name
+        if self.refusal is not None:
+            raise self.refusal
+        if store.consistency.mode != "sync":
+            store.pull_many([self._smallest], if_newer_than=store.version)  # asks what was decided
+            if store.version >= store.round:
+                store.commit(present=[])
+        return store.round
 
     def _fragment_of(self, round: int) -> int:
         return (round - 1) % len(self._fragments)
@@ -266,7 +283,7 @@ class LearnerStep(LocalStep):
     def _weight_of(self, fragment: Fragment) -> float:
         if self._learning.weight != "tokens":
             return self._training.weight
-        weight = self._counted - fragment.weighed_at
+        weight = self._processes.total(self._counted - fragment.weighed_at)
         if weight <= 0:
             raise UsageError(
                 "weight='tokens', and none were counted since this worker's last round: call"
@@ -275,13 +292,44 @@ class LearnerStep(LocalStep):
         return weight
 
     def _pull(self, fragment: Fragment) -> list[torch.Tensor]:
-        values = fragment.empty()
-        self._training.store.pull_many(fragment.names, out=values, codec=self._pull_codecs or None)
-        return values
+        """The store's values of the fragment: of this process's parts."""
+        values = fragment.empty() if self._processes.leads else []
+        store, codecs = self._training.store, self._pull_codecs or None
+        self._processes.ask(lambda: _nothing(store.pull_many(fragment.names, out=values, codec=codecs)))
+        return self._processes.hand_out(fragment.whole, values)
 
     def _take_whole(self) -> None:
         """The parameters are the store's newest values."""
-        self._merged = self._training.store.version  # what is decided meanwhile will be pulled again
+        self._merged = self._processes.ask(lambda: self._training.store.version)  # what comes then is pulled again
         for fragment in self._fragments:
             fragment.merge(self._pull(fragment), share=1.0)
             fragment.weighed_at = self._counted
+
+    # ---- what the leader asks the store ----
+
+    def _check_mode(self) -> None:
+        if not self._training.store.consistency.lockstep:
+            mode = self._training.store.consistency.mode
+            raise UsageError(
+                f"DiLoCo makes a round of several learners' steps, and in mode {mode!r} each worker's is one: start the"
+                " store with --mode sync, or with --quorum and --grace-s"
+            )
+
+    def _create(self, specs: Sequence[TensorSpec], values: Sequence[torch.Tensor]) -> None:
+        create_tensors(self._training, specs, values)
+        agree(self._training, self._learning.agreed())
+
+    def _restore(self, whole: Sequence[SharedTensor], values: Sequence[torch.Tensor]) -> None:
+        store = self._training.store
+        if self._training.is_first:
+            store.restore({one.name: Restored(value) for one, value in zip(whole, values, strict=True)})
+        store.barrier("published")
+
+
+def _to_store(one: Trained, whole: SharedTensor) -> torch.Tensor:
+    """A parameter's value, in main memory and the store's precision."""
+    return one.parameter.detach().to("cpu", whole.dtype)
+
+
+def _nothing(_: object) -> None:
+    """For answers that nobody needs."""

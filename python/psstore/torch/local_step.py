@@ -42,7 +42,7 @@ class LocalStep:
 
     def clip(self, max_norm: float, overflow: Overflow) -> torch.Tensor:
         """Clips this worker's gradient, since its step is made of nothing else."""
-        return torch.nn.utils.clip_grad_norm_([one.parameter for one in self._training.trained], max_norm)
+        return torch.nn.utils.clip_grad_norm_(self._training.trained_owners, max_norm)
 
     def no_sync(self) -> AbstractContextManager[None]:
         return nullcontext()
@@ -61,6 +61,6 @@ class LocalStep:
     # ---- how ----
 
     def _unscale(self, loss_scale: float) -> None:
-        for one in self._training.trained:
-            if one.parameter.grad is not None:
-                one.parameter.grad.div_(loss_scale)
+        for one in self._training.trained_owners:
+            if one.grad is not None:
+                one.grad.div_(loss_scale)

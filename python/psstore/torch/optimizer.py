@@ -243,7 +243,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self.skipped = not self._strategy.step(self.overflow)
         self.overflow = Overflow()
         if is_round:
-            self._frozen_check.check()
+            self._check_frozen()
         self.optimizer._opt_called = True  # type: ignore[attr-defined]  # torch's schedulers of the wrapped one ask
         return loss
 
@@ -463,6 +463,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def _select_step(self, training: Training) -> StepStrategy:
         return select_step(training, mode=self._mode, every=self._every, clips=self.max_norm is not None)
+
+    def _check_frozen(self) -> None:
+        self._frozen_check.check()
 
     @contextmanager
     def _bearing_rollbacks(self) -> Iterator[None]:

@@ -133,6 +133,8 @@ class Training:
     """What `trained` says, by kind: each step asks for it, and there may be thousands."""
     has_parts: bool = False
     """Whether what is trained are parts of tensors, of which each worker has its own."""
+    has_whole_names: bool = False
+    """Whether parts go by the names of the whole tensors, which somebody puts together before the store has them."""
     taken: dict[str, torch.Tensor] = field(default_factory=dict)
     """Gradients of DTensors whose parts the parameters have, by name."""
     _known: set[int] = field(default_factory=set)
@@ -166,6 +168,8 @@ class Training:
                 " distribute_module(model, mesh)"
             )
         self.has_parts = bool(parts) or self.has_parts
+        if self.has_whole_names:
+            new = [one._replace(name=self.names.of(one.owner, one.name)) for one in new]
         return new
 
     def add_newcomers(self, strategy: StepStrategy) -> None:
