@@ -17,8 +17,8 @@ GROWTH_MIB_PER_H = 1.0
 
 NOISE_MIB = 2.0
 """And by how much besides, however long it was looked at: pages of libraries that it comes to later, and what
-allocators keep. The heap of a worker whose shards are led elsewhere again and again grows by 1.4 MiB in the first forty times, and
-then no more; it has as many objects as before."""
+allocators keep. The heap of a worker whose shards are led elsewhere again and again grows by 1.4 MiB in the first
+forty times, and then no more; it has as many objects as before."""
 
 
 @dataclass(frozen=True)
