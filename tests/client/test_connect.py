@@ -6,6 +6,7 @@ import copy
 import gc
 import os
 import pickle
+import random
 import signal
 import socket
 import subprocess
@@ -65,6 +66,14 @@ def test_unreachable_store_says_where_how_long_and_what_to_do(tmp_path: Path) ->
 
 
 @pytest.mark.sockets
+def test_a_store_that_looks_for_its_shards_leaves_the_programs_random_numbers_alone(tmp_path: Path) -> None:
+    """Else a training that draws from them would not be the one that it is where no connection breaks."""
+    before = random.getstate()
+    with pytest.raises(StoreUnreachable):
+        psstore.connect(f"unix://{tmp_path}/nobody", connect_timeout_s=0.3)
+    assert random.getstate() == before
+
+
 def test_second_connect_of_a_process_is_told_of_the_first() -> None:
     with clusters("tcp") as start:
         cluster = start()

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import signal
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 from numpy.testing import assert_array_equal
 
@@ -14,24 +16,24 @@ import psstore
 from psstore.errors import StoreUnreachable
 from tests.server.test_checkpoints import SHAPES, served, step, training
 from tests.support.cluster import PATIENCE_S
-from tests.support.server_process import eventually
+from tests.support.server_process import END_S
 
 pytestmark = [pytest.mark.sockets, pytest.mark.one_loop]
 
 
 def test_a_reader_of_a_store_that_goes_back_reads_it_whole_and_says_so(tmp_path: Path) -> None:
     flags = ("--checkpoint", str(tmp_path / "run"))
-    with served(*flags, shards=2) as first, training(first) as worker:
+    with ExitStack() as ends, served(*flags, shards=2) as first, training(first) as worker:
         port = int(first.url.rpartition(":")[2])
-        reader = psstore.follow(first.url, list(SHAPES), timeout_s=PATIENCE_S)
+        reader = ends.enter_context(psstore.follow(first.url, list(SHAPES), timeout_s=PATIENCE_S))
         step(worker, 1)
         worker.checkpoint()
         before = reader.next()
         step(worker, 2)
         assert (reader.next().number, before.number, before.restored) == (2, 1, False)
+        shards = first.shards()
         first.signal(signal.SIGKILL)
-        first.wait()
-        eventually(lambda: not first.shards() if first.process.poll() is None else True)
+        psutil.wait_procs(shards, timeout=END_S)  # they have its port until they have seen that it is gone
         with served(*flags, "--restore", "auto", shards=2, port=port) as second:
             version = None
             until = time.monotonic() + PATIENCE_S
@@ -50,4 +52,3 @@ def test_a_reader_of_a_store_that_goes_back_reads_it_whole_and_says_so(tmp_path:
                 later = reader.next()
                 assert (later.number, later.restored) == (2, False)
                 reader.verify()
-        reader.close()

@@ -30,6 +30,10 @@ LAST_BACKOFF_S = 2.0
 """Pause before a reconnect: doubles from the first to the last, and each is cut by up to half at random, so that
 a fleet does not come back in the same instant."""
 
+_random = random.Random()
+"""Its own: a program's `random` must be the same whether connections break or not, or a training that draws from it is
+not the one that it would have been."""
+
 DIAL_S = 5.0
 """How long one attempt to connect may take: two lost SYNs (1 s and 2 s, RFC 6298) and a slow answer."""
 
@@ -165,7 +169,7 @@ class Reconnector:
                 backoff_s, outage = FIRST_BACKOFF_S, Outage(self.session.keepalive.asked_at or self._loop.time())
             else:
                 outage.attempted(self._loop.time(), refused=self._refused)
-            pause_s = backoff_s * random.uniform(0.5, 1.0)
+            pause_s = backoff_s * _random.uniform(0.5, 1.0)
             left_s = self._tell(outage)
             if self.session.failure is None:
                 await asyncio.sleep(min(pause_s, left_s) if left_s > 0.0 else pause_s)
