@@ -14,9 +14,10 @@ from numpy.testing import assert_array_equal
 
 import psstore
 from psstore.errors import StoreUnreachable
+from psstore.server.other_member import refuses
 from tests.server.test_checkpoints import SHAPES, served, step, training
 from tests.support.cluster import PATIENCE_S
-from tests.support.server_process import END_S
+from tests.support.server_process import END_S, eventually
 
 pytestmark = [pytest.mark.sockets, pytest.mark.one_loop]
 
@@ -31,9 +32,11 @@ def test_a_reader_of_a_store_that_goes_back_reads_it_whole_and_says_so(tmp_path:
         before = reader.next()
         step(worker, 2)
         assert (reader.next().number, before.number, before.restored) == (2, 1, False)
-        shards = first.shards()
+        orphans = first.shards()
         first.signal(signal.SIGKILL)
-        psutil.wait_procs(shards, timeout=END_S)  # they have its port until they have seen that it is gone
+        places = [f"ps://127.0.0.1:{port + shard}" for shard in range(2)]
+        assert eventually(lambda: all(map(refuses, places)))  # they listen until they have seen that it is gone
+        ends.callback(psutil.wait_procs, orphans, timeout=END_S)
         with served(*flags, "--restore", "auto", shards=2, port=port) as second:
             version = None
             until = time.monotonic() + PATIENCE_S
